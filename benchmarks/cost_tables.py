@@ -51,7 +51,7 @@ def bytes_per_token(config: Mapping[str, Any]) -> tuple[int, float, float, int]:
     layers, heads = text["num_hidden_layers"], text["num_attention_heads"]
     formula = layers * (text["kv_lora_rank"] + text["qk_rope_head_dim"]) * DTYPE.itemsize
     widths = text["qk_nope_head_dim"] + text["qk_rope_head_dim"] + text["v_head_dim"]
-    specs = models.load_facts("kimi_k25", config).kv_specs
+    specs = models.load_spec("kimi_k25", config).kv_specs
     caches = Caches(specs, CacheSizes(NUM_BLOCKS, BLOCK, 1, 0), DTYPE, torch.device("cpu"))
     allocated = sum(tensor.nbytes for cache in caches.layers for tensor in cache if isinstance(tensor, torch.Tensor))
     counted = memory.block_bytes(specs, BLOCK, DTYPE) / BLOCK

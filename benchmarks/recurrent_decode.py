@@ -16,7 +16,7 @@ from saccade.engine.executor.caches import Caches, CacheSizes
 from saccade.models.backbones.gated_delta_net import GatedDeltaNet
 from saccade.models.backbones.hybrid_config import HybridConfig
 from saccade.models.backbones.hybrid_text import GatedAttention, HybridDecoder
-from saccade.models.facts import KvSpec, Paged
+from saccade.models.spec import KvSpec, Paged
 from saccade.nn.backends.torch_sdpa import AttentionBackend
 from saccade.nn.context import ForwardContext, PagedLayout
 

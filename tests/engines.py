@@ -117,7 +117,7 @@ def placeholder_ids(folder: Path) -> Mapping[str, int]:
     files = read_model_files(folder)
     family = models.family_of(parse_json(files, "config.json"))
     config = engine_config(files, models.families()[family])
-    return models.load_facts(family, config).placeholder_of
+    return models.load_spec(family, config).placeholder_of
 
 
 def placeholder_id(folder: Path) -> int:

@@ -12,7 +12,7 @@ from references.networks import QwenOracle
 from saccade import models
 from saccade.engine.config import EngineConfig
 from saccade.engine.executor.loader import load_model
-from saccade.models.facts import MediaShape
+from saccade.models.spec import MediaShape
 from saccade.nn.backends.torch_sdpa import VisionAttentionBackend
 from saccade.nn.parallel import ALONE, Ranks
 
@@ -32,7 +32,7 @@ def build(config: Any) -> Any:
     """The network that a config.json describes, without memory."""
     family = models.family_of(config)
     with torch.device("meta"):
-        return models.load_network(family)(models.load_facts(family, config), config, {})
+        return models.load_network(family)(models.load_spec(family, config), config, {})
 
 
 @torch.inference_mode()

@@ -85,7 +85,7 @@ class Model:
 
     @property
     def placeholder(self) -> int:
-        return self.wire.facts.placeholder_of["image"]
+        return self.wire.spec.placeholder_of["image"]
 
     def message(self, *items: pb.MultimodalItem, sampling: dict[str, Any] | None = None, **fields: Any) -> Any:
         """A request with *items*, one after another."""

@@ -17,7 +17,7 @@ from saccade.engine.executor.execution import Execution, prepare
 from saccade.engine.executor.loader import LoadedModel, load_model
 from saccade.engine.executor.memory import block_format
 from saccade.engine.executor.model_runner import ModelRunner
-from saccade.models.facts import MediaShape
+from saccade.models.spec import MediaShape
 from saccade.nn.context import AttentionBackend, VisionAttentionBackend
 from saccade.protocol.request import SamplingParams
 
@@ -43,7 +43,7 @@ class Subject:
         """Return the vision encoder; its graphs hold all images together."""
         network, graphs = self.model.network, None
         if with_graphs:
-            most = sum(network.facts.encode_cost(image.grid) for image in self.images)
+            most = sum(network.spec.encode_cost(image.grid) for image in self.images)
             graphs = EncoderGraphs(network, backend, most, self.capture)
         return Encoder(network, backend, self.model.ranks, graphs)
 
@@ -59,7 +59,7 @@ class Subject:
         """Return a call that decodes one token of each row behind a prompt, and returns hidden states [rows, E]."""
         network, config = self.model.network, self.config
         sizes = CacheSizes(num_rows * BLOCKS_OF_ROW, config.block_size, num_rows, 0, num_padding=1)
-        caches = Caches(network.facts.kv_specs, sizes, network.dtype, network.device, block_format(config, self.model))
+        caches = Caches(network.spec.kv_specs, sizes, network.dtype, network.device, block_format(config, self.model))
         runner = ModelRunner(network, replace(self.execution, backend=backend, encoder_graphs=None), caches)
         if with_graphs:
             runner.graphs = DecodeGraphs(network, backend, caches, BLOCKS_OF_ROW, self.capture)
@@ -80,9 +80,9 @@ class Subject:
 def load(config: EngineConfig, patches: Sequence[int], capture: Capture | None = None) -> Subject:
     """Load a model, with a random square image for each number of *patches*. Raises StartupError."""
     model = load_model(config, lambda *_: None)
-    facts, draw = model.network.facts, np.random.default_rng(0)
-    grids = [facts.square_grid(count) for count in patches]
-    pixels = [draw.integers(0, 256, prod(facts.pixel_shape(grid)), np.uint8).tobytes() for grid in grids]
+    spec, draw = model.network.spec, np.random.default_rng(0)
+    grids = [spec.square_grid(count) for count in patches]
+    pixels = [draw.integers(0, 256, prod(spec.pixel_shape(grid)), np.uint8).tobytes() for grid in grids]
     images = tuple(
         EncoderInput(number, "image", grid, None, content)
         for number, (grid, content) in enumerate(zip(grids, pixels, strict=True))

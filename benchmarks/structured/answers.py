@@ -40,7 +40,7 @@ def report(num_wanted: int) -> None:
         engine = start(
             EngineConfig(str(folder), "tiny", device="cpu", num_blocks=4096, max_num_seqs=NUM_ROWS), lambda *_: None
         )
-        vocabulary = read_vocabulary(read_model_files(folder), engine.validator.facts.vocab_size)
+        vocabulary = read_vocabulary(read_model_files(folder), engine.validator.spec.vocab_size)
         special = frozenset(vocabulary.special_token_ids)
         counts, began, seed, num_tokens = Counter[str](), time.monotonic(), 0, 0
         while counts["valid"] + counts["invalid"] < num_wanted:

@@ -10,7 +10,7 @@ import torch
 from checkpoints import NETWORKS
 
 from saccade.engine.loop import Engine
-from saccade.models.facts import Latent
+from saccade.models.spec import Latent
 
 IMAGES: list[Any] = [3, ((96, 160), 2), 6, ((320, 64), 3), 8]
 ATOL = 1e-4
@@ -32,7 +32,7 @@ def answered(subject: Engine, folder: Path) -> tuple[list[int], torch.Tensor]:
 
 def test_triton_gives_the_logits_of_the_plain_backend(folder: Path) -> None:
     plain = engines.engine(folder)
-    has_latent_layers = any(isinstance(spec, Latent) for spec in plain.validator.facts.kv_specs)
+    has_latent_layers = any(isinstance(layer, Latent) for layer in plain.validator.spec.kv_specs)
     decoder = "torch_sdpa" if has_latent_layers else "triton"
     other = engines.engine(folder, attention_backend=decoder, mm_encoder_attn_backend="triton")
     (expected_ids, expected), (found_ids, found) = answered(plain, folder), answered(other, folder)

@@ -15,7 +15,7 @@ from saccade import models
 from saccade.engine.config import EngineConfig
 from saccade.engine.executor.loader import load_model
 from saccade.errors import InvalidValue
-from saccade.models.facts import MediaShape
+from saccade.models.spec import MediaShape
 from saccade.nn.backends import load_vision_backend
 
 PROMPTS: dict[str, list[Any]] = {
@@ -85,10 +85,10 @@ def test_large_videos_are_encoded_in_parts(folder: Path, oracle: Oracle, budget:
     answer = engines.drain(subject, asked).answers["a"]
     check(oracle, asked, answer.token_ids, logits["a"])
     video, _ = asked.media
-    grids = network.facts.video_parts(video.grid, budget)
+    grids = network.spec.video_parts(video.grid, budget)
     assert 1 < len(grids) <= video.grid[0]
     assert sum(frames for frames, _, _ in grids) == video.grid[0]
-    assert max(sizes) <= max(network.facts.encode_cost(grid) for grid in grids) * len(video.inline or b"") // math.prod(
+    assert max(sizes) <= max(network.spec.encode_cost(grid) for grid in grids) * len(video.inline or b"") // math.prod(
         video.grid
     )
 

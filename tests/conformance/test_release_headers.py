@@ -114,9 +114,9 @@ class Headers:
 def test_kimi_k25(ranks: Ranks) -> None:
     checkpoint = Headers()
     assert len(checkpoint.tensors) == 208_550
-    facts = models.load_facts("kimi_k25", CONFIG)
+    spec = models.load_spec("kimi_k25", CONFIG)
     with torch.device("meta"):
-        network = models.load_network("kimi_k25")(facts, CONFIG, PROCESSOR, ranks)
+        network = models.load_network("kimi_k25")(spec, CONFIG, PROCESSOR, ranks)
     network.to(torch.bfloat16)
     quantisation = Quantisation(Int4Group(32), IgnoreList.of(IGNORED), "config.json")
     plan = make_plan(network, checkpoint, quantisation, ranks)  # type: ignore[arg-type]

@@ -64,7 +64,7 @@ def answer_alone(request: EngineRequest, pixels: Mapping[bytes, bytes]) -> list[
 
 
 @dataclass(frozen=True)
-class Facts:
+class Spec:
     """What the core knows of the model: images of four patches a token."""
 
     vocab_size: int = VOCABULARY
@@ -91,7 +91,7 @@ class Facts:
         return MultimodalPositions([])
 
 
-FACTS = Facts()
+SPEC = Spec()
 
 
 def image(kind: int, num_tokens: int, start: int) -> MediaItem:
@@ -231,7 +231,7 @@ def scheduler(
         Budgets(max_num_seqs, num_tokens or rng.randint(max(4, max_num_seqs), max(60, max_num_seqs)), 64, 200),
         BlockManager(groups, BLOCK_SIZE, caches),  # type: ignore[arg-type]
         EncoderCache(10**6),
-        EncodeCosts(FACTS.encode_cost, FACTS.encoding_values),
+        EncodeCosts(SPEC.encode_cost, SPEC.encoding_values),
     )
 
 

@@ -54,4 +54,4 @@ def test_the_encoder_is_cut_as_attention_is(network_folder: Callable[[str], Path
     with engines.on_ranks(folder, 4, attention_tensor_parallel_size=2, mm_encoder_tp_mode="weights") as subject:
         assert engines.drain(subject, asked).answers["a"].token_ids == expected
         block = engines.module(subject).visual.blocks[0]
-        assert 2 * block.attn.num_heads == engines.module(subject).facts.vision.num_heads
+        assert 2 * block.attn.num_heads == engines.module(subject).spec.vision.num_heads

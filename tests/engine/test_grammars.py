@@ -39,7 +39,7 @@ def subject(tiny_qwen3_vl: Path) -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def vocabulary(tiny_qwen3_vl: Path, subject: Engine) -> Vocabulary:
-    return read_vocabulary(read_model_files(tiny_qwen3_vl), subject.validator.facts.vocab_size)
+    return read_vocabulary(read_model_files(tiny_qwen3_vl), subject.validator.spec.vocab_size)
 
 
 def held(folder: Path, grammar: Grammar | dict[str, Any] = CARD, name: str = "a", **sampling: Any) -> EngineRequest:

@@ -95,7 +95,7 @@ def test_preemption_keeps_every_position(tiny_qwen3_vl: Path, times: int) -> Non
     end, stop = len(asked.token_ids), len(asked.token_ids) + 11  # the last token sampled is never computed
     assert sorted(seen) == list(range(stop))
     assert all(len(places) == 1 for places in seen.values())
-    whole = subject.validator.facts.positions(asked.media)
+    whole = subject.validator.spec.positions(asked.media)
     assert [next(iter(seen[index])) for index in range(stop)] == list(map(tuple, whole.slice(0, stop).T.tolist()))
     assert seen[end] == {(seen_last(seen, end) + 1,) * 3}
 

@@ -28,9 +28,9 @@ PARAMS = (
 
 
 def executor(device: torch.device) -> LocalExecutor:
-    network = toy_network.Network(toy_network.Facts()).to(device)
+    network = toy_network.Network(toy_network.Spec()).to(device)
     execution = Execution(load_backend("torch_sdpa"), load_vision_backend("torch_sdpa"), Threads(1, 0))
-    caches = Caches(network.facts.kv_specs, CacheSizes(256, 16, 4, 2), torch.float32, device)
+    caches = Caches(network.spec.kv_specs, CacheSizes(256, 16, 4, 2), torch.float32, device)
     return LocalExecutor(ModelRunner(network, execution, caches))
 
 

@@ -260,7 +260,7 @@ def test_ends(shared: Engine, tiny_qwen3_vl: Path) -> None:
 
 def test_placeholders_are_never_sampled(tiny_qwen3_vl: Path) -> None:  # [eng] 14
     subject = engines.engine(tiny_qwen3_vl)
-    placeholders = subject.validator.facts.placeholder_token_ids
+    placeholders = subject.validator.spec.placeholder_token_ids
     engines.module(subject).lm_head.weight[list(placeholders)] *= 100
     told = engines.drain(
         subject,

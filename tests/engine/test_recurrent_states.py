@@ -18,7 +18,7 @@ from saccade.engine.core.step import SamplingInput, StateMove, StepInput, StepOu
 from saccade.engine.executor import memory
 from saccade.engine.loop import Engine
 from saccade.identity.blocks import block_keys, root_key
-from saccade.models.facts import NETWORK_DTYPE, HeadCut, Paged, Recurrent
+from saccade.models.spec import NETWORK_DTYPE, HeadCut, Paged, Recurrent
 from saccade.protocol.kv_events import BlockRemoved, BlockStored, KvEvents, StateRemoved, StateStored
 from saccade.protocol.request import EngineRequest
 

@@ -97,7 +97,7 @@ def test_a_grammar_begins_behind_the_forced_end(subject: Engine, tiny_qwen3_vl: 
     grammar = Grammar("json_schema", json.dumps(schema), reasoning_end_id=END_ID)
     request = asked(tiny_qwen3_vl, ThinkingBudget(6, END_ID), grammar=grammar, max_tokens=300)
     answer = engines.drain(subject, request).answers["a"]
-    vocabulary = read_vocabulary(read_model_files(tiny_qwen3_vl), subject.validator.facts.vocab_size)
+    vocabulary = read_vocabulary(read_model_files(tiny_qwen3_vl), subject.validator.spec.vocab_size)
     assert (answer.token_ids.index(END_ID), answer.finish_reason) == (6, FinishReason.STOP)
     special = frozenset(vocabulary.special_token_ids)
     said = b"".join(vocabulary.tokens[token_id] for token_id in answer.token_ids[7:] if token_id not in special)

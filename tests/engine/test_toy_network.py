@@ -79,7 +79,7 @@ def test_a_block_counts_paged_and_latent_layers(model: LoadedModel) -> None:
     caches = engines.local(engine(model)).runner.caches
     in_blocks = [cache for cache in caches.layers if not isinstance(cache, RecurrentState)]
     num_bytes = sum(tensor.nbytes for cache in in_blocks for tensor in cache if isinstance(tensor, torch.Tensor))
-    assert num_bytes == 64 * memory.block_bytes(model.network.facts.kv_specs, BLOCK, torch.float32)
+    assert num_bytes == 64 * memory.block_bytes(model.network.spec.kv_specs, BLOCK, torch.float32)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 7, 16, 64])

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 import shadow
-from shadow import BLOCK_BYTES, BLOCK_SIZE, DIGEST_BYTES, FACTS, PLACEHOLDER, ShadowExecutor
+from shadow import BLOCK_BYTES, BLOCK_SIZE, DIGEST_BYTES, PLACEHOLDER, SPEC, ShadowExecutor
 
 from saccade.engine.core import kv_receiver, kv_sender
 from saccade.engine.core.request_validation import RequestValidator
@@ -197,7 +197,7 @@ class Pair:
         return Engine(
             ShadowExecutor(self.rng, self.is_recurrent, failing),  # type: ignore[arg-type]
             shadow.scheduler(self.rng, self.is_recurrent, rows, blocks, num_tokens),
-            RequestValidator(FACTS, b"f" * 32, MAX_MODEL_LEN),  # type: ignore[arg-type]
+            RequestValidator(SPEC, b"f" * 32, MAX_MODEL_LEN),  # type: ignore[arg-type]
             SimpleNamespace(role=role),  # type: ignore[arg-type]
             transfers=End(self.wire, events),  # type: ignore[arg-type]
             kv_form=form,

@@ -116,7 +116,7 @@ def test_largest_image_is_that_of_the_models_own_settings(name: str, network_fol
     config = EngineConfig(str(folder), "tiny", device="cpu", encode_budget_patches=1)
     model = load_model(config, lambda *_: None)
     sent = engines.photo(folder, (3000, 3000), 1)
-    assert most_patches(config, model) >= model.network.facts.encode_cost(sent.grid)
+    assert most_patches(config, model) >= model.network.spec.encode_cost(sent.grid)
     assert most_patches(dataclasses.replace(config, encode_budget_patches=1 << 20), model) == 1 << 20
 
 
@@ -125,10 +125,10 @@ def test_memory_is_measured_with_an_image_that_a_sequence_can_hold(
     name: str, network_folder: Callable[[str], Path]
 ) -> None:
     config = EngineConfig(str(network_folder(name)), "tiny", device="cpu")
-    facts = load_model(config, lambda *_: None).network.facts
-    grid = startup.largest_grid(facts, 1 << 20)
-    assert facts.item_tokens(grid) + warmup.NUM_OTHER_TOKENS < facts.max_position_embeddings
-    assert facts.encode_cost(grid) > facts.encode_cost(facts.square_grid(0)) or name == "llava"
+    spec = load_model(config, lambda *_: None).network.spec
+    grid = startup.largest_grid(spec, 1 << 20)
+    assert spec.item_tokens(grid) + warmup.NUM_OTHER_TOKENS < spec.max_position_embeddings
+    assert spec.encode_cost(grid) > spec.encode_cost(spec.square_grid(0)) or name == "llava"
 
 
 @pytest.mark.conformance

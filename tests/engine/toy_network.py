@@ -16,8 +16,8 @@ from torch import nn
 from torch.nn import functional
 
 from saccade.engine.executor.loader import LoadedModel
-from saccade.models.facts import Grid, KvSpec, Latent, Paged, Recurrent, Size
 from saccade.models.positions import MultimodalPositions
+from saccade.models.spec import Grid, KvSpec, Latent, Paged, Recurrent, Size
 from saccade.nn.context import ForwardContext, RecurrentState
 from saccade.protocol.description import ModelFiles
 from saccade.protocol.media import MediaItem
@@ -27,8 +27,8 @@ DECAY = 0.9
 
 
 @dataclass(frozen=True)
-class Facts:
-    """models.facts.ModelFacts of a network without images."""
+class Spec:
+    """models.spec.ModelSpec of a network without images."""
 
     kv_specs: tuple[KvSpec, ...] = (Paged(K, D, D), Latent(W, R), Recurrent(((D, D), (E,)), ("float32", "float32")))
     vocab_size: int = V
@@ -78,9 +78,9 @@ def turn(x_NHD: torch.Tensor, positions_N: torch.Tensor) -> torch.Tensor:
 class Network(nn.Module):
     """models.network.Network."""
 
-    def __init__(self, facts: Facts, seed: int = 0) -> None:
+    def __init__(self, spec: Spec, seed: int = 0) -> None:
         super().__init__()
-        self.facts = facts
+        self.spec = spec
         draw = torch.Generator().manual_seed(seed)
         for name, shape in WEIGHTS.items():
             weight = torch.randn(shape, generator=draw) / math.sqrt(shape[1])
@@ -164,7 +164,7 @@ def _spans(lengths: tuple[int, ...]) -> Iterator[slice]:
 
 def load(seed: int = 0) -> LoadedModel:
     """The network as the loader would return it."""
-    network = Network(Facts(), seed)
+    network = Network(Spec(), seed)
     return LoadedModel(network, network, ModelFiles(files={}), bytes(32), sum(p.numel() for p in network.parameters()))
 
 

@@ -23,9 +23,9 @@ from saccade.errors import InvalidValue, StartupError
 from saccade.models.backbones.deepseek_config import ExpertConfig
 from saccade.models.backbones.deepseek_text import Router
 from saccade.models.backbones.moonvit import bicubic_taps
-from saccade.models.facts import MediaShape
 from saccade.models.kimi_k25.network import Network
 from saccade.models.network import Target
+from saccade.models.spec import MediaShape
 from saccade.nn.backends.torch_sdpa import VisionAttentionBackend
 from saccade.nn.context import PackedLayout
 
@@ -287,13 +287,13 @@ def test_router_equals_the_reference(num_groups: int, num_chosen_groups: int, no
 def test_the_cache_holds_one_latent_for_each_token_and_layer(network: Any) -> None:  # B8
     width = TEXT["kv_lora_rank"] + TEXT["qk_rope_head_dim"]  # type: ignore[operator]
     for dtype in (torch.float32, torch.bfloat16):
-        per_token = memory.block_bytes(network.facts.kv_specs, 16, dtype) / 16
+        per_token = memory.block_bytes(network.spec.kv_specs, 16, dtype) / 16
         assert per_token == width * TEXT["num_hidden_layers"] * dtype.itemsize
 
 
 def test_the_cache_of_the_release_is_small() -> None:
     text = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "num_hidden_layers": 61}
-    specs = models.load_facts("kimi_k25", whole(text)).kv_specs
+    specs = models.load_spec("kimi_k25", whole(text)).kv_specs
     assert memory.block_bytes(specs, 64, torch.bfloat16) / 64 == (512 + 64) * 61 * 2
 
 
@@ -309,33 +309,33 @@ def config_of(folder: Path) -> Any:
 
 def build(config: Any) -> Network:
     with torch.device("meta"):
-        facts = models.load_facts("kimi_k25", config)
-        network: Network = models.load_network("kimi_k25")(facts, config, {})
+        spec = models.load_spec("kimi_k25", config)
+        network: Network = models.load_network("kimi_k25")(spec, config, {})
     return network
 
 
 def test_a_grid_that_cannot_be_merged_is_refused() -> None:
-    facts = models.load_facts("kimi_k25", whole({}))
-    assert facts.item_tokens((1, 6, 10)) == 15
-    assert facts.pixel_shape((1, 6, 10)) == (60, 3, 14, 14)
-    assert facts.encoding_values((1, 6, 10)) == 15 * 96
-    assert facts.item_tokens((4, 6, 10)) == 15
-    assert facts.item_tokens((9, 6, 10)) == 45
+    spec = models.load_spec("kimi_k25", whole({}))
+    assert spec.item_tokens((1, 6, 10)) == 15
+    assert spec.pixel_shape((1, 6, 10)) == (60, 3, 14, 14)
+    assert spec.encoding_values((1, 6, 10)) == 15 * 96
+    assert spec.item_tokens((4, 6, 10)) == 15
+    assert spec.item_tokens((9, 6, 10)) == 45
     for grid in ((1, 3, 4), (1, 4, 3), (0, 4, 4), (1, 0, 4)):
         with pytest.raises(InvalidValue, match="grid"):
-            facts.item_tokens(grid)
+            spec.item_tokens(grid)
 
 
 def test_the_keys_of_transformers_serve_where_the_releases_are_missing(folder: Path) -> None:
     config = config_of(folder)
-    expected = models.load_facts("kimi_k25", config)
+    expected = models.load_spec("kimi_k25", config)
     text, vision = config["text_config"], config["vision_config"]
     for key in list(vision):
         if key.startswith(("vt_", "init_", "mm_", "text_", "projector_")):
             del vision[key]
     text["rope_parameters"] = {**text.pop("rope_scaling"), "rope_theta": text.pop("rope_theta"), "rope_type": "yarn"}
     config["image_token_id"] = config.pop("media_placeholder_token_id")
-    assert models.load_facts("kimi_k25", config) == expected
+    assert models.load_spec("kimi_k25", config) == expected
 
 
 @pytest.mark.parametrize(
@@ -369,4 +369,4 @@ def test_wrong_config_names_the_key(path: str, value: object, words: str) -> Non
         place = place[parent]
     place[last] = value
     with pytest.raises(StartupError, match=words):
-        models.load_facts("kimi_k25", config)
+        models.load_spec("kimi_k25", config)

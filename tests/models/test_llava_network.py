@@ -1,4 +1,4 @@
-"""LLaVA's facts and network against transformers."""
+"""LLaVA's spec and network against transformers."""
 
 import json
 from collections.abc import Callable
@@ -15,11 +15,11 @@ from saccade import models
 from saccade.engine.config import EngineConfig
 from saccade.engine.executor.loader import load_model
 from saccade.errors import InvalidValue, StartupError
-from saccade.models.facts import MediaShape, Paged
 from saccade.models.llava import tiles
-from saccade.models.llava.facts import DEFAULTS, TEXT_DEFAULTS, Facts
 from saccade.models.llava.layout import Layout
 from saccade.models.llava.network import Network
+from saccade.models.llava.spec import DEFAULTS, TEXT_DEFAULTS, Spec
+from saccade.models.spec import MediaShape, Paged
 from saccade.nn.backends.torch_sdpa import VisionAttentionBackend
 from saccade.protocol.media import MediaItem
 
@@ -68,9 +68,9 @@ def test_order_of_features_equals_the_reference(size: tuple[int, int], network_f
 
     folder = network_folder("llava_next")
     shape = layout_of(folder).image(*size, layout_of(folder).settings)
-    facts = Facts.read(config_of(folder))
-    kept = facts.kept(shape.grid, shape.original_size)
-    order = tiles.feature_order(*shape.grid[1:], kept, facts.vision.side)
+    spec = Spec.read(config_of(folder))
+    kept = spec.kept(shape.grid, shape.original_size)
+    order = tiles.feature_order(*shape.grid[1:], kept, spec.vision.side)
     # The features are their own numbers.
     numbers = torch.arange(shape.pixel_shape[0] * 16).view(-1, 16, 1)
     owner: Any = SimpleNamespace(config=LlavaNextConfig.from_pretrained(folder))
@@ -83,12 +83,12 @@ def test_order_of_features_equals_the_reference(size: tuple[int, int], network_f
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("size", SIZES)
 def test_engine_counts_as_the_gateway(name: str, size: tuple[int, int], network_folder: Callable[[str], Path]) -> None:
-    layout, facts = layout_of(network_folder(name)), Facts.read(config_of(network_folder(name)))
+    layout, spec = layout_of(network_folder(name)), Spec.read(config_of(network_folder(name)))
     shape = layout.image(*size, layout.settings)
-    assert facts.item_tokens(shape.grid, shape.original_size) == shape.num_tokens
-    assert facts.encoding_values(shape.grid, shape.original_size) == shape.num_tokens * 96
-    assert facts.pixel_shape(shape.grid) == shape.pixel_shape
-    assert facts.encode_cost(shape.grid) == (shape.pixel_shape[0] if name == "llava_next" else 1) * 16
+    assert spec.item_tokens(shape.grid, shape.original_size) == shape.num_tokens
+    assert spec.encoding_values(shape.grid, shape.original_size) == shape.num_tokens * 96
+    assert spec.pixel_shape(shape.grid) == shape.pixel_shape
+    assert spec.encode_cost(shape.grid) == (shape.pixel_shape[0] if name == "llava_next" else 1) * 16
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -106,11 +106,11 @@ def test_bfloat16_is_as_near_as_it_can_be(name: str, network_folder: Callable[[s
 
 @pytest.mark.parametrize("max_patches", [0, 16, 31, 32, 79, 80, 159, 160])
 def test_square_grid_stays_below_the_budget(max_patches: int, network_folder: Callable[[str], Path]) -> None:
-    facts = Facts.read(config_of(network_folder("llava_next")))
-    grid = facts.square_grid(max_patches)
-    assert facts.encode_cost(grid) <= max(max_patches, 32)
-    assert facts.item_tokens(grid) == 16 + grid[1] * (grid[2] + 1)
-    assert Facts.read(config_of(network_folder("llava"))).square_grid(max_patches) == (1, 4, 4)
+    spec = Spec.read(config_of(network_folder("llava_next")))
+    grid = spec.square_grid(max_patches)
+    assert spec.encode_cost(grid) <= max(max_patches, 32)
+    assert spec.item_tokens(grid) == 16 + grid[1] * (grid[2] + 1)
+    assert Spec.read(config_of(network_folder("llava"))).square_grid(max_patches) == (1, 4, 4)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_square_grid_stays_below_the_budget(max_patches: int, network_folder: Ca
 )
 def test_impossible_shapes_are_refused(name: str, shape: MediaShape, network_folder: Callable[[str], Path]) -> None:
     with pytest.raises(InvalidValue):
-        Facts.read(config_of(network_folder(name))).item_tokens(shape.grid, shape.original_size)
+        Spec.read(config_of(network_folder(name))).item_tokens(shape.grid, shape.original_size)
 
 
 def test_the_encoder_cache_accounts_for_what_remains_without_padding(network_folder: Callable[[str], Path]) -> None:
@@ -145,7 +145,7 @@ def test_the_encoder_cache_accounts_for_what_remains_without_padding(network_fol
 
 def build(config: Any, preprocessor: Any) -> Network:
     with torch.device("meta"):
-        network: Network = models.load_network("llava")(models.load_facts("llava", config), config, preprocessor)
+        network: Network = models.load_network("llava")(models.load_spec("llava", config), config, preprocessor)
     return network
 
 
@@ -159,7 +159,7 @@ def test_what_the_releases_leave_out_is_as_in_the_reference() -> None:
         assert {key: getattr(text, key) for key in defaults} == defaults
     kinds = {"llava": "llama", "llava_next": "mistral"}
     llava, following = (
-        Facts.read({"model_type": name, "text_config": {"model_type": kind, "vocab_size": 32064}})
+        Spec.read({"model_type": name, "text_config": {"model_type": kind, "vocab_size": 32064}})
         for name, kind in kinds.items()
     )
     assert llava.kv_specs == (Paged(32, 128, 128),) * 32
@@ -198,9 +198,9 @@ def test_names_of_old_and_new_releases(
 
 def test_the_placeholder_is_that_of_the_gateway() -> None:  # E2: config.json, else the tokenizer's, else the default
     config = {"model_type": "llava", "text_config": {"vocab_size": 32064}}
-    assert Facts.read(config).placeholder_token_ids == (32000,)
-    assert Facts.read({**config, "placeholder_token_id": 7}).placeholder_token_ids == (7,)
-    assert Facts.read({**config, "placeholder_token_id": 7, "image_token_id": 0}).placeholder_of == {"image": 0}
+    assert Spec.read(config).placeholder_token_ids == (32000,)
+    assert Spec.read({**config, "placeholder_token_id": 7}).placeholder_token_ids == (7,)
+    assert Spec.read({**config, "placeholder_token_id": 7, "image_token_id": 0}).placeholder_of == {"image": 0}
 
 
 def test_a_tied_head_is_not_loaded(network_folder: Callable[[str], Path]) -> None:
@@ -236,4 +236,4 @@ def test_a_wrong_config_names_the_key(
         place = place[parent]
     place[last] = value
     with pytest.raises(StartupError, match=words):
-        Facts.read(config)
+        Spec.read(config)

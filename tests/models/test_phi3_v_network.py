@@ -15,12 +15,12 @@ from saccade import models
 from saccade.engine.config import EngineConfig
 from saccade.engine.executor.loader import load_model
 from saccade.errors import InvalidValue, StartupError
-from saccade.models.facts import MediaShape
 from saccade.models.files import engine_config, read_model_files
 from saccade.models.network import Target
-from saccade.models.phi3_v.facts import Facts
 from saccade.models.phi3_v.hd_order import feature_order
 from saccade.models.phi3_v.layout import Layout
+from saccade.models.phi3_v.spec import Spec
+from saccade.models.spec import MediaShape
 from saccade.nn.backends.torch_sdpa import VisionAttentionBackend
 
 SIZES = [(100, 300), (200, 100), (60, 60)]
@@ -43,7 +43,7 @@ def oracle(folder: Path) -> Phi3VOracle:
 
 
 def config_of(folder: Path, **changes: Any) -> Mapping[str, Any]:
-    """What the facts are read from."""
+    """What the spec is read from."""
     return {**engine_config(read_model_files(folder), models.families()["phi3_v"]), **changes}
 
 
@@ -64,7 +64,7 @@ def test_many_crops_equal_the_reference(network: Any, oracle: Phi3VOracle) -> No
     with torch.inference_mode():
         features = network.encode(pixels.flatten(), network.prepare([MediaShape(grid)], VisionAttentionBackend())[0])
         expected = oracle.model.features(pixels, oracle.mean, oracle.std)
-    assert len(features) == network.facts.item_tokens(grid)
+    assert len(features) == network.spec.item_tokens(grid)
     torch.testing.assert_close(features, expected, atol=1e-4, rtol=0)
 
 
@@ -93,28 +93,28 @@ def test_length_chooses_the_set_of_factors(folder: Path, max_model_len: int | No
     assert (ours[:, shown] - other[:, shown]).abs().max() > 0.05
 
 
-def test_facts_agree_with_the_layout(folder: Path) -> None:
-    facts = Facts.read(config_of(folder))
+def test_spec_agrees_with_the_layout(folder: Path) -> None:
+    spec = Spec.read(config_of(folder))
     layout = Layout({}, {"num_crops": 16})
     for size in [(1, 1), (1280, 960), (90, 1000), (1600, 100)]:
         counted = layout.image(*size, layout.settings)
-        assert facts.item_tokens(counted.grid) == counted.num_tokens
-        assert facts.pixel_shape(counted.grid) == counted.pixel_shape
-        assert facts.encoding_values(counted.grid) == counted.num_tokens * 96
+        assert spec.item_tokens(counted.grid) == counted.num_tokens
+        assert spec.pixel_shape(counted.grid) == counted.pixel_shape
+        assert spec.encoding_values(counted.grid) == counted.num_tokens * 96
 
 
 @pytest.mark.parametrize("grid", [(2, 24, 24), (1, 12, 24), (1, 24, 25), (1, 0, 24)])
 def test_grids_that_are_not_of_crops_are_refused(folder: Path, grid: tuple[int, int, int]) -> None:
     with pytest.raises(InvalidValue, match="multiples of 24"):
-        Facts.read(config_of(folder)).item_tokens(grid)
+        Spec.read(config_of(folder)).item_tokens(grid)
 
 
 @pytest.mark.parametrize(("max_patches", "side"), [(0, 1), (1152, 1), (2879, 1), (2880, 2), (16384, 5)])
 def test_square_grid_has_room_for_the_global_view(folder: Path, max_patches: int, side: int) -> None:
-    facts = Facts.read(config_of(folder))
-    grid = facts.square_grid(max_patches)
+    spec = Spec.read(config_of(folder))
+    grid = spec.square_grid(max_patches)
     assert grid == (1, 24 * side, 24 * side)
-    assert side == 1 or facts.encode_cost(grid) <= max_patches
+    assert side == 1 or spec.encode_cost(grid) <= max_patches
 
 
 def test_names_of_tensors(network: Any) -> None:
@@ -133,15 +133,15 @@ def test_placeholder_comes_from_the_tokenizers_files(folder: Path) -> None:
     placeholder = config_of(folder)["placeholder_token_id"]
     tokens = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
     assert [entry["id"] for entry in tokens if entry["content"] == "<|image|>"] == [placeholder]
-    facts = Facts.read(config_of(folder))
-    assert (facts.placeholder_of, facts.placeholder_token_ids) == ({"image": placeholder}, (placeholder,))
+    spec = Spec.read(config_of(folder))
+    assert (spec.placeholder_of, spec.placeholder_token_ids) == ({"image": placeholder}, (placeholder,))
 
 
 def test_the_release_describes_no_vision_tower(folder: Path) -> None:
     config = dict(config_of(folder, img_processor={"image_dim_out": 1024}))
     del config["vision_config"]
-    facts = Facts.read(config)
-    assert (facts.vision.depth, facts.vision.hidden_size, facts.num_blocks) == (24, 1024, 23)
+    spec = Spec.read(config)
+    assert (spec.vision.depth, spec.vision.hidden_size, spec.num_blocks) == (24, 1024, 23)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_the_release_describes_no_vision_tower(folder: Path) -> None:
 )
 def test_wrong_config_names_the_key(folder: Path, changes: dict[str, Any], words: str) -> None:  # [eng] 45
     with pytest.raises(StartupError, match=words):
-        Facts.read(config_of(folder, **changes))
+        Spec.read(config_of(folder, **changes))
 
 
 def test_bfloat16_is_as_near_as_it_can_be(folder: Path) -> None:

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from saccade import models
 from saccade.engine.executor.caches import Caches, CacheSizes
 from saccade.errors import StartupError
-from saccade.models.facts import Paged, Recurrent
 from saccade.models.network import Target
+from saccade.models.spec import Paged, Recurrent
 from saccade.nn.backends.torch_sdpa import AttentionBackend
 from saccade.nn.context import ForwardContext, PagedLayout
 from saccade.nn.parallel import Ranks
@@ -60,7 +60,7 @@ def test_vision_tower_equals_the_reference(
 
 
 def test_layers_have_the_state_of_their_kind(network: Callable[[str], Any]) -> None:
-    dense, sparse = network("qwen3_5").facts, network("qwen3_5_moe").facts
+    dense, sparse = network("qwen3_5").spec, network("qwen3_5_moe").spec
     assert [isinstance(spec, Paged) for spec in dense.kv_specs] == [False, True, False, False, True]
     assert [isinstance(spec, Paged) for spec in sparse.kv_specs] == [False, True, False, True]
     assert dense.kv_specs[1] == Paged(2, 48, 48)
@@ -69,14 +69,16 @@ def test_layers_have_the_state_of_their_kind(network: Callable[[str], Any]) -> N
     assert recurrent.shapes == ((6, 12, 20), (3, 2 * 24 + 120))
 
 
-def context(facts: Any, ranks: Ranks, device: str = "cpu") -> ForwardContext:
+def context(spec: Any, ranks: Ranks, device: str = "cpu") -> ForwardContext:
     """A step of fresh sequences of LENGTHS tokens."""
-    specs = [spec.of_rank(ranks.share) if isinstance(spec, Recurrent) else spec for spec in facts.kv_specs]
-    specs = [
-        Paged(ranks.share(spec.num_kv_heads), spec.key_width, spec.value_width) if isinstance(spec, Paged) else spec
-        for spec in specs
+    kv_specs = [layer.of_rank(ranks.share) if isinstance(layer, Recurrent) else layer for layer in spec.kv_specs]
+    kv_specs = [
+        Paged(ranks.share(layer.num_kv_heads), layer.key_width, layer.value_width)
+        if isinstance(layer, Paged)
+        else layer
+        for layer in kv_specs
     ]
-    caches = Caches(specs, CacheSizes(16, 16, 4, 0), torch.float32, torch.device(device))
+    caches = Caches(kv_specs, CacheSizes(16, 16, 4, 0), torch.float32, torch.device(device))
     tables, slots, first = torch.zeros(len(LENGTHS), 5, dtype=torch.int64), [], 0
     for row, length in enumerate(LENGTHS):
         count = -(-length // 16)
@@ -106,15 +108,15 @@ def test_layers_of_all_ranks_add_up(
 ) -> None:
     """Each mixer's result is the sum of those of the ranks, whatever heads are cut or copied."""
     whole = network(name)
-    if whole.facts.text.delta_net.num_value_heads % size:
+    if whole.spec.text.delta_net.num_value_heads % size:
         with pytest.raises(StartupError, match="tensor-parallel-size"):
             load(network_folder(name), Silent(0, size))
         return
     parts = [load(network_folder(name), Silent(rank, size)) for rank in range(size)]
-    hidden = whole.facts.text.hidden_size
+    hidden = whole.spec.text.hidden_size
     x = torch.randn(sum(LENGTHS), hidden, generator=torch.Generator().manual_seed(0))
     nothing = torch.zeros_like(x)
-    contexts = [context(whole.facts, ranks) for ranks in (Ranks(), *(Silent(rank, size) for rank in range(size)))]
+    contexts = [context(whole.spec, ranks) for ranks in (Ranks(), *(Silent(rank, size) for rank in range(size)))]
     for index, layer in enumerate(whole.language_model.layers):
         layers = [layer, *(part.language_model.layers[index] for part in parts)]
         if layer.is_full:
@@ -136,7 +138,7 @@ def test_a_step_never_looks_at_the_device(network_folder: Callable[[str], Path])
     network = build(config_of(network_folder("qwen3_5")))
     network.finish()
     num_tokens = sum(LENGTHS)
-    hidden = network(torch.zeros(num_tokens, dtype=torch.int64, device="meta"), context(network.facts, Ranks(), "meta"))
+    hidden = network(torch.zeros(num_tokens, dtype=torch.int64, device="meta"), context(network.spec, Ranks(), "meta"))
     assert (hidden.device.type, hidden.shape) == ("meta", (num_tokens, 104))
 
 
@@ -222,16 +224,16 @@ def test_keys_that_releases_leave_out(network_folder: Callable[[str], Path]) -> 
     config = config_of(network_folder("qwen3_5"))
     text = config["text_config"]
     assert "deepstack_visual_indexes" not in config["vision_config"]  # [eng] 43
-    expected = models.load_facts("qwen3_5", config)
+    expected = models.load_spec("qwen3_5", config)
     del text["rope_parameters"]["partial_rotary_factor"]
-    assert models.load_facts("qwen3_5", config) == expected
+    assert models.load_spec("qwen3_5", config) == expected
     text["partial_rotary_factor"] = 0.5
     with pytest.raises(StartupError, match="mrope_section"):  # [eng] 45
-        models.load_facts("qwen3_5", config)
+        models.load_spec("qwen3_5", config)
     del text["partial_rotary_factor"], text["layer_types"]
-    assert models.load_facts("qwen3_5", config).text.full_attention == {3}
+    assert models.load_spec("qwen3_5", config).text.full_attention == {3}
     text["full_attention_interval"] = 2
-    assert models.load_facts("qwen3_5", config).text.full_attention == {1, 3}
+    assert models.load_spec("qwen3_5", config).text.full_attention == {1, 3}
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ from saccade import models
 from saccade.engine.config import EngineConfig
 from saccade.engine.executor.loader import load_model
 from saccade.errors import StartupError
-from saccade.models.facts import MediaShape
 from saccade.models.qwen3_vl.layout import Layout
 from saccade.models.qwen3_vl.network import Network
+from saccade.models.spec import MediaShape
 from saccade.nn.backends.torch_sdpa import VisionAttentionBackend
 
 GRIDS = [(1, 4, 6), (1, 2, 10), (1, 16, 16), (1, 2, 2)]
@@ -76,7 +76,7 @@ def test_positions_equal_the_reference(network: Any, oracle: QwenOracle) -> None
         tensor = torch.tensor([ids])
         types = (tensor == oracle.placeholder).int()
         expected, delta = oracle.model.model.get_rope_index(tensor, types, torch.tensor(grids))
-        positions = network.facts.positions(media)
+        positions = network.spec.positions(media)
         assert np.array_equal(positions.slice(0, len(ids)), expected[:, 0].numpy())
         assert positions.delta == delta.item()
 
@@ -130,7 +130,7 @@ def test_three_axes_reach_attention(tiny_qwen3_vl: Path) -> None:  # B5, [eng] 1
     for axis in (None, 0, 1, 2):
         subject = engines.engine(tiny_qwen3_vl)
         logits = engines.record_logits(subject)
-        sliced: Any = subject.validator.facts.positions
+        sliced: Any = subject.validator.spec.positions
 
         class Flat:
             """Positions with one axis replaced by another."""
@@ -145,21 +145,21 @@ def test_three_axes_reach_attention(tiny_qwen3_vl: Path) -> None:  # B5, [eng] 1
                     positions[self.axis] = positions[(self.axis + 1) % 3]
                 return positions
 
-        subject.validator.facts = Turned(subject.validator.facts, Flat)  # type: ignore[assignment]
+        subject.validator.spec = Turned(subject.validator.spec, Flat)  # type: ignore[assignment]
         engines.drain(subject, asked)
         rows.append(logits["a"][0])
     assert all((rows[0] - row)[~row.isinf()].abs().max() > 1e-3 for row in rows[1:])
 
 
 class Turned:
-    """A model's facts with other positions."""
+    """A model's spec with other positions."""
 
-    def __init__(self, facts: Any, positions: Any) -> None:
-        self._facts = facts
+    def __init__(self, spec: Any, positions: Any) -> None:
+        self._spec = spec
         self.positions = positions
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._facts, name)
+        return getattr(self._spec, name)
 
 
 def config_of(folder: Path) -> Any:
@@ -168,8 +168,8 @@ def config_of(folder: Path) -> Any:
 
 def build(config: Any, preprocessor: Any = None) -> Network:
     with torch.device("meta"):
-        facts = models.load_facts("qwen3_vl", config)
-        network: Network = models.load_network("qwen3_vl")(facts, config, preprocessor or {})
+        spec = models.load_spec("qwen3_vl", config)
+        network: Network = models.load_network("qwen3_vl")(spec, config, preprocessor or {})
     return network
 
 

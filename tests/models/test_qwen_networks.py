@@ -16,9 +16,9 @@ from saccade import models
 from saccade.errors import StartupError
 from saccade.models.backbones.model_config import ties_embeddings
 from saccade.models.backbones.qwen_text import MixtureOfExperts
-from saccade.models.facts import MediaShape
 from saccade.models.network import Target
 from saccade.models.qwen2_5_vl.network import frame_windows
+from saccade.models.spec import MediaShape
 from saccade.nn.backends.torch_sdpa import VisionAttentionBackend
 
 NAMES = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl_moe"]
@@ -39,7 +39,7 @@ def test_encode_never_looks_at_the_device(name: str, network_folder: Callable[[s
     """C3, [eng] 35: a meta tensor has no content to look at."""
     network, grids = build(config_of(network_folder(name))), [(1, 10, 14), (1, 2, 6)]
     network.finish()
-    pixels = torch.empty(152 * network.facts.vision.patch_values, dtype=torch.uint8, device="meta")
+    pixels = torch.empty(152 * network.spec.vision.patch_values, dtype=torch.uint8, device="meta")
     features = network.encode(
         pixels, network.prepare([MediaShape(grid) for grid in grids], VisionAttentionBackend())[0]
     )
@@ -180,7 +180,7 @@ def test_text_may_have_a_section_of_its_own(name: str, network_folder: Callable[
     nested = {key: flat.pop(key) for key in outer}
     nested["text_config"] = {**flat, "rope_parameters": rope}
     original = config_of(network_folder(name))
-    assert models.load_facts(name, nested) == models.load_facts(name, original)
+    assert models.load_spec(name, nested) == models.load_spec(name, original)
     assert build(nested).loads_head == build(original).loads_head == (name == "qwen2_5_vl")
 
 

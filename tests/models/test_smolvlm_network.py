@@ -1,4 +1,4 @@
-"""Facts and network of Idefics3 and SmolVLM against transformers."""
+"""Spec and network of Idefics3 and SmolVLM against transformers."""
 
 import json
 from collections.abc import Callable
@@ -15,10 +15,10 @@ from saccade import models
 from saccade.engine.config import EngineConfig
 from saccade.engine.executor.loader import load_model
 from saccade.errors import InvalidValue, StartupError
-from saccade.models.facts import MediaShape, Paged
-from saccade.models.smolvlm.facts import Facts
 from saccade.models.smolvlm.layout import Layout
 from saccade.models.smolvlm.network import Network, position_ids
+from saccade.models.smolvlm.spec import Spec
+from saccade.models.spec import MediaShape, Paged
 from saccade.nn.backends.torch_sdpa import VisionAttentionBackend
 from saccade.protocol.media import Span
 from saccade.protocol.request import EngineRequest
@@ -67,24 +67,24 @@ def test_position_ids_equal_the_reference(side: int) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_engine_counts_as_the_gateway(size: tuple[int, int], network_folder: Folder) -> None:
-    layout, facts = layout_of(network_folder("smolvlm")), Facts.read(config_of(network_folder("smolvlm")))
+    layout, spec = layout_of(network_folder("smolvlm")), Spec.read(config_of(network_folder("smolvlm")))
     shape = layout.image(*size, layout.settings)
-    assert facts.item_tokens(shape.grid) == shape.num_tokens
-    assert facts.encoding_values(shape.grid) == shape.num_tokens * 96
-    assert facts.pixel_shape(shape.grid) == shape.pixel_shape
-    assert facts.encode_cost(shape.grid) == shape.pixel_shape[0] * 16
+    assert spec.item_tokens(shape.grid) == shape.num_tokens
+    assert spec.encoding_values(shape.grid) == shape.num_tokens * 96
+    assert spec.pixel_shape(shape.grid) == shape.pixel_shape
+    assert spec.encode_cost(shape.grid) == shape.pixel_shape[0] * 16
 
 
 @pytest.mark.parametrize("max_patches", [0, 16, 31, 32, 79, 80, 159, 160])
 def test_square_grid_stays_below_the_budget(max_patches: int, network_folder: Folder) -> None:
-    facts = Facts.read(config_of(network_folder("smolvlm")))
-    assert facts.encode_cost(facts.square_grid(max_patches)) <= max(max_patches, 16)
+    spec = Spec.read(config_of(network_folder("smolvlm")))
+    assert spec.encode_cost(spec.square_grid(max_patches)) <= max(max_patches, 16)
 
 
 @pytest.mark.parametrize("grid", [(1, 4, 6), (1, 0, 4), (2, 4, 4)])
 def test_impossible_grids_are_refused(grid: tuple[int, int, int], network_folder: Folder) -> None:
     with pytest.raises(InvalidValue):
-        Facts.read(config_of(network_folder("smolvlm"))).item_tokens(grid)
+        Spec.read(config_of(network_folder("smolvlm"))).item_tokens(grid)
 
 
 def split(asked: EngineRequest, *, text: int) -> EngineRequest:
@@ -140,23 +140,23 @@ def test_what_a_silent_config_means() -> None:
     from transformers import Idefics3Config
 
     reference = Idefics3Config()
-    facts = Facts.read({"image_token_id": 7, "scale_factor": 7})
-    assert facts.text.norm_eps == reference.text_config.rms_norm_eps
-    assert facts.kv_specs == (Paged(32, 128, 128),) * 32
+    spec = Spec.read({"image_token_id": 7, "scale_factor": 7})
+    assert spec.text.norm_eps == reference.text_config.rms_norm_eps
+    assert spec.kv_specs == (Paged(32, 128, 128),) * 32
     vision: Any = reference.vision_config
-    assert (facts.vision.hidden_size, facts.vision.num_heads, facts.vision.depth) == (
+    assert (spec.vision.hidden_size, spec.vision.num_heads, spec.vision.depth) == (
         vision.hidden_size, vision.num_attention_heads, vision.num_hidden_layers,
     )  # fmt: skip
-    assert (facts.vision.activation, facts.vision.norm_eps) == (vision.hidden_act, vision.layer_norm_eps)
+    assert (spec.vision.activation, spec.vision.norm_eps) == (vision.hidden_act, vision.layer_norm_eps)
     with pytest.raises(StartupError, match=str(reference.image_token_id)):
-        Facts.read({})
+        Spec.read({})
 
 
 def build(folder: Path, **changes: Any) -> Network:
     config = config_of(folder) | changes
     preprocessor = json.loads((folder / "preprocessor_config.json").read_text())
     with torch.device("meta"):
-        network: Network = models.load_network("smolvlm")(models.load_facts("smolvlm", config), config, preprocessor)
+        network: Network = models.load_network("smolvlm")(models.load_spec("smolvlm", config), config, preprocessor)
     return network
 
 
@@ -178,4 +178,4 @@ def test_a_tied_head_is_not_loaded(network_folder: Folder) -> None:
 )
 def test_a_wrong_config_names_the_key(changes: dict[str, Any], words: str, network_folder: Folder) -> None:
     with pytest.raises(StartupError, match=words):
-        Facts.read(config_of(network_folder("smolvlm")) | changes)
+        Spec.read(config_of(network_folder("smolvlm")) | changes)

@@ -55,7 +55,7 @@ def expected(model: Any, kinds: list[int], media: list[MediaItem], **times: Any)
 def test_seconds_become_positions(seed: int, network_folder: Callable[[str], Path]) -> None:
     """Qwen2.5-VL's, with two videos and an image, as long as each lasts no longer than its side."""
     folder, draw = network_folder("qwen2_5_vl"), np.random.default_rng(seed)
-    facts = models.load_facts("qwen2_5_vl", config_of(folder))
+    spec = models.load_spec("qwen2_5_vl", config_of(folder))
     kinds, media = [TEXT], []
     for kind in (VIDEO, IMAGE, VIDEO):
         groups = int(draw.integers(1, 6)) if kind == VIDEO else 1
@@ -66,7 +66,7 @@ def test_seconds_become_positions(seed: int, network_folder: Callable[[str], Pat
         kinds += [kind] * (groups * side * 6 // 4) + [TEXT]
     times = torch.tensor([one.seconds_per_group for one in media if one.modality == "video"])
     places, delta = expected(reference("qwen2_5_vl", folder), kinds, media, second_per_grid_ts=times)
-    positions = facts.positions(media)
+    positions = spec.positions(media)
     assert np.array_equal(positions.slice(0, len(kinds)), places)
     assert positions.delta == delta
 
@@ -75,12 +75,12 @@ def test_seconds_become_positions(seed: int, network_folder: Callable[[str], Pat
 def test_seconds_of_long_videos(seconds: float | None, network_folder: Callable[[str], Path]) -> None:
     """Within the video as in the reference; the text behind goes on behind the last second, as answers do there."""
     folder = network_folder("qwen2_5_vl")
-    facts = models.load_facts("qwen2_5_vl", config_of(folder))
+    spec = models.load_spec("qwen2_5_vl", config_of(folder))
     media = [item("video", (40, 4, 6), 3, seconds)]
     kinds = [TEXT] * 3 + [VIDEO] * 240
     times = {} if seconds is None else {"second_per_grid_ts": torch.tensor([seconds])}
     places, delta = expected(reference("qwen2_5_vl", folder), kinds, media, **times)
-    positions = facts.positions(media)
+    positions = spec.positions(media)
     assert np.array_equal(positions.slice(0, 243), places)
     assert positions.delta == delta
 
@@ -90,7 +90,7 @@ def test_seconds_of_long_videos(seconds: float | None, network_folder: Callable[
 def test_groups_between_times(name: str, seed: int, network_folder: Callable[[str], Path]) -> None:
     """Each group has the positions of an image, however many there are; the text between them goes on behind it."""
     folder, draw = network_folder(name), np.random.default_rng(seed)
-    facts = models.load_facts(models.family_of(config_of(folder)), config_of(folder))
+    spec = models.load_spec(models.family_of(config_of(folder)), config_of(folder))
     kinds, media = [TEXT], []
     for kind in (VIDEO, IMAGE, VIDEO):
         groups = int(draw.integers(1, 12)) if kind == VIDEO else 1
@@ -102,14 +102,14 @@ def test_groups_between_times(name: str, seed: int, network_folder: Callable[[st
             kinds += [TEXT] * (span.start - len(kinds)) + [kind] * span.length
         kinds.append(TEXT)
     places, delta = expected(reference(name, folder), kinds, media)
-    positions = facts.positions(media)
+    positions = spec.positions(media)
     assert np.array_equal(positions.slice(0, len(kinds)), places)
     assert positions.delta == delta
 
 
 def test_runs_of_placeholders_are_known(network_folder: Callable[[str], Path]) -> None:
     config = {name: config_of(network_folder(name)) for name in ("qwen2_5_vl", "qwen3_vl")}
-    facts = {name: models.load_facts(name, one) for name, one in config.items()}
-    assert facts["qwen2_5_vl"].span_lengths((3, 4, 6), "video") == (18,)
-    assert facts["qwen3_vl"].span_lengths((3, 4, 6), "video") == (6, 6, 6)
-    assert facts["qwen3_vl"].span_lengths((1, 4, 6), "image") == (6,)
+    specs = {name: models.load_spec(name, one) for name, one in config.items()}
+    assert specs["qwen2_5_vl"].span_lengths((3, 4, 6), "video") == (18,)
+    assert specs["qwen3_vl"].span_lengths((3, 4, 6), "video") == (6, 6, 6)
+    assert specs["qwen3_vl"].span_lengths((1, 4, 6), "image") == (6,)

@@ -13,7 +13,7 @@ from vision_backends import FIELDS, RecordingBackend, UnusedBackend
 
 from saccade.engine.config import EngineConfig
 from saccade.engine.executor.loader import load_model
-from saccade.models.facts import MediaShape
+from saccade.models.spec import MediaShape
 from saccade.nn import vision
 from saccade.nn.context import PackedLayout
 from saccade.protocol.media import MediaItem

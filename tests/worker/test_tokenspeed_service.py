@@ -381,7 +381,7 @@ async def test_registration(model: Model, engine: Engine) -> None:  # A5
     assert list(info.architectures) == ["Qwen3VLForConditionalGeneration"]
     assert tuple(info.eos_token_ids) == tuple(model.wire.defaults.eos_token_ids)
     assert (info.supports_vision, list(info.supported_modalities)) == (True, [common_pb2.IMAGE])
-    assert (info.multimodal_encoder_dtype, info.vocab_size) == ("bfloat16", model.wire.facts.vocab_size)
+    assert (info.multimodal_encoder_dtype, info.vocab_size) == ("bfloat16", model.wire.spec.vocab_size)
     assert info.tokenizer_path.startswith(NO_FOLDER)  # so that a gateway asks for the files
     assert server.scheduler_info["shm_namespace_id"] == shared_memory.namespace()
     assert (server.server_args["block_size"], server.server_args["max_num_seqs"]) == (16, 8)

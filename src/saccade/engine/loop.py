@@ -246,7 +246,7 @@ class Engine:
                 continue
             budget = sequence.sampling.thinking_budget
             if budget is not None and must_end_reasoning(sequence):
-                masks[sequence] = only(budget.end_id, self.validator.facts.vocab_size)
+                masks[sequence] = only(budget.end_id, self.validator.spec.vocab_size)
                 continue
             if sequence.matcher is None:
                 continue

@@ -17,7 +17,7 @@ from saccade.engine.executor.execution import Execution
 from saccade.engine.executor.loader import LoadedModel
 from saccade.engine.executor.memory import block_format
 from saccade.engine.recording import Machine
-from saccade.models.facts import Recurrent
+from saccade.models.spec import Recurrent
 from saccade.protocol.description import Description
 from saccade.protocol.kv_transfer import KvForm
 from saccade.protocol.model_files import CONFIG
@@ -53,7 +53,7 @@ def describe(
         backend_reasons=execution.reasons,
         takes_resets=True,
         role=config.role,
-        resumes_at_states=any(isinstance(spec, Recurrent) for spec in model.network.facts.kv_specs),
+        resumes_at_states=any(isinstance(layer, Recurrent) for layer in model.network.spec.kv_specs),
         enable_prefix_caching=config.enable_prefix_caching,
         gpu_memory_utilization=config.gpu_memory_utilization if model.network.device.type == "cuda" else None,
     )

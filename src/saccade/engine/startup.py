@@ -28,7 +28,7 @@ from saccade.engine.loop import Engine
 from saccade.engine.recording import Header, Recorder, recording_folder
 from saccade.engine.self_description import describe, describe_machine, kv_form
 from saccade.engine.vocabulary import has_vocabulary, read_vocabulary
-from saccade.models.facts import Grid, ModelFacts
+from saccade.models.spec import Grid, ModelSpec
 from saccade.transport.kv_transfer.service import KvTransfers, TransferConfig
 
 
@@ -52,7 +52,7 @@ def start(config: EngineConfig, progress: Progress) -> Engine:
         if model.network.device.type == "cuda":
             progress("measuring memory", 0, 0)
             patches = most_patches(config, model)
-            grid = largest_grid(model.network.facts, patches)
+            grid = largest_grid(model.network.spec, patches)
             limits = media_memory(config, model, patches)
             measured = measure(config, model, execution, peers, grid)
         progress("warming up", 0, 0)
@@ -82,19 +82,19 @@ def allocate(
     return memory.allocate(config, model, num_blocks)
 
 
-def largest_grid(facts: ModelFacts, budget_patches: int) -> Grid:
+def largest_grid(spec: ModelSpec, budget_patches: int) -> Grid:
     """Return the grid of a square image within the budget whose tokens fit into a sequence, as warmup.run needs."""
-    grid = facts.square_grid(budget_patches)
-    while budget_patches and facts.item_tokens(grid) + warmup.NUM_OTHER_TOKENS >= facts.max_position_embeddings:
+    grid = spec.square_grid(budget_patches)
+    while budget_patches and spec.item_tokens(grid) + warmup.NUM_OTHER_TOKENS >= spec.max_position_embeddings:
         budget_patches = budget_patches * 7 // 8
-        grid = facts.square_grid(budget_patches)
+        grid = spec.square_grid(budget_patches)
     return grid
 
 
 def media_memory(config: EngineConfig, model: LoadedModel, num_patches: int) -> MediaMemory:
     """Return what there is memory for after `measure`, with an image of *num_patches*, and beside the KV pool."""
-    facts, itemsize = model.network.facts, model.network.dtype.itemsize
-    of_image = facts.encoding_values(largest_grid(facts, num_patches)) * itemsize
+    spec, itemsize = model.network.spec, model.network.dtype.itemsize
+    of_image = spec.encoding_values(largest_grid(spec, num_patches)) * itemsize
     return MediaMemory(num_patches, max(config.encoder_cache_bytes, of_image), itemsize)
 
 
@@ -107,7 +107,7 @@ def measure(
     Nothing holds the caches of these steps then, but other ranks', which they replace.
     """
     num_text_tokens = config.max_num_batched_tokens
-    num_tokens = num_text_tokens + model.network.facts.item_tokens(grid) + config.block_size
+    num_tokens = num_text_tokens + model.network.spec.item_tokens(grid) + config.block_size
     # Every row has a block, and the scheduler leaves one free for each row that it has begun.
     num_blocks = max(-(-num_tokens // config.block_size) + 1, 2 * config.max_num_seqs)
     # This pool holds one step only; the context length applies to the engine that follows.
@@ -129,7 +129,7 @@ def make_runner(
     """Return the runner of *model* in *caches*; with cuda_graphs, after its graphs are captured."""
     runner = ModelRunner(model.network, execution, caches)
     if config.cuda_graphs:
-        max_positions = model.network.facts.max_position_embeddings
+        max_positions = model.network.spec.max_position_embeddings
         max_model_len = memory.model_length(config, max_positions, caches.sizes.num_blocks)
         max_blocks = -(-max_model_len // config.block_size)
         runner.graphs = DecodeGraphs(model.network, execution.backend, caches, max_blocks)
@@ -149,9 +149,9 @@ def assemble(
     limits: MediaMemory | None = None,
 ) -> Engine:
     """Return an engine that runs *model* in *caches*, which may hold any data, and on *peers*. Raises StartupError."""
-    network, facts = model.network, model.network.facts
+    network, spec = model.network, model.network.spec
     num_blocks = caches.sizes.num_blocks
-    max_model_len = memory.model_length(config, facts.max_position_embeddings, num_blocks)
+    max_model_len = memory.model_length(config, spec.max_position_embeddings, num_blocks)
     block_manager = BlockManager(_groups(config, caches), config.block_size, config.enable_prefix_caching)
     budgets = Budgets(
         config.max_num_seqs,
@@ -162,7 +162,7 @@ def assemble(
         encode_aside=network.device.type == "cpu" and execution.threads.aside > 0 and model.ranks.size == 1,
     )
     itemsize = network.dtype.itemsize
-    costs = EncodeCosts(facts.encode_cost, lambda *shape: facts.encoding_values(*shape) * itemsize)
+    costs = EncodeCosts(spec.encode_cost, lambda *shape: spec.encoding_values(*shape) * itemsize)
     scheduler = Scheduler(budgets, block_manager, EncoderCache(config.encoder_cache_bytes), costs)
     executor = LocalExecutor(make_runner(config, model, execution, caches, progress), peers)
     recorder = None if config.record_steps is None else Recorder(executor, _header(config, model, execution, caches))
@@ -170,7 +170,7 @@ def assemble(
     description = msgspec.structs.replace(
         description, takes_grammars=grammars is not None, takes_thinking_budgets=config.role == "both"
     )
-    validator = RequestValidator(facts, model.fingerprint, max_model_len, limits)
+    validator = RequestValidator(spec, model.fingerprint, max_model_len, limits)
     if config.role == "both":
         return Engine(recorder or executor, scheduler, validator, description, recorder, grammars)
     form = kv_form(description, caches)
@@ -186,9 +186,9 @@ def _grammars(config: EngineConfig, model: LoadedModel) -> Grammars | None:
     """
     if config.role != "both" or not has_vocabulary(model.files):
         return None
-    facts = model.network.facts
-    read = partial(read_vocabulary, model.files, facts.vocab_size)
-    return Grammars(read, facts.vocab_size, facts.placeholder_token_ids)
+    spec = model.network.spec
+    read = partial(read_vocabulary, model.files, spec.vocab_size)
+    return Grammars(read, spec.vocab_size, spec.placeholder_token_ids)
 
 
 def _groups(config: EngineConfig, caches: Caches) -> list[StateGroup]:

@@ -7,7 +7,7 @@ from saccade.engine.core.request_validation import MAX_NUM_LOGPROBS
 from saccade.engine.loop import Engine
 from saccade.errors import StartupError
 from saccade.identity.content import HASH_BYTES
-from saccade.models.facts import Grid
+from saccade.models.spec import Grid
 from saccade.protocol.media import MediaItem, Span
 from saccade.protocol.request import EngineRequest, SamplingParams
 
@@ -37,8 +37,8 @@ def _run(engine: Engine, requests: Iterable[EngineRequest]) -> None:
 
 
 def _text_token(engine: Engine) -> int:
-    facts = engine.validator.facts
-    return next(index for index in range(facts.vocab_size) if index not in facts.placeholder_token_ids)
+    spec = engine.validator.spec
+    return next(index for index in range(spec.vocab_size) if index not in spec.placeholder_token_ids)
 
 
 def _text(engine: Engine, num_tokens: int) -> EngineRequest:
@@ -56,13 +56,13 @@ def _draw(engine: Engine, number: int) -> EngineRequest:
 
 def _image(engine: Engine, grid: Grid | None) -> list[EngineRequest]:
     """Return a request with an image; none if it would be too long."""
-    facts = engine.validator.facts
+    spec = engine.validator.spec
     text = _text_token(engine)
-    grid = facts.square_grid(0) if grid is None else grid
-    num_tokens = facts.item_tokens(grid)
+    grid = spec.square_grid(0) if grid is None else grid
+    num_tokens = spec.item_tokens(grid)
     if num_tokens + NUM_OTHER_TOKENS >= engine.validator.max_model_len:
         return []
-    shape = facts.pixel_shape(grid)
+    shape = spec.pixel_shape(grid)
     item = MediaItem(
         modality="image",
         content_hash=bytes(HASH_BYTES),
@@ -71,5 +71,5 @@ def _image(engine: Engine, grid: Grid | None) -> list[EngineRequest]:
         pixel_shape=shape,
         inline=bytes(prod(shape)),
     )
-    token_ids = [text, *[facts.placeholder_of["image"]] * num_tokens, text]
+    token_ids = [text, *[spec.placeholder_of["image"]] * num_tokens, text]
     return [EngineRequest(request_id="warm-up", token_ids=token_ids, sampling=GREEDY, media=(item,))]

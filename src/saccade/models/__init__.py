@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from saccade.errors import StartupError
-from saccade.models.facts import ModelFacts
 from saccade.models.family import Family, Layout, Pixels, VideoLayout, VideoPixels
+from saccade.models.spec import ModelSpec
 
 SHARED = frozenset({"backbones", "preprocessing"})
 
@@ -87,11 +87,11 @@ def has_network(name: str) -> bool:
     return importlib.util.find_spec(f"{__name__}.{name}.network") is not None
 
 
-def load_facts(name: str, config: Mapping[str, Any]) -> ModelFacts:
+def load_spec(name: str, config: Mapping[str, Any]) -> ModelSpec:
     """Return what the engine's core knows of a model of this family. No torch. Raises StartupError."""
     _check_has_network(name)
-    facts: ModelFacts = importlib.import_module(f"{__name__}.{name}.facts").Facts.read(config)
-    return facts
+    spec: ModelSpec = importlib.import_module(f"{__name__}.{name}.spec").Spec.read(config)
+    return spec
 
 
 def load_network(name: str) -> Any:

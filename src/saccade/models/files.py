@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from saccade.errors import StartupError
-from saccade.models.facts import MAX_MODEL_LEN, PLACEHOLDER_TOKEN_ID
 from saccade.models.family import Family
+from saccade.models.spec import MAX_MODEL_LEN, PLACEHOLDER_TOKEN_ID
 from saccade.protocol.description import ModelFiles
 from saccade.protocol.model_files import (
     CONFIG,

@@ -1,11 +1,11 @@
-"""Network: the interface of the engine to a family's network. The model's facts are in models.facts, without torch."""
+"""Network: the interface of the engine to a family's network. The model's spec is in models.spec, without torch."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from saccade.models.facts import MediaShape, ModelFacts
+from saccade.models.spec import MediaShape, ModelSpec
 from saccade.nn.context import ForwardContext, VisionAttentionBackend
 
 
@@ -29,7 +29,7 @@ class Network(Protocol):
     """
 
     @property
-    def facts(self) -> ModelFacts: ...
+    def spec(self) -> ModelSpec: ...
 
     @property
     def device(self) -> torch.device:

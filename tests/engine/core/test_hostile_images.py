@@ -22,16 +22,16 @@ SIZES: list[tuple[int, int] | None] = [None, (0, 0), (-1, 5), (1, 1 << 63), (1 <
 MIB = 1 << 20
 
 
-def facts_of(folder: Path) -> Any:
+def spec_of(folder: Path) -> Any:
     files = read_model_files(folder)
     family = models.family_of(parse_json(files, "config.json"))
-    return models.load_facts(family, engine_config(files, models.families()[family]))
+    return models.load_spec(family, engine_config(files, models.families()[family]))
 
 
-def request(facts: Any, grid: tuple[int, int, int], size: tuple[int, int] | None, num_tokens: int) -> EngineRequest:
+def request(spec: Any, grid: tuple[int, int, int], size: tuple[int, int] | None, num_tokens: int) -> EngineRequest:
     """A request whose only image claims to be what its grid says."""
     try:
-        shape = facts.pixel_shape(grid)
+        shape = spec.pixel_shape(grid)
     except InvalidValue:
         shape = (1, 1)
     item = MediaItem(
@@ -42,21 +42,21 @@ def request(facts: Any, grid: tuple[int, int, int], size: tuple[int, int] | None
         pixel_shape=shape,
         original_size=size,
     )
-    token_ids = [1, *[facts.placeholder_of["image"]] * num_tokens, 1]
+    token_ids = [1, *[spec.placeholder_of["image"]] * num_tokens, 1]
     return EngineRequest(request_id="a", token_ids=token_ids, sampling=SamplingParams(max_tokens=1), media=(item,))
 
 
 @pytest.mark.parametrize("name", list(checkpoints.NETWORKS))
 def test_are_refused_before_anything_is_allocated(name: str, network_folder: Callable[[str], Path]) -> None:
-    facts = facts_of(network_folder(name))
-    validator = RequestValidator(facts, bytes(32), facts.max_position_embeddings)
+    spec = spec_of(network_folder(name))
+    validator = RequestValidator(spec, bytes(32), spec.max_position_embeddings)
     # Of a base view alone, which a size may claim to be all that is left, and of one merged square.
-    counts = {1, 4, facts.item_tokens(facts.square_grid(0)) or 1, 16}
+    counts = {1, 4, spec.item_tokens(spec.square_grid(0)) or 1, 16}
     tracemalloc.start()
     try:
         for frames, sides, size, num_tokens in itertools.product((1, 2), SIDES, SIZES, sorted(counts)):
             with pytest.raises(InvalidValue, match=r"grid|image|size"):
-                validator.validated(0, request(facts, (frames, *sides), size, num_tokens), 1)
+                validator.validated(0, request(spec, (frames, *sides), size, num_tokens), 1)
         assert tracemalloc.get_traced_memory()[1] < 4 * MIB
     finally:
         tracemalloc.stop()

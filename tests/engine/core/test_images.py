@@ -16,8 +16,8 @@ from saccade.engine.core.request_validation import RequestValidator
 from saccade.engine.core.step import JobDone, SamplingInput, StepInput, StepOutput
 from saccade.engine.loop import Engine
 from saccade.errors import WorkerFailed
-from saccade.models.facts import Grid, KvSpec, Positions
 from saccade.models.positions import MultimodalPositions
+from saccade.models.spec import Grid, KvSpec, Positions
 from saccade.protocol.description import Description, ModelFiles
 from saccade.protocol.media import MediaItem, SlotRef, Span
 from saccade.protocol.request import EngineRequest, MediaPixels, Pixels, SamplingParams
@@ -117,7 +117,7 @@ def test_a_slot_that_cannot_be_read_is_given_up_once() -> None:
     assert names == [DEAD.name]
 
 
-class Facts:
+class Spec:
     """A model whose images have 4 patches of one byte a token."""
 
     kv_specs: tuple[KvSpec, ...] = ()
@@ -236,7 +236,7 @@ class Machine(RuleBasedStateMachine):
             block_size=scheduling.BLOCK, num_blocks=num_blocks, dtype="paper", device="paper", shm_namespace="",
             version="",
         )  # fmt: skip
-        self.engine = Engine(self.executor, scheduler, RequestValidator(Facts(), bytes(32), 60), description)
+        self.engine = Engine(self.executor, scheduler, RequestValidator(Spec(), bytes(32), 60), description)
 
     def slot(self, connection: int, content: bytes) -> SlotRef:
         slot = self.pool.acquire(len(content))

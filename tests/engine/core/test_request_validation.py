@@ -6,8 +6,8 @@ import pytest
 
 from saccade.engine.core.request_validation import MediaMemory, RequestValidator
 from saccade.errors import InvalidValue
-from saccade.models.facts import ModelFacts
 from saccade.models.positions import MultimodalPositions
+from saccade.models.spec import ModelSpec
 from saccade.protocol.media import MediaItem, Span
 from saccade.protocol.request import EngineRequest, SamplingParams
 
@@ -15,7 +15,7 @@ NAN, INF = float("nan"), float("inf")
 PLACEHOLDER = 9
 
 
-class Facts:
+class Spec:
     """A model of ten tokens that is asked about no image."""
 
     vocab_size = 10
@@ -30,7 +30,7 @@ class Facts:
 def admit(num_samples: int = 1, **params: Any) -> None:
     sampling = SamplingParams(**{"max_tokens": 5, **params})
     asked = EngineRequest(request_id="a", token_ids=[1, 2], sampling=sampling, num_samples=num_samples)
-    RequestValidator(cast(ModelFacts, Facts()), b"", 100).validated(0, asked, 1)
+    RequestValidator(cast(ModelSpec, Spec()), b"", 100).validated(0, asked, 1)
 
 
 REFUSED: list[tuple[str, dict[str, Any]]] = [
@@ -57,7 +57,7 @@ def test_refused_by_name(param: str, params: dict[str, Any]) -> None:
     assert caught.value.param == param
 
 
-class ImageFacts(Facts):
+class ImageSpec(Spec):
     """Images of a token a patch, whose features have ten values."""
 
     def item_tokens(self, grid: tuple[int, int, int], original_size: Any = None) -> int:
@@ -92,15 +92,15 @@ def test_what_a_gpu_has_no_memory_for_is_refused_by_flag(
     modality: str, grid: tuple[int, int, int], flag: str | None
 ) -> None:
     """There is memory for images and frames of 8 patches, and for features of 32, with two bytes a value."""
-    facts = ImageFacts()
-    facts.placeholder_of = {"image": PLACEHOLDER, "video": PLACEHOLDER}
-    num_tokens = facts.item_tokens(grid)
+    spec = ImageSpec()
+    spec.placeholder_of = {"image": PLACEHOLDER, "video": PLACEHOLDER}
+    num_tokens = spec.item_tokens(grid)
     spans = (Span(0, num_tokens),)
     item = MediaItem(modality=modality, content_hash=bytes(32), grid=grid, spans=spans, pixel_shape=(num_tokens,))
     sampling = SamplingParams(max_tokens=5)
     asked = EngineRequest(request_id="a", token_ids=[PLACEHOLDER] * num_tokens, sampling=sampling, media=(item,))
     limits = MediaMemory(num_patches=8, num_bytes=32 * 10 * 2, itemsize=2)
-    subject = RequestValidator(cast(ModelFacts, facts), b"", 100, limits)
+    subject = RequestValidator(cast(ModelSpec, spec), b"", 100, limits)
     if flag is None:
         subject.validated(0, asked, 1)
         return

@@ -25,7 +25,7 @@ CASES: dict[str, list[tuple[int, int, int]]] = {
 BAD = (1, 7, 7)
 
 
-class Facts:
+class Spec:
     """A token for each patch, WIDTH values each: main features and those of a deepstack layer."""
 
     def item_tokens(self, grid: tuple[int, int, int], original_size: Any = None) -> int:
@@ -41,7 +41,7 @@ class Facts:
 class Network:
     """The features of a token are its image's pixel, and the column."""
 
-    facts = Facts()
+    spec = Spec()
     device = torch.device("cpu")
     dtype = torch.float32
     num_encoded = 0
@@ -49,7 +49,7 @@ class Network:
     def prepare(self, items: Any, backend: Any) -> tuple[list[int], list[int]]:
         if any(item.grid == BAD for item in items):
             raise RuntimeError("an image that cannot be encoded")
-        counts = [self.facts.item_tokens(item.grid) for item in items]
+        counts = [self.spec.item_tokens(item.grid) for item in items]
         return counts, counts
 
     def encode(self, pixels: torch.Tensor, counts: list[int]) -> torch.Tensor:

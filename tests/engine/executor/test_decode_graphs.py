@@ -44,7 +44,7 @@ class Addressed:
     def __init__(self, network: Any) -> None:
         self._network = network
         self._addresses: dict[int, tuple[int, ...]] = {}
-        self.facts, self.device, self.dtype = network.facts, network.device, network.dtype
+        self.spec, self.device, self.dtype = network.spec, network.device, network.dtype
 
     def __call__(self, input_ids: torch.Tensor, context: Any) -> torch.Tensor:
         layout = context.layout
@@ -71,7 +71,7 @@ def with_graphs(engine: Engine) -> tuple[ModelRunner, Again]:
     runner, again = engines.local(engine).runner, Again()
     caches = runner.caches
     sizes = replace(caches.sizes, num_padding=1)
-    runner.caches = Caches(runner.network.facts.kv_specs, sizes, runner.dtype, runner.device)
+    runner.caches = Caches(runner.network.spec.kv_specs, sizes, runner.dtype, runner.device)
     runner.graphs = DecodeGraphs(Addressed(runner.network), runner.backend, runner.caches, MAX_BLOCKS, again)
     return runner, again
 

@@ -24,7 +24,7 @@ from saccade.engine.executor.encoder_graphs import EncoderGraphs, budgets, packs
 from saccade.engine.executor.execution import prepare
 from saccade.engine.executor.loader import load_model
 from saccade.errors import StartupError
-from saccade.models.facts import MediaShape
+from saccade.models.spec import MediaShape
 from saccade.nn.backends import torch_sdpa
 from saccade.nn.parallel import ALONE
 from saccade.protocol.media import MediaItem
@@ -41,7 +41,7 @@ class Addressed:
     def __init__(self, network: Any) -> None:
         self._network = network
         self._addresses: dict[int, list[int]] = {}
-        self.facts, self.device, self.prepare = network.facts, network.device, network.prepare
+        self.spec, self.device, self.prepare = network.spec, network.device, network.prepare
 
     def encode(self, pixels: torch.Tensor, metadata: Any) -> torch.Tensor:
         addresses = [pixels.data_ptr(), *addresses_in(metadata)]
@@ -118,9 +118,9 @@ def test_features_are_those_without_graphs(
         assert outcome.failed == ()
         assert len(again.replayed) == before + 1
         # The smallest budget that holds the images.
-        cost = sum(network.facts.encode_cost(item.grid) for item in chosen)
+        cost = sum(network.spec.encode_cost(item.grid) for item in chosen)
         budget = next(budget for budget in encoder.graphs.budgets if budget >= cost)
-        assert again.replayed[-1] == network.facts.item_tokens(network.facts.padding_grid(budget))
+        assert again.replayed[-1] == network.spec.item_tokens(network.spec.padding_grid(budget))
         for key, features in expected.items():
             torch.testing.assert_close(outcome.features[key], features, **TOLERANCE)
 
@@ -144,7 +144,7 @@ def test_what_does_not_fit_runs_without_a_graph(
     load: Callable[[str], Any], photos: Callable[[str], list[MediaItem]]
 ) -> None:
     network, items = load("qwen3_vl"), photos("qwen3_vl")
-    costs = [network.facts.encode_cost(item.grid) for item in items]
+    costs = [network.spec.encode_cost(item.grid) for item in items]
     encoder, again = with_graphs(network, min(costs))
     expected = eagerly(network, items)
     found = encoder.encode_together(job(items)).features
@@ -159,12 +159,12 @@ def test_more_windows_than_the_graph_has_run_without_it(load: Callable[[str], An
     network = load("qwen2_5_vl")
     again = Again()
     graphs = EncoderGraphs(network, BordersBackend(), 1024, again)  # type: ignore[arg-type]
-    side, merge = network.facts.vision.window, network.facts.vision.merge_size
+    side, merge = network.spec.vision.window, network.spec.vision.merge_size
     # Each has a window that is full and one of a single merged patch.
     thin = MediaShape((1, merge, (side + 1) * merge))
-    num_patches = network.facts.encode_cost(thin.grid)
+    num_patches = network.spec.encode_cost(thin.grid)
     num_images = 1024 // num_patches
-    pixels = torch.zeros(num_images * num_patches * network.facts.vision.patch_values, dtype=torch.uint8)
+    pixels = torch.zeros(num_images * num_patches * network.spec.vision.patch_values, dtype=torch.uint8)
     assert graphs.run(pixels, [thin] * num_images) is None
     assert again.replayed == []
 
@@ -216,7 +216,7 @@ def test_graphs_share_one_pool_of_memory(load: Callable[[str], Any], monkeypatch
 def test_why_there_are_no_graphs(
     name: str, device: str, captures: bool, is_cut: bool, reason: str | None, load: Callable[[str], Any]
 ) -> None:
-    network: Any = SimpleNamespace(facts=load(name).facts, device=torch.device(device))
+    network: Any = SimpleNamespace(spec=load(name).spec, device=torch.device(device))
     backend = BordersBackend()
     backend.captures_packed = captures
     found = refusal(network, backend, is_cut)

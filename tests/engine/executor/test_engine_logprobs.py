@@ -121,7 +121,7 @@ def test_logits_of_a_prompt_are_computed_in_pieces(
         sizes.append(len(hidden))
         return compute(hidden)
 
-    monkeypatch.setattr(logprobs, "PIECE_LOGITS", 5 * network.facts.vocab_size)
+    monkeypatch.setattr(logprobs, "PIECE_LOGITS", 5 * network.spec.vocab_size)
     monkeypatch.setattr(network, "logits", counting)
     pieces = engines.drain(subject, asked).answers["a"]
     assert max(sizes) == 5

@@ -8,7 +8,7 @@ import torch
 from saccade.engine.core.step import KvReceive, KvSend
 from saccade.engine.executor import kv_copies
 from saccade.engine.executor.caches import BlockFormat, Caches, CacheSizes
-from saccade.models.facts import KvSpec, Latent, Paged, Recurrent
+from saccade.models.spec import KvSpec, Latent, Paged, Recurrent
 
 KINDS: dict[str, list[KvSpec]] = {
     "paged": [Paged(2, 8, 6), Paged(1, 4, 4)],

@@ -19,7 +19,7 @@ from saccade.engine.core.images import EncoderKey, RequestImage, State, Until
 from saccade.engine.core.kv.manager import BlockManager
 from saccade.engine.core.schedule import Left, Schedule
 from saccade.engine.core.sequence import Sequence
-from saccade.models.facts import Grid, Size
+from saccade.models.spec import Grid, Size
 
 PATCHES_A_STEP = 80
 """Number of patches that take about as long to encode as one decode step; measured with a small network on a CPU."""

@@ -9,7 +9,7 @@ from saccade.engine.core.sequence import Sequence
 from saccade.errors import ContextLengthExceeded, InvalidValue
 from saccade.identity.blocks import root_key
 from saccade.identity.content import HASH_BYTES
-from saccade.models.facts import IMAGE, VIDEO, ModelFacts
+from saccade.models.spec import IMAGE, VIDEO, ModelSpec
 from saccade.protocol.media import MediaItem, Span
 from saccade.protocol.request import MAX_NUM_SAMPLES, EngineRequest, SamplingParams, ThinkingBudget
 
@@ -36,9 +36,9 @@ class RequestValidator:
     """Converts requests to sequences. *fingerprint* is the model's, for block keys."""
 
     def __init__(
-        self, facts: ModelFacts, fingerprint: bytes, max_model_len: int, media_memory: MediaMemory | None = None
+        self, spec: ModelSpec, fingerprint: bytes, max_model_len: int, media_memory: MediaMemory | None = None
     ) -> None:
-        self.facts = facts
+        self.spec = spec
         self.fingerprint = fingerprint
         self.max_model_len = max_model_len
         self.media_memory = media_memory
@@ -54,7 +54,7 @@ class RequestValidator:
             self._check_item(item, request.token_ids, f"media[{index}]")
         self._check_coverage(request)
         seed = secrets.randbits(64) if request.sampling.seed is None else request.sampling.seed
-        positions = self.facts.positions(request.media)
+        positions = self.spec.positions(request.media)
         root = root_key(self.fingerprint, request.salt)
         return Sequence(connection, request, arrival, seed, root, positions)
 
@@ -63,19 +63,19 @@ class RequestValidator:
             raise InvalidValue("The prompt is empty.", "token_ids")
         if len(token_ids) >= self.max_model_len:
             raise ContextLengthExceeded.of(self.max_model_len, len(token_ids), 1, "token_ids")
-        if min(token_ids) < 0 or max(token_ids) >= self.facts.vocab_size:
-            raise InvalidValue(f"Token ids must be from 0 to {self.facts.vocab_size - 1}.", "token_ids")
+        if min(token_ids) < 0 or max(token_ids) >= self.spec.vocab_size:
+            raise InvalidValue(f"Token ids must be from 0 to {self.spec.vocab_size - 1}.", "token_ids")
 
     def _check_ids(self, sampling: SamplingParams) -> None:
         """Raise InvalidValue for ids outside the vocabulary, and if no id is left that could be drawn."""
-        vocab_size = self.facts.vocab_size
+        vocab_size = self.spec.vocab_size
         for param, ids in (("logit_bias", sampling.logit_bias), ("allowed_token_ids", sampling.allowed_token_ids)):
             if ids and (min(ids) < 0 or max(ids) >= vocab_size):
                 raise InvalidValue(f"Token ids in {param} must be from 0 to {vocab_size - 1}.", param)
         budget = sampling.thinking_budget
         if budget is not None:
             _check_budget(budget, sampling, vocab_size)
-        never = {*self.facts.placeholder_token_ids, *(sampling.stop_token_ids if sampling.min_tokens else ())}
+        never = {*self.spec.placeholder_token_ids, *(sampling.stop_token_ids if sampling.min_tokens else ())}
         never = {token_id for token_id in never if 0 <= token_id < vocab_size}
         if sampling.allowed_token_ids and never.issuperset(sampling.allowed_token_ids):
             raise InvalidValue(
@@ -89,13 +89,13 @@ class RequestValidator:
             )
 
     def _check_item(self, item: MediaItem, token_ids: list[int], param: str) -> None:
-        placeholder = self.facts.placeholder_of.get(item.modality)
+        placeholder = self.spec.placeholder_of.get(item.modality)
         if placeholder is None:
             raise InvalidValue(f"This model does not accept {item.modality!r} input.", f"{param}.modality")
         if len(item.content_hash) != HASH_BYTES:
             raise InvalidValue(f"A content hash has {HASH_BYTES} bytes.", f"{param}.content_hash")
         try:
-            num_tokens = self.facts.item_tokens(item.grid, item.original_size)
+            num_tokens = self.spec.item_tokens(item.grid, item.original_size)
         except InvalidValue as error:
             raise InvalidValue(error.message, f"{param}.grid") from error
         if item.modality == IMAGE and item.grid[0] != 1:
@@ -105,7 +105,7 @@ class RequestValidator:
             raise InvalidValue(
                 f"The spans cover {covered} tokens, but the image's grid makes {num_tokens}.", f"{param}.spans"
             )
-        lengths = self.facts.span_lengths(item.grid, item.modality)
+        lengths = self.spec.span_lengths(item.grid, item.modality)
         if lengths is not None and tuple(span.length for span in item.spans) != lengths:
             raise InvalidValue(
                 f"The placeholders of this item must be {len(lengths)} spans, of {lengths[0]} tokens each.",
@@ -125,14 +125,14 @@ class RequestValidator:
             self._check_memory(item, param, self.media_memory)
 
     def _check_memory(self, item: MediaItem, param: str, limits: MediaMemory) -> None:
-        num_patches = self.facts.encode_cost((1, *item.grid[1:]))
+        num_patches = self.spec.encode_cost((1, *item.grid[1:]))
         if num_patches > limits.num_patches:
             raise InvalidValue(
                 f"An image or frame of {num_patches} patches is too large for this worker, which has memory for "
                 f"{limits.num_patches}. Send it smaller, or start the worker with a larger --encode-budget-patches.",
                 param,
             )
-        num_bytes = self.facts.encoding_values(item.grid, item.original_size) * limits.itemsize
+        num_bytes = self.spec.encoding_values(item.grid, item.original_size) * limits.itemsize
         if num_bytes > limits.num_bytes:
             raise InvalidValue(
                 f"The features of this item take {num_bytes} bytes, but this worker has memory for {limits.num_bytes}. "
@@ -141,7 +141,7 @@ class RequestValidator:
             )
 
     def _check_pixels(self, item: MediaItem, param: str) -> None:
-        of_modality = self.facts.video_pixel_shape if item.modality == VIDEO else self.facts.pixel_shape
+        of_modality = self.spec.video_pixel_shape if item.modality == VIDEO else self.spec.pixel_shape
         shape = of_modality(item.grid)
         if tuple(item.pixel_shape) != shape or item.pixel_dtype != "uint8":
             raise InvalidValue(
@@ -158,7 +158,7 @@ class RequestValidator:
         for (start, length), (following, _) in itertools.pairwise(spans):
             if start + length > following:
                 raise InvalidValue("Spans of images must not overlap.", "media")
-        placeholders = sum(request.token_ids.count(token_id) for token_id in self.facts.placeholder_token_ids)
+        placeholders = sum(request.token_ids.count(token_id) for token_id in self.spec.placeholder_token_ids)
         covered = sum(length for _, length in spans)
         if placeholders != covered:
             raise InvalidValue(

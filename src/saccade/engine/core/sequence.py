@@ -12,7 +12,7 @@ from saccade.engine.core.images import EncoderKey, RequestImage
 from saccade.engine.core.seeds import sample_seed
 from saccade.engine.core.token_counts import TokenCounts
 from saccade.identity.blocks import MediaRun, block_key
-from saccade.models.facts import Positions
+from saccade.models.spec import Positions
 from saccade.protocol.kv_transfer import ReceiveKv, SendKv
 from saccade.protocol.output import FinishReason, SampleTimes, TokenLogprob
 from saccade.protocol.request import EngineRequest, SamplingParams

@@ -19,7 +19,7 @@ GREEDY_BELOW = 1e-5
 
 
 class EncoderInput(msgspec.Struct, frozen=True, array_like=True):
-    """An image to encode. *pixels* are the uint8 patches of *grid*, in the shape that the model's facts give."""
+    """An image to encode. *pixels* are the uint8 patches of *grid*, in the shape that the model's spec gives."""
 
     encoding_id: int
     modality: str

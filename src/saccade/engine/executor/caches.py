@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from saccade.engine.core.step import StateMove, StepInput
-from saccade.models.facts import NETWORK_DTYPE, KvSpec, Latent, Paged, Recurrent
+from saccade.models.spec import NETWORK_DTYPE, KvSpec, Latent, Paged, Recurrent
 from saccade.nn.context import KvCache, LatentCache, LayerCache, RecurrentState
 from saccade.nn.parallel import Ranks
 from saccade.nn.transfer import transfer
@@ -40,19 +40,19 @@ class CacheSizes:
     num_padding: int = 0
 
 
-def specs_of_rank(specs: Ordered[KvSpec], ranks: Ranks) -> tuple[KvSpec, ...]:
-    """Return what each layer keeps on one of *ranks*, where *specs* is what it keeps without ranks."""
+def specs_of_rank(kv_specs: Ordered[KvSpec], ranks: Ranks) -> tuple[KvSpec, ...]:
+    """Return what each layer keeps on one of *ranks*, where *kv_specs* is what it keeps without ranks."""
 
-    def of_rank(spec: KvSpec) -> KvSpec:
-        match spec:
+    def of_rank(kv_spec: KvSpec) -> KvSpec:
+        match kv_spec:
             case Paged():
-                return replace(spec, num_kv_heads=ranks.share(spec.num_kv_heads))
+                return replace(kv_spec, num_kv_heads=ranks.share(kv_spec.num_kv_heads))
             case Recurrent():
-                return spec.of_rank(ranks.share)
+                return kv_spec.of_rank(ranks.share)
             case Latent():
-                return spec
+                return kv_spec
 
-    return tuple(of_rank(spec) for spec in specs)
+    return tuple(of_rank(kv_spec) for kv_spec in kv_specs)
 
 
 class Caches:
@@ -64,7 +64,7 @@ class Caches:
 
     def __init__(
         self,
-        specs: Ordered[KvSpec],
+        kv_specs: Ordered[KvSpec],
         sizes: CacheSizes,
         dtype: torch.dtype,
         device: torch.device,
@@ -73,10 +73,10 @@ class Caches:
         self.sizes = sizes
         blocks = blocks or BlockFormat(dtype)
         self.layers = [
-            _recurrent_state(spec, sizes, dtype, device)
-            if isinstance(spec, Recurrent)
-            else _block_cache(spec, sizes, blocks, layer, device)
-            for layer, spec in enumerate(specs)
+            _recurrent_state(kv_spec, sizes, dtype, device)
+            if isinstance(kv_spec, Recurrent)
+            else _block_cache(kv_spec, sizes, blocks, layer, device)
+            for layer, kv_spec in enumerate(kv_specs)
         ]
         self.device = device
         states = [cache for cache in self.layers if isinstance(cache, RecurrentState)]
@@ -118,22 +118,22 @@ def state_dtype(name: str, network: torch.dtype) -> torch.dtype:
 
 
 def _block_cache(
-    spec: Paged | Latent, sizes: CacheSizes, format: BlockFormat, layer: int, device: torch.device
+    kv_spec: Paged | Latent, sizes: CacheSizes, format: BlockFormat, layer: int, device: torch.device
 ) -> LayerCache:
     shape = (sizes.num_blocks + sizes.num_padding, sizes.block_size)
     scales = format.scales.get(layer, (1.0, 1.0))
-    if isinstance(spec, Latent):
-        return LatentCache(_zeros((*shape, spec.token_values), format.dtype, device), scales[0])
-    widths = (spec.key_width, spec.value_width)
-    keys, values = (_zeros((*shape, spec.num_kv_heads, width), format.dtype, device) for width in widths)
+    if isinstance(kv_spec, Latent):
+        return LatentCache(_zeros((*shape, kv_spec.token_values), format.dtype, device), scales[0])
+    widths = (kv_spec.key_width, kv_spec.value_width)
+    keys, values = (_zeros((*shape, kv_spec.num_kv_heads, width), format.dtype, device) for width in widths)
     return KvCache(keys, values, *scales)
 
 
-def _recurrent_state(spec: Recurrent, sizes: CacheSizes, dtype: torch.dtype, device: torch.device) -> RecurrentState:
+def _recurrent_state(kv_spec: Recurrent, sizes: CacheSizes, dtype: torch.dtype, device: torch.device) -> RecurrentState:
     live, snapshots = (
         tuple(
             _zeros((count, *shape), state_dtype(name, dtype), device)
-            for shape, name in zip(spec.shapes, spec.dtypes, strict=True)
+            for shape, name in zip(kv_spec.shapes, kv_spec.dtypes, strict=True)
         )
         for count in (sizes.num_rows + sizes.num_padding, sizes.num_snapshots)
     )

@@ -26,8 +26,8 @@ import torch
 from saccade.engine.core.step import EncodeJob, EncoderInput
 from saccade.engine.executor.async_encoder import Encoded
 from saccade.engine.executor.encoder_graphs import EncoderGraphs
-from saccade.models.facts import IMAGE, Grid, MediaShape
 from saccade.models.network import Network
+from saccade.models.spec import IMAGE, Grid, MediaShape
 from saccade.nn.context import VisionAttentionBackend
 from saccade.nn.parallel import Ranks
 from saccade.nn.transfer import transfer
@@ -94,7 +94,7 @@ class Encoder:
 
     def _spread(self, job: EncodeJob) -> dict[int, torch.Tensor]:
         """Return the features of the images that did not fail, each encoded by one rank."""
-        owners = spread([self.network.facts.encode_cost(image.grid) for image in job.images], self.ranks.size)
+        owners = spread([self.network.spec.encode_cost(image.grid) for image in job.images], self.ranks.size)
         owned = list(zip(job.images, owners, strict=True))
         own = [image for image, owner in owned if owner == self.ranks.rank]
         features: dict[int, torch.Tensor] = {}
@@ -125,7 +125,7 @@ class Encoder:
             return self._encode_eagerly(images)
         # Graphs were captured with pixels of images; a video has other patches.
         still = [image for image in images if image.modality == IMAGE]
-        groups, rest = self.graphs.packs([self.network.facts.encode_cost(image.grid) for image in still])
+        groups, rest = self.graphs.packs([self.network.spec.encode_cost(image.grid) for image in still])
         eager = [image for image in images if image.modality != IMAGE] + [still[index] for index in rest]
         features = self._encode_eagerly(eager)
         for group in groups:
@@ -149,7 +149,7 @@ class Encoder:
             if image.modality == IMAGE or self.most_patches is None:
                 whole.append(image)
             else:
-                cut = cut_video(image, self.network.facts.video_parts(image.grid, self.most_patches))
+                cut = cut_video(image, self.network.spec.video_parts(image.grid, self.most_patches))
                 (whole if len(cut) == 1 else parts).extend(cut)
         return by_modality(whole) + [[part] for part in parts]
 
@@ -184,9 +184,9 @@ class Encoder:
 
     def _empty(self, image: EncoderInput) -> torch.Tensor:
         """Return a tensor for the features of *image*, as `encode` of the network gives them."""
-        facts = self.network.facts
-        num_tokens = facts.item_tokens(image.grid, image.original_size)
-        width = facts.encoding_values(image.grid, image.original_size) // num_tokens
+        spec = self.network.spec
+        num_tokens = spec.item_tokens(image.grid, image.original_size)
+        width = spec.encoding_values(image.grid, image.original_size) // num_tokens
         return torch.empty(num_tokens, width, dtype=self.network.dtype, device=self.network.device)
 
 

@@ -20,8 +20,8 @@ import torch
 
 from saccade.engine.executor.decode_graphs import Capture, Captured, CudaCapture
 from saccade.errors import StartupError
-from saccade.models.facts import MediaShape
 from saccade.models.network import Network
+from saccade.models.spec import MediaShape
 from saccade.nn.context import PackedLayout, VisionAttentionBackend
 
 LEAST_BUDGET = 256
@@ -48,7 +48,7 @@ def refusal(network: Network, backend: VisionAttentionBackend, cuts_encoder: boo
     """Return why the vision encoder of *network* cannot be captured; None if it can."""
     if network.device.type != "cuda":
         return "they need a GPU"
-    if network.facts.padding_grid(unit(network)) is None:
+    if network.spec.padding_grid(unit(network)) is None:
         return "images of this model consist of whole views, which cannot fill a budget"
     if not backend.captures_packed:
         return f"{backend.name} depends on lengths that the host knows"
@@ -59,7 +59,7 @@ def refusal(network: Network, backend: VisionAttentionBackend, cuts_encoder: boo
 
 def unit(network: Network) -> int:
     """Return the patches of the smallest image; images have multiples of it."""
-    return network.facts.encode_cost(network.facts.square_grid(0))
+    return network.spec.encode_cost(network.spec.square_grid(0))
 
 
 def budgets(most: int, unit: int) -> list[int]:
@@ -124,7 +124,7 @@ class EncoderGraphs:
 
     def run(self, pixels_B: torch.Tensor, items: Ordered[MediaShape]) -> Replayed | None:
         """Return the features of images of at most the largest budget; None if they need another shape of input."""
-        num_patches = sum(self._network.facts.encode_cost(item.grid) for item in items)
+        num_patches = sum(self._network.spec.encode_cost(item.grid) for item in items)
         budget = next(budget for budget in self.budgets if budget >= num_patches)
         added = [self._padding(budget - num_patches)] if budget > num_patches else []
         metadata, counts = self._network.prepare([*items, *added], self._backend)
@@ -140,8 +140,8 @@ class EncoderGraphs:
     @torch.inference_mode()
     def _graph(self, budget: int) -> _Graph:
         if budget not in self._graphs:
-            network, facts = self._network, self._network.facts
-            num_bytes = prod(facts.pixel_shape(self._padding(budget).grid))
+            network, spec = self._network, self._network.spec
+            num_bytes = prod(spec.pixel_shape(self._padding(budget).grid))
             pixels_B = torch.zeros(num_bytes, dtype=torch.uint8, device=network.device)
             metadata = _buffers([network.prepare(items, self._backend)[0] for items in self._extremes(budget)])
             captured = self._capture(lambda: network.encode(pixels_B, metadata))
@@ -151,15 +151,15 @@ class EncoderGraphs:
     def _extremes(self, budget: int) -> Iterator[list[MediaShape]]:
         """Return images of *budget* patches together that have the longest sequences, and the most."""
         yield [self._padding(budget)]
-        square = self._network.facts.square_grid(budget)
-        rest = budget - self._network.facts.encode_cost(square)
+        square = self._network.spec.square_grid(budget)
+        rest = budget - self._network.spec.encode_cost(square)
         yield [MediaShape(square), *([self._padding(rest)] if rest else [])]
         count = min(MAX_IMAGES, budget // self._unit)
         part = budget // self._unit // count * self._unit
         yield [*[self._padding(part)] * (count - 1), self._padding(budget - part * (count - 1))]
 
     def _padding(self, num_patches: int) -> MediaShape:
-        grid = self._network.facts.padding_grid(num_patches)
+        grid = self._network.spec.padding_grid(num_patches)
         if grid is None:
             raise ValueError(f"no image has {num_patches} patches")
         return MediaShape(grid)

@@ -12,8 +12,8 @@ from saccade.engine.executor.encoder_graphs import EncoderGraphs
 from saccade.engine.executor.loader import LoadedModel
 from saccade.engine.executor.threads import Threads, choose_threads
 from saccade.errors import StartupError
-from saccade.models.facts import Latent, Paged
 from saccade.models.files import image_processor, parse_json
+from saccade.models.spec import Latent, Paged
 from saccade.nn.backends import AUTO, Workload, load_backend, load_vision_backend, trial, why
 from saccade.nn.backends.trial import tried
 from saccade.nn.backends.workload import cost_of_cache
@@ -109,15 +109,15 @@ def most_patches(config: EngineConfig, model: LoadedModel) -> int:
     layout = models.load_layout(family)(parsed, image_processor(model.files, models.families()[family]))
     largest = layout.image(LARGE_SIDE, LARGE_SIDE, layout.settings)
     # Sides are rounded up to whole squares of patches in some families, of narrow images by an eighth.
-    return max(encode_budget(config, model), model.network.facts.encode_cost(largest.grid) * 9 // 8)
+    return max(encode_budget(config, model), model.network.spec.encode_cost(largest.grid) * 9 // 8)
 
 
 def decoder_workload(config: EngineConfig, model: LoadedModel) -> Workload:
     """Return what a backend for the decoder of *model* has to compute."""
     network = model.network
-    specs = network.facts.kv_specs
-    sizes = frozenset((spec.key_width, spec.value_width) for spec in specs if isinstance(spec, Paged))
-    has_latent_layers = any(isinstance(spec, Latent) for spec in specs)
+    kv_specs = network.spec.kv_specs
+    sizes = frozenset((kv_spec.key_width, kv_spec.value_width) for kv_spec in kv_specs if isinstance(kv_spec, Paged))
+    has_latent_layers = any(isinstance(kv_spec, Latent) for kv_spec in kv_specs)
     cache_dtype = memory.block_format(config, model).dtype
     is_captured = config.cuda_graphs and config.attention_backend == AUTO
     return Workload(network.device, network.dtype, cache_dtype, sizes, has_latent_layers, is_captured)

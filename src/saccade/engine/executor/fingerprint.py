@@ -30,7 +30,7 @@ def _features(config: EngineConfig, files: ModelFiles) -> Iterator[bytes]:
         yield b"quantisation " + quantisation.read_bytes()
     family = models.family_of(parse_json(files, CONFIG))
     parsed = engine_config(files, models.families()[family], config.max_model_len)
-    if factors := models.load_facts(family, parsed).rope_factors:
+    if factors := models.load_spec(family, parsed).rope_factors:
         yield b"rope factors " + factors.encode()
     if config.kv_cache_dtype != "auto":
         yield b"kv cache dtype " + config.kv_cache_dtype.encode()

@@ -55,16 +55,16 @@ def load_model(config: EngineConfig, progress: Progress, ranks: Ranks = ALONE) -
     family = models.family_of(parse_json(files, CONFIG))
     declaration = models.families()[family]
     parsed = engine_config(files, declaration, config.max_model_len)
-    facts = models.load_facts(family, parsed)
+    spec = models.load_spec(family, parsed)
     build = models.load_network(family)
     processor = image_processor(files, declaration)
     device = choose_device(config.device, ranks)
     dtype = choose_dtype(config.dtype, device, parsed)
     quantisation = read_quantisation(parsed, folder)
-    _check_length(config, facts.max_position_embeddings)
+    _check_length(config, spec.max_position_embeddings)
     # The network is first built without storage, so that no float32 copy and no random initial values are created.
     with torch.device("meta"):
-        network = build(facts, parsed, processor, ranks)
+        network = build(spec, parsed, processor, ranks)
     network.to(dtype)
     num_parameters = sum(parameter.numel() for parameter in network.parameters())
     with open_checkpoint(folder) as checkpoint:

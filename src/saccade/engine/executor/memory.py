@@ -12,7 +12,7 @@ from saccade.engine.config import GIB, EngineConfig
 from saccade.engine.executor.caches import BlockFormat, Caches, CacheSizes, specs_of_rank, state_dtype
 from saccade.engine.executor.loader import LoadedModel
 from saccade.errors import StartupError
-from saccade.models.facts import KvSpec, Recurrent
+from saccade.models.spec import KvSpec, Recurrent
 from saccade.nn.context import AttentionBackend
 
 logger = structlog.get_logger(__name__)
@@ -25,25 +25,25 @@ def block_format(config: EngineConfig, model: LoadedModel) -> BlockFormat:
     return BlockFormat(model.network.dtype)
 
 
-def block_bytes(specs: Ordered[KvSpec], block_size: int, dtype: torch.dtype) -> int:
+def block_bytes(kv_specs: Ordered[KvSpec], block_size: int, dtype: torch.dtype) -> int:
     """Return the size in bytes of one block, whose values have *dtype*, over all layers that have blocks."""
-    values = sum(spec.token_values for spec in specs if not isinstance(spec, Recurrent))
+    values = sum(kv_spec.token_values for kv_spec in kv_specs if not isinstance(kv_spec, Recurrent))
     return values * block_size * dtype.itemsize
 
 
-def state_bytes(specs: Ordered[KvSpec], dtype: torch.dtype) -> int:
+def state_bytes(kv_specs: Ordered[KvSpec], dtype: torch.dtype) -> int:
     """Return the size in bytes of one sequence's recurrent states, over all layers that have them."""
     return sum(
         prod(shape) * state_dtype(name, dtype).itemsize
-        for spec in specs
-        if isinstance(spec, Recurrent)
-        for shape, name in zip(spec.shapes, spec.dtypes, strict=True)
+        for kv_spec in kv_specs
+        if isinstance(kv_spec, Recurrent)
+        for shape, name in zip(kv_spec.shapes, kv_spec.dtypes, strict=True)
     )
 
 
-def num_snapshots(config: EngineConfig, specs: Ordered[KvSpec], dtype: torch.dtype) -> int:
+def num_snapshots(config: EngineConfig, kv_specs: Ordered[KvSpec], dtype: torch.dtype) -> int:
     """Return how many snapshots of recurrent states to keep; 0 for a model that has no such state."""
-    size = state_bytes(specs, dtype)
+    size = state_bytes(kv_specs, dtype)
     if not (size and config.enable_prefix_caching):
         return 0
     if config.num_state_snapshots is not None:
@@ -75,8 +75,8 @@ def measured(config: EngineConfig, model: LoadedModel, backend: AttentionBackend
 
 def prefix_bytes(config: EngineConfig, model: LoadedModel) -> int:
     """Return the size in bytes of a layer's copy of the longest context, which a chunk behind a prefix attends to."""
-    specs = specs_of_rank(model.network.facts.kv_specs, model.ranks.attention)
-    values = max((spec.token_values for spec in specs if not isinstance(spec, Recurrent)), default=0)
+    kv_specs = specs_of_rank(model.network.spec.kv_specs, model.ranks.attention)
+    values = max((kv_spec.token_values for kv_spec in kv_specs if not isinstance(kv_spec, Recurrent)), default=0)
     dtype, cached = model.network.dtype, block_format(config, model).dtype
     # Another number format goes through a copy of its own and one in float32.
     num_bytes = dtype.itemsize if cached == dtype else dtype.itemsize + cached.itemsize + torch.float32.itemsize
@@ -85,7 +85,7 @@ def prefix_bytes(config: EngineConfig, model: LoadedModel) -> int:
 
 def wanted_length(config: EngineConfig, model: LoadedModel) -> int:
     """Return the length of the longest sequence to serve, if the pool holds it."""
-    return config.max_model_len or model.network.facts.max_position_embeddings
+    return config.max_model_len or model.network.spec.max_position_embeddings
 
 
 def num_blocks(
@@ -123,8 +123,8 @@ def num_blocks(
 def fitting_blocks(config: EngineConfig, model: LoadedModel, measured: Measured = NOTHING) -> int:
     """Return how many blocks fit on this rank's device beside the loaded *model*. Raises StartupError."""
     network = model.network
-    specs = specs_of_rank(network.facts.kv_specs, model.ranks.attention)
-    bytes_per_block = block_bytes(specs, config.block_size, block_format(config, model).dtype)
+    kv_specs = specs_of_rank(network.spec.kv_specs, model.ranks.attention)
+    bytes_per_block = block_bytes(kv_specs, config.block_size, block_format(config, model).dtype)
     return num_blocks(config, bytes_per_block, wanted_length(config, model), network.device, measured)
 
 
@@ -136,11 +136,11 @@ def allocate(config: EngineConfig, model: LoadedModel, num_blocks: int) -> Cache
         gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(network.device)
-    specs = specs_of_rank(network.facts.kv_specs, model.ranks.attention)
-    snapshots = num_snapshots(config, specs, network.dtype)
+    kv_specs = specs_of_rank(network.spec.kv_specs, model.ranks.attention)
+    snapshots = num_snapshots(config, kv_specs, network.dtype)
     num_padding = 1 if config.cuda_graphs else 0
     sizes = CacheSizes(num_blocks, config.block_size, config.max_num_seqs, snapshots, num_padding)
-    return Caches(specs, sizes, network.dtype, network.device, block_format(config, model))
+    return Caches(kv_specs, sizes, network.dtype, network.device, block_format(config, model))
 
 
 def model_length(config: EngineConfig, max_position_embeddings: int, blocks: int) -> int:

@@ -67,8 +67,8 @@ class ModelRunner:
         )
         self.device = network.device
         self.dtype = network.dtype
-        self.allowed = AllowedTokens(network.facts.vocab_size, self.device)
-        self.sampler = Sampler(network.facts.placeholder_token_ids, self.allowed, self.device)
+        self.allowed = AllowedTokens(network.spec.vocab_size, self.device)
+        self.sampler = Sampler(network.spec.placeholder_token_ids, self.allowed, self.device)
         self.rows = RowBuffers(caches.sizes.num_rows, self.device)
         self.encodings: dict[int, torch.Tensor] = {}
         self.caches = caches
@@ -101,7 +101,7 @@ class ModelRunner:
         jobs = [job for job in step.jobs if not job.beside]
         if not step.chunks and not jobs:
             return Forwarded(step, None, None, sent=self._send(step))
-        num_patches = sum(self.network.facts.encode_cost(p.grid) for job in jobs for p in job.images)
+        num_patches = sum(self.network.spec.encode_cost(p.grid) for job in jobs for p in job.images)
         num_tokens = sum(chunk.num_tokens for chunk in step.chunks)
         self.threads.use(num_tokens + num_patches, sum(chunk.start for chunk in step.chunks), beside_images)
         block_size = self.caches.sizes.block_size
@@ -173,7 +173,7 @@ class ModelRunner:
         first = start + wanted.offset
         before = hidden[first : first + len(wanted.target_ids)]
         (target_ids,) = transfer([np.array(wanted.target_ids, np.int64)], self.device)
-        pieces = logprobs.pieces(len(wanted.target_ids), self.network.facts.vocab_size)
+        pieces = logprobs.pieces(len(wanted.target_ids), self.network.spec.vocab_size)
         return torch.cat(
             [logprobs.score(self.network.logits(before[piece]), target_ids[piece], wanted.num_top) for piece in pieces]
         )

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from saccade import models
 from saccade.errors import StartupError
 from saccade.gateway.workers.worker import Worker
-from saccade.models.facts import PLACEHOLDER_TOKEN_ID
 from saccade.models.files import engine_config, parse_json, read_model_files
+from saccade.models.spec import PLACEHOLDER_TOKEN_ID
 from saccade.protocol.description import ModelFiles
 from saccade.protocol.model_files import CONFIG
 from saccade.transport.client import WorkerClient

@@ -1,4 +1,4 @@
-"""The configuration of CLIP's vision tower, checked: what networks and facts are made from. No torch."""
+"""The configuration of CLIP's vision tower, checked: what networks and specs are made from. No torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

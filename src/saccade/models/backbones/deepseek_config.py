@@ -1,4 +1,4 @@
-"""The config.json of DeepSeek-V3's decoder, checked: what networks and facts are made from. No torch."""
+"""The config.json of DeepSeek-V3's decoder, checked: what networks and specs are made from. No torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 from saccade.errors import StartupError
 from saccade.models.backbones.model_config import choice, integer, number
 from saccade.models.backbones.rope_scaling import Rope, read_rope
-from saccade.models.facts import Latent
+from saccade.models.spec import Latent
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 from saccade.errors import StartupError
 from saccade.models.backbones.model_config import integer, section
 from saccade.models.backbones.qwen_config import TextConfig
-from saccade.models.facts import NETWORK_DTYPE, HeadCut, KvSpec, Paged, Recurrent
+from saccade.models.spec import NETWORK_DTYPE, HeadCut, KvSpec, Paged, Recurrent
 
 LINEAR, FULL = "linear_attention", "full_attention"
 FULL_ATTENTION_INTERVAL = 4

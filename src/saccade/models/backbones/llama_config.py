@@ -8,7 +8,7 @@ from typing import Any
 from saccade.errors import StartupError
 from saccade.models.backbones.model_config import choice, integer, number
 from saccade.models.backbones.rope_scaling import Rope, read_rope
-from saccade.models.facts import Paged
+from saccade.models.spec import Paged
 
 COMMON: Mapping[str, Any] = MappingProxyType({"hidden_act": "silu", "rope_theta": 10000.0})
 """What transformers' LlamaConfig, MistralConfig and Phi3Config all assume for keys that a release leaves out."""

@@ -1,4 +1,4 @@
-"""MoonViT's config.json, checked: what networks and facts are made from. No torch."""
+"""MoonViT's config.json, checked: what networks and specs are made from. No torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Qwen's config.json, checked: what networks and facts are made from. No torch."""
+"""Qwen's config.json, checked: what networks and specs are made from. No torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Self
 
 from saccade.errors import StartupError
 from saccade.models.backbones.model_config import choice, integer, number, section
-from saccade.models.facts import KvSpec, Paged
+from saccade.models.spec import KvSpec, Paged
 
 ACTIVATIONS = ("gelu", "gelu_pytorch_tanh", "quick_gelu", "silu")
 

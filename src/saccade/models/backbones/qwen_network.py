@@ -14,11 +14,11 @@ from saccade.errors import StartupError
 from saccade.models.backbones import image_text_network
 from saccade.models.backbones.model_config import ties_embeddings
 from saccade.models.backbones.qwen_config import TowerConfig
-from saccade.models.backbones.qwen_facts import QwenFacts
+from saccade.models.backbones.qwen_spec import QwenSpec
 from saccade.models.backbones.qwen_text import TextDecoder
-from saccade.models.facts import VIDEO, Grid, MediaShape
 from saccade.models.preprocessing.processor_config import CHANNELS
 from saccade.models.preprocessing.smart_resize import SmartResizeLayout
+from saccade.models.spec import VIDEO, Grid, MediaShape
 from saccade.nn.context import ForwardContext, VisionAttentionBackend
 from saccade.nn.parallel import ALONE, Ranks
 from saccade.nn.vision import grid_list
@@ -54,8 +54,8 @@ class Decoder(image_text_network.Decoder, Protocol):
 class QwenNetwork(image_text_network.ImageTextNetwork):
     """models.network.Network, but for `locate`. Parameters are empty until the loader has filled them.
 
-    A family names the classes of its parts: *tower* is made from the facts' vision and the encoder's ranks, *decoder*
-    from the facts' text and the ranks.
+    A family names the classes of its parts: *tower* is made from the spec's vision and the encoder's ranks, *decoder*
+    from the spec's text and the ranks.
     """
 
     visual: Tower
@@ -65,14 +65,14 @@ class QwenNetwork(image_text_network.ImageTextNetwork):
     decoder: ClassVar[type[Any]] = TextDecoder
 
     def __init__(
-        self, facts: QwenFacts[Any], config: Mapping[str, Any], preprocessor: Mapping[str, Any], ranks: Ranks = ALONE
+        self, spec: QwenSpec[Any], config: Mapping[str, Any], preprocessor: Mapping[str, Any], ranks: Ranks = ALONE
     ) -> None:
         settings = self.layout(config, preprocessor).settings
-        decoder, tied = self.decoder(facts.text, ranks), ties_embeddings(config)
-        super().__init__(decoder, settings, facts.text, tied=tied, ranks=ranks)
-        self.facts = facts
-        self.visual = self.tower(facts.vision, ranks.encoder)
-        _check_channels(facts.vision)
+        decoder, tied = self.decoder(spec.text, ranks), ties_embeddings(config)
+        super().__init__(decoder, settings, spec.text, tied=tied, ranks=ranks)
+        self.spec = spec
+        self.visual = self.tower(spec.vision, ranks.encoder)
+        _check_channels(spec.vision)
 
     def finish(self) -> None:
         """Compute the values derived from loaded weights and their device. Call once, after loading."""
@@ -83,14 +83,14 @@ class QwenNetwork(image_text_network.ImageTextNetwork):
         """Return the metadata of *items*, all of one modality, for `encode`, and each item's token count."""
         grids = grid_list(item.grid for item in items)
         metadata = self.visual.prepare(grids, backend)
-        counts = [self.facts.item_tokens(grid) for grid in grids]
+        counts = [self.spec.item_tokens(grid) for grid in grids]
         return VideoMetadata(metadata) if items[0].modality == VIDEO else metadata, counts
 
     def encode(self, pixels_B: torch.Tensor, metadata: Any) -> torch.Tensor:
         """Map uint8 patches to features [U, W], item after item."""
-        num_values = self.facts.vision.patch_values
+        num_values = self.spec.vision.patch_values
         if isinstance(metadata, VideoMetadata):
-            metadata, num_values = metadata.tower, num_values * self.facts.vision.temporal_patch_size
+            metadata, num_values = metadata.tower, num_values * self.spec.vision.temporal_patch_size
         return self.visual(self.normalised(pixels_B.view(-1, num_values), self.dtype), metadata)
 
     def forward(
@@ -104,7 +104,7 @@ class QwenNetwork(image_text_network.ImageTextNetwork):
         x_NE = self.language_model.embed(input_ids)
         if media_rows is None or media_UW is None:
             return self.language_model(x_NE, context)
-        main, *deep = media_UW.chunk(self.facts.vision.num_features, dim=1)
+        main, *deep = media_UW.chunk(self.spec.vision.num_features, dim=1)
         x_NE.index_copy_(0, media_rows, main)
         added = (media_rows, deep) if deep else ()
         return self.language_model(x_NE, context, *added)

@@ -13,12 +13,12 @@ from saccade.models.backbones.deepseek_text import TextDecoder
 from saccade.models.backbones.image_text_network import ImageTextNetwork
 from saccade.models.backbones.model_config import ties_embeddings
 from saccade.models.backbones.moonvit import EncoderMetadata, Projector, VisionTower
-from saccade.models.facts import MediaShape
-from saccade.models.kimi_k25.facts import Facts
 from saccade.models.kimi_k25.layout import Layout
+from saccade.models.kimi_k25.spec import Spec
 from saccade.models.kimi_k25.weights import locate
 from saccade.models.network import Target
 from saccade.models.preprocessing.processor_config import CHANNELS
+from saccade.models.spec import MediaShape
 from saccade.nn.context import VisionAttentionBackend
 from saccade.nn.parallel import ALONE, Ranks
 
@@ -27,19 +27,19 @@ class Network(ImageTextNetwork):
     """The engine's network of the family. Parameters are empty until the loader has filled them and called `finish`."""
 
     def __init__(
-        self, facts: Facts, config: Mapping[str, Any], preprocessor: Mapping[str, Any], ranks: Ranks = ALONE
+        self, spec: Spec, config: Mapping[str, Any], preprocessor: Mapping[str, Any], ranks: Ranks = ALONE
     ) -> None:
-        text, vision = facts.text, facts.vision
+        text, vision = spec.text, spec.vision
         settings = Layout(config, preprocessor).settings
         super().__init__(TextDecoder(text, ranks), settings, text, tied=ties_embeddings(config), ranks=ranks)
-        self.facts = facts
+        self.spec = spec
         self.patch_values = CHANNELS * vision.patch_size**2
         self.vision_tower = VisionTower(vision, ranks.encoder)
         self.mm_projector = Projector(vision)
 
     def locate(self, name: str) -> Target | None:
         """Return the parameter that the checkpoint's tensor *name* fills; None if the tensor is not needed."""
-        return locate(name, self.facts.text, self.loads_head)
+        return locate(name, self.spec.text, self.loads_head)
 
     def finish(self) -> None:
         """Compute the values derived from loaded weights and their device. Call once, after loading."""
@@ -51,7 +51,7 @@ class Network(ImageTextNetwork):
     ) -> tuple[EncoderMetadata, list[int]]:
         """Return the metadata of *items* for `encode`, and each item's token count."""
         grids = [item.grid for item in items]
-        return self.vision_tower.prepare(grids, backend), [self.facts.item_tokens(grid) for grid in grids]
+        return self.vision_tower.prepare(grids, backend), [self.spec.item_tokens(grid) for grid in grids]
 
     def encode(self, pixels_B: torch.Tensor, metadata: EncoderMetadata) -> torch.Tensor:
         """Map uint8 patches in raster order, frame after frame, to features [U, E], item after item."""

@@ -15,13 +15,13 @@ from torch import nn
 from saccade.models.backbones.clip_vision import ClipTower, ViewMetadata, view_patches
 from saccade.models.backbones.image_text_network import ImageTextNetwork
 from saccade.models.backbones.llama_text import TextDecoder
-from saccade.models.facts import MediaShape
 from saccade.models.llava import tiles
-from saccade.models.llava.facts import Facts
 from saccade.models.llava.layout import Layout
+from saccade.models.llava.spec import Spec
 from saccade.models.llava.weights import locate
 from saccade.models.network import Target
 from saccade.models.preprocessing.processor_config import CHANNELS
+from saccade.models.spec import MediaShape
 from saccade.nn.context import VisionAttentionBackend
 from saccade.nn.layers import Linear
 from saccade.nn.ops import ACTIVATIONS
@@ -45,12 +45,12 @@ class EncoderMetadata:
 class Projector(nn.Module):
     """Two linear layers that map features of the tower to the text network's width."""
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, spec: Spec) -> None:
         super().__init__()
-        width, bias = facts.text.hidden_size, facts.has_projector_bias
-        self.linear_1 = Linear(facts.vision.hidden_size, width, bias)
+        width, bias = spec.text.hidden_size, spec.has_projector_bias
+        self.linear_1 = Linear(spec.vision.hidden_size, width, bias)
         self.linear_2 = Linear(width, width, bias)
-        self.activation = ACTIVATIONS[facts.projector_activation]
+        self.activation = ACTIVATIONS[spec.projector_activation]
 
     def forward(self, x_FC: torch.Tensor) -> torch.Tensor:
         """Map [F, tower's width] to [F, E]."""
@@ -61,15 +61,15 @@ class Network(ImageTextNetwork):
     """The engine's network of the family. Parameters are empty until the loader has filled them and called `finish`."""
 
     def __init__(
-        self, facts: Facts, config: Mapping[str, Any], preprocessor: Mapping[str, Any], ranks: Ranks = ALONE
+        self, spec: Spec, config: Mapping[str, Any], preprocessor: Mapping[str, Any], ranks: Ranks = ALONE
     ) -> None:
         settings = Layout(config, preprocessor).settings
-        super().__init__(TextDecoder(facts.text, ranks), settings, facts.text, tied=facts.text.tied, ranks=ranks)
-        self.facts = facts
-        self.vision_tower = ClipTower(facts.vision, facts.num_vision_blocks, ranks.encoder)
-        self.multi_modal_projector = Projector(facts)
-        newline_E = nn.Parameter(torch.empty(facts.text.hidden_size), requires_grad=False)
-        self.image_newline = newline_E if facts.has_tiles else None
+        super().__init__(TextDecoder(spec.text, ranks), settings, spec.text, tied=spec.text.tied, ranks=ranks)
+        self.spec = spec
+        self.vision_tower = ClipTower(spec.vision, spec.num_vision_blocks, ranks.encoder)
+        self.multi_modal_projector = Projector(spec)
+        newline_E = nn.Parameter(torch.empty(spec.text.hidden_size), requires_grad=False)
+        self.image_newline = newline_E if spec.has_tiles else None
 
     def locate(self, name: str) -> Target | None:
         """Return the parameter that the checkpoint's tensor *name* fills; None if the tensor is not needed."""
@@ -86,29 +86,29 @@ class Network(ImageTextNetwork):
         """Return the metadata of *items* for `encode`, and each item's token count."""
         grids = grid_list(item.grid for item in items)
         shapes = [MediaShape(grid, item.original_size) for grid, item in zip(grids, items, strict=True)]
-        views = self.vision_tower.prepare(sum(map(self.facts.num_views, grids)), backend)
-        order = self._order(shapes) if self.facts.has_tiles else None
+        views = self.vision_tower.prepare(sum(map(self.spec.num_views, grids)), backend)
+        order = self._order(shapes) if self.spec.has_tiles else None
         return EncoderMetadata(views, order), [
-            self.facts.item_tokens(shape.grid, shape.original_size) for shape in shapes
+            self.spec.item_tokens(shape.grid, shape.original_size) for shape in shapes
         ]
 
     def _order(self, shapes: Sequence[MediaShape]) -> torch.Tensor:
         """Return EncoderMetadata.order, copied to the device without a sync."""
-        vision, orders, start = self.facts.vision, [], 1
+        vision, orders, start = self.spec.vision, [], 1
         for shape in shapes:
             _, rows, columns = shape.grid
-            order = tiles.feature_order(rows, columns, self.facts.kept(shape.grid, shape.original_size), vision.side)
+            order = tiles.feature_order(rows, columns, self.spec.kept(shape.grid, shape.original_size), vision.side)
             orders.append(np.where(order == tiles.NEWLINE, 0, order + start))
-            start += self.facts.num_views(shape.grid) * vision.num_patches
+            start += self.spec.num_views(shape.grid) * vision.num_patches
         return to_device(np.concatenate(orders), self.device)
 
     def encode(self, pixels_B: torch.Tensor, metadata: EncoderMetadata) -> torch.Tensor:
         """Map uint8 views to features [U, E], image after image."""
-        vision = self.facts.vision
+        vision = self.spec.vision
         views = pixels_B.view(-1, CHANNELS, vision.image_size, vision.image_size)
         patches = self.normalised(view_patches(views, vision.patch_size), self.dtype)
         hidden = self.vision_tower(patches, metadata.views)
-        chosen = hidden if self.facts.has_class_token else hidden[:, 1:]
+        chosen = hidden if self.spec.has_class_token else hidden[:, 1:]
         features_FE = self.multi_modal_projector(chosen.flatten(0, 1))
         if self.image_newline is None or metadata.order is None:
             return features_FE  # type: ignore[no-any-return]

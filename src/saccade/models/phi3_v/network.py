@@ -16,13 +16,13 @@ from torch.nn import functional
 from saccade.models.backbones.clip_vision import ClipTower, ViewMetadata, view_patches
 from saccade.models.backbones.image_text_network import ImageTextNetwork
 from saccade.models.backbones.llama_text import TextDecoder
-from saccade.models.facts import MediaShape
 from saccade.models.network import Target
-from saccade.models.phi3_v.facts import Facts, crops
 from saccade.models.phi3_v.hd_order import feature_order
 from saccade.models.phi3_v.layout import CROP, PATCH, TOKENS_PER_SIDE, Layout
+from saccade.models.phi3_v.spec import Spec, crops
 from saccade.models.phi3_v.weights import locate
 from saccade.models.preprocessing.processor_config import CHANNELS
+from saccade.models.spec import MediaShape
 from saccade.nn.context import VisionAttentionBackend
 from saccade.nn.layers import Linear
 from saccade.nn.ops import GELU
@@ -56,16 +56,16 @@ class Network(ImageTextNetwork):
     """The engine's network of the family. Parameters are empty until the loader has filled them and called `finish`."""
 
     def __init__(
-        self, facts: Facts, config: Mapping[str, Any], preprocessor: Mapping[str, Any], ranks: Ranks = ALONE
+        self, spec: Spec, config: Mapping[str, Any], preprocessor: Mapping[str, Any], ranks: Ranks = ALONE
     ) -> None:
         settings = Layout(config, preprocessor).settings
-        super().__init__(TextDecoder(facts.text, ranks), settings, facts.text, tied=facts.text.tied, ranks=ranks)
-        self.facts = facts
-        merged = 4 * facts.vision.hidden_size
-        self.vision_tower = ClipTower(facts.vision, facts.num_blocks, ranks.encoder)
+        super().__init__(TextDecoder(spec.text, ranks), settings, spec.text, tied=spec.text.tied, ranks=ranks)
+        self.spec = spec
+        merged = 4 * spec.vision.hidden_size
+        self.vision_tower = ClipTower(spec.vision, spec.num_blocks, ranks.encoder)
         self.newline = nn.Parameter(torch.empty(1, 1, 1, merged), requires_grad=False)
         self.separator = nn.Parameter(torch.empty(1, 1, merged), requires_grad=False)
-        self.projector = Projector(merged, facts.text.hidden_size)
+        self.projector = Projector(merged, spec.text.hidden_size)
 
     def locate(self, name: str) -> Target | None:
         """Return the parameter that the checkpoint's tensor *name* fills; None if the tensor is not needed."""
@@ -83,7 +83,7 @@ class Network(ImageTextNetwork):
         images = tuple(crops(item.grid) for item in items)
         views = self.vision_tower.prepare(sum(1 + rows * columns for rows, columns in images), backend)
         order = to_device(feature_order(images), self.device)
-        return EncoderMetadata(images, views, order), [self.facts.item_tokens(item.grid) for item in items]
+        return EncoderMetadata(images, views, order), [self.spec.item_tokens(item.grid) for item in items]
 
     def encode(self, pixels_B: torch.Tensor, metadata: EncoderMetadata) -> torch.Tensor:
         """Map uint8 padded images to features [U, E], image after image."""

@@ -15,11 +15,11 @@ from torch import nn
 
 from saccade.models.backbones.qwen_network import QwenNetwork
 from saccade.models.backbones.qwen_vision import BlockMetadata, PatchMerger, VisionBlock, axial_cos_sin
-from saccade.models.facts import Grid
 from saccade.models.network import Target
-from saccade.models.qwen2_5_vl.facts import WindowedConfig
 from saccade.models.qwen2_5_vl.layout import Layout
+from saccade.models.qwen2_5_vl.spec import WindowedConfig
 from saccade.models.qwen2_5_vl.weights import locate
+from saccade.models.spec import Grid
 from saccade.nn.context import VisionAttentionBackend
 from saccade.nn.layers import Layer, Linear, RMSNorm
 from saccade.nn.ops import ACTIVATIONS

@@ -19,10 +19,10 @@ from saccade.models.backbones.qwen_vision import (
     VisionMlp,
     axial_cos_sin,
 )
-from saccade.models.facts import Grid
 from saccade.models.network import Target
 from saccade.models.qwen2_vl.layout import Layout
 from saccade.models.qwen2_vl.weights import locate
+from saccade.models.spec import Grid
 from saccade.nn.context import VisionAttentionBackend
 from saccade.nn.parallel import ALONE, Ranks
 from saccade.nn.transfer import to_device

@@ -15,12 +15,12 @@ from saccade.models.backbones.clip_config import ClipConfig
 from saccade.models.backbones.clip_vision import Block, ViewMetadata, view_patches
 from saccade.models.backbones.image_text_network import ImageTextNetwork
 from saccade.models.backbones.llama_text import TextDecoder
-from saccade.models.facts import MediaShape
 from saccade.models.network import Target
 from saccade.models.preprocessing.processor_config import CHANNELS
-from saccade.models.smolvlm.facts import Facts
 from saccade.models.smolvlm.layout import Layout
+from saccade.models.smolvlm.spec import Spec
 from saccade.models.smolvlm.weights import locate
+from saccade.models.spec import MediaShape
 from saccade.nn.context import VisionAttentionBackend
 from saccade.nn.layers import LayerNorm, Linear
 from saccade.nn.parallel import ALONE, Ranks
@@ -78,12 +78,12 @@ class Tower(nn.Module):
 class Connector(nn.Module):
     """Joins the channels of *scale* x *scale* patches, and maps them to the text network's width."""
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, spec: Spec) -> None:
         super().__init__()
-        self.side, self.scale = facts.vision.side, facts.scale
+        self.side, self.scale = spec.vision.side, spec.scale
         self.modality_projection = nn.Module()
-        joined = facts.vision.hidden_size * facts.scale**2
-        self.modality_projection.proj = Linear(joined, facts.text.hidden_size, bias=False)
+        joined = spec.vision.hidden_size * spec.scale**2
+        self.modality_projection.proj = Linear(joined, spec.text.hidden_size, bias=False)
 
     def forward(self, x_VPC: torch.Tensor) -> torch.Tensor:
         """Map [V, P, C] to [U, E]."""
@@ -96,13 +96,13 @@ class Network(ImageTextNetwork):
     """The engine's network of the family. Parameters are empty until the loader has filled them and called `finish`."""
 
     def __init__(
-        self, facts: Facts, config: Mapping[str, Any], preprocessor: Mapping[str, Any], ranks: Ranks = ALONE
+        self, spec: Spec, config: Mapping[str, Any], preprocessor: Mapping[str, Any], ranks: Ranks = ALONE
     ) -> None:
         settings = Layout(config, preprocessor).settings
-        super().__init__(TextDecoder(facts.text, ranks), settings, facts.text, tied=facts.text.tied, ranks=ranks)
-        self.facts = facts
-        self.vision_model = Tower(facts.vision, ranks.encoder)
-        self.connector = Connector(facts)
+        super().__init__(TextDecoder(spec.text, ranks), settings, spec.text, tied=spec.text.tied, ranks=ranks)
+        self.spec = spec
+        self.vision_model = Tower(spec.vision, ranks.encoder)
+        self.connector = Connector(spec)
 
     def locate(self, name: str) -> Target | None:
         """Return the parameter that the checkpoint's tensor *name* fills; None if the tensor is not needed."""
@@ -116,12 +116,12 @@ class Network(ImageTextNetwork):
     def prepare(self, items: Sequence[MediaShape], backend: VisionAttentionBackend) -> tuple[ViewMetadata, list[int]]:
         """Return the metadata of *items* for `encode`, and each item's token count."""
         grids = grid_list(item.grid for item in items)
-        views = self.vision_model.prepare(sum(map(self.facts.num_views, grids)), backend)
-        return views, [self.facts.item_tokens(grid) for grid in grids]
+        views = self.vision_model.prepare(sum(map(self.spec.num_views, grids)), backend)
+        return views, [self.spec.item_tokens(grid) for grid in grids]
 
     def encode(self, pixels_B: torch.Tensor, metadata: ViewMetadata) -> torch.Tensor:
         """Map uint8 views to features [U, E], image after image."""
-        vision = self.facts.vision
+        vision = self.spec.vision
         views_V3SS = pixels_B.view(-1, CHANNELS, vision.image_size, vision.image_size)
         patches_TD = self.normalised(view_patches(views_V3SS, vision.patch_size), self.dtype)
         return self.connector(self.vision_model(patches_TD, metadata))  # type: ignore[no-any-return]

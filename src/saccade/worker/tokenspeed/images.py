@@ -17,10 +17,10 @@ from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
 
 from saccade.errors import InvalidValue, UnsupportedParameter
 from saccade.identity.content import HASH_BYTES
-from saccade.models.facts import Grid, ModelFacts
 from saccade.models.family import Layout
 from saccade.models.preprocessing.denormalisation import Denormaliser
 from saccade.models.preprocessing.processor_config import CHANNELS
+from saccade.models.spec import Grid, ModelSpec
 from saccade.protocol.media import ImageLayout, MediaItem, Span
 from saccade.transport.connectors.tokenspeed_messages import PATCHES_PER_IMAGE
 from saccade.worker.tokenspeed import tensors
@@ -59,17 +59,17 @@ def pad_value(content_hash: bytes) -> int:
 class ImageReader:
     """Reads images of one model. *grid_name* is the name of an image's grid in a message."""
 
-    facts: ModelFacts
+    spec: ModelSpec
     layout: Layout
     grid_name: str
     denormaliser: Denormaliser
     takes_bfloat16: bool
 
     @classmethod
-    def of(cls, facts: ModelFacts, layout: Layout, grid_name: str) -> "ImageReader":
+    def of(cls, spec: ModelSpec, layout: Layout, grid_name: str) -> "ImageReader":
         """Return a reader of images that are normalised with the settings of *layout*."""
         denormaliser = Denormaliser(layout.settings["image_mean"], layout.settings["image_std"])
-        return cls(facts, layout, grid_name, denormaliser, denormaliser.takes_bfloat16)
+        return cls(spec, layout, grid_name, denormaliser, denormaliser.takes_bfloat16)
 
     def read(self, item: pb.MultimodalItem, token_ids: Sequence[int], field: str) -> MediaItem:
         """Return the image in *item*, the message's *field*, of the prompt *token_ids*. Takes milliseconds.
@@ -94,7 +94,7 @@ class ImageReader:
         )
 
     def _check_placeholder(self, item: pb.MultimodalItem, field: str) -> None:
-        own = self.facts.placeholder_of[IMAGE]
+        own = self.spec.placeholder_of[IMAGE]
         if item.HasField("placeholder_token_id") and item.placeholder_token_id != own:
             raise InvalidValue(
                 f"{field}.placeholder_token_id is {item.placeholder_token_id}; this model's is {own}.", field
@@ -125,7 +125,7 @@ class ImageReader:
 
         So the size of the pixels is bounded by the prompt's length before they are read.
         """
-        num_tokens = self.facts.item_tokens(grid)
+        num_tokens = self.spec.item_tokens(grid)
         covered = sum(span.length for span in spans)
         if covered != num_tokens or covered > len(token_ids):
             raise InvalidValue(
@@ -135,12 +135,12 @@ class ImageReader:
             )
 
     def _patches(self, item: pb.MultimodalItem, grid: Grid, field: str) -> npt.NDArray[np.uint8]:
-        """Return the uint8 patches [facts.pixel_shape(grid)] in encoder_input."""
+        """Return the uint8 patches [spec.pixel_shape(grid)] in encoder_input."""
         if not item.HasField("encoder_input"):
             raise UnsupportedParameter(f"{field} is missing: an image that is encoded elsewhere is not served.", field)
         tensor = item.encoder_input
         self._check_dtype(tensor.dtype, field)
-        own, external = self.facts.pixel_shape(grid), self._external_shape(grid)
+        own, external = self.spec.pixel_shape(grid), self._external_shape(grid)
         if tuple(tensor.shape) != external:
             raise InvalidValue(f"{field} has the shape {list(tensor.shape)}; the grid needs {list(external)}.", field)
         values = tensors.read(tensor, field).reshape(own[0], CHANNELS, math.prod(external) // math.prod(own), -1)
@@ -164,6 +164,6 @@ class ImageReader:
     def _external_shape(self, grid: Grid) -> tuple[int, ...]:
         """Return the shape of the reference's tensor of an image of *grid*."""
         own = ImageLayout(
-            resized_height=0, resized_width=0, grid=grid, num_tokens=0, pixel_shape=self.facts.pixel_shape(grid)
+            resized_height=0, resized_width=0, grid=grid, num_tokens=0, pixel_shape=self.spec.pixel_shape(grid)
         )
         return self.layout.external(own, "float32").pixel_shape

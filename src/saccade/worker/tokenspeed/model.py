@@ -11,8 +11,8 @@ from typing import Any
 
 from saccade import models
 from saccade.models import files
-from saccade.models.facts import ModelFacts
 from saccade.models.generation_defaults import GenerationDefaults, generation_defaults
+from saccade.models.spec import ModelSpec
 from saccade.protocol.description import Description
 from saccade.protocol.model_files import CONFIG, GENERATION_CONFIG, TOKENIZER_CONFIG
 from saccade.tokenization.loading import TokenizerNeeds, load_tokenizer
@@ -26,7 +26,7 @@ class WireModel:
 
     description: Description
     config: Mapping[str, Any]
-    facts: ModelFacts
+    spec: ModelSpec
     defaults: GenerationDefaults
     images: ImageReader | None
     _needs: TokenizerNeeds
@@ -37,16 +37,16 @@ class WireModel:
         config = files.parse_json(description.files, CONFIG)
         name = models.family_of(config)
         family = models.families()[name]
-        facts = models.load_facts(name, files.engine_config(description.files, family, description.max_model_len))
+        spec = models.load_spec(name, files.engine_config(description.files, family, description.max_model_len))
         images = None
         if family.external_grid is not None:
             layout = models.load_layout(name)(config, files.image_processor(description.files, family))
-            images = ImageReader.of(facts, layout, family.external_grid)
+            images = ImageReader.of(spec, layout, family.external_grid)
         declared = family.placeholder_token_id(config)
         return cls(
             description=description,
             config=config,
-            facts=facts,
+            spec=spec,
             defaults=generation_defaults(files.parse_json(description.files, GENERATION_CONFIG), config),
             images=images,
             _needs=TokenizerNeeds(family.placeholder, declared, family.tiktoken_pattern),

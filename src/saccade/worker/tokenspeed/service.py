@@ -128,7 +128,7 @@ class TokenSpeedService(TokenSpeedSchedulerServicer):  # type: ignore[misc]
             architectures=map(str, model.config.get("architectures") or ()),
             max_context_length=described.max_model_len,
             max_req_input_len=described.max_model_len - 1,
-            vocab_size=model.facts.vocab_size,
+            vocab_size=model.spec.vocab_size,
             eos_token_ids=model.defaults.eos_token_ids,
             pad_token_id=model.token_id("pad_token_id"),
             bos_token_id=model.token_id("bos_token_id"),

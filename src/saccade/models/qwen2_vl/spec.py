@@ -1,23 +1,23 @@
-"""The facts of Qwen2-VL for the engine's core, from its configuration. No torch."""
+"""The spec of Qwen2-VL for the engine's core, from its configuration. No torch."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from saccade.models.backbones.model_config import integer, section
 from saccade.models.backbones.qwen_config import BIASED_STYLE, TextConfig, TowerConfig, text_section
-from saccade.models.backbones.qwen_facts import QwenFacts
+from saccade.models.backbones.qwen_spec import QwenSpec
 
 TOWER_DEFAULTS: Mapping[str, Any] = {"mlp_ratio": 4, "hidden_act": "quick_gelu", "in_channels": 3}
 """Keys that the releases leave out: transformers 5.23, Qwen2VLVisionConfig."""
 
 
-class Facts(QwenFacts[TowerConfig]):
-    """models.facts.ModelFacts."""
+class Spec(QwenSpec[TowerConfig]):
+    """models.spec.ModelSpec."""
 
     takes_videos = True
 
     @classmethod
-    def read(cls, config: Mapping[str, Any]) -> "Facts":
+    def read(cls, config: Mapping[str, Any]) -> "Spec":
         """Read config.json. Raises StartupError, naming the key."""
         text = TextConfig.read(text_section(config), BIASED_STYLE)
         return cls.checked(config, text, _tower(section(config, "vision_config")))

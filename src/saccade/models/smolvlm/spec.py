@@ -1,4 +1,4 @@
-"""The facts of Idefics3 and SmolVLM for the engine's core, from their configuration. No torch."""
+"""The spec of Idefics3 and SmolVLM for the engine's core, from their configuration. No torch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,21 +9,21 @@ from saccade.errors import InvalidValue, StartupError
 from saccade.models.backbones.clip_config import ClipConfig
 from saccade.models.backbones.llama_config import LLAMA, TextConfig
 from saccade.models.backbones.model_config import choice, section
-from saccade.models.backbones.shared_facts import TextFacts
-from saccade.models.facts import PLACEHOLDER_TOKEN_ID, Grid, Size
+from saccade.models.backbones.shared_spec import TextSpec
 from saccade.models.positions import PlainPositions
 from saccade.models.preprocessing.processor_config import CHANNELS
 from saccade.models.smolvlm import FAMILY
 from saccade.models.smolvlm.layout import num_views
 from saccade.models.smolvlm.settings import scale, tower
+from saccade.models.spec import PLACEHOLDER_TOKEN_ID, Grid, Size
 from saccade.protocol.media import MediaItem
 
 DEFAULT_IMAGE_TOKEN_ID = 128257
 
 
 @dataclass(frozen=True)
-class Facts(TextFacts):
-    """models.facts.ModelFacts, and the validated parts of config.json for the network.
+class Spec(TextSpec):
+    """models.spec.ModelSpec, and the validated parts of config.json for the network.
 
     *scale* x *scale* patches become one token.
     """
@@ -35,7 +35,7 @@ class Facts(TextFacts):
     placeholder_token_ids: tuple[int, ...]
 
     @classmethod
-    def read(cls, config: Mapping[str, Any]) -> "Facts":
+    def read(cls, config: Mapping[str, Any]) -> "Spec":
         """Read config.json. Raises StartupError, naming the key."""
         text, vision = _text(config), tower(config)
         stated = (FAMILY.placeholder_token_id(config), config.get(PLACEHOLDER_TOKEN_ID), DEFAULT_IMAGE_TOKEN_ID)

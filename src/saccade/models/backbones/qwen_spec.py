@@ -1,4 +1,4 @@
-"""The facts of Qwen's models for the engine's core. No torch."""
+"""The spec of Qwen's models for the engine's core. No torch."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,17 +8,17 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 from saccade.errors import StartupError
 from saccade.models.backbones.model_config import integer
 from saccade.models.backbones.qwen_config import TextConfig, TowerConfig
-from saccade.models.backbones.shared_facts import MergedPatchFacts
-from saccade.models.facts import IMAGE, VIDEO, Grid, Size
+from saccade.models.backbones.shared_spec import MergedPatchSpec
 from saccade.models.positions import GridSpan, MultimodalPositions
+from saccade.models.spec import IMAGE, VIDEO, Grid, Size
 from saccade.protocol.media import MediaItem
 
 Tower = TypeVar("Tower", bound=TowerConfig)
 
 
 @dataclass(frozen=True)
-class QwenFacts(MergedPatchFacts, Generic[Tower]):
-    """models.facts.ModelFacts, and the validated parts of config.json for the network. A family adds `read`."""
+class QwenSpec(MergedPatchSpec, Generic[Tower]):
+    """models.spec.ModelSpec, and the validated parts of config.json for the network. A family adds `read`."""
 
     takes_videos: ClassVar[bool] = False
     """Whether the family's videos are served."""
@@ -33,7 +33,7 @@ class QwenFacts(MergedPatchFacts, Generic[Tower]):
 
     @classmethod
     def checked(cls, config: Mapping[str, Any], text: TextConfig, vision: Tower) -> Self:
-        """Return the facts of both halves and of the ids in config.json. Raises StartupError, naming the key."""
+        """Return the spec of both halves and of the ids in config.json. Raises StartupError, naming the key."""
         if vision.out_hidden_size != text.hidden_size:
             raise StartupError("config.json: the vision tower's `out_hidden_size` must equal the text `hidden_size`.")
         if vision.num_features > 1 + text.num_layers:

@@ -1,4 +1,4 @@
-"""The facts of Kimi-K2.5 for the engine's core, from its configuration. No torch."""
+"""The spec of Kimi-K2.5 for the engine's core, from its configuration. No torch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,17 +9,17 @@ from saccade.errors import StartupError
 from saccade.models.backbones.deepseek_config import TextConfig
 from saccade.models.backbones.model_config import section
 from saccade.models.backbones.moonvit_config import VisionConfig
-from saccade.models.backbones.shared_facts import MergedPatchFacts
-from saccade.models.facts import IMAGE, VIDEO, Grid, Size
+from saccade.models.backbones.shared_spec import MergedPatchSpec
 from saccade.models.kimi_k25 import FAMILY
 from saccade.models.positions import PlainPositions
 from saccade.models.preprocessing.processor_config import CHANNELS
+from saccade.models.spec import IMAGE, VIDEO, Grid, Size
 from saccade.protocol.media import MediaItem
 
 
 @dataclass(frozen=True)
-class Facts(MergedPatchFacts):
-    """models.facts.ModelFacts, and the validated parts of config.json for the network."""
+class Spec(MergedPatchSpec):
+    """models.spec.ModelSpec, and the validated parts of config.json for the network."""
 
     text: TextConfig
     vision: VisionConfig
@@ -27,7 +27,7 @@ class Facts(MergedPatchFacts):
     placeholder_token_ids: tuple[int, ...]
 
     @classmethod
-    def read(cls, config: Mapping[str, Any]) -> "Facts":
+    def read(cls, config: Mapping[str, Any]) -> "Spec":
         """Read config.json. Raises StartupError, naming the key."""
         text = TextConfig.read(section(config, "text_config"))
         vision = VisionConfig.read(config, section(config, "vision_config"), text.hidden_size)

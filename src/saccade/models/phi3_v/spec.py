@@ -1,4 +1,4 @@
-"""The facts of Phi-3-vision for the engine's core, from its configuration. No torch."""
+"""The spec of Phi-3-vision for the engine's core, from its configuration. No torch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,18 +9,18 @@ from saccade.errors import InvalidValue, StartupError
 from saccade.models.backbones.clip_config import LARGE_336, ClipConfig
 from saccade.models.backbones.llama_config import TextConfig
 from saccade.models.backbones.model_config import choice, integer, section
-from saccade.models.backbones.shared_facts import TextFacts
-from saccade.models.facts import MAX_MODEL_LEN, PLACEHOLDER_TOKEN_ID, Grid, Size
+from saccade.models.backbones.shared_spec import TextSpec
 from saccade.models.phi3_v.layout import CROP, PATCH, num_tokens
 from saccade.models.positions import PlainPositions
+from saccade.models.spec import MAX_MODEL_LEN, PLACEHOLDER_TOKEN_ID, Grid, Size
 from saccade.protocol.media import MediaItem
 
 CROP_PATCHES = CROP // PATCH
 
 
 @dataclass(frozen=True)
-class Facts(TextFacts):
-    """models.facts.ModelFacts, and the validated parts of config.json for the network.
+class Spec(TextSpec):
+    """models.spec.ModelSpec, and the validated parts of config.json for the network.
 
     *num_blocks* is how many blocks of the vision tower compute the features.
     """
@@ -32,7 +32,7 @@ class Facts(TextFacts):
     placeholder_token_ids: tuple[int, ...]
 
     @classmethod
-    def read(cls, config: Mapping[str, Any]) -> "Facts":
+    def read(cls, config: Mapping[str, Any]) -> "Spec":
         """Read config.json as models.files.engine_config returns it. Raises StartupError, naming the key."""
         text = TextConfig.read(config, max_model_len=config.get(MAX_MODEL_LEN))
         embedding = section(config, "embd_layer")

@@ -1,4 +1,4 @@
-"""The facts of LLaVA-1.5 and LLaVA-NeXT for the engine's core, from their configuration. No torch."""
+"""The spec of LLaVA-1.5 and LLaVA-NeXT for the engine's core, from their configuration. No torch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from saccade.errors import InvalidValue, StartupError
 from saccade.models.backbones.clip_config import ClipConfig
 from saccade.models.backbones.llama_config import LLAMA, TextConfig
 from saccade.models.backbones.model_config import choice, section
-from saccade.models.backbones.shared_facts import TextFacts
-from saccade.models.facts import PLACEHOLDER_TOKEN_ID, Grid, Size
+from saccade.models.backbones.shared_spec import TextSpec
 from saccade.models.llava import FAMILY, tiles
 from saccade.models.llava.settings import has_class_token, has_tiles, tower
 from saccade.models.positions import PlainPositions
 from saccade.models.preprocessing.processor_config import CHANNELS
+from saccade.models.spec import PLACEHOLDER_TOKEN_ID, Grid, Size
 from saccade.protocol.media import MediaItem
 
 MISTRAL: Mapping[str, Any] = MappingProxyType(
@@ -42,8 +42,8 @@ DEFAULTS: Mapping[str, Any] = MappingProxyType(
 
 
 @dataclass(frozen=True)
-class Facts(TextFacts):
-    """models.facts.ModelFacts, and the validated parts of config.json for the network.
+class Spec(TextSpec):
+    """models.spec.ModelSpec, and the validated parts of config.json for the network.
 
     The features of an image are those behind block *num_vision_blocks* of the vision tower. *has_tiles* is
     LLaVA-NeXT; a view's features begin with the class token's where *has_class_token*.
@@ -60,7 +60,7 @@ class Facts(TextFacts):
     placeholder_token_ids: tuple[int, ...]
 
     @classmethod
-    def read(cls, config: Mapping[str, Any]) -> "Facts":
+    def read(cls, config: Mapping[str, Any]) -> "Spec":
         """Read config.json. Raises StartupError, naming the key."""
         text, vision = _text(config), tower(config)
         stated = {**DEFAULTS, **{key: config[key] for key in DEFAULTS if config.get(key) is not None}}

@@ -1,4 +1,4 @@
-"""Facts about a model for the engine's core: counts, sizes, positions, kinds of state. No torch."""
+"""What the spec of a model tells the engine's core: counts, sizes, positions, kinds of state. No torch."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -99,8 +99,8 @@ class Positions(Protocol):
         """Return the positions [3, stop - start] of tokens [start, stop)."""
 
 
-class ModelFacts(Protocol):
-    """A model's facts, from its configuration. *kv_specs* has one entry for each layer.
+class ModelSpec(Protocol):
+    """A model's spec, from its configuration. *kv_specs* has one entry for each layer.
 
     *placeholder_of* maps a modality to its token id. Grids are (frames, rows, columns) in patches; of a video, frames
     are groups of those that share patches. Original sizes are (height, width) of the image before resizing, if the

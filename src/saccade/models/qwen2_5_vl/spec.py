@@ -1,4 +1,4 @@
-"""The facts of Qwen2.5-VL for the engine's core, from its configuration. No torch."""
+"""The spec of Qwen2.5-VL for the engine's core, from its configuration. No torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ import numpy as np
 from saccade.errors import StartupError
 from saccade.models.backbones.model_config import integer, number, section
 from saccade.models.backbones.qwen_config import BIASED_STYLE, TextConfig, TowerConfig, text_section
-from saccade.models.backbones.qwen_facts import QwenFacts
-from saccade.models.facts import VIDEO
+from saccade.models.backbones.qwen_spec import QwenSpec
+from saccade.models.spec import VIDEO
 from saccade.protocol.media import MediaItem
 
 TOWER_DEFAULTS: Mapping[str, Any] = {"hidden_act": "silu", "in_channels": 3, "tokens_per_second": 4}
@@ -37,13 +37,13 @@ class WindowedConfig(TowerConfig):
         return {"window": window, "full_blocks": _full_blocks(vision), "tokens_per_second": rate}
 
 
-class Facts(QwenFacts[WindowedConfig]):
-    """models.facts.ModelFacts."""
+class Spec(QwenSpec[WindowedConfig]):
+    """models.spec.ModelSpec."""
 
     takes_videos = True
 
     @classmethod
-    def read(cls, config: Mapping[str, Any]) -> "Facts":
+    def read(cls, config: Mapping[str, Any]) -> "Spec":
         """Read config.json. Raises StartupError, naming the key."""
         text = TextConfig.read(text_section(config), BIASED_STYLE)
         tower = WindowedConfig.read({**TOWER_DEFAULTS, **section(config, "vision_config")})

@@ -1,11 +1,11 @@
-"""What the facts of several families share: the sizes of the text half, and images of merged patches. No torch."""
+"""What the specs of several families share: the sizes of the text half, and images of merged patches. No torch."""
 
 from collections.abc import Mapping
 from math import isqrt, prod
 from typing import Protocol
 
 from saccade.errors import InvalidValue
-from saccade.models.facts import VIDEO, Grid, KvSpec, Size
+from saccade.models.spec import VIDEO, Grid, KvSpec, Size
 
 
 class TextSizes(Protocol):
@@ -28,8 +28,8 @@ class MergedPatches(Protocol):
     def merge_size(self) -> int: ...
 
 
-class TextFacts:
-    """The properties of models.facts.ModelFacts that *text* alone determines."""
+class TextSpec:
+    """The properties of models.spec.ModelSpec that *text* alone determines."""
 
     text: TextSizes
 
@@ -58,8 +58,8 @@ class TextFacts:
         return self.text.max_position_embeddings
 
 
-class MergedPatchFacts(TextFacts):
-    """The methods of models.facts.ModelFacts for images of one frame whose patches are merged, and videos of them."""
+class MergedPatchSpec(TextSpec):
+    """The methods of models.spec.ModelSpec for images of one frame whose patches are merged, and videos of them."""
 
     vision: MergedPatches
     placeholder_of: Mapping[str, int]
