@@ -29,7 +29,7 @@ def decoding(num_sequences: int, num_blocks_each: int) -> tuple[Scheduler, StepB
     manager = BlockManager([PagedBlocks(num_sequences * num_blocks_each, BLOCK_SIZE)], BLOCK_SIZE, False)
     budgets = Budgets(num_sequences, NUM_PROMPT_TOKENS * num_sequences, 1024, num_sequences)
     scheduler = Scheduler(budgets, manager, EncoderCache(0), EncodeCosts(lambda _: 1, lambda _: 1))
-    builder = StepBuilder(scheduler.rows, scheduler.encodings.encoder_cache)
+    builder = StepBuilder(scheduler.rows, scheduler.encoder_scheduler.encoder_cache)
     for arrival in range(num_sequences):
         token_ids = [(arrival * 7 + index) % 1000 for index in range(NUM_PROMPT_TOKENS)]
         request = EngineRequest(request_id=str(arrival), token_ids=token_ids, sampling=SamplingParams(max_tokens=9))

@@ -70,7 +70,7 @@ class Feed:
         self._wait_seconds = wait_seconds
 
     def holds(self, salt: bytes, content_hash: bytes) -> bool:
-        """It holds no encodings."""
+        """It holds no encoder outputs."""
         return False
 
     def refuses(self, traits: RequestTraits) -> None:

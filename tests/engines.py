@@ -212,7 +212,7 @@ def _name(request_id: str, index: int) -> str:
 def is_idle(engine: Engine) -> bool:
     """Nothing of any request is left."""
     load = engine.load()
-    num_pinned = len(engine.scheduler.encodings.encoder_cache.pins)
+    num_pinned = len(engine.scheduler.encoder_scheduler.encoder_cache.pins)
     return (load.num_running, load.num_waiting, load.num_free_blocks, num_pinned) == (0, 0, load.num_blocks, 0)
 
 

@@ -91,24 +91,24 @@ def run(
     step = subject.schedule()
     check_budgets(subject, step)
     begin(step)
-    cache = subject.encodings.encoder_cache
+    cache = subject.encoder_scheduler.encoder_cache
     for key in step.encode:
         assert cache.has_begun(key), "planned, and no room was made"
         assert key not in cache, "encoded though it is held"
-        assert not any(key in job for job in subject.encodings.jobs.values()), "encoded though it is under way"
+        assert not any(key in job for job in subject.encoder_scheduler.jobs.values()), "encoded though it is under way"
         if key not in step.aside:
             cache.complete(key)
     if step.aside:
-        subject.encodings.jobs[max(subject.encodings.jobs, default=0) + 1] = frozenset(step.aside)
-        assert len(subject.encodings.jobs) <= NUM_JOBS
-    if not step.chunks and subject.encodings.jobs:
+        subject.encoder_scheduler.jobs[max(subject.encoder_scheduler.jobs, default=0) + 1] = frozenset(step.aside)
+        assert len(subject.encoder_scheduler.jobs) <= NUM_JOBS
+    if not step.chunks and subject.encoder_scheduler.jobs:
         land(subject)
     for owner, num_tokens in step.chunks.items():
         first = owner.num_computed_tokens
         assert 0 < num_tokens <= owner.num_pending_tokens
         assert len(owner.block_table) * BLOCK >= first + num_tokens, "no block for a token"
         for image_run, shown in owner.media_between(first, first + num_tokens):
-            assert shown.key in subject.encodings.encoder_cache, (image_run, "is needed and not encoded")
+            assert shown.key in subject.encoder_scheduler.encoder_cache, (image_run, "is needed and not encoded")
         compute(owner, num_tokens)
     subject.commit(step)
     for owner in list(step.chunks):
@@ -121,8 +121,8 @@ def run(
 
 def land(subject: Scheduler) -> None:
     """The oldest job aside is done."""
-    for key in subject.encodings.jobs.pop(min(subject.encodings.jobs)):
-        subject.encodings.encoder_cache.complete(key)
+    for key in subject.encoder_scheduler.jobs.pop(min(subject.encoder_scheduler.jobs)):
+        subject.encoder_scheduler.encoder_cache.complete(key)
 
 
 def check_budgets(subject: Scheduler, step: Schedule) -> None:
@@ -143,7 +143,7 @@ def check_holdings(subject: Scheduler) -> None:
 
 def check_pins(subject: Scheduler) -> None:
     """Every pin is that of an unfinished sequence that needs it, and the cache knows it."""
-    cache, owners = subject.encodings.encoder_cache, [*subject.running, *subject.waiting, *subject.parked]
+    cache, owners = subject.encoder_scheduler.encoder_cache, [*subject.running, *subject.waiting, *subject.parked]
     known = {shown for images in cache.pins.values() for shown in images}
     assert known == {shown for owner in owners for shown in owner.images if shown.pins}
     for shown in known:

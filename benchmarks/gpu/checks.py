@@ -95,7 +95,7 @@ def _encoder_graphs(subject: Subject, name: str, count: int, expected: torch.Ten
         outcome = subject.encoder(backend, with_graphs=True).encode_together(subject.job(count))
         if outcome.failed:
             raise RuntimeError("the encoder failed; its log says why")
-        return torch.cat([outcome.features[image.encoding_id] for image in subject.images[:count]])
+        return torch.cat([outcome.features[image.output_id] for image in subject.images[:count]])
 
     return _compared(label, encode, expected)
 

@@ -211,7 +211,7 @@ def main() -> None:
 
 
 def empty(worker: VllmServer) -> None:
-    """Empty a worker's caches of blocks, images and encodings."""
+    """Empty a worker's caches of blocks, images and encoder outputs."""
     for cache in ("prefix", "mm", "encoder"):
         worker.call(f"/reset_{cache}_cache", method="POST")
 

@@ -54,7 +54,7 @@ def test_missing_images_are_listed_and_end_with_2(
 ) -> None:
     assert run(["replay", str(record(tiny_qwen3_vl, tmp_path, record_pixels=False))]) == 2
     shown = capsys.readouterr().err
-    assert "1 images:\nstep 1, encoding 1: grid 1x4x6, 18432 bytes, blake3 " in shown
+    assert "1 images:\nstep 1, encoder output 1: grid 1x4x6, 18432 bytes, blake3 " in shown
 
 
 @pytest.mark.parametrize(("content", "words"), [(b"abc", "not a recording"), (None, "Cannot read")])

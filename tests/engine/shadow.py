@@ -81,7 +81,7 @@ class Spec:
     def encode_cost(self, grid: tuple[int, int, int]) -> int:
         return grid[1] * grid[2]
 
-    def encoding_values(self, grid: tuple[int, int, int], original_size: object = None) -> int:
+    def encoder_output_values(self, grid: tuple[int, int, int], original_size: object = None) -> int:
         return 10 * grid[1] * grid[2]
 
     def span_lengths(self, grid: tuple[int, int, int], modality: str) -> None:
@@ -118,7 +118,7 @@ class ShadowExecutor:
         self._slots: dict[tuple[int, int], bytes] = {}
         self._states: dict[int, bytes] = {}
         self._snapshots: dict[int, bytes] = {}
-        self._encodings: dict[int, bytes] = {}
+        self._encoder_outputs: dict[int, bytes] = {}
         self._last: dict[int, int] = {}
 
     def check_device(self) -> None:
@@ -133,8 +133,8 @@ class ShadowExecutor:
 
     def execute(self, step: StepInput, sampling: SamplingInput) -> StepOutput:
         """Return the tokens that follow the step's chunks. Raises StepFailed."""
-        for encoding_id in step.drop:
-            self._encodings.pop(encoding_id, None)
+        for output_id in step.drop:
+            self._encoder_outputs.pop(output_id, None)
         for row in step.ended:
             self._tables.pop(row, None)
             self._last.pop(row, None)
@@ -183,10 +183,10 @@ class ShadowExecutor:
     def _encode(self, step: StepInput) -> tuple[int, ...]:
         failed = []
         for image in (image for job in step.jobs for image in job.images):
-            assert image.encoding_id not in self._encodings, "an image is encoded twice"
+            assert image.output_id not in self._encoder_outputs, "an image is encoded twice"
             is_failed = self._rng.random() < self._failing
-            self._encodings[image.encoding_id] = b"failed" if is_failed else bytes(image.pixels)
-            failed += [image.encoding_id] * is_failed
+            self._encoder_outputs[image.output_id] = b"failed" if is_failed else bytes(image.pixels)
+            failed += [image.output_id] * is_failed
         return tuple(failed)
 
     def _attend(self, step: StepInput) -> None:
@@ -210,7 +210,7 @@ class ShadowExecutor:
         token_ids = [self._last[chunk.row]] if chunk.token_ids is None else list(chunk.token_ids)
         assert len(token_ids) == chunk.num_tokens
         seen = {
-            piece.offset + number: (self._encodings[piece.encoding_id], start)
+            piece.offset + number: (self._encoder_outputs[piece.output_id], start)
             for piece in chunk.media
             for number, start in enumerate(range(piece.start, piece.stop))
         }
@@ -231,7 +231,7 @@ def scheduler(
         Budgets(max_num_seqs, num_tokens or rng.randint(max(4, max_num_seqs), max(60, max_num_seqs)), 64, 200),
         BlockManager(groups, BLOCK_SIZE, caches),  # type: ignore[arg-type]
         EncoderCache(10**6),
-        EncodeCosts(SPEC.encode_cost, SPEC.encoding_values),
+        EncodeCosts(SPEC.encode_cost, SPEC.encoder_output_values),
     )
 
 

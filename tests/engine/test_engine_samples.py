@@ -64,7 +64,7 @@ def idle(subject: Engine) -> bool:
     """Whether nothing is held any more: no sequence, no block, no pin."""
     load = subject.load()
     held = load.num_running + load.num_waiting + load.num_blocks - load.num_free_blocks
-    return not held and not subject.scheduler.encodings.encoder_cache.pins and not subject.has_work
+    return not held and not subject.scheduler.encoder_scheduler.encoder_cache.pins and not subject.has_work
 
 
 @pytest.mark.parametrize("caching", [True, False])
@@ -178,7 +178,7 @@ def test_preempted_samples_answer_the_same(tiny_qwen3_vl: Path) -> None:  # B5, 
 
 
 def test_samples_of_an_image_that_came_by_its_hash(tiny_qwen3_vl: Path) -> None:
-    """Nobody could bring it again: its encoding stays, whatever the caches drop, until every sample has ended."""
+    """Nobody could bring it again: its encoder output stays, whatever the caches drop, until every sample has ended."""
     subject = engines.engine(tiny_qwen3_vl, max_num_seqs=1)
     inline = several(tiny_qwen3_vl, 3)
     expected = alone(subject, inline)

@@ -105,7 +105,7 @@ def seen_last(seen: dict[int, set[tuple[int, ...]]], end: int) -> int:
     return max(axis for index in range(end) for place in seen[index] for axis in place)
 
 
-def test_an_encoding_serves_whoever_comes_later(shared: Engine, tiny_qwen3_vl: Path) -> None:  # D3, [eng] 5
+def test_an_encoder_output_serves_whoever_comes_later(shared: Engine, tiny_qwen3_vl: Path) -> None:  # D3, [eng] 5
     before = shared.load().encoded_items_total
     first = engines.request(tiny_qwen3_vl, [3, (SMALL, 51), 2, (SMALL, 52), 4], "AB", text_seed=1)
     second = engines.request(tiny_qwen3_vl, [4, (SMALL, 52), 2, (SMALL, 53), 4], "BC", text_seed=2)
@@ -115,7 +115,7 @@ def test_an_encoding_serves_whoever_comes_later(shared: Engine, tiny_qwen3_vl: P
     assert shared.load().encoded_items_total == before + 3
 
 
-def test_one_hash_with_two_grids_is_two_encodings(shared: Engine, tiny_qwen3_vl: Path) -> None:  # [eng] 9, 10
+def test_one_hash_with_two_grids_is_two_encoder_outputs(shared: Engine, tiny_qwen3_vl: Path) -> None:  # [eng] 9, 10
     """No honest gateway sends that: the hash covers all that decides the grid."""
     before = shared.load().encoded_items_total
     wide = engines.request(tiny_qwen3_vl, [4, (WIDE, 61), 3], "wide")
@@ -139,7 +139,7 @@ def test_hashes_are_taken_as_they_come(shared: Engine, tiny_qwen3_vl: Path) -> N
     assert [run.content_hash for run in sequence.runs] == [named.content_hash]
 
 
-def test_modalities_share_no_encoding() -> None:  # [eng] 15
+def test_modalities_share_no_encoder_output() -> None:  # [eng] 15
     image, audio = (EncoderKey(b"", modality, bytes(32), SMALL) for modality in ("image", "audio"))
     assert image != audio
 

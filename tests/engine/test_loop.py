@@ -49,15 +49,15 @@ def names(asked: EngineRequest) -> list[str]:
     return [item.slot.name for item in asked.media if item.slot is not None]
 
 
-def test_an_idle_engine_keeps_no_encoding_that_was_dropped(tiny_qwen3_vl: Path) -> None:
+def test_an_idle_engine_keeps_no_encoder_output_that_was_dropped(tiny_qwen3_vl: Path) -> None:
     subject = engines.engine(tiny_qwen3_vl, encoder_cache_bytes=0)
     engines.drain(subject, engines.request(tiny_qwen3_vl, [5, (WIDE, 1), 4], max_tokens=1))
-    assert engines.local(subject).runner.encodings == {}
+    assert engines.local(subject).runner.encoder_outputs == {}
     subject.submit(0, engines.request(tiny_qwen3_vl, [5, (SMALL, 1), 4, (WIDE, 2), 4, 700], max_tokens=8))
     subject.step()
     subject.hangup(0)
     engines.drain(subject)
-    assert engines.local(subject).runner.encodings == {}
+    assert engines.local(subject).runner.encoder_outputs == {}
     assert engines.is_idle(subject)
 
 
@@ -136,10 +136,10 @@ def test_tenants_share_nothing(tiny_qwen3_vl: Path) -> None:
     assert subject.load().encoded_items_total == 2
 
 
-def test_encodings_do_not_pin_their_batch(tiny_qwen3_vl: Path) -> None:  # [eng] 26, 39
+def test_encoder_outputs_do_not_pin_their_batch(tiny_qwen3_vl: Path) -> None:  # [eng] 26, 39
     subject = engines.engine(tiny_qwen3_vl)
     engines.drain(subject, engines.request(tiny_qwen3_vl, [1, (SMALL, 1), 1, (WIDE, 2), 1]))
-    held = engines.local(subject).runner.encodings.values()
+    held = engines.local(subject).runner.encoder_outputs.values()
     assert sum(entry.nbytes for entry in held) == subject.load().encoder_cache_bytes
     for entry in held:
         assert entry.untyped_storage().nbytes() == entry.nbytes

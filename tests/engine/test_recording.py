@@ -224,7 +224,7 @@ def test_a_segment_waits_for_a_job_beside_the_steps_and_no_step_does(tiny_qwen3_
             subject.step()
         subject.submit(0, engines.request(tiny_qwen3_vl, [5, (WIDE, 1), 4], "beside"))
         subject.step()
-        assert len(subject.scheduler.encodings.jobs) == 1
+        assert len(subject.scheduler.encoder_scheduler.jobs) == 1
         recordings.recorder(subject).rest_seconds = 0
         recordings.recorder(subject).close()
         subject.submit(0, engines.request(tiny_qwen3_vl, [5, (WIDE, 2), 4], "within"))

@@ -307,7 +307,7 @@ class Pair:
                 "sending": len(plan.sending),
                 "receiving": len(plan.receiving),
                 "blocks": load.num_blocks - load.num_free_blocks,
-                "pins": len(plan.encodings.encoder_cache.pins),
+                "pins": len(plan.encoder_scheduler.encoder_cache.pins),
             }
             wrong += [f"{role}: {number} {what} left" for what, number in left.items() if number]
         for name, request in self.requests.items():

@@ -118,9 +118,9 @@ def test_same_steps_same_outputs_same_contents(recorded: Path) -> None:
         assert ours.keys.any()
         assert torch.equal(ours.keys, theirs.keys)
         assert torch.equal(ours.values, theirs.values)
-    assert one.encodings.keys() == other.encodings.keys() != set()
-    for encoding_id, features in one.encodings.items():
-        assert torch.equal(features, other.encodings[encoding_id])
+    assert one.encoder_outputs.keys() == other.encoder_outputs.keys() != set()
+    for output_id, features in one.encoder_outputs.items():
+        assert torch.equal(features, other.encoder_outputs[output_id])
     for name in ("tables", "num_blocks", "position_deltas"):
         assert (getattr(one.rows, name) == getattr(other.rows, name)).all(), name
     assert torch.equal(one.rows.last_token_ids, other.rows.last_token_ids)

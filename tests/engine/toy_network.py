@@ -45,7 +45,7 @@ class Spec:
     def encode_cost(self, grid: Grid) -> int:
         return 0
 
-    def encoding_values(self, grid: Grid, original_size: Size | None = None) -> int:
+    def encoder_output_values(self, grid: Grid, original_size: Size | None = None) -> int:
         return 0
 
     def square_grid(self, max_patches: int) -> Grid:

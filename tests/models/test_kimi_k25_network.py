@@ -318,7 +318,7 @@ def test_a_grid_that_cannot_be_merged_is_refused() -> None:
     spec = models.load_spec("kimi_k25", whole({}))
     assert spec.item_tokens((1, 6, 10)) == 15
     assert spec.pixel_shape((1, 6, 10)) == (60, 3, 14, 14)
-    assert spec.encoding_values((1, 6, 10)) == 15 * 96
+    assert spec.encoder_output_values((1, 6, 10)) == 15 * 96
     assert spec.item_tokens((4, 6, 10)) == 15
     assert spec.item_tokens((9, 6, 10)) == 45
     for grid in ((1, 3, 4), (1, 4, 3), (0, 4, 4), (1, 0, 4)):

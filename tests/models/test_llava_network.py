@@ -86,7 +86,7 @@ def test_engine_counts_as_the_gateway(name: str, size: tuple[int, int], network_
     layout, spec = layout_of(network_folder(name)), Spec.read(config_of(network_folder(name)))
     shape = layout.image(*size, layout.settings)
     assert spec.item_tokens(shape.grid, shape.original_size) == shape.num_tokens
-    assert spec.encoding_values(shape.grid, shape.original_size) == shape.num_tokens * 96
+    assert spec.encoder_output_values(shape.grid, shape.original_size) == shape.num_tokens * 96
     assert spec.pixel_shape(shape.grid) == shape.pixel_shape
     assert spec.encode_cost(shape.grid) == (shape.pixel_shape[0] if name == "llava_next" else 1) * 16
 
@@ -138,8 +138,8 @@ def test_the_encoder_cache_accounts_for_what_remains_without_padding(network_fol
     assert asked.media[0].spans[0].length < asked.media[1].spans[0].length
     engines.drain(subject, asked)
     num_values = sum(item.spans[0].length for item in asked.media) * 96
-    cache = subject.scheduler.encodings.encoder_cache
-    held = engines.local(subject).runner.encodings.values()
+    cache = subject.scheduler.encoder_scheduler.encoder_cache
+    held = engines.local(subject).runner.encoder_outputs.values()
     assert cache.used_bytes == num_values * 4 == sum(features.nbytes for features in held)
 
 

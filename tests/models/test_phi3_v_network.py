@@ -100,7 +100,7 @@ def test_spec_agrees_with_the_layout(folder: Path) -> None:
         counted = layout.image(*size, layout.settings)
         assert spec.item_tokens(counted.grid) == counted.num_tokens
         assert spec.pixel_shape(counted.grid) == counted.pixel_shape
-        assert spec.encoding_values(counted.grid) == counted.num_tokens * 96
+        assert spec.encoder_output_values(counted.grid) == counted.num_tokens * 96
 
 
 @pytest.mark.parametrize("grid", [(2, 24, 24), (1, 12, 24), (1, 24, 25), (1, 0, 24)])

@@ -70,7 +70,7 @@ def test_engine_counts_as_the_gateway(size: tuple[int, int], network_folder: Fol
     layout, spec = layout_of(network_folder("smolvlm")), Spec.read(config_of(network_folder("smolvlm")))
     shape = layout.image(*size, layout.settings)
     assert spec.item_tokens(shape.grid) == shape.num_tokens
-    assert spec.encoding_values(shape.grid) == shape.num_tokens * 96
+    assert spec.encoder_output_values(shape.grid) == shape.num_tokens * 96
     assert spec.pixel_shape(shape.grid) == shape.pixel_shape
     assert spec.encode_cost(shape.grid) == shape.pixel_shape[0] * 16
 

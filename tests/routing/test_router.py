@@ -96,13 +96,13 @@ def test_what_was_predicted_of_a_prompt_that_never_began_is_taken_back() -> None
     assert not router.predictions.held(booking.worker, now=0)
 
 
-def test_an_image_goes_where_its_encoding_is() -> None:
+def test_an_image_goes_where_its_encoder_output_is() -> None:
     image = RoutedImage(b"p", stop=150, num_tokens=100)
     prompt = RoutedPrompt(161, {HERE: KEYS}, [image])
     holder = Option("b", HERE, encodes=lambda key: key != b"p")
     for _ in range(20):
         assert book(router_of("cost"), [A, holder], prompt, now=0).worker == "b"
-        # A prefix that covers the image needs no encoding.
+        # A prefix that covers the image needs no encoder output.
         assert book(router_of("cost", a=blocks(10)), [A, holder], prompt, now=0).worker == "a"
     router = router_of("cost")
     sent = book(router, [A, B], prompt, now=0)

@@ -78,7 +78,7 @@ class Engine:
         self.timings = Timings()
         self.cause = ""
         self._paged_blocks = scheduler.block_manager.paged_blocks
-        self._encoder_cache = scheduler.encodings.encoder_cache
+        self._encoder_cache = scheduler.encoder_scheduler.encoder_cache
         self.feed = CacheFeed(self._paged_blocks, self._encoder_cache, scheduler.block_manager.snapshots)
         self._requests = Requests(scheduler)
         self._frames = self._requests.frames
@@ -139,7 +139,7 @@ class Engine:
         self._requests.abort(connection, request_id, index)
 
     def reset_caches(self, *, prefix: bool, media: bool) -> None:
-        """Drop KV blocks and encodings that no request uses; watchers of the caches are notified."""
+        """Drop KV blocks and encoder outputs that no request uses; watchers of the caches are notified."""
         if prefix:
             self.scheduler.block_manager.clear()
         if media:
@@ -154,7 +154,7 @@ class Engine:
         self._num_steps += 1
         began = time.perf_counter()
         with self._timed("schedule_seconds"):
-            self._take_encodings()
+            self._take_finished_jobs()
             self.kv_legs.poll()
             if self.recorder is not None:
                 self._begin_segment_if_due(self.recorder)
@@ -194,7 +194,7 @@ class Engine:
             generated_tokens_total=self._num_generated_tokens,
             encoded_items_total=self._num_encoded_items,
             encoded_patches_total=self._num_encoded_patches,
-            encoder_cache_hits_total=self.scheduler.encodings.num_hits,
+            encoder_cache_hits_total=self.scheduler.encoder_scheduler.num_hits,
             encoder_cache_bytes=self._encoder_cache.used_bytes,
             preemptions_total=self.scheduler.num_preemptions,
             evicted_blocks_total=self._paged_blocks.num_evicted,
@@ -265,19 +265,19 @@ class Engine:
 
         Jobs beside the steps end first. Until then, no further job begins.
         """
-        encodings = self.scheduler.encodings
-        encodings.begins_no_jobs = recorder.is_due and self.scheduler.can_start_over
-        if encodings.begins_no_jobs and not encodings.jobs and recorder.begin():
+        encoder_scheduler = self.scheduler.encoder_scheduler
+        encoder_scheduler.begins_no_jobs = recorder.is_due and self.scheduler.can_start_over
+        if encoder_scheduler.begins_no_jobs and not encoder_scheduler.jobs and recorder.begin():
             self.scheduler.start_over()
             self.reset_caches(prefix=True, media=True)
 
-    def _take_encodings(self, patience_seconds: float = 0.0) -> None:
+    def _take_finished_jobs(self, patience_seconds: float = 0.0) -> None:
         """Use the images that were encoded beside the steps. If a job failed, fail the requests that need it."""
         for done in self.executor.finished_jobs(patience_seconds):
             self._take_job(done)
 
     def _take_job(self, done: JobDone) -> None:
-        keys = self.scheduler.encodings.jobs.pop(done.job_id)
+        keys = self.scheduler.encoder_scheduler.jobs.pop(done.job_id)
         if done.failed:
             self._fail_images(keys)
             return
@@ -300,7 +300,7 @@ class Engine:
         for key in keys:
             self._encoder_cache.complete(key)
             self._num_encoded_items += 1
-            self._num_encoded_patches += self.scheduler.encodings.costs.patches(key.grid)
+            self._num_encoded_patches += self.scheduler.encoder_scheduler.costs.patches(key.grid)
         self.timings.encode_seconds += seconds
 
     def _plan(self, schedule: Schedule, pixels: PixelsByKey, masks: Mapping[Sequence, bytes]) -> PlannedStep:
@@ -312,7 +312,7 @@ class Engine:
         planned = self._steps.build(schedule, pixels, masks)
         for job in planned.step.jobs:
             if job.beside:
-                self.scheduler.encodings.jobs[job.job_id] = frozenset(schedule.aside)
+                self.scheduler.encoder_scheduler.jobs[job.job_id] = frozenset(schedule.aside)
         return planned
 
     def _execute(self, schedule: Schedule, planned: PlannedStep) -> StepOutput:
@@ -329,7 +329,7 @@ class Engine:
             for key in within:
                 self._encoder_cache.abandon(key)
             return StepOutput(planned.step.number)
-        failed = {key for key in within if self._encoder_cache.encoding_id(key) in output.failed_encodings}
+        failed = {key for key in within if self._encoder_cache.output_id(key) in output.failed_encodings}
         self._note_encoded([key for key in within if key not in failed], output.encode_seconds)
         for sequence in self._fail_images(failed) if failed else ():
             schedule.chunks.pop(sequence, None)
@@ -337,7 +337,7 @@ class Engine:
         self.timings.network_seconds += output.network_seconds
         if not schedule.chunks:
             # Without chunks, the step only waits for an image to be encoded.
-            self._take_encodings(PATIENCE_SECONDS)
+            self._take_finished_jobs(PATIENCE_SECONDS)
         return output
 
     def _postprocess(self, schedule: Schedule, planned: PlannedStep, output: StepOutput) -> None:
@@ -353,7 +353,7 @@ class Engine:
         for sequence, _, _ in drawn:
             if sequence.num_generated_tokens == 0:
                 sequence.clock.first_token = now
-                # Before the commit, which unpins the encodings that the request's other samples also need.
+                # Before the commit, which unpins the encoder outputs that the request's other samples also need.
                 self._requests.start_samples(sequence)
         if num_tokens := sum(schedule.chunks.values()):
             self._num_step_tokens += num_tokens

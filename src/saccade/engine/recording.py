@@ -78,7 +78,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 class LeftOut(msgspec.Struct, frozen=True, array_like=True):
     """A stand-in for pixels that were not recorded; *digest* is their blake3."""
 
-    encoding_id: int
+    output_id: int
     num_bytes: int
     digest: bytes
 
@@ -322,7 +322,7 @@ class Recorder:
 def without_pixels(step: StepInput) -> StepSubmitted:
     """Return *step* as a record with a length and a digest in place of each image's pixels."""
     images = [image for job in step.jobs for image in job.images]
-    left_out = tuple(LeftOut(p.encoding_id, len(p.pixels), blake3(p.pixels).digest()) for p in images)
+    left_out = tuple(LeftOut(p.output_id, len(p.pixels), blake3(p.pixels).digest()) for p in images)
     jobs = tuple(
         msgspec.structs.replace(job, images=tuple(msgspec.structs.replace(p, pixels=b"") for p in job.images))
         for job in step.jobs

@@ -203,10 +203,10 @@ def check_images(recording: Recording) -> None:
     missing = []
     for record in recording.records():
         if isinstance(record, StepSubmitted):
-            grids = {image.encoding_id: image.grid for job in record.step.jobs for image in job.images}
+            grids = {image.output_id: image.grid for job in record.step.jobs for image in job.images}
             for one in record.left_out:
-                grid = "x".join(map(str, grids[one.encoding_id]))
-                place = f"step {record.step.number}, encoding {one.encoding_id}"
+                grid = "x".join(map(str, grids[one.output_id]))
+                place = f"step {record.step.number}, encoder output {one.output_id}"
                 missing.append(f"{place}: grid {grid}, {one.num_bytes} bytes, blake3 {one.digest.hex()}")
     if missing:
         raise StartupError(

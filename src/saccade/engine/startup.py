@@ -94,7 +94,7 @@ def largest_grid(spec: ModelSpec, budget_patches: int) -> Grid:
 def media_memory(config: EngineConfig, model: LoadedModel, num_patches: int) -> MediaMemory:
     """Return what there is memory for after `measure`, with an image of *num_patches*, and beside the KV pool."""
     spec, itemsize = model.network.spec, model.network.dtype.itemsize
-    of_image = spec.encoding_values(largest_grid(spec, num_patches)) * itemsize
+    of_image = spec.encoder_output_values(largest_grid(spec, num_patches)) * itemsize
     return MediaMemory(num_patches, max(config.encoder_cache_bytes, of_image), itemsize)
 
 
@@ -162,7 +162,7 @@ def assemble(
         encode_aside=network.device.type == "cpu" and execution.threads.aside > 0 and model.ranks.size == 1,
     )
     itemsize = network.dtype.itemsize
-    costs = EncodeCosts(spec.encode_cost, lambda *shape: spec.encoding_values(*shape) * itemsize)
+    costs = EncodeCosts(spec.encode_cost, lambda *shape: spec.encoder_output_values(*shape) * itemsize)
     scheduler = Scheduler(budgets, block_manager, EncoderCache(config.encoder_cache_bytes), costs)
     executor = LocalExecutor(make_runner(config, model, execution, caches, progress), peers)
     recorder = None if config.record_steps is None else Recorder(executor, _header(config, model, execution, caches))

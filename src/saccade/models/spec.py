@@ -144,7 +144,7 @@ class ModelSpec(Protocol):
     def encode_cost(self, grid: Grid) -> int:
         """Return the number of patches that the vision encoder processes."""
 
-    def encoding_values(self, grid: Grid, original_size: Size | None = None) -> int:
+    def encoder_output_values(self, grid: Grid, original_size: Size | None = None) -> int:
         """Return the number of values in the features of a media item."""
 
     def square_grid(self, max_patches: int) -> Grid:

@@ -59,14 +59,14 @@ class StateRemoved(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="
 
 
 class ImageStored(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="picture-stored"):
-    """An image's encoding is held: for requests of this *salt* its pixels need not be sent."""
+    """An image's encoder output is held: for requests of this *salt* its pixels need not be sent."""
 
     salt: Digest
     content_hash: Digest
 
 
 class ImageRemoved(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="picture-removed"):
-    """An image's encoding left the cache."""
+    """An image's encoder output left the cache."""
 
     salt: Digest
     content_hash: Digest

@@ -68,7 +68,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
-    """A prompt for the engine. *salt* separates tenants in every cache of blocks and encodings.
+    """A prompt for the engine. *salt* separates tenants in every cache of blocks and encoder outputs.
 
     *num_samples* answers are drawn, each with deltas of its own index; prompt and images are computed once.
     *kv_transfer* makes it one leg of a request that two workers serve; send it only to workers whose Description has

@@ -52,8 +52,8 @@ class Subject:
     def __init__(self) -> None:
         self.paged = PagedBlocks(8, BLOCK, keep_contents=True)
         self.blocks = BlockManager([self.paged], BLOCK)
-        self.encodings = EncoderCache(30)
-        self.feed = CacheFeed(self.paged, self.encodings)
+        self.encoder_cache = EncoderCache(30)
+        self.feed = CacheFeed(self.paged, self.encoder_cache)
         self.alive: list[Sequence] = []
         self.block_keys: set[bytes] = set()
         self.encoder_keys: set[EncoderKey] = set()
@@ -69,14 +69,14 @@ class Subject:
         elif event == "encode":
             key = EncoderKey(SALTS[which % 2], "image", bytes([which]) * 32, (1, 2, 6))
             self.encoder_keys.add(key)
-            if key not in self.encodings:
-                self.encodings.begin(key, 10)
-                self.encodings.complete(key)
+            if key not in self.encoder_cache:
+                self.encoder_cache.begin(key, 10)
+                self.encoder_cache.complete(key)
         elif event == "clear":
             while self.alive:
                 self.blocks.release(self.alive.pop())
             self.paged.clear()
-            self.encodings.clear()
+            self.encoder_cache.clear()
         elif self.alive:
             self.blocks.release(self.alive.pop(which % len(self.alive)))
 
@@ -84,7 +84,7 @@ class Subject:
     def state(self) -> tuple[set[bytes], set[tuple[bytes, bytes]]]:
         """What the caches hold of all that they have seen."""
         blocks = {key for key in self.block_keys if self.paged.reusable([key], 1)}
-        return blocks, {(key.salt, key.content_hash) for key in self.encoder_keys if key in self.encodings}
+        return blocks, {(key.salt, key.content_hash) for key in self.encoder_keys if key in self.encoder_cache}
 
 
 class Replica:

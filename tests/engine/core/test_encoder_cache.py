@@ -30,7 +30,7 @@ def filled(budget_bytes: int, *names: str) -> EncoderCache:
 
 def test_least_recently_used_goes_first() -> None:  # [eng] 26
     cache = filled(30, "a", "b", "c")
-    cache.encoding_id(key("a"))
+    cache.output_id(key("a"))
     put(cache, "d")
     assert [name for name in "abcd" if key(name) in cache] == ["a", "c", "d"]
     assert cache.used_bytes == 30
@@ -87,12 +87,12 @@ def test_tenant_and_grid_are_part_of_the_key() -> None:  # [eng] 9, 39
 
 def test_executors_are_told_once_what_to_drop_and_ids_are_never_used_again() -> None:
     cache = filled(20, "a", "b")
-    ids = [cache.encoding_id(key(name)) for name in "ab"]
+    ids = [cache.output_id(key(name)) for name in "ab"]
     put(cache, "c")
     assert cache.take_dropped() == (ids[0],)
     assert cache.take_dropped() == ()
     put(cache, "a")
-    assert cache.encoding_id(key("a")) not in ids
+    assert cache.output_id(key("a")) not in ids
 
 
 def test_what_is_being_encoded_is_neither_held_nor_dropped() -> None:
@@ -102,7 +102,7 @@ def test_what_is_being_encoded_is_neither_held_nor_dropped() -> None:
     assert key("a") not in cache
     assert cache.has_begun(key("a"))
     assert key("b") not in cache  # an image under way keeps its room
-    failed = cache.encoding_id(key("a"))
+    failed = cache.output_id(key("a"))
     cache.take_dropped()
     cache.abandon(key("a"))
     assert cache.used_bytes == 0

@@ -135,7 +135,7 @@ class Spec:
     def encode_cost(self, grid: Grid) -> int:
         return grid[1] * grid[2]
 
-    def encoding_values(self, grid: Grid, original_size: tuple[int, int] | None = None) -> int:
+    def encoder_output_values(self, grid: Grid, original_size: tuple[int, int] | None = None) -> int:
         return FEATURE_BYTES
 
     def square_grid(self, max_patches: int) -> Grid:
@@ -176,15 +176,15 @@ class PaperExecutor:
         self.held.difference_update(step.drop)
         for job in step.jobs:
             self.faults += ["wrong pixels" for image in job.images if set(image.pixels) != {image.grid[2]}]
-            ids = [image.encoding_id for image in job.images]
+            ids = [image.output_id for image in job.images]
             if job.beside:
                 self.jobs[job.job_id] = ids
             elif not self.fails:
                 self.held.update(ids)
         if self.fails:
             raise RuntimeError("on paper")
-        shown = {slice_.encoding_id for chunk in step.chunks for slice_ in chunk.media}
-        self.faults += ["a chunk shows what is not encoded" for encoding_id in shown if encoding_id not in self.held]
+        shown = {slice_.output_id for chunk in step.chunks for slice_ in chunk.media}
+        self.faults += ["a chunk shows what is not encoded" for output_id in shown if output_id not in self.held]
         return StepOutput(step.number, [1 for chunk in step.chunks if chunk.draws])
 
     def finished_jobs(self, patience_seconds: float = 0.0) -> list[JobDone]:
@@ -202,7 +202,7 @@ class PaperExecutor:
 
 MEDIA = st.tuples(st.integers(1, 3), st.sampled_from(("hash", "inline", "slot", "dead")))
 PARTS = st.lists(st.one_of(st.lists(st.integers(0, 1), min_size=1, max_size=9), MEDIA), min_size=1, max_size=4)
-"""Images of as many tokens have the same content, so that encodings are shared often."""
+"""Images of as many tokens have the same content, so that encoder outputs are shared often."""
 
 
 class Machine(RuleBasedStateMachine):
@@ -356,7 +356,7 @@ class Machine(RuleBasedStateMachine):
             if not self.engine.has_work and not self.wanted and not self.executor.jobs:
                 break
             self.step()
-        load, cache = self.engine.load(), self.engine.scheduler.encodings.encoder_cache
+        load, cache = self.engine.load(), self.engine.scheduler.encoder_scheduler.encoder_cache
         assert (load.num_running, load.num_waiting) == (0, 0), "livelock"
         assert paged(self.engine.scheduler).num_free_blocks == load.num_blocks
         assert not cache.pins

@@ -211,7 +211,7 @@ def test_deadlines_stay_in_order_where_a_request_id_is_used_again(
     assert engines.is_idle(subject)
 
 
-def test_encoding_stays_while_a_sequence_without_pixels_needs_it(tiny_qwen3_vl: Path) -> None:
+def test_encoder_output_stays_while_a_sequence_without_pixels_needs_it(tiny_qwen3_vl: Path) -> None:
     """Preempted when everything else is forgotten, it is computed again and answers the same."""
     subject = engines.engine(tiny_qwen3_vl, encoder_cache_bytes=40_000)  # room for one image
     asked = engines.request(tiny_qwen3_vl, [4, (SMALL, 1), 30], max_tokens=12)
@@ -248,7 +248,7 @@ def test_after_the_first_token_the_gateway_is_not_asked(tiny_qwen3_vl: Path) -> 
     assert engines.is_idle(subject)
 
 
-@pytest.mark.parametrize("held_by", ["prefix", "encoding"])
+@pytest.mark.parametrize("held_by", ["prefix", "encoder output"])
 def test_one_question_is_for_every_image_that_came_by_its_hash(tiny_qwen3_vl: Path, held_by: str) -> None:
     """What is here when one image is asked for may be gone when that has come."""
     subject = engines.engine(tiny_qwen3_vl, encoder_cache_bytes=0 if held_by == "prefix" else 40_000)

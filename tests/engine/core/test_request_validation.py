@@ -66,7 +66,7 @@ class ImageSpec(Spec):
     def encode_cost(self, grid: tuple[int, int, int]) -> int:
         return grid[0] * grid[1] * grid[2]
 
-    def encoding_values(self, grid: tuple[int, int, int], original_size: Any = None) -> int:
+    def encoder_output_values(self, grid: tuple[int, int, int], original_size: Any = None) -> int:
         return 10 * grid[0] * grid[1] * grid[2]
 
     def pixel_shape(self, grid: tuple[int, int, int]) -> tuple[int, ...]:

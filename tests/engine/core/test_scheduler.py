@@ -96,7 +96,7 @@ def test_prefix_cached_image_is_not_encoded() -> None:  # [eng] 23
     subject = scheduler()
     subject.add(sequence(1, 14, ((1, 4),), max_tokens=1))
     run(subject)
-    subject.encodings.encoder_cache.clear()
+    subject.encoder_scheduler.encoder_cache.clear()
     subject.add(sequence(1, 14, ((1, 4),), max_tokens=1))
     step = run(subject)
     assert lengths(step) == {1: 2}
@@ -136,8 +136,8 @@ def test_each_sequence_starts_over_once() -> None:
 def test_an_image_by_hash_keeps_its_sequence_from_starting_over() -> None:
     subject = scheduler()
     subject.add(without := sequence(1, 8, ((0, 2),), inline=None))
-    subject.encodings.encoder_cache.begin(without.images[0].key, FEATURE_BYTES)
-    subject.encodings.encoder_cache.complete(without.images[0].key)
+    subject.encoder_scheduler.encoder_cache.begin(without.images[0].key, FEATURE_BYTES)
+    subject.encoder_scheduler.encoder_cache.complete(without.images[0].key)
     assert subject.can_start_over  # it has no token yet: its gateway would be asked
     run(subject)
     assert not subject.can_start_over
@@ -147,8 +147,8 @@ def test_what_cannot_be_recomputed_is_preempted_last() -> None:
     subject = scheduler(num_blocks=5)
     subject.add(sequence(1, 8, max_tokens=5))
     subject.add(without := sequence(2, 8, ((0, 2),), max_tokens=5, inline=None))
-    subject.encodings.encoder_cache.begin(without.images[0].key, FEATURE_BYTES)
-    subject.encodings.encoder_cache.complete(without.images[0].key)
+    subject.encoder_scheduler.encoder_cache.begin(without.images[0].key, FEATURE_BYTES)
+    subject.encoder_scheduler.encoder_cache.complete(without.images[0].key)
     while not subject.num_preemptions:
         run(subject)
     assert [owner.arrival for owner in subject.waiting] == [1]

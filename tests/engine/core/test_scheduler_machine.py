@@ -17,7 +17,7 @@ PARTS = st.lists(
     min_size=1,
     max_size=4,
 )
-"""Few tokens and few images, so that prefixes and encodings are shared often."""
+"""Few tokens and few images, so that prefixes and encoder outputs are shared often."""
 
 
 class Machine(RuleBasedStateMachine):
@@ -72,17 +72,17 @@ class Machine(RuleBasedStateMachine):
         arrivals = [owner.arrival for owner in self.subject.waiting]
         assert arrivals == sorted(arrivals)
 
-    @precondition(lambda self: self.subject.encodings.jobs)
+    @precondition(lambda self: self.subject.encoder_scheduler.jobs)
     @rule()
     def land(self) -> None:
         scheduling.land(self.subject)
 
-    @precondition(lambda self: self.subject.encodings.jobs)
+    @precondition(lambda self: self.subject.encoder_scheduler.jobs)
     @rule()
     def fail_to_encode(self) -> None:
-        keys = self.subject.encodings.jobs.pop(min(self.subject.encodings.jobs))
+        keys = self.subject.encoder_scheduler.jobs.pop(min(self.subject.encoder_scheduler.jobs))
         for key in keys:
-            self.subject.encodings.encoder_cache.abandon(key)
+            self.subject.encoder_scheduler.encoder_cache.abandon(key)
         for owner in [owner for owner in self.subject.running if owner.needs(keys)]:
             self.subject.remove(owner)
             self.alive.remove(owner)
@@ -95,7 +95,7 @@ class Machine(RuleBasedStateMachine):
     def step(self) -> None:
         had_work = bool(self.alive)
         assert self.subject.has_work == had_work
-        waited = bool(self.subject.encodings.jobs)
+        waited = bool(self.subject.encoder_scheduler.jobs)
         step = scheduling.run(self.subject)
         assert bool(step.chunks) or waited or not had_work, "a step without work"
         self.alive = [*self.subject.running, *self.subject.waiting]
@@ -104,8 +104,8 @@ class Machine(RuleBasedStateMachine):
     def holdings_are_those_of_the_unfinished(self) -> None:
         if hasattr(self, "subject"):
             check_holdings(self.subject)
-            cache = self.subject.encodings.encoder_cache
-            needed = set(cache.pins).union(*self.subject.encodings.jobs.values())
+            cache = self.subject.encoder_scheduler.encoder_cache
+            needed = set(cache.pins).union(*self.subject.encoder_scheduler.jobs.values())
             assert cache.used_bytes <= max(cache.budget_bytes, FEATURE_BYTES * len(needed))
 
     def teardown(self) -> None:
@@ -117,7 +117,7 @@ class Machine(RuleBasedStateMachine):
             self.step()
         assert not self.subject.has_work, "livelock"
         assert paged(self.subject).num_free_blocks == paged(self.subject).num_blocks
-        assert not self.subject.encodings.encoder_cache.pins
+        assert not self.subject.encoder_scheduler.encoder_cache.pins
 
 
 TestMachine = Machine.TestCase

@@ -31,7 +31,7 @@ class Spec:
     def item_tokens(self, grid: tuple[int, int, int], original_size: Any = None) -> int:
         return grid[1] * grid[2]
 
-    def encoding_values(self, grid: tuple[int, int, int], original_size: Any = None) -> int:
+    def encoder_output_values(self, grid: tuple[int, int, int], original_size: Any = None) -> int:
         return self.item_tokens(grid) * WIDTH
 
     def encode_cost(self, grid: tuple[int, int, int]) -> int:

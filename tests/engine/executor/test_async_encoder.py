@@ -130,7 +130,7 @@ def test_a_failure_aside_ends_those_who_wait_for_it(subject: Engine, tiny_qwen3_
     assert again.answers["bad"].finish_reason == FinishReason.LENGTH
 
 
-def test_an_abort_leaves_nothing_and_the_encoding_serves_the_next(subject: Engine, tiny_qwen3_vl: Path) -> None:
+def test_an_abort_leaves_nothing_and_the_encoder_output_serves_the_next(subject: Engine, tiny_qwen3_vl: Path) -> None:
     gate = Gate(subject)
     asked = engines.request(tiny_qwen3_vl, [5, (WIDE, 1), 4], "gone")
     subject.submit(0, engines.request(tiny_qwen3_vl, [20], "text", max_tokens=60))
@@ -169,7 +169,7 @@ def test_a_second_job_stands_ready_and_one_more_image_is_encoded_within_a_step(t
     during = tokens(subject, 4)
     assert during == {"text": 4, "within": 2}
     # Two are aside, and the fourth has to wait until the decodes had their time.
-    assert len(subject.scheduler.encodings.jobs) == 2
+    assert len(subject.scheduler.encoder_scheduler.jobs) == 2
     assert subject.load().encoded_items_total == 1
     gate.open()
     told = engines.drain(subject)
@@ -187,7 +187,7 @@ def test_a_failed_job_leaves_the_next_alone(tiny_qwen3_vl: Path) -> None:
     subject.submit(0, engines.request(tiny_qwen3_vl, [5, (WIDE, 1), 4], "bad"))
     subject.submit(0, engines.request(tiny_qwen3_vl, [5, (WIDE, 2), 4], "good"))
     tokens(subject, 3)
-    assert len(subject.scheduler.encodings.jobs) == 2
+    assert len(subject.scheduler.encoder_scheduler.jobs) == 2
     gate.open()
     told = engines.drain(subject)
     assert told.answers["bad"].failure is not None
@@ -223,7 +223,7 @@ def test_a_job_is_reported_where_its_step_fails_at_once(
     told = engines.drain(subject, engines.request(tiny_qwen3_vl, [(WIDE, 1), 4], "image"))
     assert told.answers["text"].failure is not None
     assert told.answers["image"].finish_reason == FinishReason.LENGTH
-    assert not subject.scheduler.encodings.jobs
+    assert not subject.scheduler.encoder_scheduler.jobs
 
 
 def test_a_job_whose_thread_cannot_start_fails_once_and_the_next_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,10 +71,10 @@ class _Channel:
 class CacheFeed:
     """The watchers of one engine's caches, by number. Not thread-safe. Most models have no *states*."""
 
-    def __init__(self, blocks: PagedBlocks, encodings: EncoderCache, states: RecurrentSnapshots | None = None) -> None:
+    def __init__(self, blocks: PagedBlocks, encoder: EncoderCache, states: RecurrentSnapshots | None = None) -> None:
         self.blocks = blocks
         self._states = states
-        self._encodings = encodings
+        self._encoder_cache = encoder
         self._changes: list[KvEvent] = []
         self._messages: list[CacheEvents] = []
         self._channels: dict[Caches, _Channel] = {}
@@ -97,7 +97,7 @@ class CacheFeed:
             if self._states is not None:
                 events.append(self._states.snapshot())
         if caches.images:
-            events.append(self._encodings.snapshot())
+            events.append(self._encoder_cache.snapshot())
         channel.watchers[watcher] = _Snapshot(channel.number, itertools.chain(*events))
         self._listen()
 
@@ -128,7 +128,7 @@ class CacheFeed:
         self.blocks.on_event = self._record if any(caches.blocks for caches in self._channels) else None
         if self._states is not None:
             self._states.on_event = self.blocks.on_event
-        self._encodings.on_event = self._record if any(caches.images for caches in self._channels) else None
+        self._encoder_cache.on_event = self._record if any(caches.images for caches in self._channels) else None
 
     def _record(self, event: KvEvent) -> None:
         self._changes.append(event)

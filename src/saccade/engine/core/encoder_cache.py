@@ -17,7 +17,7 @@ from saccade.protocol.kv_events import ImageRemoved, ImageStored, KvEvent
 class _Entry:
     """An image that is encoded or planned to be. *images* are the pinned images of requests."""
 
-    encoding_id: int
+    output_id: int
     is_encoded: bool = False
     images: set[RequestImage] = field(default_factory=set)
 
@@ -54,19 +54,19 @@ class EncoderCache:
 
     @property
     def has_dropped(self) -> bool:
-        """Whether there are dropped encodings that executors were not told of."""
+        """Whether there are dropped encoder outputs that executors were not told of."""
         return bool(self._dropped)
 
     def has_begun(self, key: EncoderKey) -> bool:
         """Whether the image is encoded, or is planned to be and not reported yet."""
         return key in self._entries
 
-    def encoding_id(self, key: EncoderKey) -> int:
+    def output_id(self, key: EncoderKey) -> int:
         """Return the id of an entry, and mark the entry used. Raises KeyError."""
         entry = self._entries.get(key)
         if entry is None:
             raise KeyError(key)
-        return entry.encoding_id
+        return entry.output_id
 
     def begin(self, key: EncoderKey, num_bytes: int) -> None:
         """Add an entry for an image that is going to be encoded, and evict others if needed."""
@@ -89,7 +89,7 @@ class EncoderCache:
         self._entries.pop(key)
         for image in entry.images:
             image.abandon()
-        self._dropped.append(entry.encoding_id)
+        self._dropped.append(entry.output_id)
 
     def pin(self, image: RequestImage, sample: int, until: Until) -> None:
         """Keep the entry of *image*, which is encoded or planned to be, until `unpin`. Raises KeyError."""
@@ -134,6 +134,6 @@ class EncoderCache:
         return bool(entry.images) or not entry.is_encoded
 
     def _drop(self, key: EncoderKey, entry: _Entry) -> None:
-        self._dropped.append(entry.encoding_id)
+        self._dropped.append(entry.output_id)
         if self.on_event is not None:
             self.on_event(ImageRemoved(key.salt, key.content_hash))

@@ -1,4 +1,4 @@
-"""Choose the images to encode, and pin encodings for as long as sequences need them. No torch.
+"""Choose the images to encode, and pin encoder outputs for as long as sequences need them. No torch.
 
 A chunk ends before an image that does not fit the step's patch budget. An image larger than the whole budget is
 encoded alone. While no sequence decodes, images are encoded in the step that needs them. While a sequence decodes,
@@ -38,7 +38,7 @@ class EncodeCosts:
 
 
 class EncoderScheduler:
-    """Plans encodings. *budget_patches* limits each step and each job *aside*; *jobs* has their images, by job id.
+    """Plans the encoder. *budget_patches* limits each step and each job *aside*; *jobs* has their images, by job id.
 
     While *begins_no_jobs* is set, every image is encoded within a step.
     """
@@ -58,7 +58,7 @@ class EncoderScheduler:
         self._block_manager = block_manager
 
     def hold(self, sequence: Sequence) -> None:
-        """Keep the encodings that further samples of the request will read pinned until `share`.
+        """Keep the encoder outputs that further samples of the request will read pinned until `share`.
 
         The samples reuse the full blocks of the prompt and compute the rest. Without a prefix cache they compute the
         whole prompt. What is kept for samples of all requests has the cache's budget, or is one image; the samples
@@ -85,7 +85,7 @@ class EncoderScheduler:
         self._owed_patches = max(0, self._owed_patches - PATCHES_A_STEP) if self._is_beside else 0
 
     def plan(self, sequence: Sequence, num_tokens: int, step: Schedule, left: Left) -> int:
-        """Plan the encodings for a chunk, and return its length. It ends before an image that will not be encoded."""
+        """Plan the encoder's work for a chunk, and return its length. It ends before an image that stays unencoded."""
         start = sequence.num_computed_tokens
         for run, image in sequence.media_between(start, start + num_tokens):
             is_claimed = image.is_claimed(sequence.index) or self._claim(sequence, image, step, left)
@@ -124,8 +124,8 @@ class EncoderScheduler:
     def lacking(self, sequence: Sequence) -> list[int]:
         """Return the indices of the images of *sequence* without pixels, if it needs one that is not encoded either.
 
-        The list holds all images without pixels: the gateway is asked only once, and the other encodings may be
-        evicted before its answer arrives. If the sequence lacks no image, its encodings are pinned until it ends.
+        The list holds all images without pixels: the gateway is asked only once, and the other encoder outputs may be
+        evicted before its answer arrives. If the sequence lacks no image, its encoder outputs are pinned until it ends.
         """
         indices = sequence.images_without_pixels
         if not indices:
@@ -142,7 +142,7 @@ class EncoderScheduler:
         return []
 
     def commit(self, sequence: Sequence, start: int) -> None:
-        """Unpin the encodings whose last token was computed; tokens before *start* are not examined."""
+        """Unpin the encoder outputs whose last token was computed; tokens before *start* are not examined."""
         for _, image in sequence.media_between(start, sequence.num_computed_tokens):
             if image.end <= sequence.num_computed_tokens:
                 self.encoder_cache.unpin(image, sequence.index, (Until.COMPUTED,))
@@ -159,12 +159,12 @@ class EncoderScheduler:
         return patches <= left.patches or left.patches == self._budget_patches
 
     def _claim_of(self, sequence: Sequence, image: RequestImage) -> Until:
-        """Return how long a chunk that reads the encoding of *image* pins it."""
+        """Return how long a chunk that reads the encoder output of *image* pins it."""
         is_shared = sequence.samples_start is not None and image.end > sequence.samples_start
         return Until.STARTED if is_shared and self._may_keep(image.key) else Until.COMPUTED
 
     def _may_keep(self, key: EncoderKey) -> bool:
-        """Whether an encoding may be kept for samples that have not started, beside those that are."""
+        """Whether an encoder output may be kept for samples that have not started, beside those that are."""
         pins = self.encoder_cache.pins
         kept = {other for other, images in pins.items() if any(map(_is_kept_for_samples, images))}
         num_bytes = sum(self.costs.num_bytes(other.grid, other.original_size) for other in kept | {key})

@@ -1,7 +1,7 @@
-"""The state of an image in a request, and the pins that say how long its encoding is needed.
+"""The state of an image in a request, and the pins that say how long its encoder output is needed.
 
 The samples of a request share an image: one slot, one copy of its bytes, one state. An image is encoding or encoded
-exactly while it has a pin; without a pin, a cache may drop the encoding at any time. A slot is read only when its
+exactly while it has a pin; without a pin, a cache may drop the encoder output at any time. A slot is read only when its
 image is about to be encoded. Its bytes are then kept until the request ends, because a preempted sequence may have to
 encode the image again. For the same reason, a slot that was never read because a cache held the image is returned
 to the gateway when the request ends. In both cases the slot's name is released exactly once.
@@ -18,7 +18,7 @@ from saccade.transport.shared_memory import SlotError, read_slot
 
 
 class EncoderKey(NamedTuple):
-    """The identity of an encoding: tenant, modality, image with its processor's settings, grid and original size."""
+    """Identifies an encoder output: tenant, modality, image with its processor's settings, grid and original size."""
 
     salt: bytes
     modality: str
@@ -39,7 +39,7 @@ class State(Enum):
     ENCODING = auto()
     """The image is being encoded, from these pixels or from those of another request."""
     ENCODED = auto()
-    """A cache holds the encoding."""
+    """A cache holds the encoder output."""
     RELEASED = auto()
     """The request has ended."""
 
@@ -56,18 +56,18 @@ TRANSITIONS: Mapping[State, frozenset[State]] = MappingProxyType({
 
 
 class Until(Enum):
-    """How long a sample needs an encoding."""
+    """How long a sample needs an encoder output."""
 
     COMPUTED = auto()
     """Until the sample's tokens that show the image are computed."""
     STARTED = auto()
-    """Until the request's other samples have started: they need the encoding too, and set their own pins."""
+    """Until the request's other samples have started: they need the encoder output too, and set their own pins."""
     ENDED = auto()
     """Until the sample ends: no pixels came, and a gateway that has dropped the image could not send them again."""
 
 
 CLAIMS = (Until.COMPUTED, Until.STARTED)
-"""The pins of a sample whose chunks read the encoding; a sample has at most one of them."""
+"""The pins of a sample whose chunks read the encoder output; a sample has at most one of them."""
 
 
 class RequestImage:
@@ -86,7 +86,7 @@ class RequestImage:
         self.pins: set[tuple[int, Until]] = set()
         self._inline = item.inline
         self._slot = item.slot
-        self.state = self._without_encoding()
+        self.state = self._without_output()
 
     @property
     def has_pixels(self) -> bool:
@@ -94,7 +94,7 @@ class RequestImage:
         return self._inline is not None or self._slot is not None
 
     def is_claimed(self, sample: int) -> bool:
-        """Whether a chunk of *sample* pins the encoding in order to read it."""
+        """Whether a chunk of *sample* pins the encoder output in order to read it."""
         return any((sample, until) in self.pins for until in CLAIMS)
 
     def ask(self) -> None:
@@ -107,7 +107,7 @@ class RequestImage:
         self._slot, self._inline = slot, inline
 
     def pin(self, sample: int, until: Until, *, is_encoded: bool) -> None:
-        """Record that *sample* needs the encoding, which a cache holds or is about to hold."""
+        """Record that *sample* needs the encoder output, which a cache holds or is about to hold."""
         if not self.pins:
             self._move(State.ENCODED if is_encoded else State.ENCODING)
         self.pins.add((sample, until))
@@ -119,7 +119,7 @@ class RequestImage:
         self.pins.difference_update((sample, until) for until in untils)
         if self.pins:
             return False
-        self._move(self._without_encoding())
+        self._move(self._without_output())
         return True
 
     def complete(self) -> None:
@@ -129,7 +129,7 @@ class RequestImage:
     def abandon(self) -> None:
         """Record that the encoding failed, and remove all pins; sequences that need the image must plan it again."""
         self.pins.clear()
-        self._move(self._without_encoding())
+        self._move(self._without_output())
 
     def read(self, released: list[str]) -> bytes:
         """Return the patches of an image that is ENCODING, and add the name of a slot that was read to *released*.
@@ -161,7 +161,7 @@ class RequestImage:
             released.append(self._slot.name)
             self._slot = None
 
-    def _without_encoding(self) -> State:
+    def _without_output(self) -> State:
         return State.AT_HAND if self.has_pixels else State.EXPECTED
 
     def _move(self, state: State) -> None:

@@ -1,7 +1,7 @@
 """Exchange pixels with gateways: read those that a step needs, request those that are missing, and accept the answers.
 
-An image may come by its hash alone, because the gateway believes that this engine holds its encoding. If the engine
-does not, it parks the sequence and asks its gateway for the pixels, once per request: a gateway keeps an image only
+An image may come by its hash alone, because the gateway believes that this engine holds its encoder output. If it does
+not, the engine parks the sequence and asks its gateway for the pixels, once per request: a gateway keeps an image only
 until the first token. The gateway of a decode leg, which has no pixels, keeps its images until the request ends: a
 sequence that is preempted computes its prompt here.
 """

@@ -132,7 +132,7 @@ class RequestValidator:
                 f"{limits.num_patches}. Send it smaller, or start the worker with a larger --encode-budget-patches.",
                 param,
             )
-        num_bytes = self.spec.encoding_values(item.grid, item.original_size) * limits.itemsize
+        num_bytes = self.spec.encoder_output_values(item.grid, item.original_size) * limits.itemsize
         if num_bytes > limits.num_bytes:
             raise InvalidValue(
                 f"The features of this item take {num_bytes} bytes, but this worker has memory for {limits.num_bytes}. "

@@ -56,7 +56,7 @@ class Requests:
             request.live.update((sample.index, sample) for sample in sequence.forks)
             request.unstarted.clear()
         elif num_samples > 1:
-            self._scheduler.encodings.hold(sequence)
+            self._scheduler.encoder_scheduler.hold(sequence)
         self._scheduler.add(sequence)
 
     def refuse(self, connection: int, request_id: str, error: SaccadeError) -> None:
@@ -143,7 +143,7 @@ class Requests:
             # place.
             following = self._sample(sequence, request.unstarted.pop(0))
             request.live[following.index] = following
-            self._scheduler.encodings.hold(following)
+            self._scheduler.encoder_scheduler.hold(following)
             self._scheduler.add_samples(sequence, [following])
         self._scheduler.remove(sequence)
         self.on_end(sequence)

@@ -66,7 +66,7 @@ class Scheduler:
         self.budgets = budgets
         self.block_manager = block_manager
         self.rows = Rows(budgets.max_num_seqs)
-        self.encodings = EncoderScheduler(
+        self.encoder_scheduler = EncoderScheduler(
             budgets.encode_budget_patches, budgets.encode_aside, block_manager, encoder_cache, costs
         )
         self.waiting: list[Sequence] = []
@@ -102,16 +102,16 @@ class Scheduler:
 
     def add_samples(self, sequence: Sequence, samples: list[Sequence]) -> None:
         """Queue further samples of the request of *sequence*, by their arrival, and give them its pins."""
-        self.encodings.share(sequence, samples)
+        self.encoder_scheduler.share(sequence, samples)
         for sample in samples:
             self._queue(sample)
 
     def schedule(self) -> Schedule:
-        """Plan a step. Admits and preempts sequences, reserves their blocks and pins the encodings they need."""
+        """Plan a step. Admits and preempts sequences, reserves their blocks and pins the encoder outputs they need."""
         step = Schedule()
         left = Left(self.budgets.max_num_batched_tokens, self.budgets.encode_budget_patches)
         decodes = [sequence for sequence in self.running if sequence.num_pending_tokens == 1]
-        self.encodings.begin(any(sequence.num_generated_tokens for sequence in decodes))
+        self.encoder_scheduler.begin(any(sequence.num_generated_tokens for sequence in decodes))
         victims = self._victims()
         for sequence in decodes:
             if sequence in self.running and self._make_room(sequence, victims, step):
@@ -132,7 +132,7 @@ class Scheduler:
             start = sequence.num_computed_tokens
             self.block_manager.commit(sequence, start + num_tokens)
             if sequence.images:
-                self.encodings.commit(sequence, start)
+                self.encoder_scheduler.commit(sequence, start)
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a sequence that ended or lacks pixels from every queue, and free its state."""
@@ -148,7 +148,7 @@ class Scheduler:
         else:
             self._unqueue(sequence)
         self._release(sequence)
-        self.encodings.unpin(sequence)
+        self.encoder_scheduler.unpin(sequence)
 
     def keep(self, sequence: Sequence) -> None:
         """Keep the state of a running sequence, which computes no more, until remove()."""
@@ -179,7 +179,7 @@ class Scheduler:
         """Free the state of a running sequence between two steps, and queue it again by its arrival."""
         del self.running[sequence]
         self._release(sequence)
-        self.encodings.unpin(sequence, CLAIMS)
+        self.encoder_scheduler.unpin(sequence, CLAIMS)
         self._queue(sequence)
         self.num_preemptions += 1
 
@@ -213,7 +213,7 @@ class Scheduler:
         for sequence in list(self.running):
             self.preempt(sequence)
         for sequence in (*self.waiting, *self.parked):
-            self.encodings.unpin(sequence)
+            self.encoder_scheduler.unpin(sequence)
 
     def _release(self, sequence: Sequence) -> None:
         self.block_manager.release(sequence)
@@ -235,7 +235,7 @@ class Scheduler:
                     return
                 free_rows -= num_rows
                 continue
-            if lacking := self.encodings.lacking(sequence):
+            if lacking := self.encoder_scheduler.lacking(sequence):
                 self.park(sequence, step, lacking)
                 continue
             num_kept_blocks = max(num_kept_blocks, self._num_blocks_to_keep(sequence))
@@ -248,7 +248,7 @@ class Scheduler:
             self.running[sequence] = None
             if sequence.images:
                 # A sample may have pins on images whose tokens are already cached.
-                self.encodings.commit(sequence, 0)
+                self.encoder_scheduler.commit(sequence, 0)
             if sequence.num_cached_tokens is None:
                 sequence.num_cached_tokens = sequence.num_computed_tokens
                 self.num_cached_tokens += sequence.num_computed_tokens
@@ -307,7 +307,7 @@ class Scheduler:
         if num_tokens > 1:
             num_tokens = self.block_manager.chunk(sequence, num_tokens)
         if sequence.images and num_tokens > planned:
-            num_tokens = self.encodings.plan(sequence, num_tokens, step, left)
+            num_tokens = self.encoder_scheduler.plan(sequence, num_tokens, step, left)
         if num_tokens > planned:
             step.chunks[sequence] = num_tokens
             left.tokens -= num_tokens - planned

@@ -167,7 +167,7 @@ class Sequence:
 
     @property
     def recomputable(self) -> bool:
-        """Whether the sequence can be computed again from nothing, even if the caches have dropped its encodings."""
+        """Whether the sequence can be computed again from nothing, even if the caches drop its encoder outputs."""
         return all(image.has_pixels for image in self.images)
 
     @property
@@ -176,7 +176,7 @@ class Sequence:
         return [index for index, image in enumerate(self.images) if not image.has_pixels]
 
     def needs(self, keys: Collection[EncoderKey]) -> bool:
-        """Whether chunks of the sequence read an encoding among *keys*."""
+        """Whether chunks of the sequence read an encoder output among *keys*."""
         return any(image.key in keys and image.is_claimed(self.index) for image in self.images)
 
     def media_between(self, start: int, stop: int) -> list[tuple[MediaRun, RequestImage]]:

@@ -2,9 +2,9 @@
 
 A *row* is an index into the executor's buffers; each running sequence has one. A *sequence_id* names the period in
 which a sequence occupies a row: the period ends when the sequence ends or is preempted, and the id is never reused. An
-*encoding_id* names the features of one image and is never reused either. Within a step an executor performs these
-actions in order: drop encodings, end and start rows, change block tables, restore states, receive KV state, encode, run
-the network, save states, send KV state, sample.
+*output_id* names the encoder output of one image and is never reused either. Within a step an executor performs these
+actions in order: drop encoder outputs, end and start rows, change block tables, restore states, receive KV state,
+encode, run the network, save states, send KV state, sample.
 """
 
 import msgspec
@@ -21,7 +21,7 @@ GREEDY_BELOW = 1e-5
 class EncoderInput(msgspec.Struct, frozen=True, array_like=True):
     """An image to encode. *pixels* are the uint8 patches of *grid*, in the shape that the model's spec gives."""
 
-    encoding_id: int
+    output_id: int
     modality: str
     grid: Grid
     original_size: tuple[int, int] | None
@@ -57,10 +57,10 @@ class TableChange(msgspec.Struct, frozen=True, array_like=True):
 
 
 class MediaSlice(msgspec.Struct, frozen=True, array_like=True):
-    """Features [start, stop) of an encoding replace the embeddings of the chunk's tokens from number *offset* on."""
+    """Features [start, stop) of an encoder output replace the embeddings of the chunk's tokens from *offset* on."""
 
     offset: int
-    encoding_id: int
+    output_id: int
     start: int
     stop: int
 
@@ -110,7 +110,7 @@ class KvReceive(msgspec.Struct, frozen=True, array_like=True):
 class StepInput(msgspec.Struct, frozen=True):
     """The complete input of an executor for one step. *chunks* of a single token precede longer ones.
 
-    *drop* may name encodings that were never made. *restore* initialises rows of *started* from snapshots; the other
+    *drop* may name outputs that were never made. *restore* initialises rows of *started* from snapshots; the other
     started rows have zeroed recurrent states. *save* copies the states at the end of the rows' chunks to snapshots.
     What *send* names must have been computed by earlier steps, or by this one.
     """
@@ -174,7 +174,7 @@ class SamplingInput(msgspec.Struct, frozen=True):
 
 
 class JobDone(msgspec.Struct, frozen=True, array_like=True):
-    """The end of a job beside the steps; *failed* is set if there are no encodings."""
+    """The end of a job beside the steps; *failed* is set if there are no encoder outputs."""
 
     job_id: int
     seconds: float

@@ -108,8 +108,8 @@ class StepBuilder:
         self._num_jobs += 1
         images = []
         for key, content in pixels.items():
-            encoding_id = self._encoder_cache.encoding_id(key)
-            images.append(EncoderInput(encoding_id, key.modality, key.grid, key.original_size, content))
+            output_id = self._encoder_cache.output_id(key)
+            images.append(EncoderInput(output_id, key.modality, key.grid, key.original_size, content))
         return EncodeJob(self._num_jobs, tuple(images), is_beside)
 
     def _chunk(self, sequence: Sequence, num_tokens: int) -> Chunk:
@@ -129,8 +129,8 @@ class StepBuilder:
         for run, image in sequence.media_between(start, stop):
             begin, end = max(start, run.start), min(stop, run.start + run.length)
             shift = run.offset - run.start
-            encoding_id = self._encoder_cache.encoding_id(image.key)
-            yield MediaSlice(begin - start, encoding_id, begin + shift, end + shift)
+            output_id = self._encoder_cache.output_id(image.key)
+            yield MediaSlice(begin - start, output_id, begin + shift, end + shift)
 
 
 def sampling_input(

@@ -11,7 +11,7 @@ from saccade.engine.core.step import EncodeJob
 
 
 class Encoded(NamedTuple):
-    """Features by encoding id, [tokens, width], each in separate storage; and the network's time."""
+    """Features by encoder output id, [tokens, width], each in separate storage; and the network's time."""
 
     features: dict[int, torch.Tensor]
     seconds: float

@@ -39,7 +39,7 @@ logger = structlog.get_logger(__name__)
 
 
 class Outcome(NamedTuple):
-    """The end of a job within a step. Images in *failed*, by encoding id, have features of zeros."""
+    """The end of a job within a step. Images in *failed*, by encoder output id, have features of zeros."""
 
     features: dict[int, torch.Tensor]
     failed: tuple[int, ...]
@@ -86,10 +86,10 @@ class Encoder:
         """Encode a job's images; every rank must call it with the same job. Failures are logged where they occur."""
         began = time.perf_counter()
         features = self._cut(job) if self.ranks.cuts_encoder else self._spread(job)
-        failed = tuple(image.encoding_id for image in job.images if image.encoding_id not in features)
+        failed = tuple(image.output_id for image in job.images if image.output_id not in features)
         for image in job.images:
-            if image.encoding_id in failed:
-                features[image.encoding_id] = self._empty(image).zero_()
+            if image.output_id in failed:
+                features[image.output_id] = self._empty(image).zero_()
         return Outcome(features, failed, time.perf_counter() - began)
 
     def _spread(self, job: EncodeJob) -> dict[int, torch.Tensor]:
@@ -102,12 +102,12 @@ class Encoder:
             features = self._encode(own) if own else {}
         except FAILURES:
             logger.exception("encoding failed", job_id=job.job_id)
-        lost = self.ranks.any_of([owner == self.ranks.rank and p.encoding_id not in features for p, owner in owned])
+        lost = self.ranks.any_of([owner == self.ranks.rank and p.output_id not in features for p, owner in owned])
         if self.ranks.size > 1:
             for (image, owner), is_lost in zip(owned, lost, strict=True):
                 if not is_lost:
-                    mine = features[image.encoding_id] if owner == self.ranks.rank else self._empty(image)
-                    features[image.encoding_id] = self.ranks.broadcast(mine, owner)
+                    mine = features[image.output_id] if owner == self.ranks.rank else self._empty(image)
+                    features[image.output_id] = self.ranks.broadcast(mine, owner)
         return features
 
     def _cut(self, job: EncodeJob) -> dict[int, torch.Tensor]:
@@ -166,8 +166,8 @@ class Encoder:
         features: defaultdict[int, list[torch.Tensor]] = defaultdict(list)
         for group in prepared:
             encoded = self.network.encode(group.pixels_B, group.metadata)
-            for encoding_id, part in self._separate(group.images, encoded, group.counts).items():
-                features[encoding_id].append(part)
+            for output_id, part in self._separate(group.images, encoded, group.counts).items():
+                features[output_id].append(part)
         return {key: parts[0] if len(parts) == 1 else torch.cat(parts) for key, parts in features.items()}
 
     def _separate(
@@ -180,13 +180,13 @@ class Encoder:
             needed = self._empty(image)
             if (part.shape, part.dtype) != (needed.shape, needed.dtype):
                 raise ValueError(f"an image of grid {image.grid} gave {part.shape} {part.dtype}")
-        return {image.encoding_id: part for image, part in zip(images, parts, strict=True)}
+        return {image.output_id: part for image, part in zip(images, parts, strict=True)}
 
     def _empty(self, image: EncoderInput) -> torch.Tensor:
         """Return a tensor for the features of *image*, as `encode` of the network gives them."""
         spec = self.network.spec
         num_tokens = spec.item_tokens(image.grid, image.original_size)
-        width = spec.encoding_values(image.grid, image.original_size) // num_tokens
+        width = spec.encoder_output_values(image.grid, image.original_size) // num_tokens
         return torch.empty(num_tokens, width, dtype=self.network.dtype, device=self.network.device)
 
 
@@ -195,7 +195,7 @@ def _shapes(images: Ordered[EncoderInput]) -> list[MediaShape]:
 
 
 def cut_video(video: EncoderInput, grids: Ordered[Grid]) -> list[EncoderInput]:
-    """Return the parts of *video* with *grids*, under its encoding id. Pixels lie frame after frame."""
+    """Return the parts of *video* with *grids*, under its encoder output id. Pixels lie frame after frame."""
     frame_bytes = len(video.pixels) // video.grid[0]
     parts: list[EncoderInput] = []
     start = 0

@@ -94,7 +94,7 @@ class LocalExecutor:
             logger.error("encoding failed", job_id=job.job_id, exc_info=error)
             return [JobDone(job.job_id, 0.0, failed=True)]
         encoded = outcome.result()
-        self.runner.encodings.update(encoded.features)
+        self.runner.encoder_outputs.update(encoded.features)
         return [JobDone(job.job_id, encoded.seconds)]
 
     def check_device(self) -> None:

@@ -55,7 +55,7 @@ class Drawn(NamedTuple):
 
 
 class ModelRunner:
-    """The network, caches, encodings and row buffers of one device, which may be one of several ranks."""
+    """The network, caches, encoder outputs and row buffers of one device, which may be one of several ranks."""
 
     def __init__(self, network: Network, execution: Execution, caches: Caches) -> None:
         self.network = network
@@ -70,14 +70,14 @@ class ModelRunner:
         self.allowed = AllowedTokens(network.spec.vocab_size, self.device)
         self.sampler = Sampler(network.spec.placeholder_token_ids, self.allowed, self.device)
         self.rows = RowBuffers(caches.sizes.num_rows, self.device)
-        self.encodings: dict[int, torch.Tensor] = {}
+        self.encoder_outputs: dict[int, torch.Tensor] = {}
         self.caches = caches
         self.graphs: DecodeGraphs | None = None
 
     def update(self, step: StepInput) -> None:
-        """Prepare a step: drop encodings, end and start rows, change block tables, restore and receive states."""
-        for encoding_id in step.drop:
-            self.encodings.pop(encoding_id, None)
+        """Prepare a step: drop encoder outputs, end and start rows, change block tables, restore and receive states."""
+        for output_id in step.drop:
+            self.encoder_outputs.pop(output_id, None)
         for row in step.ended:
             self.allowed.end(row)
         self.rows.end(step.ended)
@@ -109,7 +109,7 @@ class ModelRunner:
         built = time.perf_counter()
         outcomes = [self.encoder.encode_together(job) for job in jobs]
         for outcome in outcomes:
-            self.encodings.update(outcome.features)
+            self.encoder_outputs.update(outcome.features)
         hidden = None if batch is None else self._forward(batch)
         self.caches.save(step.save)
         return Forwarded(
@@ -166,7 +166,7 @@ class ModelRunner:
         context = ForwardContext(batch.positions, batch.layout, self.caches.layers, self.backend, plan)
         if batch.media_rows is None:
             return self.network(batch.input_ids, context)
-        parts = [self.encodings[piece.encoding_id][piece.start : piece.stop] for piece in batch.media]
+        parts = [self.encoder_outputs[piece.output_id][piece.start : piece.stop] for piece in batch.media]
         return self.network(batch.input_ids, context, batch.media_rows, torch.cat(parts))
 
     def _score_prompt(self, hidden: torch.Tensor, wanted: PromptScores, start: int) -> torch.Tensor:

@@ -53,7 +53,7 @@ class QwenSpec(MergedPatchSpec, Generic[Tower]):
         """Return (patches, values per patch of all frames of its group)."""
         return prod(grid), self.vision.patch_values * self.vision.temporal_patch_size
 
-    def encoding_values(self, grid: Grid, original_size: Size | None = None) -> int:
+    def encoder_output_values(self, grid: Grid, original_size: Size | None = None) -> int:
         """Return the number of values: for each token, one vector of the last block and of each deepstack block."""
         return self.item_tokens(grid, original_size) * self.vision.out_hidden_size * self.vision.num_features
 

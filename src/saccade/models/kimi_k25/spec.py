@@ -57,7 +57,7 @@ class Spec(MergedPatchSpec):
         """Return (patches of all frames, channels, height, width)."""
         return self.pixel_shape(grid)
 
-    def encoding_values(self, grid: Grid, original_size: Size | None = None) -> int:
+    def encoder_output_values(self, grid: Grid, original_size: Size | None = None) -> int:
         """Return the number of values: one vector of the text's width for each token."""
         return self.item_tokens(grid, original_size) * self.vision.out_hidden_size
 

@@ -74,7 +74,7 @@ class Spec(TextSpec):
         """Return the number of patches of crops and global view."""
         return grid[1] * grid[2] + CROP_PATCHES**2
 
-    def encoding_values(self, grid: Grid, original_size: Size | None = None) -> int:
+    def encoder_output_values(self, grid: Grid, original_size: Size | None = None) -> int:
         """Return the number of values: one vector for each token."""
         return self.item_tokens(grid) * self.text.hidden_size
 

@@ -69,7 +69,7 @@ class Spec(TextSpec):
         """Return the number of patches of all views."""
         return self.num_views(grid) * self.vision.num_patches
 
-    def encoding_values(self, grid: Grid, original_size: Size | None = None) -> int:
+    def encoder_output_values(self, grid: Grid, original_size: Size | None = None) -> int:
         """Return the number of values: one vector for each token."""
         return self.item_tokens(grid) * self.text.hidden_size
 

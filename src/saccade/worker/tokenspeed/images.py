@@ -29,7 +29,7 @@ IMAGE = "image"
 PIXEL_DTYPES = ("bfloat16", "float32")
 
 SALT = b"saccade.tokenspeed.1"
-"""The salt of every request that comes over this wire: its blocks and encodings are never those of another wire."""
+"""The salt of all requests of this wire: their blocks and encoder outputs are never those of another wire."""
 
 TAIL_BYTES = 8
 """What a content hash ends in: the first bytes of the gateway's own hash, from which pad values are computed."""

@@ -33,15 +33,15 @@ class PixelArena:
             num_bytes = len(image.pixels)
             if stop + num_bytes <= ARENA_BYTES:
                 self._memory[stop : stop + num_bytes] = image.pixels
-                places.append(Place(image.encoding_id, stop, num_bytes))
+                places.append(Place(image.output_id, stop, num_bytes))
                 stop += num_bytes
-        return _with_pixels(step, {place.encoding_id: b"" for place in places}), tuple(places)
+        return _with_pixels(step, {place.output_id: b"" for place in places}), tuple(places)
 
     def restore(self, step: StepInput, places: tuple[Place, ...]) -> StepInput:
         """Return the step that `store` was called with, from what it returned."""
         if not places:
             return step
-        pixels = {place.encoding_id: self._memory[place.start : place.start + place.num_bytes] for place in places}
+        pixels = {place.output_id: self._memory[place.start : place.start + place.num_bytes] for place in places}
         return _with_pixels(step, pixels)
 
     def close(self) -> None:
@@ -57,11 +57,11 @@ def create_arena() -> int:
 
 
 def _with_pixels(step: StepInput, pixels: dict[int, bytes]) -> StepInput:
-    """Return *step* with other *pixels*, by encoding id."""
+    """Return *step* with other *pixels*, by encoder output id."""
     replace = msgspec.structs.replace
 
     def job(one: EncodeJob) -> EncodeJob:
-        images = tuple(replace(p, pixels=pixels.get(p.encoding_id, p.pixels)) for p in one.images)
+        images = tuple(replace(p, pixels=pixels.get(p.output_id, p.pixels)) for p in one.images)
         return replace(one, images=images)
 
     return replace(step, jobs=tuple(job(one) for one in step.jobs))

@@ -33,13 +33,13 @@ class Allocate(msgspec.Struct, frozen=True, array_like=True, tag="allocate"):
 
 
 class Renew(msgspec.Struct, frozen=True, array_like=True, tag="renew"):
-    """Forget all rows and encodings."""
+    """Forget all rows and encoder outputs."""
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
-    """The pixels of an encoding are bytes [start, start + num_bytes) of the arena."""
+    """The pixels of an encoder output are bytes [start, start + num_bytes) of the arena."""
 
-    encoding_id: int
+    output_id: int
     start: int
     num_bytes: int
 

@@ -124,7 +124,7 @@ class Peers:
         self._send(messages.Allocate(num_blocks))
 
     def renew(self) -> None:
-        """Have the ranks forget all rows and encodings."""
+        """Have the ranks forget all rows and encoder outputs."""
         self._send(messages.Renew())
 
     def submit(self, step: StepInput) -> None:
