@@ -13,9 +13,10 @@ from saccade.cli.flags import EngineFlags
 from saccade.cli.main import COMMANDS, make_app, run
 from saccade.cli.vllm_flags import FLAGS, Support
 from saccade.errors import UnsupportedParameter
-from saccade.gateway.api.openapi import describe
-from saccade.gateway.openai.messages import PARTS, REFUSED_PARTS
-from saccade.gateway.openai.parameters import LATER, parse_chat
+from saccade.gateway.apis.chat import parse_chat
+from saccade.gateway.apis.openapi import describe
+from saccade.gateway.apis.parameters import LATER
+from saccade.gateway.prompt.messages import PARTS, REFUSED_PARTS
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "saccade"

@@ -17,7 +17,7 @@ from saccade import config
 from saccade.cli import exit_codes
 from saccade.cli.flags import SECRET, ServerFlags
 from saccade.errors import StartupError
-from saccade.gateway.api.admin import HOST
+from saccade.gateway.apis.admin import HOST
 from saccade.gateway.app import reserve
 from saccade.gateway.processes.member import INDEXER, Member
 from saccade.supervisor.tree import ChildSpec, Tree, answers_ready, until

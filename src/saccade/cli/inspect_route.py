@@ -8,7 +8,7 @@ import httpx2
 import msgspec
 
 from saccade.errors import InvalidApiKey, StartupError
-from saccade.gateway.api.admin import TENANT_HEADER
+from saccade.gateway.apis.admin import TENANT_HEADER
 
 TIMEOUT_SECONDS = 60.0
 

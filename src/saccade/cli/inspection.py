@@ -8,10 +8,10 @@ import numpy.typing as npt
 import pybase64
 
 from saccade import models
+from saccade.gateway.chat import ChatMessage, ChatRequest, ContentPart, ImageUrl
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.images.collect import EncodedImage
 from saccade.gateway.images.decode_pool.pool import DecodePool
-from saccade.gateway.openai.requests import ChatMessage, ChatRequest, ContentPart, ImageUrl
 from saccade.gateway.preparation import Preparation
 from saccade.gateway.prompt.draft import Draft
 from saccade.gateway.request import Request

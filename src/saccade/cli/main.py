@@ -41,7 +41,7 @@ def make_app(file: Path | None) -> App:
 
 
 def _version() -> str:
-    from saccade.gateway.api.openapi import server_version
+    from saccade.gateway.apis.openapi import server_version
 
     return server_version()
 

@@ -16,7 +16,7 @@ from prometheus_client import ProcessCollector
 from starlette.types import ASGIApp
 
 from saccade.errors import StartupError
-from saccade.gateway.api.admin import HOST, Admin, Controls
+from saccade.gateway.apis.admin import HOST, Admin, Controls
 from saccade.gateway.application import Application
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.images.decode_pool.pool import DecodePool

@@ -10,14 +10,15 @@ from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope
 
 from saccade.errors import InvalidApiKey, InvalidValue
-from saccade.gateway.api.chat import ChatCompletions
-from saccade.gateway.api.chat_endpoint import Api, ChatEndpoint
-from saccade.gateway.api.completions import Completions
-from saccade.gateway.api.endpoints import Endpoints
-from saccade.gateway.api.files import Files
-from saccade.gateway.api.messages import Messages
-from saccade.gateway.api.responses import Responses
-from saccade.gateway.api.routes import routes
+from saccade.gateway.apis.chat import ChatCompletions
+from saccade.gateway.apis.chat_endpoint import Api, ChatEndpoint
+from saccade.gateway.apis.completions.writer import Completions
+from saccade.gateway.apis.endpoints import Endpoints
+from saccade.gateway.apis.files import Files
+from saccade.gateway.apis.messages.writer import Messages
+from saccade.gateway.apis.responses.store import ResponseStore
+from saccade.gateway.apis.responses.writer import Responses
+from saccade.gateway.apis.routes import routes
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.images.decode_pool.pool import DecodePool
 from saccade.gateway.pipeline import Pipeline
@@ -25,7 +26,6 @@ from saccade.gateway.preparation import Preparation
 from saccade.gateway.processes.shared_index import SharedIndex
 from saccade.gateway.processes.siblings import Siblings
 from saccade.gateway.request import COPIES
-from saccade.gateway.responses.store import ResponseStore
 from saccade.gateway.served_models.model_registry import ModelRegistry
 from saccade.gateway.server.access_log import AccessLog
 from saccade.gateway.server.body import BodyReader

@@ -1,11 +1,380 @@
-"""The internal chat, which each API's body becomes: messages as a template takes them, images, tools, switches."""
+"""The internal chat, which every API's body becomes: a ChatRequest, and the Chat that a template renders.
 
+A ChatRequest has the names of OpenAI's API, which clients of all servers know.
+"""
+
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Final, Literal
+
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from saccade.models.family import ImageOptions, VideoOptions
+from saccade.protocol.request import MAX_NUM_SAMPLES
 from saccade.tokenization.chat_template import ChatTemplate, Message, Tool
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 1024
+MAX_SEED = 2**63 - 1
+MAX_TOP_K = 2**31 - 1
+MAX_CHARACTERS = 4 * 2**20
+MAX_TOKENS = 2**20
+MAX_TOKEN_ID = 2**31 - 1
+MAX_THINKING_TOKENS = 2**31 - 1
+BIAS_KEY = "^(0|[1-9][0-9]{0,9})$"
+MAX_STOP_TOKEN_IDS = 256
+MAX_BIASES = 1024
+MAX_TOP_LOGPROBS = 20
+MAX_SALT_CHARACTERS = 1024
+MAX_GRAMMAR_CHARACTERS = 64 * 2**10
+MAX_CHOICES = 1024
+MAX_MESSAGES = 2048
+MAX_PARTS = 4096
+"""Of all messages of a request together."""
+
+MAX_TOOLS = 128
+MAX_CALLS = 256
+"""Of tools, in one message."""
+
+MAX_CALL_ID = 1024
+"""OpenAI allows 64 characters; proxies of other models make ids of almost a thousand, and Kimi's have a tool's name."""
+
+MAX_TOOL_NAME = 64
+TOOL_NAME = f"[a-zA-Z0-9_.-]{{1,{MAX_TOOL_NAME}}}"
+IMAGE_PART = '{"type": "image_url", "image_url": {"url": "data:image/jpeg;base64,..."}}'
+"""OpenAI's form of an image, for errors about other forms."""
+
+VIDEO_PART = '{"type": "video_url", "video_url": {"url": "data:video/mp4;base64,..."}}'
+"""vLLM's form of a video, for errors about other forms."""
+# Some fields are checked by code, with better errors; the schemas here are for the description of the API.
+Role = Annotated[str, Meta(extra_json_schema={"enum": ["system", "developer", "user", "assistant", "tool"]})]
+PartType = Annotated[str, Meta(extra_json_schema={"enum": ["text", "image_url", "video_url", "file"]})]
+FileSchema = {
+    "type": ["object", "null"],
+    "properties": {name: {"type": ["string", "null"]} for name in ("file_id", "file_data", "filename")},
+}
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+Effort = Annotated[str, Meta(extra_json_schema={"enum": list(EFFORTS)})]
+SwitchSchema = {"additionalProperties": {"type": ["boolean", "number", "string", "null"], "maxLength": 256}}
+Switches = Annotated[dict[str, Any], Meta(extra_json_schema=SwitchSchema)]
+PixelsSchema = {"type": ["integer", "null"], "minimum": 1, "maximum": 2**31}
+EdgesSchema = {
+    "type": ["object", "null"],
+    "properties": {"shortest_edge": PixelsSchema, "longest_edge": PixelsSchema},
+    "additionalProperties": False,
+}
+FramesSchema = {"type": ["integer", "null"], "minimum": 1, "maximum": 2**20}
+FpsSchema = {"type": ["number", "null"], "exclusiveMinimum": 0, "maximum": 1000}
+ProcessorSchema = {
+    "properties": {
+        "min_pixels": PixelsSchema,
+        "max_pixels": PixelsSchema,
+        "size": EdgesSchema,
+        "num_frames": FramesSchema,
+        "fps": FpsSchema,
+    },
+    "additionalProperties": False,
+}
+MediaIoSchema = {
+    "properties": {
+        "image": {"type": ["object", "null"], "maxProperties": 0},
+        "video": {
+            "type": ["object", "null"],
+            "properties": {"num_frames": FramesSchema, "fps": FpsSchema},
+            "additionalProperties": False,
+        },
+    },
+    "additionalProperties": False,
+}
+MediaIoKwargs = Annotated[dict[str, Any], Meta(extra_json_schema=MediaIoSchema)]
+ProcessorKwargs = Annotated[dict[str, Any], Meta(extra_json_schema=ProcessorSchema)]
+StopText = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+Count = Annotated[int, Meta(ge=1)]
+TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
+TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
+GrammarText = Annotated[str, Meta(min_length=1, max_length=MAX_GRAMMAR_CHARACTERS)]
+Choice = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+Choices = Annotated[list[Choice], Meta(min_length=1, max_length=MAX_CHOICES)]
+# A schema stays raw: a limited process reads it.
+JsonSchema = Annotated[Raw, Meta(extra_json_schema={"type": ["object", "boolean", "string", "null"]})]
+BiasSchema = {"propertyNames": {"pattern": BIAS_KEY}}
+FunctionSchema = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "pattern": f"^{TOOL_NAME}$"},
+        "description": {"type": ["string", "null"]},
+        "parameters": {
+            "type": ["object", "null"],
+            "properties": {"type": {"type": "string", "enum": ["object"]}},
+        },
+        "strict": {"type": ["boolean", "null"]},
+    },
+    "required": ["name"],
+    "additionalProperties": False,
+}
+ToolSchema = {
+    "properties": {"type": {"type": "string", "enum": ["function"]}, "function": FunctionSchema},
+    "required": ["type", "function"],
+    "additionalProperties": False,
+}
+# Checked by code; passed to chat templates as they are.
+Tools = Annotated[list[Annotated[dict[str, Any], Meta(extra_json_schema=ToolSchema)]], Meta(max_length=MAX_TOOLS)]
+ToolChoice = Annotated[str, Meta(extra_json_schema={"enum": ["auto", "none", "required"]})]
+CallId = Annotated[str, Meta(max_length=MAX_CALL_ID)]
+# A field that is refused unless it is empty is not decoded.
+Refused = Annotated[Raw | UnsetType, Meta(extra_json_schema={"type": "null"})]
+Detail = Literal["auto", "low", "high", "original"]
+
+
+class ImageUrl(Struct, frozen=True):
+    """Where an image is; *detail* "low" makes the model see it smaller, all others in the model's default size."""
+
+    url: str
+    detail: Detail | None = None
+
+
+class VideoUrl(Struct, frozen=True):
+    """Where a video is."""
+
+    url: str
+
+
+class OtherMedia(Struct, frozen=True, kw_only=True):
+    """Names of media fields in other APIs: refused unless they are empty, never ignored."""
+
+    attachments: Refused = UNSET
+    audio: Refused = UNSET
+    audio_url: Refused = UNSET
+    files: Refused = UNSET
+    image: Refused = UNSET
+    image_base64: Refused = UNSET
+    image_data: Refused = UNSET
+    image_embeds: Refused = UNSET
+    image_urls: Refused = UNSET
+    images: Refused = UNSET
+    input_audio: Refused = UNSET
+    input_image: Refused = UNSET
+    media: Refused = UNSET
+    video: Refused = UNSET
+    videos: Refused = UNSET
+
+
+class ContentPart(OtherMedia, frozen=True):
+    """A piece of a message: `text`, `image_url` or `video_url` as an object or a string, or an image as a `file`.
+
+    *uuid* is accepted and has no effect: an image is identified by its bytes.
+    """
+
+    type: PartType
+    text: str | None = None
+    image_url: ImageUrl | str | None = None
+    video_url: VideoUrl | str | None = None
+    uuid: str | None = None
+    inline_data: Refused = UNSET
+    source: Refused = UNSET
+    # Read where the part is of the type `file`.
+    file: Annotated[Raw | UnsetType, Meta(extra_json_schema=FileSchema)] = UNSET
+
+
+class FileSource(Struct, frozen=True):
+    """An image as a file: uploaded before as *file_id*, or *file_data*, a data: URL. *filename* has no effect."""
+
+    file_id: str | None = None
+    file_data: str | None = None
+    filename: str | None = None
+
+
+class CalledFunction(Struct, frozen=True):
+    """A function's name and its arguments, a JSON object as text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Struct, frozen=True):
+    """A call of a tool in an earlier turn."""
+
+    id: CallId
+    function: CalledFunction
+    type: Annotated[str, Meta(extra_json_schema={"enum": ["function"]})] = "function"
+
+
+class ChatMessage(OtherMedia, frozen=True):
+    """One turn of a chat. *reasoning_content*, or *reasoning*, of an assistant is the reasoning before its content.
+
+    *tool_calls* of an assistant are answered by messages of the role tool, each with the *tool_call_id* of its call.
+    """
+
+    role: Role
+    content: str | Annotated[list[ContentPart], Meta(max_length=MAX_PARTS)] | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: Annotated[list[ToolCall], Meta(max_length=MAX_CALLS)] | None = None
+    tool_call_id: CallId | None = None
+    image_url: Refused = UNSET
+    file: Refused = UNSET
+    video_url: Refused = UNSET
+    function_call: Refused = UNSET
+
+
+Messages = Annotated[list[ChatMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
+
+
+class StreamOptions(Struct, frozen=True):
+    """What a stream carries besides the answer."""
+
+    include_usage: bool | None = None
+
+
+class SamplingFields(Struct, frozen=True, kw_only=True):
+    """How answers are drawn: *n* of them, each by these rules. Names and meanings are OpenAI's and vLLM's.
+
+    Neither *stop* nor *stop_token_ids*, nor the model's own end of an answer, counts before *min_tokens* tokens.
+    """
+
+    n: Annotated[int, Meta(ge=1, le=MAX_NUM_SAMPLES)] | None = None
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    min_tokens: Annotated[int, Meta(ge=0)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=MAX_TOP_K)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    # Logits are multiplied and divided by it: with a factor beyond these bounds they would leave their number format.
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
+    logit_bias: Annotated[dict[str, Bias], Meta(max_length=MAX_BIASES, extra_json_schema=BiasSchema)] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_TOKENS)] | None = None
+    seed: Annotated[int, Meta(ge=-MAX_SEED, le=MAX_SEED)] | None = None
+    stop: StopText | Annotated[list[StopText], Meta(max_length=MAX_STOP_STRINGS)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    ignore_eos: bool | None = None
+
+
+class JsonSchemaFormat(Struct, frozen=True):
+    """A JSON schema; where it is *strict*, no keyword of it may be dropped. *name* and *description* have no effect."""
+
+    name: Annotated[str, Meta(max_length=MAX_STOP_CHARACTERS)] | None = None
+    schema: JsonSchema | UnsetType = UNSET
+    strict: bool | None = None
+    description: str | None = None
+
+
+class ResponseFormat(Struct, frozen=True):
+    """What the answer is, as OpenAI spells it: text, any JSON object, or JSON by a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(Struct, frozen=True):
+    """What the answer is, as vLLM spells it: one of *json*, *regex*, *choice*, *grammar*, *json_object*."""
+
+    json: JsonSchema | UnsetType = UNSET
+    regex: GrammarText | None = None
+    choice: Choices | None = None
+    grammar: GrammarText | None = None
+    json_object: bool | None = None
+    structural_tag: Refused = UNSET
+    whitespace_pattern: Refused = UNSET
+
+
+class AnswerFields(SamplingFields, frozen=True, kw_only=True):
+    """What chats and completions say alike of how an answer is drawn, held, shown and cached.
+
+    *cache_salt* separates what is cached for this request from what is cached for others of the same API key.
+    At most one of *response_format*, *structured_outputs* and the *guided_* fields holds the answer to a grammar.
+    """
+
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    prompt_logprobs: TopLogprobs | None = None
+    return_token_ids: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=MAX_SALT_CHARACTERS)] | None = None
+    user: str | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: JsonSchema | UnsetType = UNSET
+    guided_regex: GrammarText | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: GrammarText | None = None
+
+
+class ChatRequest(AnswerFields, frozen=True, kw_only=True):
+    """The body of POST /v1/chat/completions. openai.parameters decides about other parameters.
+
+    *chat_template* replaces the model's where the operator allows it;
+    *chat_template_kwargs* are the template's switches, *mm_processor_kwargs* limits for all images,
+    *media_io_kwargs* which frames of videos the model sees.
+    Where *include_reasoning* is false, the answer leaves out the reasoning; its tokens still count.
+    *enable_thinking* and *reasoning_effort* set the template's switch for reasoning, see messages.py.
+    *thinking_token_budget* is the largest number of tokens of the reasoning, which is ended then.
+    With *continue_final_message* the answer goes on with the last message's text; where *add_generation_prompt* is
+    false, the prompt ends behind the messages.
+    *tools* may be called by the answer unless *tool_choice* is "none"; one call at most without *parallel_tool_calls*.
+    """
+
+    model: str
+    messages: Messages
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    logprobs: bool | None = None
+    top_logprobs: TopLogprobs | None = None
+    include_reasoning: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: Switches | None = None
+    mm_processor_kwargs: ProcessorKwargs | None = None
+    media_io_kwargs: MediaIoKwargs | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    enable_thinking: bool | None = None
+    reasoning_effort: Effort | None = None
+    thinking_token_budget: Annotated[int, Meta(ge=0, le=MAX_THINKING_TOKENS)] | None = None
+
+    @property
+    def max_answer_tokens(self) -> int | None:
+        """How many tokens the answer may have, None where the request sets no limit."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+
+class TokenizeRequest(Struct, frozen=True, kw_only=True):
+    """The body of POST /tokenize: a *prompt*, taken as plain text, or *messages* as in a chat."""
+
+    model: str | None = None
+    prompt: Annotated[str, Meta(max_length=MAX_CHARACTERS)] | None = None
+    messages: Messages | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: Switches | None = None
+    mm_processor_kwargs: ProcessorKwargs | None = None
+    media_io_kwargs: MediaIoKwargs | None = None
+    tools: Tools | None = None
+    enable_thinking: bool | None = None
+    reasoning_effort: Effort | None = None
+
+
+FILE_ID: Final = re.compile("file-[0-9a-f]{32}")
+NO_FILE: Final = f"file-{32 * '0'}"
+"""The id of no file."""
+
+
+def url_of_file(file_id: str) -> str:
+    """Return what stands in place of the URL of an uploaded image: its id. No other text is taken for a URL."""
+    return file_id if is_file_id(file_id) else NO_FILE
+
+
+def is_file_id(url: str) -> bool:
+    """Whether what stands in place of an image's URL is the id of an uploaded file."""
+    return FILE_ID.fullmatch(url) is not None
 
 
 @dataclass(frozen=True)

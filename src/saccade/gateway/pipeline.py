@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from saccade.errors import SaccadeError, WorkerFailed, WorkerUnavailable
-from saccade.gateway.chat import Chat
+from saccade.gateway.chat import Chat, ChatRequest, TokenizeRequest
 from saccade.gateway.images.collect import EncodedImage, ImageCollector
 from saccade.gateway.images.pixels import PixelPreparer, PixelResend, PromptImages
-from saccade.gateway.openai.requests import ChatRequest, TokenizeRequest
 from saccade.gateway.output.answer import AnswerOutput
 from saccade.gateway.output.sampling import sampling_params
 from saccade.gateway.prompt.chat_prompt import chat_prompt, why_not_as_chat

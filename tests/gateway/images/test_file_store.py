@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from saccade.errors import FileNotFound, ImageTooLarge, UnsupportedParameter
-from saccade.gateway.images.file_store import ENTRY_BYTES, MAX_FILES, FileStore, StoredFile, file_id
-from saccade.gateway.openai.files import FileObject, is_file_id
+from saccade.gateway.chat import is_file_id
+from saccade.gateway.images.file_store import ENTRY_BYTES, MAX_FILES, FileObject, FileStore, StoredFile, file_id
 
 ROOM = 4
 """Files of 1000 bytes for which there is room."""

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from saccade.errors import InvalidValue, UnsupportedParameter
-from saccade.gateway.chat import Chat
-from saccade.gateway.openai.messages import read_chat
-from saccade.gateway.openai.requests import ChatMessage, ChatRequest, ContentPart, ImageUrl
+from saccade.gateway.chat import Chat, ChatMessage, ChatRequest, ContentPart, ImageUrl
 from saccade.gateway.prompt.chat_prompt import chat_prompt, why_not_as_chat
+from saccade.gateway.prompt.messages import read_chat
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.models.family import ImageOptions
 from saccade.models.files import read_model_files

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from saccade.errors import ContextLengthExceeded
+from saccade.gateway.chat import ChatMessage, ChatRequest, ContentPart
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.images.decode_pool.pool import DecodePool, DecodePoolConfig
-from saccade.gateway.openai.requests import ChatMessage, ChatRequest, ContentPart
 from saccade.gateway.preparation import Preparation
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.models.files import read_model_files

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from saccade.errors import TooManyImages, UnsupportedParameter
+from saccade.gateway.chat import ChatMessage, ChatRequest, ContentPart
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.images.collect import EncodedImage
 from saccade.gateway.images.decode_pool.pool import DecodePool, DecodePoolConfig
 from saccade.gateway.images.pixels import PromptImages
-from saccade.gateway.openai.requests import ChatMessage, ChatRequest, ContentPart
 from saccade.gateway.preparation import Preparation
 from saccade.gateway.prompt.chat_prompt import why_not_as_chat
 from saccade.gateway.prompt.draft import PromptDrafter

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from saccade.errors import InvalidValue, UnsupportedParameter
-from saccade.gateway.openai.parameters import parse_chat
-from saccade.gateway.openai.requests import ChatRequest
+from saccade.gateway.apis.chat import parse_chat
+from saccade.gateway.chat import ChatRequest
 from saccade.gateway.structured_output.constraint import ANY_OBJECT, Constraint, read_constraint, without_constraint
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from saccade.errors import InvalidValue
-from saccade.gateway.openai.requests import ChatRequest
+from saccade.gateway.chat import ChatRequest
 from saccade.gateway.structured_output.constraint import Constraint
 from saccade.gateway.structured_output.held_calls import with_held_calls
 from saccade.grammars.tool_calls import HeldCalls, HeldContent, ToolCallTokens

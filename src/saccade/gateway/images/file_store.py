@@ -4,12 +4,13 @@ import heapq
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from blake3 import blake3
+from msgspec import Struct
 
 from saccade.byte_lru import TenantLru
 from saccade.errors import FileNotFound, ImageTooLarge, UnsupportedParameter
-from saccade.gateway.openai.files import FileObject
 
 ENTRY_BYTES = 2048
 """What a file takes at most besides its content."""
@@ -19,6 +20,19 @@ MAX_FILES = 10_000
 
 SPARE_TIMES = 64
 """How many times of files that are gone, or were uploaded again, may wait beside as many as there are files."""
+
+
+class FileObject(Struct, frozen=True, kw_only=True):
+    """An uploaded file, as OpenAI's API has it; times in seconds since 1970."""
+
+    id: str
+    bytes: int
+    created_at: int
+    expires_at: int
+    filename: str
+    purpose: str
+    object: Literal["file"] = "file"
+    status: Literal["processed"] = "processed"
 
 
 @dataclass(frozen=True)

@@ -6,16 +6,39 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+from msgspec import Struct
+
 from saccade.errors import WorkerFailed, from_code
-from saccade.gateway.chat import Chat
-from saccade.gateway.openai.answers import CompletionTokensDetails, PromptTokensDetails, Usage
-from saccade.gateway.openai.requests import ChatRequest
+from saccade.gateway.chat import Chat, ChatRequest
 from saccade.gateway.output.choice import Chunk, GeneratedChoice, choices_of
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.gateway.server.access_log import line_of_request
 from saccade.gateway.tenants.account import Account
 from saccade.protocol.output import FinishReason, SampleTimes, TokenDelta, TokenLogprob
 from saccade.telemetry import ENGINE_STAGES, Metrics
+
+
+class PromptTokensDetails(Struct, frozen=True):
+    """How many tokens of the prompt were found in the prefix cache."""
+
+    cached_tokens: int = 0
+
+
+class CompletionTokensDetails(Struct, frozen=True):
+    """How many tokens of the answer are reasoning, shown or not."""
+
+    reasoning_tokens: int = 0
+
+
+class Usage(Struct, frozen=True):
+    """Tokens of a request; *prompt_tokens* includes those of images."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
+
 
 CHARGE_TOKENS = 64
 """Generated tokens that a tenant has not been charged for, at most, while an answer grows."""

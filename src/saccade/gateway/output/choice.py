@@ -6,10 +6,8 @@ from typing import NamedTuple
 from msgspec import UNSET, UnsetType
 
 from saccade.errors import WorkerFailed
-from saccade.gateway.chat import Chat
-from saccade.gateway.openai.answers import ChoiceLogprobs
-from saccade.gateway.openai.requests import ChatRequest
-from saccade.gateway.output.choice_logprobs import choice_logprobs
+from saccade.gateway.chat import Chat, ChatRequest
+from saccade.gateway.output.choice_logprobs import ChoiceLogprobs, choice_logprobs
 from saccade.gateway.output.reasoning import Reasoning
 from saccade.gateway.output.sampling import text_rules
 from saccade.gateway.output.tool_calls.reader import GeneratedCall, Piece, Separator, ToolCallReader

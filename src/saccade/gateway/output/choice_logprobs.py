@@ -2,9 +2,43 @@
 
 from collections.abc import Iterable, Sequence
 
-from saccade.gateway.openai.answers import ChoiceLogprobs, PromptLogprob, TokenLogprobs, TopLogprob
+from msgspec import Struct
+
 from saccade.protocol.output import TokenLogprob
 from saccade.tokenization.tokenizer import Tokenizer
+
+
+class TopLogprob(Struct, frozen=True):
+    """A token that could have stood in a place, and its log probability there.
+
+    *bytes* are the token's own; *token* is their text, with U+FFFD for each part of a character.
+    """
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprobs(TopLogprob, frozen=True):
+    """A token of the answer, and the likeliest ones in its place."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChoiceLogprobs(Struct, frozen=True):
+    """An entry for each token, those of the reasoning and the one that ended the answer among them."""
+
+    content: list[TokenLogprobs]
+    refusal: None = None
+
+
+class PromptLogprob(Struct, frozen=True):
+    """The log probability of a token in a place of the prompt; *rank* is 1 for the likeliest."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
 
 LOWEST = -9999.0
 """Sent for minus infinity, which JSON lacks; vLLM's value (entrypoints/openai/chat_completion/serving.py)."""

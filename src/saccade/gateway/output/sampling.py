@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from saccade.errors import ContextLengthExceeded, InvalidValue, UnsupportedParameter
-from saccade.gateway.openai.requests import BIAS_KEY, ChatRequest
+from saccade.gateway.chat import BIAS_KEY, ChatRequest
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.protocol.request import Grammar, SamplingParams, ThinkingBudget
 from saccade.tokenization.detokenizer import TextRules

@@ -9,12 +9,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from saccade.errors import ContextLengthExceeded, InvalidValue, RequestError, TooManyImages, UnsupportedParameter
-from saccade.gateway.chat import Chat, PlainPrompt
+from saccade.gateway.chat import IMAGE_PART, Chat, ChatRequest, PlainPrompt, TokenizeRequest
 from saccade.gateway.limits.admission import WorkThreads
-from saccade.gateway.openai.messages import num_characters, read_chat
-from saccade.gateway.openai.requests import IMAGE_PART, ChatRequest, TokenizeRequest
-from saccade.gateway.openai.tools import check_history, check_served, texts_in
+from saccade.gateway.prompt.messages import num_characters, read_chat
 from saccade.gateway.prompt.placeholders import expand, write_images
+from saccade.gateway.prompt.tools import check_history, check_served, texts_in
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.media.header import MediaLimits
 from saccade.models.family import VideoOptions

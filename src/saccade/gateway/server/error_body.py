@@ -1,14 +1,63 @@
-"""Errors as responses: their bodies in JSON, which the log line of the request notes, and what else is sent whole."""
+"""Errors as responses: their bodies in the forms of OpenAI and Anthropic, noted in the request's log line."""
 
 from collections.abc import Mapping
+from typing import Final
 
 import msgspec
+from msgspec import Struct
 from starlette.types import Send
 
 from saccade.errors import InternalError, SaccadeError, StartupError
-from saccade.gateway.anthropic.answers import error_of
-from saccade.gateway.openai.answers import ErrorAnswer, ErrorDetail
 from saccade.gateway.server.access_log import note_failure
+
+
+class ErrorDetail(Struct, frozen=True):
+    """What went wrong: *message* for people, *code* for programs."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorAnswer(Struct, frozen=True):
+    """The body of every answer that is not a 2xx."""
+
+    error: ErrorDetail
+
+
+class MessagesErrorDetail(Struct, frozen=True):
+    """What went wrong: *type* follows from the HTTP status; *param* and *code* are those of all errors here."""
+
+    type: str
+    message: str
+    param: str | None
+    code: str
+
+
+class MessagesError(Struct, frozen=True, tag="error"):
+    """The body of an answer that is not a 2xx, and the last event of a stream that failed."""
+
+    error: MessagesErrorDetail
+
+
+ERROR_TYPES: Final = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def error_of(error: SaccadeError) -> MessagesError:
+    """Return what a client is told of *error*."""
+    kind = ERROR_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    return MessagesError(MessagesErrorDetail(kind, error.message, error.param, error.code))
+
 
 UNFORESEEN = "Something went wrong inside the server; its log has the details under this request's id."
 

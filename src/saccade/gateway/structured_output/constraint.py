@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from saccade.errors import InvalidValue, UnsupportedParameter
-from saccade.gateway.openai.requests import ChatRequest
+from saccade.gateway.chat import ChatRequest
 
 ANY_OBJECT = '{"type": "object"}'
 

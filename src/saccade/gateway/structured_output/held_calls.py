@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import msgspec
 
 from saccade.errors import InvalidValue
-from saccade.gateway.openai.requests import ChatRequest
-from saccade.gateway.openai.tools import read_choice
+from saccade.gateway.chat import ChatRequest
+from saccade.gateway.prompt.tools import read_choice
 from saccade.gateway.structured_output.constraint import Constraint
 from saccade.grammars.tool_calls import HeldCalls, HeldContent, HeldFunction, ToolCallTokens
 from saccade.tokenization.chat_template import Tool

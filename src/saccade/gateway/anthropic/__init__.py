@@ -1,1 +1,0 @@
-"""Anthropic's wire format, translated to and from chats."""

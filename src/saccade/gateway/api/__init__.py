@@ -1,1 +1,0 @@
-"""The endpoints of the HTTP API, from a request's body to its answer."""

@@ -1,0 +1,193 @@
+"""The operator's port: a second listener on loopback, with its own keys, for commands that no tenant may give."""
+
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Router
+from starlette.types import Receive, Scope, Send
+
+from saccade.errors import BodyTooLarge, InvalidValue, StartupError, WorkerUnavailable
+from saccade.gateway.apis.routes import route
+from saccade.gateway.processes.siblings import Siblings, booked_together
+from saccade.gateway.server.access_log import AccessLog
+from saccade.gateway.server.keys import Keys
+from saccade.gateway.server.middleware import GuardMiddleware, TelemetryMiddleware
+from saccade.gateway.server.origins import AllowedOrigins
+from saccade.gateway.tenants.api_keys import ApiKeyStore
+from saccade.gateway.tenants.report import TenantReport
+from saccade.gateway.workers.cache_listener import CacheView
+from saccade.gateway.workers.connectors import check_url
+from saccade.gateway.workers.discovery import Discovery
+from saccade.gateway.workers.route_report import RouteReport
+from saccade.gateway.workers.worker_report import worker_report
+from saccade.telemetry import Metrics
+from saccade.transport.framing import UNREADABLE
+
+HOST = "127.0.0.1"
+TENANT_HEADER = "x-api-key"
+SOURCE = "POST /workers"
+"""The name of the source that this port is."""
+
+MAX_BODY_BYTES = 16 << 10
+
+
+@dataclass(frozen=True)
+class Controls:
+    """What the port may ask of the gateway.
+
+    *preview* tells where the chat in a request would go if the tenant with an API key sent it, b"" for no key;
+    *forget_media* empties the gateway's caches; *tenants* tells what tenants have used.
+    """
+
+    preview: Callable[[Scope, Receive, bytes], Awaitable[RouteReport]]
+    forget_media: Callable[[], None]
+    tenants: Callable[[], Awaitable[list[TenantReport]]]
+
+
+class _WorkerUrl(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a request that adds or removes a worker."""
+
+    url: str
+
+
+class Admin:
+    """An ASGI application that shows, adds and removes workers, shows routes, and empties caches.
+
+    Every path needs one of *keys*. *members* are the workers, and *listener* knows what they hold; *controls* are
+    those of the gateway. *siblings* are the processes that share the port. Raises StartupError where there is no key.
+    """
+
+    def __init__(
+        self,
+        keys: Collection[str],
+        members: Discovery,
+        listener: CacheView,
+        controls: Controls,
+        metrics: Metrics,
+        access_log: AccessLog | None = None,
+        siblings: Siblings | None = None,
+    ) -> None:
+        if not keys:
+            raise StartupError("--admin-port needs an --admin-key.")
+        self._fleet = members.fleet
+        self._members = members
+        self._listener = listener
+        self._controls = controls
+        self._siblings = siblings
+        router = Router(
+            [
+                route("GET", "/workers", self.workers),
+                route("POST", "/workers", self.add_worker, takes_json=True),
+                route("DELETE", "/workers", self.remove_worker, takes_json=True),
+                route("POST", "/route", self.route, takes_json=True),
+                route("GET", "/usage", self.usage),
+                route("POST", "/reset_prefix_cache", self.reset_prefix_cache),
+                route("POST", "/reset_mm_cache", self.reset_mm_cache),
+            ],
+            redirect_slashes=False,
+        )
+        guarded = GuardMiddleware(router, Keys(ApiKeyStore(keys, kind="admin")), AllowedOrigins((), (), keyless=False))
+        self._app = TelemetryMiddleware(guarded, metrics, access_log)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+
+    async def workers(self, request: Request) -> Response:
+        """GET /workers: each worker's health and load, what is known of its caches, and what is booked there.
+
+        The booked work is that of all processes that share the port; the breaker is this process's.
+        """
+        workers = (*self._fleet.clients, *self._fleet.leaving)
+        reports = [worker_report(worker, self._fleet, self._listener) for worker in workers]
+        if self._siblings is not None:
+            works = await self._siblings.works()
+            reports = [msgspec.structs.replace(report, booked=booked_together(works, report.url)) for report in reports]
+        return _json({"workers": reports})
+
+    async def add_worker(self, request: Request) -> Response:
+        """POST /workers: add the worker at the url in the body, until DELETE /workers or the gateway's end."""
+        url = await self._url(request)
+        try:
+            check_url(url)
+        except StartupError as error:
+            raise InvalidValue(error.message, "url") from error
+        await self._members.want(SOURCE, url)
+        return self._wanted_by(url)
+
+    async def remove_worker(self, request: Request) -> Response:
+        """DELETE /workers: drop the worker at the url in the body, which POST /workers has added."""
+        url = await self._url(request)
+        sources = self._members.wanted_by(url)
+        if SOURCE not in sources:
+            origin = f"it comes from {', '.join(sources)}, so take it out there" if sources else "there is none at it"
+            raise InvalidValue(f"No worker at this url was added by {SOURCE}: {origin}.", "url")
+        await self._members.drop(SOURCE, url)
+        return self._wanted_by(url)
+
+    async def _url(self, request: Request) -> str:
+        """Return the url in a body. Raises InvalidValue, also where several processes share the port."""
+        if self._siblings is not None:
+            raise InvalidValue(
+                "With --gateway-processes over 1 workers are added and removed by --workers-file.", "url"
+            )
+        return await _url(request)
+
+    def _wanted_by(self, url: str) -> Response:
+        return _json({"url": url, "sources": self._members.wanted_by(url)})
+
+    async def route(self, request: Request) -> Response:
+        """POST /route: where the chat in the body would go now, and why. It is not sent there.
+
+        The header x-api-key names the tenant whose caches count; it may be left out where the gateway has no API keys.
+        """
+        api_key = request.headers.get(TENANT_HEADER, "").encode()
+        return _json(await self._controls.preview(request.scope, request.receive, api_key))
+
+    async def usage(self, request: Request) -> Response:
+        """GET /usage: what each tenant of the keys file may use in a minute, and has used since the gateway began."""
+        return _json({"tenants": await self._controls.tenants()})
+
+    async def reset_prefix_cache(self, request: Request) -> Response:
+        """POST /reset_prefix_cache: the workers drop every KV block that no running request uses."""
+        return self._reset(prefix=True)
+
+    async def reset_mm_cache(self, request: Request) -> Response:
+        """POST /reset_mm_cache: the gateway drops images and URLs, the workers encodings that no request uses."""
+        missed = []
+        if self._siblings is None:
+            self._controls.forget_media()
+        else:
+            missed = await self._siblings.forget_media()
+        answer = self._reset(media=True)
+        if missed:
+            raise WorkerUnavailable(
+                f"These gateway processes did not take the command: {', '.join(missed)}; the others did. Send it again."
+            )
+        return answer
+
+    def _reset(self, *, prefix: bool = False, media: bool = False) -> Response:
+        """Send the command; requests that the gateway sends later find the caches empty."""
+        missed = self._fleet.reset_caches(prefix=prefix, media=media)
+        if missed:
+            raise WorkerUnavailable(f"These workers did not take the command: {', '.join(missed)}; the others did.")
+        return Response()
+
+
+async def _url(request: Request) -> str:
+    """Return the url in a body. Raises InvalidValue and BodyTooLarge."""
+    body = b""
+    async for piece in request.stream():
+        body += piece
+        if len(body) > MAX_BODY_BYTES:
+            raise BodyTooLarge(f"The body has more than {MAX_BODY_BYTES} bytes.")
+    try:
+        return msgspec.json.decode(body, type=_WorkerUrl).url
+    except UNREADABLE as error:
+        raise InvalidValue('The body must be JSON with one field: {"url": "grpc://HOST:PORT"}.', "url") from error
+
+
+def _json(value: object) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")

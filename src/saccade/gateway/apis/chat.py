@@ -1,0 +1,289 @@
+"""POST /v1/chat/completions: its answers, how bodies are read, and how answers are written."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from saccade.gateway.apis.chat_endpoint import Format, ReadBody
+from saccade.gateway.apis.field_names import FieldNames
+from saccade.gateway.apis.parameters import ParameterReader, check_parts
+from saccade.gateway.chat import CalledFunction, ChatRequest
+from saccade.gateway.output.answer import Answer, Usage
+from saccade.gateway.output.choice import Chunk, GeneratedChoice
+from saccade.gateway.output.choice_logprobs import ChoiceLogprobs, PromptLogprob, prompt_logprobs
+from saccade.gateway.output.tool_calls.reader import GeneratedCall
+from saccade.gateway.server.event_stream import DONE, error_event, event
+
+
+class ToolCall(Struct, frozen=True):
+    """A call of a tool that the client is to make; the message with its result names *id*."""
+
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+
+class ToolCallDelta(Struct, frozen=True):
+    """A call of a tool in a chunk, always a whole one; *index* numbers the calls of a choice."""
+
+    index: int
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+
+class AnswerMessage(Struct, frozen=True):
+    """The model's turn. *content* is null where the answer ended within reasoning, or holds only calls."""
+
+    content: str | None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
+    role: Literal["assistant"] = "assistant"
+    refusal: None = None
+
+
+class Choice(Struct, frozen=True):
+    """One answer. *token_ids*, where asked for, are all that count as generated."""
+
+    message: AnswerMessage
+    finish_reason: str
+    index: int = 0
+    logprobs: ChoiceLogprobs | None = None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatCompletion(Struct, frozen=True, kw_only=True):
+    """A whole answer. prompt_logprobs[i], where requested, maps token ids to their log probability in place i."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    object: Literal["chat.completion"] = "chat.completion"
+
+
+class Delta(Struct, frozen=True):
+    """What a chunk adds: to the content, to the reasoning before it, or to the calls of tools."""
+
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
+
+
+class ChunkChoice(Struct, frozen=True):
+    """The piece of an answer in a chunk; *finish_reason* is set on its last one.
+
+    *logprobs* and *token_ids* are those of all tokens since the answer's chunk before.
+    """
+
+    delta: Delta
+    finish_reason: str | None = None
+    index: int = 0
+    logprobs: ChoiceLogprobs | None = None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatCompletionChunk(Struct, frozen=True, kw_only=True):
+    """One event of a streamed answer. *usage* is there where it was asked for, null in all but the last chunk.
+
+    *prompt_token_ids*, where asked for, come with the first.
+    """
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+
+
+def parse_chat(body: bytes | bytearray, strict: bool = False) -> tuple[ChatRequest, str]:
+    """Return the chat request in *body*, and a warning that names parameters that were ignored, "" where none was.
+
+    Raises BodyTooLarge, InvalidValue, and UnsupportedParameter for what is not served; if *strict*, for unknown
+    parameters too.
+    """
+    request, warning = _CHAT.read(body, strict)
+    check_parts(request.messages)
+    return request, warning
+
+
+_CHAT: Final = ParameterReader(ChatRequest)
+
+
+@dataclass(frozen=True)
+class ChatCompletions:
+    """OpenAI's chats."""
+
+    strict_parameters: bool
+
+    def read(self, body: bytes | bytearray, tenant: bytes) -> ReadBody:
+        """Return the chat in *body*. Raises RequestError that names the field."""
+        request, warning = parse_chat(body, self.strict_parameters)
+        writer = ChatCompletionEvents if request.stream else ChatCompletionObject
+        return ReadBody(request, warning, [Format(FieldNames(), writer, error_event)])
+
+
+class ChatCompletionObject:
+    """Writes a `chat.completion` object."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self._chunks: list[list[Chunk]] = [[] for _ in answer.choices]
+
+    def take(self, chunk: Chunk) -> bytes:
+        """Keep *chunk*; there are no events."""
+        self._chunks[chunk.choice.index].append(chunk)
+        return b""
+
+    async def end(self) -> bytes:
+        """Return the object, in JSON."""
+        answer, ranked = self._answer, None
+        if answer.request.prompt_logprobs is not None:
+            # The entries of a long prompt take too long for the event loop.
+            tokenizer = answer.served.tokenizer
+            ranked = await asyncio.to_thread(
+                prompt_logprobs, tokenizer, answer.prompt_token_ids, answer.prompt_logprobs
+            )
+        completion = ChatCompletion(
+            id=answer.id,
+            created=answer.created,
+            model=answer.served.name,
+            choices=[_whole_choice(choice, self._chunks[choice.index]) for choice in answer.choices],
+            usage=answer.usage,
+            prompt_logprobs=UNSET if ranked is None else ranked,
+            prompt_token_ids=answer.prompt_token_ids if answer.request.return_token_ids else UNSET,
+        )
+        return msgspec.json.encode(completion)
+
+
+class ChatCompletionEvents:
+    """Writes `chat.completion.chunk` events: the role of every choice, texts, finish reasons, usage if asked for."""
+
+    def __init__(self, answer: Answer) -> None:
+        options = answer.request.stream_options
+        self._with_usage = options is not None and bool(options.include_usage)
+        self._answer = answer
+        self._template = ChatCompletionChunk(
+            id=answer.id,
+            created=answer.created,
+            model=answer.served.name,
+            choices=[],
+            usage=None if self._with_usage else UNSET,
+        )
+        self._texts = [_TextEvents(self._template, choice) for choice in answer.choices]
+        self._has_begun = False
+
+    def take(self, chunk: Chunk) -> bytes:
+        """Return the events for *chunk*, after those for the roles if it is the first that has any."""
+        if _is_text(chunk):
+            events = self._texts[chunk.choice.index].of(chunk.content)
+        else:
+            events = _events(self._template, chunk)
+        if events and not self._has_begun:
+            self._has_begun = True
+            return _roles(self._template, self._answer) + events
+        return events
+
+    async def end(self) -> bytes:
+        """Return the event for the usage, if asked for, and [DONE]."""
+        if not self._with_usage:
+            return DONE
+        return _event(msgspec.structs.replace(self._template, usage=self._answer.usage)) + DONE
+
+
+def _whole_choice(choice: GeneratedChoice, chunks: list[Chunk]) -> Choice:
+    content = None if choice.ends_in_reasoning else "".join(chunk.content for chunk in chunks)
+    calls = [_tool_call(call) for chunk in chunks for call in chunk.calls]
+    reasoning = "".join(chunk.reasoning for chunk in chunks)
+    logprobs, token_ids = (None, UNSET) if choice.record is None else choice.record.flush()
+    return Choice(
+        message=AnswerMessage((content or None) if calls else content, reasoning or UNSET, calls or UNSET),
+        finish_reason=choice.finish_reason or "",
+        index=choice.index,
+        logprobs=logprobs,
+        token_ids=token_ids,
+    )
+
+
+def _roles(template: ChatCompletionChunk, answer: Answer) -> bytes:
+    """Return the event that begins each choice; the first has the prompt's token ids where they are asked for."""
+    delta = Delta(role="assistant", content="")
+    first, *others = (
+        msgspec.structs.replace(template, choices=[ChunkChoice(delta, index=choice.index)]) for choice in answer.choices
+    )
+    if answer.request.return_token_ids:
+        first = msgspec.structs.replace(first, prompt_token_ids=answer.prompt_token_ids)
+    return b"".join(map(_event, (first, *others)))
+
+
+def _events(template: ChatCompletionChunk, chunk: Chunk) -> bytes:
+    """Return one event for reasoning, one for content and one for each call; the last one has the finish reason.
+
+    Tokens that a client asked about come with the first event after them.
+    """
+    choice = chunk.choice
+    deltas = [Delta(reasoning_content=chunk.reasoning)] if chunk.reasoning else []
+    deltas += [Delta(content=chunk.content)] if chunk.content else []
+    deltas += [Delta(tool_calls=[_tool_call_delta(call)]) for call in chunk.calls]
+    if choice.finish_reason is not None and not (chunk.content or chunk.calls):
+        deltas.append(Delta())
+    reasons = [None] * (len(deltas) - 1) + [choice.finish_reason]
+    wires = (_with_delta(template, choice, delta, reason) for delta, reason in zip(deltas, reasons, strict=False))
+    return b"".join(map(_event, wires))
+
+
+class _TextEvents:
+    """Events of one choice that have text of its content and nothing else, which nearly all tokens are.
+
+    What is around the text is encoded once: to encode a whole chunk takes several times as long.
+    """
+
+    def __init__(self, template: ChatCompletionChunk, choice: GeneratedChoice) -> None:
+        wire = ChunkChoice(Delta(content=""), index=choice.index)
+        # Within JSON's strings quotes are escaped, so only the field itself looks like this.
+        whole = _event(msgspec.structs.replace(template, choices=[wire]))
+        self._head, _, self._tail = whole.partition(b'"content":""')
+
+    def of(self, content: str) -> bytes:
+        """Return the event for *content*, none where it is empty."""
+        return self._head + b'"content":' + msgspec.json.encode(content) + self._tail if content else b""
+
+
+def _is_text(chunk: Chunk) -> bool:
+    return not (
+        chunk.reasoning or chunk.calls or chunk.choice.record is not None or chunk.choice.finish_reason is not None
+    )
+
+
+def _tool_call(call: GeneratedCall) -> ToolCall:
+    return ToolCall(call.id, CalledFunction(call.name, call.arguments))
+
+
+def _tool_call_delta(call: GeneratedCall) -> ToolCallDelta:
+    return ToolCallDelta(call.index, call.id, CalledFunction(call.name, call.arguments))
+
+
+def _with_delta(
+    template: ChatCompletionChunk,
+    choice: GeneratedChoice,
+    delta: Delta,
+    finish_reason: str | None = None,
+) -> ChatCompletionChunk:
+    if choice.record is None:
+        wire = ChunkChoice(delta, finish_reason, choice.index)
+    else:
+        wire = ChunkChoice(delta, finish_reason, choice.index, *choice.record.flush())
+    return msgspec.structs.replace(template, choices=[wire])
+
+
+def _event(chunk: ChatCompletionChunk) -> bytes:
+    return event(msgspec.json.encode(chunk))

@@ -1,0 +1,171 @@
+"""The endpoint of every API that answers chats: read the body, and send the answer, whole or as server-sent events.
+
+Each API reads its own bodies into a ChatRequest and writes its own answers; all else is here once. A request with
+several prompts is as many requests to workers, whose answers are written side by side.
+"""
+
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from saccade.errors import SaccadeError
+from saccade.gateway.apis.field_names import FieldNames
+from saccade.gateway.chat import ChatRequest, PlainPrompt
+from saccade.gateway.concurrency import all_or_none
+from saccade.gateway.output.answer import Answer, AnswerOutput
+from saccade.gateway.output.choice import Chunk
+from saccade.gateway.pipeline import Part, Pipeline
+from saccade.gateway.prompt.draft import PromptDrafter, is_long
+from saccade.gateway.request import Request
+from saccade.gateway.served_models.model_registry import ModelRegistry
+from saccade.gateway.server.body import BodyReader, while_connected
+from saccade.gateway.server.connection import CONNECTION
+from saccade.gateway.server.event_stream import EventStream, WholeResponse
+from saccade.gateway.server.middleware import WARNINGS
+from saccade.gateway.structured_output.constraint import read_constraint, without_constraint
+from saccade.gateway.structured_output.grammars import RequestGrammars
+from saccade.gateway.structured_output.held_calls import with_held_calls
+from saccade.gateway.tenants.account import Account
+from saccade.gateway.tenants.tenant import request_salt
+from saccade.gateway.workers.dispatch import Preview
+
+
+class AnswerWriter(Protocol):
+    """Writes one answer in the format of its API: as events while it grows, or whole at its end."""
+
+    def take(self, chunk: Chunk) -> bytes:
+        """Return the events for *chunk*, which may be none."""
+
+    async def end(self) -> bytes:
+        """Return the last events, or the whole answer. With several prompts, only their last one returns any."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a prompt is answered: the API's *names* of the request's fields, and a *writer* of its answer.
+
+    *failure* returns the last event of a stream that began and failed. A chat has no *prompt*.
+    """
+
+    names: FieldNames
+    writer: Callable[[Answer], AnswerWriter]
+    failure: Callable[[SaccadeError], bytes]
+    prompt: PlainPrompt | None = None
+
+
+@dataclass(frozen=True)
+class ReadBody:
+    """A body as a chat, or as prompts that share its parameters: one of *formats* for each.
+
+    *warning* is for its client. *num_kept_bytes* are those of messages that a writer keeps until the answer is whole.
+    """
+
+    request: ChatRequest
+    warning: str
+    formats: Sequence[Format]
+    num_kept_bytes: int = 0
+
+
+class Api(Protocol):
+    """Reads the bodies of one API."""
+
+    def read(self, body: bytes | bytearray, tenant: bytes) -> ReadBody:
+        """Return what *body* of the tenant with the id *tenant* asks. Raises RequestError that names the field."""
+
+
+@dataclass(frozen=True)
+class ChatEndpoint:
+    """Serves the requests of all APIs. When a client disconnects, streaming or not, the engine stops its request."""
+
+    bodies: BodyReader
+    model_registry: ModelRegistry
+    prompts: PromptDrafter
+    grammars: RequestGrammars
+    pipeline: Pipeline
+    ping_interval_seconds: float
+
+    async def serve(self, api: Api, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request. It gives its place back when its answer is generated, not when the client has read it."""
+        with self.bodies.begin(scope) as request:
+            # Only _read() has the body, and drops it.
+            reading = self._read(api, scope, await self.bodies.read(scope, receive, request), request)
+            with while_connected(scope):
+                await self._answer(reading, request, scope, send)
+
+    async def preview(self, api: Api, scope: Scope, receive: Receive, account: Account) -> Preview:
+        """Return where the request in *scope* would go if the tenant of *account* sent it now; it is not sent.
+
+        Raises SaccadeError.
+        """
+        with self.bodies.begin(scope, account, is_charged=False) as request:
+            body = await self.bodies.read(scope, receive, request)
+            [(_, part), *_] = await self._read(api, scope, body, request)
+            return await self.pipeline.preview(request, part)
+
+    async def _read(
+        self, api: Api, scope: Scope, body: bytes | bytearray, request: Request
+    ) -> list[tuple[Format, Part]]:
+        """Return the parts of a request, each with the format of its answer."""
+        async with request.turn(len(body)):
+            read = api.read(body, request.tenant.id)
+            if read.num_kept_bytes:
+                request.kept.take(read.num_kept_bytes)
+            scope[WARNINGS] = read.warning
+            formats = read.formats
+            names, is_chat = formats[0].names, formats[0].prompt is None
+            with names.in_errors():
+                constraint = read_constraint(read.request)
+                params = without_constraint(read.request)
+                served = self.model_registry.get(params.model)
+                chat = self.prompts.read(served, params) if is_chat and not is_long(params) else None
+        with names.in_errors():
+            if chat is not None:
+                chats = [chat]
+            elif is_chat:
+                chats = [await self.prompts.read_long(served, params)]
+            else:
+                prompts = [form.prompt for form in formats if form.prompt is not None]
+                chats = [await self.prompts.read_plain(served, params, prompt) for prompt in prompts]
+            constraint = with_held_calls(constraint, params, chats[0].tools, served.tool_calls)
+            params = msgspec.structs.replace(params, messages=[])
+            request.keep_chat()
+            del body, read
+            salt, held = request_salt(request.tenant.salt, params.cache_salt), None
+            if constraint is not None:
+                held = await self.grammars.of(constraint, salt, request.client, request.tenant.priority)
+        if held is not None and held.warning:
+            scope[WARNINGS] = "; ".join(filter(None, (scope[WARNINGS], held.warning)))
+        parts = [Part(params, chat, served, salt, held) for chat in chats]
+        return list(zip(formats, parts, strict=True))
+
+    async def _answer(
+        self, reading: Coroutine[Any, Any, list[tuple[Format, Part]]], request: Request, scope: Scope, send: Send
+    ) -> None:
+        parts = await reading
+        if not parts[0][1].params.stream:
+            await self._generate(parts, request, WholeResponse(send))
+            return
+        with request.reservation() as unread:
+            connection, failure = scope[CONNECTION], parts[0][0].failure
+            async with EventStream(send, connection, self.ping_interval_seconds, unread, failure) as stream:
+                await self._generate(parts, request, stream)
+
+    async def _generate(
+        self, parts: Sequence[tuple[Format, Part]], request: Request, response: EventStream | WholeResponse
+    ) -> None:
+        async def generate(form: Format, part: Part) -> None:
+            answer = Answer(part.params, part.chat, part.served, self.pipeline.metrics, request.account)
+            writer = form.writer(answer)
+            output = AnswerOutput(answer, lambda chunk: response.write(writer.take(chunk)), response.flush)
+            with form.names.in_errors():
+                await self.pipeline.answer(request, part, output)
+                if last := await writer.end():
+                    await response.end(last)
+
+        if len(parts) == 1:
+            await generate(*parts[0])
+        else:
+            await all_or_none(generate(*one) for one in parts)

@@ -1,0 +1,1 @@
+"""OpenAI's completions of plain prompts."""

@@ -1,0 +1,172 @@
+"""POST /v1/completions in OpenAI's wire format: from a body to its prompts and how they are answered; the answers."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+from saccade.errors import InvalidValue, UnsupportedParameter
+from saccade.gateway.apis.parameters import LATER, ParameterReader
+from saccade.gateway.chat import (
+    MAX_CHARACTERS,
+    MAX_TOKENS,
+    AnswerFields,
+    ChatRequest,
+    Count,
+    PlainPrompt,
+    TokenId,
+    TopLogprobs,
+)
+from saccade.gateway.json_body import decode, num_items
+from saccade.gateway.output.answer import Usage
+from saccade.gateway.output.choice_logprobs import PromptLogprob
+from saccade.protocol.request import MAX_NUM_SAMPLES
+
+DEFAULT_MAX_TOKENS: Final = 16
+"""OpenAI's."""
+
+OF_CHATS: Final = ("messages", "tools", "tool_choice", "chat_template", "thinking_token_budget", "reasoning_effort")
+NOT_SERVED: Final[dict[str, tuple[object, ...]]] = {
+    **{name: harmless for name, harmless in LATER.items() if name not in ("best_of", "echo")},
+    **dict.fromkeys(OF_CHATS, ([], "none")),
+    "add_special_tokens": (True,),
+    "continue_final_message": (False,),
+    "prompt_embeds": ([],),
+    "suffix": ("",),
+}
+"""Parameters that would change the answer and are not served, with the values, besides null, that change nothing."""
+
+_Ids = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_PromptSchema = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": MAX_NUM_SAMPLES},
+        _Ids,
+        {"type": "array", "items": _Ids, "minItems": 1, "maxItems": MAX_NUM_SAMPLES},
+    ]
+}
+_Text = Annotated[str, Meta(max_length=MAX_CHARACTERS)]
+
+
+class CompletionRequest(AnswerFields, frozen=True, kw_only=True):
+    """The body of POST /v1/completions: *prompt* is a text, a list of texts, token ids, or a list of lists of them.
+
+    With *echo* each text begins with its prompt. *logprobs* are those of so many tokens in every place.
+    """
+
+    model: str
+    prompt: Annotated[Raw, Meta(extra_json_schema=_PromptSchema)]
+    echo: bool | None = None
+    logprobs: TopLogprobs | None = None
+    best_of: Count | None = None
+
+
+@dataclass(frozen=True)
+class AskedCompletion:
+    """A body of POST /v1/completions: *prompts*, how each is answered, and what the answers show beside their text."""
+
+    prompts: list[PlainPrompt]
+    request: ChatRequest
+    echo: bool
+    token_ids: bool
+    prompt_logprobs: bool
+
+
+def parse_completion(body: bytes | bytearray, strict: bool = False) -> tuple[AskedCompletion, str]:
+    """Return what *body* asks, and a warning about ignored parameters. Raises as parse_chat does."""
+    given, warning = _READER.read(body, strict)
+    num_samples = given.n or 1
+    if given.best_of not in (None, num_samples):
+        raise UnsupportedParameter(
+            f"`best_of` is {given.best_of} and `n` is {num_samples}: answers are not ranked; leave `best_of` out.",
+            "best_of",
+        )
+    prompts = _read_prompts(given.prompt)
+    if len(prompts) * num_samples > MAX_NUM_SAMPLES:
+        raise InvalidValue(
+            f"`prompt` has {len(prompts)} prompts with {num_samples} answers each; a request has {MAX_NUM_SAMPLES} "
+            "answers at most.",
+            "prompt",
+        )
+    with_logprobs = given.logprobs is not None
+    if given.stream and given.echo and with_logprobs:
+        raise InvalidValue("`logprobs` of an `echo` come with a whole answer only; leave out `stream`.", "logprobs")
+    shared: dict[str, Any] = {name: getattr(given, name) for name in _SHARED}
+    if given.max_tokens is None and given.max_completion_tokens is None:
+        shared["max_tokens"] = DEFAULT_MAX_TOKENS
+    if given.echo and with_logprobs:
+        shared["prompt_logprobs"] = max(given.logprobs or 0, given.prompt_logprobs or 0)
+    # The places of log probabilities in the text are counted by the tokens' ids.
+    shared["return_token_ids"] = given.return_token_ids or with_logprobs
+    request = ChatRequest(messages=[], logprobs=with_logprobs, top_logprobs=given.logprobs, **shared)
+    asked = AskedCompletion(
+        prompts, request, bool(given.echo), bool(given.return_token_ids), given.prompt_logprobs is not None
+    )
+    return asked, warning
+
+
+def _read_prompts(raw: Raw) -> list[PlainPrompt]:
+    """Return the prompts; each names its place. Raises InvalidValue."""
+    text = bytes(raw)
+    if text.startswith(b'"'):
+        return [PlainPrompt(decode(raw, _TEXT, "prompt"), "prompt")]
+    if num_items(text) > MAX_TOKENS and not text.startswith(b'["'):
+        raise InvalidValue(f"`prompt` must have at most {MAX_TOKENS} tokens.", "prompt")
+    match decode(raw, _LIST, "prompt"):
+        case []:
+            raise InvalidValue("`prompt` is empty; send a text or token ids.", "prompt")
+        case [int(), *_] as one if all(isinstance(item, int) for item in one):
+            return [PlainPrompt([item for item in one if isinstance(item, int)], "prompt")]
+        case [first, *_] as several if all(type(item) is type(first) for item in several):
+            return [
+                PlainPrompt(item, f"prompt[{index}]")
+                for index, item in enumerate(several)
+                if isinstance(item, str | list)
+            ]
+    raise InvalidValue("`prompt` must be a text, texts, token ids, or lists of token ids, and not a mix.", "prompt")
+
+
+class CompletionLogprobs(Struct, frozen=True):
+    """The tokens of a text: text_offset[i] is where tokens[i] begins in it, in characters.
+
+    The first token of a prompt has no log probability.
+    """
+
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class CompletionChoice(Struct, frozen=True):
+    """One answer to one prompt, or a piece of it; *finish_reason* is null in all pieces but the last."""
+
+    text: str
+    index: int
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
+
+
+class Completion(Struct, frozen=True, kw_only=True):
+    """The answers to all prompts, or an event of them; those to the i-th prompt begin with the index i * n."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | UnsetType | None = UNSET
+    object: Literal["text_completion"] = "text_completion"
+
+
+_SHARED: Final = tuple(
+    name
+    for name in CompletionRequest.__struct_fields__
+    if name in ChatRequest.__struct_fields__ and name not in ("logprobs", "return_token_ids")
+)
+_READER: Final = ParameterReader(CompletionRequest, later=NOT_SERVED)
+_TEXT: Final = msgspec.json.Decoder(_Text)
+_LIST: Final = msgspec.json.Decoder(list[_Text | TokenId | list[TokenId]])

@@ -1,0 +1,293 @@
+"""POST /v1/completions: how its bodies are read and its answers written."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from operator import add
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from saccade.gateway.apis.chat_endpoint import Format, ReadBody
+from saccade.gateway.apis.completions.reader import (
+    AskedCompletion,
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    parse_completion,
+)
+from saccade.gateway.apis.field_names import FieldNames
+from saccade.gateway.chat import PlainPrompt
+from saccade.gateway.output.answer import Answer, CompletionTokensDetails, PromptTokensDetails, Usage
+from saccade.gateway.output.choice import Chunk, GeneratedChoice
+from saccade.gateway.output.choice_logprobs import PromptLogprob, TokenLogprobs, choice_logprobs, prompt_logprobs
+from saccade.gateway.server.event_stream import DONE, error_event, event
+from saccade.tokenization.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Completions:
+    """OpenAI's completions."""
+
+    strict_parameters: bool
+
+    def read(self, body: bytes | bytearray, tenant: bytes) -> ReadBody:
+        """Return the prompts in *body*. Raises RequestError that names the field."""
+        asked, warning = parse_completion(body, self.strict_parameters)
+        joined = _JoinedAnswers(asked)
+        kind = CompletionEvents if asked.request.stream else CompletionObject
+        formats = [
+            Format(_names(asked, prompt), partial(kind, joined, index, prompt), error_event, prompt)
+            for index, prompt in enumerate(asked.prompts)
+        ]
+        return ReadBody(asked.request, warning, formats)
+
+
+def _names(asked: AskedCompletion, prompt: PlainPrompt) -> FieldNames:
+    names = {"messages": prompt.field, "top_logprobs": "logprobs", "max_completion_tokens": "max_tokens"}
+    # Where nobody asked for them by this name, `echo` and `logprobs` did.
+    return FieldNames(names if asked.prompt_logprobs else {**names, "prompt_logprobs": "logprobs"})
+
+
+class _JoinedAnswers:
+    """The answers to all prompts of one request, which are one object or one stream."""
+
+    def __init__(self, asked: AskedCompletion) -> None:
+        self.asked = asked
+        self._num_open = len(asked.prompts)
+        self._usage = Usage(0, 0, 0, PromptTokensDetails(), CompletionTokensDetails())
+        self._choices: list[CompletionChoice] = []
+        self._template: Completion | None = None
+        options = asked.request.stream_options
+        self._ends_with_usage = options is not None and bool(options.include_usage)
+
+    def whole(self, answer: Answer, choices: Sequence[CompletionChoice]) -> bytes:
+        """Take one *answer*; return the object of all with the last one, nothing before."""
+        self._choices += choices
+        if not self._end(answer):
+            return b""
+        ordered = sorted(self._choices, key=lambda choice: choice.index)
+        template = self._begun(answer)
+        return msgspec.json.encode(msgspec.structs.replace(template, choices=ordered, usage=self._usage))
+
+    def event(self, answer: Answer, choice: CompletionChoice) -> bytes:
+        """Return the event for a piece of *answer*."""
+        template = self._begun(answer)
+        if self._ends_with_usage:
+            template = msgspec.structs.replace(template, usage=None)
+        return event(msgspec.json.encode(msgspec.structs.replace(template, choices=[choice])))
+
+    def end(self, answer: Answer) -> bytes:
+        """End one *answer*; return the last events with the last one, nothing before."""
+        if not self._end(answer):
+            return b""
+        usage = msgspec.structs.replace(self._begun(answer), usage=self._usage)
+        return (event(msgspec.json.encode(usage)) if self._ends_with_usage else b"") + DONE
+
+    def _begun(self, answer: Answer) -> Completion:
+        """Return what all pieces have, which the answer that comes first decides."""
+        if self._template is None:
+            completion_id = answer.id.replace("chatcmpl-", "cmpl-")
+            self._template = Completion(id=completion_id, created=answer.created, model=answer.served.name, choices=[])
+        return self._template
+
+    def _end(self, answer: Answer) -> bool:
+        self._usage = _sum(self._usage, answer.usage)
+        self._num_open -= 1
+        return not self._num_open
+
+
+class _CompletionWriter:
+    """Writes the *answer* to the prompt of that *index*."""
+
+    def __init__(self, joined: _JoinedAnswers, index: int, prompt: PlainPrompt, answer: Answer) -> None:
+        self._joined = joined
+        self._asked = joined.asked
+        self._first_index = index * (joined.asked.request.n or 1)
+        self._prompt = prompt
+        self._answer = answer
+
+    def _record(
+        self, choice: GeneratedChoice, places: "TextPlaces"
+    ) -> tuple[CompletionLogprobs | None, list[int] | UnsetType]:
+        """Return log probabilities and ids of the tokens since the last call, each where the client wants it."""
+        if choice.record is None:
+            return None, UNSET
+        logprobs, token_ids = choice.record.flush()
+        ids = token_ids if isinstance(token_ids, list) else []
+        entries = None if logprobs is None else _in_text(logprobs.content, places.of(ids), self._num_top)
+        return entries, ids if self._asked.token_ids else UNSET
+
+    @property
+    def _echoed_text(self) -> str:
+        if not self._asked.echo:
+            return ""
+        content = self._prompt.content
+        return content if isinstance(content, str) else self._answer.served.tokenizer.decode(content)
+
+    @property
+    def _num_top(self) -> int:
+        return self._asked.request.top_logprobs or 0
+
+    @property
+    def _shows_special(self) -> bool:
+        return self._asked.request.skip_special_tokens is False
+
+
+class CompletionObject(_CompletionWriter):
+    """Writes one text_completion object for all prompts."""
+
+    def __init__(self, joined: _JoinedAnswers, index: int, prompt: PlainPrompt, answer: Answer) -> None:
+        super().__init__(joined, index, prompt, answer)
+        self._texts = [""] * len(answer.choices)
+
+    def take(self, chunk: Chunk) -> bytes:
+        """Keep *chunk*; there are no events."""
+        self._texts[chunk.choice.index] += chunk.content
+        return b""
+
+    async def end(self) -> bytes:
+        """Return the object, in JSON, or nothing if another prompt's answer comes later."""
+        answer = self._answer
+        # The entries of a long prompt take too long for the event loop.
+        prompt = await asyncio.to_thread(self._echoed)
+        choices = [self._whole_choice(choice, self._texts[choice.index], prompt) for choice in answer.choices]
+        return self._joined.whole(answer, choices)
+
+    def _whole_choice(self, choice: GeneratedChoice, text: str, prompt: "_Echoed") -> CompletionChoice:
+        answer = self._answer
+        places = TextPlaces(answer.served.tokenizer, self._shows_special, len(prompt.text))
+        logprobs, token_ids = self._record(choice, places)
+        return CompletionChoice(
+            prompt.text + text,
+            self._first_index + choice.index,
+            logprobs if prompt.logprobs is None or logprobs is None else _joined(prompt.logprobs, logprobs),
+            choice.finish_reason,
+            token_ids,
+            answer.prompt_token_ids if self._asked.token_ids else UNSET,
+            UNSET if prompt.ranked is None else prompt.ranked,
+        )
+
+    def _echoed(self) -> "_Echoed":
+        answer = self._answer
+        tokenizer, token_ids = answer.served.tokenizer, answer.prompt_token_ids
+        ranked = prompt_logprobs(tokenizer, token_ids, answer.prompt_logprobs) if self._asked.prompt_logprobs else None
+        text = self._echoed_text
+        if not (self._asked.echo and self._asked.request.logprobs):
+            return _Echoed(text, None, ranked)
+        # The tokenizer's own first token is no part of a text; ids are shown as they came.
+        as_ids = isinstance(self._prompt.content, list)
+        places = TextPlaces(tokenizer, as_ids, continues=False).of(token_ids)
+        entries = choice_logprobs(tokenizer, token_ids[1:], answer.prompt_logprobs).content
+        first = CompletionLogprobs(
+            places[:1], [None], [tokenizer.token_bytes(token_ids[0]).decode(errors="replace")], [None]
+        )
+        return _Echoed(text, _joined(first, _in_text(entries, places[1:], self._num_top)), ranked)
+
+
+class CompletionEvents(_CompletionWriter):
+    """Writes events; those of the last prompt end with the usage, if asked for, and [DONE]."""
+
+    def __init__(self, joined: _JoinedAnswers, index: int, prompt: PlainPrompt, answer: Answer) -> None:
+        super().__init__(joined, index, prompt, answer)
+        self._places = [TextPlaces(answer.served.tokenizer, self._shows_special) for _ in answer.choices]
+        self._has_begun = not (self._asked.echo or self._asked.token_ids)
+
+    def take(self, chunk: Chunk) -> bytes:
+        """Return the event for *chunk*, after those that show the prompt if it is the first that has any."""
+        choice = chunk.choice
+        if not chunk.content and choice.record is None and choice.finish_reason is None:
+            return b""
+        logprobs, token_ids = self._record(choice, self._places[choice.index])
+        piece = CompletionChoice(
+            chunk.content, self._first_index + choice.index, logprobs, choice.finish_reason, token_ids
+        )
+        events = self._joined.event(self._answer, piece)
+        if not self._has_begun:
+            self._has_begun = True
+            return self._beginnings() + events
+        return events
+
+    async def end(self) -> bytes:
+        """Return the last events, or nothing if another prompt's answer comes later."""
+        return self._joined.end(self._answer)
+
+    def _beginnings(self) -> bytes:
+        """Return the events that begin each choice: with its prompt, as text, ids, or both."""
+        answer = self._answer
+        token_ids = answer.prompt_token_ids if self._asked.token_ids else UNSET
+        pieces = (
+            CompletionChoice(self._echoed_text, self._first_index + choice.index, prompt_token_ids=token_ids)
+            for choice in answer.choices
+        )
+        return b"".join(self._joined.event(answer, piece) for piece in pieces)
+
+
+@dataclass(frozen=True)
+class _Echoed:
+    """What whole answers show of their prompt: *ranked* is vLLM's form of its log probabilities."""
+
+    text: str
+    logprobs: CompletionLogprobs | None
+    ranked: list[dict[str, PromptLogprob] | None] | None
+
+
+class TextPlaces:
+    """Where the tokens of a text begin in it, in characters; the first of them is *num_characters*.
+
+    A token that is not shown, or ends within a character, adds nothing.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, shows_special: bool, num_characters: int = 0, *, continues: bool = True
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._shows_special = shows_special
+        self._num_characters = num_characters
+        self._stream = tokenizer.stream(continues=continues)
+
+    def of(self, token_ids: Sequence[int]) -> list[int]:
+        """Return the places of the next tokens."""
+        places = []
+        for token_id in token_ids:
+            places.append(self._num_characters)
+            if self._shows_special or not self._tokenizer.is_special(token_id):
+                self._num_characters += len(self._stream.push(token_id))
+        return places
+
+
+def _in_text(entries: Sequence[TokenLogprobs], places: list[int], num_top: int) -> CompletionLogprobs:
+    return CompletionLogprobs(
+        places,
+        [entry.logprob for entry in entries],
+        [entry.token for entry in entries],
+        [_likeliest(entry, num_top) for entry in entries],
+    )
+
+
+def _likeliest(entry: TokenLogprobs, num_top: int) -> dict[str, float]:
+    """Return the log probabilities of the likeliest tokens and of the one that stands there, by their text.
+
+    Of tokens with the same text the likeliest counts.
+    """
+    likeliest: dict[str, float] = {}
+    for token in (*entry.top_logprobs[:num_top], entry):
+        likeliest.setdefault(token.token, token.logprob)
+    return likeliest
+
+
+def _joined(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionLogprobs:
+    return CompletionLogprobs(*map(add, msgspec.structs.astuple(first), msgspec.structs.astuple(second)))
+
+
+def _sum(first: Usage, second: Usage) -> Usage:
+    num_cached = first.prompt_tokens_details.cached_tokens + second.prompt_tokens_details.cached_tokens
+    reasoning = first.completion_tokens_details.reasoning_tokens + second.completion_tokens_details.reasoning_tokens
+    return Usage(
+        first.prompt_tokens + second.prompt_tokens,
+        first.completion_tokens + second.completion_tokens,
+        first.total_tokens + second.total_tokens,
+        PromptTokensDetails(num_cached),
+        CompletionTokensDetails(reasoning),
+    )

@@ -1,0 +1,137 @@
+"""The small endpoints: models, token ids, health, metrics, version, description."""
+
+from dataclasses import dataclass
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from saccade.errors import Draining, InvalidValue, ModelNotFound, WorkerUnavailable
+from saccade.gateway.apis.messages.reader import parse_count
+from saccade.gateway.apis.messages.wire import CountAnswer
+from saccade.gateway.apis.models import (
+    DetokenizeAnswer,
+    ModelCard,
+    ModelList,
+    TokenizeAnswer,
+    parse_detokenize,
+    parse_tokenize,
+)
+from saccade.gateway.apis.openapi import describe, server_version
+from saccade.gateway.pipeline import Pipeline
+from saccade.gateway.processes.siblings import Siblings
+from saccade.gateway.served_models.model_registry import ModelRegistry
+from saccade.gateway.served_models.served_model import ServedModel
+from saccade.gateway.server.body import BodyReader, while_connected
+from saccade.gateway.server.middleware import WARNINGS
+from saccade.telemetry import METRICS_CONTENT_TYPE, Metrics
+
+
+@dataclass(frozen=True)
+class Endpoints:
+    """One method for each endpoint; each raises SaccadeError for what it cannot answer."""
+
+    bodies: BodyReader
+    model_registry: ModelRegistry
+    pipeline: Pipeline
+    metrics: Metrics
+    strict_parameters: bool
+    siblings: Siblings | None = None
+
+    async def models(self, request: Request) -> Response:
+        """GET /v1/models."""
+        return _json(ModelList([_card(name, served) for name, served in self.model_registry.names()]))
+
+    async def model(self, request: Request) -> Response:
+        """GET /v1/models/{model}."""
+        name = request.path_params["model"]
+        return _json(_card(name, self._served(name)))
+
+    async def tokenize(self, request: Request) -> Response:
+        """POST /tokenize: the ids a prompt or a chat becomes, images expanded; text never becomes special tokens."""
+        with self.bodies.begin(request.scope) as call:
+            body = await self.bodies.read(request.scope, request.receive, call)
+            async with call.turn(len(body)):
+                asked, request.scope[WARNINGS] = parse_tokenize(body, self.strict_parameters)
+            served = self._served(asked.model)
+            if (asked.prompt is None) == (asked.messages is None):
+                raise InvalidValue("Send either `prompt` or `messages`.", "prompt")
+            if asked.messages is None:
+                with call.place():
+                    token_ids = await self.pipeline.prompts.token_ids(served, asked.prompt or "")
+            else:
+                with while_connected(request.scope):
+                    token_ids = await self.pipeline.token_ids(call, served, asked)
+        return _json(TokenizeAnswer(count=len(token_ids), max_model_len=served.max_model_len, tokens=token_ids))
+
+    async def count_tokens(self, request: Request) -> Response:
+        """POST /v1/messages/count_tokens: how many tokens the prompt of a chat has, images expanded."""
+        with self.bodies.begin(request.scope) as call:
+            body = await self.bodies.read(request.scope, request.receive, call)
+            async with call.turn(len(body)):
+                asked, request.scope[WARNINGS], names = parse_count(body, self.strict_parameters)
+            with names.in_errors(), while_connected(request.scope):
+                token_ids = await self.pipeline.token_ids(call, self._served(asked.model), asked)
+        return _json(CountAnswer(len(token_ids)))
+
+    async def detokenize(self, request: Request) -> Response:
+        """POST /detokenize: the text of token ids, special tokens as they are written."""
+        with self.bodies.begin(request.scope) as call:
+            body = await self.bodies.read(request.scope, request.receive, call)
+            async with call.turn(len(body)):
+                asked, request.scope[WARNINGS] = parse_detokenize(body, self.strict_parameters)
+            with call.place():
+                return _json(
+                    DetokenizeAnswer(await self.pipeline.prompts.text_of(self._served(asked.model), asked.tokens))
+                )
+
+    async def live(self, request: Request) -> Response:
+        """GET /live: the process runs and its event loop turns."""
+        return _json({"status": "live"})
+
+    async def ready(self, request: Request) -> Response:
+        """GET /ready, /health and /ping, which SageMaker calls by POST too: requests can be served now."""
+        if self.bodies.limits.admission.draining:
+            raise Draining("The server is shutting down.")
+        if not self.model_registry.ready:
+            raise WorkerUnavailable("No worker is ready.")
+        return _json({"status": "ready"})
+
+    async def load(self, request: Request) -> Response:
+        """GET /load: how many requests are being served, by all processes that share the port."""
+        if self.siblings is None:
+            return _json({"server_load": self.bodies.limits.admission.num_requests})
+        return _json({"server_load": sum(work.num_requests for work in await self.siblings.works())})
+
+    async def show_metrics(self, request: Request) -> Response:
+        """GET /metrics: of this process, or of all processes that share the port, each with a label."""
+        page = self.metrics.render() if self.siblings is None else await self.siblings.metrics()
+        return Response(page, media_type=METRICS_CONTENT_TYPE)
+
+    async def version(self, request: Request) -> Response:
+        """GET /version."""
+        return _json({"version": server_version()})
+
+    async def openapi(self, request: Request) -> Response:
+        """GET /openapi.json."""
+        return _json(describe([served.name for served in self.model_registry.models()]))
+
+    def _served(self, name: str | None) -> ServedModel:
+        """Return the model *name*; None means the only one there is."""
+        if name is not None:
+            return self.model_registry.get(name)
+        match self.model_registry.models():
+            case [served]:
+                return served
+            case []:
+                raise WorkerUnavailable("No worker is ready yet; try again shortly.")
+            case several:
+                raise ModelNotFound(f"Name one of the models: {', '.join(s.name for s in several)}.", "model")
+
+
+def _card(name: str, served: ServedModel) -> ModelCard:
+    return ModelCard(id=name, created=served.created, max_model_len=served.max_model_len)
+
+
+def _json(value: object) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")

@@ -1,0 +1,169 @@
+"""/v1/files: images that are uploaded once and named in many requests."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import msgspec
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from saccade.errors import InvalidValue, RequestError, UnsupportedParameter
+from saccade.gateway.images.collect import THREAD_FROM_BYTES
+from saccade.gateway.images.file_store import FileObject, FileStore, StoredFile, file_id
+from saccade.gateway.limits.admission import WorkThreads
+from saccade.gateway.server.body import BodyReader
+from saccade.gateway.server.multipart import parse_form
+from saccade.gateway.tenants.account import ACCOUNT
+from saccade.media.header import ImageLimits, read_header
+
+PURPOSES: Final = ("vision", "user_data")
+MAX_FILENAME_CHARACTERS: Final = 255
+MAX_LISTED: Final = 10_000
+
+
+class FileList(Struct, frozen=True):
+    """Files of one tenant; *has_more* where others come behind *last_id*."""
+
+    data: list[FileObject]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+    object: Literal["list"] = "list"
+
+
+class DeletedFile(Struct, frozen=True):
+    """The file that was deleted."""
+
+    id: str
+    deleted: bool = True
+    object: Literal["file"] = "file"
+
+
+FIELDS = ("file", "purpose", "expires_after[anchor]", "expires_after[seconds]")
+CONTENT_HEADERS = {"content-disposition": "attachment", "x-content-type-options": "nosniff"}
+"""No browser shows what another client uploaded as a page of this server."""
+
+
+@dataclass(frozen=True)
+class Files:
+    """The files of each tenant, which other tenants do not find."""
+
+    store: FileStore
+    bodies: BodyReader
+    limits: ImageLimits
+    threads: WorkThreads
+
+    async def create(self, request: Request) -> Response:
+        """POST /v1/files: keep an image."""
+        self.store.check("file")
+        tenant = _tenant(request)
+        with self.bodies.begin(request.scope) as call:
+            body = await self.bodies.read(request.scope, request.receive, call)
+            headers = request.scope["headers"]
+            is_long = len(body) > THREAD_FROM_BYTES
+            file = await self.threads.run(is_long, len(body), lambda: self._read(tenant, body, headers))
+        self.store.put(tenant, file)
+        return _json(file.about)
+
+    async def list_all(self, request: Request) -> Response:
+        """GET /v1/files: what is kept for this tenant, the newest first."""
+        self.store.check("files")
+        asked = request.query_params
+        _check_one_of("order", order := asked.get("order", "desc"), ("asc", "desc"))
+        limit = _whole_number("limit", asked.get("limit", str(MAX_LISTED)), MAX_LISTED)
+        with self.bodies.begin(request.scope):
+            found = self.store.of(_tenant(request))
+        if (purpose := asked.get("purpose")) is not None:
+            found = [about for about in found if about.purpose == purpose]
+        if order == "desc":
+            found.reverse()
+        if (after := asked.get("after")) is not None:
+            known = [about.id for about in found]
+            if after not in known:
+                raise InvalidValue("`after` is the id of no file that is kept; leave it out to begin anew.", "after")
+            found = found[known.index(after) + 1 :]
+        page = found[:limit]
+        first_id, last_id = (page[0].id, page[-1].id) if page else (None, None)
+        return _json(FileList(page, first_id, last_id, len(found) > len(page)))
+
+    async def get(self, request: Request) -> Response:
+        """GET /v1/files/{file_id}: what is said of a file."""
+        return _json(self._find(request).about)
+
+    async def content(self, request: Request) -> Response:
+        """GET /v1/files/{file_id}/content: the file."""
+        content = self._find(request).content
+        return Response(content, media_type="application/octet-stream", headers=CONTENT_HEADERS)
+
+    async def delete(self, request: Request) -> Response:
+        """DELETE /v1/files/{file_id}."""
+        known_as = request.path_params["file_id"]
+        with self.bodies.begin(request.scope):
+            self.store.delete(_tenant(request), known_as, "file_id")
+        return _json(DeletedFile(known_as))
+
+    def _find(self, request: Request) -> StoredFile:
+        with self.bodies.begin(request.scope):
+            return self.store.get(_tenant(request), request.path_params["file_id"], "file_id")
+
+    def _read(self, tenant: bytes, body: bytearray, headers: list[tuple[bytes, bytes]]) -> StoredFile:
+        """Return the file in a form. Raises RequestError that names the field."""
+        form = {field.name: field for field in parse_form(body, headers)}
+        for name in form:
+            if name not in FIELDS:
+                raise UnsupportedParameter(f"The form has a field that is not known; known are {', '.join(FIELDS)}.")
+        if "file" not in form or form["file"].filename is None:
+            raise InvalidValue("`file` is missing, or has no filename.", "file")
+        texts = {name: _text(name, field.content) for name, field in form.items() if name != "file"}
+        _check_one_of("purpose", purpose := texts.get("purpose", ""), PURPOSES)
+        content = bytes(form["file"].content)
+        try:
+            self.limits.check(read_header(content), len(content))
+        except RequestError as error:
+            raise error.at("file") from error
+        now = int(time.time())
+        about = FileObject(
+            id=file_id(tenant, content),
+            bytes=len(content),
+            created_at=now,
+            expires_at=now + self._seconds(texts),
+            filename=form["file"].filename[:MAX_FILENAME_CHARACTERS],
+            purpose=purpose,
+        )
+        return StoredFile(about, content)
+
+    def _seconds(self, texts: Mapping[str, str]) -> int:
+        """Return how long a file is to be kept."""
+        _check_one_of("expires_after[anchor]", texts.get("expires_after[anchor]", "created_at"), ("created_at",))
+        seconds = texts.get("expires_after[seconds]", str(self.store.keep_seconds))
+        return _whole_number("expires_after[seconds]", seconds, self.store.keep_seconds)
+
+
+def _text(name: str, content: memoryview) -> str:
+    try:
+        return bytes(content[:MAX_FILENAME_CHARACTERS]).decode()
+    except UnicodeDecodeError as error:
+        raise InvalidValue(f"`{name}` must be a text.", name) from error
+
+
+def _check_one_of(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise InvalidValue(f"`{name}` must be {' or '.join(known)}.", name)
+
+
+def _whole_number(name: str, text: str, most: int) -> int:
+    if text.isascii() and text.isdecimal() and len(text) <= len(str(most)) and 1 <= int(text) <= most:
+        return int(text)
+    raise InvalidValue(f"`{name}` must be a whole number from 1 to {most}.", name)
+
+
+def _tenant(request: Request) -> bytes:
+    tenant: bytes = request.scope[ACCOUNT].tenant.id
+    return tenant
+
+
+def _json(value: object) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")

@@ -1,0 +1,263 @@
+"""Anthropic's wire format. Source: the API reference of Anthropic's Messages, version 2023-06-01."""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Raw, Struct
+
+from saccade.gateway.chat import (
+    MAX_MESSAGES,
+    MAX_PARTS,
+    MAX_STOP_STRINGS,
+    MAX_TOOLS,
+    MAX_TOP_K,
+    TOOL_NAME,
+    CallId,
+    Count,
+    JsonSchema,
+    StopText,
+)
+from saccade.gateway.output.answer import Usage
+
+# Some fields are checked by code, with better errors; the schemas here are for the description of the API.
+BLOCK_TYPES = ("text", "image", "thinking", "tool_use", "tool_result")
+BlockType = Annotated[str, Meta(extra_json_schema={"enum": list(BLOCK_TYPES)})]
+SourceType = Annotated[str, Meta(extra_json_schema={"enum": ["base64", "url", "file"]})]
+MessageRole = Annotated[str, Meta(extra_json_schema={"enum": ["user", "assistant", "system"]})]
+ToolType = Annotated[str, Meta(extra_json_schema={"enum": ["custom"]})]
+ToolName = Annotated[str, Meta(extra_json_schema={"pattern": f"^{TOOL_NAME}$"})]
+SchemaSchema = {"properties": {"type": {"type": "string", "enum": ["object"]}}}
+InputSchema = Annotated[dict[str, Any], Meta(extra_json_schema=SchemaSchema)]
+ChoiceType = Annotated[str, Meta(extra_json_schema={"enum": ["auto", "any", "tool", "none"]})]
+
+
+class Source(Struct, frozen=True):
+    """An image: its bytes in base64 as *data*, its *url*, or the *file_id* of one that was uploaded."""
+
+    type: SourceType
+    media_type: Annotated[str, Meta(max_length=64)] | None = None
+    data: str | None = None
+    url: str | None = None
+    file_id: str | None = None
+
+
+class Block(Struct, frozen=True):
+    """A piece of a message; which fields it has follows from its *type*.
+
+    *signature* of thinking, and *is_error* of a result, are accepted and have no effect.
+    """
+
+    type: BlockType
+    text: str | None = None
+    source: Source | None = None
+    thinking: str | None = None
+    signature: str | None = None
+    id: CallId | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: CallId | None = None
+    content: "str | Annotated[list[Block], Meta(max_length=MAX_PARTS)] | None" = None
+    is_error: bool | None = None
+
+
+Content = str | Annotated[list[Block], Meta(max_length=MAX_PARTS)]
+
+
+class Message(Struct, frozen=True):
+    """One turn."""
+
+    role: MessageRole
+    content: Content
+
+
+class Tool(Struct, frozen=True):
+    """A function that the answer may call, with the JSON schema of its arguments."""
+
+    name: ToolName
+    input_schema: InputSchema | None = None
+    description: str | None = None
+    type: ToolType | None = None
+    strict: bool | None = None
+
+
+class ToolChoice(Struct, frozen=True):
+    """Whether tools are called: *name* is that of the tool where the type is "tool"."""
+
+    type: ChoiceType
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(Struct, frozen=True):
+    """Whether the answer reasons first; *display* "omitted" leaves the reasoning out of the answer."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Count | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class OutputFormat(Struct, frozen=True):
+    """What the answer is: JSON by a schema."""
+
+    type: Literal["json_schema"]
+    schema: JsonSchema
+
+
+class OutputConfig(Struct, frozen=True):
+    """What the answer is like. An *effort* has no effect: whether a model reasons is set by `thinking`."""
+
+    format: OutputFormat | None = None
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+
+
+Messages = Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
+Tools = Annotated[list[Tool], Meta(max_length=MAX_TOOLS)]
+
+
+class CountRequest(Struct, frozen=True, kw_only=True):
+    """The body of POST /v1/messages/count_tokens."""
+
+    model: str
+    messages: Messages
+    system: Content | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+
+
+class MessagesRequest(CountRequest, frozen=True, kw_only=True):
+    """The body of POST /v1/messages. Names and meanings are Anthropic's; bounds are those of chats."""
+
+    max_tokens: Count
+    stream: bool | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=MAX_TOP_K)] | None = None
+    stop_sequences: Annotated[list[StopText], Meta(max_length=MAX_STOP_STRINGS)] | None = None
+
+
+class CountAnswer(Struct, frozen=True):
+    """How many tokens a chat has, those of its images included."""
+
+    input_tokens: int
+
+
+class MessageUsage(Struct, frozen=True):
+    """Tokens of a request. *input_tokens* are those of the prompt that were not found in the prefix cache."""
+
+    input_tokens: int
+    output_tokens: int
+    cache_read_input_tokens: int
+    cache_creation_input_tokens: int = 0
+
+
+class TextBlock(Struct, frozen=True, tag="text"):
+    """Text of an answer."""
+
+    text: str
+
+
+class ThinkingBlock(Struct, frozen=True, tag="thinking"):
+    """Reasoning before an answer; it is not signed."""
+
+    thinking: str
+    signature: str = ""
+
+
+class ToolUseBlock(Struct, frozen=True, tag="tool_use"):
+    """A call of a tool that the client is to make; the result names *id*. *input* is a JSON object."""
+
+    id: str
+    name: str
+    input: Raw
+
+
+AnswerBlock = TextBlock | ThinkingBlock | ToolUseBlock
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+
+
+class MessageAnswer(Struct, frozen=True, kw_only=True, tag="message"):
+    """A whole answer, and the beginning of a streamed one, which has no content yet."""
+
+    id: str
+    model: str
+    content: list[AnswerBlock]
+    stop_reason: StopReason | None
+    stop_sequence: str | None
+    usage: MessageUsage
+    role: Literal["assistant"] = "assistant"
+
+
+class MessageStart(Struct, frozen=True, tag="message_start"):
+    """The first event of a stream."""
+
+    message: MessageAnswer
+
+
+class ContentBlockStart(Struct, frozen=True, tag="content_block_start"):
+    """A block begins; its texts and the input of a call are still empty."""
+
+    index: int
+    content_block: AnswerBlock
+
+
+class TextDelta(Struct, frozen=True, tag="text_delta"):
+    """What a block of text grows by."""
+
+    text: str
+
+
+class ThinkingDelta(Struct, frozen=True, tag="thinking_delta"):
+    """What a block of reasoning grows by."""
+
+    thinking: str
+
+
+class InputJsonDelta(Struct, frozen=True, tag="input_json_delta"):
+    """The JSON of a call's input, always whole."""
+
+    partial_json: str
+
+
+class ContentBlockDelta(Struct, frozen=True, tag="content_block_delta"):
+    """A block grows."""
+
+    index: int
+    delta: TextDelta | ThinkingDelta | InputJsonDelta
+
+
+class ContentBlockStop(Struct, frozen=True, tag="content_block_stop"):
+    """A block is whole."""
+
+    index: int
+
+
+class StopDelta(Struct, frozen=True):
+    """Why the answer ended."""
+
+    stop_reason: StopReason
+    stop_sequence: str | None
+
+
+class MessageDelta(Struct, frozen=True, tag="message_delta"):
+    """The answer is whole; *usage* is that of all of it."""
+
+    delta: StopDelta
+    usage: MessageUsage
+
+
+class MessageStop(Struct, frozen=True, tag="message_stop"):
+    """The last event of a stream."""
+
+
+def usage_of(usage: Usage) -> MessageUsage:
+    """Return *usage* as Anthropic counts."""
+    num_cached = usage.prompt_tokens_details.cached_tokens
+    return MessageUsage(usage.prompt_tokens - num_cached, usage.completion_tokens, num_cached)
+
+
+def event(value: Struct) -> bytes:
+    """Return *value* as a server-sent event whose name is its type."""
+    tag = value.__struct_config__.tag
+    return f"event: {tag}\ndata: ".encode() + msgspec.json.encode(value) + b"\n\n"

@@ -1,0 +1,181 @@
+"""POST /v1/messages, Anthropic's API: how its bodies are read and its answers written."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+import msgspec
+from msgspec import Raw
+
+from saccade.errors import SaccadeError
+from saccade.gateway.apis.chat_endpoint import Format, ReadBody
+from saccade.gateway.apis.messages.reader import parse_messages
+from saccade.gateway.apis.messages.wire import (
+    AnswerBlock,
+    ContentBlockDelta,
+    ContentBlockStart,
+    ContentBlockStop,
+    InputJsonDelta,
+    MessageAnswer,
+    MessageDelta,
+    MessageStart,
+    MessageStop,
+    StopDelta,
+    StopReason,
+    TextBlock,
+    TextDelta,
+    ThinkingBlock,
+    ThinkingDelta,
+    ToolUseBlock,
+    event,
+    usage_of,
+)
+from saccade.gateway.output.answer import Answer
+from saccade.gateway.output.choice import TOOL_CALLS, Chunk, GeneratedChoice
+from saccade.gateway.server.error_body import encode_messages_error
+from saccade.gateway.server.event_stream import named_event
+from saccade.protocol.output import FinishReason
+
+
+@dataclass(frozen=True)
+class Messages:
+    """Anthropic's messages."""
+
+    strict_parameters: bool
+
+    def read(self, body: bytes | bytearray, tenant: bytes) -> ReadBody:
+        """Return the chat in *body*. Raises RequestError that names the field."""
+        request, warning, names = parse_messages(body, self.strict_parameters)
+        writer = MessageEvents if request.stream else MessageObject
+        return ReadBody(request, warning, [Format(names, writer, _failure)])
+
+
+class MessageObject:
+    """Writes a `message` object."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self._pieces: list[AnswerBlock] = []
+
+    def take(self, chunk: Chunk) -> bytes:
+        """Keep *chunk*; there are no events."""
+        self._pieces += _pieces(chunk)
+        return b""
+
+    async def end(self) -> bytes:
+        """Return the object, in JSON."""
+        answer = self._answer
+        return msgspec.json.encode(_message(answer, _joined(self._pieces), *_stop(answer.choices[0])))
+
+
+class MessageEvents:
+    """Writes events: the message's beginning, each block from start to stop, why it ended.
+
+    One block is open at a time.
+    """
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self._beginning: bytes | None = None
+        self._index = -1
+        self._open: type[AnswerBlock] | None = None
+
+    def take(self, chunk: Chunk) -> bytes:
+        """Return the events for *chunk*, none if it has no text and no call."""
+        if self._beginning is None:
+            # Not earlier: only the first delta says how much of the prompt was found in the cache.
+            self._beginning = event(MessageStart(_message(self._answer, [], None, None)))
+        return self._after_beginning(self._blocks(chunk))
+
+    async def end(self) -> bytes:
+        """Return the events that end the open block and the message."""
+        answer = self._answer
+        stop = StopDelta(*_stop(answer.choices[0]))
+        last = event(MessageDelta(stop, usage_of(answer.usage))) + event(MessageStop())
+        return self._after_beginning(self._stop_block() + last)
+
+    def _after_beginning(self, events: bytes) -> bytes:
+        if not events or not self._beginning:
+            return events
+        events, self._beginning = self._beginning + events, b""
+        return events
+
+    def _blocks(self, chunk: Chunk) -> bytes:
+        events = b""
+        for piece in _pieces(chunk):
+            match piece:
+                case ThinkingBlock(thinking):
+                    events += self._in(ThinkingBlock(""))
+                    events += event(ContentBlockDelta(self._index, ThinkingDelta(thinking)))
+                case TextBlock(text):
+                    events += self._in(TextBlock(""))
+                    events += event(ContentBlockDelta(self._index, TextDelta(text)))
+                case ToolUseBlock(known_as, name, arguments):
+                    events += self._stop_block() + self._in(ToolUseBlock(known_as, name, Raw(b"{}")))
+                    events += event(ContentBlockDelta(self._index, InputJsonDelta(bytes(arguments).decode())))
+        return events
+
+    def _stop_block(self) -> bytes:
+        """Return the event that ends the open block, none if no block is open."""
+        if self._open is None:
+            return b""
+        self._open = None
+        return event(ContentBlockStop(self._index))
+
+    def _in(self, block: AnswerBlock) -> bytes:
+        """Return the events that begin *block*, none if one of its type is open."""
+        if self._open is type(block):
+            return b""
+        end = self._stop_block()
+        self._index += 1
+        self._open = type(block)
+        return end + event(ContentBlockStart(self._index, block))
+
+
+def _failure(error: SaccadeError) -> bytes:
+    return named_event("error", encode_messages_error(error))
+
+
+def _message(
+    answer: Answer, content: list[AnswerBlock], stop_reason: StopReason | None, stop_sequence: str | None
+) -> MessageAnswer:
+    return MessageAnswer(
+        id=answer.id.replace("chatcmpl-", "msg_"),
+        model=answer.served.name,
+        content=content,
+        stop_reason=stop_reason,
+        stop_sequence=stop_sequence,
+        usage=usage_of(answer.usage),
+    )
+
+
+def _stop(choice: GeneratedChoice) -> tuple[StopReason, str | None]:
+    """Return why *choice* ended, and the stop sequence that ended it."""
+    if choice.finish_reason == TOOL_CALLS:
+        return "tool_use", None
+    if choice.stop is not None:
+        return "stop_sequence", choice.stop
+    return ("max_tokens" if choice.finish_reason == FinishReason.LENGTH.value else "end_turn"), None
+
+
+def _pieces(chunk: Chunk) -> Iterator[AnswerBlock]:
+    """Yield what *chunk* adds, as blocks."""
+    if chunk.reasoning:
+        yield ThinkingBlock(chunk.reasoning)
+    if chunk.content:
+        yield TextBlock(chunk.content)
+    for call in chunk.calls:
+        yield ToolUseBlock(call.id, call.name, Raw(call.arguments.encode()))
+
+
+def _joined(pieces: Iterable[AnswerBlock]) -> list[AnswerBlock]:
+    """Return the blocks that *pieces* are, in the order in which a stream has them."""
+    blocks: list[AnswerBlock] = []
+    for kind, alike in groupby(pieces, type):
+        if kind is ThinkingBlock:
+            blocks.append(ThinkingBlock("".join(piece.thinking for piece in alike if isinstance(piece, ThinkingBlock))))
+        elif kind is TextBlock:
+            blocks.append(TextBlock("".join(piece.text for piece in alike if isinstance(piece, TextBlock))))
+        else:
+            blocks += alike
+    return blocks

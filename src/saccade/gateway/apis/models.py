@@ -1,0 +1,62 @@
+"""The wire format of /v1/models, /tokenize and /detokenize."""
+
+from typing import Annotated, Final, Literal
+
+from msgspec import Meta, Struct
+
+from saccade.gateway.apis.parameters import ParameterReader, check_parts
+from saccade.gateway.chat import MAX_TOKENS, ChatRequest, TokenId, TokenizeRequest
+
+
+class DetokenizeRequest(Struct, frozen=True, kw_only=True):
+    """The body of POST /detokenize."""
+
+    tokens: Annotated[list[TokenId], Meta(max_length=MAX_TOKENS)]
+    model: str | None = None
+
+
+class TokenizeAnswer(Struct, frozen=True):
+    """Token ids; images appear as the placeholders that the model sees."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+
+
+class DetokenizeAnswer(Struct, frozen=True):
+    """The text of token ids."""
+
+    prompt: str
+
+
+class ModelCard(Struct, frozen=True):
+    """A model that is served."""
+
+    id: str
+    created: int
+    max_model_len: int
+    object: Literal["model"] = "model"
+    owned_by: str = "saccade"
+
+
+class ModelList(Struct, frozen=True):
+    """All models that are served."""
+
+    data: list[ModelCard]
+    object: Literal["list"] = "list"
+
+
+def parse_tokenize(body: bytes | bytearray, strict: bool = False) -> tuple[TokenizeRequest, str]:
+    """Return the request for token ids in *body*, and a warning. Raises as parse_chat does."""
+    request, warning = _TOKENIZE.read(body, strict)
+    check_parts(request.messages or ())
+    return request, warning
+
+
+def parse_detokenize(body: bytes | bytearray, strict: bool = False) -> tuple[DetokenizeRequest, str]:
+    """Return the request for a text in *body*, and a warning. Raises as parse_chat does."""
+    return _DETOKENIZE.read(body, strict)
+
+
+_TOKENIZE: Final = ParameterReader(TokenizeRequest, (ChatRequest,))
+_DETOKENIZE: Final = ParameterReader(DetokenizeRequest)

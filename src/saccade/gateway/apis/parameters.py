@@ -1,0 +1,201 @@
+"""From a body to a request: which parameters are served, refused by name, accepted without effect, or unknown.
+
+Every top-level value stays raw until its length has been checked, and is then decoded by the type of its field. Of a
+name that occurs twice the last value counts.
+"""
+
+import difflib
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+from msgspec import Raw, Struct
+
+from saccade.errors import InvalidValue, UnsupportedParameter
+from saccade.gateway.chat import IMAGE_PART, MAX_PARTS, MAX_TOKENS, ChatMessage
+from saccade.gateway.json_body import FindImage, check_bounds, decode, find_data_url, num_items, parse
+
+MAX_PARAMETERS: Final = 256
+MAX_VALUE_BYTES: Final = 256 * 2**10
+"""Of a top-level value, unless LONG or SHORT says otherwise."""
+
+SHORT: Final = {
+    "chat_template": 64 * 2**10,
+    "chat_template_kwargs": 16 * 2**10,
+    "media_io_kwargs": 16 * 2**10,
+    "mm_processor_kwargs": 16 * 2**10,
+    "tools": 256 * 2**10,
+    "tool_choice": 4 * 2**10,
+}
+"""Most bytes of values whose shape is free until they are read."""
+
+LONG: Final = ("messages", "system", "prompt", "input", "instructions", "allowed_token_ids", "tokens")
+"""Values without a bound of their own; the bounds of the whole body limit them."""
+
+TOKEN_IDS: Final = ("allowed_token_ids", "tokens")
+"""Among these, arrays of up to MAX_TOKENS numbers, which are counted before they are built."""
+
+MAX_HARMLESS_BYTES: Final = 256
+MAX_NAMES: Final = 8
+MAX_NAME_CHARACTERS: Final = 64
+LATER: Final[dict[str, tuple[object, ...]]] = {
+    "add_special_tokens": (False,),
+    "attachments": ([],),
+    "audio": (),
+    "bad_words": ([],),
+    "best_of": (1,),
+    "documents": ([],),
+    "echo": (False,),
+    "files": ([],),
+    "format": ("",),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "image": (),
+    "image_data": ([],),
+    "image_url": (),
+    "images": ([],),
+    "length_penalty": (1,),
+    "logits_processors": ([],),
+    "media": ([],),
+    "modalities": ([], ["text"]),
+    "options": ({},),
+    "prediction": (),
+    "return_tokens_as_token_ids": (False,),
+    "separate_reasoning": (True,),
+    "spaces_between_special_tokens": (True,),
+    "stream_reasoning": (True,),
+    "thinking": (),
+    "thinking_budget": (),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+    "verbosity": ("medium",),
+    "video": (),
+    "videos": ([],),
+    "web_search_options": (),
+}
+"""Parameters that would change the answer and are not served, with the values, besides null, that change nothing."""
+
+SPELLINGS: Final = {
+    "format": 'OpenAI\'s spelling is `response_format`, as in {"type": "json_object"}',
+    "function_call": "OpenAI's newer form is `tool_choice`",
+    "functions": "OpenAI's newer form is `tools`",
+    "thinking_budget": "vLLM's spelling is `thinking_token_budget`",
+    "options": "send `temperature`, `top_p`, `seed`, `stop` and `max_tokens` at the top level, as OpenAI spells them",
+    **dict.fromkeys(
+        ("image", "image_data", "image_url", "images", "media"),
+        f"send images as parts of a message's `content`: {IMAGE_PART}",
+    ),
+}
+"""Advice about parameters of other servers."""
+
+WITHOUT_EFFECT: Final = frozenset(
+    {
+        "metadata",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "user",
+    }
+)
+"""Parameters of OpenAI's API that change no answer: accepted without a warning."""
+
+T = TypeVar("T", bound=Struct)
+
+
+class ParameterReader(Generic[T]):
+    """Reads bodies of one *kind*. Fields of *related* kinds are known too: clients send the same body to both.
+
+    *later* are parameters that are not served, with the values besides null that change nothing; those of
+    *without_effect* are ignored. *find_image* finds images in bodies.
+    """
+
+    def __init__(
+        self,
+        kind: type[T],
+        related: Iterable[type[Struct]] = (),
+        *,
+        later: Mapping[str, tuple[object, ...]] = LATER,
+        without_effect: Collection[str] = WITHOUT_EFFECT,
+        find_image: FindImage = find_data_url,
+    ) -> None:
+        self._kind = kind
+        self._find_image = find_image
+        fields = msgspec.structs.fields(kind)
+        self._required = [field.name for field in fields if field.required]
+        self._decoders = {field.name: msgspec.json.Decoder(field.type) for field in fields}
+        names = self._decoders.keys() | {name for other in related for name in other.__struct_fields__}
+        self._later = {name: harmless for name, harmless in later.items() if name not in self._decoders}
+        self._known = frozenset(names | later.keys()).union(without_effect)
+
+    def read(self, body: bytes | bytearray, strict: bool) -> tuple[T, str]:
+        """Return what *body* asks, and a warning that names unknown parameters, "" where there is none.
+
+        Raises BodyTooLarge, InvalidValue, and UnsupportedParameter for what is not served; if *strict*, for unknown
+        parameters too.
+        """
+        check_bounds(body, self._find_image)
+        given = parse(body, dict[str, Raw])
+        if len(given) > MAX_PARAMETERS:
+            raise InvalidValue(f"The body has more than {MAX_PARAMETERS} parameters.")
+        for name in given:
+            if (harmless := self._later.get(name)) is not None:
+                _refuse_unless_harmless(name, given[name], harmless)
+        warning = self._warning([name for name in given if name not in self._known], strict)
+        values: dict[str, Any] = {}
+        for name, raw in given.items():
+            if (decoder := self._decoders.get(name)) is not None:
+                _check_length(name, raw)
+                values[name] = decode(raw, decoder, name)
+        for name in self._required:
+            if name not in given:
+                raise InvalidValue(f"`{name}` is missing.", name)
+        return self._kind(**values), warning
+
+    def _warning(self, unknown: list[str], strict: bool) -> str:
+        """Return the warning about *unknown* parameters, "" for none. Raises UnsupportedParameter if *strict*."""
+        if not unknown:
+            return ""
+        named = [(_shown(name), self._meant(name)) for name in unknown[:MAX_NAMES]]
+        if strict:
+            name, meant = named[0]
+            hint = f"did you mean `{meant}`?" if meant else "leave it out."
+            raise UnsupportedParameter(f"`{name}` is not a parameter that is known here; {hint}", name)
+        said = [f"{name} (did you mean {meant}?)" if meant else name for name, meant in named]
+        more = f" and {len(unknown) - MAX_NAMES} more" if len(unknown) > MAX_NAMES else ""
+        return f"unknown parameters ignored: {', '.join(said)}{more}"
+
+    def _meant(self, name: str) -> str:
+        if len(name) > MAX_NAME_CHARACTERS:
+            return ""
+        return next(iter(difflib.get_close_matches(name, self._known - self._later.keys(), 1, cutoff=0.8)), "")
+
+
+def _refuse_unless_harmless(name: str, raw: Raw, harmless: tuple[object, ...]) -> None:
+    if memoryview(raw).nbytes <= MAX_HARMLESS_BYTES:
+        value = parse(raw, object)
+        if value is None or value in harmless:
+            return
+    advice = SPELLINGS.get(name)
+    said = f"`{name}` is not read here; {advice}." if advice else f"`{name}` is not served; leave it out."
+    raise UnsupportedParameter(said, name)
+
+
+def _check_length(name: str, raw: Raw) -> None:
+    if name in TOKEN_IDS and num_items(bytes(raw)) > MAX_TOKENS:
+        raise InvalidValue(f"`{name}` must have at most {MAX_TOKENS} items.", name)
+    limit = SHORT.get(name, MAX_VALUE_BYTES)
+    if name not in LONG and memoryview(raw).nbytes > limit:
+        raise InvalidValue(f"`{name}` must have at most {limit} bytes.", name)
+
+
+def check_parts(messages: Iterable[ChatMessage]) -> None:
+    if sum(len(message.content) for message in messages if isinstance(message.content, list)) > MAX_PARTS:
+        raise InvalidValue(f"The messages have more than {MAX_PARTS} parts together.", "messages")
+
+
+def _shown(name: str) -> str:
+    """Return a name from a request in a form that is safe in a header and a log."""
+    printable = "".join(character if " " <= character <= "~" else "?" for character in name[:MAX_NAME_CHARACTERS])
+    return printable if len(name) <= MAX_NAME_CHARACTERS else printable[:-3] + "..."

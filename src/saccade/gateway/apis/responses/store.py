@@ -1,0 +1,97 @@
+"""Conversations that later requests continue: responses by tenant and id, in memory, within a bound of bytes."""
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import msgspec
+from msgspec import UNSET
+
+from saccade.byte_lru import TenantLru
+from saccade.errors import InvalidValue, ResponseNotFound
+from saccade.gateway.chat import MAX_MESSAGES, ChatMessage
+
+ENTRY_BYTES = 1024
+"""What a response takes besides its messages and its JSON."""
+
+LARGEST_PART = 4
+"""A conversation over one part in this many of the store is not kept: it would push out many others."""
+
+
+@dataclass(frozen=True)
+class StoredResponse:
+    """The messages that a request added to those of the response *previous*, with its answer; *body* is its JSON.
+
+    Both ends of a request are kept apart from its instructions, which hold for one request only.
+    """
+
+    previous: str | None
+    messages: tuple[ChatMessage, ...]
+    body: bytes
+
+
+def num_message_bytes(messages: Iterable[ChatMessage]) -> int:
+    """Return the memory that *messages* take."""
+    return sum(map(_num_bytes, messages))
+
+
+class ResponseStore:
+    """Responses of all tenants, of *budget_bytes* together, as TenantLru keeps them."""
+
+    def __init__(self, budget_bytes: int) -> None:
+        self._responses: TenantLru[str, StoredResponse] = TenantLru(budget_bytes)
+
+    def takes(self, num_bytes: int) -> bool:
+        """Whether messages of *num_bytes* are small enough to be kept, with or without an answer."""
+        return num_bytes + ENTRY_BYTES <= self._responses.budget_bytes // LARGEST_PART
+
+    def put(self, tenant: bytes, response_id: str, response: StoredResponse) -> bool:
+        """Keep a whole response, if it is small enough. Return whether it is kept."""
+        num_bytes = len(response.body) + num_message_bytes(response.messages)
+        if not self.takes(num_bytes):
+            return False
+        self._responses.put(tenant, response_id, response, num_bytes + ENTRY_BYTES)
+        # A tenant that holds most may lose what it has just added.
+        return response_id in self._responses.of(tenant)
+
+    def body(self, tenant: bytes, response_id: str) -> bytes:
+        """Return the JSON of a response. Raises ResponseNotFound."""
+        return self._find(tenant, response_id, "response_id").body
+
+    def delete(self, tenant: bytes, response_id: str) -> None:
+        """Forget a response; those that continue it cannot be continued then. Raises ResponseNotFound."""
+        self._find(tenant, response_id, "response_id")
+        self._responses.pop(tenant, response_id)
+
+    def conversation(self, tenant: bytes, response_id: str) -> list[ChatMessage]:
+        """Return all messages up to a response. Raises ResponseNotFound, and InvalidValue for too many."""
+        param = "previous_response_id"
+        parts: list[tuple[ChatMessage, ...]] = []
+        num_messages = 0
+        previous: str | None = response_id
+        while previous is not None:
+            found = self._find(tenant, previous, param)
+            parts.append(found.messages)
+            num_messages += len(found.messages)
+            if num_messages > MAX_MESSAGES or len(parts) > MAX_MESSAGES:
+                raise InvalidValue(f"`{param}`: the conversation has more than {MAX_MESSAGES} messages.", param)
+            previous = found.previous
+        return [message for part in reversed(parts) for message in part]
+
+    def _find(self, tenant: bytes, response_id: str, param: str) -> StoredResponse:
+        found = self._responses.of(tenant).get(response_id)
+        if found is None:
+            raise ResponseNotFound(
+                f"`{param}`: this response is not kept here, or no longer; send the whole conversation as `input`.",
+                param,
+            )
+        return found
+
+
+def _num_bytes(value: object) -> int:
+    """Return the memory of a message or of a part of one, whatever its fields are called."""
+    if isinstance(value, msgspec.Struct):
+        inside = [item for item in msgspec.structs.astuple(value) if item is not None and item is not UNSET]
+    else:
+        inside = value if isinstance(value, list) else []
+    return sys.getsizeof(value) + sum(map(_num_bytes, inside))

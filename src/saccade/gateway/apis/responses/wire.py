@@ -1,0 +1,274 @@
+"""The wire format of OpenAI's Responses. Source: the API reference of OpenAI and the types of its SDK."""
+
+from typing import Annotated, Any, Literal
+
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+from saccade.gateway.chat import (
+    MAX_CHARACTERS,
+    MAX_MESSAGES,
+    MAX_PARTS,
+    MAX_STOP_CHARACTERS,
+    MAX_TOOLS,
+    TOOL_NAME,
+    CallId,
+    Count,
+    Detail,
+    Effort,
+    JsonSchema,
+)
+from saccade.gateway.output.answer import Usage
+
+# Some fields are checked by code, with better errors; the schemas here are for the description of the API.
+PART_TYPES = ("input_text", "input_image", "output_text", "refusal", "reasoning_text")
+ITEM_TYPES = ("message", "function_call", "function_call_output", "reasoning")
+PartType = Annotated[str, Meta(extra_json_schema={"enum": list(PART_TYPES)})]
+ItemType = Annotated[str, Meta(extra_json_schema={"enum": list(ITEM_TYPES)})]
+ItemRole = Annotated[str, Meta(extra_json_schema={"enum": ["user", "assistant", "system", "developer"]})]
+ToolType = Annotated[str, Meta(extra_json_schema={"enum": ["function"]})]
+ToolName = Annotated[str, Meta(extra_json_schema={"pattern": f"^{TOOL_NAME}$"})]
+ParametersSchema = {"properties": {"type": {"type": "string", "enum": ["object"]}}}
+Parameters = Annotated[dict[str, Any], Meta(extra_json_schema=ParametersSchema)]
+ToolChoice = Annotated[str, Meta(extra_json_schema={"enum": ["auto", "none", "required"]})]
+ResponseId = Annotated[str, Meta(min_length=1, max_length=128)]
+Metadata = Annotated[dict[str, Annotated[str, Meta(max_length=512)]], Meta(max_length=16)]
+LogprobsSchema = {"enum": [0, None]}
+NoLogprobs = Annotated[int, Meta(extra_json_schema=LogprobsSchema)]
+
+
+class Part(Struct, frozen=True):
+    """A piece of an item: text under several names, or an image; which fields it has follows from its *type*."""
+
+    type: PartType
+    text: str | None = None
+    refusal: str | None = None
+    image_url: str | None = None
+    file_id: str | None = None
+    detail: Detail | None = None
+
+
+Content = str | Annotated[list[Part], Meta(max_length=MAX_PARTS)]
+
+
+class Item(Struct, frozen=True):
+    """A turn of a conversation, or a part of one; which fields it has follows from its *type*.
+
+    *id*, *status* and *encrypted_content* are accepted and have no effect.
+    """
+
+    type: ItemType = "message"
+    role: ItemRole | None = None
+    content: Content | None = None
+    call_id: CallId | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: Content | None = None
+    id: str | None = None
+    status: str | None = None
+    encrypted_content: str | None = None
+
+
+class FunctionTool(Struct, frozen=True):
+    """A function that the answer may call."""
+
+    name: ToolName | None = None
+    parameters: Parameters | None = None
+    description: str | None = None
+    strict: bool | None = None
+    type: ToolType = "function"
+
+
+class Format(Struct, frozen=True):
+    """What the answer is: text, any JSON object, or JSON by *schema*; of a *strict* one nothing is dropped."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: Annotated[str, Meta(max_length=MAX_STOP_CHARACTERS)] | None = None
+    schema: JsonSchema | UnsetType = UNSET
+    strict: bool | None = None
+    description: str | None = None
+
+
+class TextConfig(Struct, frozen=True):
+    """What the answer's text is like."""
+
+    format: Format | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class Reasoning(Struct, frozen=True):
+    """Whether the answer reasons first; a summary is never made: answers have the reasoning itself."""
+
+    effort: Effort | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class ResponseRequest(Struct, frozen=True, kw_only=True):
+    """The body of POST /v1/responses. Names and meanings are OpenAI's; bounds are those of chats.
+
+    What *include* asks for is about tools that the server runs and has no effect, but for log probabilities.
+    """
+
+    model: str
+    input: (
+        Annotated[str, Meta(max_length=MAX_CHARACTERS)]
+        | Annotated[list[Item], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    )
+    instructions: str | None = None
+    previous_response_id: ResponseId | None = None
+    store: bool | None = None
+    stream: bool | None = None
+    max_output_tokens: Count | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_logprobs: NoLogprobs | None = None
+    tools: Annotated[list[FunctionTool], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoice | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: Reasoning | None = None
+    text: TextConfig | None = None
+    metadata: Metadata | None = None
+    include: Annotated[list[Annotated[str, Meta(max_length=64)]], Meta(max_length=16)] | None = None
+
+
+Status = Literal["in_progress", "completed", "incomplete", "failed"]
+
+
+class OutputText(Struct, frozen=True, tag="output_text"):
+    """Text of an answer."""
+
+    text: str
+    annotations: list[None] = []
+    logprobs: list[None] = []
+
+
+class ReasoningText(Struct, frozen=True, tag="reasoning_text"):
+    """Text of the reasoning before an answer."""
+
+    text: str
+
+
+class MessageItem(Struct, frozen=True, tag="message"):
+    """What the answer says."""
+
+    id: str
+    content: list[OutputText]
+    status: Status
+    role: Literal["assistant"] = "assistant"
+
+
+class ReasoningItem(Struct, frozen=True, tag="reasoning"):
+    """The reasoning before an answer, as it is: no summary is made."""
+
+    id: str
+    content: list[ReasoningText]
+    status: Status
+    summary: list[None] = []
+
+
+class FunctionCallItem(Struct, frozen=True, tag="function_call"):
+    """A call of a function that the client is to make; the item with its result names *call_id*."""
+
+    id: str
+    call_id: str
+    name: str
+    arguments: str
+    status: Status
+
+
+OutputItem = MessageItem | ReasoningItem | FunctionCallItem
+
+
+class InputTokensDetails(Struct, frozen=True):
+    """How many tokens of the prompt were found in the prefix cache; what is written to it is not counted."""
+
+    cached_tokens: int
+    cache_write_tokens: int = 0
+
+
+class OutputTokensDetails(Struct, frozen=True):
+    """How many tokens of the answer are reasoning."""
+
+    reasoning_tokens: int
+
+
+class ResponseUsage(Struct, frozen=True):
+    """Tokens of a request; *input_tokens* includes those of images."""
+
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class IncompleteDetails(Struct, frozen=True):
+    """Why an answer is cut."""
+
+    reason: Literal["max_output_tokens"]
+
+
+class ResponseError(Struct, frozen=True):
+    """Why an answer failed after it had begun."""
+
+    code: str
+    message: str
+
+
+class ReasoningConfig(Struct, frozen=True):
+    """What the request says of the reasoning."""
+
+    effort: str | None
+    summary: str | None
+
+
+class TextFormat(Struct, frozen=True):
+    """What the request says of the answer's text, in JSON."""
+
+    format: Raw
+
+
+class Response(Struct, frozen=True, kw_only=True):
+    """An answer; what the request says of it is repeated."""
+
+    id: str
+    created_at: int
+    model: str
+    status: Status
+    output: list[OutputItem]
+    usage: ResponseUsage | None
+    error: ResponseError | None
+    incomplete_details: IncompleteDetails | None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    reasoning: ReasoningConfig
+    store: bool
+    temperature: float | None
+    text: TextFormat
+    tool_choice: str | dict[str, Any]
+    tools: list[FunctionTool]
+    top_p: float | None
+    background: bool = False
+    truncation: Literal["disabled"] = "disabled"
+    object: Literal["response"] = "response"
+
+
+class DeletedResponse(Struct, frozen=True):
+    """A response that is no longer kept."""
+
+    id: str
+    deleted: bool = True
+    object: Literal["response"] = "response"
+
+
+def usage_of(usage: Usage) -> ResponseUsage:
+    """Return *usage* as Responses spell it."""
+    return ResponseUsage(
+        usage.prompt_tokens,
+        InputTokensDetails(usage.prompt_tokens_details.cached_tokens),
+        usage.completion_tokens,
+        OutputTokensDetails(usage.completion_tokens_details.reasoning_tokens),
+        usage.total_tokens,
+    )

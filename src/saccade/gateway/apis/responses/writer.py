@@ -1,0 +1,317 @@
+"""POST /v1/responses: how its bodies are read and its answers written; and the responses that are kept."""
+
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+from starlette.requests import Request
+from starlette.responses import Response as HttpResponse
+
+from saccade.errors import SaccadeError, UnsupportedParameter
+from saccade.gateway.apis.chat_endpoint import Format, ReadBody
+from saccade.gateway.apis.field_names import FieldNames
+from saccade.gateway.apis.responses.reader import parse_response, read_conversation
+from saccade.gateway.apis.responses.store import ResponseStore, StoredResponse, num_message_bytes
+from saccade.gateway.apis.responses.wire import (
+    DeletedResponse,
+    FunctionCallItem,
+    IncompleteDetails,
+    MessageItem,
+    OutputItem,
+    OutputText,
+    ReasoningConfig,
+    ReasoningItem,
+    ReasoningText,
+    Response,
+    ResponseError,
+    ResponseRequest,
+    Status,
+    TextFormat,
+    usage_of,
+)
+from saccade.gateway.chat import CalledFunction, ChatMessage, ToolCall
+from saccade.gateway.output.answer import Answer
+from saccade.gateway.output.choice import Chunk
+from saccade.gateway.output.tool_calls.reader import GeneratedCall
+from saccade.gateway.server.error_body import ErrorAnswer, encode_error
+from saccade.gateway.server.event_stream import named_event
+from saccade.gateway.tenants.account import ACCOUNT
+from saccade.protocol.output import FinishReason
+
+TOO_LARGE = "not stored: the conversation takes more than a quarter of --response-store-bytes"
+"""The warning beside an answer that cannot be continued by its id."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Where a response is kept when it is whole, and with which *messages* after those of the response *previous*."""
+
+    store: ResponseStore
+    tenant: bytes
+    previous: str | None
+    messages: Sequence[ChatMessage]
+
+
+@dataclass(frozen=True)
+class Responses:
+    """OpenAI's Responses. Without a *store* none is kept."""
+
+    strict_parameters: bool
+    store: ResponseStore | None
+
+    def read(self, body: bytes | bytearray, tenant: bytes) -> ReadBody:
+        """Return the chat in *body*. Raises RequestError that names the field."""
+        asked, warning = parse_response(body, self.strict_parameters)
+
+        def recall(response_id: str) -> list[ChatMessage]:
+            return self._store("previous_response_id").conversation(tenant, response_id)
+
+        request, names, num_known = read_conversation(asked, recall)
+        response_id = f"resp_{uuid.uuid4().hex}"
+        not_kept = _format(asked, names, _begun(asked, response_id, False), None)
+        if self.store is None or asked.store is False:
+            return ReadBody(request, warning, [not_kept])
+        messages = request.messages[num_known:]
+        num_bytes = num_message_bytes(messages)
+        if not self.store.takes(num_bytes):
+            return ReadBody(request, "; ".join(filter(None, (warning, TOO_LARGE))), [not_kept])
+        kept = Kept(self.store, tenant, asked.previous_response_id, messages)
+        kept_format = _format(asked, names, _begun(asked, response_id, True), kept)
+        return ReadBody(request, warning, [kept_format], num_kept_bytes=num_bytes)
+
+    async def get(self, request: Request) -> HttpResponse:
+        """GET /v1/responses/{response_id}."""
+        body = self._store("response_id").body(request.scope[ACCOUNT].tenant.id, request.path_params["response_id"])
+        return HttpResponse(body, media_type="application/json")
+
+    async def delete(self, request: Request) -> HttpResponse:
+        """DELETE /v1/responses/{response_id}."""
+        response_id = request.path_params["response_id"]
+        self._store("response_id").delete(request.scope[ACCOUNT].tenant.id, response_id)
+        return HttpResponse(msgspec.json.encode(DeletedResponse(response_id)), media_type="application/json")
+
+    def _store(self, param: str) -> ResponseStore:
+        if self.store is None:
+            raise UnsupportedParameter(
+                f"`{param}`: this gateway keeps no responses, because of --response-store-bytes 0 or of "
+                "--gateway-processes over 1; send the whole conversation as `input`.",
+                param,
+            )
+        return self.store
+
+
+def _format(asked: ResponseRequest, names: FieldNames, response: Response, kept: Kept | None) -> Format:
+    output = _Output(response, kept)
+    return Format(names, partial(ResponseEvents if asked.stream else ResponseObject, output), output.failure)
+
+
+class ResponseObject:
+    """Writes a `response` object."""
+
+    def __init__(self, output: "_Output", answer: Answer) -> None:
+        self._output = output
+        self._answer = answer
+
+    def take(self, chunk: Chunk) -> bytes:
+        """Keep *chunk*; there are no events."""
+        self._output.take(chunk)
+        return b""
+
+    async def end(self) -> bytes:
+        """Return the object, in JSON."""
+        self._output.end(_status(self._answer))
+        return self._output.whole(self._answer)
+
+
+class ResponseEvents:
+    """Writes events: the response's beginning, each item from start to end, the whole response."""
+
+    def __init__(self, output: "_Output", answer: Answer) -> None:
+        output.response = msgspec.structs.replace(output.response, model=answer.served.name)
+        self._output = output
+        self._answer = answer
+
+    def take(self, chunk: Chunk) -> bytes:
+        """Return the events for *chunk*, after those that begin every stream if it is the first one."""
+        return self._output.beginning() + self._output.take(chunk)
+
+    async def end(self) -> bytes:
+        """Return the events that end the open item and the response."""
+        status = _status(self._answer)
+        events = self._output.beginning() + self._output.end(status)
+        whole = self._output.whole(self._answer)
+        return events + self._output.event(f"response.{status}", response=Raw(whole))
+
+
+class _Output:
+    """The items of one answer as they grow, and the events that tell of it. One item is open at a time.
+
+    *response* is the object before its answer.
+    """
+
+    def __init__(self, response: Response, kept: Kept | None) -> None:
+        self.response = response
+        self._kept = kept
+        self._items: list[OutputItem] = []
+        """Those that are whole."""
+
+        self._suffix = response.id.removeprefix("resp_")
+        self._open: type[MessageItem | ReasoningItem] | None = None
+        self._texts: list[str] = []
+        self._num_events = 0
+
+    def beginning(self) -> bytes:
+        """Return the events that every stream begins with, none if any event was returned before."""
+        if self._num_events:
+            return b""
+        return self.event("response.created", response=self.response) + self.event(
+            "response.in_progress", response=self.response
+        )
+
+    def failure(self, error: SaccadeError) -> bytes:
+        """Return the events for *error*, the last ones."""
+        said = msgspec.json.decode(encode_error(error), type=ErrorAnswer).error
+        failed = msgspec.structs.replace(
+            self.response, status="failed", output=self._items, error=ResponseError(said.code, said.message)
+        )
+        events = self.beginning() + self.event("error", code=said.code, message=said.message, param=said.param)
+        return events + self.event("response.failed", response=failed)
+
+    def whole(self, answer: Answer) -> bytes:
+        """Return the whole response in JSON; it is kept from now on if there is room for it."""
+        status = _status(answer)
+        response = msgspec.structs.replace(
+            self.response,
+            model=answer.served.name,
+            status=status,
+            output=self._items,
+            usage=usage_of(answer.usage),
+            incomplete_details=IncompleteDetails("max_output_tokens") if status == "incomplete" else None,
+        )
+        body = msgspec.json.encode(response)
+        if self._kept is not None:
+            kept = self._kept
+            messages = (*kept.messages, *_as_messages(response.output))
+            if not kept.store.put(kept.tenant, response.id, StoredResponse(kept.previous, messages, body)):
+                body = msgspec.json.encode(msgspec.structs.replace(response, store=False))
+        return body
+
+    def event(self, kind: str, **fields: Any) -> bytes:
+        """Return the next event."""
+        values = {"type": kind, "sequence_number": self._num_events, **fields}
+        self._num_events += 1
+        return named_event(kind, msgspec.json.encode(values))
+
+    def take(self, chunk: Chunk) -> bytes:
+        """Return the events for *chunk*, none if it has no text and no call."""
+        events = self._grow(ReasoningItem, "response.reasoning_text.delta", chunk.reasoning)
+        events += self._grow(MessageItem, "response.output_text.delta", chunk.content, logprobs=[])
+        for call in chunk.calls:
+            events += self.end("completed") + self._call(call)
+        return events
+
+    def end(self, status: Status) -> bytes:
+        """Return the events that end the open item, none if none is open."""
+        if self._open is None:
+            return b""
+        text, place = "".join(self._texts), self._place()
+        item: OutputItem
+        part: OutputText | ReasoningText
+        if self._open is MessageItem:
+            part = OutputText(text)
+            item = MessageItem(place["item_id"], [part], status)
+            events = self.event("response.output_text.done", **place, content_index=0, text=text, logprobs=[])
+        else:
+            part = ReasoningText(text)
+            item = ReasoningItem(place["item_id"], [part], status)
+            events = self.event("response.reasoning_text.done", **place, content_index=0, text=text)
+        events += self.event("response.content_part.done", **place, content_index=0, part=part)
+        events += self.event("response.output_item.done", output_index=len(self._items), item=item)
+        self._items.append(item)
+        self._open = None
+        return events
+
+    def _grow(self, kind: type[MessageItem | ReasoningItem], event: str, text: str, **fields: Any) -> bytes:
+        if not text:
+            return b""
+        events = b"" if self._open is kind else self.end("completed") + self._begin(kind)
+        self._texts.append(text)
+        return events + self.event(event, **self._place(), content_index=0, delta=text, **fields)
+
+    def _begin(self, kind: type[MessageItem | ReasoningItem]) -> bytes:
+        self._open = kind
+        self._texts = []
+        place = self._place()
+        item = kind(place["item_id"], [], "in_progress")
+        part = OutputText("") if kind is MessageItem else ReasoningText("")
+        return self.event("response.output_item.added", output_index=len(self._items), item=item) + self.event(
+            "response.content_part.added", **place, content_index=0, part=part
+        )
+
+    def _call(self, call: GeneratedCall) -> bytes:
+        index = len(self._items)
+        item_id = f"fc_{self._suffix}_{index}"
+        place = {"item_id": item_id, "output_index": index}
+        item = FunctionCallItem(item_id, call.id, call.name, "", "in_progress")
+        events = self.event("response.output_item.added", output_index=index, item=item)
+        events += self.event("response.function_call_arguments.delta", **place, delta=call.arguments)
+        events += self.event("response.function_call_arguments.done", **place, name=call.name, arguments=call.arguments)
+        item = msgspec.structs.replace(item, arguments=call.arguments, status="completed")
+        self._items.append(item)
+        return events + self.event("response.output_item.done", output_index=index, item=item)
+
+    def _place(self) -> dict[str, Any]:
+        prefix = "msg" if self._open is MessageItem else "rs"
+        return {"item_id": f"{prefix}_{self._suffix}_{len(self._items)}", "output_index": len(self._items)}
+
+
+def _begun(asked: ResponseRequest, response_id: str, is_stored: bool) -> Response:
+    """Return the response to *asked* before its answer; it holds no input."""
+    reasoning, form = asked.reasoning, None if asked.text is None else asked.text.format
+    return Response(
+        id=response_id,
+        created_at=int(time.time()),
+        model=asked.model,
+        status="in_progress",
+        output=[],
+        usage=None,
+        error=None,
+        incomplete_details=None,
+        instructions=asked.instructions,
+        max_output_tokens=asked.max_output_tokens,
+        metadata=asked.metadata or {},
+        parallel_tool_calls=asked.parallel_tool_calls is not False,
+        previous_response_id=asked.previous_response_id,
+        reasoning=ReasoningConfig(*((None, None) if reasoning is None else (reasoning.effort, reasoning.summary))),
+        store=is_stored,
+        temperature=asked.temperature,
+        # Encoded now: the schema is a view of the whole body.
+        text=TextFormat(Raw(b'{"type":"text"}' if form is None else msgspec.json.encode(form))),
+        tool_choice=asked.tool_choice or "auto",
+        tools=asked.tools or [],
+        top_p=asked.top_p,
+    )
+
+
+def _status(answer: Answer) -> Status:
+    return "incomplete" if answer.choices[0].finish_reason == FinishReason.LENGTH.value else "completed"
+
+
+def _as_messages(items: list[OutputItem]) -> list[ChatMessage]:
+    """Return the turn that *items* are, as a chat has it."""
+    if not items:
+        return []
+    reasoning = "".join(item.content[0].text for item in items if isinstance(item, ReasoningItem))
+    text = "".join(item.content[0].text for item in items if isinstance(item, MessageItem))
+    calls = [
+        ToolCall(item.call_id, CalledFunction(item.name, item.arguments))
+        for item in items
+        if isinstance(item, FunctionCallItem)
+    ]
+    message = ChatMessage(role="assistant", content=text, reasoning_content=reasoning or None, tool_calls=calls or None)
+    return [message]

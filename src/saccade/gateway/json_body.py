@@ -1,0 +1,132 @@
+"""A request's body: bounds that hold before anything is decoded, JSON to a struct, and our own error messages.
+
+msgspec holds the interpreter's lock while it decodes, so a thread does not help: what could take long is refused by its
+bytes. Two figures bound the work: the bytes outside of data: URLs, and the number of JSON strings among them, which is
+at least the number of keys, messages and parts.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+import msgspec
+
+from saccade.errors import BodyTooLarge, InvalidValue
+from saccade.transport.framing import UNREADABLE
+
+MAX_BYTES_BESIDE_IMAGES: Final = 12 * 2**20
+"""Three times what is tokenised at most: the escape of a character has up to three times its bytes."""
+
+MAX_STRINGS: Final = 65_536
+"""Keys and values; the most that a request may hold of messages and parts needs about 50,000."""
+
+MAX_DATA_URLS: Final = 1024
+"""Further ones are counted as text."""
+
+_DATA_URL: Final = b'"data:'
+_MOST_ESCAPES: Final = 1 / 16
+"""Of the characters of a data: URL; base64 with its slashes escaped, as PHP writes it, has a quarter of that."""
+
+T = TypeVar("T")
+_DETAIL = re.compile(
+    r"Expected `(?P<expected>[a-z0-9 |]+)`"
+    r"(?P<limit> (?:of length )?(?:[<>]=?|==) [-0-9.e+]+)?"
+    r"(?:, got `(?P<got>[a-z]+)`)?"
+)
+_MISSING = re.compile(r"Object missing required field `(?P<field>\w+)`")
+_PATH = re.compile(r" - at `(?:key in )?\$\.?(?P<path>[^`]*)`")
+FindImage = Callable[[bytes | bytearray, int, int], int]
+"""Returns where the first image in a body begins that is announced between two positions, -1 for none.
+
+It begins behind the quote that opens its string.
+"""
+
+
+def find_data_url(body: bytes | bytearray, start: int, end: int) -> int:
+    """Find images as OpenAI's API has them, a FindImage."""
+    found = body.find(_DATA_URL, start, end)
+    return found if found < 0 else found + len(_DATA_URL)
+
+
+def check_bounds(body: bytes | bytearray, find_image: FindImage = find_data_url) -> None:
+    """Raise BodyTooLarge for too many bytes beside images, and InvalidValue for too many strings.
+
+    What lies between a quote that opens a string and the next quote holds no key and no string of its own wherever it
+    stands in valid JSON. The bytes of images are searched for that quote and for escapes, and not counted.
+    """
+    is_ascii = body.isascii()
+    num_bytes = num_quotes = position = num_urls = 0
+    while position < len(body):
+        # Not beyond the limit: a body that is too long takes no more time than one that is not.
+        limit = position + MAX_BYTES_BESIDE_IMAGES - num_bytes + 1
+        found = find_image(body, position, limit) if num_urls < MAX_DATA_URLS else -1
+        start = min(limit, len(body)) if found < 0 else found
+        num_bytes += start - position
+        if num_bytes > MAX_BYTES_BESIDE_IMAGES:
+            raise _too_large()
+        num_quotes += body.count(b'"', position, start)
+        end = body.find(b'"', start)
+        position = len(body) if end < 0 else end
+        num_urls += 1
+        if not _is_plain(body, start, position, is_ascii):
+            num_bytes += position - start
+    if num_bytes > MAX_BYTES_BESIDE_IMAGES:
+        raise _too_large()
+    if num_quotes > 2 * MAX_STRINGS and _num_strings(body) > MAX_STRINGS:
+        raise InvalidValue(f"The body has more than {MAX_STRINGS} names and texts.")
+
+
+def num_items(array: bytes) -> int:
+    """Return how many numbers the JSON *array* of numbers has, at least."""
+    return array.count(b",") + 1
+
+
+def parse(body: bytes | bytearray | msgspec.Raw, kind: type[T]) -> T:
+    """Return the JSON in *body* as *kind*. Raises InvalidValue that names the field."""
+    return decode(body, msgspec.json.Decoder(kind))
+
+
+def decode(body: bytes | bytearray | msgspec.Raw, decoder: msgspec.json.Decoder[T], name: str = "") -> T:
+    """Return the JSON in *body*, the value of the field *name*. Raises InvalidValue that names the field."""
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise _explain(str(error), name) from error
+    except RecursionError as error:
+        raise InvalidValue("The body is nested too deeply.") from error
+    except UNREADABLE as error:
+        raise InvalidValue("The body is not valid JSON.") from error
+
+
+def _is_plain(body: bytes | bytearray, start: int, end: int, is_ascii: bool) -> bool:
+    """Whether a URL takes no more time to decode than its bytes take to copy: ASCII, few escapes."""
+    if not (is_ascii or body[start:end].isascii()):
+        return False
+    return body.find(b"\\", start, end) < 0 or body.count(b"\\", start, end) <= (end - start) * _MOST_ESCAPES
+
+
+def _num_strings(body: bytes | bytearray) -> int:
+    # Pairs first: a quote after an escaped backslash is not escaped.
+    return body.replace(rb"\\", b"").replace(rb"\"", b"").count(b'"') // 2
+
+
+def _too_large() -> BodyTooLarge:
+    return BodyTooLarge(
+        f"The request's body has more than {MAX_BYTES_BESIDE_IMAGES} bytes beside the images in data: URLs."
+    )
+
+
+def _explain(complaint: str, field: str) -> InvalidValue:
+    """Turn msgspec's message into ours; only what matches a known form is copied."""
+    path = _PATH.search(complaint)
+    # The client's own key is not repeated.
+    within = path["path"].removesuffix("[...]") if path else ""
+    param = (f"{field}.{within}" if field and within and not within.startswith("[") else field + within) or None
+    if missing := _MISSING.search(complaint):
+        param = f"{param}.{missing['field']}" if param else missing["field"]
+        return InvalidValue(f"`{param}` is missing.", param)
+    name = f"`{param}`" if param else "The body"
+    if (detail := _DETAIL.search(complaint)) is None:
+        return InvalidValue(f"{name} has a value that is not accepted.", param)
+    got = f", not {detail['got']}" if detail["got"] else ""
+    return InvalidValue(f"{name} must be {detail['expected']}{detail['limit'] or ''}{got}.", param)

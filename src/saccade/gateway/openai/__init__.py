@@ -1,1 +1,0 @@
-"""The wire format of the OpenAI API: bodies to values, values to bodies."""

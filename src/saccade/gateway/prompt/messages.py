@@ -1,0 +1,309 @@
+"""From OpenAI messages to a Chat: messages as a chat template takes them, the sources of images, and switches."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+from msgspec import UNSET
+
+from saccade.errors import InvalidImageUrl, InvalidValue, UnsupportedParameter
+from saccade.gateway.chat import (
+    EFFORTS,
+    IMAGE_PART,
+    VIDEO_PART,
+    Chat,
+    ChatMessage,
+    ChatRequest,
+    ContentPart,
+    FileSource,
+    ImageSource,
+    OtherMedia,
+    Refused,
+    TokenizeRequest,
+    url_of_file,
+)
+from saccade.gateway.json_body import decode, parse
+from saccade.gateway.prompt.media_options import MediaOptions, read_media_options, shown
+from saccade.gateway.prompt.tools import num_tool_characters, read_calls, read_tools
+from saccade.models.family import Family, ImageOptions
+from saccade.tokenization.chat_template import Message
+
+ROLES: Final = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+"""Roles that clients send, and what templates call them."""
+
+PARTS: Final = ("text", "image_url", "video_url", "file")
+REFUSED_PARTS: Final = ("input_audio", "audio_url", "image_embeds")
+"""Parts of OpenAI's and vLLM's APIs that a refusal names; other types are text of the client's."""
+
+MEDIA_OF_PARTS: Final = ("text", "image_url", "video_url")
+MEDIA_FIELDS: Final = {
+    "image_url": ("image_url", "image", IMAGE_PART),
+    "video_url": ("video_url", "video", VIDEO_PART),
+}
+"""Fields of parts that hold media: the type of part that each belongs to, what it holds, and how to send that."""
+
+MEDIA_IN_MESSAGES: Final = (*OtherMedia.__struct_fields__, "file", "image_url", "video_url")
+MEDIA_IN_PARTS: Final = (*OtherMedia.__struct_fields__, "file", "inline_data", "source")
+"""Names that carry media elsewhere; in a message itself `image_url` is one of them, and `source` may be anything."""
+
+THINKING_SWITCHES: Final = ("enable_thinking", "thinking")
+"""Switches by which templates turn reasoning on and off."""
+
+PART_CHARACTERS = 32
+"""A message, or a part of one, takes at least as long as so many characters, however few it holds."""
+
+MAX_EMPTY_BYTES = 16
+MAX_SWITCH = 2**31
+MAX_SWITCH_CHARACTERS = 256
+IMAGE_DATA = "data:image/"
+_FILE: Final = msgspec.json.Decoder(FileSource)
+
+
+def read_chat(request: ChatRequest | TokenizeRequest, family: Family) -> Chat:
+    """Return the chat in *request*, for a model of *family*. Raises RequestError that names the field."""
+    options = read_media_options(request.mm_processor_kwargs, request.media_io_kwargs)
+    images: list[ImageSource] = []
+    messages = [
+        _read_message(message, f"messages[{position}]", options, images)
+        for position, message in enumerate(request.messages or ())
+    ]
+    switches = _read_switches(request.chat_template_kwargs, family.template_switches)
+    switches |= _thinking(request, family.template_switches)
+    continues = _continues(request)
+    add_generation_prompt = request.add_generation_prompt is not False and not continues
+    tools = read_tools(request)
+    return Chat(messages, num_characters(request), images, add_generation_prompt, switches, tools, continues)
+
+
+def num_characters(request: ChatRequest | TokenizeRequest) -> int:
+    """Return how much work the messages and tools of *request* are to read, render and tokenise, in characters."""
+    return sum(map(_num_characters, request.messages or ())) + num_tool_characters(request.tools)
+
+
+def _num_characters(message: ChatMessage) -> int:
+    texts = (message.name, message.tool_call_id, message.reasoning_content or message.reasoning)
+    num_characters = PART_CHARACTERS + sum(len(text or "") for text in texts)
+    for call in message.tool_calls or ():
+        num_characters += len(call.id) + len(call.function.name) + len(call.function.arguments) + PART_CHARACTERS
+    if isinstance(message.content, str):
+        return num_characters + len(message.content)
+    return num_characters + sum(len(part.text or "") + PART_CHARACTERS for part in message.content or ())
+
+
+def _continues(request: ChatRequest | TokenizeRequest) -> bool:
+    """Return whether the answer goes on with the last message. Raises InvalidValue for one that cannot go on."""
+    if not request.continue_final_message:
+        return False
+    last = request.messages[-1] if request.messages else None
+    if request.add_generation_prompt:
+        reason = "and `add_generation_prompt` contradict each other; send one of them"
+    elif last is None or last.role != "assistant":
+        reason = "needs a last message of the role assistant"
+    elif last.tool_calls:
+        reason = "goes on with the text of the last message, which its `tool_calls` would follow; leave them out"
+    elif isinstance(last.content, list) and not any(part.type == "text" for part in last.content):
+        reason = "needs a text in the last message's `content`"
+    else:
+        return True
+    raise InvalidValue(f"`continue_final_message` {reason}.", "continue_final_message")
+
+
+def _read_message(message: ChatMessage, field: str, options: MediaOptions, images: list[ImageSource]) -> Message:
+    _refuse_other_media(message, field)
+    if message.role == "function" or _holds_something(message.function_call):
+        raise UnsupportedParameter(
+            f"`{field}`: messages of the role function and `function_call` are not read here; OpenAI's newer form is "
+            "`tool_calls`, answered by messages of the role tool.",
+            field,
+        )
+    if message.role not in ROLES:
+        raise InvalidValue(f"`{field}.role` must be one of {', '.join(ROLES)}.", f"{field}.role")
+    read: dict[str, Any] = {"role": ROLES[message.role]}
+    if calls := read_calls(message, field):
+        read["tool_calls"] = calls
+    if message.role == "tool":
+        if message.tool_call_id is None:
+            raise InvalidValue(
+                f"`{field}.tool_call_id` is missing; it is the `id` of the call that the message answers.",
+                f"{field}.tool_call_id",
+            )
+        read["tool_call_id"] = message.tool_call_id
+    if (reasoning := _reasoning(message, field)) is not None:
+        read["reasoning_content"] = reasoning
+    if message.name is not None:
+        read["name"] = message.name
+    match message.content:
+        case str(text):
+            return {**read, "content": text}
+        case list(parts):
+            named = ((f"{field}.content[{index}]", part) for index, part in enumerate(parts))
+            return {**read, "content": [_read_part(part, name, options, images) for name, part in named]}
+    # An answer that only called tools, or ended within reasoning, has no content, and clients send it back like that.
+    if reasoning or calls:
+        return {**read, "content": ""}
+    raise InvalidValue(f"`{field}.content` is missing.", f"{field}.content")
+
+
+def _reasoning(message: ChatMessage, field: str) -> str | None:
+    """Return the reasoning of an earlier turn."""
+    name = "reasoning" if message.reasoning_content is None else "reasoning_content"
+    reasoning = message.reasoning if message.reasoning_content is None else message.reasoning_content
+    if message.role == "assistant":
+        return reasoning
+    if reasoning:
+        raise InvalidValue(
+            f"`{field}.{name}`: only messages of the role assistant hold reasoning; leave it out here.",
+            f"{field}.{name}",
+        )
+    return None
+
+
+def _read_part(part: ContentPart, field: str, options: MediaOptions, images: list[ImageSource]) -> dict[str, str]:
+    if part.type in MEDIA_OF_PARTS:
+        _refuse_other_media(part, field)
+    for name, (of_type, what, example) in MEDIA_FIELDS.items():
+        if getattr(part, name) and part.type in MEDIA_OF_PARTS and part.type != of_type:
+            raise InvalidValue(
+                f"`{field}` is a part of type `{part.type}`, which holds no {what}; send {example} beside it.",
+                f"{field}.{name}",
+            )
+    match part:
+        case ContentPart(type="text", text=str(text)):
+            return {"type": "text", "text": text}
+        case ContentPart(type="text"):
+            raise InvalidValue(f"`{field}.text` is missing.", f"{field}.text")
+        case ContentPart(type="image_url"):
+            images.append(_image_source(part, f"{field}.image_url", options))
+            return {"type": "image"}
+        case ContentPart(type="file"):
+            images.append(_file_source(part, f"{field}.file", options))
+            return {"type": "image"}
+        case ContentPart(type="video_url"):
+            images.append(_video_source(part, f"{field}.video_url", options))
+            return {"type": "video"}
+        case _:
+            named = f"`{part.type}`" if part.type in REFUSED_PARTS else "this type"
+            served = ", ".join(f"`{kind}`" for kind in PARTS)
+            raise UnsupportedParameter(
+                f"`{field}.type`: parts of {named} are not served; those of {served} are, images as {IMAGE_PART}.",
+                f"{field}.type",
+            )
+
+
+def _refuse_other_media(holder: ChatMessage | ContentPart, field: str) -> None:
+    """Raise UnsupportedParameter for media under another name: without them the answer would be wrong."""
+    for name in MEDIA_IN_MESSAGES if isinstance(holder, ChatMessage) else MEDIA_IN_PARTS:
+        if _holds_something(getattr(holder, name)):
+            raise UnsupportedParameter(
+                f"`{field}.{name}` is not read here; send images as parts of a message's `content`: {IMAGE_PART}.",
+                f"{field}.{name}",
+            )
+
+
+def _holds_something(raw: Refused) -> bool:
+    """Whether a raw value is present and neither null nor empty."""
+    if raw is UNSET:
+        return False
+    return memoryview(raw).nbytes > MAX_EMPTY_BYTES or bool(parse(raw, object))
+
+
+def _image_source(part: ContentPart, field: str, options: MediaOptions) -> ImageSource:
+    """A `uuid` beside an image is ignored; a `uuid` instead of an image is refused."""
+    reason = " A `uuid` cannot stand for the image: send the image itself." if part.uuid is not None else ""
+    if part.image_url is None:
+        raise InvalidValue(f"`{field}` is missing.{reason}", field)
+    if isinstance(part.image_url, str):
+        url, detail = part.image_url, None
+    else:
+        field, url, detail = f"{field}.url", part.image_url.url, part.image_url.detail
+    if not url:
+        raise InvalidImageUrl(f"`{field}` is empty.{reason}", field)
+    return ImageSource(field, url, ImageOptions(detail or "auto", **options.limits))
+
+
+def _file_source(part: ContentPart, field: str, given: MediaOptions) -> ImageSource:
+    if part.file is UNSET:
+        raise InvalidValue(f"`{field}` is missing.", field)
+    file = decode(part.file, _FILE, field)
+    if (file.file_id is None) == (file.file_data is None):
+        raise InvalidValue(f"`{field}` must have either `file_id` or `file_data`.", field)
+    options = ImageOptions("auto", **given.limits)
+    if file.file_id is not None:
+        return ImageSource(f"{field}.file_id", url_of_file(file.file_id), options)
+    url = file.file_data or ""
+    if not url[: len(IMAGE_DATA)].lower() == IMAGE_DATA:
+        raise UnsupportedParameter(
+            f"`{field}.file_data`: files other than images are not served; send a data: URL that begins with "
+            f"`{IMAGE_DATA}`.",
+            f"{field}.file_data",
+        )
+    return ImageSource(f"{field}.file_data", url, options)
+
+
+def _video_source(part: ContentPart, field: str, options: MediaOptions) -> ImageSource:
+    """As for images, a `uuid` is ignored."""
+    if part.video_url is None:
+        raise InvalidValue(f"`{field}` is missing; send the video itself.", field)
+    url = part.video_url
+    if not isinstance(url, str):
+        field, url = f"{field}.url", url.url
+    if not url:
+        raise InvalidImageUrl(f"`{field}` is empty.", field)
+    return ImageSource(field, url, options.of_videos)
+
+
+def _thinking(request: ChatRequest | TokenizeRequest, known: tuple[str, ...]) -> dict[str, bool]:
+    """Return the template's switch for reasoning as `enable_thinking` and `reasoning_effort` set it, if they do.
+
+    Templates know on and off only, so every effort but "none" is on. With a template that has no such switch,
+    `enable_thinking` and "none" change nothing. Raises UnsupportedParameter for another effort there, and InvalidValue
+    where the request contradicts itself.
+    """
+    effort = request.reasoning_effort
+    switch = next((name for name in THINKING_SWITCHES if name in known), None)
+    if effort is not None and effort not in EFFORTS:
+        raise InvalidValue(f"`reasoning_effort` must be one of {', '.join(EFFORTS)}.", "reasoning_effort")
+    if effort not in (None, "none") and switch is None:
+        raise UnsupportedParameter(
+            '`reasoning_effort`: this model\'s chat template does not turn reasoning on and off; send "none", or leave '
+            "it out.",
+            "reasoning_effort",
+        )
+    wanted_by_effort = None if effort is None else effort != "none"
+    given = {"enable_thinking": request.enable_thinking, "reasoning_effort": wanted_by_effort}
+    if switch is None or set(given.values()) == {None}:
+        return {}
+    given[f"chat_template_kwargs.{switch}"] = (request.chat_template_kwargs or {}).get(switch)
+    wanted = {field: value for field, value in given.items() if value is not None}
+    if len(set(wanted.values())) > 1:
+        raise InvalidValue(
+            f"{' and '.join(f'`{field}`' for field in wanted)} contradict each other; send one of them.",
+            next(iter(wanted)),
+        )
+    return {switch: bool(next(iter(wanted.values())))}
+
+
+def _read_switches(given: Mapping[str, Any] | None, known: tuple[str, ...]) -> dict[str, Any]:
+    """Return the template's variables besides the messages: only switches that the family declares.
+
+    `enable_thinking` is ignored where the template has no such switch.
+    """
+    without_effect = () if set(THINKING_SWITCHES) & set(known) else ("enable_thinking",)
+    for name, value in (given or {}).items():
+        field = f"chat_template_kwargs.{shown(name)}"
+        if name not in known and name not in without_effect:
+            offer = f"; it has {', '.join(f'`{switch}`' for switch in known)}." if known else ", which has none."
+            raise UnsupportedParameter(f"`{field}` is not a switch of this model's chat template{offer}", field)
+        if not _is_plain(value):
+            raise InvalidValue(
+                f"`{field}` must be true, false, null, a number up to {MAX_SWITCH} or a text of up to "
+                f"{MAX_SWITCH_CHARACTERS} characters.",
+                field,
+            )
+    return {name: value for name, value in (given or {}).items() if name in known}
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, str):
+        return len(value) <= MAX_SWITCH_CHARACTERS
+    return value is None or (isinstance(value, int | float) and abs(value) <= MAX_SWITCH)

@@ -1,0 +1,173 @@
+"""Tools of a request: their declarations, the choice among them, and the calls of earlier turns."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from saccade.errors import InvalidValue, UnsupportedParameter
+from saccade.gateway.chat import MAX_TOOL_NAME, TOOL_NAME, ChatMessage, ChatRequest, TokenizeRequest, ToolCall
+from saccade.tokenization.chat_template import ChatTemplate, Message, Tool
+
+MAX_DEPTH: Final = 64
+"""Of nested values in a declaration, and in the arguments of a call."""
+
+_NAME: Final = re.compile(TOOL_NAME)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Whether an answer may call tools; by default it may. *name* is the only function that it may call."""
+
+    no_tools: bool = False
+    must_call: bool = False
+    name: str | None = None
+
+
+def read_tools(request: ChatRequest | TokenizeRequest) -> tuple[Tool, ...]:
+    """Return the tools that the prompt declares: none with `tool_choice: "none"`.
+
+    Raises InvalidValue for a wrong declaration, UnsupportedParameter for what is not served.
+    """
+    tools = tuple(_read_tool(tool, f"tools[{position}]") for position, tool in enumerate(request.tools or ()))
+    names = [tool["function"]["name"] for tool in tools]
+    for position, name in enumerate(names):
+        if name in names[:position]:
+            raise InvalidValue(f"`tools[{position}].function.name`: {name!r} is there twice.", "tools")
+    choice = read_choice(request)
+    if choice.must_call and not tools:
+        raise InvalidValue("`tool_choice` asks for a call, but `tools` is empty.", "tool_choice")
+    if choice.name is not None and choice.name not in names:
+        raise InvalidValue(f"`tool_choice.function.name`: {choice.name!r} is none of `tools`.", "tool_choice")
+    return () if choice.no_tools else tools
+
+
+def read_choice(request: ChatRequest | TokenizeRequest) -> Choice:
+    """Return what `tool_choice` says. Raises InvalidValue."""
+    match request.tool_choice if isinstance(request, ChatRequest) else None:
+        case None | "auto":
+            return Choice()
+        case "none":
+            return Choice(no_tools=True)
+        case "required":
+            return Choice(must_call=True)
+        case {"type": "function", "function": {"name": str(name)}}:
+            return Choice(must_call=True, name=name)
+    raise InvalidValue(
+        '`tool_choice` must be "auto", "none", "required" or {"type": "function", "function": {"name": ...}}.',
+        "tool_choice",
+    )
+
+
+def _read_tool(tool: Mapping[str, Any], field: str) -> Tool:
+    if tool.get("type") != "function":
+        raise UnsupportedParameter(f'`{field}.type`: only tools of the type "function" are served.', f"{field}.type")
+    function = tool.get("function")
+    if not isinstance(function, dict):
+        raise InvalidValue(f"`{field}.function` must be an object.", f"{field}.function")
+    field = f"{field}.function"
+    name, description = function.get("name"), function.get("description")
+    parameters, strict = function.get("parameters"), function.get("strict")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidValue(
+            f"`{field}.name` must be a text of 1 to {MAX_TOOL_NAME} letters, digits, `_`, `-` and `.`.", f"{field}.name"
+        )
+    if not isinstance(description, str | None):
+        raise InvalidValue(f"`{field}.description` must be a text.", f"{field}.description")
+    if not isinstance(parameters, dict | None) or (parameters or {}).get("type", "object") != "object":
+        raise InvalidValue(f"`{field}.parameters` must be a JSON schema of the type `object`.", f"{field}.parameters")
+    if not isinstance(strict, bool | None):
+        raise InvalidValue(f"`{field}.strict` must be true or false.", f"{field}.strict")
+    _check_depth(tool, field)
+    return tool
+
+
+def read_calls(message: ChatMessage, field: str) -> list[dict[str, Any]]:
+    """Return the calls of an earlier turn as templates take them, with parsed arguments. Raises InvalidValue."""
+    if not message.tool_calls:
+        return []
+    if message.role != "assistant":
+        raise InvalidValue(
+            f"`{field}.tool_calls`: only messages of the role assistant call tools; leave it out here.",
+            f"{field}.tool_calls",
+        )
+    return [_read_call(call, f"{field}.tool_calls[{index}]") for index, call in enumerate(message.tool_calls)]
+
+
+def _read_call(call: ToolCall, field: str) -> dict[str, Any]:
+    if call.type != "function":
+        raise UnsupportedParameter(f'`{field}.type`: only calls of the type "function" are served.', f"{field}.type")
+    name = f"{field}.function.arguments"
+    try:
+        arguments = msgspec.json.decode(call.function.arguments) if call.function.arguments.strip() else {}
+    except (msgspec.MsgspecError, RecursionError, UnicodeError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise InvalidValue(f"`{name}` must be a JSON object, written as a text.", name)
+    _check_depth(arguments, name)
+    return {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.function.name, "arguments": arguments},
+    }
+
+
+def check_served(tools: Sequence[Tool], reads_calls: bool, takes_tools: bool) -> None:
+    """Raise UnsupportedParameter where a model's template would lose *tools*, or its calls could not be read."""
+    if tools and not takes_tools:
+        raise UnsupportedParameter("This model's chat template does not write `tools`; leave them out.", "tools")
+    if tools and not reads_calls:
+        raise UnsupportedParameter(
+            "`tools`: no form of tool calls is declared for this model, or its vocabulary lacks the form's tags; leave "
+            "them out, or choose a form with --tool-call-parser.",
+            "tools",
+        )
+
+
+def check_history(messages: Sequence[Message], template: ChatTemplate) -> None:
+    """Raise UnsupportedParameter where *template* would lose calls or results of earlier turns."""
+    for position, message in enumerate(messages):
+        field = f"messages[{position}]"
+        if template.loses_calls and "tool_calls" in message:
+            raise UnsupportedParameter(
+                f"`{field}.tool_calls`: this model's chat template does not write calls of tools; leave them out, or "
+                "write them in `content`.",
+                f"{field}.tool_calls",
+            )
+        if template.loses_results and message["role"] == "tool":
+            raise UnsupportedParameter(
+                f"`{field}.role`: this model's chat template does not write results of tools; send them in messages "
+                "of the role user.",
+                f"{field}.role",
+            )
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    """Yield all strings of the JSON *value*, keys included."""
+    match value:
+        case str():
+            yield value
+        case dict():
+            for key, item in value.items():
+                yield key
+                yield from texts_in(item)
+        case list() | tuple():
+            for item in value:
+                yield from texts_in(item)
+
+
+def num_tool_characters(tools: Sequence[Tool] | None) -> int:
+    """Return the characters of all strings in *tools*."""
+    return sum(map(len, texts_in(tuple(tools or ()))))
+
+
+def _check_depth(value: Any, field: str) -> None:
+    level, depth = [value], 0
+    while level:
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise InvalidValue(f"`{field}` is nested too deeply; {MAX_DEPTH} levels are served.", field)
+        inside = (part.values() if isinstance(part, dict) else part for part in level if isinstance(part, dict | list))
+        level = [part for parts in inside for part in parts if isinstance(part, dict | list)]

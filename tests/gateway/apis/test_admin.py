@@ -1,0 +1,242 @@
+"""The operator's port: its key opens it and nothing else does; what it says reaches every worker."""
+
+import asyncio
+import contextlib
+import http.client
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import scripted
+import uvicorn
+from chats import data_url, random_image
+from waiting import wait_until
+
+from saccade.errors import StartupError
+from saccade.gateway import app
+from saccade.gateway.apis.admin import HOST, Admin, Controls
+from saccade.gateway.config import GatewayConfig
+from saccade.telemetry import Metrics
+from saccade.transport import lasting_task
+
+RESETS = {"/reset_prefix_cache": (True, False), "/reset_mm_cache": (False, True)}
+
+
+class Port:
+    """The operator's port of a gateway."""
+
+    def __init__(self, gateway: scripted.Gateway) -> None:
+        self.listener = app.listen(HOST, 0)
+        self.gateway = gateway
+        self.port = self.listener.getsockname()[1]
+        self.done = asyncio.Event()
+
+    async def serve(self) -> None:
+        gateway = self.gateway
+        async with app.administered(gateway.application, ("admin",), self.listener, None):
+            await self.done.wait()
+
+    def ask(self, method: str, path: str, body: bytes | None = None, **headers: str) -> tuple[int, Any]:
+        connection = http.client.HTTPConnection(HOST, self.port, timeout=20)
+        connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
+        response = connection.getresponse()
+        answer = response.status, response.read()
+        connection.close()
+        return answer
+
+
+@contextmanager
+def opened(served: scripted.Gateway) -> Iterator[Port]:
+    port = Port(served)
+    serving = asyncio.run_coroutine_threadsafe(port.serve(), served.loop)
+    yield port
+    served.loop.call_soon_threadsafe(port.done.set)
+    serving.result(20)
+
+
+@pytest.fixture(scope="module")
+def served(tiny_qwen3_vl: Path) -> Iterator[scripted.Gateway]:
+    with scripted.running(tiny_qwen3_vl, GatewayConfig(api_keys=("tenant",))) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def admin(served: scripted.Gateway) -> Iterator[Port]:
+    served.worker.resets.clear()
+    served.worker.ready = True
+    with opened(served) as port:
+        yield port
+
+
+def test_an_unforeseen_error_does_not_end_the_port(
+    served: scripted.Gateway, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(lasting_task, "FIRST_PAUSE_SECONDS", 0.001)
+    serve, errors = uvicorn.Server.serve, [KeyError("unforeseen")]
+
+    async def fail_once(server: uvicorn.Server, sockets: Any = None) -> None:
+        if errors:
+            raise errors.pop()
+        await serve(server, sockets)
+
+    monkeypatch.setattr(uvicorn.Server, "serve", fail_once)
+    with opened(served) as port:
+        assert port.ask("GET", "/workers", Authorization="Bearer admin")[0] == 200
+    assert "admin port met an unforeseen error" in caplog.text
+
+
+@pytest.mark.parametrize("path", RESETS)
+def test_its_key_resets_every_worker(path: str, admin: Port) -> None:
+    assert admin.ask("POST", path, Authorization="Bearer admin") == (200, b"")
+    prefix, media = RESETS[path]
+    assert admin.gateway.worker.resets == [{"prefix": prefix, "media": media}]
+
+
+@pytest.mark.parametrize("path", RESETS)
+@pytest.mark.parametrize("key", ["", "Bearer tenant", "Bearer nothing"])
+def test_no_other_key_does(key: str, path: str, admin: Port) -> None:
+    status, body = admin.ask("POST", path, **({"Authorization": key} if key else {}))
+    assert status == 401
+    assert ("This admin key" if key else "Send an admin key") in json.loads(body)["error"]["message"]
+    assert not admin.gateway.worker.resets
+
+
+@pytest.mark.parametrize("path", RESETS)
+def test_tenants_have_no_such_path(path: str, admin: Port) -> None:
+    for key in ("tenant", "admin"):
+        answer = admin.gateway.ask("POST", path, Authorization=f"Bearer {key}")
+        assert answer.status == (404 if key == "tenant" else 401)
+    assert admin.ask("GET", "/v1/models", Authorization="Bearer admin")[0] == 404
+    assert admin.ask("GET", path, Authorization="Bearer admin")[0] == 405
+
+
+def test_silent_connections_do_not_keep_the_operator_out(admin: Port) -> None:
+    with contextlib.ExitStack() as opened:
+        for _ in range(2 * app.ADMIN_CONNECTIONS.max_connections):
+            opened.enter_context(socket.create_connection((HOST, admin.port), timeout=20))
+        assert admin.ask("GET", "/workers", Authorization="Bearer admin")[0] == 200
+
+
+def test_workers_that_cannot_are_named(admin: Port) -> None:
+    admin.gateway.worker.ready = False
+    status, body = admin.ask("POST", "/reset_prefix_cache", Authorization="Bearer admin")
+    assert status == 503
+    assert b"grpc://scripted:1" in body
+
+
+def test_workers_are_shown(admin: Port) -> None:
+    status, body = admin.ask("GET", "/workers", Authorization="Bearer admin")
+    assert status == 200
+    (worker,) = json.loads(body)["workers"]
+    assert worker["url"] == "grpc://scripted:1"
+    assert worker["model"] == "tiny"
+    assert worker["fingerprint"] == (b"f" * 32).hex()
+    assert (worker["ready"], worker["draining"], worker["load"]) == (True, False, None)
+    assert (worker["exactness"], worker["reason"]) == ("NONE", "a fleet of one worker needs no reports")
+    assert worker["holdings"] == {"blocks": 0, "states": 0}
+    assert worker["booked"]["requests"] == 0
+    assert admin.ask("GET", "/workers")[0] == 401
+    assert admin.gateway.ask("GET", "/workers", Authorization="Bearer tenant").status == 404
+
+
+def route(admin: Port, content: Any = "hi", **headers: str) -> tuple[int, Any]:
+    """What POST /route says of a chat with *content*."""
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": content}]}
+    given = {"Authorization": "Bearer admin", "Content_Type": "application/json", "x_api_key": "tenant", **headers}
+    status, body = admin.ask("POST", "/route", json.dumps(chat).encode(), **given)
+    return status, json.loads(body)
+
+
+def test_where_a_chat_would_go_is_told_and_it_is_not_sent(admin: Port) -> None:
+    admin.gateway.worker.requests.clear()
+    image = {"type": "image_url", "image_url": {"url": data_url(random_image(64, 64, 1))}}
+    status, told = route(admin, [image, {"type": "text", "text": "What is it?"}])
+    assert status == 200
+    assert (told["model"], told["worker"], told["reason"]) == (
+        "tiny",
+        "grpc://scripted:1",
+        "the only worker that may get it",
+    )
+    (place,) = told["pictures"]
+    assert place["tokens"] == 4
+    assert 0 < place["start"] < told["prompt_tokens"] - 4
+    (candidate,) = told["candidates"]
+    assert candidate["chosen"]
+    assert candidate["cost"]["prompt_tokens"] == told["prompt_tokens"]
+    assert told["excluded"] == []
+    assert admin.gateway.worker.requests == []
+    _, body = admin.ask("GET", "/workers", Authorization="Bearer admin")
+    assert json.loads(body)["workers"][0]["booked"]["requests"] == 0
+    assert admin.gateway.application.admission.num_requests == 0
+
+
+@pytest.mark.parametrize("key", ["", "nobody", "admin"])
+def test_a_route_needs_the_key_of_a_tenant(admin: Port, key: str) -> None:
+    status, told = route(admin, x_api_key=key)
+    assert (status, told["error"]["param"]) == (400, "x-api-key")
+    assert route(admin, Authorization="Bearer tenant")[0] == 401
+
+
+def test_a_chat_that_would_be_refused_is_refused(admin: Port) -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    status, told = route(admin, [image])
+    assert (status, told["error"]["param"]) == (400, "messages[0].content[0].image_url.url")
+    assert route(admin, Content_Type="text/plain")[0] == 415
+    admin.gateway.worker.ready = False
+    assert route(admin)[0] == 503
+
+
+def test_it_is_never_without_a_key(served: scripted.Gateway) -> None:
+    with pytest.raises(StartupError, match="--admin-key"):
+        Admin(
+            (),
+            served.application.members,
+            served.application.listener,
+            Controls(served.application.preview, served.application.forget_media, served.application.tenants),
+            Metrics(),
+        )
+
+
+OTHER = "grpc://127.0.0.1:1"
+OPERATOR = {"Authorization": "Bearer admin", "Content_Type": "application/json"}
+
+
+def change(admin: Port, method: str, body: object, **headers: str) -> tuple[int, Any]:
+    status, answer = admin.ask(method, "/workers", json.dumps(body).encode(), **{**OPERATOR, **headers})
+    return status, json.loads(answer)
+
+
+def shown(admin: Port) -> set[str]:
+    _, body = admin.ask("GET", "/workers", Authorization="Bearer admin")
+    return {worker["url"] for worker in json.loads(body)["workers"]}
+
+
+def test_a_worker_is_added_and_removed_while_the_gateway_runs(admin: Port) -> None:
+    assert change(admin, "POST", {"url": OTHER}) == (200, {"url": OTHER, "sources": ["POST /workers"]})
+    assert change(admin, "POST", {"url": OTHER})[0] == 200  # again, to no effect
+    assert shown(admin) == {"grpc://scripted:1", OTHER}
+    assert change(admin, "DELETE", {"url": OTHER}) == (200, {"url": OTHER, "sources": []})
+    wait_until(lambda: shown(admin) == {"grpc://scripted:1"})
+    status, told = change(admin, "DELETE", {"url": OTHER})
+    assert (status, told["error"]["param"], told["error"]["code"]) == (400, "url", "invalid_value")
+
+
+@pytest.mark.parametrize(
+    "body", [{}, {"url": 3}, {"url": "grpc://nowhere"}, {"url": "unix:/a b"}, {"url": OTHER, "key": 1}, []]
+)
+@pytest.mark.parametrize("method", ["POST", "DELETE"])
+def test_what_is_no_worker_is_refused(admin: Port, method: str, body: object) -> None:
+    status, told = change(admin, method, body)
+    assert (status, told["error"]["param"]) == (400, "url")
+    assert shown(admin) == {"grpc://scripted:1"}
+
+
+def test_only_the_operator_changes_the_workers(admin: Port) -> None:
+    assert change(admin, "POST", {"url": OTHER}, Authorization="Bearer tenant")[0] == 401
+    assert change(admin, "POST", {"url": OTHER}, Content_Type="text/plain")[0] == 415
+    assert change(admin, "POST", {"url": "grpc://" + "a" * 20_000 + ":1"})[0] == 413
+    assert shown(admin) == {"grpc://scripted:1"}

@@ -1,0 +1,34 @@
+"""Errors about a chat that another API's body became name that body's fields."""
+
+import pytest
+
+from saccade.errors import InvalidValue
+from saccade.gateway.apis.field_names import FieldNames
+
+NAMES = FieldNames({"messages[1]": "input[0]", "messages[1].content[0]": "input[0].source", "stop": "stop_sequences"})
+
+
+@pytest.mark.parametrize(
+    ("field", "expected"),
+    [
+        ("messages[1]", "input[0]"),
+        ("messages[1].role", "input[0].role"),
+        ("messages[1].content[0].url", "input[0].source.url"),
+        ("messages[1].content[10]", "input[0].content[10]"),
+        ("messages[10].role", "messages[10].role"),
+        ("stop[3]", "stop_sequences[3]"),
+        ("stopped", "stopped"),
+        ("", ""),
+    ],
+)
+def test_the_longest_known_field_names(field: str, expected: str) -> None:
+    assert NAMES.of(field) == expected
+    assert FieldNames().of(field) == field
+
+
+def test_errors_are_renamed() -> None:
+    with pytest.raises(InvalidValue) as raised, NAMES.in_errors():
+        raise InvalidValue("`messages[1].content[0].url` and `stop` are `wrong`.", "messages[1].content[0].url")
+    assert raised.value.message == "`input[0].source.url` and `stop_sequences` are `wrong`."
+    assert raised.value.param == "input[0].source.url"
+    assert raised.value.reason == raised.value.message

@@ -1,0 +1,171 @@
+"""Every value is bounded before it is decoded; what is not known is named so that headers and logs can take it."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from saccade.errors import InvalidValue, SaccadeError, UnsupportedParameter
+from saccade.gateway import json_body as gateway_body
+from saccade.gateway.apis import parameters
+from saccade.gateway.apis.chat import parse_chat
+from saccade.gateway.apis.models import DetokenizeRequest, parse_detokenize, parse_tokenize
+from saccade.gateway.apis.parameters import MAX_PARAMETERS, MAX_VALUE_BYTES
+from saccade.gateway.chat import ChatMessage, ChatRequest, ContentPart, TokenizeRequest
+from saccade.gateway.json_body import MAX_STRINGS
+
+HEAD = b'{"model": "m", "messages": [{"role": "user", "content": "a"}]'
+BRACKETS = b"[" + b"[]," * 300_000 + b"[]]"
+
+
+def chat(**fields: Any) -> bytes:
+    return json.dumps({"model": "m", "messages": [{"role": "user", "content": "a"}], **fields}).encode()
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """Names and lengths of all values that were decoded."""
+    seen: list[tuple[str, int]] = []
+    plain = gateway_body.decode
+
+    def watching(body: Any, decoder: Any, name: str = "") -> Any:
+        seen.append((name, memoryview(body).nbytes))
+        return plain(body, decoder, name)
+
+    monkeypatch.setattr(parameters, "decode", watching)
+    return seen
+
+
+BOUNDED = sorted(set(ChatRequest.__struct_fields__) - {*parameters.LONG, "model"})
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_long_values_are_refused_before_they_are_decoded(name: str, decoded: list[tuple[str, int]]) -> None:
+    with pytest.raises(InvalidValue) as error:
+        parse_chat(HEAD + b', "%s": %s}' % (name.encode(), BRACKETS))
+    assert error.value.param == name
+    assert "bytes" in error.value.message
+    assert name not in dict(decoded)
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_a_value_that_stands_twice_is_no_way_around(name: str, decoded: list[tuple[str, int]]) -> None:
+    parse_chat(HEAD + b', "%s": %s, "%s": null}' % (name.encode(), BRACKETS, name.encode()))
+    assert max(length for field, length in decoded if field != "messages") <= MAX_VALUE_BYTES
+
+
+@pytest.mark.parametrize("name", sorted(parameters.LATER))
+def test_long_values_that_are_refused_are_not_decoded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths: list[int] = []
+    plain = parameters.parse
+
+    def watching(body: Any, kind: Any) -> Any:
+        lengths.append(memoryview(body).nbytes if isinstance(body, msgspec.Raw) else 0)
+        return plain(body, kind)
+
+    monkeypatch.setattr(parameters, "parse", watching)
+    for parse in (parse_chat, parse_tokenize):
+        if name not in TokenizeRequest.__struct_fields__ or parse is parse_chat:
+            with pytest.raises(UnsupportedParameter):
+                parse(HEAD + b', "%s": %s}' % (name.encode(), BRACKETS))
+    assert lengths == [0] * len(lengths)
+
+
+def free_shapes(kind: Any) -> set[str]:
+    """Fields of a struct, and of those in it, whose values may have any shape once they are decoded."""
+    free, waiting = set(), [msgspec.inspect.type_info(kind)]
+    while waiting:
+        for field in waiting.pop().fields:  # type: ignore[attr-defined]
+            inner = [field.type]
+            while inner:
+                here = inner.pop()
+                if isinstance(here, msgspec.inspect.AnyType):
+                    free.add(field.name)
+                elif isinstance(here, msgspec.inspect.StructType):
+                    waiting.append(here)
+                inner += getattr(here, "types", ())
+                inner += [getattr(here, name) for name in ("type", "item_type", "value_type") if hasattr(here, name)]
+    return free
+
+
+@pytest.mark.parametrize("kind", [ChatRequest, TokenizeRequest, DetokenizeRequest, ChatMessage, ContentPart])
+def test_nothing_of_any_shape_is_decoded_unbounded(kind: type) -> None:
+    assert free_shapes(kind) <= parameters.SHORT.keys()
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (b'{"model": "m", "messages": [' + b'{"role": "user"},' * 200_000 + b"{}]}", None),
+        (b'{"model": "m", "messages": [{"role": "user", "content": [' + b'{"type": "text"},' * 200_000 + b"{}]}]}", None),
+        (HEAD + b"".join(b', "k%d": 0' % key for key in range(MAX_STRINGS)) + b"}", None),
+        (HEAD + b"".join(b', "k%d": 0' % key for key in range(MAX_PARAMETERS)) + b"}", None),
+        (HEAD[:-2] + b"".join(b', "k%d": 0' % key for key in range(MAX_STRINGS)) + b"}]}", None),
+        (HEAD + b', "logit_bias": {' + b", ".join(b'"%d": 1' % key for key in range(100_000)) + b"}}", None),
+        (HEAD + b', "logit_bias": {' + b", ".join(b'"%d": 1' % key for key in range(2000)) + b"}}", "logit_bias"),
+        (HEAD + b', "stop": [' + b'"a",' * 100_000 + b'"a"]}', None),
+        (HEAD + b', "stop_token_ids": [' + b"5," * 200_000 + b"5]}", "stop_token_ids"),
+        (HEAD + b', "allowed_token_ids": [' + b"5," * 2**20 + b"5]}", "allowed_token_ids"),
+        (HEAD[:-2] + b', "tool_calls": ' + b"[" * 100_000, None),
+    ],
+    ids=["messages", "parts", "keys", "257 keys", "keys of a message", "biases", "2000 biases", "stops", "stop ids",
+         "allowed ids", "depth"],
+)  # fmt: skip
+def test_floods_are_refused(body: bytes, param: str | None) -> None:
+    with pytest.raises(InvalidValue) as error:
+        parse_chat(body)
+    assert error.value.param == param
+
+
+def test_tool_calls_of_any_shape_are_not_built() -> None:
+    with pytest.raises(InvalidValue) as error:
+        parse_chat(HEAD[:-2] + b', "tool_calls": ' + BRACKETS + b"}]}")
+    assert error.value.param == "messages[0].tool_calls[0]"
+
+
+def test_as_many_as_are_allowed(tiny_qwen3_vl: Any) -> None:
+    messages = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}] * 2}] * 2048
+    request, warning = parse_chat(chat(messages=messages, allowed_token_ids=[5] * 2**20, logit_bias={"5": 1}))
+    assert (len(request.messages), warning) == (2048, "")
+
+
+def test_tokens_are_counted_before_they_are_built(decoded: list[tuple[str, int]]) -> None:
+    parse_detokenize(b'{"tokens": [' + b"5," * (2**20 - 1) + b"5]}")
+    decoded.clear()
+    with pytest.raises(InvalidValue) as error:
+        parse_detokenize(b'{"tokens": [' + b"5," * 2**20 + b"5]}")
+    assert error.value.param == "tokens"
+    assert decoded == []
+
+
+@pytest.mark.parametrize(
+    ("unknown", "warning"),
+    [
+        ({}, ""),
+        ({"temprature": 1}, "temprature (did you mean temperature?)"),
+        ({"colour": 1, "max_token": 1}, "colour, max_token (did you mean max_tokens?)"),
+        ({"a\r\nset-cookie: b": 1}, "a??set-cookie: b"),
+        ({"h\u00e9": 1, "": 2}, "h?, "),
+        ({"x" * 65: 1}, "x" * 61 + "..."),
+        ({f"p{number}": 1 for number in range(11)}, "p0, p1, p2, p3, p4, p5, p6, p7 and 3 more"),
+    ],
+)
+def test_warnings_are_short_and_plain(unknown: dict[str, int], warning: str) -> None:
+    assert parse_chat(chat(**unknown))[1] == (f"unknown parameters ignored: {warning}" if unknown else "")
+    if unknown:
+        with pytest.raises(UnsupportedParameter) as error:
+            parse_chat(chat(**unknown), strict=True)
+        assert (error.value.param or "") == warning.split(" (")[0].split(", ")[0]
+        assert error.value.message.endswith((".", "?"))
+
+
+def test_the_hint_names_what_is_served() -> None:
+    """Not what would be refused."""
+    for name in (*ChatRequest.__struct_fields__, *parameters.LATER):
+        for close in (name[:-1], name + "s"):
+            try:
+                _, warning = parse_chat(chat(**{close: None}))
+            except SaccadeError:
+                continue
+            assert not any(f"did you mean {refused}?" in warning for refused in parameters.LATER)

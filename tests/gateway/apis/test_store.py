@@ -1,0 +1,136 @@
+"""Conversations are kept by tenant, within a bound of bytes."""
+
+import sys
+from collections import Counter
+
+import pytest
+
+from saccade.errors import InvalidValue, ResponseNotFound
+from saccade.gateway.apis.responses.store import ResponseStore, StoredResponse, num_message_bytes
+from saccade.gateway.chat import MAX_MESSAGES, MAX_PARTS, CalledFunction, ChatMessage, ContentPart, ImageUrl, ToolCall
+
+
+def turn(text: str, role: str = "user") -> ChatMessage:
+    return ChatMessage(role=role, content=text)
+
+
+def keep(store: ResponseStore, name: str, previous: str | None = None, tenant: bytes = b"", size: int = 1) -> None:
+    messages = (turn(name * size), turn(f"to {name}", "assistant"))
+    store.put(tenant, name, StoredResponse(previous, messages, b"{}"))
+
+
+def test_conversations_go_back_to_their_beginning() -> None:
+    store = ResponseStore(1 << 20)
+    keep(store, "a")
+    keep(store, "b", "a")
+    keep(store, "c", "a")
+    assert [message.content for message in store.conversation(b"", "b")] == ["a", "to a", "b", "to b"]
+    assert [message.content for message in store.conversation(b"", "c")] == ["a", "to a", "c", "to c"]
+    assert store.body(b"", "c") == b"{}"
+
+
+def test_tenants_do_not_see_each_other() -> None:
+    store = ResponseStore(1 << 20)
+    keep(store, "a", tenant=b"one")
+    for tenant in (b"", b"two"):
+        with pytest.raises(ResponseNotFound):
+            store.conversation(tenant, "a")
+        with pytest.raises(ResponseNotFound):
+            store.body(tenant, "a")
+        with pytest.raises(ResponseNotFound):
+            store.delete(tenant, "a")
+    assert store.conversation(b"one", "a")
+
+
+def test_a_deleted_response_ends_what_continues_it() -> None:
+    store = ResponseStore(1 << 20)
+    keep(store, "a")
+    keep(store, "b", "a")
+    store.delete(b"", "a")
+    with pytest.raises(ResponseNotFound):
+        store.conversation(b"", "b")
+    assert store.body(b"", "b")
+
+
+def test_the_least_recently_used_goes_first() -> None:
+    store = ResponseStore(52_000)
+    for name in "abcd":
+        keep(store, name, size=10_000)
+    store.conversation(b"", "a")
+    keep(store, "e", size=10_000)
+    assert store.body(b"", "a")
+    with pytest.raises(ResponseNotFound):
+        store.body(b"", "b")
+
+
+def test_the_tenant_that_holds_most_loses_its_own() -> None:
+    store = ResponseStore(60_000)
+    keep(store, "a", tenant=b"modest", size=1000)
+    for name in "bcdefgh":
+        keep(store, name, tenant=b"greedy", size=10_000)
+    assert store.body(b"modest", "a")
+    assert store.body(b"greedy", "h")
+    with pytest.raises(ResponseNotFound):
+        store.body(b"greedy", "b")
+
+
+def test_a_conversation_over_a_quarter_of_the_store_is_not_taken() -> None:
+    store = ResponseStore(1 << 20)
+    assert store.takes(num_message_bytes([turn("a" * 250_000)]))
+    assert not store.takes(num_message_bytes([turn("a" * 270_000)]))
+    for name, response in {
+        "answer": StoredResponse(None, (turn("a"), turn("a" * 270_000, "assistant")), b"{}"),
+        "JSON": StoredResponse(None, (turn("a"),), b"{}" * 135_000),
+    }.items():
+        assert not store.put(b"", name, response)
+        with pytest.raises(ResponseNotFound):
+            store.body(b"", name)
+
+
+def test_a_response_that_is_pushed_out_at_once_is_not_kept() -> None:
+    store = ResponseStore(60_000)
+    for number in range(20):
+        keep(store, str(number), tenant=b"%d" % number, size=1000)
+    assert not store.put(b"large", "a", StoredResponse(None, (turn("a" * 13_000),), b"{}"))
+    assert store.put(b"large", "a", StoredResponse(None, (turn("a"),), b"{}"))
+
+
+def test_most_parts_are_counted_quickly() -> None:
+    """Fields that are empty cost nothing: they are counted on the event loop."""
+    message = ChatMessage(role="user", content=[ContentPart(type="text", text="a") for _ in range(MAX_PARTS)])
+    calls = Counter[str]()
+    sys.setprofile(lambda _, event, __: calls.update([event]))
+    try:
+        num_message_bytes([message])
+    finally:
+        sys.setprofile(None)
+    assert calls["call"] < 8 * MAX_PARTS
+
+
+def test_every_text_of_a_message_counts() -> None:
+    long = "a" * 100_000
+    call = ToolCall("id", CalledFunction("name", "{}"))
+    for name, message in {
+        "content": ChatMessage(role="user", content=long),
+        "reasoning": ChatMessage(role="assistant", reasoning_content=long),
+        "name": ChatMessage(role="user", content="", name=long),
+        "id of a result": ChatMessage(role="tool", content="", tool_call_id=long),
+        "id of a call": ChatMessage(role="assistant", tool_calls=[ToolCall(long, call.function)]),
+        "name of a call": ChatMessage(role="assistant", tool_calls=[ToolCall("id", CalledFunction(long, "{}"))]),
+        "arguments": ChatMessage(role="assistant", tool_calls=[ToolCall("id", CalledFunction("name", long))]),
+        "text part": ChatMessage(role="user", content=[ContentPart(type="text", text=long)]),
+        "image": ChatMessage(role="user", content=[ContentPart(type="image_url", image_url=ImageUrl(long))]),
+        "image as a string": ChatMessage(role="user", content=[ContentPart(type="image_url", image_url=long)]),
+    }.items():
+        assert num_message_bytes([message]) > len(long), name
+
+
+def test_long_conversations_are_refused() -> None:
+    store = ResponseStore(64 << 20)
+    previous = None
+    for number in range(MAX_MESSAGES // 2 + 1):
+        keep(store, str(number), previous)
+        previous = str(number)
+    with pytest.raises(InvalidValue, match="more than 2048 messages"):
+        store.conversation(b"", str(MAX_MESSAGES // 2))
+    assert len(store.conversation(b"", str(MAX_MESSAGES // 2 - 1))) == MAX_MESSAGES
