@@ -18,9 +18,9 @@ class _Entry(NamedTuple, Generic[V]):
 class ByteLru(Generic[K, V]):
     """Values by key, of *budget_bytes* together; a put that passes the budget drops the least recently used.
 
-    Keys for which *is_pinned* is true stay, even where they alone pass the budget; after one is unpinned call trim().
-    *on_drop* is called with every key and value that leaves, but not with what is popped or replaced.
-    Iteration yields keys, the least recently used first.
+    Keys for which *is_pinned* is true stay, even if they alone pass the budget; after one is unpinned call trim().
+    *on_drop* is called with every key and value that leaves, but not with what is popped or replaced. Iteration yields
+    keys, the least recently used first.
     """
 
     def __init__(

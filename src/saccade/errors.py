@@ -68,7 +68,7 @@ class RequestError(SaccadeError):
     type = "invalid_request_error"
 
     def at(self, field: str) -> Self:
-        """Return the same error with the request's *field*, where the error does not name one already."""
+        """Return the same error with the request's *field*, if the error does not name one already."""
         return type(self)(self.message, self.param or field)
 
 

@@ -43,7 +43,7 @@ class FairQueue:
     The next turn goes to the client whose turns weigh least for its priority; of several such clients, to the one that
     was served longest ago, or that came first. The turns of one client are in order of arrival. A turn that does not
     fit yet waits for others to end, and later ones wait behind it, so that light turns do not keep out a heavy one;
-    only a client at its own capacity is passed over. A turn over a capacity is given where there is no other.
+    only a client at its own capacity is passed over. A turn over a capacity is given if there is no other.
 
     At most *max_waiting* wait, None without a bound, each for at most *wait_seconds*, None without an end; of the
     places that others leave, one client has at most *client_share*. *what* names in errors what waits, in the plural.
@@ -84,7 +84,7 @@ class FairQueue:
     async def enter(self, client: Hashable = None, weight: int = 1, priority: int = 1) -> "Turn":
         """Return a turn of *client* as soon as there is one; it is held until leave(), or the end of its block.
 
-        When the waiting task is cancelled, it has left the line. Raises QueueFull where too many wait and after the
+        When the waiting task is cancelled, it has left the line. Raises QueueFull if too many wait and after the
         deadline, and what refuse() is given.
         """
         self._num_requests += 1

@@ -23,7 +23,7 @@ class MetricRegistry(CollectorRegistry):
         self._logged: set[str] = set()
 
     def register(self, collector: Collector) -> None:
-        """Add a collector. Raises ValueError where a metric of its name is there already."""
+        """Add a collector. Raises ValueError if a metric of its name is there already."""
         super().register(collector)
         self._sources.append(collector)
 

@@ -252,7 +252,7 @@ def configure_logging(level: int = logging.INFO) -> LogOutput:
 
 
 def log_uncaught() -> None:
-    """Log an exception that ends this process. Python would write it to stderr, and wait where nobody reads that."""
+    """Log an exception that ends this process. Python would write it to stderr, and wait if nobody reads that."""
     logger = structlog.get_logger(__name__)
 
     def log(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

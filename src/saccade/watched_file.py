@@ -16,9 +16,9 @@ class WatchedFile:
         self._state: tuple[int, ...] | None = None
 
     def read(self) -> bytes | None:
-        """Return the content, None where it is what was read last.
+        """Return the content, None if it is what was read last.
 
-        Raises StartupError, whose message is the cause alone, where it cannot be read or is too long.
+        Raises StartupError, whose message is the cause alone, if it cannot be read or is too long.
         """
         try:
             # A pipe, or a device, must not hold the reader up: it is opened without waiting for its other end.

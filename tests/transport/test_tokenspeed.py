@@ -505,14 +505,14 @@ def _with_false_size(bundle: bytes) -> bytes:
 MANY = {f"{number}": b"" for number in range(100)} | FILES.files
 BAD_BUNDLES = [
     (zipped({"tokenizer.json": b"{}"}), "lack config.json"),
-    (b"", "no plain zip"),
-    (zipped(FILES.files)[:-1], "no plain zip"),
-    (zipped(FILES.files)[:-1] + b"\x01", "no plain zip"),
+    (b"", "not a plain zip"),
+    (zipped(FILES.files)[:-1], "not a plain zip"),
+    (zipped(FILES.files)[:-1] + b"\x01", "not a plain zip"),
     (zipped(MANY), "too many"),
     (zipped({"config.json": bytes(1001)}), "over 1000 bytes"),
-    (_with_false_size(zipped({"config.json": bytes(900)})), "no sound zip"),
-    (zipped({"config.json": b"{}"}, method=14), "no sound zip"),
-    (zipped(FILES.files).replace(b"PK\x03\x04", b"PK\x07\x07"), "no sound zip"),
+    (_with_false_size(zipped({"config.json": bytes(900)})), "not a valid zip"),
+    (zipped({"config.json": b"{}"}, method=14), "not a valid zip"),
+    (zipped(FILES.files).replace(b"PK\x03\x04", b"PK\x07\x07"), "not a valid zip"),
     (zipped({"config.json": os.urandom(4000)}), "over 3000 bytes"),
 ]
 

@@ -23,7 +23,7 @@ LIMITS: Final = LLParserLimits(
     max_grammar_size=50_000,
     verbose_errors=False,
 )
-"""Less than the library's defaults where a step of the engine waits: for one mask, tens of milliseconds at most."""
+"""Less than the library's defaults if a step of the engine waits: for one mask, tens of milliseconds at most."""
 
 WHITE_SPACE: Final = r"[\x20\x0A\x0D\x09]{1,40}"
 """Between the values of JSON: a line break and an indentation. Without a bound, a model could write white space for
@@ -53,10 +53,10 @@ DIVIDED_CHARACTERS: Final = 256
 class Vocabulary:
     """The bytes of a model's tokens, in the form from which llguidance builds its tokenizer.
 
-    *tokens* has the bytes of each token id, empty where an answer never has the token. *special_token_ids* are never
-    part of a grammar's text. *encode* divides a text into tokens as the model does: where a grammar allows one text
-    only, such as a property's name, an answer has these tokens; without it, one for each byte. Building the LLTokenizer
-    of 150,000 tokens takes 0.7 seconds and holds the interpreter's lock.
+    *tokens* has the bytes of each token id, empty if an answer never has the token. *special_token_ids* are never part
+    of a grammar's text. *encode* divides a text into tokens as the model does: if a grammar allows one text only, such
+    as a property's name, an answer has these tokens; without it, one for each byte. Building the LLTokenizer of 150,000
+    tokens takes 0.7 seconds and holds the interpreter's lock.
     """
 
     is_tokenizer_wrapper = True
@@ -90,7 +90,7 @@ class Vocabulary:
         return [self._id_of_byte[byte] for byte in content if byte in self._id_of_byte]
 
     def _last(self, token_ids: Sequence[int], content: bytes) -> list[int]:
-        """Return the last of *token_ids* whose bytes are *content*, none where there are no such."""
+        """Return the last of *token_ids* whose bytes are *content*, none if there are no such."""
         found, left = list[int](), len(content)
         for token_id in reversed(token_ids):
             if left <= 0:

@@ -14,7 +14,7 @@ _WORDS: Final[Mapping[str, object]] = {"True": True, "False": False, "None": Non
 def typed(text: str, name: str, schema: Mapping[str, Any]) -> Any:
     """Return *text* as the value of the property *name* of *schema*.
 
-    A text that is no value of the property's types, or of none that are known, stays a text. Where a property may be a
+    A text that is no value of the property's types, or of none that are known, stays a text. If a property may be a
     text and something else, what reads as the other is the other.
     """
     types = property_types(name, schema)
@@ -31,7 +31,7 @@ def typed(text: str, name: str, schema: Mapping[str, Any]) -> Any:
 
 
 def property_types(name: str, schema: Mapping[str, Any]) -> set[str]:
-    """Return the JSON types that *schema* declares for its property *name*; none where it declares none."""
+    """Return the JSON types that *schema* declares for its property *name*; none if it declares none."""
     properties = schema.get("properties")
     declared = properties.get(name) if isinstance(properties, dict) else None
     return set(_types(declared, schema, MAX_REFERENCES))
@@ -60,7 +60,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _referred(reference: str, root: Mapping[str, Any]) -> Any:
-    """Return what *reference*, as `#/$defs/City`, means within *root*; None where it leads nowhere."""
+    """Return what *reference*, as `#/$defs/City`, means within *root*; None if it leads nowhere."""
     found: Any = root
     if not reference.startswith("#/"):
         return None

@@ -56,7 +56,7 @@ class HeldContent(msgspec.Struct, frozen=True):
 class HeldCalls(msgspec.Struct, frozen=True):
     """Answers that call *functions* once, or more often with *many*.
 
-    Without *must_call* an answer may be *content* instead; where that is None, a text, also before the calls.
+    Without *must_call* an answer may be *content* instead; if that is None, a text, also before the calls.
     """
 
     functions: list[HeldFunction]
@@ -162,7 +162,7 @@ def _is_text(name: str, schema: Schema) -> bool:
 
 
 def _texts(declared: Schema) -> list[str]:
-    """Return the only texts that *declared* allows; none where it allows others."""
+    """Return the only texts that *declared* allows; none if it allows others."""
     allowed = [declared["const"]] if "const" in declared else declared.get("enum")
     return [text for text in allowed if isinstance(text, str)] if isinstance(allowed, list) else []
 

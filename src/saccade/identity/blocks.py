@@ -50,7 +50,7 @@ def block_key(parent: bytes, token_ids: Sequence[int], start: int, runs: Sequenc
     """Return the 128-bit key of the block that holds *token_ids* from position *start*, after block *parent*.
 
     Every run that overlaps the block adds its content hash, its place in the block and the item's offset there, so
-    blocks of different images differ even where their placeholder ids are the same.
+    blocks of different images differ even if their placeholder ids are the same.
     """
     media = b"".join(map(_packed, media_in_block(runs, start, start + len(token_ids))))
     return _key(parent, len(token_ids).to_bytes(8, "little"), array("q", token_ids).tobytes(), media)

@@ -28,7 +28,7 @@ _NO_SORTING = 1 << 7  # ARES_AI_NOSORT; sorting opens a socket for every address
 
 @dataclass(frozen=True)
 class Records:
-    """The addresses of a name: IPv4, or, where it has none, IPv6; the least time to live among them, in seconds."""
+    """The addresses of a name: IPv4, or, if it has none, IPv6; the least time to live among them, in seconds."""
 
     addresses: tuple[str, ...]
     seconds_to_live: int
@@ -69,7 +69,7 @@ class DnsResolver(AbstractResolver):
         ]
 
     async def records(self, host: str) -> Records:
-        """Return the addresses of *host* and how long they hold. Raises OSError, also where there are none."""
+        """Return the addresses of *host* and how long they hold. Raises OSError, also if there are none."""
         with closing(_Lookup(asyncio.get_running_loop(), self._servers)) as lookup:
             found = await lookup.addresses(host, socket.AF_UNSPEC)
         for kind in (socket.AF_INET, socket.AF_INET6):

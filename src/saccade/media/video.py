@@ -61,7 +61,7 @@ def read_frames(
 ) -> Iterator[npt.NDArray[np.uint8]]:
     """Yield the frames of ascending *indices* as RGB [height, width, 3], uint8, upright.
 
-    Raises what read_header() does; InvalidVideo also where the video has fewer frames, or frames of another size.
+    Raises what read_header() does; InvalidVideo also if the video has fewer frames, or frames of another size.
     """
     with _opened(encoded, limits) as (container, stream):
         pending = iter(indices)

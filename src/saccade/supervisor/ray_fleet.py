@@ -164,7 +164,7 @@ def join(address: str) -> None:
         return
     try:
         if address != "auto":
-            # Ray itself would try on for minutes where nobody listens.
+            # Ray itself would try on for minutes if nobody listens.
             host, _, port = address.rpartition(":")
             socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
         ray.init(address=address, namespace="saccade", log_to_driver=False, configure_logging=False)

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 EXIT_NOT_STARTED = 126
-"""What shells return where a program cannot be run."""
+"""What shells return if a program cannot be run."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Child:
         return self._code
 
     async def _live(self) -> str | None:
-        """Run the program once; return how it ended, None where it is not to be started again."""
+        """Run the program once; return how it ended, None if it is not to be started again."""
         if self._stopping:
             return None
         try:
@@ -110,7 +110,7 @@ class Tree:
     async def run(self) -> int:
         """Run until a signal and return 0.
 
-        Where a program ends before all are ready: return its exit code if it has printed its own error, else raise
+        If a program ends before all are ready: return its exit code if it has printed its own error, else raise
         StartupError.
         """
         loop = asyncio.get_running_loop()

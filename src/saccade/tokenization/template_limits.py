@@ -1,9 +1,9 @@
 """Jinja with a meter: a template that loops for ever or builds a huge value is stopped while it renders.
 
 A template is a program from the model's folder, and it runs in the gateway. Every step that can repeat work or make a
-larger value passes the meter: an iteration of a loop, a call, a filter, an operator, a literal, a slice, an output.
-The meter counts processor time and the bytes of all values made. Where one step can multiply a value (`'x' * 10**9`,
-`center`, `replace`, a format's width), the meter computes the size before the value is made.
+larger value passes the meter: an iteration of a loop, a call, a filter, an operator, a literal, a slice, an output. The
+meter counts processor time and the bytes of all values made. If one step can multiply a value (`'x' * 10**9`, `center`,
+`replace`, a format's width), the meter computes the size before the value is made.
 
 A value that a template makes has at most MAX_VALUE_BYTES, with every part counted as often as it is reached. So nested
 lists that share their parts cannot make one comparison or one str() last for hours.
@@ -369,7 +369,7 @@ def _width_method(meter: Meter, text: Any, args: tuple[Any, ...], kwargs: dict[s
 def _format_method(meter: Meter, text: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     if isinstance(text, str):
         meter.will_make(len(text) + text.count("{") * (MAX_WIDTH // 8 + weight([args, kwargs])))
-        # A form that is no form fails where it is used, after what comes before its fault was made.
+        # A form that is no form fails if it is used, after what comes before its fault was made.
         with contextlib.suppress(ValueError):
             _check_widths((options or "" for _, _, options, _ in string.Formatter().parse(text)), _WIDE_FORMAT)
     return args

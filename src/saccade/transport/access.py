@@ -17,7 +17,7 @@ ROOT = 0
 OPEN_METHODS = frozenset(f"/{health.SERVICE_NAME}/{method}" for method in ("Check", "Watch"))
 """Open to every caller: the probes of Kubernetes send no token."""
 
-REFUSAL = "The worker asks for a token: give the gateway the worker's --worker-token-file."
+REFUSAL = "The worker requires a token: give the gateway the worker's --worker-token-file."
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Access:
     own_uid: int = field(default_factory=os.geteuid)
 
     def check(self, bind: str) -> None:
-        """Raise StartupError where strangers could call a worker that listens on *bind*, or a setting has no use."""
+        """Raise StartupError if strangers could call a worker that listens on *bind*, or a setting has no use."""
         if self.client_authorities is not None and self.identity is None:
             raise StartupError("--tls-client-ca needs --tls-cert and --tls-key.")
         over_tcp = self.token is not None or self.identity is not None
@@ -55,7 +55,7 @@ class Access:
             )
 
     def remarks(self, bind: str) -> Iterator[str]:
-        """Yield warnings for the operator about *bind*, which has been checked."""
+        """Yield warnings for the operator about *bind*. Call check() first."""
         if bind.startswith("unix:"):
             return
         if self.token is None and self.client_authorities is None:
@@ -71,14 +71,14 @@ class Access:
         return uid in (self.own_uid, ROOT, *self.allowed_uids)
 
     def server_credentials(self) -> grpc.ServerCredentials | None:
-        """Return what gRPC serves TLS with; None without TLS."""
+        """Return gRPC's credentials for TLS; None without TLS."""
         if self.identity is None:
             return None
         pair = (self.identity.key, self.identity.certificate)
         return grpc.ssl_server_credentials([pair], self.client_authorities, self.client_authorities is not None)
 
     def interceptors(self) -> list[grpc.aio.ServerInterceptor]:
-        """Return what stands before gRPC's methods."""
+        """Return the interceptors of gRPC's methods."""
         return [_TokenGuard(self.token)] if self.token is not None else []
 
 
@@ -86,7 +86,7 @@ OWNER_ONLY = Access()
 
 
 def is_loopback(bind: str) -> bool:
-    """Whether `host:port` can be reached from this machine only."""
+    """Whether only this machine can reach `host:port`."""
     host = bind.rpartition(":")[0].strip("[]")
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
@@ -95,7 +95,7 @@ def is_loopback(bind: str) -> bool:
 
 
 class _TokenGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Refuses every call without the token, before its method, even an unknown one, is looked up."""
+    """Refuses every call without the token, even of an unknown method, before gRPC looks the method up."""
 
     def __init__(self, token: str) -> None:
         self._expected = f"Bearer {token}".encode()

@@ -1,4 +1,4 @@
-"""What a worker may send as the answer to one request, whatever its wire."""
+"""Bounds on what a worker may send as the answer to one request, on any wire."""
 
 import math
 from collections import Counter
@@ -8,10 +8,10 @@ from saccade.protocol.output import PixelsWanted, TokenDelta
 from saccade.protocol.request import EngineRequest
 
 MAX_EMPTY_DELTAS = 1024
-"""Deltas that bring no token, as the end of a sample may."""
+"""Deltas without a token, such as the end of a sample."""
 
 MAX_QUESTIONS = 32
-"""For the pixels of one image: a request that was preempted may ask again. Each answer may have all its bytes."""
+"""Requests for the pixels of one image: a preempted request may ask again. Each reply may repeat all its bytes."""
 
 NOT_ASKED_FOR = "The worker sent an answer that was not asked for."
 TOO_LONG = "The worker sent more than was asked for."
@@ -29,7 +29,7 @@ class AnswerBounds:
         self._questions: Counter[int] = Counter()
 
     def check(self, message: TokenDelta | PixelsWanted) -> None:
-        """Raise WorkerFailed where *message* is more than the request asked for."""
+        """Raise WorkerFailed if *message* exceeds what the request asked for."""
         if isinstance(message, PixelsWanted):
             self._check_question(message.media)
             return
@@ -56,11 +56,11 @@ class AnswerBounds:
     def _check_logprobs(self, delta: TokenDelta) -> None:
         self._num_prompt_logprobs_left -= len(delta.prompt_logprobs)
         too_many = len(delta.logprobs) > len(delta.token_ids) or self._num_prompt_logprobs_left < 0
-        # Some engines add the drawn token to the likeliest.
+        # Some engines add the drawn token to the most likely ones.
         num_top = max(self._sampling.num_logprobs or 0, self._sampling.num_prompt_logprobs or 0) + 1
         entries = (*delta.logprobs, *delta.prompt_logprobs)
         if too_many or any(max(len(one.top_ids), len(one.top_logprobs)) > num_top for one in entries):
             raise WorkerFailed(TOO_LONG)
-        # Minus infinity is right: the token could not be drawn. NaN is less than nothing.
+        # Minus infinity is valid: the token could not be drawn. NaN fails the comparison.
         if not all(value < math.inf for one in entries for value in (one.logprob, *one.top_logprobs)):
-            raise WorkerFailed("The worker sent a log probability that is no number.")
+            raise WorkerFailed("The worker sent a log probability that is not a number.")

@@ -1,10 +1,10 @@
-"""How long to wait before the next try of something that failed."""
+"""How long to wait before the next attempt of something that failed."""
 
 import time
 
 
 class Backoff:
-    """Waits that double from *first_seconds* to *limit_seconds*; after a try of *healthy_seconds* they start over."""
+    """Waits that double from *first_seconds* to *limit_seconds*; an attempt of *healthy_seconds* starts them over."""
 
     def __init__(self, first_seconds: float = 0.5, limit_seconds: float = 30.0, healthy_seconds: float = 60.0) -> None:
         self._first = first_seconds
@@ -14,11 +14,11 @@ class Backoff:
         self._started_at = time.monotonic()
 
     def started(self) -> None:
-        """Note that a try begins now."""
+        """Note that an attempt begins now."""
         self._started_at = time.monotonic()
 
     def after_failure(self) -> float:
-        """Return the seconds to wait, now that the try has failed."""
+        """Return the seconds to wait, now that the attempt has failed."""
         if time.monotonic() - self._started_at >= self._healthy:
             self._next = self._first
         wait, self._next = self._next, min(2 * self._next, self._limit)

@@ -1,7 +1,7 @@
-"""The gateway's end of the native wire: one stream to one worker, many requests on it.
+"""The gateway's end of the native wire: one stream to one worker carries many requests.
 
-The stream goes over gRPC, or, on one host, over a Unix socket beside gRPC's, with the same frames: gRPC's asyncio hands
-every message through threads of its own, each of which has to be woken (docs/decisions/010-unix-stream.md).
+The stream goes over gRPC, or, on one host, over a Unix socket next to gRPC's, with the same frames. gRPC's asyncio
+passes every message through threads of its own, and waking each of them costs time (docs/decisions/010-unix-stream.md).
 """
 
 import asyncio
@@ -46,7 +46,7 @@ DESCRIBE_SECONDS = 10.0
 ENDED = "the worker ended the stream"
 LOST = "The worker stopped while it answered; the request can be sent again."
 DELIVER_SECONDS = 0.002
-"""How long deltas are handed over before other work on the event loop has a turn."""
+"""How long deltas are handed over before the event loop does other work."""
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ def _ignore(_: object) -> None:
 
 
 class _SentRequest:
-    """A request that the worker has: the stream of *sink*. What arrives is bounded, since workers may be wrong."""
+    """A request that the worker has: the stream of *sink*. Its answer is bounded, since workers may be faulty."""
 
     def __init__(self, session: "_Session", request: EngineRequest, sink: Sink) -> None:
         self._session = session
@@ -131,7 +131,7 @@ class _Session:
             self._on_released(slots)
 
     def _send(self, command: EngineRequest | Pixels, slots: Sequence[str]) -> None:
-        """Send a command that lends *slots*. Raises ImageTooLarge where it fits no message; they are back then."""
+        """Send a command that lends *slots*. Raises ImageTooLarge if it fits no message; they are back then."""
         encoded = self._encoder.encode(command)
         if len(encoded) > MAX_COMMAND_BYTES:
             # gRPC would end the stream over it, and with it all other requests.
@@ -197,7 +197,7 @@ class _Session:
             self._on_released(released)
 
     def _returned(self, name: str) -> bool:
-        """Note that one use of a slot is over; return False where none was open, which only a faulty worker causes."""
+        """Note that one use of a slot is over; return False if none was open, which only a faulty worker causes."""
         if self._lent[name] <= 0:
             return False
         self._lent[name] -= 1
@@ -273,7 +273,7 @@ class WorkerClient:
     async def kv_events(self, *, blocks: bool, images: bool) -> AsyncGenerator[KvEvents, None]:
         """Yield what the worker's caches hold: a snapshot's messages, then increments.
 
-        Raises WorkerUnavailable where there is no feed, or no longer: what was learnt from it is void then; ask again.
+        Raises WorkerUnavailable if there is no feed, or no longer: what was learnt from it is void then; ask again.
         """
         if self._session is None:
             raise WorkerUnavailable("The worker is not ready; try again shortly.")
@@ -378,8 +378,8 @@ async def _converse(
     """Send *commands* to the worker at *url*, and call *on_frame* with each StepFrame, until the stream ends.
 
     *on_open* is called once the worker has accepted the stream, that is, at its first, empty frame. *stub* is the
-    WorkerStub of a channel to *url*. Raises ChannelClosed or gRPC's error where the worker refuses the stream or breaks
-    it off, and the error of a frame that *on_frame* could not read.
+    WorkerStub of a channel to *url*. Raises ChannelClosed or gRPC's error if the worker refuses the stream or breaks it
+    off, and the error of a frame that *on_frame* could not read.
     """
 
     def take(payload: bytes) -> None:

@@ -1,4 +1,4 @@
-"""What gateways and workers show one another over TCP: a token, certificates; and how they are read from files."""
+"""What gateways and workers present to each other over TCP, a token and certificates, and how files hold them."""
 
 import functools
 import os
@@ -16,12 +16,12 @@ from saccade.transport.wire import CLIENT_OPTIONS, TLS_SCHEME, target
 
 MIN_TOKEN_CHARACTERS = 16
 TOO_OPEN = stat.S_IWGRP | stat.S_IRWXO
-"""A group may read a secret, as containers with secrets from volumes need."""
+"""A group may read a secret, because containers mount secrets from volumes that way."""
 
 
 @dataclass(frozen=True)
 class Identity:
-    """A certificate, with those between it and its authority, and its key; PEM."""
+    """A certificate with its intermediate certificates, and its key; PEM."""
 
     certificate: bytes
     key: bytes = field(repr=False)
@@ -39,7 +39,7 @@ class WorkerCredentials:
     identity: Identity | None = None
 
     def channel(self, url: str) -> grpc.aio.Channel:
-        """Return a channel to the worker at *url*: with TLS where that begins with grpcs://."""
+        """Return a channel to the worker at *url*: with TLS if that begins with grpcs://."""
         if not url.startswith(TLS_SCHEME):
             return grpc.aio.insecure_channel(target(url), options=CLIENT_OPTIONS)
         key = self.identity.key if self.identity is not None else None
@@ -48,7 +48,7 @@ class WorkerCredentials:
         return grpc.aio.secure_channel(target(url), secrets, options=CLIENT_OPTIONS)
 
     def tls_context(self) -> ssl.SSLContext:
-        """Return what HTTPS connections use."""
+        """Return the TLS settings of HTTPS connections."""
         authorities = self.authorities.decode("ascii", errors="replace") if self.authorities is not None else None
         context = ssl.create_default_context(cadata=authorities)
         if self.identity is not None:
@@ -71,7 +71,7 @@ NO_CREDENTIALS = WorkerCredentials()
 
 
 def read_token(path: Path) -> str:
-    """Return the token in the file *path*. Raises StartupError where others may read it or it is easily guessed."""
+    """Return the token in the file *path*. Raises StartupError if others may read it or it is easily guessed."""
     token = _read(path, "--worker-token-file").strip()
     _check_private(path)
     if len(token) < MIN_TOKEN_CHARACTERS or not all(0x21 <= byte < 0x7F for byte in token):
@@ -83,7 +83,7 @@ def read_token(path: Path) -> str:
 
 
 def read_identity(certificate: Path | None, key: Path | None, prefix: str = "--tls") -> Identity | None:
-    """Return what the flags *prefix*-cert and *prefix*-key name; None where neither is given. Raises StartupError."""
+    """Return what the flags *prefix*-cert and *prefix*-key name; None if neither is given. Raises StartupError."""
     if certificate is None and key is None:
         return None
     if certificate is None or key is None:
@@ -101,7 +101,7 @@ def read_identity(certificate: Path | None, key: Path | None, prefix: str = "--t
 
 
 def read_authorities(path: Path | None, flag: str) -> bytes | None:
-    """Return the certificates of authorities that *flag* names; None where it is not given. Raises StartupError."""
+    """Return the certificates of authorities that *flag* names; None if it is not given. Raises StartupError."""
     if path is None:
         return None
     content = _read(path, flag)

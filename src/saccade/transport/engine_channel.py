@@ -1,7 +1,7 @@
-"""The framed queue between a worker's front and its engine: one message a step, each way.
+"""The framed queue between a worker's front and its engine: one message per step, each way.
 
-A Unix stream socket pair; a frame's payload is one msgpack struct of saccade.protocol.engine_ipc. The engine's end
-blocks with a time limit; the front's end is asyncio.
+It is a Unix stream socket pair. A frame's payload is one msgpack struct of saccade.protocol.engine_ipc. The engine's
+end blocks with a time limit; the front's end is asyncio.
 """
 
 import asyncio
@@ -29,14 +29,14 @@ class EngineChannel:
         self._decoder: msgspec.msgpack.Decoder[FrontMessage] = msgspec.msgpack.Decoder(FrontMessage)
 
     def send(self, message: EngineMessage) -> None:
-        """Send one message; blocks while the front is behind. Raises ChannelClosed."""
+        """Send one message; blocks while the front does not read. Raises ChannelClosed."""
         try:
             self._socket.sendall(framing.framed(self._encoder.encode(message)))
         except OSError as error:
             raise ChannelClosed from error
 
     def receive(self, timeout: float, wake_fds: Sequence[int] = ()) -> list[FrontMessage]:
-        """Return all messages that have arrived, in order; wait up to *timeout* seconds where there is none.
+        """Return all messages that have arrived, in order; wait up to *timeout* seconds if there is none.
 
         The wait ends early when one of *wake_fds* is readable. Raises ChannelClosed when the front is gone.
         """
@@ -76,7 +76,7 @@ class FrontChannel:
         self._frames.send(self._encoder.encode(message))
 
     async def ended(self) -> None:
-        """Wait until the engine is gone. Raises UNREADABLE where it sent a message that cannot be decoded."""
+        """Wait until the engine is gone. Raises UNREADABLE if it sent a message that cannot be decoded."""
         await self._frames.ended()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Frames on a byte stream: a little-endian u32 length, then so many bytes."""
+"""Frames on a byte stream: a little-endian u32 length, then as many bytes."""
 
 import asyncio
 import socket
@@ -10,7 +10,7 @@ import msgspec
 PREFIX_BYTES = 4
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for bytes that are not a message. DecodeError does not cover invalid UTF-8 and deep nesting."""
+"""What msgspec raises for bytes that are no message. DecodeError does not cover invalid UTF-8 and deep nesting."""
 
 
 class ChannelClosed(Exception):
@@ -18,7 +18,7 @@ class ChannelClosed(Exception):
 
 
 def prefix(payload: bytes) -> bytes:
-    """Return what stands before *payload* in a frame."""
+    """Return the length prefix of *payload*'s frame."""
     return len(payload).to_bytes(PREFIX_BYTES, "little")
 
 
@@ -33,7 +33,7 @@ def framed(payload: bytes) -> bytes:
 
 
 def receive(connection: socket.socket, num_bytes: int) -> bytearray:
-    """Return *num_bytes* from a blocking socket, or fewer where the other end is gone."""
+    """Return *num_bytes* from a blocking socket, or fewer if the other end is gone."""
     data = bytearray(num_bytes)
     view, received = memoryview(data), 0
     while received < num_bytes:
@@ -45,7 +45,7 @@ def receive(connection: socket.socket, num_bytes: int) -> bytearray:
 
 
 def take_payloads(buffer: bytearray, limit: int) -> Iterator[bytes]:
-    """Remove whole frames from *buffer* and yield their payloads. Raises ChannelClosed at one of more than *limit*."""
+    """Remove whole frames from *buffer* and yield their payloads. Raises ChannelClosed if one exceeds *limit* bytes."""
     start = 0
     try:
         while len(buffer) - start >= PREFIX_BYTES:
@@ -66,7 +66,7 @@ class Frames(asyncio.Protocol):
     """An end of a stream that calls *on_payload* from within the read that completed a frame.
 
     There is no task in between: it would have to be scheduled for every step of the engine. After a frame of more than
-    *limit* bytes, or one for which *on_payload* raises UNREADABLE, no frame is taken: answers would have a gap.
+    *limit* bytes, or one for which *on_payload* raises UNREADABLE, no frame is taken, because answers would have a gap.
     """
 
     def __init__(self, on_payload: Callable[[bytes], None], limit: int) -> None:
@@ -78,7 +78,7 @@ class Frames(asyncio.Protocol):
 
     @property
     def num_unsent_bytes(self) -> int:
-        """What waits here because the other end is behind."""
+        """Bytes that wait here because the other end does not read."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -103,7 +103,7 @@ class Frames(asyncio.Protocol):
         """Return the payloads that *data* completes."""
         num_bytes = length(data[:PREFIX_BYTES])
         if not self._buffer and PREFIX_BYTES + num_bytes == len(data) and num_bytes <= self._limit:
-            # The usual case: the frame of a step arrives alone and whole.
+            # The usual case: the frame of a step arrives alone and complete.
             return (data[PREFIX_BYTES:],)
         self._buffer += data
         return take_payloads(self._buffer, self._limit)
@@ -119,7 +119,7 @@ class Frames(asyncio.Protocol):
 
     def send(self, payload: bytes) -> None:
         """Queue one frame; nothing is awaited, so frames keep their order. A stream that has ended drops it."""
-        # uvloop raises where asyncio only logs.
+        # uvloop raises an error; asyncio only logs one.
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(framed(payload))
 

@@ -1,7 +1,7 @@
-"""The worker's end of streams to gateways: the front's view of each, and those that come over a Unix socket.
+"""The worker's end of streams to gateways: the front's view of each stream, and the streams over a Unix socket.
 
-gRPC's streams are served by saccade.transport.server. On one host a gateway opens its stream at a Unix socket beside
-gRPC's; the frames are the same (docs/decisions/010-unix-stream.md). Either side ends a stream by closing it.
+saccade.transport.server serves gRPC's streams. On one host a gateway opens its stream at a Unix socket next to gRPC's,
+with the same frames (docs/decisions/010-unix-stream.md). Either side ends a stream by closing it.
 """
 
 import asyncio
@@ -19,10 +19,10 @@ from saccade.transport.framing import Frames
 from saccade.transport.wire import MAX_MESSAGE_BYTES, TAKEN
 
 MAX_WAITING_FRAMES = 4096
-"""A gRPC stream whose gateway is this many frames behind is ended, so that memory stays bounded."""
+"""A gRPC stream ends if its gateway is this many frames behind, so that memory stays bounded."""
 
 MAX_UNSENT_BYTES = 64 << 20
-"""A stream over a Unix socket whose gateway is this many bytes behind is ended, so that memory stays bounded."""
+"""A stream over a Unix socket ends if its gateway is this many bytes behind, so that memory stays bounded."""
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class Refused(Exception):
 class Connection:
     """One stream to a gateway, or to a reader of the feed of cache events.
 
-    Frames are written to *frames* at once, or, without it, wait here until next() asks for them, as gRPC does.
+    With *frames*, send() writes to them at once. Without, frames wait here until next() takes them, as gRPC requires.
     """
 
     def __init__(self, number: int, frames: Frames | None = None) -> None:
@@ -94,10 +94,10 @@ class Front(Protocol):
         """Return a new connection, which writes to *frames*. Raises Refused while no engine is ready."""
 
     def receive(self, connection: Connection, command: bytes) -> None:
-        """Take one encoded GatewayCommand that came over *connection*. Raises Refused where it is malformed."""
+        """Take one encoded GatewayCommand that came over *connection*. Raises Refused if it is malformed."""
 
     def watch(self, blocks: bool, images: bool) -> Connection:
-        """Return a connection on which KvEvents of these caches come. Raises Refused while no engine is ready."""
+        """Return a connection that delivers KvEvents of these caches. Raises Refused while no engine is ready."""
 
     def hang_up(self, connection: Connection) -> None:
         """Note that the stream of a connection has ended."""
@@ -128,7 +128,7 @@ class _UnixStream(Frames):
             self.send(TAKEN)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End."""
+        """Note that the stream has ended."""
         super().connection_lost(exc)
         self._opened.discard(self)
         if self._connection is not None:
@@ -143,9 +143,9 @@ class _UnixStream(Frames):
 
 
 class UnixStreams:
-    """Takes streams at the socket *path* from users that *access* admits, each a connection of *front*'s.
+    """Accepts streams at the socket *path* from users that *access* admits, each as a connection of *front*.
 
-    The kernel names the user of each peer; the stream of a user that is not admitted is closed unread.
+    The kernel names the user of each peer. The stream of a user that is not admitted is closed unread.
     """
 
     def __init__(self, front: Front, path: str, access: Access = OWNER_ONLY) -> None:
@@ -157,9 +157,9 @@ class UnixStreams:
         self._refused: set[int] = set()
 
     async def start(self) -> None:
-        """Listen. Raises OSError where the path cannot be had, StartupError where the access cannot be granted."""
+        """Listen. Raises OSError if the path is not available, StartupError if the access cannot be granted."""
         with contextlib.suppress(FileNotFoundError):
-            if self._path.is_socket():  # left by a worker that was killed
+            if self._path.is_socket():  # A worker that was killed left it.
                 self._path.unlink()
         listener = private_sockets.bound(self._path, self._access.allowed_uids)
         loop = asyncio.get_running_loop()

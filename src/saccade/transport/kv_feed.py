@@ -19,10 +19,10 @@ logger = logging.getLogger(__name__)
 
 
 async def follow(stub: Any, *, blocks: bool, images: bool) -> AsyncGenerator[KvEvents, None]:
-    """Yield the messages of one feed: those of the snapshot, then increments, each one's number one more.
+    """Yield the messages of one feed: those of the snapshot, then increments, whose numbers increase by one.
 
-    Raises WorkerUnavailable where the feed is refused, ends, or loses a message; what was learnt from it is void then.
-    *stub* is a WorkerStub.
+    Raises WorkerUnavailable if the feed is refused, ends, or loses a message: what it reported is void then. *stub* is
+    a WorkerStub.
     """
     decoder = msgspec.msgpack.Decoder(KvEvents)
     call = stub.KvEvents(KvEventsRequest(blocks=blocks, pictures=images))
@@ -52,13 +52,13 @@ def _follows(message: KvEvents, last: KvEvents | None) -> bool:
 
 
 MAX_HELD_IMAGES = 1 << 18
-"""Of one worker, about 80 MiB; more than any cache of encodings has room for."""
+"""Images of one worker, about 80 MiB; more than any encoder cache has room for."""
 
 
 class HeldImages:
     """The images, as (salt, content_hash), that a worker reports to hold. Empty while there is no feed.
 
-    Of more than MAX_HELD_IMAGES the oldest are forgotten: their pixels are sent again.
+    If there are more than MAX_HELD_IMAGES, the oldest are forgotten, and their pixels are sent again.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class HeldImages:
         return len(self._held)
 
     def take(self, message: KvEvents) -> None:
-        """Learn from one message of the feed."""
+        """Apply one message of the feed."""
         for event in message.events:
             match event:
                 case ImageStored(salt, content_hash):
@@ -82,7 +82,7 @@ class HeldImages:
                     self._held.pop((salt, content_hash), None)
 
     async def keep_up(self, stub: Any) -> None:
-        """Follow the feed until cancelled; where it is lost, forget everything and ask again."""
+        """Follow the feed until cancelled. If it is lost, forget everything and open another."""
         backoff = Backoff(first_seconds=0.05, limit_seconds=10.0, healthy_seconds=5.0)
         while True:
             backoff.started()

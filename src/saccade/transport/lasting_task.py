@@ -1,4 +1,4 @@
-"""A task that lasts until it is cancelled. Nothing waits for it, so an error that ended it would be seen by nobody."""
+"""A task that lasts until it is cancelled. Nothing awaits it, so nobody would see an error that ends it."""
 
 import asyncio
 import logging
@@ -12,10 +12,10 @@ logger = logging.getLogger(__name__)
 
 
 def begin(work: Callable[[], Coroutine[Any, Any, None]], name: str) -> asyncio.Task[None]:
-    """Run *work* in a task. If an error ends it, it is logged as critical, and *work* begins again after a pause.
+    """Run *work* in a task. If an error ends it, log the error as critical, and begin *work* again after a pause.
 
-    The pause doubles from FIRST_PAUSE_SECONDS to LAST_PAUSE_SECONDS with each error that follows the last one sooner
-    than LAST_PAUSE_SECONDS after the work began again.
+    The pause doubles from FIRST_PAUSE_SECONDS to LAST_PAUSE_SECONDS with each error. It is short again once *work* has
+    run for longer than LAST_PAUSE_SECONDS.
     """
     return asyncio.create_task(_keep_running(work, name), name=name)
 

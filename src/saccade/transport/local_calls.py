@@ -1,7 +1,7 @@
 """Calls between processes of one user on one host: a request and its answer, over a private Unix socket.
 
-A frame's payload is the call's number (u32, little-endian), then the request or the answer. Answers are made within the
-read that completed the request, so no call waits for another that came later.
+A frame's payload is the call's number (u32, little-endian), then the request or the answer. The read that completes a
+request also answers it, so no call waits for a later one.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ class _Answering(Frames):
         self._opened = opened
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the stream of this process' user; close any other unread."""
+        """Accept the stream of this process's user; close any other unread."""
         super().connection_made(transport)
         self._opened.add(self)
         if private_sockets.peer_uid(transport.get_extra_info("socket")) != os.geteuid():
@@ -69,7 +69,7 @@ class CallServer:
         self._opened: set[_Answering] = set()
 
     async def start(self) -> None:
-        """Listen; a socket that a process left behind is replaced. Raises OSError."""
+        """Listen; replace a socket that another process left behind. Raises OSError."""
         self._path.unlink(missing_ok=True)
         listener = private_sockets.bound(self._path, ())
         loop = asyncio.get_running_loop()
@@ -85,7 +85,7 @@ class CallServer:
 
 
 class CallClient:
-    """Calls the process at the Unix socket *path*; between start() and close() it connects again whenever needed."""
+    """Calls the process at the Unix socket *path*; between start() and close() it reconnects when necessary."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -1,7 +1,7 @@
 """Unix sockets that only chosen users reach: where they may lie, their mode, and the uid of a peer.
 
-A socket has mode 0600 from its first moment. Users that the operator allows beside the owner are named in the socket's
-access control list, so that the kernel refuses all others, at gRPC's socket too: gRPC does not report a peer's uid.
+A socket has mode 0600 from its first moment. If the operator allows users in addition to the owner, the socket's access
+control list names them. So the kernel refuses all others, at gRPC's socket too: gRPC reports no peer's uid.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ def default_path() -> Path:
 
 
 def _default_folder() -> Path:
-    """Return the folder for this user's sockets; another user's $XDG_RUNTIME_DIR, which sudo may leave, is not used."""
+    """Return the folder for this user's sockets. It ignores another user's $XDG_RUNTIME_DIR, which sudo may leave."""
     runtime = Path(os.environ.get("XDG_RUNTIME_DIR", ""))
     if runtime.is_absolute() and runtime.is_dir() and runtime.stat().st_uid == os.geteuid():
         return runtime / "saccade"
@@ -58,9 +58,9 @@ def _default_folder() -> Path:
 
 
 def prepare(path: Path, allowed_uids: Collection[int]) -> None:
-    """Have the folder of the socket *path* be there, and be safe.
+    """Make the folder of the socket *path*, and check that it is safe.
 
-    Raises StartupError where another user could put a socket of their own there, and where one is in use.
+    Raises StartupError if another user could put a socket of their own there, or if one is in use.
     """
     if len(os.fsencode(path)) > MAX_PATH_BYTES:
         raise StartupError(f"The path of a worker's socket takes at most {MAX_PATH_BYTES} bytes; {path} is longer.")
@@ -72,7 +72,7 @@ def prepare(path: Path, allowed_uids: Collection[int]) -> None:
 
 
 def _make(folder: Path, mode: int) -> None:
-    """Make *folder* where there is nothing of that name."""
+    """Make *folder* unless the name exists."""
     try:
         folder.mkdir(mode=0o700)
         folder.chmod(mode)
@@ -83,7 +83,7 @@ def _make(folder: Path, mode: int) -> None:
 
 
 def _check_folder(folder: Path) -> None:
-    """Refuse a folder in which every user could replace the socket; warn where a group or a folder above allows it."""
+    """Refuse a folder in which every user could replace the socket; warn if a group or a folder above allows it."""
     found = folder.stat()
     if found.st_uid not in (os.geteuid(), 0):
         raise StartupError(
@@ -124,7 +124,7 @@ def owner_only() -> Iterator[None]:
 
 
 def bound(path: Path, uids: Collection[int]) -> socket.socket:
-    """Return a socket at *path* that does not listen yet, for its owner and *uids*. Raises OSError and StartupError."""
+    """Return a socket at *path* for its owner and *uids*, not listening yet. Raises OSError and StartupError."""
     with contextlib.ExitStack() as undo:
         made = undo.enter_context(socket.socket(socket.AF_UNIX))
         with owner_only():
@@ -135,10 +135,7 @@ def bound(path: Path, uids: Collection[int]) -> socket.socket:
 
 
 def admit(path: Path, uids: Collection[int]) -> None:
-    """Have the kernel let these users connect to the socket at *path*, and no others but its owner and root.
-
-    Raises StartupError where the file system has no access control lists.
-    """
+    """Let the kernel admit these users to the socket at *path*, in addition to its owner and root."""
     if not uids:
         return
     users = [(_USER, _READ_WRITE, uid) for uid in sorted(set(uids))]

@@ -80,9 +80,9 @@ class _Servicer(worker_pb2_grpc.WorkerServicer):
 
 
 class _Health:
-    """grpc.health.v1, open to clients without credentials: they can neither fill the worker's memory nor hold it up.
+    """grpc.health.v1, open to clients without credentials: they can neither fill the worker's memory nor block it.
 
-    There is one state, of the worker and of its one service, so the name in a request is not read: a message may take
+    There is one state for the worker and its one service, so the name in a request is not read. A message may take
     MAX_MESSAGE_BYTES on this port, and whatever is not read stays within gRPC's flow control.
     """
 
@@ -92,7 +92,7 @@ class _Health:
         self._num_watchers = 0
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """Return what to add to a server."""
+        """Return the handler to add to a server."""
         encode = health_pb2.HealthCheckResponse.SerializeToString
         methods = {
             "Check": grpc.stream_unary_rpc_method_handler(self._check, response_serializer=encode),
@@ -128,13 +128,13 @@ class _Health:
 
 
 class WorkerServer:
-    """The gRPC server of one worker, with grpc.health.v1 and reflection; not serving until told otherwise.
+    """The gRPC server of one worker, with grpc.health.v1 and reflection; NOT_SERVING until set_ready().
 
-    At a Unix socket it takes streams beside gRPC, too, at the path that ends in `.stream`.
+    At a Unix socket it also accepts streams without gRPC, at the path that ends in `.stream`.
     """
 
     def __init__(self, front: Front, bind: str, access: Access = OWNER_ONLY) -> None:
-        """*bind* is `host:port` (port 0: any free one) or `unix:/path`; *access* says who may call."""
+        """*bind* is `host:port` (port 0: any free one) or `unix:/path`; *access* decides who may call."""
         self.bind = bind
         self.port = 0
         self._access = access
@@ -156,7 +156,7 @@ class WorkerServer:
         return f"{scheme}{self.bind.rpartition(':')[0]}:{self.port}"
 
     async def start(self) -> None:
-        """Listen. Raises StartupError where the address cannot be had, or strangers could call."""
+        """Listen. Raises StartupError if the address is not available, or if strangers could call."""
         self._access.check(self.bind)
         try:
             if self._streams is not None:
@@ -188,7 +188,7 @@ class WorkerServer:
         self._health.set_ready(ready)
 
     async def stop(self) -> None:
-        """Stop listening and cancel what is left."""
+        """Stop listening and cancel the remaining calls."""
         with contextlib.suppress(asyncio.CancelledError):
             self._health.set_ready(False)
             if self._streams is not None:

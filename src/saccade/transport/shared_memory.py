@@ -1,10 +1,10 @@
 """Pixels between processes of one machine: pooled segments in /dev/shm.
 
 The gateway owns a SlotPool and hands out slots; a decode process fills one by its descriptor (write_slot); the engine
-copies it out (read_slot); the gateway takes it back (SlotPool.release). A segment is a file: a header of 64 bytes,
-then the data. Every use of a slot has its own generation, written after the data, so a reader never takes another
-image's pixels, or half an image, for the one it expects. Segments live outside Python's resource tracker; sweep()
-removes what a crash left.
+copies it out (read_slot); the gateway takes it back (SlotPool.release). A segment is a file: a header of 64 bytes, then
+the data. Every use of a slot has its own generation, written after the data. So a reader never takes another image's
+pixels, or half an image, for the one it expects. Segments are outside Python's resource tracker; sweep() removes what a
+crash left.
 """
 
 import mmap
@@ -45,19 +45,19 @@ class Slot:
 
 
 def namespace() -> str:
-    """Return the name of this machine's /dev/shm: two processes share segments exactly when theirs are equal."""
+    """Return the name of this machine's /dev/shm: two processes share segments exactly if theirs are equal."""
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot_id}:{FOLDER.stat().st_dev}"
 
 
 def readers() -> str:
-    """Return a name for machine and user: two processes can share pixels exactly when their names are equal."""
+    """Return a name for machine and user: two processes can share pixels exactly if their names are equal."""
     return f"{namespace()}:{os.geteuid()}"
 
 
 @dataclass
 class _Segment:
-    """A file of the pool. *generation* counts what it has held; *holders* counts the users of what it holds now."""
+    """A file of the pool. *generation* counts its uses; *holders* counts the users of its present content."""
 
     name: str
     capacity_bytes: int
@@ -90,9 +90,9 @@ class SlotPool:
         return sum(segment.capacity_bytes for segment in (*self._used.values(), *self._free))
 
     def acquire(self, nbytes: int) -> Slot | None:
-        """Return a slot for *nbytes* of data; None when the budget or /dev/shm is full.
+        """Return a slot for *nbytes* of data; None if the budget or /dev/shm is full.
 
-        Data must travel inline then.
+        Then data must travel inline.
         """
         capacity = _size_class(nbytes)
         segment = self._reuse(capacity) or self._create(capacity)
@@ -104,7 +104,7 @@ class SlotPool:
         return Slot(SlotRef(name=segment.name, generation=segment.generation, nbytes=nbytes), segment.capacity_bytes)
 
     def retain(self, name: str) -> None:
-        """Note one more holder of a slot that is in use: it is taken back when all have released it."""
+        """Add a holder to a slot in use; the slot returns to the pool when all holders have released it."""
         self._used[name].holders += 1
 
     def num_holders(self, name: str) -> int:
@@ -114,7 +114,7 @@ class SlotPool:
     def release(self, name: str, *, reusable: bool = True) -> None:
         """End one holder's use of a slot. A name that is not in use is no error.
 
-        Without *reusable* the segment may still be read by another process: it is removed after its last holder.
+        If not *reusable*, another process may still read the segment: it is removed after its last holder.
         """
         segment = self._used.get(name)
         if segment is None:
@@ -147,7 +147,7 @@ class SlotPool:
         while self.allocated_bytes + capacity > self.budget_bytes:
             if not self._free:
                 return None
-            # The segment that was unused for longest is removed first; it does not have the wanted size.
+            # The segment that was unused for the longest time goes first; it does not have the right size.
             unlink(self._free.pop(0).name)
         segment = _Segment(self._prefix + secrets.token_hex(8), capacity)
         return segment if _allocate(segment) else None
@@ -172,7 +172,7 @@ def _allocate(segment: _Segment) -> bool:
 
 @contextmanager
 def open_slot(ref: SlotRef) -> Iterator[memoryview]:
-    """Lend the slot's ref.nbytes for writing, as write_slot does. Raises SlotError where there is no such segment."""
+    """Lend the slot's ref.nbytes for writing, as write_slot does. Raises SlotError if there is no such segment."""
     descriptor = open_descriptor(ref)
     try:
         with write_slot(descriptor, ref) as data:
@@ -188,9 +188,9 @@ def open_descriptor(ref: SlotRef) -> int:
 
 @contextmanager
 def write_slot(descriptor: int, ref: SlotRef) -> Iterator[memoryview]:
-    """Lend the slot's ref.nbytes for writing. They count as written when the block ends without an exception.
+    """Lend the slot's ref.nbytes for writing. They count as written if the block ends without an exception.
 
-    Raises SlotError where the segment is none of ours or too short, MemoryError where the process may not map it.
+    Raises SlotError if the segment is not ours or is too short, MemoryError if the process may not map it.
     """
     owner = _header(descriptor, ref)[2]
     # The header goes through the mapping too: a decode process may not write to files.
@@ -202,7 +202,7 @@ def write_slot(descriptor: int, ref: SlotRef) -> Iterator[memoryview]:
 
 def _mapped(descriptor: int, length: int) -> memoryview:
     try:
-        # One call that maps all pages costs a tenth of a fault for each. The mapping goes with its last view.
+        # One call that maps all pages costs a tenth of a fault for each. The mapping lives as long as its last view.
         return memoryview(mmap.mmap(descriptor, length, mmap.MAP_SHARED | mmap.MAP_POPULATE))
     except OSError as error:
         raise MemoryError from error
@@ -224,7 +224,7 @@ def read_slot(ref: SlotRef) -> bytes:
 
 
 def sweep() -> int:
-    """Remove segments whose owner is dead; return how many. Those of other PID namespaces cannot be judged and stay."""
+    """Remove segments whose owner is dead; return how many. Segments of other PID namespaces stay."""
     removed = 0
     for path in FOLDER.glob("saccade-*"):
         match = NAME.fullmatch(path.name)
@@ -254,7 +254,7 @@ def _size_class(nbytes: int) -> int:
 
 
 def start_time(pid: int) -> int:
-    """Return the process's start in clock ticks since boot (proc(5), stat, field 22); 0 where it is not alive."""
+    """Return the process's start in clock ticks since boot (proc(5), stat, field 22); 0 if it is not alive."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -269,7 +269,7 @@ def pid_namespace() -> int:
 
 def _open(name: str, flags: int) -> int:
     if not NAME.fullmatch(name):
-        raise SlotError(f"{name[:80]!r} is no name of a shared-memory slot.")
+        raise SlotError(f"{name[:80]!r} is not the name of a shared-memory slot.")
     try:
         descriptor = os.open(FOLDER / name, flags | OPEN_FLAGS)
     except OSError:
@@ -281,7 +281,7 @@ def _open(name: str, flags: int) -> int:
 
 
 def _header(descriptor: int, ref: SlotRef) -> tuple[int, int, int]:
-    """Return generation, bytes and owner's namespace from the segment, which is ours and can hold ref.nbytes."""
+    """Return generation, bytes and owner's namespace from the segment. Raises SlotError unless it fits *ref*."""
     header = os.pread(descriptor, HEADER.size, 0)
     if len(header) < HEADER.size or not header.startswith(MAGIC):
         raise SlotError(f"The shared-memory slot {ref.name} has no header of Saccade's.")
@@ -301,7 +301,7 @@ def _check_complete(descriptor: int, ref: SlotRef) -> None:
 
 
 def exists(name: str) -> bool:
-    """Whether there still is a segment of that name: another program may have cleaned up /dev/shm."""
+    """Whether the segment still exists: another program may have cleaned up /dev/shm."""
     return os.path.lexists(FOLDER / name)
 
 

@@ -1,4 +1,4 @@
-"""The seam between a connector and whoever awaits an answer: the connector pushes deltas, and waits for nobody."""
+"""The seam between a connector and whoever awaits an answer: the connector pushes deltas, and never waits."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -10,9 +10,9 @@ SendPixels = Callable[[tuple[MediaPixels, ...]], None]
 
 
 class Sink(Protocol):
-    """Takes what a worker sends for one request, each call at once. A connector that is closed fails its sinks.
+    """Receives what a worker sends for one request, each call at once. A connector that closes fails its sinks.
 
-    An error that a method raises fails its request, and no other. What comes after fail() is ignored.
+    An error that a method raises fails its request, and no other. Nothing after fail() counts.
     """
 
     def delta(self, delta: TokenDelta) -> None:

@@ -20,7 +20,7 @@ from saccade.transport.framing import UNREADABLE
 from saccade.transport.local_calls import CallClient, NotReached
 
 LOOKUP_SECONDS = 1.0
-"""A look-up takes less than a millisecond, more where the machine is busy."""
+"""A look-up takes less than a millisecond, more if the machine is busy."""
 
 POLL_SECONDS = 0.25
 """As often as workers tell of their load."""
@@ -39,8 +39,8 @@ logger = logging.getLogger(__name__)
 class SharedIndex:
     """Asks the indexer at the Unix socket *path*. A Lookup, and a CacheView for the metrics and the operator.
 
-    Where the indexer is out of reach, nothing is known of any worker: *router* then goes by load. One look-up that has
-    no answer in time is enough; the next that is sent waits for the indexer to answer a poll.
+    If the indexer is out of reach, nothing is known of any worker: *router* then goes by load. One look-up that has no
+    answer in time is enough; the next that is sent waits for the indexer to answer a poll.
     """
 
     def __init__(self, fleet: WorkerPool, router: Router, path: Path) -> None:
@@ -71,7 +71,7 @@ class SharedIndex:
     async def overlaps(
         self, targets: Sequence[Target], keys: Mapping[Partition, Sequence[bytes]]
     ) -> Mapping[str, Overlap]:
-        """Return by name what *targets* hold; nothing where the indexer is out of reach."""
+        """Return by name what *targets* hold; nothing if the indexer is out of reach."""
         if not self._is_reached:
             return {}
         places = {partition: place for place, partition in enumerate(keys)}
@@ -136,7 +136,7 @@ class SharedIndex:
         self._note(is_reached=True)
 
     def _note(self, *, is_reached: bool) -> None:
-        """Note whether the indexer answers, and log it where it has changed."""
+        """Note whether the indexer answers, and log it if it has changed."""
         if is_reached == self._is_reached:
             return
         self._is_reached = is_reached

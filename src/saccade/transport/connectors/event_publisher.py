@@ -23,10 +23,10 @@ REPLAY_SECONDS = 30.0
 """How long the first batch of a replay may take."""
 
 QUIET_SECONDS = 2.0
-"""How long the next one may take; where it does not come, a part of the replay was dropped."""
+"""How long each further batch may take. If it does not come, a part of the replay was dropped."""
 
 IDLE_SECONDS = 5.0
-"""After so long without a batch the engine is asked whether one was lost."""
+"""After this time without a batch, ask the engine whether one was lost."""
 
 HEARTBEAT_SECONDS = 5.0
 MAX_BATCH_BYTES = 64 << 20
@@ -38,12 +38,12 @@ NO_REPLAY = "it has no `replay_endpoint`, so blocks that it stored before the ga
 REPLAY_BEGINS_LATE = "its replay buffer begins with batch {first}, so blocks that it stored before are not known"
 RESTARTED = "The worker's cache events begin anew."
 LOST = "The worker's cache events from batch {first} on were lost."
-UNREADABLE_BATCH = "The worker's cache events are not of a form that is known."
+UNREADABLE_BATCH = "The worker's cache events have an unknown form."
 
 
 @dataclass(frozen=True)
 class EventSource:
-    """Where one engine (a data-parallel rank of a worker) publishes: ZeroMQ endpoints to connect to, and the topic."""
+    """The ZeroMQ endpoints and the topic at which one engine (a data-parallel rank of a worker) publishes."""
 
     endpoint: str
     replay_endpoint: str | None = None
@@ -51,7 +51,7 @@ class EventSource:
 
 
 class _Batch(NamedTuple):
-    """A batch as it was sent: *payload* is one msgpack value."""
+    """A batch as the engine sent it: *payload* is one msgpack value."""
 
     number: int
     payload: bytes
@@ -60,8 +60,8 @@ class _Batch(NamedTuple):
 class PublishedBatches:
     """The batches of one engine, each once and in order: first replayed(), then published().
 
-    *on_missing* is called with the reason why batches before the first one are not known, "" where there are none.
-    Use it as a context manager; entering connects, and raises WorkerUnavailable where nobody answers.
+    It calls *on_missing* with the reason why batches before the first one are not known, "" if there are none. Use it
+    as a context manager; entering connects, and raises WorkerUnavailable if nobody answers.
     """
 
     def __init__(self, source: EventSource, on_missing: Callable[[str], None]) -> None:
@@ -94,7 +94,7 @@ class PublishedBatches:
         self._next = self._next or 0
 
     async def published(self) -> AsyncGenerator[bytes, None]:
-        """Yield what is published from now on. Raises WorkerUnavailable where a batch is lost for good."""
+        """Yield what is published from now on. Raises WorkerUnavailable if a batch is lost for good."""
         last = -1
         while True:
             batch = await self._sockets.next_batch(IDLE_SECONDS if self._sockets.can_replay else math.inf)
@@ -126,9 +126,9 @@ class PublishedBatches:
             raise WorkerUnavailable(LOST.format(first=self._next))
 
     async def _caught_up(self, first: int) -> AsyncGenerator[_Batch, None]:
-        """Yield the batches from *first* on that the worker still has; only the first may have a later number.
+        """Yield the batches since *first* that the worker still has; only the first one may have a later number.
 
-        A publisher drops what a subscriber does not take fast enough, so a replay may have gaps: ask for the rest.
+        A publisher drops what a subscriber does not read fast enough, so a replay may have gaps: ask for the rest.
         """
         wanted, has_begun = first, False
         while True:
@@ -147,7 +147,7 @@ class PublishedBatches:
 
 
 class _Sockets:
-    """The connections to one publisher. A connection that is lost is not made again: it may be another process's."""
+    """The connections to one publisher. A lost connection is not made again: it may be another process's."""
 
     def __init__(self, source: EventSource) -> None:
         self.can_replay = source.replay_endpoint is not None
@@ -165,7 +165,7 @@ class _Sockets:
         self._context.destroy(linger=0)
 
     async def subscribe(self) -> None:
-        """Connect to the publisher. Raises WorkerUnavailable where none answers."""
+        """Connect to the publisher. Raises WorkerUnavailable if none answers."""
         endpoint = self._source.endpoint
         self._subscription.reconnect_ivl = -1
         self._subscription.subscribe(self._source.topic.encode())
@@ -185,18 +185,18 @@ class _Sockets:
             raise WorkerUnavailable(unanswered)
 
     async def next_batch(self, seconds: float) -> _Batch | None:
-        """Return the next batch that is published, or None where none is for *seconds*.
+        """Return the next batch that is published, or None if there is none for *seconds*.
 
-        Raises WorkerUnavailable where the connection is lost.
+        Raises WorkerUnavailable if the connection is lost.
         """
-        await asyncio.sleep(0)  # what has arrived is received without a turn of the event loop
+        await asyncio.sleep(0)  # Batches that have arrived are received without a turn of the event loop.
         ready = dict(await self._poller.poll(None if seconds == math.inf else round(1000 * seconds)))
-        if self._monitor in ready:  # after the handshake the connection has one more event, its end
+        if self._monitor in ready:  # After the handshake the connection has one more event, its end.
             raise WorkerUnavailable("The worker's feed of cache events ended.")
         return _batch(await self._subscription.recv_multipart()) if ready else None
 
     async def replay(self, first: int) -> AsyncGenerator[_Batch | None, None]:
-        """Yield the batches from number *first* on that the worker still has, and then None where it said so."""
+        """Yield the batches since number *first* that the worker still has, then None if it reported the end."""
         with contextlib.closing(self._socket(zmq.DEALER)) as dealer:
             dealer.linger = 0
             try:
@@ -207,7 +207,7 @@ class _Sockets:
                     async with asyncio.timeout(seconds):
                         frames = await dealer.recv_multipart()
                     seconds = QUIET_SECONDS
-                    await asyncio.sleep(0)  # what has arrived is received without a turn of the event loop
+                    await asyncio.sleep(0)  # Batches that have arrived are received without a turn of the event loop.
                     # Older releases send no topic here, so the frames are counted from the end.
                     if frames[-2:-1] == [REPLAY_ENDS]:
                         yield None
@@ -220,7 +220,7 @@ class _Sockets:
         socket: zmq.asyncio.Socket = self._context.socket(kind)
         socket.maxmsgsize = MAX_BATCH_BYTES
         socket.rcvhwm = MAX_QUEUED_BATCHES
-        # A name that resolves to both families is asked for IPv4, since tcp://* listens on IPv4 only.
+        # tcp://* listens on IPv4 only, so a name that resolves to both families is asked for IPv4.
         socket.ipv6 = "[" in self._source.endpoint
         socket.heartbeat_ivl = round(1000 * HEARTBEAT_SECONDS)
         socket.heartbeat_timeout = round(3000 * HEARTBEAT_SECONDS)

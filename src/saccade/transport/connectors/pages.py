@@ -1,8 +1,7 @@
 """The pages of an engine's KV cache in our keys, from events with the engine's own hashes and the token ids.
 
-Our key of a block follows from its parent's key and its tokens. Pages that are not known for certain are left out, and
-so is all that follows them: those whose parent is not known, and those with a pad that stands for no image that this
-gateway has sent.
+Our key of a block follows from its parent's key and its tokens. A page that is not known for certain is left out, with
+all that follows it: a page whose parent is not known, or with a pad that stands for no image of this gateway.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,19 +17,19 @@ Hash = int | bytes
 """The engine's own name of a page."""
 
 EXTRA_KEYS = "it holds blocks that depend on more than their tokens, such as another tenant's salt"
-NOT_SENT = "it holds blocks behind images that this gateway has not sent, or behind blocks that it does not know"
+NOT_SENT = "it holds blocks after images that this gateway has not sent, or after blocks that it does not know"
 TOO_MANY_TENANTS = f"its events do not name tenants, and more than {MAX_SALTS} have sent prompts to it"
 LATE_TENANT = "its events do not name tenants, and it stored text before one of them sent a prompt to it"
 MAX_PAGES = 1 << 23
-"""A worker that tells of more is not followed: their chains would take more memory than routing is worth."""
+"""A worker that reports more is not followed: their chains would take more memory than routing is worth."""
 
 
 class Chain(NamedTuple):
     """A prompt up to the end of a page.
 
-    *keys* are those of its last whole block, the root's where not *has_block*, one for each salt that the prompt may
-    have; *token_ids* and *runs* follow that block. *image* is the one of which the first *shown* tokens have come and
-    more must; None between images.
+    *keys* are those of its last complete block, or the root's if not *has_block*: one for each salt that the prompt may
+    have. *token_ids* and *runs* follow that block. *image* is the image whose first *shown* tokens have come and whose
+    others must follow; None between images.
     """
 
     keys: tuple[tuple[bytes, bytes], ...]
@@ -44,8 +43,8 @@ class Chain(NamedTuple):
 class Pages:
     """The pages that a worker holds, by its own hashes, in our keys: blocks of *block_size* tokens.
 
-    A page has *page_size* tokens; a block is one page or several. *earlier* is why events before those that were taken
-    are not known, "" where there are none.
+    A page has *page_size* tokens; a block is one page or several. *earlier* is why events before the first one are not
+    known, "" if there are none.
     """
 
     def __init__(self, fingerprint: bytes, page_size: int, block_size: int, sent: SentImages) -> None:
@@ -60,7 +59,7 @@ class Pages:
 
     @property
     def missing(self) -> str:
-        """Why the worker may hold what is not known here; "" if it cannot."""
+        """Why the worker may hold more than is known here; "" if it cannot."""
         if reason := self.earlier or self._refused:
             return reason
         if self._sent.has_forgotten_salts:
@@ -69,9 +68,9 @@ class Pages:
         return LATE_TENANT if self._chains and not self._salts.issuperset(self._sent.salts) else ""
 
     def store(self, parent: Hash | None, pages: Iterable[tuple[Hash, Sequence[int]]]) -> Iterator[KvEvent]:
-        """Yield what follows from *pages*, by name with their token ids, stored one after the other behind *parent*.
+        """Yield what follows from *pages*, by name with their token ids, stored in a row after *parent*.
 
-        Raises WorkerUnavailable where the worker cannot be followed.
+        Raises WorkerUnavailable if the worker cannot be followed.
         """
         if not self._chains:
             self._salts = frozenset(self._sent.salts)
@@ -87,7 +86,8 @@ class Pages:
                 return
             whole = _closed(chain) if len(chain.token_ids) == self._block_size else chain
             if self._chains.get(name, whole) != whole:
-                # Other keys, for tenants that were not known then; or another page, of which one is meant from now on.
+                # These are other keys, for tenants that were not known then, or another page, which replaces the old
+                # one.
                 yield from self.remove((name,))
             if whole is not chain:
                 for (_, above), (_, key) in zip(chain.keys, whole.keys, strict=True):
@@ -97,7 +97,7 @@ class Pages:
             raise WorkerUnavailable(f"it holds more than {MAX_PAGES} pages of KV cache")
 
     def refuse(self, reason: str) -> None:
-        """Note why pages that the worker holds are left out; the first reason stays until all pages leave."""
+        """Note why some of the worker's pages are left out; the first reason stays until all pages leave."""
         self._refused = self._refused or reason
 
     def remove(self, names: Iterable[Hash]) -> Iterator[KvEvent]:
@@ -123,7 +123,7 @@ def _closed(chain: Chain) -> Chain:
 
 
 def _grown(chain: Chain, token_ids: Sequence[int], sent: SentImages) -> Chain | None:
-    """Return *chain* with a page of *token_ids*; None where it is not certain what the page shows."""
+    """Return *chain* with a page of *token_ids*; None if it is not certain what the page shows."""
     grown = chain
     for pad, group in groupby(token_ids, lambda token_id: token_id if token_id >= FIRST_PAD else 0):
         tokens = tuple(group)
@@ -141,7 +141,7 @@ def _with_text(chain: Chain, token_ids: tuple[int, ...]) -> Chain | None:
 
 
 def _with_image(chain: Chain, image: SentImage | None, num_tokens: int) -> Chain | None:
-    """Return *chain* with *num_tokens* tokens of *image*: of one showing, or of several in a row."""
+    """Return *chain* with *num_tokens* tokens of *image*, shown once or several times in a row."""
     if image is None or chain.image not in (None, image):
         return None
     keys = tuple(pair for pair in chain.keys if pair[0] == image.salt)
@@ -162,7 +162,7 @@ def _with_image(chain: Chain, image: SentImage | None, num_tokens: int) -> Chain
 
 
 def _place(image: SentImage, shown: int) -> tuple[int, int]:
-    """Return how many tokens of the span of an image's token *shown* come before it, and how many from it on."""
+    """Return how many tokens of the span of an image's token *shown* come before it, and how many remain."""
     stop = 0
     for length in image.spans:
         stop += length

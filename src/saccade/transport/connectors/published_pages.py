@@ -1,7 +1,7 @@
 """Cache events of TokenSpeed and SGLang from the engine's own publisher, over ZeroMQ, in our keys.
 
-The publisher keeps its latest batches for replay, so what the worker stored before the gateway listened can be known.
-Its token ids are not bound to 32 bits as those of SMG's wire are: SGLang's pads (since 0.5.23) are larger.
+The publisher keeps its latest batches for replay, which may cover what the worker stored before the gateway listened.
+Unlike those of SMG's wire, its token ids may exceed 32 bits: SGLang's pads (since 0.5.23) do.
 """
 
 import contextlib
@@ -17,13 +17,13 @@ from saccade.transport.connectors.vllm_events import event_source, translated
 from saccade.transport.connectors.vllm_events_wire import Cleared, Event, Removed, Stored
 
 DEFAULT_ENDPOINT = "tcp://*:5557"
-"""Of both engines."""
+"""The default of both engines."""
 
 ON_DEVICE = (None, "GPU")
 
 
 def source_of(server: Any, host: str) -> EventSource | None:
-    """Return where a worker on *host* publishes, from its GetServerInfo; None where that is not certain.
+    """Return where a worker on *host* publishes, from its GetServerInfo; None if that is not certain.
 
     Its `--kv-events-config` may name an address that means another machine here, so it must be a wildcard or *host*.
     """
@@ -52,7 +52,7 @@ async def follow(source: EventSource, pages: Pages) -> AsyncGenerator[KvEvents, 
 
 
 def taken(pages: Pages, event: Event) -> Iterator[KvEvent]:
-    """Yield what *event* means for *pages*. Raises WorkerUnavailable where it cannot be followed."""
+    """Yield what *event* means for *pages*. Raises WorkerUnavailable if it cannot be followed."""
     match event:
         case Stored(extra_keys=extra_keys, lookahead_token_ids=behind) if behind or any(extra_keys or ()):
             pages.refuse(EXTRA_KEYS)

@@ -11,7 +11,7 @@ from saccade.transport.sink import Sink
 
 
 class PulledStream:
-    """Pushes what *deltas* yields to *sink*. *unsent* is called if the stream is closed before its first step.
+    """Pushes what *deltas* yields to *sink*. It calls *unsent* if the stream is closed before its first step.
 
     *deltas* is called with the stream, whose pixels() it may await. *worker* is a url.
     """

@@ -1,7 +1,7 @@
 """What this gateway has sent to a worker, so that the worker's events about it can be read.
 
-Engines such as TokenSpeed write a number that they derive from an image's hash, its pad, over the image's
-placeholders, and their events carry these numbers as token ids. Only who sent the image knows what a pad stands for.
+Engines such as TokenSpeed write a number derived from an image's hash, its pad, over the image's placeholders. Their
+events carry these numbers as token ids. Only the sender of the image knows what a pad stands for.
 """
 
 from collections.abc import Callable
@@ -11,11 +11,11 @@ from saccade.protocol.media import MediaItem
 from saccade.protocol.request import EngineRequest
 
 FIRST_PAD = 1_000_000
-"""Pads begin here; a vocabulary that reaches this far is refused by the engines that write them."""
+"""Pads begin here; the engines that write them refuse a vocabulary that reaches this far."""
 
 MAX_IMAGES = 1 << 16
 MAX_SALTS = 16
-"""Every page of a worker's text is kept under the key of each of these tenants, because its events do not name them."""
+"""Every page of a worker's text has a key for each of these tenants, because its events do not name them."""
 
 NO_TENANT = (b"",)
 """The salts of prompts without a tenant."""
@@ -48,11 +48,11 @@ class SentImages:
 
     @property
     def salts(self) -> tuple[bytes, ...]:
-        """The salts of the tenants whose prompts were sent; the empty one where none was."""
+        """The salts of the tenants whose prompts were sent; the empty one if none was."""
         return tuple(self._salts) or NO_TENANT
 
     def add(self, request: EngineRequest) -> None:
-        """Note what *request* sends; call it before the worker can tell of it."""
+        """Note what *request* sends; call it before the worker can report it."""
         self._salts.pop(request.salt, None)
         self._salts[request.salt] = None
         if len(self._salts) > MAX_SALTS:
@@ -68,7 +68,7 @@ class SentImages:
                 del self._images[next(iter(self._images))]
 
     def image(self, pad: int) -> SentImage | None:
-        """Return the image that *pad* stands for; None where none was sent, or more than one."""
+        """Return the image that *pad* stands for; None if none was sent, or more than one."""
         found = self._images.get(pad)
         return None if found is AMBIGUOUS else found
 
@@ -77,6 +77,6 @@ def _sent(item: MediaItem, request: EngineRequest) -> SentImage:
     ids = [request.token_ids[span.start : span.start + span.length] for span in item.spans]
     placeholders = set[int]().union(*ids)
     if len(placeholders) != 1:
-        # A block key is made of the ids that the prompt has, and a pad tells of one.
+        # A block key is made of the prompt's own ids; the pad stands for one of them.
         return AMBIGUOUS
     return SentImage(request.salt, item.content_hash, placeholders.pop(), tuple(map(len, ids)))

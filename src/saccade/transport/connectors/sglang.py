@@ -48,7 +48,7 @@ class SglangClient(SmgClient):
         self._salt: bytes | None = None
 
     def describe(self, info: Any, server: Any, files: ModelFiles) -> Description:
-        """Return what the worker says of itself. Raises StartupError for too little, or for another mode."""
+        """Return the worker's description. Raises StartupError if it lacks something or runs in another mode."""
         arguments = server.server_args.fields
         mode = arguments["disaggregation_mode"].string_value or BOTH
         if mode != self._mode:
@@ -72,7 +72,7 @@ class SglangClient(SmgClient):
         if sampling is not None and sampling.seed is not None and sampling.temperature > 0:
             return unsupported("seed")
         if traits.has_images and not session.traits.plain_positions:
-            # Its servicer computes no positions, and the engine has none for such a request: its scheduler would end.
+            # SGLang's servicer computes no positions. Without them such a request would end the engine's scheduler.
             return UnsupportedParameter(
                 "Images for this model are not served by its workers: SGLang's gRPC call lacks the positions that "
                 "the model needs with them.",
@@ -87,10 +87,10 @@ class SglangClient(SmgClient):
         return None
 
     def begin(self, request: EngineRequest) -> None:
-        """Note the tenant: this worker serves no other from now on."""
+        """Note the tenant: from now on this worker serves no other one."""
         self._salt = request.salt
 
     def unknowable(self, server: Any) -> str:
-        """Return why the worker's events cannot be read; "" where they can."""
+        """Return why the worker's events cannot be read; "" if they can."""
         algorithm = server.server_args.fields["speculative_algorithm"].string_value
         return super().unknowable(server) or (BIGRAMS if algorithm.upper().startswith(BIGRAM_ALGORITHMS) else "")

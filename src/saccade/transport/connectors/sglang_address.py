@@ -1,7 +1,7 @@
 """Addresses of SGLang workers: one worker, or a prefill and a decode worker that serve together.
 
 sglang://HOST:PORT                                  a worker that does both
-sglang://DECODE:PORT?prefill=PREFILL:PORT           a pair; &bootstrap=PORT where the worker does not say its own
+sglang://DECODE:PORT?prefill=PREFILL:PORT           a pair; add &bootstrap=PORT if the worker does not report its own
 sglang://PREFILL:PORT?role=prefill&bootstrap=PORT   one side of pairs: every decode worker of a fleet is paired
 sglang://DECODE:PORT?role=decode                    with every prefill worker
 """
@@ -25,8 +25,8 @@ FORMS = (
 class Address:
     """A worker at *target*, `host:port`.
 
-    *prefill* is the target of the prefill worker that it is paired with, *bootstrap* that one's bootstrap port, 0 for
-    what the worker says. *role* is "prefill", "decode" or "".
+    *prefill* is the target of the prefill worker in its pair. *bootstrap* is that worker's bootstrap port, 0 for the
+    one that the worker reports. *role* is "prefill", "decode" or "".
     """
 
     target: str
@@ -61,7 +61,7 @@ class Address:
 
 
 def _port(given: dict[str, str]) -> int:
-    """Take the bootstrap port out of a query. Raises ValueError."""
+    """Remove the bootstrap port from a query and return it. Raises ValueError."""
     port = int(given.pop("bootstrap", "0"))
     if not 0 <= port < 1 << 16:
         raise ValueError(port)
@@ -71,7 +71,7 @@ def _port(given: dict[str, str]) -> int:
 def paired(urls: Iterable[str]) -> tuple[str, ...]:
     """Return *urls* with every decode worker of SGLang paired with every prefill worker, after all others.
 
-    Raises StartupError where one of the two is missing.
+    Raises StartupError if one of the two is missing.
     """
     urls = tuple(urls)
     addresses = {url: Address.read(url) for url in urls if url.startswith(SCHEME)}

@@ -1,7 +1,7 @@
 """EngineRequest to SGLang's GenerateRequest.
 
-The contract is sglang_scheduler.proto of smg-grpc-proto, and what smg_grpc_servicer/sglang/servicer.py makes of it: all
-images of a request are one tensor of float32, concatenated, with one grid for each; the spans of all images follow
+The contract is sglang_scheduler.proto of smg-grpc-proto, and what smg_grpc_servicer/sglang/servicer.py makes of it. All
+images of a request are one concatenated tensor of float32, with one grid for each image. The spans of all images follow
 each other. The engine hashes that tensor itself, and keeps the grids on the CPU.
 """
 
@@ -16,14 +16,14 @@ from saccade.protocol.request import EngineRequest
 from saccade.transport.connectors.smg_request import int64_bytes, sampling_fields
 
 NO_INPUT_LOGPROBS = -1
-"""Said, because 0, the default of the wire, asks for those of the whole prompt."""
+"""Sent explicitly, because 0, the default of the wire, requests those of the whole prompt."""
 
 MAX_ROOM = (1 << 31) - 1
 
 
 @dataclass(frozen=True)
 class Meeting:
-    """Where the two legs of a request find each other: at the prefill worker's bootstrap server, by a number.
+    """Where the two legs of a request meet: at the prefill worker's bootstrap server, in a numbered room.
 
     *room* is in [1, MAX_ROOM]: a room modulo the number of data-parallel ranks is the prefill rank.
     """
@@ -43,8 +43,8 @@ def generate_request(
 ) -> pb.GenerateRequest:
     """Return *request* as SGLang's message.
 
-    *payloads* are the pixels of each image. *grid_name* is what the model calls an image's grid; *eos_token_ids* are
-    those that the worker stops at by itself.
+    *payloads* are the pixels of each image. *grid_name* is the model's name of an image's grid; *eos_token_ids* are the
+    ids at which the worker stops without being asked.
     """
     sampling = request.sampling
     message = pb.GenerateRequest(
@@ -57,7 +57,7 @@ def generate_request(
         stream=True,
     )
     if request.media:
-        # Filled in place: a message that is copied into another copies its pixels too.
+        # Filled in place: copying one message into another would copy its pixels too.
         _fill(message.mm_inputs, request.media, payloads, grid_name)
         message.mm_inputs.im_token_id = request.token_ids[request.media[0].spans[0].start]
     return message

@@ -1,8 +1,8 @@
 """A prefill and a decode worker of SGLang as one worker: each request goes to both, as two legs that meet.
 
-The prefill worker gets the prompt with its images, the decode worker the prompt's ids only; the KV cache passes from
-one to the other, at the prefill worker's bootstrap server. The answer is the decode worker's. Images of models whose
-positions follow from grids are refused by both (sglang.py), so the decode leg lacks nothing.
+The prefill worker gets the prompt with its images, the decode worker only the prompt's ids. The KV cache passes between
+them, at the prefill worker's bootstrap server. The answer is the decode worker's. Both refuse images of models whose
+positions follow from grids (sglang.py), so the decode leg lacks nothing.
 """
 
 import asyncio
@@ -68,7 +68,7 @@ class SglangPair:
 
     @property
     def load_times(self) -> tuple[float, float]:
-        """Two times between which both were as busy as *load* says."""
+        """Two times between which both were as busy as *load* reports."""
         prefill, decode = self._prefill.load_times, self._decode.load_times
         return min(prefill[0], decode[0]), max(prefill[1], decode[1])
 
@@ -79,7 +79,7 @@ class SglangPair:
 
     @property
     def ready(self) -> bool:
-        """Whether both workers are, and serve the same files."""
+        """Whether both workers are ready, and serve the same files."""
         return self._prefill.ready and self._decode.ready and self._agree()
 
     async def start(self) -> None:
@@ -109,8 +109,8 @@ class SglangPair:
     def generate(self, request: EngineRequest, sink: Sink) -> Stream:
         """Send both legs of *request*; the decode worker's deltas go to *sink*.
 
-        Raises WorkerUnavailable if a worker is not ready. The sink fails as SglangClient.deltas() raises: before the
-        first delta for either leg, then for the decode leg.
+        Raises WorkerUnavailable if a worker is not ready. The sink fails as SglangClient.deltas() raises: for either
+        leg before the first delta, then for the decode leg.
         """
         unsent = partial(self._surroundings.on_released, slots_of(request))
         if not self.ready:
@@ -123,7 +123,7 @@ class SglangPair:
         meeting = Meeting(self._prefill.host, port, 1 + secrets.randbelow(MAX_ROOM))
         prefilling = asyncio.create_task(_end_of(self._prefill.deltas(request, meeting.tell)))
         try:
-            # A task that is cancelled before it has begun would leave the request's slots with nobody.
+            # A task that is cancelled before it begins would leave the request's slots without an owner.
             await asyncio.sleep(0)
             decode_leg = msgspec.structs.replace(request, media=())
             async with contextlib.aclosing(self._decode.deltas(decode_leg, meeting.tell)) as deltas:
@@ -139,7 +139,7 @@ class SglangPair:
         return prefill is not None and decode is not None and prefill.files == decode.files
 
     def _changed(self, _: object) -> None:
-        """Tell of the pair's readiness where it has changed with a leg's."""
+        """Report that the pair has become ready, or is no longer."""
         if self._prefill.ready and self._decode.ready and not self._agree():
             logger.error("worker %s: its prefill and decode worker serve different models; it gets no work", self.url)
         if self.ready != self._was_ready:
@@ -155,7 +155,7 @@ async def _end_of(deltas: AsyncGenerator[TokenDelta, None]) -> None:
 
 
 async def _first(deltas: AsyncGenerator[TokenDelta, None], prefilling: asyncio.Task[None]) -> TokenDelta:
-    """Return the first delta of the decode leg. Raises the error of *prefilling* where that leg fails before."""
+    """Return the first delta of the decode leg. Raises the error of *prefilling* if that leg fails earlier."""
     first = asyncio.ensure_future(anext(deltas))
     try:
         await asyncio.wait({first, prefilling}, return_when=asyncio.FIRST_COMPLETED)

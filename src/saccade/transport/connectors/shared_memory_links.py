@@ -2,9 +2,10 @@
 
 On the wires of SMG a same-host tensor is a file of /dev/shm: the consumer opens it by name, reads nbytes at an offset,
 and unlinks the name (smg_grpc_servicer/mm_shm.py). Saccade sends a hard link to a pooled segment, so the segment stays
-and is written again: its pages need not be allocated again, which is most of the cost of a fresh one.
-A link that is gone was read. One that is still there when the request ends may be open, now or in a moment: it is
-unlinked, and its slot is not used again.
+and is used again. Its pages need not be allocated again, which is most of the cost of a fresh segment.
+
+A link that is gone was read. One that still exists when the request ends may be open, now or soon: it is unlinked, and
+its slot is not used again.
 """
 
 import os
@@ -39,7 +40,7 @@ class Links:
     _lent: dict[str, str] = field(default_factory=dict)
 
     def lend(self, slot: SlotRef) -> str | None:
-        """Return a new name for the data of *slot*; None where no link can be made."""
+        """Return a new name for the data of *slot*; None if no link can be made."""
         name = f"smg-tokenspeed-{os.getpid()}-{time.clock_gettime_ns(time.CLOCK_BOOTTIME)}-{len(self._lent)}"
         try:
             os.link(FOLDER / slot.name, FOLDER / name)
@@ -50,7 +51,7 @@ class Links:
         return name
 
     def put_back(self, slot: SlotRef) -> None:
-        """Release *slot*, whose name was not given to a consumer."""
+        """Release *slot*, whose name no consumer has received."""
         self.slots.remove(slot.name)
         self.on_released([slot.name])
 
@@ -63,7 +64,7 @@ class Links:
             self.on_released([self._lent.pop(name) for name in consumed])
 
     def settle(self, *, sent: bool) -> None:
-        """Release what is left; but discard slots whose link still exists, if it was *sent* to a consumer."""
+        """Release the remaining slots; but discard those whose link still exists, if it was *sent* to a consumer."""
         unread = {name for name in self._lent if shared_memory.unlink(name) and sent}
         discarded = [self._lent[name] for name in unread]
         released = self.slots + [slot for name, slot in self._lent.items() if name not in unread]
@@ -81,7 +82,7 @@ def sweep() -> int:
 
 
 def _stale(path: Path) -> bool:
-    """Whether *path* is a link of ours, and its maker is dead: the pid unknown, or of a process that began later."""
+    """Whether *path* is a link of ours whose maker is dead: its pid is unknown, or of a process that began later."""
     match = NAME.fullmatch(path.name)
     if match is None or not _ours(path):
         return False

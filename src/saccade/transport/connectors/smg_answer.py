@@ -35,7 +35,7 @@ class Answer:
 
     def __init__(self, request: EngineRequest) -> None:
         self.finished = False
-        """Whether the worker has said its last word."""
+        """Whether the worker has ended its answer."""
 
         self._request_id = request.request_id
         self._with_logprobs = request.sampling.num_logprobs is not None
@@ -51,12 +51,12 @@ class Answer:
         return self._num_tokens > 0
 
     def take(self, response: Any) -> TokenDelta | None:
-        """Return what *response* adds, None for nothing. Raises WorkerFailed where it makes no sense or is too much."""
-        # One message a token: every field that is read costs.
+        """Return what *response* adds, None for nothing. Raises WorkerFailed if it makes no sense or is too much."""
+        # There is a message for every token, and every field that is read takes time.
         if response.HasField("chunk"):
             chunk = response.chunk
             _check_index(chunk)
-            # A worker that goes on after a stop id, as some do that ignore end-of-sequence ids, is not listened to.
+            # Some workers that ignore end-of-sequence ids go on after a stop id; the rest is dropped.
             return self._last or self._chunk(chunk)
         if response.HasField("complete"):
             _check_index(response.complete)
@@ -65,7 +65,7 @@ class Answer:
         raise WorkerFailed(NOT_ASKED_FOR)
 
     def close(self) -> TokenDelta:
-        """Return the last delta if it is known already. Raises WorkerFailed: the stream ended without one."""
+        """Return the last delta if it is known already. Raises WorkerFailed if the stream ended without one."""
         if self._last is None:
             raise WorkerFailed("The worker ended the answer without saying why.")
         return self._last
@@ -78,7 +78,7 @@ class Answer:
         if self._stop_token_ids.isdisjoint(token_ids):
             return self._delta(token_ids, None, chunk, logprobs)
         end = next(index for index, token_id in enumerate(token_ids, 1) if token_id in self._stop_token_ids)
-        # The worker's own last message follows at once; leaving before it would be an abort to the worker.
+        # The worker's own last message follows at once; leaving before it would abort the request at the worker.
         self._last = self._delta(token_ids[:end], FinishReason.STOP, chunk, logprobs[:end])
         return None
 
@@ -86,7 +86,7 @@ class Answer:
         reason = FINISH_REASONS.get(complete.finish_reason)
         if reason is None:
             raise WorkerFailed("The worker gave this request up.")
-        # output_ids is the whole answer, or no more than the last chunk again.
+        # output_ids is the whole answer, or else the last chunk again.
         token_ids = list(complete.output_ids[self._num_tokens :])
         logprobs = self._logprobs(complete, token_ids) if self._with_logprobs and token_ids else []
         matched = complete.matched_token_id if complete.WhichOneof("matched_stop") == "matched_token_id" else None
@@ -95,9 +95,10 @@ class Answer:
         return self._delta(token_ids, reason, complete, logprobs)
 
     def _logprobs(self, message: Any, token_ids: Sequence[int]) -> list[TokenLogprob]:
-        """Return those of *token_ids*, the newest that *message* tells of. Raises UnsupportedParameter for none.
+        """Return those of *token_ids*, the newest tokens of *message*. Raises UnsupportedParameter if there are none.
 
-        A worker that was started without them leaves them out, and so it does for a stop id that it trims.
+        A worker that was started without log probabilities leaves them out; every worker does so for a stop id that it
+        trims.
         """
         told = message.output_logprobs
         first = len(told.token_logprobs) - len(token_ids)
@@ -120,13 +121,13 @@ class Answer:
 
 
 def _check_index(message: Any) -> None:
-    """Raise WorkerFailed for an answer to another sample than the one of these wires' requests."""
+    """Raise WorkerFailed if the answer is not to the one sample of these wires' requests."""
     if message.index:
         raise WorkerFailed(NOT_ASKED_FOR)
 
 
 def _logprob(token_id: int, logprob: float, top: Any | None) -> TokenLogprob:
-    """Return the log probability of a token. The wire has no rank: one that is not among the top is put after them."""
+    """Return the log probability of a token. The wire has no rank: a token that is not among the top comes last."""
     if top is None:
         return TokenLogprob(logprob, 1, [], [])
     top_ids = list(top.token_ids)
@@ -135,9 +136,9 @@ def _logprob(token_id: int, logprob: float, top: Any | None) -> TokenLogprob:
 
 
 def error_of(status: grpc.StatusCode, *, begun: bool) -> SaccadeError:
-    """Return what a gRPC status means for the client; *begun* when a part of the answer had come.
+    """Return what a gRPC status means for the client; *begun* if a part of the answer had come.
 
-    The statuses are those that the servicer makes of its engine's (smg_grpc_servicer/engine_status.py); its words
+    The statuses are those that the servicer makes of its engine's (smg_grpc_servicer/engine_status.py). Its sentences
     are the engine's and are not shown.
     """
     if status in REFUSED:

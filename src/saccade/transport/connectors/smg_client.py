@@ -1,7 +1,7 @@
-"""A worker behind one of SMG's scheduler wires as a gateway sees it, one call per request.
+"""A worker with one of SMG's scheduler wires as a gateway sees it, one call per request.
 
 TokenSpeed's wire and SGLang's (packages of `smg-grpc-proto`) have calls of the same names to register, watch, abort and
-follow caches, and answers with the same fields. What differs is in tokenspeed.py and sglang.py.
+follow caches, and answers with the same fields. tokenspeed.py and sglang.py have the differences.
 """
 
 import asyncio
@@ -62,18 +62,18 @@ LOADS_EVERY_SECONDS = 5.0
 LOADS_PER_HEALTH = 6
 BUNDLE_SECONDS = 60.0
 MAX_INLINE_BYTES = wire.MAX_MESSAGE_BYTES - (8 << 20)
-"""What a request's inline pixels may take of a message; the rest is for its token ids."""
+"""The most bytes of a message for a request's inline pixels; the rest is for its token ids."""
 
-# A server that does not expect pings without calls ends the connection over them; loads are asked for often enough.
+# A server that expects no pings without calls ends the connection over them. Asking for loads is often enough.
 OPTIONS = [*wire.CLIENT_OPTIONS, ("grpc.keepalive_permit_without_calls", 0)]
 
 logger = logging.getLogger(__name__)
 
 
 class SmgClient(ABC):
-    """A worker of another project behind the interface of transport.client.WorkerClient; *url* is SCHEME + host:port.
+    """A worker of another project with the interface of transport.client.WorkerClient; *url* is SCHEME + host:port.
 
-    *sent* notes what the worker was sent, as far as its events can be read with that.
+    *sent* notes what the worker was sent, as far as that explains its events.
     """
 
     SCHEME: ClassVar[str]
@@ -83,7 +83,7 @@ class SmgClient(ABC):
 
     STUB: ClassVar[Any]
     KNOWN: ClassVar[Exactness]
-    """How exactly the events of such a worker can tell what it holds."""
+    """The best level at which the events of such a worker report what it holds."""
 
     def __init__(self, url: str, surroundings: Surroundings, sent: SentImages) -> None:
         self.url = url
@@ -102,21 +102,21 @@ class SmgClient(ABC):
 
     @abstractmethod
     def describe(self, info: Any, server: Any, files: ModelFiles) -> Description:
-        """Return what GetModelInfo and GetServerInfo say. Raises StartupError for a worker that cannot be used."""
+        """Return what GetModelInfo and GetServerInfo report. Raises StartupError for a worker that cannot be used."""
 
     @abstractmethod
     def message(self, request: EngineRequest, payloads: Sequence[str | bytes], session: Session) -> Any:
         """Return *request* as this wire's GenerateRequest; *payloads* are its pixels, or names of shared memory."""
 
     def refused(self, traits: RequestTraits, session: Session) -> RequestError | None:
-        """Return the error for what this wire cannot say, None where it can."""
+        """Return the error for what this wire cannot express, None if it can."""
         return refused_parameter(traits)
 
     def begin(self, request: EngineRequest) -> None:  # noqa: B027  # most wires have nothing to note
         """Note that *request* is sent now."""
 
     def refuses(self, traits: RequestTraits) -> RequestError | None:
-        """Return what refused() says of the worker as it is now."""
+        """Return the result of refused() for the worker as it is now."""
         session = self._session
         if session is None:
             return None
@@ -125,12 +125,12 @@ class SmgClient(ABC):
         return self.refused(traits, session)
 
     def unknowable(self, server: Any) -> str:
-        """Return why the events of the worker cannot be read, from GetServerInfo; "" where they can."""
+        """Return why the events of the worker cannot be read, from GetServerInfo; "" if they can."""
         return smg_kv_events.SEVERAL_CACHES if smg_model.num_ranks(server) > 1 else ""
 
     @property
     def exactness(self) -> Exactness:
-        """How exactly its events can tell what it holds."""
+        """How exactly its events report what it holds."""
         if self._session is None:
             return Exactness("NONE", "it is not ready")
         if self._session.exactness == EXACT and (missing := self._missing()):
@@ -138,7 +138,7 @@ class SmgClient(ABC):
         return self._session.exactness
 
     def _missing(self) -> str:
-        """Return why the worker may hold what its events do not tell; "" if it cannot."""
+        """Return why the worker may hold what its events do not report; "" if it cannot."""
         if self._pages is not None:
             return self._pages.missing
         return "" if self._sent.salts == NO_TENANT else TENANTS_OF_ANOTHER
@@ -168,9 +168,9 @@ class SmgClient(ABC):
         return False
 
     async def kv_events(self, *, blocks: bool, images: bool) -> AsyncGenerator[KvEvents, None]:
-        """Yield the blocks that the worker stores and drops from now on; its encodings are not told of.
+        """Yield the blocks that the worker stores and drops from now on; its events do not report encodings.
 
-        Raises WorkerUnavailable where there is no feed, or no longer.
+        Raises WorkerUnavailable if there is no feed, or no longer.
         """
         session = self._session
         if session is None:
@@ -184,7 +184,7 @@ class SmgClient(ABC):
                 yield message
 
     async def _feed(self, session: Session, pages: Pages) -> AsyncGenerator[KvEvents, None]:
-        """Yield what the engine publishes, where that can be reached, or else what its gRPC servicer relays."""
+        """Yield what the engine publishes, if it can be reached, or else what its gRPC servicer relays."""
         has_begun = False
         if session.publisher is not None:
             try:
@@ -208,18 +208,18 @@ class SmgClient(ABC):
     async def deltas(
         self, request: EngineRequest, complete: Callable[[Any], object] = lambda _: None
     ) -> AsyncGenerator[TokenDelta, None]:
-        """Send *request*, which *complete* may add to as a message, and yield its deltas.
+        """Send *request*, to whose message *complete* may add, and yield its deltas.
 
         Closing the iterator early aborts the request. Raises WorkerUnavailable if no worker is ready, WorkerFailed if
         it dies or makes no sense, ImageTooLarge for more inline pixels than a message holds, UnsupportedParameter for
-        what this wire cannot say, and RequestError, QueueFull or DeadlineExceeded if the worker refuses.
+        what this wire cannot express, and RequestError, QueueFull or DeadlineExceeded if the worker refuses.
         """
         links = Links(self._surroundings.on_released, self._surroundings.on_discarded, slots_of(request))
         answer = Answer(request)
         call = None
         try:
             call = await self._send(request, links, complete)
-            # Cheaper by a tenth than to iterate over the call.
+            # A tenth cheaper than to iterate over the call.
             while (response := await call.read()) is not grpc.aio.EOF:
                 delta = answer.take(response)
                 links.collect()
@@ -233,7 +233,7 @@ class SmgClient(ABC):
             logger.warning("worker %s ended a request: %s %s", self.url, error.code(), error.details())
             raise error_of(error.code(), begun=answer.begun) from error
         except asyncio.CancelledError:
-            # gRPC says so of a call that close() has cancelled.
+            # gRPC raises this for a call that close() has cancelled.
             if call is None or not call.cancelled() or _cancelling():
                 raise
             raise WorkerFailed(LOST) from None
@@ -267,7 +267,7 @@ class SmgClient(ABC):
         complete(message)
         self._sent.add(request)
         call = session.stub.Generate(message)
-        # Kept until the worker has ended it: a call that is dropped before is a cancelled one to the worker.
+        # Kept until the worker has ended it: to the worker, a call that is dropped earlier is cancelled.
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
         return call
@@ -296,7 +296,7 @@ class SmgClient(ABC):
                 await asyncio.sleep(backoff.after_failure())
 
     async def _live(self, channel: grpc.aio.Channel) -> str:
-        """Register, then watch the worker until it is lost or unwell; return why."""
+        """Register, then watch the worker until it is lost or unhealthy; return why."""
         try:
             session = await self._register(self.STUB(channel))
             self._enter(session)
@@ -355,7 +355,7 @@ class SmgClient(ABC):
 
     async def _check_health(self, stub: Any) -> None:
         if not (await stub.HealthCheck(self.MESSAGES.HealthCheckRequest(), timeout=HEALTH_SECONDS)).healthy:
-            raise WorkerUnavailable("The worker says that it is not well.")
+            raise WorkerUnavailable("The worker reports that it is not healthy.")
 
     def _enter(self, session: Session) -> None:
         self.description = session.description
@@ -379,7 +379,7 @@ class SmgClient(ABC):
 
 
 async def _payload(item: MediaItem, links: Links, shares_memory: bool) -> str | bytes:
-    """Return a name for the item's pixels, or themselves where the worker cannot see our memory."""
+    """Return a name for the item's pixels, or the pixels if the worker cannot see our memory."""
     slot = item.slot
     if slot is None:
         return item.inline or b""
@@ -394,7 +394,7 @@ async def _payload(item: MediaItem, links: Links, shares_memory: bool) -> str | 
 
 
 def _check_pixels(request: EngineRequest, description: Description) -> None:
-    """Raise InternalError for pixels in a form that the worker does not take, or none at all."""
+    """Raise InternalError for missing pixels, or pixels in a form that the worker does not take."""
     for item in request.media:
         if item.pixel_dtype != description.pixel_dtype:
             raise InternalError(f"The images are {item.pixel_dtype}; this worker takes {description.pixel_dtype}.")
@@ -403,6 +403,6 @@ def _check_pixels(request: EngineRequest, description: Description) -> None:
 
 
 def _cancelling() -> bool:
-    """Whether the running task has been asked to end."""
+    """Whether someone has asked the running task to end."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

@@ -1,7 +1,6 @@
 """Cache events as SMG's scheduler wires carry them (`SubscribeKvEvents`) to events in our keys.
 
-Pages of adapters, of tenants of other gateways and of other tiers than the device are left out (pages.py says what
-else).
+It leaves out pages of adapters, of tenants of other gateways and of other tiers than the device, and those of pages.py.
 """
 
 import asyncio
@@ -22,14 +21,14 @@ SUBSCRIBE_SECONDS = 10.0
 SEVERAL_CACHES = (
     "it has a KV cache for each of several data-parallel ranks, and its calls do not say which rank takes them"
 )
-EARLIER = "it stored blocks before the gateway listened, and does not tell which"
+EARLIER = "it stored blocks before the gateway listened, and does not report which"
 SNAPSHOT_LACKS = "the snapshot of what it stored before has not arrived whole"
 MAX_EVENTS = 1000
-"""Of one message; a batch of more becomes several."""
+"""Events in one message; a larger batch becomes several messages."""
 
 
 def taken(pages: Pages, event: common_pb2.KvCacheEvent) -> Iterator[KvEvent]:
-    """Yield what *event* means for *pages*. Raises WorkerUnavailable where it cannot be followed."""
+    """Yield what *event* means for *pages*. Raises WorkerUnavailable if it cannot be followed."""
     match event.WhichOneof("data"):
         case "stored" if any(page.extra_keys for page in event.stored.blocks):
             pages.refuse(EXTRA_KEYS)
@@ -50,7 +49,7 @@ def _is_ours(stored: common_pb2.KvBlocksStored) -> bool:
 
 
 async def reason_for_none(stub: Any) -> str:
-    """Return why the worker of *stub* publishes no events; "" where it does."""
+    """Return why the worker of *stub* publishes no events; "" if it does."""
     call = stub.SubscribeKvEvents(common_pb2.SubscribeKvEventsRequest())
     try:
         await asyncio.wait_for(call.wait_for_connection(), SUBSCRIBE_SECONDS)
@@ -66,10 +65,10 @@ async def reason_for_none(stub: Any) -> str:
 
 
 async def follow(stub: Any, pages: Pages) -> AsyncGenerator[KvEvents, None]:
-    """Yield what the worker of *stub* tells from now on: an empty snapshot, then increments.
+    """Yield what the worker of *stub* reports from now on: an empty snapshot, then increments.
 
-    The wire has no snapshot: what the worker stored before is not known, and neither is what follows it.
-    Raises WorkerUnavailable where the feed ends, has a gap, or tells of several caches.
+    The wire has no snapshot: what the worker stored before is not known, and neither is what follows it. Raises
+    WorkerUnavailable if the feed ends, has a gap, or reports several caches.
     """
     call = stub.SubscribeKvEvents(common_pb2.SubscribeKvEventsRequest())
     last: int | None = None

@@ -1,4 +1,4 @@
-"""What a worker behind one of SMG's scheduler wires says of itself, and its model's files, streamed as a zip."""
+"""What a worker with one of SMG's scheduler wires reports of itself, and its model's files, streamed as a zip."""
 
 import hashlib
 import io
@@ -24,7 +24,7 @@ MIN_BLOCK_TOKENS = 16
 
 
 def describe(info: Any, server: Any, files: ModelFiles, *, version: str, pixel_dtype: str, dtype: str) -> Description:
-    """Return what GetModelInfo (*info*) and GetServerInfo (*server*) say. Raises StartupError for too little."""
+    """Return what GetModelInfo (*info*) and GetServerInfo (*server*) report. Raises StartupError for too little."""
     name = served_name(info)
     if not name or info.max_context_length <= 0:
         raise StartupError("The worker names neither its model nor the length of its context.")
@@ -48,7 +48,7 @@ def describe(info: Any, server: Any, files: ModelFiles, *, version: str, pixel_d
 
 
 def page_tokens(server: Any) -> int:
-    """Return how many tokens a page of the worker's KV cache holds, which its events call a block."""
+    """Return how many tokens a page of the worker's KV cache holds. Its events call a page a block."""
     return count(server.server_args.fields, "block_size", "page_size") or 1
 
 
@@ -59,7 +59,7 @@ def num_ranks(server: Any) -> int:
 
 
 def served_name(info: Any) -> str:
-    """Return what GetModelInfo calls the model; "" where it does not."""
+    """Return GetModelInfo's name of the model; "" if it has none."""
     return str(info.served_model_name or info.model_path.rstrip("/").rpartition("/")[2])
 
 
@@ -77,7 +77,7 @@ def load_of(reply: Any, block_size: int) -> Load:
 
 
 def count(arguments: Any, *names: str) -> int:
-    """Return the first of the named numbers that is given and not 0; a Struct holds every number as a float."""
+    """Return the first of the named numbers that is present and not 0; a Struct holds every number as a float."""
     numbers = (arguments[name].number_value for name in names)
     return next((int(number) for number in numbers if 1 <= number < 1 << 31), 0)
 
@@ -97,14 +97,14 @@ async def receive_bundle(chunks: AsyncIterator[Any]) -> bytes:
 
 
 def unpack_bundle(bundle: bytes) -> ModelFiles:
-    """Return those of GATEWAY_FILES that are in the zip. Raises StartupError where it is malformed or too large."""
+    """Return those of GATEWAY_FILES that are in the zip. Raises StartupError if it is malformed or too large."""
     _check_directory(bundle)
     try:
         with zipfile.ZipFile(io.BytesIO(bundle)) as archive:
             wanted = [member for member in archive.infolist() if member.filename in GATEWAY_FILES]
             files = {member.filename: _member(archive, member) for member in wanted}
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError) as error:
-        raise StartupError("The worker's tokenizer files are no sound zip.") from error
+        raise StartupError("The worker's tokenizer files are not a valid zip.") from error
     if CONFIG not in files:
         raise StartupError("The worker's tokenizer files lack config.json.")
     return ModelFiles(files=files)
@@ -116,7 +116,7 @@ def _check_directory(bundle: bytes) -> None:
     plain = end.startswith(b"PK\x05\x06") and end.endswith(b"\x00\x00")
     locator = bundle[-END_RECORD_BYTES - ZIP64_LOCATOR_BYTES : -END_RECORD_BYTES]
     if not plain or locator.startswith(b"PK\x06\x07"):
-        raise StartupError("The worker's tokenizer files are no plain zip.")
+        raise StartupError("The worker's tokenizer files are not a plain zip.")
     if int.from_bytes(end[12:16], "little") > MAX_DIRECTORY_BYTES:
         raise StartupError("The worker's tokenizer files are too many.")
 

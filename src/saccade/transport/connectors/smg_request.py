@@ -1,4 +1,4 @@
-"""What requests on SMG's scheduler wires have in common: sampling parameters, and what none of these wires can say."""
+"""What requests on SMG's scheduler wires have in common: sampling parameters, and what no such wire can express."""
 
 from collections.abc import Collection, Iterable
 from typing import Any
@@ -11,10 +11,11 @@ NO_LIMIT = -1
 
 
 def sampling_fields(sampling: SamplingParams, eos_token_ids: Collection[int]) -> dict[str, Any]:
-    """Return the fields of a wire's SamplingParams but for the seed; *eos_token_ids* are the worker's own stops.
+    """Return the fields of a wire's SamplingParams except the seed; *eos_token_ids* are the worker's own stops.
 
-    Everything is said, so that no default of the worker's applies. The id that ended an answer is asked for too. Our
-    stop_token_ids hold the end-of-sequence ids unless they are to be ignored: then the worker's must be, too.
+    Every field is sent, so that no default of the worker applies. The worker also reports the id that ended an answer.
+    Our stop_token_ids hold the end-of-sequence ids unless these are to be ignored: then the worker must ignore them,
+    too.
     """
     stops = frozenset(sampling.stop_token_ids)
     return {
@@ -36,7 +37,7 @@ def sampling_fields(sampling: SamplingParams, eos_token_ids: Collection[int]) ->
 
 
 def refused_parameter(traits: RequestTraits) -> UnsupportedParameter | None:
-    """Return the error for what these wires lack, None without; of several samples, they cannot abort one by itself."""
+    """Return the error for what these wires lack, None without; of several samples, they cannot abort a single one."""
     sampling = traits.sampling
     asked = {
         "n": traits.num_samples > 1,
@@ -47,7 +48,7 @@ def refused_parameter(traits: RequestTraits) -> UnsupportedParameter | None:
 
 
 def unsupported(name: str) -> UnsupportedParameter:
-    """Return the error for parameter *name*, which a wire cannot say."""
+    """Return the error for parameter *name*, which a wire cannot express."""
     return UnsupportedParameter(f"`{name}` is not served by this model's workers; leave it out.", name)
 
 

@@ -17,9 +17,9 @@ def _ignore(_: object) -> None:
 
 @dataclass(frozen=True)
 class Traits:
-    """What a wire must know of a model beside its files.
+    """What a wire must know of a model in addition to its files.
 
-    *grid_name* is what the model calls an image's grid. *plain_positions*: a token's position is its place in the
+    *grid_name* is the model's name of an image's grid. *plain_positions*: a token's position is its place in the
     prompt, so it does not follow from grids. *keeps_every_token*: all its layers attend to all tokens.
     """
 
@@ -40,10 +40,10 @@ def _no_folder(folder: Path) -> ModelFiles:
 class Surroundings:
     """What a client calls and reads in its gateway.
 
-    Every slot of a request given to generate() comes back once for each image in it: through *on_released* when the
-    worker has copied it or will never read it, through *on_discarded* when it may still be reading. *on_change* is told
-    of a client that is ready, or no longer. The model's files are those *given* for its name, else what *read_files*
-    finds in the worker's own folder, else what the worker sends.
+    Every slot of a request passed to generate() comes back once for each image in it: through *on_released* if the
+    worker has copied it or will never read it, through *on_discarded* if it may still be reading. *on_change* is called
+    with a client that has become ready, or is no longer. The model's files are the *given* ones for its name, else what
+    *read_files* finds in the worker's own folder, else what the worker sends.
     """
 
     on_released: Callable[[Sequence[str]], None] = _ignore
@@ -58,7 +58,7 @@ class Surroundings:
 class Session:
     """A worker that has registered.
 
-    *exactness* is how exactly its events can tell what it holds; *publisher* is where the engine itself publishes them.
+    *exactness* is how exactly its events report what it holds; *publisher* is where the engine itself publishes them.
     """
 
     stub: Any

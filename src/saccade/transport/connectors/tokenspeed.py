@@ -18,7 +18,7 @@ from saccade.transport.connectors.tokenspeed_messages import generate_request, p
 SCHEME = "tokenspeed://"
 
 PIXEL_DTYPES = {"": "bfloat16", "bfloat16": "bfloat16"}
-"""What a worker's encoder dtype means for the wire; every other one takes float32 and narrows it itself."""
+"""The wire's dtype for each encoder dtype of a worker; a worker with another one takes float32 and narrows it."""
 
 
 class TokenSpeedClient(SmgClient):
@@ -34,7 +34,7 @@ class TokenSpeedClient(SmgClient):
         super().__init__(url, surroundings, SentImages(pad))
 
     def describe(self, info: Any, server: Any, files: ModelFiles) -> Description:
-        """Return what the worker says of itself. Raises StartupError for too little."""
+        """Return the worker's description. Raises StartupError if it lacks something."""
         version = f"tokenspeed {server.tokenspeed_version}"
         pixel_dtype = PIXEL_DTYPES.get(info.multimodal_encoder_dtype, "float32")
         return smg_model.describe(info, server, files, version=version, pixel_dtype=pixel_dtype, dtype=info.model_dtype)

@@ -1,4 +1,4 @@
-"""EngineRequest to TokenSpeed's GenerateRequest, and the pads that its events show images by.
+"""EngineRequest to TokenSpeed's GenerateRequest, and the pads that stand for images in its events.
 
 The contract is tokenspeed_scheduler.proto of smg-grpc-proto, and what smg_grpc_servicer/tokenspeed/servicer.py makes
 of it.
@@ -29,8 +29,8 @@ def generate_request(
 ) -> pb.GenerateRequest:
     """Return *request* as TokenSpeed's message.
 
-    *payloads* are the pixels of each image, or the name of the file in shared memory where they lie. *grid_name* is
-    what the model calls an image's grid; *eos_token_ids* are those that the worker stops at by itself.
+    *payloads* are the pixels of each image, or the name of their file in shared memory. *grid_name* is the model's name
+    of an image's grid; *eos_token_ids* are the ids at which the worker stops without being asked.
     """
     sampling = request.sampling
     seed = None if sampling.seed is None else sampling.seed % (1 << 64)
@@ -43,7 +43,7 @@ def generate_request(
         stream=True,
     )
     for item, payload in zip(request.media, payloads, strict=True):
-        # Filled in place: a message that is copied into another copies its pixels too.
+        # Filled in place: copying one message into another would copy its pixels too.
         filled = message.mm_inputs.items.add()
         _fill(filled, item, payload)
         filled.content_hash = salted_hash(item, request.salt)
@@ -54,12 +54,12 @@ def generate_request(
 
 
 def salted_hash(item: MediaItem, salt: bytes) -> bytes:
-    """Return the hash of *item* on this wire, which has no salt: folded in, it keeps the tenants' images apart."""
+    """Return the hash of *item* with *salt* in it: this wire has no salt, and tenants' images must stay apart."""
     return content_hash(item.content_hash, salt) if salt else item.content_hash
 
 
 def pad(item: MediaItem, salt: bytes) -> int:
-    """Return what TokenSpeed writes over the placeholders of *item*: a number of its modality's range, by the hash."""
+    """Return what TokenSpeed writes over the placeholders of *item*: a number in its modality's range, by the hash."""
     number = int.from_bytes(salted_hash(item, salt)[:8], "little") % PADS_PER_MODALITY
     return FIRST_PAD + MODALITIES.index(item.modality) * PADS_PER_MODALITY + number
 

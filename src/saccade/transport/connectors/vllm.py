@@ -1,4 +1,4 @@
-"""A vLLM worker as a gateway sees it: prompts go over HTTP as token ids or, where those are off, as chats."""
+"""A vLLM worker as a gateway sees it: prompts go over HTTP as token ids or, if the server takes none, as chats."""
 
 import asyncio
 import contextlib
@@ -38,11 +38,11 @@ from saccade.transport.worker_load import plausible
 
 WATCH_EVERY_SECONDS = 5.0
 HELD_BYTES = 1 << 30
-"""Of images that are believed to be held; vLLM keeps 4 GiB of them unless told otherwise."""
+"""Bytes of images that the server is believed to hold; vLLM keeps 4 GiB of them by default."""
 
 THREAD_FROM_TOKENS = 8192
 MAX_MISSES = 3
-"""A worker that lacks so many images in a row keeps none."""
+"""A worker that lacks this many images in a row keeps none."""
 
 AWAY = Exactness("NONE", "it has not been reached yet")
 OTHER_TOKENS = Exactness("NONE", "it tokenises chats differently than its model's files say")
@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Session:
-    """A worker while it is well. It is believed to hold the images that it was sent last."""
+    """A worker while it is healthy. It is believed to hold the images that it was sent last."""
 
     def __init__(self, http: Http, server: Server) -> None:
         self.http = http
@@ -63,7 +63,7 @@ class _Session:
         return (salt, content_hash) in self._held
 
     def note_sent(self, request: EngineRequest) -> None:
-        """Note that the worker has begun to answer, so that it has taken the request's images."""
+        """Note that the worker has begun to answer: it has received the request's images."""
         if self._num_misses < MAX_MISSES:
             for item in request.media:
                 key = (request.salt, item.content_hash)
@@ -82,8 +82,8 @@ class _Session:
 class VllmClient:
     """A gateway's connections to one vLLM server, or one data-parallel rank of it.
 
-    *url* is one of vllm_http.rank_urls(). Pixels must be inline: slots of a request given to generate() are refused and
-    come back through *on_released*. *on_change* is called with this client when `ready` or the description changed.
+    *url* is one of vllm_http.rank_urls(). Pixels must be inline: slots of a request passed to generate() are refused
+    and come back through *on_released*. *on_change* is called with this client if `ready` or the description changed.
     *reader* has the model's files.
     """
 
@@ -112,7 +112,7 @@ class VllmClient:
 
     @property
     def exactness(self) -> Exactness:
-        """EXACT where prompts go as token ids and the server's events have told of its whole cache."""
+        """EXACT if prompts go as token ids and the server's events have reported its whole cache."""
         if self._session is None:
             return AWAY
         if not self._tokenises_alike:
@@ -121,7 +121,7 @@ class VllmClient:
 
     @property
     def ready(self) -> bool:
-        """Whether the server was well when last asked."""
+        """Whether the server was healthy when last asked."""
         return self._session is not None
 
     @property
@@ -141,11 +141,11 @@ class VllmClient:
                 await self._task
 
     def refuses(self, traits: RequestTraits) -> RequestError | None:
-        """Return the error for what vLLM does not stream, or for a prompt that no chat becomes where it takes chats."""
+        """Return the error for what vLLM does not stream, or a prompt that cannot be a chat if the server needs one."""
         return refused_parameter(traits) or (traits.needs_token_ids if self.takes_chats_only else None)
 
     def holds(self, salt: bytes, content_hash: bytes) -> bool:
-        """Whether the server was sent an image lately and so is believed to hold its pixels."""
+        """Whether the server was sent an image recently and so is believed to hold its pixels."""
         return self._session is not None and self._session.holds(salt, content_hash)
 
     async def kv_events(self, *, blocks: bool, images: bool) -> AsyncGenerator[KvEvents, None]:
@@ -166,8 +166,8 @@ class VllmClient:
 
         If the server no longer holds an image, the sink is asked for its pixels, and the request is sent once more.
         Raises WorkerUnavailable if the server is away. The sink fails with WorkerFailed if the server dies or makes no
-        sense, UnsupportedParameter for what this wire cannot say, ImageTooLarge for too many pixels, and RequestError,
-        QueueFull or DeadlineExceeded if the server refuses.
+        sense, UnsupportedParameter for what this wire cannot express, ImageTooLarge for too many pixels, and
+        RequestError, QueueFull or DeadlineExceeded if the server refuses.
         """
         session = self._checked(request)
         return PulledStream(self.url, sink, lambda stream: self._deltas(session, request, stream))
@@ -183,7 +183,7 @@ class VllmClient:
                     yield delta
             return
         except WorkerFailed as error:
-            # vLLM says of an image that it lacks no more than that something went wrong.
+            # If vLLM lacks an image, it reports only that something went wrong.
             if not by_hash or answer.begun:
                 raise
             logger.info("worker %s refused images by their hashes: %s", self.url, error.message)
@@ -194,7 +194,7 @@ class VllmClient:
                 yield delta
 
     def generate_chat(self, request: EngineRequest, chat: ChatPrompt, sink: Sink) -> Stream:
-        """Do as generate(), but send *request* by its *chat*. Its media need no pixels."""
+        """Do the same as generate(), but send *request* by its *chat*. Its media need no pixels."""
         session = self._checked(request)
         return PulledStream(self.url, sink, lambda _: self._deltas_of_chat(session, request, chat))
 
@@ -213,7 +213,7 @@ class VllmClient:
         return False
 
     def _checked(self, request: EngineRequest) -> _Session:
-        """Return the session. Raises WorkerUnavailable, and InternalError for pixels where vLLM cannot read them."""
+        """Return the session. Raises WorkerUnavailable, and InternalError for pixels that vLLM cannot read."""
         if slots := slots_of(request):
             self._on_released(slots)
             raise InternalError("The images lie where this worker cannot read them.")
@@ -237,7 +237,7 @@ class VllmClient:
     async def _stream(
         self, session: _Session, path: str, body: bytes, answer: Answer
     ) -> AsyncGenerator[TokenDelta, None]:
-        """POST *body* and yield what the server streams. The response is closed at once where it is not read whole."""
+        """POST *body* and yield what the server streams. If the caller stops early, the response is closed at once."""
         response = await session.http.stream(path, body)
         del body
         try:
@@ -260,7 +260,7 @@ class VllmClient:
             response.close()
 
     def _compare(self, request: EngineRequest, answer: Answer) -> None:
-        """Note where the server made other token ids of a chat: then its blocks are not those of our prompts."""
+        """Note if the server made other token ids of a chat: then its blocks are not those of our prompts."""
         told, answer.prompt_token_ids = answer.prompt_token_ids, None
         if told is not None and told != request.token_ids and self._tokenises_alike:
             self._tokenises_alike = False
@@ -278,7 +278,7 @@ class VllmClient:
             await asyncio.sleep(backoff.after_failure())
 
     async def _live(self) -> str:
-        """Connect, then watch the server until it is lost or unwell; return why."""
+        """Connect, then watch the server until it is lost or unhealthy; return why."""
         http = Http(self._address, self._credentials)
         try:
             server = await vllm_server.discover(http, self._address, self._reader)
@@ -301,7 +301,7 @@ class VllmClient:
         self._session = session
         self._tokenises_alike = True
         if not self._is_followed:
-            # A feed outlives a server that was only slow, and goes on to tell what it covers.
+            # A feed outlives a server that was only slow, and still reports what it covers.
             self._coverage = Coverage()
         if session.server.chat_reason:
             logger.warning("worker %s: %s", self.url, session.server.chat_reason)
@@ -315,14 +315,14 @@ class VllmClient:
 
 
 async def _made(request: EngineRequest, body: Callable[[], bytes]) -> bytes:
-    """Return what *body* makes of *request*: in a thread, where that would hold up others."""
+    """Return the result of *body* for *request*: in a thread, if it would delay others."""
     if not request.media and len(request.token_ids) < THREAD_FROM_TOKENS:
         return body()
     return await asyncio.to_thread(body)
 
 
 def _with_pixels(request: EngineRequest, supplied: Sequence[MediaPixels]) -> EngineRequest:
-    """Return *request* with the pixels of its images, and an id of its own: the first one may be in use still."""
+    """Return *request* with the pixels of its images, and another id: the first one may still be in use."""
     pixels = {one.index: one.inline for one in supplied}
     media = tuple(
         msgspec.structs.replace(item, inline=pixels[index]) if index in pixels else item

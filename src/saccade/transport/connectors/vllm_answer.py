@@ -41,7 +41,7 @@ class _Top(msgspec.Struct):
 
 
 class _Token(_Top):
-    """A drawn token, and the likeliest in its place."""
+    """A drawn token, and the most likely ones in its place."""
 
     top_logprobs: list[_Top] = []
 
@@ -80,7 +80,7 @@ class _Error(msgspec.Struct):
 
 
 class _Event(msgspec.Struct):
-    """One event of either stream; what is not named here is ignored."""
+    """One event of either stream; other fields are ignored."""
 
     choices: list[_Choice] = []
     usage: _Usage | None = None
@@ -91,8 +91,8 @@ class _Event(msgspec.Struct):
 class Answer:
     """The answer to *request* as it arrives: take() every event, then close() at the stream's end.
 
-    vLLM counts cached tokens in its last event, so the last delta of sample 0 waits for that. *begun* tells whether a
-    token has come. *prompt_token_ids* are those of the worker's own prompt, where it says them.
+    vLLM counts cached tokens in its last event, so the last delta of sample 0 waits for that. *begun* is true once a
+    token has come. *prompt_token_ids* are those of the worker's own prompt, if it reports them.
     """
 
     def __init__(self, request: EngineRequest) -> None:
@@ -108,9 +108,7 @@ class Answer:
         self._events = msgspec.json.Decoder(_Event)
 
     def take(self, data: bytes) -> list[TokenDelta]:
-        """Return what an event adds. Raises the error that it tells of, and WorkerFailed where it makes no sense or is
-        more than was asked for.
-        """
+        """Return what an event adds. Raises its error, or WorkerFailed if it is malformed or more than requested."""
         try:
             event = self._events.decode(data)
             deltas = [delta for choice in event.choices if (delta := self._delta(choice)) is not None]
@@ -125,7 +123,7 @@ class Answer:
         return deltas
 
     def close(self) -> TokenDelta:
-        """Return the last delta. Raises WorkerFailed where the stream ended before all samples had."""
+        """Return the last delta. Raises WorkerFailed if the stream ended before all samples had."""
         if self._open or self._last is None:
             raise WorkerFailed("The worker ended the answer without saying why.")
         return msgspec.structs.replace(self._last, num_cached_tokens=self._num_cached_tokens)
@@ -160,9 +158,9 @@ class Answer:
 
 
 def _logprob(token: _Token, num_top: int) -> TokenLogprob:
-    """Return a token's log probability with the *num_top* likeliest tokens, among which vLLM may put the token itself.
+    """Return a token's log probability with the *num_top* most likely tokens, which in vLLM may include the token.
 
-    Without a rank, as in chats, one that is not among them is put after them.
+    Without a rank, as in chats, a token that is not among them comes after them.
     """
     top = sorted(token.top_logprobs, key=lambda one: -one.logprob)[:num_top]
     top_ids = [one.id for one in top]
@@ -171,7 +169,7 @@ def _logprob(token: _Token, num_top: int) -> TokenLogprob:
 
 
 def error_of(code: int | str | None, *, begun: bool) -> SaccadeError:
-    """Return what an HTTP status means for the client; *begun* when a part of the answer had come.
+    """Return what an HTTP status means for the client; *begun* if a part of the answer had come.
 
     vLLM's own words are not shown.
     """

@@ -1,7 +1,7 @@
 """Follow the KV cache events of a vLLM worker, in our block keys.
 
-The replayed batches are our snapshot, which is whole only where the replay begins with batch 0. Batches are decoded and
-keys are computed on the event loop, at most MAX_EVENTS at a time.
+The replayed batches are our snapshot, which is complete only if the replay begins with batch 0. The event loop decodes
+batches and computes keys, at most MAX_EVENTS at a time.
 """
 
 import contextlib
@@ -16,13 +16,13 @@ from saccade.transport.connectors.vllm_keys import Coverage, KeyContext, Reporte
 from saccade.transport.framing import UNREADABLE
 
 MAX_EVENTS = 256
-"""Events in one of our messages, or of the engine's behind it, and so what is worked on in one turn of the loop."""
+"""Events in one of our messages, or the engine's events in one, and so the work of one turn of the loop."""
 
 
 def event_source(host: str, published: Mapping[str, Any]) -> EventSource | None:
     """Return the source that an entry of vLLM's `/kv_event_sources` describes, for a worker on *host*.
 
-    Return None where that engine publishes nothing. A wildcard stands for every address of the worker's host.
+    Return None if that engine publishes nothing. A wildcard stands for every address of the worker's host.
     """
     endpoint, replay, topic = (published.get(name) for name in ("endpoint", "replay_endpoint", "topic"))
     is_on = published.get("enable_kv_cache_events", True) and published.get("publisher") in (None, "zmq")
@@ -44,9 +44,8 @@ def _reachable(endpoint: str, host: str) -> str:
 async def follow(source: EventSource, context: KeyContext, coverage: Coverage) -> AsyncGenerator[KvEvents, None]:
     """Yield what the worker's cache holds in our keys: a snapshot's messages, then increments.
 
-    *coverage* tells, while this runs, how exactly the worker can be known by its events.
-    Raises WorkerUnavailable where the feed cannot be had, ends, or loses a batch for good; what was learnt from it is
-    void then; ask again.
+    While this runs, *coverage* knows how exactly the events describe the worker. Raises WorkerUnavailable if the feed
+    is not available, ends, or loses a batch for good: what it reported is void then; ask again.
     """
     coverage.begin()
     messages = translated(source, ReportedBlocks(context, coverage).take, coverage.note_missing)
@@ -60,7 +59,7 @@ async def translated(
 ) -> AsyncGenerator[KvEvents, None]:
     """Yield what an engine publishes as a snapshot's messages, then increments; *take* yields what an event means.
 
-    *on_missing* is called with the reason why what was stored before is not known, "" where nothing was. Raises
+    It calls *on_missing* with the reason why what was stored before is not known, "" if nothing was. Raises
     WorkerUnavailable as follow() does.
     """
     translator = _Translator(take)
@@ -79,7 +78,7 @@ async def translated(
 
 
 class _Translator:
-    """From the engine's batches to events in our keys."""
+    """Translates the engine's batches to events in our keys."""
 
     def __init__(self, take: Callable[[Event], Iterator[KvEvent]]) -> None:
         self._take = take
@@ -99,7 +98,7 @@ class _Translator:
                         yield events
                         events = []
                 if count % MAX_EVENTS == 0:
-                    # Events that mean nothing here take their time, too.
+                    # Events that mean nothing here take time, too.
                     yield events
                     events = []
         except (*UNREADABLE, OverflowError) as error:

@@ -1,6 +1,6 @@
 """The cache events of vLLM as they are sent over ZeroMQ: batches of events, in all four encodings that releases had.
 
-A batch is a msgpack array or map, and so is each of its events. Fields that are not named here are ignored.
+A batch is a msgpack array or map, and so is each of its events. Other fields are ignored.
 """
 
 from collections.abc import Iterator
@@ -13,12 +13,12 @@ Hash = int | bytes
 
 
 class Stored(msgspec.Struct, frozen=True, tag="BlockStored"):
-    """Blocks became reusable, each the parent of the next; *parent_block_hash* is None where the first has none.
+    """Blocks became reusable, each the parent of the next; *parent_block_hash* is None if the first has none.
 
-    *token_ids* are those of all blocks. *extra_keys* has an entry per block: None, or a list of the LoRA adapter's
-    name, of [identifier of an image, its start relative to the block's], of the cache salt (first block of a prompt
-    only) and of a digest of prompt embeddings, in this order; each of them only where there is one. SGLang has no
-    *extra_keys*, but *cache_salt*. *lookahead_token_ids* are tokens behind a block that its hash depends on, too.
+    *token_ids* are those of all blocks. *extra_keys* has an entry per block: None, or a list of those that apply, in
+    this order: the LoRA adapter's name, [identifier of an image, its start relative to the block's], the cache salt
+    (first block of a prompt only), a digest of prompt embeddings. SGLang has *cache_salt* instead. The block's hash
+    also depends on the *lookahead_token_ids* after it.
     """
 
     block_hashes: list[Hash]
@@ -51,13 +51,13 @@ class Cleared(msgspec.Struct, frozen=True, tag="AllBlocksCleared"):
 
 
 class Unknown(msgspec.Struct, frozen=True):
-    """An event of a type that is not known here."""
+    """An event of an unknown type."""
 
     type: str
 
 
 class _UnknownArray(Unknown, frozen=True, array_like=True):
-    """Its array, of which only the first value is read."""
+    """An event as an array, whose first value alone is read."""
 
 
 class _StoredArray(Stored, frozen=True, array_like=True, tag="BlockStored"):
@@ -73,14 +73,14 @@ class _ClearedArray(Cleared, frozen=True, array_like=True, tag="AllBlocksCleared
 
 
 class _BatchArray(msgspec.Struct, frozen=True, array_like=True):
-    """*ts* is a Unix time; a data-parallel rank may follow, but every rank publishes at an endpoint of its own."""
+    """*ts* is a Unix time; a data-parallel rank may follow, but every rank publishes at its own endpoint."""
 
     ts: float
     events: list[msgspec.Raw]
 
 
 class _BatchMap(msgspec.Struct, frozen=True):
-    """The form of a few releases between others."""
+    """The form of a few releases in between."""
 
     events: list[msgspec.Raw]
 
@@ -90,7 +90,7 @@ Event = Stored | Removed | Cleared | Unknown
 
 
 class BatchDecoder:
-    """Decodes batches. Its methods raise msgspec.DecodeError or RecursionError for bytes that are none."""
+    """Decodes batches. Its methods raise msgspec.DecodeError or RecursionError for other bytes."""
 
     def __init__(self) -> None:
         self._batch_array = msgspec.msgpack.Decoder(_BatchArray)

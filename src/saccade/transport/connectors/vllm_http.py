@@ -23,7 +23,7 @@ MAX_RANKS = 1024
 
 CONNECT_SECONDS = 10.0
 IDLE_SECONDS = 2.0
-"""An idle connection is given up before vLLM's server would, which is after 5 s."""
+"""An idle connection is closed before vLLM's server would close it, after 5 s."""
 
 MAX_REPLY_BYTES = 64 << 20
 MAX_EVENT_BYTES = 32 << 20
@@ -44,10 +44,7 @@ class Address:
 
 
 def rank_urls(url: str) -> tuple[str, ...]:
-    """Return the URL of every target behind *url*: itself, or with `?ranks=N` one for each data-parallel rank.
-
-    Raises StartupError where *url* is not `vllm(s)://host:port` with at most `?ranks=N` or `?rank=R`.
-    """
+    """Return the URL of every target of *url*: itself, or with `?ranks=N` one for each data-parallel rank."""
     server, ranks, rank = _parsed(url)
     if ranks is None:
         return (url,)
@@ -91,10 +88,7 @@ def _malformed(url: str) -> StartupError:
 
 
 class Http:
-    """Requests to the server at *to*, with *credentials*. Make it within the event loop that it is used in.
-
-    Every method raises WorkerUnavailable where no connection can be made.
-    """
+    """Requests to the server at *to*, with *credentials*. Make it within the event loop that uses it."""
 
     def __init__(self, to: Address, credentials: WorkerCredentials) -> None:
         headers = {} if credentials.token is None else {"Authorization": f"Bearer {credentials.token}"}
@@ -116,13 +110,13 @@ class Http:
 
     @property
     def closed(self) -> bool:
-        """Whether close() has been called."""
+        """Whether close() was called."""
         return self._session.closed
 
     async def close(self) -> None:
-        """Close every connection; what still runs raises WorkerFailed."""
+        """Close every connection; whatever still runs raises WorkerFailed."""
         for response in self._streams:
-            # aiohttp closes the connections, and would let a task that reads from one wait for ever.
+            # aiohttp closes the connections, but a task that reads from one would wait for ever.
             response.content.set_exception(aiohttp.ClientConnectionError())
         await self._session.close()
 
@@ -137,12 +131,12 @@ class Http:
     async def stream(self, path: str, body: bytes) -> aiohttp.ClientResponse:
         """POST JSON and return the answer once its head has arrived. Close the answer to abort it."""
         try:
-            # Bytes would be written in one piece, which holds up the event loop.
+            # Bytes would be written in one piece, which blocks the event loop.
             response = await self._session.post(path, data=io.BytesIO(body), headers=JSON, allow_redirects=False)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise WorkerUnavailable(UNREACHABLE) from error
         except RuntimeError as error:
-            # aiohttp raises this where close() was called while the request was made.
+            # aiohttp raises this if close() was called while it made the request.
             if not self.closed:
                 raise
             raise WorkerUnavailable(UNREACHABLE) from error
@@ -180,8 +174,8 @@ async def read_body(response: aiohttp.ClientResponse) -> bytes:
 async def events(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
     """Yield the data of each server-sent event but the last, DONE, until the stream ends.
 
-    Every event of vLLM's is one line. Raises WorkerFailed for one of more than MAX_EVENT_BYTES, and aiohttp's errors
-    where the connection breaks.
+    Every event of vLLM's is one line. Raises WorkerFailed for one of more than MAX_EVENT_BYTES, and aiohttp's errors if
+    the connection breaks.
     """
     begun = bytearray()
     async for piece in response.content.iter_any():
@@ -198,7 +192,7 @@ async def events(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None
 
 
 def parsed(body: bytes) -> Any:
-    """Return the JSON in *body*. Raises WorkerUnavailable where it is none."""
+    """Return the JSON in *body*. Raises WorkerUnavailable for anything else."""
     try:
         return msgspec.json.decode(body)
     except UNREADABLE as error:
@@ -206,7 +200,7 @@ def parsed(body: bytes) -> Any:
 
 
 def _socket(info: tuple[Any, ...]) -> socket.socket:
-    """Return a socket that notices a peer that has vanished, while a request waits for its first token."""
+    """Return a socket that notices a vanished peer while a request waits for its first token."""
     family, kind, protocol, *_ = info
     made = socket.socket(family, kind, protocol)
     made.setblocking(False)

@@ -1,7 +1,7 @@
 """Between vLLM's names of cached blocks and our keys: salts, image identifiers and the hashes of its events.
 
-vLLM names a block by a hash that only vLLM can compute. Its events tell what the hash was made of, so our key of the
-block is computed from that. A block of which any part is not certain is not reported, nor are those after it.
+vLLM names a block by a hash that only vLLM can compute. Its events contain the hash's inputs, so our key of the block
+is computed from them. If any part of a block is not certain, neither it nor the blocks after it are reported.
 """
 
 from collections import Counter
@@ -29,18 +29,18 @@ DEVICE_MEDIA = (None, "GPU")
 """Where a block lies that can be reused at once. vLLM says GPU on CPUs too."""
 
 MAX_QUOTED = 64
-"""Characters of what a worker says, in a reason."""
+"""The most characters of a worker's words in a reason."""
 
-NO_EXTRA_KEYS = "its events lack `extra_keys`, so they do not tell whose and which images' blocks are cached"
+NO_EXTRA_KEYS = "its events lack `extra_keys`, so they do not show whose blocks are cached, and with which images"
 NO_SLICES = "it reports blocks of other sizes than {size} tokens; those are not known"
 OTHER_LAYERS = "it caches its layers of kind {kind} apart, and they may hold less than what is reported"
 OTHER_EVENTS = "it reports {kind}, which is not known here"
-LOOKAHEAD = "its blocks depend on the tokens behind them, so one that is reported may not be reused: it drafts tokens"
+LOOKAHEAD = "its blocks depend on the tokens after them, so one that is reported may not be reused: it drafts tokens"
 TEXT_IN_IMAGES = "what stands for an image of this model is more than one run of placeholders"
 
 
 def cache_salt(salt: bytes) -> str | None:
-    """Return `cache_salt` of a request for the tenant of *salt*; None for the empty salt, which vLLM does not take."""
+    """Return `cache_salt` of a request for the tenant of *salt*; None for the empty salt, which vLLM refuses."""
     return salt.hex() or None
 
 
@@ -50,7 +50,7 @@ def salt_of(cache_salt: str) -> bytes | None:
 
 
 def media_identifier(salt: bytes, content_hash: bytes) -> str:
-    """Return what an image is called in requests to vLLM: `mm_hashes` of tokens-in, `uuid` of a chat.
+    """Return the identifier of an image in requests to vLLM: `mm_hashes` of tokens-in, `uuid` of a chat.
 
     vLLM uses the string as it is, both in the hashes of blocks and as the key of its processor cache, which knows no
     salt. So the string names the tenant too, and two tenants never share an entry.
@@ -70,7 +70,7 @@ def _tag(salt: bytes) -> str:
 
 
 def _bytes_of(digits: str) -> bytes | None:
-    """Return the bytes behind *digits*, or None where hex() would not write them so."""
+    """Return the bytes of the hexadecimal *digits*, or None if hex() would not write them so."""
     try:
         decoded = bytes.fromhex(digits)
     except ValueError:
@@ -80,7 +80,7 @@ def _bytes_of(digits: str) -> bytes | None:
 
 @dataclass(frozen=True)
 class KeyContext:
-    """What keys of a worker's blocks depend on beside its events. Sizes count tokens.
+    """What the keys of a worker's blocks depend on in addition to its events. Sizes count tokens.
 
     *fingerprint* is that of the worker's Description; *placeholder_ids* are the token ids that stand for images.
     A worker of more than *max_blocks* blocks is not followed; a block takes about 180 bytes here.
@@ -95,10 +95,10 @@ class KeyContext:
 
 @dataclass
 class Coverage:
-    """How much of a worker's cache its events have told.
+    """How much of a worker's cache its events have reported.
 
-    *earlier* is why blocks may be held that no event has told of, "" where none can. *num_refused* counts the events
-    that were not reported, by reason.
+    *earlier* is why the worker may hold blocks that no event has reported, "" if it cannot. *num_refused* counts the
+    events that were not reported, by reason.
     """
 
     earlier: str = ""
@@ -115,17 +115,17 @@ class Coverage:
         return Exactness("DEGRADED", self.earlier) if self.earlier else EXACT
 
     def begin(self) -> None:
-        """Forget what the events of an earlier feed have told."""
+        """Forget the events of an earlier feed."""
         self.earlier = ""
         self.limits.clear()
 
     def note_missing(self, reason: str) -> None:
-        """Note why blocks may be held that were stored before the first event, "" where there are none."""
+        """Note why the worker may hold blocks stored before the first event, "" if there are none."""
         self.earlier = reason
 
     def limit(self, level: Level, reason: str) -> None:
         """Note that the worker can be known no better than *level*; the first reason stays."""
-        # Counted by that one too: a reason may quote the worker, and there is no end of what it could say.
+        # Counted under that one too: a reason may quote the worker, whose words have no bound.
         self.num_refused[self.limits.setdefault(level, reason)] += 1
 
 
@@ -161,7 +161,7 @@ class ReportedBlocks:
         return len(self._blocks)
 
     def take(self, event: Event) -> Iterator[BlockStored | BlockRemoved]:
-        """Yield in our keys what *event* changes. Raises WorkerUnavailable where there are too many blocks."""
+        """Yield in our keys what *event* changes. Raises WorkerUnavailable if there are too many blocks."""
         match event:
             case Stored():
                 if self._is_followed(event) and self._can_be_sliced(event):
@@ -189,12 +189,12 @@ class ReportedBlocks:
             self._groups.add(event.group_idx)
         if needs_all and event.group_idx in self._groups:
             return True
-        # Groups share their hashes, so a second one's removals would be taken for the first one's.
+        # Groups share their hashes, so removals of a second group would look like those of the first.
         self._coverage.limit("DEGRADED", OTHER_LAYERS.format(kind=str(kind)[:MAX_QUOTED]))
         return False
 
     def _can_be_sliced(self, event: Stored) -> bool:
-        """Whether token ids and extra keys can be told apart by block."""
+        """Whether token ids and extra keys can be divided by block."""
         count, size = len(event.block_hashes), self._context.block_size
         if event.lookahead_token_ids:
             self._coverage.limit("DEGRADED", LOOKAHEAD)
@@ -238,7 +238,7 @@ class ReportedBlocks:
                 raise WorkerUnavailable(f"The worker holds more than {self._context.max_blocks} blocks.")
             yield BlockStored(block.key, parent.key, [], is_first=is_first)
         elif held.key != block.key:
-            # Two blocks have the same 64 bits, and which of them an event means cannot be told.
+            # Two blocks have the same 64 bits, so it is not certain which one an event means.
             self._coverage.num_refused["a block whose hash another one has"] += 1
             yield from self._removed([block_hash])
 
@@ -248,7 +248,7 @@ class ReportedBlocks:
                 yield BlockRemoved(block.key)
 
     def _contents(self, extra_keys: list[Any] | None, *, is_first: bool) -> _Contents | None:
-        """Read a block's extra keys. Return None where they say anything that our keys cannot say."""
+        """Read a block's extra keys. Return None if they contain anything that our keys cannot express."""
         media: list[tuple[str, int]] = []
         salts: list[str] = []
         for extra in extra_keys or ():
@@ -267,9 +267,9 @@ class ReportedBlocks:
         return _Contents(media, salt)
 
     def _runs(self, token_ids: list[int], media: list[tuple[str, int]], salt: bytes) -> list[MediaRun] | None:
-        """Return the placeholders of each image of a block, or None where they are not certain.
+        """Return the placeholders of each image of a block, or None if they are not certain.
 
-        An image's *start* counts tokens from the start of the block and is negative where an earlier block begins it.
+        An image's *start* counts tokens from the start of the block and is negative if an earlier block begins it.
         """
         if not media:
             return []
@@ -291,13 +291,13 @@ class ReportedBlocks:
         return runs
 
     def _content_hash_of(self, salt: bytes, identifier: str) -> bytes | None:
-        """Do what content_hash_of() does, once for the blocks of one image."""
+        """Do the same as content_hash_of(), once for the blocks of one image."""
         if self._image[:2] != (salt, identifier):
             self._image = (salt, identifier, content_hash_of(salt, identifier))
         return self._image[2]
 
     def _num_leading(self, token_ids: list[int]) -> int:
-        """Return how many placeholders *token_ids* begin with. Most blocks of an image have nothing else."""
+        """Return the number of placeholders at the start of *token_ids*. Most blocks of an image have nothing else."""
         if self._num_placeholders(token_ids) == len(token_ids):
             return len(token_ids)
         return len(list(takewhile(self._context.placeholder_ids.__contains__, token_ids)))

@@ -25,7 +25,7 @@ PROBE_IMAGE = (
 """A grey image of 64 x 64 pixels."""
 
 PROBE_IDENTIFIER = "saccade-probe"
-"""No request has such an identifier, so no cache of the worker takes the probe for another image."""
+"""No request has this identifier, so no cache of the worker takes the probe for another image."""
 
 RAW = 3
 """The msgpack extension of vLLM's raw tensors (vllm/v1/serial_utils.py)."""
@@ -37,8 +37,8 @@ CHANNELS = 3
 class ImageForm:
     """Names and types of an image's two tensors: its patches, and its grid of int64.
 
-    *modality* is what the request calls images. *pixels_shape* is that of one patch. *pixels_field* and *grid_field*
-    say how vLLM joins the tensors of several images; the former lacks the number of patches.
+    *modality* is the request's name of images. *pixels_shape* is that of one patch. *pixels_field* and *grid_field* say
+    how vLLM joins the tensors of several images; the former lacks the number of patches.
     """
 
     modality: str
@@ -72,7 +72,7 @@ def read_form(rendered: Any) -> ImageForm:
 def encoded(form: ImageForm, item: MediaItem) -> bytes:
     """Return *item*, whose pixels are inline, as base64 of vLLM's msgpack.
 
-    Raises UnsupportedParameter where the form does not fit the image's patches.
+    Raises UnsupportedParameter if the form does not fit the image's patches.
     """
     pixels = _pixels(form, item)
     slices = [[[0, item.pixel_shape[0], None]]]

@@ -29,7 +29,7 @@ WHOLE: Mapping[str, Any] = {"stream": True, "stream_options": {"include_usage": 
 def generate_body(request: EngineRequest, model: str, form: ImageForm | None) -> bytes:
     """Return the body that asks for *request* by its token ids; images are inline, or go by their identifier alone.
 
-    Takes time in proportion to the pixels. Raises UnsupportedParameter for what the wire lacks, ImageTooLarge for more
+    The time is proportional to the pixels. Raises UnsupportedParameter for what the wire lacks, ImageTooLarge for more
     pixels than a request may bring.
     """
     _check_parameters(request)
@@ -54,7 +54,7 @@ def generate_body(request: EngineRequest, model: str, form: ImageForm | None) ->
 
 
 def chat_body(request: EngineRequest, model: str, chat: ChatPrompt) -> bytes:
-    """Return the body that asks for *request* by its chat. Takes time in proportion to the images.
+    """Return the body that asks for *request* by its chat. The time is proportional to the images.
 
     Each image has its identifier, so that the worker names it as tokens-in would. Raises UnsupportedParameter and
     ImageTooLarge as generate_body() does.
@@ -101,7 +101,7 @@ def _check_parameters(request: EngineRequest) -> None:
 
 
 def _sampling(sampling: SamplingParams) -> dict[str, Any]:
-    """Return everything about drawing, so that no default of the worker's applies.
+    """Return all sampling parameters, so that no default of the worker applies.
 
     Our stop_token_ids hold the end-of-sequence ids unless they are to be ignored, so the worker adds none.
     """
@@ -124,7 +124,7 @@ def _sampling(sampling: SamplingParams) -> dict[str, Any]:
 
 
 def _num_logprobs(sampling: SamplingParams) -> int | None:
-    """Return how many to ask for: one more than wanted, because vLLM counts the drawn token among them."""
+    """Return how many to ask for: one more than requested, because vLLM counts the drawn token among them."""
     wanted = sampling.num_logprobs
     return wanted and min(wanted + 1, max(wanted, MAX_TOP_LOGPROBS))
 
@@ -165,7 +165,7 @@ def _image(salt: bytes, encoded: bytes, item: Any) -> dict[str, Any]:
 
 
 def _quoted(text: bytes) -> msgspec.Raw:
-    """Return base64 as a JSON string, without looking for characters to escape."""
+    """Return base64 as a JSON string, without a search for characters to escape."""
     return msgspec.Raw(b'"' + text + b'"')
 
 

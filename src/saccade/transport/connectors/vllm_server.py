@@ -1,4 +1,4 @@
-"""What a vLLM server tells of itself: its model, its cache, its load, how it takes prompts, where it sends events."""
+"""What a vLLM server reports of itself: its model, its cache, its load, how it takes prompts, where it sends events."""
 
 import asyncio
 import math
@@ -26,14 +26,14 @@ from saccade.transport.framing import UNREADABLE
 
 CALL_SECONDS = 20.0
 PROBE_SECONDS = 120.0
-"""The first image that a server processes loads its processor."""
+"""The first image takes long, because the server loads its processor."""
 
 GENERATE, CHAT = "/inference/v1/generate", "/v1/chat/completions"
 RENDER = f"{CHAT}/render"
 OFF = (HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED)
 
 MAX_NUM_SEQS = 256
-"""vLLM does not say how many sequences it computes at a time; this is the least of its defaults."""
+"""vLLM does not report how many sequences it computes at a time; this is the least of its defaults."""
 
 NO_TOKENS = "it takes chats only: it runs without --enable-scale-out"
 NO_EVENTS = "it sends no cache events: it runs without --kv-events-config"
@@ -62,9 +62,9 @@ class _Models(msgspec.Struct):
 class Server:
     """A vLLM server, or one data-parallel rank of it, that can take requests.
 
-    *form* is how images are written for it; with None it takes chats only, and *chat_reason* tells why. Its cache
-    events come from *source*, None where it has none. *exactness* is how exactly they can tell what it holds, and
-    *context* is what our keys of its blocks depend on.
+    *form* is how images are written for it; with None it takes chats only, for *chat_reason*. Its cache events come
+    from *source*, None if it has none. *exactness* is how exactly they report what it holds, and *context* is what our
+    keys of its blocks depend on.
     """
 
     description: Description
@@ -111,9 +111,9 @@ def _is_of(labels: Mapping[str, str], rank: int) -> bool:
 
 @dataclass(frozen=True)
 class FileReader:
-    """Where the files of a server's model come from: those *given* for its name, else its own folder by *read*.
+    """The source of a server's model files: those *given* for its name, else its own folder by *read*.
 
-    *placeholder_id* returns the token id that stands for images in a model's files, None where nothing does.
+    *placeholder_id* returns the token id that stands for images in a model's files, None if nothing does.
     """
 
     given: Mapping[str, ModelFiles]
@@ -121,7 +121,7 @@ class FileReader:
     placeholder_id: Callable[[ModelFiles], int | None]
 
     def files(self, model: str, root: str | None) -> ModelFiles:
-        """Return the files of *model*, whose folder is called *root* by the server. Raises StartupError."""
+        """Return the files of *model*, whose folder the server calls *root*. Raises StartupError."""
         if model in self.given:
             return self.given[model]
         folder = Path(root or "")
@@ -134,9 +134,9 @@ class FileReader:
 
 
 async def discover(http: Http, to: Address, reader: FileReader) -> Server:
-    """Ask the server what it is.
+    """Ask the server for its description.
 
-    Raises WorkerUnavailable where it does not answer, StartupError where it cannot serve.
+    Raises WorkerUnavailable if it does not answer, StartupError if it cannot serve.
     """
     rank = to.rank
     await check_health(http)
@@ -168,9 +168,9 @@ async def discover(http: Http, to: Address, reader: FileReader) -> Server:
 
 
 def exactness_of(source: EventSource | None, num_sources: int, rank: int | None, chat_reason: str) -> Exactness:
-    """Return how exactly the events of *source* can tell what a server holds; it has *num_sources* in all.
+    """Return how exactly the events of *source* report what a server holds; it has *num_sources* in all.
 
-    *chat_reason* is why the server takes chats only, "" where it takes token ids.
+    *chat_reason* is why the server takes chats only, "" if it takes token ids.
     """
     if rank is None and num_sources > 1:
         return Exactness("NONE", f"it has {num_sources} data-parallel ranks: add ?ranks={num_sources} to its address")
@@ -180,14 +180,14 @@ def exactness_of(source: EventSource | None, num_sources: int, rank: int | None,
 
 
 async def check_health(http: Http) -> None:
-    """Raise WorkerUnavailable where the server is not well."""
+    """Raise WorkerUnavailable if the server is not healthy."""
     status, _ = await http.get("/health", CALL_SECONDS)
     if status != HTTPStatus.OK:
         raise WorkerUnavailable(f"/health answered with {status}.")
 
 
 async def load(http: Http, rank: int | None, num_blocks: int) -> Load:
-    """Return the server's load by its metrics. Raises WorkerUnavailable."""
+    """Return the server's load from its metrics. Raises WorkerUnavailable."""
     return load_of(Samples.read(await _body(http, "/metrics")), rank, num_blocks)
 
 
@@ -208,12 +208,12 @@ def load_of(samples: Samples, rank: int | None, num_blocks: int) -> Load:
 def describe(models: Sequence[_Model], cache: Mapping[str, str], files: ModelFiles, version: str) -> Description:
     """Return the description of a server, whose *cache* is the labels of vllm:cache_config_info.
 
-    vLLM says nothing of its weights, so the fingerprint is that of the files alone. Raises StartupError.
+    vLLM does not report its weights, so the fingerprint is that of the files alone. Raises StartupError.
     """
     block_size, num_blocks = _count(cache.get("block_size")), _count(cache.get("num_gpu_blocks"))
     max_model_len = models[0].max_model_len
     if not max_model_len or not block_size:
-        raise StartupError("it tells neither max_model_len nor the size of its blocks")
+        raise StartupError("it reports neither max_model_len nor the size of its blocks")
     return Description(
         model=models[0].id,
         aliases=tuple(model.id for model in models[1:] if model.parent is None),
@@ -242,7 +242,7 @@ async def _models(http: Http) -> list[_Model]:
 
 
 async def _probe(http: Http, model: str) -> tuple[ImageForm | None, str]:
-    """Return the form of images for requests of token ids; None and why, where the server takes chats only."""
+    """Return the form of images for requests of token ids, or None with the reason why the server takes chats only."""
     status, body = await http.post(RENDER, probe_body(model), PROBE_SECONDS)
     if status in OFF:
         return None, NO_TOKENS
@@ -255,7 +255,7 @@ async def _probe(http: Http, model: str) -> tuple[ImageForm | None, str]:
 
 
 async def _sources(http: Http) -> dict[int, Mapping[str, Any]]:
-    """Return the publishers of cache events by rank; none where the server has no such endpoint."""
+    """Return the publishers of cache events by rank; none if the server has no such endpoint."""
     status, body = await http.get("/kv_event_sources", CALL_SECONDS)
     found = parsed(body) if status == HTTPStatus.OK else {}
     if not isinstance(found, dict) or not all(isinstance(source, dict) for source in found.values()):

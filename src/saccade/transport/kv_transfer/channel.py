@@ -3,11 +3,11 @@
 The source, which is the prefill worker, sends a nonce of 16 bytes. The destination answers with the transfer's name and
 a nonce of its own, and everything after that is messages:
 
-    u32 bytes of the head, u64 bytes of the content, head (msgpack), content, code of 16 bytes
+u32 bytes of the head, u64 bytes of the content, head (msgpack), content, code of 16 bytes
 
 The code is blake3 over all before it, a counter and the sender's side, keyed with a key that is derived from the
-transfer's key and both nonces. So a message that was damaged, forged, repeated or left out ends the transfer. Contents
-are not encrypted.
+transfer's key and both nonces. So a damaged, forged, repeated or missing message ends the transfer. Contents are not
+encrypted.
 """
 
 import asyncio
@@ -27,10 +27,10 @@ NAME_BYTES = 16
 CODE_BYTES = 16
 LENGTHS = struct.Struct("<IQ")
 MAX_HEAD_BYTES = 256 << 20
-"""Of a message to the destination: Prefilled may have the log probabilities of a whole prompt."""
+"""For messages to the destination: Prefilled may have the log probabilities of a whole prompt."""
 
 MAX_REPLY_BYTES = 64 << 10
-"""Of a message to the source, the first of which comes before the other end has shown that it knows the key."""
+"""For messages to the source. The first one comes before the other end has shown that it knows the key."""
 
 BUFFER_BYTES = 4 << 20
 
@@ -39,7 +39,7 @@ Incoming = TypeVar("Incoming", FromSource, FromDestination)
 
 
 class TransferFailed(Exception):
-    """The transfer cannot go on, and unless *by_peer* is False the other end is to blame.
+    """The transfer cannot go on. The other end is to blame unless *by_peer* is False.
 
     The message is a sentence for the operator and may be shown to clients.
     """
@@ -65,7 +65,7 @@ class Counter:
 
 
 class Channel(Generic[Outgoing, Incoming]):
-    """Sends one side's messages and receives the other's. *most* bounds the bytes of a head and a content received."""
+    """Sends one side's messages and receives the other's. *most* bounds the bytes of a received head and content."""
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ from saccade.transport.kv_transfer.channel import (
 from saccade.transport.kv_transfer.events import PieceArrived, PromptComputed, Tell, TransferEnded
 
 CONNECT_SECONDS = 5.0
-"""Until a prefill worker counts as not reachable: a packet that a firewall drops gets no answer."""
+"""After this time a prefill worker is unreachable: a packet that a firewall drops gets no answer."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +42,7 @@ class DestinationConfig:
 
 
 class KvDestination:
-    """The transfers of one decode worker, each a task. Every method runs in the event loop of the transfers."""
+    """The transfers of one decode worker, one task each. Every method runs in the event loop of the transfers."""
 
     def __init__(self, config: DestinationConfig, tell: Tell) -> None:
         self._config = config
@@ -101,7 +101,7 @@ class KvDestination:
     async def _transfer(
         self, key: bytes, streams: tuple[asyncio.StreamReader, asyncio.StreamWriter], first_block: int
     ) -> None:
-        """Receive until the engine says that it has the whole state."""
+        """Receive until the engine reports that it has the whole state."""
         async with asyncio.timeout(self._config.patience_seconds):
             channel = await self._opened(key, streams)
             await channel.send(Pull(first_block, self._config.form, shared_memory.readers()))
@@ -151,7 +151,7 @@ class KvDestination:
                     pass
 
     def _content(self, piece: Piece, content: bytes) -> bytes:
-        """Return the content of *piece*, of the size that its blocks have. Raises TransferFailed."""
+        """Return the content of *piece*. Raises TransferFailed unless it has the size of its blocks."""
         form = self._config.form
         expected = form.state_nbytes if piece.is_state else (piece.stop - piece.start) * form.block_nbytes
         if piece.slot is not None:

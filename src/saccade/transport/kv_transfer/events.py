@@ -1,4 +1,4 @@
-"""What happens to transfers, as the engine is told."""
+"""What happens to transfers, as events for the engine."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -34,7 +34,7 @@ class PromptComputed(NamedTuple):
 
 
 class PieceArrived(NamedTuple):
-    """A part of the state arrived; its content has the size that its blocks have."""
+    """A part of the state arrived; its content has the size of its blocks."""
 
     key: bytes
     piece: Piece
@@ -50,7 +50,7 @@ class TransferEnded(NamedTuple):
 
     @property
     def error(self) -> WorkerFailed:
-        """The error that the request ends with."""
+        """The error that ends the request."""
         return PeerFailed(self.reason) if self.by_peer else WorkerFailed(self.reason)
 
 

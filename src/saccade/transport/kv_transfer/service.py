@@ -1,4 +1,4 @@
-"""The transfers of one engine, in a thread with an event loop of its own, so that they go on while a step computes."""
+"""The transfers of one engine, in a thread with its own event loop, so that they continue while a step computes."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ from saccade.transport.kv_transfer.events import Event
 from saccade.transport.kv_transfer.source import KvSource, SourceConfig
 
 MAX_PIECE_BYTES = 16 << 20
-"""Of the blocks in one piece, unless a single block is larger."""
+"""Bytes of the blocks in one piece, unless a single block is larger."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,10 +34,10 @@ class TransferConfig:
 
 
 class KvTransfers:
-    """What an engine says of its transfers, by their keys, and is told of them. Call it from the engine's thread.
+    """The transfers of one engine, by their keys. Call it from the engine's thread.
 
-    *address* is where decode workers connect, None for a decode worker. A file descriptor, wake_fd, is readable while
-    events() has something new. Raises StartupError if *bind* cannot be listened on.
+    *address* is where decode workers connect, None for a decode worker. The file descriptor wake_fd is readable while
+    events() has something new. Raises StartupError if it cannot listen on *bind*.
     """
 
     def __init__(self, config: TransferConfig) -> None:
@@ -85,11 +85,11 @@ class KvTransfers:
         self._call(self._source.offer, key)
 
     def begun(self, key: bytes) -> None:
-        """Note that the prompt's state is held, and may not be held for ever."""
+        """Note that the engine holds the prompt's state, which it may not hold for ever."""
         self._call(self._source.begun, key)
 
     def prefilled(self, key: bytes, message: Prefilled) -> None:
-        """Tell the decode worker that the prompt is computed, and keep the transfer open for patience_seconds."""
+        """Report to the decode worker that the prompt is computed, and keep the transfer open for patience_seconds."""
         self._call(self._source.prefilled, key, message)
 
     def send(self, key: bytes, piece: Piece, content: bytes) -> None:
@@ -97,7 +97,7 @@ class KvTransfers:
         self._call(self._source.send, key, piece, content)
 
     def withdraw(self, key: bytes) -> None:
-        """End a transfer from here, without an event."""
+        """End a transfer from this engine, without an event."""
         self._call(self._source.withdraw, key)
 
     def pull(self, key: bytes, source: str, first_block: int) -> None:
@@ -105,15 +105,15 @@ class KvTransfers:
         self._call(self._destination.pull, key, source, first_block)
 
     def taken(self, key: bytes) -> None:
-        """Tell the prefill worker that a piece is used."""
+        """Report to the prefill worker that a piece is used."""
         self._call(self._destination.reply, key, Taken())
 
     def received(self, key: bytes) -> None:
-        """Tell the prefill worker that the whole state is here; this ends the transfer."""
+        """Report to the prefill worker that the whole state is here; this ends the transfer."""
         self._call(self._destination.reply, key, Received())
 
     def cancel(self, key: bytes) -> None:
-        """End a transfer to here, without an event."""
+        """End a transfer to this engine, without an event."""
         self._call(self._destination.cancel, key)
 
     def close(self) -> None:
@@ -146,6 +146,6 @@ class KvTransfers:
 
     def _tell(self, event: Event) -> None:
         self._events.append(event)
-        # A full buffer means that the engine is woken already.
+        # A full buffer means that the engine is awake already.
         with contextlib.suppress(BlockingIOError):
             self._wake.send(b"\0")

@@ -34,22 +34,23 @@ from saccade.transport.kv_transfer.channel import (
 from saccade.transport.kv_transfer.events import Delivered, PieceTaken, Tell, TransferEnded, Wanted
 
 NAME_SECONDS = 2.0
-"""Until a connection has named its transfer."""
+"""The time in which a connection must name its transfer."""
 
 HANDSHAKE_SECONDS = 10.0
-"""Until the prefill leg of that transfer has arrived."""
+"""The time in which the prefill leg of that transfer must arrive."""
 
 MAX_CONNECTIONS = 1024
-"""If there are more, one that has not named a transfer of this worker is closed: a decode worker's names one at once.
+"""If there are more, one connection that has not named a transfer of this worker is closed.
 
-It is the oldest of the address from which most such connections come, so that one host does not shut out others.
+It is the oldest of the address with the most such connections, so that one host does not shut out others. Decode
+workers name a transfer at once.
 """
 
 LOG_SECONDS = 60.0
-"""Between two lines about connections that named no transfer."""
+"""Time between two lines about connections that named no transfer."""
 
 SLOT_BYTES = 256 << 20
-"""Of shared memory, for pieces on their way; where it is full, they go over the connection."""
+"""Shared memory for pieces on their way; if it is full, they go over the connection."""
 
 NOT_TAKEN = "No decode worker received the prompt's state in time; send the request again."
 
@@ -57,7 +58,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Offer:
-    """One transfer: what is to be sent, and its connection. *slots* has an entry for each piece that was not taken."""
+    """One transfer: its messages and its connection. *slots* has an entry for each piece that was not taken."""
 
     def __init__(self, key: bytes) -> None:
         self.key = key
@@ -89,7 +90,7 @@ class KvSource:
         self._arrived = asyncio.Event()
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
-        # The addresses of those that have not named a transfer of this worker, the oldest first.
+        # The addresses of connections that have not named a transfer of this worker, the oldest first.
         self._strangers: dict[asyncio.Task[None], str] = {}
         self._num_unnamed = 0
         self._log_after = 0.0
@@ -101,7 +102,7 @@ class KvSource:
 
     async def listen(self, host: str, port: int) -> tuple[str, int]:
         """Listen, and return the address. Raises OSError."""
-        # Twice the limit is buffered for each connection, also before it has named a transfer.
+        # Twice the limit is buffered for each connection, even before it has named a transfer.
         self._server = await asyncio.start_server(self._accept, host, port, limit=MAX_REPLY_BYTES)
         address: tuple[str, int] = self._server.sockets[0].getsockname()[:2]
         return address
@@ -124,12 +125,12 @@ class KvSource:
         self._arrived = asyncio.Event()
 
     def begun(self, key: bytes) -> None:
-        """Note that the prompt's state is held: from now on the transfer may not stand still."""
+        """Note that the engine holds the prompt's state: from now on the transfer may not stand still."""
         if (offer := self._offers.get(name_of(key))) is not None:
             self._wait_anew(offer)
 
     def prefilled(self, key: bytes, message: Prefilled) -> None:
-        """Tell that the prompt is computed."""
+        """Report that the prompt is computed."""
         if (offer := self._offers.get(name_of(key))) is not None:
             offer.is_computed = True
             self._wait_anew(offer)
@@ -236,14 +237,14 @@ class KvSource:
     async def _handshake(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> tuple[_Offer, SourceChannel, Pull]:
-        """Return the transfer that the connection has proved to know the key of, and what it wants."""
+        """Return the transfer whose key the connection has proved to know, and its request."""
         nonce = secrets.token_bytes(NONCE_BYTES)
         writer.write(nonce)
         async with asyncio.timeout(NAME_SECONDS):
             named = await reader.readexactly(NAME_BYTES + NONCE_BYTES)
         name, other = named[:NAME_BYTES], named[NAME_BYTES:]
         while name not in self._offers:
-            # The gateway sends both legs at once, and this one may be behind.
+            # The gateway sends both legs at once, and this one may be late.
             await self._arrived.wait()
         offer = self._offers[name]
         channel = source_channel((reader, writer), offer.key, nonce + other)
@@ -311,7 +312,7 @@ class KvSource:
 
 
 def _mismatch(ours: KvForm, theirs: KvForm) -> str:
-    """Return a sentence on why no state can go from one worker to the other; empty if it can."""
+    """Return why no state can go from one worker to the other, as a sentence; empty if it can."""
     for field in msgspec.structs.fields(KvForm):
         here, there = getattr(ours, field.name), getattr(theirs, field.name)
         if here != there:
