@@ -1,4 +1,4 @@
-"""A cache that counts the bytes of what it holds and gives up what was used least recently."""
+"""A cache that counts the bytes of its values and drops the least recently used ones."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
@@ -9,18 +9,18 @@ V = TypeVar("V")
 
 
 class _Entry(NamedTuple, Generic[V]):
-    """A value and what it takes."""
+    """A value and its bytes."""
 
     value: V
     num_bytes: int
 
 
 class ByteLru(Generic[K, V]):
-    """Values by key, of *budget_bytes* together; a put that passes the budget drops the least recently used.
+    """Values by key, of *budget_bytes* together; a put that exceeds the budget drops the least recently used.
 
-    Keys for which *is_pinned* is true stay, even if they alone pass the budget; after one is unpinned call trim().
-    *on_drop* is called with every key and value that leaves, but not with what is popped or replaced. Iteration yields
-    keys, the least recently used first.
+    Keys for which *is_pinned* is true stay, even if they alone exceed the budget; after one is unpinned call trim().
+    *on_drop* is called with every key and value that is dropped, but not popped or replaced. Iteration yields keys, the
+    least recently used first.
     """
 
     def __init__(
@@ -77,14 +77,14 @@ class ByteLru(Generic[K, V]):
         return entry.value
 
     def drop(self, key: K) -> None:
-        """Give up a value."""
+        """Drop a value."""
         if key in self._entries:
             value = self._entries[key].value
             self.pop(key)
             self._on_drop(key, value)
 
     def trim(self) -> None:
-        """Drop the least recently used that are not pinned until the budget holds."""
+        """Drop the least recently used values that are not pinned until the budget holds."""
         while self.num_bytes > self.budget_bytes:
             unpinned = next((key for key in self._entries if not self._is_pinned(key)), None)
             if unpinned is None:

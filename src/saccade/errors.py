@@ -189,14 +189,14 @@ class ModelNotFound(RequestError):
 
 
 class ResponseNotFound(RequestError):
-    """A response of an earlier request that is not kept, or not any more."""
+    """A response of an earlier request that is not, or no longer, kept."""
 
     status = 404
     code = "response_not_found"
 
 
 class FileNotFound(RequestError):
-    """A file that the tenant has not uploaded, or that is not kept any longer."""
+    """A file that the tenant has not uploaded, or that is no longer kept."""
 
     status = 404
     code = "file_not_found"
@@ -246,7 +246,7 @@ class QueueFull(RequestError):
 
 
 class RateLimitExceeded(RequestError):
-    """A tenant has used what it may use in a minute; there is something left again after *retry_after_seconds*."""
+    """A tenant has used its share of a minute; some is left again after *retry_after_seconds*."""
 
     status = 429
     code = "rate_limit_exceeded"
@@ -276,7 +276,7 @@ class WorkerFailed(ServiceError):
 
 
 class PeerFailed(WorkerFailed):
-    """The other worker of a pair failed: the one that says so is not to blame."""
+    """The other worker of a pair failed; the worker that reports it is not to blame."""
 
     code = "peer_failed"
 
@@ -319,7 +319,7 @@ def _leaves(kind: type[SaccadeError]) -> list[type[SaccadeError]]:
 def from_code(code: str, message: str, param: str | None = None) -> SaccadeError:
     """Return an exception of the class with *code*, which another process sent; InternalError for an unknown code.
 
-    Of its words, characters that a terminal would interpret become blanks, and all beyond MAX_FOREIGN_CHARACTERS goes.
+    Its message loses all beyond MAX_FOREIGN_CHARACTERS; characters that a terminal would interpret become blanks.
     """
     kinds = {kind.code: kind for kind in _leaves(SaccadeError)}
     return kinds.get(code, InternalError)(_cleaned(message), None if param is None else _cleaned(param))

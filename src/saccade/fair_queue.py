@@ -1,10 +1,10 @@
-"""A waiting line for what a gateway has only so much of at a time: turns go to the client that is served least.
+"""A waiting line for a limited resource of a gateway: turns go to the client that is served least.
 
     films = FairQueue(4, "films", max_waiting=64, wait_seconds=30.0)
     with await films.enter(client):
         await show(film)
 
-A unit of capacity is whatever is scarce: a process, a thread, a byte; the weight of a turn says how many it takes. A
+A unit of capacity is whatever is scarce: a process, a thread, a byte. The weight of a turn is how many it takes. A
 client is whoever shares fairly with others: a tenant, or an address without API keys.
 """
 
@@ -19,16 +19,16 @@ from typing import Self
 from saccade.errors import QueueFull, SaccadeError
 
 CLIENT_SHARE = 0.75
-"""The part of the waiting places that others leave which one client may have. So a client alone has three quarters of
-them, two have three sevenths each, and one that comes later finds a place unless there are very many."""
+"""The largest part of the waiting places left by others that one client may have. So a client alone has three quarters
+of them, two have three sevenths each, and a later one finds a place unless there are very many."""
 
 MAX_REMEMBERED = 1024
-"""Clients of which a queue remembers when they last had a turn."""
+"""The number of clients whose last turn a queue remembers."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Waiter:
-    """The request for a turn with that *number*; *granted* is done when it has one, was refused, or was cancelled."""
+    """The request *number* for a turn; *granted* is done when it has one, was refused, or was cancelled."""
 
     client: Hashable
     weight: int
@@ -42,11 +42,12 @@ class FairQueue:
 
     The next turn goes to the client whose turns weigh least for its priority; of several such clients, to the one that
     was served longest ago, or that came first. The turns of one client are in order of arrival. A turn that does not
-    fit yet waits for others to end, and later ones wait behind it, so that light turns do not keep out a heavy one;
-    only a client at its own capacity is passed over. A turn over a capacity is given if there is no other.
+    fit yet waits for others to end, and later ones wait after it, so that light turns do not keep out a heavy one. Only
+    a client at its own capacity is passed over. A turn over a capacity is granted if there is no other.
 
     At most *max_waiting* wait, None without a bound, each for at most *wait_seconds*, None without an end; of the
-    places that others leave, one client has at most *client_share*. *what* names in errors what waits, in the plural.
+    places that others leave, one client has at most *client_share*. In errors, *what* names what
+    waits, in the plural.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class FairQueue:
         """Return a turn of *client* as soon as there is one; it is held until leave(), or the end of its block.
 
         When the waiting task is cancelled, it has left the line. Raises QueueFull if too many wait and after the
-        deadline, and what refuse() is given.
+        deadline, and the error of refuse().
         """
         self._num_requests += 1
         granted = asyncio.get_running_loop().create_future()
@@ -108,12 +109,12 @@ class FairQueue:
         return Turn(partial(self._leave, client, weight))
 
     def grow(self, num_more: int) -> None:
-        """Add *num_more* units of capacity, or take some away: turns that are over it go on; with none, none begins."""
+        """Add *num_more* units of capacity, or remove some: turns above it go on; without any, none begins."""
         self._capacity += num_more
         self._advance()
 
     def refuse(self, error: SaccadeError) -> None:
-        """Fail all that wait now with *error*."""
+        """Fail all waiting turns with *error*."""
         for line in self._lines.values():
             for waiter in line:
                 if not waiter.granted.done():
@@ -121,7 +122,7 @@ class FairQueue:
         self._lines.clear()
 
     def _check_places(self, waiter: _Waiter, max_waiting: int) -> None:
-        """Let *waiter*, the last of its client, go again if there is no waiting place for it. Raises QueueFull."""
+        """Let *waiter*, the last of its client, leave if there is no waiting place for it. Raises QueueFull."""
         num_own = sum(not own.granted.done() for own in self._lines[waiter.client])
         num_left = max_waiting - (self.num_waiting - num_own)
         if num_own > num_left:
@@ -135,7 +136,7 @@ class FairQueue:
             )
 
     def _withdraw(self, waiter: _Waiter) -> None:
-        """Take *waiter* out, which will not use what it may have been granted in the same round of the event loop."""
+        """Remove *waiter*, which will not use a turn granted in the same round of the event loop."""
         granted = waiter.granted
         if granted.done() and not granted.cancelled() and granted.exception() is None:
             self._leave(waiter.client, waiter.weight)
@@ -160,10 +161,10 @@ class FairQueue:
             waiter.granted.set_result(None)
 
     def _next(self) -> _Waiter | None:
-        """Return who has the next turn, whether or not it fits."""
+        """Return the waiter with the next turn, whether or not it fits."""
         candidates = []
         for client, line in list(self._lines.items()):
-            # One that was cancelled may not have run yet to withdraw.
+            # A cancelled waiter may not have run yet to withdraw.
             while line and line[0].granted.done():
                 line.popleft()
             if not line:
@@ -201,7 +202,7 @@ class Turn:
         self.leave()
 
     def leave(self) -> None:
-        """End the turn, so that the next ones may begin. Again is no error."""
+        """End the turn, so that the next ones may begin. A second call does nothing."""
         end, self._end = self._end, None
         if end is not None:
             end()

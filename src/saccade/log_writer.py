@@ -22,7 +22,7 @@ FLUSH_SECONDS = 2.0
 class LineWriter:
     """Write whole lines to *descriptor*. write() never blocks; if the queue is full, it drops the line.
 
-    *tell_dropped* returns a line for the number of dropped lines, which is written when writing works again.
+    *tell_dropped* returns the line about a number of dropped lines. It is written when writing works again.
     """
 
     def __init__(self, descriptor: int, tell_dropped: Callable[[int], bytes], max_bytes: int = MAX_BYTES) -> None:
@@ -78,7 +78,7 @@ class LineWriter:
             self._num_told += num_new
 
     def _put(self, content: bytes) -> bool:
-        """Write all of *content*, however slow the reader is; return False if the descriptor has no reader any more."""
+        """Write all of *content*, however slow the reader is; return False if the descriptor no longer has a reader."""
         left = memoryview(content)
         while left:
             try:

@@ -1,4 +1,4 @@
-"""A registry of metrics in which a faulty collector costs its own rows, and not the page."""
+"""A registry of metrics in which a faulty collector loses its own rows, and not the page."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -11,7 +11,7 @@ logger = logging.getLogger(__name__)
 
 
 class MetricRegistry(CollectorRegistry):
-    """Leaves out what a collector that raises would have shown; *on_failure* is called with its name each time.
+    """Leaves out the metrics of a collector that raises; *on_failure* is called with its name each time.
 
     The first failure of each is logged with its traceback.
     """
@@ -23,7 +23,7 @@ class MetricRegistry(CollectorRegistry):
         self._logged: set[str] = set()
 
     def register(self, collector: Collector) -> None:
-        """Add a collector. Raises ValueError if a metric of its name is there already."""
+        """Add a collector. Raises ValueError if one of its metrics already exists."""
         super().register(collector)
         self._sources.append(collector)
 
@@ -40,7 +40,7 @@ class MetricRegistry(CollectorRegistry):
     def _metrics_of(self, source: Collector) -> list[Metric]:
         try:
             return list(source.collect())
-        except Exception:  # the page is there to find faults with
+        except Exception:  # The page exists for finding faults.
             name = type(source).__name__
             self._on_failure(name)
             if name not in self._logged:

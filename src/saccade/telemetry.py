@@ -100,7 +100,7 @@ class AnswerMetrics:
     def observe_engine(self, model: str, seconds: Mapping[str, float]) -> None:
         """Record how many *seconds* a sample spent in each of ENGINE_STAGES.
 
-        What no clock can have measured is left out: a sum that once has NaN or infinity in it stays so.
+        Numbers that no clock can measure are left out: NaN or infinity would stay in a sum for ever.
         """
         for stage, spent in seconds.items():
             if not 0 <= spent < math.inf:
@@ -182,7 +182,7 @@ class Metrics:
         )
 
     def new_registry(self) -> MetricRegistry:
-        """Return a registry whose failures are counted here."""
+        """Return a registry whose failures these metrics count."""
         return MetricRegistry(lambda collector: self._failed_collectors.labels(collector).inc())
 
     def observe_stage(self, stage: str, seconds: float) -> None:
@@ -243,7 +243,7 @@ def configure_logging(level: int = logging.INFO) -> LogOutput:
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
         )
     )
-    # Its warnings are about requests that clients send wrongly: any client could fill the log.
+    # Its warnings are about wrong requests: any client could fill the log.
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
     output = LogOutput(writer, level, is_terminal)
     handler.addFilter(_Counting(output))
@@ -252,7 +252,7 @@ def configure_logging(level: int = logging.INFO) -> LogOutput:
 
 
 def log_uncaught() -> None:
-    """Log an exception that ends this process. Python would write it to stderr, and wait if nobody reads that."""
+    """Log an exception that ends this process. Python would write it to stderr, and wait if nobody reads."""
     logger = structlog.get_logger(__name__)
 
     def log(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -274,7 +274,7 @@ class _Counting(logging.Filter):
 
 
 def _printable(_: object, __: str, line: structlog.types.EventDict) -> structlog.types.EventDict:
-    """Replace what a terminal would interpret in the texts of a line: they may quote a worker."""
+    """Replace the characters of a line that a terminal would interpret: the line may quote a worker."""
     for name, value in line.items():
         if isinstance(value, str):
             line[name] = "".join(one if one.isprintable() or one in "\n\t" else " " for one in value)

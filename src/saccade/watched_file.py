@@ -16,12 +16,12 @@ class WatchedFile:
         self._state: tuple[int, ...] | None = None
 
     def read(self) -> bytes | None:
-        """Return the content, None if it is what was read last.
+        """Return the content, None if it is the same as last time.
 
         Raises StartupError, whose message is the cause alone, if it cannot be read or is too long.
         """
         try:
-            # A pipe, or a device, must not hold the reader up: it is opened without waiting for its other end.
+            # Opening a pipe or a device must not block the reader: it does not wait for the other end.
             with open(os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
                 found = os.fstat(file.fileno())
                 if not stat.S_ISREG(found.st_mode):

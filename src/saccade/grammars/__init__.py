@@ -1,1 +1,1 @@
-"""Grammars that answers must match: what of a JSON schema is held, how a grammar is compiled, a model's vocabulary."""
+"""Grammars that answers must match: which parts of a JSON schema they enforce, and how they are compiled."""

@@ -23,10 +23,10 @@ LIMITS: Final = LLParserLimits(
     max_grammar_size=50_000,
     verbose_errors=False,
 )
-"""Less than the library's defaults if a step of the engine waits: for one mask, tens of milliseconds at most."""
+"""Below the library's defaults, because a step of the engine waits: for one mask, tens of milliseconds at most."""
 
 WHITE_SPACE: Final = r"[\x20\x0A\x0D\x09]{1,40}"
-"""Between the values of JSON: a line break and an indentation. Without a bound, a model could write white space for
+"""White space between the values of JSON: a line break and an indentation. Without a bound, a model could write it for
 ever.
 """
 
@@ -38,16 +38,16 @@ TOO_LARGE: Final = (
 
 TRIED_TOKENS: Final = 64
 SLOW_SECONDS: Final = 0.1
-"""Of a processor, for the mask of one token; common grammars take less than a hundredth of it."""
+"""Processor time for the mask of one token; common grammars take less than a hundredth of it."""
 
 
 FIRST_TAG_ID: Final = 257
 NUM_TAGS: Final = 5
-"""Tokens beside the bytes and the end of byte_vocabulary(), for the tags of a form of tool calls."""
+"""Tokens in byte_vocabulary() for the tags of a form of tool calls, in addition to the bytes and the end."""
 
 
 DIVIDED_CHARACTERS: Final = 256
-"""Of a text that must come, for each of its tokens: without a bound, a long `const` would hold up every step."""
+"""Characters of a required text that are divided into its tokens: without a bound, a long `const` delays every step."""
 
 
 class Vocabulary:
@@ -55,12 +55,12 @@ class Vocabulary:
 
     *tokens* has the bytes of each token id, empty if an answer never has the token. *special_token_ids* are never part
     of a grammar's text. *encode* divides a text into tokens as the model does: if a grammar allows one text only, such
-    as a property's name, an answer has these tokens; without it, one for each byte. Building the LLTokenizer of 150,000
-    tokens takes 0.7 seconds and holds the interpreter's lock.
+    as a property's name, an answer has these tokens; without *encode*, one for each byte. Building the LLTokenizer of
+    150,000 tokens takes 0.7 seconds and holds the interpreter's lock.
     """
 
     is_tokenizer_wrapper = True
-    """The mark by which llguidance knows the attributes above."""
+    """The mark that llguidance looks for before it reads the attributes above."""
 
     bos_token_id: int | None = None
 
@@ -82,7 +82,7 @@ class Vocabulary:
         """Return ids whose bytes are *text*, or its beginning: for a mask only the first token counts."""
         beginning = text[:DIVIDED_CHARACTERS]
         content = beginning.encode() if isinstance(beginning, str) else beginning
-        # A tokenizer may begin a text with a token of its own, or with a space; it adds none behind a line break.
+        # A tokenizer may add a token or a space at the start of a text; it adds none after a line break.
         for before in ("", "\n"):
             found = self._last(self._encode(before + content.decode(errors="replace")), content)
             if found:
@@ -90,7 +90,7 @@ class Vocabulary:
         return [self._id_of_byte[byte] for byte in content if byte in self._id_of_byte]
 
     def _last(self, token_ids: Sequence[int], content: bytes) -> list[int]:
-        """Return the last of *token_ids* whose bytes are *content*, none if there are no such."""
+        """Return the last of *token_ids* whose bytes are *content*, none if there is no such end."""
         found, left = list[int](), len(content)
         for token_id in reversed(token_ids):
             if left <= 0:
@@ -128,7 +128,7 @@ def compile_grammar(vocabulary: LLTokenizer, grammar: Grammar) -> LLMatcher:
 def _walk(matcher: LLMatcher) -> None:
     """Follow the beginning of one match, which also builds states of the lexer that copies share.
 
-    Raises InvalidValue. The limits do not bound every mask: counted repetitions within one another take seconds.
+    Raises InvalidValue. The limits do not bound every mask: nested counted repetitions take seconds.
     """
     for index in range(TRIED_TOKENS):
         began = time.thread_time()

@@ -1,8 +1,8 @@
-"""What of a JSON schema an answer is held to: keywords that no grammar holds are refused, or dropped and named.
+"""Which parts of a JSON schema a grammar enforces: other keywords are refused, or dropped and named.
 
-llguidance holds what can be decided from left to right. `not`, `uniqueItems` and their like need the whole value, so a
-strict schema that has one is refused; of another schema the keyword is dropped. A dropped keyword only makes the
-grammar wider, except `else` and the like, which mean nothing without `if` and are dropped with it.
+llguidance enforces what can be decided from left to right. `not`, `uniqueItems` and similar keywords need the whole
+value, so a strict schema that has one is refused; of another schema the keyword is dropped. A dropped keyword only
+makes the grammar wider, except `else` and the like, which mean nothing without `if` and are dropped with it.
 """
 
 import json
@@ -40,7 +40,7 @@ NOT_HELD: Final = frozenset(
     }
 )
 DEFAULTS: Final = MappingProxyType({"uniqueItems": False, "unevaluatedItems": True, "unevaluatedProperties": True})
-"""Values with which a keyword means nothing."""
+"""Values that make a keyword meaningless."""
 
 FORMATS: Final = frozenset(
     {
@@ -57,10 +57,10 @@ FORMATS: Final = frozenset(
         "uuid",
     }
 )
-"""Formats of strings that are held; others are annotations, as JSON Schema has it."""
+"""Formats of strings that a grammar enforces; JSON Schema treats others as annotations."""
 
 OPTIONS: Final = "x-guidance"
-"""llguidance's own options in a schema, which are not a client's to set."""
+"""llguidance's own options in a schema, which clients may not set."""
 
 ONE: Final = ("items", "additionalProperties", "additionalItems")
 LISTS: Final = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
@@ -70,12 +70,12 @@ MAPS: Final = ("properties", "patternProperties", "$defs", "definitions")
 MAX_DEPTH: Final = 64
 MAX_SCHEMAS: Final = 10_000
 MAX_TRIALS: Final = 256
-"""Of parts of a schema that fails as a whole, in order to name the part that fails."""
+"""Trials of parts of a schema that fails as a whole, in order to name the part that fails."""
 
 
 @dataclass
 class Held:
-    """A schema as answers are held to it; *dropped* are the places of what it lacks of the given one."""
+    """A schema that answers match; *dropped* are the places of keywords of the client's schema that it lacks."""
 
     schema: Schema
     dropped: list[str] = field(default_factory=list)
@@ -83,14 +83,14 @@ class Held:
 
 @dataclass(frozen=True)
 class SchemaReader:
-    """Reads the schemas of one field of a request, *param*. *compiles* tells whether a schema can be held as it is."""
+    """Reads the schemas of one field of a request, *param*. *compiles* tells whether a grammar can enforce it."""
 
     param: str
     strict: bool
     compiles: Callable[[Schema], bool]
 
     def read(self, text: str) -> Held:
-        """Return the schema in *text*, of which every keyword can be held.
+        """Return the schema in *text*, all keywords of which a grammar enforces.
 
         Raises InvalidValue and UnsupportedParameter, which name the keyword's place.
         """
@@ -117,7 +117,7 @@ class SchemaReader:
         return schema
 
     def _clean(self, held: Held) -> None:
-        """Refuse or drop what no grammar holds."""
+        """Refuse or drop what no grammar enforces."""
         for path, schema in _schemas(held.schema, self.param):
             reference = schema.get("$ref", "#")
             if not isinstance(reference, str) or not reference.startswith("#"):
@@ -143,7 +143,7 @@ class SchemaReader:
         held.dropped.append(f"{path}.{keyword}")
 
     def _widen(self, held: Held) -> None:
-        """Take oneOf for anyOf, and drop patterns that cannot be held."""
+        """Replace oneOf by anyOf, and drop patterns that cannot be enforced."""
         for path, schema in _schemas(held.schema, self.param):
             if isinstance(schema.get("oneOf"), list) and "anyOf" not in schema:
                 schema["anyOf"] = schema.pop("oneOf")
@@ -152,7 +152,7 @@ class SchemaReader:
                 self._drop(held, schema, "pattern", path)
 
     def _error(self, root: Schema) -> InvalidValue:
-        """Return the error that names the smallest part of *root* that cannot be held."""
+        """Return the error that names the smallest part of *root* that cannot be enforced."""
         definitions: Schema = {name: root[name] for name in ("$defs", "definitions") if name in root}
         failing, schema, trials = self.param, root, 0
         parts = _parts(root, self.param)
@@ -199,5 +199,5 @@ def _schemas(root: Schema, param: str) -> list[tuple[str, Schema]]:
 
 
 def shown(name: str) -> str:
-    """Return the first 64 characters of *name*, a client's, with `?` for all but visible ASCII."""
+    """Return the first 64 characters of a client's *name*, with `?` for all except visible ASCII."""
     return "".join(character if "!" <= character <= "~" else "?" for character in name[:64])

@@ -14,7 +14,7 @@ _WORDS: Final[Mapping[str, object]] = {"True": True, "False": False, "None": Non
 def typed(text: str, name: str, schema: Mapping[str, Any]) -> Any:
     """Return *text* as the value of the property *name* of *schema*.
 
-    A text that is no value of the property's types, or of none that are known, stays a text. If a property may be a
+    A text stays a text if it is no value of the property's types, or none of these is known. If a property may be a
     text and something else, what reads as the other is the other.
     """
     types = property_types(name, schema)
@@ -38,7 +38,7 @@ def property_types(name: str, schema: Mapping[str, Any]) -> set[str]:
 
 
 def _types(declared: Any, root: Mapping[str, Any], num_left: int) -> Iterable[str]:
-    """Yield the JSON types that the schema *declared* allows, as far as it says so."""
+    """Yield the JSON types that the schema *declared* allows, as far as it declares them."""
     if not isinstance(declared, dict) or not num_left:
         return
     match declared.get("type"):
@@ -60,7 +60,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _referred(reference: str, root: Mapping[str, Any]) -> Any:
-    """Return what *reference*, as `#/$defs/City`, means within *root*; None if it leads nowhere."""
+    """Return the schema that *reference*, such as `#/$defs/City`, means within *root*; None if there is none."""
     found: Any = root
     if not reference.startswith("#/"):
         return None

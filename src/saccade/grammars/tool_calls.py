@@ -16,7 +16,7 @@ from saccade.grammars.json_schema import OPTIONS, Held, Schema, shown
 from saccade.grammars.property_types import property_types
 
 TEXT_KEYWORDS: Final = ("pattern", "format", "minLength", "maxLength")
-"""What is not held of a parameter that a model writes as bare text."""
+"""Keywords that cannot be enforced for a parameter that a model writes as bare text."""
 
 
 class ToolCallTokens(msgspec.Struct, frozen=True):
@@ -46,7 +46,7 @@ class HeldFunction(msgspec.Struct, frozen=True):
 
 
 class HeldContent(msgspec.Struct, frozen=True):
-    """What an answer without calls is: JSON that matches the schema in *text*, found at *place* of the request."""
+    """An answer without calls: JSON that matches the schema in *text*, found at *place* of the request."""
 
     text: str
     place: str
@@ -56,7 +56,7 @@ class HeldContent(msgspec.Struct, frozen=True):
 class HeldCalls(msgspec.Struct, frozen=True):
     """Answers that call *functions* once, or more often with *many*.
 
-    Without *must_call* an answer may be *content* instead; if that is None, a text, also before the calls.
+    Without *must_call* an answer may be *content* instead; if that is None, any text, also before the calls.
     """
 
     functions: list[HeldFunction]
@@ -67,7 +67,7 @@ class HeldCalls(msgspec.Struct, frozen=True):
 
 
 def read_parameters(function: HeldFunction, tokens: ToolCallTokens, read: Callable[[str], Held]) -> Held:
-    """Return the schema of the arguments of *function*, of which every keyword can be held by *read* and as text.
+    """Return the schema of the arguments of *function*, all keywords of which *read* and bare text can enforce.
 
     Raises InvalidValue and UnsupportedParameter, which name the keyword's place.
     """
@@ -90,7 +90,7 @@ def read_parameters(function: HeldFunction, tokens: ToolCallTokens, read: Callab
 
 
 def write_grammar(calls: HeldCalls) -> str:
-    """Return the Lark grammar of *calls*, whose schemas can be held."""
+    """Return the Lark grammar of *calls*, whose schemas can be enforced."""
     tokens = calls.tokens
     lines = [f"call: {' | '.join(f'call_{index}' for index in range(len(calls.functions)))}"]
     for index, function in enumerate(calls.functions):

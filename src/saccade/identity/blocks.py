@@ -11,7 +11,7 @@ from blake3 import blake3
 KEY_BYTES = 16
 
 INT64 = "l" if array("l").itemsize == 8 else "q"
-"""Type code of an array of 64-bit integers; long is filled in half the time of long long."""
+"""Type code of an array of 64-bit integers; filling long takes half the time of long long."""
 
 
 class MediaRun(NamedTuple):

@@ -9,7 +9,7 @@ HASH_BYTES = 32
 
 
 def _framed(parts: tuple[bytes, ...]) -> bytes:
-    """Return *parts* joined, each with its length first, so that no two lists of parts have the same result."""
+    """Return *parts* joined, each after its length, so that no two lists of parts have the same result."""
     return b"".join(len(part).to_bytes(8, "little") + part for part in parts)
 
 

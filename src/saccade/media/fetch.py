@@ -94,7 +94,7 @@ async def _without_bound(nbytes: int) -> None:
 
 
 class _Holding:
-    """The bytes that one fetch may keep. *hold* is awaited for more; *deadline* is paused meanwhile."""
+    """The bytes that one fetch may keep. It awaits *hold* for more, and pauses *deadline* meanwhile."""
 
     def __init__(self, hold: Callable[[int], Awaitable[None]], deadline: asyncio.Timeout) -> None:
         self._hold = hold

@@ -68,7 +68,7 @@ class ImageHeader:
 
 @dataclass(frozen=True)
 class MediaLimits:
-    """The most images and the most videos of a request. Each video may take a decode process for half a minute."""
+    """The most images and the most videos of a request. Each video may occupy a decode process for half a minute."""
 
     images: int = 16
     videos: int = 4

@@ -1,7 +1,7 @@
 """Decode PNG with Rust's png crate, in 0.35 to 0.57 of Pillow's time. In decode processes.
 
-PNG is lossless, so the pixels are equal to Pillow's, which tests check. Other images than plain colour with or
-without transparency, and damaged ones, are left to Pillow. The chunks' checksums are verified, that of the zlib stream
+PNG is lossless, so the pixels are equal to Pillow's, which tests check. Other images than plain colour with or without
+transparency, and damaged ones, are left to Pillow. The chunks' checksums are verified; the checksum of the zlib stream
 inside them is not.
 """
 

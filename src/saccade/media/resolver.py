@@ -69,7 +69,7 @@ class DnsResolver(AbstractResolver):
         ]
 
     async def records(self, host: str) -> Records:
-        """Return the addresses of *host* and how long they hold. Raises OSError, also if there are none."""
+        """Return the addresses of *host* and how long they are valid. Raises OSError, also if there are none."""
         with closing(_Lookup(asyncio.get_running_loop(), self._servers)) as lookup:
             found = await lookup.addresses(host, socket.AF_UNSPEC)
         for kind in (socket.AF_INET, socket.AF_INET6):

@@ -18,7 +18,7 @@ MAX_HEAD_BYTES = 1 << 16
 """Bound of all bytes before the body."""
 
 MAX_FRAMING_BYTES = 1 << 19
-"""Framing may have as many bytes as the body, and this many more; received bytes that are not parsed yet count too."""
+"""Framing may have as many bytes as the body plus this number; received bytes that are not parsed yet count too."""
 
 _PIECE_BYTES = 1 << 12
 

@@ -26,7 +26,7 @@ CODECS = ("h264", "hevc", "vp8", "vp9", "libdav1d", "mpeg4", "gif")
 """FFmpeg's names of the decoders that are used."""
 
 UNKNOWN_FPS = 24.0
-"""Of a video of one frame that states no rate: the number has no effect on what is sampled."""
+"""The rate of a video of one frame that states none: the number has no effect on what is sampled."""
 
 BROKEN = (av.FFmpegError, ValueError, TypeError, LookupError, ArithmeticError, OSError, RuntimeError)
 """The exceptions that PyAV is known to raise for damaged videos."""
@@ -61,7 +61,7 @@ def read_frames(
 ) -> Iterator[npt.NDArray[np.uint8]]:
     """Yield the frames of ascending *indices* as RGB [height, width, 3], uint8, upright.
 
-    Raises what read_header() does; InvalidVideo also if the video has fewer frames, or frames of another size.
+    Raises what read_header() does; also InvalidVideo if the video has fewer frames, or frames of another size.
     """
     with _opened(encoded, limits) as (container, stream):
         pending = iter(indices)
@@ -82,7 +82,7 @@ def _opened(encoded: bytes, limits: VideoLimits) -> Iterator[tuple[InputContaine
     """Open a video; within the block FFmpeg's errors become the request's."""
     limits.check_bytes(len(encoded))
     name = demuxer(encoded)
-    # No protocol is called so: nothing is opened beside the bytes.
+    # FFmpeg uses no protocol here: it opens nothing except the bytes.
     options = {"protocol_whitelist": "none", "codec_whitelist": ",".join(CODECS)}
     try:
         with av.open(io.BytesIO(encoded), "r", format=name, options=options, metadata_errors="ignore") as container:
@@ -111,7 +111,7 @@ def _stream(container: InputContainer, limits: VideoLimits) -> VideoStream:
 
 
 def _packets(container: InputContainer, stream: VideoStream) -> "Iterator[Packet[VideoStream]]":
-    """Yield the packets, and at last the one that makes a decoder give what it still holds.
+    """Yield the packets, and finally the one that makes a decoder return the frames that it still holds.
 
     A packet that a truncated file cuts is left out: the frames before it are served.
     """

@@ -1,6 +1,6 @@
 """The kinds of videos that are read, and their limits: for the gateway, which runs no decoder.
 
-A container is hostile as an image is, and reading it takes a library in C: media.video does it in decode processes.
+A container is as hostile as an image, and reading it takes a library in C: media.video does it in decode processes.
 """
 
 import re
@@ -11,7 +11,7 @@ from saccade.errors import InvalidVideo, UnsupportedVideoFormat, VideoTooLarge
 from saccade.protocol.media import VideoHeader
 
 DECODER = f"pyav-{version('av')}"
-"""The decoder's name and version, which has FFmpeg's with it: part of every video's identity."""
+"""The decoder's name and version, which determines FFmpeg's: part of every video's identity."""
 
 ACCEPTED = "MP4, MOV, WebM, Matroska or GIF"
 DEMUXERS = (
@@ -23,8 +23,8 @@ DEMUXERS = (
 
 MIN_FPS, MAX_FPS = 0.01, 1000.0
 BYTES_PER_PIXEL = 56
-"""Memory for a pixel of a frame: up to 31 were measured for the decoder, the RGB frame and what is resized of it, with
-few reference frames; a decoder may hold 16 of those, of 1.5 bytes a pixel."""
+"""Memory for a pixel of a frame. Up to 31 were measured for the decoder, the RGB frame and the resized data, with few
+reference frames; a decoder may hold 16 of those, of 1.5 bytes per pixel."""
 
 
 @dataclass(frozen=True)
@@ -66,5 +66,5 @@ def demuxer(encoded: bytes) -> str:
 
 
 def decoded_bytes(header: VideoHeader) -> int:
-    """Return an estimate of the bytes of memory that decoding takes, which holds one frame at a time."""
+    """Return an estimate of the bytes of memory that decoding takes; it holds one frame at a time."""
     return header.width * header.height * BYTES_PER_PIXEL

@@ -1,1 +1,1 @@
-"""Processes of this machine that Saccade starts: tied to their parent, ended within a limit, started again."""
+"""Processes of this machine that Saccade starts: tied to their parent, ended within a limit, restarted."""

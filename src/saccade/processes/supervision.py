@@ -1,7 +1,7 @@
 """Start a process, end it within a limit, and keep one running with back-off.
 
-Used for the programs of `saccade serve` and for a worker's engine. The gateway's fork server is not started here: it is
-started from several threads, and the parent-death signal follows the thread; it ends with its control socket instead.
+It serves the programs of `saccade serve` and a worker's engine. It does not start the gateway's fork server: several
+threads start that, and the parent-death signal follows the thread, so it ends with its control socket instead.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ async def start(
     pass_fds: Sequence[int] = (),
     environment: Mapping[str, str] | None = None,
 ) -> Process:
-    """Start *command* with empty standard input, in a process group of its own. Raises OSError.
+    """Start *command* with empty standard input, in its own process group. Raises OSError.
 
     The process gets *signal_at_parents_death* when this one dies. *environment* None means ours.
     """
@@ -41,7 +41,7 @@ def send(process: Process, number: signal.Signals) -> None:
 
 
 async def end(process: Process, seconds: float) -> None:
-    """Wait at most *seconds* for a process that was asked to end, then kill it; cancelled, kill it at once."""
+    """Wait at most *seconds* for a process to end after its signal, then kill it; cancelled, kill it at once."""
     try:
         async with asyncio.timeout(seconds):
             await process.wait()
@@ -62,7 +62,7 @@ def ending(code: int | None) -> str:
 async def keep_running(live: Callable[[], Awaitable[str | None]]) -> None:
     """Run *live*, one life of a process, again and again with back-off until it returns None.
 
-    *live* returns a sentence that says why the process ended, which is logged.
+    *live* returns why the process ended, a sentence for the log.
     """
     backoff = Backoff()
     while True:

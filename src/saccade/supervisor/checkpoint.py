@@ -17,8 +17,8 @@ def resolve_model(name: str, *, weights: bool = True) -> Path:
     """Return the folder of the model *name*: a local folder with config.json, or a hub id `owner/name[@revision]`.
 
     A name that is a path of this machine is never looked up on the hub. HF_HUB_OFFLINE, HF_ENDPOINT and HF_TOKEN are
-    honoured. Code and pickled weights are never fetched, others only with *weights*. Raises StartupError that names
-    repository, file and cause.
+    honoured. Code and pickled weights are never fetched, other weights only with *weights*. Raises StartupError that
+    names repository, file and cause.
     """
     folder = Path(name).expanduser()
     if folder.is_dir():
@@ -57,7 +57,7 @@ def _fetch(repository: str, revision: str | None, weights: bool) -> Path:
 
 
 def _cause(error: Exception, revision: str | None) -> str:
-    """Return a sentence of ours for what the hub's client raised."""
+    """Return a sentence of ours for an error of the hub's client."""
     import httpx2
     from huggingface_hub import constants, errors
 

@@ -1,7 +1,7 @@
 """Workers on the nodes of a Ray cluster. Ray places them and restarts them; requests and images never pass Ray.
 
-A replica is an actor in a placement group of its own. The actor runs `saccade worker` as a child process and ends with
-it, and Ray starts the actor again, on another node if its node is gone. Only strings pass between the nodes.
+A replica is an actor in its own placement group. The actor runs `saccade worker` as a child process and ends with it,
+and Ray starts the actor again, on another node if its node is gone. Only strings pass between the nodes.
 """
 
 import ipaddress
@@ -31,7 +31,7 @@ LEAST_LIFE_SECONDS = 10.0
 """A worker that ends sooner is not started again before this time has passed."""
 
 ANSWER_SECONDS = 5.0
-"""How long a replica may take to tell its address; one whose node is gone may take longer than Ray to notice."""
+"""How long a replica may take to report its address; if its node is gone, Ray may take longer to notice."""
 
 CONNECT_SECONDS = 5.0
 
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ReplicaSpec:
-    """What a replica is: the words after `saccade worker`, without its address, and what it takes of its node.
+    """What a replica is: the words after `saccade worker`, without its address, and what it needs of its node.
 
     *stop_seconds* are from SIGTERM until it is killed.
     """
@@ -62,7 +62,7 @@ class WorkerActor:
         self._url = f"grpc://{shown}:{port}"
         self._stopping = False
         command = (sys.executable, *PROGRAM, "worker", *arguments, "--host", host, "--port", str(port))
-        # Ray runs this in the process's main thread, to whose end the child's death is tied.
+        # Ray runs this in the process's main thread. The child's death is tied to that thread's end.
         self._process = subprocess.Popen(
             tied(command, SIGTERM), stdin=subprocess.DEVNULL, env=config.without_settings(os.environ)
         )
@@ -73,7 +73,7 @@ class WorkerActor:
         return self._url
 
     def stop(self, seconds: float) -> None:
-        """Have the worker drain, and kill it after *seconds*."""
+        """Let the worker drain, and kill it after *seconds*."""
         self._stopping = True
         self._process.terminate()
         try:
@@ -90,14 +90,14 @@ class WorkerActor:
 
 
 def _free_port(host: str) -> int:
-    """Return a port of *host* that is free now; a worker that finds it taken ends, and is tried again."""
+    """Return a port of *host* that is free now; a worker that finds it in use ends, and is started again."""
     family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
     with socket.create_server((host, 0), family=family) as listener:
         return int(listener.getsockname()[1])
 
 
 class _Replica:
-    """A placement group with an actor, and the question for its address that is under way."""
+    """A placement group with an actor, and the pending question for its address."""
 
     def __init__(self, spec: ReplicaSpec) -> None:
         resources = dict(spec.resources)
@@ -114,7 +114,7 @@ class _Replica:
         self._asked_at = 0.0
 
     def look(self) -> None:
-        """Find out the url; None while the replica has no node, or its actor is being restarted."""
+        """Look up the url; None while the replica has no node, or Ray restarts its actor."""
         if self._question is None:
             self._question = self.actor.url.remote()
             self._asked_at = time.monotonic()
@@ -145,7 +145,7 @@ class RayFleet:
         return tuple(replica.url for replica in self._replicas if replica.url is not None)
 
     def close(self) -> None:
-        """Have all workers drain, and give their places back."""
+        """Let all workers drain, and give their places back."""
         seconds = self._spec.stop_seconds
         stopping = [replica.actor.stop.remote(seconds) for replica in self._replicas if replica.url is not None]
         try:
@@ -159,12 +159,12 @@ class RayFleet:
 
 
 def join(address: str) -> None:
-    """Connect to the cluster at *address*, unless that is done. Raises StartupError."""
+    """Connect to the cluster at *address*, unless connected. Raises StartupError."""
     if ray.is_initialized():
         return
     try:
         if address != "auto":
-            # Ray itself would try on for minutes if nobody listens.
+            # Ray itself would retry for minutes if nobody listens.
             host, _, port = address.rpartition(":")
             socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
         ray.init(address=address, namespace="saccade", log_to_driver=False, configure_logging=False)

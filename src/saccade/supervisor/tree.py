@@ -1,4 +1,4 @@
-"""The process tree: which programs are started, what follows a death, in which order all end."""
+"""The process tree: which programs start, what follows a death, and in which order all end."""
 
 import asyncio
 import contextlib
@@ -23,8 +23,8 @@ EXIT_NOT_STARTED = 126
 class ChildSpec:
     """What to start, and how long it may take to end after SIGTERM. *environment* None means ours.
 
-    *error_codes* are the exit codes before which the program prints its own error. *ends_with_previous*: it is asked to
-    end at the same moment as the program before it, not after that has ended.
+    *error_codes* are the exit codes before which the program prints its own error. *ends_with_previous*: it gets
+    SIGTERM together with the program before it, not after that has ended.
     """
 
     name: str
@@ -87,18 +87,18 @@ class Child:
             await supervision.end(self._process, self.spec.stop_seconds)
 
     def kill(self) -> None:
-        """End the program at once."""
+        """Kill the program at once."""
         self._stopping = True
         if self._process is not None:
             supervision.send(self._process, signal.SIGKILL)
 
 
 class Tree:
-    """Runs the programs of *specs* until a signal comes, then ends them in the order given.
+    """Runs the programs of *specs* until a signal comes, then ends them in the order of *specs*.
 
     Until *until_ready* has returned, the death of any of them ends the start; afterwards each is restarted with
-    back-off and its death harms no other. Once a signal has come, none is restarted; a second one kills all at once.
-    If this process dies, all get SIGTERM.
+    back-off and its death harms no other. After a signal, none is restarted; a second signal kills all at once. If this
+    process dies, all get SIGTERM.
     """
 
     def __init__(self, specs: Sequence[ChildSpec], until_ready: Callable[[], Awaitable[None]]) -> None:

@@ -15,7 +15,7 @@ from saccade.tokenization.template_program import TemplateProgram
 from saccade.tokenization.tokenizer import Segment
 
 Message = Mapping[str, Any]
-"""{"role": str, "content": str | list of {"type": "text", "text": str} and {"type": "image"}}; where given, "name",
+"""{"role": str, "content": str | list of {"type": "text", "text": str} and {"type": "image"}}; optionally, "name",
 "reasoning_content" and "tool_call_id", strings, and "tool_calls": a list of {"id": str, "type": "function", "function":
 {"name": str, "arguments": JSON object}}."""
 
@@ -46,8 +46,8 @@ class ChatTemplate:
     *special_tokens* are the strings that become single ids if the template writes them; *variables* are bos_token and
     the like. For a template that takes only strings, content becomes one string with the *image_tag* in place of each
     image. A template that takes only lists is detected, and strings are passed to it as lists. *tool_variables* makes
-    the variables that tell of tools, by default `tools`.
-    Raises StartupError if the source is not a template, or exceeds a rendering's limits for one short message.
+    the variables for tools, by default `tools`. Raises StartupError if the source is not a template, or exceeds a
+    rendering's limits for one short message.
     """
 
     def __init__(
@@ -69,9 +69,9 @@ class ChatTemplate:
         self.takes_tools = self._shows("", (_PROBE_TOOL,)) or self._shows(_text_part("a"), (_PROBE_TOOL,))
         """Whether the template writes the tools that it is given."""
         self.loses_calls = self._loses(_calling(f"1{_PROBE}", f"2{_PROBE}"), (f"1{_PROBE}", f"2{_PROBE}"))
-        """Whether the template leaves calls of earlier turns out without a word."""
+        """Whether the template silently leaves out calls of earlier turns."""
         self.loses_results = self._loses([*_calling("a"), _RESULT], (_PROBE,))
-        """Whether the template leaves results of tools out without a word."""
+        """Whether the template silently leaves out results of tools."""
 
     def replaced_by(self, source: str) -> "ChatTemplate":
         """Return the template that a request brings for the same model. Raises InvalidValue if it is not a template."""
@@ -91,16 +91,15 @@ class ChatTemplate:
     ) -> list[Segment]:
         """Return the prompt in segments; image tags count as special.
 
-        Where the prompt *continues*, it ends behind the text of the last message.
-
-        *switches* are additional variables that the family declares: numbers, strings, true, false or null. *tools*
-        are passed on as they are. Raises InvalidValue if the template refuses the messages.
+        If the prompt *continues*, it ends after the text of the last message. *switches* are additional variables that
+        the family declares: numbers, strings, true, false or null. *tools* are passed on as they are. Raises
+        InvalidValue if the template refuses the messages.
         """
         given = switches or {}
         for name, value in given.items():
             if not isinstance(value, str | int | float | None):
                 raise InvalidValue(f"`{name}` must be a string, a number, true, false or null.", "chat_template_kwargs")
-        # Both renderings use the same time, so that they cannot differ by it.
+        # Both renderings use the same time, so that they cannot differ in it.
         now = datetime.now()
         told = self._tool_variables(tools) if tools else {"tools": None}
         mark = f"{secrets.token_hex(8)} " if continues else ""
@@ -122,8 +121,8 @@ class ChatTemplate:
     def tagged(self, messages: Sequence[Message]) -> list[Message]:
         """Return *messages* with one text each, in which tags stand for the images, before the parts of the images.
 
-        A server that renders the chat so keeps images and text in their order. Without an *image_tag* the messages
-        are returned as they are.
+        A server that renders the chat this way keeps images and text in their order. Without an *image_tag* the
+        messages are returned as they are.
         """
         if self._tag is None:
             return list(messages)
@@ -148,7 +147,7 @@ class ChatTemplate:
             return False
 
     def _loses(self, messages: Sequence[Message], probes: Sequence[str]) -> bool:
-        """Return whether the template takes *messages*, and does not write all of *probes*."""
+        """Return whether the template accepts *messages*, and does not write all of *probes*."""
         try:
             written = "".join(segment.text for segment in self.render(messages))
         except InvalidValue:
@@ -198,9 +197,9 @@ def _last_text(messages: Sequence[Message]) -> str:
 
 
 def _cut(prompt: str, mark: str, text: str) -> str:
-    """Return *prompt* up to the *mark* behind *text*; the rule is that of transformers (chat_template_utils.py).
+    """Return *prompt* up to the *mark* after *text*; the rule is that of transformers (chat_template_utils.py).
 
-    The mark ends in a space. Where the template removed it, it removes white space at the end of the message.
+    The mark ends in a space. If the template removed it, it removes white space at the end of the message.
     """
     place = prompt.rfind(mark.strip())
     if place < 0 or text.strip() not in prompt:
@@ -212,7 +211,7 @@ def _cut(prompt: str, mark: str, text: str) -> str:
 
 
 def find_source(jinja: bytes | None, template_json: bytes | None, tokenizer_config: Mapping[str, Any]) -> str:
-    """Return the template of a checkpoint: chat_template.jinja, else chat_template.json, else tokenizer_config.json's.
+    """Return a checkpoint's template: chat_template.jinja, else chat_template.json, else tokenizer_config.json's.
 
     Raises StartupError if there is none.
     """
@@ -242,7 +241,7 @@ def _read_json(content: bytes) -> object:
 
 
 def _written(value: Any, written: Callable[[str], str], known: Collection[str]) -> Any:
-    """Return a copy of the JSON *value* with all its strings passed through *written*, but *known* keys."""
+    """Return a copy of the JSON *value* with all its strings passed through *written*, except *known* keys."""
     match value:
         case str():
             return written(value)
@@ -256,7 +255,7 @@ def _written(value: Any, written: Callable[[str], str], known: Collection[str]) 
 
 
 def _calling(*arguments: str) -> list[Message]:
-    """Return messages whose last calls a function for each of *arguments*."""
+    """Return messages whose last one calls a function for each of *arguments*."""
     calls = [
         {"id": f"functions.f:{number}", "type": "function", "function": {"name": "f", "arguments": {"a": argument}}}
         for number, argument in enumerate(arguments)

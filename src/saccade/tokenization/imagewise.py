@@ -55,9 +55,9 @@ class ImagewiseTokenizer(JsonTokenizer):
     def encode_as_vllm_chat(self, segments: Iterable[Segment]) -> list[int]:
         """Return the ids that vLLM makes of a chat with images, each as one placeholder.
 
-        vLLM encodes the prompt as a whole and decodes it, which loses white space beside special tokens, and only then
-        encodes the text between images. Without images it adds no BOS. It takes special tokens in users' text for
-        the template's, so such text must not be sent to it. Raises InvalidValue for more than MAX_TEXT_BYTES.
+        vLLM encodes the prompt as a whole and decodes it, which loses white space next to special tokens, and only then
+        encodes the text between images. Without images it adds no BOS. It treats special tokens in users' text as the
+        template's, so such text must not be sent to it. Raises InvalidValue for more than MAX_TEXT_BYTES.
         """
         text = "".join(segment.text for segment in segments)
         check_length(text)

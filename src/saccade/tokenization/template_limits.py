@@ -1,4 +1,4 @@
-"""Jinja with a meter: a template that loops for ever or builds a huge value is stopped while it renders.
+"""Jinja with a meter: it stops a template that loops for ever or builds a huge value.
 
 A template is a program from the model's folder, and it runs in the gateway. Every step that can repeat work or make a
 larger value passes the meter: an iteration of a loop, a call, a filter, an operator, a literal, a slice, an output. The
@@ -324,12 +324,12 @@ def _printf_options(meter: Meter, form: str) -> Iterator[str]:
             place = _behind_key(meter, form, place)
         options = next(_OPTIONS.finditer(form, place))
         yield options[0]
-        # A percent sign may end a placeholder, too: then it begins none.
+        # A percent sign may also end a placeholder: then it begins none.
         place = form.find("%", options.end() + 1)
 
 
 def _behind_key(meter: Meter, form: str, place: int) -> int:
-    """Return where the key ends that begins at *place* with a parenthesis, and may have others in it."""
+    """Return the end of the key that begins at *place* with a parenthesis, and may contain others."""
     depth = 0
     for found in _PARENTHESIS.finditer(form, place):
         meter.step()
@@ -369,7 +369,7 @@ def _width_method(meter: Meter, text: Any, args: tuple[Any, ...], kwargs: dict[s
 def _format_method(meter: Meter, text: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     if isinstance(text, str):
         meter.will_make(len(text) + text.count("{") * (MAX_WIDTH // 8 + weight([args, kwargs])))
-        # A form that is no form fails if it is used, after what comes before its fault was made.
+        # An invalid format fails only when it is used, after the values before its fault are made.
         with contextlib.suppress(ValueError):
             _check_widths((options or "" for _, _, options, _ in string.Formatter().parse(text)), _WIDE_FORMAT)
     return args

@@ -7,7 +7,7 @@ Templates search for tags in text, as in `'</think>' in content`, and write the 
 search for become variables, so that a rendering with disguised text (provenance) can disguise these tags too; the tags
 that they write do not change.
 
-A rendering is metered (template_limits): a template that loops for ever or builds a huge value fails one request.
+A rendering is metered (template_limits): a template that loops for ever or builds a huge value fails a single request.
 """
 
 import json
@@ -98,7 +98,7 @@ class TemplateProgram:
                 if num_characters > MAX_RENDERED_CHARACTERS:
                     raise InvalidValue(f"The prompt has more than {MAX_RENDERED_CHARACTERS} characters.", "messages")
         except _Refusal as error:
-            # The template may repeat what the messages say.
+            # The template may repeat the messages.
             refusal = "The model's chat template refuses the messages"
             raise InvalidValue(f"{refusal}: {error.message}", "messages", reason=f"{refusal}.") from error
         except TooCostly as error:

@@ -42,7 +42,7 @@ class Tokenizer(ABC):
         """
 
     def encode_as_vllm_chat(self, segments: Iterable[Segment]) -> list[int]:
-        """Return the ids that vLLM makes of the same prompt if it gets a chat; by default those of encode()."""
+        """Return the ids that vLLM makes of the same prompt as a chat; by default those of encode()."""
         return self.encode(segments)
 
     @abstractmethod

@@ -70,7 +70,7 @@ class JsonTokenizer(Tokenizer):
         return encoded if self._begins_with_bos(given) else self._before + encoded
 
     def encode_as_vllm_chat(self, segments: Iterable[Segment]) -> list[int]:
-        """Return what encode() does without a BOS that the template did not write: vLLM adds none to a chat.
+        """Do the same as encode(), but without a BOS that the template did not write: vLLM adds none to a chat.
 
         Raises InvalidValue as encode() does.
         """
@@ -102,7 +102,7 @@ class JsonTokenizer(Tokenizer):
         return token_id
 
     def is_special(self, token_id: int) -> bool:
-        """Return whether *token_id* is a special token, and no tag, or not a token of this model."""
+        """Return whether *token_id* is a special token and no tag, or is not a token of this model."""
         return token_id in self._hidden_ids or not 0 <= token_id < self.num_tokens
 
     def stream(self, *, continues: bool = False) -> TextStream:

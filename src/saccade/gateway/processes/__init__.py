@@ -1,1 +1,1 @@
-"""Several processes of one gateway: what they share by an indexer, and what they ask each other."""
+"""Several processes of one gateway: what they share through an indexer, and what they ask each other."""

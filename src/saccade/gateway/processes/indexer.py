@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class Indexer:
-    """Answers gateway processes at the Unix socket *path* by what the workers of *fleet* report, in *index_bytes*."""
+    """Answers gateway processes at the Unix socket *path* with what the workers of *fleet* report, in *index_bytes*."""
 
     def __init__(self, fleet: WorkerPool, path: Path, index_bytes: int = INDEX_BYTES) -> None:
         self._fleet = fleet
@@ -46,7 +46,7 @@ class Indexer:
         await self._fleet.start()
 
     async def close(self) -> None:
-        """Stop."""
+        """End the answers and the connections."""
         self._server.stop()
         await self._listener.close()
         await self._fleet.close()
@@ -90,13 +90,13 @@ class Indexer:
 
 
 async def serve(fleet: WorkerPool, path: Path, urls: Sequence[str], sources: SourceConfig, index_bytes: int) -> None:
-    """Run an indexer until SIGTERM or SIGINT, over the workers at *urls* and of *sources*. Raises StartupError."""
+    """Run an indexer until SIGTERM or SIGINT, for the workers at *urls* and of *sources*. Raises StartupError."""
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in SIGNALS:
         loop.add_signal_handler(number, ended.set)
     indexer = Indexer(fleet, path, index_bytes)
-    # No request runs here: a worker that is dropped is forgotten at once.
+    # No request runs here: a dropped worker is forgotten at once.
     members = Discovery(fleet, lambda _: 0, 0.0)
     await indexer.start()
     try:

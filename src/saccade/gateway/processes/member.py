@@ -8,7 +8,7 @@ INDEXER = "indexer"
 
 @dataclass(frozen=True)
 class Member:
-    """Process *number* of *size*; the sockets of all lie in *folder*, which belongs to their user alone."""
+    """Process *number* of *size*; the sockets of all are in *folder*, which belongs to their user alone."""
 
     folder: Path
     number: int
@@ -21,7 +21,7 @@ class Member:
 
     @property
     def own(self) -> Path:
-        """The socket of this process."""
+        """This process's socket."""
         return self._socket(self.number)
 
     @property

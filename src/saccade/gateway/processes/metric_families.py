@@ -1,7 +1,7 @@
-"""Metrics of several processes on one page: every sample has the label `gateway_process`, and none is added up.
+"""Metrics of several processes on one page: every sample has the label `gateway_process`, and none is summed.
 
-A process that does not answer is missing from the page. Sums would then fall and rise again, which Prometheus takes
-for a restart; series that pause do not.
+A process that does not answer is missing from the page. Sums would then fall and rise again, which Prometheus would
+treat as a restart; series that pause do not.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -47,7 +47,7 @@ class _Together(Collector):
 
 
 def render(by_process: Mapping[str, Sequence[Family]], shared: CollectorRegistry) -> bytes:
-    """Return one page in Prometheus' text format. *shared* has what is the same in all processes."""
+    """Return one page in Prometheus' text format. *shared* has the metrics that are the same in all processes."""
     registry = CollectorRegistry()
     registry.register(_Together(by_process, shared))
     return generate_latest(registry)

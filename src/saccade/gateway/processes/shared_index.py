@@ -1,4 +1,4 @@
-"""A gateway process's view of the index that the indexer keeps: look-ups, and what is known of each worker."""
+"""A gateway process's view of the indexer's index: look-ups, and what is known of each worker."""
 
 import asyncio
 import logging
@@ -23,10 +23,10 @@ LOOKUP_SECONDS = 1.0
 """A look-up takes less than a millisecond, more if the machine is busy."""
 
 POLL_SECONDS = 0.25
-"""As often as workers tell of their load."""
+"""As often as workers report their load."""
 
 RETRY_SECONDS = 0.05
-"""Between two polls while the indexer is out of reach."""
+"""Time between two polls while the indexer does not answer."""
 
 POLL_LIMIT_SECONDS = 5.0
 UNREACHABLE = "the indexer of this host cannot be reached"
@@ -39,8 +39,8 @@ logger = logging.getLogger(__name__)
 class SharedIndex:
     """Asks the indexer at the Unix socket *path*. A Lookup, and a CacheView for the metrics and the operator.
 
-    If the indexer is out of reach, nothing is known of any worker: *router* then goes by load. One look-up that has no
-    answer in time is enough; the next that is sent waits for the indexer to answer a poll.
+    While the indexer does not answer, nothing is known of any worker: *router* then goes by load. A single look-up
+    without an answer in time is enough; the next look-up waits for the indexer to answer a poll.
     """
 
     def __init__(self, fleet: WorkerPool, router: Router, path: Path) -> None:
@@ -62,7 +62,7 @@ class SharedIndex:
         self._task = lasting_task.begin(self._poll, "polls of the indexer")
 
     async def close(self) -> None:
-        """Stop asking."""
+        """End the connection and the polls."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -71,7 +71,7 @@ class SharedIndex:
     async def overlaps(
         self, targets: Sequence[Target], keys: Mapping[Partition, Sequence[bytes]]
     ) -> Mapping[str, Overlap]:
-        """Return by name what *targets* hold; nothing if the indexer is out of reach."""
+        """Return by name what *targets* hold; nothing if the indexer does not answer."""
         if not self._is_reached:
             return {}
         places = {partition: place for place, partition in enumerate(keys)}
@@ -87,7 +87,7 @@ class SharedIndex:
         return {name: Overlap(*overlap) for (name, _), overlap in zip(asked.targets, found, strict=False)}
 
     def feed(self, worker: Worker) -> Feed:
-        """Return how far *worker* is known."""
+        """Return how exactly the feed of *worker* is known."""
         if len(self._fleet.clients) < 2:
             return Feed(ALONE)
         if not self._is_reached:
@@ -102,9 +102,9 @@ class SharedIndex:
         )
 
     def exactness(self, worker: Worker) -> Exactness:
-        """Return how exactly the reports of *worker* tell what it holds: as the indexer sees it, or we if that is less.
+        """Return how exactly *worker* reports its cache: as the indexer sees it, or as this process if that is less.
 
-        The indexer has read its events; this process has sent it requests, and seen what it answers.
+        The indexer has read its events; this process has sent it requests, and seen its answers.
         """
         known = self._known.get(worker.url, NOTHING).exactness
         return min(known, worker.exactness, key=lambda one: LEVELS.index(one.level))
@@ -118,7 +118,7 @@ class SharedIndex:
         return self._known.get(url, NOTHING).num_states
 
     async def _poll(self) -> None:
-        """Ask what is known of the workers, again and again."""
+        """Poll what is known of the workers, for ever."""
         while True:
             try:
                 encoded = await self._calls.call(self._encoder.encode(ShowKnown()), POLL_LIMIT_SECONDS)
@@ -136,7 +136,7 @@ class SharedIndex:
         self._note(is_reached=True)
 
     def _note(self, *, is_reached: bool) -> None:
-        """Note whether the indexer answers, and log it if it has changed."""
+        """Note whether the indexer answers, and log a change."""
         if is_reached == self._is_reached:
             return
         self._is_reached = is_reached
@@ -147,7 +147,7 @@ class SharedIndex:
             logger.warning("routing: every worker is NONE: %s; workers are chosen by load", UNREACHABLE)
 
     def _forget_expectations(self) -> None:
-        """Expect nothing of workers that are not ready, or were replaced."""
+        """Drop the expectations for workers that are not ready, or were replaced."""
         for worker in self._fleet.clients:
             if not worker.ready:
                 self.router.expect_nothing(worker.url)

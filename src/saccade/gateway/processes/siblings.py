@@ -30,10 +30,10 @@ T = TypeVar("T")
 
 
 class Siblings:
-    """Answers the siblings of *member*, and asks them. One that does not answer in time is left out.
+    """Answers the siblings of *member*, and asks them. A sibling that does not answer in time is left out.
 
     *work*, *forget_media* and *usages* (by tenant) are this process's own; *registry* has its metrics, *shared* those
-    that every process has alike, such as what the engines report.
+    that are the same in every process, such as what the engines report.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Siblings:
             client.start()
 
     async def close(self) -> None:
-        """Stop both."""
+        """End the answers and the connections."""
         self._server.stop()
         await asyncio.gather(*(client.close() for client in (*self._clients.values(), self._indexer)))
 
@@ -88,16 +88,16 @@ class Siblings:
         return metric_families.render(dict(sorted((own | found).items())), self._shared)
 
     async def works(self) -> list[Work]:
-        """Return what every process is doing, this one first."""
+        """Return the work of every process, this one first."""
         return [self._work(), *(await self._asked(self._clients, ShowWork(), Work)).values()]
 
     async def usages(self) -> list[dict[str, Usage]]:
-        """Return what tenants have used at every process, by the tenant's name; this process's comes first."""
+        """Return what tenants have used at every process, by the tenant's name, this process first."""
         found = await self._asked(self._clients, ShowUsage(), dict[str, Usage])
         return [self._usages(), *found.values()]
 
     async def forget_media(self) -> list[str]:
-        """Have every process empty its caches of images and URLs; return the names of those that did not answer."""
+        """Empty the caches of images and URLs of all processes; return the names of those that did not answer."""
         self._forget_media()
         found = await self._asked(self._clients, ForgetMedia(), type(None))
         return sorted(set(self._clients) - set(found))
@@ -120,7 +120,7 @@ class Siblings:
 
 
 def booked_together(works: list[Work], url: str) -> Booked:
-    """Return what the processes have booked at the worker *url*, together."""
+    """Return what the processes together have booked at the worker *url*."""
     each = [work.booked.get(url, Booked()) for work in works]
     return Booked(
         requests=sum(one.requests for one in each),

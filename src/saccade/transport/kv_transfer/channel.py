@@ -3,7 +3,7 @@
 The source, which is the prefill worker, sends a nonce of 16 bytes. The destination answers with the transfer's name and
 a nonce of its own, and everything after that is messages:
 
-u32 bytes of the head, u64 bytes of the content, head (msgpack), content, code of 16 bytes
+    u32 bytes of the head, u64 bytes of the content, head (msgpack), content, code of 16 bytes
 
 The code is blake3 over all before it, a counter and the sender's side, keyed with a key that is derived from the
 transfer's key and both nonces. So a damaged, forged, repeated or missing message ends the transfer. Contents are not
