@@ -229,7 +229,7 @@ def module(engine: Engine) -> Any:
 
 
 def cache_tensors(engine: Engine) -> list[torch.Tensor]:
-    """All tensors of the engine's caches: blocks, live states and snapshots."""
+    """All tensors of the engine's caches: blocks, live states and checkpoints."""
     return [
         tensor
         for cache in local(engine).runner.caches.layers

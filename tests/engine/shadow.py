@@ -15,7 +15,7 @@ from saccade.engine.core.encoder_cache import EncoderCache
 from saccade.engine.core.encoder_scheduler import EncodeCosts
 from saccade.engine.core.kv.blocks import PagedBlocks
 from saccade.engine.core.kv.manager import BlockManager
-from saccade.engine.core.kv.snapshots import RecurrentSnapshots
+from saccade.engine.core.kv.state_checkpoints import StateCheckpoints
 from saccade.engine.core.scheduler import Budgets, Scheduler
 from saccade.engine.core.step import Chunk, KvReceive, SamplingInput, StepInput, StepOutput
 from saccade.models.positions import MultimodalPositions
@@ -117,7 +117,7 @@ class ShadowExecutor:
         self._tables: dict[int, list[int]] = {}
         self._slots: dict[tuple[int, int], bytes] = {}
         self._states: dict[int, bytes] = {}
-        self._snapshots: dict[int, bytes] = {}
+        self._checkpoints: dict[int, bytes] = {}
         self._encoder_outputs: dict[int, bytes] = {}
         self._last: dict[int, int] = {}
 
@@ -146,13 +146,13 @@ class ShadowExecutor:
             assert change.start <= len(table), "a block table has a hole"
             table[change.start :] = change.blocks
         for move in step.restore:
-            self._states[move.row] = self._snapshots[move.snapshot]
+            self._states[move.row] = self._checkpoints[move.checkpoint]
         for receive in step.receive:
             self._receive(receive)
         failed = self._encode(step)
         self._attend(step)
         for move in step.save:
-            self._snapshots[move.snapshot] = self._states[move.row]
+            self._checkpoints[move.checkpoint] = self._states[move.row]
         sent = tuple(
             b"".join(self._slots.get((block, place), NOTHING) for block in send.blocks for place in range(BLOCK_SIZE))
             + (b"" if send.row is None else self._states[send.row])
@@ -226,7 +226,7 @@ def scheduler(
     caches = rng.random() < 0.8
     groups: list[object] = [PagedBlocks(num_blocks, BLOCK_SIZE)]
     if is_recurrent:
-        groups.append(RecurrentSnapshots(rng.choice([1, 4, 16]) if caches else 0, BLOCK_SIZE, 2))
+        groups.append(StateCheckpoints(rng.choice([1, 4, 16]) if caches else 0, BLOCK_SIZE, 2))
     return Scheduler(
         Budgets(max_num_seqs, num_tokens or rng.randint(max(4, max_num_seqs), max(60, max_num_seqs)), 64, 200),
         BlockManager(groups, BLOCK_SIZE, caches),  # type: ignore[arg-type]

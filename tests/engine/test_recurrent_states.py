@@ -1,4 +1,4 @@
-"""A whole Qwen3.5 in the engine: snapshots, preemption, samples, recycled states and events of what can resume."""
+"""A whole Qwen3.5 in the engine: checkpoints, preemption, samples, recycled states and events of what can resume."""
 
 from collections.abc import Callable
 from functools import cache
@@ -74,12 +74,12 @@ def check(oracle: Oracle, subject: Engine, *asked: EngineRequest, **options: Any
 
 
 @pytest.mark.parametrize("chunk", [7, 64])
-def test_prefixes_resume_from_snapshots(folder: Path, oracle: Oracle, chunk: int) -> None:
+def test_prefixes_resume_from_checkpoints(folder: Path, oracle: Oracle, chunk: int) -> None:
     subject = engine(folder, max_num_batched_tokens=chunk)
     check(oracle, subject, prompt(folder, 100))
     asked = [prompt(folder, length) for length in (33, 34, 97, 110)]
     outcome = check(oracle, subject, *asked)
-    # Snapshots are behind every second block, and behind the last whole one of the prompt of 100.
+    # Checkpoints are behind every second block, and behind the last whole one of the prompt of 100.
     assert [outcome.answers[one.request_id].num_cached_tokens for one in asked] == [32, 32, 96, 96]
 
 
@@ -97,7 +97,7 @@ def test_preemption_changes_no_answer(folder: Path, oracle: Oracle, enable_prefi
     assert subject.load().preemptions_total > 0
 
 
-def test_samples_begin_from_the_prompt_s_snapshot(folder: Path, oracle: Oracle) -> None:
+def test_samples_begin_from_the_prompt_s_checkpoint(folder: Path, oracle: Oracle) -> None:
     subject = engine(folder)
     restored: list[StateMove] = []
     execute = subject.executor.execute
@@ -111,7 +111,7 @@ def test_samples_begin_from_the_prompt_s_snapshot(folder: Path, oracle: Oracle) 
     asked = msgspec.structs.replace(prompt(folder, temperature=1.0, max_tokens=12, seed=1), num_samples=3)
     outcome = check(oracle, subject, asked)
     assert len(restored) == 2
-    assert len({move.snapshot for move in restored}) == 1
+    assert len({move.checkpoint for move in restored}) == 1
     assert len({tuple(answer.token_ids) for answer in outcome.answers.values()}) == 3
 
 
@@ -127,8 +127,8 @@ def test_decodes_of_a_batch_and_chunks_share_a_step(folder: Path, oracle: Oracle
     check(oracle, subject, *(prompt(folder, length, max_tokens=12) for length in (5, 61, 2, 90, 33, 18)))
 
 
-def test_a_recorded_run_with_snapshots_is_replayed_equal(folder: Path, tmp_path: Path) -> None:
-    """The replay makes as many snapshots as there were, whatever the budget in bytes was."""
+def test_a_recorded_run_with_checkpoints_is_replayed_equal(folder: Path, tmp_path: Path) -> None:
+    """The replay makes as many checkpoints as there were, whatever the budget in bytes was."""
     settings = {"state_snapshot_bytes": 1 << 20, "state_snapshot_blocks": 2, "max_num_seqs": 2}
     with recordings.recording_engine(folder, tmp_path, **settings) as subject:
         for length in (100, 40, 110, 33):
@@ -202,11 +202,11 @@ SPECS = (
         ({"enable_prefix_caching": False}, 0),
     ],
 )
-def test_snapshots_have_a_budget(settings: dict[str, Any], expected: int) -> None:
+def test_checkpoints_have_a_budget(settings: dict[str, Any], expected: int) -> None:
     assert memory.state_bytes(SPECS, torch.float32) == 2 * (480 + 84) == 1128
     config = EngineConfig("", "toy", **settings)
-    assert memory.num_snapshots(config, SPECS, torch.float32) == expected
-    assert memory.num_snapshots(config, SPECS[:1], torch.float32) == 0
+    assert memory.num_state_checkpoints(config, SPECS, torch.float32) == expected
+    assert memory.num_state_checkpoints(config, SPECS[:1], torch.float32) == 0
 
 
 def test_states_in_bfloat16_take_half_but_for_the_float32_part() -> None:

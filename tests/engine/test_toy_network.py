@@ -90,12 +90,12 @@ def test_answers_equal_the_reference_in_any_chunks(model: LoadedModel, num_token
 
 
 @pytest.mark.parametrize("num_tokens", [7, 64])
-def test_prefixes_resume_from_snapshots(model: LoadedModel, num_tokens: int) -> None:
+def test_prefixes_resume_from_checkpoints(model: LoadedModel, num_tokens: int) -> None:
     subject = engine(model, max_num_batched_tokens=num_tokens)
     check(model, subject, request(100))
     asked = [request(length) for length in (33, 34, 97, 100, 110)]
     outcome = check(model, subject, *asked)
-    # Snapshots are behind every second block, and behind the last whole one of the prompt of 100.
+    # Checkpoints are behind every second block, and behind the last whole one of the prompt of 100.
     assert [outcome.answers[one.request_id].num_cached_tokens for one in asked] == [32, 32, 96, 96, 96]
     follow_up = msgspec.structs.replace(
         asked[4], request_id="next", token_ids=asked[4].token_ids + outcome.answers["0:110"].token_ids + [1] * 9
@@ -103,7 +103,7 @@ def test_prefixes_resume_from_snapshots(model: LoadedModel, num_tokens: int) -> 
     assert check(model, subject, follow_up).answers["next"].num_cached_tokens == 128
 
 
-def test_snapshots_are_evicted(model: LoadedModel) -> None:
+def test_checkpoints_are_evicted(model: LoadedModel) -> None:
     subject = engine(model, num_state_snapshots=2)
     for _ in range(2):
         check(model, subject, *(request(length, seed=length) for length in LENGTHS))
@@ -119,7 +119,7 @@ def test_preemption_changes_no_answer(model: LoadedModel, enable_prefix_caching:
 
 
 @pytest.mark.parametrize("num_tokens", [7, 64])
-def test_samples_begin_from_the_prompt_s_snapshot(model: LoadedModel, num_tokens: int) -> None:
+def test_samples_begin_from_the_prompt_s_checkpoint(model: LoadedModel, num_tokens: int) -> None:
     subject = engine(model, max_num_batched_tokens=num_tokens)
     steps = steps_of(subject)
     asked = (request(60, num_samples=3, temperature=1.0, seed=5), request(20, seed=7))
@@ -127,11 +127,11 @@ def test_samples_begin_from_the_prompt_s_snapshot(model: LoadedModel, num_tokens
     assert len({tuple(answer.token_ids) for answer in outcome.answers.values()}) == 4
     restored = [move for step, _, _ in steps for move in msgspec.msgpack.decode(step, type=StepInput).restore]
     assert len(restored) == 2
-    assert len({move.snapshot for move in restored}) == 1
+    assert len({move.checkpoint for move in restored}) == 1
 
 
 def test_a_recycled_state_never_leaks(model: LoadedModel) -> None:
-    """Rows, blocks and snapshots that nothing is kept in are spoilt behind every step."""
+    """Rows, blocks and checkpoints that nothing is kept in are spoilt behind every step."""
     subject = engine(model, max_num_seqs=2, enable_prefix_caching=False, num_blocks=20)
 
     asked = [request(length, seed=length) for length in LENGTHS]

@@ -37,7 +37,7 @@ class EngineConfig:
     *attention_tensor_parallel_size* of them share the decoder's attention and its KV cache, by default all; it divides
     their number, and the others hold copies.
     *mm_encoder_tp_mode* data has each of them encode whole images; weights cuts the vision encoder as well. For a
-    model with recurrent layers, snapshots of their states are kept for the prefix cache, taken every
+    model with recurrent layers, checkpoints of their states are kept for the prefix cache, taken every
     *state_snapshot_blocks* blocks and at the end of prompts: *num_state_snapshots*, by default as many as
     *state_snapshot_bytes* hold on each device. With *kv_events_token_ids*, block events contain the token ids and media
     from which their blocks' keys were computed. *aliases* are names in addition to *model*. *record_steps* is the

@@ -79,14 +79,14 @@ class Engine:
         self.cause = ""
         self._paged_blocks = scheduler.block_manager.paged_blocks
         self._encoder_cache = scheduler.encoder_scheduler.encoder_cache
-        self.feed = CacheFeed(self._paged_blocks, self._encoder_cache, scheduler.block_manager.snapshots)
+        self.feed = CacheFeed(self._paged_blocks, self._encoder_cache, scheduler.block_manager.checkpoints)
         self._requests = Requests(scheduler)
         self._frames = self._requests.frames
         self._pixel_requests = PixelRequests(scheduler, self._frames)
         self.kv_legs = self._legs(transfers, kv_form)
         # Not a function of the engine: in a cycle with itself, it would keep its caches until garbage is collected.
         self._requests.on_end = self.kv_legs.ended
-        self._steps = StepBuilder(scheduler.rows, self._encoder_cache, scheduler.block_manager.snapshots)
+        self._steps = StepBuilder(scheduler.rows, self._encoder_cache, scheduler.block_manager.checkpoints)
         self._num_arrived = self._num_steps = self._num_prompt_tokens = self._num_generated_tokens = 0
         self._num_step_tokens = self._num_encoded_items = self._num_encoded_patches = 0
         self._steps_by_tokens = [0] * (len(STEP_TOKEN_BOUNDS) + 1)

@@ -12,7 +12,7 @@ from saccade.engine.core.encoder_scheduler import EncodeCosts
 from saccade.engine.core.grammars import Grammars
 from saccade.engine.core.kv.blocks import PagedBlocks
 from saccade.engine.core.kv.manager import BlockManager, StateGroup
-from saccade.engine.core.kv.snapshots import RecurrentSnapshots
+from saccade.engine.core.kv.state_checkpoints import StateCheckpoints
 from saccade.engine.core.request_validation import MediaMemory, RequestValidator
 from saccade.engine.core.scheduler import Budgets, Scheduler
 from saccade.engine.executor import memory
@@ -197,7 +197,7 @@ def _groups(config: EngineConfig, caches: Caches) -> list[StateGroup]:
         PagedBlocks(sizes.num_blocks, sizes.block_size, keep_contents=config.kv_events_token_ids)
     ]
     if caches.has_recurrent_layers:
-        groups.append(RecurrentSnapshots(sizes.num_snapshots, sizes.block_size, config.state_snapshot_blocks))
+        groups.append(StateCheckpoints(sizes.num_checkpoints, sizes.block_size, config.state_snapshot_blocks))
     return groups
 
 
@@ -210,6 +210,6 @@ def _header(config: EngineConfig, model: LoadedModel, execution: Execution, cach
         dtype=machine.dtype,
         threads=machine.num_threads,
         num_blocks=caches.sizes.num_blocks,
-        num_state_snapshots=caches.sizes.num_snapshots,
+        num_state_snapshots=caches.sizes.num_checkpoints,
     )
     return Header(machine=machine, config=resolved)

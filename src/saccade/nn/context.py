@@ -46,13 +46,13 @@ class LatentCache(NamedTuple):
 
 
 class RecurrentState(NamedTuple):
-    """One layer's recurrent states: *live* [rows, ...] and *snapshots* [num_snapshots, ...] of each of its tensors.
+    """One layer's recurrent states: *live* [rows, ...] and *checkpoints* [num_checkpoints, ...] of each of its tensors.
 
-    A layer reads and writes the live states of PagedLayout.rows, and does not use the snapshots.
+    A layer reads and writes the live states of PagedLayout.rows, and does not use the checkpoints.
     """
 
     live: tuple[torch.Tensor, ...]
-    snapshots: tuple[torch.Tensor, ...]
+    checkpoints: tuple[torch.Tensor, ...]
 
 
 LayerCache = KvCache | LatentCache | RecurrentState

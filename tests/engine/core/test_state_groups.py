@@ -1,4 +1,4 @@
-"""Two kinds of KV state at once: paged blocks, and snapshots of recurrent states. Contract 4 holds for both."""
+"""Two kinds of KV state at once: paged blocks, and checkpoints of recurrent states. Contract 4 holds for both."""
 
 import sys
 from collections.abc import Sequence as Ordered
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduling import BLOCK, lengths
 
-from saccade.engine.core.kv.snapshots import RecurrentSnapshots
+from saccade.engine.core.kv.state_checkpoints import StateCheckpoints
 from saccade.engine.core.schedule import Schedule
 from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.core.sequence import Sequence
@@ -18,7 +18,7 @@ from saccade.engine.core.sequence import Sequence
 State = tuple[int, ...]
 
 
-class Crowded(RecurrentSnapshots):
+class Crowded(StateCheckpoints):
     """A group that has room for *room* sequences, and refuses to grow *num_refusals* times."""
 
     room = 9
@@ -45,12 +45,12 @@ class Player:
     """A scheduler, and an executor whose recurrent state is the tokens that went through it: a wrong one shows."""
 
     def __init__(
-        self, interval: int = 2, num_snapshots: int = 8, group: RecurrentSnapshots | None = None, **budgets: int
+        self, interval: int = 2, num_checkpoints: int = 8, group: StateCheckpoints | None = None, **budgets: int
     ) -> None:
-        self.group = group or RecurrentSnapshots(num_snapshots, BLOCK, interval)
+        self.group = group or StateCheckpoints(num_checkpoints, BLOCK, interval)
         self.subject: Scheduler = scheduling.scheduler(groups=(self.group,), **budgets)
         self.live: dict[int, State] = {}
-        self.snapshots: dict[int, State] = {}
+        self.checkpoints: dict[int, State] = {}
         self.saving: dict[int, int] = {}
         self.num_saved = 0
 
@@ -65,10 +65,10 @@ class Player:
         restore, save = self.group.moves(started, stops)
         assert {move.row for move in restore} <= {owner.row for owner in started}
         for move in restore:
-            self.live[move.row] = self.snapshots[move.snapshot]
-        self.saving = {move.row: move.snapshot for move in save}
+            self.live[move.row] = self.checkpoints[move.checkpoint]
+        self.saving = {move.row: move.checkpoint for move in save}
         self.num_saved += len(save)
-        assert not {move.snapshot for move in restore} & set(self.saving.values())
+        assert not {move.checkpoint for move in restore} & set(self.saving.values())
         assert len(set(self.saving.values())) == len(save)
 
     def _compute(self, sequence: Sequence, num_tokens: int) -> None:
@@ -77,7 +77,7 @@ class Player:
         self.live[row] += tuple(sequence.token_ids[first : first + num_tokens])
         assert list(self.live[row]) == sequence.token_ids[: first + num_tokens]
         if row in self.saving:
-            self.snapshots[self.saving[row]] = self.live[row]
+            self.checkpoints[self.saving[row]] = self.live[row]
 
     def num_cached(self, tokens: Ordered[int], max_tokens: int = 1) -> int:
         """Answer *tokens* and return how many of them were not computed."""
@@ -107,15 +107,15 @@ def test_an_answer_is_kept_at_its_boundaries() -> None:
     assert player.num_cached([*[5] * BLOCK, *[0] * 2 * BLOCK, 1]) == 3 * BLOCK
 
 
-def test_no_snapshot_is_no_reuse_and_no_shorter_chunk() -> None:
-    player = Player(interval=1, num_snapshots=0, tokens=100)
+def test_no_checkpoint_is_no_reuse_and_no_shorter_chunk() -> None:
+    player = Player(interval=1, num_checkpoints=0, tokens=100)
     assert [player.num_cached(range(5 * BLOCK + 2)) for _ in range(2)] == [0, 0]
     player.subject.add(scheduling.of(range(5 * BLOCK + 2), (), arrival=7))
     assert lengths(player.step()) == {7: 5 * BLOCK + 2}
 
 
 def test_the_least_recently_used_goes_first() -> None:
-    player = Player(interval=100, num_snapshots=2, tokens=100)
+    player = Player(interval=100, num_checkpoints=2, tokens=100)
     a, b, c = (range(start, start + BLOCK + 1) for start in (0, 100, 200))
     assert [player.num_cached(prompt) for prompt in (a, b, a, c, a, b)] == [0, 0, BLOCK, 0, BLOCK, 0]
 
@@ -133,7 +133,7 @@ def test_the_cost_of_saving_is_linear() -> None:
     """Counted in lines of Python that run, while many sequences save a state in one step."""
 
     def num_lines(num_sequences: int) -> int:
-        group = RecurrentSnapshots(num_sequences, BLOCK, 1)
+        group = StateCheckpoints(num_sequences, BLOCK, 1)
         owners = [scheduling.of(range(10 * n, 10 * n + BLOCK + 1), (), n) for n in range(num_sequences)]
         for owner in owners:
             owner.row = owner.arrival
@@ -148,15 +148,15 @@ def test_the_cost_of_saving_is_linear() -> None:
         sys.settrace(count)
         _, save = group.moves([], dict.fromkeys(owners, BLOCK))
         sys.settrace(before)
-        assert len({move.snapshot for move in save}) == num_sequences
+        assert len({move.checkpoint for move in save}) == num_sequences
         return num_run
 
     assert num_lines(64) < 10 * num_lines(8)
 
 
-def test_a_snapshot_stays_until_it_is_restored() -> None:
-    """Both snapshots are resumed from in one step, in which two others would be saved."""
-    player = Player(interval=1, num_snapshots=2, tokens=100)
+def test_a_checkpoint_stays_until_it_is_restored() -> None:
+    """Both checkpoints are resumed from in one step, in which two others would be saved."""
+    player = Player(interval=1, num_checkpoints=2, tokens=100)
     prompts = [range(start, start + BLOCK + 1) for start in (0, 100)]
     assert [player.num_cached(prompt) for prompt in prompts] == [0, 0]
     for arrival, prompt in enumerate(prompts):
@@ -165,8 +165,8 @@ def test_a_snapshot_stays_until_it_is_restored() -> None:
     assert player.num_saved == 2
 
 
-def test_a_snapshot_stays_while_its_sequence_waits_for_a_first_step() -> None:
-    player = Player(interval=100, num_snapshots=1, tokens=100)
+def test_a_checkpoint_stays_while_its_sequence_waits_for_a_first_step() -> None:
+    player = Player(interval=100, num_checkpoints=1, tokens=100)
     player.num_cached(range(BLOCK + 1))
     owner = scheduling.of(range(BLOCK + 1), (), arrival=9)
     assert player.subject.block_manager.admit(owner, headroom_blocks=0)
@@ -174,20 +174,20 @@ def test_a_snapshot_stays_while_its_sequence_waits_for_a_first_step() -> None:
     player.subject.block_manager.clear()
     player.subject.rows.start(owner)
     restore, _ = player.group.moves([owner], {})
-    assert [move.snapshot for move in restore] == [0]
+    assert [move.checkpoint for move in restore] == [0]
     assert player.num_saved == 1
 
 
-def test_clear_forgets_snapshots() -> None:
-    player = Player(interval=1, num_snapshots=3, tokens=100)
-    for _ in range(3):  # snapshots that were lost would be missed
+def test_clear_forgets_checkpoints() -> None:
+    player = Player(interval=1, num_checkpoints=3, tokens=100)
+    for _ in range(3):  # checkpoints that were lost would be missed
         assert player.num_cached(range(3 * BLOCK + 1)) == 0
         assert player.num_cached(range(3 * BLOCK + 1)) == 3 * BLOCK
         player.subject.block_manager.clear()
 
 
 def test_a_step_that_failed_keeps_nothing() -> None:
-    group = RecurrentSnapshots(1, BLOCK, 1)
+    group = StateCheckpoints(1, BLOCK, 1)
     subject = scheduling.scheduler(groups=(group,))
     for number in range(3):
         owner = scheduling.of(range(BLOCK + 1), (), number)
@@ -196,12 +196,12 @@ def test_a_step_that_failed_keeps_nothing() -> None:
         assert owner.num_cached_tokens == 0
         subject.rows.start(owner)
         _, save = group.moves([owner], step.chunks)
-        assert [move.snapshot for move in save] == [0]
+        assert [move.checkpoint for move in save] == [0]
         subject.remove(owner)
 
 
 def test_what_the_paged_group_has_evicted_is_not_reused() -> None:
-    player = Player(interval=1, num_snapshots=99, num_blocks=6)
+    player = Player(interval=1, num_checkpoints=99, num_blocks=6)
     player.num_cached(range(4 * BLOCK))
     player.num_cached(range(100, 100 + 5 * BLOCK))
     assert player.num_saved > 6  # all are there still, and alone they are not enough
@@ -245,10 +245,10 @@ PROMPTS = st.lists(
 @settings(deadline=None, max_examples=80)
 @given(PROMPTS, st.integers(1, 4), st.integers(0, 6), st.integers(3, 20))
 def test_every_state_is_its_own_tokens(
-    prompts: list[tuple[list[int], int]], interval: int, num_snapshots: int, tokens: int
+    prompts: list[tuple[list[int], int]], interval: int, num_checkpoints: int, tokens: int
 ) -> None:
     """The player looks at each chunk: whatever was reused, preempted or cut, no token is missing or twice."""
-    player = Player(interval, num_snapshots, num_blocks=12, seqs=3, tokens=tokens)
+    player = Player(interval, num_checkpoints, num_blocks=12, seqs=3, tokens=tokens)
     for arrival, (prompt, max_tokens) in enumerate(prompts):
         player.subject.add(scheduling.of(prompt, (), arrival, max_tokens))
     steps = 0
@@ -258,6 +258,6 @@ def test_every_state_is_its_own_tokens(
         assert steps < 3000, "livelock"
     assert scheduling.paged(player.subject).num_free_blocks == 12
     player.subject.block_manager.clear()
-    fillers = [range(start, start + BLOCK + 1) for start in range(100, 100 * (num_snapshots + 1), 100)]
-    assert [player.num_cached(prompt) for prompt in fillers] == [0] * num_snapshots
-    assert [player.num_cached(prompt) for prompt in fillers] == [BLOCK] * num_snapshots, "a snapshot is lost"
+    fillers = [range(start, start + BLOCK + 1) for start in range(100, 100 * (num_checkpoints + 1), 100)]
+    assert [player.num_cached(prompt) for prompt in fillers] == [0] * num_checkpoints
+    assert [player.num_cached(prompt) for prompt in fillers] == [BLOCK] * num_checkpoints, "a checkpoint is lost"

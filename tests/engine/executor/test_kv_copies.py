@@ -15,7 +15,7 @@ KINDS: dict[str, list[KvSpec]] = {
     "latent": [Latent(12, 4)],
     "recurrent": [Paged(2, 8, 8), Recurrent(((3, 5), (7,)), ("float32", "network"))],
 }
-SIZES = CacheSizes(num_blocks=6, block_size=4, num_rows=3, num_snapshots=1)
+SIZES = CacheSizes(num_blocks=6, block_size=4, num_rows=3, num_checkpoints=1)
 CPU = torch.device("cpu")
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from saccade.engine.core.encoder_cache import EncoderCache
 from saccade.engine.core.kv.blocks import PagedBlocks
-from saccade.engine.core.kv.snapshots import RecurrentSnapshots
+from saccade.engine.core.kv.state_checkpoints import StateCheckpoints
 from saccade.protocol.engine_ipc import CacheEvents
 from saccade.protocol.kv_events import (
     BlockRemoved,
@@ -32,7 +32,7 @@ EVENTS_PER_MESSAGE = 1024
 
 
 class Caches(NamedTuple):
-    """The caches that a watcher follows; *blocks* includes the snapshots of recurrent states."""
+    """The caches that a watcher follows; *blocks* includes the state checkpoints."""
 
     blocks: bool
     images: bool
@@ -71,7 +71,7 @@ class _Channel:
 class CacheFeed:
     """The watchers of one engine's caches, by number. Not thread-safe. Most models have no *states*."""
 
-    def __init__(self, blocks: PagedBlocks, encoder: EncoderCache, states: RecurrentSnapshots | None = None) -> None:
+    def __init__(self, blocks: PagedBlocks, encoder: EncoderCache, states: StateCheckpoints | None = None) -> None:
         self.blocks = blocks
         self._states = states
         self._encoder_cache = encoder

@@ -83,10 +83,10 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class StateMove(msgspec.Struct, frozen=True, array_like=True):
-    """A copy of a row's recurrent states from or to a snapshot."""
+    """A copy of a row's recurrent states from or to a checkpoint."""
 
     row: int
-    snapshot: int
+    checkpoint: int
 
 
 class KvSend(msgspec.Struct, frozen=True, array_like=True):
@@ -110,8 +110,8 @@ class KvReceive(msgspec.Struct, frozen=True, array_like=True):
 class StepInput(msgspec.Struct, frozen=True):
     """The complete input of an executor for one step. *chunks* of a single token precede longer ones.
 
-    *drop* may name outputs that were never made. *restore* initialises rows of *started* from snapshots; the other
-    started rows have zeroed recurrent states. *save* copies the states at the end of the rows' chunks to snapshots.
+    *drop* may name outputs that were never made. *restore* initialises rows of *started* from checkpoints; the other
+    started rows have zeroed recurrent states. *save* copies the states at the end of the rows' chunks to checkpoints.
     What *send* names must have been computed by earlier steps, or by this one.
     """
 

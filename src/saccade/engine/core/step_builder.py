@@ -9,7 +9,7 @@ import numpy as np
 
 from saccade.engine.core.encoder_cache import EncoderCache
 from saccade.engine.core.images import EncoderKey
-from saccade.engine.core.kv.snapshots import Moves, RecurrentSnapshots
+from saccade.engine.core.kv.state_checkpoints import Moves, StateCheckpoints
 from saccade.engine.core.rows import Rows
 from saccade.engine.core.schedule import Schedule
 from saccade.engine.core.seeds import uniforms
@@ -47,9 +47,9 @@ class PlannedStep:
 class StepBuilder:
     """Numbers steps and jobs, and adds to each step what executors do not know yet."""
 
-    def __init__(self, rows: Rows, encoder_cache: EncoderCache, snapshots: RecurrentSnapshots | None = None) -> None:
+    def __init__(self, rows: Rows, encoder_cache: EncoderCache, checkpoints: StateCheckpoints | None = None) -> None:
         self._rows = rows
-        self._snapshots = snapshots
+        self._checkpoints = checkpoints
         self._encoder_cache = encoder_cache
         self._num_steps = 0
         self._num_jobs = 0
@@ -99,10 +99,10 @@ class StepBuilder:
         return PlannedStep(step, sampling, drawing, tuple(owner for owner, _ in prompts))
 
     def _state_moves(self, starting: Iterable[Sequence], schedule: Schedule) -> tuple[Moves, Moves]:
-        if self._snapshots is None:
+        if self._checkpoints is None:
             return (), ()
         stops = {owner: owner.num_computed_tokens + num_tokens for owner, num_tokens in schedule.chunks.items()}
-        return self._snapshots.moves(starting, stops)
+        return self._checkpoints.moves(starting, stops)
 
     def _job(self, pixels: Mapping[EncoderKey, bytes], is_beside: bool) -> EncodeJob:
         self._num_jobs += 1

@@ -1,4 +1,4 @@
-"""The tensors of all layers' caches: blocks of keys and values or of latents, recurrent states and their snapshots."""
+"""The tensors of all layers' caches: blocks of keys and values or of latents, recurrent states and checkpoints."""
 
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Ordered
@@ -28,7 +28,7 @@ class BlockFormat(NamedTuple):
 
 @dataclass(frozen=True)
 class CacheSizes:
-    """*rows* live states and *snapshots* for each recurrent layer, *num_blocks* blocks for each other layer.
+    """*rows* live states and *checkpoints* for each recurrent layer, *num_blocks* blocks for each other layer.
 
     *num_padding* further rows and blocks follow, for rows that belong to no sequence (executor.decode_graphs).
     """
@@ -36,7 +36,7 @@ class CacheSizes:
     num_blocks: int
     block_size: int
     num_rows: int
-    num_snapshots: int
+    num_checkpoints: int
     num_padding: int = 0
 
 
@@ -80,35 +80,35 @@ class Caches:
         ]
         self.device = device
         states = [cache for cache in self.layers if isinstance(cache, RecurrentState)]
-        self._pairs = [pair for state in states for pair in zip(state.live, state.snapshots, strict=True)]
+        self._pairs = [pair for state in states for pair in zip(state.live, state.checkpoints, strict=True)]
 
     @property
     def has_recurrent_layers(self) -> bool:
         return bool(self._pairs)
 
     def begin_rows(self, step: StepInput) -> None:
-        """Zero the live states of started rows, and restore the snapshots that the step names."""
+        """Zero the live states of started rows, and restore the checkpoints that the step names."""
         if not self._pairs or not step.started:
             return
         started, rows, kept = self._indices([start.row for start in step.started], *_sides(step.restore))
-        for live, snapshots in self._pairs:
+        for live, checkpoints in self._pairs:
             live.index_fill_(0, started, 0)
-            live.index_copy_(0, rows, snapshots.index_select(0, kept))
+            live.index_copy_(0, rows, checkpoints.index_select(0, kept))
 
     def save(self, moves: Ordered[StateMove]) -> None:
-        """Copy live states to snapshots."""
+        """Copy live states to checkpoints."""
         if not self._pairs or not moves:
             return
         rows, kept = self._indices(*_sides(moves))
-        for live, snapshots in self._pairs:
-            snapshots.index_copy_(0, kept, live.index_select(0, rows))
+        for live, checkpoints in self._pairs:
+            checkpoints.index_copy_(0, kept, live.index_select(0, rows))
 
     def _indices(self, *lists: list[int]) -> list[torch.Tensor]:
         return transfer([np.array(indices, np.int64) for indices in lists], self.device)
 
 
 def _sides(moves: Iterable[StateMove]) -> tuple[list[int], list[int]]:
-    return [move.row for move in moves], [move.snapshot for move in moves]
+    return [move.row for move in moves], [move.checkpoint for move in moves]
 
 
 def state_dtype(name: str, network: torch.dtype) -> torch.dtype:
@@ -130,14 +130,14 @@ def _block_cache(
 
 
 def _recurrent_state(kv_spec: Recurrent, sizes: CacheSizes, dtype: torch.dtype, device: torch.device) -> RecurrentState:
-    live, snapshots = (
+    live, checkpoints = (
         tuple(
             _zeros((count, *shape), state_dtype(name, dtype), device)
             for shape, name in zip(kv_spec.shapes, kv_spec.dtypes, strict=True)
         )
-        for count in (sizes.num_rows + sizes.num_padding, sizes.num_snapshots)
+        for count in (sizes.num_rows + sizes.num_padding, sizes.num_checkpoints)
     )
-    return RecurrentState(live, snapshots)
+    return RecurrentState(live, checkpoints)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Compute the size of the KV pool and the number of snapshots of recurrent states, and allocate the caches."""
+"""Compute the size of the KV pool and the number of checkpoints of recurrent states, and allocate the caches."""
 
 import gc
 from collections.abc import Sequence as Ordered
@@ -41,8 +41,8 @@ def state_bytes(kv_specs: Ordered[KvSpec], dtype: torch.dtype) -> int:
     )
 
 
-def num_snapshots(config: EngineConfig, kv_specs: Ordered[KvSpec], dtype: torch.dtype) -> int:
-    """Return how many snapshots of recurrent states to keep; 0 for a model that has no such state."""
+def num_state_checkpoints(config: EngineConfig, kv_specs: Ordered[KvSpec], dtype: torch.dtype) -> int:
+    """Return how many checkpoints of recurrent states to keep; 0 for a model that has no such state."""
     size = state_bytes(kv_specs, dtype)
     if not (size and config.enable_prefix_caching):
         return 0
@@ -137,9 +137,9 @@ def allocate(config: EngineConfig, model: LoadedModel, num_blocks: int) -> Cache
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(network.device)
     kv_specs = specs_of_rank(network.spec.kv_specs, model.ranks.attention)
-    snapshots = num_snapshots(config, kv_specs, network.dtype)
+    checkpoints = num_state_checkpoints(config, kv_specs, network.dtype)
     num_padding = 1 if config.cuda_graphs else 0
-    sizes = CacheSizes(num_blocks, config.block_size, config.max_num_seqs, snapshots, num_padding)
+    sizes = CacheSizes(num_blocks, config.block_size, config.max_num_seqs, checkpoints, num_padding)
     return Caches(kv_specs, sizes, network.dtype, network.device, block_format(config, model))
 
 

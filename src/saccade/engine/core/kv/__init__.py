@@ -1,1 +1,1 @@
-"""KV state as the core counts it: blocks, snapshots, and the references to them."""
+"""KV state as the core counts it: blocks, checkpoints, and the references to them."""

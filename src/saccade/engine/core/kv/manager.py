@@ -1,20 +1,20 @@
 """Manage a sequence's KV state, of every kind that the model has. No torch.
 
-Each kind is a `StateGroup`: paged attention blocks (PagedBlocks, for keys and values and for latents), and snapshots of
-recurrent states (RecurrentSnapshots). The manager checks all groups before it admits a sequence, and reuses only the
-prefix from which every group can resume.
+Each kind is a `StateGroup`: paged attention blocks (PagedBlocks, for keys and values and for latents), and state
+checkpoints (StateCheckpoints, for recurrent states). The manager checks all groups before it admits a sequence, and
+reuses only the prefix from which every group can resume.
 """
 
 from collections.abc import Sequence as Ordered
 from typing import Protocol
 
 from saccade.engine.core.kv.blocks import PagedBlocks
-from saccade.engine.core.kv.snapshots import RecurrentSnapshots
+from saccade.engine.core.kv.state_checkpoints import StateCheckpoints
 from saccade.engine.core.sequence import Sequence
 
 
 class StateGroup(Protocol):
-    """One kind of KV state, such as paged attention blocks, or snapshots of a recurrent state.
+    """One kind of KV state, such as paged attention blocks, or checkpoints of a recurrent state.
 
     *keys* are block keys from the root on. A group never changes a sequence's token counts; the manager does.
     """
@@ -58,9 +58,9 @@ class BlockManager:
         return next(group for group in self.groups if isinstance(group, PagedBlocks))
 
     @property
-    def snapshots(self) -> RecurrentSnapshots | None:
+    def checkpoints(self) -> StateCheckpoints | None:
         """The group of recurrent state; None if the model has none."""
-        return next((group for group in self.groups if isinstance(group, RecurrentSnapshots)), None)
+        return next((group for group in self.groups if isinstance(group, StateCheckpoints)), None)
 
     def admit(self, sequence: Sequence, headroom_blocks: int) -> bool:
         """Reserve all state for the known tokens of *sequence*, reusing what every group can resume from.
@@ -100,9 +100,9 @@ class BlockManager:
         """Return how many blocks another sample of a prompt of *num_tokens* takes at most, while the first holds its.
 
         It shares the full blocks, unless it may have to compute the prompt again: without a prefix cache, or if the
-        snapshot of a recurrent state that it would resume from is gone.
+        checkpoint of a recurrent state that it would resume from is gone.
         """
-        shares = self.enable_prefix_caching and self.snapshots is None
+        shares = self.enable_prefix_caching and self.checkpoints is None
         return 1 if shares else -(-num_tokens // self.block_size)
 
     def num_missing_tokens(self, sequence: Sequence) -> int:

@@ -1,7 +1,7 @@
-"""Manage snapshots of recurrent state, and the copies between them and running rows that steps make. No torch.
+"""Manage checkpoints of recurrent states, and the copies between them and running rows that steps make. No torch.
 
 A recurrent state does not contain earlier states: a sequence can resume only where a copy was kept. Every running row
-has one live state, so there is always room for another sequence. The number of snapshots is fixed; the least recently
+has one live state, so there is always room for another sequence. The number of checkpoints is fixed; the least recently
 used is evicted first.
 """
 
@@ -17,39 +17,39 @@ from saccade.protocol.kv_events import KvEvent, StateRemoved, StateStored
 Moves = tuple[StateMove, ...]
 
 
-class RecurrentSnapshots:
-    """Snapshots 0 to num_snapshots - 1, by block key.
+class StateCheckpoints:
+    """Checkpoints 0 to num_checkpoints - 1, by block key.
 
     A state is kept where a chunk ends at a boundary: every *interval_blocks* blocks, and at the last block boundary
-    before the prompt's final token. A snapshot for an admitted sequence stays until a step has restored it. A snapshot
-    that a step saves can be reused when the step is committed. *on_event* is called for every snapshot that becomes
+    before the prompt's final token. A checkpoint for an admitted sequence stays until a step has restored it. One that
+    a step saves can be reused when the step is committed. *on_event* is called for every checkpoint that becomes
     reusable or is dropped.
     """
 
-    def __init__(self, num_snapshots: int, block_size: int, interval_blocks: int) -> None:
-        self.num_snapshots = num_snapshots
+    def __init__(self, num_checkpoints: int, block_size: int, interval_blocks: int) -> None:
+        self.num_checkpoints = num_checkpoints
         self.on_event: Callable[[KvEvent], None] | None = None
         self._block_size = block_size
         self._interval = interval_blocks * block_size
-        self._free = list(range(num_snapshots - 1, -1, -1))
-        self._snapshot_of: OrderedDict[bytes, int] = OrderedDict()
+        self._free = list(range(num_checkpoints - 1, -1, -1))
+        self._checkpoint_of: OrderedDict[bytes, int] = OrderedDict()
         self._resumed: dict[Sequence, bytes] = {}
         self._saving: dict[bytes, int] = {}
         self._saved_by: dict[Sequence, bytes] = {}
 
     def reusable(self, keys: Ordered[bytes], num_blocks: int) -> int:
-        """Return the number of blocks in the longest prefix that has a snapshot."""
-        return next((count for count in range(num_blocks, 0, -1) if keys[count - 1] in self._snapshot_of), 0)
+        """Return the number of blocks in the longest prefix that has a checkpoint."""
+        return next((count for count in range(num_blocks, 0, -1) if keys[count - 1] in self._checkpoint_of), 0)
 
     def fits(self, keys: Ordered[bytes], num_tokens: int, headroom_blocks: int) -> bool:
         """Return True: the scheduler admits no more sequences than there are rows."""
         return True
 
     def admit(self, sequence: Sequence, keys: Ordered[bytes], num_tokens: int) -> None:
-        """Keep the snapshot behind *keys* until the sequence's first step."""
+        """Keep the checkpoint behind *keys* until the sequence's first step."""
         if keys:
             self._resumed[sequence] = keys[-1]
-            self._snapshot_of.move_to_end(keys[-1])
+            self._checkpoint_of.move_to_end(keys[-1])
 
     def extend(self, sequence: Sequence, num_tokens: int) -> bool:
         """Return True: a state does not grow."""
@@ -58,7 +58,7 @@ class RecurrentSnapshots:
     def chunk(self, sequence: Sequence, num_tokens: int) -> int:
         """Return the number of tokens up to the next boundary, or *num_tokens* if that is less."""
         start = sequence.num_computed_tokens
-        if not self.num_snapshots:
+        if not self.num_checkpoints:
             return num_tokens
         stops = [start - start % self._interval + self._interval, self._last_boundary(sequence)]
         return min([num_tokens, *(stop - start for stop in stops if stop > start)])
@@ -66,74 +66,74 @@ class RecurrentSnapshots:
     def moves(self, started: Iterable[Sequence], stops: Mapping[Sequence, int]) -> tuple[Moves, Moves]:
         """Return what a step restores for the rows of *started*, and saves for chunks that end at *stops*.
 
-        Call it once a step: a snapshot that the step restores is not evicted for one that it saves.
+        Call it once a step: a checkpoint that the step restores is not evicted for one that it saves.
         """
         restore = tuple(
-            StateMove(Rows.row_of(sequence), self._snapshot_of[self._resumed.pop(sequence)])
+            StateMove(Rows.row_of(sequence), self._checkpoint_of[self._resumed.pop(sequence)])
             for sequence in started
             if sequence in self._resumed
         )
-        restored = {move.snapshot for move in restore}
+        restored = {move.checkpoint for move in restore}
         save = tuple(
-            StateMove(Rows.row_of(sequence), snapshot)
+            StateMove(Rows.row_of(sequence), checkpoint)
             for sequence, stop in stops.items()
-            if (snapshot := self._snapshot_to_save(sequence, stop, restored)) is not None
+            if (checkpoint := self._checkpoint_to_save(sequence, stop, restored)) is not None
         )
         return restore, save
 
     def commit(self, sequence: Sequence, index: int, key: bytes) -> None:
-        """Store the snapshot that the step saved under *key*, if it is the one after block *index*."""
+        """Store the checkpoint that the step saved under *key*, if it is the one after block *index*."""
         if self._saved_by.get(sequence) == key:
             del self._saved_by[sequence]
-            self._snapshot_of[key] = self._saving.pop(key)
+            self._checkpoint_of[key] = self._saving.pop(key)
             if self.on_event is not None:
                 self.on_event(StateStored(key))
 
     def release(self, sequence: Sequence) -> None:
-        """Drop the snapshots of *sequence* that are not restored or committed yet."""
+        """Drop the checkpoints of *sequence* that are not restored or committed yet."""
         self._resumed.pop(sequence, None)
         if (key := self._saved_by.pop(sequence, None)) is not None:
             self._free.append(self._saving.pop(key))
 
     def clear(self) -> None:
-        """Drop every snapshot that no sequence waits for."""
+        """Drop every checkpoint that no sequence waits for."""
         resumed = set(self._resumed.values())
-        for key in [key for key in self._snapshot_of if key not in resumed]:
+        for key in [key for key in self._checkpoint_of if key not in resumed]:
             self._free.append(self._drop(key))
 
     def snapshot(self) -> Iterator[StateStored]:
-        """Return every snapshot that is reusable now; later changes are not included."""
-        return map(StateStored, list(self._snapshot_of))
+        """Return every checkpoint that is reusable now; later changes are not included."""
+        return map(StateStored, list(self._checkpoint_of))
 
     def _last_boundary(self, sequence: Sequence) -> int:
         return (sequence.num_prompt_tokens - 1) // self._block_size * self._block_size
 
-    def _snapshot_to_save(self, sequence: Sequence, stop: int, restored: Set[int]) -> int | None:
-        """Return a snapshot for the state after token *stop*.
+    def _checkpoint_to_save(self, sequence: Sequence, stop: int, restored: Set[int]) -> int | None:
+        """Return a checkpoint for the state after token *stop*.
 
-        Return None if *stop* is no boundary, its state is already kept, or every snapshot is needed.
+        Return None if *stop* is no boundary, its state is already kept, or every checkpoint is needed.
         """
         is_boundary = stop > 0 and (stop % self._interval == 0 or stop == self._last_boundary(sequence))
-        if not self.num_snapshots or not is_boundary:
+        if not self.num_checkpoints or not is_boundary:
             return None
         key = sequence.block_keys(stop // self._block_size, self._block_size)[-1]
-        if key in self._snapshot_of:
-            self._snapshot_of.move_to_end(key)
+        if key in self._checkpoint_of:
+            self._checkpoint_of.move_to_end(key)
             return None
         if key in self._saving:
             return None
-        snapshot = self._free.pop() if self._free else self._evict(restored)
-        if snapshot is not None:
-            self._saving[key], self._saved_by[sequence] = snapshot, key
-        return snapshot
+        checkpoint = self._free.pop() if self._free else self._evict(restored)
+        if checkpoint is not None:
+            self._saving[key], self._saved_by[sequence] = checkpoint, key
+        return checkpoint
 
     def _evict(self, restored: Set[int]) -> int | None:
-        kept = restored | {self._snapshot_of[key] for key in self._resumed.values()}
-        key = next((key for key, snapshot in self._snapshot_of.items() if snapshot not in kept), None)
+        kept = restored | {self._checkpoint_of[key] for key in self._resumed.values()}
+        key = next((key for key, checkpoint in self._checkpoint_of.items() if checkpoint not in kept), None)
         return None if key is None else self._drop(key)
 
     def _drop(self, key: bytes) -> int:
-        """Forget what is stored under *key*, and return its snapshot."""
+        """Forget what is stored under *key*, and return its checkpoint."""
         if self.on_event is not None:
             self.on_event(StateRemoved(key))
-        return self._snapshot_of.pop(key)
+        return self._checkpoint_of.pop(key)
