@@ -22,8 +22,8 @@ LIMIT_SECONDS = 60.0
 
 def transfers_of(engine: Engine) -> KvTransfers:
     """The transfers of an engine that has a role."""
-    assert isinstance(engine.kv_legs, KvSender | KvReceiver)
-    return engine.kv_legs.transfers
+    assert isinstance(engine.kv_connector, KvSender | KvReceiver)
+    return engine.kv_connector.transfers
 
 
 def is_idle(engine: Engine) -> bool:

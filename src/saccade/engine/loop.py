@@ -11,7 +11,7 @@ import structlog
 from saccade.engine.core.cache_events import CacheFeed
 from saccade.engine.core.grammars import Grammars
 from saccade.engine.core.images import EncoderKey
-from saccade.engine.core.kv_legs import KvLegs, NoLegs
+from saccade.engine.core.kv_connector import KvConnector, NoKvConnector
 from saccade.engine.core.kv_receiver import KvReceiver
 from saccade.engine.core.kv_sender import KvSender
 from saccade.engine.core.pixel_requests import PixelRequests, PixelsByKey
@@ -83,9 +83,9 @@ class Engine:
         self._requests = Requests(scheduler)
         self._frames = self._requests.frames
         self._pixel_requests = PixelRequests(scheduler, self._frames)
-        self.kv_legs = self._legs(transfers, kv_form)
+        self.kv_connector = self._kv_connector(transfers, kv_form)
         # Not a function of the engine: in a cycle with itself, it would keep its caches until garbage is collected.
-        self._requests.on_end = self.kv_legs.ended
+        self._requests.on_end = self.kv_connector.ended
         self._steps = StepBuilder(scheduler.rows, self._encoder_cache, scheduler.block_manager.checkpoints)
         self._num_arrived = self._num_steps = self._num_prompt_tokens = self._num_generated_tokens = 0
         self._num_step_tokens = self._num_encoded_items = self._num_encoded_patches = 0
@@ -97,7 +97,7 @@ class Engine:
         has_news = bool(self._frames) or self._encoder_cache.has_dropped
         is_compiling = self.grammars is not None and self.grammars.is_busy
         is_urgent = self._pixel_requests.overdue or is_compiling
-        return self.scheduler.has_work or has_news or is_urgent or self.kv_legs.has_work
+        return self.scheduler.has_work or has_news or is_urgent or self.kv_connector.has_work
 
     def submit(self, connection: int, request: EngineRequest) -> None:
         """Queue a request; if it is invalid, its only delta is the error."""
@@ -111,7 +111,7 @@ class Engine:
         self._num_arrived += 1
         try:
             self.scheduler.check_queue()
-            self.kv_legs.check(request)
+            self.kv_connector.check(request)
             sequence = self.validator.validated(connection, request, self._num_arrived)
             self._begin_grammar(sequence)
         except SaccadeError as error:
@@ -123,7 +123,7 @@ class Engine:
         if not sequence.awaits_kv:  # else the prefill worker counts them
             self._num_prompt_tokens += sequence.num_prompt_tokens
         self._requests.open(sequence, request.num_samples)
-        self.kv_legs.open(sequence)
+        self.kv_connector.open(sequence)
 
     def supply(self, connection: int, answer: Pixels) -> None:
         """Accept the pixels that were requested from a gateway. If the request has ended, its slots are released."""
@@ -155,12 +155,12 @@ class Engine:
         began = time.perf_counter()
         with self._timed("schedule_seconds"):
             self._take_finished_jobs()
-            self.kv_legs.poll()
+            self.kv_connector.poll()
             if self.recorder is not None:
                 self._begin_segment_if_due(self.recorder)
             self._take_grammars()
             schedule = self.scheduler.schedule()
-            self.kv_legs.plan(schedule)
+            self.kv_connector.plan(schedule)
             for sequence in schedule.chunks:
                 if sequence.clock.scheduled is None:
                     sequence.clock.scheduled = began
@@ -174,7 +174,7 @@ class Engine:
 
     def close(self) -> None:
         """End transfers, wait until the recording is written, and end the executor."""
-        self.kv_legs.close()
+        self.kv_connector.close()
         if self.grammars is not None:
             self.grammars.close()
         self.executor.close()
@@ -201,9 +201,9 @@ class Engine:
             **{f"{name}_total": seconds for name, seconds in asdict(self.timings).items()},
         )
 
-    def _legs(self, transfers: KvTransfers | None, form: KvForm | None) -> KvLegs:
+    def _kv_connector(self, transfers: KvTransfers | None, form: KvForm | None) -> KvConnector:
         if transfers is None or form is None:
-            return NoLegs()
+            return NoKvConnector()
         if self.description.role == "prefill":
             return KvSender(transfers, form, self.scheduler, self._requests)
         return KvReceiver(transfers, form, self.scheduler, self._requests, self._finish_reason)
@@ -324,7 +324,7 @@ class Engine:
             self.cause = cause(error)
             logger.exception("a step failed", request_ids=sorted({sequence.request_id for sequence in schedule.chunks}))
             self.executor.check_device()
-            for sequence in (*schedule.chunks, *self.kv_legs.take_planned()):
+            for sequence in (*schedule.chunks, *self.kv_connector.take_planned()):
                 self._fail(sequence, InternalError("The model failed on this request's step."), schedule)
             for key in within:
                 self._encoder_cache.abandon(key)
@@ -363,9 +363,9 @@ class Engine:
         for sequence, token_id, logprob in drawn:
             sequence.token_ids.append(token_id)
             reason = self._finish_reason(sequence, token_id)
-            if not self.kv_legs.keep(sequence, logprob, reason, now):
+            if not self.kv_connector.keep(sequence, logprob, reason, now):
                 self._requests.answer(sequence, logprob, reason, now)
-        self.kv_legs.executed(output.sent)
+        self.kv_connector.executed(output.sent)
 
     def _finish_reason(self, sequence: Sequence, token_id: int) -> FinishReason | None:
         if sequence.matcher is not None:

@@ -77,7 +77,7 @@ class Loop:
         """Process messages and steps; raises ChannelClosed when the front is gone."""
         while True:
             busy = self.engine.has_work or self.engine.feed.busy
-            for message in self.channel.receive(0 if busy else HEARTBEAT_SECONDS, self.engine.kv_legs.wake_fds):
+            for message in self.channel.receive(0 if busy else HEARTBEAT_SECONDS, self.engine.kv_connector.wake_fds):
                 if isinstance(message, Shutdown):
                     return
                 self._take(message)

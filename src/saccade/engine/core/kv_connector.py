@@ -11,7 +11,7 @@ from saccade.protocol.output import FinishReason, TokenLogprob
 from saccade.protocol.request import EngineRequest
 
 
-class KvLegs(Protocol):
+class KvConnector(Protocol):
     """The prefill legs, or the decode legs, of an engine (KvSender, KvReceiver)."""
 
     @property
@@ -50,8 +50,8 @@ class KvLegs(Protocol):
         """End every transfer."""
 
 
-class NoLegs:
-    """The KvLegs of an engine that serves requests alone."""
+class NoKvConnector:
+    """The KvConnector of an engine that serves requests alone."""
 
     has_work = False
     wake_fds: tuple[int, ...] = ()

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from saccade.engine.core.kv_legs import check_key
+from saccade.engine.core.kv_connector import check_key
 from saccade.engine.core.requests import Requests
 from saccade.engine.core.schedule import Schedule
 from saccade.engine.core.scheduler import Scheduler
@@ -31,8 +31,8 @@ SAMPLE_ENDED = "The first sample of the request ended before the prompt's state 
 
 
 @dataclass(slots=True, eq=False)
-class _Leg:
-    """One decode leg. *next_block* is the next to arrive, *num_pending* counts pieces that are not written yet."""
+class _IncomingPrompt:
+    """The prompt of a decode leg. *next_block* arrives next; *num_pending* pieces are not written yet."""
 
     key: bytes
     sequence: Sequence
@@ -60,13 +60,14 @@ class KvReceiver:
         self._requests = requests
         self._finish_reason = finish_reason
         self._keys: set[bytes] = set()
-        self._legs: dict[bytes, _Leg] = {}
-        self._written: list[_Leg] = []
+        self._prompts: dict[bytes, _IncomingPrompt] = {}
+        self._written: list[_IncomingPrompt] = []
         self._orphans: list[Sequence] = []
 
     @property
     def has_work(self) -> bool:
-        return self.transfers.has_events or bool(self._orphans) or any(leg.arrived for leg in self._legs.values())
+        has_pieces = any(prompt.arrived for prompt in self._prompts.values())
+        return has_pieces or bool(self._orphans) or self.transfers.has_events
 
     @property
     def wake_fds(self) -> tuple[int, ...]:
@@ -100,8 +101,8 @@ class KvReceiver:
 
     def poll(self) -> None:
         for event in self.transfers.events():
-            if (leg := self._legs.get(event.key)) is not None:
-                self._take(leg, event)
+            if (prompt := self._prompts.get(event.key)) is not None:
+                self._take(prompt, event)
         orphans, self._orphans = self._orphans, []
         for sequence in orphans:
             self._requests.fail(sequence, WorkerFailed(SAMPLE_ENDED))
@@ -110,35 +111,35 @@ class KvReceiver:
         """Begin the transfer for a sequence for which room is reserved, from block *num_held_blocks* on."""
         kv_transfer = sequence.request.kv_transfer
         if isinstance(kv_transfer, ReceiveKv):
-            self._legs[kv_transfer.key] = _Leg(kv_transfer.key, sequence, num_held_blocks)
+            self._prompts[kv_transfer.key] = _IncomingPrompt(kv_transfer.key, sequence, num_held_blocks)
             self.transfers.pull(kv_transfer.key, kv_transfer.source, num_held_blocks)
 
-    def _take(self, leg: _Leg, event: Event) -> None:
+    def _take(self, prompt: _IncomingPrompt, event: Event) -> None:
         match event:
             case PromptComputed(_, prefilled):
-                leg.prefilled = prefilled
-                if len(prefilled.first) != leg.sequence.request.num_samples:
-                    self._fail(leg, PeerFailed(OUT_OF_ORDER))
+                prompt.prefilled = prefilled
+                if len(prefilled.first) != prompt.sequence.request.num_samples:
+                    self._fail(prompt, PeerFailed(OUT_OF_ORDER))
             case PieceArrived(_, piece, content) if piece.is_state:
-                leg.state = content
-                self.transfers.taken(leg.key)
+                prompt.state = content
+                self.transfers.taken(prompt.key)
             case PieceArrived(_, piece):
-                if not (piece.start == leg.next_block < piece.stop <= len(leg.sequence.block_table)):
-                    self._fail(leg, PeerFailed(OUT_OF_ORDER))
+                if not (piece.start == prompt.next_block < piece.stop <= len(prompt.sequence.block_table)):
+                    self._fail(prompt, PeerFailed(OUT_OF_ORDER))
                     return
-                leg.next_block = piece.stop
-                leg.num_pending += 1
-                leg.arrived.append(event)
+                prompt.next_block = piece.stop
+                prompt.num_pending += 1
+                prompt.arrived.append(event)
             case TransferEnded():
-                self._fail(leg, event.error)
-        self._complete_if_whole(leg)
+                self._fail(prompt, event.error)
+        self._complete_if_whole(prompt)
 
     def ended(self, sequence: Sequence) -> None:
         """Cancel the transfer of a sequence that has ended."""
         wanted = sequence.request.kv_transfer
         if isinstance(wanted, ReceiveKv) and sequence.awaits_kv and sequence.index == 0:
             self._keys.discard(wanted.key)
-            if self._legs.pop(wanted.key, None) is not None:
+            if self._prompts.pop(wanted.key, None) is not None:
                 self.transfers.cancel(wanted.key)
             self._orphans += [sample for sample in sequence.forks if sample.finish_reason is None][:1]
 
@@ -147,56 +148,56 @@ class KvReceiver:
         for sequence, num_held_blocks in schedule.admitted.items():
             self._begin(sequence, num_held_blocks)
         left = STEP_BYTES
-        for leg in self._legs.values():
-            while left > 0 and leg.arrived:
-                _, piece, content = leg.arrived.popleft()
+        for prompt in self._prompts.values():
+            while left > 0 and prompt.arrived:
+                _, piece, content = prompt.arrived.popleft()
                 left -= len(content)
-                self._written.append(leg)
+                self._written.append(prompt)
                 schedule.receive += [
                     KvReceive(tuple(sample.block_table[piece.start : piece.stop]), content)
-                    for sample in self._owners(leg, piece.stop)
+                    for sample in self._owners(prompt, piece.stop)
                 ]
 
-    def _owners(self, leg: _Leg, stop: int) -> list[Sequence]:
+    def _owners(self, prompt: _IncomingPrompt, stop: int) -> list[Sequence]:
         """Return the samples that have blocks of their own for a piece that ends at block *stop*."""
-        is_shared = stop <= leg.sequence.num_prompt_tokens // self._form.block_size
-        samples = self._scheduler.receiving[leg.sequence]
-        return [leg.sequence] if is_shared else [sample for sample in samples if sample.finish_reason is None]
+        is_shared = stop <= prompt.sequence.num_prompt_tokens // self._form.block_size
+        samples = self._scheduler.receiving[prompt.sequence]
+        return [prompt.sequence] if is_shared else [sample for sample in samples if sample.finish_reason is None]
 
     def executed(self, sent: tuple[bytes, ...]) -> None:
         """Note that the step has written what was planned, and let requests whose state is whole begin to decode."""
         written, self._written = self._written, []
-        for leg in written:
-            leg.num_pending -= 1
-            if leg.key in self._legs:
-                self.transfers.taken(leg.key)
-                self._complete_if_whole(leg)
+        for prompt in written:
+            prompt.num_pending -= 1
+            if prompt.key in self._prompts:
+                self.transfers.taken(prompt.key)
+                self._complete_if_whole(prompt)
 
     def close(self) -> None:
         self.transfers.close()
 
     def take_planned(self) -> list[Sequence]:
         written, self._written = self._written, []
-        return [leg.sequence for leg in written]
+        return [prompt.sequence for prompt in written]
 
-    def _fail(self, leg: _Leg, error: WorkerFailed) -> None:
+    def _fail(self, prompt: _IncomingPrompt, error: WorkerFailed) -> None:
         # Ending the sequence cancels the transfer.
-        self._requests.fail(leg.sequence, error)
+        self._requests.fail(prompt.sequence, error)
 
-    def _complete_if_whole(self, leg: _Leg) -> None:
-        is_whole = leg.next_block == len(leg.sequence.block_table) and not leg.num_pending
-        has_state = len(leg.state) == self._form.state_nbytes
-        if leg.key not in self._legs or leg.prefilled is None or not (is_whole and has_state):
+    def _complete_if_whole(self, prompt: _IncomingPrompt) -> None:
+        is_whole = prompt.next_block == len(prompt.sequence.block_table) and not prompt.num_pending
+        has_state = len(prompt.state) == self._form.state_nbytes
+        if prompt.key not in self._prompts or prompt.prefilled is None or not (is_whole and has_state):
             return
-        del self._legs[leg.key]
-        self._keys.discard(leg.key)
-        self.transfers.received(leg.key)
-        samples = self._scheduler.receiving[leg.sequence]
-        self._scheduler.received(leg.sequence)
+        del self._prompts[prompt.key]
+        self._keys.discard(prompt.key)
+        self.transfers.received(prompt.key)
+        samples = self._scheduler.receiving[prompt.sequence]
+        self._scheduler.received(prompt.sequence)
         now = time.perf_counter()
         for sample in samples:
             if sample.finish_reason is None:
-                self._begin_to_decode(sample, leg.prefilled, leg.state, now)
+                self._begin_to_decode(sample, prompt.prefilled, prompt.state, now)
 
     def _begin_to_decode(self, sample: Sequence, prefilled: Prefilled, state: bytes, now: float) -> None:
         first = prefilled.first[sample.index]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from saccade.engine.core.kv_legs import check_key
+from saccade.engine.core.kv_connector import check_key
 from saccade.engine.core.requests import Requests
 from saccade.engine.core.schedule import Schedule
 from saccade.engine.core.scheduler import Scheduler
@@ -30,7 +30,7 @@ NUM_UNTAKEN = 2
 """Pieces of a transfer on their way at a time: one is used while the other travels."""
 
 
-class _Answer(NamedTuple):
+class _DelayedAnswer(NamedTuple):
     """The first token of sample 0, which is told when the state is delivered."""
 
     logprob: TokenLogprob | None
@@ -39,14 +39,14 @@ class _Answer(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class _Leg:
-    """One prefill leg. *next_block* is None until the decode worker has asked; *first* has the tokens drawn so far."""
+class _OutgoingPrompt:
+    """The prompt of a prefill leg. *next_block* is None until the decode worker asks; *first* has the tokens so far."""
 
     key: bytes
     sequence: Sequence
     num_samples: int
     first: dict[int, FirstToken] = field(default_factory=dict)
-    answer: _Answer | None = None
+    answer: _DelayedAnswer | None = None
     next_block: int | None = None
     has_sent_state: bool = False
     num_untaken: int = 0
@@ -60,12 +60,12 @@ class KvSender:
         self._form = form
         self._scheduler = scheduler
         self._requests = requests
-        self._legs: dict[bytes, _Leg] = {}
-        self._planned: list[tuple[_Leg, Piece]] = []
+        self._prompts: dict[bytes, _OutgoingPrompt] = {}
+        self._planned: list[tuple[_OutgoingPrompt, Piece]] = []
 
     @property
     def has_work(self) -> bool:
-        return self.transfers.has_events or any(self._next(leg) is not None for leg in self._legs.values())
+        return self.transfers.has_events or any(self._next(prompt) is not None for prompt in self._prompts.values())
 
     @property
     def wake_fds(self) -> tuple[int, ...]:
@@ -78,7 +78,7 @@ class KvSender:
             return
         if not isinstance(wanted, SendKv):
             raise InvalidValue("A prefill worker serves no decode legs.", "kv_transfer")
-        check_key(wanted.key, self._legs)
+        check_key(wanted.key, self._prompts)
         if request.sampling.max_tokens != 1:
             raise InvalidValue("A prefill leg draws one token: max_tokens must be 1.", "max_tokens")
         manager, rows = self._scheduler.block_manager, self._scheduler.budgets.max_num_seqs
@@ -97,100 +97,102 @@ class KvSender:
     def open(self, sequence: Sequence) -> None:
         """Begin the leg of *sequence*, sample 0 of its request, if it is one."""
         if isinstance(wanted := sequence.request.kv_transfer, SendKv):
-            self._legs[wanted.key] = _Leg(wanted.key, sequence, sequence.request.num_samples)
+            self._prompts[wanted.key] = _OutgoingPrompt(wanted.key, sequence, sequence.request.num_samples)
             self.transfers.offer(wanted.key)
 
     def poll(self) -> None:
         for event in self.transfers.events():
-            if (leg := self._legs.get(event.key)) is not None:
-                self._take(leg, event)
+            if (prompt := self._prompts.get(event.key)) is not None:
+                self._take(prompt, event)
 
     def keep(self, sequence: Sequence, logprob: TokenLogprob | None, reason: FinishReason | None, now: float) -> bool:
         """Note the first token of a sample; return whether the sample ends only when its state is delivered."""
-        kv_transfer = sequence.request.kv_transfer
-        leg = self._legs.get(kv_transfer.key) if isinstance(kv_transfer, SendKv) else None
-        if leg is None or reason is None:
+        prompt = self._prompt_of(sequence)
+        if prompt is None or reason is None:
             return False
-        leg.first[sequence.index] = FirstToken(sequence.token_ids[-1], logprob)
-        if sequence is leg.sequence:
-            leg.answer = _Answer(logprob, reason, now)
+        prompt.first[sequence.index] = FirstToken(sequence.token_ids[-1], logprob)
+        if sequence is prompt.sequence:
+            prompt.answer = _DelayedAnswer(logprob, reason, now)
             self._scheduler.keep(sequence)
-            self.transfers.begun(leg.key)
-        if len(leg.first) == leg.num_samples:
-            first = [leg.first[index] for index in range(leg.num_samples)]
-            computed = leg.sequence
+            self.transfers.begun(prompt.key)
+        if len(prompt.first) == prompt.num_samples:
+            first = [prompt.first[index] for index in range(prompt.num_samples)]
+            computed = prompt.sequence
             message = Prefilled(first, computed.num_cached_tokens or 0, computed.prompt_logprobs or [])
-            self.transfers.prefilled(leg.key, message)
-        return sequence is leg.sequence
+            self.transfers.prefilled(prompt.key, message)
+        return sequence is prompt.sequence
 
-    def _take(self, leg: _Leg, event: Event) -> None:
+    def _prompt_of(self, sequence: Sequence) -> _OutgoingPrompt | None:
+        kv_transfer = sequence.request.kv_transfer
+        return self._prompts.get(kv_transfer.key) if isinstance(kv_transfer, SendKv) else None
+
+    def _take(self, prompt: _OutgoingPrompt, event: Event) -> None:
         match event:
             case Wanted(_, first_block):
-                leg.next_block = max(0, first_block)
+                prompt.next_block = max(0, first_block)
             case PieceTaken():
-                leg.num_untaken -= 1
-            case Delivered() if leg.answer is not None:
-                del self._legs[leg.key]
-                self._requests.answer(leg.sequence, *leg.answer)
+                prompt.num_untaken -= 1
+            case Delivered() if prompt.answer is not None:
+                del self._prompts[prompt.key]
+                self._requests.answer(prompt.sequence, *prompt.answer)
             case Delivered():
-                self._requests.fail(leg.sequence, PeerFailed("The decode worker ended the transfer too early."))
+                self._requests.fail(prompt.sequence, PeerFailed("The decode worker ended the transfer too early."))
             case TransferEnded():
-                del self._legs[leg.key]
-                self._requests.fail(leg.sequence, event.error)
+                del self._prompts[prompt.key]
+                self._requests.fail(prompt.sequence, event.error)
 
     def ended(self, sequence: Sequence) -> None:
         """Withdraw the transfer of a sequence that has ended."""
-        kv_transfer = sequence.request.kv_transfer
-        if isinstance(kv_transfer, SendKv) and (leg := self._legs.get(kv_transfer.key)) and leg.sequence is sequence:
-            del self._legs[leg.key]
-            self.transfers.withdraw(leg.key)
+        if (prompt := self._prompt_of(sequence)) is not None and prompt.sequence is sequence:
+            del self._prompts[prompt.key]
+            self.transfers.withdraw(prompt.key)
 
     def plan(self, schedule: Schedule) -> None:
         """Add to the step the pieces that it copies, those of the oldest leg first."""
         left = STEP_BYTES
-        for leg in self._legs.values():
-            while left > 0 and (piece := self._next(leg)) is not None:
-                table = leg.sequence.block_table
-                row = leg.sequence.row if piece.is_state else None
+        for prompt in self._prompts.values():
+            while left > 0 and (piece := self._next(prompt)) is not None:
+                table = prompt.sequence.block_table
+                row = prompt.sequence.row if piece.is_state else None
                 schedule.send.append(KvSend(tuple(table[piece.start : piece.stop]), row))
                 left -= self._form.state_nbytes if piece.is_state else self._nbytes(piece)
-                self._planned.append((leg, piece))
-                self._advance(leg, piece)
+                self._planned.append((prompt, piece))
+                self._advance(prompt, piece)
 
     def executed(self, sent: tuple[bytes, ...]) -> None:
         """Send what the step has copied."""
         planned, self._planned = self._planned, []
-        for (leg, piece), content in zip(planned, sent, strict=True):
-            if leg.key in self._legs:
-                self.transfers.send(leg.key, piece, content)
+        for (prompt, piece), content in zip(planned, sent, strict=True):
+            if prompt.key in self._prompts:
+                self.transfers.send(prompt.key, piece, content)
 
     def close(self) -> None:
         self.transfers.close()
 
     def take_planned(self) -> list[Sequence]:
         planned, self._planned = self._planned, []
-        return [leg.sequence for leg, _ in planned]
+        return [prompt.sequence for prompt, _ in planned]
 
     def _nbytes(self, piece: Piece) -> int:
         return (piece.stop - piece.start) * self._form.block_nbytes
 
-    def _next(self, leg: _Leg) -> Piece | None:
+    def _next(self, prompt: _OutgoingPrompt) -> Piece | None:
         """Return the piece to send next; None if there is none now."""
-        if leg.next_block is None or leg.num_untaken >= NUM_UNTAKEN or len(leg.first) < leg.num_samples:
+        if prompt.next_block is None or prompt.num_untaken >= NUM_UNTAKEN or len(prompt.first) < prompt.num_samples:
             return None
-        return next(self._pieces(leg, leg.next_block), None)
+        return next(self._pieces(prompt, prompt.next_block), None)
 
-    def _pieces(self, leg: _Leg, start: int) -> Iterator[Piece]:
-        num_tokens = leg.sequence.num_prompt_tokens
+    def _pieces(self, prompt: _OutgoingPrompt, start: int) -> Iterator[Piece]:
+        num_tokens = prompt.sequence.num_prompt_tokens
         num_full, num_blocks = num_tokens // self._form.block_size, -(-num_tokens // self._form.block_size)
         if start < num_full:
             yield Piece(start, min(num_full, start + max(1, MAX_PIECE_BYTES // self._form.block_nbytes)))
         elif start < num_blocks:
             yield Piece(start, num_blocks)
-        elif self._form.state_nbytes and not leg.has_sent_state:
+        elif self._form.state_nbytes and not prompt.has_sent_state:
             yield Piece(num_blocks, num_blocks, is_state=True)
 
-    def _advance(self, leg: _Leg, piece: Piece) -> None:
-        leg.num_untaken += 1
-        leg.has_sent_state = leg.has_sent_state or piece.is_state
-        leg.next_block = piece.stop
+    def _advance(self, prompt: _OutgoingPrompt, piece: Piece) -> None:
+        prompt.num_untaken += 1
+        prompt.has_sent_state = prompt.has_sent_state or piece.is_state
+        prompt.next_block = piece.stop
