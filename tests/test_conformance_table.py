@@ -3,10 +3,11 @@
 from types import SimpleNamespace
 from typing import Any
 
-import conformance_table as table
+import conformance_table
 import pytest
 from checkpoints import CHECKPOINTS, NETWORKS
 from conformance_table import Count
+from tables import table
 
 
 def report(*properties: str, when: str = "call") -> Any:
@@ -22,26 +23,28 @@ COUNTS = {("a", "ids"): Count(2), ("a", "TP"): Count(1, 1), ("b", "ids"): Count(
 
 
 def test_reports_are_counted_once() -> None:
-    assert table.counted(STATS) == COUNTS
+    assert conformance_table.counted(STATS) == COUNTS
 
 
 def test_a_row_for_each_release_then_the_reasons() -> None:
-    head, a, b, reason = table.lines(COUNTS, ["a", "b"], {("b", "TP"): "It has one head."})
-    assert head.split() == list(table.ASPECTS)
+    head, a, b, reason = conformance_table.lines(COUNTS, ["a", "b"], {("b", "TP"): "It has one head."})
+    assert head.split() == list(conformance_table.ASPECTS)
     assert a.split() == ["a", "MISSING", "2", *4 * ["MISSING"], "1", "FAIL", "MISSING"]
     assert b.split() == ["b", "MISSING", "1", "FAIL", *4 * ["MISSING"], "none", "MISSING"]
     assert reason == "b, TP: It has one head."
 
 
 def test_holes_without_a_reason() -> None:
-    full = {("a", aspect): Count(1) for aspect in table.ASPECTS}
-    assert table.unexplained(full, ["a"]) == []
-    assert table.unexplained(full, ["a", "b"], {("b", aspect): "" for aspect in table.ASPECTS[1:]}) == [("b", "layout")]
+    full = {("a", aspect): Count(1) for aspect in conformance_table.ASPECTS}
+    assert conformance_table.unexplained(full, ["a"]) == []
+    assert conformance_table.unexplained(
+        full, ["a", "b"], {("b", aspect): "" for aspect in conformance_table.ASPECTS[1:]}
+    ) == [("b", "layout")]
 
 
 def test_every_reason_is_for_a_cell() -> None:
-    assert {name for name, _ in table.HOLES} <= set(CHECKPOINTS)
-    assert {aspect for _, aspect in table.HOLES} <= set(table.ASPECTS)
+    assert {name for name, _ in conformance_table.HOLES} <= set(CHECKPOINTS)
+    assert {aspect for _, aspect in conformance_table.HOLES} <= set(conformance_table.ASPECTS)
     assert set(NETWORKS) == set(CHECKPOINTS)
 
 
@@ -56,10 +59,10 @@ def session(stats: dict[str, list[Any]], exit_code: int = 0, source: str = "TEST
     return SimpleNamespace(config=config, exitstatus=pytest.ExitCode(exit_code))
 
 
-FULL = {"passed": [report(f"{name}/{aspect}") for name in CHECKPOINTS for aspect in table.ASPECTS]}
+FULL = {"passed": [report(f"{name}/{aspect}") for name in CHECKPOINTS for aspect in conformance_table.ASPECTS]}
 
 
-@pytest.mark.parametrize(
+@table(
     ("ended", "exit_code"),
     [
         (session(FULL), 0),
@@ -74,5 +77,5 @@ FULL = {"passed": [report(f"{name}/{aspect}") for name in CHECKPOINTS for aspect
     ],
 )
 def test_a_whole_run_with_an_unexplained_hole_fails(ended: Any, exit_code: int) -> None:
-    table.pytest_sessionfinish(ended)
+    conformance_table.pytest_sessionfinish(ended)
     assert ended.exitstatus == exit_code

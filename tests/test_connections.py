@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
+from tables import table
 
 import saccade
 
@@ -98,7 +98,7 @@ def test_no_allowance_is_stale() -> None:
     assert used == ALLOWED
 
 
-@pytest.mark.parametrize(
+@table(
     ("source", "found"),
     [
         ("import aiohttp", "aiohttp"),

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from tables import table
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -30,7 +31,7 @@ PLACES = {
 """What has an upper bound, and the file and the words that are the reason."""
 
 
-@pytest.mark.parametrize("requirement", REQUIREMENTS, ids=lambda requirement: requirement.name)
+@table("requirement", REQUIREMENTS)
 def test_pinned_version_satisfies_the_requirement(requirement: Requirement) -> None:
     assert requirement.specifier.contains(PINNED[canonicalize_name(requirement.name)])
 

@@ -1,6 +1,6 @@
 """The exception tree is what the wire and HTTP rely on."""
 
-import pytest
+from tables import table
 
 from saccade import errors
 from saccade.errors import InternalError, SaccadeError, from_code
@@ -13,7 +13,7 @@ def leaves(kind: type[SaccadeError]) -> list[type[SaccadeError]]:
 NAMED = [kind for kind in leaves(SaccadeError) if not kind.__subclasses__()]
 
 
-@pytest.mark.parametrize("kind", NAMED, ids=lambda kind: kind.__name__)
+@table("kind", NAMED)
 def test_code_crosses_a_process_border_and_comes_back(kind: type[SaccadeError]) -> None:
     error = from_code(kind.code, "What was wrong.", "messages[0]")
     assert type(error) is kind

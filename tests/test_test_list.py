@@ -9,7 +9,7 @@ import re
 import tokenize
 from pathlib import Path
 
-import pytest
+from tables import table
 
 TESTS = Path(__file__).parent
 PAGE = TESTS.parent / "docs" / "test-list.md"
@@ -29,7 +29,7 @@ def numbers_in(text: str) -> set[int]:
     return {int(number) for group in re.findall(r"\[eng\] (\d+(?:, \d+)*)", text) for number in group.split(", ")}
 
 
-@pytest.mark.parametrize("number", sorted(ROWS))
+@table("number", sorted(ROWS))
 def test_its_tests_exist_and_name_it(number: int) -> None:
     tests = re.findall(r"`([\w/]+\.py)::(\w+)`", ROWS[number])
     assert tests or ROWS[number].startswith(NO_TEST)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from tables import table
 
 from saccade.cli.flags import EngineFlags
 from saccade.cli.main import COMMANDS, make_app, run
@@ -106,7 +107,7 @@ def test_a_note_that_denies_has_a_sign() -> None:
     assert named <= {flag.names[0] for flag in FLAGS}
 
 
-@pytest.mark.parametrize("name", LATER)
+@table("name", LATER)
 def test_what_a_refusal_says_to_leave_out_is_no_field_of_chats(name: str) -> None:
     with pytest.raises(UnsupportedParameter) as caught:
         parse_chat(b'{"model": "m", "messages": [{"role": "user", "content": "a"}], "%s": "something"}' % name.encode())

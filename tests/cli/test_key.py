@@ -5,6 +5,7 @@ import io
 import sys
 
 import pytest
+from tables import table
 
 from saccade.cli.main import run
 from saccade.gateway.tenants.keys_file import digest_of, parse_keys
@@ -33,7 +34,7 @@ def test_a_key_that_one_has(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     assert given not in out + err
 
 
-@pytest.mark.parametrize("given", ["", "short", KEY[:30], "ab" * 20, f"{KEY} x", "é" * 40])
+@table("given", ["", "short", KEY[:30], "ab" * 20, f"{KEY} x", "é" * 40])
 def test_keys_that_could_be_guessed_or_not_sent(
     given: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

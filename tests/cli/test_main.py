@@ -7,6 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from tables import table
 
 from saccade import config
 from saccade.cli.flags import SECRET, EngineFlags, MediaFlags, ServerFlags, engine_config, gateway_config
@@ -20,7 +21,7 @@ def parse(*tokens: str, file: Path | None = None) -> dict[str, object]:
     return dict(bound.arguments)
 
 
-@pytest.mark.parametrize(
+@table(
     ("arguments", "code", "words"),
     [
         (["serve", "--nope"], 2, "--nope"),
@@ -84,7 +85,7 @@ def test_closed_pipe_ends_the_program_quietly(arguments: list[str]) -> None:
     assert "BrokenPipe" not in done.stderr
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@table("command", COMMANDS)
 def test_help_shows_every_word(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,7 +151,7 @@ def test_flag_wins_over_environment_over_file(tmp_path: Path, monkeypatch: pytes
 ORIGINS = ("https://a.example", "https://b.example:8443")
 
 
-@pytest.mark.parametrize(
+@table(
     ("arguments", "variable", "origins"),
     [
         (["--allowed-origins", '["*"]'], None, ("*",)),

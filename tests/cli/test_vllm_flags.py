@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from tables import table
 
 from saccade.cli.flags import EngineFlags, MediaFlags, ServerFlags
 from saccade.cli.main import run
@@ -28,7 +29,7 @@ def test_every_name_stands_once() -> None:
     assert all(flag.sentence.endswith(".") for flag in FLAGS)
 
 
-@pytest.mark.parametrize("flag", BY_SUPPORT[Support.SERVED], ids=name_of)
+@table("flag", BY_SUPPORT[Support.SERVED])
 def test_what_is_served_is_a_flag_here(flag: VllmFlag) -> None:
     """A flag of the same name is one of ours; for another, the sentence names what to use instead."""
     if flag.ours in flag.names:
@@ -39,12 +40,12 @@ def test_what_is_served_is_a_flag_here(flag: VllmFlag) -> None:
         assert not OURS & set(flag.names)
 
 
-@pytest.mark.parametrize("flag", BY_SUPPORT[Support.NO_EFFECT] + BY_SUPPORT[Support.NOT_YET], ids=name_of)
+@table("flag", BY_SUPPORT[Support.NO_EFFECT] + BY_SUPPORT[Support.NOT_YET])
 def test_what_is_not_served_is_no_flag_here(flag: VllmFlag) -> None:
     assert not OURS & set(flag.names)
 
 
-@pytest.mark.parametrize("name", [name for flag in BY_SUPPORT[Support.NOT_YET] for name in flag.names])
+@table("name", [name for flag in BY_SUPPORT[Support.NOT_YET] for name in flag.names])
 def test_flag_that_is_not_served_stops_the_start_with_its_sentence(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -58,7 +59,7 @@ def test_flag_that_is_not_served_stops_the_start_with_its_sentence(
     assert len(shown.splitlines()) == 1
 
 
-@pytest.mark.parametrize("flag", BY_SUPPORT[Support.NO_EFFECT], ids=name_of)
+@table("flag", BY_SUPPORT[Support.NO_EFFECT])
 def test_flag_without_effect_leaves_the_command_line(flag: VllmFlag) -> None:
     values = {"nothing": [], "one": ["1"], "many": ["1", "2"]}[flag.takes]
     for name in flag.names:
@@ -66,7 +67,7 @@ def test_flag_without_effect_leaves_the_command_line(flag: VllmFlag) -> None:
         assert (taken.kept, taken.without_effect) == (["serve", "MODEL", "--port", "81"], [name])
 
 
-@pytest.mark.parametrize(
+@table(
     ("given", "kept"),
     [
         (["-pp", "1", "MODEL"], ["MODEL"]),

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from certificates import Files, files
 from echo_worker import until
+from tables import table
 
 from saccade.cli.gateway import WorkerFlags
 from saccade.cli.main import make_app, run
@@ -43,7 +44,7 @@ def test_without_flags_the_address_is_a_socket_of_this_user(tmp_path: Path, monk
     assert AccessFlags().bind() == f"unix:{tmp_path}/saccade/worker.sock"
 
 
-@pytest.mark.parametrize(
+@table(
     ("arguments", "words"),
     [
         (["--uds", "w.sock", "--port", "7"], "--uds"),

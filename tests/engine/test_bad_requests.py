@@ -6,6 +6,7 @@ from pathlib import Path
 import engines
 import msgspec
 import pytest
+from tables import table
 
 from saccade.engine.loop import Engine
 from saccade.protocol.media import MediaItem, SlotRef, Span
@@ -82,7 +83,7 @@ CASES: dict[str, tuple[Change, str, str | None]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CASES)
+@table("name", CASES)
 def test_fails_alone(subject: Engine, tiny_qwen3_vl: Path, name: str) -> None:  # [eng] 6, 8, 21
     change, code, param = CASES[name]
     parts: list[int | tuple[tuple[int, int, int], int]] = [4, (GRID, 100 + list(CASES).index(name)), 5]

@@ -10,6 +10,7 @@ import pytest
 import torch
 from bfloat16_errors import errors
 from checkpoints import NETWORKS
+from tables import table
 
 from saccade.nn.backends import AUTO, PLAIN
 
@@ -38,9 +39,9 @@ def exact(tiny_qwen3_vl: Path) -> dict[str, torch.Tensor]:
     return first_logits(tiny_qwen3_vl)
 
 
-@pytest.mark.parametrize("chunk", [16, 512])
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("backend", [PLAIN, AUTO])
+@table("chunk", [16, 512])
+@table("threads", [1, 2])
+@table("backend", [PLAIN, AUTO])
 def test_logits_are_as_near_as_bfloat16_allows(
     tiny_qwen3_vl: Path, exact: dict[str, torch.Tensor], backend: str, threads: int, chunk: int
 ) -> None:
@@ -56,7 +57,7 @@ def test_logits_are_as_near_as_bfloat16_allows(
         assert differences.max() < 0.1
 
 
-@pytest.mark.parametrize("release", NETWORKS)
+@table("release", NETWORKS)
 def test_rounding_costs_what_it_costs_the_reference(release: str, network_folder: Callable[[str], Path]) -> None:
     ours, reference, float32 = errors(release, network_folder(release))
     assert float32.largest < 1e-3

@@ -8,6 +8,7 @@ from typing import Any
 import engines
 import msgspec
 import pytest
+from tables import table
 
 from saccade.engine.core.seeds import sample_seed
 from saccade.engine.core.step import SamplingInput, StepInput, StepOutput
@@ -67,9 +68,9 @@ def idle(subject: Engine) -> bool:
     return not held and not subject.scheduler.encoder_scheduler.encoder_cache.pins and not subject.has_work
 
 
-@pytest.mark.parametrize("caching", [True, False])
-@pytest.mark.parametrize("chunk", [8, 512])
-@pytest.mark.parametrize("text", [0, 1, 20])
+@table("caching", [True, False])
+@table("chunk", [8, 512])
+@table("text", [0, 1, 20])
 def test_samples_are_as_if_asked_for_alone(
     tiny_qwen3_vl: Path, pool: SlotPool, caching: bool, chunk: int, text: int
 ) -> None:  # B9, [eng] 3
@@ -197,8 +198,8 @@ def deltas(subject: Engine, steps: int = 1) -> list[TokenDelta]:
     return [delta for _ in range(steps) for frame in subject.step().values() for delta in frame.deltas]
 
 
-@pytest.mark.parametrize("steps", [0, 1, 4, 8])
-@pytest.mark.parametrize("index", [0, 1, 3])
+@table("steps", [0, 1, 4, 8])
+@table("index", [0, 1, 3])
 def test_one_sample_is_aborted(tiny_qwen3_vl: Path, pool: SlotPool, steps: int, index: int) -> None:
     """Before any work, while the prompt is computed, while samples wait for places, and while they decode."""
     settings = {"max_num_seqs": 2, "max_num_batched_tokens": 16, "encoder_cache_bytes": 0}

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 import recordings
 from llguidance import LLMatcher, LLTokenizer
+from tables import table
 from tokenizers import Tokenizer
 
 from saccade.engine.core import grammars
@@ -90,7 +91,7 @@ def test_answers_that_end_by_themselves_are_valid(subject: Engine, tiny_qwen3_vl
     assert engines.is_idle(subject)
 
 
-@pytest.mark.parametrize(
+@table(
     "sampling",
     [
         {"min_tokens": 200},
@@ -101,7 +102,6 @@ def test_answers_that_end_by_themselves_are_valid(subject: Engine, tiny_qwen3_vl
         {"temperature": 0.0},
         {"top_k": 1, "top_p": 0.1, "min_p": 0.5},
     ],
-    ids=lambda sampling: next(iter(sampling)),
 )
 def test_the_grammar_comes_before_other_parameters(
     sampling: dict[str, Any], subject: Engine, tiny_qwen3_vl: Path, vocabulary: Vocabulary

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 import splits
 from splits import Pair
+from tables import table
 from waiting import wait_until
 
 from saccade.engine.config import EngineConfig
@@ -285,7 +286,7 @@ def test_step_that_fails_fails_its_transfers(pair: Pair, tiny_qwen3_vl: Path, mo
     pair.run_until_idle()
 
 
-@pytest.mark.parametrize(
+@table(
     ("change", "at", "param"),
     [
         ({"kv_transfer": SendKv(b"short")}, "prefill", "kv_transfer.key"),
@@ -321,7 +322,7 @@ def test_key_serves_one_request(pair: Pair, tiny_qwen3_vl: Path) -> None:
     assert pair.second.answers["one"].failure is None
 
 
-@pytest.mark.parametrize(
+@table(
     "settings",
     [
         {"role": "prefill"},

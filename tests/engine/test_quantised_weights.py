@@ -11,6 +11,7 @@ import torch
 from checkpoints.quantised import quantise
 from references.formats import REFERENCES
 from safetensors.torch import load_file, save_file
+from tables import table
 
 from saccade.engine.config import EngineConfig
 from saccade.engine.executor.loader import load_model
@@ -72,7 +73,7 @@ def test_logits_of_two_ranks(pair: tuple[Path, Path], encoder: str) -> None:
     torch.testing.assert_close(torch.stack(found["a"]), torch.stack(expected["a"]), atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("ranks", [ALONE, Ranks(0, 2), Ranks(1, 2)], ids=str)
+@table("ranks", [ALONE, Ranks(0, 2), Ranks(1, 2)])
 def test_weights_of_a_rank(pair: tuple[Path, Path], ranks: Ranks) -> None:
     """Every rank holds its shard of the values, to the bit."""
     quantised, plain = (load(folder, ranks) for folder in pair)
@@ -111,7 +112,7 @@ def changed(end: str, value: torch.Tensor) -> Callable[[dict[str, torch.Tensor]]
 DOWN = "layers.0.mlp.down_proj."
 
 
-@pytest.mark.parametrize(
+@table(
     ("name", "change", "words"),
     [
         ("int4", without(DOWN + "weight_scale"), ["lacks 1", DOWN + "weight_scale"]),

@@ -11,6 +11,7 @@ import pytest
 import recordings
 import torch
 from references.networks import ORACLES, Oracle
+from tables import table
 
 from saccade.engine.config import EngineConfig
 from saccade.engine.core.cache_events import Caches
@@ -191,7 +192,7 @@ SPECS = (
 )
 
 
-@pytest.mark.parametrize(
+@table(
     ("settings", "expected"),
     [
         ({}, (1 << 30) // 1128),

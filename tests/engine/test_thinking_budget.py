@@ -10,6 +10,7 @@ import jsonschema_rs
 import msgspec
 import pytest
 import recordings
+from tables import table
 
 from saccade.engine.loop import Engine
 from saccade.engine.vocabulary import read_vocabulary
@@ -46,7 +47,7 @@ def test_the_end_is_forced_once(num_tokens: int, subject: Engine, tiny_qwen3_vl:
     assert len(held) == len(free) == 24
 
 
-@pytest.mark.parametrize("sampling", [
+@table("sampling", [
     {"min_tokens": 20, "stop_token_ids": (END_ID,)}, {"temperature": 0}, {"top_k": 1}, {"num_logprobs": 3},
     {"repetition_penalty": 2.0}, {"allowed_token_ids": (3, END_ID)},
 ])  # fmt: skip

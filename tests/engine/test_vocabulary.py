@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
+from tables import table
 
 from saccade.engine.vocabulary import read_vocabulary
 from saccade.grammars.compiler import compile_grammar
@@ -15,7 +15,7 @@ FAMILIES = ("qwen3_vl", "qwen3_5", "kimi_k25", "llava", "llava_next", "smolvlm",
 VOCAB_SIZE = 5000
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@table("name", FAMILIES)
 def test_text_has_the_models_own_tokens(name: str, checkpoint: Callable[[str], Path]) -> None:
     """Also where the tokenizer begins every text with a space or a token of its own; what it cannot write, by bytes."""
     vocabulary = read_vocabulary(read_model_files(checkpoint(name)), VOCAB_SIZE)
@@ -43,7 +43,7 @@ def test_a_long_text_is_divided_as_it_comes(checkpoint: Callable[[str], Path]) -
     assert written.decode() == text
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@table("name", FAMILIES)
 def test_no_text_has_a_special_token_or_a_tag(name: str, checkpoint: Callable[[str], Path]) -> None:
     folder = checkpoint(name)
     vocabulary = read_vocabulary(read_model_files(folder), VOCAB_SIZE)

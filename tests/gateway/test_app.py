@@ -17,6 +17,7 @@ import openai
 import pytest
 import scripted
 from chats import data_url, random_image
+from tables import table
 
 from saccade.errors import StartupError
 from saccade.gateway import app
@@ -50,8 +51,8 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("headers", [{}, bearer("on"), bearer("one "), bearer(""), {"Authorization": "Basic one"}])
+@table("path", PATHS)
+@table("headers", [{}, bearer("on"), bearer("one "), bearer(""), {"Authorization": "Basic one"}])
 def test_everything_needs_a_key(path: str, headers: dict[str, str], guarded: scripted.Gateway) -> None:
     answer = guarded.ask("GET", path, **headers)
     assert (answer.status, answer.json["error"]["code"]) == (401, "invalid_api_key")
@@ -70,9 +71,7 @@ def test_probes_need_no_key(path: str, guarded: scripted.Gateway) -> None:
     assert guarded.ask("GET", path).status == 200
 
 
-@pytest.mark.parametrize(
-    "path", ["/live/../v1/models", "//live", "/LIVE", "/live/", "/v1/models?/live", "/v1/models#/live"]
-)
+@table("path", ["/live/../v1/models", "//live", "/LIVE", "/live/", "/v1/models?/live", "/v1/models#/live"])
 def test_paths_near_a_probe_need_a_key(path: str, guarded: scripted.Gateway) -> None:
     assert guarded.ask("GET", path).status == 401
     assert guarded.ask("GET", "/v1/models", Host="x/live?").status == 401
@@ -118,17 +117,15 @@ def test_origins(origin: str, allowed: bool, guarded: scripted.Gateway) -> None:
     assert refused.headers["x-request-id"]
 
 
-@pytest.mark.parametrize(
-    ("given", "kept"), [("my-id.1", True), ("a" * 129, False), ("with space", False), (None, False)]
-)
-@pytest.mark.parametrize("path", ["/live", "/nothing", "/v1/models"])
+@table(("given", "kept"), [("my-id.1", True), ("a" * 129, False), ("with space", False), (None, False)])
+@table("path", ["/live", "/nothing", "/v1/models"])
 def test_request_ids(given: str | None, kept: bool, path: str, guarded: scripted.Gateway) -> None:
     answer = guarded.ask("GET", path, **({"X-Request-Id": given} if given else {}))
     assert (answer.headers["x-request-id"] == given) == kept
     assert len(answer.headers["x-request-id"]) >= 7
 
 
-@pytest.mark.parametrize(
+@table(
     ("method", "path", "status", "code"),
     [
         ("GET", "/nothing", 404, "not_found"),

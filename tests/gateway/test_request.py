@@ -15,6 +15,7 @@ import psutil
 import pytest
 import scripted
 from chats import data_url, random_image
+from tables import table
 from waiting import wait_until
 
 from saccade.errors import WorkerFailed
@@ -187,7 +188,7 @@ def test_open_stream_takes_one_task(tiny_qwen3_vl: Path) -> None:  # F14
         wait_until(lambda: tasks(gateway) == num_tasks)
 
 
-@pytest.mark.parametrize("stage", ["body", "fetch", "place", "decode", "first_token", "stream"])
+@table("stage", ["body", "fetch", "place", "decode", "first_token", "stream"])
 def test_client_leaves(tiny_qwen3_vl: Path, stage: str) -> None:
     with held(tiny_qwen3_vl, stage) as connection:
         connection.close()

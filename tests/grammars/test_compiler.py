@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from tables import table
 
 from saccade.errors import InvalidValue
 from saccade.grammars.compiler import WHITE_SPACE, Vocabulary, byte_vocabulary, compile_grammar
@@ -36,7 +37,7 @@ def test_a_match_is_accepted_and_then_ends(grammar: Grammar, match: str) -> None
     assert END in allowed(matcher.compute_bitmask())
 
 
-@pytest.mark.parametrize(
+@table(
     "grammar",
     [
         Grammar("regex", "(a"),

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from tables import table
 
 from saccade.errors import InvalidValue, RequestError, UnsupportedParameter
 from saccade.grammars.compiler import byte_vocabulary, compile_grammar
@@ -30,7 +31,7 @@ OLDEST = ("disallow", "divisibleBy", "extends")
 """Keywords of drafts before 4."""
 
 
-@pytest.mark.parametrize("keyword", sorted(NOT_HELD))
+@table("keyword", sorted(NOT_HELD))
 def test_keywords_that_no_grammar_holds(keyword: str) -> None:  # F13
     schema = {"properties": {"a": {keyword: {}, **TEXT}}}
     with pytest.raises(UnsupportedParameter) as error:
@@ -58,7 +59,7 @@ def test_a_clients_options_for_the_library_are_dropped() -> None:
         read({"x-guidance": {"lenient": True}, "not": {}}, strict=True)
 
 
-@pytest.mark.parametrize("name", sorted(FORMATS))
+@table("name", sorted(FORMATS))
 def test_formats_that_are_held(name: str) -> None:
     assert read({"type": "string", "format": name}, strict=True).dropped == []
 
@@ -67,7 +68,7 @@ def test_other_formats_are_named() -> None:
     assert read({"type": "string", "format": "binary"}).dropped == ["schema.format"]
 
 
-@pytest.mark.parametrize(
+@table(
     ("schema", "param"),
     [
         ({"properties": {"a": {"$ref": "http://elsewhere/x"}}}, "schema.properties.a.$ref"),

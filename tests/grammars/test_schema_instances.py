@@ -8,6 +8,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from tables import table
 
 from saccade.gateway.structured_output.constraint import Constraint
 from saccade.gateway.structured_output.trial import try_constraint
@@ -44,7 +45,7 @@ CASES: list[tuple[dict[str, Any], list[Any]]] = [
 IDS = [json.dumps(schema)[:40] for schema, _ in CASES]
 
 
-@pytest.mark.parametrize(("schema", "instances"), CASES, ids=IDS)
+@table(("schema", "instances"), CASES, ids=IDS)
 def test_the_grammar_agrees_with_a_validator(schema: dict[str, Any], instances: list[Any]) -> None:
     outcome = try_constraint(Constraint("json_schema", json.dumps(schema), "schema", strict=True))
     assert outcome.grammar is not None

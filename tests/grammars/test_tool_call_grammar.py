@@ -7,6 +7,7 @@ from typing import Any
 import jsonschema
 import msgspec
 import pytest
+from tables import table
 
 from saccade.errors import InvalidValue, UnsupportedParameter
 from saccade.gateway.output.tool_calls.formats import FORMATS
@@ -96,9 +97,9 @@ def parsed(form: str, ids: list[int]) -> list[tuple[str, Any]]:
     return calls
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("must_call", [True, False])
-@pytest.mark.parametrize("many", [True, False])
+@table("form", FORMS)
+@table("must_call", [True, False])
+@table("many", [True, False])
 def test_what_is_allowed_is_read_as_calls_that_match(form: str, must_call: bool, many: bool) -> None:  # F13
     held = grammar(form, FUNCTIONS, must_call, many)
     seen = set()

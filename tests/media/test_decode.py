@@ -6,6 +6,7 @@ import images
 import numpy as np
 import pytest
 from PIL import Image, ImageFile, ImageOps
+from tables import table
 
 from saccade.errors import ImageTooLarge, InvalidImage, SaccadeError
 from saccade.media.decode import decode
@@ -34,7 +35,7 @@ WEBP = images.encode(images.random_image(200, 150), "WEBP")
 GIF = images.encode(images.random_image(200, 150, "P"), "GIF")
 
 
-@pytest.mark.parametrize("name", CORPUS)
+@table("name", CORPUS)
 def test_pixels_equal_the_reference_conversion(name: str) -> None:
     from transformers.image_transforms import convert_to_rgb
 
@@ -78,7 +79,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("name", BROKEN)
+@table("name", BROKEN)
 def test_a_damaged_image_is_invalid(name: str) -> None:
     with pytest.raises(InvalidImage, match=r"^The (JPEG|PNG|WebP|GIF|image)[^0-9]*\.$"):
         decode(BROKEN[name], ImageLimits())
@@ -101,7 +102,7 @@ def test_limits_above_the_decoders_own_do_not_crash() -> None:
         decode(images.png(10_000, 10_000), limits)
 
 
-@pytest.mark.parametrize("name", NOISY)
+@table("name", NOISY)
 def test_a_decoder_sees_no_metadata(name: str) -> None:
     stripped = without_metadata(NOISY[name], read_header(NOISY[name]).format)
     with Image.open(io.BytesIO(NOISY[name])) as noisy, Image.open(io.BytesIO(stripped)) as image:

@@ -7,6 +7,7 @@ import socket
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tables import table
 
 from saccade.errors import QueueFull
 from saccade.media.addresses import SocketGuard
@@ -54,7 +55,7 @@ def test_what_is_allowed_is_global_in_the_standard_library_too(
     assert address.is_global or not SocketGuard().allows(str(address), 443)
 
 
-@pytest.mark.parametrize(
+@table(
     "host",
     ["1.1.1.1", "172.15.255.255", "172.32.0.0", "223.255.255.255", "::ffff:1.1.1.1", "2606:4700::1111", "2a00:1450::1"],
 )
@@ -70,7 +71,7 @@ def test_metadata_services_are_refused(host: str) -> None:
     assert not SocketGuard().allows(host, 80)
 
 
-@pytest.mark.parametrize(
+@table(
     ("host", "is_allowed"),
     [("10.1.2.3", True), ("::ffff:10.1.2.3", True), ("10.2.0.1", False), ("fd00:1::5", True), ("fd00:2::5", False), ("fd00:1::5%lo", False)],
 )  # fmt: skip

@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from tables import table
 from web import IMAGE, Handler, answer, fetching, serving
 
 from saccade.errors import ImageTooLarge, InvalidImageUrl, QueueFull
@@ -35,7 +36,7 @@ def sending(num_bytes: int) -> Handler:
     return send
 
 
-@pytest.mark.parametrize(
+@table(
     ("reply", "calls"),
     [
         (answer(), [BUFFER_BYTES]),

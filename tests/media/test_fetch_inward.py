@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import uvloop
 from structlog.testing import capture_logs
+from tables import table
 from web import IMAGE, Resolver, WebServer, answer, fetching, serving
 
 from saccade.errors import InvalidImageUrl, SaccadeError
@@ -138,7 +139,7 @@ async def test_allowed_host_is_fetched() -> None:
         assert (web.num_connects, web.paths) == (1, ["/a"])
 
 
-@pytest.mark.parametrize("url", LITERALS)
+@table("url", LITERALS)
 async def test_no_form_of_a_private_address_is_connected_to(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving() as canary, serving(host="::1", port=canary.port) as second, fetching() as fetcher:
         _open_port(monkeypatch, canary.port)
@@ -146,14 +147,14 @@ async def test_no_form_of_a_private_address_is_connected_to(url: str, monkeypatc
         assert canary.num_connects == second.num_connects == 0
 
 
-@pytest.mark.parametrize("url", CONFUSING)
+@table("url", CONFUSING)
 async def test_url_that_can_be_read_in_two_ways_is_refused_even_of_an_allowed_host(url: str) -> None:
     async with serving() as canary, fetching(Resolver(["127.0.0.1"]), allowed_networks=HERE) as fetcher:
         assert _is_not_fetched(await refusal(fetcher, url.format(port=canary.port)))
         assert canary.num_connects == 0
 
 
-@pytest.mark.parametrize(("url", "sentence"), NOT_OF_THE_WEB)
+@table(("url", "sentence"), NOT_OF_THE_WEB)
 async def test_what_is_no_url_of_the_web_is_refused_by_its_looks(url: str, sentence: str) -> None:
     async with serving() as canary, fetching(Resolver(["127.0.0.1"]), allowed_networks=HERE) as fetcher:
         error = await refusal(fetcher, url.format(port=canary.port))
@@ -219,7 +220,7 @@ async def test_name_that_turns_inward_between_two_fetches_is_not_followed() -> N
         assert (web.num_connects, canary.num_connects) == (1, 0)
 
 
-@pytest.mark.parametrize(
+@table(
     ("status", "location"),
     [
         *((status, "http://127.0.0.1:{port}/") for status in (301, 302, 303, 307, 308)),
@@ -270,7 +271,7 @@ async def test_unreachable_reads_as_forbidden(fault: str) -> None:
         assert _is_not_fetched(await refusal(fetcher, f"http://127.0.0.3:{web.port}/"))
 
 
-@pytest.mark.parametrize(
+@table(
     ("host", "is_allowed"),
     [
         ("pictures.test", True),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import structlog
+from tables import table
 from web import IMAGE, Handler, Resolver, answer, fetching, serving
 
 from saccade.errors import ImageTooLarge, InvalidImageUrl, QueueFull, SaccadeError, StartupError
@@ -92,7 +93,7 @@ async def test_too_slow(reply: Handler) -> None:
     assert (type(error), "0.1 seconds" in error.message) == (InvalidImageUrl, True)
 
 
-@pytest.mark.parametrize(
+@table(
     "reply",
     [
         answer(IMAGE, length=len(IMAGE) + 1),
@@ -121,7 +122,7 @@ async def test_compressed_body_is_not_unpacked(encoding: str) -> None:
     assert (type(error), "compressed" in error.message) == (InvalidImageUrl, True)
 
 
-@pytest.mark.parametrize("status", [204, 206, 300, 304, 401, 403, 404, 500, 503])
+@table("status", [204, 206, 300, 304, 401, 403, 404, 500, 503])
 async def test_status(status: int) -> None:
     error = await refused(answer(b"", status, WWW_Authenticate="Basic"))
     assert (type(error), f"status {status}" in error.message) == (InvalidImageUrl, True)
@@ -202,7 +203,7 @@ async def test_name_server_that_does_not_answer_holds_up_no_other() -> None:
         hung.cancel()
 
 
-@pytest.mark.parametrize(
+@table(
     "settings",
     [
         {"allowed_networks": ("10.0.0.1/8",)},
@@ -236,15 +237,15 @@ def root(tmp_path: Path) -> Path:
     return root
 
 
-@pytest.mark.parametrize("path", ["/in%20ner/a.png", "/link.png", "/in%20ner/../link.png"])
-@pytest.mark.parametrize("host", ["", "localhost"])
+@table("path", ["/in%20ner/a.png", "/link.png", "/in%20ner/../link.png"])
+@table("host", ["", "localhost"])
 async def test_local_file_is_read(root: Path, path: str, host: str) -> None:
     async with fetching(local_root=root) as fetcher:
         fetched = await fetcher.fetch(f"file://{host}{root}{path}")
         assert (fetched.encoded, fetched.reuse.is_storable) == (IMAGE, False)
 
 
-@pytest.mark.parametrize(
+@table(
     "path",
     ["/../secret", "/%2e%2e/secret", "/..%2Fsecret", "/link-out", "/folder-out/secret", "/pipe", "/missing", "/in%20ner", "", "-beside/secret", "/in%20ner/a.png%00", "/a%5C..%5C..%5Csecret"],
 )  # fmt: skip

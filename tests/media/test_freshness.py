@@ -4,6 +4,7 @@ import math
 from email.utils import formatdate
 
 import pytest
+from tables import table
 
 from saccade.media.freshness import Reuse, redirect_fresh_seconds, reuse_of
 
@@ -15,7 +16,7 @@ def _date(seconds_from_now: float) -> str:
     return formatdate(NOW + seconds_from_now, usegmt=True)
 
 
-@pytest.mark.parametrize(
+@table(
     ("headers", "fresh_seconds"),
     [
         ({"cache-control": "max-age=600"}, 600),
@@ -46,7 +47,7 @@ def test_lifetime(headers: dict[str, str], fresh_seconds: float) -> None:
     assert reuse_of(URL, headers, NOW, 0.0).fresh_seconds == fresh_seconds
 
 
-@pytest.mark.parametrize(
+@table(
     ("headers", "is_storable"),
     [
         ({"cache-control": "max-age=600"}, True),
@@ -78,7 +79,7 @@ def test_what_is_not_modified_is_renewed_by_what_the_answer_says() -> None:
     assert not reuse_of(URL, {"cache-control": "no-store"}, NOW, 0.0, known).is_storable
 
 
-@pytest.mark.parametrize(
+@table(
     ("old", "new", "seconds_later", "fresh_seconds", "conditions"),
     [
         ({"etag": '"a"'}, {"last-modified": "then"}, 0, 0, {"If-None-Match": '"a"'}),
@@ -109,7 +110,7 @@ def test_answer_with_an_endless_header_is_not_kept(name: str) -> None:
     assert not reuse_of(URL, {**headers, name: "max-age=600" + "," * 1024}, NOW, 0.0).is_storable
 
 
-@pytest.mark.parametrize(
+@table(
     ("status", "headers", "fresh_seconds"),
     [
         (301, {}, math.inf),

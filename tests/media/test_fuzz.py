@@ -8,6 +8,7 @@ import attacks
 import images
 import numpy as np
 import pytest
+from tables import table
 
 from saccade.errors import ImageTooLarge, InvalidImage, RequestError, UnsupportedImageFormat
 from saccade.media.decode import decode
@@ -59,7 +60,7 @@ def holds(encoded: bytes, limits: ImageLimits = LIMITS) -> bool:
     return True
 
 
-@pytest.mark.parametrize("name", KINDS)
+@table("name", KINDS)
 def test_cut_anywhere(name: str) -> None:
     assert holds(KINDS[name])
     for length in (*range(min(len(KINDS[name]), 120)), *range(120, len(KINDS[name]), 61)):
@@ -95,7 +96,7 @@ def spliced(seed: int, number: int) -> Iterator[bytes]:
         yield whole[:start] + other[first:last] + whole[[start, end, (start + end) // 2][generator.integers(3)] :]
 
 
-@pytest.mark.parametrize("name", KINDS)
+@table("name", KINDS)
 def test_flipped_bytes(name: str) -> None:
     for encoded in flipped(name, 1, 80):
         holds(encoded)
@@ -136,15 +137,15 @@ def _sized(name: str, width: int, height: int) -> bytes:
     return bytes(whole)
 
 
-@pytest.mark.parametrize("name", KINDS)
-@pytest.mark.parametrize("size", [(1, 1), (41, 29), (1000, 1000), (16_000, 100), (16_000, 16_000), (1, 16_383)])
+@table("name", KINDS)
+@table("size", [(1, 1), (41, 29), (1000, 1000), (16_000, 100), (16_000, 16_000), (1, 16_383)])
 def test_a_header_that_claims_another_size(name: str, size: tuple[int, int]) -> None:
     encoded = _sized(name, *size)
     assert encoded != KINDS[name]
     holds(encoded)
 
 
-@pytest.mark.parametrize("name", attacks.CORPUS)
+@table("name", attacks.CORPUS)
 def test_attacks_cost_a_sentence_or_nothing(name: str) -> None:
     make, sound = attacks.CORPUS[name]
     assert holds(make(), ImageLimits()) == sound

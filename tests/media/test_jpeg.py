@@ -7,6 +7,7 @@ import images
 import numpy as np
 import pytest
 from PIL import Image
+from tables import table
 
 from saccade.errors import InvalidImage
 from saccade.media import jpeg
@@ -30,8 +31,8 @@ def _by_pillow(encoded: bytes) -> np.ndarray:
         return np.asarray(image.convert("RGB"))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("mode", ["RGB", "L"])
+@table("kind", KINDS)
+@table("mode", ["RGB", "L"])
 def test_pixels_are_pillows(kind: str, mode: str) -> None:
     for seed, (width, height) in enumerate(SIZES):
         encoded = images.encode(images.random_image(width, height, mode, seed), "JPEG", **KINDS[kind])

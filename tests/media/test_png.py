@@ -9,6 +9,7 @@ import images
 import numpy as np
 import pytest
 from PIL import Image
+from tables import table
 
 from saccade.media import png
 from saccade.media.decode import decode
@@ -38,8 +39,8 @@ def _with_checksums(encoded: bytes) -> bytes:
     return images.PNG_SIGNATURE + b"".join(piece + struct.pack(">I", zlib.crc32(piece[4:])) for piece in pieces)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("mode", png.PLAIN)
+@table("kind", KINDS)
+@table("mode", png.PLAIN)
 def test_pixels_are_pillows(kind: str, mode: str) -> None:
     for seed, (width, height) in enumerate(SIZES):
         encoded = images.encode(images.random_image(width, height, mode, seed), **KINDS[kind])
@@ -57,7 +58,7 @@ def test_every_filter_is_pillows(mode: str) -> None:
         np.testing.assert_array_equal(ours, _by_pillow(encoded))
 
 
-@pytest.mark.parametrize(
+@table(
     "encoded",
     [
         *(images.encode(images.random_image(64, 48, mode)) for mode in ("L", "LA", "P", "I;16", "1", "RGBA")),

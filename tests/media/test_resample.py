@@ -2,8 +2,8 @@
 
 import images
 import numpy as np
-import pytest
 from PIL import Image
+from tables import table
 
 from saccade.media import rgbx
 from saccade.media.resample import resample
@@ -16,8 +16,8 @@ def _rows_alone(image: np.ndarray, width: int, kernel: Image.Resampling) -> np.n
     return np.concatenate([np.asarray(Image.fromarray(row[None]).resize((width, 1), kernel)) for row in image])
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize(
+@table("kernel", KERNELS)
+@table(
     ("width", "height", "new_width", "new_height"),
     [(1, 1, 28, 28), (60, 40, 75, 33), (40, 60, 33, 75), (100, 30, 112, 30), (30, 100, 30, 50), (90, 1, 45, 1)],
 )

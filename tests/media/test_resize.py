@@ -6,17 +6,18 @@ import images
 import numpy as np
 import pytest
 import torch
+from tables import table
 
 from saccade.errors import InternalError
 from saccade.media import rgbx
 from saccade.media.resize import Mode, resize
 
 
-@pytest.mark.parametrize(
+@table(
     ("width", "height", "new_width", "new_height"),
     [(1, 1, 32, 32), (75, 51, 64, 64), (51, 75, 512, 32), (640, 481, 640, 480), (300, 200, 96, 64), (33, 900, 32, 928)],
 )
-@pytest.mark.parametrize("mode", get_args(Mode))
+@table("mode", get_args(Mode))
 def test_resize_is_bit_equal_to_torchvision(
     width: int, height: int, new_width: int, new_height: int, mode: Mode
 ) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 
 import pytest
+from tables import table
 from web import IMAGE, answer, fetching, serving
 
 from saccade.errors import InvalidImageUrl
@@ -32,7 +33,7 @@ class Flood:
                 self.num_bytes += len(self.more)
 
 
-@pytest.mark.parametrize(
+@table(
     ("head", "more"),
     [
         (b"", INTERIM * 1000),

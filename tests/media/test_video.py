@@ -7,6 +7,7 @@ import av
 import clips
 import numpy as np
 import pytest
+from tables import table
 
 from saccade.errors import InvalidVideo, RequestError, UnsupportedVideoFormat, VideoTooLarge
 from saccade.media.video import read_frames, read_header
@@ -31,7 +32,7 @@ def frames(encoded: bytes, indices: list[int], limits: VideoLimits = LIMITS) -> 
     return list(read_frames(encoded, read_header(encoded, limits), indices, limits))
 
 
-@pytest.mark.parametrize("name", SERVED)
+@table("name", SERVED)
 def test_frames_and_their_number_are_ffmpegs(name: str) -> None:
     expected = plain_frames(SERVED[name])
     header = read_header(SERVED[name], LIMITS)
@@ -57,13 +58,13 @@ def test_rotation_swaps_the_sides() -> None:
     np.testing.assert_array_equal(frame, np.rot90(unrotated, -1))
 
 
-@pytest.mark.parametrize("name", BROKEN)
+@table("name", BROKEN)
 def test_broken_video_is_the_requests_error(name: str) -> None:
     with pytest.raises((InvalidVideo, UnsupportedVideoFormat)):
         frames(BROKEN[name], [0, 11])
 
 
-@pytest.mark.parametrize("step", range(40))
+@table("step", range(40))
 def test_any_cut_is_served_or_refused(step: int) -> None:
     whole = clips.clip("vp9")
     with contextlib.suppress(RequestError):
@@ -71,7 +72,7 @@ def test_any_cut_is_served_or_refused(step: int) -> None:
         assert frame.shape == (48, 64, 3)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@table("seed", range(40))
 def test_any_damage_is_served_or_refused(seed: int) -> None:
     content = bytearray(clips.clip())
     generator = np.random.default_rng(seed)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from checkpoints.qwen3_vl import randomize
 from safetensors.torch import save_file
+from tables import table
 from weights import fill_from
 
 from saccade.errors import StartupError
@@ -49,7 +50,7 @@ def load(weights: Path, feature_layer: int = -2) -> ClipTower:
     return tower
 
 
-@pytest.mark.parametrize("feature_layer", [-6, -2, -1, 0, 1, 4, 5])
+@table("feature_layer", [-6, -2, -1, 0, 1, 4, 5])
 @torch.inference_mode()
 def test_hidden_states_equal_the_reference(reference: Any, weights: Path, feature_layer: int) -> None:
     tower = load(weights, feature_layer)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from tables import table
 
 from saccade.errors import InvalidValue
 from saccade.models.preprocessing.denormalisation import Denormaliser
@@ -20,8 +21,8 @@ def scaled(mean, std, dtype):
     return values if dtype == "float32" else bfloat16(values)
 
 
-@pytest.mark.parametrize("made", [tables, scaled])
-@pytest.mark.parametrize(("settings", "dtype"), [(HALVES, "bfloat16"), (HALVES, "float32"), (CLIP, "float32")])
+@table("made", [tables, scaled])
+@table(("settings", "dtype"), [(HALVES, "bfloat16"), (HALVES, "float32"), (CLIP, "float32")])
 def test_every_level_comes_back(settings, dtype, made) -> None:
     values = np.ascontiguousarray(made(*settings, dtype)[None])
     assert (Denormaliser(*settings).levels(values) == LEVELS).all()
@@ -34,8 +35,8 @@ def test_bfloat16_of_clips_blue_channel_is_ambiguous() -> None:
     assert len(set(blue.tolist())) == 255
 
 
-@pytest.mark.parametrize("wrong", [0.0, 0.5, np.nan, np.inf, -1.01, 1.004])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@table("wrong", [0.0, 0.5, np.nan, np.inf, -1.01, 1.004])
+@table("dtype", ["bfloat16", "float32"])
 def test_a_value_that_no_level_makes_is_refused(wrong: float, dtype: str) -> None:
     values = np.array([[[1.0, wrong]] * 3], np.float32)
     with pytest.raises(InvalidValue, match="256 levels"):

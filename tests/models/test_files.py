@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from tables import table
 
 from saccade import models
 from saccade.errors import StartupError
@@ -49,7 +50,7 @@ def test_unknown_model_type_lists_the_known(config: dict[str, object]) -> None: 
         models.family_of(config)
 
 
-@pytest.mark.parametrize("name", models.families())
+@table("name", models.families())
 def test_family_without_network_is_refused_with_what_serves_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "has_network", lambda one: one in ("qwen3_vl", "phi3_v") and one != name)
     runs = ", ".join(one for one in ("phi3_v", "qwen3_vl") if one != name)
@@ -97,7 +98,7 @@ def test_unknown_architecture_lists_the_known() -> None:
         models.find("Qwen3VLForConditionalGeneration2")
 
 
-@pytest.mark.parametrize(
+@table(
     ("files", "token_id"),
     [
         (

@@ -12,6 +12,7 @@ import torch
 from checkpoints.kimi_k25 import TEXT, VISION, write_network
 from checkpoints.quantised import quantise
 from references.networks import KimiOracle
+from tables import table
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -106,7 +107,7 @@ def test_images_do_not_see_each_other(network: Any, grid: tuple[int, int, int]) 
     torch.testing.assert_close(second[4:], first, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("size", [1, 2, 5, 8, 20, 64])
+@table("size", [1, 2, 5, 8, 20, 64])
 def test_positions_are_resampled_as_by_interpolation(size: int) -> None:
     table = torch.randn(8, generator=torch.Generator().manual_seed(0))
     entries, weights = bicubic_taps(np.arange(size), size, 8)
@@ -183,7 +184,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("changed", VARIANTS.values(), ids=VARIANTS.keys())
+@table("changed", VARIANTS.values(), ids=VARIANTS.keys())
 def test_decoders_of_other_configurations_equal_the_reference(tmp_path: Path, changed: dict[str, Any]) -> None:
     folder = write_network(tmp_path, **changed)
     subject = engines.engine(folder)
@@ -256,8 +257,8 @@ def test_quantised_weights_are_their_values(tmp_path: Path, name: str, part: str
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize(("num_groups", "num_chosen_groups"), [(1, 1), (4, 2), (4, 4)])
-@pytest.mark.parametrize("normalised", [True, False])
+@table(("num_groups", "num_chosen_groups"), [(1, 1), (4, 2), (4, 4)])
+@table("normalised", [True, False])
 def test_router_equals_the_reference(num_groups: int, num_chosen_groups: int, normalised: bool) -> None:
     from transformers import DeepseekV3Config
     from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
@@ -338,7 +339,7 @@ def test_the_keys_of_transformers_serve_where_the_releases_are_missing(folder: P
     assert models.load_spec("kimi_k25", config) == expected
 
 
-@pytest.mark.parametrize(
+@table(
     ("path", "value", "words"),
     [
         ("text_config.hidden_act", "relu", "hidden_act"),

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from tables import table
 
 from saccade.errors import InternalError, InvalidValue, StartupError
 from saccade.models.family import ImageOptions
@@ -55,7 +56,7 @@ def test_sizes_equal_the_reference(width: int, height: int, limit: int) -> None:
     assert counted.pixel_shape == (counted.num_tokens * 4, 3, 14, 14)
 
 
-@pytest.mark.parametrize(("width", "height"), SIZES)
+@table(("width", "height"), SIZES)
 def test_patches_equal_the_reference_where_nothing_is_resized(width: int, height: int, processor: Any) -> None:
     drawn = images.draw(width, height)
     expected = processor(images=[drawn], input_data_format="channels_last", return_tensors="np")["pixel_values"]
@@ -94,7 +95,7 @@ def test_an_image_in_wider_memory_gives_the_same_patches() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@table(
     ("preprocessor", "changed"),
     [  # A3
         ({}, {}),
@@ -114,7 +115,7 @@ def test_settings_are_the_checkpoints_or_else_the_releases(
     assert Layout(CONFIG, preprocessor).settings == {**RELEASE, **changed}
 
 
-@pytest.mark.parametrize(
+@table(
     ("config", "given_settings", "named"),
     [  # A9
         ({}, {"patch_size": 16}, "patch_size"),

@@ -6,7 +6,7 @@ schemas, valid and not, beside them.
 
 from typing import Any
 
-import pytest
+from tables import table
 
 from saccade.models.kimi_k25.tool_declarations import tool_variables
 
@@ -107,7 +107,7 @@ type f = (_: parameters) => any;
     )
 
 
-@pytest.mark.parametrize(
+@table(
     "schema",
     [
         {"$ref": "#/$defs/Unknown"},

@@ -10,6 +10,7 @@ import torch
 from checkpoints.kimi_k25 import MEDIA_PROC_CFG, write
 from PIL import Image
 from references.kimi_k25 import PLACEHOLDER, KimiK25
+from tables import table
 from torchvision_schemas import import_torchvision
 
 from saccade.errors import InternalError, InvalidValue, StartupError
@@ -52,15 +53,15 @@ def check(reference: KimiK25, frames: np.ndarray, header: VideoHeader) -> None:
     assert np.array_equal(patches(frames, layout, subject), watched.pixels)
 
 
-@pytest.mark.parametrize("name", SERVED)
+@table("name", SERVED)
 def test_clips_equal_the_reference(reference: KimiK25, name: str) -> None:
     header = read_header(SERVED[name], LIMITS)
     everything = range(header.num_frames)
     check(reference, np.stack(list(read_frames(SERVED[name], header, everything, LIMITS))), header)
 
 
-@pytest.mark.parametrize("size", SIZES, ids=str)
-@pytest.mark.parametrize(("num_frames", "fps"), [(1, 25.0), (2, 4.0), (13, 1.7), (30, 6.0)])
+@table("size", SIZES)
+@table(("num_frames", "fps"), [(1, 25.0), (2, 4.0), (13, 1.7), (30, 6.0)])
 def test_drawn_frames_equal_the_reference(
     reference: KimiK25, size: tuple[int, int], num_frames: int, fps: float
 ) -> None:
@@ -132,7 +133,7 @@ def test_options_choose_frames_and_pixels() -> None:
             subject.settings_for(refused)
 
 
-@pytest.mark.parametrize(
+@table(
     "wrong",
     [
         {"sample_fps": 0},
@@ -143,7 +144,6 @@ def test_options_choose_frames_and_pixels() -> None:
         {"temporal_merge_kernel_size": 2},
         {"temporal_merge_kernel_size": True},
     ],
-    ids=str,
 )
 def test_wrong_settings_are_named(wrong: dict[str, Any]) -> None:
     config = {"vision_config": {"init_pos_emb_time": 4}}

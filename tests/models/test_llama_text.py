@@ -8,6 +8,7 @@ import pytest
 import torch
 from checkpoints.qwen3_vl import randomize
 from safetensors.torch import save_file
+from tables import table
 from weights import fill_from
 
 from saccade.errors import StartupError
@@ -81,7 +82,7 @@ def context(start: int, stop: int, caches: list[KvCache]) -> ForwardContext:
     return ForwardContext(positions, layout, caches, backend, backend.plan(layout, torch.float32))
 
 
-@pytest.mark.parametrize("name", SUBJECTS)
+@table("name", SUBJECTS)
 @torch.inference_mode()
 def test_logits_equal_the_reference(name: str, tmp_path: Path) -> None:
     kind, changes = SUBJECTS[name]
@@ -119,7 +120,7 @@ def test_defaults_stand_for_missing_keys_alone() -> None:
     assert TextConfig.read(silent, defaults).sliding_window == 20
 
 
-@pytest.mark.parametrize(
+@table(
     ("changes", "words"),
     [
         ({"hidden_size": "60"}, "hidden_size"),

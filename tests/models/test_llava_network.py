@@ -10,6 +10,7 @@ import engines
 import pytest
 import torch
 from references.networks import LlavaOracle
+from tables import table
 
 from saccade import models
 from saccade.engine.config import EngineConfig
@@ -62,7 +63,7 @@ def test_features_equal_the_reference(name: str, network_folder: Callable[[str],
     torch.testing.assert_close(features, torch.cat(tuple(expected)), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("size", SIZES)
+@table("size", SIZES)
 def test_order_of_features_equals_the_reference(size: tuple[int, int], network_folder: Callable[[str], Path]) -> None:
     from transformers import LlavaNextConfig, LlavaNextModel
 
@@ -80,8 +81,8 @@ def test_order_of_features_equals_the_reference(size: tuple[int, int], network_f
     assert order.tolist() == expected.flatten().tolist()
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("size", SIZES)
+@table("name", NAMES)
+@table("size", SIZES)
 def test_engine_counts_as_the_gateway(name: str, size: tuple[int, int], network_folder: Callable[[str], Path]) -> None:
     layout, spec = layout_of(network_folder(name)), Spec.read(config_of(network_folder(name)))
     shape = layout.image(*size, layout.settings)
@@ -104,7 +105,7 @@ def test_bfloat16_is_as_near_as_it_can_be(name: str, network_folder: Callable[[s
     assert differences.max() < 0.1
 
 
-@pytest.mark.parametrize("max_patches", [0, 16, 31, 32, 79, 80, 159, 160])
+@table("max_patches", [0, 16, 31, 32, 79, 80, 159, 160])
 def test_square_grid_stays_below_the_budget(max_patches: int, network_folder: Callable[[str], Path]) -> None:
     spec = Spec.read(config_of(network_folder("llava_next")))
     grid = spec.square_grid(max_patches)
@@ -113,7 +114,7 @@ def test_square_grid_stays_below_the_budget(max_patches: int, network_folder: Ca
     assert Spec.read(config_of(network_folder("llava"))).square_grid(max_patches) == (1, 4, 4)
 
 
-@pytest.mark.parametrize(
+@table(
     ("name", "shape"),
     [
         ("llava", MediaShape((1, 4, 8))),
@@ -168,7 +169,7 @@ def test_what_the_releases_leave_out_is_as_in_the_reference() -> None:
     assert (llava.vision.depth, llava.num_vision_blocks, llava.vision.hidden_size) == (24, 23, 1024)
 
 
-@pytest.mark.parametrize(
+@table(
     ("name", "target"),
     [
         ("language_model.model.embed_tokens.weight", ("language_model.embed_tokens.weight", None)),
@@ -212,7 +213,7 @@ def test_a_tied_head_is_not_loaded(network_folder: Callable[[str], Path]) -> Non
     assert network.locate("language_model.lm_head.weight") is None
 
 
-@pytest.mark.parametrize(
+@table(
     ("path", "value", "words"),
     [
         ("text_config.model_type", "qwen2", "model_type"),

@@ -10,6 +10,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from tables import table
 
 from saccade.errors import InternalError, InvalidValue, StartupError, UnsupportedParameter
 from saccade.models.family import ImageOptions
@@ -41,8 +42,8 @@ def _normalised(views: np.ndarray, settings: Any) -> torch.Tensor:
     return torch.from_numpy(views).float().sub(mean).div(std)
 
 
-@pytest.mark.parametrize(("width", "height"), SIZES)
-@pytest.mark.parametrize("edge", [56, 64])
+@table(("width", "height"), SIZES)
+@table("edge", [56, 64])
 def test_the_square_view_equals_the_reference(width: int, height: int, edge: int) -> None:
     from transformers import CLIPImageProcessor
 
@@ -52,7 +53,7 @@ def test_the_square_view_equals_the_reference(width: int, height: int, edge: int
     assert torch.equal(_normalised(_written(drawn, layout), layout.settings), expected["pixel_values"][0])
 
 
-@pytest.mark.parametrize(("width", "height"), SIZES)
+@table(("width", "height"), SIZES)
 def test_views_of_tiles_equal_the_reference(width: int, height: int) -> None:
     from transformers import LlavaNextImageProcessor
 
@@ -115,7 +116,7 @@ def test_pinpoints_are_the_checkpoints_or_else_the_releases() -> None:
         "image_grid_pinpoints": PINPOINTS}).settings["pinpoints"] == PINPOINTS  # fmt: skip
 
 
-@pytest.mark.parametrize(
+@table(
     ("config", "preprocessor", "named"),
     [  # A9
         (CONFIG, {}, "224"),

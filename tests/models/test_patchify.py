@@ -4,7 +4,7 @@ from typing import Any
 
 import images
 import numpy as np
-import pytest
+from tables import table
 
 from saccade.media import rgbx
 from saccade.models.preprocessing import normalisation, patchify
@@ -14,10 +14,10 @@ ALIKE = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 UNLIKE = {"image_mean": [0.1, 0.5, 0.7], "image_std": [0.2, 0.3, 0.2]}
 
 
-@pytest.mark.parametrize(("patch", "merge", "frames"), [(16, 2, 2), (14, 2, 2), (8, 3, 1), (12, 1, 3), (5, 2, 2)])
-@pytest.mark.parametrize("dtype", NUMPY_DTYPE)
-@pytest.mark.parametrize("statistics", [ALIKE, UNLIKE])
-@pytest.mark.parametrize("padded", [True, False])
+@table(("patch", "merge", "frames"), [(16, 2, 2), (14, 2, 2), (8, 3, 1), (12, 1, 3), (5, 2, 2)])
+@table("dtype", NUMPY_DTYPE)
+@table("statistics", [ALIKE, UNLIKE])
+@table("padded", [True, False])
 def test_equals_the_plain_form(
     patch: int, merge: int, frames: int, dtype: str, statistics: dict[str, Any], padded: bool
 ) -> None:
@@ -55,10 +55,10 @@ def test_pairs_are_looked_up_by_their_bytes() -> None:
     pixels = np.arange(256, dtype=np.uint8).repeat(2)[1:-1]
     for dtype in ("bfloat16", "float32"):
         singles = normalisation.tables(UNLIKE["image_mean"], UNLIKE["image_std"], dtype)
-        for pairs, table in zip(
+        for pairs, single in zip(
             normalisation.pair_tables(UNLIKE["image_mean"], UNLIKE["image_std"], dtype), singles, strict=True
         ):
-            np.testing.assert_array_equal(pairs[pixels.view("<u2")].view(table.dtype), table[pixels])
+            np.testing.assert_array_equal(pairs[pixels.view("<u2")].view(single.dtype), single[pixels])
 
 
 def test_channels_alike_share_a_table() -> None:

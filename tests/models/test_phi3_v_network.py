@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from references.phi3_v_network import Phi3VOracle
+from tables import table
 
 from saccade import models
 from saccade.engine.config import EngineConfig
@@ -144,7 +145,7 @@ def test_the_release_describes_no_vision_tower(folder: Path) -> None:
     assert (spec.vision.depth, spec.vision.hidden_size, spec.num_blocks) == (24, 1024, 23)
 
 
-@pytest.mark.parametrize(
+@table(
     ("changes", "words"),
     [
         ({"placeholder_token_id": None}, r"<\|image\|>"),  # A9

@@ -13,6 +13,7 @@ from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from PIL import Image
+from tables import table
 
 from saccade.errors import ImageTooLarge, InternalError, InvalidValue, StartupError, UnsupportedParameter
 from saccade.media.resample import resample
@@ -33,7 +34,7 @@ def _written(image: np.ndarray, num_crops: int = 4) -> np.ndarray:
     return out
 
 
-@pytest.mark.parametrize(
+@table(
     ("width", "height", "num_crops", "padded", "num_tokens"),
     [
         (150, 100, 4, (672, 672), 757),

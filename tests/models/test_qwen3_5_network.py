@@ -10,6 +10,7 @@ import torch
 from checkpoints.quantised import quantise
 from networks import build, check_qwen_tower, config_of, load
 from safetensors.torch import load_file, save_file
+from tables import table
 
 from saccade import models
 from saccade.engine.executor.caches import Caches, CacheSizes
@@ -204,8 +205,8 @@ def test_names(network: Callable[[str], Any]) -> None:
     assert network("qwen3_5").locate("lm_head.weight") is None
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("suffix", ["linear_attn.A_log", "linear_attn.in_proj_b.weight", "linear_attn.conv1d.weight"])
+@table("name", NAMES)
+@table("suffix", ["linear_attn.A_log", "linear_attn.in_proj_b.weight", "linear_attn.conv1d.weight"])
 def test_a_missing_or_misshaped_tensor_is_named(
     name: str, suffix: str, network_folder: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -236,7 +237,7 @@ def test_keys_that_releases_leave_out(network_folder: Callable[[str], Path]) -> 
     assert models.load_spec("qwen3_5", config).text.full_attention == {1, 3}
 
 
-@pytest.mark.parametrize(
+@table(
     ("path", "value", "words"),
     [
         ("text_config.rope_parameters.mrope_section", [3, 2, 2], "mrope_section"),  # [eng] 45

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from references.networks import QwenOracle
+from tables import table
 from torch.utils._python_dispatch import TorchDispatchMode
 from vision_backends import RecordingBackend
 
@@ -189,7 +190,7 @@ def test_rope_may_be_spelt_the_newer_way(tiny_qwen3_vl: Path) -> None:
     assert build(config).language_model.config == build(config_of(tiny_qwen3_vl)).language_model.config
 
 
-@pytest.mark.parametrize(
+@table(
     ("path", "value", "words"),
     [
         ("text_config.rope_scaling.mrope_section", [6, 5, 6], "mrope_section"),  # [eng] 45

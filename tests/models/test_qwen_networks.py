@@ -10,6 +10,7 @@ import pytest
 import torch
 from networks import build, check_qwen_tower, config_of, load
 from safetensors.torch import load_file, save_file
+from tables import table
 from vision_backends import RecordingBackend
 
 from saccade import models
@@ -46,7 +47,7 @@ def test_encode_never_looks_at_the_device(name: str, network_folder: Callable[[s
     assert (features.device.type, len(features)) == ("meta", 38)
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (4, 4), (8, 12), (5, 7), (3, 9), (13, 2), (1, 17)])
+@table(("rows", "columns"), [(1, 1), (4, 4), (8, 12), (5, 7), (3, 9), (13, 2), (1, 17)])
 def test_windows_hold_what_the_reference_puts_into_them(rows: int, columns: int) -> None:
     from transformers.vision_utils import get_vision_window_index
 
@@ -198,7 +199,7 @@ def test_the_top_level_decides_whether_embeddings_are_tied(config: dict[str, Any
     assert ties_embeddings(config) == expected
 
 
-@pytest.mark.parametrize(
+@table(
     ("name", "path", "value", "words"),
     [
         ("qwen2_vl", "rope_scaling.mrope_section", [4, 3, 6], "mrope_section"),  # [eng] 45

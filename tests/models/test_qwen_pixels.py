@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageOps
+from tables import table
 
 from saccade import models
 from saccade.errors import InternalError, StartupError
@@ -82,7 +83,7 @@ def _normalised(patches: np.ndarray, settings: Any) -> torch.Tensor:
     return frames.float().sub(mean).div(std).reshape(len(patches), -1)
 
 
-@pytest.mark.parametrize("name", CORPUS)
+@table("name", CORPUS)
 def test_patches_equal_the_reference(name: str, family: str, layout: Layout, processor: Any) -> None:
     encoded = CORPUS[name]
     with Image.open(io.BytesIO(encoded)) as image:
@@ -126,13 +127,13 @@ def test_settings_are_json(layout: Layout) -> None:
     assert json.loads(json.dumps(layout.settings)) == layout.settings
 
 
-@pytest.mark.parametrize("key", TOWER_KEYS)
+@table("key", TOWER_KEYS)
 def test_a_tower_of_another_cut_stops_the_start(key: str, family: str) -> None:  # A9
     with pytest.raises(StartupError, match=key):
         models.load_layout(family)(_config(family, **{key: 7}), FAMILIES[family])
 
 
-@pytest.mark.parametrize(
+@table(
     ("architecture", "model_type", "owner"),
     [  # A1
         ("Qwen2VLForConditionalGeneration", "qwen2_vl", "qwen2_vl"),
@@ -148,7 +149,7 @@ def test_architectures_and_model_types(architecture: str, model_type: str, owner
     assert models.family_of({"model_type": model_type}) == owner
 
 
-@pytest.mark.parametrize(
+@table(
     ("config", "token_id"),
     [
         ({"image_token_id": 0}, 0),
@@ -161,7 +162,7 @@ def test_placeholder_is_what_config_says(family: str, config: dict[str, Any], to
     assert models.families()[family].placeholder_token_id(config) == token_id
 
 
-@pytest.mark.parametrize("given_id", ["7", -1, True])
+@table("given_id", ["7", -1, True])
 def test_placeholder_that_is_no_id_stops_the_start(family: str, given_id: object) -> None:  # A9
     with pytest.raises(StartupError, match="image_token_id"):
         models.families()[family].placeholder_token_id({"image_token_id": given_id})

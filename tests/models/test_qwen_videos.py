@@ -11,6 +11,7 @@ import clips
 import numpy as np
 import pytest
 import torch
+from tables import table
 from torchvision_schemas import import_torchvision
 
 from saccade import models
@@ -114,26 +115,26 @@ def reference_text(made: Any) -> str:
     return str(itself.replace_video_token(made, 0))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("name", [name for name in SERVED if "one frame" not in name])
+@table("family", FAMILIES)
+@table("name", [name for name in SERVED if "one frame" not in name])
 def test_clips_equal_the_reference(family: str, name: str) -> None:
     header = read_header(SERVED[name], LIMITS)
     everything = range(header.num_frames)
     check(family, np.stack(list(read_frames(SERVED[name], header, everything, LIMITS))), header)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("size", SHAPES[:-1], ids=str)
-@pytest.mark.parametrize("num_frames", [2, 3, 7, 24])
+@table("family", FAMILIES)
+@table("size", SHAPES[:-1])
+@table("num_frames", [2, 3, 7, 24])
 def test_drawn_frames_equal_the_reference(family: str, size: tuple[int, int], num_frames: int) -> None:
     frames = np.random.default_rng(num_frames).integers(0, 256, (num_frames, *size[::-1], 3), np.uint8)
     check(family, frames, VideoHeader(num_frames, 6.0, *size))
 
 
-@pytest.mark.parametrize("family", TIMED)
-@pytest.mark.parametrize("size", [(64, 48), (31, 20), (1, 90), (1000, 700)], ids=str)
-@pytest.mark.parametrize("num_frames", [2, 5, 30])
-@pytest.mark.parametrize("is_capped", [False, True])
+@table("family", TIMED)
+@table("size", [(64, 48), (31, 20), (1, 90), (1000, 700)])
+@table("num_frames", [2, 5, 30])
+@table("is_capped", [False, True])
 def test_pixels_of_all_frames_are_limited_together(
     family: str, size: tuple[int, int], num_frames: int, is_capped: bool
 ) -> None:
@@ -152,8 +153,8 @@ def test_one_frame_is_a_group_of_equal_frames(family: str) -> None:
     np.testing.assert_array_equal(ours[:, :, 0], ours[:, :, 1])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("fps", [0.5, 24.0, 29.97, 60.0])
+@table("family", FAMILIES)
+@table("fps", [0.5, 24.0, 29.97, 60.0])
 def test_frames_are_those_of_the_reference(family: str, fps: float) -> None:
     from transformers.video_utils import VideoMetadata
 
@@ -198,7 +199,7 @@ def test_sides_too_unequal_are_refused(family: str) -> None:
         subject.video(VideoHeader(10, 4.0, *SHAPES[-1]), subject.settings)
 
 
-@pytest.mark.parametrize(
+@table(
     "wrong",
     [
         {"fps": 0},
@@ -210,7 +211,6 @@ def test_sides_too_unequal_are_refused(family: str) -> None:
         {"image_mean": [0.0, 0.0, 0.0]},
         {"do_rescale": False},
     ],
-    ids=str,
 )
 def test_wrong_settings_name_the_file(wrong: dict[str, Any]) -> None:
     with pytest.raises(StartupError, match=r"video_preprocessor_config\.json.*" + next(iter(wrong))):

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from tables import table
 
 from saccade.errors import StartupError
 from saccade.models.backbones.rope_scaling import read_rope
@@ -34,8 +35,8 @@ def reference(text: dict[str, Any], length: int) -> tuple[torch.Tensor, float]:
     return frequencies, magnitude
 
 
-@pytest.mark.parametrize("length", [4096, 4097])
-@pytest.mark.parametrize(
+@table("length", [4096, 4097])
+@table(
     "changes",
     [
         {"rope_scaling": {"type": "linear", "factor": 4.0}},
@@ -81,7 +82,7 @@ def test_magnitude_multiplies_cosine_and_sine() -> None:
         torch.testing.assert_close(scaled, plain * 1.5)
 
 
-@pytest.mark.parametrize(
+@table(
     ("scaling", "words"),
     [
         ({"rope_type": "dynamic"}, "'dynamic'.*known: default, linear"),

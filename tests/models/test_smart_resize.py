@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from tables import table
 
 from saccade.errors import ImageTooLarge, InvalidValue, StartupError
 from saccade.models.family import ImageOptions
@@ -39,7 +40,7 @@ def test_sizes_equal_the_reference(width: int, height: int) -> None:
             assert smart_resize.resized(width, height, settings) == expected
 
 
-@pytest.mark.parametrize(
+@table(
     "spelling",
     [
         {},
@@ -67,7 +68,7 @@ def test_limits_under_size_in_the_older_spelling() -> None:  # the reference pro
     assert (settings["min_pixels"], settings["max_pixels"]) == (4000, 90_000)
 
 
-@pytest.mark.parametrize(
+@table(
     ("preprocessor", "named"),
     [  # A3, A9
         ({"size": {"shortest_edge": 65_536}}, "max_pixels"),
@@ -90,7 +91,7 @@ def test_wrong_files_stop_the_start(preprocessor: dict[str, Any], named: str) ->
         smart_resize.resolve(preprocessor, DEFAULTS)
 
 
-@pytest.mark.parametrize(
+@table(
     ("options", "limits"),
     [
         (ImageOptions(), (65_536, 16_777_216)),
@@ -116,7 +117,7 @@ def test_low_detail_lowers_the_models_own_least() -> None:
     assert (adjusted["min_pixels"], adjusted["max_pixels"]) == (262_144, 262_144)
 
 
-@pytest.mark.parametrize(
+@table(
     "options",
     [
         ImageOptions(min_pixels=0),

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import torch
 from references.networks import TilesOracle
+from tables import table
 
 from saccade import models
 from saccade.engine.config import EngineConfig
@@ -52,7 +53,7 @@ def test_features_equal_the_reference(name: str, network_folder: Folder) -> None
     )
 
 
-@pytest.mark.parametrize("side", [1, 2, 3, 4, 8, 14, 26, 27, 32, 70])
+@table("side", [1, 2, 3, 4, 8, 14, 26, 27, 32, 70])
 def test_position_ids_equal_the_reference(side: int) -> None:
     from transformers.models.idefics3.modeling_idefics3 import Idefics3VisionConfig, Idefics3VisionEmbeddings
 
@@ -75,7 +76,7 @@ def test_engine_counts_as_the_gateway(size: tuple[int, int], network_folder: Fol
     assert spec.encode_cost(shape.grid) == shape.pixel_shape[0] * 16
 
 
-@pytest.mark.parametrize("max_patches", [0, 16, 31, 32, 79, 80, 159, 160])
+@table("max_patches", [0, 16, 31, 32, 79, 80, 159, 160])
 def test_square_grid_stays_below_the_budget(max_patches: int, network_folder: Folder) -> None:
     spec = Spec.read(config_of(network_folder("smolvlm")))
     assert spec.encode_cost(spec.square_grid(max_patches)) <= max(max_patches, 16)

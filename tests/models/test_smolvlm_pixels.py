@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from tables import table
 
 from saccade.errors import InternalError, InvalidValue, StartupError
 from saccade.models.family import ImageOptions
@@ -104,7 +105,7 @@ def test_an_image_of_another_size_is_an_error() -> None:
         Pixels(layout.settings).write(np.zeros((10, 10, 3), np.uint8), shape, np.zeros(shape.pixel_shape, np.uint8))
 
 
-@pytest.mark.parametrize(
+@table(
     ("config", "preprocessor", "named"),
     [  # A9
         (CONFIG, PREPROCESSOR | {"max_image_size": {"longest_edge": 48}}, "max_image_size"),

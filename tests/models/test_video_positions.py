@@ -9,9 +9,9 @@ from typing import Any
 import engines
 import msgspec
 import numpy as np
-import pytest
 import torch
 from networks import config_of
+from tables import table
 
 from saccade import models
 from saccade.protocol.media import MediaItem, Span
@@ -51,7 +51,7 @@ def expected(model: Any, kinds: list[int], media: list[MediaItem], **times: Any)
     return places[:, 0].numpy(), int(delta)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@table("seed", range(40))
 def test_seconds_become_positions(seed: int, network_folder: Callable[[str], Path]) -> None:
     """Qwen2.5-VL's, with two videos and an image, as long as each lasts no longer than its side."""
     folder, draw = network_folder("qwen2_5_vl"), np.random.default_rng(seed)
@@ -71,7 +71,7 @@ def test_seconds_become_positions(seed: int, network_folder: Callable[[str], Pat
     assert positions.delta == delta
 
 
-@pytest.mark.parametrize("seconds", [None, 0.1, 1 / 3, 1.0, 1.001, 2.5, 17.3, 1e4])
+@table("seconds", [None, 0.1, 1 / 3, 1.0, 1.001, 2.5, 17.3, 1e4])
 def test_seconds_of_long_videos(seconds: float | None, network_folder: Callable[[str], Path]) -> None:
     """Within the video as in the reference; the text behind goes on behind the last second, as answers do there."""
     folder = network_folder("qwen2_5_vl")
@@ -85,8 +85,8 @@ def test_seconds_of_long_videos(seconds: float | None, network_folder: Callable[
     assert positions.delta == delta
 
 
-@pytest.mark.parametrize("name", ["qwen3_vl", "qwen3_5"])
-@pytest.mark.parametrize("seed", range(20))
+@table("name", ["qwen3_vl", "qwen3_5"])
+@table("seed", range(20))
 def test_groups_between_times(name: str, seed: int, network_folder: Callable[[str], Path]) -> None:
     """Each group has the positions of an image, however many there are; the text between them goes on behind it."""
     folder, draw = network_folder(name), np.random.default_rng(seed)

@@ -9,6 +9,7 @@ import engines
 import pytest
 import torch
 from checkpoints import NETWORKS
+from tables import table
 from vision_backends import FIELDS, RecordingBackend, UnusedBackend
 
 from saccade.engine.config import EngineConfig
@@ -62,7 +63,7 @@ def num_blocks(network: torch.nn.Module) -> int:
     return max(len(layers) for path, layers in lists.items() if not path.startswith("language_model."))
 
 
-@pytest.mark.parametrize("dropped", FIELDS)
+@table("dropped", FIELDS)
 def test_a_dropped_field_is_named_before_the_launch(
     name: str, items: list[MediaItem], load: Callable[[str], Any], dropped: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from tables import table
 
 from saccade.models.backbones.rope_scaling import read_rope
 from saccade.nn.rope import inverse_frequencies
@@ -11,8 +12,8 @@ from saccade.nn.rope import inverse_frequencies
 RELEASE = {"factor": 64.0, "original_max_position_embeddings": 4096, "mscale": 1.0, "mscale_all_dim": 1.0}
 
 
-@pytest.mark.parametrize("width", [12, 64, 128])
-@pytest.mark.parametrize(
+@table("width", [12, 64, 128])
+@table(
     "scaling",
     [
         RELEASE,
@@ -21,7 +22,6 @@ RELEASE = {"factor": 64.0, "original_max_position_embeddings": 4096, "mscale": 1
         {"factor": 1.0, "original_max_position_embeddings": 512, "mscale_all_dim": 0.0},
         {**RELEASE, "attention_factor": 1.25},
     ],
-    ids=str,
 )
 def test_yarn(scaling: dict[str, Any], width: int) -> None:
     from transformers import DeepseekV3Config

@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 from attention import BATCHES, BLOCK, DIM, HEADS, OPTIONS, assert_close, attend, attend_packed
+from tables import table
 
 from saccade.errors import StartupError
 from saccade.nn.backends import (
@@ -47,17 +48,17 @@ VISION_WITH_DTYPES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "dtype"), WITH_DTYPES)
-@pytest.mark.parametrize(("queries", "contexts"), BATCHES)
+@table(("name", "dtype"), WITH_DTYPES)
+@table(("queries", "contexts"), BATCHES)
 def test_paged(queries: list[int], contexts: list[int], dtype: torch.dtype, name: str) -> None:  # [eng] 41
     output, expected = attend(load_backend(name, Workload(dtype=dtype)), queries, contexts, dtype)
     assert_close(output, expected, ulps=2)
 
 
-@pytest.mark.parametrize("name", [PLAIN, TRITON])
-@pytest.mark.parametrize("value_width", [DIM, 12])
-@pytest.mark.parametrize("options", [{}, *OPTIONS], ids=str)
-@pytest.mark.parametrize(("queries", "contexts"), BATCHES)
+@table("name", [PLAIN, TRITON])
+@table("value_width", [DIM, 12])
+@table("options", [{}, *OPTIONS])
+@table(("queries", "contexts"), BATCHES)
 def test_paged_with_options(
     queries: list[int], contexts: list[int], options: dict[str, float], value_width: int, name: str
 ) -> None:
@@ -66,8 +67,8 @@ def test_paged_with_options(
     assert_close(output, expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("queries", "contexts"), BATCHES)
+@table("dtype", [torch.float32, torch.bfloat16])
+@table(("queries", "contexts"), BATCHES)
 def test_paged_over_float8(queries: list[int], contexts: list[int], dtype: torch.dtype) -> None:
     """Every token attends over keys and values as the cache gives them, also those of its own chunk."""
     backend = load_backend(AUTO, Workload(dtype=dtype, cache_dtype=torch.float8_e4m3fn))
@@ -75,9 +76,9 @@ def test_paged_over_float8(queries: list[int], contexts: list[int], dtype: torch
     assert_close(output, expected, ulps=2)
 
 
-@pytest.mark.parametrize("scale", [None, 0.5])
 @pytest.mark.parametrize(("name", "dtype"), VISION_WITH_DTYPES)
-@pytest.mark.parametrize("lengths", [(6,), (4, 4, 4), (3, 8, 1), (150, 33), (5, 5, 2, 2, 2, 5)])
+@table("scale", [None, 0.5])
+@table("lengths", [(6,), (4, 4, 4), (3, 8, 1), (150, 33), (5, 5, 2, 2, 2, 5)])
 def test_packed(name: str, lengths: tuple[int, ...], dtype: torch.dtype, scale: float | None) -> None:
     output, expected = attend_packed(load_vision_backend(name, Workload(dtype=dtype)), lengths, dtype, scale)
     assert_close(output, expected, ulps=2)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tables import table
 
 from saccade.nn.cache_values import CacheValues
 
@@ -16,8 +17,8 @@ def test_the_network_s_own_dtype_is_kept(dtype: torch.dtype) -> None:
     assert not cache.slots[[1, 3]].any()
 
 
-@pytest.mark.parametrize("scale", [1.0, 0.125, 3.0])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@table("scale", [1.0, 0.125, 3.0])
+@table("dtype", [torch.float32, torch.bfloat16])
 def test_float8_is_rounded_once_and_read_as_it_was_returned(dtype: torch.dtype, scale: float) -> None:
     cache = CacheValues(torch.zeros(5, 2, 3, dtype=torch.float8_e4m3fn), scale)
     values = torch.randn(3, 2, 3).to(dtype)

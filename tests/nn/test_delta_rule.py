@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from tables import table
 from torch.nn import functional
 
 from saccade.nn.delta_rule import BLOCK, causal_conv, delta_rule
@@ -74,8 +75,8 @@ def rule_token_by_token(*inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
     return torch.stack(outputs), state
 
 
-@pytest.mark.parametrize("name", CUTS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@table("name", CUTS)
+@table("dtype", [torch.float32, torch.bfloat16])
 def test_delta_rule_equals_token_by_token(name: str, dtype: torch.dtype) -> None:
     cut = CUTS[name]
     length = total(cut)
@@ -104,8 +105,8 @@ def test_delta_rule_equals_token_by_token(name: str, dtype: torch.dtype) -> None
         torch.testing.assert_close(states[row].double(), state, atol=2e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", CUTS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@table("name", CUTS)
+@table("dtype", [torch.float32, torch.bfloat16])
 def test_causal_conv_equals_token_by_token(name: str, dtype: torch.dtype) -> None:
     cut = CUTS[name]
     x, taps = drawn(total(cut), CHANNELS, seed=6).to(dtype), drawn(TAPS, CHANNELS, seed=7)

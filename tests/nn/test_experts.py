@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from tables import table
 from torch.nn import functional
 
 from saccade.errors import StartupError
@@ -45,8 +46,8 @@ def by_token(made: Experts, x: torch.Tensor, ids: torch.Tensor, weights: torch.T
     return total
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("num_tokens", [1, 2, 50])
+@table("dtype", [torch.float32, torch.bfloat16])
+@table("num_tokens", [1, 2, 50])
 def test_equals_a_loop_over_tokens(num_tokens: int, dtype: torch.dtype) -> None:
     made = layer().to(dtype)
     x, ids, weights = routed(num_tokens)
@@ -138,8 +139,8 @@ def test_softmax_top_k() -> None:
     assert renormalised.dtype == torch.float32
 
 
-@pytest.mark.parametrize("num_tokens", [1, 2, 50])
-@pytest.mark.parametrize("first", [0, 3])
+@table("num_tokens", [1, 2, 50])
+@table("first", [0, 3])
 def test_grouped_products_equal_the_plain_ones(num_tokens: int, first: int) -> None:
     """torch's grouped product runs on a CPU too. Experts below *first* are other ranks', and so are the last ones."""
     draw = torch.Generator().manual_seed(0)

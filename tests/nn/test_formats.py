@@ -12,6 +12,7 @@ from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from compressed_tensors.quantization.lifecycle.forward import dequantize
 from compressed_tensors.quantization.quant_scheme import NVFP4A16
 from references.formats import GROUP, REFERENCES, Tensors
+from tables import table
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -56,9 +57,9 @@ def read(name: str, stored: Tensors) -> torch.Tensor:
     return torch.from_numpy(REFERENCES[name].read(stored))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", FORMATS)
+@table("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@table("shape", SHAPES)
+@table("name", FORMATS)
 def test_whole_weight(name: str, shape: tuple[int, int], dtype: torch.dtype) -> None:
     stored = tensors(name, *shape)
     found = held(name, stored, Region(0, shape[0], 0, shape[1])).dequantised(dtype)
@@ -66,8 +67,8 @@ def test_whole_weight(name: str, shape: tuple[int, int], dtype: torch.dtype) -> 
     assert torch.equal(found, read(name, stored).to(dtype))
 
 
-@pytest.mark.parametrize("region", REGIONS, ids=str)
-@pytest.mark.parametrize("name", FORMATS)
+@table("region", REGIONS)
+@table("name", FORMATS)
 def test_region_is_that_of_the_whole(name: str, region: Region) -> None:
     """Also where it begins or ends inside a block, a group, a word or a byte."""
     stored = tensors(name, 150, 320)
@@ -161,8 +162,8 @@ def test_nvfp4_equals_compressed_tensors() -> None:
     assert torch.equal(held("nvfp4", stored, Region(0, 48, 0, 128)).dequantised(torch.float32), expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("scheme", ["tensor", "channel", "block"])
+@table("dtype", [torch.float32, torch.bfloat16])
+@table("scheme", ["tensor", "channel", "block"])
 def test_fp8_equals_compressed_tensors(scheme: str, dtype: torch.dtype) -> None:
     """Compressed and decompressed by the package that defines the format; its arithmetic is in the scales' dtype."""
     weight = torch.randn(256, 384, generator=torch.Generator().manual_seed(0)).to(dtype)

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from tables import table
 
 from saccade.nn.backends import AUTO, load_backend
 from saccade.nn.context import ForwardContext, KvCache, LatentCache, PagedLayout
@@ -33,9 +34,9 @@ def step(queries: list[int], contexts: list[int], dtype: torch.dtype) -> Step:
     order = torch.randperm(sum(blocks_of), generator=torch.Generator().manual_seed(1)) + 1
     tables = torch.zeros(len(queries), max(blocks_of), dtype=torch.int64)
     slots = []
-    for row, (table, context) in enumerate(zip(order.split(blocks_of), contexts, strict=True)):
-        tables[row, : len(table)] = table
-        slots.append((table.unsqueeze(1) * BLOCK + torch.arange(BLOCK)).flatten()[:context])
+    for row, (blocks, context) in enumerate(zip(order.split(blocks_of), contexts, strict=True)):
+        tables[row, : len(blocks)] = blocks
+        slots.append((blocks.unsqueeze(1) * BLOCK + torch.arange(BLOCK)).flatten()[:context])
     layout = PagedLayout(
         slot_mapping=torch.cat([own[-length:] for own, length in zip(slots, queries, strict=True)]),
         block_tables=tables,
@@ -77,8 +78,8 @@ def reference(q_nQD: torch.Tensor, k_LQD: torch.Tensor, v_LQW: torch.Tensor) -> 
     return torch.einsum("qnl,lqw->nqw", shares, v_LQW.double())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("queries", "contexts"), BATCHES)
+@table("dtype", [torch.float32, torch.bfloat16])
+@table(("queries", "contexts"), BATCHES)
 def test_latent_attention(queries: list[int], contexts: list[int], dtype: torch.dtype) -> None:  # [eng] 41
     made = step(queries, contexts, dtype)
     q_NQC, latents = draw(queries, contexts, dtype)
@@ -94,7 +95,7 @@ def test_latent_attention(queries: list[int], contexts: list[int], dtype: torch.
         assert torch.equal(made.cache.flatten(0, 1)[own], latent)
 
 
-@pytest.mark.parametrize(("queries", "contexts"), BATCHES)
+@table(("queries", "contexts"), BATCHES)
 def test_absorbed_queries_attend_as_keys_made_of_latents(queries: list[int], contexts: list[int]) -> None:
     generator = torch.Generator().manual_seed(2)
     to_keys_QKW = torch.randn(HEADS, 6, WIDTH, generator=generator)

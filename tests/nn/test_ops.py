@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from tables import table
 from torch import nn
 
 from saccade.nn import ops
@@ -26,7 +27,7 @@ def assert_close(output: torch.Tensor, exact: torch.Tensor, ulps: float = 1) -> 
 
 
 @with_every_dtype
-@pytest.mark.parametrize("num_tokens", [1, 3, 300])
+@table("num_tokens", [1, 3, 300])
 def test_layer_norm(operations: Operations, dtype: torch.dtype, num_tokens: int) -> None:
     generator = torch.Generator().manual_seed(0)
     x, weight, bias = (torch.randn(*shape, generator=generator).to(dtype) for shape in ((num_tokens, 24), (24,), (24,)))
@@ -46,7 +47,7 @@ def test_normalised_pixels_are_the_reference_processors(operations: Operations, 
 
 
 @with_every_dtype
-@pytest.mark.parametrize("num_tokens", [1, 3, 300])
+@table("num_tokens", [1, 3, 300])
 def test_rms_norm(operations: Operations, dtype: torch.dtype, num_tokens: int) -> None:
     generator = torch.Generator().manual_seed(0)
     x, weight = (
@@ -82,7 +83,7 @@ def test_norm_rotary(operations: Operations, dtype: torch.dtype) -> None:
 
 
 @with_every_dtype
-@pytest.mark.parametrize("activation", sorted(ACTIVATIONS))
+@table("activation", sorted(ACTIVATIONS))
 def test_gated_activation(operations: Operations, dtype: torch.dtype, activation: str) -> None:
     x = 4 * torch.randn(7, 24, generator=torch.Generator().manual_seed(0)).to(dtype)
     x[0, 0], x[0, 1], x[0, 2] = 0, 100, -100
@@ -92,7 +93,7 @@ def test_gated_activation(operations: Operations, dtype: torch.dtype, activation
 
 
 @with_every_dtype
-@pytest.mark.parametrize("num_tokens", [1, 5, 128, 129, 300])
+@table("num_tokens", [1, 5, 128, 129, 300])
 def test_rotary_pairs(operations: Operations, dtype: torch.dtype, num_tokens: int) -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(num_tokens, 12, DIM, generator=generator).to(dtype)[:, :8]
@@ -123,8 +124,8 @@ def made(in_features: int, partitions: int | tuple[int, ...], dtype: torch.dtype
 
 
 @with_every_dtype
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("num_rows", [1, 8, 300])
+@table("bias", [True, False])
+@table("num_rows", [1, 8, 300])
 def test_packing_changes_no_bit(operations: Operations, num_rows: int, bias: bool, dtype: torch.dtype) -> None:
     linear = made(96, (64, 160), dtype, bias)
     x = torch.randn(num_rows, 96, generator=torch.Generator().manual_seed(num_rows)).to(dtype)
@@ -137,9 +138,9 @@ def test_packing_changes_no_bit(operations: Operations, num_rows: int, bias: boo
     )
 
 
-@pytest.mark.parametrize("num_rows", [1, 16, 17, 40, 64])
+@table("num_rows", [1, 16, 17, 40, 64])
 @with_every_dtype
-@pytest.mark.parametrize("activation", ["none", *sorted(ACTIVATIONS)])
+@table("activation", ["none", *sorted(ACTIVATIONS)])
 def test_activations_and_residuals_are_those_of_float32(
     operations: Operations, activation: str, dtype: torch.dtype, num_rows: int
 ) -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tables import table
 
 from saccade.errors import StartupError
 from saccade.nn.layers import Linear
@@ -102,8 +103,8 @@ def test_alone_nothing_is_exchanged() -> None:
     assert ALONE.any_of([True, False]) == [True, False]
 
 
-@pytest.mark.parametrize("units", [4, 2, 1])
-@pytest.mark.parametrize(("size", "shared"), [(2, 1), (4, 2), (8, 4), (6, 2)])
+@table("units", [4, 2, 1])
+@table(("size", "shared"), [(2, 1), (4, 2), (8, 4), (6, 2)])
 def test_ranks_that_share_attention_hold_the_parts_that_the_loader_reads(size: int, shared: int, units: int) -> None:
     """B8: The loader cuts by the place among all ranks, attention by that among those who share it."""
     cut = Sharding((12, 12), 0, (shards_of(units, Ranks(0, shared)),) * 2)

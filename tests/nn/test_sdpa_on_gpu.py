@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from attention import BATCHES, BLOCK, DIM, HEADS, KV_HEADS, OPTIONS, assert_close, attend
+from tables import table
 
 from saccade.nn.backends import torch_sdpa
 from saccade.nn.backends.torch_sdpa import AttentionBackend, Plan
@@ -23,8 +24,8 @@ class WithoutMasks(AttentionBackend):
         return replace(plan, prefills=tuple(replace(chunk, mask=None) for chunk in plan.prefills))
 
 
-@pytest.mark.parametrize("options", [{}, *OPTIONS], ids=str)
-@pytest.mark.parametrize(("queries", "contexts"), BATCHES)
+@table("options", [{}, *OPTIONS])
+@table(("queries", "contexts"), BATCHES)
 def test_chunk_behind_a_prefix_needs_no_mask(
     queries: list[int], contexts: list[int], options: dict[str, float]
 ) -> None:

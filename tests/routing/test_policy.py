@@ -5,6 +5,7 @@ from collections import Counter
 from random import Random
 
 import pytest
+from tables import table
 
 from saccade.routing.policy import Candidate, Chooser, Policy, WorkInFlight
 
@@ -19,7 +20,7 @@ IDLE = WorkInFlight()
 A, B = Candidate("a"), Candidate("b")
 
 
-@pytest.mark.parametrize(
+@table(
     ("a", "b", "least"),
     [
         (WorkInFlight(2, 10), WorkInFlight(1, 9000), "b"),
@@ -27,7 +28,7 @@ A, B = Candidate("a"), Candidate("b")
         (IDLE, WorkInFlight(1, 1), "a"),
     ],
 )
-@pytest.mark.parametrize("policy", ["least_load", "power_of_two", "auto"])
+@table("policy", ["least_load", "power_of_two", "auto"])
 def test_least_load(policy: Policy, a: WorkInFlight, b: WorkInFlight, least: str) -> None:
     assert set(chosen(policy, Candidate("a", a), Candidate("b", b))) == {least}
 
@@ -37,7 +38,7 @@ def test_ties_are_broken_at_random(policy: Policy) -> None:
     assert min(chosen(policy, A, B).values()) > 15
 
 
-@pytest.mark.parametrize(
+@table(
     ("a", "b", "cheaper"),
     [
         (Candidate("a", prompt_tokens=8), Candidate("b", prompt_tokens=200), "a"),

@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from tables import table
 
 from saccade.errors import StartupError
 from saccade.supervisor.checkpoint import resolve_model
@@ -105,7 +106,7 @@ def test_local_folder(tmp_path: Path) -> None:
     assert resolve_model(str(tmp_path)) == tmp_path
 
 
-@pytest.mark.parametrize("name", ["./not/here", "/not/here", "~/not-here", "too/many/parts", "", "a b", "x/../y"])
+@table("name", ["./not/here", "/not/here", "~/not-here", "too/many/parts", "", "a b", "x/../y"])
 def test_what_is_no_folder_and_no_hub_id_is_refused(name: str) -> None:
     with pytest.raises(StartupError):
         resolve_model(name)
@@ -133,7 +134,7 @@ def test_token_opens_a_private_repository(endpoint: str, tmp_path: Path) -> None
     assert (Path(resolve("acme/private", endpoint, tmp_path, token="hf_right")) / "config.json").is_file()
 
 
-@pytest.mark.parametrize(
+@table(
     ("name", "offline", "cause"),
     [
         ("acme/none", "0", "no such repository"),

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tables import table
 
 from saccade.errors import InvalidValue, StartupError
 from saccade.tokenization.chat_template import ChatTemplate, find_source
@@ -63,7 +64,7 @@ CHATS = {
 }
 
 
-@pytest.mark.parametrize("chat", CHATS.values(), ids=CHATS.keys())
+@table("chat", CHATS.values(), ids=CHATS.keys())
 def test_ids_equal_the_reference(
     chat: list[Any], template: ChatTemplate, tokenizer: Tokenizer, reference_tokenizer: Any
 ) -> None:  # E1
@@ -89,7 +90,7 @@ FORGERIES = {
 }
 
 
-@pytest.mark.parametrize("chat", FORGERIES.values(), ids=FORGERIES.keys())
+@table("chat", FORGERIES.values(), ids=FORGERIES.keys())
 def test_typed_special_tokens_stay_text(chat: list[Any], template: ChatTemplate, tokenizer: Tokenizer) -> None:  # F2
     harmless = json.loads(json.dumps(chat).replace("|", "!"))
     specials = [s.text for s in template.render(harmless) if s.is_special]
@@ -129,7 +130,7 @@ QWEN_LIKE = """{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' }}
 {{- content | trim + '<|im_end|>' }}{% endfor %}"""
 
 
-@pytest.mark.parametrize(
+@table(
     ("source", "content", "expected"),
     [
         (QWEN_LIKE, " <think>x</think>\n\nanswer<|im_end|> ", "<|im_start|>user\nanswer<|im_end|>[<|im_end|>]"),
@@ -156,7 +157,7 @@ STRIPPED = """{%- set ns = namespace(tag='</think>') %}{%- for m in messages %}{
 {{- '<think></think>' + c + '<|im_end|>' }}{%- endfor %}"""
 
 
-@pytest.mark.parametrize(
+@table(
     ("source", "content", "expected"),
     [
         (STRIPPED, "<think>a</think>b", "[<think>][</think>]b[<|im_end|>]"),
@@ -229,7 +230,7 @@ def test_clock_is_the_same_in_both_renderings() -> None:
     assert all(template.render([user("<|im_end|>")]) for _ in range(20))
 
 
-@pytest.mark.parametrize(
+@table(
     ("source", "sentence"),
     [
         ("{{ raise_exception('Only one turn, please.') }}", "Only one turn, please."),

@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tables import table
 
 from saccade.tokenization.detokenizer import Detokenizer, TextRules
 from saccade.tokenization.tokenizer import Tokenizer
@@ -19,7 +20,7 @@ def stream(tokenizer: Tokenizer, token_ids: list[int], stop: tuple[str, ...] = (
     return [*(detokenizer.push([token_id]) for token_id in token_ids), detokenizer.finish()]
 
 
-@pytest.mark.parametrize("text", TEXTS)
+@table("text", TEXTS)
 def test_text_streams_without_broken_characters(text: str, tokenizer: Tokenizer) -> None:
     pieces = stream(tokenizer, tokenizer.encode_text(text))
     assert "".join(pieces) == text
@@ -52,7 +53,7 @@ def test_any_text_survives(text: str, tokenizer: Tokenizer, reference_tokenizer:
     assert "".join(stream(tokenizer, token_ids)) == whole
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "stop", "shown"),
     [
         ("one two three", ("two",), "one "),

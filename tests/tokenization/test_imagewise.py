@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tables import table
 from tokenizer_needs import PHI3_TAG
 
 from saccade.tokenization.chat_template import ChatTemplate
@@ -67,7 +68,7 @@ CHATS: Sequence[Sequence[dict[str, Any]]] = (
 )
 
 
-@pytest.mark.parametrize("chat", CHATS)
+@table("chat", CHATS)
 def test_ids_equal_the_reference(
     chat: Any, phi3: ImagewiseTokenizer, template_of: Callable[[str], ChatTemplate], reference_of: Any
 ) -> None:  # E1 E4
@@ -130,7 +131,7 @@ def as_vllm(tokenizer: Any, prompt: str, placeholder: int) -> list[int]:
     return stretches(tokenizer, whole, placeholder)
 
 
-@pytest.mark.parametrize("chat", CHATS)
+@table("chat", CHATS)
 def test_chats_over_vllm(
     chat: Any, phi3: ImagewiseTokenizer, template_of: Callable[[str], ChatTemplate], reference_of: Any
 ) -> None:  # E1 E4
@@ -140,7 +141,7 @@ def test_chats_over_vllm(
     assert phi3.encode_as_vllm_chat(rendered) == as_vllm(reference_of("phi3_v"), prompt, placeholder)
 
 
-@pytest.mark.parametrize(
+@table(
     "prompt",
     [
         "word.<|image_1|>",

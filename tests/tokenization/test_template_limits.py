@@ -1,6 +1,7 @@
 """A template that loops, or makes more than it may, is stopped; all others render as before."""
 
 import pytest
+from tables import table
 
 from saccade.errors import InvalidValue, StartupError
 from saccade.tokenization import template_limits
@@ -90,7 +91,7 @@ def test_a_template_that_takes_too_long_is_stopped(source: str, monkeypatch: pyt
         ChatTemplate(WHEN_ASKED + source, (), {}).render(CHAT * 4)
 
 
-@pytest.mark.parametrize("source", LARGE.values(), ids=LARGE.keys())
+@table("source", LARGE.values(), ids=LARGE.keys())
 def test_a_template_that_makes_too_much_is_stopped(source: str) -> None:
     with pytest.raises(InvalidValue, match=r"The model's chat template (makes|takes more|formats|rounds|adds)"):
         ChatTemplate(WHEN_ASKED + source, (), {}).render(CHAT * 4)
@@ -125,7 +126,7 @@ def test_a_template_that_cannot_be_compiled_is_refused(source: str) -> None:
         ChatTemplate(source, (), {})
 
 
-@pytest.mark.parametrize(
+@table(
     ("source", "expected"),
     [
         ("{% for m in messages %}{{ loop.index }}{{ loop.last }}{{ loop.length }}{{ m.content }}{% endfor %}", "1True1hi"),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tables import table
 
 from saccade.tokenization.text_bound import NFC_SHRINKS, TextBound
 from saccade.tokenization.tokenizer import Segment, Tokenizer
@@ -25,8 +26,8 @@ TEXTS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
-@pytest.mark.parametrize("kind", KINDS)
+@table("text", TEXTS)
+@table("kind", KINDS)
 def test_no_text_has_fewer_tokens(kind: str, text: str, tokenizer_of: TokenizerOf) -> None:
     tokenizer = tokenizer_of(kind)
     assert tokenizer.text_bound.least_tokens(text) <= len(tokenizer.encode_text(text))
@@ -85,7 +86,7 @@ def edited(folder: Path, **changes: Any) -> TextBound:
 SPLIT = {"type": "Split", "pattern": {"String": " "}, "behavior": "Removed", "invert": False}
 
 
-@pytest.mark.parametrize(
+@table(
     "changes",
     [
         {"normalizer": {"type": "StripAccents"}},
@@ -98,7 +99,6 @@ SPLIT = {"type": "Split", "pattern": {"String": " "}, "behavior": "Removed", "in
         {"model": {"dropout": 0.1}},
         {"truncation": {"direction": "Right", "max_length": 8, "strategy": "LongestFirst", "stride": 0}},
     ],
-    ids=str,
 )  # fmt: skip
 def test_files_that_lose_text_have_no_bound(changes: dict[str, Any], tiny_qwen3_vl: Path) -> None:
     assert edited(tiny_qwen3_vl).bytes_per_token > 0

@@ -9,6 +9,7 @@ import pytest
 import tiktoken
 from checkpoints.kimi_k25 import PATTERN
 from references.kimi_k25 import KimiK25
+from tables import table
 
 from saccade.errors import InvalidValue, StartupError
 from saccade.tokenization.tiktoken_model import TiktokenTokenizer
@@ -31,7 +32,7 @@ def encoding(checkpoint: Callable[[str], Path]) -> tiktoken.Encoding:
     return KimiK25(checkpoint("kimi_k25")).encoding
 
 
-@pytest.mark.parametrize("text", TEXTS)
+@table("text", TEXTS)
 def test_text_equals_the_reference(text: str, kimi: Tokenizer, encoding: tiktoken.Encoding) -> None:  # E1
     assert kimi.encode_text(text) == encoding.encode(text)
     assert kimi.decode(kimi.encode_text(text)) == text
@@ -58,7 +59,7 @@ def runs(kind: str) -> str:
     }[kind]
 
 
-@pytest.mark.parametrize(
+@table(
     "kind",
     [
         "letters", "after text", "spaces", "exactly as long", "beyond a chunk", "run over the end of a chunk",
@@ -91,7 +92,7 @@ def test_protected_tokens_are_left_out_of_answers(protected: str | int) -> None:
     assert TiktokenTokenizer(EVERY_BYTE, settings, PATTERN, (protected,)).is_special(278)
 
 
-@pytest.mark.parametrize(
+@table(
     ("model", "settings", "sentence"),
     [
         (b"", {}, "ranks"),

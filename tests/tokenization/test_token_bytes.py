@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from tables import table
 
 from saccade.errors import StartupError
 from saccade.tokenization.token_bytes import ByteFallback, ByteLevel, read_token_bytes
@@ -30,7 +31,7 @@ def test_known_decoders(decoder: dict[str, Any], kind: type) -> None:
     assert isinstance(read_token_bytes(decoder, VOCAB), kind)
 
 
-@pytest.mark.parametrize(
+@table(
     ("decoder", "sentence"),
     [
         (None, "None"),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import structlog
+from tables import table
 
 from saccade.errors import InvalidValue, StartupError
 from saccade.tokenization.tokenizer import Segment, Tokenizer
@@ -93,7 +94,7 @@ def test_text_that_would_become_a_protected_id_is_refused(tiny_qwen3_vl: Path) -
         JsonTokenizer(content, {}, letter).encode_text("q")
 
 
-@pytest.mark.parametrize(
+@table(
     ("content", "config", "sentence"),
     [
         (b"{", {}, "tokenizer.json is not valid JSON"),
@@ -170,7 +171,7 @@ LLAMA_TEXTS = (
 )
 
 
-@pytest.mark.parametrize("text", LLAMA_TEXTS)
+@table("text", LLAMA_TEXTS)
 def test_sentencepiece_text_equals_the_reference(
     text: str, tokenizer_of: Callable[[str], Tokenizer], reference_of: Callable[[str], Any]
 ) -> None:  # E1
@@ -187,7 +188,7 @@ def test_text_after_a_special_token_is_a_text_of_its_own(
     assert tokenizer_of("llava").encode(segments) == reference_of("llava")("".join(pieces))["input_ids"]
 
 
-@pytest.mark.parametrize(
+@table(
     ("add_bos_token", "segments", "num_bos"),
     [
         (True, [Segment("x", False)], 1),

@@ -12,6 +12,7 @@ from echo_worker import until
 from fronts import Front
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from tables import table
 
 from saccade.errors import StartupError
 from saccade.transport.access import Access
@@ -107,7 +108,7 @@ async def test_certificate_of_another_authority_is_not_trusted(
         assert front.num_connections == 0
 
 
-@pytest.mark.parametrize("shown", [None, OTHER, TOKEN[:-1], TOKEN + "0", "", "Ünïcode"])
+@table("shown", [None, OTHER, TOKEN[:-1], TOKEN + "0", "", "Ünïcode"])
 async def test_every_method_but_health_asks_for_the_token(shown: str | None) -> None:
     async with (
         listening(Access(token=TOKEN)) as (front, server),
@@ -187,10 +188,8 @@ async def test_gateway_says_once_that_its_token_is_wrong_and_gets_in_when_the_wo
             await until(lambda: client.ready)
 
 
-@pytest.mark.parametrize(
-    "bind", ["0.0.0.0:0", "[::]:0", ":0", "192.0.2.1:0", "worker.internal:0", "127.0.0.1.internal:0"]
-)
-@pytest.mark.parametrize("access", [Access(), Access(identity=TLS)], ids=["nothing", "TLS alone"])
+@table("bind", ["0.0.0.0:0", "[::]:0", ":0", "192.0.2.1:0", "worker.internal:0", "127.0.0.1.internal:0"])
+@table("access", [Access(), Access(identity=TLS)], ids=["nothing", "TLS alone"])
 async def test_address_that_others_reach_needs_a_token_or_certificates(bind: str, access: Access) -> None:
     with pytest.raises(StartupError, match=r"--worker-token-file.*--tls-client-ca"):
         await WorkerServer(Front(), bind, Access()).start()

@@ -12,6 +12,7 @@ from echo_worker import ask, until
 from fronts import Front, talking
 from nested import NESTED_EVENTS
 from streams import generate
+from tables import table
 
 from saccade.errors import WorkerFailed, WorkerUnavailable
 from saccade.protocol.kv_events import BlockRemoved, ImageRemoved, ImageStored, KvEvent, KvEvents
@@ -84,9 +85,7 @@ def test_images_without_end_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> No
     assert [(b"salt", name) in held for name in names] == [False, False, True, True, True]
 
 
-@pytest.mark.parametrize(
-    "fault", ["gap", "no snapshot", "second snapshot", "nonsense", "nested", "long name", "end", "refusal"]
-)
+@table("fault", ["gap", "no snapshot", "second snapshot", "nonsense", "nested", "long name", "end", "refusal"])
 async def test_a_lost_feed_is_forgotten_and_asked_for_again(tmp_path: Path, fault: str) -> None:
     front = Curious()
     async with talking(f"unix:{tmp_path}/w.sock", front) as client:

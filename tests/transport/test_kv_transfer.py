@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import msgspec
 import pytest
+from tables import table
 
 from saccade.errors import PeerFailed, StartupError
 from saccade.protocol.kv_transfer import FirstToken, KvForm, Piece, Prefilled, Taken
@@ -151,7 +152,7 @@ DIFFERENCES = {
 }
 
 
-@pytest.mark.parametrize("field", msgspec.structs.fields(KvForm), ids=lambda field: field.name)
+@table("field", msgspec.structs.fields(KvForm))
 def test_workers_that_differ_transfer_nothing(field: msgspec.structs.FieldInfo) -> None:
     form = msgspec.structs.replace(FORM, **{field.name: DIFFERENCES[field.name]})
     with ends(form) as (source, destination):
@@ -321,8 +322,8 @@ def test_the_other_end_is_told_of_a_cancelled_transfer() -> None:
             destination.wait_until_closed()
 
 
-@pytest.mark.parametrize(("piece", "num_bytes"), [(Piece(0, 1), 999), (Piece(0, 2), 1000), (Piece(3, 3, True), 78)])
 @pytest.mark.parametrize("hosts", [1, 2])
+@table(("piece", "num_bytes"), [(Piece(0, 1), 999), (Piece(0, 2), 1000), (Piece(3, 3, True), 78)])
 def test_pieces_of_wrong_size_end_the_transfer(
     piece: Piece, num_bytes: int, hosts: int, request: pytest.FixtureRequest
 ) -> None:

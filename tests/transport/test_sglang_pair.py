@@ -10,6 +10,7 @@ import pytest
 from echo_worker import until
 from sglang_servicer import STOPPED, Engine, Rooms, arguments, listening, servicer_class
 from streams import generate
+from tables import table
 from test_sglang_servicer import PIXELS, ask, floats
 from tokenspeed_worker import FILES, Slots, surroundings
 
@@ -204,7 +205,7 @@ def test_addresses(url: str) -> None:
     assert Address.read(url).url == url
 
 
-@pytest.mark.parametrize(
+@table(
     "url",
     [
         "sglang://a",

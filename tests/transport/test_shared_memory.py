@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 import pytest
+from tables import table
 
 from saccade.protocol.media import SlotRef
 from saccade.transport import shared_memory
@@ -92,7 +93,7 @@ def test_a_slot_that_somebody_may_still_read_is_never_used_again(pool: SlotPool)
     assert pool.allocated_bytes == 0
 
 
-@pytest.mark.parametrize("nbytes", [1, 65_536, 65_537, 81_921, 3_686_400, 50_331_648])
+@table("nbytes", [1, 65_536, 65_537, 81_921, 3_686_400, 50_331_648])
 def test_a_slot_wastes_at_most_a_quarter(nbytes: int) -> None:
     pool = SlotPool(1 << 30)
     try:
@@ -141,7 +142,7 @@ def test_a_failed_write_is_not_readable(pool: SlotPool) -> None:
 NAME = "saccade-1-1-0123456789abcdef"
 
 
-@pytest.mark.parametrize(
+@table(
     "name",
     [
         "", "..", "/etc/passwd", "../../etc/passwd", "saccade-1-1-0123456789abcdef/..", NAME + "\0", NAME + "\n", "x" * 500,
@@ -166,7 +167,7 @@ def test_a_reference_must_match(pool: SlotPool, changed: dict[str, int]) -> None
         read_slot(msgspec.structs.replace(slot.ref, **changed))
 
 
-@pytest.mark.parametrize("damage", ["magic", "short", "empty", "link", "fifo", "folder"])
+@table("damage", ["magic", "short", "empty", "link", "fifo", "folder"])
 def test_a_damaged_segment_is_refused(pool: SlotPool, damage: str) -> None:  # [eng] 16, 21
     slot = _acquire(pool, 100_000)
     _fill(slot)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 import pytest
+from tables import table
 
 from saccade.transport.shared_memory import SlotPool, open_slot, read_slot
 
@@ -29,7 +30,7 @@ def pool() -> Iterator[SlotPool]:
     pool.close()
 
 
-@pytest.mark.parametrize("name", PATCHES)
+@table("name", PATCHES)
 def test_patches_arrive_whatever_their_layout(pool: SlotPool, name: str) -> None:  # B2, [eng] 7
     patches = PATCHES[name]
     slot = pool.acquire(patches.nbytes)

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from smg_grpc_proto.generated import common_pb2, tokenspeed_scheduler_pb2
 from smg_grpc_servicer.kv_relay import Normalizer, decode_batch
+from tables import table
 
 from saccade.errors import WorkerUnavailable
 from saccade.identity.blocks import MediaRun, block_keys, root_key
@@ -125,9 +126,9 @@ IMAGES = [
 ]
 
 
-@pytest.mark.parametrize("page", [1, 16])
-@pytest.mark.parametrize("salt", [b"", b"tenant"])
-@pytest.mark.parametrize("media", IMAGES)
+@table("page", [1, 16])
+@table("salt", [b"", b"tenant"])
+@table("media", IMAGES)
 def test_images_have_the_gateways_keys(media: tuple[MediaItem, ...], salt: bytes, page: int) -> None:  # E5
     request = asked(100, *media, salt=salt)
     held = pages(request, page=page)
@@ -380,7 +381,7 @@ def test_wide_pads_do_not_pass_the_relay() -> None:
 # --- where an engine publishes ---
 
 
-@pytest.mark.parametrize(
+@table(
     ("config", "host", "source"),
     [
         ('{"publisher": "zmq"}', "a", EventSource("tcp://a:5557")),

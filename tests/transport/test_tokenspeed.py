@@ -15,6 +15,7 @@ from echo_worker import until
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
 from smg_grpc_servicer.mm_shm import tensor_payload_bytes
 from streams import generate
+from tables import table
 from tokenspeed_worker import (
     FILES,
     PIXELS,
@@ -249,7 +250,7 @@ async def test_worker_that_was_started_without_log_probabilities(slots: Slots) -
 CACHED = chunk(1, 2, cached_tokens=3)
 
 
-@pytest.mark.parametrize(
+@table(
     ("script", "expected"),
     [
         ([CACHED, chunk(3), complete(3, reason="length")], [([1, 2], None, 3), ([3], None, 0), ([], LENGTH, 0)]),

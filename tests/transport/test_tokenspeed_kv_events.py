@@ -10,6 +10,7 @@ import pytest
 from echo_worker import until
 from smg_grpc_proto.generated import common_pb2
 from streams import generate
+from tables import table
 from test_smg_kv_events import stored
 from tokenspeed_worker import PIXELS, PLACEHOLDER, Slots, TokenSpeedWorker, image, listening, registered, zipped
 
@@ -177,7 +178,7 @@ async def test_load_records_tell_nothing(worker: TokenSpeedWorker, slots: Slots)
         assert [len(message.events) for message in await told(client, 3)] == [0, 1, 1]
 
 
-@pytest.mark.parametrize(
+@table(
     ("events", "reason"),
     [
         ([batch(1), batch(3)], "gap"),

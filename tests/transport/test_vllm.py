@@ -14,6 +14,7 @@ import pytest
 from certificates import Files
 from echo_worker import until
 from streams import generate
+from tables import table
 from vllm_publisher import publisher
 from vllm_worker import (
     FILES,
@@ -115,7 +116,7 @@ async def test_without_files_the_log_says_what_to_do(caplog: pytest.LogCaptureFi
         assert client.description is None
 
 
-@pytest.mark.parametrize(
+@table(
     ("change", "level", "reason"),
     [
         ({}, "EXACT", ""),
@@ -267,7 +268,7 @@ async def test_several_samples() -> None:  # B9
     assert [delta.num_cached_tokens for delta in deltas] == [0, 0, 0, 4]
 
 
-@pytest.mark.parametrize(
+@table(
     ("script", "expected"),
     [
         ([event(1, 2, reason="stop"), usage(None)], [([1, 2], STOP, 0)]),
@@ -565,7 +566,7 @@ async def test_ranks_are_targets_of_their_own(caplog: pytest.LogCaptureFixture) 
     assert server.headers[0]["X-data-parallel-rank"] == "1"
 
 
-@pytest.mark.parametrize(
+@table(
     "url",
     [
         "vllm://h",

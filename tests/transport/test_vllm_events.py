@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
+from tables import table
 from vllm_publisher import CLEARED, ENCODINGS, Encoding, Prompt, publisher, stored
 
 from saccade.errors import WorkerUnavailable
@@ -72,8 +73,8 @@ async def following(source: EventSource, context: KeyContext = CONTEXT) -> Async
         yield feed
 
 
-@pytest.mark.parametrize("old_framing", [False, True])
-@pytest.mark.parametrize("encoding", ENCODINGS)
+@table("old_framing", [False, True])
+@table("encoding", ENCODINGS)
 async def test_what_was_published_before_and_after(encoding: Encoding, old_framing: bool) -> None:  # E8
     async with publisher(old_framing=old_framing) as worker, following(worker.source) as feed:
         await worker.publish(stored(prompt(1), SIZE), encoding=encoding)
@@ -307,7 +308,7 @@ async def test_a_feed_leaves_no_task_and_no_socket_behind() -> None:
         await worker.subscribed(ended=True)
 
 
-@pytest.mark.parametrize(
+@table(
     ("published", "expected"),
     [
         (

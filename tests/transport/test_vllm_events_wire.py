@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from tables import table
 
 from saccade.transport.connectors.vllm_events_wire import BatchDecoder, Cleared, Removed, Stored, Unknown
 
@@ -64,7 +65,7 @@ def test_an_event_of_an_unknown_type_is_told_apart(event: object) -> None:
     assert list(BatchDecoder().events(msgspec.msgpack.encode([1.0, [event]]))) == [Unknown("BlockMoved")]
 
 
-@pytest.mark.parametrize(
+@table(
     "batch",
     [b"", b"\xc1", [1.0], [1.0, [3]], [1.0, [[]]], [1.0, [["BlockStored", 1]]], [1.0, [{"a": 1}]], {"events": 1}, 5],
 )

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tables import table
 from vllm_publisher import CLEARED, ENCODINGS, Encoding, Item, Prompt, hashes, payload, removed, stored
 
 from saccade.errors import WorkerUnavailable
@@ -89,8 +90,8 @@ def test_a_salt_travels_as_hex_and_the_empty_one_not_at_all() -> None:  # E5
     assert [salt_of(other) for other in ("", "tenant", "AB", "a b")] == [None] * 4
 
 
-@pytest.mark.parametrize("encoding", ENCODINGS)
-@pytest.mark.parametrize("prompt", [TEXT, IMAGE, TENANT])
+@table("encoding", ENCODINGS)
+@table("prompt", [TEXT, IMAGE, TENANT])
 def test_keys_are_those_of_the_prompt(prompt: Prompt, encoding: Encoding) -> None:  # E5
     held = seen(stored(prompt, SIZE), encoding=encoding)
     keys = keys_of(prompt)
@@ -152,7 +153,7 @@ def test_blocks_that_depend_on_the_tokens_behind_them_are_not_known_for_certain(
     assert seen(stored(TEXT, SIZE, lookahead_token_ids=[])).coverage.exactness.level == "EXACT"
 
 
-@pytest.mark.parametrize(
+@table(
     ("fields", "level", "word"),
     [
         ({"kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 32}, "DEGRADED", "sliding_window"),
@@ -175,7 +176,7 @@ def test_what_cannot_be_known_is_not_reported_and_the_reason_is_told(
     assert word in held.coverage.exactness.reason
 
 
-@pytest.mark.parametrize(
+@table(
     "fields",
     [
         {"medium": "CPU"},
@@ -197,7 +198,7 @@ def test_blocks_that_no_prompt_of_a_gateway_reuses_are_left_out(fields: dict[str
     assert held.coverage.exactness.level == "EXACT"
 
 
-@pytest.mark.parametrize(
+@table(
     "fields",
     [
         {"medium": None},

@@ -12,6 +12,7 @@ from echo_worker import ask, tokens, until
 from fronts import DESCRIPTION, Front, talking
 from nested import NESTED_STEP
 from streams import QueueSink, generate, no_pixels
+from tables import table
 
 from saccade.errors import ImageTooLarge, InternalError, QueueFull, StartupError, WorkerFailed
 from saccade.protocol.engine_load import STEP_TOKEN_BOUNDS, Load
@@ -49,7 +50,7 @@ class Parrot(Front):
                 connection.send(msgspec.msgpack.encode(StepFrame([delta])) if frame is None else frame)
 
 
-@pytest.mark.parametrize("malformed", [FOREIGN, NOT_TEXT, NESTED_STEP], ids=["external", "not text", "nested"])
+@table("malformed", [FOREIGN, NOT_TEXT, NESTED_STEP], ids=["external", "not text", "nested"])
 async def test_malformed_frame_fails_the_stream_and_a_new_one_is_opened(bind: str, malformed: bytes) -> None:
     front = Parrot([malformed, None])
     async with talking(bind, front) as client:
@@ -283,7 +284,7 @@ def test_target(url: str, expected: str) -> None:
     assert target(url) == expected
 
 
-@pytest.mark.parametrize("url", ["", "h", "http://h:1", "grpc://h:x", "grpc://:1", "grpc://h:1/path"])
+@table("url", ["", "h", "http://h:1", "grpc://h:x", "grpc://:1", "grpc://h:1/path"])
 def test_address_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(StartupError):
         target(url)

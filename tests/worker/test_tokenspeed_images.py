@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from smg_grpc_proto.generated import common_pb2
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
+from tables import table
 from tokenspeed_requests import Model, in_file, tensor
 
 from saccade.errors import InvalidValue, RequestError, UnsupportedParameter
@@ -113,7 +114,7 @@ def changed(item: pb.MultimodalItem, **fields: Any) -> pb.MultimodalItem:
 GRID = np.array([[1, 16, 20]], np.int64)
 
 
-@pytest.mark.parametrize(
+@table(
     "fields",
     [
         {"placeholder_token_id": 1},
@@ -128,7 +129,7 @@ def test_what_does_not_fit_together_is_refused(qwen: Model, fields: dict[str, An
     refused(qwen, changed(qwen.item(), **fields))
 
 
-@pytest.mark.parametrize(
+@table(
     "fields",
     [
         {"modality": common_pb2.VIDEO},
@@ -147,7 +148,7 @@ def test_what_is_not_served_is_refused_by_name(qwen: Model, fields: dict[str, An
     refused(qwen, changed(qwen.item(), **fields), UnsupportedParameter)
 
 
-@pytest.mark.parametrize(
+@table(
     ("name", "given"),
     [
         ("image_grid_thw", tensor(np.array([[1, 16, 18]], np.int64))),
@@ -222,7 +223,7 @@ def test_a_file_of_another_length_is_refused(qwen: Model, handle: dict[str, int]
         (FOLDER / item.encoder_input.shm.name).unlink()
 
 
-@pytest.mark.parametrize(
+@table(
     "name",
     [
         "/etc/passwd",

@@ -15,6 +15,7 @@ from fronts import Front
 from smg_grpc_proto.generated import common_pb2
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
 from smg_grpc_proto.generated.tokenspeed_scheduler_pb2_grpc import TokenSpeedSchedulerStub
+from tables import table
 from tokenspeed_requests import AFTER, BEFORE, Model, in_file
 
 from saccade.errors import StartupError
@@ -259,7 +260,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "sampling", "named"), REFUSED)
+@table(("fields", "sampling", "named"), REFUSED)
 async def test_what_is_not_served_is_refused_by_name(
     model: Model, engine: Engine, fields: dict[str, Any], sampling: dict[str, Any], named: str
 ) -> None:

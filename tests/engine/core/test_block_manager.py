@@ -3,9 +3,9 @@
 import copy
 from collections import Counter
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tables import table
 
 from saccade.engine.core.kv.blocks import PagedBlocks
 from saccade.engine.core.kv.manager import BlockManager
@@ -90,7 +90,7 @@ def test_invariants(events: list[tuple[str, int, list[int]]]) -> None:
     check(paged, [])
 
 
-@pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 9, 12])
+@table("length", [1, 3, 4, 5, 8, 9, 12])
 def test_last_token_is_always_computed(length: int) -> None:  # E6
     blocks, _ = manager()
     for _ in range(2):
@@ -154,10 +154,10 @@ def test_executors_are_told_of_a_folded_block() -> None:  # [eng] 30
         told.append(list(change.blocks))
     for twin in twins:
         blocks.commit(twin, 8)
-    for twin, table in zip(twins, told, strict=True):
+    for twin, row in zip(twins, told, strict=True):
         if (change := rows.table_change(twin)) is not None:
-            table[change.start :] = change.blocks
-        assert table == list(twin.block_table)
+            row[change.start :] = change.blocks
+        assert row == list(twin.block_table)
 
 
 def test_images_share_no_block_past_the_first_placeholder() -> None:  # B3, E7

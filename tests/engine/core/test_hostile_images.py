@@ -8,6 +8,7 @@ from typing import Any
 
 import checkpoints
 import pytest
+from tables import table
 
 from saccade import models
 from saccade.engine.core.request_validation import RequestValidator
@@ -46,7 +47,7 @@ def request(spec: Any, grid: tuple[int, int, int], size: tuple[int, int] | None,
     return EngineRequest(request_id="a", token_ids=token_ids, sampling=SamplingParams(max_tokens=1), media=(item,))
 
 
-@pytest.mark.parametrize("name", list(checkpoints.NETWORKS))
+@table("name", list(checkpoints.NETWORKS))
 def test_are_refused_before_anything_is_allocated(name: str, network_folder: Callable[[str], Path]) -> None:
     spec = spec_of(network_folder(name))
     validator = RequestValidator(spec, bytes(32), spec.max_position_embeddings)

@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from scheduling import FEATURE_BYTES, check_holdings, paged
+from tables import table
 
 from saccade.engine.core.images import TRANSITIONS, RequestImage, State, Until
 from saccade.engine.core.request_validation import RequestValidator
@@ -65,8 +66,8 @@ EVENTS: Mapping[State, Callable[[RequestImage], object]] = {
 """What brings an image into a state, for states into which a single event does."""
 
 
-@pytest.mark.parametrize("state", State)
-@pytest.mark.parametrize("event", EVENTS)
+@table("state", State)
+@table("event", EVENTS)
 def test_an_event_moves_an_image_as_the_table_says_or_raises(state: State, event: State) -> None:
     image = IN_STATE[state]()
     assert image.state is state

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import engines
 import msgspec
 import pytest
+from tables import table
 
 from saccade.engine.core import pixel_requests
 from saccade.engine.loop import Engine
@@ -127,7 +128,7 @@ def test_image_that_the_neighbour_could_not_bring_is_asked_for(tiny_qwen3_vl: Pa
     assert engines.is_idle(subject)
 
 
-@pytest.mark.parametrize(
+@table(
     ("indices", "cut", "twice"),
     [([1], 0, False), ([0, 0], 0, False), ([], 0, False), ([0], 1, False), ([0], 0, True), ([9], 0, False)],
 )

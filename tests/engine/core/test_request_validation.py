@@ -3,6 +3,7 @@
 from typing import Any, cast
 
 import pytest
+from tables import table
 
 from saccade.engine.core.request_validation import MediaMemory, RequestValidator
 from saccade.errors import InvalidValue
@@ -50,7 +51,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("param", "params"), REFUSED, ids=str)
+@table(("param", "params"), REFUSED)
 def test_refused_by_name(param: str, params: dict[str, Any]) -> None:
     with pytest.raises(InvalidValue) as caught:
         admit(**params)

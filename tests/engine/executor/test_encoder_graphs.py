@@ -14,6 +14,7 @@ import engines
 import pytest
 import torch
 from captures import Again, PlayedCuda
+from tables import table
 from vision_backends import BordersBackend
 
 from saccade.engine.config import EngineConfig
@@ -200,7 +201,7 @@ def test_graphs_share_one_pool_of_memory(load: Callable[[str], Any], monkeypatch
     assert cuda.pools == [(0, 1)] * len(graphs.budgets)
 
 
-@pytest.mark.parametrize(
+@table(
     ("name", "device", "captures", "is_cut", "reason"),
     [
         ("qwen3_vl", "cuda", True, False, None),

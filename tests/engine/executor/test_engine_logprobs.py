@@ -8,6 +8,7 @@ import msgspec
 import pytest
 import torch
 from references.networks import QwenOracle
+from tables import table
 
 from saccade.engine.executor import logprobs
 from saccade.engine.loop import Engine
@@ -51,8 +52,8 @@ def check(found: list[TokenLogprob], token_ids: list[int], reference: torch.Tens
         assert row[logprob.top_ids].tolist() == pytest.approx(logprob.top_logprobs, abs=1e-4)
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 16, 512])
-@pytest.mark.parametrize("preempted_at", [None, 2, 4])
+@table("chunk", [1, 3, 16, 512])
+@table("preempted_at", [None, 2, 4])
 def test_prompt_and_answer_equal_transformers(
     tiny_qwen3_vl: Path, oracle: QwenOracle, asked: EngineRequest, chunk: int, preempted_at: int | None
 ) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from tables import table
 
 from saccade.engine.core.step import KvReceive, KvSend
 from saccade.engine.executor import kv_copies
@@ -37,8 +38,8 @@ def tensors(made: Caches) -> list[torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("blocks", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
-@pytest.mark.parametrize("kind", KINDS)
+@table("blocks", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+@table("kind", KINDS)
 def test_state_arrives_in_other_places_bit_for_bit(kind: str, blocks: torch.dtype) -> None:
     dtype = torch.bfloat16 if blocks == torch.bfloat16 else torch.float32
     source, target = (caches(KINDS[kind], dtype, blocks, seed) for seed in (1, 2))

@@ -12,6 +12,7 @@ import engines
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tables import table
 
 from saccade.engine.config import EngineConfig
 from saccade.engine.executor.loader import choose_dtype, load_model
@@ -247,7 +248,7 @@ def test_head(copy: Path, tied: bool) -> None:
     assert other.lm_head is None
 
 
-@pytest.mark.parametrize(
+@table(
     ("name", "device", "config", "expected"),
     [
         ("auto", "cpu", {"torch_dtype": "float32"}, torch.float32),
@@ -280,7 +281,7 @@ def test_half_precision_runs(tiny_qwen3_vl: Path, dtype: str) -> None:
     assert subject.description.dtype == dtype
 
 
-@pytest.mark.parametrize(
+@table(
     ("settings", "words"),
     [
         ({"dtype": "int8"}, "dtype"),

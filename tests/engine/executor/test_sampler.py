@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tables import table
 
 from saccade.engine.core.seeds import sample_seed, uniforms
 from saccade.engine.core.sequence import Sequence
@@ -104,8 +105,8 @@ def batch(kinds: Ordered[dict[str, Any]], vocab_size: int = 40) -> tuple[torch.T
     return logits, rows
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.6])
-@pytest.mark.parametrize("kind", EACH, ids=str)
+@table("temperature", [0.0, 0.7, 1.6])
+@table("kind", EACH)
 def test_each_parameter(kind: dict[str, Any], temperature: float) -> None:  # [eng] 14
     logits, rows = batch([{**kind, "temperature": temperature}] * 60)
     assert sampled(logits.clone(), rows) == list(map(chosen, logits.numpy(), rows))
@@ -136,7 +137,7 @@ def test_penalties_follow_the_answer_as_it_grows() -> None:
     assert len(set(growing.token_ids[-30:])) > 5
 
 
-@pytest.mark.parametrize(
+@table(
     ("params", "possible"),
     [
         ({"temperature": 0}, {0}),

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from references.formats import COMPRESSED, FLOAT, FP8, GROUP, ROWS
+from tables import table
 
 from saccade.engine.executor.weight_formats import IgnoreList, Quantisation, read_quantisation
 from saccade.errors import StartupError
@@ -25,7 +26,7 @@ def test_a_checkpoint_without_formats(tmp_path: Path) -> None:
     assert read(tmp_path, {"quantization_config": None, "text_config": {}}) is None
 
 
-@pytest.mark.parametrize(
+@table(
     ("config", "own_file", "name", "ignored"),
     [
         ({"quantization_config": {**COMPRESSED, "ignore": ["lm_head"]}}, None, "compressed-tensors", "lm_head"),
@@ -95,7 +96,7 @@ def test_layers_have_formats_of_their_own(tmp_path: Path) -> None:
     assert found.formats == "fp8 (e4m3 with a scale for each tensor), modelopt NVFP4"
 
 
-@pytest.mark.parametrize(
+@table(
     ("found", "words"),
     [
         ({"quant_method": "awq"}, ["'awq'", "compressed-tensors, fp8, modelopt"]),

@@ -7,6 +7,7 @@ import pytest
 import torch
 from references.formats import REFERENCES
 from safetensors.torch import save_file
+from tables import table
 from torch import nn
 from weights import fill_from
 
@@ -111,8 +112,8 @@ RANKS = [ALONE, Ranks(0, 2), Ranks(1, 2), Ranks(3, 4)]
 """Two ranks share the experts, four share the width of each."""
 
 
-@pytest.mark.parametrize("ranks", RANKS, ids=str)
-@pytest.mark.parametrize("layout", ["fused", "transposed", "one by one"])
+@table("ranks", RANKS)
+@table("layout", ["fused", "transposed", "one by one"])
 def test_layouts(tmp_path: Path, weights: dict[str, torch.Tensor], layout: str, ranks: Ranks) -> None:
     fused = {f"mlp.experts.{name}": weight for name, weight in weights.items()}
     tensors = {
@@ -125,8 +126,8 @@ def test_layouts(tmp_path: Path, weights: dict[str, torch.Tensor], layout: str, 
     assert torch.equal(experts.down_proj, own_part(weights, "down_proj", ranks))
 
 
-@pytest.mark.parametrize("ranks", RANKS, ids=str)
-@pytest.mark.parametrize("name", FORMATS)
+@table("ranks", RANKS)
+@table("name", FORMATS)
 def test_formats(tmp_path: Path, weights: dict[str, torch.Tensor], name: str, ranks: Ranks) -> None:
     stored, values = quantised(one_by_one(weights), name)
     experts = load(tmp_path, stored, name, ranks)
@@ -188,8 +189,8 @@ BLOCKS = (40, 28)
 """They divide neither the experts' widths nor a rank's part of them."""
 
 
-@pytest.mark.parametrize("ranks", [ALONE, Ranks(1, 2), Ranks(3, 4)], ids=str)
-@pytest.mark.parametrize("transposed", [False, True])
+@table("ranks", [ALONE, Ranks(1, 2), Ranks(3, 4)])
+@table("transposed", [False, True])
 def test_quantised_experts_in_one_tensor(
     tmp_path: Path, weights: dict[str, torch.Tensor], transposed: bool, ranks: Ranks
 ) -> None:

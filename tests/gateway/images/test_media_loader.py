@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from tables import table
 from web import IMAGE, Resolver, answer, fetching, serving
 
 from saccade.errors import InvalidBase64, InvalidImageUrl, SaccadeError
@@ -48,15 +49,15 @@ class Gate:
         writer.write(self.reply)
 
 
-@pytest.mark.parametrize("payload", [b"", IMAGE, bytes(range(256)) * 2000])
-@pytest.mark.parametrize("head", ["data:image/png;base64,", "DATA:;base64,", "data:text/html;charset=x;BASE64,"])
+@table("payload", [b"", IMAGE, bytes(range(256)) * 2000])
+@table("head", ["data:image/png;base64,", "DATA:;base64,", "data:text/html;charset=x;BASE64,"])
 def test_data_url(head: str, payload: bytes) -> None:
     url = head + base64.b64encode(payload).decode()
     assert is_data_url(url)
     assert decode_data_url(url) == payload
 
 
-@pytest.mark.parametrize(
+@table(
     ("url", "kind"),
     [
         ("data:", InvalidImageUrl),

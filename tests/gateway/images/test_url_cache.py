@@ -4,6 +4,7 @@ import gc
 import sys
 
 import pytest
+from tables import table
 
 from saccade.gateway.images.url_cache import ENTRY_BYTES, UrlCache
 from saccade.media.freshness import HEADERS, MAX_HEADER_CHARACTERS, Reuse, reuse_of
@@ -82,7 +83,7 @@ def num_bytes_held(root: object) -> int:
     return sum(sys.getsizeof(thing) for thing in seen.values())
 
 
-@pytest.mark.parametrize(
+@table(
     "headers",
     [
         {"cache-control": "max-age=600"},
@@ -95,7 +96,7 @@ def num_bytes_held(root: object) -> int:
         dict.fromkeys(HEADERS, "x" * 800_000),
     ],
 )
-@pytest.mark.parametrize("path", ["a", "a" * 8000, "\U0001f600" * 1000])
+@table("path", ["a", "a" * 8000, "\U0001f600" * 1000])
 def test_what_is_held_is_no_more_than_what_is_counted(headers: dict[str, str], path: str) -> None:
     cache = UrlCache(1 << 30)
     empty = num_bytes_held(cache)

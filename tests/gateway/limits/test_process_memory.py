@@ -5,13 +5,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from tables import table
 
 from saccade.gateway.limits import process_memory as memory
 
 GIB = 1 << 30
 
 
-@pytest.mark.parametrize(
+@table(
     ("own", "files", "expected"),
     [
         ("0::/\n", {"memory.max": "max\n"}, 16 * GIB),

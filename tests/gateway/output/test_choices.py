@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import scripted
 from chats import openai_messages, random_image
+from tables import table
 
 from saccade.errors import WorkerFailed
 from saccade.protocol.output import Failure, FinishReason, SampleTimes, TokenDelta
@@ -90,8 +91,8 @@ def test_the_last_sample_that_a_stop_string_ends_takes_the_request_along(
     assert gateway.worker.aborted_samples == []
 
 
-@pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize(
+@table("stream", [True, False])
+@table(
     ("first", "fault", "status"),
     [
         ([], delta(1, [], FinishReason.ERROR, failure=Failure("queue_full", "Too much.")), 429),

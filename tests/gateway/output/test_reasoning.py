@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import scripted
+from tables import table
 
 from saccade.gateway.output.reasoning import Reasoning, ReasoningTokens
 from saccade.protocol.output import FinishReason, TokenDelta, TokenLogprob
@@ -51,7 +52,7 @@ def test_model_without_markers(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyP
 S, E = "start", "end"
 
 
-@pytest.mark.parametrize(
+@table(
     ("prompt", "is_open"),
     [([1, S, 5], True), ([1, S], True), ([S, 5, 6], False), ([S, E], False), ([E, S], True), ([S], True), ([], False),
      ([S, 5, E, 6], False), ([1, E, 5], False)],
@@ -61,8 +62,8 @@ def test_prompts_that_open_the_reasoning(prompt: list[int | str], is_open: bool,
     assert markers.opened_by([ids.get(token, 9) if isinstance(token, str) else token for token in prompt]) == is_open
 
 
-@pytest.mark.parametrize("opened_by", ["prompt", "answer", "both"])
-@pytest.mark.parametrize("size", [1, 2, 3, 1000])
+@table("opened_by", ["prompt", "answer", "both"])
+@table("size", [1, 2, 3, 1000])
 def test_two_parts_whatever_the_deltas(
     opened_by: str, size: int, tokenizer: Tokenizer, markers: ReasoningTokens
 ) -> None:
@@ -78,7 +79,7 @@ def test_two_parts_whatever_the_deltas(
     assert not reasoning.is_open
 
 
-@pytest.mark.parametrize(
+@table(
     ("written", "expected"),
     [
         ([S, "a", E, "b", E, "c", S, "d"], ("a", "b</think>c<think>d")),
@@ -133,8 +134,8 @@ def ask(gateway: scripted.Gateway, stream: bool, **fields: object) -> tuple[str 
     return content, reasoning, reason, usage["completion_tokens"], tokens
 
 
-@pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("shown", [True, False, None])
+@table("stream", [True, False])
+@table("shown", [True, False, None])
 def test_answer_over_http(
     stream: bool, shown: bool | None, gateway: scripted.Gateway, tokenizer: Tokenizer, markers: ReasoningTokens
 ) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import scripted
+from tables import table
 
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.served_models.tool_call_tokens import Parsers
@@ -19,7 +20,7 @@ def sent(gateway: scripted.Gateway, **fields: object) -> SamplingParams:
     return gateway.worker.requests[-1].sampling
 
 
-@pytest.mark.parametrize(
+@table(
     ("field", "given", "name", "expected"),
     [
         ("min_p", 0.25, "min_p", 0.25),

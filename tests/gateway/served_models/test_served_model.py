@@ -10,6 +10,7 @@ import checkpoints
 import msgspec
 import pytest
 import scripted
+from tables import table
 
 from saccade.errors import StartupError
 from saccade.gateway.served_models.served_model import ServedModel, generation_defaults
@@ -29,7 +30,7 @@ def changed(description: Description, name: str, content: bytes | None) -> Descr
     )
 
 
-@pytest.mark.parametrize(
+@table(
     ("name", "content", "sentence"),
     [
         ("config.json", b"{}", "architectures"),
@@ -49,7 +50,7 @@ def test_wrong_files_are_named(name: str, content: bytes | None, sentence: str, 
         ServedModel.from_description(changed(description, name, content))
 
 
-@pytest.mark.parametrize("name", checkpoints.CHECKPOINTS)
+@table("name", checkpoints.CHECKPOINTS)
 def test_lost_image_settings_stop_the_start(name: str, checkpoint: Callable[[str], Path]) -> None:
     """Whatever the family: with settings that are not the release's, the model would answer, and wrongly."""
     content = dict(read_model_files(checkpoint(name)).files)

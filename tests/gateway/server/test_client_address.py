@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from tables import table
 
 from saccade.errors import StartupError
 from saccade.gateway.server.client_address import TrustedProxies, client_key
@@ -27,7 +28,7 @@ def test_one_client_is_one_key(host: str, key: str) -> None:
     assert client_key(host) == key
 
 
-@pytest.mark.parametrize(
+@table(
     ("peer", "forwarded", "client"),
     [
         ("198.51.100.1", ["203.0.113.9"], "198.51.100.1"),

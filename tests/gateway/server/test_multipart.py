@@ -4,6 +4,7 @@ import httpx2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tables import table
 
 from saccade.errors import InvalidValue, RequestError, UnsupportedMediaType
 from saccade.gateway.server.multipart import MAX_HEAD_BYTES, MAX_PARTS, parse_form
@@ -40,7 +41,7 @@ def test_forms(body: bytes, expected: list[tuple[str, str | None, bytes]]) -> No
     assert found(body, quoted) == expected
 
 
-@pytest.mark.parametrize(
+@table(
     "body",
     [
         b"", b"x", b"--xyz", PART, PART[:-3] + END, PART.replace(b"\r\n\r\n", b"\r\n") + END, PART * (MAX_PARTS + 1) + END,
@@ -53,7 +54,7 @@ def test_broken_forms(body: bytes) -> None:
         found(body)
 
 
-@pytest.mark.parametrize(
+@table(
     "kind",
     [
         b"", b"application/json", b"multipart/form-data", b"multipart/mixed; boundary=xyz", b"multipart/form-data; boundary=",

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import scripted
+from tables import table
 
 from saccade.errors import HostNotAllowed, OriginNotAllowed
 from saccade.gateway.config import GatewayConfig
@@ -25,7 +26,7 @@ def check(host: str | None, origin: str | None = None, **rules: Any) -> None:
     AllowedOrigins(**rules).check("POST", headers)
 
 
-@pytest.mark.parametrize(
+@table(
     "host",
     [
         "localhost", "localhost:8000", "LOCALHOST.", "a.localhost:1", "127.0.0.1:8000", "127.8.9.1", "[::1]:8000", "[::1]",
@@ -36,7 +37,7 @@ def test_own_hosts_pass(host: str | None) -> None:
     check(host)
 
 
-@pytest.mark.parametrize(
+@table(
     "host",
     [
         "evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", "notlocalhost", "", " ",
@@ -59,9 +60,7 @@ def test_hosts_that_were_given_pass() -> None:
             check(strange, allowed_hosts=("*.b.example", "models.example"))
 
 
-@pytest.mark.parametrize(
-    "origin", ["https://evil.example", "null", "NULL", "", "http://localhost:3000", "http://localhost"]
-)
+@table("origin", ["https://evil.example", "null", "NULL", "", "http://localhost:3000", "http://localhost"])
 def test_strange_origins_are_refused(origin: str) -> None:
     with pytest.raises(OriginNotAllowed, match="--allowed-origins"):
         check("localhost:8000", origin)
@@ -101,8 +100,8 @@ def keyed(tiny_qwen3_vl: Path) -> Iterator[scripted.Gateway]:
         yield gateway
 
 
-@pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/load", "/nothing", "/v1/chat/completions"])
-@pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS", "DELETE"])
+@table("path", ["/v1/models", "/metrics", "/load", "/nothing", "/v1/chat/completions"])
+@table("method", ["GET", "POST", "OPTIONS", "DELETE"])
 def test_a_page_reaches_nothing_of_a_keyless_server(method: str, path: str, gateway: scripted.Gateway) -> None:
     for headers, code in (
         ({"Origin": "https://evil.example"}, "origin_not_allowed"),
@@ -160,10 +159,8 @@ def test_metrics_are_open_where_the_operator_says_so(keyed: scripted.Gateway) ->
     assert keyed.ask("GET", "/load", Authorization="Bearer one").json == {"server_load": 0}
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize", "/detokenize"])
-@pytest.mark.parametrize(
-    "kind", ["", "text/plain", "application/x-www-form-urlencoded", "application/jsonx", "text/json"]
-)
+@table("path", ["/v1/chat/completions", "/tokenize", "/detokenize"])
+@table("kind", ["", "text/plain", "application/x-www-form-urlencoded", "application/jsonx", "text/json"])
 def test_a_body_says_that_it_is_json(kind: str, path: str, gateway: scripted.Gateway, keyed: scripted.Gateway) -> None:
     for server, key in ((gateway, {}), (keyed, {"Authorization": "Bearer one"})):
         answer = server.ask("POST", path, CHAT, Content_Type=kind, **key)

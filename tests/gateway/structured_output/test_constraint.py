@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tables import table
 
 from saccade.errors import InvalidValue, UnsupportedParameter
 from saccade.gateway.apis.chat import parse_chat
@@ -20,7 +21,7 @@ def parsed(**fields: Any) -> ChatRequest:
     return parse_chat(json.dumps(body).encode())[0]
 
 
-@pytest.mark.parametrize(
+@table(
     ("fields", "expected"),
     [
         ({}, None),
@@ -70,7 +71,7 @@ def test_two_at_once_and_half_of_one_are_refused(fields: dict[str, Any], param: 
     assert error.value.param == param
 
 
-@pytest.mark.parametrize(
+@table(
     "fields",
     [
         {"response_format": {"type": "grammar"}},

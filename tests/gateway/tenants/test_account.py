@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable
 
 import pytest
+from tables import table
 
 from saccade.errors import Draining, RateLimitExceeded, ServiceError, WorkerFailed, WorkerUnavailable
 from saccade.gateway.tenants.account import Account, duration
@@ -136,7 +137,7 @@ def test_headers_are_those_of_openai() -> None:
     assert shown(tenant)["x-ratelimit-remaining-requests"] == "59"  # three quarters of one are none
 
 
-@pytest.mark.parametrize(
+@table(
     ("seconds", "text"), [(0, "0s"), (0.0001, "1ms"), (0.9999, "1s"), (8.64, "8.64s"), (59.9999, "1m0s"), (360, "6m0s")]
 )
 def test_durations(seconds: float, text: str) -> None:

@@ -3,6 +3,7 @@
 import hashlib
 
 import pytest
+from tables import table
 
 from saccade.errors import StartupError
 from saccade.gateway.tenants.keys_file import digest_of, parse_keys
@@ -69,7 +70,7 @@ def test_salts_stay_when_keys_and_limits_change_and_go_with_the_salt_key() -> No
     assert len(set(salts)) == 5
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "cause"),
     [
         (b"\xff", "UTF-8"),

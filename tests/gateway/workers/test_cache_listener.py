@@ -15,6 +15,7 @@ import pytest
 from echo_worker import until
 from fronts import DESCRIPTION, Front
 from prometheus_client import CollectorRegistry
+from tables import table
 
 from saccade.gateway.workers.cache_listener import ALONE, AWAY, EVENTS_PER_TURN, STARTING, CacheListener
 from saccade.gateway.workers.pool import WorkerPool
@@ -95,7 +96,7 @@ async def test_each_worker_is_known_by_its_own_feed(tmp_path: Path, caplog: pyte
         assert registry.get_sample_value("saccade_router_events_total", {"worker": a.url}) == 3
 
 
-@pytest.mark.parametrize("fault", ["gap", "reordered", "repeated", "another snapshot", "restart", "nonsense"])
+@table("fault", ["gap", "reordered", "repeated", "another snapshot", "restart", "nonsense"])
 async def test_a_lost_feed_is_forgotten_and_asked_for_again(tmp_path: Path, fault: str) -> None:
     async with listening(tmp_path, 2) as (fronts, fleet, listener):
         front, a = fronts[0], fleet.clients[0]

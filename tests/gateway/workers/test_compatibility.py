@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from described_worker import Described
 from fronts import DESCRIPTION
+from tables import table
 
 from saccade.gateway.workers.compatibility import Compatibility
 from saccade.gateway.workers.pool import WorkerPool
@@ -77,14 +78,14 @@ OTHER = {
 }
 
 
-@pytest.mark.parametrize("other", SAME.values(), ids=SAME)
+@table("other", SAME.values(), ids=SAME)
 def test_what_changes_no_answer_is_no_difference(other: Description) -> None:  # F9
     assert other.fingerprint != described().fingerprint
     assert Compatibility().difference(other, described()) == ""
     assert Compatibility().difference(described(), other) == ""
 
 
-@pytest.mark.parametrize(("place", "changed"), OTHER.items())
+@table(("place", "changed"), OTHER.items())
 def test_what_changes_answers_is_named(place: str, changed: dict[str, Any]) -> None:  # F9
     assert Compatibility().difference(described(changed), described()) == place
     assert Compatibility().difference(described(), described(changed)) == place

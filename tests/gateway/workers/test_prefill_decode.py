@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from fronts import DESCRIPTION
 from streams import QueueSink, ScriptedStream, no_pixels, stream
+from tables import table
 
 from saccade.errors import (
     InvalidValue,
@@ -213,7 +214,7 @@ async def test_keys_and_ids_of_attempts_are_not_used_twice() -> None:
         assert all(one.request_id.startswith("r-") for one in worker.requests)
 
 
-@pytest.mark.parametrize(
+@table(
     ("roles", "request_", "served"),
     [
         ({"a": "both"}, ask(), {"a"}),

@@ -20,6 +20,7 @@ import psutil
 import pytest
 import pytest_asyncio
 import structlog
+from tables import table
 
 from saccade.errors import (
     DeadlineExceeded,
@@ -102,9 +103,7 @@ async def _until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-@pytest.mark.parametrize(
-    "name", ["png 1x1", "avif", "jpeg orientation 6", "png RGBA", "apng", "jpeg CMYK", "webp lossy"]
-)
+@table("name", ["png 1x1", "avif", "jpeg orientation 6", "png RGBA", "apng", "jpeg CMYK", "webp lossy"])
 async def test_patches_lie_in_the_slot(pool: DecodePool, name: str) -> None:  # A7
     avif = {"avif": images.turned(6, "AVIF")}
     await _check(pool, (images.corpus() | avif)[name])
@@ -145,7 +144,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
+@table("name", BAD)
 async def test_a_bad_image_harms_only_itself(pool: DecodePool, name: str) -> None:
     before = pool.pids
     with pytest.raises(RequestError) as caught:
@@ -155,7 +154,7 @@ async def test_a_bad_image_harms_only_itself(pool: DecodePool, name: str) -> Non
     assert pool.pids == before
 
 
-@pytest.mark.parametrize("name", attacks.CORPUS)
+@table("name", attacks.CORPUS)
 async def test_an_attack_harms_only_itself(pool: DecodePool, name: str) -> None:  # F6
     make, sound = attacks.CORPUS[name]
     before, replaced = pool.pids, pool.num_replaced

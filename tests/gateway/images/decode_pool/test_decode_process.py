@@ -14,6 +14,7 @@ import clips
 import images
 import pytest
 from PIL import Image
+from tables import table
 
 from saccade import models
 from saccade.gateway.images.decode_pool.job import ImageAnswer, ImageJob, VideoHeaderJob, VideoJob
@@ -136,7 +137,7 @@ def decoded(
     return asyncio.run(ask())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@table("kind", KINDS)
 def test_memory_is_what_the_budget_was_told(server: DecodeServer, kind: str) -> None:  # F6
     encoded = worst(kind, 2800)
     answer, peak = decoded(server, encoded)
@@ -190,7 +191,7 @@ def test_every_family_is_measured() -> None:  # A12
     assert set(FAMILIES) == set(models.families())
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@table("family", FAMILIES)
 def test_a_family_takes_no_more_than_the_budget_was_told(
     server: DecodeServer, family: str, checkpoint: Callable[[str], Path]
 ) -> None:  # A12

@@ -11,6 +11,7 @@ import psutil
 import pytest
 import pytest_asyncio
 from clips import clip
+from tables import table
 
 from saccade.errors import DeadlineExceeded, InvalidVideo, RequestError, UnsupportedVideoFormat, VideoTooLarge
 from saccade.gateway.images.decode_pool.pool import DecodePool, DecodePoolConfig, PreparedImage
@@ -52,7 +53,7 @@ def expected(encoded: bytes, layout: ImageLayout) -> bytes:
     return out.tobytes()
 
 
-@pytest.mark.parametrize("name", SERVED)
+@table("name", SERVED)
 async def test_patches_are_the_same_where_nothing_else_may_be_done(pool: DecodePool, name: str) -> None:
     encoded, before = SERVED[name], pool.pids
     assert await pool.video_header(encoded) == read_header(encoded, LIMITS)
@@ -64,7 +65,7 @@ async def test_patches_are_the_same_where_nothing_else_may_be_done(pool: DecodeP
     assert (pool.pids, pool.num_slots, pool.in_flight_bytes) == (before, 0, 0)
 
 
-@pytest.mark.parametrize("name", BROKEN)
+@table("name", BROKEN)
 async def test_a_broken_video_costs_one_request(pool: DecodePool, name: str) -> None:
     before = pool.pids
     with pytest.raises((InvalidVideo, UnsupportedVideoFormat)):
@@ -72,7 +73,7 @@ async def test_a_broken_video_costs_one_request(pool: DecodePool, name: str) -> 
     assert (pool.pids, pool.num_slots, pool.num_running) == (before, 0, 0)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@table("seed", range(10))
 async def test_a_damaged_video_costs_one_request_at_most(pool: DecodePool, seed: int) -> None:
     content, draw = bytearray(clip("vp9")), np.random.default_rng(seed)
     for place in draw.integers(4, len(content), 40):

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-import pytest
+from tables import table
 
 from saccade.gateway.output.tool_calls.formats import FORMATS, ParsedCall, declared
 from saccade.grammars.property_types import typed
@@ -34,7 +34,7 @@ def parse(tool_format: ToolFormat, *parts: str) -> ParsedCall | None:
     return FORMATS[tool_format](parts, FUNCTIONS)
 
 
-@pytest.mark.parametrize(
+@table(
     ("tool_format", "parts", "arguments"),
     [
         ("hermes", ['\n{"name": "f", "arguments": {"text": "é\\n"}}\n'], {"text": "é\n"}),
@@ -58,7 +58,7 @@ def test_calls(tool_format: ToolFormat, parts: Sequence[str], arguments: dict[st
     assert call.id == (parts[0] if tool_format == "kimi_k2" else None)
 
 
-@pytest.mark.parametrize(
+@table(
     ("tool_format", "parts"),
     [
         ("hermes", [""]),
@@ -86,7 +86,7 @@ def test_malformed_calls(tool_format: ToolFormat, parts: Sequence[str]) -> None:
     assert parse(tool_format, *parts) is None
 
 
-@pytest.mark.parametrize(
+@table(
     ("name", "text", "value"),
     [
         ("text", "3", "3"), ("text", "null", "null"), ("text", "", ""), ("text", "{}", "{}"),
@@ -104,7 +104,7 @@ def test_values_are_typed_by_the_schema(name: str, text: str, value: Any) -> Non
     assert type(found) is type(value)
 
 
-@pytest.mark.parametrize("schema", [{}, {"properties": None}, {"properties": {"a": True}}, {"properties": {"a": {"type": 3}}},
+@table("schema", [{}, {"properties": None}, {"properties": {"a": True}}, {"properties": {"a": {"type": 3}}},
                                     {"properties": {"a": {"$ref": "http://x/"}}}, {"properties": {"a": {"anyOf": 1}}}])  # fmt: skip
 def test_a_schema_of_any_shape_leaves_texts(schema: dict[str, Any]) -> None:
     assert typed("2", "a", schema) == "2"

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tables import table
 
 from saccade.gateway.output.choice import GeneratedChoice
 from saccade.gateway.output.tool_calls.reader import GeneratedCall, ToolCallReader
@@ -149,8 +150,8 @@ def test_every_cut_reads_the_same(tool_format: ToolFormat, models: Models) -> No
         assert seen == [(0, "look", {"text": "é你", "box": [1]}), (1, "get-time.2", {})]
 
 
-@pytest.mark.parametrize("tool_format", RELEASES)
-@pytest.mark.parametrize("fault", ["name", "arguments", "no end", "two begins", "alone", "end alone"])
+@table("tool_format", RELEASES)
+@table("fault", ["name", "arguments", "no end", "two begins", "alone", "end alone"])
 def test_malformed_calls_are_content(tool_format: ToolFormat, fault: str, models: Models) -> None:  # F13
     model = models(tool_format)
     call = written(tool_format, 0, "look", {"count": 1})
