@@ -43,8 +43,8 @@ class Budget:
     moves: int
 
 
-PREPARATION = Budget(files=76, moves=304)
-LATER_DELTA = Budget(files=10, moves=16)
+PREPARATION = Budget(files=69, moves=302)
+LATER_DELTA = Budget(files=9, moves=13)
 
 
 @dataclass

@@ -22,8 +22,7 @@ from saccade.errors import WorkerFailed
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.request import Request
 from saccade.gateway.server.connection import ConnectionLimits
-from saccade.gateway.tenants.account import Account
-from saccade.gateway.tenants.tenant import EVERYBODY
+from saccade.gateway.tenants.account import EVERYBODY, Account
 from saccade.gateway.workers.settings import DispatchLimits
 from saccade.media.fetch import FetchConfig
 from saccade.protocol.output import TokenDelta

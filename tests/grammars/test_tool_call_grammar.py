@@ -10,7 +10,7 @@ import pytest
 from tables import table
 
 from saccade.errors import InvalidValue, UnsupportedParameter
-from saccade.gateway.output.tool_calls.formats import FORMATS
+from saccade.gateway.output.tool_calls import FORMATS
 from saccade.gateway.structured_output.constraint import Constraint
 from saccade.gateway.structured_output.trial import Outcome, try_constraint
 from saccade.grammars.compiler import FIRST_TAG_ID, byte_vocabulary, compile_grammar

@@ -14,8 +14,7 @@ from saccade.errors import StartupError
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.served_models.tool_call_tokens import Parsers, ReasoningParser, ToolParser
 from saccade.gateway.server.connection import ConnectionLimits
-from saccade.gateway.tenants.api_keys import flag_keys, read_keys_file
-from saccade.gateway.tenants.keys_file import MAX_BYTES
+from saccade.gateway.tenants.api_keys import MAX_BYTES, flag_keys, read_keys_file
 from saccade.media.fetch import FetchConfig
 from saccade.media.header import MediaLimits
 from saccade.watched_file import WatchedFile

@@ -19,7 +19,7 @@ from saccade.cli.flags import SECRET, ServerFlags
 from saccade.errors import StartupError
 from saccade.gateway.apis.admin import HOST
 from saccade.gateway.app import reserve
-from saccade.gateway.processes.member import INDEXER, Member
+from saccade.gateway.processes.siblings import INDEXER, Member
 from saccade.supervisor.tree import ChildSpec, Tree, answers_ready, until
 
 PROGRAM = (sys.executable, "-m", "saccade.cli.main", "gateway")

@@ -16,8 +16,7 @@ from saccade.gateway.preparation import Preparation
 from saccade.gateway.prompt.draft import Draft
 from saccade.gateway.request import Request
 from saccade.gateway.served_models.served_model import ServedModel
-from saccade.gateway.tenants.account import Account
-from saccade.gateway.tenants.tenant import EVERYBODY
+from saccade.gateway.tenants.account import EVERYBODY, Account
 from saccade.media.decode import decode
 from saccade.media.header import ImageLimits, MediaLimits
 from saccade.telemetry import Metrics

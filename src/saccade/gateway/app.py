@@ -20,7 +20,7 @@ from saccade.gateway.apis.admin import HOST, Admin, Controls
 from saccade.gateway.application import Application
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.images.decode_pool.pool import DecodePool
-from saccade.gateway.limits.process_memory import give_back_large_blocks
+from saccade.gateway.process_memory import give_back_large_blocks
 from saccade.gateway.server.access_log import AccessLog, LogMetrics, access_log
 from saccade.gateway.server.connection import ConnectionLimits, Connections, allow_descriptors
 from saccade.gateway.workers.pool import WorkerPool

@@ -30,8 +30,7 @@ from saccade.gateway.served_models.model_registry import ModelRegistry
 from saccade.gateway.server.access_log import AccessLog
 from saccade.gateway.server.body import BodyReader
 from saccade.gateway.server.client_address import TrustedProxies
-from saccade.gateway.server.keys import Keys
-from saccade.gateway.server.middleware import GuardMiddleware, TelemetryMiddleware
+from saccade.gateway.server.middleware import GuardMiddleware, Keys, TelemetryMiddleware
 from saccade.gateway.server.origins import AllowedOrigins
 from saccade.gateway.structured_output.grammars import RequestGrammars
 from saccade.gateway.tenants.api_keys import ApiKeyStore

@@ -6,10 +6,9 @@ from pathlib import Path
 
 from saccade.fair_queue import FairQueue
 from saccade.gateway.images.decode_pool.pool import DecodePoolConfig
-from saccade.gateway.limits.admission import Admission
-from saccade.gateway.limits.byte_budget import ByteBudget
-from saccade.gateway.limits.process_memory import default_request_memory_bytes
-from saccade.gateway.processes.member import Member
+from saccade.gateway.limits import Admission, ByteBudget
+from saccade.gateway.process_memory import default_request_memory_bytes
+from saccade.gateway.processes.siblings import Member
 from saccade.gateway.request import Limits
 from saccade.gateway.served_models.tool_call_tokens import DECLARED, Parsers
 from saccade.gateway.server.connection import ConnectionLimits

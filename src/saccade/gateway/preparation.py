@@ -4,12 +4,11 @@ from saccade.gateway.config import GatewayConfig
 from saccade.gateway.images.collect import ImageCollector
 from saccade.gateway.images.decode_pool.pool import DecodePool
 from saccade.gateway.images.file_store import FileStore
-from saccade.gateway.images.media_loader import MediaLoader
+from saccade.gateway.images.media_loader import MediaLoader, UrlCache
 from saccade.gateway.images.metrics import CacheCollector, FetchCollector
 from saccade.gateway.images.pixels import PixelPreparer
 from saccade.gateway.images.processor_cache import ProcessorCache
-from saccade.gateway.images.url_cache import UrlCache
-from saccade.gateway.limits.admission import Admission, WorkThreads
+from saccade.gateway.limits import Admission, WorkThreads
 from saccade.gateway.prompt.draft import PromptDrafter
 from saccade.media.fetch import Fetcher
 from saccade.telemetry import Metrics

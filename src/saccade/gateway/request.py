@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from typing import Self
 
 from saccade.fair_queue import FairQueue
-from saccade.gateway.limits.admission import Admission
-from saccade.gateway.limits.byte_budget import ByteBudget, Reservation
-from saccade.gateway.tenants.account import Account
-from saccade.gateway.tenants.tenant import Tenant
+from saccade.gateway.limits import Admission, ByteBudget, Reservation
+from saccade.gateway.tenants.account import Account, Tenant
 
 COPIES = 2
 """A body, and the strings that parsing makes of it, until the body is dropped."""

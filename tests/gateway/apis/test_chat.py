@@ -19,7 +19,7 @@ from chats import data_url, openai_messages, random_image
 
 from saccade.errors import QueueFull, WorkerFailed
 from saccade.gateway.config import GatewayConfig
-from saccade.gateway.limits.admission import Admission
+from saccade.gateway.limits import Admission
 from saccade.models import family_of, load_layout
 from saccade.protocol.media import Span
 from saccade.protocol.output import Failure, FinishReason, TokenDelta

@@ -12,12 +12,10 @@ from web import IMAGE, Resolver, answer, fetching, serving
 
 from saccade.errors import InvalidBase64, InvalidImageUrl, SaccadeError
 from saccade.gateway.config import GatewayConfig
-from saccade.gateway.images.media_loader import MediaLoader, decode_data_url, is_data_url
+from saccade.gateway.images.media_loader import MediaLoader, UrlCache, decode_data_url, is_data_url
 from saccade.gateway.images.metrics import FetchCollector
-from saccade.gateway.images.url_cache import UrlCache
 from saccade.gateway.request import Request
-from saccade.gateway.tenants.account import Account
-from saccade.gateway.tenants.tenant import EVERYBODY
+from saccade.gateway.tenants.account import EVERYBODY, Account
 from saccade.telemetry import Metrics
 
 HERE = ("127.0.0.1/32",)

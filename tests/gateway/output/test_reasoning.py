@@ -6,7 +6,7 @@ import pytest
 import scripted
 from tables import table
 
-from saccade.gateway.output.reasoning import Reasoning, ReasoningTokens
+from saccade.gateway.output.choice import Reasoning, ReasoningTokens
 from saccade.protocol.output import FinishReason, TokenDelta, TokenLogprob
 from saccade.tokenization.detokenizer import Detokenizer
 from saccade.tokenization.tokenizer import Tokenizer

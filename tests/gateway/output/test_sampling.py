@@ -9,8 +9,8 @@ from tables import table
 
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.served_models.tool_call_tokens import Parsers
+from saccade.gateway.tenants.account import request_salt
 from saccade.gateway.tenants.api_keys import ApiKeyStore
-from saccade.gateway.tenants.tenant import request_salt
 from saccade.protocol.request import SamplingParams, ThinkingBudget
 
 

@@ -9,12 +9,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.parser import text_string_to_metric_families
 
 from saccade.gateway.config import GatewayConfig
-from saccade.gateway.processes.member import Member
-from saccade.gateway.processes.siblings import Siblings, booked_together
+from saccade.gateway.processes.siblings import Member, Siblings, booked_together
 from saccade.gateway.server.connection import ConnectionLimits
-from saccade.gateway.tenants.account import Account
+from saccade.gateway.tenants.account import Account, Limits, Tenant
 from saccade.gateway.tenants.report import tenant_reports
-from saccade.gateway.tenants.tenant import Limits, Tenant
 from saccade.gateway.workers.settings import DispatchLimits
 from saccade.protocol.gateway_calls import Booked, Usage, Work
 

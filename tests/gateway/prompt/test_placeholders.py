@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from saccade.errors import InvalidValue
 from saccade.gateway.prompt.placeholders import expand, write_images
-from saccade.gateway.served_models.media_tokens import Placeholders
+from saccade.gateway.served_models.served_model import Placeholders
 from saccade.protocol.media import ImageLayout, Span
 from saccade.tokenization.tokenizer import Segment
 

@@ -7,8 +7,7 @@ import pytest
 
 from saccade.errors import InvalidValue
 from saccade.gateway.chat import ChatRequest
-from saccade.gateway.structured_output.constraint import Constraint
-from saccade.gateway.structured_output.held_calls import with_held_calls
+from saccade.gateway.structured_output.constraint import Constraint, with_held_calls
 from saccade.grammars.tool_calls import HeldCalls, HeldContent, ToolCallTokens
 
 TOKENS = ToolCallTokens("hermes", 1, 2)

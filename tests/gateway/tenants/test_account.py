@@ -7,8 +7,7 @@ import pytest
 from tables import table
 
 from saccade.errors import Draining, RateLimitExceeded, ServiceError, WorkerFailed, WorkerUnavailable
-from saccade.gateway.tenants.account import Account, duration
-from saccade.gateway.tenants.tenant import Limits, Tenant
+from saccade.gateway.tenants.account import Account, Limits, Tenant, duration
 from saccade.protocol.gateway_calls import Usage
 
 

@@ -6,8 +6,8 @@ import pytest
 from tables import table
 
 from saccade.errors import StartupError
-from saccade.gateway.tenants.keys_file import digest_of, parse_keys
-from saccade.gateway.tenants.tenant import Limits
+from saccade.gateway.tenants.account import Limits
+from saccade.gateway.tenants.api_keys import digest_of, parse_keys
 
 KEY = "sk-" + "k" * 40
 

@@ -24,7 +24,7 @@ from saccade.errors import (
     WorkerFailed,
     WorkerUnavailable,
 )
-from saccade.gateway.tenants.tenant import Tenant
+from saccade.gateway.tenants.account import Tenant
 from saccade.gateway.workers.dispatch import Dispatcher, Placement, Prompt, media_runs
 from saccade.gateway.workers.pool import Model, WorkerPool
 from saccade.gateway.workers.routing_metrics import DispatchCollector

@@ -13,8 +13,7 @@ from saccade.errors import BodyTooLarge, InvalidValue, StartupError, WorkerUnava
 from saccade.gateway.apis.routes import route
 from saccade.gateway.processes.siblings import Siblings, booked_together
 from saccade.gateway.server.access_log import AccessLog
-from saccade.gateway.server.keys import Keys
-from saccade.gateway.server.middleware import GuardMiddleware, TelemetryMiddleware
+from saccade.gateway.server.middleware import GuardMiddleware, Keys, TelemetryMiddleware
 from saccade.gateway.server.origins import AllowedOrigins
 from saccade.gateway.tenants.api_keys import ApiKeyStore
 from saccade.gateway.tenants.report import TenantReport

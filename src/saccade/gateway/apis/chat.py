@@ -14,7 +14,7 @@ from saccade.gateway.chat import CalledFunction, ChatRequest
 from saccade.gateway.output.answer import Answer, Usage
 from saccade.gateway.output.choice import Chunk, GeneratedChoice
 from saccade.gateway.output.choice_logprobs import ChoiceLogprobs, PromptLogprob, prompt_logprobs
-from saccade.gateway.output.tool_calls.reader import GeneratedCall
+from saccade.gateway.output.tool_calls import GeneratedCall
 from saccade.gateway.server.event_stream import DONE, error_event, event
 
 

@@ -25,11 +25,9 @@ from saccade.gateway.server.body import BodyReader, while_connected
 from saccade.gateway.server.connection import CONNECTION
 from saccade.gateway.server.event_stream import EventStream, WholeResponse
 from saccade.gateway.server.middleware import WARNINGS
-from saccade.gateway.structured_output.constraint import read_constraint, without_constraint
+from saccade.gateway.structured_output.constraint import read_constraint, with_held_calls, without_constraint
 from saccade.gateway.structured_output.grammars import RequestGrammars
-from saccade.gateway.structured_output.held_calls import with_held_calls
-from saccade.gateway.tenants.account import Account
-from saccade.gateway.tenants.tenant import request_salt
+from saccade.gateway.tenants.account import Account, request_salt
 from saccade.gateway.workers.dispatch import Preview
 
 

@@ -13,9 +13,8 @@ from starlette.responses import Response
 from saccade.errors import InvalidValue, RequestError, UnsupportedParameter
 from saccade.gateway.images.collect import THREAD_FROM_BYTES
 from saccade.gateway.images.file_store import FileObject, FileStore, StoredFile, file_id
-from saccade.gateway.limits.admission import WorkThreads
-from saccade.gateway.server.body import BodyReader
-from saccade.gateway.server.multipart import parse_form
+from saccade.gateway.limits import WorkThreads
+from saccade.gateway.server.body import BodyReader, parse_form
 from saccade.gateway.tenants.account import ACCOUNT
 from saccade.media.header import ImageLimits, read_header
 

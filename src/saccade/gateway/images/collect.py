@@ -11,7 +11,7 @@ from saccade.gateway.chat import ImageSource, is_file_id
 from saccade.gateway.concurrency import all_or_none
 from saccade.gateway.images.file_store import FileStore
 from saccade.gateway.images.media_loader import MediaLoader, decode_data_url, is_data_url
-from saccade.gateway.limits.admission import WorkThreads
+from saccade.gateway.limits import WorkThreads
 from saccade.gateway.request import Request
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.identity.content import content_hash

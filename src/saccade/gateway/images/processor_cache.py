@@ -7,8 +7,8 @@ hit costs no copy either; slots that requests need go before slots that may be n
 from collections.abc import Awaitable, Callable
 
 from saccade.byte_lru import ByteLru
+from saccade.gateway.concurrency import SingleFlight
 from saccade.gateway.images.decode_pool.pool import DecodePool, PreparedImage
-from saccade.gateway.limits.single_flight import SingleFlight
 
 Key = tuple[bytes, bytes, str]
 

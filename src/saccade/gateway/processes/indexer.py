@@ -10,7 +10,7 @@ from random import Random
 import msgspec
 from prometheus_client import CollectorRegistry, ProcessCollector
 
-from saccade.gateway.processes.metric_families import families
+from saccade.gateway.processes.siblings import families
 from saccade.gateway.workers.cache_listener import CacheListener
 from saccade.gateway.workers.discovery import Discovery
 from saccade.gateway.workers.pool import WorkerPool

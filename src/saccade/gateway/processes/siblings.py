@@ -1,14 +1,21 @@
-"""What the gateway processes that share a port ask each other, so that each can answer for all."""
+"""What the gateway processes that share a port ask each other, so that each can answer for all.
+
+On their page of metrics every sample has the label `gateway_process`, and none is summed. A process that does not
+answer is missing from the page: sums would fall and rise again, which Prometheus would treat as a restart.
+"""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 
-from saccade.gateway.processes import metric_families
-from saccade.gateway.processes.member import INDEXER, Member
+from saccade.gateway.processes import siblings as metric_families
 from saccade.protocol.gateway_calls import (
     Booked,
     Family,
@@ -24,8 +31,82 @@ from saccade.protocol.gateway_calls import (
 from saccade.transport.framing import UNREADABLE
 from saccade.transport.local_calls import CallClient, CallServer, NotReached
 
-ANSWER_SECONDS = 2.0
+INDEXER = "indexer"
 
+
+@dataclass(frozen=True)
+class Member:
+    """Process *number* of *size*; the sockets of all are in *folder*, which belongs to their user alone."""
+
+    folder: Path
+    number: int
+    size: int
+
+    @property
+    def indexer(self) -> Path:
+        """The indexer's socket."""
+        return self.folder / f"{INDEXER}.sock"
+
+    @property
+    def own(self) -> Path:
+        """This process's socket."""
+        return self._socket(self.number)
+
+    @property
+    def siblings(self) -> dict[str, Path]:
+        """The sockets of the other gateway processes, by name."""
+        return {str(number): self._socket(number) for number in range(self.size) if number != self.number}
+
+    def _socket(self, number: int) -> Path:
+        return self.folder / f"gateway-{number}.sock"
+
+    def part(self, whole: int) -> int:
+        """Return this process's part of a limit that all processes share, rounded up."""
+        return -(-whole // self.size)
+
+
+LABEL = "gateway_process"
+
+
+def families(registry: CollectorRegistry) -> list[Family]:
+    """Return all metrics of *registry* as values."""
+    return [
+        Family(
+            metric.name,
+            metric.documentation,
+            metric.type,
+            [(sample.name, dict(sample.labels), float(sample.value)) for sample in metric.samples],
+        )
+        for metric in registry.collect()
+    ]
+
+
+class _Together(Collector):
+    """The families of several processes, by the process's name, and the metrics of *shared* without that label."""
+
+    def __init__(self, by_process: Mapping[str, Sequence[Family]], shared: CollectorRegistry) -> None:
+        self._by_process = by_process
+        self._shared = shared
+
+    def collect(self) -> Iterable[Metric]:
+        merged: dict[str, Metric] = {}
+        for process, own in self._by_process.items():
+            for family in own:
+                metric = merged.setdefault(family.name, Metric(family.name, family.documentation, family.kind))
+                for name, labels, value in family.samples:
+                    metric.add_sample(name, {**labels, LABEL: process}, value)
+        yield from merged.values()
+        yield from self._shared.collect()
+
+
+def render(by_process: Mapping[str, Sequence[Family]], shared: CollectorRegistry) -> bytes:
+    """Return one page in Prometheus' text format. *shared* has the metrics that are the same in all processes."""
+    registry = CollectorRegistry()
+    registry.register(_Together(by_process, shared))
+    return generate_latest(registry)
+
+
+ANSWER_SECONDS = 2.0
 T = TypeVar("T")
 
 

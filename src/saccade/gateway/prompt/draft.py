@@ -10,7 +10,7 @@ from functools import partial
 
 from saccade.errors import ContextLengthExceeded, InvalidValue, RequestError, TooManyImages, UnsupportedParameter
 from saccade.gateway.chat import IMAGE_PART, Chat, ChatRequest, PlainPrompt, TokenizeRequest
-from saccade.gateway.limits.admission import WorkThreads
+from saccade.gateway.limits import WorkThreads
 from saccade.gateway.prompt.messages import num_characters, read_chat
 from saccade.gateway.prompt.placeholders import expand, write_images
 from saccade.gateway.prompt.tools import check_history, check_served, texts_in

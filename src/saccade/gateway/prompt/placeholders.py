@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from saccade.errors import InvalidValue
-from saccade.gateway.served_models.media_tokens import Placeholders, media_segments
+from saccade.gateway.served_models.served_model import Placeholders, media_segments
 from saccade.protocol.media import ImageLayout, Span
 from saccade.tokenization.tokenizer import Segment
 

@@ -2,7 +2,7 @@
 
 A tokenizer.json can unfold to gigabytes, its patterns and a chat template can run without end, and native code that
 fails to get memory ends its process. So ModelProbe first loads the files in a child, `python -m
-saccade.gateway.served_models.model_probe`, confined as decode processes are (sandbox), with limits on time and memory.
+saccade.gateway.served_models.model_probe`, confined as decode processes are, with limits on time and memory.
 The gateway loads the files only where the child succeeds.
 
 The child gets the files as one message on its standard input, and writes one line on its standard output when it
@@ -23,7 +23,7 @@ import msgspec
 import structlog
 
 from saccade.errors import StartupError
-from saccade.gateway.confinement import sandbox
+from saccade.gateway import confinement
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.protocol.description import ModelFiles
 
@@ -77,7 +77,7 @@ class ModelProbe:
                 [sys.executable, "-m", PROGRAM],
                 stdin=given,
                 stdout=subprocess.PIPE,
-                env=sandbox.environment(os.environ),
+                env=confinement.environment(os.environ),
             )
         with process:
             self._process = process
@@ -171,7 +171,7 @@ def main() -> None:
     seconds = math.ceil(task.limits.seconds)
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     # Jinja and the codecs load parts of themselves when they are first used.
-    sandbox.confine(task.limits.memory_bytes, may_import=True)
+    confinement.confine(task.limits.memory_bytes, may_import=True)
     # Log lines would stand between the lines of the answer. The gateway writes the same when it loads the files.
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
     _say(try_files(task))

@@ -1,13 +1,12 @@
 """ServedModel: the gateway's half of a model, built once from the files that its workers send."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from saccade import models
 from saccade.errors import InvalidValue, StartupError
-from saccade.gateway.served_models.media_tokens import Placeholders, media_segments
 from saccade.gateway.served_models.tool_call_tokens import DECLARED, Parsers, tool_call_tokens
 from saccade.grammars.tool_calls import ToolCallTokens
 from saccade.identity.content import files_digest, processor_fingerprint
@@ -17,6 +16,7 @@ from saccade.models import files
 from saccade.models.family import Family, Layout, VideoLayout
 from saccade.models.generation_defaults import GenerationDefaults, generation_defaults
 from saccade.protocol.description import Description, ModelFiles
+from saccade.protocol.media import ImageLayout
 from saccade.protocol.model_files import (
     CHAT_TEMPLATE_JINJA,
     CHAT_TEMPLATE_JSON,
@@ -32,7 +32,48 @@ from saccade.protocol.model_files import (
 from saccade.tokenization.chat_template import ChatTemplate, find_source
 from saccade.tokenization.image_tag import ImageTag
 from saccade.tokenization.loading import TokenizerNeeds, load_tokenizer
-from saccade.tokenization.tokenizer import Tokenizer, special_variables
+from saccade.tokenization.tokenizer import Segment, Tokenizer, special_variables
+
+
+class Placeholders(NamedTuple):
+    """What stands for media in a model's prompts: the token id of an *image*, and what stands for a video.
+
+    A template writes *video_tokens* for a video. Its placeholder is the token *video*, with the id *video_id*; None for
+    a model without videos.
+    """
+
+    image: int
+    video_id: int | None = None
+    video: str = ""
+    video_tokens: tuple[str, ...] = ()
+
+    @property
+    def ids(self) -> frozenset[int]:
+        """The ids of all placeholders."""
+        return frozenset(placeholder for placeholder in (self.image, self.video_id) if placeholder is not None)
+
+    def of(self, layout: ImageLayout) -> int:
+        """Return the id of the placeholders of the image or video of *layout*."""
+        return self.image if self.video_id is None or not layout.frames else self.video_id
+
+
+def media_segments(
+    segments: Sequence[Segment], special_tokens: Mapping[str, int], placeholders: Placeholders
+) -> Iterator[tuple[int, int, bool]]:
+    """Yield for each image and video in a rendered prompt: its segments [start, stop), and whether it is a video."""
+    position, width = 0, len(placeholders.video_tokens)
+    while position < len(segments):
+        here = segments[position : position + width]
+        is_video = width > 0 and all(one.is_special for one in here)
+        if is_video and tuple(one.text for one in here) == placeholders.video_tokens:
+            yield position, position + width, True
+            position += width
+            continue
+        segment = segments[position]
+        position += 1
+        if segment.is_special and special_tokens.get(segment.text) == placeholders.image:
+            yield position - 1, position, False
+
 
 PROCESSOR_FILES = (CONFIG, PREPROCESSOR_CONFIG, PROCESSOR_CONFIG, VIDEO_PREPROCESSOR_CONFIG)
 PROBE = ({"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is it?"}]},)
@@ -43,7 +84,6 @@ VIDEO_PROBE = ({"role": "user", "content": [{"type": "video"}, {"type": "text", 
 
 START = "<think>"
 END = "</think>"
-
 OPENING_TOKENS = 2
 """A template that opens the reasoning ends in the marker, or in the marker and a line break."""
 

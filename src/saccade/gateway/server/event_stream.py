@@ -9,7 +9,7 @@ import structlog
 from starlette.types import Send
 
 from saccade.errors import InternalError, SaccadeError
-from saccade.gateway.limits.byte_budget import Reservation
+from saccade.gateway.limits import Reservation
 from saccade.gateway.server.connection import Connection
 from saccade.gateway.server.error_body import UNFORESEEN, drop_tracebacks, encode_error, send_json
 

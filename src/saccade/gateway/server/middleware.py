@@ -1,4 +1,4 @@
-"""Middleware: every request gets an id, every failure becomes one kind of answer.
+"""Middleware: every request gets an id and an account, every failure becomes one kind of answer.
 
 Each part is an ASGI application around another one, outermost first:
 
@@ -11,7 +11,7 @@ import asyncio
 import re
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import structlog
 from starlette.exceptions import HTTPException
@@ -37,10 +37,51 @@ from saccade.gateway.server.error_body import (
     encode_messages_error,
     send_json,
 )
-from saccade.gateway.server.keys import MESSAGES_PATH, OPEN_PATHS, Keys
 from saccade.gateway.server.origins import AllowedOrigins
 from saccade.gateway.tenants.account import ACCOUNT, Account
+from saccade.gateway.tenants.api_keys import ApiKeyStore
 from saccade.telemetry import Metrics
+
+OPEN_PATHS = frozenset({"/live", "/ready", "/health", "/ping"})
+"""Paths for orchestrators, which need no key; all others do."""
+
+METRICS_PATH = "/metrics"
+MESSAGES_PATH = "/v1/messages"
+"""Begins the paths of Anthropic's API, whose clients send keys in a header of their own and read its errors."""
+
+
+class Keys:
+    """Checks the keys of requests. With *open_metrics*, /metrics needs no key either.
+
+    Keys of the keys file do not open /metrics, which shows what every tenant uses.
+    """
+
+    def __init__(self, api_keys: ApiKeyStore, open_metrics: bool = False) -> None:
+        self._api_keys = api_keys
+        self._open_paths = OPEN_PATHS | {METRICS_PATH} if open_metrics else OPEN_PATHS
+
+    def account(self, path: str, headers: Sequence[tuple[bytes, bytes]]) -> Account:
+        """Return the account whose key *headers* carry; everybody's for paths without key. Raises InvalidApiKey."""
+        if path in self._open_paths:
+            return self._api_keys.everybody
+        account = self._api_keys.account(_key(path, headers))
+        if path == METRICS_PATH and account.tenant.name:
+            raise InvalidApiKey(
+                "This is the API key of a tenant, and /metrics shows what every tenant uses. Send a key of --api-key, "
+                "or start the gateway with --metrics-without-key."
+            )
+        return account
+
+
+def _key(path: str, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+    authorization = next((value for name, value in headers if name == b"authorization"), b"")
+    scheme, _, key = authorization.partition(b" ")
+    if scheme.lower() == b"bearer":
+        return key
+    if path.startswith(MESSAGES_PATH):
+        return next((value for name, value in headers if name == b"x-api-key"), b"")
+    return b""
+
 
 REQUEST_ID = "saccade.request_id"
 ROUTE = "saccade.route"

@@ -1,8 +1,12 @@
-"""What a request holds its answer to: `response_format` of OpenAI, `structured_outputs` and `guided_*` of vLLM."""
+"""What a request holds its answer to: a schema or grammar, and calls of tools.
+
+A schema comes as `response_format` of OpenAI, `structured_outputs` or `guided_*` of vLLM; calls by `tool_choice` and by
+`strict` functions.
+"""
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,9 +15,11 @@ from msgspec import UNSET, Raw, UnsetType
 
 from saccade.errors import InvalidValue, UnsupportedParameter
 from saccade.gateway.chat import ChatRequest
+from saccade.gateway.prompt.tools import read_choice
+from saccade.grammars.tool_calls import HeldCalls, HeldContent, HeldFunction, ToolCallTokens
+from saccade.tokenization.chat_template import Tool
 
 ANY_OBJECT = '{"type": "object"}'
-
 Kind = Literal["json_schema", "regex", "grammar", "tool_calls"]
 
 
@@ -108,3 +114,49 @@ def _text(schema: Raw | UnsetType) -> str:
     """Return the JSON of *schema*, which vLLM's clients may send as a string."""
     text = b"" if schema is UNSET else bytes(schema)
     return str(json.loads(text)) if text.startswith(b'"') else text.decode()
+
+
+NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+"""What a function without `parameters` takes, as OpenAI has it."""
+
+
+def with_held_calls(
+    constraint: Constraint | None, request: ChatRequest, tools: Sequence[Tool], tokens: ToolCallTokens | None
+) -> Constraint | None:
+    """Return what the answer is held to: *constraint*, or calls of *tools*, or either of them, or nothing.
+
+    Raises InvalidValue where calls and a *constraint* that is no JSON would both hold the answer.
+    """
+    choice = read_choice(request)
+    is_strict = any(tool["function"].get("strict") for tool in tools)
+    is_json = constraint is not None and constraint.kind == "json_schema"
+    if tokens is None or not tools or not (choice.must_call or is_strict or is_json):
+        return constraint
+    param = "tool_choice" if choice.must_call else "tools"
+    if constraint is not None and not is_json:
+        other = constraint.param.split(".")[0]
+        raise InvalidValue(f"`{param}` and `{other}` cannot both hold the answer; send one of them.", param)
+    # An answer that must call has no content to be held.
+    content = None
+    if constraint is not None and not choice.must_call:
+        content = HeldContent(constraint.text, constraint.param, constraint.strict)
+    functions = [
+        _held(tool, f"tools[{position}].function.parameters")
+        for position, tool in enumerate(tools)
+        if choice.name in (None, tool["function"]["name"])
+    ]
+    held = HeldCalls(
+        functions,
+        tokens,
+        must_call=choice.must_call,
+        many=request.parallel_tool_calls is not False and choice.name is None,
+        content=content,
+    )
+    return Constraint("tool_calls", msgspec.json.encode(held).decode(), param)
+
+
+def _held(tool: Tool, place: str) -> HeldFunction:
+    function = tool["function"]
+    parameters = function.get("parameters")
+    schema = NO_PARAMETERS if parameters is None else {"type": "object", **parameters}
+    return HeldFunction(function["name"], schema, place, bool(function.get("strict")))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from saccade.byte_lru import ByteLru
 from saccade.errors import DeadlineExceeded, InternalError, UnsupportedParameter, from_code
 from saccade.fair_queue import FairQueue
-from saccade.gateway.limits.single_flight import SingleFlight
+from saccade.gateway.concurrency import SingleFlight
 from saccade.gateway.structured_output.constraint import Constraint
 from saccade.gateway.structured_output.trial import Outcome, Trial, TrialLimits
 from saccade.protocol.request import Grammar

@@ -18,7 +18,7 @@ from llguidance import LLTokenizer
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
 from saccade.errors import DeadlineExceeded, InternalError, InvalidValue, RequestError
-from saccade.gateway.confinement import sandbox
+from saccade.gateway import confinement
 from saccade.gateway.structured_output.constraint import Constraint
 from saccade.grammars.compiler import FIRST_TAG_ID, byte_vocabulary, compile_grammar
 from saccade.grammars.json_schema import Schema, SchemaReader
@@ -79,7 +79,7 @@ class Trial:
         """Return what came of it; blocks until the child has ended."""
         if self._is_unwanted:
             return _failed(self._constraint)
-        command, environment = [sys.executable, "-m", PROGRAM], sandbox.environment(os.environ)
+        command, environment = [sys.executable, "-m", PROGRAM], confinement.environment(os.environ)
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as child:
             self._child = child
             # kill() may have come before it could see the child.
@@ -193,7 +193,7 @@ def main() -> None:
     task = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Task)
     seconds = math.ceil(task.limits.seconds)
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
-    sandbox.confine(task.limits.memory_bytes, may_import=True)
+    confinement.confine(task.limits.memory_bytes, may_import=True)
     try:
         outcome = try_constraint(task.constraint)
     except MemoryError:

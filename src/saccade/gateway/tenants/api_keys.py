@@ -1,26 +1,144 @@
-"""ApiKeyStore: the accounts of all tenants by their keys, kept up with the file of the keys."""
+"""ApiKeyStore: the accounts of all tenants by their keys, kept up with the file of --api-keys-file:
+
+    salt_key = "..."                      # optional: makes the salts of caches unguessable
+
+    [tenants.acme]
+    group = "research"                    # optional, as are all that follow
+    priority = 2
+    requests_per_minute = 600
+    tokens_per_minute = 200_000
+    picture_bytes_per_minute = 50_000_000
+
+    [[keys]]
+    tenant = "acme"
+    sha256 = "..."                        # of the key; `saccade key new --tenant acme` prints one
+
+A key is 256 random bits, so a plain hash cannot be searched for it; slow hashes are for passwords, which people choose.
+Errors name the entry and never repeat its value, which could be a key that was put there by mistake.
+"""
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from saccade.config import parse_toml
 from saccade.errors import InvalidApiKey, StartupError
-from saccade.gateway.tenants.account import Account
-from saccade.gateway.tenants.keys_file import MAX_BYTES, KeyTable, digest_of, parse_keys
-from saccade.gateway.tenants.tenant import EVERYBODY, key_tenant
+from saccade.gateway.tenants.account import EVERYBODY, Account, Limits, Tenant, key_tenant, named_tenant
 from saccade.watched_file import WatchedFile
 
-FLAG = "--api-keys-file"
+MAX_BYTES = 4 << 20
+MAX_PRIORITY = 100
+MAX_LIMIT = 1 << 50
+MIN_SALT_KEY_CHARACTERS = 32
+NAME_FORM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+NAME_RULE = "up to 64 letters, digits, `.`, `_` and `-`, the first a letter or a digit"
+_HASH_FORM = re.compile(r"[0-9a-fA-F]{64}")
+_TOP = ("salt_key", "tenants", "keys")
+_OF_TENANT = ("group", "priority", "requests_per_minute", "tokens_per_minute", "picture_bytes_per_minute")
+_OF_KEY = ("tenant", "sha256")
 
+
+@dataclass(frozen=True)
+class KeyTable:
+    """The *tenants* by name, and the tenant's name for the SHA-256 of each key."""
+
+    tenants: Mapping[str, Tenant]
+    names: Mapping[bytes, str]
+
+
+def digest_of(key: bytes) -> bytes:
+    """Return the SHA-256 of a key."""
+    return sha256(key).digest()
+
+
+def parse_keys(content: bytes, flags: Mapping[bytes, str]) -> KeyTable:
+    """Return what a file with *content* says. Raises StartupError, whose message names the line or the entry.
+
+    *flags* are the hashes of keys that are given otherwise, each with its flag: the file must not have them.
+    """
+    table = parse_toml(content)
+    _check_names(table, _TOP, "at the top level")
+    salt_key = table.get("salt_key", "")
+    if not isinstance(salt_key, str) or 0 < len(salt_key) < MIN_SALT_KEY_CHARACTERS:
+        raise StartupError(f"`salt_key` must be a text of at least {MIN_SALT_KEY_CHARACTERS} characters.")
+    declared, entries = table.get("tenants", {}), table.get("keys", [])
+    if not isinstance(declared, dict) or not isinstance(entries, list):
+        raise StartupError("`tenants` must be tables such as [tenants.acme], and `keys` tables such as [[keys]].")
+    if not entries:
+        raise StartupError("There is no [[keys]], so nobody could send requests; `saccade key new` prints one.")
+    tenants = {name: _tenant(name, entry, salt_key) for name, entry in declared.items()}
+    names: dict[bytes, str] = {}
+    for number, entry in enumerate(entries, 1):
+        where = f"[[keys]] number {number}"
+        digest, name = _key(entry, where, tenants)
+        if digest in names:
+            raise StartupError(f"{where} has the same `sha256` as one before it.")
+        if digest in flags:
+            raise StartupError(f"{where} has a key that is also given by {flags[digest]}; a key belongs in one place.")
+        names[digest] = name
+    return KeyTable(tenants, names)
+
+
+def _tenant(name: str, entry: object, salt_key: str) -> Tenant:
+    where = f"[tenants.{name}]"
+    if NAME_FORM.fullmatch(name) is None:
+        raise StartupError(f"A tenant's name must be {NAME_RULE}; one of [tenants] is not.")
+    if not isinstance(entry, dict):
+        raise StartupError(f"{where} must be a table.")
+    _check_names(entry, _OF_TENANT, f"in {where}")
+    group = entry.get("group", "")
+    if not isinstance(group, str) or (group and NAME_FORM.fullmatch(group) is None):
+        raise StartupError(f"`group` in {where} must be {NAME_RULE}.")
+    priority = _number(entry, "priority", MAX_PRIORITY, where) or 1
+    limits = (
+        _number(entry, f"{what}_per_minute", MAX_LIMIT, where) for what in ("requests", "tokens", "picture_bytes")
+    )
+    return named_tenant(name, group, priority, Limits(*limits), salt_key)
+
+
+def _key(entry: object, where: str, tenants: Mapping[str, Tenant]) -> tuple[bytes, str]:
+    """Return the hash in an entry of `keys`, and its tenant's name."""
+    if not isinstance(entry, dict):
+        raise StartupError(f"{where} must be a table.")
+    _check_names(entry, _OF_KEY, f"in {where}")
+    name, written = entry.get("tenant"), entry.get("sha256")
+    if not isinstance(name, str) or name not in tenants:
+        raise StartupError(f"`tenant` in {where} must name a tenant of the file, such as acme for [tenants.acme].")
+    if not isinstance(written, str) or _HASH_FORM.fullmatch(written) is None:
+        raise StartupError(
+            f"`sha256` in {where} must be the 64 hexadecimal digits of a key's SHA-256, not the key itself; `saccade "
+            f"key new --tenant {name}` prints a new key and its entry."
+        )
+    return bytes.fromhex(written), name
+
+
+def _number(entry: Mapping[str, Any], name: str, most: int, where: str) -> int | None:
+    """Return a number of an entry, None where it is not there."""
+    number = entry.get(name)
+    if number is None:
+        return None
+    if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= most:
+        raise StartupError(f"`{name}` in {where} must be a whole number from 1 to {most}.")
+    return number
+
+
+def _check_names(table: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
+    if any(name not in known for name in table):
+        raise StartupError(f"There is an unknown name {where}; known are {', '.join(f'`{name}`' for name in known)}.")
+
+
+FLAG = "--api-keys-file"
 LOOK_SECONDS = 1.0
 """Between two looks at the file."""
 
 NOT_WATCHED = "it is not watched"
 UNFORESEEN = "an unforeseen error, which the log has"
-
 logger = logging.getLogger(__name__)
 
 

@@ -14,9 +14,9 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from saccade.errors import InternalError, RequestError, UnsupportedParameter, WorkerFailed, WorkerUnavailable
-from saccade.gateway.limits.place_queue import PlaceQueue
-from saccade.gateway.tenants.tenant import EVERYBODY, Tenant
+from saccade.gateway.tenants.account import EVERYBODY, Tenant
 from saccade.gateway.workers.decision_metrics import DecisionMetrics
+from saccade.gateway.workers.place_queue import PlaceQueue
 from saccade.gateway.workers.pool import Model, WorkerPool
 from saccade.gateway.workers.prefill_decode import Leg, Pair, first_workers, partners
 from saccade.gateway.workers.settings import DEFAULT_LIMITS, INDEX_BYTES, DispatchLimits

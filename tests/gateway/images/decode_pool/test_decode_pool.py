@@ -31,7 +31,7 @@ from saccade.errors import (
     RequestError,
     StartupError,
 )
-from saccade.gateway.confinement.sandbox import MEASURES
+from saccade.gateway.confinement import MEASURES
 from saccade.gateway.images.decode_pool.pool import DecodePool, DecodePoolConfig, PreparedImage, log_confinement
 from saccade.gateway.images.decode_pool.server import DecodeProcess, DecodeServer
 from saccade.media.decode import decode

@@ -37,7 +37,7 @@ from saccade.gateway.apis.responses.wire import (
 from saccade.gateway.chat import CalledFunction, ChatMessage, ToolCall
 from saccade.gateway.output.answer import Answer
 from saccade.gateway.output.choice import Chunk
-from saccade.gateway.output.tool_calls.reader import GeneratedCall
+from saccade.gateway.output.tool_calls import GeneratedCall
 from saccade.gateway.server.error_body import ErrorAnswer, encode_error
 from saccade.gateway.server.event_stream import named_event
 from saccade.gateway.tenants.account import ACCOUNT

@@ -84,7 +84,7 @@ class ImageAnswer(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tr
 
 
 class Confinement(msgspec.Struct, frozen=True, array_like=True):
-    """The first message of a decode process: those of sandbox.MEASURES that hold."""
+    """The first message of a decode process: those of confinement.MEASURES that hold."""
 
     holds: tuple[str, ...]
 

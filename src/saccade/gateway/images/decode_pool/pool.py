@@ -27,7 +27,7 @@ from saccade.errors import (
     StartupError,
     from_code,
 )
-from saccade.gateway.confinement.sandbox import MEASURES
+from saccade.gateway.confinement import MEASURES
 from saccade.gateway.images.decode_pool.job import (
     ImageAnswer,
     ImageJob,

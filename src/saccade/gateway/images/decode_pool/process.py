@@ -28,7 +28,7 @@ from PIL import AvifImagePlugin, Image
 
 from saccade import models
 from saccade.errors import ImageTooLarge, SaccadeError, StartupError, VideoTooLarge
-from saccade.gateway.confinement.sandbox import confine
+from saccade.gateway.confinement import confine
 from saccade.gateway.images.decode_pool.job import (
     PID,
     READY,

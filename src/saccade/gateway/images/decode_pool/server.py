@@ -14,7 +14,7 @@ import threading
 import msgspec
 
 from saccade.errors import StartupError
-from saccade.gateway.confinement import sandbox
+from saccade.gateway import confinement
 from saccade.gateway.images.decode_pool.job import (
     PID,
     READY,
@@ -44,7 +44,7 @@ ENVIRONMENT = {
 class DecodeProcess:
     """One decode process: one job at a time. *life* is that of the server that forked it.
 
-    *measures* are those of sandbox.MEASURES that confine it.
+    *measures* are those of confinement.MEASURES that confine it.
     """
 
     def __init__(
@@ -201,7 +201,7 @@ class DecodeServer:
                     [sys.executable, "-m", PROGRAM, *arguments],
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
-                    env=sandbox.environment(os.environ) | ENVIRONMENT,
+                    env=confinement.environment(os.environ) | ENVIRONMENT,
                 )
         except OSError:
             ours.close()

@@ -7,7 +7,6 @@ from pathlib import Path
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUPS = Path("/proc/self/cgroup")
 MEMORY_INFO = Path("/proc/meminfo")
-
 REQUEST_SHARE = 8
 """Request bodies and fetched images may take one part in this many of the memory."""
 

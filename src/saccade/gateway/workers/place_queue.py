@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 
 from saccade.errors import QueueFull
-from saccade.gateway.tenants.tenant import EVERYBODY, Tenant
+from saccade.gateway.tenants.account import EVERYBODY, Tenant
 
 LOOK_SECONDS = 1.0
 """How often one who waits looks again by itself: a place may come with time alone, as that of a breaker's trial."""

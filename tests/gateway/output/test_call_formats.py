@@ -6,7 +6,7 @@ from typing import Any
 
 from tables import table
 
-from saccade.gateway.output.tool_calls.formats import FORMATS, ParsedCall, declared
+from saccade.gateway.output.tool_calls import FORMATS, ParsedCall, declared
 from saccade.grammars.property_types import typed
 from saccade.models.family import ToolFormat
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tables import table
 
 from saccade.gateway.output.choice import GeneratedChoice
-from saccade.gateway.output.tool_calls.reader import GeneratedCall, ToolCallReader
+from saccade.gateway.output.tool_calls import GeneratedCall, ToolCallReader
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.gateway.served_models.tool_call_tokens import Parsers, tool_call_tokens
 from saccade.models.family import ToolFormat

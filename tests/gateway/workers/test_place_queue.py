@@ -6,9 +6,9 @@ import contextlib
 import pytest
 
 from saccade.errors import QueueFull, WorkerUnavailable
-from saccade.gateway.limits import place_queue
-from saccade.gateway.limits.place_queue import PlaceQueue
-from saccade.gateway.tenants.tenant import Tenant
+from saccade.gateway.tenants.account import Tenant
+from saccade.gateway.workers import place_queue
+from saccade.gateway.workers.place_queue import PlaceQueue
 
 
 class Places:

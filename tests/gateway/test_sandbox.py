@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from saccade.gateway.confinement import sandbox
+from saccade.gateway import confinement
 from saccade.gateway.images.decode_pool import server as media_server
 from saccade.gateway.images.decode_pool.job import ImageJob
 from saccade.gateway.images.decode_pool.server import DecodeProcess, DecodeServer
@@ -31,7 +31,7 @@ SECRETS = {"SACCADE_API_KEYS": "k-1", "HF_TOKEN": "hf_1", "AWS_SECRET_ACCESS_KEY
 def server() -> Iterator[DecodeServer]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(media_server, "PROGRAM", "hostile_process")
-        patch.setenv("PYTHONPATH", os.pathsep.join((str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", ""))))
+        patch.setenv("PYTHONPATH", os.pathsep.join((str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", ""))))
         for name, value in SECRETS.items():
             patch.setenv(name, value)
         server = DecodeServer(1 << 30)
@@ -151,7 +151,7 @@ def test_it_knows_no_secret(process: DecodeProcess) -> None:
 def test_limits_hold(process: DecodeProcess) -> None:
     limits = Path(f"/proc/{process.pid}/limits").read_text()
     values = {line[:26].strip(): line[26:].split()[:2] for line in limits.splitlines()}
-    assert values["Max open files"] == [str(sandbox.MAX_OPEN_FILES)] * 2
+    assert values["Max open files"] == [str(confinement.MAX_OPEN_FILES)] * 2
     assert values["Max file size"] == ["0", "0"]
     assert values["Max core file size"] == ["0", "0"]
     assert values["Max address space"][0] != "unlimited"
@@ -166,7 +166,7 @@ def test_an_environment_keeps_what_imports_need() -> None:
         "LD_PRELOAD": "/x.so",
         **SECRETS,
     }
-    kept = sandbox.environment(given)
+    kept = confinement.environment(given)
     assert {name: kept[name] for name in given if name in kept} == {
         name: given[name] for name in ("PATH", "PYTHONPATH", "LC_ALL", "TMPDIR")
     }
@@ -180,11 +180,10 @@ def test_an_answer_longer_than_any_is_not_read(process: DecodeProcess) -> None:
 
 ALONE = """
 import ctypes, json, os, socket, sys
-from saccade.gateway.confinement import sandbox
-from saccade.gateway.confinement import seccomp
+from saccade.gateway import confinement
 {without}
 listener = socket.create_server(("127.0.0.1", 0))
-holds = sandbox.confine(1 << 30)
+holds = confinement.confine(1 << 30)
 found = {{"holds": holds}}
 for name, attempt in {{
     "socket": lambda: socket.socket(),
@@ -206,13 +205,13 @@ print(json.dumps(found))
     ("without", "holds", "denied"),
     [
         ("", {"no_new_privs", "landlock", "seccomp"}, {"socket", "connect", "file", "signal", "fork"}),
-        ("seccomp.restrict = lambda *_: False", {"no_new_privs", "landlock"}, {"connect", "file", "signal"}),
+        ("confinement.restrict = lambda *_: False", {"no_new_privs", "landlock"}, {"connect", "file", "signal"}),
         (
-            "sandbox._landlock = lambda *_: False",
+            "confinement._landlock = lambda *_: False",
             {"no_new_privs", "seccomp"},
             {"socket", "connect", "file", "signal", "fork"},
         ),
-        ("sandbox._landlock = lambda *_: False; seccomp.restrict = lambda *_: False", {"no_new_privs"}, set()),
+        ("confinement._landlock = lambda *_: False; confinement.restrict = lambda *_: False", {"no_new_privs"}, set()),
     ],
     ids=["all", "landlock", "seccomp", "neither"],
 )

@@ -1,1 +1,0 @@
-"""What a process that reads hostile bytes may not do."""

@@ -1,1 +1,0 @@
-"""Bounds on what requests may hold: places, turns on the event loop, bytes."""
