@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
+from tables import table
 
 import saccade
 
@@ -104,7 +104,7 @@ def _counts(row: Row) -> Counter[str]:
     return Counter({path: count for path, count in counts.items() if count})
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.what)
+@table("row", ROWS)
 def test_avoided_english_only_goes_down(row: Row) -> None:
     counts = _counts(row)
     assert counts.total() <= row.ceiling, f"{counts.total()} {row.what}, most in {counts.most_common(5)}"

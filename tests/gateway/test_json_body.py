@@ -4,6 +4,7 @@ import json
 import random
 
 import pytest
+from tables import table
 
 from saccade.errors import BodyTooLarge, InvalidValue
 from saccade.gateway import json_body
@@ -19,7 +20,7 @@ def test_images_do_not_count() -> None:
     check_bounds(b'{"text": "\xc3\xa9", "url": ' + URL.encode() + b"A" * LARGE + b'"}')
 
 
-@pytest.mark.parametrize(
+@table(
     "body",
     [
         b'{"a": "' + b"x" * LARGE + b'"}',
@@ -38,7 +39,7 @@ def test_everything_else_does(body: bytes) -> None:
         check_bounds(body)
 
 
-@pytest.mark.parametrize("text", ["", "\\", '"', '\\"', "a\\\\", "data:", '"data:'])
+@table("text", ["", "\\", '"', '\\"', "a\\\\", "data:", '"data:'])
 def test_strings_are_counted_whatever_is_in_them(text: str) -> None:
     """An escaped quote ends no string; one behind an escaped backslash does."""
     allowed = json.dumps([text] * MAX_STRINGS).encode()

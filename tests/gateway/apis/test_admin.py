@@ -14,6 +14,7 @@ import pytest
 import scripted
 import uvicorn
 from chats import data_url, random_image
+from tables import table
 from waiting import wait_until
 
 from saccade.errors import StartupError
@@ -96,8 +97,8 @@ def test_its_key_resets_every_worker(path: str, admin: Port) -> None:
     assert admin.gateway.worker.resets == [{"prefix": prefix, "media": media}]
 
 
-@pytest.mark.parametrize("path", RESETS)
-@pytest.mark.parametrize("key", ["", "Bearer tenant", "Bearer nothing"])
+@table("path", RESETS)
+@table("key", ["", "Bearer tenant", "Bearer nothing"])
 def test_no_other_key_does(key: str, path: str, admin: Port) -> None:
     status, body = admin.ask("POST", path, **({"Authorization": key} if key else {}))
     assert status == 401
@@ -225,10 +226,8 @@ def test_a_worker_is_added_and_removed_while_the_gateway_runs(admin: Port) -> No
     assert (status, told["error"]["param"], told["error"]["code"]) == (400, "url", "invalid_value")
 
 
-@pytest.mark.parametrize(
-    "body", [{}, {"url": 3}, {"url": "grpc://nowhere"}, {"url": "unix:/a b"}, {"url": OTHER, "key": 1}, []]
-)
-@pytest.mark.parametrize("method", ["POST", "DELETE"])
+@table("body", [{}, {"url": 3}, {"url": "grpc://nowhere"}, {"url": "unix:/a b"}, {"url": OTHER, "key": 1}, []])
+@table("method", ["POST", "DELETE"])
 def test_what_is_no_worker_is_refused(admin: Port, method: str, body: object) -> None:
     status, told = change(admin, method, body)
     assert (status, told["error"]["param"]) == (400, "url")

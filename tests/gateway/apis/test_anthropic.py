@@ -7,6 +7,7 @@ import anthropic
 import pytest
 import scripted
 from chats import anthropic_client
+from tables import table
 
 from saccade.errors import WorkerFailed
 from saccade.gateway.config import GatewayConfig
@@ -52,8 +53,8 @@ def test_thinking_text_and_calls(stream: bool, gateway: scripted.Gateway, client
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(
+@table("stream", [False, True])
+@table(
     ("finish", "fields", "expected"),
     [
         (FinishReason.STOP, {}, ("one two", "end_turn", None)),

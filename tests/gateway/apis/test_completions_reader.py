@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from tables import table
 
 from saccade.errors import InvalidValue, RequestError, UnsupportedParameter
 from saccade.gateway.apis.completions.reader import AskedCompletion, parse_completion
@@ -24,7 +25,7 @@ def refused(error: type[RequestError], param: str, words: str = "", **fields: An
     assert words in raised.value.message
 
 
-@pytest.mark.parametrize(
+@table(
     ("prompt", "contents"),
     [
         ("a", {"prompt": "a"}),
@@ -38,12 +39,12 @@ def test_prompts(prompt: Any, contents: dict[str, Any]) -> None:
     assert {one.field: one.content for one in asked(prompt).prompts} == contents
 
 
-@pytest.mark.parametrize("prompt", [[], ["a", 5], [5, "a"], [5, [6]], [[5], "a"]])
+@table("prompt", [[], ["a", 5], [5, "a"], [5, [6]], [[5], "a"]])
 def test_no_prompts(prompt: Any) -> None:
     refused(InvalidValue, "prompt", prompt=prompt)
 
 
-@pytest.mark.parametrize(
+@table(
     ("prompt", "param"),
     [(None, "prompt"), (5, "prompt"), ({"a": 1}, "prompt"), ([-1], "prompt[...]"), ([1.5], "prompt")],
 )
@@ -74,7 +75,7 @@ def test_what_is_asked_of_each_answer() -> None:
     assert asked(logprobs=2, echo=True, prompt_logprobs=4).request.prompt_logprobs == 4
 
 
-@pytest.mark.parametrize(
+@table(
     ("param", "error", "fields"),
     [
         ("suffix", UnsupportedParameter, {"suffix": "z"}),

@@ -1,6 +1,7 @@
 """Errors about a chat that another API's body became name that body's fields."""
 
 import pytest
+from tables import table
 
 from saccade.errors import InvalidValue
 from saccade.gateway.apis.field_names import FieldNames
@@ -8,7 +9,7 @@ from saccade.gateway.apis.field_names import FieldNames
 NAMES = FieldNames({"messages[1]": "input[0]", "messages[1].content[0]": "input[0].source", "stop": "stop_sequences"})
 
 
-@pytest.mark.parametrize(
+@table(
     ("field", "expected"),
     [
         ("messages[1]", "input[0]"),

@@ -11,6 +11,7 @@ import openai
 import pytest
 import scripted
 from chats import data_url, random_image
+from tables import table
 
 from saccade.gateway.config import GatewayConfig
 
@@ -185,7 +186,7 @@ def test_only_forms_are_uploads(shared: scripted.Gateway) -> None:
     assert (answer.status, answer.json["error"]["param"]) == (400, "file")
 
 
-@pytest.mark.parametrize("query", ["limit=0", "limit=a", "limit=10001", "order=up", "after=file-1"])
+@table("query", ["limit=0", "limit=a", "limit=10001", "order=up", "after=file-1"])
 def test_listing_is_checked(query: str, shared: scripted.Gateway) -> None:
     answer = shared.ask("GET", f"/v1/files?{query}", Authorization="Bearer one")
     assert (answer.status, answer.json["error"]["param"]) == (400, query.split("=")[0])

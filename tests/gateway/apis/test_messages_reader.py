@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tables import table
 
 from saccade.errors import InvalidValue, RequestError, UnsupportedParameter
 from saccade.gateway.apis.messages.reader import find_image, parse_count, parse_messages
@@ -159,7 +160,7 @@ def test_unknown_parameters_are_named() -> None:
         parse_messages(body(max_tokns=3), strict=True)
 
 
-@pytest.mark.parametrize(
+@table(
     ("error", "param", "content"),
     [
         (InvalidValue, "messages[0].content", []),
@@ -180,7 +181,7 @@ def test_wrong_blocks_are_refused(error: type[RequestError], param: str, content
     refused(error, param, {"role": "user", "content": content})
 
 
-@pytest.mark.parametrize(
+@table(
     ("error", "param", "fields"),
     [
         (InvalidValue, "thinking.budget_tokens", {"thinking": {"type": "enabled", "budget_tokens": 0}}),

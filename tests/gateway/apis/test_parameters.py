@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tables import table
 
 from saccade.errors import InvalidValue, SaccadeError, UnsupportedParameter
 from saccade.gateway import json_body as gateway_body
@@ -40,7 +41,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
 BOUNDED = sorted(set(ChatRequest.__struct_fields__) - {*parameters.LONG, "model"})
 
 
-@pytest.mark.parametrize("name", BOUNDED)
+@table("name", BOUNDED)
 def test_long_values_are_refused_before_they_are_decoded(name: str, decoded: list[tuple[str, int]]) -> None:
     with pytest.raises(InvalidValue) as error:
         parse_chat(HEAD + b', "%s": %s}' % (name.encode(), BRACKETS))
@@ -49,13 +50,13 @@ def test_long_values_are_refused_before_they_are_decoded(name: str, decoded: lis
     assert name not in dict(decoded)
 
 
-@pytest.mark.parametrize("name", BOUNDED)
+@table("name", BOUNDED)
 def test_a_value_that_stands_twice_is_no_way_around(name: str, decoded: list[tuple[str, int]]) -> None:
     parse_chat(HEAD + b', "%s": %s, "%s": null}' % (name.encode(), BRACKETS, name.encode()))
     assert max(length for field, length in decoded if field != "messages") <= MAX_VALUE_BYTES
 
 
-@pytest.mark.parametrize("name", sorted(parameters.LATER))
+@table("name", sorted(parameters.LATER))
 def test_long_values_that_are_refused_are_not_decoded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lengths: list[int] = []
     plain = parameters.parse
@@ -89,12 +90,12 @@ def free_shapes(kind: Any) -> set[str]:
     return free
 
 
-@pytest.mark.parametrize("kind", [ChatRequest, TokenizeRequest, DetokenizeRequest, ChatMessage, ContentPart])
+@table("kind", [ChatRequest, TokenizeRequest, DetokenizeRequest, ChatMessage, ContentPart])
 def test_nothing_of_any_shape_is_decoded_unbounded(kind: type) -> None:
     assert free_shapes(kind) <= parameters.SHORT.keys()
 
 
-@pytest.mark.parametrize(
+@table(
     ("body", "param"),
     [
         (b'{"model": "m", "messages": [' + b'{"role": "user"},' * 200_000 + b"{}]}", None),
@@ -139,7 +140,7 @@ def test_tokens_are_counted_before_they_are_built(decoded: list[tuple[str, int]]
     assert decoded == []
 
 
-@pytest.mark.parametrize(
+@table(
     ("unknown", "warning"),
     [
         ({}, ""),

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from tables import table
 
 from saccade.errors import InvalidValue, RequestError, UnsupportedParameter
 from saccade.gateway.apis.responses.reader import parse_response, read_conversation
@@ -85,7 +86,7 @@ def test_items_of_a_turn_are_one_message() -> None:
     assert [(image.url, image.options.detail) for image in chat.images] == [("http://a", "low")] * 2
 
 
-@pytest.mark.parametrize(
+@table(
     ("items", "contents"),
     [
         ([said("a"), said("b")], [[text("a")], [text("b")]]),
@@ -125,7 +126,7 @@ def test_tools_and_schemas() -> None:
     assert bytes(request.response_format.json_schema.schema) == b'{"type": "object"}'
 
 
-@pytest.mark.parametrize(
+@table(
     ("error", "param", "given"),
     [
         (UnsupportedParameter, "input[0].type", [{"type": "item_reference", "id": "m"}]),
@@ -147,7 +148,7 @@ def test_wrong_items_are_refused(error: type[RequestError], param: str, given: l
     assert raised.value.param == param
 
 
-@pytest.mark.parametrize(
+@table(
     ("error", "param", "fields"),
     [
         (UnsupportedParameter, "background", {"background": True}),

@@ -11,6 +11,7 @@ import pytest
 import scripted
 from chats import data_url, random_image
 from faults import wait_for
+from tables import table
 
 from saccade.errors import UnsupportedParameter
 from saccade.gateway.apis.chat import parse_chat
@@ -238,9 +239,10 @@ CASES: dict[str, tuple[Any, int, str, str | None]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("request_body", "status", "code", "param"), CASES.values(), ids=CASES.keys())
+@table(("request_body", "status", "code", "param"), CASES.values(), ids=CASES.keys())
 def test_bad_input(request_body: Any, status: int, code: str, param: str | None, gateway: scripted.Gateway) -> None:
     before = gateway.metric("saccade_slots_in_use")
+    gateway.worker.requests.clear()
     answer = gateway.ask("POST", "/v1/chat/completions", request_body)
     error = answer.json["error"]
     assert (answer.status, error["code"], error["param"]) == (status, code, param), error
@@ -251,7 +253,7 @@ def test_bad_input(request_body: Any, status: int, code: str, param: str | None,
     assert gateway.metric("saccade_slots_in_use") == before
 
 
-@pytest.mark.parametrize("name", LATER)
+@table("name", LATER)
 def test_parameters_that_come_later_are_refused_by_name(name: str) -> None:
     with pytest.raises(UnsupportedParameter) as error:
         parse_chat(json.dumps(body(**{name: "something"})).encode())
@@ -260,7 +262,7 @@ def test_parameters_that_come_later_are_refused_by_name(name: str) -> None:
         parse_chat(json.dumps(body(**{name: harmless})).encode())
 
 
-@pytest.mark.parametrize("name", sorted(LATER.keys() - set(TokenizeRequest.__struct_fields__)))
+@table("name", sorted(LATER.keys() - set(TokenizeRequest.__struct_fields__)))
 def test_tokenize_refuses_them_too(name: str) -> None:
     with pytest.raises(UnsupportedParameter) as error:
         parse_tokenize(json.dumps(body(**{name: "something"})).encode())
@@ -356,7 +358,7 @@ EXCEEDED = (
 )
 
 
-@pytest.mark.parametrize(
+@table(
     ("text", "fields", "completion"),
     [("hi", {"max_tokens": 5000}, 5000), ("hi", {"max_completion_tokens": 4096}, 4096), ("word " * 9000, {}, 1),
      ("word " * 9000, {"max_tokens": 7}, 7), ("word " * 200_000, {}, 1)],

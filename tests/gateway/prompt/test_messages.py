@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tables import table
 
 from saccade.errors import InvalidImageUrl, InvalidValue, RequestError, UnsupportedParameter
 from saccade.gateway.chat import Chat, ChatRequest, ImageSource, TokenizeRequest
@@ -62,10 +63,10 @@ def test_text_and_images_keep_their_order() -> None:  # F1
     ]
 
 
-@pytest.mark.parametrize(
+@table(
     ("given", "expected"), [({}, True), ({"add_generation_prompt": None}, True), ({"add_generation_prompt": False}, False)],
 )  # fmt: skip
-@pytest.mark.parametrize("kind", [ChatRequest, TokenizeRequest])
+@table("kind", [ChatRequest, TokenizeRequest])
 def test_generation_prompt(kind: type, given: dict[str, bool], expected: bool) -> None:
     chat = user(TEXT, kind=kind, **given)
     assert (chat.add_generation_prompt, chat.continues) == (expected, False)
@@ -84,8 +85,8 @@ NOT_CONTINUED: dict[str, tuple[Any, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", [ChatRequest, TokenizeRequest])
-@pytest.mark.parametrize("last", CONTINUED)
+@table("kind", [ChatRequest, TokenizeRequest])
+@table("last", CONTINUED)
 def test_a_last_message_to_go_on_with(last: str, kind: type) -> None:
     messages = [ASKED, {"role": "assistant", **CONTINUED[last]}]
     for given in ({}, {"add_generation_prompt": False}, {"add_generation_prompt": None}):
@@ -95,8 +96,8 @@ def test_a_last_message_to_go_on_with(last: str, kind: type) -> None:
     assert (chat.add_generation_prompt, chat.continues) == (True, False)
 
 
-@pytest.mark.parametrize("kind", [ChatRequest, TokenizeRequest])
-@pytest.mark.parametrize("last", NOT_CONTINUED)
+@table("kind", [ChatRequest, TokenizeRequest])
+@table("last", NOT_CONTINUED)
 def test_a_last_message_that_cannot_go_on(last: str, kind: type) -> None:
     message, words = NOT_CONTINUED[last]
     refused(
@@ -111,8 +112,8 @@ def test_a_prompt_has_one_end(kind: type) -> None:
     refused(InvalidValue, "continue_final_message", "`add_generation_prompt`", messages=messages, kind=kind, **both)
 
 
-@pytest.mark.parametrize("kind", [ChatRequest, TokenizeRequest])
-@pytest.mark.parametrize(
+@table("kind", [ChatRequest, TokenizeRequest])
+@table(
     ("given", "expected"),
     [
         (None, {}),
@@ -130,15 +131,15 @@ def test_pixel_limits(kind: type, given: Any, expected: dict[str, int]) -> None:
 BAD_LIMITS = (0, -1, MAX_PIXELS + 1, 10**30, 1.0, 1e300, True, "9", [9], {})
 
 
-@pytest.mark.parametrize("path", ["min_pixels", "max_pixels", "size.shortest_edge", "size.longest_edge"])
-@pytest.mark.parametrize("value", BAD_LIMITS)
+@table("path", ["min_pixels", "max_pixels", "size.shortest_edge", "size.longest_edge"])
+@table("value", BAD_LIMITS)
 def test_pixel_limits_have_bounds(path: str, value: Any) -> None:
     *outer, name = path.split(".")
     given = {outer[0]: {name: value}} if outer else {name: value}
     refused(InvalidValue, f"mm_processor_kwargs.{path}", "whole number of pixels", mm_processor_kwargs=given)
 
 
-@pytest.mark.parametrize(
+@table(
     ("given", "error", "param"),
     [
         ({"do_resize": False}, UnsupportedParameter, "mm_processor_kwargs.do_resize"),
@@ -173,22 +174,22 @@ def test_detail_and_limits_together() -> None:
     ]
 
 
-@pytest.mark.parametrize("kind", [ChatRequest, TokenizeRequest])
-@pytest.mark.parametrize("value", [True, False, None, 0, MAX_SWITCH, -0.5, "", "x" * 256])
+@table("kind", [ChatRequest, TokenizeRequest])
+@table("value", [True, False, None, 0, MAX_SWITCH, -0.5, "", "x" * 256])
 def test_switches(kind: type, value: Any) -> None:
     given = {"enable_thinking": value, "add_vision_id": True}
     assert user(TEXT, kind=kind, chat_template_kwargs=given).switches == given
     assert user(TEXT, kind=kind).switches == user(TEXT, kind=kind, chat_template_kwargs={}).switches == {}
 
 
-@pytest.mark.parametrize("value", ["x" * 257, MAX_SWITCH + 1, -(10**40), 1e300, [], [1], {}, {"a": 1}])
+@table("value", ["x" * 257, MAX_SWITCH + 1, -(10**40), 1e300, [], [1], {}, {"a": 1}])
 def test_values_of_switches_are_plain(value: Any) -> None:
     refused(
         InvalidValue, "chat_template_kwargs.enable_thinking", "256", chat_template_kwargs={"enable_thinking": value}
     )
 
 
-@pytest.mark.parametrize("name", ["thinking", "tokenize", "chat_template", "tools", "messages", "add_generation_prompt",
+@table("name", ["thinking", "tokenize", "chat_template", "tools", "messages", "add_generation_prompt",
                                   "strftime_now", "bos_token", "__class__", ""])  # fmt: skip
 def test_other_switches_are_refused_by_name(name: str) -> None:
     for value in (True, None):
@@ -258,8 +259,8 @@ MEDIA = [
 ]
 
 
-@pytest.mark.parametrize("name", MEDIA)
-@pytest.mark.parametrize("value", [["aGk="], {"url": "a"}, "data:image/png;base64,aGk=", 1])
+@table("name", MEDIA)
+@table("value", [["aGk="], {"url": "a"}, "data:image/png;base64,aGk=", 1])
 def test_media_under_another_name_is_refused(name: str, value: Any) -> None:
     """Dropped, the model would answer that it sees no image."""
     spelling = '{"type": "image_url", "image_url": {"url": '
@@ -298,7 +299,7 @@ def test_images_of_other_apis_are_told_how_openai_spells_them(part: dict[str, An
     refused(UnsupportedParameter, "messages[0].content[0].type", '{"type": "image_url"', messages=messages)
 
 
-@pytest.mark.parametrize(
+@table(
     ("given", "expected"),
     [
         ({"content": "yes", "reasoning_content": "Hm"}, {"content": "yes", "reasoning_content": "Hm"}),

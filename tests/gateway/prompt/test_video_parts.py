@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tables import table
 
 from saccade.errors import InvalidImageUrl, InvalidValue, RequestError, UnsupportedParameter
 from saccade.gateway.chat import Chat, ChatRequest, ImageSource
@@ -41,7 +42,7 @@ def test_videos_and_images_stand_in_their_order() -> None:
     ]
 
 
-@pytest.mark.parametrize(
+@table(
     ("fields", "expected"),
     [
         ({}, {}),
@@ -58,7 +59,7 @@ def test_options_are_the_requests(fields: dict[str, Any], expected: dict[str, An
     assert source.options == VideoOptions(**expected)
 
 
-@pytest.mark.parametrize("value", [0, -2, 1.5, "8", True, 2**20 + 1])
+@table("value", [0, -2, 1.5, "8", True, 2**20 + 1])
 def test_numbers_of_frames_are_checked(value: Any) -> None:
     for fields in (
         {"media_io_kwargs": {"video": {"num_frames": value}}},
@@ -69,14 +70,14 @@ def test_numbers_of_frames_are_checked(value: Any) -> None:
         refused(InvalidValue, field, video(), **fields)
 
 
-@pytest.mark.parametrize("value", [0, -0.5, "2", True, 1001, float("inf"), float("nan")])
+@table("value", [0, -0.5, "2", True, 1001, float("inf"), float("nan")])
 def test_rates_are_checked(value: Any) -> None:
     with pytest.raises(InvalidValue) as caught:
         read_media_options(None, {"video": {"fps": value}})
     assert caught.value.param == "media_io_kwargs.video.fps"
 
 
-@pytest.mark.parametrize(
+@table(
     ("given", "kind", "field"),
     [
         ({"video": {"backend": "opencv"}}, UnsupportedParameter, "media_io_kwargs.video.backend"),
