@@ -14,6 +14,9 @@ from saccade.gateway.app import HOST
 from saccade.gateway.workers.sources import check_dns_url
 from saccade.transport.credentials import TOO_OPEN
 
+pytestmark = pytest.mark.ci
+
+
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "kubernetes"
 VERSIONS = ("1.34", "1.37")

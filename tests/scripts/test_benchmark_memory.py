@@ -4,9 +4,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from benchmarks.reliability.memory import Memory, memory
 from benchmarks.reliability.processes import Holdings
 from benchmarks.reliability.soak_report import METRICS, violations
+
+pytestmark = pytest.mark.ci
+
 
 ROLLUP = """5571f0648000-7ffc20b51000 ---p 00000000 00:00 0                          [rollup]
 Rss:               40960 kB

@@ -1,6 +1,9 @@
 """A chat takes no longer way through the gateway than its budget allows. # F14"""
 
 import chat_trace
+import pytest
+
+pytestmark = pytest.mark.ci
 
 
 def test_chat_stays_within_its_budget() -> None:

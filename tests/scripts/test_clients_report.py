@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.ci
+
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts/clients"
 NEEDS_NOTHING = "# /// script\n# dependencies = []\n# ///\n"

@@ -11,6 +11,9 @@ from benchmarks.fleet.gate import Outcome
 from benchmarks.fleet.plan import Plan, repeats_found
 from benchmarks.fleet.running import Gateway, NotMeasured
 
+pytestmark = pytest.mark.ci
+
+
 PASSING = Outcome(
     num_repeats=800,
     num_observed=800.0,

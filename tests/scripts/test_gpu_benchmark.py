@@ -14,6 +14,9 @@ from saccade.engine.config import EngineConfig
 from saccade.nn.backends import PLAIN, Entry
 from saccade.nn.backends.triton_attention import VisionAttentionBackend
 
+pytestmark = pytest.mark.ci
+
+
 ENTRIES = {PLAIN: Entry("saccade.nn.backends.torch_sdpa"), "triton": Entry("saccade.nn.backends.triton_attention")}
 
 

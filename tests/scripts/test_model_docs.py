@@ -4,6 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.ci
+
+
 SCRIPT = Path(__file__).parents[2] / "scripts" / "model_docs.py"
 
 

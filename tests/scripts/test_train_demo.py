@@ -11,6 +11,9 @@ import pytest
 
 from saccade.models.files import read_model_files
 
+pytestmark = pytest.mark.ci
+
+
 SCRIPT = Path(__file__).parents[2] / "scripts/train_demo"
 
 
