@@ -19,7 +19,7 @@ import pytest
 from echo_worker import until
 from smg_grpc_proto.generated import sglang_scheduler_pb2_grpc as rpc
 from smg_servicer import look_often
-from tokenspeed_worker import Slots, surroundings
+from tokenspeed_worker import Slots, context
 
 from saccade.transport.connectors.sglang import SglangClient
 
@@ -229,7 +229,7 @@ async def listening(servicer: rpc.SglangSchedulerServicer) -> AsyncIterator[str]
 
 @asynccontextmanager
 async def registered(target: str, slots: Slots, **options: Any) -> AsyncIterator[SglangClient]:
-    client = SglangClient(f"sglang://{target}", surroundings(slots, **options))
+    client = SglangClient(f"sglang://{target}", context(slots, **options))
     await client.start()
     try:
         await until(lambda: client.ready)

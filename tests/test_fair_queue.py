@@ -59,7 +59,7 @@ class Crowd:
         await self.cancel(*self.tasks)
         while self._turns:
             await self.leave(*self._turns)
-        assert (self.queue.held, self.queue.num_waiting) == (0, 0)
+        assert (self.queue.weight, self.queue.num_waiting) == (0, 0)
 
     async def _take(self, name: str, weight: int, priority: int) -> None:
         self._turns[name] = await self.queue.enter(name[0], weight, priority)
@@ -76,7 +76,7 @@ async def test_client_alone_takes_all_and_no_more() -> None:
     crowd = Crowd(queue_of(3))
     await crowd.come("a1", "a2", "a3", "a4")
     assert crowd.served == ["a1", "a2", "a3"]
-    assert (crowd.queue.held, crowd.queue.num_waiting) == (3, 1)
+    assert (crowd.queue.weight, crowd.queue.num_waiting) == (3, 1)
     await crowd.leave("a2")
     assert crowd.served == ["a1", "a2", "a3", "a4"]
     await crowd.go()
@@ -175,8 +175,8 @@ async def test_wait_has_an_end() -> None:
     with await queue.enter("a"):
         with pytest.raises(QueueFull, match=r"kept this one waiting for 0\.01 seconds; try again later"):
             await queue.enter("b")
-        assert (queue.held, queue.num_waiting) == (1, 0)
-    assert queue.held == 0
+        assert (queue.weight, queue.num_waiting) == (1, 0)
+    assert queue.weight == 0
 
 
 async def test_turn_that_was_granted_to_a_task_cancelled_meanwhile_is_not_lost() -> None:
@@ -248,7 +248,7 @@ async def test_turn_ends_once() -> None:
     turn = await queue.enter("a")
     turn.leave()
     turn.leave()
-    assert queue.held == 0
+    assert queue.weight == 0
 
 
 @dataclass
@@ -345,7 +345,7 @@ def test_queue_does_what_its_model_does(
             }
             assert (crowd.served, refused) == (model.served, model.refused)
             assert crowd.queue.num_waiting == len(model.waiting)
-            assert crowd.queue.held == sum(model.weight_of(client) for client in "abcd")
+            assert crowd.queue.weight == sum(model.weight_of(client) for client in "abcd")
         await crowd.go()
 
     asyncio.run(play())
@@ -358,7 +358,7 @@ def test_queue_does_what_its_model_does(
 def test_no_turn_is_lost_or_made_whatever_happens_at_once(script: list[tuple[str, int, bool]], capacity: int) -> None:
     async def hold(queue: FairQueue, client: str, gone: asyncio.Event) -> None:
         with await queue.enter(client):
-            assert queue.held <= capacity
+            assert queue.weight <= capacity
             await gone.wait()
 
     async def play() -> None:
@@ -379,6 +379,6 @@ def test_no_turn_is_lost_or_made_whatever_happens_at_once(script: list[tuple[str
         async with asyncio.timeout(PATIENT):
             outcomes = await asyncio.gather(*tasks, return_exceptions=True)
         assert all(outcome is None or isinstance(outcome, asyncio.CancelledError) for outcome in outcomes)
-        assert (queue.held, queue.num_waiting) == (0, 0)
+        assert (queue.weight, queue.num_waiting) == (0, 0)
 
     asyncio.run(play())

@@ -21,7 +21,7 @@ from saccade.protocol.description import ModelFiles
 from saccade.protocol.media import MediaItem, SlotRef, Span
 from saccade.protocol.request import EngineRequest, SamplingParams
 from saccade.transport import shared_memory
-from saccade.transport.connectors.smg_session import Surroundings, Traits
+from saccade.transport.connectors.smg_session import ClientContext, Traits
 from saccade.transport.connectors.tokenspeed import TokenSpeedClient
 from saccade.transport.shared_memory import SlotPool
 
@@ -163,8 +163,8 @@ class Slots:
         return [Path(entry) for entry in entries if entry.inode() in own]
 
 
-def surroundings(slots: Slots, **options: Any) -> Surroundings:
-    return Surroundings(
+def context(slots: Slots, **options: Any) -> ClientContext:
+    return ClientContext(
         on_released=slots.released.extend,
         on_discarded=slots.discarded.extend,
         **({"traits": lambda _: Traits(grid_name="a_grid", plain_positions=True)} | options),
@@ -173,7 +173,7 @@ def surroundings(slots: Slots, **options: Any) -> Surroundings:
 
 @asynccontextmanager
 async def registered(url: str, slots: Slots, **options: Any) -> AsyncIterator[TokenSpeedClient]:
-    client = TokenSpeedClient(url, surroundings(slots, **options))
+    client = TokenSpeedClient(url, context(slots, **options))
     await client.start()
     try:
         await until(lambda: client.ready)

@@ -201,14 +201,14 @@ async def listening(server: VllmServer, tls: ssl.SSLContext | None = None, port:
 @asynccontextmanager
 async def connecting(
     url: str,
-    given: dict[str, ModelFiles] | None = None,
+    model_files: dict[str, ModelFiles] | None = None,
     credentials: WorkerCredentials = NO_CREDENTIALS,
     read_files: Callable[[Path], ModelFiles] = lambda _: FILES,
     on_change: Callable[[VllmClient], None] = lambda _: None,
     on_released: Callable[[Sequence[str]], None] = lambda _: None,
 ) -> AsyncIterator[VllmClient]:
     """A client of *url* that may not be ready."""
-    reader = FileReader({"m": FILES} if given is None else given, read_files, lambda _: PLACEHOLDER)
+    reader = FileReader({"m": FILES} if model_files is None else model_files, read_files, lambda _: PLACEHOLDER)
     client = VllmClient(url, on_released, on_change, credentials, reader)
     await client.start()
     try:

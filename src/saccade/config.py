@@ -85,5 +85,5 @@ def to_arguments(flags: "DataclassInstance", secret: Sequence[str] = ()) -> list
 
 def to_environment(flags: "DataclassInstance", secret: Sequence[str]) -> dict[str, str]:
     """Return the *secret* flags as environment variables, which other users of the machine cannot read."""
-    given = {name: getattr(flags, name) for name in secret}
-    return {PREFIX + name.upper(): " ".join(values) for name, values in given.items() if values}
+    values_by_name = {name: getattr(flags, name) for name in secret}
+    return {PREFIX + name.upper(): " ".join(values) for name, values in values_by_name.items() if values}

@@ -66,16 +66,16 @@ class FairQueue:
         self._wait_seconds = wait_seconds
         self._client_capacity = client_capacity
         self._client_share = client_share
-        self._held: Counter[Hashable] = Counter()
+        self._load: Counter[Hashable] = Counter()
         self._lines: dict[Hashable, deque[_Waiter]] = {}
         self._last_turns: OrderedDict[Hashable, int] = OrderedDict()
         self._num_turns = 0
         self._num_requests = 0
 
     @property
-    def held(self) -> int:
+    def weight(self) -> int:
         """The weight of all turns."""
-        return self._held.total()
+        return self._load.total()
 
     @property
     def num_waiting(self) -> int:
@@ -147,16 +147,16 @@ class FairQueue:
         self._advance()
 
     def _leave(self, client: Hashable, weight: int) -> None:
-        self._held[client] -= weight
-        if not self._held[client]:
-            del self._held[client]
+        self._load[client] -= weight
+        if not self._load[client]:
+            del self._load[client]
         self._advance()
 
     def _advance(self) -> None:
         """Grant turns as long as the next one fits."""
-        while (waiter := self._next()) is not None and self._fits(self.held, waiter.weight, self._capacity):
+        while (waiter := self._next()) is not None and self._fits(self.weight, waiter.weight, self._capacity):
             self._lines[waiter.client].popleft()
-            self._held[waiter.client] += waiter.weight
+            self._load[waiter.client] += waiter.weight
             self._note_turn(waiter.client)
             waiter.granted.set_result(None)
 
@@ -169,13 +169,13 @@ class FairQueue:
                 line.popleft()
             if not line:
                 del self._lines[client]
-            elif self._client_capacity is None or self._fits(self._held[client], line[0].weight, self._client_capacity):
+            elif self._client_capacity is None or self._fits(self._load[client], line[0].weight, self._client_capacity):
                 candidates.append(line[0])
         return min(candidates, key=self._service, default=None)
 
     def _service(self, waiter: _Waiter) -> tuple[float, int, int]:
         """Return what the waiter's client has: the weight of its turns, when it last had one, when this one came."""
-        return self._held[waiter.client] / waiter.priority, self._last_turns.get(waiter.client, 0), waiter.number
+        return self._load[waiter.client] / waiter.priority, self._last_turns.get(waiter.client, 0), waiter.number
 
     def _note_turn(self, client: Hashable) -> None:
         self._num_turns += 1
@@ -185,8 +185,8 @@ class FairQueue:
             self._last_turns.popitem(last=False)
 
     @staticmethod
-    def _fits(held: int, weight: int, capacity: int) -> bool:
-        return (not held and capacity > 0) or held + weight <= capacity
+    def _fits(taken: int, weight: int, capacity: int) -> bool:
+        return (not taken and capacity > 0) or taken + weight <= capacity
 
 
 class Turn:

@@ -23,10 +23,10 @@ class WatchedFile:
         try:
             # Opening a pipe or a device must not block the reader: it does not wait for the other end.
             with open(os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-                found = os.fstat(file.fileno())
-                if not stat.S_ISREG(found.st_mode):
+                status = os.fstat(file.fileno())
+                if not stat.S_ISREG(status.st_mode):
                     raise StartupError("it is not a regular file")
-                state = (found.st_mtime_ns, found.st_size, found.st_ino)
+                state = (status.st_mtime_ns, status.st_size, status.st_ino)
                 if state == self._state:
                     return None
                 content = file.read(self._max_bytes + 1)

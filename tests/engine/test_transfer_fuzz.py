@@ -24,8 +24,8 @@ from saccade.transport.kv_transfer.events import (
     PieceArrived,
     PieceTaken,
     PromptComputed,
+    StateRequested,
     TransferEnded,
-    Wanted,
 )
 
 MAX_MODEL_LEN = 120
@@ -83,7 +83,7 @@ class Wire:
                 transfer.num_turns += 1
                 if transfer.is_offered:
                     transfer.is_connected = True
-                    self.to_prefill.append(Wanted(key, transfer.first_block))
+                    self.to_prefill.append(StateRequested(key, transfer.first_block))
                 elif transfer.num_turns > PATIENCE_TURNS:
                     self.end(key, self.to_decode, reason="The prefill worker does not know the transfer.")
             elif self._rng.random() < self._failing:

@@ -135,7 +135,7 @@ def held(
         ):
             yield connection
         limits, router = gateway.application.limits, gateway.application.listener.router
-        wait_until(lambda: (limits.admission.num_requests, limits.memory.num_bytes, limits.pixels.held) == (0, 0, 0))
+        wait_until(lambda: (limits.admission.num_requests, limits.memory.num_bytes, limits.pixels.weight) == (0, 0, 0))
         assert gateway.metric("saccade_router_queue_pending_requests") == 0
         assert not any(work.num_requests for work in router.work.values())
         # An image is decoded to its end.
@@ -216,5 +216,5 @@ async def test_a_request_without_images_does_not_wait_for_pixels() -> None:
     config = GatewayConfig()
     with Request.begin(config.limits(), Account(EVERYBODY), client=None) as request:
         with await request.pixels(2 * config.max_pixel_bytes), await asyncio.wait_for(request.pixels(0), 30):
-            assert request.limits.pixels.held == 2 * config.max_pixel_bytes
-        assert request.limits.pixels.held == 0
+            assert request.limits.pixels.weight == 2 * config.max_pixel_bytes
+        assert request.limits.pixels.weight == 0

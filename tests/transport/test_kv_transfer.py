@@ -26,8 +26,8 @@ from saccade.transport.kv_transfer.events import (
     PieceArrived,
     PieceTaken,
     PromptComputed,
+    StateRequested,
     TransferEnded,
-    Wanted,
 )
 from saccade.transport.kv_transfer.service import KvTransfers, TransferConfig
 from saccade.transport.kv_transfer.source import NOT_TAKEN, KvSource, SourceConfig
@@ -40,8 +40,8 @@ E = TypeVar("E", bound=Event)
 class End:
     """One engine's end: collects what it is told."""
 
-    def __init__(self, form: KvForm = FORM, bind: str | None = None, patience_seconds: float = 20.0) -> None:
-        self.transfers = KvTransfers(TransferConfig(form, bind, patience_seconds))
+    def __init__(self, form: KvForm = FORM, bind: str | None = None, timeout_seconds: float = 20.0) -> None:
+        self.transfers = KvTransfers(TransferConfig(form, bind, timeout_seconds))
         self.told: list[Event] = []
 
     def next(self, kind: type[E]) -> E:
@@ -63,9 +63,9 @@ class End:
 
 
 @contextmanager
-def ends(form: KvForm = FORM, patience_seconds: float = 20.0) -> Iterator[tuple[End, End]]:
+def ends(form: KvForm = FORM, timeout_seconds: float = 20.0) -> Iterator[tuple[End, End]]:
     """A prefill worker's end, and a decode worker's with *form*."""
-    source, destination = End(bind="127.0.0.1:0", patience_seconds=patience_seconds), End(form)
+    source, destination = End(bind="127.0.0.1:0", timeout_seconds=timeout_seconds), End(form)
     with closing(source.transfers), closing(destination.transfers):
         yield source, destination
 
@@ -87,7 +87,7 @@ def transferred(source: End, destination: End) -> list[PieceArrived]:
     key = new_key()
     destination.transfers.pull(key, address(source), 4)
     source.transfers.offer(key)
-    assert source.next(Wanted) == Wanted(key, 4)
+    assert source.next(StateRequested) == StateRequested(key, 4)
     source.transfers.prefilled(key, FIRST)
     assert destination.next(PromptComputed) == PromptComputed(key, FIRST)
     pieces = [(Piece(4, 7), os.urandom(3000)), (Piece(7, 8), os.urandom(1000)), (Piece(8, 8, True), os.urandom(77))]
@@ -131,7 +131,7 @@ def test_many_transfers_at_once() -> None:
         for key in keys:
             source.transfers.offer(key)
             destination.transfers.pull(key, address(source), 0)
-        assert {source.next(Wanted).key for _ in keys} == set(keys)
+        assert {source.next(StateRequested).key for _ in keys} == set(keys)
         for key in keys:
             source.transfers.prefilled(key, FIRST)
         for _ in keys:
@@ -181,7 +181,7 @@ def test_without_the_key_there_is_no_state(monkeypatch: pytest.MonkeyPatch) -> N
         assert source.transfers.events() == []
         monkeypatch.undo()
         destination.transfers.pull(key, address(source), 0)
-        assert source.next(Wanted).key == key
+        assert source.next(StateRequested).key == key
 
 
 def _name(key: bytes) -> bytes:
@@ -194,7 +194,7 @@ def test_a_transfer_is_pulled_once() -> None:
     with ends() as (source, destination):
         source.transfers.offer(key := new_key())
         destination.transfers.pull(key, address(source), 0)
-        source.next(Wanted)
+        source.next(StateRequested)
         second = End()
         with closing(second.transfers):
             second.transfers.pull(key, address(source), 0)
@@ -204,7 +204,7 @@ def test_a_transfer_is_pulled_once() -> None:
 
 
 def test_prompt_that_nobody_takes_is_given_up() -> None:
-    with ends(patience_seconds=0.2) as (source, _):
+    with ends(timeout_seconds=0.2) as (source, _):
         source.transfers.offer(key := new_key())
         source.transfers.prefilled(key, FIRST)
         assert source.next(TransferEnded) == TransferEnded(key, NOT_TAKEN)
@@ -212,15 +212,15 @@ def test_prompt_that_nobody_takes_is_given_up() -> None:
 
 
 def test_state_that_is_held_without_a_whole_prompt_is_given_up() -> None:
-    source = End(bind="127.0.0.1:0", patience_seconds=0.2)
+    source = End(bind="127.0.0.1:0", timeout_seconds=0.2)
     with closing(source.transfers):
         source.transfers.offer(key := new_key())
         source.transfers.begun(key)
         assert source.next(TransferEnded) == TransferEnded(key, NOT_TAKEN, by_peer=False)
 
 
-async def test_a_transfer_may_take_longer_than_its_patience_if_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loop's clock stands, and is put forward between two pieces by less than the patience of 60 s."""
+async def test_a_transfer_may_take_longer_than_its_timeout_if_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop's clock stands, and is put forward between two pieces by less than the timeout of 60 s."""
     loop, now = asyncio.get_running_loop(), [1000.0]
     monkeypatch.setattr(loop, "time", lambda: now[0])
     told: asyncio.Queue[Event] = asyncio.Queue()
@@ -230,7 +230,7 @@ async def test_a_transfer_may_take_longer_than_its_patience_if_it_goes_on(monkey
     host, port = await source.listen("127.0.0.1", 0)
     source.offer(key := new_key())
     destination.pull(key, f"{host}:{port}", 0)
-    assert await told.get() == Wanted(key, 0)
+    assert await told.get() == StateRequested(key, 0)
     source.prefilled(key, FIRST)
     assert await arrived.get() == PromptComputed(key, FIRST)
     for number in range(3):
@@ -246,10 +246,10 @@ async def test_a_transfer_may_take_longer_than_its_patience_if_it_goes_on(monkey
 
 
 def test_state_that_is_not_acknowledged_is_given_up() -> None:
-    with ends(patience_seconds=0.3) as (source, destination):
+    with ends(timeout_seconds=0.3) as (source, destination):
         source.transfers.offer(key := new_key())
         destination.transfers.pull(key, address(source), 0)
-        source.next(Wanted)
+        source.next(StateRequested)
         source.transfers.prefilled(key, FIRST)
         source.transfers.send(key, Piece(0, 1), bytes(1000))
         assert source.next(TransferEnded) == TransferEnded(key, NOT_TAKEN)
@@ -261,12 +261,12 @@ def test_state_that_is_not_acknowledged_is_given_up() -> None:
 
 
 def test_a_long_prompt_is_waited_for() -> None:
-    """The source's heartbeats keep a transfer alive whose patience is over many times."""
-    source, destination = End(bind="127.0.0.1:0", patience_seconds=0.2), End(patience_seconds=0.2)
+    """The source's heartbeats keep a transfer alive whose timeout is over many times."""
+    source, destination = End(bind="127.0.0.1:0", timeout_seconds=0.2), End(timeout_seconds=0.2)
     with closing(source.transfers), closing(destination.transfers):
         source.transfers.offer(key := new_key())
         destination.transfers.pull(key, address(source), 0)
-        source.next(Wanted)
+        source.next(StateRequested)
         time.sleep(0.8)
         source.transfers.prefilled(key, FIRST)
         destination.next(PromptComputed)
@@ -274,7 +274,7 @@ def test_a_long_prompt_is_waited_for() -> None:
 
 def test_silent_source_is_given_up() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        destination = End(patience_seconds=0.2)
+        destination = End(timeout_seconds=0.2)
         with closing(destination.transfers):
             destination.transfers.pull(new_key(), f"127.0.0.1:{server.getsockname()[1]}", 0)
             assert "silent" in destination.next(TransferEnded).reason
@@ -314,7 +314,7 @@ def test_the_other_end_is_told_of_a_cancelled_transfer() -> None:
             key = new_key()
             source.transfers.offer(key)
             destination.transfers.pull(key, address(source), 0)
-            source.next(Wanted)
+            source.next(StateRequested)
             stop(key)
             ended = told.next(TransferEnded)
             assert (ended.key, type(ended.error)) == (key, PeerFailed)
@@ -332,7 +332,7 @@ def test_pieces_of_wrong_size_end_the_transfer(
     with ends() as (source, destination):
         source.transfers.offer(key := new_key())
         destination.transfers.pull(key, address(source), 0)
-        source.next(Wanted)
+        source.next(StateRequested)
         source.transfers.send(key, piece, bytes(num_bytes))
         assert "wrong size" in destination.next(TransferEnded).reason
         source.next(TransferEnded)
@@ -346,7 +346,7 @@ def test_a_damaged_byte_ends_the_transfer(spoiled: int) -> None:
     with ends() as (source, destination), spoiling(address(source), 16 + spoiled) as by_way_of:
         source.transfers.offer(key := new_key())
         destination.transfers.pull(key, by_way_of, 0)
-        source.next(Wanted)
+        source.next(StateRequested)
         source.transfers.prefilled(key, FIRST)
         source.transfers.send(key, Piece(0, 1), bytes(1000))
         destination.wait_for(lambda: any(isinstance(event, TransferEnded) for event in destination.told))
@@ -412,7 +412,7 @@ def test_silent_connections_do_not_shut_out_a_decode_worker(
         silent = [socket.create_connection((host, int(port))) for _ in range(30)]
         source.transfers.offer(key := new_key())
         destination.transfers.pull(key, address(source), 0)
-        source.next(Wanted)
+        source.next(StateRequested)
         for one in silent:
             one.settimeout(20)
             with suppress(ConnectionError):

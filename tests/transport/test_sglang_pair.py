@@ -12,7 +12,7 @@ from sglang_servicer import STOPPED, Engine, Rooms, arguments, listening, servic
 from streams import generate
 from tables import table
 from test_sglang_servicer import PIXELS, ask, floats
-from tokenspeed_worker import FILES, Slots, surroundings
+from tokenspeed_worker import FILES, Slots, context
 
 from saccade.errors import RequestError, StartupError, WorkerFailed, WorkerUnavailable
 from saccade.gateway.workers.pool import WorkerPool
@@ -60,7 +60,7 @@ def legs(tmp_path: Path) -> Legs:
 async def pair(legs: Legs, servicer_of: Any, slots: Slots, query: str = "") -> AsyncIterator[SglangPair]:
     legs_of = listening(legs.prefill.servicer(servicer_of)), listening(legs.decode.servicer(servicer_of))
     async with legs_of[0] as prefill, legs_of[1] as decode:
-        client = SglangPair(f"sglang://{decode}?prefill={prefill}{query}", surroundings(slots))
+        client = SglangPair(f"sglang://{decode}?prefill={prefill}{query}", context(slots))
         await client.start()
         try:
             yield client
@@ -160,7 +160,7 @@ async def test_a_prefill_worker_that_dies_is_a_clear_failure(legs: Legs, service
     legs.prefill.wait_seconds = 60.0
     async with listening(legs.decode.servicer(servicer_of)) as decode:
         async with listening(legs.prefill.servicer(servicer_of)) as prefill:
-            client = SglangPair(f"sglang://{decode}?prefill={prefill}", surroundings(slots))
+            client = SglangPair(f"sglang://{decode}?prefill={prefill}", context(slots))
             await client.start()
             await until(lambda: client.ready)
             deltas = generate(client, ask())

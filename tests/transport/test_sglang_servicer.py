@@ -10,7 +10,7 @@ import pytest
 from echo_worker import until
 from sglang_servicer import STOPPED, Engine, arguments, listening, registered, servicer_class
 from streams import generate
-from tokenspeed_worker import FILES, PLACEHOLDER, Slots, image, surroundings
+from tokenspeed_worker import FILES, PLACEHOLDER, Slots, context, image
 
 from saccade.errors import (
     ImageTooLarge,
@@ -267,7 +267,7 @@ async def test_one_side_of_a_pair_is_no_worker(
 ) -> None:  # A8
     engine.arguments = msgspec.structs.replace(engine.arguments, disaggregation_mode="prefill")
     async with listening(engine.servicer(servicer_of)) as target:
-        client = SglangClient(f"sglang://{target}", surroundings(slots))
+        client = SglangClient(f"sglang://{target}", context(slots))
         await client.start()
         await until(lambda: "?prefill=" in caplog.text)
         await client.close()

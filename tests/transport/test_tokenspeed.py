@@ -50,7 +50,7 @@ from saccade.protocol.output import FinishReason
 from saccade.protocol.request import EngineRequest
 from saccade.transport import shared_memory
 from saccade.transport.connectors import shared_memory_links, smg_client, smg_model
-from saccade.transport.connectors.smg_session import Surroundings
+from saccade.transport.connectors.smg_session import ClientContext
 from saccade.transport.connectors.tokenspeed import TokenSpeedClient
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
@@ -111,7 +111,7 @@ async def test_load(slots: Slots) -> None:
 
 async def test_operators_files_come_first(slots: Slots) -> None:
     given = ModelFiles(files={"config.json": b"{1}"})
-    async with listening(TokenSpeedWorker()) as url, registered(url, slots, given={"m": given}) as client:
+    async with listening(TokenSpeedWorker()) as url, registered(url, slots, model_files={"m": given}) as client:
         assert client.description is not None
         assert client.description.files == given
 
@@ -367,7 +367,7 @@ async def test_dead_worker_in_mid_stream_and_its_successor(slots: Slots) -> None
     worker.script = [chunk(1), 60.0]
     changes: list[bool] = []
     async with listening(worker) as url:
-        client = TokenSpeedClient(url, Surroundings(on_change=lambda changed: changes.append(changed.ready)))
+        client = TokenSpeedClient(url, ClientContext(on_change=lambda changed: changes.append(changed.ready)))
         await client.start()
         await until(lambda: client.ready)
         deltas = generate(client, ask())
@@ -397,7 +397,7 @@ async def test_unwell_worker_is_not_ready_until_it_is_well(slots: Slots, monkeyp
 @pytest.mark.parametrize("url", ["tokenspeed://", "tokenspeed://host", "grpc://host:1", "tokenspeed://host:1/x"])
 def test_address(url: str) -> None:
     with pytest.raises(StartupError, match="tokenspeed://host:port"):
-        TokenSpeedClient(url, Surroundings())
+        TokenSpeedClient(url, ClientContext())
 
 
 # --- pixels ---
@@ -529,7 +529,7 @@ async def test_bad_bundles_are_refused(
     worker = TokenSpeedWorker()
     worker.bundle = bundle
     async with listening(worker) as url:
-        client = TokenSpeedClient(url, Surroundings())
+        client = TokenSpeedClient(url, ClientContext())
         await client.start()
         await until(lambda: reason in caplog.text)
         await client.close()
@@ -540,7 +540,7 @@ async def test_damaged_bundle_is_refused(caplog: pytest.LogCaptureFixture) -> No
     worker = TokenSpeedWorker()
     worker.digest = "0" * 64
     async with listening(worker) as url:
-        client = TokenSpeedClient(url, Surroundings())
+        client = TokenSpeedClient(url, ClientContext())
         await client.start()
         await until(lambda: "sha256" in caplog.text)
         await client.close()

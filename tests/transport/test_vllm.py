@@ -105,13 +105,13 @@ async def test_files_of_a_folder_that_the_gateway_can_read(tmp_path: Path) -> No
     (tmp_path / "config.json").write_bytes(b"[]")
     server = VllmServer()
     server.root = str(tmp_path)
-    async with listening(server) as url, registered(url, given={}, read_files=read_model_files) as client:
+    async with listening(server) as url, registered(url, model_files={}, read_files=read_model_files) as client:
         assert client.description is not None
         assert client.description.files == ModelFiles(files={"config.json": b"[]"})
 
 
 async def test_without_files_the_log_says_what_to_do(caplog: pytest.LogCaptureFixture) -> None:
-    async with listening(VllmServer()) as url, connecting(url, given={}) as client:
+    async with listening(VllmServer()) as url, connecting(url, model_files={}) as client:
         await until(lambda: "give --model m=MODEL" in caplog.text)
         assert client.description is None
 

@@ -84,21 +84,21 @@ class Vocabulary:
         content = beginning.encode() if isinstance(beginning, str) else beginning
         # A tokenizer may add a token or a space at the start of a text; it adds none after a line break.
         for before in ("", "\n"):
-            found = self._last(self._encode(before + content.decode(errors="replace")), content)
-            if found:
-                return found
+            ids = self._last(self._encode(before + content.decode(errors="replace")), content)
+            if ids:
+                return ids
         return [self._id_of_byte[byte] for byte in content if byte in self._id_of_byte]
 
     def _last(self, token_ids: Sequence[int], content: bytes) -> list[int]:
         """Return the last of *token_ids* whose bytes are *content*, none if there is no such end."""
-        found, left = list[int](), len(content)
+        ids, left = list[int](), len(content)
         for token_id in reversed(token_ids):
             if left <= 0:
                 break
-            found.append(token_id)
+            ids.append(token_id)
             left -= len(self.tokens[token_id])
-        found.reverse()
-        return found if b"".join(self.tokens[token_id] for token_id in found) == content else []
+        ids.reverse()
+        return ids if b"".join(self.tokens[token_id] for token_id in ids) == content else []
 
     def build(self) -> LLTokenizer:
         """Return llguidance's tokenizer."""

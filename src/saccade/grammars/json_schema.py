@@ -74,7 +74,7 @@ MAX_TRIALS: Final = 256
 
 
 @dataclass
-class Held:
+class HeldSchema:
     """A schema that answers match; *dropped* are the places of keywords of the client's schema that it lacks."""
 
     schema: Schema
@@ -89,20 +89,20 @@ class SchemaReader:
     strict: bool
     compiles: Callable[[Schema], bool]
 
-    def read(self, text: str) -> Held:
+    def read(self, text: str) -> HeldSchema:
         """Return the schema in *text*, all keywords of which a grammar enforces.
 
         Raises InvalidValue and UnsupportedParameter, which name the keyword's place.
         """
-        held = Held(self._parse(text))
-        self._clean(held)
-        if self.compiles(held.schema):
-            return held
+        result = HeldSchema(self._parse(text))
+        self._clean(result)
+        if self.compiles(result.schema):
+            return result
         if not self.strict:
-            self._widen(held)
-        if self.strict or not self.compiles(held.schema):
-            raise self._error(held.schema)
-        return held
+            self._widen(result)
+        if self.strict or not self.compiles(result.schema):
+            raise self._error(result.schema)
+        return result
 
     def _parse(self, text: str) -> Schema:
         try:
@@ -116,9 +116,9 @@ class SchemaReader:
         schema.pop(OPTIONS, None)
         return schema
 
-    def _clean(self, held: Held) -> None:
+    def _clean(self, result: HeldSchema) -> None:
         """Refuse or drop what no grammar enforces."""
-        for path, schema in _schemas(held.schema, self.param):
+        for path, schema in _schemas(result.schema, self.param):
             reference = schema.get("$ref", "#")
             if not isinstance(reference, str) or not reference.startswith("#"):
                 raise InvalidValue(
@@ -131,25 +131,25 @@ class SchemaReader:
                 if keyword in DEFAULTS and schema[keyword] is DEFAULTS[keyword]:
                     del schema[keyword]
                 else:
-                    self._drop(held, schema, keyword, path)
+                    self._drop(result, schema, keyword, path)
 
-    def _drop(self, held: Held, schema: Schema, keyword: str, path: str) -> None:
+    def _drop(self, result: HeldSchema, schema: Schema, keyword: str, path: str) -> None:
         if self.strict:
             raise UnsupportedParameter(
                 f"`{path}.{keyword}` cannot be held while an answer is written; leave it out, or do not set `strict`.",
                 f"{path}.{keyword}",
             )
         del schema[keyword]
-        held.dropped.append(f"{path}.{keyword}")
+        result.dropped.append(f"{path}.{keyword}")
 
-    def _widen(self, held: Held) -> None:
+    def _widen(self, result: HeldSchema) -> None:
         """Replace oneOf by anyOf, and drop patterns that cannot be enforced."""
-        for path, schema in _schemas(held.schema, self.param):
+        for path, schema in _schemas(result.schema, self.param):
             if isinstance(schema.get("oneOf"), list) and "anyOf" not in schema:
                 schema["anyOf"] = schema.pop("oneOf")
-                held.dropped.append(f"{path}.oneOf")
+                result.dropped.append(f"{path}.oneOf")
             if "pattern" in schema and not self.compiles({"type": "string", "pattern": schema["pattern"]}):
-                self._drop(held, schema, "pattern", path)
+                self._drop(result, schema, "pattern", path)
 
     def _error(self, root: Schema) -> InvalidValue:
         """Return the error that names the smallest part of *root* that cannot be enforced."""
@@ -187,13 +187,13 @@ def _parts(schema: Mapping[str, Any], path: str) -> Iterator[tuple[str, Schema]]
 
 def _schemas(root: Schema, param: str) -> list[tuple[str, Schema]]:
     """Return *root* and all schemas in it, with their places. Raises InvalidValue for too many, or too deep ones."""
-    found = level = [(param, root)]
+    schemas = level = [(param, root)]
     for _ in range(MAX_DEPTH):
         level = [part for path, schema in level for part in _parts(schema, path)]
         if not level:
-            return found
-        found = found + level
-        if len(found) > MAX_SCHEMAS:
+            return schemas
+        schemas = schemas + level
+        if len(schemas) > MAX_SCHEMAS:
             raise InvalidValue(f"`{param}` has more than {MAX_SCHEMAS} schemas in it.", param)
     raise InvalidValue(f"`{param}` is nested more than {MAX_DEPTH} schemas deep.", param)
 

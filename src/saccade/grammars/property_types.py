@@ -61,12 +61,12 @@ def _listed(value: Any) -> list[Any]:
 
 def _referred(reference: str, root: Mapping[str, Any]) -> Any:
     """Return the schema that *reference*, such as `#/$defs/City`, means within *root*; None if there is none."""
-    found: Any = root
+    part: Any = root
     if not reference.startswith("#/"):
         return None
     for key in reference[2:].split("/"):
-        found = found.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(found, dict) else None
-    return found
+        part = part.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(part, dict) else None
+    return part
 
 
 def _types_of(value: Any) -> tuple[str, ...]:

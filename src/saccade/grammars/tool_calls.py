@@ -12,7 +12,7 @@ import msgspec
 
 from saccade.errors import InvalidValue, UnsupportedParameter
 from saccade.grammars.compiler import WHITE_SPACE
-from saccade.grammars.json_schema import OPTIONS, Held, Schema, shown
+from saccade.grammars.json_schema import OPTIONS, HeldSchema, Schema, shown
 from saccade.grammars.property_types import property_types
 
 TEXT_KEYWORDS: Final = ("pattern", "format", "minLength", "maxLength")
@@ -66,27 +66,27 @@ class HeldCalls(msgspec.Struct, frozen=True):
     content: HeldContent | None = None
 
 
-def read_parameters(function: HeldFunction, tokens: ToolCallTokens, read: Callable[[str], Held]) -> Held:
+def read_parameters(function: HeldFunction, tokens: ToolCallTokens, read: Callable[[str], HeldSchema]) -> HeldSchema:
     """Return the schema of the arguments of *function*, all keywords of which *read* and bare text can enforce.
 
     Raises InvalidValue and UnsupportedParameter, which name the keyword's place.
     """
-    held = read(json.dumps(function.parameters))
+    enforced = read(json.dumps(function.parameters))
     if tokens.format != "qwen3_coder":
-        return held
-    for name, schema in _properties(held.schema).items():
+        return enforced
+    for name, schema in _properties(enforced.schema).items():
         place = f"{function.place}.properties.{shown(name)}"
         if not name or set(name) & set("<>\n\r"):
             raise InvalidValue(f"`{function.place}.properties`: a parameter's name has no <, > or line break.", place)
-        unheld = [keyword for keyword in TEXT_KEYWORDS if _is_text(name, held.schema) and keyword in schema]
+        unheld = [keyword for keyword in TEXT_KEYWORDS if _is_text(name, enforced.schema) and keyword in schema]
         if unheld and function.strict:
             raise UnsupportedParameter(
                 f"`{place}.{unheld[0]}` cannot be held, because this model writes texts without quotes; leave it out, "
                 "or do not set `strict`.",
                 f"{place}.{unheld[0]}",
             )
-        held.dropped.extend(f"{place}.{keyword}" for keyword in unheld)
-    return held
+        enforced.dropped.extend(f"{place}.{keyword}" for keyword in unheld)
+    return enforced
 
 
 def write_grammar(calls: HeldCalls) -> str:
@@ -152,8 +152,8 @@ _WRITERS: Final[Mapping[str, Callable[[int, HeldFunction, ToolCallTokens], Itera
 
 def _properties(schema: Schema) -> dict[str, Schema]:
     properties = schema.get("properties")
-    found = properties.items() if isinstance(properties, dict) else ()
-    return {name: declared if isinstance(declared, dict) else {} for name, declared in found}
+    items = properties.items() if isinstance(properties, dict) else ()
+    return {name: declared if isinstance(declared, dict) else {} for name, declared in items}
 
 
 def _is_text(name: str, schema: Schema) -> bool:

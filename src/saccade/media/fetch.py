@@ -258,8 +258,8 @@ class Fetcher:
     async def _read(
         self, response: aiohttp.ClientResponse, url: URL, known: Reuse | None, started: float, holding: _Holding
     ) -> Fetched | tuple[str, float]:
-        found = ((name, response.headers.getall(name, ())) for name in _READ_HEADERS)
-        headers = {name: ", ".join(values) for name, values in found if values}
+        lines = ((name, response.headers.getall(name, ())) for name in _READ_HEADERS)
+        headers = {name: ", ".join(values) for name, values in lines if values}
         if response.status in REDIRECTS and "location" in headers:
             return headers["location"], redirect_fresh_seconds(response.status, headers, time.time())
         is_known = response.status == 304 and known is not None

@@ -95,11 +95,11 @@ def redirect_fresh_seconds(status: int, headers: Mapping[str, str], now: float) 
 
 
 def _directives(cache_control: str) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    directives: dict[str, list[str]] = {}
     for directive in cache_control.split(","):
         name, _, value = directive.partition("=")
-        found.setdefault(name.strip().lower(), []).append(value.strip().strip('"'))
-    return found
+        directives.setdefault(name.strip().lower(), []).append(value.strip().strip('"'))
+    return directives
 
 
 def _lifetime(headers: Mapping[str, str], directives: Mapping[str, list[str]], now: float, known: Lifetime) -> Lifetime:

@@ -123,11 +123,11 @@ def _check_kind(text: str, no_scheme: str) -> None:
     start = text[:512].strip()
     if start.startswith(_BASE64_STARTS) or _BASE64_MEDIA.match(start) or _LONG_BASE64.match(start):
         raise InvalidImageUrl(BARE_BASE64)
-    found = _SCHEME.match(start)
-    scheme = found.group(1).lower() if found else ""
+    match = _SCHEME.match(start)
+    scheme = match.group(1).lower() if match else ""
     if scheme in _NAMED_SCHEMES:
         raise InvalidImageUrl(UNSUPPORTED_SCHEME.format(scheme=scheme))
-    if not found and start:
+    if not match and start:
         raise InvalidImageUrl(no_scheme)
     if scheme not in ("http", "https", "file"):
         raise InvalidImageUrl(no_scheme if _HOST_AND_PORT.match(start) else UNKNOWN_SCHEME)

@@ -67,12 +67,12 @@ def _has_many_scans(encoded: bytes, position: int) -> bool:
         return False
     # Bytes within a segment or after the end of the image may look like scans.
     number = 1
-    while number <= MAX_JPEG_SCANS and (found := JPEG_MARKER.search(encoded, position)):
-        marker = encoded[found.start() + 1]
+    while number <= MAX_JPEG_SCANS and (match := JPEG_MARKER.search(encoded, position)):
+        marker = encoded[match.start() + 1]
         if marker == JPEG_END:
             return False
         number += marker == JPEG_SCAN
-        position = found.end() + int.from_bytes(encoded[found.end() : found.end() + 2], "big")
+        position = match.end() + int.from_bytes(encoded[match.end() : match.end() + 2], "big")
     return number > MAX_JPEG_SCANS
 
 

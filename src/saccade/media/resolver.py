@@ -46,14 +46,14 @@ class DnsResolver(AbstractResolver):
         """Return the addresses of *host*, IPv4 first. Raises OSError, and QueueFull if no socket is left."""
         try:
             with closing(_Lookup(asyncio.get_running_loop(), self._servers)) as lookup:
-                found = await lookup.addresses(host, family)
+                nodes = await lookup.addresses(host, family)
         except OSError:
             new_socket(
                 socket.AF_INET, socket.SOCK_DGRAM
             ).close()  # c-ares does not report that it could not open a socket
             raise
         kinds = (socket.AF_INET, socket.AF_INET6)
-        addresses = [(kind, text) for kind in kinds for text in _of_family(found, kind)[:MAX_ADDRESSES]]
+        addresses = [(kind, text) for kind in kinds for text in _of_family(nodes, kind)[:MAX_ADDRESSES]]
         if not addresses:
             raise OSError("The host has no address.")
         return [
@@ -71,10 +71,10 @@ class DnsResolver(AbstractResolver):
     async def records(self, host: str) -> Records:
         """Return the addresses of *host* and how long they are valid. Raises OSError, also if there are none."""
         with closing(_Lookup(asyncio.get_running_loop(), self._servers)) as lookup:
-            found = await lookup.addresses(host, socket.AF_UNSPEC)
+            nodes = await lookup.addresses(host, socket.AF_UNSPEC)
         for kind in (socket.AF_INET, socket.AF_INET6):
-            if addresses := _of_family(found, kind)[:MAX_RECORDS]:
-                return Records(tuple(addresses), min(node.ttl for node in found if node.family == kind))
+            if addresses := _of_family(nodes, kind)[:MAX_RECORDS]:
+                return Records(tuple(addresses), min(node.ttl for node in nodes if node.family == kind))
         raise OSError("The host has no address.")
 
     async def close(self) -> None:
@@ -130,11 +130,11 @@ class _Lookup:
 
     def _watch(self, number: int, readable: bool, writable: bool) -> None:
         """Watch socket *number* for the given events; for no event when c-ares is about to close it."""
-        for wanted, add, remove, ends in (
+        for is_watched, add, remove, ends in (
             (readable, self._loop.add_reader, self._loop.remove_reader, (number, _NO_SOCKET)),
             (writable, self._loop.add_writer, self._loop.remove_writer, (_NO_SOCKET, number)),
         ):
-            if wanted:
+            if is_watched:
                 add(number, self._channel.process_fd, *ends)
             elif number in self._sockets:
                 remove(number)

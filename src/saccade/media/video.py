@@ -65,15 +65,15 @@ def read_frames(
     """
     with _opened(encoded, limits) as (container, stream):
         pending = iter(indices)
-        wanted = next(pending, None)
+        next_index = next(pending, None)
         decoded = (frame for packet in _packets(container, stream) for frame in stream.decode(packet))
         for index, frame in enumerate(decoded):
-            if wanted is None:
+            if next_index is None:
                 return
-            if index == wanted:
+            if index == next_index:
                 yield _upright_rgb(frame, header)
-                wanted = next(pending, None)
-        if wanted is not None:
+                next_index = next(pending, None)
+        if next_index is not None:
             raise InvalidVideo("The video is damaged or truncated: not all of its frames could be decoded.")
 
 

@@ -44,10 +44,10 @@ def _fetch(repository: str, revision: str | None, weights: bool) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import EntryNotFoundError
 
-    wanted = [*FETCHED_FILES, WEIGHTS] if weights else list(FETCHED_FILES)
+    patterns = [*FETCHED_FILES, WEIGHTS] if weights else list(FETCHED_FILES)
     try:
         folder = snapshot_download(
-            repository, revision=revision, allow_patterns=wanted, ignore_patterns=list(REFUSED_FILES)
+            repository, revision=revision, allow_patterns=patterns, ignore_patterns=list(REFUSED_FILES)
         )
     except (OSError, ValueError, HTTPError, EntryNotFoundError) as error:
         raise StartupError(f"The model {repository} could not be fetched: {_cause(error, revision)}") from error

@@ -18,14 +18,14 @@ def declared_tokens(tokenizer_config: Mapping[str, Any]) -> dict[int, Mapping[st
     declared = tokenizer_config.get("added_tokens_decoder") or {}
     if not isinstance(declared, dict):
         raise StartupError("tokenizer_config.json: `added_tokens_decoder` must be an object.")
-    found: dict[int, Mapping[str, Any]] = {}
+    tokens: dict[int, Mapping[str, Any]] = {}
     for key, entry in declared.items():
         match entry:
             case {"content": str()}:
-                found[_token_id(key)] = entry
+                tokens[_token_id(key)] = entry
             case _:
                 raise StartupError(f"tokenizer_config.json: `added_tokens_decoder` entry {key!r} has no `content`.")
-    return found
+    return tokens
 
 
 def merge_special_tokens(tokenizer: tokenizers.Tokenizer, tokenizer_config: Mapping[str, Any]) -> None:

@@ -95,21 +95,21 @@ class ChatTemplate:
         the family declares: numbers, strings, true, false or null. *tools* are passed on as they are. Raises
         InvalidValue if the template refuses the messages.
         """
-        given = switches or {}
-        for name, value in given.items():
+        user_variables = switches or {}
+        for name, value in user_variables.items():
             if not isinstance(value, str | int | float | None):
                 raise InvalidValue(f"`{name}` must be a string, a number, true, false or null.", "chat_template_kwargs")
         # Both renderings use the same time, so that they cannot differ in it.
         now = datetime.now()
-        told = self._tool_variables(tools) if tools else {"tools": None}
+        tool_variables = self._tool_variables(tools) if tools else {"tools": None}
         mark = f"{secrets.token_hex(8)} " if continues else ""
 
         def render(written: Callable[[str], str]) -> str:
-            variables = {name: written(v) if isinstance(v, str) else v for name, v in given.items()} | {
+            variables = {name: written(v) if isinstance(v, str) else v for name, v in user_variables.items()} | {
                 **self._variables,
                 "messages": _marked(self._rewrite(messages, written), mark),
                 "add_generation_prompt": add_generation_prompt,
-                **{name: _written(value, written, TOOL_KEYS) for name, value in told.items()},
+                **{name: _written(value, written, TOOL_KEYS) for name, value in tool_variables.items()},
                 "documents": None,
                 "strftime_now": now.strftime,
             }
@@ -217,8 +217,8 @@ def find_source(jinja: bytes | None, template_json: bytes | None, tokenizer_conf
     """
     if jinja is not None:
         return jinja.decode(errors="replace")
-    given = _read_json(template_json) if template_json is not None else tokenizer_config.get("chat_template")
-    match given:
+    template = _read_json(template_json) if template_json is not None else tokenizer_config.get("chat_template")
+    match template:
         case str(source):
             return source
         case list(named):

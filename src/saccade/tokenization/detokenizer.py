@@ -57,7 +57,7 @@ class Detokenizer:
         self._stream = tokenizer.stream(continues=continues)
         self._rules = rules
         self._stops = [StopString(text) for text in rules.stop]
-        self._held = ""
+        self._pending = ""
         self.stop: str | None = None
         """The stop string that ended the text."""
 
@@ -84,23 +84,23 @@ class Detokenizer:
         """Return the text that was held back, at the end of the answer."""
         if self.stopped:
             return ""
-        text = self._release(self._stream.finish()) + self._held
-        self._held = ""
+        text = self._release(self._stream.finish()) + self._pending
+        self._pending = ""
         return "" if self.stopped else text
 
     def _release(self, text: str) -> str:
         if not self._stops:
             return text
-        held = self._held + text
-        for position, character in enumerate(text, start=len(self._held) + 1):
+        pending = self._pending + text
+        for position, character in enumerate(text, start=len(self._pending) + 1):
             complete = [stop.text for stop in self._stops if stop.advance(character)]
             if complete and self.num_tokens + self.num_others > self._rules.min_tokens:
                 self.stop = max(complete, key=len)
-                self._held = ""
-                return held[: position if self._rules.shows_stop else position - len(self.stop)]
-        certain = len(held) - max(stop.num_matched for stop in self._stops)
-        self._held = held[certain:]
-        return held[:certain]
+                self._pending = ""
+                return pending[: position if self._rules.shows_stop else position - len(self.stop)]
+        certain = len(pending) - max(stop.num_matched for stop in self._stops)
+        self._pending = pending[certain:]
+        return pending[:certain]
 
 
 def _prefix_function(text: str) -> list[int]:

@@ -213,14 +213,14 @@ class MeteredEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
         @wraps(function)
         def metered(*args: Any, **kwargs: Any) -> Any:
-            given = list(args)
-            if name not in _LAZY and len(given) > first:
-                if isinstance(given[first], Iterator):
-                    given[first] = list(given[first])
-                self.meter.made(given[first])
+            arguments = list(args)
+            if name not in _LAZY and len(arguments) > first:
+                if isinstance(arguments[first], Iterator):
+                    arguments[first] = list(arguments[first])
+                self.meter.made(arguments[first])
             if check is not None:
-                check(self.meter, given[first:], kwargs)
-            return self.meter.made(function(*given, **kwargs))
+                check(self.meter, arguments[first:], kwargs)
+            return self.meter.made(function(*arguments, **kwargs))
 
         return metered
 
@@ -331,11 +331,11 @@ def _printf_options(meter: Meter, form: str) -> Iterator[str]:
 def _behind_key(meter: Meter, form: str, place: int) -> int:
     """Return the end of the key that begins at *place* with a parenthesis, and may contain others."""
     depth = 0
-    for found in _PARENTHESIS.finditer(form, place):
+    for parenthesis in _PARENTHESIS.finditer(form, place):
         meter.step()
-        depth += 1 if found[0] == "(" else -1
+        depth += 1 if parenthesis[0] == "(" else -1
         if not depth:
-            return found.end()
+            return parenthesis.end()
     return len(form)
 
 
@@ -345,9 +345,9 @@ def _check_widths(options: Iterable[str], wide: re.Pattern[str]) -> None:
 
 
 def _joined(meter: Meter, separator: Any, parts: Any) -> list[Any]:
-    given = list(parts)
-    meter.will_make(weight(given) + len(given) * weight(separator))
-    return given
+    elements = list(parts)
+    meter.will_make(weight(elements) + len(elements) * weight(separator))
+    return elements
 
 
 def _join_method(meter: Meter, text: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:

@@ -71,7 +71,7 @@ class TemplateProgram:
             tree = environment.parse(source)
             looked_for = _LookedFor(special_tokens)
             looked_for.visit(tree)
-            self._looked_for = looked_for.found
+            self._looked_for = looked_for.names
             meter_tree(tree)
             tree.set_environment(environment)
             self._template = environment.from_string(tree)
@@ -115,10 +115,10 @@ class TemplateProgram:
 
 
 class _LookedFor(jinja2.visitor.NodeTransformer):
-    """Replace the strings that a template searches in text by variables; *found* has their names and values."""
+    """Replace the strings that a template searches in text by variables; *names* has their names and values."""
 
     def __init__(self, special_tokens: Collection[str]) -> None:
-        self.found: dict[str, str] = {}
+        self.names: dict[str, str] = {}
         self._special_tokens = special_tokens
         self._is_looking = False
 
@@ -129,8 +129,8 @@ class _LookedFor(jinja2.visitor.NodeTransformer):
         # Other strings are compared with roles and types too, which are not users' text.
         if "<" not in text and not any(token in text for token in self._special_tokens):
             return node
-        name = f"looked_for_{len(self.found)}_"
-        self.found[name] = text
+        name = f"looked_for_{len(self.names)}_"
+        self.names[name] = text
         return jinja2.nodes.Name(name, "load", lineno=node.lineno)
 
     def visit_Compare(self, node: jinja2.nodes.Compare) -> jinja2.nodes.Node:

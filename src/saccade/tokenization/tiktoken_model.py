@@ -65,11 +65,11 @@ class TiktokenTokenizer(Tokenizer):
 
     def encode(self, segments: Iterable[Segment]) -> list[int]:
         """Return the ids of a rendered prompt. Raises InvalidValue for more than MAX_TEXT_BYTES."""
-        given = list(segments)
-        text = "".join(segment.text for segment in given)
+        prompt = list(segments)
+        text = "".join(segment.text for segment in prompt)
         check_length(text)
         token_ids: list[int] = []
-        for piece in _cut(_join_texts(given), list(_cuts(text))):
+        for piece in _cut(_join_texts(prompt), list(_cuts(text))):
             if piece.is_special:
                 token_ids.append(self.special_tokens[piece.text])
             else:

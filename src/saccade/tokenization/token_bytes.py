@@ -67,8 +67,8 @@ class ByteFallback:
 
 def read_token_bytes(decoder: Mapping[str, Any] | None, vocab: Mapping[str, int]) -> TokenBytes:
     """Return the conversion for tokenizer.json's *decoder*. Raises StartupError for an unsupported decoder."""
-    given = decoder or {}
-    parts = given.get("decoders", [given])
+    declared = decoder or {}
+    parts = declared.get("decoders", [declared])
     match parts:
         case [{"type": "ByteLevel"}]:
             return ByteLevel()

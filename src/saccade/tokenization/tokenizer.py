@@ -79,9 +79,9 @@ def check_length(text: str) -> None:
 
 def special_variables(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
     """Return bos_token, eos_token and the like from tokenizer_config.json, as variables of a chat template."""
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     for name in ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"):
         match tokenizer_config.get(name):
             case str(content) | {"content": str(content)}:
-                found[name] = content
-    return found
+                variables[name] = content
+    return variables

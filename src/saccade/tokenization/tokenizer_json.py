@@ -65,9 +65,9 @@ class JsonTokenizer(Tokenizer):
         `add_bos_token: false` of tokenizer_config.json turns the BOS off; if the template writes one, none is added.
         Raises InvalidValue for more than MAX_TEXT_BYTES, and if users' text would become a special token.
         """
-        given = list(segments)
-        encoded = self._without_bos(given)
-        return encoded if self._begins_with_bos(given) else self._before + encoded
+        prompt = list(segments)
+        encoded = self._without_bos(prompt)
+        return encoded if self._begins_with_bos(prompt) else self._before + encoded
 
     def encode_as_vllm_chat(self, segments: Iterable[Segment]) -> list[int]:
         """Do the same as encode(), but without a BOS that the template did not write: vLLM adds none to a chat.
@@ -116,8 +116,8 @@ class JsonTokenizer(Tokenizer):
     def _find_special_tokens(self, protected: Collection[int | str]) -> dict[str, int]:
         added = self._tokenizer.get_added_tokens_decoder()
         special = {token.content: token_id for token_id, token in added.items() if token.special}
-        for given in protected:
-            token_id = self._tokenizer.token_to_id(given) if isinstance(given, str) else given
+        for id_or_content in protected:
+            token_id = self._tokenizer.token_to_id(id_or_content) if isinstance(id_or_content, str) else id_or_content
             content = self._tokenizer.id_to_token(token_id) if token_id is not None else None
             if token_id is None or content is None:
                 continue

@@ -107,8 +107,8 @@ class _TokenGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return self._refusal
 
     def _shown(self, metadata: Any) -> bool:
-        given = [value for key, value in metadata or () if key == "authorization"]
-        return len(given) == 1 and hmac.compare_digest(given[0].encode(), self._expected)
+        tokens = [value for key, value in metadata or () if key == "authorization"]
+        return len(tokens) == 1 and hmac.compare_digest(tokens[0].encode(), self._expected)
 
 
 async def _refuse(_: Any, context: Any) -> None:

@@ -237,7 +237,7 @@ class WorkerClient:
         self._session: _Session | None = None
         self._task: asyncio.Task[None] | None = None
         self._stub: Any = None
-        self._held = kv_feed.HeldImages()
+        self._held_images = kv_feed.HeldImages()
         self._frames = msgspec.msgpack.Decoder(StepFrame)
         self._descriptions = msgspec.msgpack.Decoder(Description)
 
@@ -268,7 +268,7 @@ class WorkerClient:
 
     def holds(self, salt: bytes, content_hash: bytes) -> bool:
         """Whether the worker is believed to hold an image's encoding, so that its pixels need not be sent."""
-        return (salt, content_hash) in self._held
+        return (salt, content_hash) in self._held_images
 
     async def kv_events(self, *, blocks: bool, images: bool) -> AsyncGenerator[KvEvents, None]:
         """Yield what the worker's caches hold: a snapshot's messages, then increments.
@@ -316,7 +316,7 @@ class WorkerClient:
         try:
             reply = await stub.Describe(DescribeRequest(), timeout=DESCRIBE_SECONDS)
             description = self._descriptions.decode(reply.description)
-            keeping_up = lasting_task.begin(partial(self._held.keep_up, stub), f"held images {self.url}")
+            keeping_up = lasting_task.begin(partial(self._held_images.keep_up, stub), f"held images {self.url}")
             await _converse(
                 self.url,
                 stub,

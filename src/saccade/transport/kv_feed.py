@@ -62,24 +62,24 @@ class HeldImages:
     """
 
     def __init__(self) -> None:
-        self._held: dict[tuple[bytes, bytes], None] = {}
+        self._images: dict[tuple[bytes, bytes], None] = {}
 
     def __contains__(self, image: tuple[bytes, bytes]) -> bool:
-        return image in self._held
+        return image in self._images
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._images)
 
     def take(self, message: KvEvents) -> None:
         """Apply one message of the feed."""
         for event in message.events:
             match event:
                 case ImageStored(salt, content_hash):
-                    self._held[salt, content_hash] = None
-                    if len(self._held) > MAX_HELD_IMAGES:
-                        del self._held[next(iter(self._held))]
+                    self._images[salt, content_hash] = None
+                    if len(self._images) > MAX_HELD_IMAGES:
+                        del self._images[next(iter(self._images))]
                 case ImageRemoved(salt, content_hash):
-                    self._held.pop((salt, content_hash), None)
+                    self._images.pop((salt, content_hash), None)
 
     async def keep_up(self, stub: Any) -> None:
         """Follow the feed until cancelled. If it is lost, forget everything and open another."""
@@ -93,5 +93,5 @@ class HeldImages:
             except WorkerUnavailable as error:
                 logger.debug("%s", error.message)
             finally:
-                self._held.clear()
+                self._images.clear()
             await asyncio.sleep(backoff.after_failure())

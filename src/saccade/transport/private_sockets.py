@@ -40,8 +40,8 @@ def default_path() -> Path:
     """
     folder = _default_folder()
     _make(folder, 0o700)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
         raise StartupError(
             f"The worker's socket would lie in {folder}, which is not a folder of this user with mode 0700. "
             "Remove it, or name a socket with --uds."
@@ -84,19 +84,19 @@ def _make(folder: Path, mode: int) -> None:
 
 def _check_folder(folder: Path) -> None:
     """Refuse a folder in which every user could replace the socket; warn if a group or a folder above allows it."""
-    found = folder.stat()
-    if found.st_uid not in (os.geteuid(), 0):
+    status = folder.stat()
+    if status.st_uid not in (os.geteuid(), 0):
         raise StartupError(
-            f"The folder {folder} of the worker's socket belongs to uid {found.st_uid}, which could replace it. "
+            f"The folder {folder} of the worker's socket belongs to uid {status.st_uid}, which could replace it. "
             "Use a folder of the user that runs the worker."
         )
-    if found.st_mode & WRITABLE_BY_OTHERS and not found.st_mode & stat.S_ISVTX:
+    if status.st_mode & WRITABLE_BY_OTHERS and not status.st_mode & stat.S_ISVTX:
         raise StartupError(
             f"Every user may write to {folder}, the folder of the worker's socket, and so replace the socket. Name a "
             f"folder in it that does not exist yet (it is made with mode 0700), or run: chmod o-w {folder}"
         )
     writable = WRITABLE_BY_GROUP | WRITABLE_BY_OTHERS
-    if found.st_mode & writable:
+    if status.st_mode & writable:
         logger.warning("other users may write to %s: one could listen there in place of a stopped worker", folder)
     for above in folder.parents:
         state = above.stat()

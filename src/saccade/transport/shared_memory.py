@@ -248,9 +248,9 @@ def _owned_here(name: str) -> bool:
 
 def _size_class(nbytes: int) -> int:
     """Round up to one of four sizes per octave: at most a quarter more, and few enough that slots are reused."""
-    wanted = max(nbytes, SMALLEST_SLOT_BYTES)
-    step = (1 << (wanted - 1).bit_length() - 1) // CLASSES_PER_OCTAVE
-    return -(-wanted // step) * step
+    size = max(nbytes, SMALLEST_SLOT_BYTES)
+    step = (1 << (size - 1).bit_length() - 1) // CLASSES_PER_OCTAVE
+    return -(-size // step) * step
 
 
 def start_time(pid: int) -> int:

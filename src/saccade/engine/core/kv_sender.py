@@ -20,7 +20,7 @@ from saccade.errors import InvalidValue, PeerFailed
 from saccade.protocol.kv_transfer import FirstToken, KvForm, Piece, Prefilled, SendKv
 from saccade.protocol.output import FinishReason, TokenLogprob
 from saccade.protocol.request import EngineRequest
-from saccade.transport.kv_transfer.events import Delivered, Event, PieceTaken, TransferEnded, Wanted
+from saccade.transport.kv_transfer.events import Delivered, Event, PieceTaken, StateRequested, TransferEnded
 from saccade.transport.kv_transfer.service import MAX_PIECE_BYTES, KvTransfers
 
 STEP_BYTES = 2 * MAX_PIECE_BYTES
@@ -128,7 +128,7 @@ class KvSender:
 
     def _take(self, prompt: _OutgoingPrompt, event: Event) -> None:
         match event:
-            case Wanted(_, first_block):
+            case StateRequested(_, first_block):
                 prompt.next_block = max(0, first_block)
             case PieceTaken():
                 prompt.num_untaken -= 1

@@ -61,13 +61,13 @@ class Indexer:
             case _:
                 return self._encoder.encode(families(self._registry))
 
-    def _overlaps(self, asked: FindOverlaps) -> Overlaps:
-        keys = {Partition(fingerprint, size): of_blocks for fingerprint, size, of_blocks in asked.keys}
+    def _overlaps(self, request: FindOverlaps) -> Overlaps:
+        keys = {Partition(fingerprint, size): of_blocks for fingerprint, size, of_blocks in request.keys}
         partitions = list(keys)
-        if any(not 0 <= place < len(partitions) for _, place in asked.targets):
+        if any(not 0 <= place < len(partitions) for _, place in request.targets):
             raise msgspec.ValidationError("A target has no keys.")
-        found = self._lookup.find([Target(name, partitions[place]) for name, place in asked.targets], keys)
-        return [(found[name].num_blocks, found[name].is_exact) for name, _ in asked.targets]
+        overlaps = self._lookup.find([Target(name, partitions[place]) for name, place in request.targets], keys)
+        return [(overlaps[name].num_blocks, overlaps[name].is_exact) for name, _ in request.targets]
 
     def _known(self) -> KnownWorkers:
         workers = []

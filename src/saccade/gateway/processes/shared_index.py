@@ -75,16 +75,16 @@ class SharedIndex:
         if not self._is_reached:
             return {}
         places = {partition: place for place, partition in enumerate(keys)}
-        asked = FindOverlaps(
+        request = FindOverlaps(
             [(name, places[partition]) for name, partition in targets if partition in places],
             [(fingerprint, size, list(of_blocks)) for (fingerprint, size), of_blocks in keys.items()],
         )
         try:
-            found = self._overlaps.decode(await self._calls.call(self._encoder.encode(asked), LOOKUP_SECONDS))
+            overlaps = self._overlaps.decode(await self._calls.call(self._encoder.encode(request), LOOKUP_SECONDS))
         except (NotReached, *UNREADABLE):
             self._note(is_reached=False)
             return {}
-        return {name: Overlap(*overlap) for (name, _), overlap in zip(asked.targets, found, strict=False)}
+        return {name: Overlap(*overlap) for (name, _), overlap in zip(request.targets, overlaps, strict=False)}
 
     def feed(self, worker: Worker) -> Feed:
         """Return how exactly the feed of *worker* is known."""
@@ -127,9 +127,9 @@ class SharedIndex:
                 self._note(is_reached=False)
             await asyncio.sleep(POLL_SECONDS if self._is_reached else RETRY_SECONDS)
 
-    def _learn(self, said: KnownWorkers) -> None:
-        before, self._known = self._known, {known.url: known for known in said.workers}
-        self.index_bytes = said.index_bytes
+    def _learn(self, answer: KnownWorkers) -> None:
+        before, self._known = self._known, {known.url: known for known in answer.workers}
+        self.index_bytes = answer.index_bytes
         for url, known in self._known.items():
             if url in before and known.num_lost != before[url].num_lost:
                 self.router.expect_nothing(url)

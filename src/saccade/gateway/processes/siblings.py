@@ -164,40 +164,40 @@ class Siblings:
     async def metrics(self) -> bytes:
         """Return the metrics of all processes, in Prometheus' text format."""
         clients = {**self._clients, INDEXER: self._indexer}
-        found = await self._asked(clients, ShowMetrics(), list[Family])
+        pages = await self._answers(clients, ShowMetrics(), list[Family])
         own = {str(self._member.number): metric_families.families(self._registry)}
-        return metric_families.render(dict(sorted((own | found).items())), self._shared)
+        return metric_families.render(dict(sorted((own | pages).items())), self._shared)
 
     async def works(self) -> list[Work]:
         """Return the work of every process, this one first."""
-        return [self._work(), *(await self._asked(self._clients, ShowWork(), Work)).values()]
+        return [self._work(), *(await self._answers(self._clients, ShowWork(), Work)).values()]
 
     async def usages(self) -> list[dict[str, Usage]]:
         """Return what tenants have used at every process, by the tenant's name, this process first."""
-        found = await self._asked(self._clients, ShowUsage(), dict[str, Usage])
-        return [self._usages(), *found.values()]
+        others = await self._answers(self._clients, ShowUsage(), dict[str, Usage])
+        return [self._usages(), *others.values()]
 
     async def forget_media(self) -> list[str]:
         """Empty the caches of images and URLs of all processes; return the names of those that did not answer."""
         self._forget_media()
-        found = await self._asked(self._clients, ForgetMedia(), type(None))
-        return sorted(set(self._clients) - set(found))
+        answers = await self._answers(self._clients, ForgetMedia(), type(None))
+        return sorted(set(self._clients) - set(answers))
 
-    async def _asked(
+    async def _answers(
         self, clients: Mapping[str, CallClient], request: SiblingRequest | IndexRequest, kind: type[T]
     ) -> dict[str, T]:
         """Return the answers to *request*, by name."""
         encoded = msgspec.msgpack.encode(request)
-        found: dict[str, T] = {}
+        answers: dict[str, T] = {}
 
         async def ask(name: str, client: CallClient) -> None:
             try:
-                found[name] = msgspec.msgpack.decode(await client.call(encoded, ANSWER_SECONDS), type=kind)
+                answers[name] = msgspec.msgpack.decode(await client.call(encoded, ANSWER_SECONDS), type=kind)
             except (NotReached, *UNREADABLE):
                 return
 
         await asyncio.gather(*(ask(name, client) for name, client in clients.items()))
-        return found
+        return answers
 
 
 def booked_together(works: list[Work], url: str) -> Booked:

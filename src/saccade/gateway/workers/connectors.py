@@ -13,7 +13,7 @@ from saccade.protocol.model_files import CONFIG
 from saccade.transport.client import WorkerClient
 from saccade.transport.connectors import sglang, sglang_address, tokenspeed, vllm_http
 from saccade.transport.connectors.sglang_pair import SglangPair
-from saccade.transport.connectors.smg_session import Surroundings, Traits
+from saccade.transport.connectors.smg_session import ClientContext, Traits
 from saccade.transport.connectors.vllm import VllmClient
 from saccade.transport.connectors.vllm_server import FileReader
 from saccade.transport.credentials import WorkerCredentials
@@ -43,14 +43,14 @@ class Hooks:
 
 def clients(url: str, hooks: Hooks) -> tuple[Worker, ...]:
     """Return a client for every target behind *url*, not yet started. Raises StartupError where *url* is malformed."""
-    surroundings = Surroundings(
+    context = ClientContext(
         hooks.on_released, hooks.on_change, hooks.on_discarded, hooks.given, read_model_files, _traits
     )
     if url.startswith(tokenspeed.SCHEME):
-        return (tokenspeed.TokenSpeedClient(url, surroundings),)
+        return (tokenspeed.TokenSpeedClient(url, context),)
     if url.startswith(sglang_address.SCHEME):
         is_pair = bool(sglang_address.Address.read(url).prefill)
-        return (SglangPair(url, surroundings) if is_pair else sglang.SglangClient(url, surroundings),)
+        return (SglangPair(url, context) if is_pair else sglang.SglangClient(url, context),)
     if url.startswith(vllm_http.SCHEMES):
         reader = FileReader(hooks.given, read_model_files, _placeholder_id)
         return tuple(

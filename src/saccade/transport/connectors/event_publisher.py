@@ -130,20 +130,20 @@ class PublishedBatches:
 
         A publisher drops what a subscriber does not read fast enough, so a replay may have gaps: ask for the rest.
         """
-        wanted, has_begun = first, False
+        next_number, has_begun = first, False
         while True:
-            asked = wanted
-            async with contextlib.aclosing(self._sockets.replay(asked)) as replay:
+            begin = next_number
+            async with contextlib.aclosing(self._sockets.replay(begin)) as replay:
                 async for batch in replay:
                     if batch is None:
                         return
-                    if has_begun and batch.number > wanted:
+                    if has_begun and batch.number > next_number:
                         break
-                    if batch.number >= wanted:
-                        wanted, has_begun = batch.number + 1, True
+                    if batch.number >= next_number:
+                        next_number, has_begun = batch.number + 1, True
                         yield batch
-            if wanted == asked:
-                raise WorkerUnavailable(LOST.format(first=asked))
+            if next_number == begin:
+                raise WorkerUnavailable(LOST.format(first=begin))
 
 
 class _Sockets:

@@ -127,10 +127,10 @@ def _grown(chain: Chain, token_ids: Sequence[int], sent: SentImages) -> Chain | 
     grown = chain
     for pad, group in groupby(token_ids, lambda token_id: token_id if token_id >= FIRST_PAD else 0):
         tokens = tuple(group)
-        found = _with_image(grown, sent.image(pad), len(tokens)) if pad else _with_text(grown, tokens)
-        if found is None:
+        longer = _with_image(grown, sent.image(pad), len(tokens)) if pad else _with_text(grown, tokens)
+        if longer is None:
             return None
-        grown = found
+        grown = longer
     return grown
 
 

@@ -69,8 +69,8 @@ class SentImages:
 
     def image(self, pad: int) -> SentImage | None:
         """Return the image that *pad* stands for; None if none was sent, or more than one."""
-        found = self._images.get(pad)
-        return None if found is AMBIGUOUS else found
+        image = self._images.get(pad)
+        return None if image is AMBIGUOUS else image
 
 
 def _sent(item: MediaItem, request: EngineRequest) -> SentImage:

@@ -17,7 +17,7 @@ from saccade.transport.connectors.sglang_address import SCHEME
 from saccade.transport.connectors.sglang_messages import generate_request
 from saccade.transport.connectors.smg_client import SmgClient
 from saccade.transport.connectors.smg_request import unsupported
-from saccade.transport.connectors.smg_session import Session, Surroundings
+from saccade.transport.connectors.smg_session import ClientContext, Session
 
 TEXT_PREFIX = Exactness(
     "TEXT_PREFIX",
@@ -41,8 +41,8 @@ class SglangClient(SmgClient):
     STUB = SglangSchedulerStub
     KNOWN = TEXT_PREFIX
 
-    def __init__(self, url: str, surroundings: Surroundings, mode: str = BOTH) -> None:
-        super().__init__(url, surroundings, SentImages())
+    def __init__(self, url: str, context: ClientContext, mode: str = BOTH) -> None:
+        super().__init__(url, context, SentImages())
         self.bootstrap_port = BOOTSTRAP_PORT
         self._mode = mode
         self._salt: bytes | None = None

@@ -40,15 +40,15 @@ class Address:
         try:
             split = urlsplit(url)
             query = parse_qs(split.query, keep_blank_values=True, strict_parsing=bool(split.query), max_num_fields=4)
-            given = {name: value for name, (value,) in query.items()}
+            options = {name: value for name, (value,) in query.items()}
             target = wire.target("grpc://" + split.netloc)
-            prefill = wire.target("grpc://" + given.pop("prefill")) if "prefill" in given else ""
-            address = cls(target, prefill, _port(given), given.pop("role", ""))
+            prefill = wire.target("grpc://" + options.pop("prefill")) if "prefill" in options else ""
+            address = cls(target, prefill, _port(options), options.pop("role", ""))
         except (ValueError, StartupError) as error:
             raise StartupError(f"{FORMS}, not {url!r}.") from error
         known = address.role in ("", "prefill", "decode") and not (address.role and address.prefill)
         lone = address.bootstrap and not address.prefill and address.role != "prefill"
-        if given or not known or lone or not url.startswith(SCHEME) or split.path.strip("/"):
+        if options or not known or lone or not url.startswith(SCHEME) or split.path.strip("/"):
             raise StartupError(f"{FORMS}, not {url!r}.")
         return address
 
@@ -56,13 +56,13 @@ class Address:
     def url(self) -> str:
         """The address as a URL."""
         query = {"prefill": self.prefill, "bootstrap": self.bootstrap or "", "role": self.role}
-        said = "&".join(f"{name}={value}" for name, value in query.items() if value)
-        return f"{SCHEME}{self.target}" + (f"?{said}" if said else "")
+        text = "&".join(f"{name}={value}" for name, value in query.items() if value)
+        return f"{SCHEME}{self.target}" + (f"?{text}" if text else "")
 
 
-def _port(given: dict[str, str]) -> int:
+def _port(query: dict[str, str]) -> int:
     """Remove the bootstrap port from a query and return it. Raises ValueError."""
-    port = int(given.pop("bootstrap", "0"))
+    port = int(query.pop("bootstrap", "0"))
     if not 0 <= port < 1 << 16:
         raise ValueError(port)
     return port

@@ -29,7 +29,7 @@ from saccade.transport.connectors.sglang import DECODE, PREFILL, SglangClient
 from saccade.transport.connectors.sglang_address import SCHEME, Address
 from saccade.transport.connectors.sglang_messages import MAX_ROOM, Meeting
 from saccade.transport.connectors.smg_client import NOT_READY
-from saccade.transport.connectors.smg_session import Surroundings
+from saccade.transport.connectors.smg_session import ClientContext
 from saccade.transport.sink import Sink, Stream
 
 logger = logging.getLogger(__name__)
@@ -41,15 +41,15 @@ class SglangPair:
     Either leg's end is the request's: the other is aborted.
     """
 
-    def __init__(self, url: str, surroundings: Surroundings) -> None:
+    def __init__(self, url: str, context: ClientContext) -> None:
         address = Address.read(url)
         if not address.prefill:
             raise StartupError(f"{url!r} names no prefill worker.")
         self.url = url
-        self._surroundings = surroundings
-        legs = dataclasses.replace(surroundings, on_change=self._changed)
-        self._prefill = SglangClient(SCHEME + address.prefill, legs, PREFILL)
-        self._decode = SglangClient(SCHEME + address.target, legs, DECODE)
+        self._context = context
+        of_workers = dataclasses.replace(context, on_change=self._changed)
+        self._prefill = SglangClient(SCHEME + address.prefill, of_workers, PREFILL)
+        self._decode = SglangClient(SCHEME + address.target, of_workers, DECODE)
         self._bootstrap = address.bootstrap
         self._was_ready = False
 
@@ -112,7 +112,7 @@ class SglangPair:
         Raises WorkerUnavailable if a worker is not ready. The sink fails as SglangClient.deltas() raises: for either
         leg before the first delta, then for the decode leg.
         """
-        unsent = partial(self._surroundings.on_released, slots_of(request))
+        unsent = partial(self._context.on_released, slots_of(request))
         if not self.ready:
             unsent()
             raise WorkerUnavailable(NOT_READY)
@@ -144,7 +144,7 @@ class SglangPair:
             logger.error("worker %s: its prefill and decode worker serve different models; it gets no work", self.url)
         if self.ready != self._was_ready:
             self._was_ready = self.ready
-            self._surroundings.on_change(self)
+            self._context.on_change(self)
 
 
 async def _end_of(deltas: AsyncGenerator[TokenDelta, None]) -> None:

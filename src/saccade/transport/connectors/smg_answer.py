@@ -100,14 +100,14 @@ class Answer:
         A worker that was started without log probabilities leaves them out; every worker does so for a stop id that it
         trims.
         """
-        told = message.output_logprobs
-        first = len(told.token_logprobs) - len(token_ids)
+        logprobs = message.output_logprobs
+        first = len(logprobs.token_logprobs) - len(token_ids)
         if first < 0:
             raise UnsupportedParameter(
                 "This model's workers give no log probabilities; leave out `logprobs`.", "logprobs"
             )
-        tops = told.top_logprobs[first:] or [None] * len(token_ids)
-        return [_logprob(*given) for given in zip(token_ids, told.token_logprobs[first:], tops, strict=False)]
+        tops = logprobs.top_logprobs[first:] or [None] * len(token_ids)
+        return [_logprob(*row) for row in zip(token_ids, logprobs.token_logprobs[first:], tops, strict=False)]
 
     def _delta(
         self, token_ids: list[int], reason: FinishReason | None, message: Any, logprobs: list[TokenLogprob]

@@ -46,7 +46,7 @@ from saccade.transport.connectors.sent_images import NO_TENANT, SentImages
 from saccade.transport.connectors.shared_memory_links import Links
 from saccade.transport.connectors.smg_answer import LOST, Answer, error_of
 from saccade.transport.connectors.smg_request import refused_parameter
-from saccade.transport.connectors.smg_session import Session, Surroundings
+from saccade.transport.connectors.smg_session import ClientContext, Session
 from saccade.transport.sink import Sink, Stream
 from saccade.transport.worker_load import plausible
 
@@ -85,14 +85,14 @@ class SmgClient(ABC):
     KNOWN: ClassVar[Exactness]
     """The best level at which the events of such a worker report what it holds."""
 
-    def __init__(self, url: str, surroundings: Surroundings, sent: SentImages) -> None:
+    def __init__(self, url: str, context: ClientContext, sent: SentImages) -> None:
         self.url = url
         self.description: Description | None = None
         self.load: Load | None = None
         self.load_times = (0.0, 0.0)
         self._target = self._address(url)
         self.host = self._target.rpartition(":")[0].strip("[]")
-        self._surroundings = surroundings
+        self._context = context
         self._sent = sent
         self._session: Session | None = None
         self._pages: Pages | None = None
@@ -177,8 +177,8 @@ class SmgClient(ABC):
             raise WorkerUnavailable(NOT_READY)
         if session.exactness.level == "NONE":
             raise WorkerUnavailable(session.exactness.reason)
-        said = session.description
-        self._pages = Pages(said.fingerprint, session.page_size, said.block_size, self._sent)
+        description = session.description
+        self._pages = Pages(description.fingerprint, session.page_size, description.block_size, self._sent)
         async with contextlib.aclosing(self._feed(session, self._pages)) as messages:
             async for message in messages:
                 yield message
@@ -202,7 +202,7 @@ class SmgClient(ABC):
 
     def generate(self, request: EngineRequest, sink: Sink) -> Stream:
         """Send *request*; its deltas go to *sink*, which fails as deltas() raises."""
-        unsent = partial(self._surroundings.on_released, slots_of(request))
+        unsent = partial(self._context.on_released, slots_of(request))
         return PulledStream(self.url, sink, lambda _: self.deltas(request), unsent)
 
     async def deltas(
@@ -214,7 +214,7 @@ class SmgClient(ABC):
         it dies or makes no sense, ImageTooLarge for more inline pixels than a message holds, UnsupportedParameter for
         what this wire cannot express, and RequestError, QueueFull or DeadlineExceeded if the worker refuses.
         """
-        links = Links(self._surroundings.on_released, self._surroundings.on_discarded, slots_of(request))
+        links = Links(self._context.on_released, self._context.on_discarded, slots_of(request))
         answer = Answer(request)
         call = None
         try:
@@ -286,13 +286,13 @@ class SmgClient(ABC):
 
     async def _run(self) -> None:
         backoff = Backoff(first_seconds=0.05, limit_seconds=1.0, healthy_seconds=5.0)
-        said = ""
+        logged = ""
         async with grpc.aio.insecure_channel(self._target, options=OPTIONS) as channel:
             while True:
                 backoff.started()
                 reason = await self._live(channel)
-                logger.log(logging.DEBUG if reason == said else logging.WARNING, "worker %s: %s", self.url, reason)
-                said = reason
+                logger.log(logging.DEBUG if reason == logged else logging.WARNING, "worker %s: %s", self.url, reason)
+                logged = reason
                 await asyncio.sleep(backoff.after_failure())
 
     async def _live(self, channel: grpc.aio.Channel) -> str:
@@ -312,9 +312,9 @@ class SmgClient(ABC):
         await self._check_health(stub)
         info = await stub.GetModelInfo(self.MESSAGES.GetModelInfoRequest(), timeout=CALL_SECONDS)
         server = await stub.GetServerInfo(self.MESSAGES.GetServerInfoRequest(), timeout=CALL_SECONDS)
-        files = self._surroundings.given.get(smg_model.served_name(info)) or await self._model_files(stub, info)
+        files = self._context.model_files.get(smg_model.served_name(info)) or await self._model_files(stub, info)
         description = self.describe(info, server, files)
-        traits = self._surroundings.traits(files)
+        traits = self._context.traits(files)
         reason = "" if traits.keeps_every_token else SOME_TOKENS
         reason = reason or self.unknowable(server) or await smg_kv_events.reason_for_none(stub)
         return Session(
@@ -333,7 +333,7 @@ class SmgClient(ABC):
         if folder.is_absolute():
             # Most often the folder is on another machine.
             with contextlib.suppress(StartupError, OSError):
-                return await asyncio.to_thread(self._surroundings.read_files, folder)
+                return await asyncio.to_thread(self._context.read_files, folder)
         chunks = stub.GetTokenizer(common_pb2.GetTokenizerRequest(), timeout=BUNDLE_SECONDS)
         return await asyncio.to_thread(smg_model.unpack_bundle, await smg_model.receive_bundle(chunks))
 
@@ -360,13 +360,13 @@ class SmgClient(ABC):
     def _enter(self, session: Session) -> None:
         self.description = session.description
         self._session = session
-        self._surroundings.on_change(self)
+        self._context.on_change(self)
 
     def _leave(self) -> None:
         if self._session is not None:
             self._session = None
             self.load = None
-            self._surroundings.on_change(self)
+            self._context.on_change(self)
 
     @classmethod
     def _address(cls, url: str) -> str:

@@ -83,7 +83,7 @@ async def follow(stub: Any, pages: Pages) -> AsyncGenerator[KvEvents, None]:
             if last is None and batch.sequence_number:
                 pages.earlier = EARLIER
             last = batch.sequence_number
-            events = (told for event in batch.events for told in taken(pages, event))
+            events = (ours for event in batch.events for ours in taken(pages, event))
             while some := list(itertools.islice(events, MAX_EVENTS)):
                 _note_unknown(pages, batch.snapshot)
                 yield KvEvents(next(number), some)

@@ -101,8 +101,8 @@ def unpack_bundle(bundle: bytes) -> ModelFiles:
     _check_directory(bundle)
     try:
         with zipfile.ZipFile(io.BytesIO(bundle)) as archive:
-            wanted = [member for member in archive.infolist() if member.filename in GATEWAY_FILES]
-            files = {member.filename: _member(archive, member) for member in wanted}
+            members = [member for member in archive.infolist() if member.filename in GATEWAY_FILES]
+            files = {member.filename: _member(archive, member) for member in members}
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError) as error:
         raise StartupError("The worker's tokenizer files are not a valid zip.") from error
     if CONFIG not in files:

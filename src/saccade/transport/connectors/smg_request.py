@@ -39,12 +39,12 @@ def sampling_fields(sampling: SamplingParams, eos_token_ids: Collection[int]) ->
 def refused_parameter(traits: RequestTraits) -> UnsupportedParameter | None:
     """Return the error for what these wires lack, None without; of several samples, they cannot abort a single one."""
     sampling = traits.sampling
-    asked = {
+    requested = {
         "n": traits.num_samples > 1,
         "allowed_token_ids": sampling is not None and bool(sampling.allowed_token_ids),
         "prompt_logprobs": sampling is not None and sampling.num_prompt_logprobs is not None,
     }
-    return next((unsupported(name) for name, is_asked in asked.items() if is_asked), None)
+    return next((unsupported(name) for name, is_asked in requested.items() if is_asked), None)
 
 
 def unsupported(name: str) -> UnsupportedParameter:

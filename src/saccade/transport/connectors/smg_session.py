@@ -37,19 +37,19 @@ def _no_folder(folder: Path) -> ModelFiles:
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class ClientContext:
     """What a client calls and reads in its gateway.
 
     Every slot of a request passed to generate() comes back once for each image in it: through *on_released* if the
     worker has copied it or will never read it, through *on_discarded* if it may still be reading. *on_change* is called
-    with a client that has become ready, or is no longer. The model's files are the *given* ones for its name, else what
-    *read_files* finds in the worker's own folder, else what the worker sends.
+    with a client that has become ready, or is no longer. The model's files come from *model_files* by
+    its name, else from the worker's own folder by *read_files*, else from the worker.
     """
 
     on_released: Callable[[Sequence[str]], None] = _ignore
     on_change: Callable[[Any], None] = _ignore
     on_discarded: Callable[[Sequence[str]], None] = _ignore
-    given: Mapping[str, ModelFiles] = field(default_factory=dict)
+    model_files: Mapping[str, ModelFiles] = field(default_factory=dict)
     read_files: Callable[[Path], ModelFiles] = _no_folder
     traits: Callable[[ModelFiles], Traits] = _unknown
 

@@ -12,7 +12,7 @@ from saccade.protocol.request import EngineRequest
 from saccade.transport.connectors import smg_model
 from saccade.transport.connectors.sent_images import SentImages
 from saccade.transport.connectors.smg_client import SmgClient
-from saccade.transport.connectors.smg_session import Session, Surroundings
+from saccade.transport.connectors.smg_session import ClientContext, Session
 from saccade.transport.connectors.tokenspeed_messages import generate_request, pad
 
 SCHEME = "tokenspeed://"
@@ -30,8 +30,8 @@ class TokenSpeedClient(SmgClient):
     STUB = TokenSpeedSchedulerStub
     KNOWN = EXACT
 
-    def __init__(self, url: str, surroundings: Surroundings) -> None:
-        super().__init__(url, surroundings, SentImages(pad))
+    def __init__(self, url: str, context: ClientContext) -> None:
+        super().__init__(url, context, SentImages(pad))
 
     def describe(self, info: Any, server: Any, files: ModelFiles) -> Description:
         """Return the worker's description. Raises StartupError if it lacks something."""

@@ -56,11 +56,11 @@ class _Session:
     def __init__(self, http: Http, server: Server) -> None:
         self.http = http
         self.server = server
-        self._held: ByteLru[tuple[bytes, bytes], None] = ByteLru(HELD_BYTES)
+        self._held_images: ByteLru[tuple[bytes, bytes], None] = ByteLru(HELD_BYTES)
         self._num_misses = 0
 
     def holds(self, salt: bytes, content_hash: bytes) -> bool:
-        return (salt, content_hash) in self._held
+        return (salt, content_hash) in self._held_images
 
     def note_sent(self, request: EngineRequest) -> None:
         """Note that the worker has begun to answer: it has received the request's images."""
@@ -68,15 +68,15 @@ class _Session:
             for item in request.media:
                 key = (request.salt, item.content_hash)
                 if item.inline is not None:
-                    self._held.put(key, None, len(item.inline))
+                    self._held_images.put(key, None, len(item.inline))
                 else:
-                    self._held.get(key)
+                    self._held_images.get(key)
                     self._num_misses = 0
 
     def note_missed(self) -> None:
         """Note that the worker lacked an image that it was believed to hold: it may lack others."""
         self._num_misses += 1
-        self._held.clear()
+        self._held_images.clear()
 
 
 class VllmClient:
@@ -244,8 +244,8 @@ class VllmClient:
             if response.status != HTTPStatus.OK:
                 logger.warning("worker %s refused a request with HTTP status %d", self.url, response.status)
                 raise error_of(response.status, begun=False)
-            async with contextlib.aclosing(events(response)) as found:
-                async for event in found:
+            async with contextlib.aclosing(events(response)) as received:
+                async for event in received:
                     for delta in answer.take(event):
                         yield delta
             yield answer.close()
@@ -261,20 +261,20 @@ class VllmClient:
 
     def _compare(self, request: EngineRequest, answer: Answer) -> None:
         """Note if the server made other token ids of a chat: then its blocks are not those of our prompts."""
-        told, answer.prompt_token_ids = answer.prompt_token_ids, None
-        if told is not None and told != request.token_ids and self._tokenises_alike:
+        token_ids, answer.prompt_token_ids = answer.prompt_token_ids, None
+        if token_ids is not None and token_ids != request.token_ids and self._tokenises_alike:
             self._tokenises_alike = False
             logger.warning("routing: worker %s is NONE: %s", self.url, OTHER_TOKENS.reason)
             self._on_change(self)
 
     async def _run(self) -> None:
         backoff = Backoff(first_seconds=0.05, limit_seconds=5.0, healthy_seconds=10.0)
-        said = ""
+        logged = ""
         while True:
             backoff.started()
             reason = await self._live()
-            logger.log(logging.DEBUG if reason == said else logging.WARNING, "worker %s: %s", self.url, reason)
-            said = reason
+            logger.log(logging.DEBUG if reason == logged else logging.WARNING, "worker %s: %s", self.url, reason)
+            logged = reason
             await asyncio.sleep(backoff.after_failure())
 
     async def _live(self) -> str:

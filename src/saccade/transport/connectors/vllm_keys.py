@@ -232,12 +232,12 @@ class ReportedBlocks:
     def _keep(
         self, block_hash: Hash, block: _Block, parent: _Block, *, is_first: bool
     ) -> Iterator[BlockStored | BlockRemoved]:
-        held = self._blocks.setdefault(block_hash, block)
-        if held is block:
+        first = self._blocks.setdefault(block_hash, block)
+        if first is block:
             if len(self._blocks) > self._context.max_blocks:
                 raise WorkerUnavailable(f"The worker holds more than {self._context.max_blocks} blocks.")
             yield BlockStored(block.key, parent.key, [], is_first=is_first)
-        elif held.key != block.key:
+        elif first.key != block.key:
             # Two blocks have the same 64 bits, so it is not certain which one an event means.
             self._coverage.num_refused["a block whose hash another one has"] += 1
             yield from self._removed([block_hash])

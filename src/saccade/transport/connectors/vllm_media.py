@@ -55,9 +55,9 @@ def read_form(rendered: Any) -> ImageForm:
     try:
         ((modality, (data,)),) = rendered["features"]["kwargs_data"].items()
         tensors = msgspec.msgpack.decode(pybase64.b64decode(data, validate=True))
-        found = {name: (*tensor["data"], *tensor["field"]) for name, tensor in tensors.items()}
-        ((grid_name, grid),) = ((name, tensor) for name, tensor in found.items() if tensor[0] == "int64")
-        ((name, pixels),) = ((name, tensor) for name, tensor in found.items() if name != grid_name)
+        tensors_by_name = {name: (*tensor["data"], *tensor["field"]) for name, tensor in tensors.items()}
+        ((grid_name, grid),) = ((name, tensor) for name, tensor in tensors_by_name.items() if tensor[0] == "int64")
+        ((name, pixels),) = ((name, tensor) for name, tensor in tensors_by_name.items() if name != grid_name)
         dtype, (num_patches, *shape), _, joined, field = pixels
         counts = np.frombuffer(grid[2].data, "<i8")
         is_known = joined == "flat" and field["dim"] == 0 and grid[3] == "batched" and grid[1] == [len(counts)]
@@ -94,10 +94,10 @@ def _pixels(form: ImageForm, item: MediaItem) -> bytes:
     """Return the patches in the worker's shape: raw patches have one frame here and several, all alike, in vLLM."""
     if item.inline is None:
         raise InternalError("An image came without pixels, which this worker does not hold.")
-    own, wanted = math.prod(item.pixel_shape[1:]), math.prod(form.pixels_shape)
-    if item.pixel_dtype != form.pixels_dtype or len(item.spans) != 1 or not own or wanted % own or own % CHANNELS:
+    own, theirs = math.prod(item.pixel_shape[1:]), math.prod(form.pixels_shape)
+    if item.pixel_dtype != form.pixels_dtype or len(item.spans) != 1 or not own or theirs % own or own % CHANNELS:
         raise UnsupportedParameter("The images of this model cannot be sent to this worker as token ids.", "messages")
-    if wanted == own:
+    if theirs == own:
         return item.inline
     patches = np.frombuffer(item.inline, NUMPY_DTYPE[item.pixel_dtype]).reshape(-1, CHANNELS, 1, own // CHANNELS)
-    return np.repeat(patches, wanted // own, axis=2).tobytes()
+    return np.repeat(patches, theirs // own, axis=2).tobytes()

@@ -125,8 +125,8 @@ def _sampling(sampling: SamplingParams) -> dict[str, Any]:
 
 def _num_logprobs(sampling: SamplingParams) -> int | None:
     """Return how many to ask for: one more than requested, because vLLM counts the drawn token among them."""
-    wanted = sampling.num_logprobs
-    return wanted and min(wanted + 1, max(wanted, MAX_TOP_LOGPROBS))
+    requested = sampling.num_logprobs
+    return requested and min(requested + 1, max(requested, MAX_TOP_LOGPROBS))
 
 
 def _features(request: EngineRequest, form: ImageForm) -> dict[str, Any]:

@@ -111,19 +111,19 @@ def _is_of(labels: Mapping[str, str], rank: int) -> bool:
 
 @dataclass(frozen=True)
 class FileReader:
-    """The source of a server's model files: those *given* for its name, else its own folder by *read*.
+    """The source of a server's model files: those of *model_files* for its name, else its own folder by *read*.
 
     *placeholder_id* returns the token id that stands for images in a model's files, None if nothing does.
     """
 
-    given: Mapping[str, ModelFiles]
+    model_files: Mapping[str, ModelFiles]
     read: Callable[[Path], ModelFiles]
     placeholder_id: Callable[[ModelFiles], int | None]
 
     def files(self, model: str, root: str | None) -> ModelFiles:
         """Return the files of *model*, whose folder the server calls *root*. Raises StartupError."""
-        if model in self.given:
-            return self.given[model]
+        if model in self.model_files:
+            return self.model_files[model]
         folder = Path(root or "")
         if folder.is_absolute() and folder.is_dir():
             return self.read(folder)
@@ -257,15 +257,15 @@ async def _probe(http: Http, model: str) -> tuple[ImageForm | None, str]:
 async def _sources(http: Http) -> dict[int, Mapping[str, Any]]:
     """Return the publishers of cache events by rank; none if the server has no such endpoint."""
     status, body = await http.get("/kv_event_sources", CALL_SECONDS)
-    found = parsed(body) if status == HTTPStatus.OK else {}
-    if not isinstance(found, dict) or not all(isinstance(source, dict) for source in found.values()):
+    sources = parsed(body) if status == HTTPStatus.OK else {}
+    if not isinstance(sources, dict) or not all(isinstance(source, dict) for source in sources.values()):
         return {}
-    return {int(rank): source for rank, source in found.items() if re.fullmatch(r"[0-9]{1,4}", rank)}
+    return {int(rank): source for rank, source in sources.items() if re.fullmatch(r"[0-9]{1,4}", rank)}
 
 
 async def _json(http: Http, path: str) -> Mapping[str, Any]:
-    found = parsed(await _body(http, path))
-    return found if isinstance(found, dict) else {}
+    models = parsed(await _body(http, path))
+    return models if isinstance(models, dict) else {}
 
 
 async def _body(http: Http, path: str) -> bytes:

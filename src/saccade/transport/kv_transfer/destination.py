@@ -31,13 +31,13 @@ CONNECT_SECONDS = 5.0
 
 @dataclasses.dataclass(frozen=True)
 class DestinationConfig:
-    """*form* must equal the other end's. After *patience_seconds* without a message the source counts as gone.
+    """*form* must equal the other end's. After *timeout_seconds* without a message the source counts as gone.
 
     *max_content_bytes* bounds one piece.
     """
 
     form: KvForm
-    patience_seconds: float
+    timeout_seconds: float
     max_content_bytes: int
 
 
@@ -84,7 +84,7 @@ class KvDestination:
 
     async def _run(self, key: bytes, source: str, first_block: int) -> None:
         try:
-            async with asyncio.timeout(min(CONNECT_SECONDS, self._config.patience_seconds)):
+            async with asyncio.timeout(min(CONNECT_SECONDS, self._config.timeout_seconds)):
                 streams = await _connect(source)
         except (OSError, TimeoutError):
             self._tell(TransferEnded(key, f"The prefill worker at {source} cannot be reached."))
@@ -102,7 +102,7 @@ class KvDestination:
         self, key: bytes, streams: tuple[asyncio.StreamReader, asyncio.StreamWriter], first_block: int
     ) -> None:
         """Receive until the engine reports that it has the whole state."""
-        async with asyncio.timeout(self._config.patience_seconds):
+        async with asyncio.timeout(self._config.timeout_seconds):
             channel = await self._opened(key, streams)
             await channel.send(Pull(first_block, self._config.form, shared_memory.readers()))
         replying = asyncio.create_task(self._reply(self._replies[key], channel))
@@ -138,7 +138,7 @@ class KvDestination:
 
     async def _receive(self, key: bytes, channel: DestinationChannel) -> None:
         while True:
-            async with asyncio.timeout(self._config.patience_seconds):
+            async with asyncio.timeout(self._config.timeout_seconds):
                 message, content = await channel.receive()
             match message:
                 case Prefilled():

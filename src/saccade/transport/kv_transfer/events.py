@@ -7,7 +7,7 @@ from saccade.errors import PeerFailed, WorkerFailed
 from saccade.protocol.kv_transfer import Piece, Prefilled
 
 
-class Wanted(NamedTuple):
+class StateRequested(NamedTuple):
     """A decode worker has reserved room for the state from block *first_block* on."""
 
     key: bytes
@@ -54,5 +54,5 @@ class TransferEnded(NamedTuple):
         return PeerFailed(self.reason) if self.by_peer else WorkerFailed(self.reason)
 
 
-Event = Wanted | PieceTaken | Delivered | PromptComputed | PieceArrived | TransferEnded
+Event = StateRequested | PieceTaken | Delivered | PromptComputed | PieceArrived | TransferEnded
 Tell = Callable[[Event], None]

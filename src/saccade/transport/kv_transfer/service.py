@@ -25,12 +25,12 @@ MAX_PIECE_BYTES = 16 << 20
 class TransferConfig:
     """*bind*, host:port, is where a prefill worker listens; None for a decode worker, which only connects.
 
-    A transfer fails after *patience_seconds* without a message, and a computed prompt is kept for as long.
+    A transfer fails after *timeout_seconds* without a message, and a computed prompt is kept for as long.
     """
 
     form: KvForm
     bind: str | None
-    patience_seconds: float
+    timeout_seconds: float
 
 
 class KvTransfers:
@@ -41,16 +41,16 @@ class KvTransfers:
     """
 
     def __init__(self, config: TransferConfig) -> None:
-        form, patience = config.form, config.patience_seconds
+        form, timeout = config.form, config.timeout_seconds
         shared_memory.sweep()
         self._events: deque[Event] = deque()
         self._woken, self._wake = socket.socketpair()
         self._woken.setblocking(False)
         self._wake.setblocking(False)
         self._loop = asyncio.new_event_loop()
-        self._source = KvSource(SourceConfig(form, patience, patience / 4), self._tell)
+        self._source = KvSource(SourceConfig(form, timeout, timeout / 4), self._tell)
         largest = max(MAX_PIECE_BYTES, form.block_nbytes, form.state_nbytes)
-        self._destination = KvDestination(DestinationConfig(form, patience, largest), self._tell)
+        self._destination = KvDestination(DestinationConfig(form, timeout, largest), self._tell)
         self._thread = threading.Thread(target=self._loop.run_forever, name="kv transfers", daemon=True)
         self._thread.start()
         try:
@@ -89,7 +89,7 @@ class KvTransfers:
         self._call(self._source.begun, key)
 
     def prefilled(self, key: bytes, message: Prefilled) -> None:
-        """Report to the decode worker that the prompt is computed, and keep the transfer open for patience_seconds."""
+        """Report to the decode worker that the prompt is computed, and keep the transfer open for timeout_seconds."""
         self._call(self._source.prefilled, key, message)
 
     def send(self, key: bytes, piece: Piece, content: bytes) -> None:

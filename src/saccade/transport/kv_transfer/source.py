@@ -31,7 +31,7 @@ from saccade.transport.kv_transfer.channel import (
     name_of,
     source_channel,
 )
-from saccade.transport.kv_transfer.events import Delivered, PieceTaken, Tell, TransferEnded, Wanted
+from saccade.transport.kv_transfer.events import Delivered, PieceTaken, StateRequested, Tell, TransferEnded
 
 NAME_SECONDS = 2.0
 """The time in which a connection must name its transfer."""
@@ -72,10 +72,10 @@ class _Offer:
 
 @dataclasses.dataclass(frozen=True)
 class SourceConfig:
-    """*form* must equal the other end's. A transfer that holds state and stands still for *patience_seconds* fails."""
+    """*form* must equal the other end's. A transfer that holds state and stands still for *timeout_seconds* fails."""
 
     form: KvForm
-    patience_seconds: float
+    timeout_seconds: float
     heartbeat_seconds: float
 
 
@@ -153,12 +153,12 @@ class KvSource:
         self._give_back(offer)
 
     def _wait_anew(self, offer: _Offer) -> None:
-        """Let the transfer stand still for patience_seconds from now on."""
+        """Let the transfer stand still for timeout_seconds from now on."""
         if offer.deadline is not None:
             offer.deadline.cancel()
         loop = asyncio.get_running_loop()
         failed = TransferFailed(NOT_TAKEN, by_peer=offer.is_computed)
-        offer.deadline = loop.call_later(self._config.patience_seconds, self._fail, offer, failed)
+        offer.deadline = loop.call_later(self._config.timeout_seconds, self._fail, offer, failed)
 
     def _give_back(self, offer: _Offer) -> None:
         for slot in offer.slots:
@@ -215,7 +215,7 @@ class KvSource:
             if refusal := _mismatch(self._config.form, pull.form):
                 await channel.send(Refused(refusal))
                 raise TransferFailed(refusal, by_peer=False)
-            self._tell(Wanted(offer.key, pull.first_block))
+            self._tell(StateRequested(offer.key, pull.first_block))
             await self._exchange(offer, channel, pull.shm_namespace == shared_memory.readers())
         except TransferFailed as failed:
             offer.connection = None

@@ -46,7 +46,7 @@ class DecodeQueue:
     @property
     def num_running(self) -> int:
         """Jobs that have a process."""
-        return self._processes.held - self._bytes.num_waiting
+        return self._processes.weight - self._bytes.num_waiting
 
     @property
     def num_waiting(self) -> int:
@@ -56,7 +56,7 @@ class DecodeQueue:
     @property
     def in_flight_bytes(self) -> int:
         """Decoded bytes of the jobs that have a process."""
-        return self._bytes.held
+        return self._bytes.weight
 
     async def enter(self, nbytes: int, *, is_video: bool = False, client: Hashable = None) -> Turn:
         """Wait for a process and for *nbytes* of the budget; a job over the whole budget runs alone.
