@@ -13,7 +13,7 @@ from saccade.protocol.media import MediaItem, SlotRef, Span
 from saccade.protocol.request import EngineRequest, SamplingParams
 from saccade.transport.client import WorkerClient
 from saccade.worker.engine_process import PATIENCE, Patience
-from saccade.worker.service import Worker, WorkerConfig
+from saccade.worker.service import WorkerConfig, WorkerFront
 
 ECHO_ENGINE = Path(__file__).parent / "worker" / "echo_engine.py"
 FAIL, STALL = 666, 777
@@ -48,7 +48,7 @@ async def until(condition: Callable[[], object]) -> None:
 @asynccontextmanager
 async def serving(
     folder: Path, patience: Patience = PATIENCE, shutdown_timeout: float = 0.0, **settings: object
-) -> AsyncIterator[Worker]:
+) -> AsyncIterator[WorkerFront]:
     """A worker at `unix:FOLDER/w.sock` with an echo engine that is ready."""
     config = WorkerConfig(f"unix:{folder}/w.sock", command(**settings), patience, shutdown_timeout)
     async with running(config) as worker:
@@ -56,9 +56,9 @@ async def serving(
 
 
 @asynccontextmanager
-async def running(config: WorkerConfig) -> AsyncIterator[Worker]:
+async def running(config: WorkerConfig) -> AsyncIterator[WorkerFront]:
     """A worker whose engine is ready."""
-    worker = Worker(config, lambda _: None)
+    worker = WorkerFront(config, lambda _: None)
     task = asyncio.create_task(worker.run())
     try:
         async with asyncio.timeout(WAIT_SECONDS):
@@ -70,7 +70,7 @@ async def running(config: WorkerConfig) -> AsyncIterator[Worker]:
 
 
 @asynccontextmanager
-async def connected(worker: Worker, **options) -> AsyncIterator[WorkerClient]:
+async def connected(worker: WorkerFront, **options) -> AsyncIterator[WorkerClient]:
     client = WorkerClient(worker.server.bind, **options)
     await client.start()
     try:

@@ -11,7 +11,7 @@ import torch
 
 from saccade.engine.loop import Engine
 from saccade.engine.recording import SUFFIX, Header, Record, Recorder, Recording, open_recording
-from saccade.engine.replay import Outcome, Replay, check_images, fresh_executor
+from saccade.engine.replay import Replay, ReplayResult, check_images, fresh_executor
 from saccade.transport.framing import framed
 
 
@@ -39,7 +39,7 @@ def segments(folder: Path) -> list[Path]:
     return sorted(folder.glob(f"*{SUFFIX}"))
 
 
-def replayed(file: Path, **changes: str) -> Outcome:
+def replayed(file: Path, **changes: str) -> ReplayResult:
     """What a fresh executor makes of *file*."""
     before = torch.get_num_threads()
     recording = open_recording(file)

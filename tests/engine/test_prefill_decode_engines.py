@@ -19,7 +19,7 @@ from saccade.errors import StartupError
 from saccade.gateway.workers.prefill_decode import legs_of
 from saccade.protocol.kv_transfer import ReceiveKv, SendKv
 from saccade.protocol.output import FinishReason
-from saccade.protocol.request import EngineRequest, MediaPixels, Pixels, SamplingParams
+from saccade.protocol.request import EngineRequest, MediaPixels, SamplingParams, SupplyPixels
 from saccade.transport.kv_transfer.channel import new_key
 
 WIDE = (1, 6, 16)
@@ -247,7 +247,7 @@ def test_preempted_decode_leg_asks_for_its_pixels(
     pair.decode.reset_caches(prefix=True, media=True)
     frame = pair.decode.step()[0]
     assert [wanted.media for wanted in frame.pixels_wanted] == [[0]]
-    pair.decode.supply(0, Pixels(request_id="a", media=(MediaPixels(0, inline=asked.media[0].inline),)))
+    pair.decode.supply(0, SupplyPixels(request_id="a", media=(MediaPixels(0, inline=asked.media[0].inline),)))
     pair.run_until_idle()
     assert pair.second.answers["a"].token_ids == alone(asked)
 
@@ -260,7 +260,7 @@ def test_prefill_leg_without_pixels_asks_for_them(
     pair.submit(msgspec.structs.replace(asked, media=media))
     frame = pair.prefill.step()[0]
     assert [wanted.media for wanted in frame.pixels_wanted] == [[0]]
-    pair.prefill.supply(0, Pixels(request_id="a", media=(MediaPixels(0, inline=asked.media[0].inline),)))
+    pair.prefill.supply(0, SupplyPixels(request_id="a", media=(MediaPixels(0, inline=asked.media[0].inline),)))
     pair.run_until_idle()
     assert pair.second.answers["a"].token_ids == alone(asked)
 

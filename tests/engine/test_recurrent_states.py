@@ -14,7 +14,7 @@ from references.networks import ORACLES, Oracle
 from tables import table
 
 from saccade.engine.config import EngineConfig
-from saccade.engine.core.cache_events import Caches
+from saccade.engine.core.cache_events import WatchedCaches
 from saccade.engine.core.step import SamplingInput, StateMove, StepInput, StepOutput
 from saccade.engine.executor import memory
 from saccade.engine.loop import Engine
@@ -144,7 +144,7 @@ def test_a_recorded_run_with_checkpoints_is_replayed_equal(folder: Path, tmp_pat
 def test_events_tell_where_a_prompt_can_resume(folder: Path) -> None:
     subject = engine(folder, num_state_snapshots=3, num_blocks=16)
     assert subject.description.resumes_at_states
-    subject.feed.watch(1, Caches(blocks=True, images=False))
+    subject.feed.watch(1, WatchedCaches(blocks=True, images=False))
     blocks: set[bytes] = set()
     states: set[bytes] = set()
 
@@ -175,7 +175,7 @@ def test_events_tell_where_a_prompt_can_resume(folder: Path) -> None:
     assert resumed[0] == 0 < max(resumed)
     follow()
     # A new watcher's snapshot is what the increments have led to.
-    subject.feed.watch(2, Caches(blocks=True, images=False))
+    subject.feed.watch(2, WatchedCaches(blocks=True, images=False))
     (message,) = subject.feed.take()
     events = msgspec.msgpack.decode(message.payload, type=KvEvents).events
     assert {event.key for event in events if isinstance(event, StateStored)} == states

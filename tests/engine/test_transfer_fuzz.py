@@ -17,7 +17,7 @@ from saccade.engine.core.request_validation import RequestValidator
 from saccade.engine.loop import Engine
 from saccade.protocol.kv_transfer import KEY_BYTES, KvForm, Piece, Prefilled, ReceiveKv, SendKv
 from saccade.protocol.output import FinishReason, StepFrame
-from saccade.protocol.request import EngineRequest, MediaPixels, Pixels, SamplingParams
+from saccade.protocol.request import EngineRequest, MediaPixels, SamplingParams, SupplyPixels
 from saccade.transport.kv_transfer.events import (
     Delivered,
     Event,
@@ -259,7 +259,7 @@ class Pair:
             engine, name, places = self._wanted.pop(0)
             items = self.requests[name].media
             found = tuple(MediaPixels(place, inline=self.pixels[items[place].content_hash]) for place in places)
-            engine.supply(0, Pixels(request_id=name, media=found))
+            engine.supply(0, SupplyPixels(request_id=name, media=found))
         self.wire.turn()
         for engine in (self.prefill, self.decode):
             if engine.has_work:

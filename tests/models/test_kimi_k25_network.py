@@ -22,7 +22,7 @@ from saccade.engine.executor import memory
 from saccade.engine.executor.loader import load_model
 from saccade.errors import InvalidValue, StartupError
 from saccade.models.backbones.deepseek_config import ExpertConfig
-from saccade.models.backbones.deepseek_text import Router
+from saccade.models.backbones.deepseek_text import ExpertRouter
 from saccade.models.backbones.moonvit import bicubic_taps
 from saccade.models.kimi_k25.network import Network
 from saccade.models.network import Target
@@ -268,7 +268,9 @@ def test_router_equals_the_reference(num_groups: int, num_chosen_groups: int, no
         hidden_size=24, n_routed_experts=16, num_experts_per_tok=3, routed_scaling_factor=2.5, **names
     )
     reference: Any = DeepseekV3TopkRouter(settings)
-    router = Router(24, ExpertConfig(16, 3, 8, 8, num_groups, num_chosen_groups, normalised, 2.5)).to(torch.bfloat16)
+    router = ExpertRouter(24, ExpertConfig(16, 3, 8, 8, num_groups, num_chosen_groups, normalised, 2.5)).to(
+        torch.bfloat16
+    )
     draw = torch.Generator().manual_seed(0)
     router.weight.copy_(torch.randn(16, 24, generator=draw))
     router.e_score_correction_bias.copy_(torch.randn(16, generator=draw))

@@ -13,8 +13,8 @@ from weights import fill_from
 
 from saccade.errors import StartupError
 from saccade.models.backbones.image_text_network import ImageTextNetwork
-from saccade.models.backbones.llama_config import TextConfig
-from saccade.models.backbones.llama_text import TextDecoder, decoder_target
+from saccade.models.backbones.llama_config import LlamaTextConfig
+from saccade.models.backbones.llama_text import LlamaTextDecoder, decoder_target
 from saccade.nn.backends.torch_sdpa import AttentionBackend
 from saccade.nn.context import ForwardContext, KvCache, PagedLayout
 
@@ -52,9 +52,9 @@ def reference(kind: str, config: dict[str, Any]) -> Any:
     return model.eval()
 
 
-def load(config: TextConfig, model: Any, folder: Path) -> ImageTextNetwork:
+def load(config: LlamaTextConfig, model: Any, folder: Path) -> ImageTextNetwork:
     settings = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
-    network: Any = ImageTextNetwork(TextDecoder(config), settings, config, tied=config.tied)
+    network: Any = ImageTextNetwork(LlamaTextDecoder(config), settings, config, tied=config.tied)
     network.locate = lambda name: None if config.tied and "lm_head" in name else decoder_target(name, "language_model")
     save_file(
         {name: value.contiguous().clone() for name, value in model.state_dict().items()}, folder / "all.safetensors"
@@ -88,7 +88,7 @@ def test_logits_equal_the_reference(name: str, tmp_path: Path) -> None:
     kind, changes = SUBJECTS[name]
     given = {**BASE, **changes}
     model = reference(kind, given)
-    config = TextConfig.read(given, max_model_len=MAX_MODEL_LEN)
+    config = LlamaTextConfig.read(given, max_model_len=MAX_MODEL_LEN)
     network = load(config, model, tmp_path)
     caches = [
         KvCache(*(torch.full((8, BLOCK, spec.num_kv_heads, spec.key_width), float("nan")) for _ in range(2)))
@@ -115,9 +115,9 @@ def test_fused_and_separate_names() -> None:
 def test_defaults_stand_for_missing_keys_alone() -> None:
     silent = {key: value for key, value in BASE.items() if key not in ("rms_norm_eps", "num_key_value_heads")}
     defaults = {"rms_norm_eps": 1e-6, "num_key_value_heads": 3, "sliding_window": 20}
-    config = TextConfig.read({**silent, "sliding_window": None}, defaults)
+    config = LlamaTextConfig.read({**silent, "sliding_window": None}, defaults)
     assert (config.norm_eps, config.num_kv_heads, config.sliding_window) == (1e-6, 3, None)
-    assert TextConfig.read(silent, defaults).sliding_window == 20
+    assert LlamaTextConfig.read(silent, defaults).sliding_window == 20
 
 
 @table(
@@ -133,4 +133,4 @@ def test_defaults_stand_for_missing_keys_alone() -> None:
 )
 def test_wrong_config_names_the_key(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(StartupError, match=words):
-        TextConfig.read({**BASE, **changes})
+        LlamaTextConfig.read({**BASE, **changes})

@@ -9,7 +9,7 @@ from attention import BATCHES, BLOCK, DIM, HEADS, KV_HEADS, OPTIONS, assert_clos
 from tables import table
 
 from saccade.nn.backends import torch_sdpa
-from saccade.nn.backends.torch_sdpa import AttentionBackend, Plan
+from saccade.nn.backends.torch_sdpa import AttentionBackend, SdpaPlan
 from saccade.nn.context import ForwardContext, KvCache, PagedLayout
 
 META = torch.device("meta")
@@ -19,7 +19,7 @@ LOWER_RIGHT = "the queries are the last tokens"
 class WithoutMasks(AttentionBackend):
     """As on a GPU, the masks of chunks behind a prefix are left to PyTorch."""
 
-    def plan(self, layout: PagedLayout, dtype: torch.dtype) -> Plan:
+    def plan(self, layout: PagedLayout, dtype: torch.dtype) -> SdpaPlan:
         plan = super().plan(layout, dtype)
         return replace(plan, prefills=tuple(replace(chunk, mask=None) for chunk in plan.prefills))
 

@@ -2,7 +2,7 @@
 
 from saccade.protocol.kv_events import BlockStored, KvEvents
 from saccade.routing.index import BlockIndex, Partition
-from saccade.routing.lookup import LocalLookup, Overlap, Target
+from saccade.routing.lookup import LocalLookup, LookupTarget, Overlap
 
 HERE, SMALL, OTHER = Partition(b"f", 16), Partition(b"f", 8), Partition(b"g", 16)
 
@@ -13,7 +13,7 @@ async def test_each_worker_is_asked_for_the_keys_that_it_would_report() -> None:
         index.begin(worker, partition, resumes_at_states=False)
         events = [BlockStored(bytes([key]), b"", []) for key in keys]
         index.take(worker, KvEvents(1, list(events), snapshot=True, last=worker != "c"))
-    targets = [Target("a", HERE), Target("b", SMALL), Target("c", OTHER), Target("away", HERE)]
+    targets = [LookupTarget("a", HERE), LookupTarget("b", SMALL), LookupTarget("c", OTHER), LookupTarget("away", HERE)]
     keys = {HERE: [b"1", b"2", b"3"], SMALL: [b"3", b"1"], OTHER: [b"5"]}
     assert await LocalLookup(index).overlaps(targets, keys) == {
         "a": Overlap(2, is_exact=True),

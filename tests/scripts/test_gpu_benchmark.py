@@ -11,13 +11,13 @@ from captures import Again
 from benchmarks.gpu import __main__ as program
 from benchmarks.gpu import checks, subject, timings
 from saccade.engine.config import EngineConfig
-from saccade.nn.backends import PLAIN, Entry
+from saccade.nn.backends import PLAIN, Backend
 from saccade.nn.backends.triton_attention import VisionAttentionBackend
 
 pytestmark = pytest.mark.ci
 
 
-ENTRIES = {PLAIN: Entry("saccade.nn.backends.torch_sdpa"), "triton": Entry("saccade.nn.backends.triton_attention")}
+ENTRIES = {PLAIN: Backend("saccade.nn.backends.torch_sdpa"), "triton": Backend("saccade.nn.backends.triton_attention")}
 
 
 @pytest.fixture

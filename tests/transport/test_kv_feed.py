@@ -18,7 +18,7 @@ from saccade.errors import WorkerFailed, WorkerUnavailable
 from saccade.protocol.kv_events import BlockRemoved, ImageRemoved, ImageStored, KvEvent, KvEvents
 from saccade.protocol.media import SlotRef
 from saccade.protocol.output import FinishReason, PixelsWanted, StepFrame, TokenDelta
-from saccade.protocol.request import Abort, EngineRequest, GatewayCommand, MediaPixels, Pixels
+from saccade.protocol.request import Abort, EngineRequest, GatewayCommand, MediaPixels, SupplyPixels
 from saccade.transport import kv_feed
 from saccade.transport.framing import Frames
 from saccade.transport.gateway_streams import MAX_WAITING_FRAMES, Connection, Refused
@@ -42,7 +42,7 @@ class Curious(Front):
             case EngineRequest(request_id=name):
                 wanted = PixelsWanted(name, [0])
                 connection.send(msgspec.msgpack.encode(StepFrame([], pixels_wanted=[wanted])))
-            case Pixels(request_id=name, media=media):
+            case SupplyPixels(request_id=name, media=media):
                 released = [pixels.slot.name for pixels in media if pixels.slot is not None]
                 delta = TokenDelta(name, [7], FinishReason.LENGTH)
                 connection.send(msgspec.msgpack.encode(StepFrame([delta], released)))
@@ -151,7 +151,7 @@ async def test_pixels_are_brought_when_the_worker_asks(tmp_path: Path) -> None: 
     async with talking(f"unix:{tmp_path}/w.sock", front, released.extend) as client:
         deltas = [delta async for delta in generate(client, by_hash("r"), supply)]
         assert [delta.token_ids for delta in deltas] == [[7]]
-        assert [type(command) for command in front.commands] == [EngineRequest, Pixels]
+        assert [type(command) for command in front.commands] == [EngineRequest, SupplyPixels]
         assert released == ["s"]
 
 

@@ -16,7 +16,7 @@ import pytest
 from tables import table
 
 from saccade.errors import PeerFailed, StartupError
-from saccade.protocol.kv_transfer import FirstToken, KvForm, Piece, Prefilled, Taken
+from saccade.protocol.kv_transfer import FirstToken, KvForm, Piece, PieceAck, Prefilled
 from saccade.transport import shared_memory
 from saccade.transport.kv_transfer.channel import LENGTHS, NONCE_BYTES, name_of, new_key
 from saccade.transport.kv_transfer.destination import DestinationConfig, KvDestination
@@ -237,7 +237,7 @@ async def test_a_transfer_may_take_longer_than_its_timeout_if_it_goes_on(monkeyp
         source.send(key, Piece(number, number + 1), bytes(1000))
         assert isinstance(await arrived.get(), PieceArrived)
         now[0] += 50
-        destination.reply(key, Taken())
+        destination.reply(key, PieceAck())
         assert await told.get() == PieceTaken(key)
     now[0] += 61
     assert await told.get() == TransferEnded(key, NOT_TAKEN)

@@ -27,7 +27,7 @@ from saccade.transport.proto.worker_pb2_grpc import WorkerStub
 from saccade.transport.wire import SERVICE_NAME, TAKEN, stream_path
 from saccade.worker import service
 from saccade.worker.engine_process import Patience
-from saccade.worker.service import Worker, WorkerConfig
+from saccade.worker.service import WorkerConfig, WorkerFront
 
 
 async def test_requests_are_multiplexed_and_slots_come_back(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ async def test_engine_that_stands_still_is_killed_and_replaced(tmp_path: Path) -
     ],
 )
 async def test_engine_that_cannot_start_ends_the_worker(tmp_path: Path, settings: dict, sentence: str) -> None:
-    worker = Worker(WorkerConfig(f"unix:{tmp_path}/w.sock", command(**settings)), lambda _: None)
+    worker = WorkerFront(WorkerConfig(f"unix:{tmp_path}/w.sock", command(**settings)), lambda _: None)
     with pytest.raises(StartupError, match=sentence):
         await worker.run()
 
@@ -189,7 +189,7 @@ async def test_drain_ends(tmp_path: Path, ending: str) -> None:
 
 async def test_address_in_use_is_an_operators_error(tmp_path: Path) -> None:
     async with serving(tmp_path) as worker:
-        busy = Worker(WorkerConfig("192.0.2.1:1", command(), access=Access(token="t" * 16)), lambda _: None)
+        busy = WorkerFront(WorkerConfig("192.0.2.1:1", command(), access=Access(token="t" * 16)), lambda _: None)
         with pytest.raises(StartupError, match=r"192\.0\.2\.1:1: is the address in use"):
             await busy.run()
         assert worker.relay.serving.is_set()

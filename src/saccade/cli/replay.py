@@ -9,7 +9,7 @@ from rich.console import Console
 
 from saccade.cli import exit_codes
 from saccade.engine.recording import Machine, open_recording
-from saccade.engine.replay import Outcome, Replay, check_images, fresh_executor
+from saccade.engine.replay import Replay, ReplayResult, check_images, fresh_executor
 from saccade.errors import StartupError
 from saccade.supervisor.checkpoint import resolve_model
 
@@ -61,7 +61,7 @@ def _differing(recorded: Machine, here: Machine) -> list[tuple[str, object, obje
     return [(name, one[name], other[name]) for name in one if one[name] != other[name]]
 
 
-def _show(console: Console, outcome: Outcome) -> None:
+def _show(console: Console, outcome: ReplayResult) -> None:
     if (first := outcome.first) is not None:
         where = "" if first.row is None else f", row {first.row}, sequence {first.sequence_id}"
         console.print(f"First difference: step {first.number}{where}")

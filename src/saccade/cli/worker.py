@@ -25,7 +25,7 @@ from saccade.transport import private_sockets, shared_memory
 from saccade.transport.access import Access
 from saccade.transport.credentials import read_authorities, read_identity, read_token
 from saccade.worker.engine_process import Patience
-from saccade.worker.service import Worker, WorkerConfig
+from saccade.worker.service import WorkerConfig, WorkerFront
 from saccade.worker.tokenspeed.port import TokenSpeedPort
 
 DEFAULT_HOST = "127.0.0.1"
@@ -183,7 +183,7 @@ def worker(
 async def _serve(config: WorkerConfig, console: Console, summary: bool) -> None:
     shared_memory.sweep()
     with StartProgress(console) as progress:
-        served = Worker(config, progress.show)
+        served = WorkerFront(config, progress.show)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, served.stop)
@@ -194,7 +194,7 @@ async def _serve(config: WorkerConfig, console: Console, summary: bool) -> None:
             announcing.cancel()
 
 
-async def _announce(served: Worker, progress: StartProgress, console: Console | None) -> None:
+async def _announce(served: WorkerFront, progress: StartProgress, console: Console | None) -> None:
     description = await served.ready()
     progress.close()
     if console is not None:

@@ -30,7 +30,7 @@ from saccade.protocol.description import Description
 from saccade.protocol.engine_load import STEP_TOKEN_BOUNDS, Load
 from saccade.protocol.kv_transfer import KvForm
 from saccade.protocol.output import FinishReason, StepFrame
-from saccade.protocol.request import EngineRequest, Pixels
+from saccade.protocol.request import EngineRequest, SupplyPixels
 from saccade.transport.kv_transfer.service import KvTransfers
 
 PATIENCE_SECONDS = 0.005
@@ -125,7 +125,7 @@ class Engine:
         self._requests.open(sequence, request.num_samples)
         self.kv_connector.open(sequence)
 
-    def supply(self, connection: int, answer: Pixels) -> None:
+    def supply(self, connection: int, answer: SupplyPixels) -> None:
         """Accept the pixels that were requested from a gateway. If the request has ended, its slots are released."""
         samples = self._requests.samples(connection, answer.request_id)
         self._pixel_requests.take(connection, answer, samples, self._requests.fail)

@@ -7,7 +7,7 @@ import msgspec
 import structlog
 
 from saccade.engine.config import EngineConfig
-from saccade.engine.core.cache_events import Caches
+from saccade.engine.core.cache_events import WatchedCaches
 from saccade.engine.loop import Engine
 from saccade.engine.startup import start
 from saccade.errors import InvalidValue, StartupError
@@ -25,7 +25,7 @@ from saccade.protocol.engine_ipc import (
     Watch,
 )
 from saccade.protocol.engine_load import Load
-from saccade.protocol.request import Abort, EngineRequest, GatewayCommand, Pixels, ResetCaches
+from saccade.protocol.request import Abort, EngineRequest, GatewayCommand, ResetCaches, SupplyPixels
 from saccade.transport import partial_decode
 from saccade.transport.engine_channel import EngineChannel
 from saccade.transport.framing import UNREADABLE
@@ -104,7 +104,7 @@ class Loop:
             case Hangup(connection):
                 self.engine.hangup(connection)
             case Watch(watcher, blocks, images):
-                self.engine.feed.watch(watcher, Caches(blocks, images))
+                self.engine.feed.watch(watcher, WatchedCaches(blocks, images))
             case Unwatch(watcher):
                 self.engine.feed.unwatch(watcher)
             case Drain():
@@ -122,7 +122,7 @@ class Loop:
         match command:
             case EngineRequest():
                 self.engine.submit(connection, command)
-            case Pixels():
+            case SupplyPixels():
                 self.engine.supply(connection, command)
             case Abort(request_id=request_id, index=index):
                 self.engine.abort(connection, request_id, index)

@@ -117,7 +117,7 @@ class StepFailed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
 Record = StepSubmitted | StepSampled | StepCollected | JobsTaken | StepFailed
 
 
-class Segment:
+class RecordingSegment:
     """A new file with a writing thread. Raises OSError if it cannot be created."""
 
     def __init__(self, path: Path, max_bytes: int, max_queued_bytes: int) -> None:
@@ -203,8 +203,8 @@ class Recorder:
         self.rest_seconds = rest_seconds
         self._max_queued_bytes = max_queued_bytes
         self._encoder = msgspec.msgpack.Encoder()
-        self._segment: Segment | None = None
-        self._unwritten: list[Segment] = []
+        self._segment: RecordingSegment | None = None
+        self._unwritten: list[RecordingSegment] = []
         self._num_segments = 0
         self._began = -math.inf
 
@@ -225,7 +225,7 @@ class Recorder:
         max_bytes = self._max_bytes // NUM_SEGMENTS
         try:
             self._make_room(max_bytes)
-            self._segment = Segment(path, max_bytes, self._max_queued_bytes)
+            self._segment = RecordingSegment(path, max_bytes, self._max_queued_bytes)
         except OSError as error:
             logger.error("steps cannot be recorded", file=str(path), reason=error.strerror)
             return False

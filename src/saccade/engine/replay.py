@@ -55,7 +55,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ReplayResult:
     """The result of a replay: the numbers of compared steps, tokens and sequences, and the *first* difference."""
 
     num_steps: int
@@ -90,11 +90,11 @@ class Replay:
         self._first: Difference | None = None
         self._number = self._num_steps = self._num_tokens = 0
 
-    def run(self, records: Iterable[Record]) -> Outcome:
+    def run(self, records: Iterable[Record]) -> ReplayResult:
         """Replay *records*, which must start with the first record of a segment."""
         for record in records:
             self._take(record)
-        return Outcome(self._num_steps, self._num_tokens, len(self._compared), len(self._different), self._first)
+        return ReplayResult(self._num_steps, self._num_tokens, len(self._compared), len(self._different), self._first)
 
     def _take(self, record: Record) -> None:
         match record:

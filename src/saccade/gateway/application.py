@@ -46,7 +46,7 @@ from saccade.gateway.workers.route_report import RouteReport, route_report
 from saccade.gateway.workers.routing_metrics import DispatchCollector, RoutingCollector, SourceCollector
 from saccade.gateway.workers.worker_report import booked, exactness
 from saccade.protocol.description import ModelFiles
-from saccade.protocol.gateway_calls import Usage, Work
+from saccade.protocol.gateway_calls import TenantUsage, Work
 from saccade.routing.index import BlockIndex
 from saccade.routing.router import Router as FleetRouter
 from saccade.telemetry import Metrics
@@ -183,7 +183,7 @@ class Application:
         usages = [self._usages()] if self.siblings is None else await self.siblings.usages()
         return tenant_reports(self._api_keys.named, usages)
 
-    def _usages(self) -> dict[str, Usage]:
+    def _usages(self) -> dict[str, TenantUsage]:
         return {name: account.usage for name, account in self._api_keys.named.items()}
 
     def _siblings(self, config: GatewayConfig) -> Siblings | None:

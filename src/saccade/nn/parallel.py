@@ -148,7 +148,7 @@ def leave() -> None:
         distributed.destroy_process_group()
 
 
-class Piece(NamedTuple):
+class PartSlice(NamedTuple):
     """Entries [source, source + length) of part number *part* go to [start, start + length) of a rank's parameter."""
 
     part: int
@@ -183,12 +183,12 @@ class Sharding:
         shards = self.shards or (1,) * len(self.parts)
         return tuple(part // count for part, count in zip(self.parts, shards, strict=True))
 
-    def pieces(self, ranks: Ranks) -> Iterator[Piece]:
+    def pieces(self, ranks: Ranks) -> Iterator[PartSlice]:
         """Return what the parameter of a rank consists of, part by part. *source* counts from the part's start."""
         start = 0
         shards = self.shards or (1,) * len(self.parts)
         for part, (length, count) in enumerate(zip(self.lengths(), shards, strict=True)):
-            yield Piece(part, ranks.rank * count // ranks.size * length, start, length)
+            yield PartSlice(part, ranks.rank * count // ranks.size * length, start, length)
             start += length
 
 

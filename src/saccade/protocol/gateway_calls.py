@@ -19,7 +19,7 @@ Overlaps = list[tuple[int, bool]]
 """For each target: how many leading blocks it has reported to hold, and whether all that it holds is known."""
 
 
-class Known(msgspec.Struct, frozen=True, kw_only=True):
+class FeedState(msgspec.Struct, frozen=True, kw_only=True):
     """What the indexer knows of a worker's caches; *reason* says why not all, "" where it does.
 
     *exactness* is how exactly its kind can be known. The counts are those of its feed.
@@ -43,15 +43,15 @@ class ShowKnown(msgspec.Struct, frozen=True, array_like=True, tag="show-known"):
 class KnownWorkers(msgspec.Struct, frozen=True):
     """The indexer's *workers*, and the bytes of its index."""
 
-    workers: list[Known]
+    workers: list[FeedState]
     index_bytes: int
 
 
 class ShowMetrics(msgspec.Struct, frozen=True, array_like=True, tag="show-metrics"):
-    """The metrics of the process. Answered by a list of Family."""
+    """The metrics of the process. Answered by a list of MetricFamily."""
 
 
-class Family(msgspec.Struct, frozen=True, array_like=True):
+class MetricFamily(msgspec.Struct, frozen=True, array_like=True):
     """A metric with its *samples*: name, labels and value of each."""
 
     name: str
@@ -88,10 +88,10 @@ class ForgetMedia(msgspec.Struct, frozen=True, array_like=True, tag="forget-medi
 
 
 class ShowUsage(msgspec.Struct, frozen=True, array_like=True, tag="show-usage"):
-    """What have tenants used? Answered by Usage by the tenant's name."""
+    """What have tenants used? Answered by TenantUsage by the tenant's name."""
 
 
-class Usage(msgspec.Struct, kw_only=True):
+class TenantUsage(msgspec.Struct, kw_only=True):
     """What a tenant has used since the process began. *cached_tokens* are a part of *prompt_tokens*."""
 
     requests: int = 0

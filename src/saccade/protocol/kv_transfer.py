@@ -53,7 +53,7 @@ class Waiting(msgspec.Struct, frozen=True, array_like=True, tag="waiting"):
     """The prompt is not computed yet."""
 
 
-class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
+class PullRefused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
     """There will be no transfer; *message* is for the operator."""
 
     message: str
@@ -86,16 +86,16 @@ class Piece(msgspec.Struct, frozen=True, array_like=True, tag="piece"):
     slot: SlotRef | None = None
 
 
-class Taken(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
+class PieceAck(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
     """The decode worker has used a piece: another may follow."""
 
 
-class Received(msgspec.Struct, frozen=True, array_like=True, tag="received"):
+class StateAck(msgspec.Struct, frozen=True, array_like=True, tag="received"):
     """The decode worker has the whole state: the prefill worker need not keep it."""
 
 
-FromSource = Waiting | Refused | Prefilled | Piece
+FromSource = Waiting | PullRefused | Prefilled | Piece
 """From the prefill worker."""
 
-FromDestination = Pull | Taken | Received
+FromDestination = Pull | PieceAck | StateAck
 """From the decode worker; the first message is a Pull."""

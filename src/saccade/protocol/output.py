@@ -70,7 +70,7 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tru
 
 
 class PixelsWanted(msgspec.Struct, frozen=True, array_like=True):
-    """The engine does not hold media[i] for i in *media* after all; the request waits until Pixels brings them."""
+    """The engine does not hold media[i] for i in *media* after all; the request waits for SupplyPixels."""
 
     request_id: str
     media: list[int]

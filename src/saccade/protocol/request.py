@@ -92,7 +92,7 @@ class MediaPixels(msgspec.Struct, frozen=True, array_like=True):
     inline: bytes | None = None
 
 
-class Pixels(msgspec.Struct, frozen=True, kw_only=True, tag="pixels"):
+class SupplyPixels(msgspec.Struct, frozen=True, kw_only=True, tag="pixels"):
     """The answer to PixelsWanted: pixels of a request that went out without them."""
 
     request_id: str
@@ -116,5 +116,5 @@ class ResetCaches(msgspec.Struct, frozen=True, kw_only=True, tag="reset"):
     media: bool = False
 
 
-GatewayCommand = EngineRequest | Pixels | Abort | ResetCaches
+GatewayCommand = EngineRequest | SupplyPixels | Abort | ResetCaches
 """What a gateway sends to a worker over the native stream, one msgpack message a frame."""

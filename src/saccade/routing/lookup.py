@@ -21,7 +21,7 @@ UNKNOWN = Overlap()
 """Of a worker that reports nothing."""
 
 
-class Target(NamedTuple):
+class LookupTarget(NamedTuple):
     """A worker to look up, and what its keys mean."""
 
     name: str
@@ -32,7 +32,7 @@ class Lookup(Protocol):
     """Finds what workers hold of a prompt."""
 
     async def overlaps(
-        self, targets: Sequence[Target], keys: Mapping[Partition, Sequence[bytes]]
+        self, targets: Sequence[LookupTarget], keys: Mapping[Partition, Sequence[bytes]]
     ) -> Mapping[str, Overlap]:
         """Return by name what *targets* hold of a prompt with these block keys, by what they mean.
 
@@ -47,12 +47,12 @@ class LocalLookup:
         self._index = index
 
     async def overlaps(
-        self, targets: Sequence[Target], keys: Mapping[Partition, Sequence[bytes]]
+        self, targets: Sequence[LookupTarget], keys: Mapping[Partition, Sequence[bytes]]
     ) -> Mapping[str, Overlap]:
         """Return by name what *targets* hold."""
         return self.find(targets, keys)
 
-    def find(self, targets: Sequence[Target], keys: Mapping[Partition, Sequence[bytes]]) -> Mapping[str, Overlap]:
+    def find(self, targets: Sequence[LookupTarget], keys: Mapping[Partition, Sequence[bytes]]) -> Mapping[str, Overlap]:
         """Return what overlaps() does."""
         index = self._index
         found = {partition: index.overlaps(partition, keys) for partition, keys in keys.items()}

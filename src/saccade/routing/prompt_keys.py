@@ -17,7 +17,7 @@ MAX_BYTES = 32 << 20
 """About 450,000 keys: 7 million tokens in blocks of 16."""
 
 
-class _Segment(NamedTuple):
+class _PromptSegment(NamedTuple):
     """All that the keys of a segment depend on; *tokens* is a digest of the token ids."""
 
     parent: bytes
@@ -33,7 +33,7 @@ class PromptKeys:
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
-        self._segments: ByteLru[_Segment, list[bytes]] = ByteLru(max_bytes)
+        self._segments: ByteLru[_PromptSegment, list[bytes]] = ByteLru(max_bytes)
 
     def of(self, root: bytes, token_ids: Sequence[int], runs: Sequence[MediaRun], block_size: int) -> list[bytes]:
         """Return what block_keys() does."""
@@ -48,7 +48,7 @@ class PromptKeys:
     def _segment(
         self, parent: bytes, token_ids: "array[int]", runs: tuple[MediaRun, ...], block_size: int
     ) -> list[bytes]:
-        segment = _Segment(parent, block_size, blake3(token_ids.tobytes()).digest(), runs)
+        segment = _PromptSegment(parent, block_size, blake3(token_ids.tobytes()).digest(), runs)
         keys = self._segments.get(segment)
         if keys is None:
             keys = block_keys(parent, token_ids, runs, block_size)

@@ -114,7 +114,7 @@ class _OwnSamples:
         return self._most
 
 
-class Choice(NamedTuple):
+class RoutingChoice(NamedTuple):
     """*chosen* is one of *candidates*, by *policy*, which is what auto stands for where that is set."""
 
     candidates: Sequence[Candidate]
@@ -129,7 +129,7 @@ class Booking:
     nothing.
     """
 
-    def __init__(self, router: "Router", choice: Choice, work: WorkInFlight, undo: Callable[[], None]) -> None:
+    def __init__(self, router: "Router", choice: RoutingChoice, work: WorkInFlight, undo: Callable[[], None]) -> None:
         self.choice = choice
         self.worker = choice.chosen.name
         self.matched_tokens: int | None = None
@@ -198,7 +198,7 @@ class Router:
 
     def preview(
         self, options: Sequence[Option], prompt: RoutedPrompt, overlaps: Mapping[str, Overlap], now: float
-    ) -> Choice:
+    ) -> RoutingChoice:
         """Return the choice that book() would make; nothing is booked, and no turn is used up."""
         return self._choose(copy.deepcopy(self._chooser), options, prompt, overlaps, now)
 
@@ -236,11 +236,11 @@ class Router:
         prompt: RoutedPrompt,
         overlaps: Mapping[str, Overlap],
         now: float,
-    ) -> Choice:
+    ) -> RoutingChoice:
         candidates = [self._weigh(option, prompt, overlaps, now) for option in options]
         known = any(self._is_assumed(option) or overlaps.get(option.name, UNKNOWN).is_exact for option in options)
         chosen = chooser.choose(candidates, prompt.affinity, reported=known)
-        return Choice(candidates, chosen, chooser.effective(reported=known))
+        return RoutingChoice(candidates, chosen, chooser.effective(reported=known))
 
     def _weigh(self, option: Option, prompt: RoutedPrompt, overlaps: Mapping[str, Overlap], now: float) -> Candidate:
         """Return what the worker holds of the prompt, what it must compute and encode, and what waits there."""

@@ -30,7 +30,7 @@ from saccade.protocol.engine_load import Load
 from saccade.protocol.exactness import EXACT, Exactness
 from saccade.protocol.kv_events import KvEvents
 from saccade.protocol.output import FinishReason, PixelsWanted, StepFrame, TokenDelta
-from saccade.protocol.request import Abort, EngineRequest, MediaPixels, Pixels, ResetCaches
+from saccade.protocol.request import Abort, EngineRequest, MediaPixels, ResetCaches, SupplyPixels
 from saccade.protocol.request_traits import RequestTraits
 from saccade.transport import kv_feed, lasting_task
 from saccade.transport.answer_bounds import AnswerBounds
@@ -93,7 +93,7 @@ class _SentRequest:
         self._session.leave(self._request_id, finished=not self._num_open)
 
     def _send_pixels(self, media: tuple[MediaPixels, ...]) -> None:
-        self._session.send_pixels(Pixels(request_id=self._request_id, media=media))
+        self._session.send_pixels(SupplyPixels(request_id=self._request_id, media=media))
 
 
 class _Session:
@@ -122,7 +122,7 @@ class _Session:
         sent = self._open[request.request_id] = _SentRequest(self, request, sink)
         return sent
 
-    def send_pixels(self, pixels: Pixels) -> None:
+    def send_pixels(self, pixels: SupplyPixels) -> None:
         """Send pixels that the worker asked for, unless their request has left. Raises ImageTooLarge."""
         slots = [one.slot.name for one in pixels.media if one.slot is not None]
         if pixels.request_id in self._open:
@@ -130,7 +130,7 @@ class _Session:
         else:
             self._on_released(slots)
 
-    def _send(self, command: EngineRequest | Pixels, slots: Sequence[str]) -> None:
+    def _send(self, command: EngineRequest | SupplyPixels, slots: Sequence[str]) -> None:
         """Send a command that lends *slots*. Raises ImageTooLarge if it fits no message; they are back then."""
         encoded = self._encoder.encode(command)
         if len(encoded) > MAX_COMMAND_BYTES:

@@ -205,7 +205,7 @@ def _tokenspeed_server(relay: Relay, port: TokenSpeedPort) -> "TokenSpeedServer"
     return TokenSpeedServer(relay, relay.described, port)
 
 
-class Worker:
+class WorkerFront:
     """One worker: run() serves until stop() is called."""
 
     def __init__(self, config: WorkerConfig, on_progress: Callable[[EngineProgress], None]) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from saccade.engine.core import cache_events
-from saccade.engine.core.cache_events import CacheFeed, Caches
+from saccade.engine.core.cache_events import CacheFeed, WatchedCaches
 from saccade.engine.core.encoder_cache import EncoderCache
 from saccade.engine.core.images import EncoderKey
 from saccade.engine.core.kv.blocks import PagedBlocks
@@ -24,7 +24,7 @@ from saccade.protocol.request import EngineRequest, SamplingParams
 BLOCK = 4
 SALTS = (b"", b"tenant")
 ROOTS = [root_key(b"model", salt) for salt in SALTS]
-BOTH, BLOCKS, IMAGES = Caches(True, True), Caches(True, False), Caches(False, True)
+BOTH, BLOCKS, IMAGES = WatchedCaches(True, True), WatchedCaches(True, False), WatchedCaches(False, True)
 
 
 def sequence(token_ids: list[int], place: int, tenant: int, arrival: int) -> Sequence:
@@ -90,7 +90,7 @@ class Subject:
 class Replica:
     """Somebody who knows only what the feed told, and checks every word."""
 
-    def __init__(self, caches: Caches) -> None:
+    def __init__(self, caches: WatchedCaches) -> None:
         self.caches = caches
         self.blocks: set[bytes] = set()
         self.images: set[tuple[bytes, bytes]] = set()

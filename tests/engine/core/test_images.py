@@ -21,7 +21,7 @@ from saccade.models.positions import MultimodalPositions
 from saccade.models.spec import Grid, KvSpec, Positions
 from saccade.protocol.description import Description, ModelFiles
 from saccade.protocol.media import MediaItem, SlotRef, Span
-from saccade.protocol.request import EngineRequest, MediaPixels, Pixels, SamplingParams
+from saccade.protocol.request import EngineRequest, MediaPixels, SamplingParams, SupplyPixels
 from saccade.transport.shared_memory import SlotPool, open_slot
 
 PLACEHOLDER = 7
@@ -298,7 +298,7 @@ class Machine(RuleBasedStateMachine):
                 media.append(MediaPixels(index, slot=self.slot(connection, content)))
             else:
                 media.append(MediaPixels(index, inline=content[how == "wrong" :]))
-        self.engine.supply(connection, Pixels(request_id=request_id, media=tuple(media)))
+        self.engine.supply(connection, SupplyPixels(request_id=request_id, media=tuple(media)))
 
     @precondition(lambda self: self.open)
     @rule(which=st.integers(0, 99), index=st.one_of(st.none(), st.integers(0, 2)))

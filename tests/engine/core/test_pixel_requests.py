@@ -14,7 +14,7 @@ from saccade.engine.core import pixel_requests
 from saccade.engine.loop import Engine
 from saccade.protocol.media import SlotRef
 from saccade.protocol.output import FinishReason, StepFrame
-from saccade.protocol.request import EngineRequest, MediaPixels, Pixels
+from saccade.protocol.request import EngineRequest, MediaPixels, SupplyPixels
 from saccade.transport.shared_memory import SlotPool, open_slot
 
 SMALL = (1, 4, 6)
@@ -36,10 +36,10 @@ def by_hash(asked: EngineRequest, request_id: str = "hash", *kept: int) -> Engin
     return msgspec.structs.replace(asked, request_id=request_id, media=tuple(media))
 
 
-def pixels_of(asked: EngineRequest, request_id: str = "hash", *indices: int) -> Pixels:
+def pixels_of(asked: EngineRequest, request_id: str = "hash", *indices: int) -> SupplyPixels:
     """The answer to a question for the media *indices* of *asked*."""
     media = (MediaPixels(index, inline=asked.media[index].inline) for index in indices)
-    return Pixels(request_id=request_id, media=tuple(media))
+    return SupplyPixels(request_id=request_id, media=tuple(media))
 
 
 def in_slot(content: bytes, pool: SlotPool) -> SlotRef:
@@ -145,7 +145,7 @@ def test_wrong_answer_fails_its_request_alone(
     media = tuple(
         MediaPixels(index, slot, content if twice else None) for index, slot in zip(indices, slots, strict=True)
     )
-    subject.supply(0, Pixels(request_id="hash", media=media))
+    subject.supply(0, SupplyPixels(request_id="hash", media=media))
     told = engines.drain(subject)
     failure = told.answers["hash"].failure
     assert failure is not None
@@ -183,7 +183,7 @@ def test_parked_sequences_end_and_late_pixels_are_given_back(
     assert (failure.code if failure else None) == ("worker_unavailable" if end == "late" else None)
     assert engines.is_idle(subject)
     slot = in_slot(asked.media[0].inline or b"", pool)
-    subject.supply(0, Pixels(request_id="hash", media=(MediaPixels(0, slot),)))
+    subject.supply(0, SupplyPixels(request_id="hash", media=(MediaPixels(0, slot),)))
     assert engines.drain(subject).released == [slot.name]
 
 

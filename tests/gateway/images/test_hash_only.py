@@ -18,7 +18,7 @@ from saccade.gateway.config import GatewayConfig
 from saccade.gateway.images.decode_pool.pool import DecodePool
 from saccade.gateway.workers.pool import WorkerPool
 from saccade.transport.client import WorkerClient
-from saccade.worker.service import Worker, WorkerConfig
+from saccade.worker.service import WorkerConfig, WorkerFront
 
 ONE_IMAGE_BYTES = 9 * 128 * 4 * 4
 """Of an image of 96 x 96 in the tiny model: tokens, hidden values, layers that it enters, bytes of a float."""
@@ -86,7 +86,7 @@ async def running(folder: Path, socket: Path, encoder_cache_bytes: int) -> Async
         "enable_prefix_caching": False,
     }
     command = [sys.executable, "-m", "saccade.engine", "--config", json.dumps(engine)]
-    worker = Worker(WorkerConfig(f"unix:{socket}/w.sock", command, shutdown_timeout_seconds=0), lambda _: None)
+    worker = WorkerFront(WorkerConfig(f"unix:{socket}/w.sock", command, shutdown_timeout_seconds=0), lambda _: None)
     config = GatewayConfig(num_decode_processes=1, image_cache_bytes=0)
     with decode_servers.shared():
         pool = DecodePool(config.media)

@@ -24,10 +24,10 @@ from saccade.gateway.workers.routing_metrics import RoutingCollector
 from saccade.gateway.workers.worker import Worker
 from saccade.gateway.workers.worker_report import worker_report
 from saccade.protocol.exactness import Exactness
-from saccade.protocol.gateway_calls import FindOverlaps, Known, KnownWorkers
+from saccade.protocol.gateway_calls import FeedState, FindOverlaps, KnownWorkers
 from saccade.protocol.kv_events import BlockStored, KvEvents
 from saccade.routing.index import BlockIndex, Partition
-from saccade.routing.lookup import Overlap, Target
+from saccade.routing.lookup import LookupTarget, Overlap
 from saccade.routing.router import Router
 from saccade.transport.framing import Frames
 from saccade.transport.gateway_streams import Connection
@@ -101,7 +101,7 @@ async def test_two_processes_learn_what_workers_hold_from_one_indexer(tmp_path: 
         asking(urls, path) as (fleet, one),
         asking(urls, path) as (_, other),
     ):
-        targets = [*(Target(url, PARTITION) for url in urls), Target("unix:/none", OTHER)]
+        targets = [*(LookupTarget(url, PARTITION) for url in urls), LookupTarget("unix:/none", OTHER)]
         for shared in (one, other):
             for worker in fleet.clients:
                 await until(partial(is_known, shared, worker))
@@ -126,7 +126,7 @@ async def test_without_an_indexer_nothing_is_known_and_one_that_comes_knows_all(
     caplog.set_level(logging.INFO)
     path = tmp_path / "indexer.sock"
     async with fronts(tmp_path, 2, 0) as urls, asking(urls, path) as (fleet, shared):
-        targets = [Target(url, PARTITION) for url in urls]
+        targets = [LookupTarget(url, PARTITION) for url in urls]
         for _ in range(2):
             assert await shared.overlaps(targets, {PARTITION: KEYS}) == {}
             report = worker_report(fleet.clients[0], fleet, shared)
@@ -143,7 +143,7 @@ async def test_an_indexer_that_hangs_costs_one_wait(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(shared_index, "LOOKUP_SECONDS", 0.05)
     monkeypatch.setattr(shared_index, "POLL_SECONDS", 60.0)
     path = tmp_path / "indexer.sock"
-    known = Known(url="unix:/a", exactness=Exactness("EXACT"))
+    known = FeedState(url="unix:/a", exactness=Exactness("EXACT"))
     looked_up: list[bytes] = []
 
     def stream() -> Frames:
@@ -167,7 +167,7 @@ async def test_an_indexer_that_hangs_costs_one_wait(tmp_path: Path, monkeypatch:
     try:
         await until(lambda: shared.feed(fleet.clients[0]).reason == "")
         assert shared.feed(fleet.clients[1]).reason == AWAY
-        target = [Target("unix:/a", PARTITION)]
+        target = [LookupTarget("unix:/a", PARTITION)]
         for _ in range(5):
             assert await shared.overlaps(target, {PARTITION: KEYS}) == {}
         assert len(looked_up) == 1
@@ -184,7 +184,10 @@ async def test_a_worker_is_never_more_exact_than_either_process_sees(tmp_path: P
     for worker in (text, exact):
         fleet.add(worker)
     degraded = Exactness("DEGRADED", "its events began later")
-    known = [Known(url="unix:/text", exactness=Exactness("EXACT")), Known(url="unix:/exact", exactness=degraded)]
+    known = [
+        FeedState(url="unix:/text", exactness=Exactness("EXACT")),
+        FeedState(url="unix:/exact", exactness=degraded),
+    ]
     server = CallServer(tmp_path / "i.sock", lambda _: msgspec.msgpack.encode(KnownWorkers(known, 0)))
     await server.start()
     shared = SharedIndex(fleet, Router("auto", BlockIndex(0), Random(0)), tmp_path / "i.sock")

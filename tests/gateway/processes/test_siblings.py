@@ -14,7 +14,7 @@ from saccade.gateway.server.connection import ConnectionLimits
 from saccade.gateway.tenants.account import Account, Limits, Tenant
 from saccade.gateway.tenants.report import tenant_reports
 from saccade.gateway.workers.settings import DispatchLimits
-from saccade.protocol.gateway_calls import Booked, Usage, Work
+from saccade.protocol.gateway_calls import Booked, TenantUsage, Work
 
 
 class Process:
@@ -32,8 +32,8 @@ class Process:
         booked = Booked(requests=self.number, prompt_tokens=10, prefill_tokens=5, decode_blocks=1)
         return Work(self.number + 1, {"unix:/a": booked})
 
-    def usages(self) -> dict[str, Usage]:
-        return {"acme": Usage(requests=self.number, prompt_tokens=10)}
+    def usages(self) -> dict[str, TenantUsage]:
+        return {"acme": TenantUsage(requests=self.number, prompt_tokens=10)}
 
     def forget(self) -> None:
         self.has_media = False
@@ -100,7 +100,7 @@ async def test_usage_is_that_of_all_processes(tmp_path: Path) -> None:
         usages = await running[1].siblings.usages()
         account = Account(Tenant(name="acme", limits=Limits(tokens=7)))
         (report,) = tenant_reports({"acme": account}, usages)
-        assert (report.usage, report.tokens_per_minute) == (Usage(requests=0 + 1 + 2, prompt_tokens=30), 7)
+        assert (report.usage, report.tokens_per_minute) == (TenantUsage(requests=0 + 1 + 2, prompt_tokens=30), 7)
 
 
 async def test_caches_of_all_processes_are_emptied_and_those_that_are_away_are_named(tmp_path: Path) -> None:

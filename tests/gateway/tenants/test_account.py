@@ -8,7 +8,7 @@ from tables import table
 
 from saccade.errors import Draining, RateLimitExceeded, ServiceError, WorkerFailed, WorkerUnavailable
 from saccade.gateway.tenants.account import Account, Limits, Tenant, duration
-from saccade.protocol.gateway_calls import Usage
+from saccade.protocol.gateway_calls import TenantUsage
 
 
 class Clock:
@@ -61,7 +61,7 @@ def test_requests_of_a_minute_may_come_at_once_and_then_evenly() -> None:
     for _ in range(3):
         serve(tenant)
     assert refused(lambda: serve(tenant)) == 20
-    assert tenant.usage == Usage(requests=7, refused=4)
+    assert tenant.usage == TenantUsage(requests=7, refused=4)
 
 
 def test_requests_that_no_worker_could_serve_are_not_charged() -> None:
@@ -69,12 +69,12 @@ def test_requests_that_no_worker_could_serve_are_not_charged() -> None:
     for _ in range(5):
         serve(tenant, WorkerUnavailable("No worker is ready."))
         serve(tenant, Draining("The server is shutting down."))
-    assert tenant.usage == Usage()
+    assert tenant.usage == TenantUsage()
     assert shown(tenant)["x-ratelimit-remaining-requests"] == "2"
     serve(tenant, WorkerFailed("The engine failed."))  # a worker worked on it
     serve(tenant)
     assert refused(lambda: serve(tenant)) == 30
-    assert tenant.usage == Usage(requests=2, refused=1)
+    assert tenant.usage == TenantUsage(requests=2, refused=1)
 
 
 def test_tokens_of_prompts_and_answers_count_together_and_debts_are_paid_first() -> None:
@@ -91,7 +91,7 @@ def test_tokens_of_prompts_and_answers_count_together_and_debts_are_paid_first()
     serve(tenant)
     tenant.use_prompt(1)
     tenant.use_cached(1)
-    assert tenant.usage == Usage(requests=3, refused=2, prompt_tokens=91, completion_tokens=9, cached_tokens=1)
+    assert tenant.usage == TenantUsage(requests=3, refused=2, prompt_tokens=91, completion_tokens=9, cached_tokens=1)
 
 
 def test_bytes_of_images() -> None:

@@ -39,7 +39,7 @@ from saccade.protocol.request import EngineRequest, MediaPixels
 from saccade.protocol.request_traits import RequestTraits
 from saccade.routing.breaker import CLOSED, FAILURES
 from saccade.routing.index import BlockIndex
-from saccade.routing.lookup import Overlap, Target
+from saccade.routing.lookup import LookupTarget, Overlap
 from saccade.routing.policy import Policy, WorkInFlight
 from saccade.routing.router import Router
 from saccade.transport import shared_memory
@@ -466,7 +466,7 @@ async def test_lookups_that_wait_choose_among_those_that_are_still_ready() -> No
     class Slow:
         """Answers when a worker has gone."""
 
-        async def overlaps(self, targets: Sequence[Target], keys: object) -> dict[str, Overlap]:
+        async def overlaps(self, targets: Sequence[LookupTarget], keys: object) -> dict[str, Overlap]:
             await asyncio.sleep(0)
             workers["a"].ready = False
             return {"a": Overlap(3, is_exact=True), "b": Overlap(0, is_exact=True)}

@@ -31,7 +31,7 @@ EVENTS_PER_MESSAGE = 1024
 """About 150 kB of blocks of 16 tokens; encoding them takes a few milliseconds."""
 
 
-class Caches(NamedTuple):
+class WatchedCaches(NamedTuple):
     """The caches that a watcher follows; *blocks* includes the state checkpoints."""
 
     blocks: bool
@@ -59,10 +59,10 @@ class _Snapshot:
         return KvEvents(self.number, events, snapshot=True, last=not self._next)
 
 
-class _Channel:
+class _WatcherGroup:
     """The watchers of the same caches; *watchers* maps each to the snapshot that is still being sent, or None."""
 
-    def __init__(self, caches: Caches) -> None:
+    def __init__(self, caches: WatchedCaches) -> None:
         self.kinds = caches.kinds()
         self.number = 0
         self.watchers: dict[int, _Snapshot | None] = {}
@@ -77,7 +77,7 @@ class CacheFeed:
         self._encoder_cache = encoder
         self._changes: list[KvEvent] = []
         self._messages: list[CacheEvents] = []
-        self._channels: dict[Caches, _Channel] = {}
+        self._channels: dict[WatchedCaches, _WatcherGroup] = {}
         self._encoder = msgspec.msgpack.Encoder()
 
     @property
@@ -86,11 +86,11 @@ class CacheFeed:
         snapshots = (snapshot for channel in self._channels.values() for snapshot in channel.watchers.values())
         return bool(self._messages or self._changes) or any(snapshots)
 
-    def watch(self, watcher: int, caches: Caches) -> None:
+    def watch(self, watcher: int, caches: WatchedCaches) -> None:
         """Start sending events to *watcher*, beginning with a snapshot."""
         # Earlier changes are part of the new snapshot; only the existing watchers get them as increments.
         self._number_changes()
-        channel = self._channels.setdefault(caches, _Channel(caches))
+        channel = self._channels.setdefault(caches, _WatcherGroup(caches))
         events: list[Iterator[KvEvent]] = []
         if caches.blocks:
             events.append(self.blocks.snapshot())
@@ -141,7 +141,7 @@ class CacheFeed:
                 channel.number += 1
                 self._send(channel, self._encoder.encode(KvEvents(channel.number, piece)))
 
-    def _send(self, channel: _Channel, payload: bytes) -> None:
+    def _send(self, channel: _WatcherGroup, payload: bytes) -> None:
         ready = [watcher for watcher, snapshot in channel.watchers.items() if snapshot is None]
         if ready:
             self._messages.append(CacheEvents(ready, payload))
@@ -149,7 +149,7 @@ class CacheFeed:
             if snapshot is not None:
                 snapshot.backlog.append(payload)
 
-    def _advance(self, channel: _Channel, watcher: int, snapshot: _Snapshot) -> None:
+    def _advance(self, channel: _WatcherGroup, watcher: int, snapshot: _Snapshot) -> None:
         message = snapshot.message()
         payloads = [self._encoder.encode(message)]
         if message.last:

@@ -14,7 +14,7 @@ from saccade.protocol.kv_events import ImageRemoved, ImageStored, KvEvent
 
 
 @dataclass(slots=True)
-class _Entry:
+class _CachedImage:
     """An image that is encoded or planned to be. *images* are the pinned images of requests."""
 
     output_id: int
@@ -31,7 +31,7 @@ class EncoderCache:
     def __init__(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
         self.on_event: Callable[[KvEvent], None] | None = None
-        self._entries: ByteLru[EncoderKey, _Entry] = ByteLru(budget_bytes, self._is_kept, self._drop)
+        self._entries: ByteLru[EncoderKey, _CachedImage] = ByteLru(budget_bytes, self._is_kept, self._drop)
         self._dropped: list[int] = []
         self._num_begun = 0
 
@@ -71,7 +71,7 @@ class EncoderCache:
     def begin(self, key: EncoderKey, num_bytes: int) -> None:
         """Add an entry for an image that is going to be encoded, and evict others if needed."""
         self._num_begun += 1
-        self._entries.put(key, _Entry(self._num_begun), num_bytes)
+        self._entries.put(key, _CachedImage(self._num_begun), num_bytes)
 
     def complete(self, key: EncoderKey) -> None:
         """Record that the image is encoded."""
@@ -117,7 +117,7 @@ class EncoderCache:
         dropped, self._dropped = tuple(self._dropped), []
         return dropped
 
-    def _entry(self, key: EncoderKey) -> _Entry:
+    def _entry(self, key: EncoderKey) -> _CachedImage:
         """Return an entry without marking it used. Raises KeyError."""
         entry = self._entries.peek(key)
         if entry is None:
@@ -133,7 +133,7 @@ class EncoderCache:
         entry = self._entry(key)
         return bool(entry.images) or not entry.is_encoded
 
-    def _drop(self, key: EncoderKey, entry: _Entry) -> None:
+    def _drop(self, key: EncoderKey, entry: _CachedImage) -> None:
         self._dropped.append(entry.output_id)
         if self.on_event is not None:
             self.on_event(ImageRemoved(key.salt, key.content_hash))

@@ -34,7 +34,7 @@ class Ready(NamedTuple):
     error: SaccadeError | None
 
 
-class _Loaded(NamedTuple):
+class _LoadedVocabulary(NamedTuple):
     """A vocabulary, and the sets of ids that matchers need."""
 
     tokenizer: LLTokenizer
@@ -93,10 +93,10 @@ class Grammars:
         """Give up grammars that are not compiled yet."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _load(self, read_vocabulary: Callable[[], Vocabulary]) -> _Loaded:
+    def _load(self, read_vocabulary: Callable[[], Vocabulary]) -> _LoadedVocabulary:
         vocabulary = read_vocabulary()
         end_ids = add_ids(no_words(self._vocab_size), vocabulary.eos_token_ids, self._vocab_size)
-        return _Loaded(vocabulary.build(), end_ids)
+        return _LoadedVocabulary(vocabulary.build(), end_ids)
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
         try:

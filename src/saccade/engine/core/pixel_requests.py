@@ -19,7 +19,7 @@ from saccade.engine.core.sequence import Sequence
 from saccade.errors import InternalError, SaccadeError, WorkerUnavailable
 from saccade.protocol.kv_transfer import ReceiveKv
 from saccade.protocol.output import PixelsWanted
-from saccade.protocol.request import MediaPixels, Pixels
+from saccade.protocol.request import MediaPixels, SupplyPixels
 
 PATIENCE_SECONDS = 60.0
 """After this time without an answer the request for pixels counts as lost; the gateway's own deadline is shorter."""
@@ -115,7 +115,7 @@ class PixelRequests:
             self._deadlines[key] = time.monotonic() + PATIENCE_SECONDS
             self._frames.ask(sequence.connection, PixelsWanted(sequence.request_id, media))
 
-    def take(self, connection: int, answer: Pixels, samples: list[Sequence], fail: Fail) -> None:
+    def take(self, connection: int, answer: SupplyPixels, samples: list[Sequence], fail: Fail) -> None:
         """Queue the sequences that wait for *answer* again; an invalid answer fails their request.
 
         *samples* are those of the request that *answer* names; the list is empty if the request has ended.

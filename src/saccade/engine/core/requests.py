@@ -14,7 +14,7 @@ from saccade.protocol.output import Failure, FinishReason, TokenDelta, TokenLogp
 
 
 @dataclass(slots=True)
-class _Request:
+class _RequestState:
     """The *live* samples by index, and the indices of the samples that have not started."""
 
     live: dict[int, Sequence]
@@ -37,7 +37,7 @@ class Requests:
         self.frames = FrameBuilder()
         self.on_end: Callable[[Sequence], None] = lambda _: None
         self._scheduler = scheduler
-        self._open: dict[int, dict[str, _Request]] = defaultdict(dict)
+        self._open: dict[int, dict[str, _RequestState]] = defaultdict(dict)
 
     def __contains__(self, key: tuple[int, str]) -> bool:
         return self._find(*key) is not None
@@ -49,7 +49,7 @@ class Requests:
 
     def open(self, sequence: Sequence, num_samples: int) -> None:
         """Queue the first sample of a request, which reserves num_samples arrival numbers from this sample's on."""
-        request = _Request({0: sequence}, list(range(1, num_samples)))
+        request = _RequestState({0: sequence}, list(range(1, num_samples)))
         self._open[sequence.connection][sequence.request_id] = request
         if sequence.awaits_kv:
             sequence.forks = [self._sample(sequence, index) for index in request.unstarted]
@@ -152,7 +152,7 @@ class Requests:
                 image.release(self.frames.released(sequence.connection))
             del self._open[sequence.connection][sequence.request_id]
 
-    def _find(self, connection: int, request_id: str) -> _Request | None:
+    def _find(self, connection: int, request_id: str) -> _RequestState | None:
         return self._open.get(connection, {}).get(request_id)
 
     @staticmethod

@@ -8,7 +8,7 @@ from saccade.engine.core.step import RowStart, TableChange
 
 
 @dataclass(slots=True)
-class _Known:
+class _RowState:
     """The state of a row that executors have: entries of its block table, and whether they sampled its last token."""
 
     num_blocks: int = 0
@@ -20,14 +20,14 @@ class Rows:
 
     def __init__(self, max_rows: int) -> None:
         self._free = list(range(max_rows - 1, -1, -1))
-        self._known: dict[int, _Known] = {}
+        self._known: dict[int, _RowState] = {}
         self._ended: list[int] = []
         self._ids = itertools.count(1)
 
     def start(self, sequence: Sequence) -> RowStart:
         """Assign a row to *sequence*, which has none, and return the start for executors."""
         sequence.row = self._free.pop()
-        self._known[sequence.row] = _Known()
+        self._known[sequence.row] = _RowState()
         return RowStart(sequence.row, next(self._ids), sequence.sampling, sequence.positions.delta)
 
     def end(self, sequence: Sequence) -> None:
@@ -69,5 +69,5 @@ class Rows:
             raise ValueError(f"the sequence of request {sequence.request_id!r} has no row")
         return sequence.row
 
-    def _of(self, sequence: Sequence) -> _Known:
+    def _of(self, sequence: Sequence) -> _RowState:
         return self._known[self.row_of(sequence)]

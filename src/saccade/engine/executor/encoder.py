@@ -38,7 +38,7 @@ FAILURES = (RuntimeError, ValueError, MemoryError)
 logger = structlog.get_logger(__name__)
 
 
-class Outcome(NamedTuple):
+class EncodeResult(NamedTuple):
     """The end of a job within a step. Images in *failed*, by encoder output id, have features of zeros."""
 
     features: dict[int, torch.Tensor]
@@ -82,7 +82,7 @@ class Encoder:
         return Encoded(self._encode_eagerly(job.images), time.perf_counter() - began)
 
     @torch.inference_mode()
-    def encode_together(self, job: EncodeJob) -> Outcome:
+    def encode_together(self, job: EncodeJob) -> EncodeResult:
         """Encode a job's images; every rank must call it with the same job. Failures are logged where they occur."""
         began = time.perf_counter()
         features = self._cut(job) if self.ranks.cuts_encoder else self._spread(job)
@@ -90,7 +90,7 @@ class Encoder:
         for image in job.images:
             if image.output_id in failed:
                 features[image.output_id] = self._empty(image).zero_()
-        return Outcome(features, failed, time.perf_counter() - began)
+        return EncodeResult(features, failed, time.perf_counter() - began)
 
     def _spread(self, job: EncodeJob) -> dict[int, torch.Tensor]:
         """Return the features of the images that did not fail, each encoded by one rank."""

@@ -14,7 +14,7 @@ from saccade.engine.executor.fingerprint import model_fingerprint, weights_diges
 from saccade.engine.executor.weight_files import Checkpoint, open_checkpoint
 from saccade.engine.executor.weight_filler import Progress, fill
 from saccade.engine.executor.weight_formats import read_quantisation
-from saccade.engine.executor.weight_plan import Plan, make_plan
+from saccade.engine.executor.weight_plan import LoadPlan, make_plan
 from saccade.errors import StartupError
 from saccade.models.files import engine_config, image_processor, parse_json, read_model_files
 from saccade.models.network import Network
@@ -77,7 +77,7 @@ def load_model(config: EngineConfig, progress: Progress, ranks: Ranks = ALONE) -
     return LoadedModel(network.eval(), network, files, identity, num_parameters, ranks, kv_scales, weights)
 
 
-def _kv_scales(plan: Plan, checkpoint: Checkpoint) -> dict[int, tuple[float, float]]:
+def _kv_scales(plan: LoadPlan, checkpoint: Checkpoint) -> dict[int, tuple[float, float]]:
     """Return the scales of cached keys and values by layer; one that the checkpoint lacks is 1. Raises StartupError."""
     found = {}
     for key, stored in plan.kv_scales.items():

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from saccade.engine.executor.weight_files import STORED_DTYPES, Checkpoint
-from saccade.engine.executor.weight_places import PLAIN, Cut, Filling, Place, field_slices
-from saccade.engine.executor.weight_plan import Plan
+from saccade.engine.executor.weight_places import PLAIN, Cut, Filling, WeightPlace, field_slices
+from saccade.engine.executor.weight_plan import LoadPlan
 from saccade.nn.formats.quantised import Part, QuantisedWeight
 
 STAGE = "loading weights"
@@ -20,7 +20,7 @@ Progress = Callable[[str, int, int], None]
 """Called with the name of a stage, and its done and total units."""
 
 
-def fill(network: nn.Module, plan: Plan, checkpoint: Checkpoint, device: torch.device, progress: Progress) -> None:
+def fill(network: nn.Module, plan: LoadPlan, checkpoint: Checkpoint, device: torch.device, progress: Progress) -> None:
     """Create *network*'s parameters on *device* and fill them as *plan* says. *progress* counts bytes."""
     for name in filter(plan.is_quantised, plan.places):
         owner, _, own_name = name.rpartition(".")
@@ -28,7 +28,7 @@ def fill(network: nn.Module, plan: Plan, checkpoint: Checkpoint, device: torch.d
         empty = nn.Parameter(unfilled.new_empty(0, *unfilled.shape[1:]), requires_grad=False)
         setattr(network.get_submodule(owner), own_name, empty)
     _allocate(network, device)
-    counter = _Counter(plan.num_bytes, progress)
+    counter = _ProgressReport(plan.num_bytes, progress)
     for name, place in plan.places.items():
         parameter = network.get_parameter(name).data
         quantised = plan.is_quantised(name)
@@ -50,7 +50,7 @@ def _allocate(network: nn.Module, device: torch.device) -> None:
             setattr(module, name, nn.Parameter(storage, requires_grad=False))
 
 
-class _Counter:
+class _ProgressReport:
     """Reports bytes, at most once for each hundredth of *total*."""
 
     def __init__(self, total: int, progress: Progress) -> None:
@@ -70,7 +70,7 @@ class _Counter:
         self._progress(STAGE, self._total, self._total)
 
 
-def _views(place: Place, parameter: torch.Tensor) -> tuple[Part, ...]:
+def _views(place: WeightPlace, parameter: torch.Tensor) -> tuple[Part, ...]:
     """Return the parts of a plain parameter."""
     if not parameter.ndim:
         return (parameter,)
@@ -78,7 +78,7 @@ def _views(place: Place, parameter: torch.Tensor) -> tuple[Part, ...]:
     return parameter.split_with_sizes(place.sharding.lengths(), dim)
 
 
-def _holders(place: Place, plan: Plan, parameter: torch.Tensor) -> tuple[Part, ...]:
+def _holders(place: WeightPlace, plan: LoadPlan, parameter: torch.Tensor) -> tuple[Part, ...]:
     """Return a new part of the place for each checkpoint tensor or weight that fills it."""
     own = set(place.slots)
     holders: dict[int, Part] = {}
@@ -91,7 +91,7 @@ def _holders(place: Place, plan: Plan, parameter: torch.Tensor) -> tuple[Part, .
     return tuple(holder for _, holder in sorted(holders.items()))
 
 
-def _holder(place: Place, cut: Cut, filling: Filling, parameter: torch.Tensor) -> Part:
+def _holder(place: WeightPlace, cut: Cut, filling: Filling, parameter: torch.Tensor) -> Part:
     """Return unfilled tensors for one part."""
     experts = () if place.experts is None else (len(place.own_experts),)
     region, format = place.region(cut), filling.format
@@ -104,7 +104,7 @@ def _holder(place: Place, cut: Cut, filling: Filling, parameter: torch.Tensor) -
     return QuantisedWeight(format, fields, region)
 
 
-def _read(filling: Filling, place: Place, parts: tuple[Part, ...], checkpoint: Checkpoint) -> None:
+def _read(filling: Filling, place: WeightPlace, parts: tuple[Part, ...], checkpoint: Checkpoint) -> None:
     """Copy this rank's pieces of the tensors of *filling* into *parts*."""
     target = filling.target
     for cut in place.cuts(target):

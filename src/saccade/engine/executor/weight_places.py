@@ -7,7 +7,7 @@ from torch import nn
 
 from saccade.engine.executor.weight_files import StoredTensor
 from saccade.models.network import Target
-from saccade.nn.formats.quantised import Field, Region, WeightFormat
+from saccade.nn.formats.quantised import Region, WeightField, WeightFormat
 from saccade.nn.parallel import Ranks, Sharding
 
 PLAIN = ""
@@ -26,7 +26,7 @@ class Cut(NamedTuple):
     length: int
 
 
-class Place(NamedTuple):
+class WeightPlace(NamedTuple):
     """A parameter of this rank, [experts, *shape] if it has *experts*, else *shape*.
 
     *holds_formats* says that its layer can hold a quantised weight in its place.
@@ -40,7 +40,7 @@ class Place(NamedTuple):
     holds_formats: bool
 
     @classmethod
-    def of(cls, network: nn.Module, name: str, ranks: Ranks) -> "Place":
+    def of(cls, network: nn.Module, name: str, ranks: Ranks) -> "WeightPlace":
         """Return the place of *network*'s parameter *name*."""
         owner, _, own_name = name.rpartition(".")
         module, shape = network.get_submodule(owner), tuple(network.get_parameter(name).shape)
@@ -115,7 +115,7 @@ class Place(NamedTuple):
         return (*_of_expert(target, expert), *slices)
 
 
-def field_slices(field: Field, region: Region, target: Target, expert: int | None) -> tuple[slice, ...]:
+def field_slices(field: WeightField, region: Region, target: Target, expert: int | None) -> tuple[slice, ...]:
     """Return the part of a tensor with *target*, a field of a quantised weight, that *region* touches for *expert*."""
     slices = field.slices(region)
     return (*_of_expert(target, expert), *(slices[::-1] if target.transposed else slices))

@@ -15,7 +15,7 @@ from torch import nn
 
 from saccade.engine.executor.weight_files import Checkpoint, StoredTensor, listed
 from saccade.engine.executor.weight_formats import Quantisation
-from saccade.engine.executor.weight_places import PLAIN, Filling, Place, Slot
+from saccade.engine.executor.weight_places import PLAIN, Filling, Slot, WeightPlace
 from saccade.errors import StartupError
 from saccade.nn.formats.quantised import Region, WeightFormat
 from saccade.nn.parallel import Ranks
@@ -29,10 +29,10 @@ LAYER = re.compile(r"\blayers\.(\d+)\.")
 
 
 @dataclass(frozen=True)
-class Plan:
+class LoadPlan:
     """The parameters' *places* and *fillings*, by name, and the tensors of *kv_scales*: by layer, and "k" or "v"."""
 
-    places: Mapping[str, Place]
+    places: Mapping[str, WeightPlace]
     fillings: dict[str, list[Filling]] = field(default_factory=lambda: defaultdict(list))
     kv_scales: dict[tuple[int, str], StoredTensor] = field(default_factory=dict)
 
@@ -69,13 +69,13 @@ class _Faults:
             raise StartupError(" ".join(sentences))
 
 
-def make_plan(network: nn.Module, checkpoint: Checkpoint, quantisation: Quantisation | None, ranks: Ranks) -> Plan:
+def make_plan(network: nn.Module, checkpoint: Checkpoint, quantisation: Quantisation | None, ranks: Ranks) -> LoadPlan:
     """Return what fills each parameter of *network*.
 
     Raises StartupError, which lists the tensors that are missing, unexpected, or of another shape or dtype.
     """
-    places = {name: Place.of(network, name, ranks) for name, _ in network.named_parameters()}
-    plan = Plan(places)
+    places = {name: WeightPlace.of(network, name, ranks) for name, _ in network.named_parameters()}
+    plan = LoadPlan(places)
     faults = _Faults()
     for filling in _fillings(network, checkpoint, quantisation, plan):
         place = places.get(filling.target.parameter)
@@ -91,7 +91,9 @@ def make_plan(network: nn.Module, checkpoint: Checkpoint, quantisation: Quantisa
     return plan
 
 
-def _fillings(network: Any, checkpoint: Checkpoint, quantisation: Quantisation | None, plan: Plan) -> Iterator[Filling]:
+def _fillings(
+    network: Any, checkpoint: Checkpoint, quantisation: Quantisation | None, plan: LoadPlan
+) -> Iterator[Filling]:
     """Yield all fillings, those of unknown parameters too. Note the scales of caches in *plan*."""
     quantised: dict[str, dict[str, StoredTensor]] = defaultdict(dict)
     formats: dict[str, WeightFormat] = {}
@@ -146,7 +148,7 @@ def _field_of(stored: StoredTensor, quantisation: Quantisation) -> _FieldOf | No
     return _FieldOf(f"{module}.{WEIGHT}", end, format)
 
 
-def _note_kv_scale(stored: StoredTensor, network: Any, siblings: Mapping[str, str], plan: Plan) -> None:
+def _note_kv_scale(stored: StoredTensor, network: Any, siblings: Mapping[str, str], plan: LoadPlan) -> None:
     """Note the scale of a layer's cached keys or values, unless the layer is not needed, such as a draft layer."""
     if (match := KV_SCALE.fullmatch(stored.name)) is None or (sibling := siblings.get(match["attention"])) is None:
         return
@@ -169,7 +171,7 @@ def _missing_fields(filling: Filling) -> list[str]:
     ]
 
 
-def _wrong(place: Place, filling: Filling) -> list[str]:
+def _wrong(place: WeightPlace, filling: Filling) -> list[str]:
     """Return what is wrong with the shapes and dtypes of the tensors of *filling*."""
     target, format = filling.target, filling.format
     needed = place.needed(target)
@@ -199,7 +201,7 @@ def _unlike(stored: StoredTensor, dtypes: tuple[str, ...], shape: tuple[int, ...
     return found
 
 
-def _check_slots(place: Place, fillings: list[Filling], faults: _Faults) -> None:
+def _check_slots(place: WeightPlace, fillings: list[Filling], faults: _Faults) -> None:
     """Note slots that nothing fills, or more than one tensor; and parts of which only some experts are quantised."""
     filled: dict[Slot, Filling] = {}
     for filling in fillings:
@@ -219,7 +221,7 @@ def _check_slots(place: Place, fillings: list[Filling], faults: _Faults) -> None
         faults.unusable.append(f"the experts of {place.name} have several formats")
 
 
-def _described(place: Place, slot: Slot) -> str:
+def _described(place: WeightPlace, slot: Slot) -> str:
     """Return the name of a slot for an error."""
     details = [f"{what} {which}" for what, which in zip(("part", "expert"), slot, strict=True) if which is not None]
     return f"{place.name} ({', '.join(details)})" if details else place.name

@@ -16,9 +16,9 @@ from saccade.gateway.workers.discovery import Discovery
 from saccade.gateway.workers.pool import WorkerPool
 from saccade.gateway.workers.settings import INDEX_BYTES, SourceConfig
 from saccade.gateway.workers.sources import find_workers
-from saccade.protocol.gateway_calls import FindOverlaps, IndexRequest, Known, KnownWorkers, Overlaps, ShowKnown
+from saccade.protocol.gateway_calls import FeedState, FindOverlaps, IndexRequest, KnownWorkers, Overlaps, ShowKnown
 from saccade.routing.index import BlockIndex, Partition
-from saccade.routing.lookup import LocalLookup, Target
+from saccade.routing.lookup import LocalLookup, LookupTarget
 from saccade.routing.router import Router
 from saccade.transport.local_calls import CallServer
 
@@ -66,7 +66,7 @@ class Indexer:
         partitions = list(keys)
         if any(not 0 <= place < len(partitions) for _, place in request.targets):
             raise msgspec.ValidationError("A target has no keys.")
-        overlaps = self._lookup.find([Target(name, partitions[place]) for name, place in request.targets], keys)
+        overlaps = self._lookup.find([LookupTarget(name, partitions[place]) for name, place in request.targets], keys)
         return [(overlaps[name].num_blocks, overlaps[name].is_exact) for name, _ in request.targets]
 
     def _known(self) -> KnownWorkers:
@@ -74,7 +74,7 @@ class Indexer:
         for worker in self._fleet.clients:
             feed = self._listener.feed(worker)
             workers.append(
-                Known(
+                FeedState(
                     url=worker.url,
                     exactness=worker.exactness,
                     reason=feed.reason,

@@ -11,9 +11,9 @@ from saccade.gateway.workers.cache_listener import ALONE, AWAY, Feed
 from saccade.gateway.workers.pool import WorkerPool
 from saccade.gateway.workers.worker import Worker
 from saccade.protocol.exactness import LEVELS, Exactness
-from saccade.protocol.gateway_calls import FindOverlaps, Known, KnownWorkers, Overlaps, ShowKnown
+from saccade.protocol.gateway_calls import FeedState, FindOverlaps, KnownWorkers, Overlaps, ShowKnown
 from saccade.routing.index import Partition
-from saccade.routing.lookup import Overlap, Target
+from saccade.routing.lookup import LookupTarget, Overlap
 from saccade.routing.router import Router
 from saccade.transport import lasting_task
 from saccade.transport.framing import UNREADABLE
@@ -31,7 +31,7 @@ RETRY_SECONDS = 0.05
 POLL_LIMIT_SECONDS = 5.0
 UNREACHABLE = "the indexer of this host cannot be reached"
 
-NOTHING = Known(url="", exactness=Exactness("NONE", AWAY), reason=AWAY)
+NOTHING = FeedState(url="", exactness=Exactness("NONE", AWAY), reason=AWAY)
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class SharedIndex:
         self._overlaps: msgspec.msgpack.Decoder[Overlaps] = msgspec.msgpack.Decoder(Overlaps)
         self._workers: msgspec.msgpack.Decoder[KnownWorkers] = msgspec.msgpack.Decoder(KnownWorkers)
         self._is_reached = False
-        self._known: dict[str, Known] = {}
+        self._known: dict[str, FeedState] = {}
         self._task: asyncio.Task[None] | None = None
         self.index_bytes = 0
         fleet.on_change(self._forget_expectations)
@@ -69,7 +69,7 @@ class SharedIndex:
         await self._calls.close()
 
     async def overlaps(
-        self, targets: Sequence[Target], keys: Mapping[Partition, Sequence[bytes]]
+        self, targets: Sequence[LookupTarget], keys: Mapping[Partition, Sequence[bytes]]
     ) -> Mapping[str, Overlap]:
         """Return by name what *targets* hold; nothing if the indexer does not answer."""
         if not self._is_reached:

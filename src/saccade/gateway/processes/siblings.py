@@ -18,14 +18,14 @@ from prometheus_client.registry import Collector
 from saccade.gateway.processes import siblings as metric_families
 from saccade.protocol.gateway_calls import (
     Booked,
-    Family,
     ForgetMedia,
     IndexRequest,
+    MetricFamily,
     ShowMetrics,
     ShowUsage,
     ShowWork,
     SiblingRequest,
-    Usage,
+    TenantUsage,
     Work,
 )
 from saccade.transport.framing import UNREADABLE
@@ -68,10 +68,10 @@ class Member:
 LABEL = "gateway_process"
 
 
-def families(registry: CollectorRegistry) -> list[Family]:
+def families(registry: CollectorRegistry) -> list[MetricFamily]:
     """Return all metrics of *registry* as values."""
     return [
-        Family(
+        MetricFamily(
             metric.name,
             metric.documentation,
             metric.type,
@@ -84,7 +84,7 @@ def families(registry: CollectorRegistry) -> list[Family]:
 class _Together(Collector):
     """The families of several processes, by the process's name, and the metrics of *shared* without that label."""
 
-    def __init__(self, by_process: Mapping[str, Sequence[Family]], shared: CollectorRegistry) -> None:
+    def __init__(self, by_process: Mapping[str, Sequence[MetricFamily]], shared: CollectorRegistry) -> None:
         self._by_process = by_process
         self._shared = shared
 
@@ -99,7 +99,7 @@ class _Together(Collector):
         yield from self._shared.collect()
 
 
-def render(by_process: Mapping[str, Sequence[Family]], shared: CollectorRegistry) -> bytes:
+def render(by_process: Mapping[str, Sequence[MetricFamily]], shared: CollectorRegistry) -> bytes:
     """Return one page in Prometheus' text format. *shared* has the metrics that are the same in all processes."""
     registry = CollectorRegistry()
     registry.register(_Together(by_process, shared))
@@ -124,7 +124,7 @@ class Siblings:
         forget_media: Callable[[], None],
         registry: CollectorRegistry,
         shared: CollectorRegistry,
-        usages: Callable[[], dict[str, Usage]],
+        usages: Callable[[], dict[str, TenantUsage]],
     ) -> None:
         self._member = member
         self._work = work
@@ -164,7 +164,7 @@ class Siblings:
     async def metrics(self) -> bytes:
         """Return the metrics of all processes, in Prometheus' text format."""
         clients = {**self._clients, INDEXER: self._indexer}
-        pages = await self._answers(clients, ShowMetrics(), list[Family])
+        pages = await self._answers(clients, ShowMetrics(), list[MetricFamily])
         own = {str(self._member.number): metric_families.families(self._registry)}
         return metric_families.render(dict(sorted((own | pages).items())), self._shared)
 
@@ -172,9 +172,9 @@ class Siblings:
         """Return the work of every process, this one first."""
         return [self._work(), *(await self._answers(self._clients, ShowWork(), Work)).values()]
 
-    async def usages(self) -> list[dict[str, Usage]]:
+    async def usages(self) -> list[dict[str, TenantUsage]]:
         """Return what tenants have used at every process, by the tenant's name, this process first."""
-        others = await self._answers(self._clients, ShowUsage(), dict[str, Usage])
+        others = await self._answers(self._clients, ShowUsage(), dict[str, TenantUsage])
         return [self._usages(), *others.values()]
 
     async def forget_media(self) -> list[str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from blake3 import blake3
 
 from saccade.errors import Draining, RateLimitExceeded, WorkerUnavailable
-from saccade.protocol.gateway_calls import Usage
+from saccade.protocol.gateway_calls import TenantUsage
 
 SALT_BYTES = 16
 KEY_CONTEXT = "saccade 2026 cache salt of a tenant"
@@ -156,7 +156,7 @@ class Account:
 
     def __init__(self, tenant: Tenant, num_processes: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
         self.tenant = tenant
-        self.usage = Usage()
+        self.usage = TenantUsage()
         self._num_processes = num_processes
         limits = tenant.limits.part(num_processes)
         self._requests = TokenBucket(limits.requests, clock)

@@ -7,7 +7,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from saccade.gateway.tenants.api_keys import ApiKeyStore
-from saccade.protocol.gateway_calls import Usage
+from saccade.protocol.gateway_calls import TenantUsage
 
 DESCRIPTIONS = {
     "requests": "Ended requests of a tenant, but for those that its limits refused at once and those that got 503.",
@@ -28,7 +28,7 @@ class TenantMetrics(Collector):
     def collect(self) -> Iterable[Metric]:
         if not self._api_keys.named:
             return
-        for field in msgspec.structs.fields(Usage):
+        for field in msgspec.structs.fields(TenantUsage):
             family = CounterMetricFamily(f"saccade_tenant_{field.name}", DESCRIPTIONS[field.name], labels=["tenant"])
             for name, account in self._api_keys.named.items():
                 family.add_metric([name], getattr(account.usage, field.name))

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from saccade.gateway.tenants.account import Account
-from saccade.protocol.gateway_calls import Usage
+from saccade.protocol.gateway_calls import TenantUsage
 
-NO_USAGE = Usage()
+NO_USAGE = TenantUsage()
 
 
 class TenantReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,10 +19,10 @@ class TenantReport(msgspec.Struct, frozen=True, kw_only=True):
     requests_per_minute: int | None
     tokens_per_minute: int | None
     picture_bytes_per_minute: int | None
-    usage: Usage
+    usage: TenantUsage
 
 
-def tenant_reports(accounts: Mapping[str, Account], usages: Sequence[Mapping[str, Usage]]) -> list[TenantReport]:
+def tenant_reports(accounts: Mapping[str, Account], usages: Sequence[Mapping[str, TenantUsage]]) -> list[TenantReport]:
     """Return a report on the tenant of each of *accounts*; *usages* are those of every process, by name."""
     reports = []
     for name, account in sorted(accounts.items()):
@@ -41,7 +41,7 @@ def tenant_reports(accounts: Mapping[str, Account], usages: Sequence[Mapping[str
     return reports
 
 
-def _together(usages: Sequence[Usage]) -> Usage:
+def _together(usages: Sequence[TenantUsage]) -> TenantUsage:
     """Return the sum of *usages*."""
-    names = [field.name for field in msgspec.structs.fields(Usage)]
-    return Usage(**{name: sum(getattr(usage, name) for usage in usages) for name in names})
+    names = [field.name for field in msgspec.structs.fields(TenantUsage)]
+    return TenantUsage(**{name: sum(getattr(usage, name) for usage in usages) for name in names})

@@ -28,9 +28,9 @@ from saccade.protocol.media import MediaItem, Span
 from saccade.protocol.request import EngineRequest, MediaPixels, SamplingParams
 from saccade.protocol.request_traits import RequestTraits
 from saccade.routing.index import BlockIndex, Partition
-from saccade.routing.lookup import LocalLookup, Lookup, Overlap, Target
+from saccade.routing.lookup import LocalLookup, Lookup, LookupTarget, Overlap
 from saccade.routing.prompt_keys import PromptKeys
-from saccade.routing.router import Booking, Choice, Option, RoutedImage, RoutedPrompt, Router
+from saccade.routing.router import Booking, Option, RoutedImage, RoutedPrompt, Router, RoutingChoice
 from saccade.transport import shared_memory
 from saccade.transport.sink import Sink, Stream
 
@@ -127,7 +127,7 @@ class Preview:
 
     model: Model
     prompt: Prompt
-    choice: Choice
+    choice: RoutingChoice
 
 
 @dataclass(frozen=True)
@@ -322,7 +322,9 @@ class Dispatcher:
         overlaps: Mapping[str, Overlap] = {}
         if len(options) > 1:
             with self._metrics.stage("lookup"):
-                overlaps = await self._lookup.overlaps([Target(name, part) for name, part, *_ in options], routed.keys)
+                overlaps = await self._lookup.overlaps(
+                    [LookupTarget(name, part) for name, part, *_ in options], routed.keys
+                )
             ready = {worker.url for worker in self._fleet.clients if worker.ready}
             options = [option for option in options if option.name in ready]
             if not options:

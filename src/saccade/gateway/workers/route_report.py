@@ -11,7 +11,7 @@ from saccade.gateway.workers.worker import Worker, refusal
 from saccade.gateway.workers.worker_report import exactness, worker_report
 from saccade.protocol.exactness import Level
 from saccade.routing.policy import Candidate
-from saccade.routing.router import Choice
+from saccade.routing.router import RoutingChoice
 
 NO_ROOM = "it has all the requests that it may have"
 GOES_ON = "it is a decode worker, which goes on behind a prefill worker"
@@ -128,7 +128,7 @@ def _terms(candidate: Candidate) -> dict[str, float]:
     }
 
 
-def _reason(choice: Choice) -> str:
+def _reason(choice: RoutingChoice) -> str:
     """Return what made the choice, for people."""
     if len(choice.candidates) == 1:
         return "the only worker that may get it"

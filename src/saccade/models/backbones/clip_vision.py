@@ -40,7 +40,7 @@ class ViewMetadata:
         return len(self.layout.sequence_lengths)
 
 
-class SelfAttention(nn.Module):
+class ClipAttention(nn.Module):
     """Bidirectional attention within each image, with biases and without rotary positions."""
 
     def __init__(self, hidden_size: int, num_heads: int, ranks: Ranks) -> None:
@@ -71,13 +71,13 @@ class Mlp(nn.Module):
         return self.fc2.add_to(residual_TE, self.fc1(x_TE, self.activation))
 
 
-class Block(nn.Module):
+class ClipBlock(nn.Module):
     """Attention, then the MLP; each reads a normalised input, and its result is added to the residual."""
 
     def __init__(self, config: ClipConfig, ranks: Ranks) -> None:
         super().__init__()
         self.layer_norm1 = LayerNorm(config.hidden_size, config.norm_eps)
-        self.self_attn = SelfAttention(config.hidden_size, config.num_heads, ranks)
+        self.self_attn = ClipAttention(config.hidden_size, config.num_heads, ranks)
         self.layer_norm2 = LayerNorm(config.hidden_size, config.norm_eps)
         self.mlp = Mlp(config, ranks)
 
@@ -87,7 +87,7 @@ class Block(nn.Module):
         return self.mlp.add_to(x_TE, self.layer_norm2(x_TE))
 
 
-class Embeddings(nn.Module):
+class ClipEmbeddings(nn.Module):
     """A class token and the embedded patches of each image, plus learned positions."""
 
     def __init__(self, config: ClipConfig) -> None:
@@ -114,10 +114,10 @@ class ClipTower(nn.Module):
         super().__init__()
         self.config = config
         self.num_blocks = num_blocks
-        self.embeddings = Embeddings(config)
+        self.embeddings = ClipEmbeddings(config)
         self.pre_layrnorm = LayerNorm(config.hidden_size, config.norm_eps)
         self.encoder = nn.Module()
-        self.encoder.layers = nn.ModuleList(Block(config, ranks) for _ in range(num_blocks))
+        self.encoder.layers = nn.ModuleList(ClipBlock(config, ranks) for _ in range(num_blocks))
 
     def locate(self, name: str) -> Target | None:
         """Return the parameter that the tensor *name*, relative to the tower, fills; None for what is not needed.

@@ -55,7 +55,7 @@ class ExpertConfig:
 
 
 @dataclass(frozen=True)
-class TextConfig:
+class DeepseekTextConfig:
     """The decoder's part of config.json, checked.
 
     A key is made of *latent_width* channels for each token, shared by all heads, and *rope_width* rotated channels;
@@ -83,7 +83,7 @@ class TextConfig:
     experts: ExpertConfig | None
 
     @classmethod
-    def read(cls, text: Mapping[str, Any]) -> "TextConfig":
+    def read(cls, text: Mapping[str, Any]) -> "DeepseekTextConfig":
         """Read `text_config`. Raises StartupError, naming the key."""
         choice(text, "hidden_act", ("silu",))
         num_layers, num_dense = integer(text, "num_hidden_layers"), integer(text, "first_k_dense_replace", least=0)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from saccade.models.backbones.decoder import DecoderLayer, GatedMlp, RotaryDecoder
-from saccade.models.backbones.deepseek_config import ExpertConfig, TextConfig
+from saccade.models.backbones.deepseek_config import DeepseekTextConfig, ExpertConfig
 from saccade.nn.context import ForwardContext
 from saccade.nn.experts import Experts
 from saccade.nn.layers import Layer, Linear, RMSNorm
@@ -24,7 +24,7 @@ LATENT_NORM_EPS = 1e-6
 class Queries(Layer):
     """The queries of this rank's heads, [N, Q * (K + R)]; by way of a latent where the configuration has one."""
 
-    def __init__(self, config: TextConfig, ranks: Ranks) -> None:
+    def __init__(self, config: DeepseekTextConfig, ranks: Ranks) -> None:
         super().__init__()
         num_heads, latent_width = config.num_heads, config.query_latent_width
         width = num_heads * (config.plain_width + config.rope_width)
@@ -45,7 +45,7 @@ class Queries(Layer):
 class LatentAttention(Layer):
     """Causal attention with absorbed queries over cached latents; the heads are cut over ranks, the latents are not."""
 
-    def __init__(self, config: TextConfig, layer: int, ranks: Ranks) -> None:
+    def __init__(self, config: DeepseekTextConfig, layer: int, ranks: Ranks) -> None:
         super().__init__()
         num_heads, bias = config.num_heads, config.attention_bias
         self.config, self.layer, self.num_heads = config, layer, ranks.divide(num_heads)
@@ -97,7 +97,7 @@ class LatentAttention(Layer):
         return torch.cat((q_QNW.transpose(0, 1), self.ops.rotary_pairs(q_NQR, cos_sin_N1R)), -1)
 
 
-class Router(Layer):
+class ExpertRouter(Layer):
     """Chooses each token's experts, in float32.
 
     *e_score_correction_bias* changes which experts are chosen, not their weights (DeepSeek-V3, arXiv:2412.19437,
@@ -139,7 +139,7 @@ class ExpertMlp(nn.Module):
 
     def __init__(self, hidden_size: int, config: ExpertConfig, ranks: Ranks) -> None:
         super().__init__()
-        self.gate = Router(hidden_size, config)
+        self.gate = ExpertRouter(hidden_size, config)
         self.experts = Experts(config.num_experts, hidden_size, config.intermediate_size, ranks)
         self.shared_experts = GatedMlp(hidden_size, config.shared_intermediate_size, ranks)
 
@@ -149,10 +149,10 @@ class ExpertMlp(nn.Module):
         return self.shared_experts.add_to(residual_NE + routed_NE, x_NE)
 
 
-class TextDecoder(RotaryDecoder):
+class DeepseekTextDecoder(RotaryDecoder):
     """Maps embeddings to hidden states."""
 
-    def __init__(self, config: TextConfig, ranks: Ranks = ALONE) -> None:
+    def __init__(self, config: DeepseekTextConfig, ranks: Ranks = ALONE) -> None:
         layers = (_layer(config, layer, ranks) for layer in range(config.num_layers))
         super().__init__(config, layers, config.rope_width)
 
@@ -167,7 +167,7 @@ class TextDecoder(RotaryDecoder):
         return cos_sin_pairs(angles) * self.rope.magnitude
 
 
-def _layer(config: TextConfig, layer: int, ranks: Ranks) -> DecoderLayer:
+def _layer(config: DeepseekTextConfig, layer: int, ranks: Ranks) -> DecoderLayer:
     attention = LatentAttention(config, layer, ranks.attention)
     mlp: GatedMlp | ExpertMlp
     if config.experts is None or layer < config.num_dense_layers:

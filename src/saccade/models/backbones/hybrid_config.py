@@ -6,7 +6,7 @@ from typing import Any
 
 from saccade.errors import StartupError
 from saccade.models.backbones.model_config import integer, section
-from saccade.models.backbones.qwen_config import TextConfig
+from saccade.models.backbones.qwen_config import QwenTextConfig
 from saccade.models.spec import NETWORK_DTYPE, HeadCut, KvSpec, Paged, Recurrent
 
 LINEAR, FULL = "linear_attention", "full_attention"
@@ -61,7 +61,7 @@ class DeltaNetConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HybridConfig(TextConfig):
+class HybridConfig(QwenTextConfig):
     """*full_attention* are the layers that attend to all tokens. With experts, *intermediate_size* is the shared one.
 
     Each of the other layers has the state of *delta_net*.
@@ -80,7 +80,7 @@ class HybridConfig(TextConfig):
         filled = {**text, key: {"partial_rotary_factor": factor, **section(text, key)}}
         if "shared_expert_intermediate_size" in text:
             filled["intermediate_size"] = integer(text, "shared_expert_intermediate_size")
-        shared = TextConfig.read(filled)
+        shared = QwenTextConfig.read(filled)
         return cls(
             **{field.name: getattr(shared, field.name) for field in fields(shared)},
             delta_net=DeltaNetConfig.read(text),

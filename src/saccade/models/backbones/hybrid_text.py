@@ -95,7 +95,7 @@ class SharedExpertMixture(MixtureOfExperts):
         return super().add_to(residual_NE, x_NE) + share_N1 * self.shared_expert(x_NE)  # type: ignore[no-any-return]
 
 
-class DecoderLayer(nn.Module):
+class HybridLayer(nn.Module):
     """Attention or a delta net, then the MLP or the experts; each reads a normalised input and adds to the residual."""
 
     def __init__(self, config: HybridConfig, layer: int, ranks: Ranks) -> None:
@@ -130,7 +130,7 @@ class HybridDecoder(EmbeddingDecoder):
     def __init__(self, config: HybridConfig, ranks: Ranks = ALONE) -> None:
         super().__init__(config.vocab_size, config.hidden_size)
         self.config = config
-        self.layers = nn.ModuleList(DecoderLayer(config, layer, ranks) for layer in range(config.num_layers))
+        self.layers = nn.ModuleList(HybridLayer(config, layer, ranks) for layer in range(config.num_layers))
         self.norm = OffsetNorm(config.hidden_size, config.norm_eps)
         self.axes = self.frequencies = torch.empty(0)
 

@@ -28,7 +28,7 @@ LLAMA: Mapping[str, Any] = MappingProxyType(
 
 
 @dataclass(frozen=True)
-class TextConfig:
+class LlamaTextConfig:
     """The decoder's part of config.json, checked.
 
     *sliding_window* is the number of tokens, including itself, that a token attends to; None where that is all that a
@@ -53,7 +53,7 @@ class TextConfig:
     @classmethod
     def read(
         cls, text: Mapping[str, Any], defaults: Mapping[str, Any] = COMMON, max_model_len: int | None = None
-    ) -> "TextConfig":
+    ) -> "LlamaTextConfig":
         """Read the object *text*; *defaults* are values for keys that it lacks. Raises StartupError, naming the key.
 
         *max_model_len* is the length of the longest sequence to serve, None that of the model. See read_rope.

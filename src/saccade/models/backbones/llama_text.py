@@ -7,7 +7,7 @@ predict from, E hidden size, Q query heads, K key/value heads, H = Q + K, D head
 import torch
 
 from saccade.models.backbones.decoder import DecoderLayer, GatedMlp, RotaryDecoder
-from saccade.models.backbones.llama_config import TextConfig
+from saccade.models.backbones.llama_config import LlamaTextConfig
 from saccade.models.network import Target
 from saccade.nn.context import ForwardContext
 from saccade.nn.layers import Attention, Layer, Linear
@@ -25,7 +25,7 @@ PARTS = (
 
 
 def decoder_target(name: str, decoder: str) -> Target:
-    """Return the target of a tensor of TextDecoder or of the head; *decoder* is the decoder's place in the network.
+    """Return the target of a tensor of LlamaTextDecoder or of the head. *decoder* is its place in the network.
 
     *name* is the release's: `model.layers.0.self_attn.q_proj.weight`, `lm_head.weight`. Releases store queries, keys
     and values, and gate and up, either one by one, or fused in this order (`qkv_proj`, `gate_up_proj`).
@@ -39,10 +39,10 @@ def decoder_target(name: str, decoder: str) -> Target:
     return Target(name)
 
 
-class SelfAttention(Layer):
+class LlamaAttention(Layer):
     """One matrix makes queries, keys and values; queries and keys are rotated."""
 
-    def __init__(self, config: TextConfig, layer: int, ranks: Ranks) -> None:
+    def __init__(self, config: LlamaTextConfig, layer: int, ranks: Ranks) -> None:
         super().__init__()
         num_heads, num_kv_heads = config.num_heads, config.num_kv_heads
         self.head_dim, bias = config.head_dim, config.attention_bias
@@ -66,10 +66,10 @@ class SelfAttention(Layer):
         return self.o_proj.add_to(residual_NE, self.attention(q_NQD, k_NKD, v_NKD, context))
 
 
-class TextDecoder(RotaryDecoder):
+class LlamaTextDecoder(RotaryDecoder):
     """Maps embeddings to hidden states."""
 
-    def __init__(self, config: TextConfig, ranks: Ranks = ALONE) -> None:
+    def __init__(self, config: LlamaTextConfig, ranks: Ranks = ALONE) -> None:
         layers = (_layer(config, layer, ranks) for layer in range(config.num_layers))
         super().__init__(config, layers, config.head_dim)
 
@@ -78,7 +78,7 @@ class TextDecoder(RotaryDecoder):
         return cos_sin(angles, dtype, self.rope.magnitude)
 
 
-def _layer(config: TextConfig, layer: int, ranks: Ranks) -> DecoderLayer:
-    attention = SelfAttention(config, layer, ranks.attention)
+def _layer(config: LlamaTextConfig, layer: int, ranks: Ranks) -> DecoderLayer:
+    attention = LlamaAttention(config, layer, ranks.attention)
     mlp = GatedMlp(config.hidden_size, config.intermediate_size, ranks, bias=config.mlp_bias)
     return DecoderLayer(attention, mlp, config.hidden_size, config.norm_eps)

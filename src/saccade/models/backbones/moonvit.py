@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from saccade.models.backbones.moonvit_config import VisionConfig
+from saccade.models.backbones.moonvit_config import MoonVitConfig
 from saccade.models.preprocessing.processor_config import CHANNELS
 from saccade.nn.context import PackedLayout, VisionAttentionBackend, check_metadata
 from saccade.nn.layers import LayerNorm, Linear
@@ -51,7 +51,7 @@ class ClipMetadata:
 
 
 @dataclass(frozen=True, slots=True)
-class EncoderMetadata:
+class MoonVitMetadata:
     """What depends on grids alone: `prepare` computes it, and every block reads it.
 
     *order* int64 [P] is the place in the raster of each patch in merge-block order. *taps* int64 [P, 16] and
@@ -76,7 +76,7 @@ class EncoderMetadata:
 class Places(NamedTuple):
     """Where the patches of one frame are, in merge-block order.
 
-    *places* float32 [P, 2] are column and row; the other fields are those of EncoderMetadata for this frame.
+    *places* float32 [P, 2] are column and row; the other fields are those of MoonVitMetadata for this frame.
     """
 
     order: npt.NDArray[np.int64]
@@ -150,10 +150,10 @@ def mean_of_frames(x_PE: torch.Tensor, clips: ClipMetadata) -> torch.Tensor:
     return (frames_MFE.float() * clips.shares).sum(1).to(x_PE.dtype)
 
 
-class VisionMlp(nn.Module):
+class MoonVitMlp(nn.Module):
     """Two linear layers with biases, and an activation between them."""
 
-    def __init__(self, config: VisionConfig, ranks: Ranks) -> None:
+    def __init__(self, config: MoonVitConfig, ranks: Ranks) -> None:
         super().__init__()
         self.fc0 = Linear(config.hidden_size, config.intermediate_size, split="outputs", ranks=ranks)
         self.fc1 = Linear(config.intermediate_size, config.hidden_size, split="inputs", ranks=ranks)
@@ -163,29 +163,29 @@ class VisionMlp(nn.Module):
         return self.fc1.add_to(residual_PE, self.fc0(x_PE, GELU_TANH))
 
 
-class VisionBlock(nn.Module):
+class MoonVitBlock(nn.Module):
     """Attention, then the MLP; each reads a normalised input, and its result is added to the residual.
 
     Checkpoints store the channels that are rotated together next to each other, as `ops.rotary_pairs` takes them.
     """
 
-    def __init__(self, config: VisionConfig, ranks: Ranks) -> None:
+    def __init__(self, config: MoonVitConfig, ranks: Ranks) -> None:
         super().__init__()
         self.norm0 = LayerNorm(config.hidden_size, NORM_EPS)
         self.attn = PackedSelfAttention(config.hidden_size, config.num_heads, ranks)
         self.norm1 = LayerNorm(config.hidden_size, NORM_EPS)
-        self.mlp = VisionMlp(config, ranks)
+        self.mlp = MoonVitMlp(config, ranks)
 
-    def forward(self, x_PE: torch.Tensor, metadata: EncoderMetadata) -> torch.Tensor:
+    def forward(self, x_PE: torch.Tensor, metadata: MoonVitMetadata) -> torch.Tensor:
         """Map [P, E] to [P, E]."""
         x_PE = self.attn.add_to(x_PE, self.norm0(x_PE), metadata.cos_sin, metadata.layout, metadata.backend)
         return self.mlp.add_to(x_PE, self.norm1(x_PE))
 
 
-class Projector(nn.Module):
+class MoonVitProjector(nn.Module):
     """Normalise patches, concatenate each merge block, and project it into the text network's space."""
 
-    def __init__(self, config: VisionConfig) -> None:
+    def __init__(self, config: MoonVitConfig) -> None:
         super().__init__()
         self.width = config.hidden_size * config.merge_size**2
         self.pre_norm = LayerNorm(config.hidden_size, config.projector_eps)
@@ -198,17 +198,17 @@ class Projector(nn.Module):
         return self.linear_fc2(self.linear_fc1(merged, GELU))  # type: ignore[no-any-return]
 
 
-class VisionTower(nn.Module):
+class MoonVitTower(nn.Module):
     """Maps patches in merge-block order to normalised vectors, as many for a clip as for one of its frames."""
 
-    def __init__(self, config: VisionConfig, ranks: Ranks = ALONE) -> None:
+    def __init__(self, config: MoonVitConfig, ranks: Ranks = ALONE) -> None:
         super().__init__()
         self.config = config
         kernel = (CHANNELS, config.patch_size, config.patch_size)
         self.patch_embed = nn.ModuleDict({"proj": PatchEmbedding(config.hidden_size, kernel), "pos_emb": nn.Module()})
         table = torch.empty(config.table_rows, config.table_columns, config.hidden_size)
         self.patch_embed["pos_emb"].weight = nn.Parameter(table, requires_grad=False)
-        self.blocks = nn.ModuleList(VisionBlock(config, ranks) for _ in range(config.depth))
+        self.blocks = nn.ModuleList(MoonVitBlock(config, ranks) for _ in range(config.depth))
         self.final_layernorm = LayerNorm(config.hidden_size, NORM_EPS)
         self.table_TE = torch.empty(0)
         self.times_FE = torch.empty(0)
@@ -220,7 +220,7 @@ class VisionTower(nn.Module):
         self.table_TE = self.patch_embed["pos_emb"].weight.data.float().flatten(0, 1)  # type: ignore[operator]
         self.times_FE = times_table(self.config.clip_frames, self.config.hidden_size).to(self.table_TE.device)
 
-    def prepare(self, grids: Sequence[Grid], backend: VisionAttentionBackend) -> EncoderMetadata:
+    def prepare(self, grids: Sequence[Grid], backend: VisionAttentionBackend) -> MoonVitMetadata:
         """Return all that depends on *grids*, computed on the host and copied without a device sync."""
         device, config = self.table_TE.device, self.config
         table = config.table_rows, config.table_columns
@@ -237,9 +237,9 @@ class VisionTower(nn.Module):
         angles = (place_P2.unsqueeze(1) * frequencies.unsqueeze(1)).flatten(1)
         layout = packed_sequences(tuple(map(prod, clips)), device)
         of_clips = clip_metadata(clips, device)
-        return EncoderMetadata(layout, order_P, taps_P, weights_P, cos_sin_pairs(angles), backend, of_clips)
+        return MoonVitMetadata(layout, order_P, taps_P, weights_P, cos_sin_pairs(angles), backend, of_clips)
 
-    def forward(self, patches_PI: torch.Tensor, metadata: EncoderMetadata) -> torch.Tensor:
+    def forward(self, patches_PI: torch.Tensor, metadata: MoonVitMetadata) -> torch.Tensor:
         """Map normalised patches [P, I], in merge-block order, to [P, E], or with clips of several frames to [M, E]."""
         learned_PE = functional.embedding_bag(
             metadata.taps, self.table_TE, per_sample_weights=metadata.tap_weights, mode="sum"

@@ -38,7 +38,7 @@ FIXED: Mapping[str, Any] = MappingProxyType(
 
 
 @dataclass(frozen=True)
-class VisionConfig:
+class MoonVitConfig:
     """The vision part of config.json, checked.
 
     *table_rows* and *table_columns* are those of the learned positions. A clip has at most *clip_frames* frames.
@@ -57,7 +57,7 @@ class VisionConfig:
     out_hidden_size: int
 
     @classmethod
-    def read(cls, config: Mapping[str, Any], vision: Mapping[str, Any], out_hidden_size: int) -> "VisionConfig":
+    def read(cls, config: Mapping[str, Any], vision: Mapping[str, Any], out_hidden_size: int) -> "MoonVitConfig":
         """Read `vision_config`, and *config* around it; *out_hidden_size* is the decoder's. Raises StartupError."""
         for key, known in FIXED.items():
             if vision.get(key, known) != known:

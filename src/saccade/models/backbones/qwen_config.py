@@ -70,7 +70,7 @@ class ExpertsConfig:
 
 
 @dataclass(frozen=True)
-class TextConfig:
+class QwenTextConfig:
     """The text half of config.json, checked. *attention_bias*: all four matrices of the attention have biases.
 
     *rotary_dim* is the number of channels of a head that are rotated, the first ones.
@@ -93,7 +93,7 @@ class TextConfig:
     experts: ExpertsConfig | None = None
 
     @classmethod
-    def read(cls, text: Mapping[str, Any], style: TextStyle = NORMED_STYLE) -> "TextConfig":
+    def read(cls, text: Mapping[str, Any], style: TextStyle = NORMED_STYLE) -> "QwenTextConfig":
         """Read the text model's keys. Raises StartupError, naming the key."""
         choice(text, "hidden_act", ("silu",))
         if text.get("use_sliding_window"):

@@ -15,7 +15,7 @@ from saccade.models.backbones import image_text_network
 from saccade.models.backbones.model_config import ties_embeddings
 from saccade.models.backbones.qwen_config import TowerConfig
 from saccade.models.backbones.qwen_spec import QwenSpec
-from saccade.models.backbones.qwen_text import TextDecoder
+from saccade.models.backbones.qwen_text import QwenTextDecoder
 from saccade.models.preprocessing.processor_config import CHANNELS
 from saccade.models.preprocessing.smart_resize import SmartResizeLayout
 from saccade.models.spec import VIDEO, Grid, MediaShape
@@ -31,7 +31,7 @@ class VideoMetadata:
     tower: Any
 
 
-class Tower(Protocol):
+class QwenTower(Protocol):
     """A vision tower and its projector, a torch module."""
 
     def finish(self) -> None:
@@ -44,7 +44,7 @@ class Tower(Protocol):
         """Map normalised patches [P, C] to features [U, W], without a device sync."""
 
 
-class Decoder(image_text_network.Decoder, Protocol):
+class QwenDecoder(image_text_network.Decoder, Protocol):
     """A text decoder, a torch module."""
 
     def __call__(self, x_NE: torch.Tensor, context: ForwardContext, *added: Any) -> torch.Tensor:
@@ -58,11 +58,11 @@ class QwenNetwork(image_text_network.ImageTextNetwork):
     from the spec's text and the ranks.
     """
 
-    visual: Tower
-    language_model: Decoder
+    visual: QwenTower
+    language_model: QwenDecoder
     layout: ClassVar[type[SmartResizeLayout]]
     tower: ClassVar[type[Any]]
-    decoder: ClassVar[type[Any]] = TextDecoder
+    decoder: ClassVar[type[Any]] = QwenTextDecoder
 
     def __init__(
         self, spec: QwenSpec[Any], config: Mapping[str, Any], preprocessor: Mapping[str, Any], ranks: Ranks = ALONE

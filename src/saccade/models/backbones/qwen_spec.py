@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from saccade.errors import StartupError
 from saccade.models.backbones.model_config import integer
-from saccade.models.backbones.qwen_config import TextConfig, TowerConfig
+from saccade.models.backbones.qwen_config import QwenTextConfig, TowerConfig
 from saccade.models.backbones.shared_spec import MergedPatchSpec
 from saccade.models.positions import GridSpan, MultimodalPositions
 from saccade.models.spec import IMAGE, VIDEO, Grid, Size
@@ -26,13 +26,13 @@ class QwenSpec(MergedPatchSpec, Generic[Tower]):
     divides_videos: ClassVar[bool] = False
     """Whether text stands between the groups of a video's frames, so that each has the positions of an image."""
 
-    text: TextConfig
+    text: QwenTextConfig
     vision: Tower
     placeholder_of: Mapping[str, int]
     placeholder_token_ids: tuple[int, ...]
 
     @classmethod
-    def checked(cls, config: Mapping[str, Any], text: TextConfig, vision: Tower) -> Self:
+    def checked(cls, config: Mapping[str, Any], text: QwenTextConfig, vision: Tower) -> Self:
         """Return the spec of both halves and of the ids in config.json. Raises StartupError, naming the key."""
         if vision.out_hidden_size != text.hidden_size:
             raise StartupError("config.json: the vision tower's `out_hidden_size` must equal the text `hidden_size`.")

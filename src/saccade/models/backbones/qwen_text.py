@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from saccade.models.backbones.decoder import DecoderLayer, EmbeddingDecoder, GatedMlp
-from saccade.models.backbones.qwen_config import ExpertsConfig, TextConfig
+from saccade.models.backbones.qwen_config import ExpertsConfig, QwenTextConfig
 from saccade.nn.context import ForwardContext
 from saccade.nn.experts import Experts, softmax_top_k
 from saccade.nn.layers import Attention, Layer, Linear, RMSNorm
@@ -20,10 +20,10 @@ from saccade.nn.parallel import ALONE, Ranks
 from saccade.nn.rope import chunked_axes, cos_sin, interleaved_axes, inverse_frequencies
 
 
-class SelfAttention(Layer):
+class QwenAttention(Layer):
     """One matrix makes queries, keys and values; queries and keys are rotated per head, some are normalised first."""
 
-    def __init__(self, config: TextConfig, layer: int, ranks: Ranks) -> None:
+    def __init__(self, config: QwenTextConfig, layer: int, ranks: Ranks) -> None:
         super().__init__()
         num_heads, num_kv_heads = config.num_heads, config.num_kv_heads
         head_dim, bias = config.head_dim, config.attention_bias
@@ -66,7 +66,7 @@ class SelfAttention(Layer):
 class MixtureOfExperts(nn.Module):
     """A router chooses experts for each token by their probabilities, which weigh the experts' results."""
 
-    def __init__(self, config: TextConfig, experts: ExpertsConfig, ranks: Ranks) -> None:
+    def __init__(self, config: QwenTextConfig, experts: ExpertsConfig, ranks: Ranks) -> None:
         super().__init__()
         self.config = experts
         self.gate = Linear(config.hidden_size, experts.num_experts, bias=False)
@@ -79,21 +79,21 @@ class MixtureOfExperts(nn.Module):
         return residual_NE + self.experts(x_NE, ids_NC, weights_NC)  # type: ignore[no-any-return]
 
 
-def _layer(config: TextConfig, layer: int, ranks: Ranks) -> DecoderLayer:
-    attention = SelfAttention(config, layer, ranks.attention)
+def _layer(config: QwenTextConfig, layer: int, ranks: Ranks) -> DecoderLayer:
+    attention = QwenAttention(config, layer, ranks.attention)
     return DecoderLayer(attention, _mlp(config, layer, ranks), config.hidden_size, config.norm_eps)
 
 
-def _mlp(config: TextConfig, layer: int, ranks: Ranks) -> GatedMlp | MixtureOfExperts:
+def _mlp(config: QwenTextConfig, layer: int, ranks: Ranks) -> GatedMlp | MixtureOfExperts:
     if config.experts is not None and layer in config.experts.layers:
         return MixtureOfExperts(config, config.experts, ranks)
     return GatedMlp(config.hidden_size, config.intermediate_size, ranks)
 
 
-class TextDecoder(EmbeddingDecoder):
+class QwenTextDecoder(EmbeddingDecoder):
     """Maps embeddings to hidden states. Features may be added after the first layers, at chosen rows."""
 
-    def __init__(self, config: TextConfig, ranks: Ranks = ALONE) -> None:
+    def __init__(self, config: QwenTextConfig, ranks: Ranks = ALONE) -> None:
         super().__init__(config.vocab_size, config.hidden_size)
         self.config = config
         self.layers = nn.ModuleList(_layer(config, layer, ranks) for layer in range(config.num_layers))

@@ -56,7 +56,7 @@ class BlockMetadata:
 
 
 @dataclass(frozen=True, slots=True)
-class EncoderMetadata:
+class QwenVisionMetadata:
     """What depends on grids alone: `prepare` computes it.
 
     *taps* int64 [P, 4] and *tap_weights* [P, 4] resample the learned positions; *block* is for every block.
@@ -149,7 +149,7 @@ class VisionTower(nn.Module):
         # Resampling computes weighted sums of four entries in float32.
         self.pos_embed.weight.data = self.pos_embed.weight.data.float()
 
-    def prepare(self, grids: Sequence[Grid], backend: VisionAttentionBackend) -> EncoderMetadata:
+    def prepare(self, grids: Sequence[Grid], backend: VisionAttentionBackend) -> QwenVisionMetadata:
         """Return all that depends on *grids*, computed on the host and copied without a device sync."""
         device = self.merger.linear_fc1.weight.device
         frames: list[FramePlaces] = []
@@ -158,14 +158,14 @@ class VisionTower(nn.Module):
         host = (np.concatenate(arrays) for arrays in zip(*frames, strict=True))
         place_P2, taps_P4, weights_P4 = (to_device(array, device) for array in host)
         cos_sin = axial_cos_sin(place_P2, self.config.head_dim)
-        return EncoderMetadata(BlockMetadata(packed_layout(grids, device), cos_sin, backend), taps_P4, weights_P4)
+        return QwenVisionMetadata(BlockMetadata(packed_layout(grids, device), cos_sin, backend), taps_P4, weights_P4)
 
-    def forward(self, patches_PC: torch.Tensor, metadata: EncoderMetadata) -> torch.Tensor:
+    def forward(self, patches_PC: torch.Tensor, metadata: QwenVisionMetadata) -> torch.Tensor:
         """Map normalised patches [P, C] to features [U, W]."""
         return self.merge(*self.forward_blocks(patches_PC, metadata))
 
     def forward_blocks(
-        self, patches_PC: torch.Tensor, metadata: EncoderMetadata
+        self, patches_PC: torch.Tensor, metadata: QwenVisionMetadata
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Run the tower over normalised patches; return the last block's output and those of the deepstack blocks."""
         learned_PE = functional.embedding_bag(

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from saccade.models.backbones.deepseek_text import TextDecoder
+from saccade.models.backbones.deepseek_text import DeepseekTextDecoder
 from saccade.models.backbones.image_text_network import ImageTextNetwork
 from saccade.models.backbones.model_config import ties_embeddings
-from saccade.models.backbones.moonvit import EncoderMetadata, Projector, VisionTower
+from saccade.models.backbones.moonvit import MoonVitMetadata, MoonVitProjector, MoonVitTower
 from saccade.models.kimi_k25.layout import Layout
 from saccade.models.kimi_k25.spec import Spec
 from saccade.models.kimi_k25.weights import locate
@@ -31,11 +31,11 @@ class Network(ImageTextNetwork):
     ) -> None:
         text, vision = spec.text, spec.vision
         settings = Layout(config, preprocessor).settings
-        super().__init__(TextDecoder(text, ranks), settings, text, tied=ties_embeddings(config), ranks=ranks)
+        super().__init__(DeepseekTextDecoder(text, ranks), settings, text, tied=ties_embeddings(config), ranks=ranks)
         self.spec = spec
         self.patch_values = CHANNELS * vision.patch_size**2
-        self.vision_tower = VisionTower(vision, ranks.encoder)
-        self.mm_projector = Projector(vision)
+        self.vision_tower = MoonVitTower(vision, ranks.encoder)
+        self.mm_projector = MoonVitProjector(vision)
 
     def locate(self, name: str) -> Target | None:
         """Return the parameter that the checkpoint's tensor *name* fills; None if the tensor is not needed."""
@@ -48,12 +48,12 @@ class Network(ImageTextNetwork):
 
     def prepare(
         self, items: Sequence[MediaShape], backend: VisionAttentionBackend
-    ) -> tuple[EncoderMetadata, list[int]]:
+    ) -> tuple[MoonVitMetadata, list[int]]:
         """Return the metadata of *items* for `encode`, and each item's token count."""
         grids = [item.grid for item in items]
         return self.vision_tower.prepare(grids, backend), [self.spec.item_tokens(grid) for grid in grids]
 
-    def encode(self, pixels_B: torch.Tensor, metadata: EncoderMetadata) -> torch.Tensor:
+    def encode(self, pixels_B: torch.Tensor, metadata: MoonVitMetadata) -> torch.Tensor:
         """Map uint8 patches in raster order, frame after frame, to features [U, E], item after item."""
         pixels_PI = pixels_B.view(-1, self.patch_values).index_select(0, metadata.order)
         mean, std = self.scaled_mean_std

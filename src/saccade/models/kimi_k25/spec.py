@@ -6,9 +6,9 @@ from math import ceil, prod
 from typing import Any
 
 from saccade.errors import StartupError
-from saccade.models.backbones.deepseek_config import TextConfig
+from saccade.models.backbones.deepseek_config import DeepseekTextConfig
 from saccade.models.backbones.model_config import section
-from saccade.models.backbones.moonvit_config import VisionConfig
+from saccade.models.backbones.moonvit_config import MoonVitConfig
 from saccade.models.backbones.shared_spec import MergedPatchSpec
 from saccade.models.kimi_k25 import FAMILY
 from saccade.models.positions import PlainPositions
@@ -21,16 +21,16 @@ from saccade.protocol.media import MediaItem
 class Spec(MergedPatchSpec):
     """models.spec.ModelSpec, and the validated parts of config.json for the network."""
 
-    text: TextConfig
-    vision: VisionConfig
+    text: DeepseekTextConfig
+    vision: MoonVitConfig
     placeholder_of: Mapping[str, int]
     placeholder_token_ids: tuple[int, ...]
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> "Spec":
         """Read config.json. Raises StartupError, naming the key."""
-        text = TextConfig.read(section(config, "text_config"))
-        vision = VisionConfig.read(config, section(config, "vision_config"), text.hidden_size)
+        text = DeepseekTextConfig.read(section(config, "text_config"))
+        vision = MoonVitConfig.read(config, section(config, "vision_config"), text.hidden_size)
         placeholder = FAMILY.placeholder_token_id(config)
         if placeholder is None or placeholder >= text.vocab_size:
             raise StartupError(

@@ -2,7 +2,7 @@
 
 import re
 
-from saccade.models.backbones.deepseek_config import TextConfig
+from saccade.models.backbones.deepseek_config import DeepseekTextConfig
 from saccade.models.network import Target
 
 PREFIXES = (
@@ -26,7 +26,7 @@ EXPERT_MATRICES = {"gate": ("gate_up_proj", 0), "up": ("gate_up_proj", 1), "down
 LAYER = re.compile(r"language_model\.layers\.(\d+)\.")
 
 
-def locate(name: str, config: TextConfig, loads_head: bool) -> Target | None:
+def locate(name: str, config: DeepseekTextConfig, loads_head: bool) -> Target | None:
     """Return the target of the checkpoint tensor *name*.
 
     None for the head unless *loads_head*, for draft layers, and for rotary frequencies, which are computed.

@@ -14,7 +14,7 @@ from torch import nn
 
 from saccade.models.backbones.clip_vision import ClipTower, ViewMetadata, view_patches
 from saccade.models.backbones.image_text_network import ImageTextNetwork
-from saccade.models.backbones.llama_text import TextDecoder
+from saccade.models.backbones.llama_text import LlamaTextDecoder
 from saccade.models.llava import tiles
 from saccade.models.llava.layout import Layout
 from saccade.models.llava.spec import Spec
@@ -31,7 +31,7 @@ from saccade.nn.vision import grid_list
 
 
 @dataclass(frozen=True, slots=True)
-class EncoderMetadata:
+class LlavaMetadata:
     """What depends on shapes alone.
 
     *order* int64 [U] chooses from the newline, which is number 0, and the features of all views, from 1. It is None
@@ -64,7 +64,7 @@ class Network(ImageTextNetwork):
         self, spec: Spec, config: Mapping[str, Any], preprocessor: Mapping[str, Any], ranks: Ranks = ALONE
     ) -> None:
         settings = Layout(config, preprocessor).settings
-        super().__init__(TextDecoder(spec.text, ranks), settings, spec.text, tied=spec.text.tied, ranks=ranks)
+        super().__init__(LlamaTextDecoder(spec.text, ranks), settings, spec.text, tied=spec.text.tied, ranks=ranks)
         self.spec = spec
         self.vision_tower = ClipTower(spec.vision, spec.num_vision_blocks, ranks.encoder)
         self.multi_modal_projector = Projector(spec)
@@ -80,20 +80,16 @@ class Network(ImageTextNetwork):
         self.vision_tower.finish()
         super().finish()
 
-    def prepare(
-        self, items: Sequence[MediaShape], backend: VisionAttentionBackend
-    ) -> tuple[EncoderMetadata, list[int]]:
+    def prepare(self, items: Sequence[MediaShape], backend: VisionAttentionBackend) -> tuple[LlavaMetadata, list[int]]:
         """Return the metadata of *items* for `encode`, and each item's token count."""
         grids = grid_list(item.grid for item in items)
         shapes = [MediaShape(grid, item.original_size) for grid, item in zip(grids, items, strict=True)]
         views = self.vision_tower.prepare(sum(map(self.spec.num_views, grids)), backend)
         order = self._order(shapes) if self.spec.has_tiles else None
-        return EncoderMetadata(views, order), [
-            self.spec.item_tokens(shape.grid, shape.original_size) for shape in shapes
-        ]
+        return LlavaMetadata(views, order), [self.spec.item_tokens(shape.grid, shape.original_size) for shape in shapes]
 
     def _order(self, shapes: Sequence[MediaShape]) -> torch.Tensor:
-        """Return EncoderMetadata.order, copied to the device without a sync."""
+        """Return LlavaMetadata.order, copied to the device without a sync."""
         vision, orders, start = self.spec.vision, [], 1
         for shape in shapes:
             _, rows, columns = shape.grid
@@ -102,7 +98,7 @@ class Network(ImageTextNetwork):
             start += self.spec.num_views(shape.grid) * vision.num_patches
         return to_device(np.concatenate(orders), self.device)
 
-    def encode(self, pixels_B: torch.Tensor, metadata: EncoderMetadata) -> torch.Tensor:
+    def encode(self, pixels_B: torch.Tensor, metadata: LlavaMetadata) -> torch.Tensor:
         """Map uint8 views to features [U, E], image after image."""
         vision = self.spec.vision
         views = pixels_B.view(-1, CHANNELS, vision.image_size, vision.image_size)

@@ -8,7 +8,7 @@ from typing import Any
 
 from saccade.errors import InvalidValue, StartupError
 from saccade.models.backbones.clip_config import ClipConfig
-from saccade.models.backbones.llama_config import LLAMA, TextConfig
+from saccade.models.backbones.llama_config import LLAMA, LlamaTextConfig
 from saccade.models.backbones.model_config import choice, section
 from saccade.models.backbones.shared_spec import TextSpec
 from saccade.models.llava import FAMILY, tiles
@@ -49,7 +49,7 @@ class Spec(TextSpec):
     LLaVA-NeXT; a view's features begin with the class token's where *has_class_token*.
     """
 
-    text: TextConfig
+    text: LlamaTextConfig
     vision: ClipConfig
     num_vision_blocks: int
     projector_activation: str
@@ -146,9 +146,9 @@ class Spec(TextSpec):
         return PlainPositions()
 
 
-def _text(config: Mapping[str, Any]) -> TextConfig:
+def _text(config: Mapping[str, Any]) -> LlamaTextConfig:
     """Read the text half. The releases leave out most keys that have the defaults of their model_type."""
     text = {} if config.get("text_config") is None else section(config, "text_config")
     kind = choice({"model_type": "llama", **text}, "model_type", tuple(TEXT_DEFAULTS))
     tied = bool(config.get("tie_word_embeddings", False) or text.get("tie_word_embeddings", False))
-    return TextConfig.read({**text, "tie_word_embeddings": tied}, TEXT_DEFAULTS[kind])
+    return LlamaTextConfig.read({**text, "tie_word_embeddings": tied}, TEXT_DEFAULTS[kind])

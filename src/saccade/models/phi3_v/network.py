@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from saccade.models.backbones.clip_vision import ClipTower, ViewMetadata, view_patches
 from saccade.models.backbones.image_text_network import ImageTextNetwork
-from saccade.models.backbones.llama_text import TextDecoder
+from saccade.models.backbones.llama_text import LlamaTextDecoder
 from saccade.models.network import Target
 from saccade.models.phi3_v.hd_order import feature_order
 from saccade.models.phi3_v.layout import CROP, PATCH, TOKENS_PER_SIDE, Layout
@@ -31,7 +31,7 @@ from saccade.nn.transfer import to_device
 
 
 @dataclass(frozen=True, slots=True)
-class EncoderMetadata:
+class Phi3Metadata:
     """What depends on the images' sizes alone: (rows, columns) of crops, and the order of features, int64 [U]."""
 
     images: tuple[tuple[int, int], ...]
@@ -59,7 +59,7 @@ class Network(ImageTextNetwork):
         self, spec: Spec, config: Mapping[str, Any], preprocessor: Mapping[str, Any], ranks: Ranks = ALONE
     ) -> None:
         settings = Layout(config, preprocessor).settings
-        super().__init__(TextDecoder(spec.text, ranks), settings, spec.text, tied=spec.text.tied, ranks=ranks)
+        super().__init__(LlamaTextDecoder(spec.text, ranks), settings, spec.text, tied=spec.text.tied, ranks=ranks)
         self.spec = spec
         merged = 4 * spec.vision.hidden_size
         self.vision_tower = ClipTower(spec.vision, spec.num_blocks, ranks.encoder)
@@ -76,16 +76,14 @@ class Network(ImageTextNetwork):
         self.vision_tower.finish()
         super().finish()
 
-    def prepare(
-        self, items: Sequence[MediaShape], backend: VisionAttentionBackend
-    ) -> tuple[EncoderMetadata, list[int]]:
+    def prepare(self, items: Sequence[MediaShape], backend: VisionAttentionBackend) -> tuple[Phi3Metadata, list[int]]:
         """Return the metadata of *items* for `encode`, and each item's token count."""
         images = tuple(crops(item.grid) for item in items)
         views = self.vision_tower.prepare(sum(1 + rows * columns for rows, columns in images), backend)
         order = to_device(feature_order(images), self.device)
-        return EncoderMetadata(images, views, order), [self.spec.item_tokens(item.grid) for item in items]
+        return Phi3Metadata(images, views, order), [self.spec.item_tokens(item.grid) for item in items]
 
-    def encode(self, pixels_B: torch.Tensor, metadata: EncoderMetadata) -> torch.Tensor:
+    def encode(self, pixels_B: torch.Tensor, metadata: Phi3Metadata) -> torch.Tensor:
         """Map uint8 padded images to features [U, E], image after image."""
         sizes = [rows * columns * CHANNELS * CROP**2 for rows, columns in metadata.images]
         padded = zip(pixels_B.split_with_sizes(sizes), metadata.images, strict=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from saccade.errors import InvalidValue, StartupError
 from saccade.models.backbones.clip_config import LARGE_336, ClipConfig
-from saccade.models.backbones.llama_config import TextConfig
+from saccade.models.backbones.llama_config import LlamaTextConfig
 from saccade.models.backbones.model_config import choice, integer, section
 from saccade.models.backbones.shared_spec import TextSpec
 from saccade.models.phi3_v.layout import CROP, PATCH, num_tokens
@@ -25,7 +25,7 @@ class Spec(TextSpec):
     *num_blocks* is how many blocks of the vision tower compute the features.
     """
 
-    text: TextConfig
+    text: LlamaTextConfig
     vision: ClipConfig
     num_blocks: int
     placeholder_of: Mapping[str, int]
@@ -34,7 +34,7 @@ class Spec(TextSpec):
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> "Spec":
         """Read config.json as models.files.engine_config returns it. Raises StartupError, naming the key."""
-        text = TextConfig.read(config, max_model_len=config.get(MAX_MODEL_LEN))
+        text = LlamaTextConfig.read(config, max_model_len=config.get(MAX_MODEL_LEN))
         embedding = section(config, "embd_layer")
         choice(embedding, "projection_cls", ("mlp",))
         choice(embedding, "hd_transform_order", ("sub_glb",))

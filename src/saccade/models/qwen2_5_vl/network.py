@@ -43,7 +43,7 @@ def frame_windows(rows: int, columns: int, side: int) -> tuple[npt.NDArray[np.in
 
 
 @dataclass(frozen=True, slots=True)
-class EncoderMetadata:
+class WindowedMetadata:
     """What depends on grids alone. Blocks that attend within windows read *windows*, the others *frames*.
 
     *order* int64 [U] puts merged patches into the order of windows, *restored* int64 [U] puts them back.
@@ -55,7 +55,7 @@ class EncoderMetadata:
     restored: torch.Tensor
 
 
-class GatedMlp(Layer):
+class VisionGatedMlp(Layer):
     """down(activation(gate(x)) * up(x)), with biases."""
 
     def __init__(self, config: WindowedConfig, ranks: Ranks) -> None:
@@ -71,7 +71,7 @@ class GatedMlp(Layer):
         return self.down_proj.add_to(residual_PE, gated)
 
 
-class VisionTower(nn.Module):
+class WindowedTower(nn.Module):
     """Maps patches to features in the text network's space."""
 
     def __init__(self, config: WindowedConfig, ranks: Ranks = ALONE) -> None:
@@ -80,7 +80,7 @@ class VisionTower(nn.Module):
         kernel = (config.channels, config.temporal_patch_size, config.patch_size, config.patch_size)
         self.patch_embed = nn.ModuleDict({"proj": PatchEmbedding(config.hidden_size, kernel, bias=False)})
         self.blocks = nn.ModuleList(
-            VisionBlock(config, GatedMlp(config, ranks), RMSNorm, ranks) for _ in range(config.depth)
+            VisionBlock(config, VisionGatedMlp(config, ranks), RMSNorm, ranks) for _ in range(config.depth)
         )
         self.merger = PatchMerger(config, ranks, norm=RMSNorm)
 
@@ -90,7 +90,7 @@ class VisionTower(nn.Module):
         for block in self.blocks:
             block.attn.pair()  # type: ignore[union-attr,operator]
 
-    def prepare(self, grids: Sequence[Grid], backend: VisionAttentionBackend) -> EncoderMetadata:
+    def prepare(self, grids: Sequence[Grid], backend: VisionAttentionBackend) -> WindowedMetadata:
         """Return all that depends on *grids*, computed on the host and copied without a device sync."""
         merge, device = self.config.merge_size, self.merger.linear_fc1.weight.device
         orders: list[npt.NDArray[np.int64]] = []
@@ -108,14 +108,14 @@ class VisionTower(nn.Module):
         places_P2, order, restored = (to_device(array, device) for array in host)
         cos_sin = axial_cos_sin(places_P2, self.config.head_dim)
         windows = packed_sequences(tuple(size * merge**2 for size in sizes), device)
-        return EncoderMetadata(
+        return WindowedMetadata(
             BlockMetadata(windows, cos_sin, backend),
             BlockMetadata(packed_layout(grids, device), cos_sin, backend),
             order,
             restored,
         )
 
-    def forward_blocks(self, patches_PC: torch.Tensor, metadata: EncoderMetadata) -> torch.Tensor:
+    def forward_blocks(self, patches_PC: torch.Tensor, metadata: WindowedMetadata) -> torch.Tensor:
         """Map normalised patches to the last block's output [P, E], in the order of windows."""
         x_PE = self.patch_embed["proj"](patches_PC)
         merged = x_PE.view(len(metadata.order), -1)
@@ -124,7 +124,7 @@ class VisionTower(nn.Module):
             x_PE = block(x_PE, metadata.frames if index in self.config.full_blocks else metadata.windows)
         return x_PE  # type: ignore[no-any-return]
 
-    def forward(self, patches_PC: torch.Tensor, metadata: EncoderMetadata) -> torch.Tensor:
+    def forward(self, patches_PC: torch.Tensor, metadata: WindowedMetadata) -> torch.Tensor:
         """Map normalised patches to features [U, X], in the order of patches."""
         merged = self.merger(self.forward_blocks(patches_PC, metadata))
         return merged.index_select(0, metadata.restored)  # type: ignore[no-any-return]
@@ -134,7 +134,7 @@ class Network(QwenNetwork):
     """The engine's network of the family."""
 
     layout = Layout
-    tower = VisionTower
+    tower = WindowedTower
 
     def locate(self, name: str) -> Target | None:
         """Return the parameter that the checkpoint's tensor *name* fills; None if the tensor is not needed."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from saccade.errors import StartupError
 from saccade.models.backbones.model_config import integer, number, section
-from saccade.models.backbones.qwen_config import BIASED_STYLE, TextConfig, TowerConfig, text_section
+from saccade.models.backbones.qwen_config import BIASED_STYLE, QwenTextConfig, TowerConfig, text_section
 from saccade.models.backbones.qwen_spec import QwenSpec
 from saccade.models.spec import VIDEO
 from saccade.protocol.media import MediaItem
@@ -45,7 +45,7 @@ class Spec(QwenSpec[WindowedConfig]):
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> "Spec":
         """Read config.json. Raises StartupError, naming the key."""
-        text = TextConfig.read(text_section(config), BIASED_STYLE)
+        text = QwenTextConfig.read(text_section(config), BIASED_STYLE)
         tower = WindowedConfig.read({**TOWER_DEFAULTS, **section(config, "vision_config")})
         return cls.checked(config, text, tower)
 

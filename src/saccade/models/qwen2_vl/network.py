@@ -29,7 +29,7 @@ from saccade.nn.transfer import to_device
 from saccade.nn.vision import PatchEmbedding, frame_coordinates, packed_layout
 
 
-class VisionTower(nn.Module):
+class Qwen2VisionTower(nn.Module):
     """Maps patches to features in the text network's space. Each frame attends to itself."""
 
     def __init__(self, config: TowerConfig, ranks: Ranks = ALONE) -> None:
@@ -71,7 +71,7 @@ class Network(QwenNetwork):
     """The engine's network of the family."""
 
     layout = Layout
-    tower = VisionTower
+    tower = Qwen2VisionTower
 
     def locate(self, name: str) -> Target | None:
         """Return the parameter that the checkpoint's tensor *name* fills; None if the tensor is not needed."""

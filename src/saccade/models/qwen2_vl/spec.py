@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from saccade.models.backbones.model_config import integer, section
-from saccade.models.backbones.qwen_config import BIASED_STYLE, TextConfig, TowerConfig, text_section
+from saccade.models.backbones.qwen_config import BIASED_STYLE, QwenTextConfig, TowerConfig, text_section
 from saccade.models.backbones.qwen_spec import QwenSpec
 
 TOWER_DEFAULTS: Mapping[str, Any] = {"mlp_ratio": 4, "hidden_act": "quick_gelu", "in_channels": 3}
@@ -19,7 +19,7 @@ class Spec(QwenSpec[TowerConfig]):
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> "Spec":
         """Read config.json. Raises StartupError, naming the key."""
-        text = TextConfig.read(text_section(config), BIASED_STYLE)
+        text = QwenTextConfig.read(text_section(config), BIASED_STYLE)
         return cls.checked(config, text, _tower(section(config, "vision_config")))
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from saccade.models.backbones.model_config import section
-from saccade.models.backbones.qwen_config import TextConfig, VisionConfig
+from saccade.models.backbones.qwen_config import QwenTextConfig, VisionConfig
 from saccade.models.backbones.qwen_spec import QwenSpec
 
 
@@ -17,5 +17,5 @@ class Spec(QwenSpec[VisionConfig]):
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> "Spec":
         """Read config.json. Raises StartupError, naming the key."""
-        text = TextConfig.read(section(config, "text_config"))
+        text = QwenTextConfig.read(section(config, "text_config"))
         return cls.checked(config, text, VisionConfig.read(section(config, "vision_config")))

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from saccade.models.backbones.clip_config import ClipConfig
-from saccade.models.backbones.clip_vision import Block, ViewMetadata, view_patches
+from saccade.models.backbones.clip_vision import ClipBlock, ViewMetadata, view_patches
 from saccade.models.backbones.image_text_network import ImageTextNetwork
-from saccade.models.backbones.llama_text import TextDecoder
+from saccade.models.backbones.llama_text import LlamaTextDecoder
 from saccade.models.network import Target
 from saccade.models.preprocessing.processor_config import CHANNELS
 from saccade.models.smolvlm.layout import Layout
@@ -27,7 +27,7 @@ from saccade.nn.parallel import ALONE, Ranks
 from saccade.nn.vision import PatchEmbedding, grid_list, packed_sequences
 
 
-class Embeddings(nn.Module):
+class SiglipEmbeddings(nn.Module):
     """The embedded patches of each view, plus learned positions."""
 
     def __init__(self, config: ClipConfig) -> None:
@@ -51,15 +51,15 @@ class Embeddings(nn.Module):
         return (patches_VPC + self.positions_PC).flatten(0, 1)  # type: ignore[no-any-return]
 
 
-class Tower(nn.Module):
+class SiglipTower(nn.Module):
     """SigLIP's vision tower (Zhai et al. 2023, arXiv:2303.15343): as CLIP's, without class token and first norm."""
 
     def __init__(self, config: ClipConfig, ranks: Ranks) -> None:
         super().__init__()
         self.num_patches = config.num_patches
-        self.embeddings = Embeddings(config)
+        self.embeddings = SiglipEmbeddings(config)
         self.encoder = nn.Module()
-        self.encoder.layers = nn.ModuleList(Block(config, ranks) for _ in range(config.depth))
+        self.encoder.layers = nn.ModuleList(ClipBlock(config, ranks) for _ in range(config.depth))
         self.post_layernorm = LayerNorm(config.hidden_size, config.norm_eps)
 
     def prepare(self, num_views: int, backend: VisionAttentionBackend) -> ViewMetadata:
@@ -99,9 +99,9 @@ class Network(ImageTextNetwork):
         self, spec: Spec, config: Mapping[str, Any], preprocessor: Mapping[str, Any], ranks: Ranks = ALONE
     ) -> None:
         settings = Layout(config, preprocessor).settings
-        super().__init__(TextDecoder(spec.text, ranks), settings, spec.text, tied=spec.text.tied, ranks=ranks)
+        super().__init__(LlamaTextDecoder(spec.text, ranks), settings, spec.text, tied=spec.text.tied, ranks=ranks)
         self.spec = spec
-        self.vision_model = Tower(spec.vision, ranks.encoder)
+        self.vision_model = SiglipTower(spec.vision, ranks.encoder)
         self.connector = Connector(spec)
 
     def locate(self, name: str) -> Target | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from saccade.errors import InvalidValue, StartupError
 from saccade.models.backbones.clip_config import ClipConfig
-from saccade.models.backbones.llama_config import LLAMA, TextConfig
+from saccade.models.backbones.llama_config import LLAMA, LlamaTextConfig
 from saccade.models.backbones.model_config import choice, section
 from saccade.models.backbones.shared_spec import TextSpec
 from saccade.models.positions import PlainPositions
@@ -28,7 +28,7 @@ class Spec(TextSpec):
     *scale* x *scale* patches become one token.
     """
 
-    text: TextConfig
+    text: LlamaTextConfig
     vision: ClipConfig
     scale: int
     placeholder_of: Mapping[str, int]
@@ -86,9 +86,9 @@ class Spec(TextSpec):
         return PlainPositions()
 
 
-def _text(config: Mapping[str, Any]) -> TextConfig:
+def _text(config: Mapping[str, Any]) -> LlamaTextConfig:
     """Read the text half. Whether the head is tied is said outside of it; without it, the norms' epsilon is 1e-5."""
     text = {"rms_norm_eps": 1e-5} if config.get("text_config") is None else section(config, "text_config")
     choice({"model_type": "llama", **text}, "model_type", ("llama",))
     tied = bool(config.get("tie_word_embeddings", False))
-    return TextConfig.read({**text, "tie_word_embeddings": tied}, LLAMA)
+    return LlamaTextConfig.read({**text, "tie_word_embeddings": tied}, LLAMA)

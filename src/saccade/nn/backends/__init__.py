@@ -15,7 +15,7 @@ AUTO, PLAIN, AMX = "auto", "torch_sdpa", "amx"
 PLAIN_WORKLOAD = Workload()
 
 
-class Entry(NamedTuple):
+class Backend(NamedTuple):
     """A backend: its *module*, which is not imported for auto on another device than *device_type*, if that is set.
 
     *install* is the command that installs what the module imports.
@@ -26,11 +26,11 @@ class Entry(NamedTuple):
     install: str = ""
 
 
-BACKENDS: Mapping[str, Entry] = MappingProxyType(
+BACKENDS: Mapping[str, Backend] = MappingProxyType(
     {
-        PLAIN: Entry("saccade.nn.backends.torch_sdpa"),
-        "triton": Entry("saccade.nn.backends.triton_attention", "cuda", "pip install triton"),
-        "flashinfer": Entry("saccade.nn.backends.flashinfer_paged", "cuda", "pip install 'saccade[gpu]'"),
+        PLAIN: Backend("saccade.nn.backends.torch_sdpa"),
+        "triton": Backend("saccade.nn.backends.triton_attention", "cuda", "pip install triton"),
+        "flashinfer": Backend("saccade.nn.backends.flashinfer_paged", "cuda", "pip install 'saccade[gpu]'"),
     }
 )
 """Backends for decoders, the last that auto takes first. The module has a class AttentionBackend.
@@ -39,15 +39,15 @@ Such a class has a static method `unavailable(workload)` that returns why it can
 module whose import fails with ImportError is not installed.
 """
 
-VISION_BACKENDS: Mapping[str, Entry] = MappingProxyType(
+VISION_BACKENDS: Mapping[str, Backend] = MappingProxyType(
     {
-        PLAIN: Entry("saccade.nn.backends.torch_sdpa"),
-        "triton": Entry("saccade.nn.backends.triton_attention", "cuda", "pip install triton"),
-        "flashinfer_cudnn": Entry(
+        PLAIN: Backend("saccade.nn.backends.torch_sdpa"),
+        "triton": Backend("saccade.nn.backends.triton_attention", "cuda", "pip install triton"),
+        "flashinfer_cudnn": Backend(
             "saccade.nn.backends.flashinfer_cudnn", "cuda", "pip install 'saccade[gpu]' nvidia-cudnn-frontend"
         ),
-        "torch_varlen": Entry("saccade.nn.backends.torch_varlen", "cuda"),
-        AMX: Entry("saccade.nn.amx.backend", "cpu", "pip install 'saccade[cpu]'"),
+        "torch_varlen": Backend("saccade.nn.backends.torch_varlen", "cuda"),
+        AMX: Backend("saccade.nn.amx.backend", "cpu", "pip install 'saccade[cpu]'"),
     }
 )
 """Backends for vision towers, in the same order. The module has a class VisionAttentionBackend, as above."""
@@ -88,7 +88,7 @@ def why(asked: str, backend: AttentionBackend | VisionAttentionBackend, workload
     return "; ".join([chosen, *(f"not {name}: {reason}" for name, reason in reasons.items())])
 
 
-def _load(flag: str, asked: str, entries: Mapping[str, Entry], class_name: str, workload: Workload) -> Any:
+def _load(flag: str, asked: str, entries: Mapping[str, Backend], class_name: str, workload: Workload) -> Any:
     if asked != AUTO and asked not in entries:
         names = ", ".join((AUTO, *entries))
         raise StartupError(f"{flag} must be one of {names}, not {asked!r}. {_here(entries, class_name, workload)}")
@@ -102,14 +102,16 @@ def _load(flag: str, asked: str, entries: Mapping[str, Entry], class_name: str, 
     raise StartupError(f"{flag} cannot be {asked}: {reason}. {_here(entries, class_name, workload)}")
 
 
-def _here(entries: Mapping[str, Entry], class_name: str, workload: Workload) -> str:
+def _here(entries: Mapping[str, Backend], class_name: str, workload: Workload) -> str:
     """Return a sentence on what can compute *workload*, and why the others cannot."""
     reasons = _reasons(entries, class_name, workload, entries)
     can = ", ".join(name for name in entries if name not in reasons)
     return " ".join([f"Here {can} can compute.", *(f"Not {name}: {reason}." for name, reason in reasons.items())])
 
 
-def _reasons(entries: Mapping[str, Entry], class_name: str, workload: Workload, names: Iterable[str]) -> dict[str, str]:
+def _reasons(
+    entries: Mapping[str, Backend], class_name: str, workload: Workload, names: Iterable[str]
+) -> dict[str, str]:
     """Return the reasons against those of *names* that cannot compute *workload*."""
     found = {}
     for name in names:
@@ -121,7 +123,7 @@ def _reasons(entries: Mapping[str, Entry], class_name: str, workload: Workload, 
     return found
 
 
-def _reason(name: str, entry: Entry, class_name: str, workload: Workload) -> str | None:
+def _reason(name: str, entry: Backend, class_name: str, workload: Workload) -> str | None:
     if name in workload.failed:
         return workload.failed[name]
     try:

@@ -42,7 +42,7 @@ class _Kind(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class FlashinferPlan:
     """A step of S sequences with B blocks in total. The borders int32 [S + 1] and lengths int32 [S] are on the host.
 
     *query_borders* count tokens, *block_borders* blocks; *blocks* int32 [B] is on the device; *last_lengths* count the
@@ -80,14 +80,14 @@ class AttentionBackend(PagedAttention):
             return f"its keys and values have {known} channels, not {others[0][0]} and {others[0][1]}"
         return reason
 
-    def plan(self, layout: PagedLayout, dtype: torch.dtype) -> Plan:
+    def plan(self, layout: PagedLayout, dtype: torch.dtype) -> FlashinferPlan:
         """Bring the lengths and block tables into FlashInfer's form; no value is read from the device."""
         contexts = np.array(layout.host_context_lengths, np.int64)
         num_blocks = -(-contexts // layout.block_size)
         width = layout.block_tables.shape[1]
         index = np.concatenate([row * width + np.arange(count) for row, count in enumerate(num_blocks)])
         on_device = to_device(index, layout.block_tables.device)
-        return Plan(
+        return FlashinferPlan(
             _borders(np.array(layout.query_lengths, np.int64)),
             _borders(num_blocks),
             layout.block_tables.flatten().index_select(0, on_device).int(),
@@ -109,7 +109,7 @@ class AttentionBackend(PagedAttention):
         wrapper = self._planned(kind, context.plan, q_NQD.device)
         return wrapper.run(q_NQD.contiguous(), (cache.keys, cache.values)).flatten(1)  # type: ignore[no-any-return]
 
-    def _planned(self, kind: _Kind, plan: Plan, device: torch.device) -> Any:
+    def _planned(self, kind: _Kind, plan: FlashinferPlan, device: torch.device) -> Any:
         """Return the wrapper for *kind*, planned for the step."""
         if self._workspace is None:
             # Zeros, as FlashInfer's examples have it. Wrappers can share it, since layers run one after the other.

@@ -67,7 +67,7 @@ class PrefillChunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SdpaPlan:
     """What all layers of a step share."""
 
     num_decodes: int
@@ -89,9 +89,9 @@ class AttentionBackend(PagedAttention):
     captures_decodes = False
     copies_prefixes = True
 
-    def plan(self, layout: PagedLayout, dtype: torch.dtype) -> Plan:
+    def plan(self, layout: PagedLayout, dtype: torch.dtype) -> SdpaPlan:
         """Choose slots and masks for decode rows and prefill chunks."""
-        return Plan(layout.num_decodes, _decode_groups(layout, dtype), _prefill_chunks(layout))
+        return SdpaPlan(layout.num_decodes, _decode_groups(layout, dtype), _prefill_chunks(layout))
 
     def attend(
         self, q_NQD: torch.Tensor, own: KeysValues, cache: KvCache, context: ForwardContext, scoring: Scoring
@@ -196,7 +196,9 @@ def _prefill_chunks(layout: PagedLayout) -> tuple[PrefillChunk, ...]:
     return tuple(chunks)
 
 
-def _attend_cached(q_NQD: torch.Tensor, own: KeysValues, cached: Cached, plan: Plan, scoring: Scoring) -> torch.Tensor:
+def _attend_cached(
+    q_NQD: torch.Tensor, own: KeysValues, cached: Cached, plan: SdpaPlan, scoring: Scoring
+) -> torch.Tensor:
     """Attend with all tokens of the step; return [N, Q * W]. *own* are the step's, [N, K, ...], and already cached."""
     outputs = [_decode(q_NQD[: plan.num_decodes], cached, plan.decodes, scoring)] if plan.num_decodes else []
     for chunk in plan.prefills:

@@ -74,7 +74,7 @@ class VisionAttentionBackend:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TritonPlan:
     """The prefill chunks of a step, as the plain backend takes them; None without any."""
 
     prefills: PagedLayout | None
@@ -97,11 +97,11 @@ class AttentionBackend(PagedAttention):
         """Return why this backend cannot compute *workload*; None if it can."""
         return _reason(workload) or not_for_latents(workload)
 
-    def plan(self, layout: PagedLayout, dtype: torch.dtype) -> Plan:
+    def plan(self, layout: PagedLayout, dtype: torch.dtype) -> TritonPlan:
         """Plan the prefill chunks."""
         first = layout.num_decodes
         if first == len(layout.query_lengths):
-            return Plan(None, None)
+            return TritonPlan(None, None)
         prefills = replace(
             layout,
             slot_mapping=layout.slot_mapping[first:],
@@ -112,7 +112,7 @@ class AttentionBackend(PagedAttention):
             num_decodes=0,
             rows=layout.rows[first:],
         )
-        return Plan(prefills, self._plain.plan(prefills, dtype))
+        return TritonPlan(prefills, self._plain.plan(prefills, dtype))
 
     def attend(
         self,
@@ -123,7 +123,7 @@ class AttentionBackend(PagedAttention):
         scoring: Scoring,
     ) -> torch.Tensor:
         """Attend with decode rows in one launch, and leave prefill chunks to PyTorch."""
-        plan: Plan = context.plan
+        plan: TritonPlan = context.plan
         num_decodes = context.layout.num_decodes
         outputs = [_decode(q_NQD[:num_decodes], cache, context.layout, scoring)] if num_decodes else []
         if plan.prefills is not None:

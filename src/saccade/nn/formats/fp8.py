@@ -11,7 +11,7 @@ from typing import Self
 
 import torch
 
-from saccade.nn.formats.quantised import WHOLE_ROW, Cell, Field, Region, looked_up, scaled
+from saccade.nn.formats.quantised import WHOLE_ROW, Cell, Region, WeightField, looked_up, scaled
 
 FLOATS = ("F32", "BF16", "F16")
 INVERSE = "weight_scale_inv"
@@ -35,9 +35,9 @@ class Fp8:
         self.joins_experts = scale == INVERSE
 
     @cached_property
-    def fields(self) -> Mapping[str, Field]:
+    def fields(self) -> Mapping[str, WeightField]:
         """Values and scales."""
-        return {"weight": Field(("F8_E4M3",), (1, 1)), self._scale: Field(FLOATS, self.cell)}
+        return {"weight": WeightField(("F8_E4M3",), (1, 1)), self._scale: WeightField(FLOATS, self.cell)}
 
     def transposed(self) -> Self | None:
         """Return the same format with transposed blocks."""

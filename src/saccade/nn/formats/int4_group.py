@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 
 import torch
 
-from saccade.nn.formats.quantised import Field, Region, looked_up, scaled
+from saccade.nn.formats.quantised import Region, WeightField, looked_up, scaled
 
 PER_WORD = 8
 FLOATS = ("BF16", "F16", "F32")
@@ -25,11 +25,11 @@ class Int4Group:
         self.group_size = group_size
 
     @cached_property
-    def fields(self) -> Mapping[str, Field]:
+    def fields(self) -> Mapping[str, WeightField]:
         """Packed words and scales."""
         return {
-            "weight_packed": Field(("I32",), (1, PER_WORD)),
-            "weight_scale": Field(FLOATS, (1, self.group_size)),
+            "weight_packed": WeightField(("I32",), (1, PER_WORD)),
+            "weight_scale": WeightField(FLOATS, (1, self.group_size)),
         }
 
     def transposed(self) -> None:

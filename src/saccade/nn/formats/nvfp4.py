@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 import torch
 
-from saccade.nn.formats.quantised import Field, Region, looked_up, scaled
+from saccade.nn.formats.quantised import Region, WeightField, looked_up, scaled
 
 GROUP_SIZE = 16
 PER_BYTE = 2
@@ -23,11 +23,11 @@ class Nvfp4:
     name = "modelopt NVFP4"
     unused = ("input_scale",)
     joins_experts = False
-    fields: Mapping[str, Field] = MappingProxyType(
+    fields: Mapping[str, WeightField] = MappingProxyType(
         {
-            "weight": Field(("U8",), (1, PER_BYTE)),
-            "weight_scale": Field(("F8_E4M3",), (1, GROUP_SIZE)),
-            "weight_scale_2": Field(("F32",), None),
+            "weight": WeightField(("U8",), (1, PER_BYTE)),
+            "weight_scale": WeightField(("F8_E4M3",), (1, GROUP_SIZE)),
+            "weight_scale_2": WeightField(("F32",), None),
         }
     )
 

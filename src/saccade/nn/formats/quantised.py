@@ -39,7 +39,7 @@ class Region(NamedTuple):
     num_columns: int
 
 
-class Field(NamedTuple):
+class WeightField(NamedTuple):
     """A tensor that stores part of a weight. *dtypes* are those that checkpoints may have, by their safetensors names.
 
     A value belongs to *cell*, rows x columns of the weight, and the tensor is [ceil(O / rows), ceil(I / columns)]. None
@@ -75,7 +75,7 @@ class WeightFormat(Protocol):
     def name(self) -> str: ...
 
     @property
-    def fields(self) -> Mapping[str, Field]: ...
+    def fields(self) -> Mapping[str, WeightField]: ...
 
     @property
     def unused(self) -> tuple[str, ...]: ...

@@ -10,8 +10,8 @@ from saccade.protocol.kv_transfer import (
     Piece,
     Prefilled,
     Pull,
-    Received,
-    Refused,
+    PullRefused,
+    StateAck,
     Waiting,
 )
 from saccade.transport import shared_memory
@@ -133,7 +133,7 @@ class KvDestination:
         while True:
             message = await replies.get()
             await channel.send(message)
-            if isinstance(message, Received):
+            if isinstance(message, StateAck):
                 return
 
     async def _receive(self, key: bytes, channel: DestinationChannel) -> None:
@@ -145,7 +145,7 @@ class KvDestination:
                     self._tell(PromptComputed(key, message))
                 case Piece():
                     self._tell(PieceArrived(key, message, self._content(message, content)))
-                case Refused(reason):
+                case PullRefused(reason):
                     raise TransferFailed(reason, by_peer=False)
                 case Waiting():
                     pass

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from saccade.errors import StartupError
-from saccade.protocol.kv_transfer import KvForm, Piece, Prefilled, Received, Taken
+from saccade.protocol.kv_transfer import KvForm, Piece, PieceAck, Prefilled, StateAck
 from saccade.transport import shared_memory
 from saccade.transport.kv_transfer.destination import DestinationConfig, KvDestination
 from saccade.transport.kv_transfer.events import Event
@@ -106,11 +106,11 @@ class KvTransfers:
 
     def taken(self, key: bytes) -> None:
         """Report to the prefill worker that a piece is used."""
-        self._call(self._destination.reply, key, Taken())
+        self._call(self._destination.reply, key, PieceAck())
 
     def received(self, key: bytes) -> None:
         """Report to the prefill worker that the whole state is here; this ends the transfer."""
-        self._call(self._destination.reply, key, Received())
+        self._call(self._destination.reply, key, StateAck())
 
     def cancel(self, key: bytes) -> None:
         """End a transfer to this engine, without an event."""

@@ -13,11 +13,11 @@ from saccade.protocol.kv_transfer import (
     FromSource,
     KvForm,
     Piece,
+    PieceAck,
     Prefilled,
     Pull,
-    Received,
-    Refused,
-    Taken,
+    PullRefused,
+    StateAck,
     Waiting,
 )
 from saccade.protocol.media import SlotRef
@@ -213,7 +213,7 @@ class KvSource:
         offer.connection = connection
         try:
             if refusal := _mismatch(self._config.form, pull.form):
-                await channel.send(Refused(refusal))
+                await channel.send(PullRefused(refusal))
                 raise TransferFailed(refusal, by_peer=False)
             self._tell(StateRequested(offer.key, pull.first_block))
             await self._exchange(offer, channel, pull.shm_namespace == shared_memory.readers())
@@ -298,14 +298,14 @@ class KvSource:
         while True:
             message, _ = await channel.receive()
             match message:
-                case Taken():
+                case PieceAck():
                     if not offer.slots:
                         raise TransferFailed("The decode worker took a piece that was not sent.")
                     if (slot := offer.slots.pop(0)) is not None:
                         self._slots.release(slot.name)
                     self._wait_anew(offer)
                     self._tell(PieceTaken(offer.key))
-                case Received():
+                case StateAck():
                     return
                 case _:
                     raise TransferFailed("The decode worker asked twice.")

@@ -53,7 +53,7 @@ class _Sample:
     matched: int | str | None = None
 
 
-class Answer:
+class ResponseBuilder:
     """The answer to *request*, which came under *name*: take() every delta; `num_open` samples have not ended.
 
     With *streams* each delta makes a chunk, and the complete answer has no log probabilities, which the chunks had.

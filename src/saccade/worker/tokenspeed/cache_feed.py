@@ -12,7 +12,7 @@ DP_RANK = 0
 HASH_BYTES = 8
 
 
-class CacheFeed:
+class EventSubscription:
     """One subscription: opening(), then batch() every message of the engine's feed, the snapshot's first.
 
     Only blocks that descend from *root* are told of: those of other wires and tenants serve no request of this wire.

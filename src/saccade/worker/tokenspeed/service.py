@@ -22,8 +22,8 @@ from saccade.protocol.request import EngineRequest
 from saccade.transport import shared_memory
 from saccade.worker.local_client import LocalClient
 from saccade.worker.tokenspeed import tensors
-from saccade.worker.tokenspeed.answers import Answer, StopSearch
-from saccade.worker.tokenspeed.cache_feed import DP_RANK, CacheFeed
+from saccade.worker.tokenspeed.answers import ResponseBuilder, StopSearch
+from saccade.worker.tokenspeed.cache_feed import DP_RANK, EventSubscription
 from saccade.worker.tokenspeed.images import SALT
 from saccade.worker.tokenspeed.model import WireModel
 from saccade.worker.tokenspeed.requests import engine_request, text_rules
@@ -72,7 +72,7 @@ class TokenSpeedService(TokenSpeedSchedulerServicer):  # type: ignore[misc]
         finally:
             del self._ids[name]
 
-    async def _begun(self, message: pb.GenerateRequest) -> tuple[EngineRequest, Answer]:
+    async def _begun(self, message: pb.GenerateRequest) -> tuple[EngineRequest, ResponseBuilder]:
         """Return the engine's request, its images read, and its answer. The files of the message are gone then."""
         try:
             model = await self._served()
@@ -86,7 +86,9 @@ class TokenSpeedService(TokenSpeedSchedulerServicer):  # type: ignore[misc]
         finally:
             tensors.remove_files(message)
         keeps_stop = message.sampling_params.no_stop_trim
-        answer = Answer(message.request_id, request, streams=message.stream, keeps_stop=keeps_stop, search=search)
+        answer = ResponseBuilder(
+            message.request_id, request, streams=message.stream, keeps_stop=keeps_stop, search=search
+        )
         return request, answer
 
     async def _served(self) -> WireModel:
@@ -225,7 +227,7 @@ class TokenSpeedService(TokenSpeedSchedulerServicer):  # type: ignore[misc]
             await context.abort(grpc.StatusCode.OUT_OF_RANGE, "No history is kept: subscribe from 0 for a snapshot.")
         # The subscriber's call returns when the metadata have come, and events may be long in coming.
         await context.send_initial_metadata(())
-        feed = CacheFeed(root_key(described.fingerprint, SALT), described.block_size)
+        feed = EventSubscription(root_key(described.fingerprint, SALT), described.block_size)
         yield feed.opening()
         try:
             async with contextlib.aclosing(self._client.block_events()) as messages:

@@ -18,10 +18,10 @@ def step(grid: object) -> StepInput:
 @pytest.mark.parametrize(
     "sent",
     [
-        messages.Load(EngineConfig("folder", "name", tensor_parallel_size=3, aliases=("other",))),
-        messages.Submit(step((1, 2, 3)), (messages.Place(5, 0, 3),)),
+        messages.LoadWeights(EngineConfig("folder", "name", tensor_parallel_size=3, aliases=("other",))),
+        messages.Submit(step((1, 2, 3)), (messages.PixelsPlace(5, 0, 3),)),
         messages.Allocate(9),
-        messages.Sample(),
+        messages.DrawTokens(),
     ],
 )
 def test_commands_arrive_as_they_were_sent(sent: messages.Command) -> None:

@@ -10,7 +10,7 @@ import sys
 import structlog
 
 from saccade.engine.executor.ranks.arena import PixelArena
-from saccade.engine.executor.ranks.member import Member
+from saccade.engine.executor.ranks.member import RankMember
 from saccade.engine.executor.ranks.messages import Link
 from saccade.telemetry import configure_logging, log_uncaught
 from saccade.transport.framing import ChannelClosed
@@ -36,7 +36,7 @@ def main() -> int:
     os.close(arguments.arena)
     link = Link(socket.socket(fileno=arguments.fd))
     try:
-        return Member(arguments.rank, link, arena, f"/proc/self/fd/{arguments.rendezvous}").run()
+        return RankMember(arguments.rank, link, arena, f"/proc/self/fd/{arguments.rendezvous}").run()
     except ChannelClosed:
         logger.info("rank 0 is gone; this rank ends")
         return 0

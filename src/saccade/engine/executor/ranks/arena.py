@@ -11,7 +11,7 @@ import os
 import msgspec
 
 from saccade.engine.core.step import EncodeJob, StepInput
-from saccade.engine.executor.ranks.messages import Place
+from saccade.engine.executor.ranks.messages import PixelsPlace
 
 ARENA_BYTES = 64 << 20
 """Address space; memory is used for what was written to. Pixels that do not fit travel within the step's message."""
@@ -23,21 +23,21 @@ class PixelArena:
     def __init__(self, descriptor: int) -> None:
         self._memory = mmap.mmap(descriptor, ARENA_BYTES)
 
-    def store(self, step: StepInput) -> tuple[StepInput, tuple[Place, ...]]:
+    def store(self, step: StepInput) -> tuple[StepInput, tuple[PixelsPlace, ...]]:
         """Write the pixels of *step*; return the step without those that were written, and their places."""
         if not step.jobs:
             return step, ()
-        places: list[Place] = []
+        places: list[PixelsPlace] = []
         stop = 0
         for image in (image for job in step.jobs for image in job.images):
             num_bytes = len(image.pixels)
             if stop + num_bytes <= ARENA_BYTES:
                 self._memory[stop : stop + num_bytes] = image.pixels
-                places.append(Place(image.output_id, stop, num_bytes))
+                places.append(PixelsPlace(image.output_id, stop, num_bytes))
                 stop += num_bytes
         return _with_pixels(step, {place.output_id: b"" for place in places}), tuple(places)
 
-    def restore(self, step: StepInput, places: tuple[Place, ...]) -> StepInput:
+    def restore(self, step: StepInput, places: tuple[PixelsPlace, ...]) -> StepInput:
         """Return the step that `store` was called with, from what it returned."""
         if not places:
             return step

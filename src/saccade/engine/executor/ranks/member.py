@@ -15,7 +15,7 @@ from saccade.errors import StartupError
 from saccade.nn.parallel import join, leave
 
 
-class Member:
+class RankMember:
     """One rank. A failure of a step is not handled: the other ranks may be in the middle of a collective."""
 
     def __init__(self, rank: int, link: messages.Link, arena: PixelArena, rendezvous: str) -> None:
@@ -28,7 +28,7 @@ class Member:
     def run(self) -> int:
         """Serve until rank 0 ends it; return the exit status. Raises ChannelClosed if rank 0 is gone."""
         match self._link.command():
-            case messages.Load(config):
+            case messages.LoadWeights(config):
                 pass
             case other:
                 raise ValueError(f"the first command is {other}")
@@ -43,7 +43,7 @@ class Member:
         # Objects that exist now live until the end; freezing them spares the collector a scan that would slow a step.
         gc.collect()
         gc.freeze()
-        self._link.send(messages.encode(messages.Loaded()))
+        self._link.send(messages.encode(messages.WeightsLoaded()))
         try:
             self._serve(config, model, execution)
         finally:
@@ -68,14 +68,14 @@ class Member:
                     complete = self._arena.restore(step, places)
                     runner.update(complete)
                     self._forwarded.append(runner.forward(complete, beside_images=False))
-                case messages.Sample():
+                case messages.DrawTokens():
                     runner.receive_drawn(self._forwarded.popleft())
                 case _:
                     return
 
     def _measure(self, config: EngineConfig, model: LoadedModel, measured: memory.Measured) -> None:
         try:
-            answer: messages.Answer = messages.Capacity(memory.fitting_blocks(config, model, measured))
+            answer: messages.Reply = messages.Capacity(memory.fitting_blocks(config, model, measured))
         except StartupError as error:
             answer = messages.Failed(error.message)
         self._link.send(messages.encode(answer))

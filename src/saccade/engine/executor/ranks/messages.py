@@ -12,8 +12,8 @@ from saccade.transport import framing
 from saccade.transport.framing import PREFIX_BYTES, ChannelClosed
 
 
-class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
-    """Load this rank's part of the weights. Answered by Loaded."""
+class LoadWeights(msgspec.Struct, frozen=True, array_like=True, tag="load"):
+    """Load this rank's part of the weights. Answered by WeightsLoaded."""
 
     config: EngineConfig
 
@@ -36,7 +36,7 @@ class Renew(msgspec.Struct, frozen=True, array_like=True, tag="renew"):
     """Forget all rows and encoder outputs."""
 
 
-class Place(msgspec.Struct, frozen=True, array_like=True):
+class PixelsPlace(msgspec.Struct, frozen=True, array_like=True):
     """The pixels of an encoder output are bytes [start, start + num_bytes) of the arena."""
 
     output_id: int
@@ -48,10 +48,10 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     """Compute a step. Its images with *places* have their pixels in the arena."""
 
     step: StepInput
-    places: tuple[Place, ...]
+    places: tuple[PixelsPlace, ...]
 
 
-class Sample(msgspec.Struct, frozen=True, array_like=True, tag="sample"):
+class DrawTokens(msgspec.Struct, frozen=True, array_like=True, tag="sample"):
     """Receive the tokens that rank 0 draws for the oldest submitted step."""
 
 
@@ -59,10 +59,10 @@ class Leave(msgspec.Struct, frozen=True, array_like=True, tag="leave"):
     """End."""
 
 
-Command = Load | Join | Measure | Allocate | Renew | Submit | Sample | Leave
+Command = LoadWeights | Join | Measure | Allocate | Renew | Submit | DrawTokens | Leave
 
 
-class Loaded(msgspec.Struct, frozen=True, array_like=True, tag="loaded"):
+class WeightsLoaded(msgspec.Struct, frozen=True, array_like=True, tag="loaded"):
     """The rank's weights are loaded."""
 
 
@@ -78,7 +78,7 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
     message: str
 
 
-Answer = Loaded | Capacity | Failed
+Reply = WeightsLoaded | Capacity | Failed
 
 
 def _refuse(value: object) -> NoReturn:
@@ -91,7 +91,7 @@ def _refuse(value: object) -> NoReturn:
     raise TypeError(f"{type(value).__name__} cannot cross a process border.")
 
 
-def encode(message: Command | Answer) -> bytes:
+def encode(message: Command | Reply) -> bytes:
     """Return *message* as a frame. Raises TypeError for a tensor in it, on any device."""
     return framing.framed(msgspec.msgpack.encode(message, enc_hook=_refuse))
 
@@ -114,9 +114,9 @@ class Link:
         command: Command = msgspec.msgpack.decode(self._receive(), type=Command)
         return command
 
-    def answer(self) -> Answer:
+    def answer(self) -> Reply:
         """Return the next answer of the other rank."""
-        answer: Answer = msgspec.msgpack.decode(self._receive(), type=Answer)
+        answer: Reply = msgspec.msgpack.decode(self._receive(), type=Reply)
         return answer
 
     def close(self) -> None:

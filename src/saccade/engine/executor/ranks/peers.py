@@ -73,7 +73,7 @@ class Peers:
                 self._others.append(self._started(number, arena))
         finally:
             os.close(arena)
-        self._send(messages.Load(config))
+        self._send(messages.LoadWeights(config))
 
     def _started(self, number: int, arena: int) -> _Rank:
         ours, theirs = socket.socketpair()
@@ -134,7 +134,7 @@ class Peers:
 
     def sample(self) -> None:
         """Have the ranks receive the tokens of the oldest step that rank 0 has not sampled yet."""
-        self._send(messages.Sample())
+        self._send(messages.DrawTokens())
 
     def close(self, *, is_in_step: bool = False) -> None:
         """End the processes; kill those that do not end in time. *is_in_step*: a collective may still be under way."""
@@ -188,7 +188,7 @@ def closed_on_failure(peers: Peers) -> Iterator[Peers]:
         stack.pop_all()
 
 
-def _answer(other: _Rank) -> messages.Answer:
+def _answer(other: _Rank) -> messages.Reply:
     """Return the next answer of a rank. Raises StartupError if it has ended."""
     try:
         return other.link.answer()
