@@ -1,4 +1,7 @@
-"""Where settings come from besides flags, and how a parent passes its settings to a child process.
+"""How settings are declared, where they come from besides flags, and how a parent passes them to a child process.
+
+A setting is a field of a dataclass that cyclopts reads: its annotation, default and the text below it are its flag,
+environment variable and help.
 
 A flag overrides its environment variable, the variable overrides the settings file, and the file overrides the default.
 `--max-model-len` is SACCADE_MAX_MODEL_LEN in the environment and `max-model-len` in the file.
@@ -8,11 +11,13 @@ import dataclasses
 import os
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
+from cyclopts import Parameter, Token
 from cyclopts.config import Dict, Env
+from cyclopts.validators import Number
 
 from saccade.errors import StartupError
 
@@ -20,7 +25,28 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 PREFIX = "SACCADE_"
+MIB, GIB = 1 << 20, 1 << 30
 _PLACE = re.compile(r"\(at line (\d+), column \d+\)$")
+
+FLAT = Parameter(name="*")
+"""Decorates a dataclass whose fields are flags without its own name before theirs."""
+
+NO_FLAG = Parameter(parse=False)
+"""Marks a setting that only code changes."""
+
+
+def _absolute(_: Any, tokens: Sequence[Token]) -> Path:
+    return Path(tokens[0].value).expanduser().absolute()
+
+
+Count = Annotated[int, Parameter(validator=Number(gte=1))]
+Size = Annotated[int, Parameter(validator=Number(gte=0))]
+Port = Annotated[int, Parameter(validator=Number(gte=1, lte=65535))]
+Seconds = Annotated[float, Parameter(validator=Number(gt=0))]
+NotNegative = Annotated[float, Parameter(validator=Number(gte=0))]
+Switch = Annotated[bool, Parameter(negative="")]
+Many = Annotated[tuple[str, ...], Parameter(negative="", show_default=False)]
+LocalPath = Annotated[Path, Parameter(converter=_absolute)]
 
 
 def sources(file: Path | None) -> tuple[Any, ...]:
@@ -70,20 +96,35 @@ def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
 def to_arguments(flags: "DataclassInstance", secret: Sequence[str] = ()) -> list[str]:
     """Return *flags* as command-line arguments, without flags at their default and without *secret* ones."""
     arguments: list[str] = []
-    for field in dataclasses.fields(flags):
-        value = getattr(flags, field.name)
-        if value == field.default or field.name in secret:
+    for name, value, default in flags_of(flags):
+        if value == default or name in secret:
             continue
-        name = field.name.replace("_", "-")
         if isinstance(value, bool):
-            arguments.append(f"--{name}" if value else f"--no-{name}")
+            arguments.append(name if value else f"--no-{name.removeprefix('--')}")
         else:
             for one in value if isinstance(value, tuple) else (value,):
-                arguments += [f"--{name}", str(one)]
+                arguments += [name, str(one)]
     return arguments
 
 
 def to_environment(flags: "DataclassInstance", secret: Sequence[str]) -> dict[str, str]:
     """Return the *secret* flags as environment variables, which other users of the machine cannot read."""
-    values_by_name = {name: getattr(flags, name) for name in secret}
-    return {PREFIX + name.upper(): " ".join(values) for name, values in values_by_name.items() if values}
+    values_by_name = {name: value for name, value, _ in flags_of(flags) if name in secret}
+    return {_variable(name): " ".join(values) for name, values in values_by_name.items() if values}
+
+
+def _variable(flag: str) -> str:
+    return PREFIX + flag.removeprefix("--").replace("-", "_").upper()
+
+
+def flags_of(settings: "DataclassInstance") -> Iterator[tuple[str, Any, Any]]:
+    """Yield the name, value and default of every flag of *settings* and of the dataclasses in it."""
+    hints = get_type_hints(type(settings), include_extras=True)
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        parameters = [one for one in getattr(hints[field.name], "__metadata__", ()) if isinstance(one, Parameter)]
+        if getattr(type(value), "__cyclopts__", None) is not None:
+            yield from flags_of(value)
+        elif NO_FLAG not in parameters:
+            names = [name for one in parameters for name in one.name or ()]
+            yield names[0] if names else f"--{field.name.replace('_', '-')}", value, field.default

@@ -1,6 +1,5 @@
 """docs/configuration.md and the flags say the same."""
 
-import dataclasses
 import json
 import re
 from pathlib import Path
@@ -8,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from saccade.cli.flags import EngineFlags, MediaFlags, ServerFlags
-from saccade.cli.gateway import RoutingFlags
-from saccade.gateway.config import GatewayConfig
-from saccade.gateway.workers.settings import DispatchLimits
+from saccade.cli.flags import EngineFlags
+from saccade.config import flags_of
+from saccade.gateway.config import MediaSettings, RoutingSettings, ServerSettings
 from saccade.media.header import MediaLimits
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
@@ -22,8 +20,8 @@ WORDS: dict[str, Any] = {
     "the folder's last part, or the hub id": (),
     "on": True,
     "off": False,
-    "up to 4, one a core": MediaFlags.decode_processes,
-    "an eighth of the memory, 256 MiB to 4 GiB": ServerFlags.max_request_memory,
+    "up to 4, one a core": MediaSettings.num_decode_processes,
+    "an eighth of the memory, 256 MiB to 4 GiB": ServerSettings.max_request_memory_bytes,
 }
 
 
@@ -47,30 +45,18 @@ def value(written: str, kind: type) -> object:
 @pytest.mark.parametrize(
     ("section", "flags", "others"),
     [
-        ("Server", ServerFlags, {"worker-url", "model"}),
-        ("Routing", RoutingFlags, set()),
-        ("Images", MediaFlags, set()),
+        ("Server", ServerSettings, {"worker-url", "model"}),
+        ("Routing", RoutingSettings, set()),
+        ("Images", MediaSettings, set()),
         ("Engine", EngineFlags, set()),
     ],
 )
 def test_page_lists_every_flag_with_its_default(section: str, flags: Any, others: set[str]) -> None:
     page = documented(section)
-    fields = {field.name.replace("_", "-"): field.default for field in dataclasses.fields(flags)}
+    fields = {name.removeprefix("--"): default for name, _, default in flags_of(flags())}
     assert set(page) == set(fields) | others
     for name, default in fields.items():
         if default is None:
             assert page[name], name  # words say what holds instead
         else:
             assert value(page[name], type(default)) == default, name
-
-
-def test_routing_flags_set_the_gateway() -> None:
-    assert RoutingFlags().applied(GatewayConfig()) == GatewayConfig()
-    flags = RoutingFlags("cost", 0.5, 1 << 20, False, 2, 3, 4, 5.0)
-    assert flags.applied(GatewayConfig()) == GatewayConfig(
-        routing_policy="cost",
-        routing_temperature=0.5,
-        routing_index_bytes=1 << 20,
-        assumes_holdings=False,
-        dispatch=DispatchLimits(worker_queue=3, max_waiting=4, wait_seconds=5.0, max_retries=2),
-    )

@@ -10,8 +10,17 @@ import pytest
 from tables import table
 
 from saccade import config
-from saccade.cli.flags import SECRET, EngineFlags, MediaFlags, ServerFlags, engine_config, gateway_config
+from saccade.cli.flags import SECRET, EngineFlags, engine_config
 from saccade.cli.main import COMMANDS, make_app, run
+from saccade.gateway.config import (
+    ConnectionLimits,
+    DispatchLimits,
+    MediaSettings,
+    RoutingSettings,
+    ServerSettings,
+    SourceConfig,
+)
+from saccade.media.fetch import FetchConfig
 from saccade.media.header import MediaLimits
 
 
@@ -144,7 +153,7 @@ def test_flag_wins_over_environment_over_file(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("SACCADE_HOST", "environment")
     monkeypatch.setenv("SACCADE_API_KEY", "one two")
     given = parse("--port", "4", file=file)
-    assert given["server"] == ServerFlags("environment", 4, api_key=("one", "two"), allowed_origins=("a", "b"))
+    assert given["server"] == ServerSettings("environment", 4, api_keys=("one", "two"), allowed_origins=("a", "b"))
     assert given["engine"] == EngineFlags(max_num_seqs=3)
 
 
@@ -168,7 +177,7 @@ def test_origins_may_be_a_json_list(
 ) -> None:
     if variable is not None:
         monkeypatch.setenv("SACCADE_ALLOWED_ORIGINS", variable)
-    assert parse(*arguments)["server"] == ServerFlags(allowed_origins=origins)
+    assert parse(*arguments)["server"] == ServerSettings(allowed_origins=origins)
 
 
 @pytest.mark.parametrize("written", ['["*"', "[1]", '["a"] b'])
@@ -219,15 +228,26 @@ def test_settings_file_that_is_not_toml_is_refused_with_its_line(
 
 
 def test_flags_survive_the_way_to_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
-    server = ServerFlags(
-        *("::1", 81, 3, ("k1", "k2"), Path("/etc/keys.toml"), ("http://a", "http://b"), 5, 6, 7),
-        shutdown_timeout=0.0,
+    server = ServerSettings(
+        *(
+            "::1",
+            81,
+            3,
+            ("k1", "k2"),
+            Path("/etc/keys.toml"),
+            ("http://a", "http://b"),
+            5,
+            6,
+            7,
+            ConnectionLimits(8, 9),
+        ),
+        shutdown_timeout_seconds=0.0,
         allowed_hosts=("c",),
         metrics_without_key=True,
         admin_port=82,
-        admin_key=("k3", "k4"),
+        admin_keys=("k3", "k4"),
     )
-    media = MediaFlags(MediaLimits(4, 2), 7, 8, 9.5, 10, 11)
+    media = MediaSettings(MediaLimits(4, 2), 7, 8, 9.5, 10, 11)
     engine = EngineFlags(
         served_model_name=("name", "alias"),
         max_model_len=12,
@@ -317,16 +337,25 @@ def test_child_gets_no_setting_from_our_environment() -> None:
     assert config.without_settings({"SACCADE_PORT": "1", "PATH": "/bin"}) == {"PATH": "/bin"}
 
 
-def test_gateway_config_follows_the_flags() -> None:
-    made = gateway_config(
-        ServerFlags(port=81, api_key=("k",)), MediaFlags(limit_mm_per_prompt=MediaLimits(2, 1)), ("unix:/w",)
-    )
-    assert (made.port, made.api_keys, made.media_limits, made.worker_urls) == (
-        81,
-        ("k",),
-        MediaLimits(2, 1),
-        ("unix:/w",),
-    )
+def test_settings_within_settings_have_flags_of_their_own() -> None:
+    routing = RoutingSettings("cost", 0.5, 1 << 20, False, DispatchLimits(2, 3, 4, 5.0), ("m",))
+    fetch = FetchConfig(("a.example",), ("10.0.0.0/8",), Path("/images"))
+    media, server = MediaSettings(fetch=fetch), ServerSettings(connections=ConnectionLimits(8, 9))
+    arguments = [word for one in (routing, media, server) for word in config.to_arguments(one)]
+    urls = [
+        "--worker-url",
+        "unix:/w",
+        "--workers-file",
+        "/w",
+        "--worker-dns",
+        "grpc://a:1",
+        "--worker-drain-timeout",
+        "1",
+    ]
+    _, bound, _ = make_app(None).parse_args(["gateway", *urls, *arguments], exit_on_error=False, print_error=False)
+    given = bound.arguments
+    assert (given["routing"], given["media"], given["server"]) == (routing, media, server)
+    assert given["workers"].sources == SourceConfig(Path("/w"), ("grpc://a:1",), 1.0)
 
 
 @pytest.mark.parametrize(
@@ -347,7 +376,7 @@ def test_empty_variable_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
 def test_limits_of_media_are_those_of_vllm() -> None:
     """A kind that is left out keeps its default; only audio, which is not served, can only be 0."""
-    default = MediaFlags().limit_mm_per_prompt
+    default = MediaSettings().media_limits
     written = {
         '{"image":4,"video":1}': MediaLimits(4, 1),
         '{"image": 4}': MediaLimits(4, default.videos),
@@ -355,4 +384,4 @@ def test_limits_of_media_are_those_of_vllm() -> None:
         '{"image": 0, "video": 9, "audio": 0}': MediaLimits(0, 9),
     }
     for limits, meant in written.items():
-        assert parse("--limit-mm-per-prompt", limits)["media"] == MediaFlags(limit_mm_per_prompt=meant), limits
+        assert parse("--limit-mm-per-prompt", limits)["media"] == MediaSettings(media_limits=meant), limits

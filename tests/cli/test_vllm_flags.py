@@ -1,20 +1,22 @@
 """What the command line makes of the flags of `vllm serve`."""
 
-import dataclasses
 from pathlib import Path
 
 import pytest
 from tables import table
 
-from saccade.cli.flags import EngineFlags, MediaFlags, ServerFlags
+from saccade.cli.flags import EngineFlags
 from saccade.cli.main import run
 from saccade.cli.vllm_flags import FLAGS, Support, VllmFlag, explanation, find, take_out
+from saccade.config import flags_of
+from saccade.gateway.config import MediaSettings, ServerSettings
 
-OURS = {
-    f"--{field.name.replace('_', '-')}"
-    for flags in (ServerFlags, EngineFlags, MediaFlags)
-    for field in dataclasses.fields(flags)
-} | {"--log-level", "--config", "--model", "--shutdown-timeout"}
+OURS = {name for flags in (ServerSettings(), EngineFlags(), MediaSettings()) for name, _, _ in flags_of(flags)} | {
+    "--log-level",
+    "--config",
+    "--model",
+    "--shutdown-timeout",
+}
 BY_SUPPORT = {support: [flag for flag in FLAGS if flag.support is support] for support in Support}
 
 

@@ -18,7 +18,8 @@ from subjects import SUBJECTS, Sides
 
 from saccade import models
 from saccade.errors import ImageTooLarge
-from saccade.gateway.images.decode_pool.pool import DecodePool, DecodePoolConfig
+from saccade.gateway.config import MediaSettings
+from saccade.gateway.images.decode_pool.pool import DecodePool
 from saccade.media.decode import decode
 from saccade.media.header import ImageLimits, read_header
 from saccade.protocol.media import ImageLayout
@@ -199,7 +200,7 @@ def test_twelve_megapixels(name: str, sides: Both) -> None:  # A2
 async def test_through_the_decode_pool(sides: Both) -> None:
     """The same pixels come out of the processes that make them in service."""
     both = sides("qwen3_vl")
-    pool = DecodePool(DecodePoolConfig(num_processes=1))
+    pool = DecodePool(MediaSettings(num_decode_processes=1))
     await pool.start()
     try:
         for name, encoded in CORPUS.items():

@@ -8,9 +8,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from saccade.cli.gateway import WorkerFlags
 from saccade.cli.main import make_app
 from saccade.gateway.app import HOST
+from saccade.gateway.config import SourceConfig
 from saccade.gateway.workers.sources import check_dns_url
 from saccade.transport.credentials import TOO_OPEN
 
@@ -73,7 +73,7 @@ def test_flags_are_ours_and_fit_the_pod(name: str) -> None:
     (port,) = one["ports"]
     group = given.get("access") or given["server"]
     assert (group.host, group.port) == ("0.0.0.0", port["containerPort"])
-    drain_seconds = given["shutdown_timeout"]
+    drain_seconds = given["shutdown_timeout" if "access" in given else "shutdown_timeout_seconds"]
     pause_seconds = one["lifecycle"]["preStop"]["sleep"]["seconds"]
     assert spec["terminationGracePeriodSeconds"] > drain_seconds + pause_seconds
     token = given["worker_token_file"]
@@ -95,7 +95,7 @@ def test_shared_memory_is_as_large_as_the_flag_says() -> None:
 
 
 def test_the_gateway_finds_the_workers() -> None:
-    (url,) = arguments("saccade-gateway")["worker_dns"]
+    (url,) = arguments("saccade-gateway")["sources"].dns
     check_dns_url(url)
     service = MANIFESTS["Service", re.sub(r"^grpc://|:\d+$", "", url)]["spec"]
     assert service["clusterIP"] == "None"  # headless: the name leads to the pods, not to one address before them
@@ -106,7 +106,7 @@ def test_the_gateway_finds_the_workers() -> None:
     # Worker and gateway have the same secret, and the gateway drops a worker before that stops.
     secrets = {volume(name, "token")["secret"]["secretName"] for name in DEPLOYMENTS}
     assert len(secrets) == 1
-    assert WorkerFlags().worker_drain_timeout >= arguments("saccade-worker")["shutdown_timeout"]
+    assert SourceConfig().drain_seconds >= arguments("saccade-worker")["shutdown_timeout"]
 
 
 @pytest.mark.parametrize("kind", ["Service", "Deployment", "NetworkPolicy", "PodDisruptionBudget"])

@@ -23,9 +23,9 @@ from streams import ScriptedStream
 
 from saccade.errors import RequestError
 from saccade.gateway import app
-from saccade.gateway.config import GatewayConfig
+from saccade.gateway.config import ConnectionLimits, GatewayConfig
 from saccade.gateway.images.decode_pool.pool import DecodePool
-from saccade.gateway.server.connection import ConnectionLimits, Connections
+from saccade.gateway.server.connection import Connections
 from saccade.gateway.workers.pool import WorkerPool
 from saccade.log_writer import LineWriter, LogOutput
 from saccade.models.files import read_model_files
@@ -244,7 +244,7 @@ def _running(folder: Path, config: GatewayConfig, described: bool, log: LogOutpu
 
     async def serve() -> None:
         with decode_servers.shared():
-            pool = DecodePool(config.media)
+            pool = DecodePool(config)
         await pool.start()
         fleet = WorkerPool((), pool.release)
         worker = ScriptedWorker(describe(folder) if described else None, pool, ready=described)

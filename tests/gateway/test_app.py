@@ -343,7 +343,7 @@ def test_drain_finishes_what_runs_and_refuses_the_rest(tiny_qwen3_vl: Path) -> N
         running.start()
         until(lambda: len(gateway.worker.requests) == 1)
         gateway.server.handle_exit(signal.SIGTERM, None)
-        until(lambda: gateway.application.admission.draining)
+        until(lambda: gateway.application.limits.admission.draining)
         for answer in (gateway.ask("GET", "/ready"), gateway.chat()):
             assert (answer.status, answer.json["error"]["code"]) == (503, "draining")
         assert gateway.ask("GET", "/live").status == 200

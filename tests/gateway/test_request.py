@@ -19,11 +19,9 @@ from tables import table
 from waiting import wait_until
 
 from saccade.errors import WorkerFailed
-from saccade.gateway.config import GatewayConfig
-from saccade.gateway.request import Request
-from saccade.gateway.server.connection import ConnectionLimits
+from saccade.gateway.config import ConnectionLimits, DispatchLimits, GatewayConfig
+from saccade.gateway.request import Limits, Request
 from saccade.gateway.tenants.account import EVERYBODY, Account
-from saccade.gateway.workers.settings import DispatchLimits
 from saccade.media.fetch import FetchConfig
 from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest
@@ -121,7 +119,7 @@ def held(
     """The connection of a request that waits at *stage*; at the end nothing of it is left."""
     config = replace(
         config,
-        image_cache_bytes=0,
+        mm_processor_cache_gb=0,
         fetch=replace(config.fetch, allowed_networks=("127.0.0.1/32",)),
         dispatch=replace(config.dispatch, lone_worker_queue=0),
     )
@@ -134,7 +132,7 @@ def held(
             getattr(Stage(gateway, web, list(waiting)), stage)(connection),
         ):
             yield connection
-        limits, router = gateway.application.limits, gateway.application.listener.router
+        limits, router = gateway.application.limits, gateway.application.routing.listener.router
         wait_until(lambda: (limits.admission.num_requests, limits.memory.num_bytes, limits.pixels.weight) == (0, 0, 0))
         assert gateway.metric("saccade_router_queue_pending_requests") == 0
         assert not any(work.num_requests for work in router.work.values())
@@ -214,7 +212,7 @@ def test_worker_fails(tiny_qwen3_vl: Path, stage: str) -> None:
 
 async def test_a_request_without_images_does_not_wait_for_pixels() -> None:
     config = GatewayConfig()
-    with Request.begin(config.limits(), Account(EVERYBODY), client=None) as request:
+    with Request.begin(Limits.of(config), Account(EVERYBODY), client=None) as request:
         with await request.pixels(2 * config.max_pixel_bytes), await asyncio.wait_for(request.pixels(0), 30):
             assert request.limits.pixels.weight == 2 * config.max_pixel_bytes
         assert request.limits.pixels.weight == 0

@@ -12,8 +12,7 @@ from chats import data_url, random_image
 from waiting import wait_until
 
 from saccade.errors import InvalidValue, QueueFull, WorkerFailed, WorkerUnavailable
-from saccade.gateway.config import GatewayConfig
-from saccade.gateway.workers.settings import DispatchLimits
+from saccade.gateway.config import DispatchLimits, GatewayConfig
 from saccade.protocol.output import TokenDelta
 
 CONTENT = [
@@ -28,7 +27,7 @@ def gateway_of(
 ) -> Iterator[tuple[scripted.Gateway, list[scripted.ScriptedWorker]]]:
     """A gateway and its workers, which get requests in turn and answer two tokens."""
     config = GatewayConfig(
-        routing_policy="round_robin", dispatch=DispatchLimits(max_retries=max_retries), image_cache_bytes=0
+        routing_policy="round_robin", dispatch=DispatchLimits(max_retries=max_retries), mm_processor_cache_gb=0
     )
     with scripted.running(folder, config) as gateway:
         gateway.answer_two_tokens()
@@ -44,7 +43,7 @@ def gateway_of(
 
 
 def booked(gateway: scripted.Gateway) -> int:
-    return sum(work.num_requests for work in gateway.application.listener.router.work.values())
+    return sum(work.num_requests for work in gateway.application.routing.listener.router.work.values())
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -138,5 +137,5 @@ def test_images_are_kept_for_another_worker_until_the_first_token(tiny_qwen3_vl:
             wait_until(lambda: first.requests)
             assert gateway.application.limits.memory.num_bytes > 0
             wait_until(lambda: gateway.application.limits.memory.num_bytes == 0)
-            assert gateway.application.admission.num_requests == 1
+            assert gateway.application.limits.admission.num_requests == 1
             assert asked.result().status == 200

@@ -12,7 +12,8 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from saccade import config
-from saccade.cli.flags import ENGINE_FLAGS, Count, EngineFlags, LogLevel
+from saccade.cli.flags import ENGINE_FLAGS, EngineFlags, LogLevel
+from saccade.config import Count
 from saccade.errors import StartupError
 from saccade.telemetry import configure_logging
 from saccade.transport.credentials import read_token
@@ -111,7 +112,7 @@ def _arguments(
         "--no-summary",
         "--log-level",
         log_level,
-        *config.to_arguments(engine, secret=("served_model_name", "trust_remote_code")),
+        *config.to_arguments(engine, secret=("--served-model-name", "--trust-remote-code")),
     )
 
 

@@ -1,42 +1,27 @@
 """`saccade gateway`: an HTTP server for workers that run elsewhere."""
 
-import dataclasses
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import uvloop
 from cyclopts import Group, Parameter
-from cyclopts.validators import Number
 
 from saccade import config as settings
 from saccade.cli import gateway_group
-from saccade.cli.flags import (
-    DEFAULTS,
-    MEDIA_FLAGS,
-    SERVER_FLAGS,
-    LogLevel,
-    Many,
-    MediaFlags,
-    Seconds,
-    ServerFlags,
-    default_name,
-    gateway_config,
-)
+from saccade.cli.flags import MEDIA, SERVER, LogLevel, check_keys_file, default_name
 from saccade.cli.gateway_group import MEMBER_FLAGS, MemberFlags
+from saccade.config import Many
 from saccade.errors import StartupError
 from saccade.gateway import app
-from saccade.gateway.config import GatewayConfig
+from saccade.gateway.config import GatewayConfig, MediaSettings, RoutingSettings, ServerSettings, SourceConfig
 from saccade.gateway.processes import indexer
 from saccade.gateway.served_models.model_probe import ModelProbe
 from saccade.gateway.workers.connectors import check_url
 from saccade.gateway.workers.pool import WorkerPool
-from saccade.gateway.workers.settings import DispatchLimits, SourceConfig
 from saccade.gateway.workers.sources import check_dns_url
 from saccade.models.files import read_model_files
 from saccade.protocol.description import ModelFiles
-from saccade.routing.policy import Policy
 from saccade.supervisor.checkpoint import resolve_model
 from saccade.telemetry import configure_logging
 from saccade.transport.connectors import vllm_http
@@ -57,25 +42,12 @@ class WorkerFlags:
     "The gateway's certificate for workers that require one, PEM."
     worker_tls_key: Path | None = None
     "The key of --worker-tls-cert, PEM."
-
-    workers_file: Path | None = None
-    "A file of further workers, one URL a line, # for comments; it is watched while the gateway runs."
-    worker_dns: Many = ()
-    "A worker at every address of a name, such as grpc://workers.internal:9000; may be given many times."
-    worker_drain_timeout: Seconds = DEFAULTS.worker_sources.drain_seconds
-    "Seconds that the requests of a worker that is removed get to finish."
-
-    def sources(self) -> SourceConfig:
-        """Return where workers come from beside --worker-url. Raises StartupError."""
-        for url in self.worker_dns:
-            check_dns_url(url)
-        file = None if self.workers_file is None else self.workers_file.expanduser().absolute()
-        return SourceConfig(file, self.worker_dns, self.worker_drain_timeout)
+    sources: SourceConfig = SourceConfig()
 
     def credentials(self, urls: tuple[str, ...]) -> WorkerCredentials:
         """Return the credentials. Raises StartupError if a file is wrong, or if no worker can use the TLS flags."""
         tls = (self.worker_tls_ca, self.worker_tls_cert, self.worker_tls_key)
-        is_fixed = bool(urls) and self.workers_file is None
+        is_fixed = bool(urls) and self.sources.file is None
         if any(tls) and is_fixed and not any(url.startswith((TLS_SCHEME, vllm_http.TLS_SCHEME)) for url in urls):
             raise StartupError(
                 "--worker-tls-... needs a worker with TLS: pass --worker-url as grpcs://HOST:PORT or vllms://HOST:PORT."
@@ -90,57 +62,17 @@ class WorkerFlags:
 WORKER_FLAGS = WorkerFlags()
 
 
-@Parameter(name="*", group=Group("Routing", sort_key=2))
-@dataclass(frozen=True)
-class RoutingFlags:
-    """How a worker is chosen where several serve a model, and what happens where one is busy or fails."""
-
-    routing_policy: Policy = DEFAULTS.routing_policy
-    "How a worker is chosen; auto is cost where it is known or assumed what a worker's caches hold, else least_load."
-    routing_temperature: Annotated[float, Parameter(validator=Number(gte=0))] = DEFAULTS.routing_temperature
-    "0 takes the worker of the least cost; over 0 one is drawn, and dearer workers are drawn more often as it grows."
-    routing_index_bytes: Annotated[int, Parameter(validator=Number(gte=0))] = DEFAULTS.routing_index_bytes
-    "Bytes of memory for what the workers' caches hold, about 160 for each KV block of the fleet; 0 follows no cache."
-    routing_assumptions: bool = DEFAULTS.assumes_holdings
-    "Take a worker that does not report its caches to hold what was sent there in the last 120 seconds."
-    routing_retries: Annotated[int, Parameter(validator=Number(gte=0))] = DEFAULTS.dispatch.max_retries
-    "Times that a request is sent to another worker where one fails before the first token."
-    max_worker_queue: Annotated[int, Parameter(validator=Number(gte=0))] = DEFAULTS.dispatch.worker_queue
-    "Requests that a worker gets beyond its --max-num-seqs; more wait in the gateway until any worker is free."
-    max_waiting_requests: Annotated[int, Parameter(validator=Number(gte=0))] = DEFAULTS.dispatch.max_waiting
-    "Requests that wait so; more get 429."
-    max_waiting_seconds: Seconds = DEFAULTS.dispatch.wait_seconds
-    "Seconds that a request waits so before it gets 429."
-    assume_same_release: Many = ()
-    "A model whose workers share its work although they tell of different releases. May be given many times."
-
-    def applied(self, config: GatewayConfig) -> GatewayConfig:
-        """Return *config* with these settings."""
-        dispatch = DispatchLimits(
-            self.max_worker_queue, self.max_waiting_requests, self.max_waiting_seconds, self.routing_retries
-        )
-        return dataclasses.replace(
-            config,
-            routing_policy=self.routing_policy,
-            routing_temperature=self.routing_temperature,
-            routing_index_bytes=self.routing_index_bytes,
-            assumes_holdings=self.routing_assumptions,
-            dispatch=dispatch,
-            assumed_releases=self.assume_same_release,
-        )
-
-
-ROUTING_FLAGS = RoutingFlags()
+ROUTING = RoutingSettings()
 
 
 def gateway(
     *,
     worker_url: Many = (),
     workers: WorkerFlags = WORKER_FLAGS,
-    routing: RoutingFlags = ROUTING_FLAGS,
+    routing: RoutingSettings = ROUTING,
     model: Many = (),
-    server: ServerFlags = SERVER_FLAGS,
-    media: MediaFlags = MEDIA_FLAGS,
+    server: ServerSettings = SERVER,
+    media: MediaSettings = MEDIA,
     log_level: LogLevel = "INFO",
     group: MemberFlags = MEMBER_FLAGS,
 ) -> int:
@@ -159,7 +91,9 @@ def gateway(
     log_level
         The least level that is logged.
     """
-    sources = workers.sources()
+    sources = workers.sources
+    for url in sources.dns:
+        check_dns_url(url)
     if not (worker_url or sources or server.admin_port):
         raise StartupError(
             "A gateway needs a --worker-url such as grpc://HOST:PORT, or --workers-file, --worker-dns or --admin-port."
@@ -168,7 +102,7 @@ def gateway(
         raise StartupError("--gateway-processes over 1 needs a --worker-url, or --workers-file or --worker-dns.")
     for url in worker_url:
         check_url(url)
-    server.check_keys_file()
+    check_keys_file(server)
     credentials = workers.credentials(worker_url)
     logs = configure_logging(logging.getLevelNamesMapping()[log_level])
     models = dict(map(_given, model))
@@ -177,17 +111,19 @@ def gateway(
         arguments += [word for one in model for word in ("--model", one)]
         arguments += [word for flags in (workers, routing, media) for word in settings.to_arguments(flags)]
         arguments += ["--log-level", log_level]
-        return gateway_group.run(server, arguments, server.shutdown_timeout + gateway_group.STOP_SECONDS)
+        return gateway_group.run(server, arguments, server.shutdown_timeout_seconds + gateway_group.STOP_SECONDS)
     member = group.member()
     if member is not None and group.is_indexer:
         uvloop.run(
             indexer.serve(_fleet(credentials, models), member.indexer, worker_url, sources, routing.routing_index_bytes)
         )
         return 0
-    config = dataclasses.replace(
-        gateway_config(server, media, worker_url), worker_credentials=credentials, worker_sources=sources
+    config = GatewayConfig(
+        **(vars(server) | vars(media) | vars(routing)),
+        worker_urls=worker_url,
+        worker_credentials=credentials,
+        worker_sources=sources,
     )
-    config = routing.applied(config)
     uvloop.run(app.serve(config if member is None else config.shared(member), models, logs))
     return 0
 

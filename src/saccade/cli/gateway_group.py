@@ -15,11 +15,11 @@ from cyclopts import Parameter
 
 from saccade import config
 from saccade.cli import exit_codes
-from saccade.cli.flags import SECRET, ServerFlags
+from saccade.cli.flags import SECRET
 from saccade.errors import StartupError
 from saccade.gateway.apis.admin import HOST
 from saccade.gateway.app import reserve
-from saccade.gateway.processes.siblings import INDEXER, Member
+from saccade.gateway.config import INDEXER, Member, ServerSettings
 from saccade.supervisor.tree import ChildSpec, Tree, answers_ready, until
 
 PROGRAM = (sys.executable, "-m", "saccade.cli.main", "gateway")
@@ -55,7 +55,7 @@ class MemberFlags:
 MEMBER_FLAGS = MemberFlags()
 
 
-def run(server: ServerFlags, arguments: list[str], stop_seconds: float) -> int:
+def run(server: ServerSettings, arguments: list[str], stop_seconds: float) -> int:
     """Run the processes until a signal; return the exit code. Raises StartupError.
 
     *arguments* are the flags of each of them, but for those of *server*. Each gets *stop_seconds* to end.
@@ -70,7 +70,7 @@ def run(server: ServerFlags, arguments: list[str], stop_seconds: float) -> int:
 
 
 @contextlib.contextmanager
-def reserved(server: ServerFlags) -> Iterator[None]:
+def reserved(server: ServerSettings) -> Iterator[None]:
     """Keep the ports for the processes, so that a port that is taken is one error. Raises StartupError."""
     with contextlib.ExitStack() as holders:
         holders.enter_context(reserve(server.host, server.port))
@@ -79,7 +79,9 @@ def reserved(server: ServerFlags) -> Iterator[None]:
         yield
 
 
-def child_specs(server: ServerFlags, arguments: list[str], folder: Path, stop_seconds: float) -> tuple[ChildSpec, ...]:
+def child_specs(
+    server: ServerSettings, arguments: list[str], folder: Path, stop_seconds: float
+) -> tuple[ChildSpec, ...]:
     """Return the gateway processes, which drain at the same time, and the indexer, which ends after them."""
     own = dataclasses.replace(server, gateway_processes=1)
     environment = config.without_settings(os.environ) | config.to_environment(server, SECRET)

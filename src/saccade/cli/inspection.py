@@ -12,9 +12,9 @@ from saccade.gateway.chat import ChatMessage, ChatRequest, ContentPart, ImageUrl
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.images.collect import EncodedImage
 from saccade.gateway.images.decode_pool.pool import DecodePool
-from saccade.gateway.preparation import Preparation
-from saccade.gateway.prompt.draft import Draft
-from saccade.gateway.request import Request
+from saccade.gateway.images.media import Media
+from saccade.gateway.prompt.draft import Draft, PromptDrafter
+from saccade.gateway.request import Limits, Request
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.gateway.tenants.account import EVERYBODY, Account
 from saccade.media.decode import decode
@@ -39,17 +39,18 @@ class Stopwatch:
 async def draft_of(served: ServedModel, encoded: list[bytes], question: str) -> tuple[list[EncodedImage], Draft]:
     """Return images and prompt of one message: the images, then the question. Raises RequestError."""
     config = GatewayConfig(media_limits=MediaLimits(images=len(encoded)))
-    limits = config.limits()
-    preparation = Preparation(config, DecodePool(config.media), limits.admission, Metrics())
+    limits, metrics = Limits.of(config), Metrics()
+    media = Media(config, DecodePool(config), limits.admission, metrics)
+    prompts = PromptDrafter(config.media_limits, metrics, media.threads)
     urls = [f"data:image;base64,{pybase64.b64encode(content).decode()}" for content in encoded]
     parts = [ContentPart(type="image_url", image_url=ImageUrl(url=url)) for url in urls]
     asked = ChatMessage("user", [*parts, ContentPart(type="text", text=question)])
     request = ChatRequest(model=served.name, messages=[asked])
-    chat = preparation.prompts.read(served, request)
+    chat = prompts.read(served, request)
     with Request.begin(limits, Account(EVERYBODY), client=None) as call:
-        images = await preparation.images.collect(call, served, chat.images, salt=b"")
+        images = await media.images.collect(call, served, chat.images, salt=b"")
     layouts = [image.layout for image in images]
-    return images, await preparation.prompts.draft(served, request, chat, layouts)
+    return images, await prompts.draft(served, request, chat, layouts)
 
 
 def resized(image: EncodedImage, served: ServedModel, watch: Stopwatch) -> npt.NDArray[np.uint8]:

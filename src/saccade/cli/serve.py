@@ -16,17 +16,17 @@ from saccade.cli import exit_codes
 from saccade.cli.bundled import bundled
 from saccade.cli.flags import (
     ENGINE_FLAGS,
-    MEDIA_FLAGS,
+    MEDIA,
     SECRET,
-    SERVER_FLAGS,
+    SERVER,
     EngineFlags,
     LogLevel,
-    MediaFlags,
-    ServerFlags,
+    check_keys_file,
     served_names,
 )
 from saccade.cli.screen import curl, show_summary, warn_of_remote_code, warn_of_unused_cuda
 from saccade.errors import StartupError
+from saccade.gateway.config import MediaSettings, ServerSettings
 from saccade.gateway.served_models.model_probe import ModelProbe
 from saccade.models.files import read_model_files
 from saccade.supervisor.checkpoint import resolve_model
@@ -42,9 +42,9 @@ PROGRAM = (sys.executable, "-m", "saccade.cli.main")
 def serve(
     model: str | None = None,
     *,
-    server: ServerFlags = SERVER_FLAGS,
+    server: ServerSettings = SERVER,
     engine: EngineFlags = ENGINE_FLAGS,
-    media: MediaFlags = MEDIA_FLAGS,
+    media: MediaSettings = MEDIA,
     log_level: LogLevel = "WARNING",
     summary: Annotated[bool, Parameter(show=False)] = True,
 ) -> int:
@@ -61,7 +61,7 @@ def serve(
     if engine.trust_remote_code:
         warn_of_remote_code(console)
     warn_of_unused_cuda(console)
-    server.check_keys_file()
+    check_keys_file(server)
     folder = resolve_model(str(bundled("model")) if model is None else model)
     names = served_names(model, folder, engine) if model is not None else _bundled_names(engine)
     # The worker reports errors in weights. Errors in files that only the gateway reads would be in the log only.
@@ -69,7 +69,7 @@ def serve(
     shared_memory.sweep()
     with tempfile.TemporaryDirectory(prefix="saccade-") as private:  # made with mode 0700
         socket = Path(private) / "worker.sock"
-        worker = _worker(folder, socket, names, engine, log_level, server.shutdown_timeout)
+        worker = _worker(folder, socket, names, engine, log_level, server.shutdown_timeout_seconds)
         specs = (_gateway(socket, server, media, log_level), worker)
         configure_logging(logging.getLevelNamesMapping()[log_level])
         return asyncio.run(_run(specs, socket, server, console if summary else None))
@@ -86,7 +86,7 @@ def _bundled_names(engine: EngineFlags) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names)) or (BUNDLED_NAME,)
 
 
-def _gateway(socket: Path, server: ServerFlags, media: MediaFlags, log_level: str) -> ChildSpec:
+def _gateway(socket: Path, server: ServerSettings, media: MediaSettings, log_level: str) -> ChildSpec:
     return ChildSpec(
         name="gateway",
         command=(
@@ -101,7 +101,7 @@ def _gateway(socket: Path, server: ServerFlags, media: MediaFlags, log_level: st
         ),
         environment=config.without_settings(os.environ) | config.to_environment(server, SECRET),
         # Several gateway processes end one after the other only after their drain: processes, then their indexer.
-        stop_seconds=server.shutdown_timeout + 5.0 * (1 if server.gateway_processes == 1 else 4),
+        stop_seconds=server.shutdown_timeout_seconds + 5.0 * (1 if server.gateway_processes == 1 else 4),
         error_codes=exit_codes.TOLD,
     )
 
@@ -109,7 +109,7 @@ def _gateway(socket: Path, server: ServerFlags, media: MediaFlags, log_level: st
 def _worker(
     folder: Path, socket: Path, names: tuple[str, ...], engine: EngineFlags, log_level: str, shutdown_timeout: float
 ) -> ChildSpec:
-    flags = config.to_arguments(engine, secret=("served_model_name", "trust_remote_code"))
+    flags = config.to_arguments(engine, secret=("--served-model-name", "--trust-remote-code"))
     return ChildSpec(
         name="worker",
         command=(
@@ -133,7 +133,7 @@ def _worker(
     )
 
 
-async def _run(specs: tuple[ChildSpec, ...], socket: Path, server: ServerFlags, console: Console | None) -> int:
+async def _run(specs: tuple[ChildSpec, ...], socket: Path, server: ServerSettings, console: Console | None) -> int:
     async def until_ready() -> None:
         worker = WorkerClient(f"unix:{socket}")
         await worker.start()
@@ -146,7 +146,7 @@ async def _run(specs: tuple[ChildSpec, ...], socket: Path, server: ServerFlags, 
                     _url(_reachable(server.host), server.port),
                     worker.description.model,
                     image,
-                    bool(server.api_key or server.api_keys_file),
+                    bool(server.api_keys or server.api_keys_file),
                 )
                 show_summary(console, worker.description, _url(server.host, server.port), command)
         finally:

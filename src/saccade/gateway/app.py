@@ -18,11 +18,11 @@ from starlette.types import ASGIApp
 from saccade.errors import StartupError
 from saccade.gateway.apis.admin import HOST, Admin, Controls
 from saccade.gateway.application import Application
-from saccade.gateway.config import GatewayConfig
+from saccade.gateway.config import ConnectionLimits, GatewayConfig
 from saccade.gateway.images.decode_pool.pool import DecodePool
 from saccade.gateway.process_memory import give_back_large_blocks
 from saccade.gateway.server.access_log import AccessLog, LogMetrics, access_log
-from saccade.gateway.server.connection import ConnectionLimits, Connections, allow_descriptors
+from saccade.gateway.server.connection import Connections, allow_descriptors
 from saccade.gateway.workers.pool import WorkerPool
 from saccade.gateway.workers.sources import find_workers
 from saccade.log_writer import LogOutput
@@ -87,15 +87,15 @@ async def serve(
     listeners = None if config.member is not None else _listeners(config)
     gc.set_threshold(*COLLECTOR_THRESHOLDS)
     give_back_large_blocks()
-    pool = DecodePool(config.media)
+    pool = DecodePool(config)
     await pool.start()
     discard = partial(pool.release, reusable=False)
-    fleet = WorkerPool((), pool.release, discard, models, config.worker_credentials, config.assumed_releases)
+    fleet = WorkerPool((), pool.release, discard, models, config.worker_credentials, config.assume_same_release)
     app = create_app(config, fleet, pool, models, logs)
     lag = lasting_task.begin(app.metrics.watch_event_loop, "event loop lag")
     try:
         await app.start()
-        await find_workers(app.members, config.worker_urls, config.worker_sources)
+        await find_workers(app.routing.members, config.worker_urls, config.worker_sources)
         if listeners is None:
             await _until_settled(app)
         listener, admin_listener = listeners or _listeners(config)
@@ -107,7 +107,7 @@ async def serve(
                 raise app.model_registry.unservable.result()
     finally:
         lag.cancel()
-        await app.members.close()
+        await app.routing.members.close()
         await fleet.close()
         await app.close()
         await pool.close()
@@ -183,8 +183,8 @@ async def administered(
     if listener is None:
         yield
         return
-    controls = Controls(app.preview, app.forget_media, app.tenants)
-    admin = Admin(keys, app.members, app.listener, controls, app.metrics, log, app.siblings)
+    controls = Controls(app.preview, app.media.forget, app.tenants)
+    admin = Admin(keys, app.routing.members, app.routing.listener, controls, app.metrics, log, app.siblings)
     server = _AdminServer(_settings(admin, Connections(ADMIN_CONNECTIONS)))
     serving = lasting_task.begin(lambda: server.serve([listener]), "admin port")
     try:
@@ -223,8 +223,8 @@ class DrainingServer(uvicorn.Server):
     def __init__(self, app: Application, config: GatewayConfig) -> None:
         num_connections = allow_descriptors(config.connections.max_connections)
         limits = dataclasses.replace(config.connections, max_connections=num_connections)
-        super().__init__(_settings(app.asgi, Connections(limits, app.proxies.is_trusted)))
-        self._admission = app.admission
+        super().__init__(_settings(app.asgi, Connections(limits, app.bodies.proxies.is_trusted)))
+        self._admission = app.limits.admission
         self._shutdown_timeout_seconds = config.shutdown_timeout_seconds
         self._loop = asyncio.get_running_loop()
         self._draining: asyncio.Task[None] | None = None

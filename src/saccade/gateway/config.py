@@ -1,122 +1,328 @@
-"""GatewayConfig: the settings of a gateway."""
+"""The settings of a gateway, each with its flag, its default and its help; the rooms of the gateway read them here."""
 
 import dataclasses
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, Any
 
-from saccade.fair_queue import FairQueue
-from saccade.gateway.images.decode_pool.pool import DecodePoolConfig
-from saccade.gateway.limits import Admission, ByteBudget
+import msgspec
+from cyclopts import Group, Parameter, Token
+
+from saccade.config import FLAT, GIB, NO_FLAG, Count, LocalPath, Many, NotNegative, Port, Seconds, Size, Switch
+from saccade.errors import StartupError
 from saccade.gateway.process_memory import default_request_memory_bytes
-from saccade.gateway.processes.siblings import Member
-from saccade.gateway.request import Limits
-from saccade.gateway.served_models.tool_call_tokens import DECLARED, Parsers
-from saccade.gateway.server.connection import ConnectionLimits
-from saccade.gateway.workers.settings import DEFAULT_LIMITS, INDEX_BYTES, DispatchLimits, SourceConfig
 from saccade.media.fetch import FetchConfig
 from saccade.media.header import ImageLimits, MediaLimits
+from saccade.media.video_header import VideoLimits
+from saccade.models.family import ReasoningParser, ToolParser
 from saccade.routing.policy import Policy
 from saccade.transport.credentials import NO_CREDENTIALS, WorkerCredentials
 
-POOL = DecodePoolConfig()
-
-PIXELS_WAIT_SECONDS = 10.0
-"""How long a request waits for room for its pixels."""
-
 LONE_WORKER_QUEUE = 8
-"""Requests that a worker which is alone gets beyond those that it computes, where tenants wait in turn: enough that it
+"""Requests that a worker which is alone gets beyond those that it computes, if tenants wait in turn: enough that it
 has something to begin with, and few, because its own queue knows no tenants."""
+
+DEFAULT_PROCESSES = min(4, len(os.sched_getaffinity(0)))
+DEFAULT_REQUEST_MEMORY = default_request_memory_bytes()
+INDEXER = "indexer"
+NumMedia = Annotated[int, msgspec.Meta(ge=0)]
+
+
+def _origins(_: Any, tokens: Sequence[Token]) -> tuple[str, ...]:
+    """Return origins that are given one by one, or as a JSON list, as in vLLM."""
+    # cyclopts splits environment variables at spaces, so a JSON list arrives in pieces.
+    written = " ".join(token.value for token in tokens)
+    if not written.startswith("["):
+        return tuple(token.value for token in tokens)
+    try:
+        return msgspec.json.decode(written, type=tuple[str, ...])
+    except msgspec.MsgspecError as error:
+        raise ValueError('must be an origin such as https://chat.example, or a JSON list of them: ["*"]') from error
+
+
+class _WrittenLimits(msgspec.Struct, forbid_unknown_fields=True):
+    """Limits as vLLM writes them. Audio is not served, so its limit can only be 0."""
+
+    image: NumMedia = MediaLimits.images
+    video: NumMedia = MediaLimits.videos
+    audio: Annotated[int, msgspec.Meta(ge=0, le=0)] = 0
+
+
+def _media_limits(_: Any, tokens: list[Token]) -> MediaLimits:
+    try:
+        limits = msgspec.json.decode(tokens[0].value, type=_WrittenLimits)
+    except msgspec.MsgspecError as error:
+        raise ValueError(
+            'must be JSON such as {"image": 4, "video": 1}: whole numbers of "image" and "video"; other media are '
+            "not served"
+        ) from error
+    return MediaLimits(limits.image, limits.video)
+
+
+@FLAT
+@dataclass(frozen=True)
+class ConnectionLimits:
+    """Limits of connections, checked every *sweep_seconds*.
+
+    One connection more than *max_connections* takes the place of the oldest without a request, if there is one.
+    """
+
+    max_connections: Count = 2048
+    "Connections open at a time."
+    max_per_address: Annotated[Count, Parameter(name="--max-connections-per-address")] = 512
+    "Connections open at a time from one address (IPv6: one /64) that have not sent a valid API key."
+    head_seconds: Annotated[float, NO_FLAG] = 10.0
+    "From the first byte of a request, or the opening of the connection, to the end of the request's head."
+    body_grace_seconds: Annotated[float, NO_FLAG] = 5.0
+    "While the server reads a body, its client sends *body_bytes_per_second* on average after this time."
+    body_bytes_per_second: Annotated[float, NO_FLAG] = 240.0
+    body_seconds: Annotated[float, NO_FLAG] = 300.0
+    "A body arrives in this time."
+    unread_seconds: Annotated[float, NO_FLAG] = 60.0
+    "An answer of which the client takes nothing for so long is dropped."
+    drain_bytes: Annotated[int, NO_FLAG] = 1 << 20
+    "Of a refused body, so much is read for *drain_seconds*, so that the client sees the refusal."
+    drain_seconds: Annotated[float, NO_FLAG] = 2.0
+    sweep_seconds: Annotated[float, NO_FLAG] = 1.0
+
+
+@Parameter(name="*", group=Group("Server", sort_key=1))
+@dataclass(frozen=True)
+class ServerSettings:
+    """Address, access and limits of the HTTP server."""
+
+    host: str = "127.0.0.1"
+    "Address to listen on; 0.0.0.0 makes the server reachable from the network."
+    port: Port = 8000
+    "Port to listen on."
+    gateway_processes: Count = 1
+    "Processes that share the port, and one more that keeps the index for them; limits are for all together."
+    api_keys: Annotated[Many, Parameter(name="--api-key")] = field(default=(), repr=False)
+    "A key for the API; may be given many times. Prefer SACCADE_API_KEY, which `ps` does not show."
+    api_keys_file: LocalPath | None = None
+    "A TOML file of tenants, their limits and hashed keys, watched while the gateway runs; see `saccade key`."
+    allowed_origins: Annotated[Many, Parameter(converter=_origins)] = ()
+    "An origin whose web pages may call the API, * for every one; may be given many times, or as a JSON list."
+    max_requests: Count = 256
+    "Requests served at a time; more get 429."
+    max_body_bytes: Count = 64 << 20
+    "The largest request body."
+    max_request_memory_bytes: Annotated[Count, Parameter(name="--max-request-memory")] = DEFAULT_REQUEST_MEMORY
+    "Bytes of request bodies and encoded images together; by default an eighth of the machine's memory."
+    connections: ConnectionLimits = ConnectionLimits()
+    trusted_proxies: Many = ()
+    "A network of proxies whose X-Forwarded-For is trusted, such as 10.1.0.0/16; may be given many times."
+    strict_parameters: Switch = False
+    "Refuse requests with unknown parameters; otherwise a response header and the log name them."
+    trusts_request_templates: Annotated[Switch, Parameter(name="--trust-request-chat-template")] = False
+    "Let requests bring chat templates, which are programs; each rendering is limited as the model's own is."
+    response_store_bytes: Size = 64 << 20
+    "Conversations of /v1/responses to keep for requests that continue them; 0 keeps none."
+    file_store_bytes: Size = 256 << 20
+    "Images uploaded to /v1/files to keep in memory; 0 keeps none."
+    file_store_seconds: Count = 24 * 3600
+    "Seconds that an uploaded image is kept at most."
+    shutdown_timeout_seconds: Annotated[NotNegative, Parameter(name="--shutdown-timeout")] = 30.0
+    "Seconds that running requests get to finish at shutdown."
+    allowed_hosts: Many = ()
+    "A Host name that a server without keys accepts, or *.suffix; may be given many times. IP addresses are accepted."
+    metrics_without_key: Switch = False
+    "Serve /metrics to clients without a key."
+    admin_port: Port | None = None
+    "A second port, on loopback, to see workers and empty caches; needs --admin-key."
+    admin_keys: Annotated[Many, Parameter(name="--admin-key")] = field(default=(), repr=False)
+    "A key for the admin port; may be given many times. Prefer SACCADE_ADMIN_KEY, which `ps` does not show."
+    tool_call_parser: ToolParser = "auto"
+    "The form of tool calls in answers; auto is what the model's family declares, none leaves calls in the content."
+    reasoning_parser: ReasoningParser = "auto"
+    "auto, or a name of vLLM's, reads reasoning between `<think>` and `</think>`; none leaves it in the content."
+    memory_wait_seconds: Annotated[float, NO_FLAG] = 5.0
+    "A request waits so long for its part of *max_request_memory_bytes*."
+    ping_interval_seconds: Annotated[float, NO_FLAG] = 15.0
+
+    @property
+    def max_tenant_requests(self) -> int:
+        """Requests of one tenant at a time; less than all places if there may be several tenants."""
+        are_several = len(self.api_keys) > 1 or self.api_keys_file is not None
+        return max(1, self.max_requests * 3 // 4) if are_several else self.max_requests
+
+    def __post_init__(self) -> None:
+        """Raise StartupError for a malformed key, or a missing or shared admin key."""
+        for flag, keys in (("--api-key", self.api_keys), ("--admin-key", self.admin_keys)):
+            if any(key.split() != [key] for key in keys):
+                raise StartupError(f"An {flag} is empty or contains a space, so clients cannot send it in a header.")
+        if self.admin_port is not None and not self.admin_keys:
+            raise StartupError("--admin-port needs an --admin-key: pass one, or set SACCADE_ADMIN_KEY.")
+        if set(self.admin_keys) & set(self.api_keys):
+            raise StartupError("An --admin-key equals an --api-key; choose an admin key that no API client has.")
+
+
+@FLAT
+@dataclass(frozen=True)
+class DispatchLimits:
+    """How many requests workers get at a time, how many wait for them, and how often a request is sent again."""
+
+    max_retries: Annotated[Size, Parameter(name="--routing-retries")] = 1
+    "Times that a request is sent to another worker where one fails before the first token."
+    worker_queue: Annotated[Size, Parameter(name="--max-worker-queue")] = 64
+    "Requests that a worker gets beyond its --max-num-seqs; more wait in the gateway until any worker is free."
+    max_waiting: Annotated[Size, Parameter(name="--max-waiting-requests")] = 256
+    "Requests that wait so; more get 429."
+    wait_seconds: Annotated[Seconds, Parameter(name="--max-waiting-seconds")] = 30.0
+    "Seconds that a request waits so before it gets 429."
+    num_processes: Annotated[int, NO_FLAG] = 1
+    "Processes of the gateway, each of which sends a worker its part."
+    lone_worker_queue: Annotated[int | None, NO_FLAG] = None
+    "As *worker_queue*, for a worker that is alone; None if it gets everything."
+
+
+DEFAULT_LIMITS = DispatchLimits()
+
+
+@Parameter(name="*", group=Group("Routing", sort_key=2))
+@dataclass(frozen=True)
+class RoutingSettings:
+    """How a worker is chosen if several serve a model, and what happens if one is busy or fails."""
+
+    routing_policy: Policy = "auto"
+    "How a worker is chosen; auto is cost where it is known or assumed what a worker's caches hold, else least_load."
+    routing_temperature: NotNegative = 0.0
+    "0 takes the worker of the least cost; over 0 one is drawn, and dearer workers are drawn more often as it grows."
+    routing_index_bytes: Size = 512 << 20
+    "Bytes of memory for what the workers' caches hold, about 160 for each KV block of the fleet; 0 follows no cache."
+    routing_assumptions: bool = True
+    "Take a worker that does not report its caches to hold what was sent there in the last 120 seconds."
+    dispatch: DispatchLimits = DEFAULT_LIMITS
+    assume_same_release: Many = ()
+    "A model whose workers share its work although they tell of different releases. May be given many times."
+
+
+@Parameter(name="*", group=Group("Images", sort_key=3))
+@dataclass(frozen=True)
+class MediaSettings:
+    """Limits and caches of images."""
+
+    media_limits: Annotated[
+        MediaLimits,
+        Parameter(name="--limit-mm-per-prompt", converter=_media_limits, n_tokens=1, accepts_keys=False),
+    ] = MediaLimits()
+    "Images and videos per request, as JSON; a kind that is left out keeps its default."
+    max_image_pixels: Count = ImageLimits.max_pixels
+    "Pixels of the largest accepted image."
+    num_decode_processes: Annotated[Count, Parameter(name="--decode-processes")] = DEFAULT_PROCESSES
+    "Processes that decode images."
+    decode_timeout_seconds: Annotated[Seconds, Parameter(name="--decode-timeout")] = 10.0
+    "Seconds that decoding one image may take."
+    decode_memory_bytes: Count = GIB
+    "Bytes of memory that one decode process may use beyond its baseline."
+    shared_memory_bytes: Count = GIB
+    "Bytes of all pixel slots in /dev/shm together."
+    mm_processor_cache_gb: NotNegative = 0.5
+    "GiB of prepared images to keep in those slots; 0 keeps none."
+    url_cache_bytes: Size = 256 << 20
+    "Bytes of fetched images to keep, as long as their servers allow; 0 keeps none."
+    fetch: FetchConfig = FetchConfig()
+    video_timeout_seconds: Annotated[float, NO_FLAG] = 30.0
+    video_wait_seconds: Annotated[float, NO_FLAG] = 60.0
+    decode_in_flight_bytes: Annotated[int, NO_FLAG] = GIB
+    "Bytes that the images and videos in all decode processes may take together, as estimated from their headers."
+    video_limits: Annotated[VideoLimits, NO_FLAG] = VideoLimits()
+    pixels_timeout_seconds: Annotated[float, NO_FLAG] = 30.0
+    "For pixels that a worker was believed to hold and asks for after all."
+
+    @property
+    def image_limits(self) -> ImageLimits:
+        return ImageLimits(max_pixels=self.max_image_pixels)
+
+    @property
+    def image_cache_bytes(self) -> int:
+        """Bytes of patches that are kept in slots."""
+        return int(self.mm_processor_cache_gb * GIB)
+
+    @property
+    def max_pixel_bytes(self) -> int:
+        """Bound of all pixels at a time: the size of shared memory, and as much inline if it is full."""
+        return 2 * self.shared_memory_bytes
+
+
+@FLAT
+@dataclass(frozen=True)
+class SourceConfig:
+    """Where workers come from beside --worker-url."""
+
+    file: Annotated[LocalPath | None, Parameter(name="--workers-file")] = None
+    "A file of further workers, one URL a line, # for comments; it is watched while the gateway runs."
+    dns: Annotated[Many, Parameter(name="--worker-dns")] = ()
+    "A worker at every address of a name, such as grpc://workers.internal:9000; may be given many times."
+    drain_seconds: Annotated[Seconds, Parameter(name="--worker-drain-timeout")] = 300.0
+    "Seconds that the requests of a worker that is removed get to finish."
+
+    def __bool__(self) -> bool:
+        return self.file is not None or bool(self.dns)
 
 
 @dataclass(frozen=True)
-class GatewayConfig:
-    """Settings of one gateway process.
+class Member:
+    """Process *number* of *size* that share a port; the sockets of all lie in *folder*, their user's alone."""
 
-    *routing_policy* chooses among the workers of a model, at *routing_temperature* (see saccade.routing.policy);
-    what they report of their caches takes *routing_index_bytes*. With
-    *assumes_holdings*, a worker that reports nothing is taken to hold what was sent there lately. *dispatch* bounds
-    what workers get, what waits for them, and retries. Workers of a model in *assumed_releases* share its work whatever
-    they tell of it.
+    folder: Path
+    number: int
+    size: int
+
+    @property
+    def indexer(self) -> Path:
+        """The indexer's socket."""
+        return self.folder / f"{INDEXER}.sock"
+
+    @property
+    def own(self) -> Path:
+        """The socket of this process."""
+        return self._socket(self.number)
+
+    @property
+    def siblings(self) -> dict[str, Path]:
+        """The sockets of the other gateway processes, by name."""
+        return {str(number): self._socket(number) for number in range(self.size) if number != self.number}
+
+    def _socket(self, number: int) -> Path:
+        return self.folder / f"gateway-{number}.sock"
+
+    def part(self, whole: int) -> int:
+        """Return this process's part of a limit that all processes share, rounded up."""
+        return -(-whole // self.size)
+
+
+@dataclass(frozen=True)
+class GatewayConfig(ServerSettings, RoutingSettings, MediaSettings):
+    """All settings of one gateway process.
+
     *worker_urls* are `grpc://host:port`, `grpcs://host:port` or `unix:/path`; *worker_credentials* are sent to workers
-    over TCP; *worker_sources* are where further workers come from. Without *api_keys* and *api_keys_file* every client
-    is served that uses an IP address, a loopback name, *host* or one of *allowed_hosts*. *metrics_without_key* opens
-    /metrics although there are keys. *admin_port* is a second port on loopback, which needs one of *admin_keys*.
-    *media_limits* and *max_image_pixels* hold per request and per image. *max_requests* are served at a time; more
-    get 429. With *strict_parameters* an unknown parameter is refused rather than ignored with a warning; if it
-    *trusts_request_templates*, requests may bring chat templates. *parsers* choose what is read out of answers of
-    every model. *response_store_bytes* of conversations are kept for requests that continue them, 0 for none,
-    and *file_store_bytes* of uploaded files, each for *file_store_seconds* at most.
-    *shared_memory_bytes* bounds all pixel slots together; *decode_memory_bytes* what one decode process may add to
-    its baseline. *pixels_timeout_seconds* is for pixels that a worker was believed to hold and asks for after all.
-    *image_cache_bytes* of patches are kept in those slots, *url_cache_bytes* of fetched images. Bodies, and
-    images while they are encoded, take *max_request_memory_bytes* together; a request waits *memory_wait_seconds*
-    for its part. X-Forwarded-For of *trusted_proxies* is used.
-    With *member*, the process is one of several that share *port* and *admin_port*; see shared().
+    over TCP; *worker_sources* are where further workers come from. With *member*, the process is one of several that
+    share *port* and *admin_port*; see shared().
     """
 
-    host: str = "127.0.0.1"
-    port: int = 8000
     worker_urls: tuple[str, ...] = ()
     worker_credentials: WorkerCredentials = NO_CREDENTIALS
-    worker_sources: SourceConfig = field(default_factory=SourceConfig)
-    routing_policy: Policy = "auto"
-    routing_temperature: float = 0.0
-    routing_index_bytes: int = INDEX_BYTES
-    assumes_holdings: bool = True
-    dispatch: DispatchLimits = DEFAULT_LIMITS
-    assumed_releases: tuple[str, ...] = ()
-    api_keys: tuple[str, ...] = field(default=(), repr=False)
-    api_keys_file: Path | None = None
-    allowed_origins: tuple[str, ...] = ()
-    allowed_hosts: tuple[str, ...] = ()
-    metrics_without_key: bool = False
-    admin_port: int | None = None
-    admin_keys: tuple[str, ...] = field(default=(), repr=False)
-    media_limits: MediaLimits = field(default_factory=MediaLimits)
-    max_image_pixels: int = POOL.limits.max_pixels
-    max_requests: int = 256
-    max_body_bytes: int = 64 << 20
-    max_request_memory_bytes: int = field(default_factory=default_request_memory_bytes)
-    memory_wait_seconds: float = 5.0
-    connections: ConnectionLimits = field(default_factory=ConnectionLimits)
-    trusted_proxies: tuple[str, ...] = ()
-    strict_parameters: bool = False
-    trusts_request_templates: bool = False
-    response_store_bytes: int = 64 << 20
-    file_store_bytes: int = 256 << 20
-    file_store_seconds: int = 24 * 3600
-    parsers: Parsers = DECLARED
-    shutdown_timeout_seconds: float = 30.0
-    ping_interval_seconds: float = 15.0
-    num_decode_processes: int = POOL.num_processes
-    decode_timeout_seconds: float = POOL.time_limit_seconds
-    decode_memory_bytes: int = POOL.memory_bytes
-    pixels_timeout_seconds: float = 30.0
-    shared_memory_bytes: int = POOL.slot_bytes
-    image_cache_bytes: int = POOL.slot_bytes // 2
-    url_cache_bytes: int = 256 << 20
-    fetch: FetchConfig = field(default_factory=FetchConfig)
+    worker_sources: SourceConfig = SourceConfig()
     member: Member | None = None
 
     def shared(self, member: Member) -> "GatewayConfig":
         """Return the settings of *member*: it has its part of every limit that all processes share, rounded up."""
-        part = member.part
-        return dataclasses.replace(
+        part, replace = member.part, dataclasses.replace
+        of_addresses = part(self.connections.max_per_address)
+        connections = part(self.connections.max_connections)
+        return replace(
             self,
             member=member,
-            dispatch=dataclasses.replace(
-                self.dispatch, max_waiting=part(self.dispatch.max_waiting), num_processes=member.size
-            ),
+            dispatch=replace(self.dispatch, max_waiting=part(self.dispatch.max_waiting), num_processes=member.size),
             max_requests=part(self.max_requests),
             max_request_memory_bytes=part(self.max_request_memory_bytes),
-            connections=dataclasses.replace(
-                self.connections,
-                max_connections=part(self.connections.max_connections),
-                max_per_address=part(self.connections.max_per_address),
-            ),
+            connections=replace(self.connections, max_connections=connections, max_per_address=of_addresses),
             num_decode_processes=part(self.num_decode_processes),
             shared_memory_bytes=part(self.shared_memory_bytes),
-            image_cache_bytes=part(self.image_cache_bytes),
+            mm_processor_cache_gb=self.mm_processor_cache_gb / member.size,
             url_cache_bytes=part(self.url_cache_bytes),
         )
 
@@ -126,41 +332,8 @@ class GatewayConfig:
         return not self.worker_sources and bool(self.worker_urls)
 
     @property
-    def max_tenant_requests(self) -> int:
-        """Requests of one tenant at a time; where there may be several tenants, less than all places."""
-        are_several = len(self.api_keys) > 1 or self.api_keys_file is not None
-        return max(1, self.max_requests * 3 // 4) if are_several else self.max_requests
-
-    @property
     def dispatch_limits(self) -> DispatchLimits:
         """*dispatch*; with a keys file, requests wait for a lone worker at the gateway, where tenants take turns."""
         if self.api_keys_file is None:
             return self.dispatch
         return dataclasses.replace(self.dispatch, lone_worker_queue=LONE_WORKER_QUEUE)
-
-    def limits(self) -> Limits:
-        """Return what the requests of a gateway share, of which nothing is taken yet."""
-        return Limits(
-            Admission(self.max_requests, self.max_tenant_requests),
-            ByteBudget(self.max_request_memory_bytes, self.memory_wait_seconds),
-            FairQueue(self.max_pixel_bytes, "images", max_waiting=None, wait_seconds=PIXELS_WAIT_SECONDS),
-        )
-
-    @property
-    def max_pixel_bytes(self) -> int:
-        """Bound of all pixels at a time: the size of shared memory, and as much inline where it is full."""
-        return 2 * self.shared_memory_bytes
-
-    @property
-    def image_limits(self) -> ImageLimits:
-        return ImageLimits(max_pixels=self.max_image_pixels)
-
-    @property
-    def media(self) -> DecodePoolConfig:
-        return DecodePoolConfig(
-            num_processes=self.num_decode_processes,
-            time_limit_seconds=self.decode_timeout_seconds,
-            memory_bytes=self.decode_memory_bytes,
-            slot_bytes=self.shared_memory_bytes,
-            limits=self.image_limits,
-        )

@@ -7,11 +7,15 @@ from dataclasses import dataclass
 from typing import Self
 
 from saccade.fair_queue import FairQueue
+from saccade.gateway.config import GatewayConfig
 from saccade.gateway.limits import Admission, ByteBudget, Reservation
 from saccade.gateway.tenants.account import Account, Tenant
 
 COPIES = 2
 """A body, and the strings that parsing makes of it, until the body is dropped."""
+
+PIXELS_WAIT_SECONDS = 10.0
+"""How long a request waits for room for its pixels."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +25,15 @@ class Limits:
     admission: Admission
     memory: ByteBudget
     pixels: FairQueue
+
+    @classmethod
+    def of(cls, config: GatewayConfig) -> Self:
+        """Return the limits of a gateway, of which nothing is taken yet."""
+        return cls(
+            Admission(config.max_requests, config.max_tenant_requests),
+            ByteBudget(config.max_request_memory_bytes, config.memory_wait_seconds),
+            FairQueue(config.max_pixel_bytes, "images", max_waiting=None, wait_seconds=PIXELS_WAIT_SECONDS),
+        )
 
 
 @dataclass(frozen=True)

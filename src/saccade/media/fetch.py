@@ -14,11 +14,14 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 import aiohttp
 from aiohttp.abc import AbstractResolver
+from cyclopts import Parameter
 from yarl import URL
 
+from saccade.config import FLAT, NO_FLAG, Many
 from saccade.errors import ImageTooLarge, InvalidImageUrl, QueueFull
 from saccade.fair_queue import FairQueue
 from saccade.media.addresses import SocketGuard
@@ -57,27 +60,27 @@ _TROUBLES: tuple[tuple[tuple[type[Exception], ...], str], ...] = (
 )
 
 
+@FLAT
 @dataclass(frozen=True)
 class FetchConfig:
-    """Allowed hosts and files, and limits of a fetch.
+    """Allowed hosts and files, and limits of a fetch."""
 
-    Without *allowed_domains* every public host is allowed; otherwise exact names and `*.suffix`. *allowed_networks* are
-    CIDRs of private hosts to allow, on every port. Files are read below *local_root* only. *timeout_seconds* bounds a
-    whole fetch with its redirects, *turn_timeout_seconds* the preceding wait for one of *max_concurrent* turns, of
-    which one client gets at most *max_concurrent_per_client*.
-    """
-
-    allowed_domains: tuple[str, ...] = ()
-    allowed_networks: tuple[str, ...] = ()
-    local_root: Path | None = None
-    max_bytes: int = 32 << 20
-    connect_timeout_seconds: float = 5.0
-    timeout_seconds: float = 10.0
-    turn_timeout_seconds: float = 10.0
-    max_redirects: int = 3
-    max_url_characters: int = 8192
-    max_concurrent: int = 32
-    max_concurrent_per_client: int = 24
+    allowed_domains: Annotated[Many, Parameter(name="--allowed-media-domains")] = ()
+    "A host that images may be fetched from, or *.suffix; may be given many times. Without any, every public host."
+    allowed_networks: Annotated[Many, Parameter(name="--allowed-media-networks")] = ()
+    "A network of private hosts that images may be fetched from, such as 10.1.0.0/16; may be given many times."
+    local_root: Annotated[Path | None, Parameter(name="--allowed-local-media-path")] = None
+    "A folder whose files clients may name in file: URLs."
+    max_bytes: Annotated[int, NO_FLAG] = 32 << 20
+    connect_timeout_seconds: Annotated[float, NO_FLAG] = 5.0
+    timeout_seconds: Annotated[float, NO_FLAG] = 10.0
+    "For a whole fetch with its redirects."
+    turn_timeout_seconds: Annotated[float, NO_FLAG] = 10.0
+    "For the wait before a fetch, until fewer than *max_concurrent* run."
+    max_redirects: Annotated[int, NO_FLAG] = 3
+    max_url_characters: Annotated[int, NO_FLAG] = 8192
+    max_concurrent: Annotated[int, NO_FLAG] = 32
+    max_concurrent_per_client: Annotated[int, NO_FLAG] = 24
 
 
 @dataclass(frozen=True)

@@ -172,7 +172,7 @@ def test_where_a_chat_would_go_is_told_and_it_is_not_sent(admin: Port) -> None:
     assert admin.gateway.worker.requests == []
     _, body = admin.ask("GET", "/workers", Authorization="Bearer admin")
     assert json.loads(body)["workers"][0]["booked"]["requests"] == 0
-    assert admin.gateway.application.admission.num_requests == 0
+    assert admin.gateway.application.limits.admission.num_requests == 0
 
 
 @pytest.mark.parametrize("key", ["", "nobody", "admin"])
@@ -195,9 +195,9 @@ def test_it_is_never_without_a_key(served: scripted.Gateway) -> None:
     with pytest.raises(StartupError, match="--admin-key"):
         Admin(
             (),
-            served.application.members,
-            served.application.listener,
-            Controls(served.application.preview, served.application.forget_media, served.application.tenants),
+            served.application.routing.members,
+            served.application.routing.listener,
+            Controls(served.application.preview, served.application.media.forget, served.application.tenants),
             Metrics(),
         )
 

@@ -87,9 +87,9 @@ async def running(folder: Path, socket: Path, encoder_cache_bytes: int) -> Async
     }
     command = [sys.executable, "-m", "saccade.engine", "--config", json.dumps(engine)]
     worker = WorkerFront(WorkerConfig(f"unix:{socket}/w.sock", command, shutdown_timeout_seconds=0), lambda _: None)
-    config = GatewayConfig(num_decode_processes=1, image_cache_bytes=0)
+    config = GatewayConfig(num_decode_processes=1, mm_processor_cache_gb=0)
     with decode_servers.shared():
-        pool = DecodePool(config.media)
+        pool = DecodePool(config)
     fleet = WorkerPool([worker.server.bind], pool.release)
     application = app.create_app(config, fleet, pool)
     listener = app.listen("127.0.0.1", 0)
@@ -134,7 +134,7 @@ async def test_images_go_by_hash_while_the_worker_holds_them(tiny_qwen3_vl: Path
         assert stack.counts == (2, 1, 3)
 
         await evict()
-        object.__setattr__(stack.application.preparation.pixels, "resend_seconds", 0)
+        object.__setattr__(stack.application.media.pixels, "resend_seconds", 0)
         status, body = await stack.ask("What is it?", A)
         assert (status, body["error"]["code"]) == (503, "worker_unavailable")
         stack.believed = False

@@ -14,7 +14,7 @@ from saccade.errors import InvalidBase64, InvalidImageUrl, SaccadeError
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.images.media_loader import MediaLoader, UrlCache, decode_data_url, is_data_url
 from saccade.gateway.images.metrics import FetchCollector
-from saccade.gateway.request import Request
+from saccade.gateway.request import Limits, Request
 from saccade.gateway.tenants.account import EVERYBODY, Account
 from saccade.telemetry import Metrics
 
@@ -29,7 +29,7 @@ async def reading(**settings: Any) -> AsyncIterator[MediaLoader]:
 
 
 async def read(loader: MediaLoader, url: str, salt: bytes) -> bytes:
-    with Request.begin(GatewayConfig().limits(), Account(EVERYBODY), None) as request:
+    with Request.begin(Limits.of(GatewayConfig()), Account(EVERYBODY), None) as request:
         return await loader.fetch(request, url, salt)
 
 

@@ -7,8 +7,9 @@ import pytest
 import pytest_asyncio
 
 from saccade.errors import InvalidImage
+from saccade.gateway.config import MediaSettings
 from saccade.gateway.images.decode_pool.job import StageSeconds
-from saccade.gateway.images.decode_pool.pool import DecodePool, DecodePoolConfig, PreparedImage
+from saccade.gateway.images.decode_pool.pool import DecodePool, PreparedImage
 from saccade.gateway.images.processor_cache import Key, ProcessorCache
 
 NUM_BYTES = 65_536
@@ -19,7 +20,7 @@ class Slots(DecodePool):
     """A pool whose images are slots that nobody fills: decoding has tests of its own."""
 
     def __init__(self, num_slots: int) -> None:
-        super().__init__(DecodePoolConfig(slot_bytes=num_slots * NUM_BYTES))
+        super().__init__(MediaSettings(shared_memory_bytes=num_slots * NUM_BYTES))
         self.num_prepared = 0
         self.go = asyncio.Event()
         self.go.set()

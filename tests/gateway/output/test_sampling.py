@@ -8,7 +8,6 @@ import scripted
 from tables import table
 
 from saccade.gateway.config import GatewayConfig
-from saccade.gateway.served_models.tool_call_tokens import Parsers
 from saccade.gateway.tenants.account import request_salt
 from saccade.gateway.tenants.api_keys import ApiKeyStore
 from saccade.protocol.request import SamplingParams, ThinkingBudget
@@ -100,7 +99,7 @@ def test_workers_that_end_no_reasoning_refuse_budgets(gateway: scripted.Gateway)
 
 
 def test_a_model_without_tags_of_reasoning_has_no_budget(tiny_qwen3_vl: Path) -> None:  # F13
-    with scripted.running(tiny_qwen3_vl, GatewayConfig(parsers=Parsers(reasoning="none"))) as gateway:
+    with scripted.running(tiny_qwen3_vl, GatewayConfig(reasoning_parser="none")) as gateway:
         gateway.answer_two_tokens()
         answer = gateway.chat(thinking_token_budget=1)
         assert (answer.status, answer.json["error"]["code"]) == (400, "unsupported_parameter")

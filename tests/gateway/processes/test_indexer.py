@@ -15,12 +15,12 @@ from echo_worker import until
 from fronts import DESCRIPTION, Front
 from prometheus_client import CollectorRegistry
 
-from saccade.gateway.processes import shared_index
 from saccade.gateway.processes.indexer import Indexer
-from saccade.gateway.processes.shared_index import UNREACHABLE, SharedIndex
+from saccade.gateway.workers import shared_index
 from saccade.gateway.workers.cache_listener import ALONE, AWAY
 from saccade.gateway.workers.pool import WorkerPool
 from saccade.gateway.workers.routing_metrics import RoutingCollector
+from saccade.gateway.workers.shared_index import UNREACHABLE, SharedIndex
 from saccade.gateway.workers.worker import Worker
 from saccade.gateway.workers.worker_report import worker_report
 from saccade.protocol.exactness import Exactness

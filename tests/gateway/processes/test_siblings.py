@@ -8,12 +8,10 @@ from echo_worker import until
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.parser import text_string_to_metric_families
 
-from saccade.gateway.config import GatewayConfig
-from saccade.gateway.processes.siblings import Member, Siblings, booked_together
-from saccade.gateway.server.connection import ConnectionLimits
+from saccade.gateway.config import ConnectionLimits, DispatchLimits, GatewayConfig, Member
+from saccade.gateway.processes.siblings import Siblings, booked_together
 from saccade.gateway.tenants.account import Account, Limits, Tenant
 from saccade.gateway.tenants.report import tenant_reports
-from saccade.gateway.workers.settings import DispatchLimits
 from saccade.protocol.gateway_calls import Booked, TenantUsage, Work
 
 
@@ -120,7 +118,7 @@ def test_limits_are_for_all_processes_together() -> None:
         max_request_memory_bytes=8,
         num_decode_processes=3,
         shared_memory_bytes=100,
-        image_cache_bytes=0,
+        mm_processor_cache_gb=0,
         url_cache_bytes=11,
         connections=ConnectionLimits(max_connections=7, max_per_address=1),
         dispatch=DispatchLimits(worker_queue=64, max_waiting=9),

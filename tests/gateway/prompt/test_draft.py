@@ -8,9 +8,11 @@ import pytest
 from saccade.errors import ContextLengthExceeded
 from saccade.gateway.chat import ChatMessage, ChatRequest, ContentPart
 from saccade.gateway.config import GatewayConfig
-from saccade.gateway.images.decode_pool.pool import DecodePool, DecodePoolConfig
-from saccade.gateway.preparation import Preparation
+from saccade.gateway.limits import WorkThreads
+from saccade.gateway.prompt.draft import PromptDrafter
+from saccade.gateway.request import Limits
 from saccade.gateway.served_models.served_model import ServedModel
+from saccade.media.header import MediaLimits
 from saccade.models.files import read_model_files
 from saccade.telemetry import Metrics
 
@@ -29,9 +31,7 @@ async def test_long_chats_leave_the_event_loop_free(
 ) -> None:
     """However little text is in them."""
     served = ServedModel.from_files("tiny", read_model_files(tiny_qwen3_vl), max_model_len)
-    config = GatewayConfig()
-    pool = DecodePool(DecodePoolConfig())
-    prompts = Preparation(config, pool, config.limits().admission, Metrics()).prompts
+    prompts = PromptDrafter(MediaLimits(), Metrics(), WorkThreads(Limits.of(GatewayConfig()).admission))
     asked = ChatRequest(model="tiny", messages=messages)
 
     async def draft() -> None:

@@ -9,11 +9,11 @@ from saccade.errors import TooManyImages, UnsupportedParameter
 from saccade.gateway.chat import ChatMessage, ChatRequest, ContentPart
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.images.collect import EncodedImage
-from saccade.gateway.images.decode_pool.pool import DecodePool, DecodePoolConfig
 from saccade.gateway.images.pixels import PromptImages
-from saccade.gateway.preparation import Preparation
+from saccade.gateway.limits import WorkThreads
 from saccade.gateway.prompt.chat_prompt import why_not_as_chat
 from saccade.gateway.prompt.draft import PromptDrafter
+from saccade.gateway.request import Limits
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.media.header import MediaLimits
 from saccade.models.files import read_model_files
@@ -29,7 +29,7 @@ def asked(*parts: ContentPart) -> ChatRequest:
 
 
 def prompts_of(config: GatewayConfig) -> PromptDrafter:
-    return Preparation(config, DecodePool(DecodePoolConfig()), config.limits().admission, Metrics()).prompts
+    return PromptDrafter(config.media_limits, Metrics(), WorkThreads(Limits.of(config).admission))
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ import pytest
 import scripted
 from waiting import wait_until
 
-from saccade.gateway.config import GatewayConfig
-from saccade.gateway.server.connection import FIRST_READ_BYTES, MAX_HEAD_BYTES, READ_BYTES, Connection, ConnectionLimits
+from saccade.gateway.config import ConnectionLimits, GatewayConfig
+from saccade.gateway.server.connection import FIRST_READ_BYTES, MAX_HEAD_BYTES, READ_BYTES, Connection
 from saccade.protocol.output import FinishReason, TokenDelta
 
 JSON = b"Content-Type: application/json\r\n"

@@ -8,11 +8,11 @@ import pytest
 from described_worker import TEXT_PREFIX, Described
 from fronts import DESCRIPTION
 
+from saccade.gateway.config import DispatchLimits
 from saccade.gateway.workers.cache_listener import CacheListener
 from saccade.gateway.workers.dispatch import Dispatcher, Prompt
 from saccade.gateway.workers.pool import WorkerPool
 from saccade.gateway.workers.route_report import NO_ROOM, RouteReport, route_report
-from saccade.gateway.workers.settings import DispatchLimits
 from saccade.identity.blocks import MediaRun, block_keys, root_key
 from saccade.protocol.kv_events import BlockStored, KvEvents
 from saccade.routing.index import BlockIndex, Partition

@@ -8,11 +8,11 @@ from described_worker import Described
 from fronts import DESCRIPTION
 
 from saccade.errors import ContextLengthExceeded, RequestError, UnsupportedParameter, WorkerUnavailable
+from saccade.gateway.config import DispatchLimits
 from saccade.gateway.workers.cache_listener import CacheListener
 from saccade.gateway.workers.dispatch import Dispatcher, Prompt
 from saccade.gateway.workers.pool import WorkerPool
 from saccade.gateway.workers.route_report import route_report
-from saccade.gateway.workers.settings import DispatchLimits
 from saccade.identity.blocks import MediaRun
 from saccade.protocol.request import SamplingParams
 from saccade.protocol.request_traits import RequestTraits

@@ -1,4 +1,4 @@
-"""Which path leads to which endpoint."""
+"""The endpoints of every API, and which path leads to which."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -8,14 +8,25 @@ from starlette.responses import Response
 from starlette.routing import Route, request_response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from saccade.gateway.apis.chat import ChatCompletions
 from saccade.gateway.apis.chat_endpoint import Api, ChatEndpoint
+from saccade.gateway.apis.completions.writer import Completions
 from saccade.gateway.apis.endpoints import Endpoints
 from saccade.gateway.apis.files import Files
+from saccade.gateway.apis.messages.writer import Messages
+from saccade.gateway.apis.responses.store import ResponseStore
 from saccade.gateway.apis.responses.writer import Responses
+from saccade.gateway.config import GatewayConfig
+from saccade.gateway.pipeline import Pipeline
+from saccade.gateway.processes.siblings import Siblings
+from saccade.gateway.served_models.model_registry import ModelRegistry
+from saccade.gateway.server.body import BodyReader
 from saccade.gateway.server.connection import CONNECTION
 from saccade.gateway.server.middleware import ROUTE
 from saccade.gateway.server.origins import check_json
-from saccade.gateway.tenants.account import ACCOUNT
+from saccade.gateway.structured_output.grammars import RequestGrammars
+from saccade.gateway.tenants.account import ACCOUNT, Account
+from saccade.gateway.workers.dispatch import Preview
 
 
 class _Named:
@@ -38,7 +49,46 @@ class _Named:
         return self._app(scope, receive, send)
 
 
-def routes(
+class Apis:
+    """The endpoints of every API; *routes* lead to them. One process of several keeps no responses."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        bodies: BodyReader,
+        model_registry: ModelRegistry,
+        pipeline: Pipeline,
+        siblings: Siblings | None,
+    ) -> None:
+        strict, images = config.strict_parameters, pipeline.images
+        self._grammars = RequestGrammars()
+        self._chats = ChatEndpoint(
+            bodies, model_registry, pipeline.prompts, self._grammars, pipeline, config.ping_interval_seconds
+        )
+        self._chat = ChatCompletions(strict)
+        # Several processes that share a port share no memory.
+        is_kept = config.member is None and config.response_store_bytes
+        responses = Responses(strict, ResponseStore(config.response_store_bytes) if is_kept else None)
+        apis: dict[str, Api] = {
+            "/v1/chat/completions": self._chat,
+            "/v1/completions": Completions(strict),
+            "/v1/messages": Messages(strict),
+            "/v1/responses": responses,
+        }
+        endpoints = Endpoints(bodies, model_registry, pipeline, pipeline.metrics, strict, siblings)
+        files = Files(images.files, bodies, images.limits, images.threads)
+        self.routes = _routes(self._chats, apis, endpoints, responses, files)
+
+    async def preview(self, scope: Scope, receive: Receive, account: Account) -> Preview:
+        """Return where the chat in a request would go now if the tenant of *account* sent it. Raises SaccadeError."""
+        return await self._chats.preview(self._chat, scope, receive, account)
+
+    def close(self) -> None:
+        """End what tries grammars."""
+        self._grammars.close()
+
+
+def _routes(
     chats: ChatEndpoint, apis: Mapping[str, Api], endpoints: Endpoints, responses: Responses, files: Files
 ) -> list[Route]:
     """Return all routes; *apis* are those that answer chats, by path."""

@@ -10,11 +10,11 @@ from random import Random
 import msgspec
 from prometheus_client import CollectorRegistry, ProcessCollector
 
+from saccade.gateway.config import RoutingSettings, SourceConfig
 from saccade.gateway.processes.siblings import families
 from saccade.gateway.workers.cache_listener import CacheListener
 from saccade.gateway.workers.discovery import Discovery
 from saccade.gateway.workers.pool import WorkerPool
-from saccade.gateway.workers.settings import INDEX_BYTES, SourceConfig
 from saccade.gateway.workers.sources import find_workers
 from saccade.protocol.gateway_calls import FeedState, FindOverlaps, IndexRequest, KnownWorkers, Overlaps, ShowKnown
 from saccade.routing.index import BlockIndex, Partition
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 class Indexer:
     """Answers gateway processes at the Unix socket *path* with what the workers of *fleet* report, in *index_bytes*."""
 
-    def __init__(self, fleet: WorkerPool, path: Path, index_bytes: int = INDEX_BYTES) -> None:
+    def __init__(self, fleet: WorkerPool, path: Path, index_bytes: int = RoutingSettings.routing_index_bytes) -> None:
         self._fleet = fleet
         self._listener = CacheListener(fleet, Router("auto", BlockIndex(index_bytes), Random()))
         self._lookup = LocalLookup(self._listener.router.index)

@@ -6,8 +6,6 @@ answer is missing from the page: sums would fall and rise again, which Prometheu
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -15,7 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from saccade.gateway.processes import siblings as metric_families
+from saccade.gateway.config import INDEXER, Member
 from saccade.protocol.gateway_calls import (
     Booked,
     ForgetMedia,
@@ -30,40 +28,6 @@ from saccade.protocol.gateway_calls import (
 )
 from saccade.transport.framing import UNREADABLE
 from saccade.transport.local_calls import CallClient, CallServer, NotReached
-
-INDEXER = "indexer"
-
-
-@dataclass(frozen=True)
-class Member:
-    """Process *number* of *size*; the sockets of all are in *folder*, which belongs to their user alone."""
-
-    folder: Path
-    number: int
-    size: int
-
-    @property
-    def indexer(self) -> Path:
-        """The indexer's socket."""
-        return self.folder / f"{INDEXER}.sock"
-
-    @property
-    def own(self) -> Path:
-        """This process's socket."""
-        return self._socket(self.number)
-
-    @property
-    def siblings(self) -> dict[str, Path]:
-        """The sockets of the other gateway processes, by name."""
-        return {str(number): self._socket(number) for number in range(self.size) if number != self.number}
-
-    def _socket(self, number: int) -> Path:
-        return self.folder / f"gateway-{number}.sock"
-
-    def part(self, whole: int) -> int:
-        """Return this process's part of a limit that all processes share, rounded up."""
-        return -(-whole // self.size)
-
 
 LABEL = "gateway_process"
 
@@ -152,7 +116,7 @@ class Siblings:
         """Return the encoded answer to an encoded SiblingRequest. Raises UNREADABLE."""
         match self._decoder.decode(request):
             case ShowMetrics():
-                return msgspec.msgpack.encode(metric_families.families(self._registry))
+                return msgspec.msgpack.encode(families(self._registry))
             case ShowWork():
                 return msgspec.msgpack.encode(self._work())
             case ShowUsage():
@@ -165,8 +129,8 @@ class Siblings:
         """Return the metrics of all processes, in Prometheus' text format."""
         clients = {**self._clients, INDEXER: self._indexer}
         pages = await self._answers(clients, ShowMetrics(), list[MetricFamily])
-        own = {str(self._member.number): metric_families.families(self._registry)}
-        return metric_families.render(dict(sorted((own | pages).items())), self._shared)
+        own = {str(self._member.number): families(self._registry)}
+        return render(dict(sorted((own | pages).items())), self._shared)
 
     async def works(self) -> list[Work]:
         """Return the work of every process, this one first."""

@@ -2,14 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 from saccade.grammars.tool_calls import ToolCallTokens
-from saccade.models.family import Family, ToolFormat
+from saccade.models.family import Family, ReasoningParser, ToolFormat, ToolParser
 from saccade.tokenization.tokenizer import Tokenizer
-
-ToolParser = Literal["auto", "none", "hermes", "qwen3_coder", "kimi_k2"]
-ReasoningParser = Literal["auto", "none", "qwen3", "deepseek_r1", "kimi_k2"]
 
 
 @dataclass(frozen=True)

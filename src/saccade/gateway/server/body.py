@@ -9,11 +9,12 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from starlette.types import Receive, Scope
 
 from saccade.errors import BodyTooLarge, InvalidValue, UnsupportedMediaType
+from saccade.gateway.config import ServerSettings
 from saccade.gateway.limits import LARGE_BODY_BYTES
 from saccade.gateway.request import COPIES, Limits, Request
 from saccade.gateway.server.client_address import TrustedProxies
@@ -40,6 +41,12 @@ class BodyReader:
     limits: Limits
     proxies: TrustedProxies
     max_bytes: int
+
+    @classmethod
+    def of(cls, config: ServerSettings, limits: Limits) -> Self:
+        """Return the reader of a gateway. Raises StartupError for malformed networks of proxies."""
+        max_bytes = min(config.max_body_bytes, config.max_request_memory_bytes // COPIES)
+        return cls(limits, TrustedProxies(config.trusted_proxies), max_bytes)
 
     def begin(
         self, scope: Scope, account: Account | None = None, *, is_charged: bool = True

@@ -12,13 +12,13 @@ import sys
 import termios
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from saccade.errors import QueueFull, RequestTimeout, SaccadeError
+from saccade.gateway.config import ConnectionLimits
 from saccade.gateway.server.client_address import client_key
 from saccade.gateway.server.error_body import encode_error
 
@@ -43,31 +43,6 @@ SMALL_PIECE_BYTES = 256
 
 OTHER_DESCRIPTORS = 256
 """File descriptors besides client connections: workers, decode processes, fetches, files."""
-
-
-@dataclass(frozen=True)
-class ConnectionLimits:
-    """Limits of connections.
-
-    *max_connections* are open at a time; a further one takes the place of the oldest without a request, if there is
-    one. *max_per_address* of them from one address (IPv6: one /64) over which no
-    request with a valid key has come. A request's head is there within *head_seconds* of its first byte, or of the
-    connection's opening. While the server reads a body, its client sends *body_bytes_per_second* on average after
-    *body_grace_seconds*, and all of it within *body_seconds*. An answer of which the client takes nothing for
-    *unread_seconds* is dropped. Of a body that is refused, *drain_bytes* are read for *drain_seconds*, so that the
-    client sees the refusal. Deadlines are checked every *sweep_seconds*.
-    """
-
-    max_connections: int = 2048
-    max_per_address: int = 512
-    head_seconds: float = 10.0
-    body_grace_seconds: float = 5.0
-    body_bytes_per_second: float = 240.0
-    body_seconds: float = 300.0
-    unread_seconds: float = 60.0
-    drain_bytes: int = 1 << 20
-    drain_seconds: float = 2.0
-    sweep_seconds: float = 1.0
 
 
 class Connection(HttpToolsProtocol):

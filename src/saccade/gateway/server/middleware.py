@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 
 import structlog
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from saccade.errors import (
@@ -28,6 +29,7 @@ from saccade.errors import (
     SaccadeError,
     StartupError,
 )
+from saccade.gateway.config import ServerSettings
 from saccade.gateway.server.access_log import AccessLog, note_tenant
 from saccade.gateway.server.body import ClientDisconnected
 from saccade.gateway.server.error_body import (
@@ -90,6 +92,10 @@ ROUTE = "saccade.route"
 WARNINGS = "saccade.warnings"
 """Key of the ASGI scope for the warning about parameters without effect."""
 
+LIMIT_HEADERS = tuple(
+    f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "reset") for of in ("requests", "tokens")
+)
+EXPOSED_HEADERS = ("x-request-id", "retry-after", "x-saccade-warning", *LIMIT_HEADERS)
 RETRY_AFTER_SECONDS = 1
 CLIENT_CLOSED = 499
 """Logged where a client disconnected before its answer began; never sent."""
@@ -139,6 +145,24 @@ class TelemetryMiddleware:
                 line.seconds = round(time.perf_counter() - start, 4)
                 line.warnings = scope.get(WARNINGS, "")
                 self._access_log.end(line)
+
+
+def guarded(
+    app: ASGIApp, config: ServerSettings, api_keys: ApiKeyStore, metrics: Metrics, access_log: AccessLog | None
+) -> ASGIApp:
+    """Return *app* inside all middleware, as web pages of the allowed origins may call it."""
+    hosts = (config.host, *config.allowed_hosts)
+    origins = AllowedOrigins(config.allowed_origins, hosts, keyless=api_keys.is_open)
+    app = GuardMiddleware(app, Keys(api_keys, config.metrics_without_key), origins)
+    if config.allowed_origins:
+        app = CORSMiddleware(
+            app,
+            allow_origins=config.allowed_origins,
+            allow_methods=("GET", "POST", "DELETE"),
+            allow_headers=("*",),
+            expose_headers=EXPOSED_HEADERS,
+        )
+    return TelemetryMiddleware(app, metrics, access_log)
 
 
 class GuardMiddleware:

@@ -1,1 +1,4 @@
-"""Grammars of requests: read from their fields, tried in a limited child, and kept."""
+"""Grammars of requests: read from their fields, tried in a limited child, and kept.
+
+Other rooms use `RequestGrammars` (the constructor), the `HeldAnswer` that it returns, and what reads the fields.
+"""

@@ -30,6 +30,7 @@ from typing import Any, Literal
 from saccade.config import parse_toml
 from saccade.errors import InvalidApiKey, StartupError
 from saccade.gateway.tenants.account import EVERYBODY, Account, Limits, Tenant, key_tenant, named_tenant
+from saccade.protocol.gateway_calls import TenantUsage
 from saccade.watched_file import WatchedFile
 
 MAX_BYTES = 4 << 20
@@ -205,6 +206,10 @@ class ApiKeyStore:
         if account is None:
             raise InvalidApiKey(f"This {self._kind} key is not known here.")
         return account
+
+    def usages(self) -> dict[str, TenantUsage]:
+        """Return what each tenant of the file has used at this process, by name."""
+        return {name: account.usage for name, account in self.named.items()}
 
     async def follow(self) -> None:
         """Use the file again whenever it has changed, until this is cancelled."""

@@ -14,12 +14,12 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from saccade.errors import InternalError, RequestError, UnsupportedParameter, WorkerFailed, WorkerUnavailable
+from saccade.gateway.config import DEFAULT_LIMITS, DispatchLimits, RoutingSettings
 from saccade.gateway.tenants.account import EVERYBODY, Tenant
 from saccade.gateway.workers.decision_metrics import DecisionMetrics
 from saccade.gateway.workers.place_queue import PlaceQueue
 from saccade.gateway.workers.pool import Model, WorkerPool
 from saccade.gateway.workers.prefill_decode import Leg, Pair, first_workers, partners
-from saccade.gateway.workers.settings import DEFAULT_LIMITS, INDEX_BYTES, DispatchLimits
 from saccade.gateway.workers.worker import Worker, refusal, takes_chats_only
 from saccade.identity.blocks import MediaRun, block_key, root_key
 from saccade.protocol.chat import ChatPrompt
@@ -157,7 +157,7 @@ class Dispatcher:
         self.num_retried: Counter[str] = Counter()
         self.queue = PlaceQueue(limits.max_waiting, limits.wait_seconds)
         self._fleet = fleet
-        self._router = router or Router("auto", BlockIndex(INDEX_BYTES), Random())
+        self._router = router or Router("auto", BlockIndex(RoutingSettings.routing_index_bytes), Random())
         self._lookup = lookup or LocalLookup(self._router.index)
         self._metrics = metrics or DecisionMetrics(CollectorRegistry(), lambda worker: worker.exactness)
         self._keys = PromptKeys()

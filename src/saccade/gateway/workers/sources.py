@@ -8,9 +8,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from saccade.errors import StartupError
+from saccade.gateway.config import SourceConfig
 from saccade.gateway.workers.connectors import check_url, targets
 from saccade.gateway.workers.discovery import Discovery
-from saccade.gateway.workers.settings import SourceConfig
 from saccade.media.resolver import DnsResolver
 from saccade.watched_file import WatchedFile
 

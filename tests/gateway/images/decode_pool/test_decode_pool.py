@@ -31,8 +31,9 @@ from saccade.errors import (
     RequestError,
     StartupError,
 )
+from saccade.gateway.config import MediaSettings
 from saccade.gateway.confinement import MEASURES
-from saccade.gateway.images.decode_pool.pool import DecodePool, DecodePoolConfig, PreparedImage, log_confinement
+from saccade.gateway.images.decode_pool.pool import DecodePool, PreparedImage, log_confinement
 from saccade.gateway.images.decode_pool.server import DecodeProcess, DecodeServer
 from saccade.media.decode import decode
 from saccade.media.header import ImageLimits, read_header
@@ -55,7 +56,7 @@ LARGE = images.bomb(6000, 6000)  # decoding takes a good part of a second
 
 
 def _open() -> DecodePool:
-    return DecodePool(DecodePoolConfig(num_processes=2, time_limit_seconds=60, slot_bytes=256 << 20))
+    return DecodePool(MediaSettings(num_decode_processes=2, decode_timeout_seconds=60, shared_memory_bytes=256 << 20))
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
@@ -256,7 +257,7 @@ async def test_cancelled_requests_leave_no_slot(pool: DecodePool) -> None:  # [e
 
 async def test_without_shared_memory_patches_come_inline() -> None:
     with decode_servers.shared():
-        pool = DecodePool(DecodePoolConfig(num_processes=1, slot_bytes=0))
+        pool = DecodePool(MediaSettings(num_decode_processes=1, shared_memory_bytes=0))
     await pool.start()
     try:
         prepared = await _ask(pool, JPEG)
@@ -269,7 +270,7 @@ async def test_without_shared_memory_patches_come_inline() -> None:
 async def test_processes_start_and_end_while_the_loops_own_threads_are_busy() -> None:
     loop, done = asyncio.get_running_loop(), threading.Event()
     busy = [loop.run_in_executor(None, done.wait) for _ in range(2 * (os.cpu_count() or 1) + 32)]
-    pool = DecodePool(DecodePoolConfig(num_processes=1))
+    pool = DecodePool(MediaSettings(num_decode_processes=1))
     try:
         async with asyncio.timeout(60):
             await pool.start()
@@ -281,7 +282,7 @@ async def test_processes_start_and_end_while_the_loops_own_threads_are_busy() ->
 
 
 async def test_start_says_what_confines_the_processes() -> None:
-    pool = DecodePool(DecodePoolConfig(num_processes=1))
+    pool = DecodePool(MediaSettings(num_decode_processes=1))
     with structlog.testing.capture_logs() as lines:
         await pool.start()
     await pool.close()
@@ -299,7 +300,9 @@ async def test_start_warns_where_nothing_confines_the_processes() -> None:
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def narrow() -> AsyncIterator[DecodePool]:
     """A pool whose limits are easily reached."""
-    config = DecodePoolConfig(num_processes=2, time_limit_seconds=60, in_flight_bytes=1 << 20, memory_bytes=128 << 20)
+    config = MediaSettings(
+        num_decode_processes=2, decode_timeout_seconds=60, decode_in_flight_bytes=1 << 20, decode_memory_bytes=128 << 20
+    )
     pool = DecodePool(config)
     await pool.start()
     yield pool
@@ -307,7 +310,7 @@ async def narrow() -> AsyncIterator[DecodePool]:
 
 
 async def test_a_hung_process_costs_one_request() -> None:
-    pool = DecodePool(DecodePoolConfig(num_processes=2, time_limit_seconds=2))
+    pool = DecodePool(MediaSettings(num_decode_processes=2, decode_timeout_seconds=2))
     await pool.start()
     before = pool.pids
     for pid in before:
@@ -376,11 +379,11 @@ async def test_close_answers_all_and_leaves_nothing(shared: DecodePool) -> None:
 GATEWAY = """
 import asyncio
 import logging
-from saccade.gateway.images.decode_pool.pool import DecodePool, DecodePoolConfig
+from saccade.gateway.images.decode_pool.pool import DecodePool, MediaSettings
 from saccade.telemetry import configure_logging
 configure_logging(logging.WARNING)
 async def main():
-    pool = DecodePool(DecodePoolConfig(num_processes=2))
+    pool = DecodePool(MediaSettings(num_decode_processes=2))
     await pool.start()
     print(*pool.pids, flush=True)
     await asyncio.sleep(60)

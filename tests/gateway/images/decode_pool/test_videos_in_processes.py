@@ -14,7 +14,8 @@ from clips import clip
 from tables import table
 
 from saccade.errors import DeadlineExceeded, InvalidVideo, RequestError, UnsupportedVideoFormat, VideoTooLarge
-from saccade.gateway.images.decode_pool.pool import DecodePool, DecodePoolConfig, PreparedImage
+from saccade.gateway.config import MediaSettings
+from saccade.gateway.images.decode_pool.pool import DecodePool, PreparedImage
 from saccade.media.video import read_frames, read_header
 from saccade.media.video_header import VideoLimits
 from saccade.models import load_video_layout, load_video_pixels
@@ -34,7 +35,7 @@ BROKEN = clips.broken()
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def pool() -> AsyncIterator[DecodePool]:
     with decode_servers.shared():
-        pool = DecodePool(DecodePoolConfig(num_processes=1, video_time_limit_seconds=60, slot_bytes=64 << 20))
+        pool = DecodePool(MediaSettings(num_decode_processes=1, video_timeout_seconds=60, shared_memory_bytes=64 << 20))
     await pool.start()
     yield pool
     await pool.close()
@@ -103,7 +104,7 @@ async def test_a_header_that_was_made_up_ends_nothing(pool: DecodePool) -> None:
 
 async def test_limits_of_memory_and_time() -> None:
     large = clip(width=2048, height=1024, num_frames=8)
-    pool = DecodePool(DecodePoolConfig(num_processes=1, memory_bytes=8 << 20))
+    pool = DecodePool(MediaSettings(num_decode_processes=1, decode_memory_bytes=8 << 20))
     await pool.start()
     try:
         with pytest.raises((VideoTooLarge, InvalidVideo)):
@@ -111,7 +112,7 @@ async def test_limits_of_memory_and_time() -> None:
     finally:
         await pool.close()
     with decode_servers.shared():
-        hurried = DecodePool(DecodePoolConfig(num_processes=1, video_time_limit_seconds=0.001))
+        hurried = DecodePool(MediaSettings(num_decode_processes=1, video_timeout_seconds=0.001))
     await hurried.start()
     try:
         with pytest.raises(DeadlineExceeded, match="video"):

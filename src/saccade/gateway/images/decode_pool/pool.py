@@ -11,7 +11,7 @@ import asyncio
 import os
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -27,6 +27,7 @@ from saccade.errors import (
     StartupError,
     from_code,
 )
+from saccade.gateway.config import MediaSettings
 from saccade.gateway.confinement import MEASURES
 from saccade.gateway.images.decode_pool.job import (
     ImageAnswer,
@@ -38,7 +39,7 @@ from saccade.gateway.images.decode_pool.job import (
 )
 from saccade.gateway.images.decode_pool.queue import DecodeQueue, Turn, draining
 from saccade.gateway.images.decode_pool.server import DecodeProcess, DecodeServer
-from saccade.media.header import ImageLimits, read_header
+from saccade.media.header import read_header
 from saccade.media.video_header import MAX_FPS, MIN_FPS, VideoLimits, decoded_bytes, demuxer
 from saccade.protocol.media import ImageLayout, SlotRef, VideoHeader
 from saccade.transport import lasting_task
@@ -67,25 +68,6 @@ class ProcessDied(Exception):
     with_server = False
 
 
-def _default_processes() -> int:
-    return min(4, len(os.sched_getaffinity(0)))
-
-
-@dataclass(frozen=True)
-class DecodePoolConfig:
-    """How much images may cost. *memory_bytes* is a decode process's limit beyond its imports."""
-
-    num_processes: int = field(default_factory=_default_processes)
-    time_limit_seconds: float = 10.0
-    video_time_limit_seconds: float = 30.0
-    video_wait_seconds: float = 60.0
-    memory_bytes: int = 1 << 30
-    in_flight_bytes: int = 1 << 30
-    slot_bytes: int = 1 << 30
-    limits: ImageLimits = field(default_factory=ImageLimits)
-    video_limits: VideoLimits = field(default_factory=VideoLimits)
-
-
 @dataclass(frozen=True)
 class PreparedImage:
     """Patches in *slot*, or in *inline* where shared memory is full. *waited_seconds* is the time in the queue."""
@@ -100,18 +82,21 @@ class PreparedImage:
 class DecodePool:
     """Images to patches, in processes of their own. start() before use, close() after; one event loop."""
 
-    def __init__(self, config: DecodePoolConfig) -> None:
+    def __init__(self, config: MediaSettings) -> None:
         self._config = config
-        self._slots = SlotPool(config.slot_bytes)
-        self._server = DecodeServer(config.memory_bytes)
+        self._slots = SlotPool(config.shared_memory_bytes)
+        self._server = DecodeServer(config.decode_memory_bytes)
         self._queue = DecodeQueue(
-            config.in_flight_bytes, max(1, config.num_processes - 1), self._lose, config.video_wait_seconds
+            config.decode_in_flight_bytes,
+            max(1, config.num_decode_processes - 1),
+            self._lose,
+            config.video_wait_seconds,
         )
         self._processes: set[DecodeProcess] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closing = False
         # Not the event loop's threads, which may be busy.
-        self._threads = ThreadPoolExecutor(config.num_processes + 1, "decode-processes")
+        self._threads = ThreadPoolExecutor(config.num_decode_processes + 1, "decode-processes")
         self.num_replaced = 0
         self.reclaim: Callable[[int], bool] = lambda _: False
         """Called to free so many bytes of slots when there is no room; returns whether it freed any."""
@@ -144,7 +129,7 @@ class DecodePool:
         """Remove segments of dead owners and start the processes. Raises StartupError."""
         sweep()
         await self._in_thread(self._server.start)
-        for _ in range(self._config.num_processes):
+        for _ in range(self._config.num_decode_processes):
             await self._add_process()
         for process in self._processes:
             log_confinement(process.measures)
@@ -165,8 +150,8 @@ class DecodePool:
         The slot is the caller's until release().
         """
         header = read_header(encoded)
-        self._config.limits.check(header, len(encoded))
-        job = ImageJob(encoded, family, dict(settings), layout, self._config.limits)
+        self._config.image_limits.check(header, len(encoded))
+        job = ImageJob(encoded, family, dict(settings), layout, self._config.image_limits)
         return await self._tried(job, header.decoded_bytes, self._fill, client)
 
     async def video_header(self, encoded: bytes, client: Hashable = None) -> VideoHeader:
@@ -311,7 +296,7 @@ class DecodePool:
         """Return the answer of *process*; where this raises, the process has ended."""
         error: SaccadeError | ProcessDied
         what = "image" if isinstance(job, ImageJob) else "video"
-        limit = self._config.time_limit_seconds if what == "image" else self._config.video_time_limit_seconds
+        limit = self._config.decode_timeout_seconds if what == "image" else self._config.video_timeout_seconds
         try:
             async with asyncio.timeout(limit):
                 return await process.exchange(job, slot)

@@ -1,4 +1,4 @@
-"""The parts that prepare a request's text and images, put together for one gateway."""
+"""The images and videos of a gateway: how they are fetched and collected, what is kept of them, and their pixels."""
 
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.images.collect import ImageCollector
@@ -9,38 +9,31 @@ from saccade.gateway.images.metrics import CacheCollector, FetchCollector
 from saccade.gateway.images.pixels import PixelPreparer
 from saccade.gateway.images.processor_cache import ProcessorCache
 from saccade.gateway.limits import Admission, WorkThreads
-from saccade.gateway.prompt.draft import PromptDrafter
 from saccade.media.fetch import Fetcher
 from saccade.telemetry import Metrics
 
 
-class Preparation:
-    """*prompts* drafts prompts, *images* collects images, *pixels* has them decoded; this holds what they share.
+class Media:
+    """*images* collects the images of requests, *pixels* has *pool* decode them, *threads* run long work.
 
-    *files* are images that clients uploaded, *threads* where long work runs.
-
-    Raises StartupError where a setting is wrong.
+    Raises StartupError if a setting is wrong.
     """
 
     def __init__(self, config: GatewayConfig, pool: DecodePool, admission: Admission, metrics: Metrics) -> None:
+        self.threads = WorkThreads(admission)
         self._fetcher = Fetcher(config.fetch)
         self._cache = ProcessorCache(pool, config.image_cache_bytes)
         self._urls = UrlCache(config.url_cache_bytes)
-        self.threads = WorkThreads(admission)
         # Several processes that share a port share no memory.
-        file_bytes = config.file_store_bytes if config.member is None else 0
-        self.files = FileStore(file_bytes, config.file_store_seconds)
-        metrics.file_store_bytes.set_function(lambda: self.files.num_bytes)
+        files = FileStore(config.file_store_bytes if config.member is None else 0, config.file_store_seconds)
+        metrics.file_store_bytes.set_function(lambda: files.num_bytes)
         metrics.slots_in_use.set_function(lambda: pool.num_slots - self._cache.num_idle)
         metrics.registry.register(CacheCollector("picture", self._cache))
         metrics.registry.register(CacheCollector("url", self._urls))
         metrics.registry.register(FetchCollector(self._fetcher))
-        self.prompts = PromptDrafter(
-            config.media_limits, metrics, self.threads, takes_templates=config.trusts_request_templates
-        )
         self.images = ImageCollector(
             loader=MediaLoader(self._fetcher, self._urls, metrics),
-            files=self.files,
+            files=files,
             video_header=pool.video_header,
             limits=config.image_limits,
             max_encoded_bytes=config.max_body_bytes,
@@ -54,7 +47,7 @@ class Preparation:
         await self._fetcher.start()
 
     def forget(self) -> None:
-        """Empty both caches, except for images that requests are waiting for."""
+        """Empty the caches of images and of URLs, except for images that requests are using."""
         self._cache.clear()
         self._urls.clear()
 

@@ -1,0 +1,59 @@
+"""The way to the workers of one gateway: what their caches hold, the choice among them, and who comes and goes."""
+
+from functools import partial
+from random import Random
+
+from prometheus_client import CollectorRegistry
+
+from saccade.gateway.config import GatewayConfig
+from saccade.gateway.workers.cache_listener import CacheListener, CacheView
+from saccade.gateway.workers.decision_metrics import DecisionMetrics
+from saccade.gateway.workers.discovery import Discovery
+from saccade.gateway.workers.dispatch import Dispatcher
+from saccade.gateway.workers.engine_metrics import FleetCollector
+from saccade.gateway.workers.pool import WorkerPool
+from saccade.gateway.workers.routing_metrics import DispatchCollector, RoutingCollector, SourceCollector
+from saccade.gateway.workers.shared_index import SharedIndex
+from saccade.gateway.workers.worker_report import booked, exactness
+from saccade.protocol.gateway_calls import Booked
+from saccade.routing.index import BlockIndex
+from saccade.routing.router import Router
+
+
+class Routing:
+    """*dispatcher* sends requests to the workers of *fleet*, *members* adds and removes workers.
+
+    *listener* knows what the workers' caches hold; one process of several asks their indexer. Metrics are in
+    *registry*, those of the engines in *of_engines*.
+    """
+
+    def __init__(
+        self, config: GatewayConfig, fleet: WorkerPool, registry: CollectorRegistry, of_engines: CollectorRegistry
+    ) -> None:
+        index = BlockIndex(config.routing_index_bytes)
+        self._router = router = Router(
+            config.routing_policy, index, Random(), config.routing_temperature, assumes=config.routing_assumptions
+        )
+        self._index = None if config.member is None else SharedIndex(fleet, router, config.member.indexer)
+        self.listener: CacheView = self._index or CacheListener(fleet, router)
+        decisions = DecisionMetrics(registry, partial(exactness, listener=self.listener))
+        self.dispatcher = Dispatcher(fleet, router, decisions, config.dispatch_limits, self._index)
+        self.members = Discovery(fleet, self.dispatcher.num_requests_at, config.worker_sources.drain_seconds)
+        registry.register(RoutingCollector(fleet, self.listener))
+        registry.register(DispatchCollector(self.dispatcher))
+        registry.register(SourceCollector(self.members))
+        of_engines.register(FleetCollector(fleet))
+
+    def start(self) -> None:
+        """Connect to the indexer, if there is one."""
+        if self._index is not None:
+            self._index.start()
+
+    async def close(self) -> None:
+        """Stop looking for workers and listening to them."""
+        await self.members.close()
+        await self.listener.close()
+
+    def booked(self) -> dict[str, Booked]:
+        """Return what is booked at each worker, by its url."""
+        return {url: booked(work) for url, work in self._router.work.items()}
