@@ -4,6 +4,7 @@ import io
 import struct
 import zlib
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,7 @@ def png(width: int, height: int, rows: bytes = b"", chunks: Iterable[tuple[bytes
     )
 
 
+@cache
 def bomb(width: int, height: int) -> bytes:
     """Return a complete black PNG of *width* x *height*: a thousandth of its pixels' bytes."""
     compressor = zlib.compressobj(9)
@@ -120,6 +122,7 @@ def _modes() -> dict[str, bytes]:
     }
 
 
+@cache
 def corpus() -> dict[str, bytes]:
     """Return more than 60 sound images by name."""
     kinds: list[tuple[str, dict[str, Any]]] = [("PNG", {}), ("JPEG", {"quality": 90}), ("WEBP", {"quality": 80})]

@@ -5,13 +5,13 @@ import io
 import json
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from chats import data_url, random_image
 from faults import wait_for
-from server import Server, serving
+from server import Server
+from tables import table
 from test_bad_input import post
 
 MARK = "zq7marker"
@@ -54,14 +54,11 @@ def web_port() -> Iterator[int]:
 
 
 @pytest.fixture(scope="module")
-def served(tiny_qwen3_vl: Path, tmp_path_factory: pytest.TempPathFactory, web_port: int) -> Iterator[Server]:
-    """A server that logs what it logs to a file and has been sent the mark in every way."""
-    log = tmp_path_factory.mktemp("logs") / "stderr"
-    flags = ("--served-model-name", "tiny", "--max-model-len", "512", "--log-level", "INFO")
-    with serving(str(tiny_qwen3_vl), *flags, "--allowed-media-networks", "127.0.0.1/32", log=log) as server:
-        for body in bodies(f"http://127.0.0.1:{web_port}/{MARK}.png?{MARK}"):
-            post(server, body)
-        yield server
+def served(keyed_server: Server, web_port: int) -> Server:
+    """A server with a log that has been sent the mark in every way."""
+    for body in bodies(f"http://127.0.0.1:{web_port}/{MARK}.png?{MARK}"):
+        post(keyed_server, body, keyed_server.key)
+    return keyed_server
 
 
 def bodies(url: str) -> Iterator[dict[str, Any] | bytes]:
@@ -90,12 +87,12 @@ def request_lines(server: Server) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-@pytest.mark.parametrize("stage", GATEWAY_STAGES)
+@table("stage", GATEWAY_STAGES)
 def test_stage_of_the_gateway_is_timed(served: Server, stage: str) -> None:
     assert served.metric("saccade_stage_seconds_count", stage=stage) > 0
 
 
-@pytest.mark.parametrize("stage", ENGINE_STAGES)
+@table("stage", ENGINE_STAGES)
 def test_stage_of_the_engine_is_timed(served: Server, stage: str) -> None:
     assert served.metric("saccade_engine_stage_seconds_count", stage=stage) > 0
 

@@ -114,6 +114,7 @@ def test_line_of_the_summary_works_when_it_is_pasted(reader: Server, tmp_path: P
         assert json.loads(done.stdout)["choices"][0]["message"]["content"] == expected(TEXTS[0])[0]
 
 
+@pytest.mark.conformance
 def test_port_in_use_is_one_sentence(reader: Server) -> None:
     done = finished("-m", "saccade.cli.main", "serve", "--port", str(reader.port))
     assert done.returncode == 1

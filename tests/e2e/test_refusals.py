@@ -8,27 +8,18 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import images
 import pytest
 from faults import wait_for
-from server import Server, serving
+from server import Server
 
 NUM_WAITING, NUM_CONNECTED = 8, 2
 """Requests that wait for a silent host, and as many of them as must have reached it."""
 
 STAGES = ("fetch", "hash", "queue", "decode", "preprocess", "write", "media")
 """Stages of saccade_stage_seconds that an image passes; none of them ends, and so counts, for a refused request."""
-
-
-@pytest.fixture(scope="module")
-def server(tiny_qwen3_vl: Path) -> Iterator[Server]:
-    """A server with a key that fetches from this machine."""
-    flags = ("--served-model-name", "tiny", "--max-model-len", "2048", "--api-key", "one")
-    with serving(str(tiny_qwen3_vl), *flags, "--allowed-media-networks", "127.0.0.0/8", key="one") as server:
-        yield server
 
 
 class SilentHost:
@@ -76,7 +67,7 @@ REFUSED: dict[str, tuple[Make, str, int, str]] = {
     "PNG of 20000 x 20000": (lambda host: chat(HUGE_URL), "one", 400, "image_too_large"),
     "100 images": (lambda host: chat(*map(host.url, range(100))), "one", 400, "too_many_images"),
     "unknown model": (lambda host: chat(host.url(0), model="gpt-9"), "one", 404, "model_not_found"),
-    "wrong key": (lambda host: chat(host.url(0)), "two", 401, "invalid_api_key"),
+    "wrong key": (lambda host: chat(host.url(0)), "three", 401, "invalid_api_key"),
 }
 """What is wrong: the body, the key, the answer's status and its code."""
 
@@ -112,40 +103,42 @@ def waiting(server: Server, host: SilentHost) -> Iterator[list[Future[tuple[int,
 
 @each
 def test_refused_before_any_stage_of_an_image(
-    server: Server, silent_host: SilentHost, make: Make, key: str, status: int, code: str
+    keyed_server: Server, silent_host: SilentHost, make: Make, key: str, status: int, code: str
 ) -> None:
-    before = stages(server)
-    answer = ask(server, make(silent_host), key)
+    before = stages(keyed_server)
+    answer = ask(keyed_server, make(silent_host), key)
     assert (answer[0], answer[1]["code"]) == (status, code)
-    assert (stages(server), silent_host.num_connections) == (before, 0)
+    assert (stages(keyed_server), silent_host.num_connections) == (before, 0)
 
 
 @each
 def test_refused_while_others_wait_for_a_host(
-    server: Server, silent_host: SilentHost, make: Make, key: str, status: int, code: str
+    keyed_server: Server, silent_host: SilentHost, make: Make, key: str, status: int, code: str
 ) -> None:
-    with waiting(server, silent_host) as others:
-        answer = ask(server, make(silent_host), key)
+    with waiting(keyed_server, silent_host) as others:
+        answer = ask(keyed_server, make(silent_host), key)
         assert (answer[0], answer[1]["code"]) == (status, code)
         assert [other.done() for other in others] == [False] * NUM_WAITING
 
 
-def test_refused_while_its_other_images_are_fetched(server: Server, silent_host: SilentHost) -> None:
+def test_refused_while_its_other_images_are_fetched(keyed_server: Server, silent_host: SilentHost) -> None:
     # Those before it never come: had the refusal waited for them, it would name the first one.
-    status, error = ask(server, chat(*map(silent_host.url, range(7)), HUGE_URL))
+    status, error = ask(keyed_server, chat(*map(silent_host.url, range(7)), HUGE_URL))
     assert (status, error["code"]) == (400, "image_too_large")
     assert error["param"] == "messages[0].content[7].image_url.url"
 
 
 @pytest.mark.parametrize(
     ("key", "length", "status", "code"),
-    [("two", 1000, 401, "invalid_api_key"), ("one", 1 << 30, 413, "body_too_large")],
+    [("three", 1000, 401, "invalid_api_key"), ("one", 1 << 30, 413, "body_too_large")],
     ids=["wrong key", "body over the limit"],
 )
-def test_refused_before_its_body_comes(server: Server, key: str, length: int, status: int, code: str) -> None:
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nAuthorization: Bearer {key}\r\n"
+def test_refused_before_its_body_comes(keyed_server: Server, key: str, length: int, status: int, code: str) -> None:
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:{keyed_server.port}\r\nAuthorization: Bearer {key}\r\n"
+    )
     head += f"Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+    with socket.create_connection(("127.0.0.1", keyed_server.port), timeout=60) as connection:
         connection.sendall(head.encode())
         answer = b""
         while b"}}" not in answer:

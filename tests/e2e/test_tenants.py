@@ -112,7 +112,7 @@ def test_a_tenant_that_has_used_its_requests_is_told_when_to_come_again(served: 
     error = refused(served, "busy", "Hello")
     assert "2 requests a minute" in error.message
     headers = error.response.headers
-    assert 25 <= int(headers["retry-after"]) <= 30
+    assert 0 < int(headers["retry-after"]) <= 30
     assert (headers["x-ratelimit-limit-requests"], headers["x-ratelimit-remaining-requests"]) == ("2", "0")
     assert "x-ratelimit-limit-tokens" not in headers
     wait_until(lambda: served.usage()["busy"]["usage"]["requests"] == 2)  # counted when they have ended

@@ -52,7 +52,7 @@ LAYOUT = load_layout(FAMILY)(
     },
 )
 JPEG = images.encode(images.random_image(320, 240), "JPEG")
-LARGE = images.bomb(6000, 6000)  # decoding takes a good part of a second
+LARGE = (6000, 6000)  # decoding takes a good part of a second
 
 
 def _open() -> DecodePool:
@@ -208,7 +208,7 @@ async def test_a_killed_process_costs_nobody_his_answer(pool: DecodePool, monkey
 
 async def test_an_image_that_ends_its_processes_costs_two(pool: DecodePool) -> None:
     replaced, ended = pool.num_replaced, set[int]()
-    task = asyncio.create_task(_ask(pool, LARGE))
+    task = asyncio.create_task(_ask(pool, images.bomb(*LARGE)))
     while not task.done():
         if pool.num_running and not ended & set(pool.pids) and len(pool.pids) == 2:
             ended.update(pool.pids)
@@ -332,11 +332,11 @@ async def test_jobs_wait_for_the_budget_of_decoded_bytes(narrow: DecodePool) -> 
     await asyncio.gather(*tasks)
 
 
-@pytest.mark.parametrize("encoded", [LARGE, images.bomb(7000, 7000)], ids=["patches do not fit", "pixels do not fit"])
-async def test_an_image_may_not_take_all_memory(narrow: DecodePool, encoded: bytes) -> None:
+@pytest.mark.parametrize("size", [LARGE, (7000, 7000)], ids=["patches do not fit", "pixels do not fit"])
+async def test_an_image_may_not_take_all_memory(narrow: DecodePool, size: tuple[int, int]) -> None:
     before = narrow.pids
     with pytest.raises(ImageTooLarge, match="memory"):
-        await _ask(narrow, encoded)
+        await _ask(narrow, images.bomb(*size))
     await _check(narrow)
     assert narrow.pids == before
 
@@ -364,7 +364,7 @@ async def test_a_fork_server_that_cannot_be_started_says_so(monkeypatch: pytest.
 async def test_close_answers_all_and_leaves_nothing(shared: DecodePool) -> None:
     slots = [(await _ask(shared, JPEG)).slot for _ in range(3)]
     pids = shared.pids
-    tasks = [asyncio.create_task(_ask(shared, LARGE)) for _ in range(4)]
+    tasks = [asyncio.create_task(_ask(shared, images.bomb(*LARGE))) for _ in range(4)]
     await asyncio.sleep(0.05)
     assert shared.num_running == 2
     await shared.close()
