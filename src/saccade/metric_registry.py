@@ -1,13 +1,20 @@
 """A registry of metrics in which a faulty collector loses its own rows, and not the page."""
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 logger = logging.getLogger(__name__)
+
+
+def filled(family: GaugeMetricFamily | CounterMetricFamily, samples: Iterable[tuple[Sequence[str], float]]) -> Metric:
+    """Return *family* with *samples*, each the values of its labels and its own."""
+    for labels, value in samples:
+        family.add_metric(labels, value)
+    return family
 
 
 class MetricRegistry(CollectorRegistry):

@@ -21,10 +21,9 @@ from saccade.gateway.server.access_log import AccessLog
 from saccade.gateway.server.body import BodyReader
 from saccade.gateway.server.middleware import guarded
 from saccade.gateway.tenants.api_keys import ApiKeyStore
-from saccade.gateway.tenants.metrics import TenantMetrics
-from saccade.gateway.tenants.report import TenantReport, tenant_reports
+from saccade.gateway.tenants.report import TenantMetrics, TenantReport, tenant_reports
 from saccade.gateway.workers.pool import WorkerPool
-from saccade.gateway.workers.route_report import RouteReport, route_report
+from saccade.gateway.workers.report import RouteReport, route_report
 from saccade.gateway.workers.routing import Routing
 from saccade.protocol.description import ModelFiles
 from saccade.protocol.gateway_calls import Work

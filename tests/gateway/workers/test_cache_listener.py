@@ -18,9 +18,9 @@ from prometheus_client import CollectorRegistry
 from tables import table
 
 from saccade.gateway.workers.cache_listener import ALONE, AWAY, EVENTS_PER_TURN, STARTING, CacheListener
+from saccade.gateway.workers.metrics import RoutingCollector
 from saccade.gateway.workers.pool import WorkerPool
-from saccade.gateway.workers.routing_metrics import RoutingCollector
-from saccade.gateway.workers.worker_report import worker_report
+from saccade.gateway.workers.report import worker_report
 from saccade.protocol.exactness import EXACT, Exactness
 from saccade.protocol.kv_events import BlockRemoved, BlockStored, KvEvent, KvEvents
 from saccade.routing.index import BYTES_PER_KEY, BlockIndex, Partition

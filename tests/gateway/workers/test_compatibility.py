@@ -12,7 +12,7 @@ from tables import table
 
 from saccade.gateway.workers.compatibility import Compatibility
 from saccade.gateway.workers.pool import WorkerPool
-from saccade.gateway.workers.worker_report import why_excluded
+from saccade.gateway.workers.report import why_excluded
 from saccade.identity.content import files_digest
 from saccade.protocol.description import Description, ModelFiles
 

@@ -16,13 +16,13 @@ from prometheus_client import CollectorRegistry, generate_latest
 from streams import stream
 
 from saccade.errors import WorkerFailed
-from saccade.gateway.workers.cache_listener import CacheListener
+from saccade.gateway.workers.cache_listener import CacheListener, exactness
 from saccade.gateway.workers.decision_metrics import DecisionMetrics
 from saccade.gateway.workers.discovery import Discovery
 from saccade.gateway.workers.dispatch import Dispatcher, Prompt
+from saccade.gateway.workers.metrics import RoutingCollector
 from saccade.gateway.workers.pool import WorkerPool
-from saccade.gateway.workers.routing_metrics import RoutingCollector
-from saccade.gateway.workers.worker_report import exactness, why_excluded
+from saccade.gateway.workers.report import why_excluded
 from saccade.protocol.request import EngineRequest
 from saccade.routing.breaker import CLOSED
 from saccade.routing.index import BlockIndex, Partition

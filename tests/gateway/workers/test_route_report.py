@@ -12,7 +12,7 @@ from saccade.gateway.config import DispatchLimits
 from saccade.gateway.workers.cache_listener import CacheListener
 from saccade.gateway.workers.dispatch import Dispatcher, Prompt
 from saccade.gateway.workers.pool import WorkerPool
-from saccade.gateway.workers.route_report import NO_ROOM, RouteReport, route_report
+from saccade.gateway.workers.report import NO_ROOM, RouteReport, route_report
 from saccade.identity.blocks import MediaRun, block_keys, root_key
 from saccade.protocol.kv_events import BlockStored, KvEvents
 from saccade.routing.index import BlockIndex, Partition

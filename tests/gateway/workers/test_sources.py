@@ -14,8 +14,8 @@ from prometheus_client import CollectorRegistry
 from saccade.errors import StartupError
 from saccade.gateway.workers import sources
 from saccade.gateway.workers.discovery import Discovery, Source
+from saccade.gateway.workers.metrics import SourceCollector
 from saccade.gateway.workers.pool import WorkerPool
-from saccade.gateway.workers.routing_metrics import SourceCollector
 from saccade.gateway.workers.sources import WorkersDns, WorkersFile
 
 DEADLINE_SECONDS = 20

@@ -12,7 +12,7 @@ from saccade.gateway.config import DispatchLimits
 from saccade.gateway.workers.cache_listener import CacheListener
 from saccade.gateway.workers.dispatch import Dispatcher, Prompt
 from saccade.gateway.workers.pool import WorkerPool
-from saccade.gateway.workers.route_report import route_report
+from saccade.gateway.workers.report import route_report
 from saccade.identity.blocks import MediaRun
 from saccade.protocol.request import SamplingParams
 from saccade.protocol.request_traits import RequestTraits

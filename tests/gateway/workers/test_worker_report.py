@@ -11,9 +11,9 @@ from fronts import DESCRIPTION
 from prometheus_client import CollectorRegistry
 
 from saccade.gateway.workers.cache_listener import CacheListener
+from saccade.gateway.workers.metrics import RoutingCollector
 from saccade.gateway.workers.pool import WorkerPool
-from saccade.gateway.workers.routing_metrics import RoutingCollector
-from saccade.gateway.workers.worker_report import why_excluded, worker_report
+from saccade.gateway.workers.report import why_excluded, worker_report
 from saccade.routing.breaker import FAILURES
 from saccade.routing.index import BlockIndex
 from saccade.routing.router import Router

@@ -20,8 +20,7 @@ from saccade.gateway.tenants.report import TenantReport
 from saccade.gateway.workers.cache_listener import CacheView
 from saccade.gateway.workers.connectors import check_url
 from saccade.gateway.workers.discovery import Discovery
-from saccade.gateway.workers.route_report import RouteReport
-from saccade.gateway.workers.worker_report import worker_report
+from saccade.gateway.workers.report import RouteReport, worker_report
 from saccade.telemetry import Metrics
 from saccade.transport.framing import UNREADABLE
 

@@ -1,15 +1,21 @@
 """The images and videos of a gateway: how they are fetched and collected, what is kept of them, and their pixels."""
 
+from collections.abc import Iterable
+from typing import Protocol
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.images.collect import ImageCollector
 from saccade.gateway.images.decode_pool.pool import DecodePool
 from saccade.gateway.images.file_store import FileStore
 from saccade.gateway.images.media_loader import MediaLoader, UrlCache
-from saccade.gateway.images.metrics import CacheCollector, FetchCollector
 from saccade.gateway.images.pixels import PixelPreparer
 from saccade.gateway.images.processor_cache import ProcessorCache
 from saccade.gateway.limits import Admission, WorkThreads
 from saccade.media.fetch import Fetcher
+from saccade.metric_registry import filled
 from saccade.telemetry import Metrics
 
 
@@ -56,3 +62,41 @@ class Media:
         await self._fetcher.close()
         self._cache.close()
         self.threads.close()
+
+
+class Cache(Protocol):
+    """What every cache counts."""
+
+    num_hits: int
+    num_misses: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that are kept."""
+
+
+class CacheCollector(Collector):
+    """The numbers of *cache* as `saccade_<name>_cache_*`."""
+
+    def __init__(self, name: str, cache: Cache) -> None:
+        self._name = f"saccade_{name}_cache"
+        self._cache = cache
+
+    def collect(self) -> Iterable[Metric]:
+        yield CounterMetricFamily(f"{self._name}_hits", "Found, or on the way.", value=self._cache.num_hits)
+        yield CounterMetricFamily(f"{self._name}_misses", "Not found.", value=self._cache.num_misses)
+        yield GaugeMetricFamily(f"{self._name}_bytes", "Bytes that are kept.", value=self._cache.num_bytes)
+
+
+class FetchCollector(Collector):
+    """What a fetcher counts."""
+
+    def __init__(self, fetcher: Fetcher) -> None:
+        self._fetcher = fetcher
+
+    def collect(self) -> Iterable[Metric]:
+        fetches = CounterMetricFamily("saccade_fetches", "Images asked for by URL, by outcome.", labels=("outcome",))
+        yield filled(fetches, [((outcome,), count) for outcome, count in self._fetcher.outcomes.items()])
+        num_bytes, refused = self._fetcher.num_bytes, self._fetcher.guard.num_refused
+        yield CounterMetricFamily("saccade_fetch_bytes", "Bytes of images that were fetched.", value=num_bytes)
+        yield CounterMetricFamily("saccade_fetch_refused_connections", "Not made: forbidden address.", value=refused)

@@ -1,13 +1,25 @@
-"""What the operator is shown of each tenant of the keys file."""
+"""What the operator is shown of each tenant of the keys file, as a report and as metrics."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from saccade.gateway.tenants.account import Account
+from saccade.gateway.tenants.api_keys import ApiKeyStore
+from saccade.metric_registry import filled
 from saccade.protocol.gateway_calls import TenantUsage
 
 NO_USAGE = TenantUsage()
+DESCRIPTIONS = {
+    "requests": "Ended requests of a tenant, but for those that its limits refused at once and those that got 503.",
+    "refused": "Requests of a tenant that one of its limits refused.",
+    "prompt_tokens": "Tokens of a tenant's prompts.",
+    "cached_tokens": "Tokens of a tenant's prompts that were computed before.",
+    "completion_tokens": "Tokens that were generated for a tenant.",
+    "picture_bytes": "Bytes of a tenant's encoded images.",
+}
 
 
 class TenantReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,3 +57,21 @@ def _together(usages: Sequence[TenantUsage]) -> TenantUsage:
     """Return the sum of *usages*."""
     names = [field.name for field in msgspec.structs.fields(TenantUsage)]
     return TenantUsage(**{name: sum(getattr(usage, name) for usage in usages) for name in names})
+
+
+class TenantMetrics(Collector):
+    """The usage of each tenant, and whether the last content of the keys file is used. Nothing without such a file."""
+
+    def __init__(self, api_keys: ApiKeyStore) -> None:
+        self._api_keys = api_keys
+
+    def collect(self) -> Iterable[Metric]:
+        if not (usages := self._api_keys.usages()):
+            return
+        for field, words in DESCRIPTIONS.items():
+            family = CounterMetricFamily(f"saccade_tenant_{field}", words, labels=("tenant",))
+            yield filled(family, [((name,), getattr(usage, field)) for name, usage in usages.items()])
+        is_current = 0 if self._api_keys.fault else 1
+        yield GaugeMetricFamily(
+            "saccade_api_keys_file_current", "Whether the keys file is used as it is now.", value=is_current
+        )

@@ -79,6 +79,12 @@ class CacheView(Protocol):
         """Stop learning."""
 
 
+def exactness(worker: Worker, listener: CacheView) -> Exactness:
+    """Return how exactly *worker* is known now: as its kind can be, once all of its reports have arrived."""
+    missing = listener.feed(worker).reason
+    return Exactness("NONE", missing) if missing else listener.exactness(worker)
+
+
 class CacheListener:
     """Follows the feed of every ready worker of *fleet*, each in a task, and tells the index of *router*.
 

@@ -6,15 +6,14 @@ from random import Random
 from prometheus_client import CollectorRegistry
 
 from saccade.gateway.config import GatewayConfig
-from saccade.gateway.workers.cache_listener import CacheListener, CacheView
+from saccade.gateway.workers.cache_listener import CacheListener, CacheView, exactness
 from saccade.gateway.workers.decision_metrics import DecisionMetrics
 from saccade.gateway.workers.discovery import Discovery
 from saccade.gateway.workers.dispatch import Dispatcher
-from saccade.gateway.workers.engine_metrics import FleetCollector
+from saccade.gateway.workers.metrics import DispatchCollector, FleetCollector, RoutingCollector, SourceCollector
 from saccade.gateway.workers.pool import WorkerPool
-from saccade.gateway.workers.routing_metrics import DispatchCollector, RoutingCollector, SourceCollector
+from saccade.gateway.workers.report import booked
 from saccade.gateway.workers.shared_index import SharedIndex
-from saccade.gateway.workers.worker_report import booked, exactness
 from saccade.protocol.gateway_calls import Booked
 from saccade.routing.index import BlockIndex
 from saccade.routing.router import Router

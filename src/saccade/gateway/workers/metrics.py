@@ -1,0 +1,210 @@
+"""What a gateway knows of its workers as metrics, read whenever the page of metrics is."""
+
+import itertools
+import time
+from collections.abc import Callable, Iterable
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from saccade.gateway.workers.cache_listener import FULL, CacheView, exactness
+from saccade.gateway.workers.discovery import Discovery
+from saccade.gateway.workers.dispatch import Dispatcher
+from saccade.gateway.workers.pool import WorkerPool
+from saccade.gateway.workers.worker import Worker
+from saccade.metric_registry import filled
+from saccade.protocol.engine_load import STEP_TOKEN_BOUNDS, Load
+
+Kind = type[GaugeMetricFamily] | type[CounterMetricFamily]
+GAUGE, COUNTER = GaugeMetricFamily, CounterMetricFamily
+
+OF_WORKERS: tuple[tuple[Kind, str, str, Callable[[CacheView, Worker], float]], ...] = (
+    (
+        GAUGE, "saccade_router_indexed_blocks", "KV blocks that the worker is known to hold.",
+        lambda view, worker: view.num_blocks(worker.url),
+    ),
+    (
+        GAUGE, "saccade_router_booked_requests", "Requests that are at the worker.",
+        lambda view, worker: view.router.work[worker.url].num_requests,
+    ),
+    (
+        GAUGE, "saccade_router_booked_prefill_tokens",
+        "Tokens that the worker has to compute before its requests have their first token.",
+        lambda view, worker: view.router.work[worker.url].prefill_tokens,
+    ),
+    (
+        COUNTER, "saccade_router_events", "Cache events of the worker.",
+        lambda view, worker: view.feed(worker).num_events,
+    ),
+    (
+        COUNTER, "saccade_router_snapshots", "Whole snapshots of the worker's caches.",
+        lambda view, worker: view.feed(worker).num_snapshots,
+    ),
+    (
+        COUNTER, "saccade_router_orphans", "Reported blocks that were dropped: their parents are not held.",
+        lambda view, worker: view.feed(worker).num_orphans,
+    ),
+    (
+        COUNTER, "saccade_router_lost_feeds", "Feeds of cache events that had a gap or ended.",
+        lambda view, worker: view.feed(worker).num_lost,
+    ),
+    (
+        GAUGE, "saccade_router_breaker_closed",
+        "1 while the worker gets requests, 0 while it gets trials only because requests to it failed.",
+        lambda view, worker: view.router.breakers.report(worker.url, time.monotonic()).state == "closed",
+    ),
+)  # fmt: skip
+OF_ENGINES: tuple[tuple[Kind, str, str, Callable[[Load], float]], ...] = (
+    (GAUGE, "vllm:num_requests_running", "Requests in the running batch.", lambda load: load.num_running),
+    (GAUGE, "vllm:num_requests_waiting", "Requests that wait for the engine.", lambda load: load.num_waiting),
+    (GAUGE, "saccade_kv_blocks", "KV blocks of the engine.", lambda load: load.num_blocks),
+    (GAUGE, "saccade_kv_blocks_free", "KV blocks that no running request holds.", lambda load: load.num_free_blocks),
+    (
+        GAUGE, "saccade_encoder_cache_bytes", "Bytes of encoded images that are kept.",
+        lambda load: load.encoder_cache_bytes,
+    ),
+    (COUNTER, "vllm:prompt_tokens", "Prompt tokens taken in.", lambda load: load.prompt_tokens_total),
+    (COUNTER, "vllm:generation_tokens", "Tokens generated.", lambda load: load.generated_tokens_total),
+    (
+        COUNTER, "vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.",
+        lambda load: load.prompt_tokens_total,
+    ),
+    (
+        COUNTER, "vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.",
+        lambda load: load.cached_tokens_total,
+    ),
+    (COUNTER, "vllm:num_preemptions", "Sequences put back to wait for room.", lambda load: load.preemptions_total),
+    (COUNTER, "saccade_engine_steps", "Steps of the engine.", lambda load: load.steps_total),
+    (
+        COUNTER, "saccade_encoded_items", "Images that went through the vision encoder.",
+        lambda load: load.encoded_items_total,
+    ),
+    (
+        COUNTER, "saccade_encoded_patches", "Patches that went through the vision encoder.",
+        lambda load: load.encoded_patches_total,
+    ),
+    (
+        COUNTER, "saccade_kv_blocks_evicted", "Cached KV blocks that made room for others.",
+        lambda load: load.evicted_blocks_total,
+    ),
+    (COUNTER, "vllm:mm_cache_hits", "Images found in the encoder cache.", lambda load: load.encoder_cache_hits_total),
+    (
+        COUNTER, "vllm:mm_cache_queries", "Images looked up in the encoder cache.",
+        lambda load: load.encoder_cache_hits_total + load.encoded_items_total,
+    ),
+    (
+        GAUGE, "vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.",
+        lambda load: 1 - load.num_free_blocks / load.num_blocks if load.num_blocks else 0.0,
+    ),
+)  # fmt: skip
+LABELS = ("model_name", "worker")
+CACHE_LABELS = ("block_size", "cache_dtype", "enable_prefix_caching", "gpu_memory_utilization", "num_gpu_blocks")
+"""The labels of a KV cache; the names are vLLM's, on a CPU too."""
+
+STEP_STAGES = ("schedule", "batch", "encode", "network", "postprocess")
+"""Parts of a step's wall time; encode is the vision part of network."""
+
+
+class RoutingCollector(Collector):
+    """What the router knows of each worker."""
+
+    def __init__(self, fleet: WorkerPool, listener: CacheView) -> None:
+        self._fleet = fleet
+        self._listener = listener
+
+    def collect(self) -> Iterable[Metric]:
+        workers, view = self._fleet.clients, self._listener
+        exact = GAUGE(
+            "saccade_router_exact", "Whether all that the worker holds is known.", labels=("worker", "reason")
+        )
+        known = [(worker.url, exactness(worker, view)) for worker in workers]
+        yield filled(exact, [((url, one.reason), float(one.level == "EXACT")) for url, one in known])
+        for kind, name, words, read in OF_WORKERS:
+            yield filled(
+                kind(name, words, labels=("worker",)), [((one.url,), float(read(view, one))) for one in workers]
+            )
+        no_room = [one for one in workers if view.feed(one).reason.startswith(FULL)]
+        yield GAUGE(
+            "saccade_router_unindexed_workers",
+            "Workers whose caches are not known because the index has no room: see --routing-index-bytes.",
+            value=len(no_room),
+        )
+        yield GAUGE(
+            "saccade_router_unindexed_blocks",
+            "KV blocks that the caches of these workers have.",
+            value=sum(one.description.num_blocks for one in no_room if one.description),
+        )
+        yield GAUGE("saccade_router_index_bytes", "Estimated memory of the router's index.", value=view.index_bytes)
+
+
+class DispatchCollector(Collector):
+    """What the dispatcher counts."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+
+    def collect(self) -> Iterable[Metric]:
+        yield GAUGE(
+            "saccade_router_queue_pending_requests",
+            "Requests that wait because every worker has all it may have.",
+            value=self._dispatcher.queue.num_waiting,
+        )
+        retried = COUNTER(
+            "saccade_router_retried_requests",
+            "Requests that were sent to another worker, because the first failed before the first token.",
+            labels=("model_name",),
+        )
+        yield filled(retried, [((model,), count) for model, count in self._dispatcher.num_retried.items()])
+
+
+class SourceCollector(Collector):
+    """Whether the last content of each source of workers is used; nothing without such sources."""
+
+    def __init__(self, members: Discovery) -> None:
+        self._members = members
+
+    def collect(self) -> Iterable[Metric]:
+        current = GAUGE(
+            "saccade_worker_source_current",
+            "Whether what the source of workers says now is used; if not, its last workers stay.",
+            labels=("source",),
+        )
+        sources = self._members.sources
+        yield from [filled(current, [((one.name,), float(not one.fault)) for one in sources])] if sources else []
+
+
+class FleetCollector(Collector):
+    """The last Load of every worker; a worker that is away counts as idle."""
+
+    def __init__(self, fleet: WorkerPool) -> None:
+        self._fleet = fleet
+
+    def collect(self) -> Iterable[Metric]:
+        clients = self._fleet.clients
+        described = [(client, client.description) for client in clients if client.description is not None]
+        loads = [((description.model, client.url), client.load or Load()) for client, description in described]
+        for kind, name, words, read in OF_ENGINES:
+            yield filled(kind(name, words, labels=LABELS), [(labels, read(load)) for labels, load in loads])
+        seconds = COUNTER("saccade_step_seconds", "Wall time of steps by stage.", labels=(*LABELS, "stage"))
+        stages = itertools.product(loads, STEP_STAGES)
+        yield filled(seconds, [((*of, stage), getattr(load, f"{stage}_seconds_total")) for (of, load), stage in stages])
+        yield _step_tokens(loads)
+        info = GAUGE("vllm:cache_config_info", "What a KV cache is.", labels=(*LABELS, *CACHE_LABELS))
+        for client, one in described:
+            dtype = one.kv_cache_dtype or one.dtype
+            settings = (one.block_size, dtype, one.enable_prefix_caching, one.gpu_memory_utilization, one.num_blocks)
+            info.add_metric((one.model, client.url, *map(str, settings)), 1.0)
+        yield info
+        ready = GAUGE("saccade_worker_ready", "Whether the worker takes requests.", labels=("worker",))
+        yield filled(ready, [((client.url,), float(client.ready)) for client in clients])
+
+
+def _step_tokens(loads: Iterable[tuple[tuple[str, str], Load]]) -> HistogramMetricFamily:
+    """Return how many tokens the steps computed, none for a worker that has not reported yet."""
+    family = HistogramMetricFamily("vllm:iteration_tokens_total", "Tokens computed in a step.", labels=LABELS)
+    bounds = [*(str(float(bound)) for bound in STEP_TOKEN_BOUNDS), "+Inf"]
+    for labels, load in loads:
+        counts = load.steps_by_tokens or (0,) * len(bounds)
+        buckets = list(zip(bounds, map(float, itertools.accumulate(counts)), strict=True))
+        family.add_metric(labels, buckets, load.step_tokens_total)
+    return family
