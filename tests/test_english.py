@@ -81,21 +81,22 @@ WHERE = r'(?:[.,;:(|]|"""|#) where\b|(?<![.`])\bwhere (?:there|it|they|no|none|e
 CHAINS = (
     r"\bof (?:which there|whom)\b|\bis (?:not )?said to|\bcomes true\b|\bgo(?:es)? without saying\b|\bas \w+ has it\b"
 )
+BEHIND = r"(?<!left )\bbehind\b|\bbeside\b"
 PASSIVE = r"\bwhat (?:is|are|was|were) (?:not )?\w+(?:ed|en|d)\b"
 
 ROWS = [
     Row("'where' for if or when, src", _modules, _matches(WHERE), 186),
-    Row("'where' for if or when, docs", _pages, _matches(WHERE), 46),
+    Row("'where' for if or when, docs", _pages, _matches(WHERE), 44),
     Row("relative clauses that English does not use, src", _modules, _matches(CHAINS), 6),
     Row("relative clauses that English does not use, docs", _pages, _matches(CHAINS), 0),
     Row("'what is' with a participle, src", _modules, _matches(PASSIVE), 51),
-    Row("'what is' with a participle, docs", _pages, _matches(PASSIVE), 15),
+    Row("'what is' with a participle, docs", _pages, _matches(PASSIVE), 13),
     Row("'picture' for image, src", _modules, _matches(r"\bpictures?\b"), 8),
     Row("'picture' for image, docs", _pages, _matches(r"\bpictures?\b"), 0),
-    Row("'behind' for after and 'beside' for next to or and, src", _modules, _matches(r"\b(?:behind|beside)\b"), 140),
-    Row("'behind' for after and 'beside' for next to or and, docs", _pages, _matches(r"\b(?:behind|beside)\b"), 51),
-    Row("names that are participles", _modules, _participles, 230),
-    Row(f"sentences of more than {MAX_WORDS} words, docs", _pages, _long_sentences, 65),
+    Row("'behind' for after and 'beside' for next to or and, src", _modules, _matches(BEHIND), 138),
+    Row("'behind' for after and 'beside' for next to or and, docs", _pages, _matches(BEHIND), 45),
+    Row("names that are participles", _modules, _participles, 229),
+    Row(f"sentences of more than {MAX_WORDS} words, docs", _pages, _long_sentences, 31),
 ]
 
 
