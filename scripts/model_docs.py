@@ -20,8 +20,8 @@ INTRODUCTION = """# Models
 
 This page is written by `scripts/model_docs.py` from the declarations in `src/saccade/models`.
 
-A model is found by the exact string in `architectures` of its config.json; where config.json names none, by its
-`model_type`. A checkpoint of an unknown architecture is refused at start-up with the list of known ones. The gateway prepares
+A model is found by the exact string in `architectures` of its config.json, or by its `model_type` if config.json names
+none. A checkpoint of an unknown architecture is refused at start-up with the list of known ones. The gateway prepares
 prompts and images of every family. *engine* says whether Saccade's own engine runs the family. *other wires* names the grid
 that is sent with an image to TokenSpeed workers; a family without one cannot be sent to them. A family with neither is not
 served by any worker; `saccade inspect` shows its prompts and pixels.
@@ -30,8 +30,8 @@ ENGINE = """## What the engine computes with
 
 {backends}
 
-Both flags are `auto` by default: the last that can compute on the device, in the dtype, with the sizes of the heads, and is installed. The summary
-of the start says why. Nothing of this has run on a GPU.
+Both flags are `auto` by default: the last installed one that can compute on the device, in the dtype, with the sizes of the heads. The summary of
+the start says why. Nothing of this has run on a GPU.
 
 - `--dtype`: `auto`, {dtypes}.
 - Formats of quantised weights, by `quant_method` in config.json: {formats} (`docs/formats.md`).
@@ -39,16 +39,16 @@ of the start says why. Nothing of this has run on a GPU.
 """
 FILES = """## Files of a model
 
-A folder in hub layout holds `config.json`, `generation_config.json`, `preprocessor_config.json`, a tokenizer (`tokenizer.json`, or
-`tiktoken.model` where the release has that), `tokenizer_config.json`, a chat template (`chat_template.jinja`, `chat_template.json`, or inside
-`tokenizer_config.json`), and for the engine `*.safetensors`, sharded or not. `preprocessor_config.json` may be the `image_processor` of
-`processor_config.json` instead, as transformers 5 writes it; a folder with neither lacks the settings of its image processor and is refused.
+A folder in hub layout holds `config.json`, `generation_config.json` and `preprocessor_config.json`. It holds a tokenizer (`tokenizer.json`, or
+`tiktoken.model` if the release has that), `tokenizer_config.json`, and a chat template (`chat_template.jinja`, `chat_template.json`, or inside
+`tokenizer_config.json`). For the engine it holds `*.safetensors`, sharded or not. `preprocessor_config.json` may be the `image_processor` of
+`processor_config.json` instead, as transformers 5 writes it. A folder with neither lacks the settings of its image processor and is refused.
 Pickled weights (`*.bin`, `*.pt`) and code are never read.
 
 The chat template is the checkpoint's own, used unchanged. Start-up refuses a template that does not write exactly one placeholder for one
-image. The tests use synthetic checkpoints: their templates are reconstructed from descriptions of the releases' templates, their vocabularies
-are trained by the tests, and no release's own file is in the repository. The reference for pixels and token ids is transformers; for
-Kimi-K2.5 and Phi-3-vision it is a second implementation, written for this project from a description of the releases' code (`tests/references/`).
+image. The tests use synthetic checkpoints, and no release's own file is in the repository. Their templates are reconstructed from descriptions
+of the releases' templates, and the tests train their vocabularies. The reference for pixels and token ids is transformers. For Kimi-K2.5 and
+Phi-3-vision it is a second implementation (`tests/references/`), written for this project from a description of the releases' code.
 
 `generation_config.json` gives the defaults of sampling: `do_sample: false` means temperature 0 unless the request says otherwise.
 

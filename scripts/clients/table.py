@@ -7,8 +7,9 @@ from results import Result
 INTRODUCTION = """\
 # Clients
 
-What clients that others wrote do with `saccade serve`. `make clients` makes this page: it installs each client in an environment of its own, below
-`.cache/clients`, runs its program of `scripts/clients/programs` against two servers on loopback that want an API key, and ends with an error if a row fails.
+What clients that others wrote do with `saccade serve`. `make clients` makes this page. It installs each client in a separate environment, below
+`.cache/clients`. It runs the client's program of `scripts/clients/programs` against two servers on loopback that require an API key. It ends with an
+error if a row fails.
 
 - Images and chats go to the bundled model, and an answer works if it is the text on the image.
 - Tools and structured output go to a random model, made for the run, with the template of Qwen3-VL. It cannot call tools by itself: its calls are held by a
