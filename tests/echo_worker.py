@@ -3,11 +3,12 @@
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from streams import generate
+from waiting import until
 
 from saccade.protocol.media import MediaItem, SlotRef, Span
 from saccade.protocol.request import EngineRequest, SamplingParams
@@ -37,12 +38,6 @@ def ask(name: str, token_ids: list[int], *slots: str, generation: int = 1) -> En
         for slot in slots
     )
     return EngineRequest(request_id=name, token_ids=token_ids, sampling=SamplingParams(max_tokens=100), media=media)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(WAIT_SECONDS):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 @asynccontextmanager

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import msgspec
-from echo_worker import until
+from waiting import until
 
 from saccade.protocol.description import Description, ModelFiles
 from saccade.protocol.request import GatewayCommand

@@ -18,7 +18,7 @@ import openai
 import psutil
 from chats import openai_client
 
-READY_SECONDS = 60
+READY_SECONDS = 120
 SHARED_MEMORY = Path("/dev/shm")
 
 

@@ -16,10 +16,10 @@ from typing import Any
 import grpc
 import msgspec
 import pytest
-from echo_worker import until
 from smg_grpc_proto.generated import sglang_scheduler_pb2_grpc as rpc
 from smg_servicer import look_often
 from tokenspeed_worker import Slots, context
+from waiting import until
 
 from saccade.transport.connectors.sglang import SglangClient
 

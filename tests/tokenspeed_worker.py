@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from echo_worker import until
 from smg_grpc_proto.generated import common_pb2
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2_grpc as rpc
+from waiting import until
 
 from saccade.protocol.description import ModelFiles
 from saccade.protocol.media import MediaItem, SlotRef, Span

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pybase64
 from aiohttp import web
-from echo_worker import until
+from waiting import until
 
 from saccade.protocol.description import ModelFiles
 from saccade.protocol.media import MediaItem, Span

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from certificates import Files, files
-from echo_worker import until
 from tables import table
+from waiting import until
 
 from saccade.cli.gateway import WorkerFlags
 from saccade.cli.main import make_app, run

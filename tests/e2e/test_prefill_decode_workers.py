@@ -43,7 +43,7 @@ class Split:
         return next(process for process in found if "saccade.engine" in process.cmdline())
 
     def wait_until_ready(self) -> None:
-        wait_until(lambda: self.server.metric("saccade_worker_ready") == 2, seconds=START_SECONDS)
+        wait_until(lambda: self.server.metric("saccade_worker_ready") == 2)
 
     def wait_until_idle(self) -> None:
         """Nothing of any request is left at either worker."""
@@ -53,7 +53,7 @@ class Split:
             free, blocks = self.counted("saccade_kv_blocks_free"), self.counted("saccade_kv_blocks")
             return not any(count for each in counts for count in each.values()) and free == blocks
 
-        wait_until(is_idle, seconds=60)
+        wait_until(is_idle)
 
 
 def ask(server: Server, number: int, max_tokens: int = 24, **options: object) -> list[str]:
@@ -150,7 +150,7 @@ def test_engine_that_dies(split: Split, alone: Callable[..., list[str]], role: s
     split.wait_until_ready()
     with ThreadPoolExecutor(8) as threads:
         asked = [(seed, threads.submit(outcome, split.server, seed, 200)) for seed in SEEDS * 3]
-        wait_until(lambda: any(split.counted("vllm:num_requests_running").values()), seconds=30)
+        wait_until(lambda: any(split.counted("vllm:num_requests_running").values()))
         dead = split.engine(role)
         dead.send_signal(signal.SIGKILL)
         told = [(seed, each.result()) for seed, each in asked]

@@ -88,7 +88,7 @@ def shown_at_start(server: Server) -> str:
         assert server.process.poll() is None
         return re.match(r"(?s:.*)\nTry it:\n.*\n", server.log.read_text())
 
-    found = wait_until(shown, seconds=60)
+    found = wait_until(shown)
     assert found is not None
     return found[0]
 

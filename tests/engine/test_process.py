@@ -100,7 +100,7 @@ def test_interrupt_is_ignored_and_shutdown_obeyed(front: Front, tiny_qwen3_vl: P
     front.send(Forward(7, msgspec.msgpack.encode(engines.request(tiny_qwen3_vl, [9], "last"))))
     assert deltas(front, 1)["last"][-1].finish_reason == FinishReason.LENGTH
     front.send(Shutdown())
-    assert front.process.wait(20) == 0
+    assert front.process.wait(60) == 0
 
 
 def test_what_was_recorded_is_whole_when_the_process_has_ended(tiny_qwen3_vl: Path, tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_what_was_recorded_is_whole_when_the_process_has_ended(tiny_qwen3_vl: Pa
     front.send(Forward(7, msgspec.msgpack.encode(engines.request(tiny_qwen3_vl, [9], "last"))))
     deltas(front, 1)
     front.send(Shutdown())
-    assert front.process.wait(20) == 0
+    assert front.process.wait(60) == 0
     front.socket.close()
     [file] = recordings.segments(tmp_path)
     assert recordings.replayed(file).num_tokens == 8
@@ -126,7 +126,7 @@ def test_what_was_recorded_is_whole_when_the_process_has_ended(tiny_qwen3_vl: Pa
 def test_cannot_start(config: Any, words: str) -> None:
     front = Front(config)
     assert words in front.until(EngineFailed).message
-    assert front.process.wait(20) == 1
+    assert front.process.wait(60) == 1
     front.socket.close()
 
 
@@ -134,7 +134,7 @@ def test_ends_with_its_front(tiny_qwen3_vl: Path) -> None:
     front = Front(config_of(tiny_qwen3_vl))
     front.until(EngineReady)
     front.socket.close()
-    assert front.process.wait(20) == 0
+    assert front.process.wait(60) == 0
 
 
 def test_ends_quietly_where_there_is_no_front() -> None:

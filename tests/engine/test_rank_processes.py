@@ -14,9 +14,10 @@ import msgspec
 import psutil
 import pytest
 import recordings
-from echo_worker import connected, running, tokens, until
+from echo_worker import connected, running, tokens
 from engine_front import Front, config_of
 from streams import generate
+from waiting import until
 
 from saccade.errors import StartupError, WorkerFailed
 from saccade.protocol.engine_ipc import EngineReady, EngineStep, Forward

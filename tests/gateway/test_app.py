@@ -8,8 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import pytest
 import scripted
 from chats import data_url, random_image
 from tables import table
+from waiting import wait_until
 
 from saccade.errors import StartupError
 from saccade.gateway import app
@@ -41,14 +41,6 @@ def guarded(tiny_qwen3_vl: Path) -> Iterator[scripted.Gateway]:
 
 def bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError
-        time.sleep(0.01)
 
 
 @table("path", PATHS)
@@ -310,7 +302,7 @@ def test_load_counts_requests_in_flight(gateway: scripted.Gateway) -> None:
     gateway.worker.script = [TokenDelta("r", [300]), 0.5, TokenDelta("r", [gateway.eos], FinishReason.STOP)]
     running = threading.Thread(target=gateway.chat)
     running.start()
-    until(lambda: gateway.ask("GET", "/load").json == {"server_load": 1})
+    wait_until(lambda: gateway.ask("GET", "/load").json == {"server_load": 1})
     running.join()
 
 
@@ -341,9 +333,9 @@ def test_drain_finishes_what_runs_and_refuses_the_rest(tiny_qwen3_vl: Path) -> N
         answers: list[scripted.Answer] = []
         running = threading.Thread(target=lambda: answers.append(gateway.chat()))
         running.start()
-        until(lambda: len(gateway.worker.requests) == 1)
+        wait_until(lambda: len(gateway.worker.requests) == 1)
         gateway.server.handle_exit(signal.SIGTERM, None)
-        until(lambda: gateway.application.limits.admission.draining)
+        wait_until(lambda: gateway.application.limits.admission.draining)
         for answer in (gateway.ask("GET", "/ready"), gateway.chat()):
             assert (answer.status, answer.json["error"]["code"]) == (503, "draining")
         assert gateway.ask("GET", "/live").status == 200
@@ -358,11 +350,11 @@ def test_drain_ends_when_its_time_is_over(tiny_qwen3_vl: Path) -> None:  # contr
         answers: list[scripted.Answer] = []
         running = threading.Thread(target=lambda: answers.append(gateway.chat()))
         running.start()
-        until(lambda: len(gateway.worker.requests) == 1)
+        wait_until(lambda: len(gateway.worker.requests) == 1)
         gateway.server.handle_exit(signal.SIGTERM, None)
         running.join(20)
         assert [(answer.status, answer.json["error"]["code"]) for answer in answers] == [(503, "draining")]
-        until(lambda: gateway.worker.num_aborted == 1)
+        wait_until(lambda: gateway.worker.num_aborted == 1)
 
 
 def test_whole_process_starts_and_stops_by_signal() -> None:
@@ -388,10 +380,10 @@ def test_whole_process_starts_and_stops_by_signal() -> None:
             connection.close()
 
     try:
-        until(lambda: status("/live") == 200)
+        wait_until(lambda: status("/live") == 200)
         assert status("/ready") == 503
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
         assert not [name for name in os.listdir("/dev/shm") if f"-{process.pid}-" in name]
     finally:
         process.kill()

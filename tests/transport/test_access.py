@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 from certificates import Files, files
-from echo_worker import until
 from fronts import Front
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tables import table
+from waiting import until
 
 from saccade.errors import StartupError
 from saccade.transport.access import Access

@@ -4,9 +4,10 @@ import math
 
 import msgspec
 import pytest
-from echo_worker import ask, tokens, until
+from echo_worker import ask, tokens
 from fronts import Front, talking
 from streams import generate
+from waiting import until
 
 from saccade.errors import WorkerFailed
 from saccade.protocol.output import FinishReason, PixelsWanted, StepFrame, TokenDelta, TokenLogprob

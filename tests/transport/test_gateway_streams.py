@@ -14,8 +14,9 @@ from pathlib import Path
 import grpc
 import msgspec
 import pytest
-from echo_worker import ask, until
+from echo_worker import ask
 from fronts import Front
+from waiting import until
 
 from saccade.errors import StartupError
 from saccade.protocol.request import Abort

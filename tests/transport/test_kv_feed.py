@@ -8,11 +8,12 @@ from pathlib import Path
 import grpc
 import msgspec
 import pytest
-from echo_worker import ask, until
+from echo_worker import ask
 from fronts import Front, talking
 from nested import NESTED_EVENTS
 from streams import generate
 from tables import table
+from waiting import until
 
 from saccade.errors import WorkerFailed, WorkerUnavailable
 from saccade.protocol.kv_events import BlockRemoved, ImageRemoved, ImageStored, KvEvent, KvEvents

@@ -262,12 +262,12 @@ def test_state_that_is_not_acknowledged_is_given_up() -> None:
 
 def test_a_long_prompt_is_waited_for() -> None:
     """The source's heartbeats keep a transfer alive whose timeout is over many times."""
-    source, destination = End(bind="127.0.0.1:0", timeout_seconds=0.2), End(timeout_seconds=0.2)
+    source, destination = End(bind="127.0.0.1:0", timeout_seconds=1.0), End(timeout_seconds=1.0)
     with closing(source.transfers), closing(destination.transfers):
         source.transfers.offer(key := new_key())
         destination.transfers.pull(key, address(source), 0)
         source.next(StateRequested)
-        time.sleep(0.8)
+        time.sleep(2.5)
         source.transfers.prefilled(key, FIRST)
         destination.next(PromptComputed)
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from echo_worker import until
 from sglang_servicer import STOPPED, Engine, Rooms, arguments, listening, servicer_class
 from streams import generate
 from tables import table
 from test_sglang_servicer import PIXELS, ask, floats
 from tokenspeed_worker import FILES, Slots, context
+from waiting import until
 
 from saccade.errors import RequestError, StartupError, WorkerFailed, WorkerUnavailable
 from saccade.gateway.workers.pool import WorkerPool

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from echo_worker import until
 from sglang_servicer import STOPPED, Engine, arguments, listening, registered, servicer_class
 from streams import generate
 from tokenspeed_worker import FILES, PLACEHOLDER, Slots, context, image
+from waiting import until
 
 from saccade.errors import (
     ImageTooLarge,

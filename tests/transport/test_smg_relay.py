@@ -17,7 +17,6 @@ import smg_servicer
 import tokenspeed_worker
 import zmq
 import zmq.asyncio
-from echo_worker import until
 from sglang_servicer import Engine as SglangEngine
 from sglang_servicer import arguments, servicer_class
 from sglang_servicer import listening as listening_sglang
@@ -25,6 +24,7 @@ from sglang_servicer import registered as registered_sglang
 from streams import generate
 from test_smg_kv_events import asked, image, padded
 from tokenspeed_worker import FILES, Slots
+from waiting import until
 
 from saccade.errors import WorkerUnavailable
 from saccade.identity.blocks import MediaRun, block_keys, root_key

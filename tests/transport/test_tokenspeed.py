@@ -11,7 +11,6 @@ from typing import Any
 import grpc
 import msgspec
 import pytest
-from echo_worker import until
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
 from smg_grpc_servicer.mm_shm import tensor_payload_bytes
 from streams import generate
@@ -30,6 +29,7 @@ from tokenspeed_worker import (
     registered,
     zipped,
 )
+from waiting import until
 
 from saccade.errors import (
     DeadlineExceeded,

@@ -7,12 +7,12 @@ from typing import Any
 import grpc
 import msgspec
 import pytest
-from echo_worker import until
 from smg_grpc_proto.generated import common_pb2
 from streams import generate
 from tables import table
 from test_smg_kv_events import stored
 from tokenspeed_worker import PIXELS, PLACEHOLDER, Slots, TokenSpeedWorker, image, listening, registered, zipped
+from waiting import until
 
 from saccade.errors import WorkerUnavailable
 from saccade.gateway.workers.cache_listener import CacheListener

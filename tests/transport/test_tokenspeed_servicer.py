@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from echo_worker import until
 from smg_servicer import STOPPED, Engine, servicer_class
 from streams import generate
 from tokenspeed_worker import FILES, PIXELS, Slots, ask, image, listening, registered
+from waiting import until
 
 from saccade.errors import QueueFull, SaccadeError, WorkerFailed
 from saccade.protocol.media import Span

@@ -12,7 +12,6 @@ import numpy as np
 import pybase64
 import pytest
 from certificates import Files
-from echo_worker import until
 from streams import generate
 from tables import table
 from vllm_publisher import publisher
@@ -31,6 +30,7 @@ from vllm_worker import (
     rendered,
     usage,
 )
+from waiting import until
 
 from saccade.errors import (
     DeadlineExceeded,

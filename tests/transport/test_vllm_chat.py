@@ -4,9 +4,9 @@ from typing import Any
 
 import pybase64
 import pytest
-from echo_worker import until
 from streams import generate
 from vllm_worker import VllmServer, ask, image, listening, registered, usage
+from waiting import until
 
 from saccade.errors import ImageTooLarge, SaccadeError, UnsupportedParameter, WorkerFailed
 from saccade.protocol.chat import ChatPrompt

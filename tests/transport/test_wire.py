@@ -8,11 +8,12 @@ from pathlib import Path
 import grpc
 import msgspec
 import pytest
-from echo_worker import ask, tokens, until
+from echo_worker import ask, tokens
 from fronts import DESCRIPTION, Front, talking
 from nested import NESTED_STEP
 from streams import QueueSink, generate, no_pixels
 from tables import table
+from waiting import until
 
 from saccade.errors import ImageTooLarge, InternalError, QueueFull, StartupError, WorkerFailed
 from saccade.protocol.engine_load import STEP_TOKEN_BOUNDS, Load

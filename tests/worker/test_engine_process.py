@@ -11,11 +11,12 @@ import grpc
 import msgspec
 import psutil
 import pytest
-from echo_worker import FAIL, STALL, WAIT_SECONDS, ask, command, connected, serving, tokens, until
+from echo_worker import FAIL, STALL, WAIT_SECONDS, ask, command, connected, serving, tokens
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from nested import NESTED, NESTED_COMMAND
 from streams import generate
+from waiting import until
 
 from saccade.errors import InvalidValue, StartupError, WorkerFailed, WorkerUnavailable
 from saccade.protocol.output import FinishReason, StepFrame

@@ -6,8 +6,8 @@ from typing import Any
 import grpc
 import msgspec
 import pytest
-from echo_worker import until
 from fronts import DESCRIPTION, Front
+from waiting import until
 
 from saccade.errors import InvalidValue, WorkerFailed, WorkerUnavailable
 from saccade.protocol.description import Description

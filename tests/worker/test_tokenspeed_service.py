@@ -10,13 +10,13 @@ from typing import Any
 import grpc
 import msgspec
 import pytest
-from echo_worker import until
 from fronts import Front
 from smg_grpc_proto.generated import common_pb2
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
 from smg_grpc_proto.generated.tokenspeed_scheduler_pb2_grpc import TokenSpeedSchedulerStub
 from tables import table
 from tokenspeed_requests import AFTER, BEFORE, Model, in_file
+from waiting import until
 
 from saccade.errors import StartupError
 from saccade.identity.blocks import root_key

@@ -6,7 +6,6 @@ import http.client
 import itertools
 import json
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import scripted
 import structlog
 from chats import data_url, openai_messages, random_image
 from tables import table
+from waiting import wait_until
 
 from saccade.errors import QueueFull, WorkerFailed
 from saccade.gateway.config import GatewayConfig
@@ -38,14 +38,6 @@ def deltas(*steps: list[int], finish: FinishReason = STOP, cached: int = 0) -> l
     first, *others = steps
     script = [TokenDelta("r", first, None, cached), *(TokenDelta("r", ids) for ids in others)]
     return [*script[:-1], TokenDelta("r", steps[-1], finish, script[-1].num_cached_tokens)]
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError
-        time.sleep(0.01)
 
 
 def test_whole_answer(gateway: scripted.Gateway, ids_of: Callable[[str], list[int]]) -> None:
@@ -129,7 +121,7 @@ def test_stop_string_over_tokens_ends_the_answer_and_the_work(
         text, reason = answer.json["choices"][0]["message"]["content"], answer.json["choices"][0]["finish_reason"]
         usage = answer.json["usage"]
     assert (text, reason, usage["completion_tokens"]) == ("ab", "stop", len("ab<stop>"))
-    wait_for(lambda: gateway.worker.num_aborted == 1)
+    wait_until(lambda: gateway.worker.num_aborted == 1)
 
 
 def test_length_and_unfinished_characters(gateway: scripted.Gateway, ids_of: Callable[[str], list[int]]) -> None:
@@ -146,11 +138,11 @@ def test_client_that_leaves_takes_its_request_along(stream: bool, gateway: scrip
     connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=10)
     body = {"model": "tiny", "messages": openai_messages("hi", random_image(40, 40, 1)), "stream": stream}
     connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
-    wait_for(lambda: len(gateway.worker.requests) == 1)
+    wait_until(lambda: len(gateway.worker.requests) == 1)
     assert gateway.worker.num_aborted == 0
     connection.close()
-    wait_for(lambda: gateway.worker.num_aborted == 1)
-    wait_for(lambda: gateway.metric("saccade_requests_in_flight") == 0)
+    wait_until(lambda: gateway.worker.num_aborted == 1)
+    wait_until(lambda: gateway.metric("saccade_requests_in_flight") == 0)
     assert gateway.metric("saccade_slots_in_use") == 0
 
 
@@ -269,7 +261,7 @@ def test_one_bad_image_gives_back_the_slots_of_the_others(gateway: scripted.Gate
     answer = gateway.chat([{"type": "image_url", "image_url": {"url": url}} for url in (good, bad)])
     error = answer.json["error"]
     assert (error["code"], error["param"]) == ("invalid_image", "messages[0].content[1].image_url.url")
-    wait_for(lambda: gateway.metric("saccade_slots_in_use") == 0)
+    wait_until(lambda: gateway.metric("saccade_slots_in_use") == 0)
 
 
 def test_a_request_that_leaves_before_its_turn_gives_back_its_slots(
@@ -293,7 +285,7 @@ def test_a_request_that_leaves_before_its_turn_gives_back_its_slots(
     assert arrived.wait(20)
     assert gateway.metric("saccade_slots_in_use") == 1
     connection.close()
-    wait_for(lambda: gateway.metric("saccade_slots_in_use") == 0)
+    wait_until(lambda: gateway.metric("saccade_slots_in_use") == 0)
     assert not gateway.worker.requests
 
 
@@ -311,7 +303,7 @@ def test_log_lines_name_the_request_and_hold_nothing_of_it(gateway: scripted.Gat
         gateway.worker.script = [ZeroDivisionError("broken")]
         body = {"model": "tiny", "messages": openai_messages("my secret", random_image(20, 20, 1))}
         gateway.ask("POST", "/v1/chat/completions", body, X_Request_Id="my-id")
-        wait_for(lambda: gateway.lines("my-id"))
+        wait_until(lambda: gateway.lines("my-id"))
     assert [line["event"] for line in lines if line.get("request_id") == "my-id"] == ["unforeseen error"]
     assert gateway.lines("my-id")[0]["code"] == "internal_error"
     assert "secret" not in str((lines, gateway.lines("my-id")))

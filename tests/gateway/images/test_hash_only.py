@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import decode_servers
 from chats import data_url, random_image
-from echo_worker import until
+from waiting import until
 
 from saccade.gateway import app
 from saccade.gateway.config import GatewayConfig

@@ -11,9 +11,9 @@ from random import Random
 import msgspec
 import pytest
 from described_worker import Described
-from echo_worker import until
 from fronts import DESCRIPTION, Front
 from prometheus_client import CollectorRegistry
+from waiting import until
 
 from saccade.gateway.processes.indexer import Indexer
 from saccade.gateway.workers import shared_index

@@ -4,9 +4,9 @@ import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from echo_worker import until
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.parser import text_string_to_metric_families
+from waiting import until
 
 from saccade.gateway.config import ConnectionLimits, DispatchLimits, GatewayConfig, Member
 from saccade.gateway.processes.siblings import Siblings, booked_together

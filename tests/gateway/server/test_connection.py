@@ -51,7 +51,7 @@ def request(path: str, body: bytes, headers: bytes = b"") -> bytes:
 
 def send(gateway: scripted.Gateway, pieces: Iterable[bytes]) -> bytes:
     """Send *pieces* until the server has had enough; return what it says."""
-    with socket.create_connection(("127.0.0.1", gateway.port), timeout=5) as connection:
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=60) as connection:
         try:
             for piece in pieces:
                 connection.sendall(piece)
@@ -90,7 +90,7 @@ def test_chunks_of_a_byte_are_cut_off_in_a_refused_body(tiny_qwen3_vl: Path) -> 
     limits = ConnectionLimits(drain_seconds=60)
     with (
         scripted.running(tiny_qwen3_vl, GatewayConfig(connections=limits)) as gateway,
-        socket.create_connection(("127.0.0.1", gateway.port), timeout=5) as connection,
+        socket.create_connection(("127.0.0.1", gateway.port), timeout=60) as connection,
     ):
         connection.sendall(CHUNKED.replace(b"/tokenize", b"/nothing"))
         assert connection.recv(1 << 16).startswith(b"HTTP/1.1 404")
@@ -124,7 +124,7 @@ def test_connection_that_is_reset_while_idle_is_freed_at_once(gateway: scripted.
     wait_until(lambda: not gateway.connections.num_open)
     gc.collect()
     before = num_connections()
-    with socket.create_connection(("127.0.0.1", gateway.port), timeout=5) as connection:
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=60) as connection:
         connection.sendall(b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -139,7 +139,7 @@ def test_closed_connections_are_freed_without_the_collector(gateway: scripted.Ga
         before = num_connections()
         half = BODY.replace(b"Content-Length: 15", b"Content-Length: 99999")
         for content in (BODY + b'{"messages": 5}', half.replace(b"/tokenize", b"/nothing") + FILLER, half + FILLER):
-            with socket.create_connection(("127.0.0.1", gateway.port), timeout=5) as connection:
+            with socket.create_connection(("127.0.0.1", gateway.port), timeout=60) as connection:
                 connection.sendall(content)
         wait_until(lambda: not gateway.connections.num_open)
         wait_until(lambda: num_connections() <= before)
@@ -172,7 +172,7 @@ def test_large_head_and_long_pipeline_pass(gateway: scripted.Gateway) -> None:
     ids=["nothing", "head", "request and a blank line", "body", "chunked body"],
 )
 def test_silent_client_is_left(start: bytes, said: bytes, hasty: scripted.Gateway) -> None:
-    with socket.create_connection(("127.0.0.1", hasty.port), timeout=5) as connection:
+    with socket.create_connection(("127.0.0.1", hasty.port), timeout=60) as connection:
         connection.sendall(start)
         heard = connection.recv(1 << 16)
         assert heard.startswith(said)
@@ -200,7 +200,7 @@ def test_a_slow_body_holds_no_place(tiny_qwen3_vl: Path) -> None:
     limits = ConnectionLimits(sweep_seconds=0.1)
     with (
         scripted.running(tiny_qwen3_vl, GatewayConfig(max_requests=1, connections=limits)) as gateway,
-        socket.create_connection(("127.0.0.1", gateway.port), timeout=5) as slow,
+        socket.create_connection(("127.0.0.1", gateway.port), timeout=60) as slow,
     ):
         gateway.answer_two_tokens()
         slow.sendall(BODY + b"{")
@@ -266,7 +266,7 @@ def test_a_connection_without_a_request_makes_room_for_another(tiny_qwen3_vl: Pa
     with scripted.running(tiny_qwen3_vl, config) as gateway, contextlib.ExitStack() as opened:
 
         def connect(content: bytes = b"") -> socket.socket:
-            connection = opened.enter_context(socket.create_connection(("127.0.0.1", gateway.port), timeout=5))
+            connection = opened.enter_context(socket.create_connection(("127.0.0.1", gateway.port), timeout=60))
             connection.sendall(content)
             return connection
 
@@ -290,7 +290,7 @@ def test_connections_of_one_address_are_bounded(tiny_qwen3_vl: Path) -> None:
 
         def connect(address: str) -> bytes:
             connection = opened.enter_context(
-                socket.create_connection(("127.0.0.1", gateway.port), timeout=5, source_address=(address, 0))
+                socket.create_connection(("127.0.0.1", gateway.port), timeout=60, source_address=(address, 0))
             )
             connection.sendall(b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n")
             return connection.recv(1 << 16)
@@ -311,7 +311,7 @@ def test_connections_with_a_valid_key_do_not_count_towards_their_address(tiny_qw
     with scripted.running(tiny_qwen3_vl, config) as gateway, contextlib.ExitStack() as opened:
         wait_until(lambda: not gateway.connections.num_open)
         for key, expected in [("secret", b"200")] * 4 + [("wrong", b"401")] * 2 + [("secret", b"429")]:
-            connection = opened.enter_context(socket.create_connection(("127.0.0.1", gateway.port), timeout=5))
+            connection = opened.enter_context(socket.create_connection(("127.0.0.1", gateway.port), timeout=60))
             with contextlib.suppress(ConnectionError):
                 connection.sendall(head.format(key).encode())
             assert connection.recv(1 << 16).startswith(b"HTTP/1.1 " + expected)
@@ -322,7 +322,7 @@ def test_a_refusal_is_seen_by_a_client_that_still_sends(tiny_qwen3_vl: Path) -> 
     with scripted.running(tiny_qwen3_vl, GatewayConfig(max_body_bytes=1 << 16)) as gateway:
         body = b"a" * (900 << 10)
         for headers in (b"", b"Connection: close\r\n"):
-            with socket.create_connection(("127.0.0.1", gateway.port), timeout=5) as connection:
+            with socket.create_connection(("127.0.0.1", gateway.port), timeout=60) as connection:
                 connection.sendall(request("/tokenize", body, headers))
                 assert connection.recv(1 << 16).startswith(b"HTTP/1.1 413")
                 if headers:
@@ -335,7 +335,7 @@ def test_a_refusal_is_seen_by_a_client_that_still_sends(tiny_qwen3_vl: Path) -> 
 def test_no_more_than_a_part_of_a_refused_body_is_read(hasty: scripted.Gateway) -> None:
     head = BODY.replace(b"Content-Length: 15", b"Content-Length: 99999999999")
     num_sent = 0
-    with socket.create_connection(("127.0.0.1", hasty.port), timeout=5) as connection:
+    with socket.create_connection(("127.0.0.1", hasty.port), timeout=60) as connection:
         connection.sendall(head)
         assert connection.recv(1 << 16).startswith(b"HTTP/1.1 413")
         with contextlib.suppress(ConnectionError):

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from echo_worker import until
 from grammar_trials import children
+from waiting import until
 
 from saccade.errors import InternalError, QueueFull
 from saccade.gateway.structured_output import trial

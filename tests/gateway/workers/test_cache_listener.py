@@ -12,10 +12,10 @@ from random import Random
 import grpc
 import msgspec
 import pytest
-from echo_worker import until
 from fronts import DESCRIPTION, Front
 from prometheus_client import CollectorRegistry
 from tables import table
+from waiting import until
 
 from saccade.gateway.workers.cache_listener import ALONE, AWAY, EVENTS_PER_TURN, STARTING, CacheListener
 from saccade.gateway.workers.metrics import RoutingCollector

@@ -10,10 +10,11 @@ from random import Random
 
 import pytest
 import structlog
-from echo_worker import STALL, ask, serving, until
+from echo_worker import STALL, ask, serving
 from fronts import DESCRIPTION
 from prometheus_client import CollectorRegistry, generate_latest
 from streams import stream
+from waiting import until
 
 from saccade.errors import WorkerFailed
 from saccade.gateway.workers.cache_listener import CacheListener, exactness

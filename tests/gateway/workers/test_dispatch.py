@@ -10,10 +10,11 @@ from random import Random
 
 import msgspec
 import pytest
-from echo_worker import STALL, ask, serving, until
+from echo_worker import STALL, ask, serving
 from fronts import DESCRIPTION
 from prometheus_client import CollectorRegistry
 from streams import ScriptedStream, stream
+from waiting import until
 
 from saccade.errors import (
     InvalidValue,

@@ -4,12 +4,13 @@ import asyncio
 import contextlib
 import itertools
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from name_server import AAAA, A, naming
 from prometheus_client import CollectorRegistry
+from waiting import until
 
 from saccade.errors import StartupError
 from saccade.gateway.workers import sources
@@ -18,7 +19,6 @@ from saccade.gateway.workers.metrics import SourceCollector
 from saccade.gateway.workers.pool import WorkerPool
 from saccade.gateway.workers.sources import WorkersDns, WorkersFile
 
-DEADLINE_SECONDS = 20
 ONE, TWO, THREE = (f"grpc://10.0.0.{number}:9000" for number in (1, 2, 3))
 
 
@@ -44,12 +44,6 @@ async def following(source: Source) -> AsyncIterator[Seen]:
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(DEADLINE_SECONDS):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 def write(path: Path, text: str) -> None:

@@ -7,9 +7,9 @@ from random import Random
 from typing import Any
 
 import pytest
-from echo_worker import until
 from streams import stream
 from vllm_worker import VllmServer, ask, event, image, listening, usage
+from waiting import until
 
 from saccade.errors import InvalidValue, StartupError
 from saccade.gateway.workers.connectors import check_url

@@ -6,9 +6,9 @@ from random import Random
 import msgspec
 import pytest
 from described_worker import TEXT_PREFIX, Described
-from echo_worker import until
 from fronts import DESCRIPTION
 from prometheus_client import CollectorRegistry
+from waiting import until
 
 from saccade.gateway.workers.cache_listener import CacheListener
 from saccade.gateway.workers.metrics import RoutingCollector

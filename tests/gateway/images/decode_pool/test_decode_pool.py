@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import attacks
@@ -21,6 +21,7 @@ import pytest
 import pytest_asyncio
 import structlog
 from tables import table
+from waiting import until
 
 from saccade.errors import (
     DeadlineExceeded,
@@ -96,12 +97,6 @@ async def _check(pool: DecodePool, encoded: bytes = JPEG) -> None:
     assert prepared.seconds.decode > 0
     assert prepared.seconds.preprocess > 0
     pool.release([prepared.slot.name])
-
-
-async def _until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110  what is waited for happens in other processes
-            await asyncio.sleep(0.005)
 
 
 @table("name", ["png 1x1", "avif", "jpeg orientation 6", "png RGBA", "apng", "jpeg CMYK", "webp lossy"])
@@ -191,7 +186,7 @@ async def test_a_killed_process_costs_nobody_his_answer(pool: DecodePool, monkey
     for pid in before:
         os.kill(pid, signal.SIGSTOP)
     task = asyncio.create_task(_ask(pool, JPEG))
-    await _until(lambda: asked)
+    await until(lambda: asked)
     # The idle one must live: killed too, it could still be given the image before its end is seen.
     (busy,) = asked
     for pid in {*before} - {busy}:
@@ -201,9 +196,9 @@ async def test_a_killed_process_costs_nobody_his_answer(pool: DecodePool, monkey
     assert prepared.slot is not None
     assert read_slot(prepared.slot) == _expected(JPEG)
     pool.release([prepared.slot.name])
-    await _until(lambda: not psutil.pid_exists(busy))
+    await until(lambda: not psutil.pid_exists(busy))
     await asyncio.gather(*(_check(pool) for _ in range(4)))
-    await _until(lambda: pool.num_replaced == replaced + 1 and len(pool.pids) == 2)
+    await until(lambda: pool.num_replaced == replaced + 1 and len(pool.pids) == 2)
 
 
 async def test_an_image_that_ends_its_processes_costs_two(pool: DecodePool) -> None:
@@ -218,7 +213,7 @@ async def test_an_image_that_ends_its_processes_costs_two(pool: DecodePool) -> N
     with pytest.raises(InvalidImage, match="twice"):
         await task
     await asyncio.gather(*(_check(pool) for _ in range(4)))
-    await _until(lambda: pool.num_replaced >= replaced + 2 and len(pool.pids) == 2)
+    await until(lambda: pool.num_replaced >= replaced + 2 and len(pool.pids) == 2)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -235,9 +230,9 @@ async def test_a_process_killed_while_idle_costs_nothing(pool: DecodePool) -> No
     before = pool.pids
     for pid in before:
         os.kill(pid, signal.SIGKILL)
-    await _until(lambda: not any(psutil.pid_exists(pid) for pid in before))
+    await until(lambda: not any(psutil.pid_exists(pid) for pid in before))
     await _check(pool)
-    await _until(lambda: len(pool.pids) == 2)
+    await until(lambda: len(pool.pids) == 2)
     assert not set(before) & set(pool.pids)
 
 
@@ -248,10 +243,10 @@ async def test_cancelled_requests_leave_no_slot(pool: DecodePool) -> None:  # [e
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert pool.num_waiting == 0
-    await _until(lambda: pool.num_running == 0)
+    await until(lambda: pool.num_running == 0)
     assert all(task.cancelled() or task.result().slot for task in tasks)
     pool.release(task.result().slot.name for task in tasks if not task.cancelled())
-    await _until(lambda: pool.num_slots == 0)
+    await until(lambda: pool.num_slots == 0)
     await _check(pool)
 
 
@@ -320,7 +315,7 @@ async def test_a_hung_process_costs_one_request() -> None:
     for pid in set(before) & set(pool.pids):
         os.kill(pid, signal.SIGCONT)
     await _check(pool)
-    await _until(lambda: len(pool.pids) == 2)
+    await until(lambda: len(pool.pids) == 2)
     assert len(set(before) & set(pool.pids)) == 1
     await pool.close()
 
@@ -346,7 +341,7 @@ async def test_the_fork_server_is_started_again(narrow: DecodePool) -> None:
     server = psutil.Process(before[0]).parent()
     assert server is not None
     server.kill()
-    await _until(lambda: not any(psutil.pid_exists(pid) for pid in before))
+    await until(lambda: not any(psutil.pid_exists(pid) for pid in before))
     await _check(narrow)
 
 
@@ -398,4 +393,4 @@ async def test_processes_die_with_the_gateway() -> None:
         assert len(pids) == 2
         pids.append(psutil.Process(pids[0]).ppid())
         gateway.kill()
-    await _until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
+    await until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
