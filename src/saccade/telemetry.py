@@ -262,7 +262,7 @@ def log_uncaught() -> None:
 
 
 class _Counting(logging.Filter):
-    """Counts what is logged."""
+    """Counts log lines."""
 
     def __init__(self, output: LogOutput) -> None:
         super().__init__()

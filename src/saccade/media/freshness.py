@@ -49,7 +49,7 @@ class Reuse:
         return not self.is_forbidden and (self.fresh_seconds > 0 or self.validator is not None)
 
     def at_most(self, seconds: float) -> "Reuse":
-        """Return the reuse of an answer behind a redirect that is fresh for *seconds*."""
+        """Return the reuse of an answer after a redirect that is fresh for *seconds*."""
         return replace(self, fresh_seconds=min(self.fresh_seconds, seconds))
 
     @property

@@ -26,7 +26,7 @@ CODECS = ("h264", "hevc", "vp8", "vp9", "libdav1d", "mpeg4", "gif")
 """FFmpeg's names of the decoders that are used."""
 
 UNKNOWN_FPS = 24.0
-"""The rate of a video of one frame that states none: the number has no effect on what is sampled."""
+"""The rate of a video of one frame that states none: the number does not affect the sampled frames."""
 
 BROKEN = (av.FFmpegError, ValueError, TypeError, LookupError, ArithmeticError, OSError, RuntimeError)
 """The exceptions that PyAV is known to raise for damaged videos."""

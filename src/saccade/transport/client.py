@@ -170,7 +170,7 @@ class _Session:
             self._on_released(released)
 
     def _deliver(self, seconds: float) -> None:
-        """Hand over what has arrived, for so many *seconds*; then others have a turn on the event loop."""
+        """Hand over what has arrived, for *seconds* at most; then the event loop does other work."""
         deadline = time.monotonic() + seconds
         while self._arrived:
             message = self._arrived.popleft()

@@ -124,7 +124,7 @@ class Frames(asyncio.Protocol):
             self._transport.write(framed(payload))
 
     def close(self) -> None:
-        """End the stream after what is queued."""
+        """End the stream after the queued frames."""
         if self._transport is not None:
             self._transport.close()
 

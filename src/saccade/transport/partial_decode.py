@@ -10,7 +10,7 @@ from saccade.transport.framing import UNREADABLE
 
 @dataclass(frozen=True)
 class PartialCommand:
-    """What was recovered; *request_id* is None if even that is missing."""
+    """The recovered parts; *request_id* is None if even that is missing."""
 
     request_id: str | None = None
     slots: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""The seam between a connector and whoever awaits an answer: the connector pushes deltas, and never waits."""
+"""The seam between a connector and the reader of its answer: the connector pushes deltas, and never waits."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol

@@ -52,5 +52,5 @@ def target(url: str) -> str:
 
 
 def stream_path(url: str) -> str | None:
-    """Return the path of the socket beside gRPC's for streams on one host; None for an address of another kind."""
+    """Return the path of the socket next to gRPC's for streams on one host; None for an address of another kind."""
     return f"{url.removeprefix('unix:')}.stream" if url.startswith("unix:") else None

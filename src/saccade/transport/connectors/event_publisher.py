@@ -81,7 +81,7 @@ class PublishedBatches:
         self._sockets.close()
 
     async def replayed(self) -> AsyncGenerator[bytes, None]:
-        """Yield what was published before, as far as the engine still has it. Raises as published() does."""
+        """Yield the earlier batches, as far as the engine still has them. Raises as published() does."""
         if not self._sockets.can_replay:
             self._on_missing(NO_REPLAY)
             return
@@ -94,7 +94,7 @@ class PublishedBatches:
         self._next = self._next or 0
 
     async def published(self) -> AsyncGenerator[bytes, None]:
-        """Yield what is published from now on. Raises WorkerUnavailable if a batch is lost for good."""
+        """Yield the batches from now on. Raises WorkerUnavailable if a batch is lost for good."""
         last = -1
         while True:
             batch = await self._sockets.next_batch(IDLE_SECONDS if self._sockets.can_replay else math.inf)

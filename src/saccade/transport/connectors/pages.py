@@ -78,7 +78,7 @@ class Pages:
         for name, token_ids in pages:
             if len(token_ids) != self._page_size:
                 raise WorkerUnavailable(
-                    f"its events tell of pages of {len(token_ids)} tokens, but its pages have {self._page_size}"
+                    f"its events report pages of {len(token_ids)} tokens, but its pages have {self._page_size}"
                 )
             chain = None if chain is None else _grown(chain, token_ids, self._sent)
             if chain is None:

@@ -54,7 +54,7 @@ async def follow(source: EventSource, pages: Pages) -> AsyncGenerator[KvEvents, 
 def taken(pages: Pages, event: Event) -> Iterator[KvEvent]:
     """Yield what *event* means for *pages*. Raises WorkerUnavailable if it cannot be followed."""
     match event:
-        case Stored(extra_keys=extra_keys, lookahead_token_ids=behind) if behind or any(extra_keys or ()):
+        case Stored(extra_keys=extra_keys, lookahead_token_ids=lookahead) if lookahead or any(extra_keys or ()):
             pages.refuse(EXTRA_KEYS)
         case Stored(medium=medium, locality=None | "LOCAL", lora_id=None, lora_name=None | "", cache_salt=None | ""):
             if medium in ON_DEVICE:

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 class SglangPair:
-    """The workers at *url*, `sglang://DECODE?prefill=PREFILL`, behind the interface of transport.client.WorkerClient.
+    """The workers at *url*, `sglang://DECODE?prefill=PREFILL`, with the interface of transport.client.WorkerClient.
 
     Either leg's end is the request's: the other is aborted.
     """

@@ -42,7 +42,7 @@ def taken(pages: Pages, event: common_pb2.KvCacheEvent) -> Iterator[KvEvent]:
 
 
 def _is_ours(stored: common_pb2.KvBlocksStored) -> bool:
-    """Whether a request of ours could use what was stored: on the device, without adapter and salt."""
+    """Whether a request of ours could use the blocks: on the device, without adapter and salt."""
     if stored.tier not in DEVICE or stored.locality not in LOCAL or stored.lora_name or stored.cache_salt:
         return False
     return not any(page.cache_level or page.lora_id for page in stored.blocks)
