@@ -1,6 +1,6 @@
 """Confines a process that reads hostile bytes: no files, no sockets, no other processes, no secrets.
 
-Two programs use it: decode processes and the child that tries a model's files. Each gets an environment by allow-list
+Decode processes use it, and the children of limited_child. Each gets an environment by allow-list
 when it is started, and calls confine() when everything is imported. Every measure works without privileges, and each
 may be missing, in an old kernel or in a container that forbids it: confine() returns which hold. The limits on memory,
 files and core dumps always do.

@@ -13,7 +13,8 @@ import pytest
 import scripted
 
 from saccade.errors import StartupError
-from saccade.gateway.served_models.model_probe import ModelProbe, ProbeLimits
+from saccade.gateway.limited_child import ChildLimits
+from saccade.gateway.served_models.model_probe import ModelProbe
 from saccade.models.files import read_model_files
 from saccade.protocol.description import ModelFiles
 from saccade.protocol.model_files import MAX_FILE_BYTES
@@ -21,7 +22,7 @@ from saccade.protocol.output import FinishReason, TokenDelta
 
 LOOPS = b"{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}"
 EIGHT_GIB = b"{{ 'x' * 8589934592 }}"
-LIMITS = ProbeLimits(seconds=20.0, memory_bytes=512 << 20)
+LIMITS = ChildLimits(seconds=20.0, memory_bytes=512 << 20)
 
 
 def changed(given: ModelFiles, **contents: bytes) -> ModelFiles:
@@ -82,7 +83,7 @@ def test_a_tokenizer_that_unfolds_ends_the_child_alone(sound: ModelFiles) -> Non
 @pytest.mark.conformance
 def test_a_tokenizer_without_end_is_stopped(sound: ModelFiles) -> None:
     unfold = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 2000}
-    limits = ProbeLimits(seconds=4.0, memory_bytes=64 << 30)
+    limits = ChildLimits(seconds=4.0, memory_bytes=64 << 30)
     with pytest.raises(StartupError, match=r"tokenizer\.json: loading takes longer than 4 seconds"):
         ModelProbe("tiny", changed(sound, tokenizer__json=normalised(sound, unfold)), limits).run()
 
@@ -97,7 +98,7 @@ def test_a_tokenizer_that_fails_is_refused(sound: ModelFiles) -> None:
 def test_a_tokenizer_of_nothing_takes_no_more_than_its_share(sound: ModelFiles) -> None:
     vocabulary = b",".join(b'"%d":%d' % (number, number) for number in range(1_000_000))
     tokenizer = b'{"model":{"type":"BPE","merges":[],"vocab":{' + vocabulary + b"}}}"
-    limits = ProbeLimits(seconds=20.0, memory_bytes=64 << 20)
+    limits = ChildLimits(seconds=20.0, memory_bytes=64 << 20)
     with pytest.raises(StartupError, match=r"tokenizer\.json.*more than 64 MiB of memory"):
         ModelProbe("tiny", changed(sound, tokenizer__json=tokenizer), limits).run()
 

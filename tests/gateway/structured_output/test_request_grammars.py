@@ -11,10 +11,11 @@ from grammar_trials import children
 from waiting import until
 
 from saccade.errors import InternalError, QueueFull
+from saccade.gateway.limited_child import ChildLimits
 from saccade.gateway.structured_output import trial
 from saccade.gateway.structured_output.constraint import Constraint
 from saccade.gateway.structured_output.grammars import MAX_WAITING, TRIALS_AT_A_TIME, RequestGrammars
-from saccade.gateway.structured_output.trial import NICENESS, TrialLimits
+from saccade.gateway.structured_output.trial import LIMITS, NICENESS
 
 SHORT = Constraint("regex", "[ab]+", "guided_regex")
 
@@ -29,7 +30,7 @@ def endless(number: int) -> Constraint:
 @pytest_asyncio.fixture
 async def grammars() -> AsyncIterator[RequestGrammars]:
     """Grammars whose trials may take a minute of the CPU."""
-    subject = RequestGrammars(TrialLimits(seconds=60))
+    subject = RequestGrammars(ChildLimits(60, LIMITS.memory_bytes))
     yield subject
     subject.close()
 

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from saccade.errors import DeadlineExceeded, InternalError, InvalidValue, UnsupportedParameter
+from saccade.gateway.limited_child import ChildLimits
 from saccade.gateway.structured_output import grammars, trial
 from saccade.gateway.structured_output.constraint import Constraint
 from saccade.gateway.structured_output.grammars import RequestGrammars
-from saccade.gateway.structured_output.trial import Outcome, Trial, TrialLimits
+from saccade.gateway.structured_output.trial import LIMITS, Outcome, Trial
 from saccade.protocol.request import Grammar
 
 PARAM = "response_format.json_schema.schema"
@@ -23,29 +24,29 @@ def constraint(schema: Any, strict: bool = False) -> Constraint:
 
 
 def test_a_child_compiles() -> None:  # F13
-    outcome = Trial(constraint({"type": "array", "uniqueItems": True}), TrialLimits()).run()
+    outcome = Trial(constraint({"type": "array", "uniqueItems": True}), LIMITS).run()
     assert outcome == Outcome(Grammar("json_schema", '{"type":"array"}'), [f"{PARAM}.uniqueItems"])
 
 
 def test_an_endless_schema_is_a_clients_error() -> None:  # F13
-    outcome = Trial(constraint(ENDLESS), TrialLimits(seconds=0.7)).run()
+    outcome = Trial(constraint(ENDLESS), ChildLimits(0.7, LIMITS.memory_bytes)).run()
     assert (outcome.code, outcome.param) == (InvalidValue.code, PARAM)
 
 
 def test_memory_is_limited() -> None:
-    outcome = Trial(constraint(ENDLESS), TrialLimits(seconds=20, memory_bytes=1 << 20)).run()
+    outcome = Trial(constraint(ENDLESS), ChildLimits(seconds=20, memory_bytes=1 << 20)).run()
     assert (outcome.code, outcome.param) == (InvalidValue.code, PARAM)
 
 
 def test_a_child_that_fails_is_no_clients_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "PROGRAM", "saccade.no_such_module")
-    assert Trial(constraint({}), TrialLimits()).run().code == InternalError.code
+    assert Trial(constraint({}), LIMITS).run().code == InternalError.code
 
 
 async def test_a_starved_child_says_nothing_about_the_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
     subject = RequestGrammars()
     with monkeypatch.context() as starved:
-        starved.setattr(trial, "START_SECONDS", -TrialLimits().seconds)
+        starved.setattr(trial, "START_SECONDS", -LIMITS.seconds)
         with pytest.raises(DeadlineExceeded):
             await subject.of(constraint({"type": "boolean"}))
     assert (await subject.of(constraint({"type": "boolean"}))).grammar.text == '{"type":"boolean"}'
@@ -81,7 +82,7 @@ async def test_a_grammar_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[Constraint] = []
 
     class Counted(Trial):
-        def __init__(self, given: Constraint, limits: TrialLimits) -> None:
+        def __init__(self, given: Constraint, limits: ChildLimits) -> None:
             tried.append(given)
             super().__init__(given, limits)
 

@@ -12,8 +12,9 @@ from saccade.byte_lru import ByteLru
 from saccade.errors import DeadlineExceeded, InternalError, UnsupportedParameter, from_code
 from saccade.fair_queue import FairQueue
 from saccade.gateway.concurrency import SingleFlight
+from saccade.gateway.limited_child import ChildLimits
 from saccade.gateway.structured_output.constraint import Constraint
-from saccade.gateway.structured_output.trial import Outcome, Trial, TrialLimits
+from saccade.gateway.structured_output.trial import LIMITS, Outcome, Trial
 from saccade.protocol.request import Grammar
 
 CACHE_BYTES = 16 << 20
@@ -49,8 +50,8 @@ class HeldAnswer:
 class RequestGrammars:
     """Tries constraints, each in a child, a few at a time, fair between clients; what was tried before is known."""
 
-    def __init__(self, limits: TrialLimits | None = None) -> None:
-        self._limits = limits or TrialLimits()
+    def __init__(self, limits: ChildLimits = LIMITS) -> None:
+        self._limits = limits
         self._known: ByteLru[tuple[bytes, Constraint], Outcome] = ByteLru(CACHE_BYTES)
         self._flights = SingleFlight[tuple[bytes, Constraint], Outcome]()
         self._queue = FairQueue(TRIALS_AT_A_TIME, "new grammars", max_waiting=MAX_WAITING, wait_seconds=WAIT_SECONDS)

@@ -1,15 +1,11 @@
-"""Try a grammar in a limited child, `python -m saccade.gateway.structured_output.trial`.
+"""Try a grammar in a limited child.
 
-A schema of a hundred bytes can take llguidance minutes: the fuel of its limits does not count all of its work, and a
-thread cannot be stopped. So the gateway compiles each new grammar in a child first, confined as decode processes are,
-with limits on time and memory. The child gets a Task on its standard input and writes an Outcome on its standard
-output. Workers compile only what passed.
+A schema of a hundred bytes can take llguidance minutes: the fuel of its limits does not count all of its work. So the
+gateway compiles each new grammar in a child first, and workers compile only what passed. The child gets a Constraint
+and writes an Outcome.
 """
 
-import math
 import os
-import resource
-import subprocess
 import sys
 
 import msgspec
@@ -18,7 +14,7 @@ from llguidance import LLTokenizer
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
 from saccade.errors import DeadlineExceeded, InternalError, InvalidValue, RequestError
-from saccade.gateway import confinement
+from saccade.gateway.limited_child import ChildLimits, LimitedChild, begin
 from saccade.gateway.structured_output.constraint import Constraint
 from saccade.grammars.compiler import FIRST_TAG_ID, byte_vocabulary, compile_grammar
 from saccade.grammars.json_schema import Schema, SchemaReader
@@ -32,22 +28,11 @@ START_SECONDS = 15.0
 """For the child's imports and its waits for a core of a busy machine. Its time of the CPU is limited by itself."""
 
 PROGRAM = "saccade.gateway.structured_output.trial"
+LIMITS = ChildLimits(seconds=3.0, memory_bytes=512 << 20)
+MAX_OUTCOME_BYTES = 256 << 20
+"""A grammar is a few times as long as the body that it comes from."""
 
 logger = structlog.get_logger(__name__)
-
-
-class TrialLimits(msgspec.Struct, frozen=True):
-    """What compiling a grammar may take. *memory_bytes* is beyond what the child has when it begins."""
-
-    seconds: float = 3.0
-    memory_bytes: int = 512 << 20
-
-
-class Task(msgspec.Struct, frozen=True):
-    """What the child compiles."""
-
-    constraint: Constraint
-    limits: TrialLimits
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -61,57 +46,38 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Trial:
-    """The trial of *constraint* in a child."""
+    """The trial of *constraint* in a child; kill() may be called from any thread if nobody waits for the outcome."""
 
-    def __init__(self, constraint: Constraint, limits: TrialLimits) -> None:
+    def __init__(self, constraint: Constraint, limits: ChildLimits) -> None:
         self._constraint = constraint
         self._limits = limits
-        self._child: subprocess.Popen[bytes] | None = None
-        self._is_unwanted = False
-
-    def kill(self) -> None:
-        """End the child, or never begin it: nobody waits for the outcome. Any thread may call it, at any time."""
-        self._is_unwanted = True
-        if self._child is not None:
-            self._child.kill()
+        self._child = LimitedChild(PROGRAM, constraint, limits)
+        self.kill = self._child.stop
 
     def run(self) -> Outcome:
         """Return what came of it; blocks until the child has ended."""
-        if self._is_unwanted:
+        if self._child.is_stopped:
             return _failed(self._constraint)
-        command, environment = [sys.executable, "-m", PROGRAM], confinement.environment(os.environ)
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as child:
-            self._child = child
-            # kill() may have come before it could see the child.
-            if self._is_unwanted:
-                child.kill()
-            return self._outcome(child)
-
-    def _outcome(self, child: "subprocess.Popen[bytes]") -> Outcome:
-        constraint, limits = self._constraint, self._limits
-        try:
-            answer, _ = child.communicate(
-                msgspec.msgpack.encode(Task(constraint, limits)), limits.seconds + START_SECONDS
-            )
-        except subprocess.TimeoutExpired as error:
-            child.kill()
+        wait_seconds = self._limits.seconds + START_SECONDS
+        output, status, in_time = self._child.run(wait_seconds, MAX_OUTCOME_BYTES)
+        if not in_time:
             # Its own limit did not end the child, so it had little of the CPU: that says nothing about the grammar.
-            message = f"Trying the answer's grammar took longer than {error.timeout:g} seconds; try again shortly."
-            return Outcome(code=DeadlineExceeded.code, message=message, param=constraint.param)
-        if child.returncode < 0:
-            return _too_large(constraint, limits)
+            message = f"Trying the answer's grammar took longer than {wait_seconds:g} seconds; try again shortly."
+            return Outcome(code=DeadlineExceeded.code, message=message, param=self._constraint.param)
+        if status < 0:
+            return _too_large(self._constraint, self._limits)
         try:
-            return msgspec.msgpack.decode(answer, type=Outcome)
+            return msgspec.msgpack.decode(output, type=Outcome)
         except msgspec.DecodeError:
-            logger.error("trying a grammar failed", exit_code=child.returncode)
-            return _failed(constraint)
+            logger.error("trying a grammar failed", exit_code=status)
+            return _failed(self._constraint)
 
 
 def _failed(constraint: Constraint) -> Outcome:
     return Outcome(code=InternalError.code, message="Trying the answer's grammar failed.", param=constraint.param)
 
 
-def _too_large(constraint: Constraint, limits: TrialLimits) -> Outcome:
+def _too_large(constraint: Constraint, limits: ChildLimits) -> Outcome:
     param = constraint.param
     message = (
         f"`{param}` takes more than {limits.seconds:g} seconds or {limits.memory_bytes >> 20} MiB to compile; make it "
@@ -190,14 +156,11 @@ def _lark(constraint: Constraint) -> str:
 
 def main() -> None:
     os.nice(NICENESS)
-    task = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Task)
-    seconds = math.ceil(task.limits.seconds)
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
-    confinement.confine(task.limits.memory_bytes, may_import=True)
+    limits, constraint = begin(Constraint)
     try:
-        outcome = try_constraint(task.constraint)
+        outcome = try_constraint(constraint)
     except MemoryError:
-        outcome = _too_large(task.constraint, task.limits)
+        outcome = _too_large(constraint, limits)
     sys.stdout.buffer.write(msgspec.msgpack.encode(outcome))
 
 
