@@ -136,7 +136,7 @@ class SchemaReader:
     def _drop(self, result: HeldSchema, schema: Schema, keyword: str, path: str) -> None:
         if self.strict:
             raise UnsupportedParameter(
-                f"`{path}.{keyword}` cannot be held while an answer is written; leave it out, or do not set `strict`.",
+                f"`{path}.{keyword}` cannot be enforced while the answer grows; leave it out, or do not set `strict`.",
                 f"{path}.{keyword}",
             )
         del schema[keyword]
@@ -164,8 +164,8 @@ class SchemaReader:
         keyword = next((name for name in ("oneOf", "pattern", "type", "enum", "$ref") if name in schema), None)
         place = failing if keyword is None else f"{failing}.{keyword}"
         return InvalidValue(
-            f"`{place}` cannot be held: it is wrong, impossible to satisfy, or too large. Alternatives of oneOf must "
-            "exclude one another, and patterns have no look-around and no back references.",
+            f"`{place}` cannot be enforced: it is wrong, impossible to satisfy, or too large. Alternatives of oneOf "
+            "must exclude one another, and patterns have no look-around and no back references.",
             place,
         )
 

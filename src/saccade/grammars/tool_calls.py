@@ -78,14 +78,14 @@ def read_parameters(function: HeldFunction, tokens: ToolCallTokens, read: Callab
         place = f"{function.place}.properties.{shown(name)}"
         if not name or set(name) & set("<>\n\r"):
             raise InvalidValue(f"`{function.place}.properties`: a parameter's name has no <, > or line break.", place)
-        unheld = [keyword for keyword in TEXT_KEYWORDS if _is_text(name, enforced.schema) and keyword in schema]
-        if unheld and function.strict:
+        refused = [keyword for keyword in TEXT_KEYWORDS if _is_text(name, enforced.schema) and keyword in schema]
+        if refused and function.strict:
             raise UnsupportedParameter(
-                f"`{place}.{unheld[0]}` cannot be held, because this model writes texts without quotes; leave it out, "
-                "or do not set `strict`.",
-                f"{place}.{unheld[0]}",
+                f"`{place}.{refused[0]}` cannot be enforced, because this model writes texts without quotes; leave it "
+                "out, or do not set `strict`.",
+                f"{place}.{refused[0]}",
             )
-        enforced.dropped.extend(f"{place}.{keyword}" for keyword in unheld)
+        enforced.dropped.extend(f"{place}.{keyword}" for keyword in refused)
     return enforced
 
 
