@@ -13,7 +13,7 @@ from waiting import until
 from saccade.protocol.media import MediaItem, SlotRef, Span
 from saccade.protocol.request import EngineRequest, SamplingParams
 from saccade.transport.client import WorkerClient
-from saccade.worker.engine_process import PATIENCE, Patience
+from saccade.worker.engine_process import TIMEOUTS, Timeouts
 from saccade.worker.service import WorkerConfig, WorkerFront
 
 ECHO_ENGINE = Path(__file__).parent / "worker" / "echo_engine.py"
@@ -42,10 +42,10 @@ def ask(name: str, token_ids: list[int], *slots: str, generation: int = 1) -> En
 
 @asynccontextmanager
 async def serving(
-    folder: Path, patience: Patience = PATIENCE, shutdown_timeout: float = 0.0, **settings: object
+    folder: Path, timeouts: Timeouts = TIMEOUTS, shutdown_timeout: float = 0.0, **settings: object
 ) -> AsyncIterator[WorkerFront]:
     """A worker at `unix:FOLDER/w.sock` with an echo engine that is ready."""
-    config = WorkerConfig(f"unix:{folder}/w.sock", command(**settings), patience, shutdown_timeout)
+    config = WorkerConfig(f"unix:{folder}/w.sock", command(**settings), timeouts, shutdown_timeout)
     async with running(config) as worker:
         yield worker
 

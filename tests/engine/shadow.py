@@ -124,7 +124,7 @@ class ShadowExecutor:
     def check_device(self) -> None:
         """A device that has not failed."""
 
-    def finished_jobs(self, patience: float = 0.0) -> list[object]:
+    def finished_jobs(self, timeout_seconds: float = 0.0) -> list[object]:
         """No encoding runs aside."""
         return []
 

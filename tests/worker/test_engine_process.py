@@ -27,7 +27,7 @@ from saccade.transport.proto.worker_pb2 import DescribeRequest, GatewayFrame
 from saccade.transport.proto.worker_pb2_grpc import WorkerStub
 from saccade.transport.wire import SERVICE_NAME, TAKEN, stream_path
 from saccade.worker import service
-from saccade.worker.engine_process import Patience
+from saccade.worker.engine_process import Timeouts
 from saccade.worker.service import WorkerConfig, WorkerFront
 
 
@@ -114,7 +114,7 @@ async def test_slots_of_a_killed_engine_come_back(tmp_path: Path) -> None:
 
 
 async def test_engine_that_stands_still_is_killed_and_replaced(tmp_path: Path) -> None:
-    async with serving(tmp_path, Patience(silence_seconds=1.0)) as worker, connected(worker) as client:
+    async with serving(tmp_path, Timeouts(silence_seconds=1.0)) as worker, connected(worker) as client:
         first = worker.relay.engine.pid
         assert first is not None
         os.kill(first, signal.SIGSTOP)

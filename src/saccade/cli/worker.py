@@ -24,7 +24,7 @@ from saccade.telemetry import configure_logging
 from saccade.transport import private_sockets, shared_memory
 from saccade.transport.access import Access
 from saccade.transport.credentials import read_authorities, read_identity, read_token
-from saccade.worker.engine_process import Patience
+from saccade.worker.engine_process import Timeouts
 from saccade.worker.service import WorkerConfig, WorkerFront
 from saccade.worker.tokenspeed.port import TokenSpeedPort
 
@@ -175,8 +175,8 @@ def worker(
     encoded = json.dumps(dataclasses.asdict(settings))
     command = (sys.executable, "-m", "saccade.engine", "--config", encoded, "--log-level", log_level)
     configure_logging(logging.getLevelNamesMapping()[log_level])
-    patience = Patience(silence_seconds=engine.engine_silence)
-    config = WorkerConfig(bind, command, patience, shutdown_timeout, checked, tokenspeed)
+    timeouts = Timeouts(silence_seconds=engine.engine_silence)
+    config = WorkerConfig(bind, command, timeouts, shutdown_timeout, checked, tokenspeed)
     uvloop.run(_serve(config, console, summary))
 
 

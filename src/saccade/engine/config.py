@@ -90,9 +90,9 @@ class EngineConfig:
             ("kv_cache_dtype", KV_CACHE_DTYPES),
             ("mm_encoder_tp_mode", ENCODER_TP_MODES),
         )
-        for name, known in choices:
-            if getattr(self, name) not in known:
-                raise StartupError(f"{_flag(name)} must be one of {', '.join(known)}, not {getattr(self, name)!r}.")
+        for name, options in choices:
+            if getattr(self, name) not in options:
+                raise StartupError(f"{_flag(name)} must be one of {', '.join(options)}, not {getattr(self, name)!r}.")
         counts = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_num_waiting", "block_size")
         sizes = ("num_blocks", "kv_cache_bytes", "encode_budget_patches", "state_snapshot_blocks", "threads")
         for name in (*counts, *sizes, "tensor_parallel_size", "attention_tensor_parallel_size"):

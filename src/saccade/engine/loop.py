@@ -33,7 +33,7 @@ from saccade.protocol.output import FinishReason, StepFrame
 from saccade.protocol.request import EngineRequest, SupplyPixels
 from saccade.transport.kv_transfer.service import KvTransfers
 
-PATIENCE_SECONDS = 0.005
+WAIT_SECONDS = 0.005
 """How long an idle engine waits for an image or a grammar before it checks for messages again."""
 
 logger = structlog.get_logger(__name__)
@@ -85,7 +85,7 @@ class Engine:
         self._pixel_requests = PixelRequests(scheduler, self._frames)
         self.kv_connector = self._kv_connector(transfers, kv_form)
         # Not a function of the engine: in a cycle with itself, it would keep its caches until garbage is collected.
-        self._requests.on_end = self.kv_connector.ended
+        self._requests.on_end = self.kv_connector.on_end
         self._steps = StepBuilder(scheduler.rows, self._encoder_cache, scheduler.block_manager.checkpoints)
         self._num_arrived = self._num_steps = self._num_prompt_tokens = self._num_generated_tokens = 0
         self._num_step_tokens = self._num_encoded_items = self._num_encoded_patches = 0
@@ -106,7 +106,7 @@ class Engine:
             logger.warning(
                 "dropped a request with a duplicate id", request_id=request.request_id, connection=connection
             )
-            self._frames.released(connection).extend(slots)
+            self._frames.released_slots(connection).extend(slots)
             return
         self._num_arrived += 1
         try:
@@ -115,7 +115,7 @@ class Engine:
             sequence = self.validator.validated(connection, request, self._num_arrived)
             self._begin_grammar(sequence)
         except SaccadeError as error:
-            self._frames.released(connection).extend(slots)
+            self._frames.released_slots(connection).extend(slots)
             self.refuse(connection, request.request_id, error)
             return
         sequence.clock.arrived = time.perf_counter()
@@ -166,10 +166,10 @@ class Engine:
                     sequence.clock.scheduled = began
         with self._timed("batch_seconds"):
             pixels = self._pixel_requests.serve(schedule, lambda owner, error: self._fail(owner, error, schedule))
-            planned = self._plan(schedule, pixels, self._masks(schedule))
-        output = self._execute(schedule, planned)
+            plan = self._plan(schedule, pixels, self._masks(schedule))
+        output = self._execute(schedule, plan)
         with self._timed("postprocess_seconds"):
-            self._postprocess(schedule, planned, output)
+            self._postprocess(schedule, plan, output)
             return self._frames.take()
 
     def close(self) -> None:
@@ -226,8 +226,8 @@ class Engine:
         """Queue the requests whose grammars are compiled, and fail those whose grammars are wrong."""
         if self.grammars is None:
             return
-        patience_seconds = 0.0 if self.scheduler.has_work else PATIENCE_SECONDS
-        for ready in self.grammars.take(self._requests.samples, patience_seconds):
+        timeout_seconds = 0.0 if self.scheduler.has_work else WAIT_SECONDS
+        for ready in self.grammars.take(self._requests.samples, timeout_seconds):
             for sequence in self._requests.samples(ready.connection, ready.request_id):
                 if ready.error is not None:
                     self._requests.fail(sequence, ready.error)
@@ -257,8 +257,8 @@ class Engine:
         return masks
 
     def _fail(self, sequence: Sequence, error: SaccadeError | None, schedule: Schedule) -> None:
-        for ended in self._requests.fail(sequence, error or InternalError("The request failed.")):
-            schedule.chunks.pop(ended, None)
+        for sample in self._requests.fail(sequence, error or InternalError("The request failed.")):
+            schedule.chunks.pop(sample, None)
 
     def _begin_segment_if_due(self, recorder: Recorder) -> None:
         """Start a recording with empty rows and caches; the running sequences are computed again.
@@ -271,20 +271,20 @@ class Engine:
             self.scheduler.start_over()
             self.reset_caches(prefix=True, media=True)
 
-    def _take_finished_jobs(self, patience_seconds: float = 0.0) -> None:
+    def _take_finished_jobs(self, timeout_seconds: float = 0.0) -> None:
         """Use the images that were encoded beside the steps. If a job failed, fail the requests that need it."""
-        for done in self.executor.finished_jobs(patience_seconds):
-            self._take_job(done)
+        for job in self.executor.finished_jobs(timeout_seconds):
+            self._take_job(job)
 
-    def _take_job(self, done: JobDone) -> None:
-        keys = self.scheduler.encoder_scheduler.jobs.pop(done.job_id)
-        if done.failed:
+    def _take_job(self, job: JobDone) -> None:
+        keys = self.scheduler.encoder_scheduler.jobs.pop(job.job_id)
+        if job.failed:
             self._fail_images(keys)
             return
         waiting = [sequence for sequence in self.scheduler.running if sequence.needs(keys)]
-        self._note_encoded(keys, done.seconds)
+        self._note_encoded(keys, job.seconds)
         for sequence in waiting:
-            sequence.clock.encode_seconds += done.seconds
+            sequence.clock.encode_seconds += job.seconds
 
     def _fail_images(self, keys: Collection[EncoderKey]) -> list[Sequence]:
         """Fail the requests that need images that could not be encoded; return their sequences."""
@@ -294,7 +294,7 @@ class Engine:
         for key in keys:
             self._encoder_cache.abandon(key)
         error = InternalError("The model failed on an image of this request.")
-        return [ended for sequence in waiting for ended in self._requests.fail(sequence, error)]
+        return [sample for sequence in waiting for sample in self._requests.fail(sequence, error)]
 
     def _note_encoded(self, keys: Iterable[EncoderKey], seconds: float) -> None:
         for key in keys:
@@ -309,17 +309,17 @@ class Engine:
             self._encoder_cache.abandon(key)
             del schedule.encode[key]
             schedule.aside.discard(key)
-        planned = self._steps.build(schedule, pixels, masks)
-        for job in planned.step.jobs:
+        plan = self._steps.build(schedule, pixels, masks)
+        for job in plan.step.jobs:
             if job.beside:
                 self.scheduler.encoder_scheduler.jobs[job.job_id] = frozenset(schedule.aside)
-        return planned
+        return plan
 
-    def _execute(self, schedule: Schedule, planned: PlannedStep) -> StepOutput:
+    def _execute(self, schedule: Schedule, plan: PlannedStep) -> StepOutput:
         """Execute the step. If it fails, its requests fail and the output is empty."""
         within = [key for key in schedule.encode if key not in schedule.aside]
         try:
-            output = self.executor.execute(planned.step, planned.sampling)
+            output = self.executor.execute(plan.step, plan.sampling)
         except Exception as error:
             self.cause = cause(error)
             logger.exception("a step failed", request_ids=sorted({sequence.request_id for sequence in schedule.chunks}))
@@ -328,7 +328,7 @@ class Engine:
                 self._fail(sequence, InternalError("The model failed on this request's step."), schedule)
             for key in within:
                 self._encoder_cache.abandon(key)
-            return StepOutput(planned.step.number)
+            return StepOutput(plan.step.number)
         failed = {key for key in within if self._encoder_cache.output_id(key) in output.failed_encodings}
         self._note_encoded([key for key in within if key not in failed], output.encode_seconds)
         for sequence in self._fail_images(failed) if failed else ():
@@ -337,20 +337,20 @@ class Engine:
         self.timings.network_seconds += output.network_seconds
         if not schedule.chunks:
             # Without chunks, the step only waits for an image to be encoded.
-            self._take_finished_jobs(PATIENCE_SECONDS)
+            self._take_finished_jobs(WAIT_SECONDS)
         return output
 
-    def _postprocess(self, schedule: Schedule, planned: PlannedStep, output: StepOutput) -> None:
+    def _postprocess(self, schedule: Schedule, plan: PlannedStep, output: StepOutput) -> None:
         now = time.perf_counter()
         within = [claims for key, claims in schedule.encode.items() if key not in schedule.aside]
         for sequence in {sequence for claims in within for sequence, _ in claims}:
             sequence.clock.encode_seconds += output.encode_seconds
-        for sequence, logprobs in zip(planned.prompts, output.prompt_logprobs, strict=bool(output.prompt_logprobs)):
+        for sequence, logprobs in zip(plan.prompts, output.prompt_logprobs, strict=bool(output.prompt_logprobs)):
             sequence.prompt_logprobs = (sequence.prompt_logprobs or []) + logprobs
         logprobs_of = output.logprobs or [None] * len(output.token_ids)
-        results = zip(planned.drawing, output.token_ids, logprobs_of, strict=bool(output.token_ids))
-        drawn = [result for result in results if result[0] in schedule.chunks]
-        for sequence, _, _ in drawn:
+        results = zip(plan.drawing, output.token_ids, logprobs_of, strict=bool(output.token_ids))
+        draws = [result for result in results if result[0] in schedule.chunks]
+        for sequence, _, _ in draws:
             if sequence.num_generated_tokens == 0:
                 sequence.clock.first_token = now
                 # Before the commit, which unpins the encoder outputs that the request's other samples also need.
@@ -359,13 +359,13 @@ class Engine:
             self._num_step_tokens += num_tokens
             self._steps_by_tokens[bisect_left(STEP_TOKEN_BOUNDS, num_tokens)] += 1
         self.scheduler.commit(schedule)
-        self._num_generated_tokens += len(drawn)
-        for sequence, token_id, logprob in drawn:
+        self._num_generated_tokens += len(draws)
+        for sequence, token_id, logprob in draws:
             sequence.token_ids.append(token_id)
             reason = self._finish_reason(sequence, token_id)
             if not self.kv_connector.keep(sequence, logprob, reason, now):
                 self._requests.answer(sequence, logprob, reason, now)
-        self.kv_connector.executed(output.sent)
+        self.kv_connector.on_executed(output.sent)
 
     def _finish_reason(self, sequence: Sequence, token_id: int) -> FinishReason | None:
         if sequence.matcher is not None:

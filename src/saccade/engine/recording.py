@@ -105,7 +105,7 @@ class StepCollected(msgspec.Struct, frozen=True, array_like=True, tag="collect")
 class JobsTaken(msgspec.Struct, frozen=True, array_like=True, tag="jobs"):
     """Jobs beside the steps that were reported as ended at this point."""
 
-    done: tuple[JobDone, ...]
+    jobs: tuple[JobDone, ...]
 
 
 class StepFailed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
@@ -171,10 +171,10 @@ class RecordingSegment:
                 self._put(file.fileno(), b"".join(frames))
 
     def _put(self, descriptor: int, content: bytes) -> None:
-        left = memoryview(content)
+        rest = memoryview(content)
         try:
-            while left and self._error is None:
-                left = left[os.write(descriptor, left) :]
+            while rest and self._error is None:
+                rest = rest[os.write(descriptor, rest) :]
         except OSError as error:
             self._error = f"writing failed: {error.strerror}"
         self._num_written_bytes += len(content)
@@ -220,8 +220,8 @@ class Recorder:
         """
         self._began = time.monotonic()
         self._num_segments += 1
-        started = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-        path = self._folder / f"{started}-{os.getpid()}-{self._num_segments:06}{SUFFIX}"
+        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+        path = self._folder / f"{stamp}-{os.getpid()}-{self._num_segments:06}{SUFFIX}"
         max_bytes = self._max_bytes // NUM_SEGMENTS
         try:
             self._make_room(max_bytes)
@@ -267,12 +267,12 @@ class Recorder:
         self.sample(sampling)
         return self.collect()
 
-    def finished_jobs(self, patience_seconds: float = 0.0) -> list[JobDone]:
+    def finished_jobs(self, timeout_seconds: float = 0.0) -> list[JobDone]:
         """Record the jobs that ended."""
-        done = self.executor.finished_jobs(patience_seconds)
-        if done:
-            self._record(JobsTaken(tuple(done)))
-        return done
+        jobs = self.executor.finished_jobs(timeout_seconds)
+        if jobs:
+            self._record(JobsTaken(tuple(jobs)))
+        return jobs
 
     def check_device(self) -> None:
         self.executor.check_device()
@@ -338,10 +338,10 @@ def recording_folder(config: EngineConfig) -> Path:
     folder = Path(config.record_steps or "")
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.stat()
+        status = folder.stat()
     except OSError as error:
         raise StartupError(f"--record-steps: the folder {folder} cannot be made: {error.strerror}.") from error
-    if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise StartupError(
             f"--record-steps: {folder} must belong to the user that runs the worker, and no other user may be able to "
             f"write to it. Name another folder, or run: chmod go-w {folder}"
@@ -384,10 +384,10 @@ def _payloads(path: Path) -> Iterator[bytes]:
     """Yield the payloads of complete frames."""
     try:
         with path.open("rb") as file:
-            left = path.stat().st_size
+            rest = path.stat().st_size
             while len(prefix := file.read(PREFIX_BYTES)) == PREFIX_BYTES:
-                left -= PREFIX_BYTES + length(prefix)
-                if left < 0:
+                rest -= PREFIX_BYTES + length(prefix)
+                if rest < 0:
                     return
                 yield file.read(length(prefix))
     except OSError as error:

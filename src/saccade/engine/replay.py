@@ -105,9 +105,9 @@ class Replay:
                 self._executor.sample(sampling)
             case StepCollected(output):
                 self._compare(output, self._executor.collect())
-            case JobsTaken(done):
-                expected = [(job.job_id, "failed" if job.failed else "done") for job in done]
-                self._note(None, expected, self._finished_jobs(len(done)))
+            case JobsTaken(jobs):
+                expected = [(job.job_id, "failed" if job.failed else "done") for job in jobs]
+                self._note(None, expected, self._finished_jobs(len(jobs)))
             case StepFailed(error):
                 self._note(None, f"the step fails with {error}", "the step does not fail")
 
@@ -119,10 +119,10 @@ class Replay:
         self._executor.submit(step)
 
     def _finished_jobs(self, num_jobs: int) -> list[tuple[int, str]]:
-        found: list[tuple[int, str]] = []
-        while len(found) < num_jobs and (done := self._executor.finished_jobs(JOB_SECONDS)):
-            found += [(job.job_id, "failed" if job.failed else "done") for job in done]
-        return found
+        ends: list[tuple[int, str]] = []
+        while len(ends) < num_jobs and (jobs := self._executor.finished_jobs(JOB_SECONDS)):
+            ends += [(job.job_id, "failed" if job.failed else "done") for job in jobs]
+        return ends
 
     def _compare(self, expected: StepOutput, got: StepOutput) -> None:
         step, sampling = self._sampled.popleft()
@@ -130,8 +130,8 @@ class Replay:
         self._num_steps += 1
         self._num_tokens += len(expected.token_ids)
         self._compared.update(step.sequence_ids.values())
-        wanted, found = (zip_longest(output.token_ids, output.logprobs) for output in (expected, got))
-        for row, one, other in zip_longest(step.drawing, wanted, found):
+        expected_tokens, tokens = (zip_longest(output.token_ids, output.logprobs) for output in (expected, got))
+        for row, one, other in zip_longest(step.drawing, expected_tokens, tokens):
             self._compare_token(step, row, one, other)
         if self._is_exact:
             scores = zip_longest(sampling.prompt_scores, expected.prompt_logprobs, got.prompt_logprobs)
@@ -159,10 +159,10 @@ class Replay:
         if sequence_id is not None:
             self._different.add(sequence_id)
         if self._first is None:
-            self._first = Difference(self._number, row, sequence_id, _shown(expected), _shown(got))
+            self._first = Difference(self._number, row, sequence_id, _text(expected), _text(got))
 
 
-def _shown(value: Any) -> str:
+def _text(value: Any) -> str:
     """Return a readable form of a token id, a token with its log probability, or another value."""
     match value:
         case int(token_id) | (int(token_id), None):
@@ -200,16 +200,16 @@ def fresh_executor(header: Header, changes: dict[str, str], progress: Progress) 
 
 def check_images(recording: Recording) -> None:
     """Read *recording* to its end. Raises StartupError if it is damaged or contains images without pixels."""
-    missing = []
+    images = []
     for record in recording.records():
         if isinstance(record, StepSubmitted):
             grids = {image.output_id: image.grid for job in record.step.jobs for image in job.images}
             for one in record.left_out:
                 grid = "x".join(map(str, grids[one.output_id]))
                 place = f"step {record.step.number}, encoder output {one.output_id}"
-                missing.append(f"{place}: grid {grid}, {one.num_bytes} bytes, blake3 {one.digest.hex()}")
-    if missing:
+                images.append(f"{place}: grid {grid}, {one.num_bytes} bytes, blake3 {one.digest.hex()}")
+    if images:
         raise StartupError(
             f"{recording.path} was recorded without pixels (--record-pixels), and cannot be replayed without those of "
-            f"{len(missing)} images:\n" + "\n".join(missing)
+            f"{len(images)} images:\n" + "\n".join(images)
         )

@@ -84,7 +84,7 @@ def describe_machine(model: LoadedModel, execution: Execution) -> Machine:
         dtype=str(model.network.dtype).removeprefix("torch."),
         num_threads=execution.threads.count,
         processor=_processor(device),
-        versions={name: found for name in packages if (found := _version(name))},
+        versions={name: version for name in packages if (version := _version(name))},
     )
 
 

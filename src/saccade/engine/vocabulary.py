@@ -14,19 +14,20 @@ from saccade.tokenization.loading import TIKTOKEN, TOKENIZER, TokenizerNeeds, lo
 from saccade.tokenization.tokenizer import Tokenizer
 
 
-def has_vocabulary(given: ModelFiles) -> bool:
-    """Return whether *given* has a tokenizer, and says which tokens end an answer."""
-    defaults = generation_defaults(files.parse_json(given, GENERATION_CONFIG), files.parse_json(given, CONFIG))
-    return bool(defaults.eos_token_ids) and (TOKENIZER in given.files or TIKTOKEN in given.files)
+def has_vocabulary(model_files: ModelFiles) -> bool:
+    """Return whether *model_files* has a tokenizer, and says which tokens end an answer."""
+    config = files.parse_json(model_files, CONFIG)
+    defaults = generation_defaults(files.parse_json(model_files, GENERATION_CONFIG), config)
+    return bool(defaults.eos_token_ids) and (TOKENIZER in model_files.files or TIKTOKEN in model_files.files)
 
 
-def read_vocabulary(given: ModelFiles, vocab_size: int) -> Vocabulary:
+def read_vocabulary(model_files: ModelFiles, vocab_size: int) -> Vocabulary:
     """Return the tokens with ids below *vocab_size*, by the bytes that gateways show. Raises StartupError."""
-    config = files.parse_json(given, CONFIG)
+    config = files.parse_json(model_files, CONFIG)
     family = models.families()[models.family_of(config)]
     needs = TokenizerNeeds(family.placeholder, family.placeholder_token_id(config), family.tiktoken_pattern)
-    tokenizer = load_tokenizer(given.files, files.parse_json(given, TOKENIZER_CONFIG), needs)
-    defaults = generation_defaults(files.parse_json(given, GENERATION_CONFIG), config)
+    tokenizer = load_tokenizer(model_files.files, files.parse_json(model_files, TOKENIZER_CONFIG), needs)
+    defaults = generation_defaults(files.parse_json(model_files, GENERATION_CONFIG), config)
     # Tags such as <think> and <tool_call> are shown in answers, and yet are no text.
     tags = frozenset(tokenizer.special_tokens.values())
     special = [number for number in range(vocab_size) if number in tags or tokenizer.is_special(number)]

@@ -26,7 +26,7 @@ from saccade.transport.framing import UNREADABLE
 
 
 @dataclasses.dataclass(frozen=True)
-class Patience:
+class Timeouts:
     """How long an engine may take between two iterations, to load, and to exit."""
 
     silence_seconds: float = 30.0
@@ -34,7 +34,7 @@ class Patience:
     exit_seconds: float = 5.0
 
 
-PATIENCE = Patience()
+TIMEOUTS = Timeouts()
 
 ENVIRONMENT = MappingProxyType(
     {
@@ -54,7 +54,7 @@ to the system after every prompt, each of its pages would be faulted in again by
 class EngineProcess:
     """Keeps one engine running: *command* and `--fd N`, where N is its end of the channel to the front.
 
-    An engine that dies, or whose iterations stand still for longer than *patience* allows, is replaced. *on_message* is
+    An engine that dies, or whose iterations stand still for longer than *timeouts* allows, is replaced. *on_message* is
     called with every message of an engine but EngineFailed; *on_lost* with a sentence when an engine that was ready has
     ended, and all its requests with it. Neither may block.
     """
@@ -64,13 +64,13 @@ class EngineProcess:
         command: Sequence[str],
         on_message: Callable[[EngineMessage], None],
         on_lost: Callable[[str], None],
-        patience: Patience = PATIENCE,
+        timeouts: Timeouts = TIMEOUTS,
     ) -> None:
         self.pid: int | None = None
         self._command = tuple(command)
         self._on_message = on_message
         self._on_lost = on_lost
-        self._patience = patience
+        self._timeouts = timeouts
         self._channel: FrontChannel | None = None
         self._ready = False
         self._was_ready = False
@@ -134,7 +134,7 @@ class EngineProcess:
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
         """Kill an engine whose iterations stand still; its channel closes then."""
         while True:
-            limit = self._patience.silence_seconds if self._ready else self._patience.loading_seconds
+            limit = self._timeouts.silence_seconds if self._ready else self._timeouts.loading_seconds
             left = self._moved_at + limit - time.monotonic()
             if left <= 0:
                 self._failure = f"The engine stood still for {limit:.0f} s and was killed."
@@ -143,11 +143,11 @@ class EngineProcess:
             await asyncio.sleep(min(left, 1.0))
 
     async def _end(self, process: asyncio.subprocess.Process, channel: FrontChannel) -> None:
-        """Ask the engine to exit, wait, and kill it after patience.exit_seconds."""
+        """Ask the engine to exit, wait, and kill it after timeouts.exit_seconds."""
         with contextlib.suppress(OSError):
             channel.send(Shutdown())
         try:
-            await supervision.end(process, self._patience.exit_seconds)
+            await supervision.end(process, self._timeouts.exit_seconds)
         finally:
             channel.close()
             self.pid = None

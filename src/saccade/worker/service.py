@@ -31,7 +31,7 @@ from saccade.transport.access import OWNER_ONLY, Access
 from saccade.transport.framing import UNREADABLE, Frames
 from saccade.transport.gateway_streams import Connection, Refused
 from saccade.transport.server import WorkerServer
-from saccade.worker.engine_process import PATIENCE, EngineProcess, Patience
+from saccade.worker.engine_process import TIMEOUTS, EngineProcess, Timeouts
 from saccade.worker.tokenspeed.port import TokenSpeedPort
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class WorkerConfig:
 
     bind: str
     engine_command: Sequence[str]
-    patience: Patience = PATIENCE
+    timeouts: Timeouts = TIMEOUTS
     shutdown_timeout_seconds: float = 30.0
     access: Access = OWNER_ONLY
     tokenspeed: TokenSpeedPort | None = None
@@ -65,7 +65,7 @@ class Relay:
     """
 
     def __init__(self, config: WorkerConfig, on_progress: Callable[[EngineProgress], None]) -> None:
-        self.engine = EngineProcess(config.engine_command, self._take, self.lost, config.patience)
+        self.engine = EngineProcess(config.engine_command, self._take, self.lost, config.timeouts)
         self.serving = asyncio.Event()
         self.changed = asyncio.Event()
         self.idle = asyncio.Event()

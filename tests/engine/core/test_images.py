@@ -188,8 +188,8 @@ class PaperExecutor:
         self.faults += ["a chunk shows what is not encoded" for output_id in shown if output_id not in self.held]
         return StepOutput(step.number, [1 for chunk in step.chunks if chunk.draws])
 
-    def finished_jobs(self, patience_seconds: float = 0.0) -> list[JobDone]:
-        if not self.jobs or not (self.lands or patience_seconds):
+    def finished_jobs(self, timeout_seconds: float = 0.0) -> list[JobDone]:
+        if not self.jobs or not (self.lands or timeout_seconds):
             return []
         job_id = min(self.jobs)
         ids = self.jobs.pop(job_id)

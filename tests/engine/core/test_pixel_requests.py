@@ -176,7 +176,7 @@ def test_parked_sequences_end_and_late_pixels_are_given_back(
     elif end == "hangup":
         subject.hangup(0)
     elif end == "late":
-        deadline = time.monotonic() + pixel_requests.PATIENCE_SECONDS
+        deadline = time.monotonic() + pixel_requests.ANSWER_SECONDS
         monkeypatch.setattr(pixel_requests, "time", SimpleNamespace(monotonic=lambda: deadline))
     told = engines.drain(subject)
     failure = told.answers["hash"].failure
@@ -203,7 +203,7 @@ def test_deadlines_stay_in_order_where_a_request_id_is_used_again(
     ask("other", 10)
     subject.abort(0, "again")
     ask("again", 20)
-    late = now + pixel_requests.PATIENCE_SECONDS + 11
+    late = now + pixel_requests.ANSWER_SECONDS + 11
     monkeypatch.setattr(pixel_requests, "time", SimpleNamespace(monotonic=lambda: late))
     told = engines.drain(subject).answers
     assert told["other"].failure is not None

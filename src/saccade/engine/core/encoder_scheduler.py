@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from saccade.engine.core.encoder_cache import EncoderCache
 from saccade.engine.core.images import EncoderKey, RequestImage, State, Until
 from saccade.engine.core.kv.manager import BlockManager
-from saccade.engine.core.schedule import Left, Schedule
+from saccade.engine.core.schedule import RemainingBudget, Schedule
 from saccade.engine.core.sequence import Sequence
 from saccade.models.spec import Grid, Size
 
@@ -84,17 +84,17 @@ class EncoderScheduler:
         self._is_beside = self._aside and decodes and not self.begins_no_jobs
         self._owed_patches = max(0, self._owed_patches - PATCHES_A_STEP) if self._is_beside else 0
 
-    def plan(self, sequence: Sequence, num_tokens: int, step: Schedule, left: Left) -> int:
+    def plan(self, sequence: Sequence, num_tokens: int, step: Schedule, remaining: RemainingBudget) -> int:
         """Plan the encoder's work for a chunk, and return its length. It ends before an image that stays unencoded."""
         start = sequence.num_computed_tokens
         for run, image in sequence.media_between(start, start + num_tokens):
-            is_claimed = image.is_claimed(sequence.index) or self._claim(sequence, image, step, left)
+            is_claimed = image.is_claimed(sequence.index) or self._claim(sequence, image, step, remaining)
             is_there = image.state is State.ENCODED or (image.key in step.encode and image.key not in step.aside)
             if not (is_claimed and is_there):
                 return max(0, run.start - start)
         return num_tokens
 
-    def _claim(self, sequence: Sequence, image: RequestImage, step: Schedule, left: Left) -> bool:
+    def _claim(self, sequence: Sequence, image: RequestImage, step: Schedule, remaining: RemainingBudget) -> bool:
         """Pin an image that is encoded, or planned to be, in this step or aside. Return False if it cannot be."""
         if image.key in step.encode:
             step.encode[image.key].append((sequence, image))
@@ -102,11 +102,11 @@ class EncoderScheduler:
         elif self.encoder_cache.has_begun(image.key):
             self.num_hits += 1
         elif not image.has_pixels:
-            step.lacking[sequence] = sequence.images_without_pixels
+            step.missing_images[sequence] = sequence.images_without_pixels
             return False
-        elif self._fits(patches := self.costs.patches(image.key.grid), left):
+        elif self._fits(patches := self.costs.patches(image.key.grid), remaining):
             self._begin(sequence, image, patches, step)
-            left.patches = max(0, left.patches - patches)
+            remaining.patches = max(0, remaining.patches - patches)
         else:
             return False
         self.encoder_cache.pin(image, sequence.index, self._claim_of(sequence, image))
@@ -121,7 +121,7 @@ class EncoderScheduler:
         elif self._is_beside:
             self._owed_patches += patches
 
-    def lacking(self, sequence: Sequence) -> list[int]:
+    def missing_images(self, sequence: Sequence) -> list[int]:
         """Return the indices of the images of *sequence* without pixels, if it needs one that is not encoded either.
 
         The list holds all images without pixels: the gateway is asked only once, and the other encoder outputs may be
@@ -152,11 +152,11 @@ class EncoderScheduler:
         for image in sequence.images:
             self.encoder_cache.unpin(image, sequence.index, untils)
 
-    def _fits(self, patches: int, left: Left) -> bool:
+    def _fits(self, patches: int, remaining: RemainingBudget) -> bool:
         if len(self.jobs) >= NUM_JOBS and self._owed_patches > 0:
             return False
         # An image larger than the whole budget would never fit, so it is encoded alone.
-        return patches <= left.patches or left.patches == self._budget_patches
+        return patches <= remaining.patches or remaining.patches == self._budget_patches
 
     def _claim_of(self, sequence: Sequence, image: RequestImage) -> Until:
         """Return how long a chunk that reads the encoder output of *image* pins it."""
@@ -166,9 +166,9 @@ class EncoderScheduler:
     def _may_keep(self, key: EncoderKey) -> bool:
         """Whether an encoder output may be kept for samples that have not started, beside those that are."""
         pins = self.encoder_cache.pins
-        kept = {other for other, images in pins.items() if any(map(_is_kept_for_samples, images))}
-        num_bytes = sum(self.costs.num_bytes(other.grid, other.original_size) for other in kept | {key})
-        return key in kept or not kept or num_bytes <= self.encoder_cache.budget_bytes
+        reserved = {other for other, images in pins.items() if any(map(_is_kept_for_samples, images))}
+        num_bytes = sum(self.costs.num_bytes(other.grid, other.original_size) for other in reserved | {key})
+        return key in reserved or not reserved or num_bytes <= self.encoder_cache.budget_bytes
 
 
 def _is_kept_for_samples(image: RequestImage) -> bool:

@@ -73,13 +73,13 @@ class Grammars:
             self._compiled.put(key, compiled, max(SMALLEST_BYTES, len(grammar.text) * BYTES_PER_CHARACTER))
         self._pending[(sequence.connection, sequence.request_id)] = compiled
 
-    def take(self, samples: Callable[[int, str], list[Sequence]], patience_seconds: float) -> list[Ready]:
+    def take(self, samples: Callable[[int, str], list[Sequence]], timeout_seconds: float) -> list[Ready]:
         """Give matchers to the samples of requests whose grammar is compiled, and return the requests.
 
-        Wait at most *patience_seconds* for one. *samples* returns those of a request; none if it has ended.
+        Wait at most *timeout_seconds* for one. *samples* returns those of a request; none if it has ended.
         """
-        if patience_seconds and self._pending:
-            wait(self._pending.values(), patience_seconds, return_when="FIRST_COMPLETED")
+        if timeout_seconds and self._pending:
+            wait(self._pending.values(), timeout_seconds, return_when="FIRST_COMPLETED")
         ready = []
         for key in [key for key, compiled in self._pending.items() if compiled.done()]:
             compiled = self._pending.pop(key)

@@ -131,34 +131,34 @@ class RequestImage:
         self.pins.clear()
         self._move(self._without_output())
 
-    def read(self, released: list[str]) -> bytes:
-        """Return the patches of an image that is ENCODING, and add the name of a slot that was read to *released*.
+    def read(self, slot_names: list[str]) -> bytes:
+        """Return the patches of an image that is ENCODING, and add the name of a slot that was read to *slot_names*.
 
         Raises WorkerFailed if there are no pixels or the slot cannot be read; the image then has no pixels.
         """
         if self._inline is None:
-            self._inline = self._copy(released)
+            self._inline = self._copy(slot_names)
         return self._inline
 
-    def _copy(self, released: list[str]) -> bytes:
+    def _copy(self, slot_names: list[str]) -> bytes:
         slot = self._slot
         if slot is None:
             raise WorkerFailed("The worker does not hold this image, and received no pixels for it.", self.param)
-        self._give_up_slot(released)
+        self._give_up_slot(slot_names)
         try:
             return read_slot(slot)
         except SlotError as error:
             raise WorkerFailed("The image's pixels could not be read from shared memory.", self.param) from error
 
-    def release(self, released: list[str]) -> None:
-        """End the image with its request, and add the name of a slot that is still held to *released*."""
+    def release(self, slot_names: list[str]) -> None:
+        """End the image with its request, and add the name of a slot that is still held to *slot_names*."""
         self._move(State.RELEASED)
-        self._give_up_slot(released)
+        self._give_up_slot(slot_names)
         self._inline = None
 
-    def _give_up_slot(self, released: list[str]) -> None:
+    def _give_up_slot(self, slot_names: list[str]) -> None:
         if self._slot is not None:
-            released.append(self._slot.name)
+            slot_names.append(self._slot.name)
             self._slot = None
 
     def _without_output(self) -> State:

@@ -37,13 +37,13 @@ class KvConnector(Protocol):
     def keep(self, sequence: Sequence, logprob: TokenLogprob | None, reason: FinishReason | None, now: float) -> bool:
         """Note a drawn token; return whether the sequence is kept, and the token is told later."""
 
-    def executed(self, sent: tuple[bytes, ...]) -> None:
+    def on_executed(self, contents: tuple[bytes, ...]) -> None:
         """Note that the planned step was executed, with what it has copied."""
 
     def take_planned(self) -> list[Sequence]:
         """Return the sequences whose state a step that failed should have copied."""
 
-    def ended(self, sequence: Sequence) -> None:
+    def on_end(self, sequence: Sequence) -> None:
         """Note that a sequence has ended, for any reason."""
 
     def close(self) -> None:
@@ -74,21 +74,21 @@ class NoKvConnector:
         """Return False."""
         return False
 
-    def executed(self, sent: tuple[bytes, ...]) -> None:
+    def on_executed(self, contents: tuple[bytes, ...]) -> None:
         pass
 
     def take_planned(self) -> list[Sequence]:
         """Return no sequence."""
         return []
 
-    def ended(self, sequence: Sequence) -> None:
+    def on_end(self, sequence: Sequence) -> None:
         pass
 
     def close(self) -> None:
         pass
 
 
-def check_key(key: bytes, taken: Container[bytes]) -> None:
-    """Raise InvalidValue for a key of a transfer that is no such key, or is one of *taken*."""
-    if len(key) != KEY_BYTES or key in taken:
+def check_key(key: bytes, keys: Container[bytes]) -> None:
+    """Raise InvalidValue for a key of a transfer that is no such key, or is one of *keys*."""
+    if len(key) != KEY_BYTES or key in keys:
         raise InvalidValue(f"A transfer has a key of its own of {KEY_BYTES} bytes.", "kv_transfer.key")

@@ -61,7 +61,7 @@ class KvReceiver:
         self._finish_reason = finish_reason
         self._keys: set[bytes] = set()
         self._prompts: dict[bytes, _IncomingPrompt] = {}
-        self._written: list[_IncomingPrompt] = []
+        self._planned_writes: list[_IncomingPrompt] = []
         self._orphans: list[Sequence] = []
 
     @property
@@ -75,12 +75,12 @@ class KvReceiver:
 
     def check(self, request: EngineRequest) -> None:
         """Raise InvalidValue for a prefill leg, and for a decode leg that this engine could never begin."""
-        wanted = request.kv_transfer
-        if wanted is None:
+        kv_transfer = request.kv_transfer
+        if kv_transfer is None:
             return
-        if not isinstance(wanted, ReceiveKv):
+        if not isinstance(kv_transfer, ReceiveKv):
             raise InvalidValue("A decode worker serves no prefill legs.", "kv_transfer")
-        check_key(wanted.key, self._keys)
+        check_key(kv_transfer.key, self._keys)
         num_blocks = -(-len(request.token_ids) // self._form.block_size) + request.num_samples - 1
         rows, blocks = self._scheduler.budgets.max_num_seqs, self._scheduler.block_manager.paged_blocks.num_blocks
         if request.num_samples > rows or num_blocks > blocks:
@@ -92,8 +92,8 @@ class KvReceiver:
 
     def open(self, sequence: Sequence) -> None:
         """Note the key of a decode leg; its transfer begins when there is room for its state."""
-        if isinstance(wanted := sequence.request.kv_transfer, ReceiveKv):
-            self._keys.add(wanted.key)
+        if isinstance(kv_transfer := sequence.request.kv_transfer, ReceiveKv):
+            self._keys.add(kv_transfer.key)
 
     def keep(self, sequence: Sequence, logprob: TokenLogprob | None, reason: FinishReason | None, now: float) -> bool:
         """Return False: a decode leg tells its tokens at once."""
@@ -107,12 +107,12 @@ class KvReceiver:
         for sequence in orphans:
             self._requests.fail(sequence, WorkerFailed(SAMPLE_ENDED))
 
-    def _begin(self, sequence: Sequence, num_held_blocks: int) -> None:
-        """Begin the transfer for a sequence for which room is reserved, from block *num_held_blocks* on."""
+    def _begin(self, sequence: Sequence, num_cached_blocks: int) -> None:
+        """Begin the transfer for a sequence for which room is reserved, from block *num_cached_blocks* on."""
         kv_transfer = sequence.request.kv_transfer
         if isinstance(kv_transfer, ReceiveKv):
-            self._prompts[kv_transfer.key] = _IncomingPrompt(kv_transfer.key, sequence, num_held_blocks)
-            self.transfers.pull(kv_transfer.key, kv_transfer.source, num_held_blocks)
+            self._prompts[kv_transfer.key] = _IncomingPrompt(kv_transfer.key, sequence, num_cached_blocks)
+            self.transfers.pull(kv_transfer.key, kv_transfer.source, num_cached_blocks)
 
     def _take(self, prompt: _IncomingPrompt, event: Event) -> None:
         match event:
@@ -134,25 +134,25 @@ class KvReceiver:
                 self._fail(prompt, event.error)
         self._complete_if_whole(prompt)
 
-    def ended(self, sequence: Sequence) -> None:
+    def on_end(self, sequence: Sequence) -> None:
         """Cancel the transfer of a sequence that has ended."""
-        wanted = sequence.request.kv_transfer
-        if isinstance(wanted, ReceiveKv) and sequence.awaits_kv and sequence.index == 0:
-            self._keys.discard(wanted.key)
-            if self._prompts.pop(wanted.key, None) is not None:
-                self.transfers.cancel(wanted.key)
+        kv_transfer = sequence.request.kv_transfer
+        if isinstance(kv_transfer, ReceiveKv) and sequence.awaits_kv and sequence.index == 0:
+            self._keys.discard(kv_transfer.key)
+            if self._prompts.pop(kv_transfer.key, None) is not None:
+                self.transfers.cancel(kv_transfer.key)
             self._orphans += [sample for sample in sequence.forks if sample.finish_reason is None][:1]
 
     def plan(self, schedule: Schedule) -> None:
         """Begin the transfers of requests that the step has admitted, and add to it what it writes."""
-        for sequence, num_held_blocks in schedule.admitted.items():
-            self._begin(sequence, num_held_blocks)
-        left = STEP_BYTES
+        for sequence, num_cached_blocks in schedule.admitted.items():
+            self._begin(sequence, num_cached_blocks)
+        room = STEP_BYTES
         for prompt in self._prompts.values():
-            while left > 0 and prompt.arrived:
+            while room > 0 and prompt.arrived:
                 _, piece, content = prompt.arrived.popleft()
-                left -= len(content)
-                self._written.append(prompt)
+                room -= len(content)
+                self._planned_writes.append(prompt)
                 schedule.receive += [
                     KvReceive(tuple(sample.block_table[piece.start : piece.stop]), content)
                     for sample in self._owners(prompt, piece.stop)
@@ -164,10 +164,10 @@ class KvReceiver:
         samples = self._scheduler.receiving[prompt.sequence]
         return [prompt.sequence] if is_shared else [sample for sample in samples if sample.finish_reason is None]
 
-    def executed(self, sent: tuple[bytes, ...]) -> None:
+    def on_executed(self, contents: tuple[bytes, ...]) -> None:
         """Note that the step has written what was planned, and let requests whose state is whole begin to decode."""
-        written, self._written = self._written, []
-        for prompt in written:
+        writes, self._planned_writes = self._planned_writes, []
+        for prompt in writes:
             prompt.num_pending -= 1
             if prompt.key in self._prompts:
                 self.transfers.taken(prompt.key)
@@ -177,8 +177,8 @@ class KvReceiver:
         self.transfers.close()
 
     def take_planned(self) -> list[Sequence]:
-        written, self._written = self._written, []
-        return [prompt.sequence for prompt in written]
+        writes, self._planned_writes = self._planned_writes, []
+        return [prompt.sequence for prompt in writes]
 
     def _fail(self, prompt: _IncomingPrompt, error: WorkerFailed) -> None:
         # Ending the sequence cancels the transfer.
@@ -193,7 +193,7 @@ class KvReceiver:
         self._keys.discard(prompt.key)
         self.transfers.received(prompt.key)
         samples = self._scheduler.receiving[prompt.sequence]
-        self._scheduler.received(prompt.sequence)
+        self._scheduler.finish_receiving(prompt.sequence)
         now = time.perf_counter()
         for sample in samples:
             if sample.finish_reason is None:

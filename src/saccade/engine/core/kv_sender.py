@@ -61,7 +61,7 @@ class KvSender:
         self._scheduler = scheduler
         self._requests = requests
         self._prompts: dict[bytes, _OutgoingPrompt] = {}
-        self._planned: list[tuple[_OutgoingPrompt, Piece]] = []
+        self._planned_copies: list[tuple[_OutgoingPrompt, Piece]] = []
 
     @property
     def has_work(self) -> bool:
@@ -73,12 +73,12 @@ class KvSender:
 
     def check(self, request: EngineRequest) -> None:
         """Raise InvalidValue for a decode leg, and for a prefill leg that cannot be one."""
-        wanted = request.kv_transfer
-        if wanted is None:
+        kv_transfer = request.kv_transfer
+        if kv_transfer is None:
             return
-        if not isinstance(wanted, SendKv):
+        if not isinstance(kv_transfer, SendKv):
             raise InvalidValue("A prefill worker serves no decode legs.", "kv_transfer")
-        check_key(wanted.key, self._prompts)
+        check_key(kv_transfer.key, self._prompts)
         if request.sampling.max_tokens != 1:
             raise InvalidValue("A prefill leg draws one token: max_tokens must be 1.", "max_tokens")
         manager, rows = self._scheduler.block_manager, self._scheduler.budgets.max_num_seqs
@@ -96,9 +96,9 @@ class KvSender:
 
     def open(self, sequence: Sequence) -> None:
         """Begin the leg of *sequence*, sample 0 of its request, if it is one."""
-        if isinstance(wanted := sequence.request.kv_transfer, SendKv):
-            self._prompts[wanted.key] = _OutgoingPrompt(wanted.key, sequence, sequence.request.num_samples)
-            self.transfers.offer(wanted.key)
+        if isinstance(kv_transfer := sequence.request.kv_transfer, SendKv):
+            self._prompts[kv_transfer.key] = _OutgoingPrompt(kv_transfer.key, sequence, sequence.request.num_samples)
+            self.transfers.offer(kv_transfer.key)
 
     def poll(self) -> None:
         for event in self.transfers.events():
@@ -117,8 +117,8 @@ class KvSender:
             self.transfers.begun(prompt.key)
         if len(prompt.first) == prompt.num_samples:
             first = [prompt.first[index] for index in range(prompt.num_samples)]
-            computed = prompt.sequence
-            message = Prefilled(first, computed.num_cached_tokens or 0, computed.prompt_logprobs or [])
+            first_sample = prompt.sequence
+            message = Prefilled(first, first_sample.num_cached_tokens or 0, first_sample.prompt_logprobs or [])
             self.transfers.prefilled(prompt.key, message)
         return sequence is prompt.sequence
 
@@ -141,7 +141,7 @@ class KvSender:
                 del self._prompts[prompt.key]
                 self._requests.fail(prompt.sequence, event.error)
 
-    def ended(self, sequence: Sequence) -> None:
+    def on_end(self, sequence: Sequence) -> None:
         """Withdraw the transfer of a sequence that has ended."""
         if (prompt := self._prompt_of(sequence)) is not None and prompt.sequence is sequence:
             del self._prompts[prompt.key]
@@ -149,20 +149,20 @@ class KvSender:
 
     def plan(self, schedule: Schedule) -> None:
         """Add to the step the pieces that it copies, those of the oldest leg first."""
-        left = STEP_BYTES
+        room = STEP_BYTES
         for prompt in self._prompts.values():
-            while left > 0 and (piece := self._next(prompt)) is not None:
+            while room > 0 and (piece := self._next(prompt)) is not None:
                 table = prompt.sequence.block_table
                 row = prompt.sequence.row if piece.is_state else None
                 schedule.send.append(KvSend(tuple(table[piece.start : piece.stop]), row))
-                left -= self._form.state_nbytes if piece.is_state else self._nbytes(piece)
-                self._planned.append((prompt, piece))
+                room -= self._form.state_nbytes if piece.is_state else self._nbytes(piece)
+                self._planned_copies.append((prompt, piece))
                 self._advance(prompt, piece)
 
-    def executed(self, sent: tuple[bytes, ...]) -> None:
+    def on_executed(self, contents: tuple[bytes, ...]) -> None:
         """Send what the step has copied."""
-        planned, self._planned = self._planned, []
-        for (prompt, piece), content in zip(planned, sent, strict=True):
+        copies, self._planned_copies = self._planned_copies, []
+        for (prompt, piece), content in zip(copies, contents, strict=True):
             if prompt.key in self._prompts:
                 self.transfers.send(prompt.key, piece, content)
 
@@ -170,8 +170,8 @@ class KvSender:
         self.transfers.close()
 
     def take_planned(self) -> list[Sequence]:
-        planned, self._planned = self._planned, []
-        return [prompt.sequence for prompt, _ in planned]
+        copies, self._planned_copies = self._planned_copies, []
+        return [prompt.sequence for prompt, _ in copies]
 
     def _nbytes(self, piece: Piece) -> int:
         return (piece.stop - piece.start) * self._form.block_nbytes

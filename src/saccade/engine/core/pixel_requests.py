@@ -21,7 +21,7 @@ from saccade.protocol.kv_transfer import ReceiveKv
 from saccade.protocol.output import PixelsWanted
 from saccade.protocol.request import MediaPixels, SupplyPixels
 
-PATIENCE_SECONDS = 60.0
+ANSWER_SECONDS = 60.0
 """After this time without an answer the request for pixels counts as lost; the gateway's own deadline is shorter."""
 
 NO_LONGER_HELD = "The worker no longer holds an image of this request; the request can be sent again."
@@ -74,7 +74,7 @@ class PixelRequests:
                 if image.state is not State.ENCODING or not image.has_pixels:
                     continue
                 try:
-                    pixels[key] = image.read(self._frames.released(sequence.connection))
+                    pixels[key] = image.read(self._frames.released_slots(sequence.connection))
                     break
                 except SaccadeError as error:
                     failures[sequence] = error
@@ -84,8 +84,8 @@ class PixelRequests:
             else:
                 self._do_without(key, schedule, failures, fail)
         running = self._scheduler.running
-        wanted = {key for key, claims in schedule.encode.items() if any(s in running for s, _ in claims)}
-        return {key: content for key, content in pixels.items() if key in wanted}
+        keys = {key for key, claims in schedule.encode.items() if any(s in running for s, _ in claims)}
+        return {key: content for key, content in pixels.items() if key in keys}
 
     def _do_without(
         self, key: EncoderKey, schedule: Schedule, failures: Mapping[Sequence, SaccadeError], fail: Fail
@@ -99,7 +99,7 @@ class PixelRequests:
 
     def _ask(self, schedule: Schedule, fail: Fail) -> None:
         """Request the pixels that parked sequences lack. A sequence whose gateway may have dropped them fails."""
-        for sequence, media in schedule.lacking.items():
+        for sequence, media in schedule.missing_images.items():
             key = (sequence.connection, sequence.request_id)
             images = [sequence.images[index] for index in media]
             if key in self._deadlines and all(image.state is State.ASKED for image in images):
@@ -112,7 +112,7 @@ class PixelRequests:
                 image.ask()
             # Removed first: a dict keeps the place of a key that is set again, and deadlines are in order.
             self._deadlines.pop(key, None)
-            self._deadlines[key] = time.monotonic() + PATIENCE_SECONDS
+            self._deadlines[key] = time.monotonic() + ANSWER_SECONDS
             self._frames.ask(sequence.connection, PixelsWanted(sequence.request_id, media))
 
     def take(self, connection: int, answer: SupplyPixels, samples: list[Sequence], fail: Fail) -> None:
@@ -124,7 +124,7 @@ class PixelRequests:
         problem = _problem(answer.media, samples[0]) if samples else ""
         if not samples or problem:
             slots = [pixels.slot.name for pixels in answer.media if pixels.slot is not None]
-            self._frames.released(connection).extend(slots)
+            self._frames.released_slots(connection).extend(slots)
         if problem:
             fail(samples[0], InternalError(problem))
             return
@@ -137,10 +137,10 @@ class PixelRequests:
 
 def _problem(media: tuple[MediaPixels, ...], sequence: Sequence) -> str:
     """Return a sentence on what is wrong with the pixels of *media*; empty if they match the request for pixels."""
-    asked = [index for index, image in enumerate(sequence.images) if image.state is State.ASKED]
-    if not asked:
+    indices = [index for index, image in enumerate(sequence.images) if image.state is State.ASKED]
+    if not indices:
         return "The gateway sent pixels that were not requested."
-    if sorted(pixels.index for pixels in media) != asked:
+    if sorted(pixels.index for pixels in media) != indices:
         return "The gateway sent pixels of other images than those requested."
     for pixels in media:
         sizes = [len(pixels.inline)] if pixels.inline is not None else []

@@ -205,7 +205,7 @@ def _check_sampling(sampling: SamplingParams) -> None:
             raise InvalidValue(f"{param} must be from -2 to 2.", param)
     if not all(-100 <= bias <= 100 for bias in sampling.logit_bias.values()):
         raise InvalidValue("logit_bias must map token ids to numbers from -100 to 100.", "logit_bias")
-    wanted = {"top_logprobs": sampling.num_logprobs, "prompt_logprobs": sampling.num_prompt_logprobs}
-    for param, number in wanted.items():
+    logprob_counts = {"top_logprobs": sampling.num_logprobs, "prompt_logprobs": sampling.num_prompt_logprobs}
+    for param, number in logprob_counts.items():
         if number is not None and not 0 <= number <= MAX_NUM_LOGPROBS:
             raise InvalidValue(f"{param} must be from 0 to {MAX_NUM_LOGPROBS}.", param)

@@ -129,10 +129,10 @@ class Requests:
             times=times,
         )
         self.frames.say(sequence.connection, delta)
-        ended = list(request.live.values())
-        for sample in ended:
+        samples = list(request.live.values())
+        for sample in samples:
             self._end(sample, FinishReason.ERROR)
-        return ended
+        return samples
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         request = self._open[sequence.connection][sequence.request_id]
@@ -149,7 +149,7 @@ class Requests:
         self.on_end(sequence)
         if not request.live:
             for image in sequence.images:
-                image.release(self.frames.released(sequence.connection))
+                image.release(self.frames.released_slots(sequence.connection))
             del self._open[sequence.connection][sequence.request_id]
 
     def _find(self, connection: int, request_id: str) -> _RequestState | None:

@@ -20,37 +20,37 @@ class Rows:
 
     def __init__(self, max_rows: int) -> None:
         self._free = list(range(max_rows - 1, -1, -1))
-        self._known: dict[int, _RowState] = {}
-        self._ended: list[int] = []
+        self._states: dict[int, _RowState] = {}
+        self._ended_rows: list[int] = []
         self._ids = itertools.count(1)
 
     def start(self, sequence: Sequence) -> RowStart:
         """Assign a row to *sequence*, which has none, and return the start for executors."""
         sequence.row = self._free.pop()
-        self._known[sequence.row] = _RowState()
+        self._states[sequence.row] = _RowState()
         return RowStart(sequence.row, next(self._ids), sequence.sampling, sequence.positions.delta)
 
     def end(self, sequence: Sequence) -> None:
         """Free the row of *sequence*, if it has one."""
         if sequence.row is None:
             return
-        del self._known[sequence.row]
-        self._ended.append(sequence.row)
+        del self._states[sequence.row]
+        self._ended_rows.append(sequence.row)
         self._free.append(sequence.row)
         sequence.row = None
 
-    def take_ended(self) -> tuple[int, ...]:
+    def take_ended_rows(self) -> tuple[int, ...]:
         """Return the rows that ended since the last call."""
-        ended, self._ended = tuple(self._ended), []
-        return ended
+        rows, self._ended_rows = tuple(self._ended_rows), []
+        return rows
 
     def table_change(self, sequence: Sequence) -> TableChange | None:
         """Return the change in the block table of a sequence with a row since the last call; None if there is none."""
-        known = self._of(sequence)
-        start = min([known.num_blocks, *sequence.replaced_blocks])
+        state = self._of(sequence)
+        start = min([state.num_blocks, *sequence.replaced_blocks])
         if start == len(sequence.block_table):
             return None
-        known.num_blocks = len(sequence.block_table)
+        state.num_blocks = len(sequence.block_table)
         sequence.replaced_blocks.clear()
         return TableChange(self.row_of(sequence), start, tuple(sequence.block_table[start:]))
 
@@ -70,4 +70,4 @@ class Rows:
         return sequence.row
 
     def _of(self, sequence: Sequence) -> _RowState:
-        return self._known[self.row_of(sequence)]
+        return self._states[self.row_of(sequence)]

@@ -23,7 +23,7 @@ from saccade.engine.core.encoder_scheduler import EncodeCosts, EncoderScheduler
 from saccade.engine.core.images import CLAIMS
 from saccade.engine.core.kv.manager import BlockManager
 from saccade.engine.core.rows import Rows
-from saccade.engine.core.schedule import Left, Schedule
+from saccade.engine.core.schedule import RemainingBudget, Schedule
 from saccade.engine.core.sequence import Sequence
 from saccade.errors import QueueFull
 
@@ -109,19 +109,19 @@ class Scheduler:
     def schedule(self) -> Schedule:
         """Plan a step. Admits and preempts sequences, reserves their blocks and pins the encoder outputs they need."""
         step = Schedule()
-        left = Left(self.budgets.max_num_batched_tokens, self.budgets.encode_budget_patches)
+        remaining = RemainingBudget(self.budgets.max_num_batched_tokens, self.budgets.encode_budget_patches)
         decodes = [sequence for sequence in self.running if sequence.num_pending_tokens == 1]
         self.encoder_scheduler.begin(any(sequence.num_generated_tokens for sequence in decodes))
         victims = self._victims()
         for sequence in decodes:
             if sequence in self.running and self._make_room(sequence, victims, step):
-                self._add_chunk(sequence, step, left)
-        self._continue(step, left)
-        self._admit(step, left)
+                self._add_chunk(sequence, step, remaining)
+        self._continue(step, remaining)
+        self._admit(step, remaining)
         for sequence in [owner for owner, num_tokens in step.chunks.items() if num_tokens < owner.num_pending_tokens]:
-            self._add_chunk(sequence, step, left)
-        for sequence in [sequence for sequence in step.lacking if sequence in self.running]:
-            self.park(sequence, step, step.lacking[sequence])
+            self._add_chunk(sequence, step, remaining)
+        for sequence in [sequence for sequence in step.missing_images if sequence in self.running]:
+            self.park(sequence, step, step.missing_images[sequence])
         # Only the end of a transfer makes room then.
         self._is_blocked = not self.running and bool(self.sending or self.receiving)
         return step
@@ -155,7 +155,7 @@ class Scheduler:
         del self.running[sequence]
         self.sending[sequence] = None
 
-    def received(self, sequence: Sequence) -> None:
+    def finish_receiving(self, sequence: Sequence) -> None:
         """Begin to decode the samples of *sequence*: the state of their prompt is here."""
         for sample in self.receiving.pop(sequence):
             if sample.finish_reason is None:
@@ -167,7 +167,7 @@ class Scheduler:
         """Remove *sequence* from the step and the queues until resume(): it lacks the pixels of *media*."""
         self.remove(sequence)
         step.chunks.pop(sequence, None)
-        step.lacking[sequence] = media
+        step.missing_images[sequence] = media
         self.parked[sequence] = None
 
     def resume(self, sequence: Sequence) -> None:
@@ -220,12 +220,12 @@ class Scheduler:
         self.rows.end(sequence)
         sequence.received_state = b""
 
-    def _admit(self, step: Schedule, left: Left) -> None:
+    def _admit(self, step: Schedule, remaining: RemainingBudget) -> None:
         if not self.waiting:
             return
         num_kept_rows, num_kept_blocks = self._kept_for_samples()
         free_rows = self.budgets.max_num_seqs - self.num_admitted - num_kept_rows
-        while self.waiting and left.tokens > 0:
+        while self.waiting and remaining.tokens > 0:
             sequence = self.waiting[0]
             num_rows = _num_rows(sequence)
             if num_rows > free_rows:
@@ -235,8 +235,8 @@ class Scheduler:
                     return
                 free_rows -= num_rows
                 continue
-            if lacking := self.encoder_scheduler.lacking(sequence):
-                self.park(sequence, step, lacking)
+            if missing_images := self.encoder_scheduler.missing_images(sequence):
+                self.park(sequence, step, missing_images)
                 continue
             num_kept_blocks = max(num_kept_blocks, self._num_blocks_to_keep(sequence))
             # One block of headroom for each running sequence; otherwise the new sequence would be preempted at once.
@@ -252,7 +252,7 @@ class Scheduler:
             if sequence.num_cached_tokens is None:
                 sequence.num_cached_tokens = sequence.num_computed_tokens
                 self.num_cached_tokens += sequence.num_computed_tokens
-            self._add_chunk(sequence, step, left, behind=())
+            self._add_chunk(sequence, step, remaining, behind=())
 
     def _kept_for_samples(self) -> tuple[int, int]:
         """Return how many rows are kept for samples of prompts that are admitted already, and how many blocks."""
@@ -279,38 +279,38 @@ class Scheduler:
         step.admitted[sequence] = num_held
         return True
 
-    def _continue(self, step: Schedule, left: Left) -> None:
+    def _continue(self, step: Schedule, remaining: RemainingBudget) -> None:
         """Add chunks for running sequences that have none in this step yet; most are prompts."""
         rest = [sequence for sequence in self.running if sequence not in step.chunks]
         behind = deque(sequence for sequence in rest if sequence.num_pending_tokens > 1)
         for sequence in rest:
             if behind and behind[0] is sequence:
                 behind.popleft()
-            self._add_chunk(sequence, step, left, behind)
+            self._add_chunk(sequence, step, remaining, behind)
 
     def _add_chunk(
-        self, sequence: Sequence, step: Schedule, left: Left, behind: Iterable[Sequence] | None = None
+        self, sequence: Sequence, step: Schedule, remaining: RemainingBudget, behind: Iterable[Sequence] | None = None
     ) -> None:
         """Add a chunk of *sequence* to the step, as large as the rest of the budgets allows.
 
         In all rounds but the last, half of the budget is left if a much shorter prompt is waiting, or is running
         *behind* this one.
         """
-        if left.tokens == 0:
+        if remaining.tokens == 0:
             return
-        planned = step.chunks.get(sequence, 0)
-        room = planned + left.tokens
+        num_planned = step.chunks.get(sequence, 0)
+        room = num_planned + remaining.tokens
         num_tokens = sequence.num_pending_tokens
         if num_tokens > room:
             shares = behind is not None and self._is_before_shorter(sequence, behind)
             num_tokens = -(-room // 2) if shares else room
         if num_tokens > 1:
             num_tokens = self.block_manager.chunk(sequence, num_tokens)
-        if sequence.images and num_tokens > planned:
-            num_tokens = self.encoder_scheduler.plan(sequence, num_tokens, step, left)
-        if num_tokens > planned:
+        if sequence.images and num_tokens > num_planned:
+            num_tokens = self.encoder_scheduler.plan(sequence, num_tokens, step, remaining)
+        if num_tokens > num_planned:
             step.chunks[sequence] = num_tokens
-            left.tokens -= num_tokens - planned
+            remaining.tokens -= num_tokens - num_planned
 
     def _is_before_shorter(self, sequence: Sequence, behind: Iterable[Sequence]) -> bool:
         """Whether one of the next prompts behind *sequence* needs at most half as many tokens."""

@@ -97,8 +97,8 @@ class Sequence:
         self.completes_prompt = False
         self.forks: list[Sequence] = []
         self.received_state = b""
-        wanted = index == 0 and request.sampling.num_prompt_logprobs is not None
-        self.prompt_logprobs: list[TokenLogprob] | None = [] if wanted else None
+        scores_prompt = index == 0 and request.sampling.num_prompt_logprobs is not None
+        self.prompt_logprobs: list[TokenLogprob] | None = [] if scores_prompt else None
 
     def sample(self, index: int, arrival: int) -> "Sequence":
         """Return another sample of the request, which has no answer yet. The samples share prompt and images."""

@@ -64,9 +64,9 @@ class StepBuilder:
         self._num_steps += 1
         # Single tokens first: backends compute their attention in one call.
         owners = sorted(schedule.chunks, key=lambda sequence: schedule.chunks[sequence] > 1)
-        ended = self._rows.take_ended()
+        ended_rows = self._rows.take_ended_rows()
         starting = [owner for owner in owners if owner.row is None]
-        started = tuple(self._rows.start(owner) for owner in starting)
+        row_starts = tuple(self._rows.start(owner) for owner in starting)
         states = [KvReceive((), owner.received_state, Rows.row_of(owner)) for owner in starting if owner.received_state]
         for owner in starting:
             owner.received_state = b""
@@ -84,8 +84,8 @@ class StepBuilder:
         step = StepInput(
             number=self._num_steps,
             drop=self._encoder_cache.take_dropped(),
-            ended=ended,
-            started=started,
+            ended=ended_rows,
+            started=row_starts,
             tables=tables,
             restore=restore,
             jobs=jobs,
@@ -141,17 +141,17 @@ def sampling_input(
 ) -> SamplingInput:
     """Return the sampling parameters for the next token of each of *drawing*; each must have a row."""
     params = [sequence.sampling for sequence in drawing]
-    drawn: tuple[float, ...] = ()
+    numbers: tuple[float, ...] = ()
     if any(param.temperature >= GREEDY_BELOW for param in params):
         seeds, indices = [s.seed for s in drawing], [s.num_generated_tokens for s in drawing]
-        drawn = tuple(uniforms(seeds, indices).tolist())
+        numbers = tuple(uniforms(seeds, indices).tolist())
     num_top: tuple[int | None, ...] = ()
     if any(param.num_logprobs is not None for param in params):
         num_top = tuple(param.num_logprobs for param in params)
     shaped = [sequence for sequence in drawing if sequence.shaped]
     return SamplingInput(
         number=number,
-        uniforms=drawn,
+        uniforms=numbers,
         num_top=num_top,
         # A grammar comes before the minimum length: where it ends, no token but an end may follow.
         too_short=tuple(
@@ -173,7 +173,7 @@ def _prompt_scores(chunks: Iterable[tuple[Sequence, Chunk]]) -> Prompts:
 
     A preempted sequence computes its prompt again, but keeps the log probabilities that are already known.
     """
-    found: Prompts = []
+    prompts: Prompts = []
     for sequence, chunk in chunks:
         if sequence.prompt_logprobs is None:
             continue
@@ -183,5 +183,5 @@ def _prompt_scores(chunks: Iterable[tuple[Sequence, Chunk]]) -> Prompts:
         if first < last:
             targets = tuple(sequence.token_ids[first + 1 : last + 1])
             num_top = sequence.sampling.num_prompt_logprobs or 0
-            found.append((sequence, PromptScores(chunk.row, first - chunk.start, targets, num_top)))
-    return found
+            prompts.append((sequence, PromptScores(chunk.row, first - chunk.start, targets, num_top)))
+    return prompts

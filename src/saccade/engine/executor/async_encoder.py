@@ -46,9 +46,9 @@ class AsyncEncoder:
             future.set_exception(error)
         self._jobs.append((job, future))
 
-    def take(self, patience_seconds: float = 0.0) -> tuple[EncodeJob, Future[Encoded]] | None:
+    def take(self, timeout_seconds: float = 0.0) -> tuple[EncodeJob, Future[Encoded]] | None:
         """Return the oldest job if it is done, else None. Its future raises the exception of the encoding."""
-        if not self._jobs or not wait([self._jobs[0][1]], patience_seconds).done:
+        if not self._jobs or not wait([self._jobs[0][1]], timeout_seconds).done:
             return None
         return self._jobs.popleft()
 

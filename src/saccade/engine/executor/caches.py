@@ -90,18 +90,18 @@ class Caches:
         """Zero the live states of started rows, and restore the checkpoints that the step names."""
         if not self._pairs or not step.started:
             return
-        started, rows, kept = self._indices([start.row for start in step.started], *_sides(step.restore))
+        started_rows, rows, ids = self._indices([start.row for start in step.started], *_sides(step.restore))
         for live, checkpoints in self._pairs:
-            live.index_fill_(0, started, 0)
-            live.index_copy_(0, rows, checkpoints.index_select(0, kept))
+            live.index_fill_(0, started_rows, 0)
+            live.index_copy_(0, rows, checkpoints.index_select(0, ids))
 
     def save(self, moves: Ordered[StateMove]) -> None:
         """Copy live states to checkpoints."""
         if not self._pairs or not moves:
             return
-        rows, kept = self._indices(*_sides(moves))
+        rows, ids = self._indices(*_sides(moves))
         for live, checkpoints in self._pairs:
-            checkpoints.index_copy_(0, kept, live.index_select(0, rows))
+            checkpoints.index_copy_(0, ids, live.index_select(0, rows))
 
     def _indices(self, *lists: list[int]) -> list[torch.Tensor]:
         return transfer([np.array(indices, np.int64) for indices in lists], self.device)

@@ -102,9 +102,9 @@ class Encoder:
             features = self._encode(own) if own else {}
         except FAILURES:
             logger.exception("encoding failed", job_id=job.job_id)
-        lost = self.ranks.any_of([owner == self.ranks.rank and p.output_id not in features for p, owner in owned])
+        failures = self.ranks.any_of([owner == self.ranks.rank and p.output_id not in features for p, owner in owned])
         if self.ranks.size > 1:
-            for (image, owner), is_lost in zip(owned, lost, strict=True):
+            for (image, owner), is_lost in zip(owned, failures, strict=True):
                 if not is_lost:
                     mine = features[image.output_id] if owner == self.ranks.rank else self._empty(image)
                     features[image.output_id] = self.ranks.broadcast(mine, owner)
@@ -177,8 +177,8 @@ class Encoder:
         # The parts are copies: a view would keep the whole batch's storage, and the next replay overwrites a graph's.
         parts = [part.clone() for part in features.split_with_sizes(counts)]
         for image, part in zip(images, parts, strict=True):
-            needed = self._empty(image)
-            if (part.shape, part.dtype) != (needed.shape, needed.dtype):
+            expected = self._empty(image)
+            if (part.shape, part.dtype) != (expected.shape, expected.dtype):
                 raise ValueError(f"an image of grid {image.grid} gave {part.shape} {part.dtype}")
         return {image.output_id: part for image, part in zip(images, parts, strict=True)}
 

@@ -26,22 +26,22 @@ def state_nbytes(caches: Caches) -> int:
 
 
 @torch.inference_mode()
-def read(caches: Caches, wanted: KvSend) -> bytes:
-    """Return a copy of what *wanted* names."""
-    parts = [tensor.index_select(0, index).flatten() for tensor, index in _places(caches, wanted.blocks, wanted.row)]
+def read(caches: Caches, send: KvSend) -> bytes:
+    """Return a copy of what *send* names."""
+    parts = [tensor.index_select(0, index).flatten() for tensor, index in _places(caches, send.blocks, send.row)]
     return torch.cat(parts).cpu().numpy().tobytes() if parts else b""
 
 
 @torch.inference_mode()
-def write(caches: Caches, received: KvReceive) -> None:
-    """Write the content of *received* to the caches. Raises ValueError, before any write, if its size is wrong."""
-    places = list(_places(caches, received.blocks, received.row))
+def write(caches: Caches, receive: KvReceive) -> None:
+    """Write the content of *receive* to the caches. Raises ValueError, before any write, if its size is wrong."""
+    places = list(_places(caches, receive.blocks, receive.row))
     sizes = [len(index) * tensor[0].nbytes for tensor, index in places]
-    if sum(sizes) != len(received.content):
-        raise ValueError(f"KV state of {len(received.content)} bytes was received instead of {sum(sizes)}")
-    if not received.content:
+    if sum(sizes) != len(receive.content):
+        raise ValueError(f"KV state of {len(receive.content)} bytes was received instead of {sum(sizes)}")
+    if not receive.content:
         return
-    (content,) = transfer([np.frombuffer(received.content, np.uint8).copy()], caches.device)
+    (content,) = transfer([np.frombuffer(receive.content, np.uint8).copy()], caches.device)
     for (tensor, index), part in zip(places, content.split(sizes), strict=True):
         tensor.index_copy_(0, index, part.view(len(index), *tensor.shape[1:]))
 

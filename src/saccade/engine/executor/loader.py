@@ -79,13 +79,13 @@ def load_model(config: EngineConfig, progress: Progress, ranks: Ranks = ALONE) -
 
 def _kv_scales(plan: LoadPlan, checkpoint: Checkpoint) -> dict[int, tuple[float, float]]:
     """Return the scales of cached keys and values by layer; one that the checkpoint lacks is 1. Raises StartupError."""
-    found = {}
-    for key, stored in plan.kv_scales.items():
-        scale = checkpoint.read(stored.name)
+    scales = {}
+    for key, tensor in plan.kv_scales.items():
+        scale = checkpoint.read(tensor.name)
         if scale.numel() != 1 or not 0 < scale.item() < float("inf"):
-            raise StartupError(f"{stored.file}: the tensor {stored.name} must be one positive number.")
-        found[key] = scale.item()
-    return {layer: (found.get((layer, "k"), 1.0), found.get((layer, "v"), 1.0)) for layer, _ in found}
+            raise StartupError(f"{tensor.file}: the tensor {tensor.name} must be one positive number.")
+        scales[key] = scale.item()
+    return {layer: (scales.get((layer, "k"), 1.0), scales.get((layer, "v"), 1.0)) for layer, _ in scales}
 
 
 def _check_length(config: EngineConfig, max_position_embeddings: int) -> None:

@@ -65,13 +65,13 @@ class LocalExecutor:
         """Wait for the oldest sampled step."""
         forwarded, launched, seconds = self._sampled.popleft()
         began = time.perf_counter()
-        drawn = collect(launched)
+        result = collect(launched)
         seconds += time.perf_counter() - began
         return StepOutput(
             forwarded.step.number,
-            drawn.token_ids,
-            drawn.logprobs,
-            drawn.prompt_logprobs,
+            result.token_ids,
+            result.logprobs,
+            result.prompt_logprobs,
             forwarded.batch_seconds,
             forwarded.encode_seconds,
             forwarded.network_seconds + seconds,
@@ -84,9 +84,9 @@ class LocalExecutor:
         self.sample(sampling)
         return self.collect()
 
-    def finished_jobs(self, patience_seconds: float = 0.0) -> list[JobDone]:
+    def finished_jobs(self, timeout_seconds: float = 0.0) -> list[JobDone]:
         """Store the features that were encoded beside the steps, and return the jobs that ended."""
-        finished = self.async_encoder.take(patience_seconds)
+        finished = self.async_encoder.take(timeout_seconds)
         if finished is None:
             return []
         job, outcome = finished

@@ -52,7 +52,7 @@ def host_arrays(
     The arrays are: biased entries [C], their biases [C]; stop ids of answers below their minimum length [D]; seen
     tokens [E], their counts in the answer [E]; repetition, frequency and presence penalty of each row [3, R].
     """
-    biased, stops, seen = (_Entries() for _ in range(3))
+    biased, stops, counted = (_Entries() for _ in range(3))
     biases, counts = array("d"), array("q")
     penalties = np.array([(1.0, 0.0, 0.0)] * len(rows)).T
     counts_of = {entry.row: entry for entry in sampling.counts}
@@ -66,9 +66,9 @@ def host_arrays(
             stops.add(index, [token_id for token_id in param.stop_token_ids if 0 <= token_id < vocab_size])
         if row in counts_of:
             penalties[:, index] = param.repetition_penalty, param.frequency_penalty, param.presence_penalty
-            seen.add(index, array("q", counts_of[row].ids))
+            counted.add(index, array("q", counts_of[row].ids))
             counts.frombytes(counts_of[row].counts)
-    flat = [entries.flat(vocab_size) for entries in (biased, stops, seen)]
+    flat = [entries.flat(vocab_size) for entries in (biased, stops, counted)]
     values = (np.array(biases, dtype=np.float64), np.array(counts, dtype=np.float64))
     return [flat[0], values[0], flat[1], flat[2], values[1], penalties]
 

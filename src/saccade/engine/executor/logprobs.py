@@ -35,16 +35,16 @@ def score(logits_RV: torch.Tensor, ids_R: torch.Tensor, num_top: int) -> torch.T
 
 @dataclass(frozen=True, slots=True)
 class HostCopy:
-    """A copy of tensors of *shapes*, *joined* in one, to the host; *done* is None for tensors of a CPU."""
+    """A copy of tensors of *shapes*, *joined* in one, to the host; *event* is None for tensors of a CPU."""
 
     joined: torch.Tensor
     shapes: tuple[torch.Size, ...]
-    done: torch.cuda.Event | None
+    event: torch.cuda.Event | None
 
     def wait(self) -> list[npt.NDArray[np.float64]]:
         """Wait for the copy, and return the tensors."""
-        if self.done is not None:
-            self.done.synchronize()
+        if self.event is not None:
+            self.event.synchronize()
         ends = np.cumsum([shape.numel() for shape in self.shapes])
         parts = np.split(self.joined.numpy(), ends[:-1])
         return [part.reshape(shape) for part, shape in zip(parts, self.shapes, strict=True)]
@@ -57,9 +57,9 @@ def begin_copy(tensors: Ordered[torch.Tensor]) -> HostCopy:
     if joined.device.type != "cuda":
         return HostCopy(joined, shapes, None)
     host = torch.empty(joined.shape, dtype=joined.dtype, pin_memory=True).copy_(joined, non_blocking=True)
-    done = torch.cuda.Event()
-    done.record()
-    return HostCopy(host, shapes, done)
+    event = torch.cuda.Event()
+    event.record()
+    return HostCopy(host, shapes, event)
 
 
 def unpack(scores: npt.NDArray[np.float64], num_tops: Ordered[int | None]) -> list[TokenLogprob]:

@@ -109,8 +109,8 @@ def num_blocks(
         budget = int(total * config.gpu_memory_utilization) - used
     else:
         budget = GIB
-    wanted = config.max_num_seqs * -(-model_len // config.block_size)
-    blocks = min(budget // bytes_per_block, wanted)
+    max_blocks = config.max_num_seqs * -(-model_len // config.block_size)
+    blocks = min(budget // bytes_per_block, max_blocks)
     if blocks < 1:
         raise StartupError(
             f"No memory is left for the KV cache: {max(0, budget)} bytes, and one block takes {bytes_per_block}. "

@@ -46,7 +46,7 @@ class Launched(NamedTuple):
     scored: tuple[int, ...]
 
 
-class Drawn(NamedTuple):
+class DrawResult(NamedTuple):
     """Tokens of the chunks that draw, and log probabilities, in the form of StepOutput."""
 
     token_ids: list[int]
@@ -88,8 +88,8 @@ class ModelRunner:
             self.allowed.prune()
         self.rows.change_tables(step.tables)
         self.caches.begin_rows(step)
-        for received in step.receive:
-            kv_copies.write(self.caches, received)
+        for receive in step.receive:
+            kv_copies.write(self.caches, receive)
 
     @torch.inference_mode()
     def forward(self, step: StepInput, *, beside_images: bool) -> Forwarded:
@@ -97,7 +97,7 @@ class ModelRunner:
 
         If an image cannot be encoded, only the rows that show it are without meaning.
         """
-        began = time.perf_counter()
+        began_at = time.perf_counter()
         jobs = [job for job in step.jobs if not job.beside]
         if not step.chunks and not jobs:
             return Forwarded(step, None, None, sent=self._send(step))
@@ -106,7 +106,7 @@ class ModelRunner:
         self.threads.use(num_tokens + num_patches, sum(chunk.start for chunk in step.chunks), beside_images)
         block_size = self.caches.sizes.block_size
         batch = build_batch(step.chunks, self.rows, block_size, self.device) if step.chunks else None
-        built = time.perf_counter()
+        built_at = time.perf_counter()
         outcomes = [self.encoder.encode_together(job) for job in jobs]
         for outcome in outcomes:
             self.encoder_outputs.update(outcome.features)
@@ -116,9 +116,9 @@ class ModelRunner:
             step,
             batch,
             hidden,
-            built - began,
+            built_at - began_at,
             sum(outcome.seconds for outcome in outcomes),
-            time.perf_counter() - built,
+            time.perf_counter() - built_at,
             tuple(failed for outcome in outcomes for failed in outcome.failed),
             self._send(step),
         )
@@ -179,10 +179,10 @@ class ModelRunner:
         )
 
 
-def collect(launched: Launched) -> Drawn:
+def collect(launched: Launched) -> DrawResult:
     """Wait for what `draw` launched."""
     if launched.copy is None:
-        return Drawn([], [], [])
+        return DrawResult([], [], [])
     sampling, scored = launched.sampling, launched.scored
     ids, *scores = launched.copy.wait()
     token_ids = [int(token_id) for token_id in ids]
@@ -190,7 +190,7 @@ def collect(launched: Launched) -> Drawn:
     if scored:
         num_tops = [sampling.num_top[index] for index in scored]
         found = dict(zip(scored, logprobs.unpack(scores.pop(0), num_tops), strict=True))
-    return Drawn(
+    return DrawResult(
         token_ids,
         [found.get(index) for index in range(len(token_ids))] if scored else [],
         [

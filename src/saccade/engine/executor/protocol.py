@@ -27,8 +27,8 @@ class Executor(Protocol):
     def execute(self, step: StepInput, sampling: SamplingInput) -> StepOutput:
         """Submit, sample and collect one step."""
 
-    def finished_jobs(self, patience_seconds: float = 0.0) -> list[JobDone]:
-        """Return the jobs beside the steps that ended, each once; wait at most *patience_seconds* for one."""
+    def finished_jobs(self, timeout_seconds: float = 0.0) -> list[JobDone]:
+        """Return the jobs beside the steps that ended, each once; wait at most *timeout_seconds* for one."""
 
     def check_device(self) -> None:
         """Raise if the device has failed, so that no later step could succeed."""

@@ -43,7 +43,7 @@ class Checkpoint:
 
     def __init__(self, files: Mapping[str, Any]) -> None:
         self._files = files
-        self.tensors = {stored.name: stored for file in files for stored in self._headers(file)}
+        self.tensors = {tensor.name: tensor for file in files for tensor in self._headers(file)}
 
     def _headers(self, file: str) -> Iterator[StoredTensor]:
         opened = self._files[file]
@@ -53,11 +53,11 @@ class Checkpoint:
 
     def read(self, name: str, slices: Sequence[slice] = ()) -> torch.Tensor:
         """Return the part of a tensor in *slices* of its first dimensions. Its values are read when they are used."""
-        stored = self.tensors[name]
-        opened = self._files[stored.file]
-        if not stored.shape:
+        tensor = self.tensors[name]
+        opened = self._files[tensor.file]
+        if not tensor.shape:
             return opened.get_tensor(name)  # type: ignore[no-any-return]
-        return opened.get_slice(name)[(*slices, *(slice(None),) * (len(stored.shape) - len(slices)))]  # type: ignore[no-any-return]
+        return opened.get_slice(name)[(*slices, *(slice(None),) * (len(tensor.shape) - len(slices)))]  # type: ignore[no-any-return]
 
 
 @contextmanager

@@ -54,16 +54,16 @@ class _ProgressReport:
     """Reports bytes, at most once for each hundredth of *total*."""
 
     def __init__(self, total: int, progress: Progress) -> None:
-        self._done, self._reported, self._total = 0, 0, total
+        self._num_bytes, self._reported, self._total = 0, 0, total
         self._progress = progress
         progress(STAGE, 0, total)
 
     def add(self, filling: Filling) -> None:
         """Count the tensors of *filling*."""
-        self._done += sum(stored.num_bytes for stored in filling.fields.values())
-        if self._done - self._reported > self._total // 100:
-            self._reported = self._done
-            self._progress(STAGE, self._done, self._total)
+        self._num_bytes += sum(tensor.num_bytes for tensor in filling.fields.values())
+        if self._num_bytes - self._reported > self._total // 100:
+            self._reported = self._num_bytes
+            self._progress(STAGE, self._num_bytes, self._total)
 
     def end(self) -> None:
         """Report the total."""
@@ -98,8 +98,8 @@ def _holder(place: WeightPlace, cut: Cut, filling: Filling, parameter: torch.Ten
     if format is None:
         return parameter.new_empty((*experts, region.num_rows, region.num_columns))
     fields = {
-        end: parameter.new_empty((*experts, *format.fields[end].shape(region)), dtype=STORED_DTYPES[stored.dtype])
-        for end, stored in filling.fields.items()
+        end: parameter.new_empty((*experts, *format.fields[end].shape(region)), dtype=STORED_DTYPES[tensor.dtype])
+        for end, tensor in filling.fields.items()
     }
     return QuantisedWeight(format, fields, region)
 
@@ -119,8 +119,8 @@ def _read(filling: Filling, place: WeightPlace, parts: tuple[Part, ...], checkpo
                 ]
             else:
                 pieces = [(part, filling.fields[PLAIN], place.slices(cut, target, expert))]
-            for values, stored, slices in pieces:
-                source = checkpoint.read(stored.name, slices)
+            for values, tensor, slices in pieces:
+                source = checkpoint.read(tensor.name, slices)
                 source = source.transpose(-1, -2) if target.transposed else source
                 _copy(values if expert is None else values[index], source)
 

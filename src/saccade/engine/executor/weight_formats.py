@@ -49,8 +49,8 @@ class IgnoreList:
         return cls(frozenset(names), re.compile(joined) if joined else None)
 
     def __contains__(self, module: str) -> bool:
-        named = any(name in self.names for name in _names(module))
-        return named or (self.expression is not None and self.expression.match(module) is not None)
+        is_named = any(name in self.names for name in _names(module))
+        return is_named or (self.expression is not None and self.expression.match(module) is not None)
 
 
 def _names(module: str) -> Iterator[str]:
@@ -91,12 +91,12 @@ def read_quantisation(config: Mapping[str, Any], folder: Path) -> Quantisation |
 
     Raises StartupError for a format that is not known.
     """
-    for source, found in _sections(config, folder):
+    for source, section in _sections(config, folder):
         # hf_quant_config.json is Model Optimizer's own file, and does not name it.
-        method = found.get("quant_method", "modelopt" if source == HF_QUANT_CONFIG else None)
+        method = section.get("quant_method", "modelopt" if source == HF_QUANT_CONFIG else None)
         if not isinstance(method, str) or method not in METHODS:
             raise StartupError(f"{source}: the weight format {method!r} is not known. Known: {', '.join(METHODS)}.")
-        return METHODS[method](found, source)
+        return METHODS[method](section, source)
     return None
 
 
@@ -110,19 +110,19 @@ def _sections(config: Mapping[str, Any], folder: Path) -> Iterator[tuple[str, Ma
     path = folder / HF_QUANT_CONFIG
     if path.is_file():
         try:
-            found = json.loads(path.read_bytes())["quantization"]
+            section = json.loads(path.read_bytes())["quantization"]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise StartupError(f"{path} has no readable `quantization`.") from error
-        if not isinstance(found, dict):
+        if not isinstance(section, dict):
             raise StartupError(f"{path}: `quantization` must hold an object.")
-        yield HF_QUANT_CONFIG, found
+        yield HF_QUANT_CONFIG, section
 
 
-def _compressed_tensors(found: Mapping[str, Any], source: str) -> Quantisation:
-    kind = found.get("format")
+def _compressed_tensors(section: Mapping[str, Any], source: str) -> Quantisation:
+    kind = section.get("format")
     if not isinstance(kind, str) or kind not in COMPRESSED:
         raise _unknown(source, "format", kind, ", ".join(COMPRESSED))
-    groups = found.get("config_groups")
+    groups = section.get("config_groups")
     weights = [group.get("weights") for group in groups.values()] if isinstance(groups, dict) else []
     if not weights or not all(isinstance(weight, dict) for weight in weights):
         raise StartupError(f"{source}: `config_groups` must describe `weights`.")
@@ -131,7 +131,7 @@ def _compressed_tensors(found: Mapping[str, Any], source: str) -> Quantisation:
         for key, value in known.items():
             if weight.get(key) != value:
                 raise _unknown(source, f"weights.{key}", weight.get(key), repr(value))
-    return Quantisation(read(weights, source), _ignored(found, "ignore", source), source)
+    return Quantisation(read(weights, source), _ignored(section, "ignore", source), source)
 
 
 def _packed(weights: Sequence[Mapping[str, Any]], source: str) -> WeightFormat:
@@ -158,10 +158,10 @@ def _cell(weight: Mapping[str, Any], source: str) -> Cell | None:
             return 1, WHOLE_ROW
         case "block", [int(rows), int(columns)] if min(rows, columns) > 0:
             return rows, columns
-        case "block", given:
-            raise _unknown(source, "weights.block_structure", given, "[128, 128]")
-        case given, _:
-            raise _unknown(source, "weights.strategy", given, "tensor, channel, block")
+        case "block", value:
+            raise _unknown(source, "weights.block_structure", value, "[128, 128]")
+        case value, _:
+            raise _unknown(source, "weights.strategy", value, "tensor, channel, block")
 
 
 Check = tuple[Mapping[str, Any], Callable[[Sequence[Mapping[str, Any]], str], WeightFormat]]
@@ -177,37 +177,37 @@ COMPRESSED: Mapping[str, Check] = MappingProxyType(
 """What the weights of each `format` of compressed-tensors must be like, and a reader of the rest."""
 
 
-def _fp8(found: Mapping[str, Any], source: str) -> Quantisation:
+def _fp8(section: Mapping[str, Any], source: str) -> Quantisation:
     for key, value in {"fmt": "e4m3", "activation_scheme": "dynamic", "scale_fmt": "float"}.items():
-        if found.get(key, value) != value:
-            raise _unknown(source, key, found[key], value)
-    match found.get("weight_block_size"):
+        if section.get(key, value) != value:
+            raise _unknown(source, key, section[key], value)
+    match section.get("weight_block_size"):
         case [int(rows), int(columns)] if min(rows, columns) > 0:
-            return Quantisation(Fp8((rows, columns)), _ignored(found, "modules_to_not_convert", source), source)
-        case given:
-            raise _unknown(source, "weight_block_size", given, "[128, 128]")
+            return Quantisation(Fp8((rows, columns)), _ignored(section, "modules_to_not_convert", source), source)
+        case block_size:
+            raise _unknown(source, "weight_block_size", block_size, "[128, 128]")
 
 
-def _modelopt(found: Mapping[str, Any], source: str) -> Quantisation:
-    key = "exclude_modules" if "exclude_modules" in found else "ignore"
-    ignored = _ignored(found, key, source)
-    if found.get("quant_algo") != MIXED:
-        return Quantisation(_algorithm(found, source, (*ALGORITHMS, MIXED)), ignored, source)
-    layers = found.get("quantized_layers")
+def _modelopt(section: Mapping[str, Any], source: str) -> Quantisation:
+    key = "exclude_modules" if "exclude_modules" in section else "ignore"
+    ignored = _ignored(section, key, source)
+    if section.get("quant_algo") != MIXED:
+        return Quantisation(_algorithm(section, source, (*ALGORITHMS, MIXED)), ignored, source)
+    layers = section.get("quantized_layers")
     if not isinstance(layers, dict) or not layers or not all(isinstance(layer, dict) for layer in layers.values()):
         raise StartupError(f"{source}: `quantized_layers` must describe the layers of {MIXED}.")
     formats = {name: _algorithm(layer, f"{source}: {name}", ALGORITHMS) for name, layer in layers.items()}
     return Quantisation(None, ignored, source, MappingProxyType(formats))
 
 
-def _algorithm(found: Mapping[str, Any], source: str, known: Iterable[str]) -> WeightFormat:
+def _algorithm(section: Mapping[str, Any], source: str, supported: Iterable[str]) -> WeightFormat:
     """Return the format of Model Optimizer's `quant_algo`; *known* are the names for an error."""
-    algorithm = found.get("quant_algo")
+    algorithm = section.get("quant_algo")
     if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
-        raise _unknown(source, "quant_algo", algorithm, ", ".join(known))
+        raise _unknown(source, "quant_algo", algorithm, ", ".join(supported))
     format = ALGORITHMS[algorithm]
-    if isinstance(format, Nvfp4) and found.get("group_size", GROUP_SIZE) != GROUP_SIZE:
-        raise _unknown(source, "group_size", found["group_size"], str(GROUP_SIZE))
+    if isinstance(format, Nvfp4) and section.get("group_size", GROUP_SIZE) != GROUP_SIZE:
+        raise _unknown(source, "group_size", section["group_size"], str(GROUP_SIZE))
     return format
 
 
@@ -221,12 +221,12 @@ METHODS: Mapping[str, Callable[[Mapping[str, Any], str], Quantisation]] = Mappin
 """Readers of the formats' sections, by `quant_method`."""
 
 
-def _unknown(source: str, key: str, given: object, known: str) -> StartupError:
-    return StartupError(f"{source}: {key} {given!r} is not served; known: {known}.")
+def _unknown(source: str, key: str, value: object, supported: str) -> StartupError:
+    return StartupError(f"{source}: {key} {value!r} is not served; known: {supported}.")
 
 
-def _ignored(found: Mapping[str, Any], key: str, source: str) -> IgnoreList:
-    patterns = found.get(key) or []
+def _ignored(section: Mapping[str, Any], key: str, source: str) -> IgnoreList:
+    patterns = section.get(key) or []
     if not isinstance(patterns, list) or not all(isinstance(pattern, str) for pattern in patterns):
         raise StartupError(f"{source}: `{key}` must be a list of names.")
     try:

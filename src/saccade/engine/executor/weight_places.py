@@ -81,7 +81,7 @@ class WeightPlace(NamedTuple):
         several = len(self.sharding.parts) > 1
         return [(part if several else None, expert) for part in parts for expert in experts]
 
-    def needed(self, target: Target) -> tuple[int, ...]:
+    def checkpoint_shape(self, target: Target) -> tuple[int, ...]:
         """Return the shape that a checkpoint tensor with *target* must have."""
         entry = list(self.shape)
         if entry:

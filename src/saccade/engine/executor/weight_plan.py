@@ -40,7 +40,7 @@ class LoadPlan:
     def num_bytes(self) -> int:
         """Bytes of all tensors that fill parameters."""
         every = (filling for fillings in self.fillings.values() for filling in fillings)
-        return sum(stored.num_bytes for filling in every for stored in filling.fields.values())
+        return sum(tensor.num_bytes for filling in every for tensor in filling.fields.values())
 
     def is_quantised(self, name: str) -> bool:
         """Return whether a part of the parameter is quantised."""
@@ -62,7 +62,7 @@ class _Faults:
             ("has {} tensors that the network does not know", self.unexpected),
             ("has {} tensors that cannot be used", self.unusable),
         )
-        sentences = [f"The checkpoint {words.format(len(found))}: {listed(found)}." for words, found in kinds if found]
+        sentences = [f"The checkpoint {words.format(len(names))}: {listed(names)}." for words, names in kinds if names]
         if sentences and quantisation is not None:
             sentences.append(f"Weights are read as {quantisation.formats}, from {quantisation.source}.")
         if sentences:
@@ -80,7 +80,7 @@ def make_plan(network: nn.Module, checkpoint: Checkpoint, quantisation: Quantisa
     for filling in _fillings(network, checkpoint, quantisation, plan):
         place = places.get(filling.target.parameter)
         if place is None or not place.takes(filling.target):
-            faults.unexpected.extend(f"{stored.name} ({stored.file})" for stored in filling.fields.values())
+            faults.unexpected.extend(f"{tensor.name} ({tensor.file})" for tensor in filling.fields.values())
             continue
         faults.unusable.extend(_wrong(place, filling))
         faults.missing.extend(_missing_fields(filling))
@@ -99,26 +99,26 @@ def _fillings(
     formats: dict[str, WeightFormat] = {}
     scales: list[StoredTensor] = []
     siblings: dict[str, str] = {}
-    for stored in checkpoint.tensors.values():
-        module, _, _ = stored.name.rpartition(".")
-        if KV_SCALE.fullmatch(stored.name) is not None:
-            scales.append(stored)
+    for tensor in checkpoint.tensors.values():
+        module, _, _ = tensor.name.rpartition(".")
+        if KV_SCALE.fullmatch(tensor.name) is not None:
+            scales.append(tensor)
             continue
         siblings[module.rpartition(".")[0]] = f"{module}.weight"
-        found = None if quantisation is None else _field_of(stored, quantisation)
-        if found is not None:
-            quantised[found.weight][found.end] = stored
-            formats[found.weight] = found.format
-        elif (target := network.locate(stored.name)) is not None:
-            yield Filling(target, {PLAIN: stored})
+        field = None if quantisation is None else _field_of(tensor, quantisation)
+        if field is not None:
+            quantised[field.weight][field.end] = tensor
+            formats[field.weight] = field.format
+        elif (target := network.locate(tensor.name)) is not None:
+            yield Filling(target, {PLAIN: tensor})
     for weight, fields in quantised.items():
         # Every field of a weight lies where the weight would.
         format, target = formats[weight], network.locate(weight)
-        needed = {end: stored for end, stored in fields.items() if end not in format.unused}
-        if needed and target is not None:
-            yield Filling(target, needed, (format.transposed() or format) if target.transposed else format)
-    for stored in scales:
-        _note_kv_scale(stored, network, siblings, plan)
+        used = {end: tensor for end, tensor in fields.items() if end not in format.unused}
+        if used and target is not None:
+            yield Filling(target, used, (format.transposed() or format) if target.transposed else format)
+    for tensor in scales:
+        _note_kv_scale(tensor, network, siblings, plan)
 
 
 class _FieldOf(NamedTuple):
@@ -129,42 +129,42 @@ class _FieldOf(NamedTuple):
     format: WeightFormat
 
 
-def _field_of(stored: StoredTensor, quantisation: Quantisation) -> _FieldOf | None:
+def _field_of(tensor: StoredTensor, quantisation: Quantisation) -> _FieldOf | None:
     """Return of which weight a tensor is a field; None for a plain tensor.
 
     Weights that the release left plain have other dtypes.
     """
-    module, _, end = stored.name.rpartition(".")
+    module, _, end = tensor.name.rpartition(".")
     format = quantisation.format_of(module)
-    if format is not None and format.joins_experts and len(stored.shape) == 3:
+    if format is not None and format.joins_experts and len(tensor.shape) == 3:
         for last, field_of in sorted(format.fields.items(), reverse=True):
             suffix = last.removeprefix(WEIGHT)
-            if stored.dtype in field_of.dtypes and stored.name.endswith(suffix):
-                return _FieldOf(stored.name.removesuffix(suffix), last, format)
+            if tensor.dtype in field_of.dtypes and tensor.name.endswith(suffix):
+                return _FieldOf(tensor.name.removesuffix(suffix), last, format)
     if format is None or (end not in format.fields and end not in format.unused):
         return None
-    if end == WEIGHT and end in format.fields and stored.dtype not in format.fields[end].dtypes:
+    if end == WEIGHT and end in format.fields and tensor.dtype not in format.fields[end].dtypes:
         return None
     return _FieldOf(f"{module}.{WEIGHT}", end, format)
 
 
-def _note_kv_scale(stored: StoredTensor, network: Any, siblings: Mapping[str, str], plan: LoadPlan) -> None:
+def _note_kv_scale(tensor: StoredTensor, network: Any, siblings: Mapping[str, str], plan: LoadPlan) -> None:
     """Note the scale of a layer's cached keys or values, unless the layer is not needed, such as a draft layer."""
-    if (match := KV_SCALE.fullmatch(stored.name)) is None or (sibling := siblings.get(match["attention"])) is None:
+    if (match := KV_SCALE.fullmatch(tensor.name)) is None or (sibling := siblings.get(match["attention"])) is None:
         return
     target = network.locate(sibling)
     if target is not None and (layer := LAYER.search(target.parameter)) is not None:
-        plan.kv_scales[int(layer[1]), match["which"]] = stored
+        plan.kv_scales[int(layer[1]), match["which"]] = tensor
 
 
 def _missing_fields(filling: Filling) -> list[str]:
     """Return the tensors that a quantised weight lacks."""
     if filling.format is None:
         return []
-    present, stored = next(iter(filling.fields.items()))
+    present, tensor = next(iter(filling.fields.items()))
     # Of experts that are joined in one tensor, the names of fields lack the word `weight`.
-    is_whole = stored.name.endswith(f".{present}")
-    start = stored.name.removesuffix(present if is_whole else present.removeprefix(WEIGHT))
+    is_whole = tensor.name.endswith(f".{present}")
+    start = tensor.name.removesuffix(present if is_whole else present.removeprefix(WEIGHT))
     absent = ((end, field) for end, field in filling.format.fields.items() if end not in filling.fields)
     return [
         f"{start}{end if is_whole else end.removeprefix(WEIGHT)} ({' or '.join(field.dtypes)})" for end, field in absent
@@ -174,31 +174,31 @@ def _missing_fields(filling: Filling) -> list[str]:
 def _wrong(place: WeightPlace, filling: Filling) -> list[str]:
     """Return what is wrong with the shapes and dtypes of the tensors of *filling*."""
     target, format = filling.target, filling.format
-    needed = place.needed(target)
+    expected = place.checkpoint_shape(target)
     if format is None:
-        return _unlike(filling.fields[PLAIN], PLAIN_DTYPES, needed)
-    fields = [(stored, format.fields[end]) for end, stored in filling.fields.items()]
+        return _unlike(filling.fields[PLAIN], PLAIN_DTYPES, expected)
+    fields = [(tensor, format.fields[end]) for end, tensor in filling.fields.items()]
     can_transpose = not target.transposed or format.transposed() is not None
     if len(place.shape) != 2 or not can_transpose or not place.holds_formats:
         return [f"{fields[0][0].name}: the network does not take {place.name} in a quantised format"]
-    *experts, rows, columns = place.needed(target._replace(transposed=False))
+    *experts, rows, columns = place.checkpoint_shape(target._replace(transposed=False))
     whole = Region(0, rows, 0, columns)
-    shapes = ((stored, field.dtypes, field.shape(whole)) for stored, field in fields)
+    shapes = ((tensor, field.dtypes, field.shape(whole)) for tensor, field in fields)
     return [
         text
-        for stored, dtypes, shape in shapes
-        for text in _unlike(stored, dtypes, (*experts, *(shape[::-1] if target.transposed else shape)))
+        for tensor, dtypes, shape in shapes
+        for text in _unlike(tensor, dtypes, (*experts, *(shape[::-1] if target.transposed else shape)))
     ]
 
 
-def _unlike(stored: StoredTensor, dtypes: tuple[str, ...], shape: tuple[int, ...]) -> list[str]:
+def _unlike(tensor: StoredTensor, dtypes: tuple[str, ...], shape: tuple[int, ...]) -> list[str]:
     """Return in what a tensor differs from *dtypes* and *shape*."""
-    found = []
-    if stored.dtype not in dtypes:
-        found.append(f"{stored.name} ({stored.file}) is {stored.dtype} instead of {' or '.join(dtypes)}")
-    if stored.shape != shape and not (shape == () and prod(stored.shape) == 1):
-        found.append(f"{stored.name} ({stored.file}) has shape {[*stored.shape]} instead of {[*shape]}")
-    return found
+    faults = []
+    if tensor.dtype not in dtypes:
+        faults.append(f"{tensor.name} ({tensor.file}) is {tensor.dtype} instead of {' or '.join(dtypes)}")
+    if tensor.shape != shape and not (shape == () and prod(tensor.shape) == 1):
+        faults.append(f"{tensor.name} ({tensor.file}) has shape {[*tensor.shape]} instead of {[*shape]}")
+    return faults
 
 
 def _check_slots(place: WeightPlace, fillings: list[Filling], faults: _Faults) -> None:
@@ -211,13 +211,13 @@ def _check_slots(place: WeightPlace, fillings: list[Filling], faults: _Faults) -
                 faults.unusable.append(f"{' and '.join(names)} are the same weight")
             filled[slot] = filling
     faults.missing.extend(_described(place, slot) for slot in place.slots if slot not in filled)
-    stored: dict[int | None, set[tuple[str, ...]]] = defaultdict(set)
+    formats_of: dict[int | None, set[tuple[str, ...]]] = defaultdict(set)
     for (part, _), filling in filled.items():
         kinds = (
             ["plain"] if filling.format is None else sorted(f"{end} {one.dtype}" for end, one in filling.fields.items())
         )
-        stored[part].add(tuple(kinds))
-    if any(len(kinds) > 1 for kinds in stored.values()):
+        formats_of[part].add(tuple(kinds))
+    if any(len(kinds) > 1 for kinds in formats_of.values()):
         faults.unusable.append(f"the experts of {place.name} have several formats")
 
 

@@ -23,7 +23,7 @@ class _Content(msgspec.Struct, frozen=True, gc=False):
     media: tuple[MediaPlace, ...] = ()
     is_first: bool = False
 
-    def stored(self, key: bytes) -> BlockStored:
+    def stored_event(self, key: bytes) -> BlockStored:
         """Return the event for the stored block."""
         token_ids = array("i", self.token_ids).tolist()
         return BlockStored(key, self.parent, token_ids, list(self.media), self.is_first)
@@ -85,26 +85,26 @@ class PagedBlocks:
 
     def extend(self, sequence: Sequence, num_tokens: int) -> bool:
         """Allocate blocks until the table holds *num_tokens*; return False, without a change, if there are too few."""
-        missing = self._blocks_for(num_tokens) - len(sequence.block_table)
-        if missing > self.num_free_blocks:
+        num_missing = self._blocks_for(num_tokens) - len(sequence.block_table)
+        if num_missing > self.num_free_blocks:
             return False
-        for _ in range(missing):
+        for _ in range(num_missing):
             sequence.block_table.append(self._take())
         return True
 
     def commit(self, sequence: Sequence, index: int, key: bytes) -> None:
         """Store the block under *key*. If another block holds the same content, the table references that one."""
         block = sequence.block_table[index]
-        stored = self._block_of.setdefault(key, block)
-        if stored == block:
+        existing_block = self._block_of.setdefault(key, block)
+        if existing_block == block:
             if block not in self._key_of:
                 self._store(sequence, index, key)
             return
         # Two sequences computed the same content at once. A single copy ensures that parents live as long as their
         # children.
-        self._cached.pop(stored, None)
-        self.references[stored] += 1
-        sequence.block_table[index] = stored
+        self._cached.pop(existing_block, None)
+        self.references[existing_block] += 1
+        sequence.block_table[index] = existing_block
         sequence.replaced_blocks.append(index)
         self._let_go(block)
 
@@ -122,7 +122,7 @@ class PagedBlocks:
     def snapshot(self) -> Iterator[BlockStored]:
         """Return every block that is reusable now, parents before children; later changes are not included."""
         contents = list(self._contents.items())
-        return (content.stored(key) for key, content in contents)
+        return (content.stored_event(key) for key, content in contents)
 
     def clear(self) -> None:
         """Drop every block that no sequence references."""
@@ -135,7 +135,7 @@ class PagedBlocks:
         self._key_of[sequence.block_table[index]] = key
         self._contents[key] = content
         if self.on_event is not None:
-            self.on_event(content.stored(key))
+            self.on_event(content.stored_event(key))
 
     def _content(self, sequence: Sequence, index: int) -> _Content:
         parent = sequence.parent_key(index)

@@ -86,15 +86,15 @@ class BlockManager:
         first, paged = samples[0], self.paged_blocks
         num_full = first.num_tokens // self.block_size
         keys = first.block_keys(num_full, self.block_size) if self.enable_prefix_caching else []
-        held = keys[: paged.reusable(keys, len(keys))]
+        cached_keys = keys[: paged.reusable(keys, len(keys))]
         num_own = (len(samples) - 1) * (first.num_tokens % self.block_size > 0)
-        if not paged.fits(held, first.num_tokens, headroom_blocks + num_own):
+        if not paged.fits(cached_keys, first.num_tokens, headroom_blocks + num_own):
             return None
-        paged.admit(first, held, first.num_tokens)
+        paged.admit(first, cached_keys, first.num_tokens)
         for sample in samples[1:]:
             paged.share(first, sample, num_full)
             paged.extend(sample, first.num_tokens)
-        return len(held)
+        return len(cached_keys)
 
     def num_sample_blocks(self, num_tokens: int) -> int:
         """Return how many blocks another sample of a prompt of *num_tokens* takes at most, while the first holds its.

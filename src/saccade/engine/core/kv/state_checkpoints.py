@@ -33,7 +33,7 @@ class StateCheckpoints:
         self._interval = interval_blocks * block_size
         self._free = list(range(num_checkpoints - 1, -1, -1))
         self._checkpoint_of: OrderedDict[bytes, int] = OrderedDict()
-        self._resumed: dict[Sequence, bytes] = {}
+        self._resume_keys: dict[Sequence, bytes] = {}
         self._saving: dict[bytes, int] = {}
         self._saved_by: dict[Sequence, bytes] = {}
 
@@ -48,7 +48,7 @@ class StateCheckpoints:
     def admit(self, sequence: Sequence, keys: Ordered[bytes], num_tokens: int) -> None:
         """Keep the checkpoint behind *keys* until the sequence's first step."""
         if keys:
-            self._resumed[sequence] = keys[-1]
+            self._resume_keys[sequence] = keys[-1]
             self._checkpoint_of.move_to_end(keys[-1])
 
     def extend(self, sequence: Sequence, num_tokens: int) -> bool:
@@ -63,15 +63,15 @@ class StateCheckpoints:
         stops = [start - start % self._interval + self._interval, self._last_boundary(sequence)]
         return min([num_tokens, *(stop - start for stop in stops if stop > start)])
 
-    def moves(self, started: Iterable[Sequence], stops: Mapping[Sequence, int]) -> tuple[Moves, Moves]:
-        """Return what a step restores for the rows of *started*, and saves for chunks that end at *stops*.
+    def moves(self, sequences: Iterable[Sequence], stops: Mapping[Sequence, int]) -> tuple[Moves, Moves]:
+        """Return what a step restores for the rows of *sequences*, and saves for chunks that end at *stops*.
 
         Call it once a step: a checkpoint that the step restores is not evicted for one that it saves.
         """
         restore = tuple(
-            StateMove(Rows.row_of(sequence), self._checkpoint_of[self._resumed.pop(sequence)])
-            for sequence in started
-            if sequence in self._resumed
+            StateMove(Rows.row_of(sequence), self._checkpoint_of[self._resume_keys.pop(sequence)])
+            for sequence in sequences
+            if sequence in self._resume_keys
         )
         restored = {move.checkpoint for move in restore}
         save = tuple(
@@ -91,14 +91,14 @@ class StateCheckpoints:
 
     def release(self, sequence: Sequence) -> None:
         """Drop the checkpoints of *sequence* that are not restored or committed yet."""
-        self._resumed.pop(sequence, None)
+        self._resume_keys.pop(sequence, None)
         if (key := self._saved_by.pop(sequence, None)) is not None:
             self._free.append(self._saving.pop(key))
 
     def clear(self) -> None:
         """Drop every checkpoint that no sequence waits for."""
-        resumed = set(self._resumed.values())
-        for key in [key for key in self._checkpoint_of if key not in resumed]:
+        resume_keys = set(self._resume_keys.values())
+        for key in [key for key in self._checkpoint_of if key not in resume_keys]:
             self._free.append(self._drop(key))
 
     def snapshot(self) -> Iterator[StateStored]:
@@ -128,8 +128,8 @@ class StateCheckpoints:
         return checkpoint
 
     def _evict(self, restored: Set[int]) -> int | None:
-        kept = restored | {self._checkpoint_of[key] for key in self._resumed.values()}
-        key = next((key for key, checkpoint in self._checkpoint_of.items() if checkpoint not in kept), None)
+        in_use = restored | {self._checkpoint_of[key] for key in self._resume_keys.values()}
+        key = next((key for key, checkpoint in self._checkpoint_of.items() if checkpoint not in in_use), None)
         return None if key is None else self._drop(key)
 
     def _drop(self, key: bytes) -> int:

@@ -70,12 +70,12 @@ class Peers:
         try:
             self._arena = PixelArena(arena)
             for number in range(1, self.ranks.size):
-                self._others.append(self._started(number, arena))
+                self._others.append(self._start_rank(number, arena))
         finally:
             os.close(arena)
         self._send(messages.LoadWeights(config))
 
-    def _started(self, number: int, arena: int) -> _Rank:
+    def _start_rank(self, number: int, arena: int) -> _Rank:
         ours, theirs = socket.socketpair()
         with theirs:
             arguments = {
