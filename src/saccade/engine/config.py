@@ -26,24 +26,22 @@ class EngineConfig:
     """All settings of an engine; sent to the engine's process as JSON.
 
     *dtype* auto is the checkpoint's own; on a CPU it is float32 unless checkpoint and processor support bfloat16.
-    *kv_cache_dtype* auto is the network's; fp8 is e4m3.
-    *max_model_len* None is the model's, limited by the KV pool. *num_blocks* None derives the pool's size from
-    *kv_cache_bytes* if given, else from 1 GiB on the CPU (at most what max_num_seqs full sequences need) and
-    *gpu_memory_utilization* of the device on CUDA. *encode_budget_patches* limits what the vision encoder computes in
-    one step; None is 16384 on CUDA and 1024 on the CPU, where encoding many images at once takes as long as encoding
-    them in turn, and would only delay the first. *max_num_waiting* limits the queue. *threads* None leaves one core to
-    the other processes, unless OMP_NUM_THREADS sets a number. *tensor_parallel_size* processes compute the network
-    together, each with its part of the weights on a device of its own; *threads* is the number of each.
+    *kv_cache_dtype* auto is the network's; fp8 is e4m3. *max_model_len* None is the model's, limited by the KV pool.
+    *num_blocks* None derives the pool's size from *kv_cache_bytes* if given, else from 1 GiB on the CPU (at most what
+    max_num_seqs full sequences need) and *gpu_memory_utilization* of the device on CUDA. *encode_budget_patches* limits
+    what the vision encoder computes in one step; None is 16384 on CUDA and 1024 on the CPU: there, encoding many images
+    at once takes as long as one after another and only delays the first. *max_num_waiting* limits the queue. *threads*
+    None leaves one core to the other processes, unless OMP_NUM_THREADS sets a number. *tensor_parallel_size* processes
+    compute the network together, each with its part of the weights on its own device; *threads* is the number of each.
     *attention_tensor_parallel_size* of them share the decoder's attention and its KV cache, by default all; it divides
-    their number, and the others hold copies.
-    *mm_encoder_tp_mode* data has each of them encode whole images; weights cuts the vision encoder as well. For a
-    model with recurrent layers, checkpoints of their states are kept for the prefix cache, taken every
-    *state_snapshot_blocks* blocks and at the end of prompts: *num_state_snapshots*, by default as many as
-    *state_snapshot_bytes* hold on each device. With *kv_events_token_ids*, block events contain the token ids and media
-    from which their blocks' keys were computed. *aliases* are names in addition to *model*. *record_steps* is the
-    folder for recordings of steps, of at most *record_steps_bytes*, with images' pixels if *record_pixels* is set.
-    A *role* prefill or decode makes the engine one half of a prefill/decode split; a prefill engine listens on
-    *kv_transfer_bind*, host:port. A transfer that stands still for *kv_transfer_seconds* fails.
+    their number, and the others hold copies. *mm_encoder_tp_mode* data has each of them encode whole images; weights
+    cuts the vision encoder as well. For a model with recurrent layers, checkpoints of their states are kept for the
+    prefix cache, taken every *state_snapshot_blocks* blocks and at the end of prompts: *num_state_snapshots*, by
+    default as many as *state_snapshot_bytes* hold on each device. With *kv_events_token_ids*, block events contain the
+    token ids and media from which their blocks' keys were computed. *aliases* are names in addition to *model*.
+    *record_steps* is the folder for recordings of steps, of at most *record_steps_bytes*, with images' pixels if
+    *record_pixels* is set. A *role* prefill or decode makes the engine one half of a prefill/decode split; a prefill
+    engine listens on *kv_transfer_bind*, host:port. A transfer that stands still for *kv_transfer_seconds* fails.
     """
 
     model_dir: str

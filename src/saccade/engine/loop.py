@@ -263,7 +263,7 @@ class Engine:
     def _begin_segment_if_due(self, recorder: Recorder) -> None:
         """Start a recording with empty rows and caches; the running sequences are computed again.
 
-        Jobs beside the steps end first. Until then, no further job begins.
+        Background jobs end first. Until then, no further job begins.
         """
         encoder_scheduler = self.scheduler.encoder_scheduler
         encoder_scheduler.begins_no_jobs = recorder.is_due and self.scheduler.can_start_over
@@ -272,7 +272,7 @@ class Engine:
             self.reset_caches(prefix=True, media=True)
 
     def _take_finished_jobs(self, timeout_seconds: float = 0.0) -> None:
-        """Use the images that were encoded beside the steps. If a job failed, fail the requests that need it."""
+        """Use the images that were encoded in the background. If a job failed, fail the requests that need it."""
         for job in self.executor.finished_jobs(timeout_seconds):
             self._take_job(job)
 

@@ -103,7 +103,7 @@ class StepCollected(msgspec.Struct, frozen=True, array_like=True, tag="collect")
 
 
 class JobsTaken(msgspec.Struct, frozen=True, array_like=True, tag="jobs"):
-    """Jobs beside the steps that were reported as ended at this point."""
+    """Background jobs that were reported as ended at this point."""
 
     jobs: tuple[JobDone, ...]
 

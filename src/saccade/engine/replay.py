@@ -37,7 +37,7 @@ from saccade.models.files import read_model_files
 from saccade.protocol.output import TokenLogprob
 
 JOB_SECONDS = 600.0
-"""How long to wait for a job beside the steps that ended in the recording."""
+"""How long to wait for a background job that ended in the recording."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from saccade.transport.shared_memory import readers
 PACKAGES: Mapping[str, str] = MappingProxyType(
     {"triton": "triton", "flashinfer": "flashinfer-python", "flashinfer_cudnn": "flashinfer-python"}
 )
-"""The package that an attention backend computes with, where that is not torch."""
+"""The package of each attention backend that does not compute with torch."""
 
 
 def describe(
@@ -60,7 +60,7 @@ def describe(
 
 
 def kv_form(description: Description, caches: Caches) -> KvForm:
-    """Return the form in which *caches* of the engine of *description* hold KV state."""
+    """Return the form of the KV state in *caches*, of the engine with *description*."""
     return KvForm(
         fingerprint=description.fingerprint,
         dtype=description.dtype,

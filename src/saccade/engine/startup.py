@@ -92,7 +92,7 @@ def largest_grid(spec: ModelSpec, budget_patches: int) -> Grid:
 
 
 def media_memory(config: EngineConfig, model: LoadedModel, num_patches: int) -> MediaMemory:
-    """Return what there is memory for after `measure`, with an image of *num_patches*, and beside the KV pool."""
+    """Return the memory for media, as `measure` has reserved it: for *num_patches* and the largest image's features."""
     spec, itemsize = model.network.spec, model.network.dtype.itemsize
     of_image = spec.encoder_output_values(largest_grid(spec, num_patches)) * itemsize
     return MediaMemory(num_patches, max(config.encoder_cache_bytes, of_image), itemsize)
@@ -158,7 +158,7 @@ def assemble(
         config.max_num_batched_tokens,
         encode_budget(config, model),
         config.max_num_waiting,
-        # With ranks, an encoding beside the steps would use the collectives that the steps use.
+        # With ranks, a background encoding would use the collectives that the steps use.
         encode_aside=network.device.type == "cpu" and execution.threads.aside > 0 and model.ranks.size == 1,
     )
     itemsize = network.dtype.itemsize
@@ -180,9 +180,9 @@ def assemble(
 
 
 def _grammars(config: EngineConfig, model: LoadedModel) -> Grammars | None:
-    """Return what compiles grammars for *model*, which reads its vocabulary beside the rest of the start.
+    """Return the compiler of grammars for *model*, which reads the vocabulary in the background.
 
-    None for a model without a tokenizer, and for workers of which two serve a request.
+    None for a model without a tokenizer, and for a prefill or decode worker.
     """
     if config.role != "both" or not has_vocabulary(model.files):
         return None

@@ -43,7 +43,7 @@ def read_vocabulary(model_files: ModelFiles, vocab_size: int) -> Vocabulary:
 
 
 def _encode(tokenizer: Tokenizer, text: str) -> Sequence[int]:
-    """Return the ids of *text*; none where its tokens would be special ones."""
+    """Return the ids of *text*; none if its tokens would be special ones."""
     try:
         return tokenizer.encode_text(text)
     except InvalidValue:

@@ -13,7 +13,7 @@ from saccade.protocol.request import EngineRequest, SamplingParams
 
 GREEDY = SamplingParams(max_tokens=2, temperature=0)
 NUM_OTHER_TOKENS = 3
-"""Tokens of the request with an image beside the image's own."""
+"""Tokens of the request with an image, without the image's own."""
 
 
 def run(engine: Engine, num_text_tokens: int, grid: Grid | None = None, num_rows: int = 0) -> None:

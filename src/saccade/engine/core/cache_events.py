@@ -2,8 +2,8 @@
 
 All watchers of the same caches get the same increments, so each increment is numbered and encoded once. A snapshot
 shows the caches at the time of the watch request. It is sent in pieces, one per step, so that it does not delay a step;
-increments that arise in the meantime are queued behind it. While there are no watchers, the caches report no events and
-this module stores nothing.
+later increments queue until it is complete. While there are no watchers, the caches report no events and this module
+stores nothing.
 """
 
 import itertools
@@ -45,7 +45,7 @@ class WatchedCaches(NamedTuple):
 
 
 class _Snapshot:
-    """A snapshot on its way to one watcher, and the increments queued behind it."""
+    """A snapshot that is being sent to one watcher, and the increments queued after it."""
 
     def __init__(self, number: int, events: Iterator[KvEvent]) -> None:
         self.number = number

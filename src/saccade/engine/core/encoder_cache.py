@@ -54,7 +54,7 @@ class EncoderCache:
 
     @property
     def has_dropped(self) -> bool:
-        """Whether there are dropped encoder outputs that executors were not told of."""
+        """Whether encoder outputs were dropped that executors still hold."""
         return bool(self._dropped)
 
     def has_begun(self, key: EncoderKey) -> bool:

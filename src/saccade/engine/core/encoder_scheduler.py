@@ -164,7 +164,7 @@ class EncoderScheduler:
         return Until.STARTED if is_shared and self._may_keep(image.key) else Until.COMPUTED
 
     def _may_keep(self, key: EncoderKey) -> bool:
-        """Whether an encoder output may be kept for samples that have not started, beside those that are."""
+        """Whether an encoder output may be kept for samples that have not started, with those kept already."""
         pins = self.encoder_cache.pins
         reserved = {other for other, images in pins.items() if any(map(_is_kept_for_samples, images))}
         num_bytes = sum(self.costs.num_bytes(other.grid, other.original_size) for other in reserved | {key})

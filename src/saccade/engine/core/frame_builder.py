@@ -24,7 +24,7 @@ class FrameBuilder:
         self._pixels_wanted[connection].append(question)
 
     def released_slots(self, connection: int) -> list[str]:
-        """Return a list, to which the caller adds the names of slots that the engine will not read again."""
+        """Return a list; the caller adds the names of slots that the engine will not read again."""
         return self._released_slots[connection]
 
     def forget(self, connection: int) -> None:

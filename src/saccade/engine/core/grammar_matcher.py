@@ -30,11 +30,11 @@ def add_ids(words: Words, token_ids: Iterable[int], vocab_size: int) -> Words:
 
 
 class GrammarMatcher:
-    """Follows one answer. The state is that of the answer's tokens, so it survives that KV state is computed again.
+    """Follows one answer. Its state depends on the answer's tokens only, so recomputed KV state does not change it.
 
     *matcher* is at the start of the grammar, and belongs to this object. *usable* are the ids that the request may draw
-    at all. Where the prompt ends within reasoning, everything but *end_ids*, those that end an answer, is allowed up to
-    the token *reasoning_end_id*.
+    at all. If the prompt ends within reasoning, all ids but *end_ids*, which end an answer, are allowed up to the token
+    *reasoning_end_id*.
     """
 
     def __init__(self, matcher: LLMatcher, reasoning_end_id: int | None, usable: Words, end_ids: Words) -> None:
@@ -62,7 +62,7 @@ class GrammarMatcher:
             self._matcher.consume_token(token_id)
 
     def mask(self) -> bytes:
-        """Return the ids of which the next token may be one, as words. Raises InvalidValue where there are none."""
+        """Return the ids that the next token may have, as words. Raises InvalidValue if there are none."""
         if self._is_reasoning:
             allowed = self._usable & ~self._end_ids
         else:

@@ -1,4 +1,4 @@
-"""Compile the grammars of requests beside the steps, and give each answer a matcher. No torch.
+"""Compile the grammars of requests in the background, and give each answer a matcher. No torch.
 
 One thread compiles, so that neither a step nor another request waits for the interpreter's lock or for a core. A
 request waits in the scheduler, parked, until its grammar is compiled.
@@ -27,7 +27,7 @@ logger = structlog.get_logger(__name__)
 
 
 class Ready(NamedTuple):
-    """A request whose grammar is compiled, or the error with which it fails."""
+    """A request whose grammar is compiled, or the error that fails it."""
 
     connection: int
     request_id: str

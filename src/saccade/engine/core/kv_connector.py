@@ -1,4 +1,4 @@
-"""An engine's part in requests that two workers serve, and what the engine's loop asks of it."""
+"""An engine's part in requests that two workers serve."""
 
 from collections.abc import Container
 from typing import Protocol
@@ -23,25 +23,25 @@ class KvConnector(Protocol):
         """File descriptors that are readable while there is news."""
 
     def check(self, request: EngineRequest) -> None:
-        """Raise InvalidValue for a request that this engine has no part in."""
+        """Raise InvalidValue for a request that this engine cannot take part in."""
 
     def open(self, sequence: Sequence) -> None:
         """Note a new request by its sample 0."""
 
     def poll(self) -> None:
-        """Act on what has happened to transfers."""
+        """Handle the events of transfers."""
 
     def plan(self, schedule: Schedule) -> None:
-        """Add to the step what it copies."""
+        """Add the copies of this step to *schedule*."""
 
     def keep(self, sequence: Sequence, logprob: TokenLogprob | None, reason: FinishReason | None, now: float) -> bool:
-        """Note a drawn token; return whether the sequence is kept, and the token is told later."""
+        """Note a drawn token. Return whether the sequence keeps its state, and its token is reported later."""
 
     def on_executed(self, contents: tuple[bytes, ...]) -> None:
-        """Note that the planned step was executed, with what it has copied."""
+        """Note that the planned step was executed; *contents* are its copies."""
 
     def take_planned(self) -> list[Sequence]:
-        """Return the sequences whose state a step that failed should have copied."""
+        """Return the sequences whose state the failed step did not copy."""
 
     def on_end(self, sequence: Sequence) -> None:
         """Note that a sequence has ended, for any reason."""

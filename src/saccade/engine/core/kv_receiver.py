@@ -1,8 +1,8 @@
 """The decode legs of an engine: requests whose prompt's state comes from a prefill worker.
 
 The scheduler reserves blocks and rows for all samples of such a request before its transfer begins. Steps write the
-pieces to the blocks; when the whole state is here, the samples get their first tokens from the prefill worker, and
-decode like any others.
+pieces to the blocks. When the state is complete, the samples get their first tokens from the prefill worker and decode
+like any others.
 """
 
 import time
@@ -96,7 +96,7 @@ class KvReceiver:
             self._keys.add(kv_transfer.key)
 
     def keep(self, sequence: Sequence, logprob: TokenLogprob | None, reason: FinishReason | None, now: float) -> bool:
-        """Return False: a decode leg tells its tokens at once."""
+        """Return False: a decode leg reports its tokens at once."""
         return False
 
     def poll(self) -> None:
@@ -108,7 +108,7 @@ class KvReceiver:
             self._requests.fail(sequence, WorkerFailed(SAMPLE_ENDED))
 
     def _begin(self, sequence: Sequence, num_cached_blocks: int) -> None:
-        """Begin the transfer for a sequence for which room is reserved, from block *num_cached_blocks* on."""
+        """Begin the transfer for a sequence with reserved room, from block *num_cached_blocks* on."""
         kv_transfer = sequence.request.kv_transfer
         if isinstance(kv_transfer, ReceiveKv):
             self._prompts[kv_transfer.key] = _IncomingPrompt(kv_transfer.key, sequence, num_cached_blocks)
@@ -144,7 +144,7 @@ class KvReceiver:
             self._orphans += [sample for sample in sequence.forks if sample.finish_reason is None][:1]
 
     def plan(self, schedule: Schedule) -> None:
-        """Begin the transfers of requests that the step has admitted, and add to it what it writes."""
+        """Begin the transfers of requests that the step admits, and add the writes of this step."""
         for sequence, num_cached_blocks in schedule.admitted.items():
             self._begin(sequence, num_cached_blocks)
         room = STEP_BYTES
@@ -159,13 +159,13 @@ class KvReceiver:
                 ]
 
     def _owners(self, prompt: _IncomingPrompt, stop: int) -> list[Sequence]:
-        """Return the samples that have blocks of their own for a piece that ends at block *stop*."""
+        """Return the samples that have their own blocks for a piece that ends at block *stop*."""
         is_shared = stop <= prompt.sequence.num_prompt_tokens // self._form.block_size
         samples = self._scheduler.receiving[prompt.sequence]
         return [prompt.sequence] if is_shared else [sample for sample in samples if sample.finish_reason is None]
 
     def on_executed(self, contents: tuple[bytes, ...]) -> None:
-        """Note that the step has written what was planned, and let requests whose state is whole begin to decode."""
+        """Note that the step wrote the planned pieces. Requests whose state is complete begin to decode."""
         writes, self._planned_writes = self._planned_writes, []
         for prompt in writes:
             prompt.num_pending -= 1

@@ -1,9 +1,9 @@
 """The prefill legs of an engine: prompts whose state goes to a decode worker.
 
 A prefill leg is computed like any request, up to the first token of each sample. Its sample 0 then keeps its blocks and
-its row until the decode worker has received the state, or the transfer has failed. The state goes in pieces, which
-steps copy out of the caches, at most STEP_BYTES in one step. A piece has full blocks, or the block behind them alone,
-or the recurrent states.
+its row until the decode worker has received the state or the transfer fails. Steps copy the state out of the caches in
+pieces, at most STEP_BYTES in one step. A piece has full blocks, or only the last partial block, or the recurrent
+states.
 """
 
 from collections.abc import Iterator
@@ -27,11 +27,11 @@ STEP_BYTES = 2 * MAX_PIECE_BYTES
 """State that one step copies; requests that are computed in the step wait for the copy."""
 
 NUM_UNTAKEN = 2
-"""Pieces of a transfer on their way at a time: one is used while the other travels."""
+"""Pieces of a transfer in flight: one is used while the other travels."""
 
 
 class _DelayedAnswer(NamedTuple):
-    """The first token of sample 0, which is told when the state is delivered."""
+    """The first token of sample 0, which is reported when the state is delivered."""
 
     logprob: TokenLogprob | None
     reason: FinishReason
@@ -148,7 +148,7 @@ class KvSender:
             self.transfers.withdraw(prompt.key)
 
     def plan(self, schedule: Schedule) -> None:
-        """Add to the step the pieces that it copies, those of the oldest leg first."""
+        """Add the pieces that this step copies, those of the oldest leg first."""
         room = STEP_BYTES
         for prompt in self._prompts.values():
             while room > 0 and (piece := self._next(prompt)) is not None:
@@ -160,7 +160,7 @@ class KvSender:
                 self._advance(prompt, piece)
 
     def on_executed(self, contents: tuple[bytes, ...]) -> None:
-        """Send what the step has copied."""
+        """Send the step's copies."""
         copies, self._planned_copies = self._planned_copies, []
         for (prompt, piece), content in zip(copies, contents, strict=True):
             if prompt.key in self._prompts:

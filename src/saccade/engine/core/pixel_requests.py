@@ -136,7 +136,7 @@ class PixelRequests:
 
 
 def _problem(media: tuple[MediaPixels, ...], sequence: Sequence) -> str:
-    """Return a sentence on what is wrong with the pixels of *media*; empty if they match the request for pixels."""
+    """Return the fault of the pixels in *media* as a sentence; empty if they match the request for pixels."""
     indices = [index for index, image in enumerate(sequence.images) if image.state is State.ASKED]
     if not indices:
         return "The gateway sent pixels that were not requested."

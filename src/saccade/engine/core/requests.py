@@ -27,10 +27,10 @@ class Requests:
     A request with n samples is one sequence until its prompt is computed and its first token is drawn. The other
     samples are then queued as separate sequences, directly after the first by arrival. They reuse the full blocks of
     the prompt from the prefix cache, so each computes at most one block and draws its own first token. Without a prefix
-    cache each sample computes the whole prompt again, with images that are not encoded twice while the encoder cache
-    has room for them. Where the prompt's state is
-    received, all samples are sequences from the start, and begin together. Slots are released when the last sample
-    ends. *frames* collects the output. *on_end* is called with every sequence that has ended.
+    cache each sample computes the whole prompt again; its images are not encoded again while the encoder cache has room
+    for them. If the prompt's state is received, all samples are sequences from the start, and begin together. Slots are
+    released when the last sample ends. *frames* collects the output. *on_end* is called with every sequence that has
+    ended.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:

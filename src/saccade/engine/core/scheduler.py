@@ -6,7 +6,7 @@ without a free block preempts the newest running sequence, which is computed aga
 
 Fairness: a prompt that does not end in this step leaves half of the remaining token budget if a later prompt needs at
 most half as many tokens. Waiting costs the shorter prompt relatively more time than the longer one. Tokens that the
-later prompts do not use go to the long prompt after all. So a prompt of s tokens behind k <= 8 prompts that each need
+later prompts do not use go to the long prompt after all. So a prompt of s tokens after k <= 8 prompts that each need
 twice as many has its first token at most ceil(s / floor(t / 2**k)) steps after its admission, however long the others
 are, plus one step for each of them that ends meanwhile; t is the step's token budget without its decodes. The first
 prompt never gets less than half of t. Admission itself stays in order of arrival.
@@ -30,7 +30,7 @@ from saccade.errors import QueueFull
 __all__ = ["Budgets", "Schedule", "Scheduler"]
 
 NUM_LOOKED_AT = 8
-"""How many later prompts a step examines for shorter ones; behind more long prompts, the share would be too small to
+"""How many later prompts a step examines for shorter ones. After more long prompts, the share would be too small to
 help.
 """
 
@@ -49,15 +49,14 @@ class Budgets:
 class Scheduler:
     """Waiting and running sequences; `schedule` plans a step, `commit` records that it was done.
 
-    A sequence is *waiting* (by arrival), *running* (in order of admission) or *parked*. Those whose prompt's state goes
-    to another engine are *sending* behind their first token; those whose state comes from one are *receiving*, by their
-    sample 0, with all samples. Both hold blocks, and rows now or soon. The cost of a plan is linear in the number of
-    sequences.
+    A sequence is *waiting* (by arrival), *running* (in order of admission) or *parked*. If the prompt's state goes to
+    another engine, the sequence is *sending* after its first token. If it comes from one, all samples are *receiving*,
+    by their sample 0. Both hold blocks, and rows now or soon. The cost of a plan is linear in the number of sequences.
 
-    The state of a prompt is sent when every sample has its first token. So a prompt whose state will be sent is
-    admitted only with rows for all samples and blocks for one more of them, which are kept; the other samples go before
-    everything else that waits, and each ends at its first token. Else prompts that are sending could hold every row,
-    and wait for samples that find none.
+    The state of a prompt is sent when every sample has its first token. So such a prompt is admitted only with rows for
+    all samples and blocks for one more of them, which are kept. The other samples go before everything else that waits,
+    and each ends at its first token. Otherwise sending prompts could hold every row while they wait for samples without
+    one.
     """
 
     def __init__(
@@ -269,7 +268,7 @@ class Scheduler:
         return self.block_manager.num_sample_blocks(sequence.num_prompt_tokens)
 
     def _admit_receiving(self, sequence: Sequence, step: Schedule) -> bool:
-        """Reserve blocks for a prompt whose state is received, for all its samples; False if there is no room."""
+        """Reserve blocks for all samples of a prompt whose state is received. Return False if there is no room."""
         samples = _live_samples(sequence)
         num_held = self.block_manager.reserve(samples, headroom_blocks=self.num_admitted)
         if num_held is None:
@@ -313,7 +312,7 @@ class Scheduler:
             remaining.tokens -= num_tokens - num_planned
 
     def _is_before_shorter(self, sequence: Sequence, behind: Iterable[Sequence]) -> bool:
-        """Whether one of the next prompts behind *sequence* needs at most half as many tokens."""
+        """Whether one of the next prompts after *sequence* needs at most half as many tokens."""
         waiting = self.waiting[: min(NUM_LOOKED_AT, self.budgets.max_num_seqs - len(self.running))]
         most = sequence.num_pending_tokens // 2
         return any(
@@ -327,7 +326,7 @@ class Scheduler:
         yield from sorted(self.running, key=lambda victim: (victim.recomputable, victim.arrival), reverse=True)
 
     def _make_room(self, sequence: Sequence, victims: Iterator[Sequence], step: Schedule) -> bool:
-        """Reserve the block for a decode, preempting other sequences; False if *sequence* itself was preempted."""
+        """Reserve the block for a decode, preempting other sequences. Return False if *sequence* was preempted."""
         while not self.block_manager.extend(sequence):
             victim = next(victims)
             self.preempt(victim)
@@ -342,7 +341,7 @@ def _turn(sequence: Sequence) -> tuple[bool, int]:
 
 
 def _live_samples(sequence: Sequence) -> list[Sequence]:
-    """Return the samples of a request whose state is received that have not ended, by its sample 0."""
+    """Return the unfinished samples of a request whose state is received, by its sample 0."""
     return [sample for sample in (sequence, *sequence.forks) if sample.finish_reason is None]
 
 

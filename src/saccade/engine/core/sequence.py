@@ -42,15 +42,15 @@ class Sequence:
     rest; when none is left, the step samples the next token. A preempted sequence starts again from 0: prompt and
     answer are then one long prompt. *block_table* names the paged blocks; *replaced_blocks* are the entries that were
     exchanged and not yet reported to executors. *row* is the executors' row of the sequence while it runs. *runs* (by
-    start) say which tokens show which *images*; all samples of the request share the images. *arrival* orders
+    start) map tokens to the *images* that they show; all samples of the request share the images. *arrival* orders
     sequences and is unique. A sequence is sample *index* of its request. *samples_start* is set while other samples
     wait for this one: the token from which they will compute. *penalised*: penalties change its logits. *shaped*:
-    penalties, biases or a minimum length change its logits. *matcher* holds the answer to the request's *grammar*, and
-    is None until the grammar is compiled; executors get *sampling* without the grammar's text. *prompt_logprobs*, if
+    penalties, biases or a minimum length change its logits. *matcher* constrains the answer to the request's *grammar*;
+    it is None until the grammar is compiled. Executors get *sampling* without the grammar's text. *prompt_logprobs*, if
     requested, are the known log probabilities of token_ids[1:]. *awaits_kv* is set until the prompt's state has come
-    from a prefill worker; sample 0 then has the other samples in *forks*. *received_state* is a recurrent state that
-    its next row begins with. *completes_prompt*: another sample's prompt, whose state will be sent, waits for this
-    one's first token.
+    from a prefill worker; sample 0 then has the other samples in *forks*. *received_state* is the recurrent state of
+    its next row. *completes_prompt*: another sample's prompt, whose state will be sent, waits for this one's first
+    token.
     """
 
     def __init__(

@@ -1,10 +1,10 @@
 """A step as a value: the executor's input and output. Every type here is immutable and serialisable.
 
-A *row* is an index into the executor's buffers; each running sequence has one. A *sequence_id* names the period in
-which a sequence occupies a row: the period ends when the sequence ends or is preempted, and the id is never reused. An
-*output_id* names the encoder output of one image and is never reused either. Within a step an executor performs these
-actions in order: drop encoder outputs, end and start rows, change block tables, restore states, receive KV state,
-encode, run the network, save states, send KV state, sample.
+A *row* is an index into the executor's buffers; each running sequence has one. A *sequence_id* names one stay of a
+sequence in a row, until the sequence ends or is preempted; the id is never reused. An *output_id* names the encoder
+output of one image and is never reused either. Within a step an executor performs these actions in order: drop encoder
+outputs, end and start rows, change block tables, restore states, receive KV state, encode, run the network, save
+states, send KV state, sample.
 """
 
 import msgspec
@@ -29,9 +29,9 @@ class EncoderInput(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EncodeJob(msgspec.Struct, frozen=True, array_like=True):
-    """Images that are encoded together: within the step, or *beside* this step and later ones.
+    """Images that are encoded together: within the step, or in the background (*beside*) while steps run.
 
-    Every job beside the steps is reported exactly once, by Executor.finished_jobs(), even where its step fails.
+    Every background job is reported exactly once, by Executor.finished_jobs(), even if its step fails.
     """
 
     job_id: int
@@ -97,7 +97,7 @@ class KvSend(msgspec.Struct, frozen=True, array_like=True):
 
 
 class KvReceive(msgspec.Struct, frozen=True, array_like=True):
-    """State that another engine computed: *content*, which a KvSend of as many blocks made, is written to *blocks*.
+    """State that another engine computed: *content*, from a KvSend of as many blocks, is written to *blocks*.
 
     With *row*, content is or ends with the recurrent states of that row.
     """
@@ -159,9 +159,9 @@ class SamplingInput(msgspec.Struct, frozen=True):
     """The parameters of sampling. *uniforms* and *num_top* have an entry for each chunk that draws, in order.
 
     *uniforms* are numbers in [0, 1); the list is empty if every row is greedy. *num_top* is the number of most likely
-    tokens to return beside the drawn one, or None if its log probability is not requested; it is empty if no chunk
-    requests any. *too_short* are rows whose answer is below its minimum length.
-    *masks* are those of rows whose answer is held to a grammar, or whose reasoning must end.
+    tokens to return in addition to the drawn one, or None if its log probability is not requested; it is empty if no
+    chunk requests any. *too_short* are rows whose answer is below its minimum length. *masks* belong to rows whose
+    answer follows a grammar, or whose reasoning must end.
     """
 
     number: int
@@ -174,7 +174,7 @@ class SamplingInput(msgspec.Struct, frozen=True):
 
 
 class JobDone(msgspec.Struct, frozen=True, array_like=True):
-    """The end of a job beside the steps; *failed* is set if there are no encoder outputs."""
+    """The end of a background job; *failed* is set if there are no encoder outputs."""
 
     job_id: int
     seconds: float
@@ -186,8 +186,8 @@ class StepOutput(msgspec.Struct, frozen=True):
 
     *logprobs* has None for a token without requested log probabilities, and is empty if no chunk requests any.
     prompt_logprobs[i] belongs to the i-th PromptScores. *encode_seconds* is the time of jobs within the step, a part of
-    *network_seconds*. *failed_encodings* are images of jobs within the step that could not be encoded: what the step
-    computed for rows that show them means nothing. sent[i] is the content of the i-th KvSend.
+    *network_seconds*. *failed_encodings* are images of jobs within the step that could not be encoded; results of rows
+    that show them are meaningless. sent[i] is the content of the i-th KvSend.
     """
 
     number: int

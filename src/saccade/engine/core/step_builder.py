@@ -45,7 +45,7 @@ class PlannedStep:
 
 
 class StepBuilder:
-    """Numbers steps and jobs, and adds to each step what executors do not know yet."""
+    """Numbers steps and jobs, and adds to each step the changes that executors do not have yet."""
 
     def __init__(self, rows: Rows, encoder_cache: EncoderCache, checkpoints: StateCheckpoints | None = None) -> None:
         self._rows = rows
@@ -57,7 +57,7 @@ class StepBuilder:
     def build(
         self, schedule: Schedule, pixels: Mapping[EncoderKey, bytes], masks: Mapping[Sequence, bytes] = NO_MASKS
     ) -> PlannedStep:
-        """Return *schedule* as a step that encodes *pixels*: all within the step or all beside it, as one job.
+        """Return *schedule* as a step that encodes *pixels* as one job, within the step or in the background.
 
         *masks* are of sequences that draw.
         """
@@ -153,7 +153,7 @@ def sampling_input(
         number=number,
         uniforms=numbers,
         num_top=num_top,
-        # A grammar comes before the minimum length: where it ends, no token but an end may follow.
+        # A grammar comes before the minimum length: when it is complete, only an end token may follow.
         too_short=tuple(
             Rows.row_of(s) for s in shaped if s not in masks and s.num_generated_tokens < s.sampling.min_tokens
         ),

@@ -1,6 +1,6 @@
 """The end of reasoning that has used up its budget. No torch.
 
-Whether it is due follows from the answer's tokens alone, so preemption, replay and samples need no state of it.
+Whether it is due depends on the answer's tokens only, so preemption, replay and samples keep no state for it.
 """
 
 from saccade.engine.core.grammar_matcher import add_ids, no_words
@@ -20,5 +20,5 @@ def must_end_reasoning(sequence: Sequence) -> bool:
 
 
 def only(token_id: int, vocab_size: int) -> bytes:
-    """Return the mask, of *vocab_size* logits, that allows *token_id* alone."""
+    """Return the mask, of *vocab_size* logits, that allows only *token_id*."""
     return add_ids(no_words(vocab_size), [token_id], vocab_size).tobytes()

@@ -1,4 +1,4 @@
-"""Encode images on a separate thread, beside the steps."""
+"""Encode images on a separate thread while steps run."""
 
 from collections import deque
 from collections.abc import Callable

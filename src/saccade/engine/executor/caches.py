@@ -41,7 +41,7 @@ class CacheSizes:
 
 
 def specs_of_rank(kv_specs: Ordered[KvSpec], ranks: Ranks) -> tuple[KvSpec, ...]:
-    """Return what each layer keeps on one of *ranks*, where *kv_specs* is what it keeps without ranks."""
+    """Return the KvSpec of each layer on one of *ranks*; *kv_specs* are those of the whole layers."""
 
     def of_rank(kv_spec: KvSpec) -> KvSpec:
         match kv_spec:
@@ -58,8 +58,8 @@ def specs_of_rank(kv_specs: Ordered[KvSpec], ranks: Ranks) -> tuple[KvSpec, ...]
 class Caches:
     """One cache per layer, initially zero. Steps define the contents.
 
-    *dtype* is the network's, and that of *blocks* unless they have a format of their own. Recurrent states have the
-    dtypes of their specs.
+    *dtype* is the network's; *blocks* have it too, unless they have their own format. Recurrent states have the dtypes
+    of their specs.
     """
 
     def __init__(

@@ -1,15 +1,14 @@
 """Encode images: alone, spread over the ranks, or with an encoder that is cut over the ranks.
 
-Spread, each rank encodes whole images, all of its own in one call, and the ranks send each other the features. An
-image goes to one rank, whatever its size: a rank may have none. Where the encoder is cut, all ranks encode every
-image. Before the first collective of a job the ranks exchange which images failed, so that none waits for one that
-does not come; a failure after it is not handled.
+Spread, each rank encodes whole images, all its images in one call, and the ranks send each other the features. An image
+goes to one rank, whatever its size: a rank may have none. If the encoder is cut, all ranks encode every image. Before
+the first collective of a job the ranks exchange which images failed, so that none waits for one that does not come; a
+later failure is not handled.
 
-A video larger than the budget of a step is encoded in parts, whose frames do not see those of others: so the memory
-that the encoder takes does not grow with its length.
+A video larger than the budget of a step is encoded in parts. Frames of one part do not see those of another, so the
+encoder's memory does not grow with the video's length.
 
-With graphs, images within a step are packed for them; a job beside the steps runs without them, as they have one set
-of buffers.
+Graphs serve the images within a step. A background job runs without them, because they have one set of buffers.
 """
 
 import time
@@ -83,7 +82,7 @@ class Encoder:
 
     @torch.inference_mode()
     def encode_together(self, job: EncodeJob) -> EncodeResult:
-        """Encode a job's images; every rank must call it with the same job. Failures are logged where they occur."""
+        """Encode a job's images; every rank must call it with the same job. The rank that fails logs the failure."""
         began = time.perf_counter()
         features = self._cut(job) if self.ranks.cuts_encoder else self._spread(job)
         failed = tuple(image.output_id for image in job.images if image.output_id not in features)

@@ -1,13 +1,13 @@
 """Replay the vision encoder as CUDA graphs: one graph for each of a few budgets, which are numbers of patches.
 
-A graph repeats the kernels of one call with the addresses and sizes that they had. So images are packed up to a
-budget, and one more image takes the patches that are left: it is a sequence of its own, to which no other patch
-attends. The pixels and what the network prepares are copied into the graph's buffers. Sequences without patches are
-added up to the graph's number of sequences, and the attention backend must read the sequences' borders on the device
+A graph repeats the kernels of one call with the same addresses and sizes. So images are packed up to a budget, and a
+padding image takes the remaining patches: it is a separate sequence, and no other patch attends to it. The pixels and
+the network's metadata are copied into the graph's buffers. Sequences without patches are added up to the graph's number
+of sequences, and the attention backend must read the sequences' borders on the device
 (VisionAttentionBackend.captures_packed). Images that do not fit run without a graph.
 
-CUDA has never captured these graphs here: tests replace `capture` by a function that calls again. Shapes: B bytes of
-pixels, U tokens, W width of features.
+CUDA has never captured these graphs: tests replace `capture` by a function that calls again. Shapes: B bytes of pixels,
+U tokens, W width of features.
 """
 
 from collections.abc import Iterable, Iterator
@@ -186,7 +186,7 @@ def _buffers(metadata: Ordered[Any]) -> Any:
 
 
 def _layout_buffer(layouts: Ordered[PackedLayout]) -> PackedLayout:
-    """Return the first of *layouts* with sequences without patches behind it, up to the largest number of sequences."""
+    """Return the first of *layouts*, extended by sequences without patches to the largest number of sequences."""
     num_sequences = max(len(layout.sequence_lengths) for layout in layouts)
     lengths = layouts[0].sequence_lengths
     borders = layouts[0].cu_seqlens
@@ -213,7 +213,7 @@ def _leaf_fits(leaf: Any, buffer: Any) -> bool:
 
 
 def _fill(buffers: Any, metadata: Any) -> None:
-    """Copy tensors and borders; borders behind the last sequence are the last border."""
+    """Copy tensors and borders; borders after the last sequence repeat the last border."""
     for buffer, leaf in zip(_leaves(buffers), _leaves(metadata), strict=True):
         if isinstance(leaf, PackedLayout):
             num_borders = len(leaf.cu_seqlens)

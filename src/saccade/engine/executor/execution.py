@@ -84,7 +84,7 @@ def prepare(config: EngineConfig, model: LoadedModel) -> Execution:
 def choose_encoder_graphs(
     config: EngineConfig, model: LoadedModel, backend: VisionAttentionBackend
 ) -> tuple[EncoderGraphs | None, str]:
-    """Return the vision encoder's graphs, if they are asked for and possible, and what the summary says of them."""
+    """Return the vision encoder's graphs, if they are requested and possible, and their line in the summary."""
     if not config.mm_encoder_cuda_graph:
         return None, ""
     reason = encoder_graphs.refusal(model.network, backend, model.ranks.size > 1 and model.ranks.cuts_encoder)

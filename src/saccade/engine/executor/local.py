@@ -24,7 +24,7 @@ class _Sampled(NamedTuple):
 
 
 class LocalExecutor:
-    """An executor.protocol.Executor with one ModelRunner, and *peers*: the other ranks, each with one of its own."""
+    """An executor.protocol.Executor with one ModelRunner, and *peers*: the other ranks, each with its own runner."""
 
     def __init__(self, runner: ModelRunner, peers: Peers | None = None) -> None:
         self.runner = runner
@@ -40,7 +40,7 @@ class LocalExecutor:
     def submit(self, step: StepInput) -> None:
         """Launch the network; on a CPU, run it."""
         self._num_begun += 1
-        # First, because these jobs are reported even where the step fails.
+        # First, because these jobs are reported even if the step fails.
         for job in step.jobs:
             if job.beside:
                 self.async_encoder.begin(job)
@@ -85,7 +85,7 @@ class LocalExecutor:
         return self.collect()
 
     def finished_jobs(self, timeout_seconds: float = 0.0) -> list[JobDone]:
-        """Store the features that were encoded beside the steps, and return the jobs that ended."""
+        """Store the features that were encoded in the background, and return the jobs that ended."""
         finished = self.async_encoder.take(timeout_seconds)
         if finished is None:
             return []

@@ -1,4 +1,4 @@
-"""Compute log probabilities of tokens, and of the most likely tokens beside them, on the device.
+"""Compute log probabilities of tokens, and of the most likely tokens, on the device.
 
 They are the model's own: from its logits before any sampling parameter, media placeholders included. Shapes: R rows, V
 vocabulary, K most likely tokens.

@@ -59,7 +59,7 @@ def num_state_checkpoints(config: EngineConfig, kv_specs: Ordered[KvSpec], dtype
 
 
 class Measured(NamedTuple):
-    """What the measurement of memory has left out or added: *num_blocks* of its pool, and *beside* torch's peak."""
+    """Corrections to torch's peak memory: the *num_blocks* of the pool that it includes, and bytes *beside* it."""
 
     num_blocks: int = 0
     beside: int = 0
@@ -74,11 +74,11 @@ def measured(config: EngineConfig, model: LoadedModel, backend: AttentionBackend
 
 
 def prefix_bytes(config: EngineConfig, model: LoadedModel) -> int:
-    """Return the size in bytes of a layer's copy of the longest context, which a chunk behind a prefix attends to."""
+    """Return the size in bytes of a layer's copy of the longest context, which a chunk after a prefix attends to."""
     kv_specs = specs_of_rank(model.network.spec.kv_specs, model.ranks.attention)
     values = max((kv_spec.token_values for kv_spec in kv_specs if not isinstance(kv_spec, Recurrent)), default=0)
     dtype, cached = model.network.dtype, block_format(config, model).dtype
-    # Another number format goes through a copy of its own and one in float32.
+    # Another number format needs a copy in that format and one in float32.
     num_bytes = dtype.itemsize if cached == dtype else dtype.itemsize + cached.itemsize + torch.float32.itemsize
     return values * num_bytes * wanted_length(config, model)
 
@@ -93,9 +93,8 @@ def num_blocks(
 ) -> int:
     """Return the number of blocks of the pool. *model_len* is the longest sequence to serve. Raises StartupError.
 
-    On CUDA, call it after a warm-up at full size with all recurrent states: torch's peak memory without the pool that
-    was there, and what is *measured* beside it, are taken as the need of all else. Elsewhere recurrent states are not
-    part of the pool's budget.
+    On CUDA, call it after a warm-up at full size with all recurrent states: everything but the pool needs torch's peak
+    memory, corrected by *measured*. On other devices recurrent states are not part of the pool's budget.
     """
     if config.num_blocks is not None:
         return config.num_blocks
@@ -121,7 +120,7 @@ def num_blocks(
 
 
 def fitting_blocks(config: EngineConfig, model: LoadedModel, measured: Measured = NOTHING) -> int:
-    """Return how many blocks fit on this rank's device beside the loaded *model*. Raises StartupError."""
+    """Return how many blocks fit on this rank's device with the loaded *model*. Raises StartupError."""
     network = model.network
     kv_specs = specs_of_rank(network.spec.kv_specs, model.ranks.attention)
     bytes_per_block = block_bytes(kv_specs, config.block_size, block_format(config, model).dtype)

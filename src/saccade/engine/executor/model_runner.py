@@ -180,7 +180,7 @@ class ModelRunner:
 
 
 def collect(launched: Launched) -> DrawResult:
-    """Wait for what `draw` launched."""
+    """Wait for the results of `draw`."""
     if launched.copy is None:
         return DrawResult([], [], [])
     sampling, scored = launched.sampling, launched.scored

@@ -28,7 +28,7 @@ class Executor(Protocol):
         """Submit, sample and collect one step."""
 
     def finished_jobs(self, timeout_seconds: float = 0.0) -> list[JobDone]:
-        """Return the jobs beside the steps that ended, each once; wait at most *timeout_seconds* for one."""
+        """Return the background jobs that ended, each once; wait at most *timeout_seconds* for one."""
 
     def check_device(self) -> None:
         """Raise if the device has failed, so that no later step could succeed."""

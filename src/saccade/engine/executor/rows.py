@@ -45,7 +45,7 @@ class RowBuffers:
         for change in changes:
             stop = change.start + len(change.blocks)
             if stop > self.tables.shape[1]:
-                # Padding with block 0 is only gathered past a row's end, where backends repeat the row's own last slot.
+                # Padding with block 0 is gathered only past a row's end; there, backends repeat the row's last slot.
                 wider = np.zeros((len(self.tables), max(stop, 2 * self.tables.shape[1])), np.int64)
                 wider[:, : self.tables.shape[1]] = self.tables
                 self.tables = wider

@@ -8,7 +8,7 @@ import torch
 SERIAL_PARAMETERS = 1 << 25
 SERIAL_WORK = 1 << 31
 SERIAL_CONTEXT = 1 << 14
-"""Limits up to which a step runs on one thread: the network's parameters, the step's multiply-adds, and cached tokens.
+"""A step below these limits runs on one thread: the network's parameters, the step's multiply-adds, and cached tokens.
 
 Such a step is many small operations over weights in the CPU caches. A second thread makes it at most a quarter faster,
 but spins between operations and in the pause after the step. It then occupies the core that gateway, front and client
@@ -26,7 +26,7 @@ class Threads:
 
     @property
     def aside(self) -> int:
-        """How many of the threads encode images beside the steps; 0 if there is only one thread."""
+        """How many of the threads encode images in the background; 0 if there is only one thread."""
         return self.count // 2
 
     def use(self, num_tokens: int, num_context_tokens: int, beside_images: bool = False) -> None:

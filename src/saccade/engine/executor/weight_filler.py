@@ -1,7 +1,7 @@
 """Read the tensors of a plan into a network's parameters, or into holders of quantised weights.
 
-Of a tensor that is cut over ranks only the rank's part is read. Files are mapped into memory, so what is read takes no
-memory beside the parameters.
+If a tensor is cut over ranks, only the rank's part is read. Files are mapped into memory, so reading takes no memory in
+addition to the parameters.
 """
 
 from collections.abc import Callable

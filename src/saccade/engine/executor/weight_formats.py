@@ -54,7 +54,7 @@ class IgnoreList:
 
 
 def _names(module: str) -> Iterator[str]:
-    """Yield the names by which a list may mean *module* or what contains it."""
+    """Yield the names of *module* and of its parents, as a list may write them."""
     parts = module.split(".")
     for end in range(len(parts), 0, -1):
         for first in range(end):

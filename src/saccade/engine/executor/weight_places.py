@@ -14,7 +14,7 @@ PLAIN = ""
 """The field of a weight that is not quantised."""
 
 Slot = tuple[int | None, int | None]
-"""A part and an expert of a parameter, None where it has only one."""
+"""A part and an expert of a parameter; None if it has only one."""
 
 
 class Cut(NamedTuple):

@@ -130,7 +130,7 @@ class _FieldOf(NamedTuple):
 
 
 def _field_of(tensor: StoredTensor, quantisation: Quantisation) -> _FieldOf | None:
-    """Return of which weight a tensor is a field; None for a plain tensor.
+    """Return the weight and field of a tensor; None for a plain tensor.
 
     Weights that the release left plain have other dtypes.
     """
@@ -202,7 +202,7 @@ def _unlike(tensor: StoredTensor, dtypes: tuple[str, ...], shape: tuple[int, ...
 
 
 def _check_slots(place: WeightPlace, fillings: list[Filling], faults: _Faults) -> None:
-    """Note slots that nothing fills, or more than one tensor; and parts of which only some experts are quantised."""
+    """Note slots that no tensor or several tensors fill, and parts with only some experts quantised."""
     filled: dict[Slot, Filling] = {}
     for filling in fillings:
         for slot in place.filled(filling.target):

@@ -80,8 +80,8 @@ class BlockManager:
     def reserve(self, samples: Ordered[Sequence], headroom_blocks: int) -> int | None:
         """Reserve blocks for the prompts of all *samples* of a request, whose state will be received; they share them.
 
-        Each sample has a block of its own for the tokens behind the last full block. Returns how many blocks, from the
-        first on, are held already; None, without a change, if there is no room.
+        Each sample has its own block for the tokens after the last full block. Returns how many leading blocks are
+        cached already; None, without a change, if there is no room.
         """
         first, paged = samples[0], self.paged_blocks
         num_full = first.num_tokens // self.block_size

@@ -1,8 +1,8 @@
 """Manage checkpoints of recurrent states, and the copies between them and running rows that steps make. No torch.
 
-A recurrent state does not contain earlier states: a sequence can resume only where a copy was kept. Every running row
-has one live state, so there is always room for another sequence. The number of checkpoints is fixed; the least recently
-used is evicted first.
+A recurrent state does not contain earlier states: a sequence can resume only from a copy that was kept. Every running
+row has one live state, so there is always room for another sequence. The number of checkpoints is fixed; the least
+recently used is evicted first.
 """
 
 from collections import OrderedDict
@@ -20,7 +20,7 @@ Moves = tuple[StateMove, ...]
 class StateCheckpoints:
     """Checkpoints 0 to num_checkpoints - 1, by block key.
 
-    A state is kept where a chunk ends at a boundary: every *interval_blocks* blocks, and at the last block boundary
+    A state is kept when a chunk ends at a boundary: every *interval_blocks* blocks, and at the last block boundary
     before the prompt's final token. A checkpoint for an admitted sequence stays until a step has restored it. One that
     a step saves can be reused when the step is committed. *on_event* is called for every checkpoint that becomes
     reusable or is dropped.
@@ -46,7 +46,7 @@ class StateCheckpoints:
         return True
 
     def admit(self, sequence: Sequence, keys: Ordered[bytes], num_tokens: int) -> None:
-        """Keep the checkpoint behind *keys* until the sequence's first step."""
+        """Keep the checkpoint at the end of *keys* until the sequence's first step."""
         if keys:
             self._resume_keys[sequence] = keys[-1]
             self._checkpoint_of.move_to_end(keys[-1])
@@ -133,7 +133,7 @@ class StateCheckpoints:
         return None if key is None else self._drop(key)
 
     def _drop(self, key: bytes) -> int:
-        """Forget what is stored under *key*, and return its checkpoint."""
+        """Forget *key*, and return its checkpoint."""
         if self.on_event is not None:
             self.on_event(StateRemoved(key))
         return self._checkpoint_of.pop(key)

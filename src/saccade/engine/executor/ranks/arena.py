@@ -14,7 +14,7 @@ from saccade.engine.core.step import EncodeJob, StepInput
 from saccade.engine.executor.ranks.messages import PixelsPlace
 
 ARENA_BYTES = 64 << 20
-"""Address space; memory is used for what was written to. Pixels that do not fit travel within the step's message."""
+"""Address space: only written pages take memory. Pixels that do not fit travel within the step's message."""
 
 
 class PixelArena:

@@ -1,4 +1,4 @@
-"""What rank 0 sends to the other ranks and what they answer, as length-framed msgpack over a Unix socket pair."""
+"""Commands of rank 0 to the other ranks, and their replies, as length-framed msgpack over a Unix socket pair."""
 
 import socket
 from typing import NoReturn
@@ -23,7 +23,7 @@ class Join(msgspec.Struct, frozen=True, array_like=True, tag="join"):
 
 
 class Measure(msgspec.Struct, frozen=True, array_like=True, tag="measure"):
-    """Compute how many blocks fit beside the network. Answered by Capacity."""
+    """Compute how many blocks fit with the network. Answered by Capacity."""
 
 
 class Allocate(msgspec.Struct, frozen=True, array_like=True, tag="allocate"):

@@ -46,7 +46,7 @@ class _Rank(NamedTuple):
 
 
 class Peers:
-    """The ranks beside rank 0; without any, every method does nothing.
+    """The other ranks of rank 0. Without any, every method does nothing.
 
     When a rank ends by itself after `join`, this process ends: a collective that waits for it cannot be interrupted.
     """
