@@ -37,6 +37,6 @@ def test_text_of_another_process_is_cleaned() -> None:
     assert error.param == error.message
 
 
-def test_tree_in_the_docstring_is_the_tree() -> None:
+def test_docstring_lists_the_tree_of_errors() -> None:
     drawn = {line.split("─ ")[1].split()[0] for line in (errors.__doc__ or "").splitlines() if "─ " in line}
     assert drawn == {kind.__name__ for kind in leaves(SaccadeError)} - {"SaccadeError"}

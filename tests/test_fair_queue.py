@@ -192,7 +192,7 @@ async def test_turn_that_was_granted_to_a_task_cancelled_meanwhile_is_not_lost()
     await crowd.go()
 
 
-async def test_who_is_cancelled_has_left_the_line_at_once() -> None:
+async def test_cancelled_wait_leaves_the_queue_at_once() -> None:
     crowd = Crowd(queue_of(10))
     await crowd.come("a1", weight=6)
     await crowd.come("b1", weight=8)

@@ -71,7 +71,7 @@ log_uncaught()
 """
 
 
-def test_what_ends_a_process_is_logged() -> None:
+def test_error_that_ends_a_process_is_logged() -> None:
     output = subprocess.run([sys.executable, "-c", FAILING], capture_output=True, text=True)
     assert output.returncode == 1
     [line] = map(json.loads, output.stderr.splitlines())

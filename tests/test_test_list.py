@@ -30,7 +30,7 @@ def numbers_in(text: str) -> set[int]:
 
 
 @table("number", sorted(ROWS))
-def test_its_tests_exist_and_name_it(number: int) -> None:
+def test_listed_tests_exist_and_name_their_number(number: int) -> None:
     tests = re.findall(r"`([\w/]+\.py)::(\w+)`", ROWS[number])
     assert tests or ROWS[number].startswith(NO_TEST)
     for path, name in tests:

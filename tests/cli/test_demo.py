@@ -18,7 +18,7 @@ def server_that_ends(code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("code", [1, 2])
-def test_ends_with_the_code_of_a_server_that_has_told_why(
+def test_server_that_explained_its_exit_gives_its_exit_code(
     code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server_that_ends(code, tmp_path, monkeypatch)
@@ -27,7 +27,7 @@ def test_ends_with_the_code_of_a_server_that_has_told_why(
     assert end.value.code == code
 
 
-def test_tells_of_a_server_that_has_said_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_that_ended_silently_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server_that_ends(3, tmp_path, monkeypatch)
     with pytest.raises(StartupError, match="ended with exit code 3"), serving():
         pass

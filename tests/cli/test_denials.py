@@ -86,14 +86,14 @@ def interface(flags: dict[str, set[str]]) -> set[str]:
     }
 
 
-def test_what_is_denied_is_absent(interface: set[str]) -> None:
+def test_denied_features_are_absent(interface: set[str]) -> None:
     for flags, sign in SIGNS.items():
         found = sorted(name for name in interface if re.search(sign, name))
         assert found == [], f"it is there: mend the notes of {flags} in vllm_flags.py that deny it"
     assert run(["serve", NUMBER_SUFFIXES, "32k"]) == 2
 
 
-def test_signs_would_be_found(interface: set[str]) -> None:
+def test_signs_of_a_denied_feature_are_detected(interface: set[str]) -> None:
     """Features that are there, of which notes once said that they were not."""
     for sign in ("structured.outputs", "gateway.processes", "^path /v1/files", "^field video$", "^module .*grammars"):
         assert any(re.search(sign, name) for name in interface), sign
@@ -108,7 +108,7 @@ def test_a_note_that_denies_has_a_sign() -> None:
 
 
 @table("name", LATER)
-def test_what_a_refusal_says_to_leave_out_is_no_field_of_chats(name: str) -> None:
+def test_fields_that_refusals_say_to_leave_out_are_not_chat_fields(name: str) -> None:
     with pytest.raises(UnsupportedParameter) as caught:
         parse_chat(b'{"model": "m", "messages": [{"role": "user", "content": "a"}], "%s": "something"}' % name.encode())
     assert caught.value.param == name

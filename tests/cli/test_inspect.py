@@ -70,7 +70,7 @@ def test_an_image_alone_is_shown_with_the_bundled_model(tmp_path: Path, capsys: 
 
 
 @pytest.mark.parametrize("name", ["missing.png", "/nowhere/missing.png", "owner/model"])
-def test_no_image_is_one_sentence(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_image_is_one_sentence(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["inspect", name]) == 1
     shown = capsys.readouterr().err
     assert f"There is no image {name}." in shown
@@ -111,7 +111,9 @@ def test_a_chat_that_cannot_be_shown_is_one_sentence(tmp_path: Path, capsys: pyt
         (b"<html>", "refused with 400: what it says is not an answer of Saccade's admin port."),
     ],
 )
-def test_a_refusal_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str], body: bytes, said: str) -> None:
+def test_refused_request_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], body: bytes, said: str
+) -> None:
     class Refusing(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["content-length"]))

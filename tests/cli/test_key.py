@@ -13,7 +13,7 @@ from saccade.gateway.tenants.api_keys import digest_of, parse_keys
 KEY = hashlib.md5(b"a key").hexdigest()
 
 
-def test_a_new_key_and_its_entry(capsys: pytest.CaptureFixture[str]) -> None:
+def test_new_key_is_printed_with_its_entry(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["key", "new", "--tenant", "acme"]) == 0
     out, err = capsys.readouterr()
     made = err.split()[-1]
@@ -25,7 +25,7 @@ def test_a_new_key_and_its_entry(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err.split()[-1] != made
 
 
-def test_a_key_that_one_has(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entry_of_an_existing_key(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     given = KEY
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"{given}\n"))
     assert run(["key", "hash", "--tenant", "acme"]) == 0
@@ -35,7 +35,7 @@ def test_a_key_that_one_has(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
 
 
 @table("given", ["", "short", KEY[:30], "ab" * 20, f"{KEY} x", "é" * 40])
-def test_keys_that_could_be_guessed_or_not_sent(
+def test_weak_and_unsendable_keys_are_refused(
     given: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"{given}\n"))
@@ -45,6 +45,6 @@ def test_keys_that_could_be_guessed_or_not_sent(
     assert "The key on stdin" in err
 
 
-def test_a_name_that_the_file_would_not_take(capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_tenant_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["key", "new", "--tenant", 'a"b']) == 1
     assert capsys.readouterr().out == ""

@@ -300,9 +300,7 @@ def test_size_of_attention_has_the_name_of_sglang() -> None:
     )
 
 
-def test_steps_are_recorded_in_the_folder_that_the_flag_names_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recording_flag_sets_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     engine = parse("MODEL", "--record-steps", "steps", "--record-steps-bytes", "2000000", "--record-pixels")["engine"]
     assert isinstance(engine, EngineFlags)
@@ -326,7 +324,7 @@ def test_model_has_several_names(tokens: tuple[str, ...], tmp_path: Path) -> Non
     assert (config.model, config.aliases) == ("a", ("b",))
 
 
-def test_model_behind_its_names_is_not_read_as_one(tiny_qwen3_vl: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_model_after_served_names_gets_a_hint(tiny_qwen3_vl: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The bundled model under the name of another would answer wrongly."""
     # The limit would end the start of the bundled model.
     assert run(["serve", "--max-model-len", "999999", "--served-model-name", "tiny", str(tiny_qwen3_vl)]) == 1
@@ -337,7 +335,7 @@ def test_child_gets_no_setting_from_our_environment() -> None:
     assert config.without_settings({"SACCADE_PORT": "1", "PATH": "/bin"}) == {"PATH": "/bin"}
 
 
-def test_settings_within_settings_have_flags_of_their_own() -> None:
+def test_nested_settings_have_flags() -> None:
     routing = RoutingSettings("cost", 0.5, 1 << 20, False, DispatchLimits(2, 3, 4, 5.0), ("m",))
     fetch = FetchConfig(("a.example",), ("10.0.0.0/8",), Path("/images"))
     media, server = MediaSettings(fetch=fetch), ServerSettings(connections=ConnectionLimits(8, 9))
@@ -361,7 +359,7 @@ def test_settings_within_settings_have_flags_of_their_own() -> None:
 @pytest.mark.parametrize(
     "command", [["serve", "--api-key="], ["serve", "--api-key", "two words"], ["gateway", "--api-key", " "]]
 )
-def test_key_that_nobody_could_send_is_refused(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_unsendable_key_is_refused(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """An empty one, as from an unset variable, must not open the API; one with a space must not become two."""
     assert run(command) == 1
     assert "--api-key" in capsys.readouterr().err

@@ -58,7 +58,7 @@ def test_missing_images_are_listed_and_end_with_2(
 
 
 @pytest.mark.parametrize(("content", "words"), [(b"abc", "not a recording"), (None, "Cannot read")])
-def test_what_is_no_recording_ends_with_2(
+def test_file_that_is_no_recording_ends_with_2(
     content: bytes | None, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if content is not None:

@@ -43,5 +43,5 @@ def test_torch_is_found_without_importing_it() -> None:
     assert Path(str(torch.locate_file("torch/__init__.py"))).exists()
 
 
-def test_no_torch_is_no_cuda_build() -> None:
+def test_missing_torch_is_no_cuda_build() -> None:
     assert unused_cuda(None) is None

@@ -24,7 +24,7 @@ def name_of(flag: VllmFlag) -> str:
     return flag.names[0]
 
 
-def test_every_name_stands_once() -> None:
+def test_every_vllm_flag_is_declared_once() -> None:
     names = [name for flag in FLAGS for name in flag.names]
     assert len(names) == len(set(names))
     assert all(name.startswith("-") for name in names)
@@ -32,7 +32,7 @@ def test_every_name_stands_once() -> None:
 
 
 @table("flag", BY_SUPPORT[Support.SERVED])
-def test_what_is_served_is_a_flag_here(flag: VllmFlag) -> None:
+def test_served_vllm_flags_exist(flag: VllmFlag) -> None:
     """A flag of the same name is one of ours; for another, the sentence names what to use instead."""
     if flag.ours in flag.names:
         assert flag.ours in OURS
@@ -43,14 +43,12 @@ def test_what_is_served_is_a_flag_here(flag: VllmFlag) -> None:
 
 
 @table("flag", BY_SUPPORT[Support.NO_EFFECT] + BY_SUPPORT[Support.NOT_YET])
-def test_what_is_not_served_is_no_flag_here(flag: VllmFlag) -> None:
+def test_unserved_vllm_flags_do_not_exist(flag: VllmFlag) -> None:
     assert not OURS & set(flag.names)
 
 
 @table("name", [name for flag in BY_SUPPORT[Support.NOT_YET] for name in flag.names])
-def test_flag_that_is_not_served_stops_the_start_with_its_sentence(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unserved_flag_stops_the_start_with_its_sentence(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     flag = find(name)
     assert flag is not None
     values = [] if flag.takes == "nothing" else ["other"]
@@ -62,7 +60,7 @@ def test_flag_that_is_not_served_stops_the_start_with_its_sentence(
 
 
 @table("flag", BY_SUPPORT[Support.NO_EFFECT])
-def test_flag_without_effect_leaves_the_command_line(flag: VllmFlag) -> None:
+def test_flag_without_effect_is_removed_from_the_command_line(flag: VllmFlag) -> None:
     values = {"nothing": [], "one": ["1"], "many": ["1", "2"]}[flag.takes]
     for name in flag.names:
         taken = take_out(["serve", "MODEL", name, *values, "--port", "81"])
@@ -91,7 +89,7 @@ def test_flag_without_effect_leaves_the_command_line(flag: VllmFlag) -> None:
         (["--port", "81", "--nonsense"], ["--port", "81", "--nonsense"]),
     ],
 )
-def test_only_what_changes_nothing_is_taken_out(given: list[str], kept: list[str]) -> None:
+def test_only_flags_without_effect_are_removed(given: list[str], kept: list[str]) -> None:
     assert take_out(["serve", *given]).kept == ["serve", *kept]
 
 

@@ -74,7 +74,7 @@ def test_flags_that_do_not_fit_are_refused_before_the_model_is_loaded(
     assert "There is no folder" not in shown
 
 
-def test_files_become_what_is_asked_and_shown(files: Files) -> None:
+def test_file_flags_become_access_and_credentials(files: Files) -> None:
     names = ("worker.token", "worker.pem", "worker.key", "ca.pem", "gateway.pem", "gateway.key")
     token, certificate, key, authority, own, own_key = (str(files.folder / name) for name in names)
     words = ["worker", "m", "--worker-token-file", token, "--tls-cert", certificate, "--tls-key", key]
@@ -94,7 +94,7 @@ def test_files_become_what_is_asked_and_shown(files: Files) -> None:
     assert WorkerFlags().credentials(("grpc://w:1",)) == WorkerCredentials()
 
 
-async def test_worker_that_is_told_nothing_listens_for_its_user_alone(tiny_qwen3_vl: Path, tmp_path: Path) -> None:
+async def test_worker_without_flags_listens_for_its_user_alone(tiny_qwen3_vl: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "saccade.cli.main", "worker", str(tiny_qwen3_vl), "--max-model-len", "512"]
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
     socket = tmp_path / "saccade" / "worker.sock"

@@ -20,7 +20,7 @@ CASES = [
 @pytest.mark.aspect("logits")
 @pytest.mark.aspect("cache")
 @pytest.mark.parametrize(("name", "chunk"), CASES)
-def test_chunks_fresh_and_cached(folder: Path, oracle: Oracle, name: str, chunk: int) -> None:
+def test_fresh_and_cached_chunks_equal_the_reference(folder: Path, oracle: Oracle, name: str, chunk: int) -> None:
     subject = engines.engine(folder, max_num_batched_tokens=chunk, max_num_seqs=min(chunk, 8))
     logits = engines.record_logits(subject)
     for request_id in ("fresh", "cached"):
@@ -34,7 +34,7 @@ def test_chunks_fresh_and_cached(folder: Path, oracle: Oracle, name: str, chunk:
 @pytest.mark.parametrize(
     "chunk", [64, *(pytest.param(chunk, marks=pytest.mark.conformance) for chunk in (7, 16, 2048))]
 )
-def test_batch_of_eight(folder: Path, oracle: Oracle, chunk: int) -> None:
+def test_batch_of_eight_equals_the_reference(folder: Path, oracle: Oracle, chunk: int) -> None:
     subject = engines.engine(folder, max_num_batched_tokens=chunk, max_num_seqs=min(chunk, 8))
     logits = engines.record_logits(subject)
     asked = [
@@ -49,7 +49,7 @@ def test_batch_of_eight(folder: Path, oracle: Oracle, chunk: int) -> None:
 @pytest.mark.aspect("logits")
 @pytest.mark.conformance
 @pytest.mark.parametrize("parts", LONG, ids=["text", "five images"])
-def test_long_answers(folder: Path, oracle: Oracle, parts: list[Any]) -> None:
+def test_long_answers_equal_the_reference(folder: Path, oracle: Oracle, parts: list[Any]) -> None:
     subject = engines.engine(folder)
     logits = engines.record_logits(subject)
     asked = engines.request(folder, parts, max_tokens=64)

@@ -18,7 +18,7 @@ def chunk_sizes(num_tokens: int) -> list[int]:
 @pytest.mark.aspect("chunks")
 @pytest.mark.conformance
 @pytest.mark.parametrize("name", PROMPTS)
-def test_every_chunk_size(folder: Path, oracle: Oracle, name: str) -> None:  # [eng] 24
+def test_every_chunk_size_equals_the_reference(folder: Path, oracle: Oracle, name: str) -> None:  # [eng] 24
     asked = engines.request(folder, PROMPTS[name], max_tokens=4)
     for chunk in chunk_sizes(len(asked.token_ids)):
         subject = engines.engine(folder, max_num_batched_tokens=chunk, max_num_seqs=1)

@@ -14,7 +14,7 @@ from saccade.engine.loop import Engine
 
 
 @pytest.mark.conformance
-def test_preempted(folder: Path, oracle: Oracle) -> None:  # B5, [eng] 4: again and again
+def test_preempted_requests_equal_the_reference(folder: Path, oracle: Oracle) -> None:  # B5, [eng] 4: again and again
     asked = [engines.request(folder, [seed, ((96, 64), seed)], str(seed), seed, max_tokens=24) for seed in (1, 2, 3)]
     subject = engines.engine(
         folder,

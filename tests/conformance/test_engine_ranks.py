@@ -23,7 +23,7 @@ from references.networks import Oracle
     ],
     ids=str,
 )
-def test_two_ranks(folder: Path, oracle: Oracle, settings: dict[str, Any]) -> None:  # [eng] 37, B8
+def test_two_ranks_equal_the_reference(folder: Path, oracle: Oracle, settings: dict[str, Any]) -> None:  # [eng] 37, B8
     with engines.on_ranks(folder, **settings) as subject:
         logits = engines.record_logits(subject)
         asked = [

@@ -40,14 +40,14 @@ def checkpoint_name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def test_every_family_that_takes_videos_is_here() -> None:
+def test_every_video_family_is_tested() -> None:
     assert {name for name in models.families() if models.takes_videos(name)} <= set(VIDEO_NETWORKS)
 
 
 @pytest.mark.aspect("logits")
 @pytest.mark.aspect("cache")
 @pytest.mark.parametrize(("name", "chunk"), CASES)
-def test_chunks_fresh_and_cached(folder: Path, oracle: Oracle, name: str, chunk: int) -> None:
+def test_fresh_and_cached_chunks_equal_the_reference(folder: Path, oracle: Oracle, name: str, chunk: int) -> None:
     subject = engines.engine(folder, max_num_batched_tokens=chunk, max_num_seqs=min(chunk, 8))
     logits = engines.record_logits(subject)
     for request_id in ("fresh", "cached"):
@@ -57,7 +57,7 @@ def test_chunks_fresh_and_cached(folder: Path, oracle: Oracle, name: str, chunk:
     assert answer.num_cached_tokens == 16 * ((len(asked.token_ids) - 1) // 16)
 
 
-def test_videos_and_images_of_a_batch(folder: Path, oracle: Oracle) -> None:
+def test_videos_and_images_of_a_batch_equal_the_reference(folder: Path, oracle: Oracle) -> None:
     subject = engines.engine(folder, max_num_batched_tokens=256, max_num_seqs=4)
     logits = engines.record_logits(subject)
     asked = [
@@ -103,7 +103,7 @@ def test_ranks_share_videos(folder: Path, oracle: Oracle, mode: str) -> None:
         check(oracle, asked, answer.token_ids, logits["a"])
 
 
-def test_an_images_grid_has_one_frame(folder: Path) -> None:
+def test_image_grid_has_one_frame(folder: Path) -> None:
     """What a video may have, an image may not: its pixels would be of another shape."""
     subject = engines.engine(folder)
     asked = engines.request(folder, [2, ((96, 64), 12, 1), 2])
@@ -123,7 +123,7 @@ def test_an_images_grid_has_one_frame(folder: Path) -> None:
 
 @pytest.mark.parametrize("checkpoint_name", [name for name in VIDEO_NETWORKS if name != "kimi_k25"], indirect=True)
 @torch.inference_mode()
-def test_equal_frames_are_an_images(folder: Path) -> None:
+def test_video_of_equal_frames_equals_the_image(folder: Path) -> None:
     """The kernel over two frames, given the same frame twice, agrees with the kernel that images take.
 
     Kimi-K2.5 has no such kernel: each frame has patches of its own, and a position in time.

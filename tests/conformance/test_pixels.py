@@ -109,7 +109,7 @@ def twelve_megapixels() -> bytes:
     return images.encode(images.random_image(500, 375).resize((4000, 3000)), "JPEG", quality=90)
 
 
-def test_there_are_images_enough() -> None:
+def test_corpus_is_large_enough() -> None:
     assert len(CORPUS) >= 60
     assert set(EVERYDAY) <= set(CORPUS)
 
@@ -124,13 +124,13 @@ def test_every_checkpoint_is_a_subject() -> None:  # F7
 
 @pytest.mark.parametrize("image", EVERYDAY)
 @pytest.mark.parametrize("name", NAMES)
-def test_a_dozen_images(name: str, image: str, sides: Both) -> None:
+def test_everyday_images_equal_the_reference(name: str, image: str, sides: Both) -> None:
     check(sides(name), CORPUS[image])
 
 
 @pytest.mark.parametrize("image", ["jpeg 150x100", "png RGBA"])
 @pytest.mark.parametrize("name", NAMES)
-def test_foreign_forms(name: str, image: str, sides: Both) -> None:
+def test_other_patch_forms_equal_the_reference(name: str, image: str, sides: Both) -> None:
     both = sides(name)
     if is_foreign(both):
         check_foreign(both, CORPUS[image])
@@ -141,7 +141,7 @@ def test_foreign_forms(name: str, image: str, sides: Both) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kind", DIFFERENCES)
-def test_differences_are_there_and_on_purpose(kind: str, name: str, sides: Both) -> None:
+def test_deliberate_differences_exist(kind: str, name: str, sides: Both) -> None:
     """The example equals the reference of what we show, and not of what the release would show, unless it is exempt."""
     both, difference = sides(name), DIFFERENCES[kind]
     _, ours = patches(both, difference.example)
@@ -166,7 +166,7 @@ def test_sides_too_unequal_are_refused_as_the_reference_does(name: str, size: tu
 @pytest.mark.parametrize(
     ("name", "size"), [(subject.checkpoint, size) for subject in SUBJECTS for size in subject.extremes]
 )
-def test_extreme_sizes(name: str, size: tuple[int, int], sides: Both) -> None:  # A2
+def test_extreme_sizes_equal_the_reference(name: str, size: tuple[int, int], sides: Both) -> None:  # A2
     check(sides(name), images.encode(images.random_image(*size)))
 
 
@@ -175,7 +175,7 @@ def test_extreme_sizes(name: str, size: tuple[int, int], sides: Both) -> None:  
 @pytest.mark.conformance
 @pytest.mark.parametrize("image", CORPUS)
 @pytest.mark.parametrize("name", NAMES)
-def test_the_whole_corpus(name: str, image: str, sides: Both) -> None:
+def test_whole_corpus_equals_the_reference(name: str, image: str, sides: Both) -> None:
     check(sides(name), CORPUS[image])
     if is_foreign(sides(name)):
         check_foreign(sides(name), CORPUS[image])
@@ -185,19 +185,19 @@ def test_the_whole_corpus(name: str, image: str, sides: Both) -> None:
 @pytest.mark.aspect("patches")
 @pytest.mark.conformance
 @pytest.mark.parametrize("name", NAMES)
-def test_random_sizes(name: str, sides: Both) -> None:
+def test_random_sizes_equal_the_reference(name: str, sides: Both) -> None:
     for encoded in random_sizes():
         check(sides(name), encoded)
 
 
 @pytest.mark.conformance
 @pytest.mark.parametrize("name", NAMES)
-def test_twelve_megapixels(name: str, sides: Both) -> None:  # A2
+def test_twelve_megapixels_equal_the_reference(name: str, sides: Both) -> None:  # A2
     check(sides(name), twelve_megapixels())
 
 
 @pytest.mark.conformance
-async def test_through_the_decode_pool(sides: Both) -> None:
+async def test_patches_of_the_decode_pool_equal_the_reference(sides: Both) -> None:
     """The same pixels come out of the processes that make them in service."""
     both = sides("qwen3_vl")
     pool = DecodePool(MediaSettings(num_decode_processes=1))

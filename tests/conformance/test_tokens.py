@@ -124,7 +124,7 @@ def harmless(content: Any) -> Any:
     return "x" if isinstance(content, str) else [part if part == IMAGE else part | {"text": "x"} for part in content]
 
 
-def test_there_are_chats_enough() -> None:
+def test_there_are_enough_chats() -> None:
     assert min(len(asked_of(subject)) for subject in SUBJECTS) >= 40
     assert set(CONVERSATIONS) >= EVERYDAY
     assert set(FORGERIES) >= EVERYDAY_FORGERIES
@@ -156,7 +156,7 @@ EVERYDAY_CONTINUED = {"turns", "images in every turn", "reasoning of old, thinki
     ("name", "chat", "ending"),
     [pytest.param(*case, marks=() if case[1] in EVERYDAY_CONTINUED else pytest.mark.conformance) for case in CONTINUED],
 )
-def test_a_continued_message_ends_as_in_the_reference(
+def test_continued_message_ends_as_in_the_reference(
     name: str, chat: str, ending: str, sides: Both, served: Served
 ) -> None:  # E1 E4
     """The prompt has the same bytes, and ends behind the last message's text. What transformers refuses is refused."""
@@ -205,7 +205,7 @@ CALLS = "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{}<|tool_ca
 @pytest.mark.aspect("ids")
 @pytest.mark.parametrize("typed", [TAGS, CALLS, "".join(SPECIALS)], ids=["tags", "calls", "specials"])
 @pytest.mark.parametrize("name", WITH_TOOLS)
-def test_what_tools_hold_stays_text(name: str, typed: str, sides: Both, served: Served) -> None:  # F1 F2
+def test_special_tokens_in_tools_stay_text(name: str, typed: str, sides: Both, served: Served) -> None:  # F1 F2
     """Declarations, calls and results make no special token and no tag, as no other text of users does."""
     both, model = sides(name), served(name)
     segments = rendered(model, both.subject, forged_tools(typed))

@@ -61,14 +61,14 @@ def test_manifest_is_valid(manifest: Any, version: str) -> None:
     kubernetes_validate.validate(manifest, version, strict=True)
 
 
-def test_an_invalid_manifest_would_be_found() -> None:
+def test_invalid_manifest_is_detected() -> None:
     wrong = {**MANIFESTS["Service", "saccade"], "spec": {"ports": [{"port": "many"}], "selectors": {}}}
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(wrong, VERSIONS[0], strict=True)
 
 
 @pytest.mark.parametrize("name", DEPLOYMENTS)
-def test_flags_are_ours_and_fit_the_pod(name: str) -> None:
+def test_flags_exist_and_fit_the_pod(name: str) -> None:
     given, one, spec = arguments(name), container(name), pod(name)
     (port,) = one["ports"]
     group = given.get("access") or given["server"]
@@ -110,7 +110,7 @@ def test_the_gateway_finds_the_workers() -> None:
 
 
 @pytest.mark.parametrize("kind", ["Service", "Deployment", "NetworkPolicy", "PodDisruptionBudget"])
-def test_selectors_meet_the_pods(kind: str) -> None:
+def test_selectors_match_the_pods(kind: str) -> None:
     labels = [MANIFESTS["Deployment", name]["spec"]["template"]["metadata"]["labels"] for name in DEPLOYMENTS]
     for (one, _), manifest in MANIFESTS.items():
         if one == kind:
@@ -119,7 +119,7 @@ def test_selectors_meet_the_pods(kind: str) -> None:
             assert selector.get("matchLabels", selector) in labels
 
 
-def test_probes_ask_what_is_served() -> None:
+def test_probes_ask_for_served_paths() -> None:
     operations = (ROOT / "docs" / "operations.md").read_text()
     one = container("saccade-gateway")
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
@@ -131,7 +131,7 @@ def test_probes_ask_what_is_served() -> None:
     assert HOST == "127.0.0.1"  # the admin port needs no policy: no other pod reaches it
 
 
-def test_the_autoscalers_metrics_are_ours() -> None:
+def test_autoscaler_metrics_exist() -> None:
     sources = "".join(path.read_text() for path in (ROOT / "src" / "saccade").rglob("*.py"))
     scaled = set()
     for (kind, _), manifest in MANIFESTS.items():

@@ -46,7 +46,7 @@ def test_stream_is_the_same_answer_in_pieces(tiny_server: Server) -> None:
     assert chunks[-1].usage.prompt_tokens_details.cached_tokens is not None
 
 
-def test_eight_at_once_answer_as_one_alone(tiny_server: Server) -> None:
+def test_eight_concurrent_requests_answer_as_one_alone(tiny_server: Server) -> None:
     chats = [(random_image(64 + 16 * number, 96, 100 + number), "What is it?") for number in range(8)]
     alone = [ask(tiny_server, chat).choices[0].message.content for chat in chats]
     with ThreadPoolExecutor(8) as threads:
@@ -54,7 +54,7 @@ def test_eight_at_once_answer_as_one_alone(tiny_server: Server) -> None:
     assert together == alone
 
 
-def test_second_ask_recomputes_only_the_last_block_and_encodes_nothing(tiny_server: Server) -> None:  # B3, B4
+def test_repeated_request_recomputes_only_the_last_block(tiny_server: Server) -> None:  # B3, B4
     parts = (random_image(160, 160, 20), "What is in this image?")
     before = tiny_server.settled("saccade_encoded_items_total")
     first = ask(tiny_server, parts, max_tokens=1)

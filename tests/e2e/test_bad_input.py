@@ -84,7 +84,7 @@ def post(server: Server, body: dict[str, Any] | bytes, key: str | None = None) -
 
 
 @table(("body", "status", "code", "param"), CASES.values(), ids=CASES.keys())
-def test_refused_by_name_and_the_next_request_works(
+def test_bad_request_is_refused_by_name_and_the_next_one_works(
     keyed_server: Server, body: dict[str, Any] | bytes, status: int, code: str, param: str | None
 ) -> None:
     answer = post(keyed_server, body, "one")

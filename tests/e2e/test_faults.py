@@ -61,7 +61,7 @@ EVERY_DAY = ("kill -9 engine",)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in EVERY_DAY else pytest.mark.conformance) for name in CASES]
 )
-def test_fault(server: Server, quiet: Quiet, name: str) -> None:  # [eng] 16, 18
+def test_service_returns_after_a_fault(server: Server, quiet: Quiet, name: str) -> None:  # [eng] 16, 18
     running, later = CASES[name]
     front = faults.only(server, "worker").pid
     seen = strike(server, quiet, faults.FAULTS[name])
@@ -74,7 +74,7 @@ def test_fault(server: Server, quiet: Quiet, name: str) -> None:  # [eng] 16, 18
 
 
 @pytest.mark.conformance
-def test_paused_engine_goes_on_where_it_was(server: Server, quiet: Quiet) -> None:
+def test_paused_engine_resumes(server: Server, quiet: Quiet) -> None:
     engine = server.engine().pid
     seen = strike(server, quiet, partial(faults.pause, 1.0))
     assert (set(seen.running), set(seen.later), seen.left) == ({RIGHT}, {RIGHT}, ())
@@ -100,7 +100,7 @@ def test_full_shared_memory_is_slower_and_not_wrong(
         faults.fill(full, quiet.of(full))
 
 
-def test_client_that_leaves_frees_the_engine(server: Server) -> None:
+def test_disconnected_client_frees_the_engine(server: Server) -> None:
     with server.client() as client:
         stream = client.chat.completions.create(
             model=server.name,
@@ -133,7 +133,7 @@ def test_signal_drains_and_leaves_no_process_and_no_segment(short_lived: Server)
 
 
 @pytest.mark.conformance
-def test_supervisor_that_is_killed_takes_everything_with_it(short_lived: Server) -> None:
+def test_killed_supervisor_leaves_no_process(short_lived: Server) -> None:
     tree = short_lived.tree()
     short_lived.process.kill()
     assert psutil.wait_procs(tree, timeout=15)[1] == []

@@ -108,7 +108,7 @@ def test_repeats_land_on_the_holder_as_with_one_process(
     assert all("gateway_process" not in one.labels for one in running_samples)
 
 
-def test_what_only_one_process_could_keep_is_refused_by_name(running: Gateway) -> None:
+def test_state_of_a_single_process_is_refused_by_name(running: Gateway) -> None:
     with pytest.raises(urllib.error.HTTPError, match="400") as refused:
         urllib.request.urlopen(f"{running.url}/v1/files", timeout=10)
     assert "--gateway-processes" in json.load(refused.value)["error"]["message"]
@@ -122,7 +122,7 @@ def test_work_of_all_processes_is_shown(running: Gateway) -> None:
         assert [worker["booked"]["requests"] for worker in running.workers()] == [0, 0]
 
 
-def test_service_goes_on_without_a_process_which_comes_back(
+def test_killed_gateway_process_is_restarted_and_service_goes_on(
     running: Gateway, fleet_chats: list[dict[str, Any]]
 ) -> None:
     ask_all(running.url, fleet_chats, [0], 1)
@@ -142,7 +142,7 @@ def test_service_goes_on_without_a_process_which_comes_back(
     wait_until(lambda: processes_on_page(running) == {"0", "1", "indexer"})
 
 
-def test_service_goes_on_without_the_indexer_which_comes_back(
+def test_killed_indexer_is_restarted_and_service_goes_on(
     running: Gateway, fleet_chats: list[dict[str, Any]]
 ) -> None:  # E5
     ask_all(running.url, fleet_chats, [0], 1)

@@ -83,12 +83,12 @@ def test_answer_equals_the_reference(server: Server, folder: Path, parts: tuple[
     assert answer.choices[0].token_ids == token_ids
 
 
-def test_calls_are_held(server: Server) -> None:  # F13
+def test_tool_calls_follow_the_grammar(server: Server) -> None:  # F13
     switches = {"chat_template_kwargs": {"thinking": False}}
     check_calls(server, None, tool_choice="required", parallel_tool_calls=False, n=2, extra_body=switches)
 
 
-def test_a_video_is_clips_behind_their_times(server: Server, folder: Path) -> None:
+def test_video_is_clips_after_their_times(server: Server, folder: Path) -> None:
     """Six of the twelve frames, three seconds: a clip of four frames, and one of two from 2.25 s on."""
     encoded = clips.clip()
     url = f"data:video/mp4;base64,{base64.b64encode(encoded).decode()}"

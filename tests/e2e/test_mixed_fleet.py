@@ -136,7 +136,7 @@ async def test_repeats_go_to_the_holder_of_any_kind(
             assert answer.usage.prompt_tokens_details.cached_tokens > 0
 
 
-async def test_what_one_kind_refuses_goes_to_another(
+async def test_request_refused_by_one_kind_goes_to_another(
     workers: list[str], network_folder: Callable[[str], Path]
 ) -> None:  # F9
     async with fleet(workers, network_folder("qwen3_vl"), "round_robin") as running:

@@ -127,7 +127,7 @@ def test_answers_equal_one_workers(alone: Callable[..., list[str]], split: Split
     assert tokens["decode"] == 2 * len(SEEDS) * 23 + 3 * 7
 
 
-def test_client_that_leaves_leaves_nothing(split: Split) -> None:
+def test_disconnected_client_leaves_nothing(split: Split) -> None:
     with split.server.client(timeout=60) as client:
         for seed in range(10, 14):
             stream = client.chat.completions.create(
@@ -144,7 +144,7 @@ def test_client_that_leaves_leaves_nothing(split: Split) -> None:
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-def test_engine_that_dies(split: Split, alone: Callable[..., list[str]], role: str) -> None:
+def test_dead_engine_fails_its_requests(split: Split, alone: Callable[..., list[str]], role: str) -> None:
     """No answer is wrong, errors are named, and service returns. The other worker serves alone meanwhile."""
     right = {seed: alone(seed, 200) for seed in SEEDS}
     split.wait_until_ready()
@@ -163,7 +163,7 @@ def test_engine_that_dies(split: Split, alone: Callable[..., list[str]], role: s
     split.wait_until_idle()
 
 
-def test_two_hosts(tiny_qwen3_vl: Path, tmp_path: Path, alone: Callable[..., list[str]]) -> None:
+def test_workers_on_two_hosts_answer(tiny_qwen3_vl: Path, tmp_path: Path, alone: Callable[..., list[str]]) -> None:
     """Each worker has a network and a /dev/shm of its own; pixels and state go over connections."""
     with hosts.two_hosts() as (first, second):
         before = {"prefill": first, "decode": second}

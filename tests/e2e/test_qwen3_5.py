@@ -77,6 +77,6 @@ def test_answer_equals_the_reference(
         assert (answer.usage.prompt_tokens_details.cached_tokens if num_cached else 0) == num_cached
 
 
-def test_calls_are_held(server: Server) -> None:  # F13
+def test_tool_calls_follow_the_grammar(server: Server) -> None:  # F13
     switches = {"chat_template_kwargs": {"enable_thinking": False}}
     check_calls(server, None, tool_choice="required", parallel_tool_calls=False, n=2, extra_body=switches)

@@ -133,7 +133,7 @@ def test_refused_while_its_other_images_are_fetched(keyed_server: Server, silent
     [("three", 1000, 401, "invalid_api_key"), ("one", 1 << 30, 413, "body_too_large")],
     ids=["wrong key", "body over the limit"],
 )
-def test_refused_before_its_body_comes(keyed_server: Server, key: str, length: int, status: int, code: str) -> None:
+def test_refused_before_its_body_arrives(keyed_server: Server, key: str, length: int, status: int, code: str) -> None:
     head = (
         f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:{keyed_server.port}\r\nAuthorization: Bearer {key}\r\n"
     )

@@ -69,7 +69,7 @@ def test_greedy_tokens_are_the_likeliest_and_echo_their_ids(tiny_server: Server)
 
 
 @pytest.mark.parametrize("name", ["logit_bias", "allowed_token_ids"])
-def test_a_token_that_must_be_drawn_is(name: str, tiny_server: Server) -> None:
+def test_forced_token_is_drawn(name: str, tiny_server: Server) -> None:
     token_id = tiny_server.client().post("/../tokenize", body={"prompt": "a"}, cast_to=object)["tokens"][0]
     value: Any = {str(token_id): 100} if name == "logit_bias" else [token_id]
     answer = ask(tiny_server, temperature=0, extra_body={name: value, "ignore_eos": True})

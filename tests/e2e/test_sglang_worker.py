@@ -98,7 +98,7 @@ async def test_a_chat_with_images_reaches_both_legs(
 
 
 @pytest.mark.conformance
-async def test_images_of_a_model_whose_positions_follow_from_them(
+async def test_images_of_a_model_with_image_positions(
     checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:  # A8
     folder, port = checkpoint("qwen3_vl"), free_port()

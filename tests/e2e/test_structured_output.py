@@ -67,13 +67,13 @@ def test_streams_hold_the_grammar(tiny_server: Server) -> None:
         ({"structured_outputs": {"regex": "(ab){2}"}, "ignore_eos": True, "min_tokens": 50}, "abab"),
     ],
 )
-def test_vllms_parameters(extra: dict[str, Any], pattern: str, tiny_server: Server) -> None:
+def test_vllm_parameters_constrain_the_answer(extra: dict[str, Any], pattern: str, tiny_server: Server) -> None:
     choice = ask(tiny_server, extra_body=extra).choices[0]
     assert re.fullmatch(pattern, choice.message.content)
     assert choice.finish_reason == "stop"
 
 
-def test_a_cut_answer_says_length(tiny_server: Server) -> None:
+def test_truncated_answer_has_finish_reason_length(tiny_server: Server) -> None:
     choice = ask(tiny_server, extra_body={"guided_regex": "[a-z]{99}"}, max_tokens=2).choices[0]
     assert choice.finish_reason == "length"
 
@@ -93,7 +93,7 @@ def test_dropped_keywords_are_named_in_a_header(tiny_server: Server) -> None:
         ({"enum": []}, "response_format.json_schema.schema.enum"),
     ],
 )
-def test_what_cannot_be_held_is_refused_by_its_place(schema: Any, param: str, tiny_server: Server) -> None:
+def test_unsupported_schema_is_refused_by_its_place(schema: Any, param: str, tiny_server: Server) -> None:
     form: Any = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}}
     with pytest.raises(openai.BadRequestError) as error:
         ask(tiny_server, response_format=form)
@@ -102,7 +102,7 @@ def test_what_cannot_be_held_is_refused_by_its_place(schema: Any, param: str, ti
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_calls_are_held(stream: bool, tiny_server: Server) -> None:
+def test_tool_calls_follow_the_grammar(stream: bool, tiny_server: Server) -> None:
     """A random model calls tools where it must, and its calls match their schemas."""
     named = {"type": "function", "function": {"name": TOOLS[1]["function"]["name"]}}
     for choice, names in (("required", None), (named, {TOOLS[1]["function"]["name"]})):
@@ -110,7 +110,7 @@ def test_calls_are_held(stream: bool, tiny_server: Server) -> None:
             check_calls(tiny_server, names, stream=stream, tool_choice=choice, seed=seed, n=2)
 
 
-def test_strict_functions_hold_calls_that_a_model_may_make(tiny_server: Server, tiny_qwen3_vl: Path) -> None:
+def test_strict_functions_constrain_optional_calls(tiny_server: Server, tiny_qwen3_vl: Path) -> None:
     """A random model writes text for ever; what it begins by the tag's token is a call that matches its schema."""
     strict = [{**tool, "function": {**tool["function"], "strict": True}} for tool in TOOLS]
     added = json.loads((tiny_qwen3_vl / "tokenizer.json").read_text())["added_tokens"]

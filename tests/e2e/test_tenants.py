@@ -106,7 +106,7 @@ def test_caches_are_shared_within_a_group_alone(served: Served) -> None:  # F3
     assert served.num_cached("outside", *parts) > 0
 
 
-def test_a_tenant_that_has_used_its_requests_is_told_when_to_come_again(served: Served) -> None:
+def test_tenant_over_its_request_limit_gets_retry_after(served: Served) -> None:
     for _ in range(2):
         served.ask("busy", "Hello")
     error = refused(served, "busy", "Hello")
@@ -121,7 +121,7 @@ def test_a_tenant_that_has_used_its_requests_is_told_when_to_come_again(served: 
     assert (usage["usage"]["requests"], usage["usage"]["refused"]) == (2, 1)
 
 
-def test_tokens_and_bytes_of_images_have_limits_too(served: Served) -> None:
+def test_tokens_and_image_bytes_have_limits(served: Served) -> None:
     usage = served.ask("small", "Hello", max_tokens=30, extra_body={"min_tokens": 30}).usage
     assert usage is not None
     assert "20 tokens a minute" in refused(served, "small", "Hello").message
@@ -140,7 +140,7 @@ def test_tokens_and_bytes_of_images_have_limits_too(served: Served) -> None:
     assert served.usage()["blind"]["usage"]["picture_bytes"] > 100
 
 
-def test_prompts_of_one_request_are_one_request(served: Served) -> None:
+def test_several_prompts_of_one_request_count_once(served: Served) -> None:
     before = served.usage()["outside"]["usage"]
 
     def used() -> dict[str, int]:
@@ -167,7 +167,7 @@ def test_streams_have_the_headers_too(served: Served) -> None:
         assert list(raw.parse())
 
 
-def test_metrics_of_all_tenants_are_not_for_tenants(served: Served) -> None:
+def test_tenants_cannot_read_the_metrics_of_all(served: Served) -> None:
     before = served.usage()["outside"]["usage"]["requests"]
     served.ask("outside", "Hello")
     wait_until(lambda: served.usage()["outside"]["usage"]["requests"] > before)
@@ -179,7 +179,7 @@ def test_metrics_of_all_tenants_are_not_for_tenants(served: Served) -> None:
         urllib.request.urlopen(request, timeout=10)
 
 
-def test_the_file_may_change_and_a_broken_one_changes_nothing(served: Served) -> None:
+def test_changed_keys_file_is_read_and_a_broken_one_ignored(served: Served) -> None:
     def write(content: str) -> None:
         other = served.file.with_suffix(".new")
         other.write_text(content)

@@ -259,7 +259,7 @@ def test_a_broken_video_costs_one_request(server: Server, name: str) -> None:
     assert ask(server, video(SERVED["h264"]), QUESTION).choices[0].token_ids
 
 
-def test_more_videos_than_a_request_may_have(server: Server) -> None:
+def test_too_many_videos_are_refused(server: Server) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         ask(server, *[video(SERVED["h264"])] * 5)
     assert caught.value.code == "too_many_images"

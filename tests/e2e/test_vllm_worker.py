@@ -53,7 +53,7 @@ def chat(client: openai.OpenAI, *parts: Part, **body: Any) -> Any:
 @pytest.mark.parametrize(
     "release", ["qwen3_vl", *(pytest.param(name, marks=pytest.mark.conformance) for name in list(WIDTHS)[1:])]
 )
-async def test_a_chat_goes_as_token_ids_and_raw_patches(
+async def test_chat_is_sent_as_token_ids_and_raw_patches(
     release: str, checkpoint: Callable[[str], Path]
 ) -> None:  # A4 E1 E8 F4
     folder = checkpoint(release)
@@ -88,7 +88,7 @@ async def test_a_chat_goes_as_token_ids_and_raw_patches(
 
 
 @pytest.mark.conformance
-async def test_a_chat_goes_as_a_chat_where_token_ids_are_off(checkpoint: Callable[[str], Path]) -> None:  # E5
+async def test_chat_is_sent_as_chat_if_token_ids_are_off(checkpoint: Callable[[str], Path]) -> None:  # E5
     server = server_of(WIDTHS["qwen3_vl"])
     server.render = 403
 

@@ -21,7 +21,7 @@ def ask(server: Server) -> None:
 
 @pytest.mark.conformance
 @pytest.mark.parametrize("processes", [1, 2])
-def test_the_file_decides_while_the_gateway_runs(processes: int, tiny_qwen3_vl: Path, tmp_path: Path) -> None:
+def test_workers_file_is_followed_while_the_gateway_runs(processes: int, tiny_qwen3_vl: Path, tmp_path: Path) -> None:
     file, socket, port = tmp_path / "workers", tmp_path / "worker" / "w.sock", free_port()
     flags = ("--gateway-processes", str(processes), "--decode-processes", "1")
     engine = ("--served-model-name", "tiny", "--max-model-len", "512", "--dtype", "float32")

@@ -51,7 +51,7 @@ async def first(feed: AsyncIterator[KvEvents]) -> KvEvents:
         return await anext(feed)
 
 
-def test_watcher_is_told_token_ids_where_the_operator_allows_it(fleet: tuple[Server, str], files: Files) -> None:
+def test_events_have_token_ids_if_the_operator_allows_it(fleet: tuple[Server, str], files: Files) -> None:
     server, address = fleet
     ask(server)
 

@@ -84,7 +84,7 @@ CASES: dict[str, tuple[Change, str, str | None]] = {
 
 
 @table("name", CASES)
-def test_fails_alone(subject: Engine, tiny_qwen3_vl: Path, name: str) -> None:  # [eng] 6, 8, 21
+def test_bad_request_fails_alone(subject: Engine, tiny_qwen3_vl: Path, name: str) -> None:  # [eng] 6, 8, 21
     change, code, param = CASES[name]
     parts: list[int | tuple[tuple[int, int, int], int]] = [4, (GRID, 100 + list(CASES).index(name)), 5]
     good = engines.request(tiny_qwen3_vl, [4, (GRID, 1), 5], "good")

@@ -42,7 +42,7 @@ def exact(tiny_qwen3_vl: Path) -> dict[str, torch.Tensor]:
 @table("chunk", [16, 512])
 @table("threads", [1, 2])
 @table("backend", [PLAIN, AUTO])
-def test_logits_are_as_near_as_bfloat16_allows(
+def test_logits_are_as_close_as_bfloat16_allows(
     tiny_qwen3_vl: Path, exact: dict[str, torch.Tensor], backend: str, threads: int, chunk: int
 ) -> None:
     before = torch.get_num_threads()
@@ -58,7 +58,7 @@ def test_logits_are_as_near_as_bfloat16_allows(
 
 
 @table("release", NETWORKS)
-def test_rounding_costs_what_it_costs_the_reference(release: str, network_folder: Callable[[str], Path]) -> None:
+def test_rounding_error_equals_that_of_the_reference(release: str, network_folder: Callable[[str], Path]) -> None:
     ours, reference, float32 = errors(release, network_folder(release))
     assert float32.largest < 1e-3
     assert ours.mean < (2 if release in UNSTEADY else 1.2) * reference.mean

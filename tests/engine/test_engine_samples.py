@@ -71,7 +71,7 @@ def idle(subject: Engine) -> bool:
 @table("caching", [True, False])
 @table("chunk", [8, 512])
 @table("text", [0, 1, 20])
-def test_samples_are_as_if_asked_for_alone(
+def test_samples_equal_requests_of_one_sample(
     tiny_qwen3_vl: Path, pool: SlotPool, caching: bool, chunk: int, text: int
 ) -> None:  # B9, [eng] 3
     settings = {"enable_prefix_caching": caching, "encoder_cache_bytes": 0, "max_num_batched_tokens": chunk}
@@ -104,7 +104,7 @@ def test_samples_are_as_if_asked_for_alone(
 
 
 @pytest.mark.parametrize("room", [0, 1, 2])
-def test_what_is_kept_for_samples_has_the_caches_budget(tiny_qwen3_vl: Path, room: int) -> None:
+def test_encoder_outputs_of_samples_stay_within_the_cache_budget(tiny_qwen3_vl: Path, room: int) -> None:
     """Without a prefix cache the samples read all images again: those that have no room are encoded again."""
     parts: list[Any] = [3, (WIDE, 1), 3, (WIDE, 2), 3, (WIDE, 3), 3, (WIDE, 4), 3]
     asked = several(tiny_qwen3_vl, 2, parts)
@@ -127,7 +127,7 @@ def test_what_is_kept_for_samples_has_the_caches_budget(tiny_qwen3_vl: Path, roo
     assert idle(subject)
 
 
-def test_what_was_cached_is_told_once(tiny_qwen3_vl: Path) -> None:
+def test_cached_tokens_are_reported_once(tiny_qwen3_vl: Path) -> None:
     subject = engines.engine(tiny_qwen3_vl)
     asked = several(tiny_qwen3_vl, 3)
     engines.drain(subject, asked)
@@ -137,7 +137,7 @@ def test_what_was_cached_is_told_once(tiny_qwen3_vl: Path) -> None:
     assert subject.load().cached_tokens_total == reused
 
 
-def test_each_sample_ends_by_itself(tiny_qwen3_vl: Path) -> None:
+def test_samples_end_independently(tiny_qwen3_vl: Path) -> None:
     subject = engines.engine(tiny_qwen3_vl)
     asked = several(tiny_qwen3_vl, 4)
     free = engines.drain(subject, asked).answers
@@ -153,7 +153,7 @@ def test_each_sample_ends_by_itself(tiny_qwen3_vl: Path) -> None:
 
 
 @pytest.mark.parametrize("places", [1, 2, 8])
-def test_more_samples_than_places(tiny_qwen3_vl: Path, pool: SlotPool, places: int) -> None:
+def test_samples_beyond_max_num_seqs_wait(tiny_qwen3_vl: Path, pool: SlotPool, places: int) -> None:
     subject = engines.engine(tiny_qwen3_vl, max_num_seqs=places)
     asked, slot = by_slot(several(tiny_qwen3_vl, 7, max_tokens=3), pool)
     other = several(tiny_qwen3_vl, 5, [30, (SMALL, 2)], "other", max_tokens=1)
@@ -241,7 +241,7 @@ def test_the_whole_request_is_aborted(tiny_qwen3_vl: Path, pool: SlotPool, steps
     assert idle(subject)
 
 
-def test_a_gone_connection_takes_its_samples_along(tiny_qwen3_vl: Path) -> None:
+def test_closed_connection_ends_its_samples(tiny_qwen3_vl: Path) -> None:
     subject = engines.engine(tiny_qwen3_vl, max_num_seqs=2)
     subject.submit(4, several(tiny_qwen3_vl, 4))
     deltas(subject, 2)
@@ -249,7 +249,7 @@ def test_a_gone_connection_takes_its_samples_along(tiny_qwen3_vl: Path) -> None:
     assert idle(subject)
 
 
-def test_a_failure_is_told_once(tiny_qwen3_vl: Path, pool: SlotPool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_is_reported_once(tiny_qwen3_vl: Path, pool: SlotPool, monkeypatch: pytest.MonkeyPatch) -> None:
     subject = engines.engine(tiny_qwen3_vl)
     dead, _ = by_slot(several(tiny_qwen3_vl, 4), pool)
     pool.close()
@@ -273,7 +273,7 @@ def test_a_failure_is_told_once(tiny_qwen3_vl: Path, pool: SlotPool, monkeypatch
     assert len(engines.drain(subject, other).answers["other"].token_ids) == 8
 
 
-def test_the_prompt_is_told_of_once(tiny_qwen3_vl: Path) -> None:
+def test_prompt_logprobs_are_in_the_first_sample_alone(tiny_qwen3_vl: Path) -> None:
     subject = engines.engine(tiny_qwen3_vl)
     asked = several(tiny_qwen3_vl, 3, num_logprobs=1, num_prompt_logprobs=1)
     answers = engines.drain(subject, asked).answers
@@ -282,7 +282,7 @@ def test_the_prompt_is_told_of_once(tiny_qwen3_vl: Path) -> None:
     assert all(len(answers[name].logprobs) == 8 for name in names(3))
 
 
-def test_times(tiny_qwen3_vl: Path) -> None:  # F10
+def test_samples_have_times_of_their_own(tiny_qwen3_vl: Path) -> None:  # F10
     subject = engines.engine(tiny_qwen3_vl)
     asked = several(tiny_qwen3_vl, 2)
     text = engines.request(tiny_qwen3_vl, [9], "text", max_tokens=1)

@@ -79,7 +79,7 @@ SCHEMAS: list[dict[str, Any]] = [
 
 
 @pytest.mark.conformance
-def test_answers_that_end_by_themselves_are_valid(subject: Engine, tiny_qwen3_vl: Path, vocabulary: Vocabulary) -> None:
+def test_finished_answers_are_valid(subject: Engine, tiny_qwen3_vl: Path, vocabulary: Vocabulary) -> None:
     names = [f"{index}-{number}" for index in range(len(SCHEMAS)) for number in range(38)]
     asked = [held(tiny_qwen3_vl, SCHEMAS[int(name.split("-")[0])], name, seed=seed) for seed, name in enumerate(names)]
     answers = engines.drain(subject, *asked).answers
@@ -112,7 +112,9 @@ def test_the_grammar_comes_before_other_parameters(
         assert len(answer.logprobs) == len(answer.token_ids)
 
 
-def test_a_cut_answer_says_length(subject: Engine, tiny_qwen3_vl: Path, vocabulary: Vocabulary) -> None:
+def test_truncated_answer_has_finish_reason_length(
+    subject: Engine, tiny_qwen3_vl: Path, vocabulary: Vocabulary
+) -> None:
     answer = engines.drain(subject, held(tiny_qwen3_vl, max_tokens=4)).answers["a"]
     assert answer.finish_reason is FinishReason.LENGTH
     assert text_of(answer, vocabulary).startswith("{")
@@ -142,7 +144,7 @@ def test_preemption_does_not_change_an_answer(tiny_qwen3_vl: Path, subject: Engi
     tight.close()
 
 
-def test_others_are_not_held(subject: Engine, tiny_qwen3_vl: Path) -> None:
+def test_requests_without_a_grammar_are_unconstrained(subject: Engine, tiny_qwen3_vl: Path) -> None:
     free = engines.request(tiny_qwen3_vl, [12], "free", temperature=1.0, seed=5, max_tokens=20)
     alone = engines.drain(subject, free).answers["free"].token_ids
     assert engines.drain(subject, held(tiny_qwen3_vl), free).answers["free"].token_ids == alone
@@ -158,7 +160,7 @@ def test_an_empty_mask_fails_its_request_alone(subject: Engine, tiny_qwen3_vl: P
     assert engines.is_idle(subject)
 
 
-def test_allowed_ids_and_a_grammar_hold_together(subject: Engine, tiny_qwen3_vl: Path, vocabulary: Vocabulary) -> None:
+def test_allowed_ids_and_a_grammar_are_combined(subject: Engine, tiny_qwen3_vl: Path, vocabulary: Vocabulary) -> None:
     ids = tuple(vocabulary.tokens.index(bytes([byte])) for byte in b"ab")
     asked = held(tiny_qwen3_vl, Grammar("regex", "[abc]{6}"), allowed_token_ids=ids)
     assert set(text_of(engines.drain(subject, asked).answers["a"], vocabulary)) <= {"a", "b"}
@@ -257,7 +259,7 @@ def test_tenants_share_no_compiled_grammar(
     assert len(compiled) == 2
 
 
-def test_a_compilation_that_broke_is_tried_again(
+def test_failed_compilation_is_retried(
     subject: Engine, tiny_qwen3_vl: Path, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An error of the grammar stays; one of the worker, such as a lack of memory, may be over."""

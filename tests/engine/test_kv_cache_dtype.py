@@ -46,7 +46,7 @@ def test_chunks_read_what_whole_prompts_read(tiny_qwen3_vl: Path, chunk: int) ->
 
 
 @pytest.mark.parametrize(("dtype", "share"), [("float32", 4), ("bfloat16", 2)])
-def test_more_blocks_fit(tiny_qwen3_vl: Path, dtype: str, share: int) -> None:
+def test_float8_cache_has_more_blocks(tiny_qwen3_vl: Path, dtype: str, share: int) -> None:
     settings = {"num_blocks": None, "kv_cache_bytes": 1 << 20, "dtype": dtype}
     plain = engines.engine(tiny_qwen3_vl, **settings).description.num_blocks
     description = engines.engine(tiny_qwen3_vl, **settings, kv_cache_dtype="fp8").description

@@ -62,7 +62,9 @@ def test_an_idle_engine_keeps_no_encoder_output_that_was_dropped(tiny_qwen3_vl: 
 
 
 @pytest.mark.parametrize("text", [0, 6, 15, 40])
-def test_second_ask_is_cached_and_not_encoded(shared: Engine, tiny_qwen3_vl: Path, text: int) -> None:  # B3, B4, E6
+def test_repeated_request_is_cached_and_not_encoded(
+    shared: Engine, tiny_qwen3_vl: Path, text: int
+) -> None:  # B3, B4, E6
     asked = engines.request(tiny_qwen3_vl, [5, (WIDE, 70 + text), text], "first", max_tokens=4)
     first = engines.drain(shared, asked).answers["first"]
     before = shared.load()
@@ -77,7 +79,7 @@ def test_second_ask_is_cached_and_not_encoded(shared: Engine, tiny_qwen3_vl: Pat
 
 
 @pytest.mark.parametrize(("prefix", "media"), [(True, False), (False, True), (True, True)])
-def test_a_reset_forgets_what_it_names(prefix: bool, media: bool, tiny_qwen3_vl: Path) -> None:
+def test_reset_clears_the_named_caches(prefix: bool, media: bool, tiny_qwen3_vl: Path) -> None:
     subject = engines.engine(tiny_qwen3_vl)
     asked = engines.request(tiny_qwen3_vl, [5, (WIDE, 7), 9], "first", max_tokens=4)
     first = engines.drain(subject, asked).answers["first"]
@@ -89,7 +91,7 @@ def test_a_reset_forgets_what_it_names(prefix: bool, media: bool, tiny_qwen3_vl:
     assert subject.load().encoded_items_total == 1 + (prefix and media)
 
 
-def test_a_reset_spares_what_a_request_uses(tiny_qwen3_vl: Path) -> None:
+def test_reset_spares_entries_in_use(tiny_qwen3_vl: Path) -> None:
     subject = engines.engine(tiny_qwen3_vl)
     asked = engines.request(tiny_qwen3_vl, [5, (WIDE, 7), 40], max_tokens=12)
     expected = engines.drain(subject, asked).answers["a"].token_ids
@@ -246,7 +248,7 @@ def test_seeds_reproduce_alone_and_in_a_batch(shared: Engine, tiny_qwen3_vl: Pat
     assert fresh[0] != fresh[1]
 
 
-def test_ends(shared: Engine, tiny_qwen3_vl: Path) -> None:
+def test_finish_reasons(shared: Engine, tiny_qwen3_vl: Path) -> None:
     free = engines.request(tiny_qwen3_vl, [6], "free", text_seed=5)
     ids = engines.drain(shared, free).answers["free"].token_ids
     stop = engines.request(tiny_qwen3_vl, [6], "stop", text_seed=5, stop_token_ids=(ids[3],))
@@ -321,7 +323,7 @@ def test_an_image_that_cannot_be_encoded_fails_its_request_alone(
     assert engines.is_idle(shared)
 
 
-def test_connections_are_told_their_own(shared: Engine, tiny_qwen3_vl: Path) -> None:
+def test_connections_get_their_own_deltas(shared: Engine, tiny_qwen3_vl: Path) -> None:
     for connection in (1, 2):
         shared.submit(connection, engines.request(tiny_qwen3_vl, [9], f"{connection}", text_seed=connection))
     for connection, frame in shared.step().items():
@@ -331,7 +333,7 @@ def test_connections_are_told_their_own(shared: Engine, tiny_qwen3_vl: Path) -> 
         assert set(shared.step()) == {2}
 
 
-def test_counters(tiny_qwen3_vl: Path) -> None:
+def test_counters_count_each_request(tiny_qwen3_vl: Path) -> None:
     subject = engines.engine(tiny_qwen3_vl)
     assert subject.load().steps_total == 0  # the warm-up leaves no trace
     told = engines.drain(subject, engines.request(tiny_qwen3_vl, [5, (SMALL, 1)]))

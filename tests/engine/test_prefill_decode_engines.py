@@ -113,7 +113,7 @@ def held(pair: Pair) -> bool:
 
 @pytest.mark.parametrize("num_samples", [1, 3])
 @pytest.mark.parametrize("stage", STAGES)
-def test_client_that_leaves_leaves_nothing(pair: Pair, tiny_qwen3_vl: Path, stage: str, num_samples: int) -> None:
+def test_disconnected_client_leaves_nothing(pair: Pair, tiny_qwen3_vl: Path, stage: str, num_samples: int) -> None:
     asked = engines.request(tiny_qwen3_vl, [5, (WIDE, 1), 70], max_tokens=50, temperature=1.0)
     pair.submit(msgspec.structs.replace(asked, num_samples=num_samples))
     reach(pair, stage, "a")
@@ -127,7 +127,7 @@ def test_client_that_leaves_leaves_nothing(pair: Pair, tiny_qwen3_vl: Path, stag
     ("stage", "gone"),
     [("submitted", "prefill"), ("prefilling", "prefill"), ("receiving", "prefill"), ("receiving", "decode")],
 )
-def test_leg_that_ends_ends_the_other(pair: Pair, tiny_qwen3_vl: Path, stage: str, gone: str) -> None:
+def test_ended_leg_ends_the_other(pair: Pair, tiny_qwen3_vl: Path, stage: str, gone: str) -> None:
     """Its gateway aborts one leg, or a worker's connection breaks: the other worker fails the request by name."""
     pair.submit(engines.request(tiny_qwen3_vl, [100], max_tokens=5))
     if stage != "submitted":
@@ -143,7 +143,7 @@ def test_leg_that_ends_ends_the_other(pair: Pair, tiny_qwen3_vl: Path, stage: st
     pair.run_until_idle()
 
 
-def test_prompt_that_no_decode_worker_takes_is_given_up(tiny_qwen3_vl: Path) -> None:
+def test_prompt_without_a_decode_worker_times_out(tiny_qwen3_vl: Path) -> None:
     role = {"role": "prefill", "kv_transfer_bind": "127.0.0.1:0", "kv_transfer_seconds": 0.5}
     engine = engines.engine(tiny_qwen3_vl, **role)
     try:
@@ -177,7 +177,7 @@ def test_prompt_whose_samples_do_not_all_begin_is_given_up(tiny_qwen3_vl: Path) 
         engine.close()
 
 
-def test_requests_that_wait_for_each_other_do_not_wait_for_good(tiny_qwen3_vl: Path) -> None:
+def test_requests_do_not_deadlock(tiny_qwen3_vl: Path) -> None:
     """They reach the workers in opposite orders, and either takes all rows of one: patience ends one of them."""
     with splits.pair_of(tiny_qwen3_vl, max_num_seqs=2, first={"kv_transfer_seconds": 0.5}) as pair:
         asked = [

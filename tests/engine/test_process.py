@@ -84,7 +84,7 @@ def test_heartbeat_and_load(front: Front, tiny_qwen3_vl: Path) -> None:
     assert (drained.load.num_running, drained.load.num_free_blocks) == (0, drained.load.num_blocks)
 
 
-def test_drain_finishes_what_there_is_and_says_so(front: Front, tiny_qwen3_vl: Path) -> None:
+def test_drain_finishes_running_requests_and_reports(front: Front, tiny_qwen3_vl: Path) -> None:
     front.send(Forward(7, msgspec.msgpack.encode(engines.request(tiny_qwen3_vl, [9], "open", max_tokens=30))))
     front.send(Drain())
     ended, load = False, None
@@ -103,7 +103,7 @@ def test_interrupt_is_ignored_and_shutdown_obeyed(front: Front, tiny_qwen3_vl: P
     assert front.process.wait(60) == 0
 
 
-def test_what_was_recorded_is_whole_when_the_process_has_ended(tiny_qwen3_vl: Path, tmp_path: Path) -> None:
+def test_recording_is_complete_after_the_process_ends(tiny_qwen3_vl: Path, tmp_path: Path) -> None:
     front = Front({**config_of(tiny_qwen3_vl), "record_steps": str(tmp_path)})
     front.until(EngineReady)
     front.send(Forward(7, msgspec.msgpack.encode(engines.request(tiny_qwen3_vl, [9], "last"))))
@@ -123,21 +123,21 @@ def test_what_was_recorded_is_whole_when_the_process_has_ended(tiny_qwen3_vl: Pa
         (b'{"model_dir": "\xff", "model": "x"}', "EngineConfig"),
     ],
 )
-def test_cannot_start(config: Any, words: str) -> None:
+def test_failed_start_is_reported(config: Any, words: str) -> None:
     front = Front(config)
     assert words in front.until(EngineFailed).message
     assert front.process.wait(60) == 1
     front.socket.close()
 
 
-def test_ends_with_its_front(tiny_qwen3_vl: Path) -> None:
+def test_engine_ends_with_its_front(tiny_qwen3_vl: Path) -> None:
     front = Front(config_of(tiny_qwen3_vl))
     front.until(EngineReady)
     front.socket.close()
     assert front.process.wait(60) == 0
 
 
-def test_ends_quietly_where_there_is_no_front() -> None:
+def test_engine_without_a_front_ends_quietly() -> None:
     ours, theirs = socket.socketpair()
     ours.close()
     command = [sys.executable, "-m", "saccade.engine", "--fd", str(theirs.fileno()), "--config", "{}"]
@@ -148,7 +148,7 @@ def test_ends_quietly_where_there_is_no_front() -> None:
     assert b"Traceback" not in ended.stderr
 
 
-def test_dies_with_its_parent(tiny_qwen3_vl: Path) -> None:
+def test_engine_dies_with_its_parent(tiny_qwen3_vl: Path) -> None:
     # The parent is a process between this one and the engine; the engine's socket stays open when it is killed.
     config = json.dumps(config_of(tiny_qwen3_vl))
     ours, theirs = socket.socketpair()

@@ -47,7 +47,7 @@ def load(folder: Path, ranks: Ranks = ALONE) -> torch.nn.Module:
     return load_model(EngineConfig(str(folder), "tiny", device="cpu"), lambda *_: None, ranks).module
 
 
-def test_logits(pair: tuple[Path, Path]) -> None:
+def test_logits_equal_those_of_dequantised_weights(pair: tuple[Path, Path]) -> None:
     found = []
     for folder in pair:
         subject = engines.engine(folder)
@@ -86,7 +86,7 @@ def test_weights_of_a_rank(pair: tuple[Path, Path], ranks: Ranks) -> None:
     assert kept == 4 * 4 + 3 * 3 + 4 * 2 + (ranks.rank == 0)
 
 
-def test_memory(pair: tuple[Path, Path]) -> None:
+def test_quantised_weights_take_less_memory(pair: tuple[Path, Path]) -> None:
     """Quantised weights are not kept dequantised."""
     quantised, plain = (load(folder) for folder in pair)
 

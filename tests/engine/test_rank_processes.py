@@ -39,7 +39,7 @@ def rank_of(parent: int) -> psutil.Process:
 
 
 @pytest.mark.conformance
-def test_a_rank_that_dies_takes_the_engine_with_it_though_nobody_reads_the_log(tiny_qwen3_vl: Path) -> None:
+def test_dead_rank_ends_the_engine_even_if_the_log_is_full(tiny_qwen3_vl: Path) -> None:
     # [eng] 38: the pipe that all ranks log to is full from the start
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -90,7 +90,7 @@ def test_a_step_that_fails_on_rank_0_ends_the_engine(tiny_qwen3_vl: Path, monkey
 
 
 @pytest.mark.conformance
-def test_what_ranks_cannot_share_is_refused_and_nothing_stays(tiny_qwen3_vl: Path) -> None:
+def test_model_that_ranks_cannot_share_is_refused(tiny_qwen3_vl: Path) -> None:
     with pytest.raises(StartupError, match="--tensor-parallel-size is 3, but the model has 4 heads"):
         engines.engine(tiny_qwen3_vl, tensor_parallel_size=3)
     assert not [child for child in psutil.Process().children() if "--rank=1" in child.cmdline()]

@@ -99,7 +99,7 @@ def test_recording_changes_no_answer(tiny_qwen3_vl: Path, tmp_path: Path) -> Non
     assert engines.is_idle(subject)
 
 
-def test_files_are_the_users_own(recorded: Path) -> None:
+def test_recording_files_are_private_to_the_user(recorded: Path) -> None:
     assert stat.S_IMODE(recorded.stat().st_mode) == 0o600
 
 
@@ -240,7 +240,7 @@ def test_a_segment_waits_for_a_job_beside_the_steps_and_no_step_does(tiny_qwen3_
     assert first != second
 
 
-def test_between_segments_nothing_is_recorded(tiny_qwen3_vl: Path, tmp_path: Path) -> None:
+def test_nothing_is_recorded_between_segments(tiny_qwen3_vl: Path, tmp_path: Path) -> None:
     asked = [engines.request(tiny_qwen3_vl, [(WIDE, seed)], str(seed), max_tokens=3) for seed in range(4)]
     with recordings.recording_engine(tiny_qwen3_vl, tmp_path, record_steps_bytes=MIB) as subject:
         one_by_one(subject, asked)  # one segment holds an image, not two; the next may begin seconds later
@@ -391,7 +391,7 @@ def other_weights(file: Path) -> None:
         (Path.unlink, "Cannot read"),
     ],
 )
-def test_what_cannot_be_replayed_is_refused(spoil: Callable[[Path], None], words: str, recorded: Path) -> None:
+def test_invalid_recordings_are_refused(spoil: Callable[[Path], None], words: str, recorded: Path) -> None:
     spoil(recorded)
     with pytest.raises(StartupError, match=words):
         recordings.replayed(recorded)
@@ -411,5 +411,5 @@ def test_pixels_are_recorded_with_the_steps_or_not_at_all(tiny_qwen3_vl: Path) -
         engines.engine(tiny_qwen3_vl, record_pixels=True)
 
 
-def test_no_thread_is_left(recorded: Path) -> None:
+def test_recorder_leaves_no_thread(recorded: Path) -> None:
     assert "step recorder" not in [thread.name for thread in threading.enumerate()]

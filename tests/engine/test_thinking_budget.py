@@ -39,7 +39,7 @@ def tokens(subject: Engine, request: EngineRequest) -> list[int]:
 
 
 @pytest.mark.parametrize("num_tokens", [0, 1, 9])
-def test_the_end_is_forced_once(num_tokens: int, subject: Engine, tiny_qwen3_vl: Path) -> None:
+def test_end_of_reasoning_is_forced_once(num_tokens: int, subject: Engine, tiny_qwen3_vl: Path) -> None:
     free = tokens(subject, asked(tiny_qwen3_vl))
     held = tokens(subject, asked(tiny_qwen3_vl, ThinkingBudget(num_tokens, END_ID)))
     assert held[: num_tokens + 1] == [*free[:num_tokens], END_ID]
@@ -64,7 +64,7 @@ def test_reasoning_that_ends_by_itself_is_left_alone(subject: Engine, tiny_qwen3
     assert tokens(subject, asked(tiny_qwen3_vl, ThinkingBudget(9, free[4]))) == free
 
 
-def test_reasoning_that_the_answer_begins(subject: Engine, tiny_qwen3_vl: Path) -> None:
+def test_budget_begins_at_a_start_token_in_the_answer(subject: Engine, tiny_qwen3_vl: Path) -> None:
     free = tokens(subject, asked(tiny_qwen3_vl))
     held = tokens(subject, asked(tiny_qwen3_vl, ThinkingBudget(4, END_ID, start_id=free[0])))
     assert held[:6] == [*free[:5], END_ID]
@@ -81,7 +81,7 @@ def test_samples_and_the_prefix_cache(subject: Engine, tiny_qwen3_vl: Path) -> N
     assert again["a"].num_cached_tokens > 0
 
 
-def test_preemption_does_not_change_where_it_ends(subject: Engine, tiny_qwen3_vl: Path) -> None:
+def test_preemption_does_not_change_the_end_of_reasoning(subject: Engine, tiny_qwen3_vl: Path) -> None:
     budget = ThinkingBudget(50, END_ID)
     requests = [asked(tiny_qwen3_vl, budget, name, seed=seed, max_tokens=70) for seed, name in enumerate("abcd")]
     alone = {request.request_id: tokens(subject, request) for request in requests}
@@ -105,7 +105,7 @@ def test_a_grammar_begins_behind_the_forced_end(subject: Engine, tiny_qwen3_vl: 
     assert jsonschema_rs.is_valid(schema, json.loads(said))
 
 
-def test_it_is_recorded_and_replayed(tiny_qwen3_vl: Path, tmp_path: Path) -> None:
+def test_thinking_budget_is_recorded_and_replayed(tiny_qwen3_vl: Path, tmp_path: Path) -> None:
     with recordings.recording_engine(tiny_qwen3_vl, tmp_path) as recorded:
         answer = tokens(recorded, asked(tiny_qwen3_vl, ThinkingBudget(5, END_ID)))
     assert answer[5] == END_ID
@@ -117,7 +117,7 @@ def test_it_is_recorded_and_replayed(tiny_qwen3_vl: Path, tmp_path: Path) -> Non
     {"budget": ThinkingBudget(-1, END_ID)}, {"budget": ThinkingBudget(1, 10**6)},
     {"budget": ThinkingBudget(1, END_ID), "allowed_token_ids": (3,)},
 ])  # fmt: skip
-def test_what_cannot_end_is_refused(sampling: dict[str, Any], subject: Engine, tiny_qwen3_vl: Path) -> None:
+def test_budget_without_an_end_token_is_refused(sampling: dict[str, Any], subject: Engine, tiny_qwen3_vl: Path) -> None:
     failure = engines.drain(subject, asked(tiny_qwen3_vl, **sampling)).answers["a"].failure
     assert failure is not None
     assert (failure.code, failure.param) == ("invalid_value", "thinking_budget")

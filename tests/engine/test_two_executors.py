@@ -90,7 +90,7 @@ def execute(executor: LocalExecutor, records: list[Record]) -> Iterator[StepOutp
                 assert found == [job.job_id for job in done]
 
 
-def test_same_steps_same_outputs_same_contents(recorded: Path) -> None:
+def test_executors_with_equal_steps_have_equal_outputs_and_contents(recorded: Path) -> None:
     before = torch.get_num_threads()
     recording = open_recording(recorded)
     records = list(recording.records())

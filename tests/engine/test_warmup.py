@@ -41,7 +41,7 @@ def test_pool_for_measuring_memory_does_not_bound_the_context(tiny_qwen3_vl: Pat
     startup.measure(config, model, prepare(config, model), Peers(), GRID)
 
 
-def test_what_measures_memory_is_gone_before_the_caches_are_sized(
+def test_measurement_memory_is_freed_before_the_caches_are_sized(
     tiny_qwen3_vl: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the states of recurrent layers would be there twice. No garbage is collected during a start."""
@@ -66,7 +66,7 @@ def test_what_measures_memory_is_gone_before_the_caches_are_sized(
     assert measured.num_blocks > 64 // config.block_size
 
 
-def test_pool_that_measures_memory_is_no_need(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_pool_of_the_measurement_is_not_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 1000 bytes 900 may be used; other programs have 50, and torch has had 400 at most, of which 100 were blocks."""
     config = EngineConfig("", "", gpu_memory_utilization=0.9, encoder_cache_bytes=150)
     for name, value in {"mem_get_info": (550, 1000), "memory_reserved": 400, "max_memory_reserved": 400}.items():
@@ -76,7 +76,7 @@ def test_pool_that_measures_memory_is_no_need(monkeypatch: pytest.MonkeyPatch) -
     assert memory.num_blocks(config, 10, 4096, torch.device("cuda")) == 30
 
 
-def test_what_a_chunk_behind_the_longest_context_copies_is_computed(tiny_qwen3_vl: Path) -> None:
+def test_copies_of_the_longest_context_are_measured(tiny_qwen3_vl: Path) -> None:
     """Two KV heads of 32 channels for keys, and for values: a layer's copy at 8192 tokens."""
     for settings, num_bytes in (({}, 4), ({"dtype": "bfloat16"}, 2), ({"kv_cache_dtype": "fp8"}, 4 + 1 + 4)):
         config = EngineConfig(str(tiny_qwen3_vl), "tiny", **{"device": "cpu", "dtype": "float32", **settings})

@@ -239,7 +239,7 @@ def test_a_load_that_cannot_be_shown_costs_the_rows_of_engines_only(gateway: scr
     assert b"vllm:num_requests_running" in gateway.ask("GET", "/metrics").body
 
 
-def test_what_no_clock_or_count_can_be_is_not_added_up(gateway: scripted.Gateway) -> None:
+def test_impossible_metric_values_are_not_added(gateway: scripted.Gateway) -> None:
     labels = {"model_name": "tiny"}
     names = [
         f"vllm:request_{stage}_time_seconds_{part}"
@@ -414,7 +414,7 @@ def test_openapi_names_every_route(gateway: scripted.Gateway) -> None:
 
 
 @pytest.mark.parametrize("host", ["name.invalid", "a..b"])
-def test_host_that_is_none_is_one_sentence(host: str) -> None:
+def test_invalid_host_is_one_sentence(host: str) -> None:
     with pytest.raises(StartupError) as failure:
         app.listen(host, 8000)
     sentence = f"Cannot listen on {host}:8000: there is no such host. Choose another --host or --port."

@@ -22,7 +22,7 @@ async def test_bytes_go_back_at_the_end() -> None:
     assert budget.num_bytes == 0
 
 
-async def test_who_comes_first_is_served_first_and_a_small_one_does_not_overtake() -> None:  # F11
+async def test_requests_are_served_in_order_without_overtaking() -> None:  # F11
     budget = ByteBudget(100)
     order: list[str] = []
     first = budget.reservation("a")
@@ -82,7 +82,7 @@ async def test_more_than_there_is_in_all_is_refused_at_once() -> None:
 
 
 @pytest.mark.parametrize("is_granted", [False, True], ids=["before its grant", "in the round of its grant"])
-async def test_one_who_leaves_while_waiting_holds_nothing(is_granted: bool) -> None:
+async def test_cancelled_request_holds_nothing(is_granted: bool) -> None:
     budget = ByteBudget(100)
     first = budget.reservation("a")
     await first.grow(100)

@@ -8,7 +8,7 @@ from saccade.errors import InvalidImage
 from saccade.gateway.concurrency import all_or_none
 
 
-async def test_where_one_fails_none_goes_on() -> None:
+async def test_failed_task_cancels_the_others() -> None:
     ended: list[str] = []
 
     async def wait() -> None:
@@ -27,7 +27,7 @@ async def test_where_one_fails_none_goes_on() -> None:
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_one_who_leaves_takes_all_steps_along() -> None:
+async def test_cancellation_ends_all_tasks() -> None:
     ended = asyncio.Event()
 
     async def wait() -> None:

@@ -14,7 +14,7 @@ URL = '"data:image/png;base64,'
 LARGE = MAX_BYTES_BESIDE_IMAGES + 1
 
 
-def test_images_do_not_count() -> None:
+def test_image_bytes_are_not_counted() -> None:
     check_bounds(f'{{"a": [{URL}{"A" * LARGE}"], "b": {URL}{"A" * LARGE}", "c": "{"x" * 1000}"}}'.encode())
     check_bounds(("{" + f'"a": {URL}' + "AAA\\/" * (LARGE // 32) + "A" * LARGE + '"}').encode())  # as PHP writes it
     check_bounds(b'{"text": "\xc3\xa9", "url": ' + URL.encode() + b"A" * LARGE + b'"}')
@@ -34,7 +34,7 @@ def test_images_do_not_count() -> None:
     ],
     ids=["text", "arrays", "texts", "numbers", "escapes", "wide characters", "empty URLs", "many URLs"],
 )
-def test_everything_else_does(body: bytes) -> None:
+def test_other_bytes_are_counted(body: bytes) -> None:
     with pytest.raises(BodyTooLarge):
         check_bounds(body)
 

@@ -186,7 +186,7 @@ def test_open_stream_takes_one_task(tiny_qwen3_vl: Path) -> None:  # F14
 
 
 @table("stage", ["body", "fetch", "place", "decode", "first_token", "stream"])
-def test_client_leaves(tiny_qwen3_vl: Path, stage: str) -> None:
+def test_disconnected_client_gives_everything_back(tiny_qwen3_vl: Path, stage: str) -> None:
     with held(tiny_qwen3_vl, stage) as connection:
         connection.close()
 
@@ -199,13 +199,13 @@ TIMES = {
 
 
 @pytest.mark.parametrize("stage", TIMES)
-def test_time_is_up(tiny_qwen3_vl: Path, stage: str) -> None:
+def test_timeout_gives_everything_back(tiny_qwen3_vl: Path, stage: str) -> None:
     with held(tiny_qwen3_vl, stage, TIMES[stage]) as connection:
         assert received(connection)[:10] in (b"HTTP/1.1 4", b"HTTP/1.1 5")
 
 
 @pytest.mark.parametrize("stage", ["first_token", "stream"])
-def test_worker_fails(tiny_qwen3_vl: Path, stage: str) -> None:
+def test_failed_worker_gives_everything_back(tiny_qwen3_vl: Path, stage: str) -> None:
     with held(tiny_qwen3_vl, stage, waiting=(0.3, WorkerFailed("it died"))) as connection:
         assert b"worker_failed" in received(connection)
 

@@ -104,7 +104,7 @@ def test_a_request_that_had_one_worker_does_not_go_to_one_that_came_later(tiny_q
         assert second.requests == []
 
 
-def test_where_no_other_worker_is_left_the_failure_is_the_answer(tiny_qwen3_vl: Path) -> None:
+def test_failure_without_another_worker_is_the_answer(tiny_qwen3_vl: Path) -> None:
     with gateway_of(tiny_qwen3_vl) as (gateway, (first, second)):
         first.script = [1.0, WorkerFailed("it died")]
         with ThreadPoolExecutor() as threads:

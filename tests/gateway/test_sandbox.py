@@ -114,7 +114,7 @@ def test_code_in_a_decode_process_reaches_nothing(process: DecodeProcess, slots:
     assert (FOLDER / other.ref.name).exists()
 
 
-def test_it_writes_to_the_slot_that_came_with_the_job(process: DecodeProcess, slots: SlotPool) -> None:  # A7
+def test_process_writes_to_the_slot_of_its_job(process: DecodeProcess, slots: SlotPool) -> None:  # A7
     own = acquire(slots)
     code = f"""
 from saccade.protocol.media import SlotRef
@@ -127,7 +127,7 @@ found = "written"
     assert read_slot(own.ref) == bytes([7]) * 1000
 
 
-def test_it_holds_no_descriptor_but_its_connection(process: DecodeProcess, slots: SlotPool) -> None:
+def test_process_has_no_descriptor_but_its_connection(process: DecodeProcess, slots: SlotPool) -> None:
     code = """
 import os, stat
 found = []
@@ -141,7 +141,7 @@ for number in range(3, 64):
     assert found(process, code) == [True]
 
 
-def test_it_knows_no_secret(process: DecodeProcess) -> None:
+def test_process_has_no_secret(process: DecodeProcess) -> None:
     seen = found(process, "import os; found = dict(os.environ)")
     assert not [name for name in seen if name in SECRETS or name.startswith("SACCADE_")]
     assert not set(SECRETS.values()) & set(seen.values())

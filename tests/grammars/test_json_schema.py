@@ -92,7 +92,7 @@ def test_the_place_of_what_is_wrong_is_named(schema: Any, param: str) -> None:  
     assert error.value.message.endswith(".")
 
 
-def test_what_overlaps_is_widened_unless_strict() -> None:
+def test_overlapping_schemas_are_widened_unless_strict() -> None:
     overlapping = {"oneOf": [TEXT, {"type": "string", "minLength": 1}]}
     held = read({"properties": {"a": overlapping, "b": {"pattern": "(?!x)", **TEXT}}})
     assert held.dropped == ["schema.properties.a.oneOf", "schema.properties.b.pattern"]

@@ -60,7 +60,7 @@ def test_the_grammar_agrees_with_a_validator(schema: dict[str, Any], instances: 
     assert set(expected) == {True, False}
 
 
-def test_what_has_two_spellings_is_written_in_one() -> None:
+def test_values_with_two_spellings_have_one() -> None:
     """Exceptions of docs/json-schema.md: valid, and never written."""
     for schema, text in (({"type": "integer"}, "1.0"), ({"const": 1}, "1.0"), ({"format": "date"}, '"today"')):
         outcome = try_constraint(Constraint("json_schema", json.dumps(schema), "schema", strict=True))

@@ -100,7 +100,7 @@ def parsed(form: str, ids: list[int]) -> list[tuple[str, Any]]:
 @table("form", FORMS)
 @table("must_call", [True, False])
 @table("many", [True, False])
-def test_what_is_allowed_is_read_as_calls_that_match(form: str, must_call: bool, many: bool) -> None:  # F13
+def test_allowed_text_is_read_as_matching_calls(form: str, must_call: bool, many: bool) -> None:  # F13
     held = grammar(form, FUNCTIONS, must_call, many)
     seen = set()
     for seed in range(20):
@@ -170,7 +170,7 @@ def test_one_call_at_most() -> None:
     assert not allows(grammar("hermes", {"say": SAY}, many=False), *call, "\n", *call)
 
 
-def test_what_a_bare_text_cannot_be_held_to() -> None:
+def test_constraints_on_plain_text_are_refused() -> None:
     """Qwen3-Coder's calls have texts without quotes, so no pattern holds them."""
     schema = {**SAY, "properties": {"text": {"type": "string", "maxLength": 3}}}
     assert allows(grammar("qwen3_coder", {"say": schema}), *CALLS["qwen3_coder"])

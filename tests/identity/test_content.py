@@ -24,7 +24,7 @@ def test_order_of_settings_does_not_matter() -> None:
     assert processor_fingerprint(SETTINGS, b"", "") == processor_fingerprint(backwards, b"", "")
 
 
-def test_borders_between_parts_are_part_of_the_hash() -> None:
+def test_boundaries_between_parts_change_the_hash() -> None:
     assert content_hash(b"ab", b"c") != content_hash(b"a", b"bc")
     assert files_digest({"a": b"bc"}) != files_digest({"ab": b"c"})
     assert files_digest({"a": b"1", "b": b"2"}) == files_digest({"b": b"2", "a": b"1"})

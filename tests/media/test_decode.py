@@ -112,7 +112,7 @@ def test_a_decoder_sees_no_metadata(name: str) -> None:
         assert image.info.keys() & METADATA.keys() <= kept
 
 
-def test_what_follows_a_jpeg_does_not_count_as_scans() -> None:
+def test_bytes_after_a_jpeg_do_not_count_as_scans() -> None:
     """A phone's moving image has a film behind it, in which any two bytes occur."""
     encoded = images.encode(images.random_image(64, 48), "JPEG", progressive=True)
     np.testing.assert_array_equal(

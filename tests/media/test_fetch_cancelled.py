@@ -48,7 +48,7 @@ async def see_that_the_turn_is_free(fetcher: Fetcher) -> None:
         assert (await fetcher.fetch(f"http://127.0.0.1:{web.port}/")).encoded == IMAGE
 
 
-async def test_in_a_lookup() -> None:
+async def test_cancelled_in_a_lookup() -> None:
     async with naming() as (server, resolver), fetching(resolver, **SETTINGS) as fetcher:
         await cancel_under_way(fetcher, "http://silent.test:81/", asked(server, 1))
         await see_that_the_turn_is_free(fetcher)
@@ -66,7 +66,7 @@ def full_backlog() -> Iterator[int]:
         yield port
 
 
-async def test_in_a_connection_that_is_not_accepted() -> None:
+async def test_cancelled_while_connecting() -> None:
     with full_backlog() as port:
         async with fetching(**SETTINGS) as fetcher:
             await cancel_under_way(fetcher, f"http://127.0.0.1:{port}/", settle())
@@ -97,7 +97,7 @@ async def hanging(sent: bytes) -> AsyncIterator[tuple[int, asyncio.Event, asynci
     "sent",
     [b"", b"HTTP/1.1 200 OK\r\nX: ", answer(b"", length=1000) + b"x", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5"],
 )  # fmt: skip
-async def test_in_headers_and_in_a_body(sent: bytes) -> None:
+async def test_cancelled_in_headers_and_in_a_body(sent: bytes) -> None:
     async with hanging(sent) as (port, entered, left), fetching(**SETTINGS) as fetcher:
         fetch = asyncio.create_task(fetcher.fetch(f"http://127.0.0.1:{port}/"))
         tasks = asyncio.all_tasks() - {fetch}
@@ -112,7 +112,7 @@ async def test_in_headers_and_in_a_body(sent: bytes) -> None:
         await see_that_the_turn_is_free(fetcher)
 
 
-async def test_in_the_wait_for_a_turn() -> None:
+async def test_cancelled_while_waiting_for_a_turn() -> None:
     async with hanging(b"") as (port, entered, _), fetching(**SETTINGS) as fetcher:
         first, second = (asyncio.create_task(fetcher.fetch(f"http://127.0.0.1:{port}/")) for _ in range(2))
         await entered.wait()
@@ -123,7 +123,7 @@ async def test_in_the_wait_for_a_turn() -> None:
         await see_that_the_turn_is_free(fetcher)
 
 
-async def test_in_the_wait_for_room() -> None:
+async def test_cancelled_while_waiting_for_room() -> None:
     entered = asyncio.Event()
 
     async def waiting(nbytes: int) -> None:

@@ -47,7 +47,7 @@ def sending(num_bytes: int) -> Handler:
         (sending(3 * MIB), [BUFFER_BYTES, HOLD_STEP_BYTES - BUFFER_BYTES, *[HOLD_STEP_BYTES] * 3]),
     ],
 )
-async def test_what_is_held(reply: bytes | Handler, calls: list[int]) -> None:
+async def test_budget_is_charged_for_received_bytes(reply: bytes | Handler, calls: list[int]) -> None:
     budget = Budget()
     async with serving(reply) as web, fetching(allowed_networks=HERE) as fetcher:
         encoded = (await fetcher.fetch(f"http://127.0.0.1:{web.port}/", hold=budget)).encoded

@@ -155,7 +155,7 @@ async def test_url_that_can_be_read_in_two_ways_is_refused_even_of_an_allowed_ho
 
 
 @table(("url", "sentence"), NOT_OF_THE_WEB)
-async def test_what_is_no_url_of_the_web_is_refused_by_its_looks(url: str, sentence: str) -> None:
+async def test_text_that_is_no_web_url_is_refused_unresolved(url: str, sentence: str) -> None:
     async with serving() as canary, fetching(Resolver(["127.0.0.1"]), allowed_networks=HERE) as fetcher:
         error = await refusal(fetcher, url.format(port=canary.port))
         assert (type(error), error.message, canary.num_connects) == (InvalidImageUrl, sentence, 0)
@@ -314,7 +314,9 @@ async def test_listed_domain_does_not_lead_inward(monkeypatch: pytest.MonkeyPatc
         assert canary.num_connects == 0
 
 
-async def test_nothing_of_this_machine_goes_along(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_credentials_and_proxies_of_this_machine_are_not_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "netrc").write_text("machine 127.0.0.1 login operator password secret")
     (tmp_path / "netrc").chmod(0o600)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
@@ -360,7 +362,7 @@ async def test_certificate_must_verify_and_name_the_host(host: str, is_trusted: 
             assert (type(error), "certificate" in error.message, web.requests) == (InvalidImageUrl, True, [])
 
 
-def test_guard_holds_on_the_event_loop_that_serves() -> None:
+def test_address_check_runs_on_the_serving_event_loop() -> None:
     async def attempt() -> None:
         async with serving() as web, fetching(allowed_networks=HERE) as fetcher, fetching() as careful:
             assert (await fetcher.fetch(f"http://localhost:{web.port}/")).encoded == IMAGE

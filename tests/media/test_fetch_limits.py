@@ -79,16 +79,16 @@ async def refused(reply: bytes | Handler, **settings: object) -> SaccadeError:
         answer(b"", length=1001),
     ],
 )
-async def test_too_many_bytes(reply: bytes | Handler) -> None:
+async def test_body_over_the_limit_is_refused(reply: bytes | Handler) -> None:
     assert type(await refused(reply, max_bytes=1000)) is ImageTooLarge
 
 
-async def test_as_many_bytes_as_allowed() -> None:
+async def test_body_at_the_limit_is_fetched() -> None:
     assert await fetched(answer(b"x" * 1000), max_bytes=1000) == b"x" * 1000
 
 
 @pytest.mark.parametrize("reply", [drip, stay_silent])
-async def test_too_slow(reply: Handler) -> None:
+async def test_slow_response_times_out(reply: Handler) -> None:
     error = await refused(reply, timeout_seconds=0.1)
     assert (type(error), "0.1 seconds" in error.message) == (InvalidImageUrl, True)
 
@@ -216,7 +216,7 @@ async def test_name_server_that_does_not_answer_holds_up_no_other() -> None:
         {"allowed_domains": ("2130706433",)},
     ],
 )
-def test_settings_that_mean_nothing_stop_the_start(settings: dict[str, tuple[str, ...]]) -> None:
+def test_meaningless_settings_stop_the_start(settings: dict[str, tuple[str, ...]]) -> None:
     with pytest.raises(StartupError, match="--allowed-media-"):
         Fetcher(FetchConfig(**settings))  # type: ignore[arg-type]
 
@@ -249,7 +249,7 @@ async def test_local_file_is_read(root: Path, path: str, host: str) -> None:
     "path",
     ["/../secret", "/%2e%2e/secret", "/..%2Fsecret", "/link-out", "/folder-out/secret", "/pipe", "/missing", "/in%20ner", "", "-beside/secret", "/in%20ner/a.png%00", "/a%5C..%5C..%5Csecret"],
 )  # fmt: skip
-async def test_nothing_outside_and_nothing_but_files_is_read(root: Path, path: str) -> None:
+async def test_only_files_inside_the_folder_are_read(root: Path, path: str) -> None:
     async with fetching(local_root=root) as fetcher:
         with pytest.raises(InvalidImageUrl) as caught:
             await fetcher.fetch(f"file://{root}{path}")

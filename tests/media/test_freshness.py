@@ -43,7 +43,7 @@ def _date(seconds_from_now: float) -> str:
         ({}, 0),
     ],
 )
-def test_lifetime(headers: dict[str, str], fresh_seconds: float) -> None:
+def test_lifetime_follows_the_headers(headers: dict[str, str], fresh_seconds: float) -> None:
     assert reuse_of(URL, headers, NOW, 0.0).fresh_seconds == fresh_seconds
 
 
@@ -64,11 +64,11 @@ def test_lifetime(headers: dict[str, str], fresh_seconds: float) -> None:
         ({}, False),
     ],
 )
-def test_what_is_kept(headers: dict[str, str], is_storable: bool) -> None:
+def test_storable_responses(headers: dict[str, str], is_storable: bool) -> None:
     assert reuse_of(URL, headers, NOW, 0.0).is_storable == is_storable
 
 
-def test_what_is_not_modified_is_renewed_by_what_the_answer_says() -> None:
+def test_not_modified_renews_by_the_new_headers() -> None:
     old = {"cache-control": "max-age=60", "etag": '"a"', "age": "59", "last-modified": "then"}
     known = reuse_of(URL, old, NOW, 0.0)
     assert known.conditions == {"If-None-Match": '"a"'}
@@ -96,7 +96,7 @@ def test_what_is_not_modified_is_renewed_by_what_the_answer_says() -> None:
         ({"etag": '"a"', "cache-control": "max-age=60", "age": "50"}, {"age": "10"}, 60, 50, {"If-None-Match": '"a"'}),
     ],
 )  # fmt: skip
-def test_renewal_changes_what_it_says_and_nothing_else(
+def test_renewal_changes_only_the_headers_it_has(
     old: dict[str, str], new: dict[str, str], seconds_later: float, fresh_seconds: float, conditions: dict[str, str]
 ) -> None:
     renewed = reuse_of(URL, new, NOW + seconds_later, 0.0, reuse_of(URL, old, NOW, 0.0))

@@ -109,7 +109,7 @@ def test_spliced_images() -> None:
 
 @pytest.mark.conformance
 @pytest.mark.parametrize("seed", range(2, 12))
-def test_many_more(seed: int) -> None:
+def test_many_random_damages(seed: int) -> None:
     for name in KINDS:
         for encoded in flipped(name, seed, 3000):
             holds(encoded)
@@ -152,12 +152,12 @@ def test_attacks_cost_a_sentence_or_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("wrong", [b"", b"\0" * 32, b"GIF89a", b"<svg/>"], ids=str)
-def test_what_stands_before_an_image_makes_it_none(wrong: bytes) -> None:
+def test_bytes_before_an_image_make_it_invalid(wrong: bytes) -> None:
     for name in ("jpeg", "png", "webp", "avif"):
         assert holds(wrong + KINDS[name]) == (not wrong)
 
 
 @pytest.mark.parametrize("name", ["jpeg", "png", "webp", "gif"])
-def test_what_stands_after_an_image_is_no_matter(name: str) -> None:  # a polyglot
+def test_bytes_after_an_image_are_ignored(name: str) -> None:  # a polyglot
     behind = b"<script>alert(1)</script>PK\3\4" + images.encode(images.random_image(9, 9))
     np.testing.assert_array_equal(decode(KINDS[name] + behind, LIMITS), decode(KINDS[name], LIMITS))

@@ -137,7 +137,7 @@ def test_any_bytes_give_a_header_or_a_request_error(kind: str, data: st.DataObje
         (32_769, 100, 9, False), (1, 65_500, 9, False), (1, 20_000, 9, True), (9, 9, (64 << 20) + 1, False),
     ],
 )  # fmt: skip
-def test_limits(width: int, height: int, encoded_bytes: int, fits: bool) -> None:
+def test_size_limits(width: int, height: int, encoded_bytes: int, fits: bool) -> None:
     header = ImageHeader("PNG", width, height)
     if fits:
         ImageLimits().check(header, encoded_bytes)

@@ -33,7 +33,7 @@ def _by_pillow(encoded: bytes) -> np.ndarray:
 
 @table("kind", KINDS)
 @table("mode", ["RGB", "L"])
-def test_pixels_are_pillows(kind: str, mode: str) -> None:
+def test_pixels_equal_pillow(kind: str, mode: str) -> None:
     for seed, (width, height) in enumerate(SIZES):
         encoded = images.encode(images.random_image(width, height, mode, seed), "JPEG", **KINDS[kind])
         ours = jpeg.decode(encoded, height, width)
@@ -42,7 +42,7 @@ def test_pixels_are_pillows(kind: str, mode: str) -> None:
 
 
 @pytest.mark.conformance
-def test_pixels_are_pillows_at_every_small_size() -> None:
+def test_pixels_equal_pillow_at_every_small_size() -> None:
     for kind in KINDS.values():
         for width in range(1, 41):
             for height in range(1, 41):
@@ -52,7 +52,7 @@ def test_pixels_are_pillows_at_every_small_size() -> None:
                 assert np.array_equal(ours, _by_pillow(encoded)), (width, height, kind)
 
 
-def test_what_needs_judgement_is_left_to_pillow() -> None:
+def test_unusual_jpegs_are_left_to_pillow() -> None:
     sound = images.encode(images.random_image(64, 48), "JPEG")
     assert jpeg.decode(sound, 48, 64) is not None
     assert jpeg.decode(sound, 48, 65) is None

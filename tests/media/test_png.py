@@ -41,7 +41,7 @@ def _with_checksums(encoded: bytes) -> bytes:
 
 @table("kind", KINDS)
 @table("mode", png.PLAIN)
-def test_pixels_are_pillows(kind: str, mode: str) -> None:
+def test_pixels_equal_pillow(kind: str, mode: str) -> None:
     for seed, (width, height) in enumerate(SIZES):
         encoded = images.encode(images.random_image(width, height, mode, seed), **KINDS[kind])
         ours = png.decode(encoded, height, width, mode)
@@ -50,7 +50,7 @@ def test_pixels_are_pillows(kind: str, mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", png.PLAIN)
-def test_every_filter_is_pillows(mode: str) -> None:
+def test_every_filter_equals_pillow(mode: str) -> None:
     for width in range(1, 40):
         encoded = _filtered(width, 23, len(mode), seed=width)
         ours = png.decode(encoded, 23, width, mode)
@@ -84,7 +84,7 @@ def test_every_filter_is_pillows(mode: str) -> None:
         "none",
     ],
 )
-def test_what_needs_judgement_is_left_to_pillow(encoded: bytes) -> None:
+def test_unusual_pngs_are_left_to_pillow(encoded: bytes) -> None:
     assert png.decode(SOUND, 48, 64) is not None
     assert png.decode(encoded, 48, 64) is None
 
@@ -136,7 +136,7 @@ def _agree(seed: int, number: int) -> None:
     assert both > 0
 
 
-def test_damaged_pixels_are_pillows_or_none() -> None:
+def test_damaged_pixels_equal_pillow_or_fail() -> None:
     _agree(0, 600)
 
 

@@ -27,7 +27,7 @@ def num_open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-async def test_innocent_is_fetched_while_lookups_hang() -> None:
+async def test_other_hosts_are_fetched_while_lookups_hang() -> None:
     settings = {"allowed_networks": HERE, "max_concurrent": 25}
     async with serving() as web, naming() as (server, resolver), fetching(resolver, **settings) as fetcher:
         hung = [
@@ -54,7 +54,7 @@ async def test_turns_that_hanging_lookups_held_are_free_again_when_their_fetches
         assert {(type(end), str(end)) for end in ends} == {(InvalidImageUrl, NOT_FETCHED)}
 
 
-async def test_innocent_that_finds_no_turn_is_told_to_come_again() -> None:
+async def test_request_without_a_free_turn_is_told_to_retry() -> None:
     settings = {"allowed_networks": HERE, "max_concurrent": 4, "turn_timeout_seconds": 0.1}
     async with serving() as web, naming() as (server, resolver), fetching(resolver, **settings) as fetcher:
         hung = [

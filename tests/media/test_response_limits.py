@@ -60,7 +60,7 @@ async def test_flood_ends_early(head: bytes, more: bytes) -> None:
 
 
 @pytest.mark.parametrize("first", [answer(), answer(IMAGE * 1000), b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"])
-async def test_what_comes_after_an_answer_is_not_read(first: bytes) -> None:
+async def test_bytes_after_the_response_are_not_read(first: bytes) -> None:
     flood = Flood(first, b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n" * 1000)
     async with serving(flood) as web, fetching(allowed_networks=HERE) as fetcher:
         with contextlib.suppress(InvalidImageUrl):

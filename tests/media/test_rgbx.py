@@ -18,7 +18,7 @@ def test_a_decoded_image_knows_its_memory() -> None:
 
 
 @pytest.mark.parametrize("kind", ["packed", "part", "mirrored", "other channels", "read from bytes"])
-def test_other_images_have_none(kind: str) -> None:
+def test_other_memory_has_no_words(kind: str) -> None:
     memory = rgbx.empty(8, 8)
     image = {
         "packed": np.zeros((8, 8, 3), np.uint8),

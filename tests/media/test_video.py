@@ -33,7 +33,7 @@ def frames(encoded: bytes, indices: list[int], limits: VideoLimits = LIMITS) -> 
 
 
 @table("name", SERVED)
-def test_frames_and_their_number_are_ffmpegs(name: str) -> None:
+def test_frames_and_their_number_equal_ffmpeg(name: str) -> None:
     expected = plain_frames(SERVED[name])
     header = read_header(SERVED[name], LIMITS)
     assert (header.num_frames, header.height, header.width) == (len(expected), *expected[0].shape[:2])
@@ -65,7 +65,7 @@ def test_broken_video_is_the_requests_error(name: str) -> None:
 
 
 @table("step", range(40))
-def test_any_cut_is_served_or_refused(step: int) -> None:
+def test_video_cut_anywhere_is_served_or_refused(step: int) -> None:
     whole = clips.clip("vp9")
     with contextlib.suppress(RequestError):
         (frame,) = frames(whole[: len(whole) * step // 40], [0])
@@ -73,7 +73,7 @@ def test_any_cut_is_served_or_refused(step: int) -> None:
 
 
 @table("seed", range(40))
-def test_any_damage_is_served_or_refused(seed: int) -> None:
+def test_damaged_video_is_served_or_refused(seed: int) -> None:
     content = bytearray(clips.clip())
     generator = np.random.default_rng(seed)
     for place in generator.integers(12, len(content), 1 + seed):
@@ -92,7 +92,7 @@ def test_any_damage_is_served_or_refused(seed: int) -> None:
     ],
     ids=["pixels", "side", "frames", "bytes"],
 )
-def test_limits_hold(limits: VideoLimits) -> None:
+def test_video_over_a_limit_is_refused(limits: VideoLimits) -> None:
     with pytest.raises(VideoTooLarge):
         read_header(clips.clip(), limits)
 

@@ -44,11 +44,11 @@ async def test_cancelled_end_leaves_no_process() -> None:
 @pytest.mark.parametrize(
     ("code", "words"), [(0, "ended with exit code 0"), (3, "ended with exit code 3"), (-9, "was ended by SIGKILL")]
 )
-def test_ending_is_said(code: int, words: str) -> None:
+def test_reason_of_the_end_is_worded(code: int, words: str) -> None:
     assert supervision.ending(code) == words
 
 
-async def test_a_life_follows_the_other_until_none_is_wanted(
+async def test_process_is_restarted_until_it_is_not_wanted(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     waits: list[float] = []

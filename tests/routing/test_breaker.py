@@ -29,7 +29,7 @@ def test_an_answer_in_between_starts_the_count_anew() -> None:
     assert breakers.allows("a", now=0)
 
 
-def test_one_trial_at_a_time_and_an_answer_closes() -> None:
+def test_one_trial_at_a_time_and_success_closes() -> None:
     breakers = opened()
     assert breakers.allows("a", now=1)
     assert breakers.report("a", now=1).state == "half_open"

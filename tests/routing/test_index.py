@@ -93,7 +93,7 @@ def test_a_worker_is_exact_after_the_last_piece_of_its_snapshot() -> None:
     assert overlap(index, KEYS) == 2
 
 
-def test_a_restart_clears() -> None:
+def test_restart_clears_the_worker() -> None:
     index = index_of(*stored(0, 1))
     index.begin("a", HERE, resumes_at_states=False)
     assert not index.is_exact("a")
@@ -209,7 +209,7 @@ def test_the_memory_of_a_forgotten_worker_is_freed_in_pieces_while_others_change
         max_size=80,
     )
 )
-def test_it_holds_what_a_set_for_each_worker_would(steps: list[tuple[str, str, int]]) -> None:
+def test_index_equals_a_set_for_each_worker(steps: list[tuple[str, str, int]]) -> None:
     """Whatever is stored, removed, restarted and swept in between."""
     index = BlockIndex(1 << 20)
     held: dict[str, set[int]] = {}

@@ -3,7 +3,7 @@
 from saccade.routing.predictions import Predictions
 
 
-def test_they_expire() -> None:
+def test_predictions_expire() -> None:
     predictions = Predictions(5, 9)
     predictions.add("a", [b"1", b"2"], now=10)
     predictions.add("a", [b"1"], now=12)
@@ -13,7 +13,7 @@ def test_they_expire() -> None:
     assert not predictions.held("b", now=11)
 
 
-def test_they_are_taken_back_except_for_what_another_request_expects() -> None:
+def test_withdrawn_predictions_keep_keys_expected_by_others() -> None:
     predictions = Predictions(5, 9)
     first = predictions.add("a", [b"1", b"2"], now=0)
     predictions.add("a", [b"2"], now=1)
@@ -24,7 +24,7 @@ def test_they_are_taken_back_except_for_what_another_request_expects() -> None:
     assert not predictions.held("a", now=1)
 
 
-def test_the_oldest_make_room() -> None:
+def test_oldest_predictions_are_evicted() -> None:
     predictions = Predictions(5, 2)
     predictions.add("a", [b"1"], now=0)
     predictions.add("a", [b"2", b"3"], now=0)

@@ -30,7 +30,7 @@ def test_keys_by_segments_are_the_keys(length: int, images: list[tuple[int, int]
                     assert keys.of(ROOT, ids, imaged, block_size) == block_keys(ROOT, ids, imaged, block_size)
 
 
-def test_what_was_seen_is_remembered_up_to_a_limit() -> None:
+def test_seen_prompts_are_remembered_up_to_a_limit() -> None:
     keys = PromptKeys(2 * SEGMENT_BLOCKS * BYTES_PER_KEY)
     prompt = list(range(SEGMENT))
     first = keys.of(ROOT, prompt, (), 2)

@@ -88,7 +88,7 @@ def test_prompts_that_arrive_together_find_each_other() -> None:
     assert router.index.num_blocks(first.worker) == 0
 
 
-def test_what_was_predicted_of_a_prompt_that_never_began_is_taken_back() -> None:
+def test_prediction_of_a_prompt_that_never_began_is_withdrawn() -> None:
     router = router_of("cost")
     booking = book(router, [A, B], PROMPT, now=0)
     assert router.predictions.held(booking.worker, now=0)
@@ -171,7 +171,7 @@ def test_a_preview_takes_no_turn() -> None:
 SILENT = [option._replace(reports=False) for option in (A, B)]
 
 
-def test_what_was_sent_to_a_worker_that_reports_nothing_is_assumed_to_be_held() -> None:
+def test_prompts_sent_to_a_worker_without_reports_are_assumed_cached() -> None:
     router = router_of("auto")
     first = book(router, SILENT, PROMPT, now=0)
     first.first_token(16)
@@ -190,7 +190,7 @@ def test_what_was_sent_to_a_worker_that_reports_nothing_is_assumed_to_be_held() 
 
 
 @pytest.mark.parametrize("silent", [True, False])
-def test_nothing_is_assumed_where_it_is_switched_off_or_where_workers_report(silent: bool) -> None:
+def test_nothing_is_assumed_if_disabled_or_if_workers_report(silent: bool) -> None:
     router = Router("cost", BlockIndex(1 << 20), Random(0), assumes=not silent)
     options = SILENT if silent else [A, B]
     booking = book(router, options, PROMPT, now=0)
@@ -252,7 +252,7 @@ def test_a_repeat_goes_to_its_holder_although_a_poll_saw_this_gateways_own_reque
     assert book(router, [A, polled], prompt, now=105.5).worker == "b"
 
 
-def test_what_runs_at_a_worker_by_its_report_and_is_not_this_gateways_own_is_load() -> None:
+def test_running_requests_of_other_gateways_count_as_load() -> None:
     router = router_of("cost")
     book(router, [B], PROMPT._replace(num_samples=4), now=7)
 

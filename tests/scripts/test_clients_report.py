@@ -71,7 +71,7 @@ def test_a_program_that_does_not_end_is_a_row(tmp_path: Path, monkeypatch: pytes
     assert (row.what, row.ok, row.detail) == ("the program", False, "no end within 0.5 s")
 
 
-def test_what_cannot_be_installed_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runner: Any) -> None:
+def test_failed_installation_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runner: Any) -> None:
     path = tmp_path / "client.mjs"
     path.write_text("""// /// script\n// dependencies = ["openai@1"]\n// ///\n""")
     program = runner("environments").read_program(path)

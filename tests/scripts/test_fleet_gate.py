@@ -26,7 +26,7 @@ PASSING = Outcome(
 )
 
 
-def test_what_is_right_passes() -> None:
+def test_correct_outcome_passes() -> None:
     assert gate.failures(PASSING) == []
 
 
@@ -43,7 +43,7 @@ def test_what_is_right_passes() -> None:
         ({"rate": 0.8, "cached_rate": 0.8, "best_rate": 0.8}, "below 0.9"),
     ],
 )
-def test_each_of_its_parts_can_fail(change: dict[str, object], said: str) -> None:  # E6
+def test_every_part_of_the_gate_can_fail(change: dict[str, object], said: str) -> None:  # E6
     (found,) = gate.failures(dataclasses.replace(PASSING, **change))
     assert said in found
 

@@ -107,7 +107,7 @@ def test_local_folder(tmp_path: Path) -> None:
 
 
 @table("name", ["./not/here", "/not/here", "~/not-here", "too/many/parts", "", "a b", "x/../y"])
-def test_what_is_no_folder_and_no_hub_id_is_refused(name: str) -> None:
+def test_invalid_model_name_is_refused(name: str) -> None:
     with pytest.raises(StartupError):
         resolve_model(name)
 

@@ -109,7 +109,9 @@ def workers_of(token: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("missing", ["the cluster", "the token"])
-def test_what_is_missing_is_said(missing: str, token: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_cluster_or_token_is_named(
+    missing: str, token: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     if missing == "the token":
         token.unlink()
     place = ["--ray", f"127.0.0.1:{free_port()}", "--workers-file", str(tmp_path / "workers")]

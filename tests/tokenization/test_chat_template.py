@@ -267,7 +267,7 @@ def test_length_is_the_text_s_own_not_its_disguise_s() -> None:
         (None, None, {"chat_template": [{"name": "tool", "template": "t"}, {"name": "default", "template": "d"}]}, "d"),
     ],
 )
-def test_where_the_template_lies(
+def test_template_is_found_in_every_place(
     jinja: bytes | None, template_json: bytes | None, config: dict[str, Any], expected: str
 ) -> None:
     assert find_source(jinja, template_json, config) == expected

@@ -51,7 +51,7 @@ def test_no_tokenizer_config_is_fine(checkpoint: Callable[[str], Path]) -> None:
 
 
 @pytest.mark.parametrize("declared", ["id", None])
-def test_what_stands_for_images_is_special_whatever_the_files_say(
+def test_placeholders_are_special_whatever_the_files_say(
     declared: str | None, checkpoint: Callable[[str], Path]
 ) -> None:  # A9 F2
     parsed = json.loads(read(checkpoint("llava"))["tokenizer.json"])

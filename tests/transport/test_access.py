@@ -61,7 +61,9 @@ async def calling(server: WorkerServer, credentials: WorkerCredentials) -> Async
         ({}, {"token": True}),
     ],
 )
-async def test_gateway_with_what_is_asked_gets_in(files: Files, asked: dict[str, bool], shown: dict[str, bool]) -> None:
+async def test_gateway_with_required_credentials_connects(
+    files: Files, asked: dict[str, bool], shown: dict[str, bool]
+) -> None:
     async with (
         listening(files.access(**asked)) as (front, server),
         calling(server, files.credentials(**shown)) as client,
@@ -81,7 +83,7 @@ async def test_gateway_with_what_is_asked_gets_in(files: Files, asked: dict[str,
         ({"tls": True}, {}),
     ],
 )
-async def test_gateway_without_it_stays_outside(
+async def test_gateway_without_required_credentials_is_refused(
     files: Files, asked: dict[str, bool], shown: dict[str, bool], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -267,7 +269,7 @@ async def test_health_is_bounded_and_follows(monkeypatch: pytest.MonkeyPatch) ->
             await server.stop()
 
 
-async def test_what_strangers_send_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_requests_of_strangers_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """A message that is read would be refused here, as over the largest."""
     monkeypatch.setattr("saccade.transport.server.SERVER_OPTIONS", [("grpc.max_receive_message_length", 1 << 20)])
     async with (

@@ -28,7 +28,7 @@ def test_payloads_do_not_depend_on_where_the_stream_is_cut(payloads: list[bytes]
     assert not buffer
 
 
-def test_what_comes_before_a_frame_that_is_too_large_is_taken() -> None:
+def test_frames_before_an_oversize_frame_are_read() -> None:
     payloads = take_payloads(bytearray(framed(b"four") + framed(b"fives")), 4)
     assert next(payloads) == b"four"
     with pytest.raises(ChannelClosed):
@@ -61,7 +61,7 @@ async def test_nothing_is_taken_after_a_message_of_another_world(external: bytes
 
 @pytest.mark.parametrize("gone", ["before", "after"])
 @pytest.mark.parametrize("runner", [asyncio.run, uvloop.run])
-def test_what_is_sent_to_an_end_that_is_gone_is_nobodys(
+def test_writes_after_the_peer_has_gone_are_dropped(
     runner: Callable[[Coroutine[None, None, None]], None], gone: str
 ) -> None:
     async def send() -> None:

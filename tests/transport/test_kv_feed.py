@@ -60,7 +60,7 @@ def by_hash(name: str) -> EngineRequest:
     return msgspec.structs.replace(request, media=media)
 
 
-async def test_belief_is_what_the_worker_said(tmp_path: Path) -> None:  # F5
+async def test_followed_state_equals_the_workers(tmp_path: Path) -> None:  # F5
     front = Curious()
     async with talking(f"unix:{tmp_path}/w.sock", front) as client:
         assert front.watched == [(False, True)]

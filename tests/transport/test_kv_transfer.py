@@ -459,7 +459,7 @@ def test_a_stranger_cannot_have_a_large_message_read(caplog: pytest.LogCaptureFi
         source.wait_until_closed()
 
 
-def test_what_a_stranger_sends_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_of_strangers_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("saccade.transport.kv_transfer.source.HANDSHAKE_SECONDS", 1.0)
     content = bytes(64 << 20)
     with ends() as (source, _):

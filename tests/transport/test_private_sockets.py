@@ -107,7 +107,7 @@ def test_symbolic_link_is_followed_to_the_folder_that_counts(tmp_path: Path) -> 
         prepare(tmp_path / "link" / "w.sock", ())
 
 
-def test_path_that_no_socket_can_have_is_refused(tmp_path: Path) -> None:
+def test_path_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match=f"at most {MAX_PATH_BYTES} bytes"):
         prepare(tmp_path / ("x" * MAX_PATH_BYTES), ())
 
@@ -138,7 +138,7 @@ def test_file_system_without_lists_is_an_operators_error(tmp_path: Path) -> None
     admit(tmp_path / "nothing", ())
 
 
-def test_peer_is_who_connected(tmp_path: Path) -> None:
+def test_peer_is_the_connected_user(tmp_path: Path) -> None:
     with bound(tmp_path / "w.sock", ()) as listener, socket.socket(socket.AF_UNIX) as client:
         listener.listen()
         client.connect(str(tmp_path / "w.sock"))

@@ -99,7 +99,7 @@ async def test_a_bootstrap_port_that_the_operator_gives(legs: Legs, servicer_of:
     assert legs.prefill.requests[0].bootstrap_port == 1234
 
 
-async def test_what_the_pair_says_of_itself(legs: Legs, servicer_of: Any, slots: Slots) -> None:
+async def test_description_of_a_pair(legs: Legs, servicer_of: Any, slots: Slots) -> None:
     async with pair(legs, servicer_of, slots) as client:
         await until(lambda: client.ready and client.load)
         assert client.description is not None
@@ -109,7 +109,7 @@ async def test_what_the_pair_says_of_itself(legs: Legs, servicer_of: Any, slots:
         assert client.exactness.level == "NONE"
 
 
-async def test_leaving_aborts_both_legs(legs: Legs, servicer_of: Any, slots: Slots) -> None:  # A8
+async def test_closing_aborts_both_legs(legs: Legs, servicer_of: Any, slots: Slots) -> None:  # A8
     legs.prefill.steps = [([], None)] * 1000
     legs.decode.steps = [([1], None)] * 1000
     legs.prefill.wait_seconds = legs.decode.wait_seconds = 0.05
@@ -121,7 +121,7 @@ async def test_leaving_aborts_both_legs(legs: Legs, servicer_of: Any, slots: Slo
         await until(lambda: "r1" in legs.prefill.aborted and "r1" in legs.decode.aborted)
 
 
-async def test_leaving_at_once_aborts_the_prefill_leg(legs: Legs, servicer_of: Any, slots: Slots) -> None:  # A8
+async def test_closing_at_once_aborts_the_prefill_leg(legs: Legs, servicer_of: Any, slots: Slots) -> None:  # A8
     legs.prefill.steps = [([], None)] * 1000
     legs.prefill.wait_seconds = 0.05
     async with pair(legs, servicer_of, slots) as client:

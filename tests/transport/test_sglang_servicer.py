@@ -166,7 +166,7 @@ async def test_abort_by_the_engine(
     assert "inner" not in found.message
 
 
-async def test_leaving_reaches_the_engine(servicer_of: Any, engine: Engine, slots: Slots) -> None:
+async def test_closing_aborts_at_the_engine(servicer_of: Any, engine: Engine, slots: Slots) -> None:
     engine.wait_seconds = 0.2
     engine.steps = [([1], None)] * 1000
     async with listening(engine.servicer(servicer_of)) as target, registered(target, slots) as client:
@@ -218,7 +218,9 @@ async def test_one_tenant(servicer_of: Any, engine: Engine, slots: Slots) -> Non
     assert len(engine.requests) == 2
 
 
-async def test_what_it_refuses_is_known_before_it_is_sent(servicer_of: Any, engine: Engine, slots: Slots) -> None:  # F9
+async def test_refused_parameters_are_known_before_sending(
+    servicer_of: Any, engine: Engine, slots: Slots
+) -> None:  # F9
     traits = {"traits": lambda _: Traits("image_grid_thw")}
     async with listening(engine.servicer(servicer_of)) as target, registered(target, slots, **traits) as client:
         known = RequestTraits.of(ask(salt=b"one"))

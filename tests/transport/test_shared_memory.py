@@ -39,7 +39,7 @@ def _acquire(pool: SlotPool, nbytes: int) -> Slot:
     return slot
 
 
-def test_what_is_written_is_read(pool: SlotPool) -> None:  # [eng] 7
+def test_written_bytes_are_read(pool: SlotPool) -> None:  # [eng] 7
     slot = _acquire(pool, 100_001)
     data = np.arange(100_001, dtype=np.uint8)
     with open_slot(slot.ref) as memory:
@@ -204,7 +204,7 @@ time.sleep(60)
 """
 
 
-def test_sweep_removes_what_the_dead_left_and_nothing_else(pool: SlotPool) -> None:  # [eng] 18
+def test_sweep_removes_only_segments_of_dead_processes(pool: SlotPool) -> None:  # [eng] 18
     kept = _acquire(pool, 1000)
     with subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE) as owner:
         try:

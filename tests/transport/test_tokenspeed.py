@@ -311,7 +311,7 @@ async def test_error_of_the_engine_is_not_shown(slots: Slots) -> None:
     assert "words" not in str(caught.value)
 
 
-async def test_leaving_aborts_at_once(slots: Slots) -> None:
+async def test_closing_aborts_at_once(slots: Slots) -> None:
     worker = TokenSpeedWorker()
     worker.consume = tensor_payload_bytes
     worker.script = [chunk(1), 60.0]
@@ -419,7 +419,7 @@ async def test_a_slot_comes_back_when_it_was_read(slots: Slots) -> None:  # cont
         pass
 
 
-async def test_what_the_consumer_may_still_read_is_not_used_again(slots: Slots) -> None:
+async def test_slot_that_may_still_be_read_is_not_reused(slots: Slots) -> None:
     worker = TokenSpeedWorker()
     read = slots.filled()
     unread = slots.filled()

@@ -120,7 +120,7 @@ async def test_a_relays_snapshot_is_known_once_all_of_it_has_come(worker: TokenS
         assert client.exactness == EXACT
 
 
-async def test_what_a_snapshot_tells_of_pages_that_cannot_be_read_stays(worker: TokenSpeedWorker, slots: Slots) -> None:
+async def test_unreadable_pages_of_a_snapshot_stay_unknown(worker: TokenSpeedWorker, slots: Slots) -> None:
     unread = stored([FIRST_PAD] * 16)
     chunks = [
         batch(5, common_pb2.KvCacheEvent(cleared=common_pb2.KvCacheCleared()), unread),

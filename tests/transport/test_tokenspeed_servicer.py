@@ -116,7 +116,7 @@ async def test_abort_by_the_engine(
     assert "inner" not in caught.value.message
 
 
-async def test_leaving_reaches_the_engine(servicer: Any, engine: Engine, slots: Slots) -> None:
+async def test_closing_aborts_at_the_engine(servicer: Any, engine: Engine, slots: Slots) -> None:
     engine.wait_seconds = 60.0
     async with listening(servicer) as url, registered(url, slots) as client:
         deltas = generate(client, ask())

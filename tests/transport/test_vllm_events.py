@@ -75,7 +75,7 @@ async def following(source: EventSource, context: KeyContext = CONTEXT) -> Async
 
 @table("old_framing", [False, True])
 @table("encoding", ENCODINGS)
-async def test_what_was_published_before_and_after(encoding: Encoding, old_framing: bool) -> None:  # E8
+async def test_events_before_and_after_the_start_are_known(encoding: Encoding, old_framing: bool) -> None:  # E8
     async with publisher(old_framing=old_framing) as worker, following(worker.source) as feed:
         await worker.publish(stored(prompt(1), SIZE), encoding=encoding)
         assert await feed.snapshot() == keys_of(prompt(1))

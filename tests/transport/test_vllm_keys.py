@@ -139,7 +139,7 @@ def test_a_copy_that_is_removed_removes_the_block() -> None:  # E5
     assert not held.keys
 
 
-def test_a_clear_ends_what_was_not_known_before() -> None:
+def test_clear_makes_an_unknown_cache_known() -> None:
     held = Seen()
     held.coverage.earlier = "its replay begins late"
     assert held.coverage.exactness.level == "DEGRADED"
@@ -167,9 +167,7 @@ def test_blocks_that_depend_on_the_tokens_behind_them_are_not_known_for_certain(
         ({"extra_keys": [None]}, "NONE", "extra_keys"),
     ],
 )
-def test_what_cannot_be_known_is_not_reported_and_the_reason_is_told(
-    fields: dict[str, Any], level: str, word: str
-) -> None:  # E5
+def test_unknowable_blocks_are_left_out_with_a_reason(fields: dict[str, Any], level: str, word: str) -> None:  # E5
     held = seen(stored(TEXT, SIZE, **fields))
     assert not held.keys
     assert held.coverage.exactness.level == level

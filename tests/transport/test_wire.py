@@ -103,7 +103,7 @@ async def test_worker_is_ready_only_once_it_has_taken_the_stream(bind: str) -> N
     assert changes == []
 
 
-async def test_what_cannot_be_of_a_load_is_dropped_and_the_rest_is_kept(bind: str) -> None:
+async def test_impossible_load_values_are_dropped(bind: str) -> None:
     """An older or newer worker counts steps by other bounds; what a faulty one says must not stay in sums."""
     sound = Load(num_waiting=3, draining=True, steps_by_tokens=(1, *[0] * len(STEP_TOKEN_BOUNDS)))
     table = {

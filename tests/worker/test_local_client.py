@@ -91,7 +91,7 @@ async def test_a_failure_ends_its_request_alone(engine: Engine, client: LocalCli
     assert [delta.token_ids for delta in await other] == [[3]]
 
 
-async def test_leaving_aborts(engine: Engine, client: LocalClient) -> None:
+async def test_closing_aborts(engine: Engine, client: LocalClient) -> None:
     deltas = client.generate(request("a"))
     waiting = asyncio.ensure_future(anext(deltas))
     await until(lambda: engine.commands)

@@ -44,7 +44,7 @@ def refused(model: Model, item: pb.MultimodalItem, kind: type[RequestError] = In
     return caught.value
 
 
-def test_pixels_are_what_our_own_wire_carries(model: Model) -> None:  # A7
+def test_pixels_equal_those_of_the_native_wire(model: Model) -> None:  # A7
     for dtype in {"float32", model.wire.pixel_dtype}:
         (item,) = read(model, model.item(seed=3, dtype=dtype))
         layout, patches = model.prepared(3, "uint8")
@@ -125,7 +125,7 @@ GRID = np.array([[1, 16, 20]], np.int64)
         {"encoder_input": pb.TensorData(shape=[319, 1536], dtype="bfloat16", inline=bytes(319 * 1536 * 2))},
     ],
 )
-def test_what_does_not_fit_together_is_refused(qwen: Model, fields: dict[str, Any]) -> None:
+def test_inconsistent_item_is_refused(qwen: Model, fields: dict[str, Any]) -> None:
     refused(qwen, changed(qwen.item(), **fields))
 
 
@@ -144,7 +144,7 @@ def test_what_does_not_fit_together_is_refused(qwen: Model, fields: dict[str, An
         },
     ],
 )
-def test_what_is_not_served_is_refused_by_name(qwen: Model, fields: dict[str, Any]) -> None:
+def test_unserved_fields_are_refused_by_name(qwen: Model, fields: dict[str, Any]) -> None:
     refused(qwen, changed(qwen.item(), **fields), UnsupportedParameter)
 
 

@@ -261,7 +261,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 
 
 @table(("fields", "sampling", "named"), REFUSED)
-async def test_what_is_not_served_is_refused_by_name(
+async def test_unserved_parameters_are_refused_by_name(
     model: Model, engine: Engine, fields: dict[str, Any], sampling: dict[str, Any], named: str
 ) -> None:
     async with calling(engine) as stub:
@@ -319,7 +319,7 @@ async def test_failures_of_the_engine(model: Model, engine: Engine, code: str, s
         assert await refusal(stub, model.message()) == (status, "A sentence.")
 
 
-async def test_leaving_aborts(model: Model, engine: Engine) -> None:
+async def test_closing_aborts(model: Model, engine: Engine) -> None:
     engine.script = [{"token_ids": [40]}, STALL]
     async with calling(engine) as stub:
         call = stub.Generate(model.message(stream=True))

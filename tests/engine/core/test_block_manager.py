@@ -60,7 +60,7 @@ EVENTS = st.lists(st.tuples(st.sampled_from(["admit", "grow", "release"]), st.in
 
 @settings(deadline=None)
 @given(EVENTS)
-def test_invariants(events: list[tuple[str, int, list[int]]]) -> None:
+def test_blocks_balance_after_any_events(events: list[tuple[str, int, list[int]]]) -> None:
     blocks, paged = manager()
     alive: list[Sequence] = []
     for number, (event, which, prompt) in enumerate(events):
@@ -141,7 +141,7 @@ def test_equal_blocks_computed_at_once_become_one() -> None:  # [eng] 30
     check(paged, twins)
 
 
-def test_executors_are_told_of_a_folded_block() -> None:  # [eng] 30
+def test_table_changes_include_folded_blocks() -> None:  # [eng] 30
     blocks, _ = manager()
     rows = Rows(2)
     twins = [sequence(list(range(9)), arrival=number) for number in range(2)]

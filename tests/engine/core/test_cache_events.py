@@ -174,7 +174,7 @@ def test_snapshot_and_increments_give_the_true_state() -> None:  # contract 2
     replay()
 
 
-def test_blocks_are_told_by_their_keys_alone_unless_the_operator_wants_more() -> None:
+def test_events_have_keys_alone_unless_the_operator_wants_more() -> None:
     paged = PagedBlocks(8, BLOCK)
     blocks, feed = BlockManager([paged], BLOCK), CacheFeed(paged, EncoderCache(30))
     feed.watch(1, BLOCKS)
@@ -196,7 +196,7 @@ def test_blocks_are_told_by_their_keys_alone_unless_the_operator_wants_more() ->
 
 
 @pytest.mark.parametrize("told", [False, True])
-def test_engine_tells_what_blocks_hold_only_where_it_is_set(tiny_qwen3_vl: Path, told: bool) -> None:
+def test_events_have_block_contents_only_if_enabled(tiny_qwen3_vl: Path, told: bool) -> None:
     settings = {"kv_events_token_ids": True} if told else {}
     engine = engines.engine(tiny_qwen3_vl, **settings)
     asked = engines.request(tiny_qwen3_vl, [8, ((1, 4, 6), 1), 40])
@@ -209,7 +209,7 @@ def test_engine_tells_what_blocks_hold_only_where_it_is_set(tiny_qwen3_vl: Path,
     assert [place.content_hash for place in first.media] == ([asked.media[0].content_hash] if told else [])
 
 
-def test_nothing_is_kept_while_nobody_watches() -> None:
+def test_nothing_is_kept_without_a_watcher() -> None:
     subject = Subject()
     subject.feed.watch(1, BLOCKS)
     subject.do("encode", 1, [], 0)
@@ -221,7 +221,7 @@ def test_nothing_is_kept_while_nobody_watches() -> None:
     assert subject.feed.take() == []
 
 
-def test_all_who_watch_the_same_get_the_same_bytes() -> None:
+def test_watchers_of_the_same_get_the_same_bytes() -> None:
     subject = Subject()
     for watcher in (1, 2, 3):
         subject.feed.watch(watcher, IMAGES if watcher == 3 else BLOCKS)
@@ -246,7 +246,7 @@ def test_a_snapshot_goes_out_in_pieces_and_increments_wait_behind_it() -> None:
     ]
 
 
-def test_who_has_left_is_told_nothing_more() -> None:
+def test_removed_watcher_gets_no_event() -> None:
     subject = Subject()
     for watcher in (1, 2):
         subject.feed.watch(watcher, BLOCKS)

@@ -69,7 +69,7 @@ def test_an_entry_over_the_budget_lives_while_it_is_pinned() -> None:
     assert len(cache) == cache.used_bytes == 0
 
 
-def test_looking_is_no_use() -> None:
+def test_lookup_does_not_count_as_use() -> None:
     cache = filled(20, "a", "b")
     assert key("a") in cache
     assert cache.has_begun(key("a"))
@@ -85,7 +85,7 @@ def test_tenant_and_grid_are_part_of_the_key() -> None:  # [eng] 9, 39
     assert key("a", grid=(1, 4, 1)) not in cache
 
 
-def test_executors_are_told_once_what_to_drop_and_ids_are_never_used_again() -> None:
+def test_dropped_ids_are_reported_once_and_never_reused() -> None:
     cache = filled(20, "a", "b")
     ids = [cache.output_id(key(name)) for name in "ab"]
     put(cache, "c")
@@ -95,7 +95,7 @@ def test_executors_are_told_once_what_to_drop_and_ids_are_never_used_again() -> 
     assert cache.output_id(key("a")) not in ids
 
 
-def test_what_is_being_encoded_is_neither_held_nor_dropped() -> None:
+def test_outputs_being_encoded_are_neither_cached_nor_dropped() -> None:
     cache = EncoderCache(15)
     cache.begin(key("a"), 10)
     put(cache, "b")

@@ -48,7 +48,7 @@ def request(spec: Any, grid: tuple[int, int, int], size: tuple[int, int] | None,
 
 
 @table("name", list(checkpoints.NETWORKS))
-def test_are_refused_before_anything_is_allocated(name: str, network_folder: Callable[[str], Path]) -> None:
+def test_hostile_images_are_refused_before_allocation(name: str, network_folder: Callable[[str], Path]) -> None:
     spec = spec_of(network_folder(name))
     validator = RequestValidator(spec, bytes(32), spec.max_position_embeddings)
     # Of a base view alone, which a size may claim to be all that is left, and of one merged square.

@@ -84,7 +84,7 @@ def test_an_event_moves_an_image_as_the_table_says_or_raises(state: State, event
 
 
 @pytest.mark.parametrize("pixels", [None, b""])
-def test_without_pins_an_image_is_what_its_pixels_are(pixels: bytes | None) -> None:
+def test_state_without_pins_follows_the_pixels(pixels: bytes | None) -> None:
     image = RequestImage(scheduling.image(0, 2, b"a", pixels), b"", "media[0]")
     before = image.state
     assert before is (State.EXPECTED if pixels is None else State.AT_HAND)

@@ -55,7 +55,7 @@ def step(engine: Engine) -> StepFrame:
 
 
 @pytest.mark.parametrize("prefix_caching", [True, False])
-def test_held_image_needs_no_pixels(tiny_qwen3_vl: Path, prefix_caching: bool) -> None:  # F5
+def test_cached_image_needs_no_pixels(tiny_qwen3_vl: Path, prefix_caching: bool) -> None:  # F5
     subject = engines.engine(tiny_qwen3_vl, enable_prefix_caching=prefix_caching)
     asked = engines.request(tiny_qwen3_vl, [4, (SMALL, 1), 30])
     expected = engines.drain(subject, asked).answers["a"].token_ids
@@ -71,7 +71,7 @@ def test_held_image_needs_no_pixels(tiny_qwen3_vl: Path, prefix_caching: bool) -
     assert engines.is_idle(subject)
 
 
-def test_prefix_alone_is_enough(tiny_qwen3_vl: Path) -> None:  # F5, [eng] 23
+def test_cached_prefix_needs_no_pixels(tiny_qwen3_vl: Path) -> None:  # F5, [eng] 23
     subject = engines.engine(tiny_qwen3_vl, encoder_cache_bytes=0)
     asked = engines.request(tiny_qwen3_vl, [4, (SMALL, 1), 30])
     expected = engines.drain(subject, asked).answers["a"].token_ids
@@ -79,7 +79,7 @@ def test_prefix_alone_is_enough(tiny_qwen3_vl: Path) -> None:  # F5, [eng] 23
 
 
 @pytest.mark.parametrize("where", ["inline", "slot"])
-def test_absent_image_is_asked_for_once_and_the_answer_is_the_same(
+def test_absent_image_is_requested_once_and_the_answer_is_the_same(
     tiny_qwen3_vl: Path, pool: SlotPool, where: str
 ) -> None:  # F5
     subject = engines.engine(tiny_qwen3_vl)
@@ -106,7 +106,7 @@ def test_absent_image_is_asked_for_once_and_the_answer_is_the_same(
     assert engines.is_idle(subject)
 
 
-def test_image_that_a_neighbour_brings_is_not_asked_for(tiny_qwen3_vl: Path) -> None:
+def test_image_supplied_by_another_request_is_not_requested(tiny_qwen3_vl: Path) -> None:
     subject = engines.engine(tiny_qwen3_vl)
     asked = engines.request(tiny_qwen3_vl, [4, (SMALL, 1), 3])
     told = engines.drain(subject, asked, by_hash(asked))
@@ -114,7 +114,7 @@ def test_image_that_a_neighbour_brings_is_not_asked_for(tiny_qwen3_vl: Path) -> 
     assert subject.load().encoded_items_total == 1
 
 
-def test_image_that_the_neighbour_could_not_bring_is_asked_for(tiny_qwen3_vl: Path) -> None:  # [eng] 16
+def test_image_that_another_request_failed_to_supply_is_requested(tiny_qwen3_vl: Path) -> None:  # [eng] 16
     subject = engines.engine(tiny_qwen3_vl)
     asked = engines.request(tiny_qwen3_vl, [4, (SMALL, 1), 3], "hash")
     item = asked.media[0]
@@ -155,7 +155,7 @@ def test_wrong_answer_fails_its_request_alone(
     assert engines.is_idle(subject)
 
 
-def test_pixels_that_nobody_asked_for_fail_their_request(tiny_qwen3_vl: Path) -> None:
+def test_unrequested_pixels_fail_their_request(tiny_qwen3_vl: Path) -> None:
     subject = engines.engine(tiny_qwen3_vl)
     asked = engines.request(tiny_qwen3_vl, [4, (SMALL, 1), 3])
     subject.submit(0, asked)
@@ -237,7 +237,7 @@ def failure_code(told: engines.Outcome) -> str | None:
     return failure.code if failure else None
 
 
-def test_after_the_first_token_the_gateway_is_not_asked(tiny_qwen3_vl: Path) -> None:
+def test_no_pixels_are_requested_after_the_first_token(tiny_qwen3_vl: Path) -> None:
     subject = engines.engine(tiny_qwen3_vl, encoder_cache_bytes=0)
     asked = engines.request(tiny_qwen3_vl, [4, (SMALL, 1), 30], max_tokens=12)
     engines.drain(subject, asked)
@@ -250,7 +250,7 @@ def test_after_the_first_token_the_gateway_is_not_asked(tiny_qwen3_vl: Path) -> 
 
 
 @pytest.mark.parametrize("held_by", ["prefix", "encoder output"])
-def test_one_question_is_for_every_image_that_came_by_its_hash(tiny_qwen3_vl: Path, held_by: str) -> None:
+def test_one_pixel_request_names_every_image_sent_by_hash(tiny_qwen3_vl: Path, held_by: str) -> None:
     """What is here when one image is asked for may be gone when that has come."""
     subject = engines.engine(tiny_qwen3_vl, encoder_cache_bytes=0 if held_by == "prefix" else 40_000)
     seed = 1 if held_by == "prefix" else 2
@@ -265,7 +265,7 @@ def test_one_question_is_for_every_image_that_came_by_its_hash(tiny_qwen3_vl: Pa
     assert engines.is_idle(subject)
 
 
-def test_samples_share_what_was_brought(tiny_qwen3_vl: Path) -> None:  # [eng] 3
+def test_samples_share_supplied_pixels(tiny_qwen3_vl: Path) -> None:  # [eng] 3
     subject = engines.engine(tiny_qwen3_vl, enable_prefix_caching=False, encoder_cache_bytes=0)
     asked = msgspec.structs.replace(engines.request(tiny_qwen3_vl, [4, (SMALL, 1), 3]), num_samples=3)
     subject.submit(0, by_hash(asked))
@@ -280,7 +280,7 @@ def test_samples_share_what_was_brought(tiny_qwen3_vl: Path) -> None:  # [eng] 3
     assert engines.is_idle(subject)
 
 
-def test_every_end_gives_the_slots_back(tiny_qwen3_vl: Path, pool: SlotPool) -> None:  # [eng] 17: admission error
+def test_every_end_releases_the_slots(tiny_qwen3_vl: Path, pool: SlotPool) -> None:  # [eng] 17: admission error
     subject = engines.engine(tiny_qwen3_vl)
     asked = engines.request(tiny_qwen3_vl, [4, (SMALL, 1), 3])
     slot = in_slot(asked.media[0].inline or b"", pool)

@@ -52,7 +52,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
 
 
 @table(("param", "params"), REFUSED)
-def test_refused_by_name(param: str, params: dict[str, Any]) -> None:
+def test_invalid_parameter_is_refused_by_name(param: str, params: dict[str, Any]) -> None:
     with pytest.raises(InvalidValue) as caught:
         admit(**params)
     assert caught.value.param == param
@@ -89,9 +89,7 @@ class ImageSpec(Spec):
         ("video", (5, 2, 4), "--encoder-cache-bytes"),
     ],
 )
-def test_what_a_gpu_has_no_memory_for_is_refused_by_flag(
-    modality: str, grid: tuple[int, int, int], flag: str | None
-) -> None:
+def test_media_over_gpu_memory_are_refused_by_flag(modality: str, grid: tuple[int, int, int], flag: str | None) -> None:
     """There is memory for images and frames of 8 patches, and for features of 32, with two bytes a value."""
     spec = ImageSpec()
     spec.placeholder_of = {"image": PLACEHOLDER, "video": PLACEHOLDER}
@@ -110,7 +108,7 @@ def test_what_a_gpu_has_no_memory_for_is_refused_by_flag(
     assert caught.value.param == "media[0]"
 
 
-def test_the_limits_themselves_are_admitted() -> None:
+def test_values_at_the_limits_are_admitted() -> None:
     admit(
         num_samples=128, min_p=1.0, presence_penalty=-2.0, frequency_penalty=2.0, repetition_penalty=0.01,
         logit_bias={0: 100.0, PLACEHOLDER: -100.0}, allowed_token_ids=(3, PLACEHOLDER), min_tokens=5,

@@ -46,7 +46,7 @@ def test_oversize_image_runs_alone() -> None:  # [eng] 25
     assert [set(lengths(run(subject))) for _ in range(3)] == [{1}, {1, 2}, {1, 2, 3}]
 
 
-def test_images_go_aside_where_somebody_decodes() -> None:
+def test_images_are_encoded_aside_while_others_decode() -> None:
     subject = scheduler(tokens=100, seqs=8, patches=64, encode_aside=True)
     subject.add(sequence(1, 20, ((3, 8),), max_tokens=200))
     assert not run(subject).aside
@@ -143,7 +143,7 @@ def test_an_image_by_hash_keeps_its_sequence_from_starting_over() -> None:
     assert not subject.can_start_over
 
 
-def test_what_cannot_be_recomputed_is_preempted_last() -> None:
+def test_sequences_that_cannot_be_recomputed_are_preempted_last() -> None:
     subject = scheduler(num_blocks=5)
     subject.add(sequence(1, 8, max_tokens=5))
     subject.add(without := sequence(2, 8, ((0, 2),), max_tokens=5, inline=None))
@@ -194,7 +194,7 @@ def test_removed_sequences_do_no_work(state: str) -> None:  # [eng] 27
     assert subject.schedule().chunks == {}
 
 
-def test_a_full_queue_refuses() -> None:
+def test_full_queue_refuses() -> None:
     subject = scheduler(seqs=1)
     for arrival in range(1, 3):
         subject.add(sequence(arrival, 4))
@@ -220,7 +220,7 @@ def test_equal_prompts_do_not_slow_each_other_down() -> None:
     assert [lengths(run(subject)) for _ in range(3)] == [{1: 16}, {1: 4, 2: 12}, {2: 8}]
 
 
-def test_a_prompt_is_short_by_what_is_left_to_compute() -> None:
+def test_prompt_counts_as_short_by_its_remaining_tokens() -> None:
     """The tenth turn of a chat is long, but all of it but its end is cached."""
     subject = scheduler(num_blocks=400, tokens=16)
     subject.add(sequence(2, 100, max_tokens=1))
@@ -277,6 +277,6 @@ def num_compared(num_sequences: int) -> int:
     return Compared.count
 
 
-def test_the_plan_searches_no_list() -> None:
+def test_planning_searches_no_list() -> None:
     """So that its cost grows with the sequences, not with their square: a search compares one with many others."""
     assert num_compared(100) <= 2 * 100

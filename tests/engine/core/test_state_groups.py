@@ -120,7 +120,7 @@ def test_the_least_recently_used_goes_first() -> None:
     assert [player.num_cached(prompt) for prompt in (a, b, a, c, a, b)] == [0, 0, BLOCK, 0, BLOCK, 0]
 
 
-def test_what_is_kept_already_is_not_saved_again() -> None:
+def test_existing_checkpoint_is_not_saved_again() -> None:
     player = Player(interval=100, tokens=100)
     for arrival in (1, 2):
         player.subject.add(scheduling.of(range(BLOCK + 1), (), arrival, max_tokens=1))
@@ -186,7 +186,7 @@ def test_clear_forgets_checkpoints() -> None:
         player.subject.block_manager.clear()
 
 
-def test_a_step_that_failed_keeps_nothing() -> None:
+def test_failed_step_saves_no_checkpoint() -> None:
     group = StateCheckpoints(1, BLOCK, 1)
     subject = scheduling.scheduler(groups=(group,))
     for number in range(3):
@@ -200,7 +200,7 @@ def test_a_step_that_failed_keeps_nothing() -> None:
         subject.remove(owner)
 
 
-def test_what_the_paged_group_has_evicted_is_not_reused() -> None:
+def test_checkpoint_without_its_paged_blocks_is_not_reused() -> None:
     player = Player(interval=1, num_checkpoints=99, num_blocks=6)
     player.num_cached(range(4 * BLOCK))
     player.num_cached(range(100, 100 + 5 * BLOCK))
@@ -244,7 +244,7 @@ PROMPTS = st.lists(
 
 @settings(deadline=None, max_examples=80)
 @given(PROMPTS, st.integers(1, 4), st.integers(0, 6), st.integers(3, 20))
-def test_every_state_is_its_own_tokens(
+def test_every_state_is_of_its_own_tokens(
     prompts: list[tuple[list[int], int]], interval: int, num_checkpoints: int, tokens: int
 ) -> None:
     """The player looks at each chunk: whatever was reused, preempted or cut, no token is missing or twice."""

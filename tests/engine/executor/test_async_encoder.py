@@ -67,7 +67,7 @@ def tokens(engine: Engine, num_steps: int) -> dict[str, int]:
     return counts
 
 
-def test_who_decodes_goes_on_and_answers_stay_the_same(subject: Engine, tiny_qwen3_vl: Path) -> None:
+def test_decodes_go_on_beside_encoding_with_the_same_answers(subject: Engine, tiny_qwen3_vl: Path) -> None:
     text = engines.request(tiny_qwen3_vl, [20], "text", max_tokens=60)
     asked = [
         engines.request(tiny_qwen3_vl, [5, (WIDE, 1), 4, (SMALL, 2), 3], "two", 1),
@@ -101,14 +101,14 @@ def test_who_decodes_goes_on_and_answers_stay_the_same(subject: Engine, tiny_qwe
     assert engines.is_idle(subject)
 
 
-def test_nobody_decodes_and_nothing_goes_aside(subject: Engine, tiny_qwen3_vl: Path) -> None:
+def test_nothing_is_encoded_aside_without_decodes(subject: Engine, tiny_qwen3_vl: Path) -> None:
     gate = Gate(subject)
     asked = engines.request(tiny_qwen3_vl, [5, (WIDE, 1), 4, (SMALL, 2), 3])
     assert engines.drain(subject, asked).answers["a"].finish_reason == FinishReason.LENGTH
     assert gate.jobs == []
 
 
-def test_a_failure_aside_ends_those_who_wait_for_it(subject: Engine, tiny_qwen3_vl: Path) -> None:
+def test_failed_job_ends_the_requests_that_wait_for_it(subject: Engine, tiny_qwen3_vl: Path) -> None:
     gate = Gate(subject)
     gate.spoil = 1
     subject.submit(0, engines.request(tiny_qwen3_vl, [20], "text", max_tokens=30))
@@ -149,7 +149,7 @@ def test_an_abort_leaves_nothing_and_the_encoder_output_serves_the_next(subject:
     assert engines.is_idle(subject)
 
 
-def test_an_engine_with_nothing_else_to_do_waits_for_the_lane(subject: Engine, tiny_qwen3_vl: Path) -> None:
+def test_idle_engine_waits_for_the_lane(subject: Engine, tiny_qwen3_vl: Path) -> None:
     gate = Gate(subject)
     subject.submit(0, engines.request(tiny_qwen3_vl, [20], "text", max_tokens=4))
     tokens(subject, 2)

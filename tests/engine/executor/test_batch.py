@@ -67,7 +67,7 @@ def test_decodes_come_first_and_unfinished_prefills_are_not_sampled() -> None:
     assert batch.media_rows is None
 
 
-def test_chunk_takes_its_slices_of_an_item_in_two_spans() -> None:  # [eng] 24
+def test_chunk_slices_an_item_of_two_spans() -> None:  # [eng] 24
     split = sequence(12, 3, [0, 1, 2], Span(2, 2), Span(6, 4))
     one = sequence(12, 7, [3, 4, 5], Span(2, 2), Span(6, 4))
     _, batch = laid_out({split: 5, one: 1})

@@ -81,13 +81,13 @@ def asked(folder: Path) -> list[Any]:
     return [engines.request(folder, part, str(index), index, max_tokens=6 + index) for index, part in enumerate(parts)]
 
 
-def test_numbers_of_rows() -> None:
+def test_row_counts_are_powers_of_two_up_to_the_maximum() -> None:
     assert row_counts(1) == [1]
     assert row_counts(6) == [1, 2, 4, 6]
     assert row_counts(8) == [1, 2, 4, 8]
 
 
-def test_answers_are_those_without_graphs(subject: Engine, tiny_qwen3_vl: Path) -> None:  # [eng] 33
+def test_answers_equal_those_without_graphs(subject: Engine, tiny_qwen3_vl: Path) -> None:  # [eng] 33
     expected = engines.drain(subject, *asked(tiny_qwen3_vl)).answers
     subject.reset_caches(prefix=True, media=True)
     _, again = with_graphs(subject)

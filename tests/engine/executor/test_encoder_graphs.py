@@ -106,7 +106,7 @@ def test_images_are_packed_smallest_first() -> None:
 
 
 @pytest.mark.parametrize("name", GRAPHED)
-def test_features_are_those_without_graphs(
+def test_features_equal_those_without_graphs(
     name: str, load: Callable[[str], Any], photos: Callable[[str], list[MediaItem]]
 ) -> None:
     network, items = load(name), photos(name)
@@ -127,7 +127,7 @@ def test_features_are_those_without_graphs(
 
 
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "kimi_k25"])
-def test_earlier_images_leave_nothing_behind(
+def test_earlier_images_leave_no_trace(
     name: str, load: Callable[[str], Any], photos: Callable[[str], list[MediaItem]]
 ) -> None:
     network, items = load(name), photos(name)
@@ -141,7 +141,7 @@ def test_earlier_images_leave_nothing_behind(
     assert torch.equal(encoder.encode_together(job(items[:1])).features[10], kept)
 
 
-def test_what_does_not_fit_runs_without_a_graph(
+def test_batch_over_the_budget_runs_without_a_graph(
     load: Callable[[str], Any], photos: Callable[[str], list[MediaItem]]
 ) -> None:
     network, items = load("qwen3_vl"), photos("qwen3_vl")
@@ -214,7 +214,7 @@ def test_graphs_share_one_pool_of_memory(load: Callable[[str], Any], monkeypatch
         ("phi3_v", "cuda", True, False, "consist of whole views"),
     ],
 )
-def test_why_there_are_no_graphs(
+def test_reason_for_no_graphs_is_named(
     name: str, device: str, captures: bool, is_cut: bool, reason: str | None, load: Callable[[str], Any]
 ) -> None:
     network: Any = SimpleNamespace(spec=load(name).spec, device=torch.device(device))

@@ -27,7 +27,7 @@ def copy(tiny_qwen3_vl: Path, tmp_path: Path) -> Path:
     return shutil.copytree(tiny_qwen3_vl, tmp_path / "model")
 
 
-def test_weights_and_files(copy: Path) -> None:
+def test_fingerprint_depends_on_weights_and_files(copy: Path) -> None:
     seen = [of(copy), of(copy)]
     tensors = load_file(copy / "model.safetensors")
     tensors[DOWN].add_(1)
@@ -52,7 +52,7 @@ def test_the_digest_of_the_weights_leaves_out_the_files(copy: Path) -> None:  # 
     assert told() not in (first, cache)
 
 
-def test_weight_formats_and_number_formats_of_the_cache(copy: Path) -> None:  # E5: never a wrong key
+def test_fingerprint_depends_on_weight_and_cache_formats(copy: Path) -> None:  # E5: never a wrong key
     seen = [of(copy), of(copy, kv_cache_dtype="fp8")]
     for algorithm in ("NVFP4", "FP8"):
         (copy / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": algorithm}}))
@@ -60,7 +60,7 @@ def test_weight_formats_and_number_formats_of_the_cache(copy: Path) -> None:  # 
     assert len(set(seen)) == 6
 
 
-def test_what_changes_no_block_changes_no_fingerprint(copy: Path) -> None:
+def test_settings_that_change_no_block_change_no_fingerprint(copy: Path) -> None:
     """Nor do models without a feature have another one than before the feature was known."""
     plain = fingerprint(read_model_files(copy), weight_files(copy))
     settings: list[dict[str, Any]] = [{}, {"max_model_len": 64}, {"block_size": 32}, {"tensor_parallel_size": 2}]

@@ -57,7 +57,7 @@ def test_state_arrives_in_other_places_bit_for_bit(kind: str, blocks: torch.dtyp
             assert torch.equal(ours[index], expected)
 
 
-def test_states_alone_and_nothing_at_all() -> None:
+def test_states_without_blocks_and_empty_copies() -> None:
     source = caches(KINDS["recurrent"], torch.float32, torch.float32, 1)
     assert len(kv_copies.read(source, KvSend((), 1))) == kv_copies.state_nbytes(source)
     assert kv_copies.read(source, KvSend(())) == b""

@@ -59,7 +59,7 @@ def rewrite(folder: Path, change: Callable[[Tensors], object]) -> None:
         (lambda t: t.update({Q: torch.ones(64, 128)}), [Q, "[64, 128]", "[128, 128]"]),
     ],
 )
-def test_wrong_tensors(copy: Path, change: Callable[[Tensors], object], words: list[str]) -> None:
+def test_wrong_tensors_are_named(copy: Path, change: Callable[[Tensors], object], words: list[str]) -> None:
     rewrite(copy, change)
     with pytest.raises(StartupError) as error:
         load(copy)
@@ -129,7 +129,7 @@ def test_sharded_index_loads_the_same(copy: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": 3}}'])
-def test_damaged_index(copy: Path, content: str) -> None:
+def test_damaged_index_is_named(copy: Path, content: str) -> None:
     (copy / "model.safetensors.index.json").write_text(content)
     with pytest.raises(StartupError, match=r"model\.safetensors\.index\.json.*weight_map"):
         load(copy)
@@ -195,7 +195,7 @@ print(max(peak, anonymous()) - before, 4 * model.num_parameters)
 
 
 @pytest.mark.conformance
-def test_memory_while_loading(copy: Path) -> None:
+def test_loading_holds_no_weight_twice(copy: Path) -> None:
     """At the peak, anonymous memory is the weights: no file and no tensor is held a second time."""
     config = json.loads((copy / "config.json").read_text())
     config["text_config"]["intermediate_size"] = 20_000
@@ -219,7 +219,7 @@ def test_memory_while_loading(copy: Path) -> None:
         assert weights < peak < weights + (64 << 20)
 
 
-def test_damaged_files(copy: Path) -> None:
+def test_damaged_weight_files_are_named(copy: Path) -> None:
     weights = copy / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
     with pytest.raises(StartupError, match=r"model\.safetensors.*damaged"):
@@ -230,7 +230,7 @@ def test_damaged_files(copy: Path) -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_head(copy: Path, tied: bool) -> None:
+def test_head_is_loaded_or_tied(copy: Path, tied: bool) -> None:
     config = json.loads((copy / "config.json").read_text())
     config["tie_word_embeddings"] = config["text_config"]["tie_word_embeddings"] = tied
     (copy / "config.json").write_text(json.dumps(config))
@@ -259,7 +259,9 @@ def test_head(copy: Path, tied: bool) -> None:
         ("bfloat16", "cpu", {}, torch.bfloat16),
     ],
 )
-def test_dtype(name: str, device: str, config: dict[str, object], expected: torch.dtype) -> None:
+def test_dtype_follows_setting_and_device(
+    name: str, device: str, config: dict[str, object], expected: torch.dtype
+) -> None:
     assert choose_dtype(name, torch.device(device), config) == expected
 
 
@@ -303,7 +305,7 @@ def test_half_precision_runs(tiny_qwen3_vl: Path, dtype: str) -> None:
         ({"max_model_len": 10**6, "num_blocks": 10**5}, "--max-model-len"),
     ],
 )
-def test_settings_that_cannot_work(tiny_qwen3_vl: Path, settings: dict[str, object], words: str) -> None:
+def test_impossible_settings_are_refused(tiny_qwen3_vl: Path, settings: dict[str, object], words: str) -> None:
     with pytest.raises(StartupError, match=words):
         engines.engine(tiny_qwen3_vl, **settings)
 

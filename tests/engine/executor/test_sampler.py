@@ -107,7 +107,7 @@ def batch(kinds: Ordered[dict[str, Any]], vocab_size: int = 40) -> tuple[torch.T
 
 @table("temperature", [0.0, 0.7, 1.6])
 @table("kind", EACH)
-def test_each_parameter(kind: dict[str, Any], temperature: float) -> None:  # [eng] 14
+def test_each_parameter_equals_the_reference(kind: dict[str, Any], temperature: float) -> None:  # [eng] 14
     logits, rows = batch([{**kind, "temperature": temperature}] * 60)
     assert sampled(logits.clone(), rows) == list(map(chosen, logits.numpy(), rows))
 
@@ -123,7 +123,7 @@ def mixed(number: int) -> list[dict[str, Any]]:
     return kinds
 
 
-def test_parameters_together_in_one_batch() -> None:
+def test_mixed_parameters_in_one_batch_equal_the_reference() -> None:
     logits, rows = batch(mixed(200))
     assert sampled(logits.clone(), rows) == list(map(chosen, logits.numpy(), rows))
 
@@ -154,7 +154,7 @@ def test_penalties_follow_the_answer_as_it_grows() -> None:
         ({"top_p": 0.7, "top_k": 2}, {0}),  # 0 alone has 0.73 of what top_k leaves
     ],
 )
-def test_possible_tokens(params: dict[str, Any], possible: set[int]) -> None:
+def test_only_possible_tokens_are_drawn(params: dict[str, Any], possible: set[int]) -> None:
     assert set(draw([row(seed, **params) for seed in range(400)])) == possible
 
 

@@ -45,7 +45,9 @@ def test_a_checkpoint_without_formats(tmp_path: Path) -> None:
         ({"quantization_config": {**FLOAT, "ignore": ["lm_head"]}}, None, "scale for each row", "lm_head"),
     ],
 )
-def test_places(tmp_path: Path, config: dict[str, Any], own_file: object, name: str, ignored: str | None) -> None:
+def test_formats_are_read_from_every_place(
+    tmp_path: Path, config: dict[str, Any], own_file: object, name: str, ignored: str | None
+) -> None:
     found = read(tmp_path, config, own_file)
     assert found is not None
     assert name in found.formats

@@ -114,7 +114,9 @@ RANKS = [ALONE, Ranks(0, 2), Ranks(1, 2), Ranks(3, 4)]
 
 @table("ranks", RANKS)
 @table("layout", ["fused", "transposed", "one by one"])
-def test_layouts(tmp_path: Path, weights: dict[str, torch.Tensor], layout: str, ranks: Ranks) -> None:
+def test_every_layout_is_cut_for_ranks(
+    tmp_path: Path, weights: dict[str, torch.Tensor], layout: str, ranks: Ranks
+) -> None:
     fused = {f"mlp.experts.{name}": weight for name, weight in weights.items()}
     tensors = {
         "fused": fused,
@@ -128,7 +130,9 @@ def test_layouts(tmp_path: Path, weights: dict[str, torch.Tensor], layout: str, 
 
 @table("ranks", RANKS)
 @table("name", FORMATS)
-def test_formats(tmp_path: Path, weights: dict[str, torch.Tensor], name: str, ranks: Ranks) -> None:
+def test_every_format_is_cut_for_ranks(
+    tmp_path: Path, weights: dict[str, torch.Tensor], name: str, ranks: Ranks
+) -> None:
     stored, values = quantised(one_by_one(weights), name)
     experts = load(tmp_path, stored, name, ranks)
     assert experts.gate_up_proj.numel() == experts.down_proj.numel() == 0
@@ -143,7 +147,7 @@ def test_formats(tmp_path: Path, weights: dict[str, torch.Tensor], name: str, ra
     assert experts.quantised.keys() == stacked.keys()
 
 
-def test_result(tmp_path: Path, weights: dict[str, torch.Tensor]) -> None:
+def test_quantised_experts_equal_dequantised_ones(tmp_path: Path, weights: dict[str, torch.Tensor]) -> None:
     stored, values = quantised(one_by_one(weights), "int4")
     (tmp_path / "plain").mkdir()
     ours, plain = load(tmp_path, stored, "int4"), load(tmp_path / "plain", values)
@@ -163,7 +167,9 @@ def test_result(tmp_path: Path, weights: dict[str, torch.Tensor]) -> None:
         (lambda t: t.update({"mlp.experts.6.down_proj.weight_packed": torch.ones(1)}), ["not know: mlp.experts.6.down"]),
     ],
 )  # fmt: skip
-def test_faults(tmp_path: Path, weights: dict[str, torch.Tensor], change: object, words: list[str]) -> None:
+def test_faulty_expert_tensors_are_refused(
+    tmp_path: Path, weights: dict[str, torch.Tensor], change: object, words: list[str]
+) -> None:
     stored, _ = quantised(one_by_one(weights), "int4")
     change(stored)  # type: ignore[operator]
     with pytest.raises(StartupError) as error:

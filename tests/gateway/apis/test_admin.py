@@ -91,7 +91,7 @@ def test_an_unforeseen_error_does_not_end_the_port(
 
 
 @pytest.mark.parametrize("path", RESETS)
-def test_its_key_resets_every_worker(path: str, admin: Port) -> None:
+def test_admin_key_resets_every_worker(path: str, admin: Port) -> None:
     assert admin.ask("POST", path, Authorization="Bearer admin") == (200, b"")
     prefix, media = RESETS[path]
     assert admin.gateway.worker.resets == [{"prefix": prefix, "media": media}]
@@ -99,7 +99,7 @@ def test_its_key_resets_every_worker(path: str, admin: Port) -> None:
 
 @table("path", RESETS)
 @table("key", ["", "Bearer tenant", "Bearer nothing"])
-def test_no_other_key_does(key: str, path: str, admin: Port) -> None:
+def test_other_keys_reset_nothing(key: str, path: str, admin: Port) -> None:
     status, body = admin.ask("POST", path, **({"Authorization": key} if key else {}))
     assert status == 401
     assert ("This admin key" if key else "Send an admin key") in json.loads(body)["error"]["message"]
@@ -107,7 +107,7 @@ def test_no_other_key_does(key: str, path: str, admin: Port) -> None:
 
 
 @pytest.mark.parametrize("path", RESETS)
-def test_tenants_have_no_such_path(path: str, admin: Port) -> None:
+def test_admin_paths_do_not_exist_for_tenants(path: str, admin: Port) -> None:
     for key in ("tenant", "admin"):
         answer = admin.gateway.ask("POST", path, Authorization=f"Bearer {key}")
         assert answer.status == (404 if key == "tenant" else 401)
@@ -122,7 +122,7 @@ def test_silent_connections_do_not_keep_the_operator_out(admin: Port) -> None:
         assert admin.ask("GET", "/workers", Authorization="Bearer admin")[0] == 200
 
 
-def test_workers_that_cannot_are_named(admin: Port) -> None:
+def test_workers_that_cannot_reset_are_named(admin: Port) -> None:
     admin.gateway.worker.ready = False
     status, body = admin.ask("POST", "/reset_prefix_cache", Authorization="Bearer admin")
     assert status == 503
@@ -191,7 +191,7 @@ def test_a_chat_that_would_be_refused_is_refused(admin: Port) -> None:
     assert route(admin)[0] == 503
 
 
-def test_it_is_never_without_a_key(served: scripted.Gateway) -> None:
+def test_admin_port_needs_a_key(served: scripted.Gateway) -> None:
     with pytest.raises(StartupError, match="--admin-key"):
         Admin(
             (),
@@ -228,7 +228,7 @@ def test_a_worker_is_added_and_removed_while_the_gateway_runs(admin: Port) -> No
 
 @table("body", [{}, {"url": 3}, {"url": "grpc://nowhere"}, {"url": "unix:/a b"}, {"url": OTHER, "key": 1}, []])
 @table("method", ["POST", "DELETE"])
-def test_what_is_no_worker_is_refused(admin: Port, method: str, body: object) -> None:
+def test_invalid_worker_url_is_refused(admin: Port, method: str, body: object) -> None:
     status, told = change(admin, method, body)
     assert (status, told["error"]["param"]) == (400, "url")
     assert shown(admin) == {"grpc://scripted:1"}

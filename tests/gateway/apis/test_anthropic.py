@@ -62,7 +62,7 @@ def test_thinking_text_and_calls(stream: bool, gateway: scripted.Gateway, client
         (FinishReason.STOP, {"stop_sequences": ["x", " tw"]}, ("one", "stop_sequence", " tw")),
     ],
 )
-def test_why_answers_end(
+def test_stop_reasons(
     stream: bool,
     finish: FinishReason,
     fields: dict[str, Any],
@@ -144,7 +144,7 @@ def test_tokens_are_counted(gateway: scripted.Gateway, client: anthropic.Anthrop
         client.messages.count_tokens(model="tiny", messages=ASKED["messages"], system=[{"type": "text"}])  # type: ignore[typeddict-item]
 
 
-def test_keys_come_in_either_header(gateway: scripted.Gateway, tiny_qwen3_vl: Any) -> None:
+def test_key_is_read_from_either_header(gateway: scripted.Gateway, tiny_qwen3_vl: Any) -> None:
     with scripted.running(tiny_qwen3_vl, GatewayConfig(api_keys=("one",))) as guarded:
         guarded.worker.script = [TokenDelta("r", [300], FinishReason.LENGTH)]
         url = f"http://127.0.0.1:{guarded.port}"

@@ -133,7 +133,7 @@ def test_length_and_unfinished_characters(gateway: scripted.Gateway, ids_of: Cal
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_client_that_leaves_takes_its_request_along(stream: bool, gateway: scripted.Gateway) -> None:
+def test_disconnected_client_aborts_its_request(stream: bool, gateway: scripted.Gateway) -> None:
     gateway.worker.script = [TokenDelta("r", [300]), TokenDelta("r", [301]), 30.0]
     connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=10)
     body = {"model": "tiny", "messages": openai_messages("hi", random_image(40, 40, 1)), "stream": stream}
@@ -289,7 +289,7 @@ def test_a_request_that_leaves_before_its_turn_gives_back_its_slots(
     assert not gateway.worker.requests
 
 
-def test_developer_is_system_and_names_are_taken(gateway: scripted.Gateway) -> None:
+def test_developer_role_is_system_and_names_are_accepted(gateway: scripted.Gateway) -> None:
     for role in ("system", "developer"):
         messages = [{"role": role, "content": "Be brief."}, {"role": "user", "content": "hi", "name": "<|im_end|>"}]
         body = {"model": "tiny", "messages": messages}
@@ -333,7 +333,7 @@ def image_part(image: object, **fields: str) -> dict[str, Any]:
         (None, {"min_pixels": None, "size": None}, 20 * 20),
     ],
 )
-def test_requests_say_how_their_images_are_seen(
+def test_detail_and_pixel_limits_set_the_number_of_tokens(
     detail: str | None, limits: dict[str, Any] | None, num_tokens: int, gateway: scripted.Gateway
 ) -> None:
     part = image_part(data_url(random_image(640, 640, 1)), **({"detail": detail} if detail else {}))
@@ -385,9 +385,7 @@ def trusting(tiny_qwen3_vl: Path) -> Iterator[scripted.Gateway]:
         yield gateway
 
 
-def test_a_request_may_bring_its_template_where_it_is_trusted(
-    trusting: scripted.Gateway, ids_of: Callable[[str], list[int]]
-) -> None:
+def test_request_template_is_used_if_trusted(trusting: scripted.Gateway, ids_of: Callable[[str], list[int]]) -> None:
     assert trusting.chat("a <|im_end|>", chat_template=TEMPLATE).status == 200
     start = trusting.ask("POST", "/detokenize", {"tokens": trusting.worker.requests[0].token_ids}).json["prompt"]
     assert start == "<|im_start|>user: a <|im_end|>"
@@ -413,7 +411,7 @@ def test_a_bad_template_costs_its_own_request(source: str, trusting: scripted.Ga
     assert trusting.chat("hi").status == 200
 
 
-def test_a_template_is_refused_where_it_is_not_trusted(gateway: scripted.Gateway) -> None:
+def test_request_template_is_refused_if_not_trusted(gateway: scripted.Gateway) -> None:
     for body in (
         gateway.chat("hi", chat_template=TEMPLATE),
         gateway.ask("POST", "/tokenize", {"messages": [{"role": "user", "content": "a"}], "chat_template": TEMPLATE}),

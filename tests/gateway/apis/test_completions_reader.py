@@ -35,12 +35,12 @@ def refused(error: type[RequestError], param: str, words: str = "", **fields: An
         ([[5, 6], [7]], {"prompt[0]": [5, 6], "prompt[1]": [7]}),
     ],
 )
-def test_prompts(prompt: Any, contents: dict[str, Any]) -> None:
+def test_prompts_of_every_form(prompt: Any, contents: dict[str, Any]) -> None:
     assert {one.field: one.content for one in asked(prompt).prompts} == contents
 
 
 @table("prompt", [[], ["a", 5], [5, "a"], [5, [6]], [[5], "a"]])
-def test_no_prompts(prompt: Any) -> None:
+def test_invalid_prompts_are_refused(prompt: Any) -> None:
     refused(InvalidValue, "prompt", prompt=prompt)
 
 
@@ -65,7 +65,7 @@ def test_a_flood_of_ids_is_refused_before_it_is_decoded() -> None:
         parse_completion(body)
 
 
-def test_what_is_asked_of_each_answer() -> None:
+def test_sampling_parameters_of_each_answer() -> None:
     assert asked().request.max_answer_tokens == 16
     assert asked(max_tokens=3).request.max_answer_tokens == 3
     assert asked(max_completion_tokens=3).request.max_answer_tokens == 3

@@ -48,7 +48,7 @@ def ask(client: openai.OpenAI, part: Any) -> Any:
     return client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": [part]}], max_tokens=5)
 
 
-def test_a_file_lives(client: openai.OpenAI) -> None:
+def test_file_is_uploaded_read_and_deleted(client: openai.OpenAI) -> None:
     made = upload(client)
     assert (made.object, made.purpose, made.filename, made.status) == ("file", "vision", "1.png", "processed")
     assert made.bytes == len(png())
@@ -92,7 +92,7 @@ def test_every_call_about_files_counts_as_a_request(tiny_qwen3_vl: Path, tmp_pat
     assert [answer.headers["x-ratelimit-remaining-requests"] for answer in answers] == ["7", "6", "5", "4"]
 
 
-def test_expiry(client: openai.OpenAI) -> None:
+def test_expired_file_is_not_found(client: openai.OpenAI) -> None:
     made = upload(client, expires_after={"anchor": "created_at", "seconds": 60})
     assert made.expires_at == made.created_at + 60
     with pytest.raises(openai.BadRequestError, match="1000"):
@@ -172,7 +172,7 @@ def test_another_tenants_file_is_not_found(client: openai.OpenAI, shared: script
         (("a.png", png()), "fine-tune", "purpose"),
     ],
 )
-def test_what_is_not_kept(file: Any, purpose: Any, param: str, client: openai.OpenAI) -> None:
+def test_invalid_files_are_not_stored(file: Any, purpose: Any, param: str, client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         client.files.create(file=file, purpose=purpose)
     assert refused.value.param == param

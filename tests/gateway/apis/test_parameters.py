@@ -51,7 +51,7 @@ def test_long_values_are_refused_before_they_are_decoded(name: str, decoded: lis
 
 
 @table("name", BOUNDED)
-def test_a_value_that_stands_twice_is_no_way_around(name: str, decoded: list[tuple[str, int]]) -> None:
+def test_repeated_value_is_bounded_too(name: str, decoded: list[tuple[str, int]]) -> None:
     parse_chat(HEAD + b', "%s": %s, "%s": null}' % (name.encode(), BRACKETS, name.encode()))
     assert max(length for field, length in decoded if field != "messages") <= MAX_VALUE_BYTES
 
@@ -125,7 +125,7 @@ def test_tool_calls_of_any_shape_are_not_built() -> None:
     assert error.value.param == "messages[0].tool_calls[0]"
 
 
-def test_as_many_as_are_allowed(tiny_qwen3_vl: Any) -> None:
+def test_values_at_the_limit_are_accepted(tiny_qwen3_vl: Any) -> None:
     messages = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}] * 2}] * 2048
     request, warning = parse_chat(chat(messages=messages, allowed_token_ids=[5] * 2**20, logit_bias={"5": 1}))
     assert (len(request.messages), warning) == (2048, "")

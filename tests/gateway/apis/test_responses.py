@@ -161,7 +161,7 @@ def test_answers_are_of_the_clients_types(gateway: scripted.Gateway) -> None:
     Response.model_validate_json(gateway.ask("POST", "/v1/responses", {"model": "tiny", "input": "hi"}).body)
 
 
-def test_what_failed_is_not_kept(tiny_qwen3_vl: Any) -> None:
+def test_failed_response_is_not_stored(tiny_qwen3_vl: Any) -> None:
     with (
         scripted.running(tiny_qwen3_vl, GatewayConfig(response_store_bytes=200_000)) as gateway,
         gateway.client() as client,

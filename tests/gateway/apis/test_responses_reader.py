@@ -96,7 +96,7 @@ def test_items_of_a_turn_are_one_message() -> None:
         ([{"type": "reasoning", "summary": [], "encrypted_content": "x"}, said("b")], [[text("b")]]),
     ],
 )
-def test_what_templates_cannot_write_as_one_turn_is_several(items: list[Any], contents: list[Any]) -> None:
+def test_turns_that_templates_cannot_write_are_split(items: list[Any], contents: list[Any]) -> None:
     _, chat = parsed([{"role": "user", "content": "hi"}, *items])
     assert [message["content"] for message in chat.messages[1:]] == contents
 

@@ -62,7 +62,7 @@ def test_a_call_behind_reasoning(stream: bool, gateway: scripted.Gateway) -> Non
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_is_no_call_is_content(stream: bool, gateway: scripted.Gateway) -> None:  # F13
+def test_malformed_call_is_content(stream: bool, gateway: scripted.Gateway) -> None:  # F13
     num_tokens = gateway.answer_pieces("<tool_call>", CALL.replace("zoom", "book"), "</tool_call>", "\n")
     content = f"<tool_call>{CALL.replace('zoom', 'book')}</tool_call>\n"
     assert ask(gateway, stream) == (content, None, [], "stop", num_tokens)

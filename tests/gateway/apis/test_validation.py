@@ -240,7 +240,9 @@ CASES: dict[str, tuple[Any, int, str, str | None]] = {
 
 
 @table(("request_body", "status", "code", "param"), CASES.values(), ids=CASES.keys())
-def test_bad_input(request_body: Any, status: int, code: str, param: str | None, gateway: scripted.Gateway) -> None:
+def test_bad_input_is_refused_by_name(
+    request_body: Any, status: int, code: str, param: str | None, gateway: scripted.Gateway
+) -> None:
     before = gateway.metric("saccade_slots_in_use")
     gateway.worker.requests.clear()
     answer = gateway.ask("POST", "/v1/chat/completions", request_body)
@@ -263,7 +265,7 @@ def test_parameters_that_come_later_are_refused_by_name(name: str) -> None:
 
 
 @table("name", sorted(LATER.keys() - set(TokenizeRequest.__struct_fields__)))
-def test_tokenize_refuses_them_too(name: str) -> None:
+def test_tokenize_refuses_later_parameters_too(name: str) -> None:
     with pytest.raises(UnsupportedParameter) as error:
         parse_tokenize(json.dumps(body(**{name: "something"})).encode())
     assert error.value.param == name
@@ -287,13 +289,13 @@ HARMLESS = {
 }  # fmt: skip
 
 
-def test_what_changes_nothing_is_taken_without_a_word(gateway: scripted.Gateway) -> None:
+def test_parameters_without_effect_cause_no_warning(gateway: scripted.Gateway) -> None:
     answer = gateway.chat(**HARMLESS)
     assert answer.status == 200, answer.body
     assert "x-saccade-warning" not in answer.headers
 
 
-def test_an_openai_client_hears_no_warning(gateway: scripted.Gateway) -> None:
+def test_openai_client_gets_no_warning(gateway: scripted.Gateway) -> None:
     sent = gateway.client().chat.completions.with_raw_response.create(
         model="tiny",
         messages=[{"role": "user", "content": "hi"}],
@@ -329,7 +331,7 @@ def test_the_log_names_unknown_parameters(gateway: scripted.Gateway) -> None:
     assert "secret" not in str(line)
 
 
-def test_tokenize_and_detokenize_name_them_too(gateway: scripted.Gateway) -> None:
+def test_tokenize_and_detokenize_name_unknown_parameters(gateway: scripted.Gateway) -> None:
     tokenized = gateway.ask("POST", "/tokenize", body(temperature=0.5, promt="a"))
     assert tokenized.status == 200
     assert tokenized.headers["x-saccade-warning"] == "unknown parameters ignored: promt (did you mean prompt?)"

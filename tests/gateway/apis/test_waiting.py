@@ -204,7 +204,7 @@ class Shelf(Tarpit):
                 connection.close()
 
 
-def test_of_several_keys_none_takes_all_places(tiny_qwen3_vl: Path) -> None:
+def test_no_key_takes_all_places(tiny_qwen3_vl: Path) -> None:
     config = GatewayConfig(api_keys=("greedy", "modest"), max_requests=4)
     with scripted.running(tiny_qwen3_vl, config) as gateway, contextlib.ExitStack() as open_requests:
         gateway.worker.script = [TokenDelta("r", [300]), 30.0]

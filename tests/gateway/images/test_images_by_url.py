@@ -71,7 +71,7 @@ def test_same_image_is_fetched_decoded_and_sent_once(shelf: Shelf, tiny_qwen3_vl
         assert gateway.metric("saccade_url_cache_bytes") > len(JPEG)
 
 
-def test_the_inside_is_out_of_reach_and_reads_like_nowhere(shelf: Shelf, gateway: scripted.Gateway) -> None:
+def test_private_addresses_are_refused_like_unknown_hosts(shelf: Shelf, gateway: scripted.Gateway) -> None:
     nowhere = "http://127.0.0.1:9/image.jpg"
     errors = [ask(gateway, url).json["error"] for url in (shelf.url, nowhere, "file:///etc/passwd")]
     assert errors[0]["code"] == "invalid_image_url"

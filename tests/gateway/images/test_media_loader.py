@@ -83,7 +83,7 @@ async def test_url_that_is_no_image(url: str) -> None:
             await read(loader, url, b"")
 
 
-async def test_those_who_ask_at_a_time_share_a_fetch_but_tenants_do_not() -> None:
+async def test_concurrent_requests_of_one_tenant_share_a_fetch() -> None:
     gate = Gate()
     async with serving(gate) as web, reading() as loader:
         url = f"http://127.0.0.1:{web.port}/"
@@ -96,7 +96,7 @@ async def test_those_who_ask_at_a_time_share_a_fetch_but_tenants_do_not() -> Non
         assert web.num_connects == 3
 
 
-async def test_those_who_share_a_fetch_share_its_error() -> None:
+async def test_error_of_a_shared_fetch_reaches_all() -> None:
     gate = Gate(answer(b"", 404))
     async with serving(gate) as web, reading() as loader:
         readers = [asyncio.create_task(read(loader, f"http://127.0.0.1:{web.port}/", b"")) for _ in range(2)]
@@ -106,7 +106,7 @@ async def test_those_who_share_a_fetch_share_its_error() -> None:
         assert ([type(end) for end in ends], web.num_connects) == ([InvalidImageUrl] * 2, 1)
 
 
-async def test_one_who_leaves_does_not_take_the_others_fetch_along() -> None:
+async def test_cancelled_request_does_not_end_a_shared_fetch() -> None:
     gate = Gate()
     async with serving(gate) as web, reading() as loader:
         first, second = (asyncio.create_task(read(loader, f"http://127.0.0.1:{web.port}/", b"")) for _ in range(2))
@@ -118,7 +118,7 @@ async def test_one_who_leaves_does_not_take_the_others_fetch_along() -> None:
         assert (await second, web.num_connects) == (IMAGE, 1)
 
 
-async def test_last_one_who_leaves_ends_the_fetch() -> None:
+async def test_last_cancelled_request_ends_the_fetch() -> None:
     entered, ended = asyncio.Event(), asyncio.Event()
 
     async def send_until_left(path: str, writer: asyncio.StreamWriter) -> None:

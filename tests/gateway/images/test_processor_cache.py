@@ -99,7 +99,7 @@ async def test_requests_at_the_same_time_share_one_decode(pool: Slots, budget: i
     assert pool.num_slots == bool(budget)
 
 
-async def test_one_that_leaves_takes_nothing_from_the_others(pool: Slots) -> None:
+async def test_cancelled_request_does_not_end_a_shared_decode(pool: Slots) -> None:
     cache = ProcessorCache(pool, 0)
     pool.go.clear()
     stays, leaves = (asyncio.create_task(cache.get(key("a"), pool.prepare)) for _ in range(2))
@@ -111,7 +111,7 @@ async def test_one_that_leaves_takes_nothing_from_the_others(pool: Slots) -> Non
     assert (pool.num_prepared, pool.num_slots) == (1, 0)
 
 
-async def test_when_all_leave_the_work_ends_and_the_next_begins_anew(pool: Slots) -> None:
+async def test_decode_without_requests_ends_and_the_next_begins_anew(pool: Slots) -> None:
     cache = ProcessorCache(pool, 4 * NUM_BYTES)
     pool.go.clear()
     tasks = [asyncio.create_task(cache.get(key("a"), pool.prepare)) for _ in range(2)]
@@ -147,7 +147,7 @@ async def test_the_longest_unused_goes_first(pool: Slots) -> None:
     assert pool.num_prepared == before + 1
 
 
-async def test_what_is_kept_makes_room_for_what_is_needed(pool: Slots) -> None:
+async def test_cached_entries_make_room_for_entries_in_use(pool: Slots) -> None:
     cache = ProcessorCache(pool, 100 * NUM_BYTES)
     held = [await cache.get(key(f"held {number}"), pool.prepare) for number in range(2)]
     for number in range(6):

@@ -97,7 +97,7 @@ def num_bytes_held(root: object) -> int:
     ],
 )
 @table("path", ["a", "a" * 8000, "\U0001f600" * 1000])
-def test_what_is_held_is_no_more_than_what_is_counted(headers: dict[str, str], path: str) -> None:
+def test_memory_is_no_more_than_the_counted_bytes(headers: dict[str, str], path: str) -> None:
     cache = UrlCache(1 << 30)
     empty = num_bytes_held(cache)
     for index in range(100):

@@ -118,7 +118,7 @@ called = st.one_of(
 
 
 @pytest.mark.parametrize("tool_format", RELEASES)
-def test_generated_calls_are_read_as_they_are_meant(tool_format: ToolFormat, models: Models) -> None:  # F13
+def test_generated_calls_are_read_back(tool_format: ToolFormat, models: Models) -> None:  # F13
     """1,000 calls of each format, cut at every border between tokens; tags in arguments are text."""
     model, num_calls = models(tool_format), 0
 
@@ -140,7 +140,7 @@ def test_generated_calls_are_read_as_they_are_meant(tool_format: ToolFormat, mod
 
 
 @pytest.mark.parametrize("tool_format", RELEASES)
-def test_every_cut_reads_the_same(tool_format: ToolFormat, models: Models) -> None:  # F13
+def test_calls_cut_anywhere_are_read_alike(tool_format: ToolFormat, models: Models) -> None:  # F13
     model = models(tool_format)
     calls = [written(tool_format, 0, "look", {"text": "é你", "box": [1]}), written(tool_format, 1, "get-time.2", {})]
     ids = ids_of(model, "I look.\n\n", *section(tool_format, calls), "\nDone. ")

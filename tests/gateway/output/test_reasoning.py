@@ -64,7 +64,7 @@ def test_prompts_that_open_the_reasoning(prompt: list[int | str], is_open: bool,
 
 @table("opened_by", ["prompt", "answer", "both"])
 @table("size", [1, 2, 3, 1000])
-def test_two_parts_whatever_the_deltas(
+def test_reasoning_and_content_do_not_depend_on_the_deltas(
     opened_by: str, size: int, tokenizer: Tokenizer, markers: ReasoningTokens
 ) -> None:
     reasoning = Reasoning(markers, tokenizer)

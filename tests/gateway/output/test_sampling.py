@@ -36,13 +36,15 @@ def sent(gateway: scripted.Gateway, **fields: object) -> SamplingParams:
         ("top_logprobs", 0, "num_logprobs", None),
     ],
 )
-def test_parameter(field: str, given: object, name: str, expected: object, gateway: scripted.Gateway) -> None:
+def test_parameter_reaches_the_worker(
+    field: str, given: object, name: str, expected: object, gateway: scripted.Gateway
+) -> None:
     plain = sent(gateway)
     assert getattr(sent(gateway, **{field: given}), name) == expected
     assert sent(gateway, **{field: None}) == plain
 
 
-def test_what_is_not_said_changes_nothing(gateway: scripted.Gateway) -> None:
+def test_omitted_parameters_change_nothing(gateway: scripted.Gateway) -> None:
     params = sent(gateway)
     neutral = SamplingParams(max_tokens=params.max_tokens, temperature=0.0, stop_token_ids=params.stop_token_ids)
     assert params == neutral

@@ -44,7 +44,7 @@ def test_plain_chats(messages: list[ChatMessage], served_of: Any) -> None:
     assert why_not_as_chat(served, chat_of(served, *messages), [served.layout.settings]) is None
 
 
-def test_what_only_this_gateway_renders_is_refused(served_of: Any) -> None:
+def test_prompts_that_only_the_gateway_renders_are_refused(served_of: Any) -> None:
     served = served_of("qwen3_vl")
     own = replace(chat_of(served, user("What?")), template=served.template)
     for chat, field in ((Chat.of_plain([1, 2]), "prompt"), (own, "chat_template")):

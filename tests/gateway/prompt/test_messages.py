@@ -87,7 +87,7 @@ NOT_CONTINUED: dict[str, tuple[Any, str]] = {
 
 @table("kind", [ChatRequest, TokenizeRequest])
 @table("last", CONTINUED)
-def test_a_last_message_to_go_on_with(last: str, kind: type) -> None:
+def test_last_message_that_is_continued(last: str, kind: type) -> None:
     messages = [ASKED, {"role": "assistant", **CONTINUED[last]}]
     for given in ({}, {"add_generation_prompt": False}, {"add_generation_prompt": None}):
         chat = read(messages, kind=kind, continue_final_message=True, **given)
@@ -98,7 +98,7 @@ def test_a_last_message_to_go_on_with(last: str, kind: type) -> None:
 
 @table("kind", [ChatRequest, TokenizeRequest])
 @table("last", NOT_CONTINUED)
-def test_a_last_message_that_cannot_go_on(last: str, kind: type) -> None:
+def test_last_message_that_cannot_be_continued_is_refused(last: str, kind: type) -> None:
     message, words = NOT_CONTINUED[last]
     refused(
         InvalidValue, "continue_final_message", words, messages=[ASKED, message], kind=kind, continue_final_message=True

@@ -47,7 +47,7 @@ def test_text_that_cannot_fit_is_not_tokenised(message: ChatMessage, served: Ser
         assert "at least" in error.value.message
 
 
-def test_what_may_fit_is_read(served: ServedModel) -> None:
+def test_text_that_may_fit_is_tokenised(served: ServedModel) -> None:
     most = LENGTH * served.tokenizer.text_bound.bytes_per_token
     assert len(read_chat_that_may_fit(asking(ChatMessage("user", "x" * most)), served).messages) == 1
     with pytest.raises(ContextLengthExceeded):

@@ -21,7 +21,7 @@ HISTORY: list[Any] = [{"role": "user", "content": "a"}, CALLING, {"role": "tool"
 
 
 @pytest.mark.parametrize("source", [WRITES_ALL, RAISES])
-def test_a_template_that_writes_them_or_refuses_them_itself_decides(source: str) -> None:
+def test_template_that_writes_or_refuses_calls_decides(source: str) -> None:
     check_history(HISTORY, ChatTemplate(source, [], {}))
 
 
@@ -33,7 +33,7 @@ def test_a_template_that_writes_them_or_refuses_them_itself_decides(source: str)
         (NO_RESULTS, "messages[2].role"),
     ],
 )
-def test_what_a_template_would_lose_is_refused(source: str, field: str) -> None:
+def test_calls_that_a_template_would_lose_are_refused(source: str, field: str) -> None:
     template = ChatTemplate(source, [], {})
     with pytest.raises(UnsupportedParameter) as raised:
         check_history(HISTORY, template)

@@ -54,7 +54,7 @@ def test_videos_and_images_stand_in_their_order() -> None:
         ({"mm_processor_kwargs": {"size": {"shortest_edge": 4}}}, {"min_pixels": 4}),
     ],
 )
-def test_options_are_the_requests(fields: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_options_of_the_request_are_read(fields: dict[str, Any], expected: dict[str, Any]) -> None:
     (source,) = read(video(), **fields).images
     assert source.options == VideoOptions(**expected)
 

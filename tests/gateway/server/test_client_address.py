@@ -53,6 +53,6 @@ def test_nobody_is_trusted_by_default() -> None:
     assert TrustedProxies().client_of(scope("10.0.0.1", "203.0.113.9")) == "10.0.0.1"
 
 
-def test_what_is_no_network_is_named() -> None:
+def test_invalid_network_is_named() -> None:
     with pytest.raises(StartupError, match="--trusted-proxies"):
         TrustedProxies(["proxy.example.com"])

@@ -171,7 +171,7 @@ def test_large_head_and_long_pipeline_pass(gateway: scripted.Gateway) -> None:
     ],
     ids=["nothing", "head", "request and a blank line", "body", "chunked body"],
 )
-def test_silent_client_is_left(start: bytes, said: bytes, hasty: scripted.Gateway) -> None:
+def test_silent_client_is_disconnected(start: bytes, said: bytes, hasty: scripted.Gateway) -> None:
     with socket.create_connection(("127.0.0.1", hasty.port), timeout=60) as connection:
         connection.sendall(start)
         heard = connection.recv(1 << 16)
@@ -183,7 +183,7 @@ def test_silent_client_is_left(start: bytes, said: bytes, hasty: scripted.Gatewa
 
 
 @pytest.mark.parametrize("start", [b"GET /live HTTP/1.1\r\nX-A: ", BODY[:-4] + b"99999\r\n\r\n"], ids=["head", "body"])
-def test_a_byte_now_and_then_is_not_enough(start: bytes, hasty: scripted.Gateway) -> None:
+def test_slow_trickle_of_bytes_is_disconnected(start: bytes, hasty: scripted.Gateway) -> None:
     """Each byte renewed the limit before, so that a request could go on for ever."""
 
     def pieces() -> Iterator[bytes]:

@@ -19,7 +19,7 @@ def found(body: bytes, headers: list[tuple[bytes, bytes]] = HEADERS) -> list[tup
 
 
 @given(content=st.binary(max_size=200), name=st.text("abc[]_", min_size=1), filename=st.text("ab c.ü;", min_size=1))
-def test_what_a_client_sends(content: bytes, name: str, filename: str) -> None:
+def test_form_of_a_real_client(content: bytes, name: str, filename: str) -> None:
     request = httpx2.Request("POST", "http://a/", data={"purpose": "vision"}, files={name: (filename, content)})
     headers = [(b"content-type", request.headers["content-type"].encode())]
     assert found(request.read(), headers) == [("purpose", None, b"vision"), (name, filename, content)]

@@ -45,7 +45,7 @@ def test_own_hosts_pass(host: str | None) -> None:
         "127.1", "localhost:80:80", "localhost:", "\xff.localhost\r",
     ],
 )  # fmt: skip
-def test_strange_hosts_do_not(host: str) -> None:
+def test_unknown_hosts_are_refused(host: str) -> None:
     with pytest.raises(HostNotAllowed, match="--allowed-hosts"):
         check(host)
 
@@ -61,7 +61,7 @@ def test_hosts_that_were_given_pass() -> None:
 
 
 @table("origin", ["https://evil.example", "null", "NULL", "", "http://localhost:3000", "http://localhost"])
-def test_strange_origins_are_refused(origin: str) -> None:
+def test_unknown_origins_are_refused(origin: str) -> None:
     with pytest.raises(OriginNotAllowed, match="--allowed-origins"):
         check("localhost:8000", origin)
     check("localhost:8000", origin, allowed_origins=("*",))
@@ -146,7 +146,7 @@ def test_a_host_sent_twice_is_refused(gateway: scripted.Gateway) -> None:
     connection.close()
 
 
-def test_a_preflight_is_told_of_the_flag(gateway: scripted.Gateway, keyed: scripted.Gateway) -> None:
+def test_refused_preflight_names_the_flag(gateway: scripted.Gateway, keyed: scripted.Gateway) -> None:
     for server in (gateway, keyed):
         answer = server.ask("OPTIONS", "/v1/chat/completions", Origin="https://chat.example", **PREFLIGHT)
         assert (answer.status, answer.json["error"]["code"]) == (403, "origin_not_allowed")
@@ -161,7 +161,9 @@ def test_metrics_are_open_where_the_operator_says_so(keyed: scripted.Gateway) ->
 
 @table("path", ["/v1/chat/completions", "/tokenize", "/detokenize"])
 @table("kind", ["", "text/plain", "application/x-www-form-urlencoded", "application/jsonx", "text/json"])
-def test_a_body_says_that_it_is_json(kind: str, path: str, gateway: scripted.Gateway, keyed: scripted.Gateway) -> None:
+def test_body_needs_the_json_content_type(
+    kind: str, path: str, gateway: scripted.Gateway, keyed: scripted.Gateway
+) -> None:
     for server, key in ((gateway, {}), (keyed, {"Authorization": "Bearer one"})):
         answer = server.ask("POST", path, CHAT, Content_Type=kind, **key)
         assert (answer.status, answer.json["error"]["code"]) == (415, "unsupported_media_type")

@@ -52,7 +52,7 @@ def parsed(**fields: Any) -> ChatRequest:
         ),
     ],
 )
-def test_what_holds_an_answer(fields: dict[str, Any], expected: Constraint | None) -> None:  # F13
+def test_constraint_of_each_parameter(fields: dict[str, Any], expected: Constraint | None) -> None:  # F13
     assert read_constraint(parsed(**fields)) == expected
 
 
@@ -65,7 +65,7 @@ def test_what_holds_an_answer(fields: dict[str, Any], expected: Constraint | Non
         ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema.schema"),
     ],
 )
-def test_two_at_once_and_half_of_one_are_refused(fields: dict[str, Any], param: str) -> None:
+def test_several_or_incomplete_constraints_are_refused(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidValue) as error:
         read_constraint(parsed(**fields))
     assert error.value.param == param

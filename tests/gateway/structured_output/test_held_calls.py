@@ -31,7 +31,7 @@ def calls(constraint: Constraint | None) -> HeldCalls:
     return msgspec.json.decode(constraint.text, type=HeldCalls)
 
 
-def test_tools_that_nothing_holds() -> None:
+def test_tools_without_a_constraint() -> None:
     assert held(None, tool()) is None
     assert held(SCHEMA) == SCHEMA
     assert held(CHOICE, tool()) == CHOICE

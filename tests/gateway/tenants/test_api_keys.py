@@ -136,7 +136,7 @@ def test_no_content_of_the_file_ends_the_watching(path: Path) -> None:
     assert store.account(b"two").tenant.name == "acme"
 
 
-async def test_a_file_that_nobody_watches_is_not_current(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unwatched_file_is_not_current(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys, registry = ApiKeyStore((), path), CollectorRegistry()
     registry.register(TenantMetrics(keys))
 

@@ -79,14 +79,14 @@ OTHER = {
 
 
 @table("other", SAME.values(), ids=SAME)
-def test_what_changes_no_answer_is_no_difference(other: Description) -> None:  # F9
+def test_settings_without_effect_on_answers_are_compatible(other: Description) -> None:  # F9
     assert other.fingerprint != described().fingerprint
     assert Compatibility().difference(other, described()) == ""
     assert Compatibility().difference(described(), other) == ""
 
 
 @table(("place", "changed"), OTHER.items())
-def test_what_changes_answers_is_named(place: str, changed: dict[str, Any]) -> None:  # F9
+def test_settings_that_change_answers_are_named(place: str, changed: dict[str, Any]) -> None:  # F9
     assert Compatibility().difference(described(changed), described()) == place
     assert Compatibility().difference(described(), described(changed)) == place
     assert Compatibility([DESCRIPTION.model]).difference(described(changed), described()) == ""

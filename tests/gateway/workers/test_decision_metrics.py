@@ -75,7 +75,7 @@ def test_blocks_of_a_worker_that_was_passed_over_are_lost() -> None:
     assert decisions.value("non_max_overlap_selections_total") == 1
 
 
-def test_what_is_not_exact_is_counted_and_said_once(caplog: pytest.LogCaptureFixture) -> None:  # E5
+def test_inexact_choice_is_counted_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:  # E5
     caplog.set_level(logging.INFO)
     decisions = Decisions("cost", SILENT)
     for _ in range(3):

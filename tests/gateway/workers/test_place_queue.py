@@ -105,14 +105,14 @@ async def test_too_many_are_refused() -> None:
         await nobody.take("a")
 
 
-async def test_who_waits_too_long_is_refused() -> None:
+async def test_request_that_waits_too_long_is_refused() -> None:
     places = Places(0, wait_seconds=0.01)
     with pytest.raises(QueueFull, match=r"within 0\.01 seconds"):
         await places.take("a")
     assert places.queue.num_waiting == 0
 
 
-async def test_one_who_leaves_makes_room_for_the_next() -> None:
+async def test_cancelled_request_makes_room_for_the_next() -> None:
     places = Places(0)
     first, second = places.start("a", "b")
     await settle()
@@ -124,7 +124,7 @@ async def test_one_who_leaves_makes_room_for_the_next() -> None:
     assert places.entered == ["b"]
 
 
-async def test_those_who_wait_learn_that_no_worker_is_left() -> None:
+async def test_waiting_requests_fail_when_no_worker_is_left() -> None:
     queue, is_away = PlaceQueue(9, 60.0), False
 
     def num_free() -> int:

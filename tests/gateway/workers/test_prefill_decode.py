@@ -226,7 +226,7 @@ async def test_keys_and_ids_of_attempts_are_not_used_twice() -> None:
         ({"p": "prefill", "d": "decode"}, ask(), {"p", "d"}),
     ],
 )
-async def test_who_serves(roles: dict[str, str], request_: EngineRequest, served: set[str]) -> None:
+async def test_workers_by_role(roles: dict[str, str], request_: EngineRequest, served: set[str]) -> None:
     subject = cluster(**roles)
     await subject.answer(request_)
     assert {url for url, worker in subject.workers.items() if worker.requests} == served

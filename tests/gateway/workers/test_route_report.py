@@ -119,7 +119,7 @@ async def test_workers_that_are_no_candidates_are_named() -> None:
         assert (len(report.candidates), report.excluded) == (2, [])
 
 
-async def test_what_is_not_known_has_its_reason() -> None:
+async def test_unknown_overlap_has_its_reason() -> None:
     text = Described("unix:/text", DESCRIPTION)
     shown = Shown("cost", A, text)
     listener = CacheListener(shown.fleet, shown.router)

@@ -85,7 +85,7 @@ async def test_a_file_without_a_worker_keeps_its_workers(tmp_path: Path, caplog:
             seen.count = 1
 
 
-async def test_who_follows_a_file_again_gets_its_workers_again(tmp_path: Path) -> None:
+async def test_file_that_is_followed_again_gives_its_workers_again(tmp_path: Path) -> None:
     path = tmp_path / "workers"
     write(path, ONE)
     source = WorkersFile(path, 0.01)

@@ -55,13 +55,13 @@ async def placed(over: Dispatcher, prompt: Prompt, times: int = 4) -> set[str]:
 
 
 @pytest.mark.parametrize("prompt", [IMAGE, SEVERAL], ids=["images", "n"])
-async def test_what_one_kind_refuses_goes_to_another(prompt: Prompt) -> None:  # F9
+async def test_request_refused_by_one_kind_goes_to_another(prompt: Prompt) -> None:  # F9
     _, over = dispatcher(Refusing("tokenspeed://a:1", DESCRIPTION), Described("unix:/b", DESCRIPTION))
     assert await placed(over, TEXT) == {"tokenspeed://a:1", "unix:/b"}
     assert await placed(over, prompt) == {"unix:/b"}
 
 
-async def test_only_where_no_ready_worker_can_it_is_refused() -> None:  # F9
+async def test_request_is_refused_if_no_ready_worker_can_serve_it() -> None:  # F9
     able = Described("unix:/b", DESCRIPTION)
     _, over = dispatcher(Refusing("tokenspeed://a:1", DESCRIPTION), able)
     able.ready = False

@@ -115,7 +115,7 @@ async def test_descriptors_of_slots_are_given_back(pool: DecodePool) -> None:
     assert set(os.listdir("/proc/self/fd")) <= before
 
 
-async def test_many_at_once(pool: DecodePool) -> None:
+async def test_many_images_at_once(pool: DecodePool) -> None:
     tasks = [asyncio.create_task(_check(pool)) for _ in range(40)]
     await asyncio.sleep(0)
     assert pool.num_running == 2
@@ -173,7 +173,7 @@ async def test_a_layout_of_another_image_is_refused(pool: DecodePool) -> None:
     await _check(pool)
 
 
-async def test_a_killed_process_costs_nobody_his_answer(pool: DecodePool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_killed_process_loses_no_answer(pool: DecodePool, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     exchange = DecodeProcess.exchange
 

@@ -138,7 +138,7 @@ def decoded(
 
 
 @table("kind", KINDS)
-def test_memory_is_what_the_budget_was_told(server: DecodeServer, kind: str) -> None:  # F6
+def test_memory_stays_within_the_announced_bytes(server: DecodeServer, kind: str) -> None:  # F6
     encoded = worst(kind, 2800)
     answer, peak = decoded(server, encoded)
     assert answer.failure is None
@@ -192,7 +192,7 @@ def test_every_family_is_measured() -> None:  # A12
 
 
 @table("family", FAMILIES)
-def test_a_family_takes_no_more_than_the_budget_was_told(
+def test_family_stays_within_the_announced_bytes(
     server: DecodeServer, family: str, checkpoint: Callable[[str], Path]
 ) -> None:  # A12
     check_peak(server, checkpoint(FAMILIES[family]), family, "square", "uint8")
@@ -202,7 +202,7 @@ def test_a_family_takes_no_more_than_the_budget_was_told(
 @pytest.mark.parametrize("dtype", ["uint8", "float32", "bfloat16"])
 @pytest.mark.parametrize("shape", SIZES)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_form_of_a_family_takes_no_more(
+def test_every_pixel_form_stays_within_the_announced_bytes(
     server: DecodeServer, family: str, shape: str, dtype: str, checkpoint: Callable[[str], Path]
 ) -> None:  # A12
     if dtype == "uint8" or models.families()[family].external_grid is not None:
@@ -211,7 +211,7 @@ def test_every_form_of_a_family_takes_no_more(
 
 @pytest.mark.conformance
 @pytest.mark.parametrize("codec", ["h264", "hevc", "vp9"])
-def test_a_video_takes_no_more_than_the_budget_was_told(server: DecodeServer, codec: str) -> None:  # F6
+def test_video_stays_within_the_announced_bytes(server: DecodeServer, codec: str) -> None:  # F6
     encoded = clips.clip(codec, 2048, 1152, 6)
     layout_of = load_video_layout("qwen2_vl")({}, {}, {})
     settings = layout_of.settings_for(VideoOptions(max_pixels=16 << 20))

@@ -93,7 +93,7 @@ async def test_a_job_over_the_budget_runs_alone_and_is_not_overtaken_by_images()
     await line.end()
 
 
-async def test_who_leaves_the_line_holds_nothing() -> None:
+async def test_cancelled_job_holds_nothing() -> None:
     line = Line(num_processes=1, max_videos=1)
     await line.enter("video 1")
     await line.enter("video 2")

@@ -55,7 +55,7 @@ def expected(encoded: bytes, layout: ImageLayout) -> bytes:
 
 
 @table("name", SERVED)
-async def test_patches_are_the_same_where_nothing_else_may_be_done(pool: DecodePool, name: str) -> None:
+async def test_patches_are_equal_in_a_confined_process(pool: DecodePool, name: str) -> None:
     encoded, before = SERVED[name], pool.pids
     assert await pool.video_header(encoded) == read_header(encoded, LIMITS)
     made, layout = await prepared(pool, encoded)
@@ -92,7 +92,7 @@ async def test_a_damaged_video_costs_one_request_at_most(pool: DecodePool, seed:
     pool.release([good.slot.name])
 
 
-async def test_a_header_that_was_made_up_ends_nothing(pool: DecodePool) -> None:
+async def test_forged_header_ends_no_process(pool: DecodePool) -> None:
     """What the gateway was told of a video is checked again where it is decoded."""
     header = await pool.video_header(clip())
     other = await pool.video_header(clip(width=96, height=96))
