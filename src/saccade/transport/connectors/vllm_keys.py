@@ -33,7 +33,7 @@ MAX_QUOTED = 64
 
 NO_EXTRA_KEYS = "its events lack `extra_keys`, so they do not show whose blocks are cached, and with which images"
 NO_SLICES = "it reports blocks of other sizes than {size} tokens; those are not known"
-OTHER_LAYERS = "it caches its layers of kind {kind} apart, and they may hold less than what is reported"
+OTHER_LAYERS = "it caches its layers of kind {kind} apart, and they may hold less than it reports"
 OTHER_EVENTS = "it reports {kind}, which is not known here"
 LOOKAHEAD = "its blocks depend on the tokens after them, so one that is reported may not be reused: it drafts tokens"
 TEXT_IN_IMAGES = "what stands for an image of this model is more than one run of placeholders"
