@@ -19,7 +19,7 @@ from saccade.errors import ImageTooLarge, InternalError, QueueFull, StartupError
 from saccade.protocol.engine_load import STEP_TOKEN_BOUNDS, Load
 from saccade.protocol.output import Failure, FinishReason, StepFrame, TokenDelta
 from saccade.protocol.request import Abort, EngineRequest, GatewayCommand, ResetCaches
-from saccade.transport import client as client_module
+from saccade.transport import arrivals
 from saccade.transport.backoff import Backoff
 from saccade.transport.client import WorkerClient
 from saccade.transport.framing import Frames
@@ -64,7 +64,7 @@ async def test_malformed_frame_fails_the_stream_and_a_new_one_is_opened(bind: st
 
 
 async def test_long_frame_is_handed_over_in_turns_and_in_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(client_module, "DELIVER_SECONDS", -1.0)
+    monkeypatch.setattr(arrivals, "TURN_SECONDS", -1.0)
     frame = StepFrame([TokenDelta("r", [number]) for number in range(3)])
     front = Parrot([msgspec.msgpack.encode(frame), msgspec.msgpack.encode(StepFrame([TokenDelta("r", [3])])), None])
     turns: list[int] = []

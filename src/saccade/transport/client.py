@@ -7,9 +7,8 @@ passes every message through threads of its own, and waking each of them costs t
 import asyncio
 import contextlib
 import logging
-import math
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any
@@ -34,6 +33,7 @@ from saccade.protocol.request import Abort, EngineRequest, MediaPixels, ResetCac
 from saccade.protocol.request_traits import RequestTraits
 from saccade.transport import kv_feed, lasting_task
 from saccade.transport.answer_bounds import AnswerBounds
+from saccade.transport.arrivals import Arrivals
 from saccade.transport.backoff import Backoff
 from saccade.transport.credentials import NO_CREDENTIALS, WorkerCredentials
 from saccade.transport.framing import UNREADABLE, ChannelClosed, Frames
@@ -45,8 +45,6 @@ from saccade.transport.worker_load import plausible
 DESCRIBE_SECONDS = 10.0
 ENDED = "the worker ended the stream"
 LOST = "The worker stopped while it answered; the request can be sent again."
-DELIVER_SECONDS = 0.002
-"""How long deltas are handed over before the event loop does other work."""
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +103,7 @@ class _Session:
         self._outbound: asyncio.Queue[bytes] = asyncio.Queue()
         self._encoder = msgspec.msgpack.Encoder()
         self._open: dict[str, _SentRequest] = {}
-        self._arrived: deque[TokenDelta | PixelsWanted] = deque()
+        self._arrivals = Arrivals(self._take)
         self._lent: Counter[str] = Counter()
 
     async def outbound(self) -> AsyncIterator[bytes]:
@@ -160,34 +158,23 @@ class _Session:
 
     def deliver(self, frame: StepFrame) -> None:
         """Hand every delta and question to its request; one for a request that has left is dropped."""
-        is_behind = bool(self._arrived)
-        self._arrived += frame.pixels_wanted
-        self._arrived += frame.deltas
-        if not is_behind:
-            self._deliver(DELIVER_SECONDS)
+        self._arrivals.add((*frame.pixels_wanted, *frame.deltas))
         released = [name for name in frame.released if self._returned(name)]
         if released:
             self._on_released(released)
 
-    def _deliver(self, seconds: float) -> None:
-        """Hand over what has arrived, for *seconds* at most; then the event loop does other work."""
-        deadline = time.monotonic() + seconds
-        while self._arrived:
-            message = self._arrived.popleft()
-            if (sent := self._open.get(message.request_id)) is not None:
-                try:
-                    sent.take(message)
-                except Exception as error:
-                    # It fails this request, not the stream that carries all.
-                    self.leave(message.request_id, finished=False)
-                    sent.fail(error)
-            if self._arrived and time.monotonic() > deadline:
-                asyncio.get_running_loop().call_soon(self._deliver, seconds)
-                return
+    def _take(self, message: TokenDelta | PixelsWanted) -> None:
+        if (sent := self._open.get(message.request_id)) is not None:
+            try:
+                sent.take(message)
+            except Exception as error:
+                # It fails this request, not the stream that carries all.
+                self.leave(message.request_id, finished=False)
+                sent.fail(error)
 
     def fail(self, sentence: str) -> None:
         """Fail every open request, and take back every slot: the worker reads none of them any more."""
-        self._deliver(math.inf)
+        self._arrivals.finish()
         failed = list(self._open.values())
         self._open.clear()
         for sent in failed:

@@ -11,7 +11,7 @@ from saccade.transport.sink import Sink
 
 
 class PulledStream:
-    """Pushes what *deltas* yields to *sink*. It calls *unsent* if the stream is closed before its first step.
+    """Pushes what *deltas* yields to *sink*.
 
     *deltas* is called with the stream, whose pixels() it may await. *worker* is a url.
     """
@@ -21,13 +21,10 @@ class PulledStream:
         worker: str,
         sink: Sink,
         deltas: Callable[["PulledStream"], AsyncGenerator[TokenDelta, None]],
-        unsent: Callable[[], object] = lambda: None,
     ) -> None:
         self._worker = worker
         self._sink = sink
         self._deltas = deltas
-        self._unsent = unsent
-        self._has_begun = False
         self._task = asyncio.create_task(self._read(), name=f"answer of {worker}")
 
     async def pixels(self, media: Sequence[int]) -> tuple[MediaPixels, ...]:
@@ -44,12 +41,8 @@ class PulledStream:
         """Abort the request unless it has ended."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-        if not self._has_begun:
-            self._has_begun = True
-            self._unsent()
 
     async def _read(self) -> None:
-        self._has_begun = True
         try:
             async with contextlib.aclosing(self._deltas(self)) as deltas:
                 async for delta in deltas:

@@ -6,12 +6,11 @@ positions follow from grids (sglang.py), so the decode leg lacks nothing.
 """
 
 import asyncio
-import contextlib
 import dataclasses
 import logging
 import secrets
-from collections.abc import AsyncGenerator
-from functools import partial
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
@@ -24,13 +23,12 @@ from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest
 from saccade.protocol.request_traits import RequestTraits
 from saccade.transport.client import slots_of
-from saccade.transport.connectors.pulled_stream import PulledStream
 from saccade.transport.connectors.sglang import DECODE, PREFILL, SglangClient
 from saccade.transport.connectors.sglang_address import SCHEME, Address
 from saccade.transport.connectors.sglang_messages import MAX_ROOM, Meeting
 from saccade.transport.connectors.smg_client import NOT_READY
 from saccade.transport.connectors.smg_session import ClientContext
-from saccade.transport.sink import Sink, Stream
+from saccade.transport.sink import SendPixels, Sink, Stream
 
 logger = logging.getLogger(__name__)
 
@@ -109,30 +107,20 @@ class SglangPair:
     def generate(self, request: EngineRequest, sink: Sink) -> Stream:
         """Send both legs of *request*; the decode worker's deltas go to *sink*.
 
-        Raises WorkerUnavailable if a worker is not ready. The sink fails as SglangClient.deltas() raises: for either
+        Raises WorkerUnavailable if a worker is not ready. The sink fails as SglangClient.generate() says: for either
         leg before the first delta, then for the decode leg.
         """
-        unsent = partial(self._context.on_released, slots_of(request))
         if not self.ready:
-            unsent()
+            self._context.on_released(slots_of(request))
             raise WorkerUnavailable(NOT_READY)
-        return PulledStream(self.url, sink, lambda _: self._deltas(request), unsent)
-
-    async def _deltas(self, request: EngineRequest) -> AsyncGenerator[TokenDelta, None]:
-        port = self._bootstrap or self._prefill.bootstrap_port
-        meeting = Meeting(self._prefill.host, port, 1 + secrets.randbelow(MAX_ROOM))
-        prefilling = asyncio.create_task(_end_of(self._prefill.deltas(request, meeting.tell)))
-        try:
-            # A task that is cancelled before it begins would leave the request's slots without an owner.
-            await asyncio.sleep(0)
-            decode_leg = msgspec.structs.replace(request, media=())
-            async with contextlib.aclosing(self._decode.deltas(decode_leg, meeting.tell)) as deltas:
-                yield await _first(deltas, prefilling)
-                async for delta in deltas:
-                    yield delta
-        finally:
-            prefilling.cancel()
-            await asyncio.gather(prefilling, return_exceptions=True)
+        meeting = Meeting(self._prefill.host, self._bootstrap or self._prefill.bootstrap_port, _room())
+        legs = _Legs(sink)
+        decode_leg = msgspec.structs.replace(request, media=())
+        legs.streams = (
+            self._prefill.generate(request, _PrefillSink(legs), meeting.tell),
+            self._decode.generate(decode_leg, legs, meeting.tell),
+        )
+        return legs
 
     def _agree(self) -> bool:
         prefill, decode = self._prefill.description, self._decode.description
@@ -147,21 +135,52 @@ class SglangPair:
             self._context.on_change(self)
 
 
-async def _end_of(deltas: AsyncGenerator[TokenDelta, None]) -> None:
-    """Read *deltas* to their end."""
-    async with contextlib.aclosing(deltas):
-        async for _ in deltas:
-            pass
+class _Legs:
+    """The streams of both legs as one, and the sink of the decode leg."""
+
+    def __init__(self, sink: Sink) -> None:
+        self.streams: tuple[Stream, ...] = ()
+        self.has_begun = False
+        self._sink = sink
+
+    def abort_sample(self, index: int) -> None:
+        """Do nothing, as either worker does."""
+
+    async def close(self) -> None:
+        """Abort the legs that have not ended."""
+        for stream in self.streams:
+            await stream.close()
+
+    def delta(self, delta: TokenDelta) -> None:
+        """Pass on *delta*."""
+        self.has_begun = True
+        self._sink.delta(delta)
+
+    def pixels_wanted(self, media: Sequence[int], worker: str, send: SendPixels) -> None:
+        """Pass on the question."""
+        self._sink.pixels_wanted(media, worker, send)
+
+    def fail(self, error: BaseException) -> None:
+        """Fail the request."""
+        self._sink.fail(error)
 
 
-async def _first(deltas: AsyncGenerator[TokenDelta, None], prefilling: asyncio.Task[None]) -> TokenDelta:
-    """Return the first delta of the decode leg. Raises the error of *prefilling* if that leg fails earlier."""
-    first = asyncio.ensure_future(anext(deltas))
-    try:
-        await asyncio.wait({first, prefilling}, return_when=asyncio.FIRST_COMPLETED)
-        if prefilling.done():
-            prefilling.result()
-        return await first
-    finally:
-        first.cancel()
-        await asyncio.gather(first, return_exceptions=True)
+@dataclass(frozen=True)
+class _PrefillSink:
+    """Drops the prefill leg's token. An error of that leg ends the request if no delta has come."""
+
+    legs: _Legs
+
+    def delta(self, delta: TokenDelta) -> None:
+        pass
+
+    def pixels_wanted(self, media: Sequence[int], worker: str, send: SendPixels) -> None:
+        self.legs.pixels_wanted(media, worker, send)
+
+    def fail(self, error: BaseException) -> None:
+        if not self.legs.has_begun:
+            self.legs.fail(error)
+
+
+def _room() -> int:
+    return 1 + secrets.randbelow(MAX_ROOM)

@@ -10,12 +10,12 @@ import itertools
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Sequence
-from functools import partial
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import grpc
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from smg_grpc_proto.generated import common_pb2
 
 from saccade.errors import (
@@ -37,16 +37,17 @@ from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest
 from saccade.protocol.request_traits import RequestTraits
 from saccade.transport import lasting_task, shared_memory, wire
+from saccade.transport.answer_bounds import NOT_ASKED_FOR
 from saccade.transport.backoff import Backoff
 from saccade.transport.client import slots_of
 from saccade.transport.connectors import published_pages, shared_memory_links, smg_kv_events, smg_model
 from saccade.transport.connectors.pages import Pages
-from saccade.transport.connectors.pulled_stream import PulledStream
 from saccade.transport.connectors.sent_images import NO_TENANT, SentImages
 from saccade.transport.connectors.shared_memory_links import Links
-from saccade.transport.connectors.smg_answer import LOST, Answer, error_of
+from saccade.transport.connectors.smg_answer import Answer, error_of
 from saccade.transport.connectors.smg_request import refused_parameter
 from saccade.transport.connectors.smg_session import ClientContext, Session
+from saccade.transport.grpc_calls import Call, GrpcCalls
 from saccade.transport.sink import Sink, Stream
 from saccade.transport.worker_load import plausible
 
@@ -97,7 +98,9 @@ class SmgClient(ABC):
         self._session: Session | None = None
         self._pages: Pages | None = None
         self._task: asyncio.Task[None] | None = None
-        self._calls: set[Any] = set()
+        (service,) = self.MESSAGES.DESCRIPTOR.services_by_name.values()
+        self.method = f"/{service.full_name}/Generate"
+        self.calls = GrpcCalls(self._target)
         self._aborts: set[asyncio.Task[None]] = set()
 
     @abstractmethod
@@ -156,8 +159,7 @@ class SmgClient(ABC):
     async def close(self) -> None:
         """End every call; the worker aborts what is still open, and open requests raise WorkerFailed."""
         self._leave()
-        for call in list(self._calls):
-            call.cancel()
+        self.calls.close()
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -200,54 +202,24 @@ class SmgClient(ABC):
             async for message in messages:
                 yield message
 
-    def generate(self, request: EngineRequest, sink: Sink) -> Stream:
-        """Send *request*; its deltas go to *sink*, which fails as deltas() raises."""
-        unsent = partial(self._context.on_released, slots_of(request))
-        return PulledStream(self.url, sink, lambda _: self.deltas(request), unsent)
+    def generate(
+        self, request: EngineRequest, sink: Sink, complete: Callable[[Any], object] = lambda _: None
+    ) -> Stream:
+        """Send *request*, to whose message *complete* may add; its deltas go to *sink*.
 
-    async def deltas(
-        self, request: EngineRequest, complete: Callable[[Any], object] = lambda _: None
-    ) -> AsyncGenerator[TokenDelta, None]:
-        """Send *request*, to whose message *complete* may add, and yield its deltas.
-
-        Closing the iterator early aborts the request. Raises WorkerUnavailable if no worker is ready, WorkerFailed if
-        it dies or makes no sense, ImageTooLarge for more inline pixels than a message holds, UnsupportedParameter for
-        what this wire cannot express, and RequestError, QueueFull or DeadlineExceeded if the worker refuses.
+        The sink fails with WorkerUnavailable if no worker is ready, WorkerFailed if it dies or makes no sense,
+        ImageTooLarge for more inline pixels than a message holds, UnsupportedParameter for what this wire cannot
+        express, and RequestError, QueueFull or DeadlineExceeded if the worker refuses.
         """
         links = Links(self._context.on_released, self._context.on_discarded, slots_of(request))
-        answer = Answer(request)
-        call = None
-        try:
-            call = await self._send(request, links, complete)
-            # A tenth cheaper than to iterate over the call.
-            while (response := await call.read()) is not grpc.aio.EOF:
-                delta = answer.take(response)
-                links.collect()
-                if delta is not None:
-                    yield delta
-                if delta is not None and delta.finish_reason is not None:
-                    return
-            yield answer.close()
-        except grpc.aio.AioRpcError as error:
-            answer.finished = True
-            logger.warning("worker %s ended a request: %s %s", self.url, error.code(), error.details())
-            raise error_of(error.code(), begun=answer.begun) from error
-        except asyncio.CancelledError:
-            # gRPC raises this for a call that close() has cancelled.
-            if call is None or not call.cancelled() or _cancelling():
-                raise
-            raise WorkerFailed(LOST) from None
-        finally:
-            links.settle(sent=call is not None)
-            if call is not None and not answer.finished:
-                self._abort(call, request.request_id)
+        return _SmgStream(request, sink, links, self._message(request, links, complete), self)
 
     def reset_caches(self, *, prefix: bool, media: bool) -> bool:
         """Return False: this wire has no such command."""
         return False
 
-    async def _send(self, request: EngineRequest, links: Links, complete: Callable[[Any], object]) -> Any:
-        """Begin the call for *request*. Raises what deltas() does."""
+    async def _message(self, request: EngineRequest, links: Links, complete: Callable[[Any], object]) -> Any:
+        """Return the message for *request*, which is sent now. Raises what the sink of generate() fails with."""
         session = self._session
         if session is None:
             raise WorkerUnavailable(NOT_READY)
@@ -266,14 +238,17 @@ class SmgClient(ABC):
         message = self.message(request, payloads, session)
         complete(message)
         self._sent.add(request)
-        call = session.stub.Generate(message)
-        # Kept until the worker has ended it: to the worker, a call that is dropped earlier is cancelled.
-        self._calls.add(call)
-        call.add_done_callback(self._calls.discard)
-        return call
+        return message
 
-    def _abort(self, call: Any, request_id: str) -> None:
-        call.cancel()
+    def response(self, payload: bytes) -> Any:
+        """Return the message in *payload*. Raises WorkerFailed if it is none."""
+        try:
+            return self.MESSAGES.GenerateResponse.FromString(payload)
+        except DecodeError:
+            raise WorkerFailed(NOT_ASKED_FOR) from None
+
+    def abort(self, request_id: str) -> None:
+        """Tell the worker that a request was cancelled."""
         if self._session is not None:
             task = asyncio.create_task(self._say_abort(self._session.stub, request_id))
             self._aborts.add(task)
@@ -402,7 +377,85 @@ def _check_pixels(request: EngineRequest, description: Description) -> None:
             raise InternalError("An image came without pixels, which this worker does not keep.")
 
 
-def _cancelling() -> bool:
-    """Whether someone has asked the running task to end."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
+class _SmgStream:
+    """The stream of *request*: its call, once the *message* is made, and what receives the answer.
+
+    *links* are settled when it ends.
+    """
+
+    def __init__(
+        self,
+        request: EngineRequest,
+        sink: Sink,
+        links: Links,
+        message: Coroutine[Any, Any, Any],
+        client: SmgClient,
+    ) -> None:
+        self._request_id = request.request_id
+        self._sink = sink
+        self._links = links
+        self._client = client
+        self._answer = Answer(request)
+        self._call: Call | None = None
+        self._has_ended = False
+        self._sending = asyncio.create_task(self._send(message), name=f"request to {client.url}")
+
+    def abort_sample(self, index: int) -> None:
+        """Do nothing: these servers cannot stop one sample. It ends by itself, or with the whole request."""
+
+    async def close(self) -> None:
+        """Abort the request unless it has ended."""
+        self._sending.cancel()
+        await asyncio.gather(self._sending, return_exceptions=True)
+        self._settle()
+
+    def message(self, payload: bytes) -> None:
+        """Hand over what a message adds."""
+        if not self._has_ended:
+            self._hand_over(lambda: self._answer.take(self._client.response(payload)))
+
+    def end(self, status: grpc.StatusCode, details: str) -> None:
+        """Fail the request unless its answer is whole."""
+        self._answer.finished = True
+        if self._has_ended:
+            return
+        if status is grpc.StatusCode.OK:
+            self._hand_over(self._answer.close)
+            return
+        logger.warning("worker %s ended a request: %s %s", self._client.url, status, details)
+        self._fail(error_of(status, begun=self._answer.begun))
+
+    async def _send(self, message: Coroutine[Any, Any, Any]) -> None:
+        try:
+            encoded = (await message).SerializeToString()
+            self._call = await self._client.calls.begin(self._client.method, encoded, self)
+        except OSError as error:
+            logger.warning("worker %s does not accept a connection: %s", self._client.url, error)
+            self._fail(WorkerUnavailable(NOT_READY))
+        except Exception as error:
+            self._fail(error)
+
+    def _hand_over(self, read: Callable[[], TokenDelta | None]) -> None:
+        try:
+            delta = read()
+            self._links.collect()
+            if delta is not None:
+                if delta.finish_reason is not None:
+                    self._settle()
+                self._sink.delta(delta)
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        self._settle()
+        self._sink.fail(error)
+
+    def _settle(self) -> None:
+        """Give back the slots, once, and cancel the call unless the worker has ended its answer."""
+        if self._has_ended:
+            return
+        self._has_ended = True
+        self._links.settle(sent=self._call is not None)
+        if self._call is not None and not self._answer.finished:
+            self._call.cancel()
+            self._client.abort(self._request_id)
