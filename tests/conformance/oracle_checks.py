@@ -1,7 +1,9 @@
 """Prompts of text and images, and the comparison of an engine's answers with an oracle's."""
 
+from pathlib import Path
 from typing import Any
 
+import engines
 import torch
 from references.networks import Oracle
 
@@ -32,3 +34,14 @@ def check(oracle: Oracle, asked: EngineRequest, token_ids: list[int], rows: list
     torch.testing.assert_close(ours, reference, atol=oracle.atol, rtol=0)
     chosen = reference.gather(1, torch.tensor(token_ids).unsqueeze(1)).squeeze(1)
     assert (reference.amax(1) - chosen <= 2 * oracle.atol).all()
+
+
+def check_fresh_and_cached(oracle: Oracle, folder: Path, parts: list[Any], chunk: int) -> None:
+    """A prompt of *parts*, computed in chunks and then repeated from the cache, is answered as by the reference."""
+    subject = engines.engine(folder, max_num_batched_tokens=chunk, max_num_seqs=min(chunk, 8))
+    logits = engines.record_logits(subject)
+    for request_id in ("fresh", "cached"):
+        asked = engines.request(folder, parts, request_id, max_tokens=12)
+        answer = engines.drain(subject, asked).answers[request_id]
+        check(oracle, asked, answer.token_ids, logits[request_id])
+    assert answer.num_cached_tokens == 16 * ((len(asked.token_ids) - 1) // 16)

@@ -5,7 +5,7 @@ from typing import Any
 
 import engines
 import pytest
-from oracle_checks import LONG, PROMPTS, check
+from oracle_checks import LONG, PROMPTS, check, check_fresh_and_cached
 from references.networks import Oracle
 
 CHUNKS = (7, 16, 64, 2048)
@@ -21,13 +21,7 @@ CASES = [
 @pytest.mark.aspect("cache")
 @pytest.mark.parametrize(("name", "chunk"), CASES)
 def test_fresh_and_cached_chunks_equal_the_reference(folder: Path, oracle: Oracle, name: str, chunk: int) -> None:
-    subject = engines.engine(folder, max_num_batched_tokens=chunk, max_num_seqs=min(chunk, 8))
-    logits = engines.record_logits(subject)
-    for request_id in ("fresh", "cached"):
-        asked = engines.request(folder, PROMPTS[name], request_id, max_tokens=12)
-        answer = engines.drain(subject, asked).answers[request_id]
-        check(oracle, asked, answer.token_ids, logits[request_id])
-    assert answer.num_cached_tokens == 16 * ((len(asked.token_ids) - 1) // 16)
+    check_fresh_and_cached(oracle, folder, PROMPTS[name], chunk)
 
 
 @pytest.mark.aspect("logits")

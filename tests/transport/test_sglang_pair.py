@@ -27,13 +27,6 @@ def servicer_of(monkeypatch: pytest.MonkeyPatch) -> Any:
         yield found
 
 
-@pytest.fixture
-def slots() -> Any:
-    slots = Slots()
-    yield slots
-    slots.pool.close()
-
-
 class Legs:
     """Two engines that share rooms: the decode one answers a request whose prompt has arrived."""
 

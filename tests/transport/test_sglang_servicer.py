@@ -40,13 +40,6 @@ def servicer_of(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.fixture
-def slots() -> Any:
-    slots = Slots()
-    yield slots
-    slots.pool.close()
-
-
-@pytest.fixture
 def engine(tmp_path: Path) -> Engine:
     for name, content in FILES.files.items():
         (tmp_path / name).write_bytes(content)

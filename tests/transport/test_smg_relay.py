@@ -80,13 +80,6 @@ def publisher(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.fixture
-def slots() -> Any:
-    slots = Slots()
-    yield slots
-    slots.pool.close()
-
-
-@pytest.fixture
 def folder(tmp_path: Path) -> Path:
     for name, content in FILES.files.items():
         (tmp_path / name).write_bytes(content)

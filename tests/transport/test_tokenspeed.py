@@ -56,14 +56,6 @@ from saccade.transport.connectors.tokenspeed import TokenSpeedClient
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 
 
-@pytest.fixture
-def slots() -> Any:
-    slots = Slots()
-    yield slots
-    assert slots.links() == []
-    slots.pool.close()
-
-
 async def answer(client: TokenSpeedClient, request: EngineRequest) -> list[tuple[list[int], FinishReason | None, int]]:
     deltas = [delta async for delta in generate(client, request)]
     return [(delta.token_ids, delta.finish_reason, delta.num_cached_tokens) for delta in deltas]

@@ -42,13 +42,6 @@ HELD = [5, pad(ITEM, b""), pad(ITEM, b""), *range(29)]
 
 
 @pytest.fixture
-def slots() -> Any:
-    slots = Slots()
-    yield slots
-    slots.pool.close()
-
-
-@pytest.fixture
 def worker() -> TokenSpeedWorker:
     worker = TokenSpeedWorker()
     worker.events = []

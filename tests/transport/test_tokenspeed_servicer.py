@@ -23,14 +23,6 @@ def servicer_of(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.fixture
-def slots() -> Any:
-    slots = Slots()
-    yield slots
-    assert slots.links() == []
-    slots.pool.close()
-
-
-@pytest.fixture
 def engine(tmp_path: Path) -> Engine:
     for name, content in FILES.files.items():
         (tmp_path / name).write_bytes(content)

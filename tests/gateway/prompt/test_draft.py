@@ -20,8 +20,8 @@ from saccade.telemetry import Metrics
 @pytest.mark.parametrize(
     ("messages", "max_model_len"),
     [
-        ([ChatMessage("user", "")] * 40_000, 0),
-        ([ChatMessage("user", [ContentPart("text", "")] * 400_000)], 0),
+        ([ChatMessage("user", "")] * 10_000, 0),
+        ([ChatMessage("user", [ContentPart("text", "")] * 100_000)], 0),
         ([ChatMessage("user", "word " * 40_000)], 35_000),  # not so many that their bytes alone tell
     ],
     ids=["messages", "parts", "text"],
