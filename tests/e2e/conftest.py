@@ -14,18 +14,11 @@ from benchmarks.fleet.running import workers
 
 
 @pytest.fixture(scope="session")
-def tiny_server(tiny_qwen3_vl: Path) -> Iterator[Server]:
-    """`saccade serve` on the tiny random checkpoint."""
-    with serving(str(tiny_qwen3_vl), "--max-model-len", "4096") as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def keyed_server(tiny_qwen3_vl: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """`saccade serve` on the same checkpoint, named `tiny`, with two keys, a log, and media from this machine."""
-    flags = ("--served-model-name", "tiny", "--max-model-len", "2048", "--api-key", "one", "--api-key", "two")
+def tiny_server(tiny_qwen3_vl: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """`saccade serve` on the tiny random checkpoint, named `tiny`, with two keys, a log, and media from this machine."""
+    flags = ("--served-model-name", "tiny", "--max-model-len", "4096", "--api-key", "one", "--api-key", "two")
     flags += ("--allowed-media-networks", "127.0.0.0/8", "--log-level", "INFO")
-    with serving(str(tiny_qwen3_vl), *flags, key="one", log=tmp_path_factory.mktemp("keyed") / "stderr") as server:
+    with serving(str(tiny_qwen3_vl), *flags, key="one", log=tmp_path_factory.mktemp("tiny") / "stderr") as server:
         yield server
 
 

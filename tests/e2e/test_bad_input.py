@@ -85,14 +85,14 @@ def post(server: Server, body: dict[str, Any] | bytes, key: str | None = None) -
 
 @table(("body", "status", "code", "param"), CASES.values(), ids=CASES.keys())
 def test_bad_request_is_refused_by_name_and_the_next_one_works(
-    keyed_server: Server, body: dict[str, Any] | bytes, status: int, code: str, param: str | None
+    tiny_server: Server, body: dict[str, Any] | bytes, status: int, code: str, param: str | None
 ) -> None:
-    answer = post(keyed_server, body, "one")
+    answer = post(tiny_server, body, "one")
     error = answer[1]["error"]
     assert (answer[0], error["code"], error["param"]) == (status, code, param), error
     assert error["message"].endswith((".", "?"))
     good = {"model": "MODEL", "messages": openai_messages(random_image(64, 64, 3), "hi"), "max_tokens": 2}
-    assert post(keyed_server, good, "two")[0] == 200
+    assert post(tiny_server, good, "two")[0] == 200
 
 
 WORST = (
@@ -102,25 +102,25 @@ WORST = (
 )
 
 
-def test_attacks_leave_the_engine_and_the_decode_processes_as_they_were(keyed_server: Server) -> None:  # F6
-    before = {process.pid for process in keyed_server.tree()}
+def test_attacks_leave_the_engine_and_the_decode_processes_as_they_were(tiny_server: Server) -> None:  # F6
+    before = {process.pid for process in tiny_server.tree()}
     for name in WORST:
         make, sound = attacks.CORPUS[name]
-        status, body = post(keyed_server, chat(image(encoded(make())), max_tokens=1), "one")
+        status, body = post(tiny_server, chat(image(encoded(make())), max_tokens=1), "one")
         assert status == (200 if sound else 400), (name, body)
         if not sound:
             codes = ("invalid_image", "image_too_large", "unsupported_image_format")
             assert (body["error"]["code"] in codes, body["error"]["param"]) == (True, URL_FIELD), (name, body)
     good = {"model": "MODEL", "messages": openai_messages(random_image(64, 64, 3), "hi"), "max_tokens": 2}
-    assert post(keyed_server, good, "two")[0] == 200
-    assert {process.pid for process in keyed_server.tree()} == before
+    assert post(tiny_server, good, "two")[0] == 200
+    assert {process.pid for process in tiny_server.tree()} == before
 
 
 @pytest.mark.parametrize("key", [None, "three", "on", "one "])
-def test_wrong_key(keyed_server: Server, key: str | None) -> None:
-    status, body = post(keyed_server, chat("hi"), key)
+def test_wrong_key(tiny_server: Server, key: str | None) -> None:
+    status, body = post(tiny_server, chat("hi"), key)
     assert (status, body["error"]["code"]) == (401, "invalid_api_key")
 
 
-def test_no_slot_stays_in_use(keyed_server: Server) -> None:
-    assert keyed_server.metric("saccade_slots_in_use") == 0
+def test_no_slot_stays_in_use(tiny_server: Server) -> None:
+    assert tiny_server.metric("saccade_slots_in_use") == 0

@@ -14,7 +14,9 @@ PROMPTS = ["Once upon a time", "Two", "你好，世界", "def f(x):\n    return"
 def test_ids_of_a_chat_are_answered_as_the_chat(tiny_server: Server) -> None:
     messages = openai_messages("What is it?")
     body = {"model": tiny_server.name, "messages": messages}
-    token_ids = httpx2.post(f"{tiny_server.url}/tokenize", json=body).json()["tokens"]
+    token_ids = httpx2.post(f"{tiny_server.url}/tokenize", json=body, headers={"authorization": "Bearer one"}).json()[
+        "tokens"
+    ]
     with tiny_server.client() as client:
         fields: Any = {"model": tiny_server.name, "max_tokens": 20, "temperature": 0}
         chat = client.chat.completions.create(messages=messages, **fields)

@@ -30,7 +30,7 @@ def test_an_image_is_answered_as_by_a_chat(tiny_server: Server) -> None:
             model=tiny_server.name, messages=openai_messages(IMAGE, "What is it?"), max_tokens=20, temperature=0
         )
     turn: Any = {"role": "user", "content": [image(), {"type": "text", "text": "What is it?"}]}
-    with anthropic_client(tiny_server.url) as client:
+    with anthropic_client(tiny_server.url, api_key=tiny_server.key) as client:
         asked: Any = {"model": tiny_server.name, "messages": [turn]}
         sent = {"max_tokens": 20, "extra_body": {"temperature": 0}, **asked}
         whole = client.messages.create(**sent)
@@ -54,7 +54,7 @@ def test_an_image_is_answered_as_by_a_chat(tiny_server: Server) -> None:
 def test_a_conversation_with_tools(tiny_server: Server) -> None:
     messages: Any = [{"role": "user", "content": [image(), {"type": "text", "text": "Zoom."}]}]
     asked: Any = {"model": tiny_server.name, "max_tokens": 600, "tools": ANTHROPIC_TOOLS}
-    with anthropic_client(tiny_server.url) as client:
+    with anthropic_client(tiny_server.url, api_key=tiny_server.key) as client:
         first = client.messages.create(messages=messages, tool_choice={"type": "tool", "name": NAMES[0]}, **asked)
         (call,) = first.content
         assert (call.type, first.stop_reason) == ("tool_use", "tool_use")
@@ -71,7 +71,7 @@ def test_a_conversation_with_tools(tiny_server: Server) -> None:
 
 def test_a_schema_holds_the_answer(tiny_server: Server) -> None:
     schema = {"enum": ["one", "two"]}
-    with anthropic_client(tiny_server.url) as client:
+    with anthropic_client(tiny_server.url, api_key=tiny_server.key) as client:
         message = client.messages.create(
             model=tiny_server.name,
             max_tokens=100,

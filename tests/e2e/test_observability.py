@@ -54,11 +54,11 @@ def web_port() -> Iterator[int]:
 
 
 @pytest.fixture(scope="module")
-def served(keyed_server: Server, web_port: int) -> Server:
+def served(tiny_server: Server, web_port: int) -> Server:
     """A server with a log that has been sent the mark in every way."""
     for body in bodies(f"http://127.0.0.1:{web_port}/{MARK}.png?{MARK}"):
-        post(keyed_server, body, keyed_server.key)
-    return keyed_server
+        post(tiny_server, body, tiny_server.key)
+    return tiny_server
 
 
 def bodies(url: str) -> Iterator[dict[str, Any] | bytes]:

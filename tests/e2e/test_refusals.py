@@ -103,27 +103,27 @@ def waiting(server: Server, host: SilentHost) -> Iterator[list[Future[tuple[int,
 
 @each
 def test_refused_before_any_stage_of_an_image(
-    keyed_server: Server, silent_host: SilentHost, make: Make, key: str, status: int, code: str
+    tiny_server: Server, silent_host: SilentHost, make: Make, key: str, status: int, code: str
 ) -> None:
-    before = stages(keyed_server)
-    answer = ask(keyed_server, make(silent_host), key)
+    before = stages(tiny_server)
+    answer = ask(tiny_server, make(silent_host), key)
     assert (answer[0], answer[1]["code"]) == (status, code)
-    assert (stages(keyed_server), silent_host.num_connections) == (before, 0)
+    assert (stages(tiny_server), silent_host.num_connections) == (before, 0)
 
 
 @each
 def test_refused_while_others_wait_for_a_host(
-    keyed_server: Server, silent_host: SilentHost, make: Make, key: str, status: int, code: str
+    tiny_server: Server, silent_host: SilentHost, make: Make, key: str, status: int, code: str
 ) -> None:
-    with waiting(keyed_server, silent_host) as others:
-        answer = ask(keyed_server, make(silent_host), key)
+    with waiting(tiny_server, silent_host) as others:
+        answer = ask(tiny_server, make(silent_host), key)
         assert (answer[0], answer[1]["code"]) == (status, code)
         assert [other.done() for other in others] == [False] * NUM_WAITING
 
 
-def test_refused_while_its_other_images_are_fetched(keyed_server: Server, silent_host: SilentHost) -> None:
+def test_refused_while_its_other_images_are_fetched(tiny_server: Server, silent_host: SilentHost) -> None:
     # Those before it never come: had the refusal waited for them, it would name the first one.
-    status, error = ask(keyed_server, chat(*map(silent_host.url, range(7)), HUGE_URL))
+    status, error = ask(tiny_server, chat(*map(silent_host.url, range(7)), HUGE_URL))
     assert (status, error["code"]) == (400, "image_too_large")
     assert error["param"] == "messages[0].content[7].image_url.url"
 
@@ -133,12 +133,12 @@ def test_refused_while_its_other_images_are_fetched(keyed_server: Server, silent
     [("three", 1000, 401, "invalid_api_key"), ("one", 1 << 30, 413, "body_too_large")],
     ids=["wrong key", "body over the limit"],
 )
-def test_refused_before_its_body_arrives(keyed_server: Server, key: str, length: int, status: int, code: str) -> None:
+def test_refused_before_its_body_arrives(tiny_server: Server, key: str, length: int, status: int, code: str) -> None:
     head = (
-        f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:{keyed_server.port}\r\nAuthorization: Bearer {key}\r\n"
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:{tiny_server.port}\r\nAuthorization: Bearer {key}\r\n"
     )
     head += f"Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", keyed_server.port), timeout=60) as connection:
+    with socket.create_connection(("127.0.0.1", tiny_server.port), timeout=60) as connection:
         connection.sendall(head.encode())
         answer = b""
         while b"}}" not in answer:
