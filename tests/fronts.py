@@ -10,7 +10,7 @@ from saccade.protocol.description import Description, ModelFiles
 from saccade.protocol.request import GatewayCommand
 from saccade.transport.client import WorkerClient
 from saccade.transport.framing import Frames
-from saccade.transport.gateway_streams import Connection
+from saccade.transport.gateway_streams import GatewayStream
 from saccade.transport.server import WorkerServer
 
 DESCRIPTION = Description(
@@ -33,31 +33,31 @@ class Front:
 
     def __init__(self) -> None:
         self.num_connections = 0
-        self.watchers: list[Connection] = []
+        self.watchers: list[GatewayStream] = []
         self.watched: list[tuple[bool, bool]] = []
-        self.left: list[Connection] = []
+        self.left: list[GatewayStream] = []
         self.commands: list[GatewayCommand] = []
 
     def describe(self) -> bytes:
         return msgspec.msgpack.encode(DESCRIPTION)
 
-    def open(self, frames: Frames | None = None) -> Connection:
+    def open(self, frames: Frames | None = None) -> GatewayStream:
         self.num_connections += 1
-        return Connection(self.num_connections, frames)
+        return GatewayStream(self.num_connections, frames)
 
-    def watch(self, blocks: bool, images: bool) -> Connection:
-        self.watchers.append(Connection(100 + len(self.watchers)))
+    def watch(self, blocks: bool, images: bool) -> GatewayStream:
+        self.watchers.append(GatewayStream(100 + len(self.watchers)))
         self.watched.append((blocks, images))
         return self.watchers[-1]
 
-    def receive(self, connection: Connection, command: bytes) -> None:
+    def receive(self, connection: GatewayStream, command: bytes) -> None:
         self.commands.append(msgspec.msgpack.decode(command, type=GatewayCommand))
         self.answer(connection, self.commands[-1])
 
-    def answer(self, connection: Connection, command: GatewayCommand) -> None:
+    def answer(self, connection: GatewayStream, command: GatewayCommand) -> None:
         """Say what the test wants."""
 
-    def hang_up(self, connection: Connection) -> None:
+    def hang_up(self, connection: GatewayStream) -> None:
         self.left.append(connection)
 
 

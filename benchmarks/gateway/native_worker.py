@@ -22,7 +22,7 @@ from saccade.protocol.description import Description
 from saccade.protocol.output import FinishReason, StepFrame, TokenDelta
 from saccade.protocol.request import EngineRequest, GatewayCommand
 from saccade.transport.framing import Frames
-from saccade.transport.gateway_streams import Connection
+from saccade.transport.gateway_streams import GatewayStream
 from saccade.transport.server import WorkerServer
 from saccade.transport.shared_memory import namespace, read_slot
 
@@ -31,7 +31,7 @@ from saccade.transport.shared_memory import namespace, read_slot
 class Stream:
     """The tokens of a long answer that are still to be sent."""
 
-    connection: Connection
+    connection: GatewayStream
     request_id: str
     num_tokens: int
     token_ids: Iterator[tuple[int, int]]
@@ -66,7 +66,7 @@ class NotesFront:
         """Send a token of every long answer in each step, one frame to each gateway."""
         while True:
             await asyncio.sleep(STEP_SECONDS)
-            deltas: dict[Connection, list[TokenDelta]] = {}
+            deltas: dict[GatewayStream, list[TokenDelta]] = {}
             for stream in self._streams:
                 number, token_id = next(stream.token_ids)
                 reason = FinishReason.LENGTH if number == stream.num_tokens else None
@@ -81,12 +81,12 @@ class NotesFront:
         """Return the encoded Description."""
         return self._encoder.encode(self._description)
 
-    def open(self, frames: Frames | None = None) -> Connection:
+    def open(self, frames: Frames | None = None) -> GatewayStream:
         """Return a new connection."""
         self._num_connections += 1
-        return Connection(self._num_connections, frames)
+        return GatewayStream(self._num_connections, frames)
 
-    def receive(self, connection: Connection, command: bytes) -> None:
+    def receive(self, connection: GatewayStream, command: bytes) -> None:
         """Take one command; an abort comes too late for anything."""
         received_ns = now_ns()
         request = self._commands.decode(command)
@@ -108,7 +108,7 @@ class NotesFront:
         copied = loop.run_in_executor(self._engine, lambda: [read_slot(slot) for slot in slots])
         copied.add_done_callback(lambda done: (done.result(), connection.send(frame)))
 
-    def hang_up(self, connection: Connection) -> None:
+    def hang_up(self, connection: GatewayStream) -> None:
         """Have nothing to clean up."""
 
 

@@ -8,7 +8,7 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-class _Entry(NamedTuple, Generic[V]):
+class _Value(NamedTuple, Generic[V]):
     """A value and its bytes."""
 
     value: V
@@ -33,7 +33,7 @@ class ByteLru(Generic[K, V]):
         self.num_bytes = 0
         self._is_pinned = is_pinned
         self._on_drop = on_drop
-        self._entries: OrderedDict[K, _Entry[V]] = OrderedDict()
+        self._entries: OrderedDict[K, _Value[V]] = OrderedDict()
 
     def __contains__(self, key: K) -> bool:
         return key in self._entries
@@ -64,7 +64,7 @@ class ByteLru(Generic[K, V]):
     def put(self, key: K, value: V, num_bytes: int) -> None:
         """Add a value, or replace one, as the most recently used."""
         self.pop(key)
-        self._entries[key] = _Entry(value, num_bytes)
+        self._entries[key] = _Value(value, num_bytes)
         self.num_bytes += num_bytes
         self.trim()
 

@@ -13,7 +13,7 @@ from saccade.errors import WorkerFailed
 from saccade.protocol.output import FinishReason, PixelsWanted, StepFrame, TokenDelta, TokenLogprob
 from saccade.protocol.request import Abort, EngineRequest, GatewayCommand
 from saccade.transport.answer_bounds import MAX_EMPTY_DELTAS, MAX_QUESTIONS, AnswerBounds
-from saccade.transport.gateway_streams import Connection
+from saccade.transport.gateway_streams import GatewayStream
 
 LENGTH = FinishReason.LENGTH
 PLAIN = TokenLogprob(-1.0, 1)
@@ -75,7 +75,7 @@ async def test_a_worker_that_does_not_stop_fails_its_request_and_is_told_to() ->
     class Endless(Front):
         """Sends 16 tokens for each that is asked for, before the gateway's loop runs again."""
 
-        def answer(self, connection: Connection, command: GatewayCommand) -> None:
+        def answer(self, connection: GatewayStream, command: GatewayCommand) -> None:
             if isinstance(command, EngineRequest):
                 frame = msgspec.msgpack.encode(StepFrame([TokenDelta(command.request_id, [300])]))
                 for _ in range(16 * command.sampling.max_tokens):

@@ -23,7 +23,7 @@ from saccade.protocol.request import Abort
 from saccade.transport import framing
 from saccade.transport.access import Access
 from saccade.transport.framing import Frames
-from saccade.transport.gateway_streams import Connection, Refused, UnixStreams
+from saccade.transport.gateway_streams import GatewayStream, Refused, UnixStreams
 from saccade.transport.server import WorkerServer
 from saccade.transport.wire import stream_path
 
@@ -36,9 +36,9 @@ class Listening(Front):
     def __init__(self) -> None:
         super().__init__()
         self.closed = False
-        self.connections: list[Connection] = []
+        self.connections: list[GatewayStream] = []
 
-    def open(self, frames: Frames | None = None) -> Connection:
+    def open(self, frames: Frames | None = None) -> GatewayStream:
         if self.closed:
             raise Refused(grpc.StatusCode.UNAVAILABLE, "The engine is starting.")
         self.connections.append(super().open(frames))
@@ -119,7 +119,7 @@ async def test_frame_too_large_or_cut_off_ends_its_own_stream(tmp_path: Path, en
 async def test_command_that_is_refused_ends_its_stream(tmp_path: Path) -> None:
     async with taking(tmp_path) as (front, path), gateway(path) as (reader, writer):
 
-        def refuse(connection: Connection, command: bytes) -> None:
+        def refuse(connection: GatewayStream, command: bytes) -> None:
             raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "A frame is not a command.")
 
         front.receive = refuse  # type: ignore[method-assign]

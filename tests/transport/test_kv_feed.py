@@ -22,7 +22,7 @@ from saccade.protocol.output import FinishReason, PixelsWanted, StepFrame, Token
 from saccade.protocol.request import Abort, EngineRequest, GatewayCommand, MediaPixels, SupplyPixels
 from saccade.transport import kv_feed
 from saccade.transport.framing import Frames
-from saccade.transport.gateway_streams import MAX_WAITING_FRAMES, Connection, Refused
+from saccade.transport.gateway_streams import MAX_WAITING_FRAMES, GatewayStream, Refused
 
 A, B = (ImageStored(b"salt", name) for name in (b"a", b"b"))
 
@@ -32,13 +32,13 @@ class Curious(Front):
 
     def __init__(self) -> None:
         super().__init__()
-        self.connection = Connection(0)
+        self.connection = GatewayStream(0)
 
-    def open(self, frames: Frames | None = None) -> Connection:
-        self.connection = Connection(0, frames)
+    def open(self, frames: Frames | None = None) -> GatewayStream:
+        self.connection = GatewayStream(0, frames)
         return self.connection
 
-    def answer(self, connection: Connection, command: GatewayCommand) -> None:
+    def answer(self, connection: GatewayStream, command: GatewayCommand) -> None:
         match command:
             case EngineRequest(request_id=name):
                 wanted = PixelsWanted(name, [0])
@@ -134,7 +134,7 @@ async def test_router_reads_the_feed_and_leaves_it(tmp_path: Path) -> None:
 
 
 async def test_a_watcher_that_does_not_read_is_ended() -> None:
-    watcher = Connection(1)
+    watcher = GatewayStream(1)
     for _ in range(MAX_WAITING_FRAMES + 10):
         watcher.send(b"x")
     for _ in range(MAX_WAITING_FRAMES):

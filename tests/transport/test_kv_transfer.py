@@ -19,7 +19,7 @@ from saccade.errors import PeerFailed, StartupError
 from saccade.protocol.kv_transfer import FirstToken, KvForm, Piece, PieceAck, Prefilled
 from saccade.transport import shared_memory
 from saccade.transport.kv_transfer.channel import LENGTHS, NONCE_BYTES, name_of, new_key
-from saccade.transport.kv_transfer.destination import DestinationConfig, KvDestination
+from saccade.transport.kv_transfer.destination import KvDestination, KvDestinationConfig
 from saccade.transport.kv_transfer.events import (
     Delivered,
     Event,
@@ -30,7 +30,7 @@ from saccade.transport.kv_transfer.events import (
     TransferEnded,
 )
 from saccade.transport.kv_transfer.service import KvTransfers, TransferConfig
-from saccade.transport.kv_transfer.source import NOT_TAKEN, KvSource, SourceConfig
+from saccade.transport.kv_transfer.source import NOT_TAKEN, KvSource, KvSourceConfig
 
 FORM = KvForm(bytes(32), "float32", "float32", 16, 1000, 77)
 FIRST = Prefilled([FirstToken(5)], 3)
@@ -224,9 +224,9 @@ async def test_a_transfer_may_take_longer_than_its_timeout_if_it_goes_on(monkeyp
     loop, now = asyncio.get_running_loop(), [1000.0]
     monkeypatch.setattr(loop, "time", lambda: now[0])
     told: asyncio.Queue[Event] = asyncio.Queue()
-    source = KvSource(SourceConfig(FORM, 60, 15), told.put_nowait)
+    source = KvSource(KvSourceConfig(FORM, 60, 15), told.put_nowait)
     arrived: asyncio.Queue[Event] = asyncio.Queue()
-    destination = KvDestination(DestinationConfig(FORM, 1000, 1 << 20), arrived.put_nowait)
+    destination = KvDestination(KvDestinationConfig(FORM, 1000, 1 << 20), arrived.put_nowait)
     host, port = await source.listen("127.0.0.1", 0)
     source.offer(key := new_key())
     destination.pull(key, f"{host}:{port}", 0)

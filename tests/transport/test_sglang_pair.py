@@ -17,7 +17,7 @@ from waiting import until
 from saccade.errors import RequestError, StartupError, WorkerFailed, WorkerUnavailable
 from saccade.gateway.workers.pool import WorkerPool
 from saccade.protocol.media import MediaItem
-from saccade.transport.connectors.sglang_address import Address, paired
+from saccade.transport.connectors.sglang_address import SglangAddress, paired
 from saccade.transport.connectors.sglang_pair import SglangPair
 
 
@@ -195,7 +195,7 @@ async def test_workers_of_different_models_are_no_pair(
     ],
 )
 def test_addresses(url: str) -> None:
-    assert Address.read(url).url == url
+    assert SglangAddress.read(url).url == url
 
 
 @table(
@@ -218,7 +218,7 @@ def test_addresses(url: str) -> None:
 )
 def test_malformed_addresses(url: str) -> None:
     with pytest.raises(StartupError, match="HOST:PORT"):
-        Address.read(url)
+        SglangAddress.read(url)
 
 
 def test_sides_are_paired() -> None:  # A8

@@ -590,7 +590,7 @@ def test_malformed_addresses(url: str) -> None:
 def test_addresses() -> None:
     assert vllm_http.rank_urls("vllms://h:1") == ("vllms://h:1",)
     assert vllm_http.rank_urls("vllm://[::1]:8?ranks=2") == ("vllm://[::1]:8?rank=0", "vllm://[::1]:8?rank=1")
-    assert vllm_http.address("vllms://h:1?rank=3") == vllm_http.Address("https://h:1", "h", 3)
+    assert vllm_http.address("vllms://h:1?rank=3") == vllm_http.VllmAddress("https://h:1", "h", 3)
     assert vllm_http.address("vllm://[::1]:8").origin == "http://[::1]:8"
 
 

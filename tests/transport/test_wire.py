@@ -23,7 +23,7 @@ from saccade.transport import arrivals
 from saccade.transport.backoff import Backoff
 from saccade.transport.client import WorkerClient
 from saccade.transport.framing import Frames
-from saccade.transport.gateway_streams import MAX_WAITING_FRAMES, Connection, Refused
+from saccade.transport.gateway_streams import MAX_WAITING_FRAMES, GatewayStream, Refused
 from saccade.transport.server import WorkerServer
 from saccade.transport.wire import MAX_MESSAGE_BYTES, target
 
@@ -44,7 +44,7 @@ class Parrot(Front):
         super().__init__()
         self.frames = frames
 
-    def answer(self, connection: Connection, command: GatewayCommand) -> None:
+    def answer(self, connection: GatewayStream, command: GatewayCommand) -> None:
         if isinstance(command, EngineRequest):
             delta = TokenDelta(command.request_id, [len(command.token_ids)], FinishReason.LENGTH)
             for frame in self.frames:
@@ -87,7 +87,7 @@ async def test_long_frame_is_handed_over_in_turns_and_in_order(monkeypatch: pyte
 
 async def test_worker_is_ready_only_once_it_has_taken_the_stream(bind: str) -> None:
     class Refusing(Front):
-        def open(self, frames: Frames | None = None) -> Connection:
+        def open(self, frames: Frames | None = None) -> GatewayStream:
             super().open(frames)
             raise Refused(grpc.StatusCode.UNAVAILABLE, "The engine is starting.")
 
@@ -267,7 +267,7 @@ async def test_a_slot_that_two_items_share_comes_back_twice_and_no_more(bind: st
 
 
 async def test_gateway_that_does_not_read_is_cut_off() -> None:
-    connection = Connection(1)
+    connection = GatewayStream(1)
     for _ in range(MAX_WAITING_FRAMES + 2):
         connection.send(b"frame")
     for _ in range(MAX_WAITING_FRAMES):

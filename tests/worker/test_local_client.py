@@ -14,7 +14,7 @@ from saccade.protocol.description import Description
 from saccade.protocol.engine_load import Load
 from saccade.protocol.output import Failure, FinishReason, StepFrame, TokenDelta
 from saccade.protocol.request import Abort, EngineRequest, SamplingParams
-from saccade.transport.gateway_streams import Connection, Refused
+from saccade.transport.gateway_streams import GatewayStream, Refused
 from saccade.worker.local_client import LocalClient
 
 LENGTH = FinishReason.LENGTH
@@ -25,7 +25,7 @@ class Engine(Front):
 
     def __init__(self) -> None:
         super().__init__()
-        self.opened: list[Connection] = []
+        self.opened: list[GatewayStream] = []
         self.ready = True
 
     def described(self) -> Description:
@@ -33,7 +33,7 @@ class Engine(Front):
             raise Refused(grpc.StatusCode.UNAVAILABLE, "The engine is starting.")
         return DESCRIPTION
 
-    def open(self, frames: Any = None) -> Connection:
+    def open(self, frames: Any = None) -> GatewayStream:
         self.described()
         self.opened.append(super().open(frames))
         return self.opened[-1]

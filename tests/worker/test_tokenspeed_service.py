@@ -27,7 +27,7 @@ from saccade.protocol.output import Failure, FinishReason, StepFrame, TokenDelta
 from saccade.protocol.request import Abort, EngineRequest, GatewayCommand, ResetCaches
 from saccade.transport import shared_memory
 from saccade.transport.connectors.smg_model import unpack_bundle
-from saccade.transport.gateway_streams import Connection, Refused
+from saccade.transport.gateway_streams import GatewayStream, Refused
 from saccade.transport.shared_memory import FOLDER
 from saccade.worker.tokenspeed.border import UNFORESEEN
 from saccade.worker.tokenspeed.images import SALT, pad_value
@@ -50,7 +50,7 @@ class Engine(Front):
             {"token_ids": [40, 41], "num_cached_tokens": 2},
             {"token_ids": [42], "finish_reason": LENGTH},
         ]
-        self.connection: Connection | None = None
+        self.connection: GatewayStream | None = None
         self.load = Load()
 
     def described(self) -> Description:
@@ -58,13 +58,13 @@ class Engine(Front):
             raise Refused(grpc.StatusCode.UNAVAILABLE, "The engine is starting.")
         return self.description
 
-    def open(self, frames: Any = None) -> Connection:
+    def open(self, frames: Any = None) -> GatewayStream:
         self.described()
         self.connection = super().open(frames)
         self.connection.send(msgspec.msgpack.encode(StepFrame([], load=self.load)))
         return self.connection
 
-    def answer(self, connection: Connection, command: GatewayCommand) -> None:
+    def answer(self, connection: GatewayStream, command: GatewayCommand) -> None:
         match command:
             case EngineRequest():
                 for step in self.script:
@@ -73,7 +73,7 @@ class Engine(Front):
             case Abort(request_id=request_id, index=index):
                 self.say(connection, request_id, token_ids=[], finish_reason=FinishReason.ABORT, index=index or 0)
 
-    def say(self, connection: Connection, request_id: str, **delta: Any) -> None:
+    def say(self, connection: GatewayStream, request_id: str, **delta: Any) -> None:
         connection.send(msgspec.msgpack.encode(StepFrame([TokenDelta(request_id, **delta)])))
 
     @property

@@ -45,7 +45,7 @@ class DnsResolver(AbstractResolver):
     ) -> list[ResolveResult]:
         """Return the addresses of *host*, IPv4 first. Raises OSError, and QueueFull if no socket is left."""
         try:
-            with closing(_Lookup(asyncio.get_running_loop(), self._servers)) as lookup:
+            with closing(_HostLookup(asyncio.get_running_loop(), self._servers)) as lookup:
                 nodes = await lookup.addresses(host, family)
         except OSError:
             new_socket(
@@ -70,7 +70,7 @@ class DnsResolver(AbstractResolver):
 
     async def records(self, host: str) -> Records:
         """Return the addresses of *host* and how long they are valid. Raises OSError, also if there are none."""
-        with closing(_Lookup(asyncio.get_running_loop(), self._servers)) as lookup:
+        with closing(_HostLookup(asyncio.get_running_loop(), self._servers)) as lookup:
             nodes = await lookup.addresses(host, socket.AF_UNSPEC)
         for kind in (socket.AF_INET, socket.AF_INET6):
             if addresses := _of_family(nodes, kind)[:MAX_RECORDS]:
@@ -81,7 +81,7 @@ class DnsResolver(AbstractResolver):
         """Do nothing: every lookup closes its own sockets."""
 
 
-class _Lookup:
+class _HostLookup:
     """One lookup, with its own channel and sockets."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, servers: tuple[str, ...]) -> None:

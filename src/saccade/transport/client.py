@@ -56,7 +56,7 @@ def _ignore(_: object) -> None:
 class _SentRequest:
     """A request that the worker has: the stream of *sink*. Its answer is bounded, since workers may be faulty."""
 
-    def __init__(self, session: "_Session", request: EngineRequest, sink: Sink) -> None:
+    def __init__(self, session: "_NativeSession", request: EngineRequest, sink: Sink) -> None:
         self._session = session
         self._request_id = request.request_id
         self._sink = sink
@@ -94,7 +94,7 @@ class _SentRequest:
         self._session.send_pixels(SupplyPixels(request_id=self._request_id, media=media))
 
 
-class _Session:
+class _NativeSession:
     """One stream to the worker at *url*: commands to send, open requests, slots that the worker may read."""
 
     def __init__(self, url: str, on_released: Callable[[Sequence[str]], None]) -> None:
@@ -221,7 +221,7 @@ class WorkerClient:
         self._logged: set[grpc.StatusCode] = set()
         self._on_released = on_released
         self._on_change = on_change
-        self._session: _Session | None = None
+        self._session: _NativeSession | None = None
         self._task: asyncio.Task[None] | None = None
         self._stub: Any = None
         self._held_images = kv_feed.HeldImages()
@@ -298,7 +298,7 @@ class WorkerClient:
 
     async def _live(self, stub: Any) -> str:
         """Describe, stream, relay until the stream ends; return why it ended."""
-        session = _Session(self.url, self._on_released)
+        session = _NativeSession(self.url, self._on_released)
         keeping_up = None
         try:
             reply = await stub.Describe(DescribeRequest(), timeout=DESCRIBE_SECONDS)
@@ -333,7 +333,7 @@ class WorkerClient:
             level = logging.ERROR if code is grpc.StatusCode.UNAUTHENTICATED else logging.INFO
             logger.log(level, "no connection to worker %s, trying on: %s", self.url, error.details())
 
-    def _take(self, session: _Session, frame: StepFrame) -> None:
+    def _take(self, session: _NativeSession, frame: StepFrame) -> None:
         if frame.load is not None:
             was_ready, self.load = self.ready, plausible(frame.load)
             self.load_times = (time.monotonic(),) * 2
@@ -341,13 +341,13 @@ class WorkerClient:
                 self._on_change(self)
         session.deliver(frame)
 
-    def _enter(self, session: _Session, description: Description) -> None:
+    def _enter(self, session: _NativeSession, description: Description) -> None:
         self.description = description
         self._session = session
         self._logged.clear()
         self._on_change(self)
 
-    def _leave(self, session: _Session) -> None:
+    def _leave(self, session: _NativeSession) -> None:
         if self._session is session:
             self._session = None
             self.load = None

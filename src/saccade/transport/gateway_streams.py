@@ -36,7 +36,7 @@ class Refused(Exception):
         self.sentence = sentence
 
 
-class Connection:
+class GatewayStream:
     """One stream to a gateway, or to a reader of the feed of cache events.
 
     With *frames*, send() writes to them at once. Without, frames wait here until next() takes them, as gRPC requires.
@@ -90,16 +90,16 @@ class Front(Protocol):
     def describe(self) -> bytes:
         """Return the encoded Description. Raises Refused while there is none."""
 
-    def open(self, frames: Frames | None = None) -> Connection:
+    def open(self, frames: Frames | None = None) -> GatewayStream:
         """Return a new connection, which writes to *frames*. Raises Refused while no engine is ready."""
 
-    def receive(self, connection: Connection, command: bytes) -> None:
+    def receive(self, connection: GatewayStream, command: bytes) -> None:
         """Take one encoded GatewayCommand that came over *connection*. Raises Refused if it is malformed."""
 
-    def watch(self, blocks: bool, images: bool) -> Connection:
+    def watch(self, blocks: bool, images: bool) -> GatewayStream:
         """Return a connection that delivers KvEvents of these caches. Raises Refused while no engine is ready."""
 
-    def hang_up(self, connection: Connection) -> None:
+    def hang_up(self, connection: GatewayStream) -> None:
         """Note that the stream of a connection has ended."""
 
 
@@ -111,7 +111,7 @@ class _UnixStream(Frames):
         self._front = front
         self._opened = opened
         self._admits = admits
-        self._connection: Connection | None = None
+        self._connection: GatewayStream | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Have the front accept the stream, or close it."""

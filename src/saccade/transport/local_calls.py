@@ -21,7 +21,7 @@ NUMBER_BYTES = 4
 FIRST_RETRY_SECONDS = 0.05
 LAST_RETRY_SECONDS = 1.0
 
-Answer = Callable[[bytes], bytes]
+Handler = Callable[[bytes], bytes]
 """Answers one encoded request; it neither blocks nor awaits. It may raise UNREADABLE."""
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class NotReached(Exception):
 class _Answering(Frames):
     """The stream of one caller."""
 
-    def __init__(self, answer: Answer, opened: set["_Answering"]) -> None:
+    def __init__(self, answer: Handler, opened: set["_Answering"]) -> None:
         super().__init__(self._take, MAX_BYTES)
         self._answer = answer
         self._opened = opened
@@ -62,7 +62,7 @@ class _Answering(Frames):
 class CallServer:
     """Answers calls at the Unix socket *path*, whose folder must belong to this user alone."""
 
-    def __init__(self, path: Path, answer: Answer) -> None:
+    def __init__(self, path: Path, answer: Handler) -> None:
         self._path = path
         self._answer = answer
         self._server: asyncio.Server | None = None

@@ -13,7 +13,7 @@ from grpc_reflection.v1alpha import reflection
 from saccade.errors import StartupError
 from saccade.transport import private_sockets
 from saccade.transport.access import OWNER_ONLY, Access
-from saccade.transport.gateway_streams import Connection, Front, Refused, UnixStreams
+from saccade.transport.gateway_streams import Front, GatewayStream, Refused, UnixStreams
 from saccade.transport.proto import worker_pb2_grpc
 from saccade.transport.proto.worker_pb2 import DescribeReply, KvEventsFrame, WorkerFrame
 from saccade.transport.wire import SERVER_OPTIONS, SERVICE_NAME, TAKEN, TLS_SCHEME, stream_path
@@ -67,7 +67,7 @@ class _Servicer(worker_pb2_grpc.WorkerServicer):
         finally:
             self._front.hang_up(watcher)
 
-    async def _read(self, commands: Any, connection: Connection) -> None:
+    async def _read(self, commands: Any, connection: GatewayStream) -> None:
         """Pass every command to the front; end the connection when the gateway has ended its side."""
         reason = None
         try:

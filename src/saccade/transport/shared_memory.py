@@ -56,7 +56,7 @@ def readers() -> str:
 
 
 @dataclass
-class _Segment:
+class _PooledSegment:
     """A file of the pool. *generation* counts its uses; *holders* counts the users of its present content."""
 
     name: str
@@ -75,8 +75,8 @@ class SlotPool:
     """
 
     budget_bytes: int
-    _used: dict[str, _Segment] = field(default_factory=dict)
-    _free: list[_Segment] = field(default_factory=list)
+    _used: dict[str, _PooledSegment] = field(default_factory=dict)
+    _free: list[_PooledSegment] = field(default_factory=list)
     _prefix: str = field(default_factory=lambda: f"saccade-{os.getpid()}-{start_time(os.getpid())}-")
 
     @property
@@ -135,7 +135,7 @@ class SlotPool:
         self._used.clear()
         self._free.clear()
 
-    def _reuse(self, capacity: int) -> _Segment | None:
+    def _reuse(self, capacity: int) -> _PooledSegment | None:
         for index in reversed(range(len(self._free))):
             if self._free[index].capacity_bytes == capacity:
                 segment = self._free.pop(index)
@@ -143,17 +143,17 @@ class SlotPool:
                     return segment
         return None
 
-    def _create(self, capacity: int) -> _Segment | None:
+    def _create(self, capacity: int) -> _PooledSegment | None:
         while self.allocated_bytes + capacity > self.budget_bytes:
             if not self._free:
                 return None
             # The segment that was unused for the longest time goes first; it does not have the right size.
             unlink(self._free.pop(0).name)
-        segment = _Segment(self._prefix + secrets.token_hex(8), capacity)
+        segment = _PooledSegment(self._prefix + secrets.token_hex(8), capacity)
         return segment if _allocate(segment) else None
 
 
-def _allocate(segment: _Segment) -> bool:
+def _allocate(segment: _PooledSegment) -> bool:
     try:
         descriptor = os.open(FOLDER / segment.name, os.O_RDWR | os.O_CREAT | os.O_EXCL | OPEN_FLAGS, 0o600)
     except OSError:

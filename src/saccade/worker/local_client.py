@@ -13,7 +13,7 @@ from saccade.protocol.engine_load import Load
 from saccade.protocol.kv_events import KvEvents
 from saccade.protocol.output import StepFrame, TokenDelta
 from saccade.protocol.request import Abort, EngineRequest, GatewayCommand, ResetCaches
-from saccade.transport.gateway_streams import Connection, Front, Refused
+from saccade.transport.gateway_streams import Front, GatewayStream, Refused
 
 Inbox = asyncio.Queue[TokenDelta | WorkerFailed]
 """What has arrived from the engine for one request."""
@@ -30,7 +30,7 @@ class LocalClient:
         self.load = Load()
         self._front = front
         self._described = described
-        self._connection: Connection | None = None
+        self._connection: GatewayStream | None = None
         self._reader: asyncio.Task[None] | None = None
         self._open: dict[str, Inbox] = {}
         self._numbers = itertools.count(1)
@@ -119,7 +119,7 @@ class LocalClient:
             self._reader.cancel()
             await asyncio.gather(self._reader, return_exceptions=True)
 
-    def _connected(self) -> Connection:
+    def _connected(self) -> GatewayStream:
         if self._connection is None:
             try:
                 self._connection = self._front.open()
@@ -128,10 +128,10 @@ class LocalClient:
             self._reader = asyncio.create_task(self._read(self._connection), name="local client")
         return self._connection
 
-    def _send(self, connection: Connection, command: GatewayCommand) -> None:
+    def _send(self, connection: GatewayStream, command: GatewayCommand) -> None:
         self._front.receive(connection, self._encoder.encode(command))
 
-    async def _read(self, connection: Connection) -> None:
+    async def _read(self, connection: GatewayStream) -> None:
         """Hand every delta to its request until the connection ends; then fail what is open."""
         sentence = "The engine ended; the request can be sent again."
         try:

@@ -29,7 +29,7 @@ from saccade.protocol.request import Abort, EngineRequest, GatewayCommand
 from saccade.transport import partial_decode, shared_memory
 from saccade.transport.access import OWNER_ONLY, Access
 from saccade.transport.framing import UNREADABLE, Frames
-from saccade.transport.gateway_streams import Connection, Refused
+from saccade.transport.gateway_streams import GatewayStream, Refused
 from saccade.transport.server import WorkerServer
 from saccade.worker.engine_process import TIMEOUTS, EngineProcess, Timeouts
 from saccade.worker.tokenspeed.port import TokenSpeedPort
@@ -72,8 +72,8 @@ class Relay:
         self.draining = False
         self.description: Description | None = None
         self.progress = on_progress
-        self._connections: dict[int, Connection] = {}
-        self._watchers: dict[int, Connection] = {}
+        self._connections: dict[int, GatewayStream] = {}
+        self._watchers: dict[int, GatewayStream] = {}
         self._numbers = itertools.count(1)
         self._encoder = msgspec.msgpack.Encoder()
         self._commands: msgspec.msgpack.Decoder[GatewayCommand] = msgspec.msgpack.Decoder(GatewayCommand)
@@ -89,12 +89,12 @@ class Relay:
         """Return described(), encoded."""
         return self._encoder.encode(self.described())
 
-    def open(self, frames: Frames | None = None) -> Connection:
+    def open(self, frames: Frames | None = None) -> GatewayStream:
         """Return a new connection to *frames*. Raises Refused until the engine is ready, and after drain()."""
         self._check_open()
         if not self.serving.is_set():
             raise Refused(grpc.StatusCode.UNAVAILABLE, "The engine is starting.")
-        connection = Connection(next(self._numbers), frames)
+        connection = GatewayStream(next(self._numbers), frames)
         self._connections[connection.number] = connection
         return connection
 
@@ -111,7 +111,7 @@ class Relay:
         else:
             self.idle.set()
 
-    def receive(self, connection: Connection, command: bytes) -> None:
+    def receive(self, connection: GatewayStream, command: bytes) -> None:
         """Pass a command to the engine; answer it here where it is malformed. Raises Refused where it has no id."""
         try:
             decoded = self._commands.decode(command)
@@ -123,7 +123,7 @@ class Relay:
         else:
             self.engine.send(Forward(connection.number, command))
 
-    def _refusal(self, connection: Connection, command: bytes) -> StepFrame:
+    def _refusal(self, connection: GatewayStream, command: bytes) -> StepFrame:
         """Return the answer to a malformed command; its slots go back, and what the engine has of its request ends."""
         remains = partial_decode.salvage(command)
         if remains.request_id is None:
@@ -134,7 +134,7 @@ class Relay:
         delta = TokenDelta(remains.request_id, [], FinishReason.ERROR, failure=failure)
         return StepFrame([delta], list(remains.slots))
 
-    def watch(self, blocks: bool, images: bool) -> Connection:
+    def watch(self, blocks: bool, images: bool) -> GatewayStream:
         """Return a connection with the feed of the engine's cache events. Raises Refused as open() does."""
         watcher = self.open()
         del self._connections[watcher.number]
@@ -142,7 +142,7 @@ class Relay:
         self.engine.send(Watch(watcher.number, blocks, images))
         return watcher
 
-    def hang_up(self, connection: Connection) -> None:
+    def hang_up(self, connection: GatewayStream) -> None:
         """Have the engine abort the requests of *connection*, or end its feed."""
         if self._watchers.pop(connection.number, None) is not None:
             self.engine.send(Unwatch(connection.number))

@@ -30,7 +30,7 @@ from saccade.routing.index import BlockIndex, Partition
 from saccade.routing.lookup import LookupTarget, Overlap
 from saccade.routing.router import Router
 from saccade.transport.framing import Frames
-from saccade.transport.gateway_streams import Connection
+from saccade.transport.gateway_streams import GatewayStream
 from saccade.transport.local_calls import NUMBER_BYTES, CallServer
 from saccade.transport.server import WorkerServer
 
@@ -46,7 +46,7 @@ class Holding(Front):
         super().__init__()
         self._count = count
 
-    def watch(self, blocks: bool, images: bool) -> Connection:
+    def watch(self, blocks: bool, images: bool) -> GatewayStream:
         watcher = super().watch(blocks, images)
         if blocks:
             events = [BlockStored(key, b"", []) for key in KEYS[: self._count]]

@@ -25,7 +25,7 @@ from saccade.protocol.exactness import EXACT, Exactness
 from saccade.protocol.kv_events import BlockRemoved, BlockStored, KvEvent, KvEvents
 from saccade.routing.index import BYTES_PER_KEY, BlockIndex, Partition
 from saccade.routing.router import Router
-from saccade.transport.gateway_streams import Connection, Refused
+from saccade.transport.gateway_streams import GatewayStream, Refused
 from saccade.transport.server import WorkerServer
 
 PARTITION = Partition(bytes(32), 16)
@@ -37,9 +37,9 @@ class Telling(Front):
 
     def __init__(self) -> None:
         super().__init__()
-        self.feeds: list[Connection] = []
+        self.feeds: list[GatewayStream] = []
 
-    def watch(self, blocks: bool, images: bool) -> Connection:
+    def watch(self, blocks: bool, images: bool) -> GatewayStream:
         watcher = super().watch(blocks, images)
         if blocks:
             self.feeds.append(watcher)

@@ -49,7 +49,7 @@ def clients(url: str, hooks: Hooks) -> tuple[Worker, ...]:
     if url.startswith(tokenspeed.SCHEME):
         return (tokenspeed.TokenSpeedClient(url, context),)
     if url.startswith(sglang_address.SCHEME):
-        is_pair = bool(sglang_address.Address.read(url).prefill)
+        is_pair = bool(sglang_address.SglangAddress.read(url).prefill)
         return (SglangPair(url, context) if is_pair else sglang.SglangClient(url, context),)
     if url.startswith(vllm_http.SCHEMES):
         reader = FileReader(hooks.given, read_model_files, _placeholder_id)
@@ -67,7 +67,7 @@ def targets(urls: Iterable[str]) -> tuple[str, ...]:
 
 def is_half(url: str) -> bool:
     """Whether *url* is one side of pairs, which serves nothing without the other. Raises StartupError."""
-    return url.startswith(sglang_address.SCHEME) and bool(sglang_address.Address.read(url).role)
+    return url.startswith(sglang_address.SCHEME) and bool(sglang_address.SglangAddress.read(url).role)
 
 
 def check_url(url: str) -> None:
@@ -75,7 +75,7 @@ def check_url(url: str) -> None:
     if not url.isprintable() or " " in url:
         raise StartupError(f"A worker's address has no spaces and no control characters, unlike {url!r}.")
     if url.startswith(sglang_address.SCHEME):
-        sglang_address.Address.read(url)
+        sglang_address.SglangAddress.read(url)
     elif url.startswith(vllm_http.SCHEMES):
         vllm_http.rank_urls(url)
     else:

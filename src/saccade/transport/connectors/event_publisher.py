@@ -50,7 +50,7 @@ class EventSource:
     topic: str = ""
 
 
-class _Batch(NamedTuple):
+class _PublishedBatch(NamedTuple):
     """A batch as the engine sent it: *payload* is one msgpack value."""
 
     number: int
@@ -112,7 +112,7 @@ class PublishedBatches:
                 self._next += 1
                 yield batch.payload
 
-    async def _filled(self, until: _Batch | None) -> AsyncGenerator[bytes, None]:
+    async def _filled(self, until: _PublishedBatch | None) -> AsyncGenerator[bytes, None]:
         """Yield the batches before *until*, or those that were lost unnoticed. Raises WorkerUnavailable for a gap."""
         first = self._next or 0
         if self._sockets.can_replay:
@@ -125,7 +125,7 @@ class PublishedBatches:
         if until is not None and until.number > (self._next or 0):
             raise WorkerUnavailable(LOST.format(first=self._next))
 
-    async def _caught_up(self, first: int) -> AsyncGenerator[_Batch, None]:
+    async def _caught_up(self, first: int) -> AsyncGenerator[_PublishedBatch, None]:
         """Yield the batches since *first* that the worker still has; only the first one may have a later number.
 
         A publisher drops what a subscriber does not read fast enough, so a replay may have gaps: ask for the rest.
@@ -184,7 +184,7 @@ class _Sockets:
         if event != Event.HANDSHAKE_SUCCEEDED:
             raise WorkerUnavailable(unanswered)
 
-    async def next_batch(self, seconds: float) -> _Batch | None:
+    async def next_batch(self, seconds: float) -> _PublishedBatch | None:
         """Return the next batch that is published, or None if there is none for *seconds*.
 
         Raises WorkerUnavailable if the connection is lost.
@@ -195,7 +195,7 @@ class _Sockets:
             raise WorkerUnavailable("The worker's feed of cache events ended.")
         return _batch(await self._subscription.recv_multipart()) if ready else None
 
-    async def replay(self, first: int) -> AsyncGenerator[_Batch | None, None]:
+    async def replay(self, first: int) -> AsyncGenerator[_PublishedBatch | None, None]:
         """Yield the batches since number *first* that the worker still has, then None if it reported the end."""
         with contextlib.closing(self._socket(zmq.DEALER)) as dealer:
             dealer.linger = 0
@@ -227,7 +227,7 @@ class _Sockets:
         return socket
 
 
-def _batch(frames: list[bytes]) -> _Batch:
+def _batch(frames: list[bytes]) -> _PublishedBatch:
     if len(frames) < 2 or len(frames[-2]) != 8:
         raise WorkerUnavailable(UNREADABLE_BATCH)
-    return _Batch(int.from_bytes(frames[-2], "big"), frames[-1])
+    return _PublishedBatch(int.from_bytes(frames[-2], "big"), frames[-1])

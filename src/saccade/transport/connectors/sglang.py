@@ -17,7 +17,7 @@ from saccade.transport.connectors.sglang_address import SCHEME
 from saccade.transport.connectors.sglang_messages import generate_request
 from saccade.transport.connectors.smg_client import SmgClient
 from saccade.transport.connectors.smg_request import unsupported
-from saccade.transport.connectors.smg_session import ClientContext, Session
+from saccade.transport.connectors.smg_session import ClientContext, SmgSession
 
 TEXT_PREFIX = Exactness(
     "TEXT_PREFIX",
@@ -60,11 +60,11 @@ class SglangClient(SmgClient):
         version, dtype = f"sglang {server.sglang_version}", arguments["dtype"].string_value
         return smg_model.describe(info, server, files, version=version, pixel_dtype="float32", dtype=dtype)
 
-    def message(self, request: EngineRequest, payloads: Sequence[Any], session: Session) -> pb.GenerateRequest:
+    def message(self, request: EngineRequest, payloads: Sequence[Any], session: SmgSession) -> pb.GenerateRequest:
         """Return *request* as SGLang's message."""
         return generate_request(request, payloads, session.traits.grid_name, session.eos_token_ids)
 
-    def refused(self, traits: RequestTraits, session: Session) -> RequestError | None:
+    def refused(self, traits: RequestTraits, session: SmgSession) -> RequestError | None:
         """Return the error for what this wire lacks, or for a second tenant."""
         if error := super().refused(traits, session):
             return error

@@ -22,7 +22,7 @@ FORMS = (
 
 
 @dataclass(frozen=True)
-class Address:
+class SglangAddress:
     """A worker at *target*, `host:port`.
 
     *prefill* is the target of the prefill worker in its pair. *bootstrap* is that worker's bootstrap port, 0 for the
@@ -35,7 +35,7 @@ class Address:
     role: str = ""
 
     @classmethod
-    def read(cls, url: str) -> "Address":
+    def read(cls, url: str) -> "SglangAddress":
         """Read *url*. Raises StartupError."""
         try:
             split = urlsplit(url)
@@ -74,7 +74,7 @@ def paired(urls: Iterable[str]) -> tuple[str, ...]:
     Raises StartupError if one of the two is missing.
     """
     urls = tuple(urls)
-    addresses = {url: Address.read(url) for url in urls if url.startswith(SCHEME)}
+    addresses = {url: SglangAddress.read(url) for url in urls if url.startswith(SCHEME)}
     prefills = [address for address in addresses.values() if address.role == "prefill"]
     decodes = [address for address in addresses.values() if address.role == "decode"]
     if bool(prefills) != bool(decodes):
@@ -83,5 +83,5 @@ def paired(urls: Iterable[str]) -> tuple[str, ...]:
         )
     others = tuple(url for url in urls if url not in addresses or not addresses[url].role)
     return others + tuple(
-        Address(decode.target, prefill.target, prefill.bootstrap).url for decode in decodes for prefill in prefills
+        SglangAddress(decode.target, source.target, source.bootstrap).url for decode in decodes for source in prefills
     )

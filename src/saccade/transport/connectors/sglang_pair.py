@@ -24,7 +24,7 @@ from saccade.protocol.request import EngineRequest
 from saccade.protocol.request_traits import RequestTraits
 from saccade.transport.client import slots_of
 from saccade.transport.connectors.sglang import DECODE, PREFILL, SglangClient
-from saccade.transport.connectors.sglang_address import SCHEME, Address
+from saccade.transport.connectors.sglang_address import SCHEME, SglangAddress
 from saccade.transport.connectors.sglang_messages import MAX_ROOM, Meeting
 from saccade.transport.connectors.smg_client import NOT_READY
 from saccade.transport.connectors.smg_session import ClientContext
@@ -40,7 +40,7 @@ class SglangPair:
     """
 
     def __init__(self, url: str, context: ClientContext) -> None:
-        address = Address.read(url)
+        address = SglangAddress.read(url)
         if not address.prefill:
             raise StartupError(f"{url!r} names no prefill worker.")
         self.url = url

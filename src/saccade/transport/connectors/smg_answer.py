@@ -30,7 +30,7 @@ REFUSED = (
 LOST = "The worker stopped while it answered; the request can be sent again."
 
 
-class Answer:
+class SmgAnswer:
     """One answer as it arrives. take() every message, then close() if the stream ends; `finished` after the last."""
 
     def __init__(self, request: EngineRequest) -> None:

@@ -44,9 +44,9 @@ from saccade.transport.connectors import published_pages, shared_memory_links, s
 from saccade.transport.connectors.pages import Pages
 from saccade.transport.connectors.sent_images import NO_TENANT, SentImages
 from saccade.transport.connectors.shared_memory_links import Links
-from saccade.transport.connectors.smg_answer import Answer, error_of
+from saccade.transport.connectors.smg_answer import SmgAnswer, error_of
 from saccade.transport.connectors.smg_request import refused_parameter
-from saccade.transport.connectors.smg_session import ClientContext, Session
+from saccade.transport.connectors.smg_session import ClientContext, SmgSession
 from saccade.transport.grpc_calls import Call, GrpcCalls
 from saccade.transport.sink import Sink, Stream
 from saccade.transport.worker_load import plausible
@@ -95,7 +95,7 @@ class SmgClient(ABC):
         self.host = self._target.rpartition(":")[0].strip("[]")
         self._context = context
         self._sent = sent
-        self._session: Session | None = None
+        self._session: SmgSession | None = None
         self._pages: Pages | None = None
         self._task: asyncio.Task[None] | None = None
         (service,) = self.MESSAGES.DESCRIPTOR.services_by_name.values()
@@ -108,10 +108,10 @@ class SmgClient(ABC):
         """Return what GetModelInfo and GetServerInfo report. Raises StartupError for a worker that cannot be used."""
 
     @abstractmethod
-    def message(self, request: EngineRequest, payloads: Sequence[str | bytes], session: Session) -> Any:
+    def message(self, request: EngineRequest, payloads: Sequence[str | bytes], session: SmgSession) -> Any:
         """Return *request* as this wire's GenerateRequest; *payloads* are its pixels, or names of shared memory."""
 
-    def refused(self, traits: RequestTraits, session: Session) -> RequestError | None:
+    def refused(self, traits: RequestTraits, session: SmgSession) -> RequestError | None:
         """Return the error for what this wire cannot express, None if it can."""
         return refused_parameter(traits)
 
@@ -185,7 +185,7 @@ class SmgClient(ABC):
             async for message in messages:
                 yield message
 
-    async def _feed(self, session: Session, pages: Pages) -> AsyncGenerator[KvEvents, None]:
+    async def _feed(self, session: SmgSession, pages: Pages) -> AsyncGenerator[KvEvents, None]:
         """Yield what the engine publishes, if it can be reached, or else what its gRPC servicer relays."""
         has_begun = False
         if session.publisher is not None:
@@ -283,7 +283,7 @@ class SmgClient(ABC):
         finally:
             self._leave()
 
-    async def _register(self, stub: Any) -> Session:
+    async def _register(self, stub: Any) -> SmgSession:
         await self._check_health(stub)
         info = await stub.GetModelInfo(self.MESSAGES.GetModelInfoRequest(), timeout=CALL_SECONDS)
         server = await stub.GetServerInfo(self.MESSAGES.GetServerInfoRequest(), timeout=CALL_SECONDS)
@@ -292,7 +292,7 @@ class SmgClient(ABC):
         traits = self._context.traits(files)
         reason = "" if traits.keeps_every_token else SOME_TOKENS
         reason = reason or self.unknowable(server) or await smg_kv_events.reason_for_none(stub)
-        return Session(
+        return SmgSession(
             stub=stub,
             description=description,
             eos_token_ids=tuple(info.eos_token_ids),
@@ -312,7 +312,7 @@ class SmgClient(ABC):
         chunks = stub.GetTokenizer(common_pb2.GetTokenizerRequest(), timeout=BUNDLE_SECONDS)
         return await asyncio.to_thread(smg_model.unpack_bundle, await smg_model.receive_bundle(chunks))
 
-    async def _watch(self, channel: grpc.aio.Channel, session: Session) -> str:
+    async def _watch(self, channel: grpc.aio.Channel, session: SmgSession) -> str:
         lost = asyncio.ensure_future(channel.wait_for_state_change(grpc.ChannelConnectivity.READY))
         try:
             for number in itertools.count(1):
@@ -332,7 +332,7 @@ class SmgClient(ABC):
         if not (await stub.HealthCheck(self.MESSAGES.HealthCheckRequest(), timeout=HEALTH_SECONDS)).healthy:
             raise WorkerUnavailable("The worker reports that it is not healthy.")
 
-    def _enter(self, session: Session) -> None:
+    def _enter(self, session: SmgSession) -> None:
         self.description = session.description
         self._session = session
         self._context.on_change(self)
@@ -395,7 +395,7 @@ class _SmgStream:
         self._sink = sink
         self._links = links
         self._client = client
-        self._answer = Answer(request)
+        self._answer = SmgAnswer(request)
         self._call: Call | None = None
         self._has_ended = False
         self._sending = asyncio.create_task(self._send(message), name=f"request to {client.url}")

@@ -55,7 +55,7 @@ class ClientContext:
 
 
 @dataclass(frozen=True)
-class Session:
+class SmgSession:
     """A worker that has registered.
 
     *exactness* is how exactly its events report what it holds; *publisher* is where the engine itself publishes them.

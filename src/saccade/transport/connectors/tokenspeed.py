@@ -12,7 +12,7 @@ from saccade.protocol.request import EngineRequest
 from saccade.transport.connectors import smg_model
 from saccade.transport.connectors.sent_images import SentImages
 from saccade.transport.connectors.smg_client import SmgClient
-from saccade.transport.connectors.smg_session import ClientContext, Session
+from saccade.transport.connectors.smg_session import ClientContext, SmgSession
 from saccade.transport.connectors.tokenspeed_messages import generate_request, pad
 
 SCHEME = "tokenspeed://"
@@ -39,6 +39,8 @@ class TokenSpeedClient(SmgClient):
         pixel_dtype = PIXEL_DTYPES.get(info.multimodal_encoder_dtype, "float32")
         return smg_model.describe(info, server, files, version=version, pixel_dtype=pixel_dtype, dtype=info.model_dtype)
 
-    def message(self, request: EngineRequest, payloads: Sequence[str | bytes], session: Session) -> pb.GenerateRequest:
+    def message(
+        self, request: EngineRequest, payloads: Sequence[str | bytes], session: SmgSession
+    ) -> pb.GenerateRequest:
         """Return *request* as TokenSpeed's message."""
         return generate_request(request, payloads, session.traits.grid_name, session.eos_token_ids)

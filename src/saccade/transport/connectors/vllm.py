@@ -26,9 +26,9 @@ from saccade.transport.backoff import Backoff
 from saccade.transport.client import LOST, slots_of
 from saccade.transport.connectors import vllm_server
 from saccade.transport.connectors.pulled_stream import PulledStream
-from saccade.transport.connectors.vllm_answer import NOT_READY, Answer, error_of
+from saccade.transport.connectors.vllm_answer import NOT_READY, VllmAnswer, error_of
 from saccade.transport.connectors.vllm_events import follow
-from saccade.transport.connectors.vllm_http import Address, Http, address, events
+from saccade.transport.connectors.vllm_http import Http, VllmAddress, address, events
 from saccade.transport.connectors.vllm_keys import Coverage
 from saccade.transport.connectors.vllm_messages import chat_body, generate_body, refused_parameter
 from saccade.transport.connectors.vllm_server import CHAT, GENERATE, FileReader, Server
@@ -50,7 +50,7 @@ OTHER_TOKENS = Exactness("NONE", "it tokenises chats differently than its model'
 logger = logging.getLogger(__name__)
 
 
-class _Session:
+class _VllmSession:
     """A worker while it is healthy. It is believed to hold the images that it was sent last."""
 
     def __init__(self, http: Http, server: Server) -> None:
@@ -99,12 +99,12 @@ class VllmClient:
         self.description: Description | None = None
         self.load: Load | None = None
         self.load_times = (0.0, 0.0)
-        self._address: Address = address(url)
+        self._address: VllmAddress = address(url)
         self._on_released = on_released
         self._on_change = on_change
         self._credentials = credentials
         self._reader = reader
-        self._session: _Session | None = None
+        self._session: _VllmSession | None = None
         self._tokenises_alike = True
         self._coverage = Coverage()
         self._is_followed = False
@@ -173,10 +173,10 @@ class VllmClient:
         return PulledStream(self.url, sink, lambda stream: self._deltas(session, request, stream))
 
     async def _deltas(
-        self, session: _Session, request: EngineRequest, stream: PulledStream
+        self, session: _VllmSession, request: EngineRequest, stream: PulledStream
     ) -> AsyncGenerator[TokenDelta, None]:
         by_hash = [index for index, item in enumerate(request.media) if item.inline is None]
-        answer = Answer(request)
+        answer = VllmAnswer(request)
         try:
             async with contextlib.aclosing(self._tokens(session, request, answer)) as deltas:
                 async for delta in deltas:
@@ -189,7 +189,7 @@ class VllmClient:
             logger.info("worker %s refused images by their hashes: %s", self.url, error.message)
         session.note_missed()
         again = _with_pixels(request, await stream.pixels(by_hash))
-        async with contextlib.aclosing(self._tokens(session, again, Answer(request))) as deltas:
+        async with contextlib.aclosing(self._tokens(session, again, VllmAnswer(request))) as deltas:
             async for delta in deltas:
                 yield delta
 
@@ -199,9 +199,9 @@ class VllmClient:
         return PulledStream(self.url, sink, lambda _: self._deltas_of_chat(session, request, chat))
 
     async def _deltas_of_chat(
-        self, session: _Session, request: EngineRequest, chat: ChatPrompt
+        self, session: _VllmSession, request: EngineRequest, chat: ChatPrompt
     ) -> AsyncGenerator[TokenDelta, None]:
-        answer = Answer(request)
+        answer = VllmAnswer(request)
         body = await _made(request, partial(chat_body, request, session.server.description.model, chat))
         async with contextlib.aclosing(self._stream(session, CHAT, body, answer)) as deltas:
             async for delta in deltas:
@@ -212,7 +212,7 @@ class VllmClient:
         """Return False: vLLM has such a command in its development mode only."""
         return False
 
-    def _checked(self, request: EngineRequest) -> _Session:
+    def _checked(self, request: EngineRequest) -> _VllmSession:
         """Return the session. Raises WorkerUnavailable, and InternalError for pixels that vLLM cannot read."""
         if slots := slots_of(request):
             self._on_released(slots)
@@ -222,7 +222,7 @@ class VllmClient:
         return self._session
 
     async def _tokens(
-        self, session: _Session, request: EngineRequest, answer: Answer
+        self, session: _VllmSession, request: EngineRequest, answer: VllmAnswer
     ) -> AsyncGenerator[TokenDelta, None]:
         server = session.server
         body = await _made(request, partial(generate_body, request, server.description.model, server.form))
@@ -235,7 +235,7 @@ class VllmClient:
                 yield delta
 
     async def _stream(
-        self, session: _Session, path: str, body: bytes, answer: Answer
+        self, session: _VllmSession, path: str, body: bytes, answer: VllmAnswer
     ) -> AsyncGenerator[TokenDelta, None]:
         """POST *body* and yield what the server streams. If the caller stops early, the response is closed at once."""
         response = await session.http.stream(path, body)
@@ -259,7 +259,7 @@ class VllmClient:
         finally:
             response.close()
 
-    def _compare(self, request: EngineRequest, answer: Answer) -> None:
+    def _compare(self, request: EngineRequest, answer: VllmAnswer) -> None:
         """Note if the server made other token ids of a chat: then its blocks are not those of our prompts."""
         token_ids, answer.prompt_token_ids = answer.prompt_token_ids, None
         if token_ids is not None and token_ids != request.token_ids and self._tokenises_alike:
@@ -282,7 +282,7 @@ class VllmClient:
         http = Http(self._address, self._credentials)
         try:
             server = await vllm_server.discover(http, self._address, self._reader)
-            self._enter(_Session(http, server))
+            self._enter(_VllmSession(http, server))
             while True:
                 asked_at = time.monotonic()
                 load = await vllm_server.load(http, self._address.rank, server.description.num_blocks)
@@ -296,7 +296,7 @@ class VllmClient:
             self._leave()
             await http.close()
 
-    def _enter(self, session: _Session) -> None:
+    def _enter(self, session: _VllmSession) -> None:
         self.description = session.server.description
         self._session = session
         self._tokenises_alike = True

@@ -52,7 +52,7 @@ class _Logprobs(msgspec.Struct):
     content: list[_Token] | None = None
 
 
-class _Choice(msgspec.Struct):
+class _SampleEvent(msgspec.Struct):
     """What an event adds to one sample."""
 
     index: int
@@ -67,7 +67,7 @@ class _PromptDetails(msgspec.Struct):
     cached_tokens: int | None = None
 
 
-class _Usage(msgspec.Struct):
+class _UsageEvent(msgspec.Struct):
     """In the last event."""
 
     prompt_tokens_details: _PromptDetails | None = None
@@ -82,13 +82,13 @@ class _Error(msgspec.Struct):
 class _Event(msgspec.Struct):
     """One event of either stream; other fields are ignored."""
 
-    choices: list[_Choice] = []
-    usage: _Usage | None = None
+    choices: list[_SampleEvent] = []
+    usage: _UsageEvent | None = None
     error: _Error | None = None
     prompt_token_ids: list[int] | None = None
 
 
-class Answer:
+class VllmAnswer:
     """The answer to *request* as it arrives: take() every event, then close() at the stream's end.
 
     vLLM counts cached tokens in its last event, so the last delta of sample 0 waits for that. *begun* is true once a
@@ -128,7 +128,7 @@ class Answer:
             raise WorkerFailed("The worker ended the answer without saying why.")
         return msgspec.structs.replace(self._last, num_cached_tokens=self._num_cached_tokens)
 
-    def _delta(self, choice: _Choice) -> TokenDelta | None:
+    def _delta(self, choice: _SampleEvent) -> TokenDelta | None:
         if not 0 <= choice.index < self._num_samples:
             raise WorkerFailed(NOT_ASKED_FOR)
         token_ids = choice.token_ids or []
@@ -148,7 +148,7 @@ class Answer:
                 return None
         return delta
 
-    def _logprobs(self, choice: _Choice, num_tokens: int) -> list[TokenLogprob]:
+    def _logprobs(self, choice: _SampleEvent, num_tokens: int) -> list[TokenLogprob]:
         if self._num_logprobs is None:
             return []
         content = (choice.logprobs.content if choice.logprobs is not None else None) or []

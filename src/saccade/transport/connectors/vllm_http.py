@@ -35,7 +35,7 @@ RANK_HEADER = "X-data-parallel-rank"
 
 
 @dataclass(frozen=True)
-class Address:
+class VllmAddress:
     """A server, or its data-parallel *rank*. *origin* is `http://host:port` or `https://host:port`."""
 
     origin: str
@@ -53,14 +53,14 @@ def rank_urls(url: str) -> tuple[str, ...]:
     return tuple(f"{server}?rank={rank}" for rank in range(ranks))
 
 
-def address(url: str) -> Address:
+def address(url: str) -> VllmAddress:
     """Return where one URL of rank_urls() leads. Raises StartupError."""
     server, ranks, rank = _parsed(url)
     if ranks is not None:
         raise _malformed(url)
     scheme = "https" if server.startswith(TLS_SCHEME) else "http"
     parts = urlsplit(server)
-    return Address(f"{scheme}://{parts.netloc}", parts.hostname or "", rank)
+    return VllmAddress(f"{scheme}://{parts.netloc}", parts.hostname or "", rank)
 
 
 def _parsed(url: str) -> tuple[str, int | None, int | None]:
@@ -90,7 +90,7 @@ def _malformed(url: str) -> StartupError:
 class Http:
     """Requests to the server at *to*, with *credentials*. Make it within the event loop that uses it."""
 
-    def __init__(self, to: Address, credentials: WorkerCredentials) -> None:
+    def __init__(self, to: VllmAddress, credentials: WorkerCredentials) -> None:
         headers = {} if credentials.token is None else {"Authorization": f"Bearer {credentials.token}"}
         if to.rank is not None:
             headers[RANK_HEADER] = str(to.rank)

@@ -129,7 +129,7 @@ class Coverage:
         self.num_refused[self.limits.setdefault(level, reason)] += 1
 
 
-class _Block(NamedTuple):
+class _ReportedBlock(NamedTuple):
     """A block that the worker holds: our key, and the salt at the root of its chain."""
 
     key: bytes
@@ -153,7 +153,7 @@ class ReportedBlocks:
     def __init__(self, context: KeyContext, coverage: Coverage) -> None:
         self._context = context
         self._coverage = coverage
-        self._blocks: dict[Hash, _Block] = {}
+        self._blocks: dict[Hash, _ReportedBlock] = {}
         self._groups: set[int | None] = set()
         self._image: tuple[bytes, str, bytes | None] = (b"", "", None)
 
@@ -221,16 +221,16 @@ class ReportedBlocks:
             if contents is None:
                 return
             if parent is None:
-                parent = _Block(root_key(self._context.fingerprint, contents.salt), contents.salt)
+                parent = _ReportedBlock(root_key(self._context.fingerprint, contents.salt), contents.salt)
             runs = self._runs(token_ids, contents.media, parent.salt)
             if runs is None:
                 return
-            block = _Block(block_key(parent.key, token_ids, 0, runs), parent.salt)
+            block = _ReportedBlock(block_key(parent.key, token_ids, 0, runs), parent.salt)
             yield from self._keep(block_hash, block, parent, is_first=is_first)
             parent = block
 
     def _keep(
-        self, block_hash: Hash, block: _Block, parent: _Block, *, is_first: bool
+        self, block_hash: Hash, block: _ReportedBlock, parent: _ReportedBlock, *, is_first: bool
     ) -> Iterator[BlockStored | BlockRemoved]:
         first = self._blocks.setdefault(block_hash, block)
         if first is block:

@@ -18,7 +18,7 @@ from saccade.protocol.engine_load import Load
 from saccade.protocol.exactness import EXACT, Exactness
 from saccade.transport.connectors.event_publisher import EventSource
 from saccade.transport.connectors.vllm_events import event_source
-from saccade.transport.connectors.vllm_http import Address, Http, parsed
+from saccade.transport.connectors.vllm_http import Http, VllmAddress, parsed
 from saccade.transport.connectors.vllm_keys import KeyContext
 from saccade.transport.connectors.vllm_media import ImageForm, read_form
 from saccade.transport.connectors.vllm_messages import probe_body
@@ -43,7 +43,7 @@ _SAMPLE = re.compile(r"^vllm:(\w+)\{(.*)\} (\S+)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
-class _Model(msgspec.Struct):
+class _ListedModel(msgspec.Struct):
     """An entry of /v1/models; one with a *parent* is an adapter."""
 
     id: str
@@ -55,7 +55,7 @@ class _Model(msgspec.Struct):
 class _Models(msgspec.Struct):
     """The answer to /v1/models."""
 
-    data: list[_Model]
+    data: list[_ListedModel]
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class FileReader:
         )
 
 
-async def discover(http: Http, to: Address, reader: FileReader) -> Server:
+async def discover(http: Http, to: VllmAddress, reader: FileReader) -> Server:
     """Ask the server for its description.
 
     Raises WorkerUnavailable if it does not answer, StartupError if it cannot serve.
@@ -205,7 +205,7 @@ def load_of(samples: Samples, rank: int | None, num_blocks: int) -> Load:
     )
 
 
-def describe(models: Sequence[_Model], cache: Mapping[str, str], files: ModelFiles, version: str) -> Description:
+def describe(models: Sequence[_ListedModel], cache: Mapping[str, str], files: ModelFiles, version: str) -> Description:
     """Return the description of a server, whose *cache* is the labels of vllm:cache_config_info.
 
     vLLM does not report its weights, so the fingerprint is that of the files alone. Raises StartupError.
@@ -231,7 +231,7 @@ def describe(models: Sequence[_Model], cache: Mapping[str, str], files: ModelFil
     )
 
 
-async def _models(http: Http) -> list[_Model]:
+async def _models(http: Http) -> list[_ListedModel]:
     try:
         models = msgspec.json.decode(await _body(http, "/v1/models"), type=_Models).data
     except UNREADABLE as error:

@@ -49,7 +49,7 @@ class TransferFailed(Exception):
         self.by_peer = by_peer
 
 
-class Counter:
+class MessageCodes:
     """Computes the codes of one side's messages, in order."""
 
     def __init__(self, session_key: bytes, side: bytes) -> None:
@@ -70,7 +70,7 @@ class Channel(Generic[Outgoing, Incoming]):
     def __init__(
         self,
         streams: tuple[asyncio.StreamReader, asyncio.StreamWriter],
-        counters: tuple[Counter, Counter],
+        counters: tuple[MessageCodes, MessageCodes],
         decoder: "msgspec.msgpack.Decoder[Incoming]",
         most: tuple[int, int],
     ) -> None:
@@ -141,6 +141,6 @@ def destination_channel(
     return Channel(streams, (to_source, to_destination), decoder, (MAX_HEAD_BYTES, max_content_bytes))
 
 
-def _counters(key: bytes, nonces: bytes) -> tuple[Counter, Counter]:
+def _counters(key: bytes, nonces: bytes) -> tuple[MessageCodes, MessageCodes]:
     session_key = blake3(b"session of a KV transfer" + nonces, key=key).digest()
-    return Counter(session_key, b"source"), Counter(session_key, b"destination")
+    return MessageCodes(session_key, b"source"), MessageCodes(session_key, b"destination")

@@ -30,7 +30,7 @@ CONNECT_SECONDS = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
-class DestinationConfig:
+class KvDestinationConfig:
     """*form* must equal the other end's. After *timeout_seconds* without a message the source counts as gone.
 
     *max_content_bytes* bounds one piece.
@@ -44,7 +44,7 @@ class DestinationConfig:
 class KvDestination:
     """The transfers of one decode worker, one task each. Every method runs in the event loop of the transfers."""
 
-    def __init__(self, config: DestinationConfig, tell: Tell) -> None:
+    def __init__(self, config: KvDestinationConfig, tell: Tell) -> None:
         self._config = config
         self._tell = tell
         self._replies: dict[bytes, asyncio.Queue[FromDestination]] = {}

@@ -13,9 +13,9 @@ from typing import Any
 from saccade.errors import StartupError
 from saccade.protocol.kv_transfer import KvForm, Piece, PieceAck, Prefilled, StateAck
 from saccade.transport import shared_memory
-from saccade.transport.kv_transfer.destination import DestinationConfig, KvDestination
+from saccade.transport.kv_transfer.destination import KvDestination, KvDestinationConfig
 from saccade.transport.kv_transfer.events import Event
-from saccade.transport.kv_transfer.source import KvSource, SourceConfig
+from saccade.transport.kv_transfer.source import KvSource, KvSourceConfig
 
 MAX_PIECE_BYTES = 16 << 20
 """Bytes of the blocks in one piece, unless a single block is larger."""
@@ -48,9 +48,9 @@ class KvTransfers:
         self._woken.setblocking(False)
         self._wake.setblocking(False)
         self._loop = asyncio.new_event_loop()
-        self._source = KvSource(SourceConfig(form, timeout, timeout / 4), self._tell)
+        self._source = KvSource(KvSourceConfig(form, timeout, timeout / 4), self._tell)
         largest = max(MAX_PIECE_BYTES, form.block_nbytes, form.state_nbytes)
-        self._destination = KvDestination(DestinationConfig(form, timeout, largest), self._tell)
+        self._destination = KvDestination(KvDestinationConfig(form, timeout, largest), self._tell)
         self._thread = threading.Thread(target=self._loop.run_forever, name="kv transfers", daemon=True)
         self._thread.start()
         try:

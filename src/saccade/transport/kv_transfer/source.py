@@ -71,7 +71,7 @@ class _Offer:
 
 
 @dataclasses.dataclass(frozen=True)
-class SourceConfig:
+class KvSourceConfig:
     """*form* must equal the other end's. A transfer that holds state and stands still for *timeout_seconds* fails."""
 
     form: KvForm
@@ -82,7 +82,7 @@ class SourceConfig:
 class KvSource:
     """The transfers of one prefill worker. Every method runs in the event loop of the transfers."""
 
-    def __init__(self, config: SourceConfig, tell: Tell) -> None:
+    def __init__(self, config: KvSourceConfig, tell: Tell) -> None:
         self._config = config
         self._tell = tell
         self._slots = shared_memory.SlotPool(SLOT_BYTES)
