@@ -6,9 +6,10 @@ import importlib.util
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import get_args
 
 from saccade import models
-from saccade.engine.config import KV_CACHE_DTYPES
+from saccade.engine.config import KvCacheDtype
 from saccade.engine.executor.loader import DTYPES
 from saccade.engine.executor.weight_formats import METHODS
 from saccade.models.family import Family
@@ -91,7 +92,7 @@ def _engine() -> str:
         backends="\n".join(map(_line, (header, ["---"] * len(header), *rows))),
         dtypes=_values(DTYPES),
         formats=_values(METHODS),
-        cache_dtypes=_values(KV_CACHE_DTYPES),
+        cache_dtypes=_values(get_args(KvCacheDtype)),
     )
 
 

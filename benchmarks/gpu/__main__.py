@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import torch
 
@@ -21,7 +22,7 @@ from benchmarks.gpu.checks import Check
 from benchmarks.gpu.subject import load
 from benchmarks.gpu.timings import Timing, all_timings
 from benchmarks.measured import ROOT, commit
-from saccade.engine.config import DTYPES, EngineConfig
+from saccade.engine.config import Dtype, EngineConfig
 from saccade.errors import StartupError
 
 RESULTS = ROOT / "benchmarks" / "results" / "gpu.md"
@@ -89,7 +90,7 @@ def _machine() -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="a folder with the model's files")
-    parser.add_argument("--dtype", default="auto", choices=DTYPES)
+    parser.add_argument("--dtype", default="auto", choices=get_args(Dtype))
     parser.add_argument("--patches", type=int, nargs="+", default=[256, 1024, 4096, 64, 576], help="of each image")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 64], help="of each decode step that is timed")
     return parser

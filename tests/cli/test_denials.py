@@ -10,9 +10,9 @@ from typing import Any, Final
 import pytest
 from tables import table
 
-from saccade.cli.flags import EngineFlags
 from saccade.cli.main import COMMANDS, make_app, run
 from saccade.cli.vllm_flags import FLAGS, Support
+from saccade.engine.config import EngineSettings
 from saccade.errors import UnsupportedParameter
 from saccade.gateway.apis.chat import parse_chat
 from saccade.gateway.apis.openapi import describe
@@ -138,7 +138,7 @@ def test_flags_that_errors_of_a_start_name_exist(flags: dict[str, set[str]]) -> 
     """An error that says what to do names flags, not fields of the code."""
     known = set().union(*flags.values()) | {"--config"}
     of_others = {"--head", "--disaggregation-mode"}  # Ray's and SGLang's
-    names = {field.name for field in dataclasses.fields(EngineFlags)} | {"kv_cache_bytes"}
+    names = {field.name for field in dataclasses.fields(EngineSettings)} | {"kv_cache_bytes"}
     for path, text in start_errors():
         unknown = [flag for flag in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]", text) if flag not in known]
         assert [flag for flag in unknown if flag not in of_others] == [] or "--worker-tls-..." in text, (path, text)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from saccade.cli.flags import EngineFlags
 from saccade.config import flags_of
+from saccade.engine.config import EngineSettings
 from saccade.gateway.config import MediaSettings, RoutingSettings, ServerSettings
 from saccade.media.header import MediaLimits
 
@@ -48,7 +48,7 @@ def value(written: str, kind: type) -> object:
         ("Server", ServerSettings, {"worker-url", "model"}),
         ("Routing", RoutingSettings, set()),
         ("Images", MediaSettings, set()),
-        ("Engine", EngineFlags, set()),
+        ("Engine", EngineSettings, set()),
     ],
 )
 def test_page_lists_every_flag_with_its_default(section: str, flags: Any, others: set[str]) -> None:

@@ -10,8 +10,9 @@ import pytest
 from tables import table
 
 from saccade import config
-from saccade.cli.flags import SECRET, EngineFlags, engine_config
+from saccade.cli.flags import SECRET, engine_config
 from saccade.cli.main import COMMANDS, make_app, run
+from saccade.engine.config import EngineSettings
 from saccade.gateway.config import (
     ConnectionLimits,
     DispatchLimits,
@@ -154,7 +155,7 @@ def test_flag_wins_over_environment_over_file(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("SACCADE_API_KEY", "one two")
     given = parse("--port", "4", file=file)
     assert given["server"] == ServerSettings("environment", 4, api_keys=("one", "two"), allowed_origins=("a", "b"))
-    assert given["engine"] == EngineFlags(max_num_seqs=3)
+    assert given["engine"] == EngineSettings(max_num_seqs=3)
 
 
 ORIGINS = ("https://a.example", "https://b.example:8443")
@@ -248,14 +249,14 @@ def test_flags_survive_the_way_to_a_child(monkeypatch: pytest.MonkeyPatch) -> No
         admin_keys=("k3", "k4"),
     )
     media = MediaSettings(MediaLimits(4, 2), 7, 8, 9.5, 10, 11)
-    engine = EngineFlags(
+    engine = EngineSettings(
         served_model_name=("name", "alias"),
         max_model_len=12,
         max_num_seqs=13,
         max_num_batched_tokens=14,
         max_num_waiting=19,
         gpu_memory_utilization=0.5,
-        kv_cache_memory_bytes=15,
+        kv_cache_bytes=15,
         block_size=32,
         encoder_cache_bytes=20,
         state_snapshot_bytes=22,
@@ -267,19 +268,19 @@ def test_flags_survive_the_way_to_a_child(monkeypatch: pytest.MonkeyPatch) -> No
         device="cpu",
         attention_backend="torch_sdpa",
         mm_encoder_attn_backend="amx",
-        cuda_graphs=not EngineFlags().cuda_graphs,
-        mm_encoder_cuda_graph=not EngineFlags().mm_encoder_cuda_graph,
+        cuda_graphs=not EngineSettings().cuda_graphs,
+        mm_encoder_cuda_graph=not EngineSettings().mm_encoder_cuda_graph,
         threads=17,
         tensor_parallel_size=2,
         attention_tensor_parallel_size=1,
         mm_encoder_tp_mode="weights",
         engine_silence=18.5,
         trust_remote_code=True,
-        record_steps=Path("steps"),
+        record_steps="/steps",
         record_steps_bytes=1 << 22,
         record_pixels=True,
     )
-    default = EngineFlags()
+    default = EngineSettings()
     unset = [name for name in vars(engine) if getattr(engine, name) == getattr(default, name)]
     assert unset == []
     for name, value in config.to_environment(server, SECRET).items():
@@ -291,11 +292,11 @@ def test_flags_survive_the_way_to_a_child(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("name", ["--mm-encoder-attn-backend", "--mm-attention-backend"])
 def test_vision_backend_has_the_names_of_vllm_and_sglang(name: str) -> None:
-    assert parse("MODEL", name, "amx")["engine"] == EngineFlags(mm_encoder_attn_backend="amx")
+    assert parse("MODEL", name, "amx")["engine"] == EngineSettings(mm_encoder_attn_backend="amx")
 
 
 def test_size_of_attention_has_the_name_of_sglang() -> None:
-    assert parse("MODEL", "-tp", "4", "--attn-tp-size", "2")["engine"] == EngineFlags(
+    assert parse("MODEL", "-tp", "4", "--attn-tp-size", "2")["engine"] == EngineSettings(
         tensor_parallel_size=4, attention_tensor_parallel_size=2
     )
 
@@ -303,14 +304,14 @@ def test_size_of_attention_has_the_name_of_sglang() -> None:
 def test_recording_flag_sets_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     engine = parse("MODEL", "--record-steps", "steps", "--record-steps-bytes", "2000000", "--record-pixels")["engine"]
-    assert isinstance(engine, EngineFlags)
+    assert isinstance(engine, EngineSettings)
     config = engine_config("MODEL", tmp_path, engine)
     assert (config.record_steps, config.record_steps_bytes, config.record_pixels) == (
         f"{tmp_path}/steps",
         2000000,
         True,
     )
-    assert engine_config("MODEL", tmp_path, EngineFlags()).record_steps is None
+    assert engine_config("MODEL", tmp_path, EngineSettings()).record_steps is None
     assert run(["worker", "MODEL", "--record-steps-bytes", "5"]) == 2
 
 
@@ -319,8 +320,8 @@ def test_recording_flag_sets_the_folder(tmp_path: Path, monkeypatch: pytest.Monk
 )
 def test_model_has_several_names(tokens: tuple[str, ...], tmp_path: Path) -> None:
     engine = parse("MODEL", *tokens, "--port", "81")["engine"]
-    assert engine == EngineFlags(served_model_name=("a", "b"))
-    config = engine_config("MODEL", tmp_path, EngineFlags(served_model_name=("a", "b", "a")))
+    assert engine == EngineSettings(served_model_name=("a", "b"))
+    config = engine_config("MODEL", tmp_path, EngineSettings(served_model_name=("a", "b", "a")))
     assert (config.model, config.aliases) == ("a", ("b",))
 
 

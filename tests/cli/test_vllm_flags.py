@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 from tables import table
 
-from saccade.cli.flags import EngineFlags
 from saccade.cli.main import run
 from saccade.cli.vllm_flags import FLAGS, Support, VllmFlag, explanation, find, take_out
 from saccade.config import flags_of
+from saccade.engine.config import EngineSettings
 from saccade.gateway.config import MediaSettings, ServerSettings
 
-OURS = {name for flags in (ServerSettings(), EngineFlags(), MediaSettings()) for name, _, _ in flags_of(flags)} | {
+OURS = {name for flags in (ServerSettings(), EngineSettings(), MediaSettings()) for name, _, _ in flags_of(flags)} | {
     "--log-level",
     "--config",
     "--model",

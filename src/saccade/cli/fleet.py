@@ -12,8 +12,9 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from saccade import config
-from saccade.cli.flags import ENGINE_FLAGS, EngineFlags, LogLevel
+from saccade.cli.flags import ENGINE, OWN, LogLevel
 from saccade.config import Count
+from saccade.engine.config import EngineSettings
 from saccade.errors import StartupError
 from saccade.telemetry import configure_logging
 from saccade.transport.credentials import read_token
@@ -38,7 +39,7 @@ def fleet(
     worker_token_file: Path,
     replicas: Count = 1,
     shutdown_timeout: Annotated[float, Parameter(validator=Number(gte=0))] = 30.0,
-    engine: EngineFlags = ENGINE_FLAGS,
+    engine: EngineSettings = ENGINE,
     log_level: LogLevel = "INFO",
 ) -> None:
     """Run workers on a Ray cluster, and keep a file of their addresses for `saccade gateway --workers-file`.
@@ -98,7 +99,7 @@ def _keep_up(running: "RayFleet", path: Path, replicas: int, stopped: threading.
 
 
 def _arguments(
-    model: str, token_file: Path, shutdown_timeout: float, engine: EngineFlags, log_level: LogLevel
+    model: str, token_file: Path, shutdown_timeout: float, engine: EngineSettings, log_level: LogLevel
 ) -> tuple[str, ...]:
     """Return the words after `saccade worker`, without the address."""
     folder = Path(model).expanduser()
@@ -112,11 +113,11 @@ def _arguments(
         "--no-summary",
         "--log-level",
         log_level,
-        *config.to_arguments(engine, secret=("--served-model-name", "--trust-remote-code")),
+        *config.to_arguments(engine, OWN),
     )
 
 
-def _resources(engine: EngineFlags, *, has_gpus: bool) -> dict[str, float]:
+def _resources(engine: EngineSettings, *, has_gpus: bool) -> dict[str, float]:
     """Return what a worker takes of a node, in Ray's terms: a GPU for each of its processes, else their CPU threads."""
     if has_gpus and engine.device != "cpu":
         return {"GPU": engine.tensor_parallel_size, "CPU": 1}

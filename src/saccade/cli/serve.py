@@ -15,16 +15,17 @@ from saccade import config
 from saccade.cli import exit_codes
 from saccade.cli.bundled import bundled
 from saccade.cli.flags import (
-    ENGINE_FLAGS,
+    ENGINE,
     MEDIA,
+    OWN,
     SECRET,
     SERVER,
-    EngineFlags,
     LogLevel,
     check_keys_file,
     served_names,
 )
 from saccade.cli.screen import curl, show_summary, warn_of_remote_code, warn_of_unused_cuda
+from saccade.engine.config import EngineSettings
 from saccade.errors import StartupError
 from saccade.gateway.config import MediaSettings, ServerSettings
 from saccade.gateway.served_models.model_probe import ModelProbe
@@ -43,7 +44,7 @@ def serve(
     model: str | None = None,
     *,
     server: ServerSettings = SERVER,
-    engine: EngineFlags = ENGINE_FLAGS,
+    engine: EngineSettings = ENGINE,
     media: MediaSettings = MEDIA,
     log_level: LogLevel = "WARNING",
     summary: Annotated[bool, Parameter(show=False)] = True,
@@ -75,7 +76,7 @@ def serve(
         return asyncio.run(_run(specs, socket, server, console if summary else None))
 
 
-def _bundled_names(engine: EngineFlags) -> tuple[str, ...]:
+def _bundled_names(engine: EngineSettings) -> tuple[str, ...]:
     """Return the bundled model's names. Raises StartupError if MODEL seems to be parsed as one of them."""
     names = engine.served_model_name
     if len(names) > 1 and ("/" in names[-1] or Path(names[-1]).expanduser().is_dir()):
@@ -107,9 +108,9 @@ def _gateway(socket: Path, server: ServerSettings, media: MediaSettings, log_lev
 
 
 def _worker(
-    folder: Path, socket: Path, names: tuple[str, ...], engine: EngineFlags, log_level: str, shutdown_timeout: float
+    folder: Path, socket: Path, names: tuple[str, ...], engine: EngineSettings, log_level: str, shutdown_timeout: float
 ) -> ChildSpec:
-    flags = config.to_arguments(engine, secret=("--served-model-name", "--trust-remote-code"))
+    flags = config.to_arguments(engine, OWN)
     return ChildSpec(
         name="worker",
         command=(

@@ -15,8 +15,9 @@ from cyclopts import Group, Parameter
 from cyclopts.validators import Number
 from rich.console import Console
 
-from saccade.cli.flags import ENGINE_FLAGS, EngineFlags, LogLevel, engine_config
+from saccade.cli.flags import ENGINE, LogLevel, engine_config
 from saccade.cli.screen import StartProgress, show_summary, warn_of_remote_code, warn_of_unused_cuda
+from saccade.engine.config import EngineSettings
 from saccade.errors import StartupError
 from saccade.protocol.description import Role
 from saccade.supervisor.checkpoint import resolve_model
@@ -139,7 +140,7 @@ def worker(
     access: AccessFlags = ACCESS_FLAGS,
     shutdown_timeout: Annotated[float, Parameter(validator=Number(gte=0))] = 30.0,
     split: SplitFlags = SPLIT_FLAGS,
-    engine: EngineFlags = ENGINE_FLAGS,
+    engine: EngineSettings = ENGINE,
     log_level: LogLevel = "INFO",
     summary: Annotated[bool, Parameter(show=False)] = True,
 ) -> None:

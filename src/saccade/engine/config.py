@@ -1,15 +1,28 @@
-"""The settings of one engine."""
+"""The settings of one engine, each with its flag, its default and its help."""
 
 from dataclasses import dataclass
-from typing import get_args
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
 
+from cyclopts import Group, Parameter, Token
+from cyclopts.validators import Number
+
+from saccade.config import GIB, MIB, Count, Seconds, Size, Switch
 from saccade.errors import StartupError
 from saccade.protocol.description import Role
 
-DEVICES = ("auto", "cpu", "cuda")
-ENCODER_TP_MODES = ("data", "weights")
-DTYPES = ("auto", "float32", "bfloat16", "float16")
-KV_CACHE_DTYPES = ("auto", "fp8")
+Names = Annotated[tuple[str, ...], Parameter(negative="", show_default=False, consume_multiple=True)]
+Dtype = Literal["auto", "float32", "float16", "bfloat16"]
+KvCacheDtype = Literal["auto", "fp8"]
+Device = Literal["auto", "cpu", "cuda"]
+EncoderTpMode = Literal["data", "weights"]
+CHOICES = {
+    "device": Device,
+    "dtype": Dtype,
+    "kv_cache_dtype": KvCacheDtype,
+    "mm_encoder_tp_mode": EncoderTpMode,
+    "role": Role,
+}
 OTHER_NAMES = {
     "kv_cache_bytes": "--kv-cache-memory-bytes",
     "num_blocks": "num_blocks",
@@ -17,78 +30,105 @@ OTHER_NAMES = {
 }
 """What errors call fields that have a flag of another name, or none."""
 
-MIB = 1 << 20
-GIB = 1 << 30
+
+def _absolute(_: Any, tokens: list[Token]) -> str:
+    return str(Path(tokens[0].value).expanduser().absolute())
+
+
+@Parameter(name="*", group=Group("Engine", sort_key=2))
+@dataclass(frozen=True, kw_only=True)
+class EngineSettings:
+    """Model, limits, memory and device of the engine."""
+
+    served_model_name: Names = ()
+    "The model's names in the API; answers have the first. By default a hub id as given, or a folder's last part."
+    max_model_len: Count | None = None
+    "Tokens of prompt and answer together; by default the model's own limit."
+    max_num_seqs: Count = 64
+    "Sequences that run at a time."
+    max_num_batched_tokens: Count = 2048
+    "Tokens computed in one step; longer prompts are computed in chunks."
+    max_num_waiting: Count = 1024
+    "Sequences that wait to run; more get 429."
+    gpu_memory_utilization: float = 0.9
+    "Part of the GPU's memory to use."
+    kv_cache_bytes: Annotated[Count | None, Parameter(name="--kv-cache-memory-bytes")] = None
+    "Size of the KV cache; by default the device's free memory, on a CPU 1 GiB at most."
+    block_size: Count = 16
+    "Tokens in a block of the KV cache."
+    encoder_cache_bytes: Size = GIB
+    "Size of the cache of encoded images."
+    state_snapshot_bytes: Size = GIB
+    "Size of the snapshots from which prompts that begin alike resume, for a model with recurrent layers."
+    state_snapshot_blocks: Count = 64
+    "Blocks of the KV cache between two such snapshots; one more is taken at the end of each prompt."
+    encode_budget_patches: Count | None = None
+    "Patches that the vision encoder processes in one step; by default 1024 on a CPU, 16384 on a GPU."
+    enable_prefix_caching: bool = True
+    "Reuse the KV cache of prompts that begin alike."
+    dtype: Dtype = "auto"
+    "The network's number format; auto is the checkpoint's own, but float32 on a CPU without bfloat16."
+    kv_cache_dtype: KvCacheDtype = "auto"
+    "Number format of the KV cache; auto is the network's, fp8 is e4m3 with the checkpoint's scales, else 1."
+    device: Device = "auto"
+    "Where the network runs; auto takes a GPU if there is one."
+    attention_backend: Literal["auto", "torch_sdpa", "triton", "flashinfer"] = "auto"
+    "What computes the language model's attention; the summary of the start says why auto took what."
+    mm_encoder_attn_backend: Annotated[
+        Literal["auto", "torch_sdpa", "triton", "flashinfer_cudnn", "torch_varlen", "amx"],
+        Parameter(alias="--mm-attention-backend"),
+    ] = "auto"
+    "What computes the vision encoder's attention; auto is amx in bfloat16 on a CPU that has AMX, with saccade[cpu]."
+    cuda_graphs: bool = False
+    "Repeat decode steps as CUDA graphs; needs a GPU and --attention-backend triton. Never run on a GPU yet."
+    mm_encoder_cuda_graph: bool = False
+    "Repeat the vision encoder as CUDA graphs; the summary of the start says why not. Never run on a GPU yet."
+    threads: Count | None = None
+    "CPU threads of the network, in each process; by default OMP_NUM_THREADS, else one less than there are cores."
+    tensor_parallel_size: Annotated[Count, Parameter(alias="-tp")] = 1
+    "Processes that compute the model together, each with its part of the weights on a GPU of its own."
+    attention_tensor_parallel_size: Annotated[Count | None, Parameter(alias="--attn-tp-size")] = None
+    "How many of these processes share the attention and the KV cache, by default all; the others hold copies."
+    mm_encoder_tp_mode: EncoderTpMode = "data"
+    "How these processes share the vision encoder: data gives each whole images, weights cuts its matrices."
+    engine_silence: Seconds = 300.0
+    "Seconds that one step may take before the engine counts as hung and is replaced."
+    trust_remote_code: Switch = False
+    "Accepted and ignored: code that ships with a model is never run."
+    record_steps: Annotated[str | None, Parameter(converter=_absolute, metavar="PATH")] = None
+    "A folder to record steps in, for `saccade replay`. They hold prompts and answers."
+    record_steps_bytes: Annotated[int, Parameter(validator=Number(gte=MIB))] = GIB
+    "Bytes of recorded steps to keep; the oldest are deleted."
+    record_pixels: Switch = False
+    "Record images' pixels too; without them, steps that encode an image cannot be replayed."
 
 
 @dataclass(frozen=True)
-class EngineConfig:
-    """All settings of an engine; sent to the engine's process as JSON.
-
-    *dtype* auto is the checkpoint's own; on a CPU it is float32 unless checkpoint and processor support bfloat16.
-    *kv_cache_dtype* auto is the network's; fp8 is e4m3. *max_model_len* None is the model's, limited by the KV pool.
-    *num_blocks* None derives the pool's size from *kv_cache_bytes* if given, else from 1 GiB on the CPU (at most what
-    max_num_seqs full sequences need) and *gpu_memory_utilization* of the device on CUDA. *encode_budget_patches* limits
-    what the vision encoder computes in one step; None is 16384 on CUDA and 1024 on the CPU: there, encoding many images
-    at once takes as long as one after another and only delays the first. *max_num_waiting* limits the queue. *threads*
-    None leaves one core to the other processes, unless OMP_NUM_THREADS sets a number. *tensor_parallel_size* processes
-    compute the network together, each with its part of the weights on its own device; *threads* is the number of each.
-    *attention_tensor_parallel_size* of them share the decoder's attention and its KV cache, by default all; it divides
-    their number, and the others hold copies. *mm_encoder_tp_mode* data has each of them encode whole images; weights
-    cuts the vision encoder as well. For a model with recurrent layers, checkpoints of their states are kept for the
-    prefix cache, taken every *state_snapshot_blocks* blocks and at the end of prompts: *num_state_snapshots*, by
-    default as many as *state_snapshot_bytes* hold on each device. With *kv_events_token_ids*, block events contain the
-    token ids and media from which their blocks' keys were computed. *aliases* are names in addition to *model*.
-    *record_steps* is the folder for recordings of steps, of at most *record_steps_bytes*, with images' pixels if
-    *record_pixels* is set. A *role* prefill or decode makes the engine one half of a prefill/decode split; a prefill
-    engine listens on *kv_transfer_bind*, host:port. A transfer that stands still for *kv_transfer_seconds* fails.
-    """
+class EngineConfig(EngineSettings):
+    """All settings of an engine; sent to the engine's process as JSON."""
 
     model_dir: str
     model: str
-    device: str = "auto"
-    dtype: str = "auto"
-    kv_cache_dtype: str = "auto"
-    max_model_len: int | None = None
-    max_num_seqs: int = 64
-    max_num_batched_tokens: int = 2048
-    max_num_waiting: int = 1024
-    block_size: int = 16
-    num_blocks: int | None = None
-    kv_cache_bytes: int | None = None
-    gpu_memory_utilization: float = 0.9
-    encoder_cache_bytes: int = GIB
-    encode_budget_patches: int | None = None
-    attention_backend: str = "auto"
-    mm_encoder_attn_backend: str = "auto"
-    cuda_graphs: bool = False
-    mm_encoder_cuda_graph: bool = False
-    threads: int | None = None
-    tensor_parallel_size: int = 1
-    attention_tensor_parallel_size: int | None = None
-    mm_encoder_tp_mode: str = "data"
-    enable_prefix_caching: bool = True
-    num_state_snapshots: int | None = None
-    state_snapshot_bytes: int = GIB
-    state_snapshot_blocks: int = 64
-    kv_events_token_ids: bool = False
+    "The model's name in answers."
     aliases: tuple[str, ...] = ()
-    record_steps: str | None = None
-    record_steps_bytes: int = GIB
-    record_pixels: bool = False
+    "Its other names."
+    num_blocks: int | None = None
+    """Of the KV pool; None derives it from *kv_cache_bytes* if set, else from 1 GiB on the CPU (at most what
+    *max_num_seqs* full sequences need) and from *gpu_memory_utilization* of the device on CUDA."""
+    num_state_snapshots: int | None = None
+    "None is as many as *state_snapshot_bytes* hold on each device."
+    kv_events_token_ids: bool = False
+    "Block events contain the token ids and media from which their blocks' keys were computed."
     role: Role = "both"
     kv_transfer_bind: str | None = None
+    "Where a prefill engine listens, host:port."
     kv_transfer_seconds: float = 60.0
+    "A transfer that stands still for so long fails."
 
     def check(self) -> None:
         """Raise StartupError, naming the setting, if a value is invalid."""
-        choices = (
-            ("device", DEVICES),
-            ("dtype", DTYPES),
-            ("kv_cache_dtype", KV_CACHE_DTYPES),
-            ("mm_encoder_tp_mode", ENCODER_TP_MODES),
-        )
-        for name, options in choices:
+        for name, choices in CHOICES.items():
+            options = get_args(choices)
             if getattr(self, name) not in options:
                 raise StartupError(f"{_flag(name)} must be one of {', '.join(options)}, not {getattr(self, name)!r}.")
         counts = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_num_waiting", "block_size")
@@ -125,8 +165,6 @@ class EngineConfig:
 
     def _check_role(self) -> None:
         """Raise StartupError for what an engine of a prefill/decode split cannot do."""
-        if self.role not in get_args(Role):
-            raise StartupError(f"--role must be one of {', '.join(get_args(Role))}, not {self.role!r}.")
         if (self.kv_transfer_bind is not None) != (self.role == "prefill"):
             raise StartupError(
                 f"The role is {self.role}: --kv-transfer-bind, where decode workers connect, is for --role prefill, "

@@ -206,8 +206,8 @@ def _header(config: EngineConfig, model: LoadedModel, execution: Execution, cach
     machine = describe_machine(model, execution)
     resolved = dataclasses.replace(
         config,
-        device=model.network.device.type,
-        dtype=machine.dtype,
+        device=model.network.device.type,  # type: ignore[arg-type]
+        dtype=machine.dtype,  # type: ignore[arg-type]
         threads=machine.num_threads,
         num_blocks=caches.sizes.num_blocks,
         num_state_snapshots=caches.sizes.num_checkpoints,

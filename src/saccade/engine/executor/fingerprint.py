@@ -6,7 +6,8 @@ from pathlib import Path
 from blake3 import blake3
 
 from saccade import models
-from saccade.engine.config import MIB, EngineConfig
+from saccade.config import MIB
+from saccade.engine.config import EngineConfig
 from saccade.engine.executor.weight_files import weight_files
 from saccade.engine.executor.weight_formats import HF_QUANT_CONFIG
 from saccade.identity.content import files_digest

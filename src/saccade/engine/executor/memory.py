@@ -8,7 +8,8 @@ from typing import NamedTuple
 import structlog
 import torch
 
-from saccade.engine.config import GIB, EngineConfig
+from saccade.config import GIB
+from saccade.engine.config import EngineConfig
 from saccade.engine.executor.caches import BlockFormat, Caches, CacheSizes, specs_of_rank, state_dtype
 from saccade.engine.executor.loader import LoadedModel
 from saccade.errors import StartupError
