@@ -83,7 +83,7 @@ class _SentRequest:
         self._sink.delta(message)
 
     def abort_sample(self, index: int) -> None:
-        """Have the worker stop one sample."""
+        """Tell the worker to stop one sample."""
         self._session.abort_sample(self._request_id, index)
 
     async def close(self) -> None:
@@ -129,7 +129,7 @@ class _NativeSession:
             self._on_released(slots)
 
     def _send(self, command: EngineRequest | SupplyPixels, slots: Sequence[str]) -> None:
-        """Send a command that lends *slots*. Raises ImageTooLarge if it fits no message; they are back then."""
+        """Send a command that lends *slots*. Raises ImageTooLarge if it fits no message; the slots are back then."""
         encoded = self._encoder.encode(command)
         if len(encoded) > MAX_COMMAND_BYTES:
             # gRPC would end the stream over it, and with it all other requests.
@@ -143,7 +143,7 @@ class _NativeSession:
         self._outbound.put_nowait(encoded)
 
     def abort_sample(self, request_id: str, index: int) -> None:
-        """Have the worker stop one sample of an open request."""
+        """Tell the worker to stop one sample of an open request."""
         if request_id in self._open:
             self._outbound.put_nowait(self._encoder.encode(Abort(request_id=request_id, index=index)))
 
@@ -157,7 +157,7 @@ class _NativeSession:
             self._outbound.put_nowait(self._encoder.encode(Abort(request_id=request_id)))
 
     def deliver(self, frame: StepFrame) -> None:
-        """Hand every delta and question to its request; one for a request that has left is dropped."""
+        """Hand every delta and question to its request; drop those for a request that has left."""
         self._arrivals.add((*frame.pixels_wanted, *frame.deltas))
         released = [name for name in frame.released if self._returned(name)]
         if released:
@@ -168,7 +168,7 @@ class _NativeSession:
             try:
                 sent.take(message)
             except Exception as error:
-                # It fails this request, not the stream that carries all.
+                # The error fails this request, not the stream that carries all.
                 self.leave(message.request_id, finished=False)
                 sent.fail(error)
 
@@ -200,8 +200,10 @@ class WorkerClient:
     """A gateway's connection to one worker; between start() and close() it reconnects by itself.
 
     *url* is `grpc://host:port`, `grpcs://host:port` or `unix:/path`; *credentials* are sent to the worker.
-    Every slot of a request given to generate() comes back through *on_released*, by name, once for each image that
-    lies in it: when the worker has copied it, or never will.
+
+    Every slot of a request passed to generate() comes back through *on_released*, by name, once for each image in it:
+    when the worker has copied it, or never will.
+
     *on_change* is called with this client whenever `ready`, `description` or both have changed.
     """
 
@@ -235,7 +237,7 @@ class WorkerClient:
 
     @property
     def ready(self) -> bool:
-        """Whether a stream to a running engine is open, which does not drain: whether to send it new requests."""
+        """Whether a stream is open to a running engine that does not drain: whether to send it new requests."""
         return self._session is not None and not (self.load is not None and self.load.draining)
 
     async def start(self) -> None:
@@ -250,17 +252,17 @@ class WorkerClient:
                 await self._task
 
     def refuses(self, traits: RequestTraits) -> RequestError | None:
-        """Return None: this wire can say everything that a request may ask for."""
+        """Return None: this wire can express everything that a request may ask for."""
         return None
 
     def holds(self, salt: bytes, content_hash: bytes) -> bool:
-        """Whether the worker is believed to hold an image's encoding, so that its pixels need not be sent."""
+        """Whether the worker is believed to hold an image's encoder output, so that its pixels need not be sent."""
         return (salt, content_hash) in self._held_images
 
     async def kv_events(self, *, blocks: bool, images: bool) -> AsyncGenerator[KvEvents, None]:
         """Yield what the worker's caches hold: a snapshot's messages, then increments.
 
-        Raises WorkerUnavailable if there is no feed, or no longer: what was learnt from it is void then; ask again.
+        Raises WorkerUnavailable if there is no feed, or no longer: what it reported is void then; ask again.
         """
         if self._session is None:
             raise WorkerUnavailable("The worker is not ready; try again shortly.")
@@ -272,7 +274,7 @@ class WorkerClient:
         """Send *request*; the deltas of its samples go to *sink*.
 
         Raises WorkerUnavailable if no engine is ready, and ImageTooLarge for more inline pixels than a message holds.
-        The sink fails with WorkerFailed if the engine dies, and with whatever error a delta carries.
+        The sink fails with WorkerFailed if the engine dies, and with the error of a delta that has one.
         """
         if self._session is None:
             self._on_released(slots_of(request))
@@ -280,7 +282,7 @@ class WorkerClient:
         return self._session.submit(request, sink)
 
     def reset_caches(self, *, prefix: bool, media: bool) -> bool:
-        """Have the worker forget what no request uses: KV blocks, encodings. Return whether it takes such a command."""
+        """Tell the worker to drop unused KV blocks and encoder outputs. Return whether it accepts such a command."""
         if self._session is None or self.description is None or not self.description.takes_resets:
             return False
         self._session.reset_caches(ResetCaches(prefix=prefix, media=media))

@@ -114,7 +114,7 @@ class _UnixStream(Frames):
         self._connection: GatewayStream | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Have the front accept the stream, or close it."""
+        """Let the front accept the stream, or close it."""
         super().connection_made(transport)
         self._opened.add(self)
         try:

@@ -50,7 +50,7 @@ STATUS_OF_RESET: Final[dict[int, grpc.StatusCode]] = {
     ErrorCodes.ENHANCE_YOUR_CALM: grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
 BUSY: Final = (b"429", b"502", b"503", b"504")
-"""HTTP statuses of proxies, after which another try may succeed."""
+"""HTTP statuses of proxies after which another attempt may succeed."""
 
 
 class Receiver(Protocol):
@@ -109,7 +109,7 @@ class Call:
         self._partial = b""
 
     def cancel(self) -> None:
-        """Have the server stop. The receiver gets no further call."""
+        """Tell the server to stop. The receiver gets no further call."""
         self._connection.cancel(self)
 
     def read_headers(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
@@ -173,7 +173,7 @@ class _Connection(asyncio.Protocol):
             self._watch(QUIET_SECONDS)
 
     def cancel(self, call: Call) -> None:
-        """Reset the stream of *call*, if it has one that is open."""
+        """Reset the stream of *call* if one is open."""
         with contextlib.suppress(ValueError):
             self._waiting.remove(call)
         if self._calls.pop(call.stream_id, None) is not None:
@@ -227,13 +227,13 @@ class _Connection(asyncio.Protocol):
         self._is_paused = True
 
     def resume_writing(self) -> None:
-        """Go on to send."""
+        """Continue to send."""
         self._is_paused = False
         self._send_all()
         self._flush()
 
     def _frames(self, data: bytes) -> bytes:
-        """Return the whole frames in *data* and before, except GOAWAY: after it, h2 takes no frame of any call."""
+        """Return the whole frames in *data* and before it, except GOAWAY: after that, h2 takes no frame of any call."""
         data, first, start = self._part_of_frame + data, 0, 0
         kept = []
         while len(data) - start >= FRAME_HEADER_BYTES:
@@ -354,7 +354,7 @@ class _Connection(asyncio.Protocol):
         self._timer = asyncio.get_running_loop().call_later(seconds, self._check)
 
     def _check(self) -> None:
-        """Find out whether a server that is silent still answers."""
+        """Find out whether a silent server still answers."""
         self._timer = None
         if self._is_pinged:
             self.lose(grpc.StatusCode.UNAVAILABLE, "the server does not answer")

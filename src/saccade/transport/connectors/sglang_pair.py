@@ -107,7 +107,7 @@ class SglangPair:
     def generate(self, request: EngineRequest, sink: Sink) -> Stream:
         """Send both legs of *request*; the decode worker's deltas go to *sink*.
 
-        Raises WorkerUnavailable if a worker is not ready. The sink fails as SglangClient.generate() says: for either
+        Raises WorkerUnavailable if a worker is not ready. The sink fails as that of SglangClient.generate(): for either
         leg before the first delta, then for the decode leg.
         """
         if not self.ready:

@@ -170,7 +170,7 @@ class SmgClient(ABC):
         return False
 
     async def kv_events(self, *, blocks: bool, images: bool) -> AsyncGenerator[KvEvents, None]:
-        """Yield the blocks that the worker stores and drops from now on; its events do not report encodings.
+        """Yield the blocks that the worker stores and drops from now on; its events do not report encoder outputs.
 
         Raises WorkerUnavailable if there is no feed, or no longer.
         """
