@@ -70,7 +70,7 @@ def test_order_of_features_equals_the_reference(size: tuple[int, int], network_f
     folder = network_folder("llava_next")
     shape = layout_of(folder).image(*size, layout_of(folder).settings)
     spec = Spec.read(config_of(folder))
-    kept = spec.kept(shape.grid, shape.original_size)
+    kept = spec.unpadded_size(shape.grid, shape.original_size)
     order = tiles.feature_order(*shape.grid[1:], kept, spec.vision.side)
     # The features are their own numbers.
     numbers = torch.arange(shape.pixel_shape[0] * 16).view(-1, 16, 1)

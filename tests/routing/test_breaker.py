@@ -33,7 +33,7 @@ def test_one_trial_at_a_time_and_success_closes() -> None:
     breakers = opened()
     assert breakers.allows("a", now=1)
     assert breakers.report("a", now=1).state == "half_open"
-    breakers.sent("a", now=1)
+    breakers.on_send("a", now=1)
     assert breakers.report("a", now=1).state == "half_open"
     assert not breakers.allows("a", now=1.5)
     assert breakers.succeeded("a")
@@ -45,7 +45,7 @@ def test_a_failed_trial_opens_for_twice_as_long() -> None:
     breakers = opened()
     now, wait_seconds = 1.0, FIRST_SECONDS
     for _ in range(7):
-        breakers.sent("a", now)
+        breakers.on_send("a", now)
         assert breakers.failed("a", "", now)
         wait_seconds = min(2 * wait_seconds, LIMIT_SECONDS)
         assert breakers.report("a", now).wait_seconds == wait_seconds
@@ -63,7 +63,7 @@ def test_requests_that_were_sent_before_do_not_open_it_further() -> None:
 
 def test_a_trial_without_an_outcome_is_followed_by_another() -> None:
     breakers = opened()
-    breakers.sent("a", now=1)
+    breakers.on_send("a", now=1)
     assert breakers.allows("a", now=2)
     breakers.forget("a")
     assert breakers.report("a", now=1) == CLOSED

@@ -91,9 +91,9 @@ def test_prompts_that_arrive_together_find_each_other() -> None:
 def test_prediction_of_a_prompt_that_never_began_is_withdrawn() -> None:
     router = router_of("cost")
     booking = book(router, [A, B], PROMPT, now=0)
-    assert router.predictions.held(booking.worker, now=0)
+    assert router.predictions.expected(booking.worker, now=0)
     booking.close(now=1)
-    assert not router.predictions.held(booking.worker, now=0)
+    assert not router.predictions.expected(booking.worker, now=0)
 
 
 def test_an_image_goes_where_its_encoder_output_is() -> None:
@@ -118,7 +118,7 @@ def test_a_hybrid_is_expected_to_resume_behind_the_whole_prompt_only() -> None:
     router = router_of("cost", hybrid=True, a=[], b=[])
     first = book(router, options, PROMPT, now=0)
     first.first_token(16)
-    assert list(router.predictions.held(first.worker, now=0)) == KEYS[-1:]
+    assert list(router.predictions.expected(first.worker, now=0)) == KEYS[-1:]
     longer = RoutedPrompt(177, {HERE: [*KEYS, b"k" * 16]})
     assert book(router, options, longer, now=0).worker == first.worker
 
@@ -158,7 +158,7 @@ def test_candidates_show_every_term_of_the_cost_and_a_preview_books_nothing() ->
     assert (candidates[0].cost, candidates[1].cost) == (113 + 100 + 11, 161 + 100 + 161 + 2 * 161)
     assert chosen == candidates[0]
     assert router.work == before
-    assert not router.predictions.held("a", now=6)
+    assert not router.predictions.expected("a", now=6)
 
 
 def test_a_preview_takes_no_turn() -> None:
@@ -202,7 +202,7 @@ def test_nothing_is_assumed_if_disabled_or_if_workers_report(silent: bool) -> No
 def test_a_prediction_goes_on_where_the_report_ends() -> None:
     router = router_of("cost", a=blocks(3), b=[])
     book(router, [A, B], PROMPT, now=0).first_token(16)
-    assert set(router.predictions.held("a", now=0)) == set(KEYS[3:])
+    assert set(router.predictions.expected("a", now=0)) == set(KEYS[3:])
     candidates, *_ = router.preview([A, B], PROMPT, looked_up(router, [A, B], PROMPT), now=1)
     assert [(each.overlap_tokens, each.held_tokens) for each in candidates] == [(48, 160), (0, 0)]
 

@@ -21,10 +21,10 @@ def families() -> dict[str, Family]:
 
 def find(architecture: str) -> str:
     """Return the folder name of the family of *architecture*, spelt as in config.json. Raises StartupError."""
-    known = families()
-    matches = [name for name, family in known.items() if architecture in family.architectures]
+    all_families = families()
+    matches = [name for name, family in all_families.items() if architecture in family.architectures]
     if len(matches) != 1:
-        claimed = sorted(arch for family in known.values() for arch in family.architectures)
+        claimed = sorted(arch for family in all_families.values() for arch in family.architectures)
         raise StartupError(f"The architecture {architecture!r} is not supported. Supported: {', '.join(claimed)}.")
     return matches[0]
 
@@ -42,10 +42,10 @@ def family_of(config: Mapping[str, Any]) -> str:
 
 def find_by_type(model_type: str) -> str:
     """Return the folder name of the only family with *model_type*. Raises StartupError."""
-    known = families()
-    matches = [name for name, family in known.items() if model_type in family.model_types]
+    all_families = families()
+    matches = [name for name, family in all_families.items() if model_type in family.model_types]
     if len(matches) != 1:
-        claimed = sorted(kind for family in known.values() for kind in family.model_types)
+        claimed = sorted(kind for family in all_families.values() for kind in family.model_types)
         raise StartupError(
             f"config.json has no `architectures`, and its model_type {model_type!r} does not identify one family. "
             f"Supported: {', '.join(claimed)}."
@@ -102,11 +102,11 @@ def load_network(name: str) -> Any:
 
 def _check_has_network(name: str) -> None:
     if not has_network(name):
-        known = families()
+        all_families = families()
         instead = (
             "Run the model in TokenSpeed and give its address to `saccade gateway --worker-url tokenspeed://HOST:PORT`."
-            if known[name].external_grid
+            if all_families[name].external_grid
             else "No other worker that Saccade knows takes it either; `saccade inspect` shows its prompts and pixels."
         )
-        runs = ", ".join(filter(has_network, known))
+        runs = ", ".join(filter(has_network, all_families))
         raise StartupError(f"Saccade's engine does not run {name}; it runs {runs}. {instead}")

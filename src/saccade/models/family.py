@@ -59,8 +59,8 @@ class Family:
 
     def placeholder_token_id(self, config: Mapping[str, Any]) -> int | None:
         """Return the placeholder's id in config.json, None if it has none. Raises StartupError."""
-        given = ((key, config[key]) for key in self.placeholder_keys if config.get(key) is not None)
-        key, token_id = next(given, ("", None))
+        entries = ((key, config[key]) for key in self.placeholder_keys if config.get(key) is not None)
+        key, token_id = next(entries, ("", None))
         if token_id is not None and (type(token_id) is not int or token_id < 0):
             raise StartupError(
                 f"config.json: {key} is the id of {self.placeholder} and must be a whole number, not {token_id!r}."

@@ -136,8 +136,8 @@ def _scan(tokens: _Tokens, state_HDW: torch.Tensor) -> torch.Tensor:
     system = (weighted_k @ k.transpose(-1, -2)).mul_(decays)
     scores = (q @ k.transpose(-1, -2)).mul_(decays)
     decay_in = log_decay.cumsum(-1).exp_().unsqueeze(-1)
-    known = torch.cat((v * beta.unsqueeze(-1), weighted_k * decay_in), -1)
-    solved = torch.linalg.solve_triangular(system, known, upper=False, unitriangular=True)
+    right_side = torch.cat((v * beta.unsqueeze(-1), weighted_k * decay_in), -1)
+    solved = torch.linalg.solve_triangular(system, right_side, upper=False, unitriangular=True)
     new_v, read_k = solved.split_with_sizes((v.shape[-1], k.shape[-1]), -1)
     q_in = q * decay_in
     k_out = (k * decays[..., -1, :].unsqueeze(-1)).transpose(-1, -2)

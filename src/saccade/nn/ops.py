@@ -95,9 +95,9 @@ def rotary(x_NHD: torch.Tensor, cos_sin: CosSin) -> torch.Tensor:
     """Rotate the channel pairs (i, i + C) of each head by cosines and sines [N, 1, 2C]; later channels are kept."""
     cos, sin = cos_sin
     width = cos.shape[-1]
-    rotated, kept = x_NHD[..., :width], x_NHD[..., width:]
+    rotated, rest = x_NHD[..., :width], x_NHD[..., width:]
     rotated = torch.addcmul(rotated * cos, rotated.roll(width // 2, -1), sin)
-    return torch.cat((rotated, kept), -1) if kept.shape[-1] else rotated
+    return torch.cat((rotated, rest), -1) if rest.shape[-1] else rotated
 
 
 def norm_rotary(x_NHD: torch.Tensor, weight_HD: torch.Tensor, eps: float, cos_sin: CosSin) -> torch.Tensor:
@@ -150,10 +150,10 @@ def experts(
     """
     num_choices = expert_ids_NK.shape[1]
     sorted_ids, order = expert_ids_NK.flatten().sort(stable=True)
-    chosen, counts = sorted_ids.unique_consecutive(return_counts=True)
+    unique_ids, counts = sorted_ids.unique_consecutive(return_counts=True)
     share = weights_NK.flatten().float().unsqueeze(1)
     sum_NE = torch.zeros(x_NE.shape, dtype=torch.float32, device=x_NE.device)
-    for expert, places in zip(chosen.tolist(), order.split_with_sizes(counts.tolist()), strict=True):
+    for expert, places in zip(unique_ids.tolist(), order.split_with_sizes(counts.tolist()), strict=True):
         if 0 <= expert < len(gate_up):
             tokens = places // num_choices
             gated = gated_activation(functional.linear(x_NE.index_select(0, tokens), gate_up[expert]), SILU)
@@ -208,12 +208,12 @@ def resolve(
     device_type: str, dtype: torch.dtype, faster: Mapping[tuple[str, str, torch.dtype], str] = FASTER
 ) -> Operations:
     """Return the operations for a device type and dtype."""
-    found = {
+    operations = {
         operation: _or_plain(getattr(importlib.import_module(module), operation), getattr(PLAIN, operation))
         for (operation, *place), module in faster.items()
         if place == [device_type, dtype]
     }
-    return dataclasses.replace(PLAIN, **found)
+    return dataclasses.replace(PLAIN, **operations)
 
 
 def _or_plain(fast: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:

@@ -100,9 +100,9 @@ class Ranks:
         """Return for each flag whether it is set on any rank. The host waits until every rank has called."""
         if self.size == 1:
             return list(flags)
-        found = torch.tensor(flags, dtype=torch.int64)
-        distributed.all_reduce(found, distributed.ReduceOp.MAX)
-        return [bool(flag) for flag in found.tolist()]
+        maxima = torch.tensor(flags, dtype=torch.int64)
+        distributed.all_reduce(maxima, distributed.ReduceOp.MAX)
+        return [bool(flag) for flag in maxima.tolist()]
 
 
 ALONE = Ranks()

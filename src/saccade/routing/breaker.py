@@ -53,7 +53,7 @@ class Breakers:
         breaker = self._breakers.get(worker)
         return breaker is None or not breaker.is_open or now >= breaker.trial_at
 
-    def sent(self, worker: str, now: float) -> None:
+    def on_send(self, worker: str, now: float) -> None:
         """Note that *worker* gets a request; where this is a trial, the next one waits."""
         breaker = self._breakers.get(worker)
         if breaker is not None and breaker.is_open:

@@ -80,7 +80,7 @@ class BlockIndex:
         Return False if there is no room for a worker whose cache has *num_blocks*: then it is not known.
         """
         self.forget(worker)
-        num_to_come = sum(known.num_to_come for known in self._workers.values()) + num_blocks
+        num_to_come = sum(entry.num_to_come for entry in self._workers.values()) + num_blocks
         if self.num_bytes + num_to_come * BYTES_PER_KEY > self.max_bytes:
             return False
         used = self._forgotten_bits
@@ -102,9 +102,9 @@ class BlockIndex:
 
     def forget(self, worker: str) -> None:
         """Remove *worker*: what it holds is not known any more. sweep() frees the memory."""
-        if (known := self._workers.pop(worker, None)) is not None:
-            self._blocks.give_up(known.bit)
-            self._states.give_up(known.bit)
+        if (entry := self._workers.pop(worker, None)) is not None:
+            self._blocks.give_up(entry.bit)
+            self._states.give_up(entry.bit)
 
     def sweep(self) -> bool:
         """Free some of the memory of forgotten workers; return whether there is more to do."""
@@ -112,27 +112,27 @@ class BlockIndex:
 
     def take(self, worker: str, message: KvEvents) -> int:
         """Learn from the next message of *worker*, which must have begun; return how many orphans it had."""
-        known = self._workers[worker]
-        num_orphans = self._learn(known, message.events)
-        known.is_whole = known.is_whole or (message.snapshot and message.last)
+        entry = self._workers[worker]
+        num_orphans = self._learn(entry, message.events)
+        entry.is_whole = entry.is_whole or (message.snapshot and message.last)
         return num_orphans
 
-    def _learn(self, known: _Worker, events: Iterable[KvEvent]) -> int:
+    def _learn(self, entry: _Worker, events: Iterable[KvEvent]) -> int:
         """Change what one worker holds; return how many orphans were among *events*."""
-        blocks, bit, num_orphans = self._blocks, known.bit, 0
+        blocks, bit, num_orphans = self._blocks, entry.bit, 0
         for event in events:
             # isinstance, because this loop sees every event of every worker, and class patterns take far longer.
             if isinstance(event, BlockStored):
                 if event.is_first or blocks.get(event.parent) & bit:
-                    known.num_blocks += blocks.add(event.key, bit)
+                    entry.num_blocks += blocks.add(event.key, bit)
                 else:
                     num_orphans += 1
             elif isinstance(event, BlockRemoved):
-                known.num_blocks -= blocks.discard(event.key, bit)
-            elif known.resumes_at_states and isinstance(event, StateStored):
-                known.num_states += self._states.add(event.key, bit)
-            elif known.resumes_at_states and isinstance(event, StateRemoved):
-                known.num_states -= self._states.discard(event.key, bit)
+                entry.num_blocks -= blocks.discard(event.key, bit)
+            elif entry.resumes_at_states and isinstance(event, StateStored):
+                entry.num_states += self._states.add(event.key, bit)
+            elif entry.resumes_at_states and isinstance(event, StateRemoved):
+                entry.num_states -= self._states.discard(event.key, bit)
         return num_orphans
 
     def is_exact(self, worker: str) -> bool:
@@ -149,18 +149,18 @@ class BlockIndex:
 
     def overlaps(self, partition: Partition, keys: Sequence[bytes]) -> Mapping[str, int]:
         """Return how many of *keys*, from the root on, a prompt could resume after, for each worker of *partition*."""
-        workers = {name: known for name, known in self._workers.items() if known.partition == partition}
-        lengths = _leading(self._blocks, sum(known.bit for known in workers.values()), keys)
+        workers = {name: entry for name, entry in self._workers.items() if entry.partition == partition}
+        lengths = _leading(self._blocks, sum(entry.bit for entry in workers.values()), keys)
         self._num_lookups += 1
         if longest := max(lengths.values(), default=0):
-            for known in workers.values():
-                if lengths[known.bit] == longest:
-                    known.found_at = self._num_lookups
+            for entry in workers.values():
+                if lengths[entry.bit] == longest:
+                    entry.found_at = self._num_lookups
         return {
-            name: self._last_state(known.bit, keys, lengths[known.bit])
-            if known.resumes_at_states
-            else lengths[known.bit]
-            for name, known in workers.items()
+            name: self._last_state(entry.bit, keys, lengths[entry.bit])
+            if entry.resumes_at_states
+            else lengths[entry.bit]
+            for name, entry in workers.items()
         }
 
     def _last_state(self, bit: int, keys: Sequence[bytes], num_held: int) -> int:
@@ -169,14 +169,14 @@ class BlockIndex:
         return next((count for count in range(num_held, 0, -1) if states.get(keys[count - 1]) & bit), 0)
 
 
-def _leading(held: KeyMasks, workers: int, keys: Sequence[bytes]) -> dict[int, int]:
+def _leading(masks: KeyMasks, workers: int, keys: Sequence[bytes]) -> dict[int, int]:
     """Return by bit how many of *keys*, from the first on, each of *workers* holds."""
     lengths: dict[int, int] = {}
-    for count, mask in enumerate(held.of(keys)):
+    for count, mask in enumerate(masks.of(keys)):
         if mask & workers != workers:
-            ended = workers & ~mask
-            lengths |= dict.fromkeys(_bits(ended), count)
-            workers ^= ended
+            absent = workers & ~mask
+            lengths |= dict.fromkeys(_bits(absent), count)
+            workers ^= absent
             if not workers:
                 return lengths
     return lengths | dict.fromkeys(_bits(workers), len(keys))

@@ -38,22 +38,22 @@ class KeyMasks:
 
     def add(self, key: bytes, bit: int) -> bool:
         """Add *key* for one worker; return whether it is new there."""
-        held = self._pulled(key) if self._unswept else self._masks.get(key, 0)
-        if held & bit:
+        mask = self._pulled(key) if self._unswept else self._masks.get(key, 0)
+        if mask & bit:
             return False
         # A key of one worker shares the number with all others.
-        self._masks[key] = held | bit if held else bit
+        self._masks[key] = mask | bit if mask else bit
         return True
 
     def discard(self, key: bytes, bit: int) -> bool:
         """Take *key* from one worker; return whether the worker had it."""
-        held = self._pulled(key) if self._unswept else self._masks.get(key, 0)
-        if not held & bit:
+        mask = self._pulled(key) if self._unswept else self._masks.get(key, 0)
+        if not mask & bit:
             return False
-        if held == bit:
+        if mask == bit:
             del self._masks[key]
         else:
-            self._masks[key] = held ^ bit
+            self._masks[key] = mask ^ bit
         return True
 
     def give_up(self, bit: int) -> None:
@@ -67,18 +67,18 @@ class KeyMasks:
             if not self._swept:
                 return False
             self._masks, self._unswept = {}, self._masks
-        unswept, kept = self._unswept, ~self._swept
+        unswept, live_bits = self._unswept, ~self._swept
         for _ in range(min(SWEPT_KEYS, len(unswept))):
-            key, held = unswept.popitem()
-            if held & kept:
-                self._masks[key] = held & kept
+            key, mask = unswept.popitem()
+            if mask & live_bits:
+                self._masks[key] = mask & live_bits
         if not unswept:
             self._unswept, self._swept = {}, 0
         return bool(unswept or self._given_up)
 
     def _pulled(self, key: bytes) -> int:
         """Return the workers that hold *key*, which is swept now."""
-        held = self._unswept.pop(key, 0) & ~self._swept
-        if held:
-            self._masks[key] = held
+        mask = self._unswept.pop(key, 0) & ~self._swept
+        if mask:
+            self._masks[key] = mask
         return self._masks.get(key, 0)

@@ -55,7 +55,7 @@ class LocalLookup:
     def find(self, targets: Sequence[LookupTarget], keys: Mapping[Partition, Sequence[bytes]]) -> Mapping[str, Overlap]:
         """Return what overlaps() does."""
         index = self._index
-        found = {partition: index.overlaps(partition, keys) for partition, keys in keys.items()}
+        overlaps = {partition: index.overlaps(partition, keys) for partition, keys in keys.items()}
         return {
-            name: Overlap(found.get(partition, {}).get(name, 0), index.is_exact(name)) for name, partition in targets
+            name: Overlap(overlaps.get(partition, {}).get(name, 0), index.is_exact(name)) for name, partition in targets
         }

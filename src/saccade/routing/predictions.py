@@ -32,15 +32,15 @@ class Predictions:
     def add(self, worker: str, keys: Sequence[bytes], now: float) -> Expectation:
         """Expect *keys* at *worker* from now on; of too many, the first."""
         expiry, expires_at = self._expiry[worker], now + self._time_to_live
-        kept = keys[: self._max_keys]
-        if not expiry.keys().isdisjoint(kept):
+        expected_keys = keys[: self._max_keys]
+        if not expiry.keys().isdisjoint(expected_keys):
             # A key that is expected again moves to the end, so that the keys lie in the order in which they expire.
-            for key in kept:
+            for key in expected_keys:
                 expiry.pop(key, None)
-        expiry.update(dict.fromkeys(kept, expires_at))
+        expiry.update(dict.fromkeys(expected_keys, expires_at))
         while len(expiry) > self._max_keys:
             del expiry[next(iter(expiry))]
-        return Expectation(kept, expires_at)
+        return Expectation(expected_keys, expires_at)
 
     def withdraw(self, worker: str, expectation: Expectation) -> None:
         """Expect it no longer, because its request was never computed; what another has expected since stays."""
@@ -49,7 +49,7 @@ class Predictions:
             if expiry.get(key) == expectation.expires_at:
                 del expiry[key]
 
-    def held(self, worker: str, now: float) -> Mapping[bytes, float]:
+    def expected(self, worker: str, now: float) -> Mapping[bytes, float]:
         """Return what is expected at *worker*."""
         expiry = self._expiry.get(worker, {})
         while expiry and expiry[first := next(iter(expiry))] <= now:

@@ -193,7 +193,7 @@ class Router:
             booking.matched_tokens = chosen.overlap_tokens
         self.exchange(option.name, WorkInFlight(), work)
         self.note_samples(option.name, now)
-        self.breakers.sent(option.name, now)
+        self.breakers.on_send(option.name, now)
         return booking
 
     def preview(
@@ -238,16 +238,16 @@ class Router:
         now: float,
     ) -> RoutingChoice:
         candidates = [self._weigh(option, prompt, overlaps, now) for option in options]
-        known = any(self._is_assumed(option) or overlaps.get(option.name, UNKNOWN).is_exact for option in options)
-        chosen = chooser.choose(candidates, prompt.affinity, reported=known)
-        return RoutingChoice(candidates, chosen, chooser.effective(reported=known))
+        is_reported = any(self._is_assumed(option) or overlaps.get(option.name, UNKNOWN).is_exact for option in options)
+        chosen = chooser.choose(candidates, prompt.affinity, reported=is_reported)
+        return RoutingChoice(candidates, chosen, chooser.effective(reported=is_reported))
 
     def _weigh(self, option: Option, prompt: RoutedPrompt, overlaps: Mapping[str, Overlap], now: float) -> Candidate:
         """Return what the worker holds of the prompt, what it must compute and encode, and what waits there."""
         block_size, work = option.partition.block_size, self.work[option.name]
         keys = prompt.keys.get(option.partition, ()) if prompt.reads_cache else ()
         num_reported = overlaps.get(option.name, UNKNOWN).num_blocks if prompt.reads_cache else 0
-        expected = self._predictions(option).held(option.name, now)
+        expected = self._predictions(option).expected(option.name, now)
         held_tokens = block_size * max(num_reported, _num_held(option, keys, num_reported, expected))
         image_tokens = sum(
             image.num_tokens

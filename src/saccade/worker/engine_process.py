@@ -135,12 +135,12 @@ class EngineProcess:
         """Kill an engine whose iterations stand still; its channel closes then."""
         while True:
             limit = self._timeouts.silence_seconds if self._ready else self._timeouts.loading_seconds
-            left = self._moved_at + limit - time.monotonic()
-            if left <= 0:
+            remaining = self._moved_at + limit - time.monotonic()
+            if remaining <= 0:
                 self._failure = f"The engine stood still for {limit:.0f} s and was killed."
                 supervision.send(process, signal.SIGKILL)
                 return
-            await asyncio.sleep(min(left, 1.0))
+            await asyncio.sleep(min(remaining, 1.0))
 
     async def _end(self, process: asyncio.subprocess.Process, channel: FrontChannel) -> None:
         """Ask the engine to exit, wait, and kill it after timeouts.exit_seconds."""

@@ -65,7 +65,7 @@ class Relay:
     """
 
     def __init__(self, config: WorkerConfig, on_progress: Callable[[EngineProgress], None]) -> None:
-        self.engine = EngineProcess(config.engine_command, self._take, self.lost, config.timeouts)
+        self.engine = EngineProcess(config.engine_command, self._take, self.on_lost, config.timeouts)
         self.serving = asyncio.Event()
         self.changed = asyncio.Event()
         self.idle = asyncio.Event()
@@ -179,7 +179,7 @@ class Relay:
             if message.load.draining and not message.load.num_running + message.load.num_waiting:
                 self.idle.set()
 
-    def lost(self, sentence: str) -> None:
+    def on_lost(self, sentence: str) -> None:
         """End every stream, and the requests on it, with *sentence*."""
         self.serving.clear()
         self.changed.set()

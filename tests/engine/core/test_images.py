@@ -51,14 +51,14 @@ def released() -> RequestImage:
 
 IN_STATE: Mapping[State, Callable[[], RequestImage]] = {
     State.EXPECTED: lambda: RequestImage(BY_HASH, b"", "media[0]"),
-    State.ASKED: asked,
+    State.REQUESTED: asked,
     State.AT_HAND: lambda: RequestImage(scheduling.image(0, 2, b"a"), b"", "media[0]"),
     State.ENCODING: lambda: pinned(is_encoded=False),
     State.ENCODED: lambda: pinned(is_encoded=True),
     State.RELEASED: released,
 }
 EVENTS: Mapping[State, Callable[[RequestImage], object]] = {
-    State.ASKED: RequestImage.ask,
+    State.REQUESTED: RequestImage.ask,
     State.AT_HAND: lambda image: image.bring(None, b""),
     State.ENCODING: lambda image: image.pin(SAMPLE, Until.COMPUTED, is_encoded=False),
     State.RELEASED: lambda image: image.release([]),
@@ -72,7 +72,7 @@ def test_an_event_moves_an_image_as_the_table_says_or_raises(state: State, event
     image = IN_STATE[state]()
     assert image.state is state
     if image.pins and event is not State.RELEASED:
-        event = State.ASKED  # a second pin moves nothing, and pixels are brought only where they were asked for
+        event = State.REQUESTED  # a second pin moves nothing, and pixels are brought only where they were asked for
     if event in TRANSITIONS[state]:
         EVENTS[event](image)
         assert image.state is event

@@ -141,7 +141,7 @@ async def test_a_removed_worker_finishes_its_requests_and_is_forgotten(tmp_path:
         assert url(a) not in router.work
         assert not router.index.is_exact(url(a))
         assert router.breakers.report(url(a), 0.0) == CLOSED
-        assert not router.predictions.held(url(a), 0.0)
+        assert not router.predictions.expected(url(a), 0.0)
         await asyncio.gather(*requests, return_exceptions=True)
 
 
@@ -157,8 +157,8 @@ async def test_what_a_worker_held_goes_with_it() -> None:  # E5
     router.forget("a")
     assert router.work == {}
     assert router.index.num_blocks("a") == 0
-    assert not router.predictions.held("a", 0.0)
-    assert not router.assumptions.held("a", 0.0)
+    assert not router.predictions.expected("a", 0.0)
+    assert not router.assumptions.expected("a", 0.0)
     assert router.breakers.report("a", 0.0) == CLOSED
 
 

@@ -259,7 +259,7 @@ async def test_engine_that_dies_fails_the_request_and_its_work_is_forgotten(tmp_
         dispatcher = Dispatcher(fleet)
         request = asyncio.create_task(answer(dispatcher, ask("r", [STALL])))
         await until(lambda: fleet.clients[0].load and fleet.clients[0].load.num_running)
-        worker.relay.lost("The engine is gone.")
+        worker.relay.on_lost("The engine is gone.")
         with pytest.raises(WorkerFailed):
             await request
         assert dispatcher.num_requests == 0
@@ -460,7 +460,7 @@ async def test_whatever_ends_a_request_its_booking_is_taken_back(leaves: str) ->
                             break
     assert all(work == WorkInFlight() for work in router.work.values())
     has_begun = leaves in ("after it", "at the end")
-    assert any(router.assumptions.held(url, time.monotonic()) for url in workers) == has_begun
+    assert any(router.assumptions.expected(url, time.monotonic()) for url in workers) == has_begun
 
 
 async def test_lookups_that_wait_choose_among_those_that_are_still_ready() -> None:

@@ -134,7 +134,7 @@ class EncoderScheduler:
         absent = [sequence.images[index] for index in indices]
         for image in absent:
             is_here = self.encoder_cache.has_begun(image.key)
-            if image.state is State.ASKED or (image.end > num_reused and not is_here):
+            if image.state is State.REQUESTED or (image.end > num_reused and not is_here):
                 return indices
         for image in absent:
             if self.encoder_cache.has_begun(image.key):

@@ -32,7 +32,7 @@ class State(Enum):
 
     EXPECTED = auto()
     """The pixels are not here: the gateway believes that a cache holds the image, or the slot could not be read."""
-    ASKED = auto()
+    REQUESTED = auto()
     """The gateway was asked for the pixels; every sample waits for its answer."""
     AT_HAND = auto()
     """The pixels are here."""
@@ -45,8 +45,8 @@ class State(Enum):
 
 
 TRANSITIONS: Mapping[State, frozenset[State]] = MappingProxyType({
-    State.EXPECTED: frozenset({State.ASKED, State.ENCODING, State.ENCODED, State.RELEASED}),
-    State.ASKED: frozenset({State.AT_HAND, State.RELEASED}),
+    State.EXPECTED: frozenset({State.REQUESTED, State.ENCODING, State.ENCODED, State.RELEASED}),
+    State.REQUESTED: frozenset({State.AT_HAND, State.RELEASED}),
     State.AT_HAND: frozenset({State.ENCODING, State.ENCODED, State.RELEASED}),
     State.ENCODING: frozenset({State.ENCODED, State.AT_HAND, State.EXPECTED}),
     State.ENCODED: frozenset({State.AT_HAND, State.EXPECTED}),
@@ -99,7 +99,7 @@ class RequestImage:
 
     def ask(self) -> None:
         """Record that the gateway was asked for the pixels."""
-        self._move(State.ASKED)
+        self._move(State.REQUESTED)
 
     def bring(self, slot: SlotRef | None, inline: bytes | None) -> None:
         """Store the pixels from the gateway's answer."""

@@ -36,7 +36,7 @@ Fail = Callable[[Sequence, SaccadeError], object]
 
 
 class PixelRequests:
-    """Requests for pixels. Each is open, until its deadline, for the images that are in the state ASKED."""
+    """Requests for pixels. Each is open, until its deadline, for the images that are in the state REQUESTED."""
 
     def __init__(self, scheduler: Scheduler, frames: FrameBuilder) -> None:
         self._scheduler = scheduler
@@ -102,7 +102,7 @@ class PixelRequests:
         for sequence, media in schedule.missing_images.items():
             key = (sequence.connection, sequence.request_id)
             images = [sequence.images[index] for index in media]
-            if key in self._deadlines and all(image.state is State.ASKED for image in images):
+            if key in self._deadlines and all(image.state is State.REQUESTED for image in images):
                 continue
             has_begun = sequence.index or sequence.num_generated_tokens
             if has_begun and not isinstance(sequence.request.kv_transfer, ReceiveKv):
@@ -137,7 +137,7 @@ class PixelRequests:
 
 def _problem(media: tuple[MediaPixels, ...], sequence: Sequence) -> str:
     """Return the fault of the pixels in *media* as a sentence; empty if they match the request for pixels."""
-    indices = [index for index, image in enumerate(sequence.images) if image.state is State.ASKED]
+    indices = [index for index, image in enumerate(sequence.images) if image.state is State.REQUESTED]
     if not indices:
         return "The gateway sent pixels that were not requested."
     if sorted(pixels.index for pixels in media) != indices:

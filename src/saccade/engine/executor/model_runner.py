@@ -124,7 +124,7 @@ class ModelRunner:
         )
 
     def _send(self, step: StepInput) -> tuple[bytes, ...]:
-        return tuple(kv_copies.read(self.caches, wanted) for wanted in step.send)
+        return tuple(kv_copies.read(self.caches, send) for send in step.send)
 
     @torch.inference_mode()
     def draw(self, forwarded: Forwarded, sampling: SamplingInput) -> Launched:
@@ -142,13 +142,13 @@ class ModelRunner:
         if batch.drawing:
             self.ranks.broadcast(ids, 0)
         self.rows.last_token_ids.index_copy_(0, batch.drawing_on_device, ids)
-        found = [ids.double()]
+        results = [ids.double()]
         if raw is not None and scored_on_device is not None:
             num_top = max(sampling.num_top[index] or 0 for index in scored)
-            found.append(logprobs.score(raw, ids.index_select(0, scored_on_device), num_top))
+            results.append(logprobs.score(raw, ids.index_select(0, scored_on_device), num_top))
         starts = dict(zip((chunk.row for chunk in forwarded.step.chunks), batch.starts.tolist(), strict=True))
-        found += [self._score_prompt(hidden, wanted, starts[wanted.row]) for wanted in sampling.prompt_scores]
-        return Launched(logprobs.begin_copy(found), sampling, scored)
+        results += [self._score_prompt(hidden, scoring, starts[scoring.row]) for scoring in sampling.prompt_scores]
+        return Launched(logprobs.begin_copy(results), sampling, scored)
 
     @torch.inference_mode()
     def receive_drawn(self, forwarded: Forwarded) -> None:
@@ -169,13 +169,13 @@ class ModelRunner:
         parts = [self.encoder_outputs[piece.output_id][piece.start : piece.stop] for piece in batch.media]
         return self.network(batch.input_ids, context, batch.media_rows, torch.cat(parts))
 
-    def _score_prompt(self, hidden: torch.Tensor, wanted: PromptScores, start: int) -> torch.Tensor:
-        first = start + wanted.offset
-        before = hidden[first : first + len(wanted.target_ids)]
-        (target_ids,) = transfer([np.array(wanted.target_ids, np.int64)], self.device)
-        pieces = logprobs.pieces(len(wanted.target_ids), self.network.spec.vocab_size)
+    def _score_prompt(self, hidden: torch.Tensor, scoring: PromptScores, start: int) -> torch.Tensor:
+        first = start + scoring.offset
+        before = hidden[first : first + len(scoring.target_ids)]
+        (target_ids,) = transfer([np.array(scoring.target_ids, np.int64)], self.device)
+        pieces = logprobs.pieces(len(scoring.target_ids), self.network.spec.vocab_size)
         return torch.cat(
-            [logprobs.score(self.network.logits(before[piece]), target_ids[piece], wanted.num_top) for piece in pieces]
+            [logprobs.score(self.network.logits(before[piece]), target_ids[piece], scoring.num_top) for piece in pieces]
         )
 
 
@@ -186,15 +186,15 @@ def collect(launched: Launched) -> DrawResult:
     sampling, scored = launched.sampling, launched.scored
     ids, *scores = launched.copy.wait()
     token_ids = [int(token_id) for token_id in ids]
-    found: dict[int, TokenLogprob] = {}
+    logprob_of: dict[int, TokenLogprob] = {}
     if scored:
         num_tops = [sampling.num_top[index] for index in scored]
-        found = dict(zip(scored, logprobs.unpack(scores.pop(0), num_tops), strict=True))
+        logprob_of = dict(zip(scored, logprobs.unpack(scores.pop(0), num_tops), strict=True))
     return DrawResult(
         token_ids,
-        [found.get(index) for index in range(len(token_ids))] if scored else [],
+        [logprob_of.get(index) for index in range(len(token_ids))] if scored else [],
         [
-            logprobs.unpack(one, [wanted.num_top] * len(one))
-            for wanted, one in zip(sampling.prompt_scores, scores, strict=True)
+            logprobs.unpack(one, [scoring.num_top] * len(one))
+            for scoring, one in zip(sampling.prompt_scores, scores, strict=True)
         ],
     )

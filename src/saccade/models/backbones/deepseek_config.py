@@ -30,9 +30,9 @@ class ExpertConfig:
     @classmethod
     def read(cls, text: Mapping[str, Any]) -> "ExpertConfig":
         """Read `text_config`. Raises StartupError, naming the key."""
-        for key, known in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc"), ("moe_layer_freq", 1)):
-            if text.get(key, known) != known:
-                raise StartupError(f"config.json: `{key}` is {text[key]!r}; this network knows {known!r}.")
+        for key, supported in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc"), ("moe_layer_freq", 1)):
+            if text.get(key, supported) != supported:
+                raise StartupError(f"config.json: `{key}` is {text[key]!r}; this network knows {supported!r}.")
         width = integer(text, "moe_intermediate_size")
         config = cls(
             num_experts=integer(text, "n_routed_experts"),

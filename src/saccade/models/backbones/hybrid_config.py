@@ -101,7 +101,7 @@ def _full_attention(text: Mapping[str, Any], num_layers: int) -> frozenset[int]:
         kinds = [LINEAR if (layer + 1) % interval else FULL for layer in range(num_layers)]
     if not isinstance(kinds, list) or len(kinds) != num_layers or not set(kinds) <= {LINEAR, FULL}:
         raise StartupError(f"config.json: `layer_types` must name {num_layers} layers, each {LINEAR} or {FULL}.")
-    found = frozenset(layer for layer, kind in enumerate(kinds) if kind == FULL)
-    if not found:
+    full_layers = frozenset(layer for layer, kind in enumerate(kinds) if kind == FULL)
+    if not full_layers:
         raise StartupError(f"config.json: `layer_types` must name at least one layer of {FULL}.")
-    return found
+    return full_layers

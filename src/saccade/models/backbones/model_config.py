@@ -33,11 +33,11 @@ def number(config: Mapping[str, Any], key: str) -> float:
     return float(value)
 
 
-def choice(config: Mapping[str, Any], key: str, known: tuple[str, ...]) -> str:
-    """Return the word under *key*, which must be one of *known*. Raises StartupError."""
+def choice(config: Mapping[str, Any], key: str, supported: tuple[str, ...]) -> str:
+    """Return the word under *key*, which must be one of *supported*. Raises StartupError."""
     value = config.get(key)
-    if value not in known:
-        raise StartupError(f"{CONFIG}: `{key}` is {value!r}; this network knows {', '.join(known)}.")
+    if value not in supported:
+        raise StartupError(f"{CONFIG}: `{key}` is {value!r}; this network knows {', '.join(supported)}.")
     return str(value)
 
 

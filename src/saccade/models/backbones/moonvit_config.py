@@ -59,9 +59,9 @@ class MoonVitConfig:
     @classmethod
     def read(cls, config: Mapping[str, Any], vision: Mapping[str, Any], out_hidden_size: int) -> "MoonVitConfig":
         """Read `vision_config`, and *config* around it; *out_hidden_size* is the decoder's. Raises StartupError."""
-        for key, known in FIXED.items():
-            if vision.get(key, known) != known:
-                raise StartupError(f"config.json: `{key}` is {vision[key]!r}; this network knows {known!r}.")
+        for key, supported in FIXED.items():
+            if vision.get(key, supported) != supported:
+                raise StartupError(f"config.json: `{key}` is {vision[key]!r}; this network knows {supported!r}.")
         read = cls(
             depth=_either(vision, "num_hidden_layers"),
             hidden_size=_either(vision, "hidden_size"),
@@ -82,9 +82,9 @@ class MoonVitConfig:
             "text_hidden_size": (vision, out_hidden_size),
             "projection_hidden_size": (config, read.hidden_size),
         }
-        for key, (holder, needed) in widths.items():
-            if holder.get(key, needed) != needed:
-                raise StartupError(f"config.json: `{key}` is {holder[key]!r}, but the network needs {needed}.")
+        for key, (holder, width) in widths.items():
+            if holder.get(key, width) != width:
+                raise StartupError(f"config.json: `{key}` is {holder[key]!r}, but the network needs {width}.")
         return read
 
 

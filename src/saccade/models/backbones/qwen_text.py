@@ -74,8 +74,8 @@ class MixtureOfExperts(nn.Module):
 
     def add_to(self, residual_NE: torch.Tensor, x_NE: torch.Tensor) -> torch.Tensor:
         """Return *residual_NE* plus the weighted results of the experts chosen for *x_NE*."""
-        chosen, normalised = self.config.num_chosen, self.config.normalised
-        ids_NC, weights_NC = softmax_top_k(self.gate(x_NE), chosen, renormalise=normalised)
+        top_k, normalised = self.config.num_chosen, self.config.normalised
+        ids_NC, weights_NC = softmax_top_k(self.gate(x_NE), top_k, renormalise=normalised)
         return residual_NE + self.experts(x_NE, ids_NC, weights_NC)  # type: ignore[no-any-return]
 
 

@@ -77,8 +77,8 @@ def _llama3(source: _Source) -> Rope:
         raise StartupError("config.json: `low_freq_factor` must be below `high_freq_factor`.")
     frequencies = (source.theta ** (-pair / source.num_pairs) for pair in range(source.num_pairs))
     turns = (source.original_length * frequency / (2 * math.pi) for frequency in frequencies)
-    kept = (min(max((turn - low) / (high - low), 0.0), 1.0) for turn in turns)
-    return Rope(source.theta, tuple(1 / ((1 - share) / factor + share) for share in kept))
+    shares = (min(max((turn - low) / (high - low), 0.0), 1.0) for turn in turns)
+    return Rope(source.theta, tuple(1 / ((1 - share) / factor + share) for share in shares))
 
 
 def _yarn(source: _Source) -> Rope:

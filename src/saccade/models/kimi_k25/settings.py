@@ -45,11 +45,11 @@ def resolve(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> dict[
     preprocessor_config.json has them in `media_proc_cfg` (the release) or at its top level (transformers). Raises
     StartupError if a value is wrong, not supported, or different from that of config.json's vision tower.
     """
-    given = preprocessor.get(NESTED, preprocessor)
-    if not isinstance(given, Mapping):
-        raise StartupError(f"{PREPROCESSOR_CONFIG}: {NESTED} must be an object, not {given!r}.")
-    processor_config.check_fixed(given, FIXED)
-    settings = {key: _given(given, key) for key in RELEASE}
+    options = preprocessor.get(NESTED, preprocessor)
+    if not isinstance(options, Mapping):
+        raise StartupError(f"{PREPROCESSOR_CONFIG}: {NESTED} must be an object, not {options!r}.")
+    processor_config.check_fixed(options, FIXED)
+    settings = {key: _setting(options, key) for key in RELEASE}
     for key in ("patch_size", "merge_size", "in_patch_limit", "patch_limit_on_one_side"):
         processor_config.whole_number(settings[key], key)
     processor_config.one_per_channel(settings["image_mean"], "image_mean")
@@ -64,9 +64,9 @@ def resolve(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> dict[
     return settings
 
 
-def _given(given: Mapping[str, Any], setting: str) -> Any:
+def _setting(options: Mapping[str, Any], setting: str) -> Any:
     keys = SPELLINGS.get(setting, (setting,))
-    return next((_plain(given[key]) for key in keys if given.get(key) is not None), RELEASE[setting])
+    return next((_plain(options[key]) for key in keys if options.get(key) is not None), RELEASE[setting])
 
 
 def _plain(value: Any) -> Any:

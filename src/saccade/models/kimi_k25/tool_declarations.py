@@ -179,9 +179,9 @@ def _fields(schema: Mapping[str, Any], names: Sequence[str] | Mapping[str, Any],
     for name in names:
         declared = schema["properties"][name]
         default = declared.get("default") if isinstance(declared, dict) else None
-        said = "" if default is None else f"{indent}// Default: {_value(default)}\n"
+        note = "" if default is None else f"{indent}// Default: {_value(default)}\n"
         mark = "" if name in required else "?"
-        yield f"{_comments(declared, indent)}{said}{indent}{name}{mark}: {_type(declared, indent)}"
+        yield f"{_comments(declared, indent)}{note}{indent}{name}{mark}: {_type(declared, indent)}"
 
 
 def _array(item: Any, indent: str) -> str:

@@ -52,12 +52,12 @@ class VideoLayout:
         self, config: Mapping[str, Any], preprocessor: Mapping[str, Any], video_preprocessor: Mapping[str, Any]
     ) -> None:
         nested = preprocessor.get(NESTED) or {}
-        given = {**nested, **video_preprocessor}
-        if given.get(EACH_FRAME, given) is None:
-            given[EACH_FRAME] = nested.get("in_patch_limit")  # as in the release
+        options = {**nested, **video_preprocessor}
+        if options.get(EACH_FRAME, options) is None:
+            options[EACH_FRAME] = nested.get("in_patch_limit")  # as in the release
         of_videos = resolve(config, {**(nested or preprocessor), **video_preprocessor})
-        self.settings: Mapping[str, Any] = {**of_videos, **{key: _given(given, key) for key in SPELLINGS}}
-        self._check(given, resolve(config, preprocessor), config.get("vision_config") or {})
+        self.settings: Mapping[str, Any] = {**of_videos, **{key: _setting(options, key) for key in SPELLINGS}}
+        self._check(options, resolve(config, preprocessor), config.get("vision_config") or {})
 
     def settings_for(self, options: VideoOptions) -> Mapping[str, Any]:
         """Return `settings` with what *options* set. Raises InvalidValue."""
@@ -93,17 +93,17 @@ class VideoLayout:
             frames=frames,
         )
 
-    def _check(self, given: Mapping[str, Any], of_images: Mapping[str, Any], vision: Mapping[str, Any]) -> None:
+    def _check(self, options: Mapping[str, Any], of_images: Mapping[str, Any], vision: Mapping[str, Any]) -> None:
         for key in ("in_patch_limit", "clip_frames"):
             whole_number(self.settings[key], SPELLINGS[key][0][0])
         fps = self.settings["fps"]
         if type(fps) not in (int, float) or not 0 < fps < math.inf:
             raise StartupError(f"{SETTINGS}: sample_fps must be a number above 0, not {fps!r}.")
         for key in ABSENT:
-            if given.get(key) is not None:
-                raise StartupError(f"{SETTINGS}: {key} must be null, not {given[key]!r}.")
-        if given.get("timestamp_mode") not in (None, TIMES):
-            raise StartupError(f"{SETTINGS}: timestamp_mode must be {TIMES!r}, not {given['timestamp_mode']!r}.")
+            if options.get(key) is not None:
+                raise StartupError(f"{SETTINGS}: {key} must be null, not {options[key]!r}.")
+        if options.get("timestamp_mode") not in (None, TIMES):
+            raise StartupError(f"{SETTINGS}: timestamp_mode must be {TIMES!r}, not {options['timestamp_mode']!r}.")
         for key in OF_PATCHES:
             if self.settings[key] != of_images[key]:
                 raise StartupError(
@@ -121,8 +121,8 @@ class VideoLayout:
 def _sampled(header: VideoHeader, settings: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the indices of the frames that the model sees: evenly spread, the first and the last among them."""
     total = header.num_frames
-    if (wanted := settings.get("num_frames")) is not None:
-        count = min(wanted, total)
+    if (num_frames := settings.get("num_frames")) is not None:
+        count = min(num_frames, total)
     else:
         count = max(1, round(total * min(settings["fps"], header.fps) / header.fps))
     return tuple(np.linspace(0, total - 1, count).round().astype(int).tolist())
@@ -134,6 +134,6 @@ def _time(seconds: float) -> str:
     return f"{whole // 3600 % 24:02}:{whole // 60 % 60:02}:{whole % 60:02}.{int(seconds % 1 * 1000):03}"
 
 
-def _given(given: Mapping[str, Any], setting: str) -> Any:
+def _setting(options: Mapping[str, Any], setting: str) -> Any:
     keys, default = SPELLINGS[setting]
-    return next((given[key] for key in keys if given.get(key) is not None), default)
+    return next((options[key] for key in keys if options.get(key) is not None), default)

@@ -93,7 +93,8 @@ class Network(ImageTextNetwork):
         vision, orders, start = self.spec.vision, [], 1
         for shape in shapes:
             _, rows, columns = shape.grid
-            order = tiles.feature_order(rows, columns, self.spec.kept(shape.grid, shape.original_size), vision.side)
+            size = self.spec.unpadded_size(shape.grid, shape.original_size)
+            order = tiles.feature_order(rows, columns, size, vision.side)
             orders.append(np.where(order == tiles.NEWLINE, 0, order + start))
             start += self.spec.num_views(shape.grid) * vision.num_patches
         return to_device(np.concatenate(orders), self.device)
@@ -104,8 +105,8 @@ class Network(ImageTextNetwork):
         views = pixels_B.view(-1, CHANNELS, vision.image_size, vision.image_size)
         patches = self.normalised(view_patches(views, vision.patch_size), self.dtype)
         hidden = self.vision_tower(patches, metadata.views)
-        chosen = hidden if self.spec.has_class_token else hidden[:, 1:]
-        features_FE = self.multi_modal_projector(chosen.flatten(0, 1))
+        patches = hidden if self.spec.has_class_token else hidden[:, 1:]
+        features_FE = self.multi_modal_projector(patches.flatten(0, 1))
         if self.image_newline is None or metadata.order is None:
             return features_FE  # type: ignore[no-any-return]
         return torch.cat((self.image_newline.unsqueeze(0), features_FE)).index_select(0, metadata.order)

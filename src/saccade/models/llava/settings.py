@@ -66,8 +66,8 @@ def resolve(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> dict[
 
 def has_tiles(config: Mapping[str, Any]) -> bool:
     """Return whether the model is LLaVA-NeXT, which takes a base view and tiles; LLaVA-1.5 takes one square view."""
-    named = config.get("architectures") or []
-    return NEXT_ARCHITECTURE in named if named else config.get("model_type") == NEXT_MODEL_TYPE
+    architectures = config.get("architectures") or []
+    return NEXT_ARCHITECTURE in architectures if architectures else config.get("model_type") == NEXT_MODEL_TYPE
 
 
 def has_class_token(config: Mapping[str, Any]) -> bool:
@@ -102,16 +102,16 @@ def _edges(preprocessor: Mapping[str, Any]) -> tuple[int, int]:
 
 def _bare(value: Any, keys: set[str]) -> Any:
     """Return the number that an object has under all *keys* and no others; older files have the number itself."""
-    given = {key: one for key, one in value.items() if one is not None} if isinstance(value, Mapping) else {}
-    numbers = list(given.values())
-    return numbers[0] if set(given) == keys and all(number == numbers[0] for number in numbers) else value
+    entries = {key: one for key, one in value.items() if one is not None} if isinstance(value, Mapping) else {}
+    numbers = list(entries.values())
+    return numbers[0] if set(entries) == keys and all(number == numbers[0] for number in numbers) else value
 
 
 def _pinpoints(config: Mapping[str, Any], preprocessor: Mapping[str, Any], tile: int) -> list[list[int]]:
     """Return the resolutions for images, in the checkpoint's order, because the first of equals is used."""
-    given = [source["image_grid_pinpoints"] for source in (preprocessor, config) if source.get("image_grid_pinpoints")]
-    pinpoints = given[0] if given else DEFAULT_PINPOINTS
-    if any(other != pinpoints for other in given):
+    lists = [source["image_grid_pinpoints"] for source in (preprocessor, config) if source.get("image_grid_pinpoints")]
+    pinpoints = lists[0] if lists else DEFAULT_PINPOINTS
+    if any(other != pinpoints for other in lists):
         raise StartupError(f"image_grid_pinpoints in config.json and {PREPROCESSOR_CONFIG} must be the same.")
     if not isinstance(pinpoints, list) or not all(_is_pinpoint(one, tile) for one in pinpoints):
         raise StartupError(

@@ -90,7 +90,7 @@ class Spec(TextSpec):
         """
         self.num_views(grid)
         num_base_tokens = self.vision.num_patches + self.has_class_token
-        return num_base_tokens + (tiles.num_features(self.kept(grid, original_size)) if self.has_tiles else 0)
+        return num_base_tokens + (tiles.num_features(self.unpadded_size(grid, original_size)) if self.has_tiles else 0)
 
     def num_views(self, grid: Grid) -> int:
         """Return the number of square views: one, or the base view and the tiles. Raises InvalidValue."""
@@ -106,10 +106,10 @@ class Spec(TextSpec):
             return 1 + rows * columns // self.vision.num_patches
         if not self.has_tiles and tuple(grid) == (1, side, side):
             return 1
-        wanted = f"rows and columns that are multiples of {side}" if self.has_tiles else f"{side} rows and columns"
-        raise InvalidValue(f"An image's grid must be one frame of {wanted}, not {tuple(grid)}.")
+        shape = f"rows and columns that are multiples of {side}" if self.has_tiles else f"{side} rows and columns"
+        raise InvalidValue(f"An image's grid must be one frame of {shape}, not {tuple(grid)}.")
 
-    def kept(self, grid: Grid, original_size: Size | None) -> tuple[int, int]:
+    def unpadded_size(self, grid: Grid, original_size: Size | None) -> tuple[int, int]:
         """Return how many (rows, columns) of the tiles' features are not padding: all without an original size."""
         _, rows, columns = grid
         if original_size is None:

@@ -22,8 +22,8 @@ def best_resolution(height: int, width: int, pinpoints: Sequence[Sequence[int]])
     def merit(pinpoint: Sequence[int]) -> tuple[int, int]:
         pinpoint_height, pinpoint_width = pinpoint
         scale = min(pinpoint_width / width, pinpoint_height / height)
-        kept = min(int(width * scale) * int(height * scale), width * height)
-        return kept, kept - pinpoint_height * pinpoint_width
+        num_pixels = min(int(width * scale) * int(height * scale), width * height)
+        return num_pixels, num_pixels - pinpoint_height * pinpoint_width
 
     best_height, best_width = max(pinpoints, key=merit)
     return best_height, best_width
@@ -41,29 +41,29 @@ def fitted(height: int, width: int, resolution: tuple[int, int]) -> tuple[int, i
 def unpadded(height: int, width: int, rows: int, columns: int) -> tuple[int, int]:
     """Return how many of the padded image's *rows* and *columns* of features remain without those of the padding."""
     if width / height > columns / rows:
-        kept = int(round(height * (columns / width), 7))
-        return rows - (rows - kept) // 2 * 2, columns
-    kept = int(round(width * (rows / height), 7))
-    return rows, columns - (columns - kept) // 2 * 2
+        length = int(round(height * (columns / width), 7))
+        return rows - (rows - length) // 2 * 2, columns
+    length = int(round(width * (rows / height), 7))
+    return rows, columns - (columns - length) // 2 * 2
 
 
-def num_features(kept: tuple[int, int]) -> int:
-    """Return the number of features of the tiles: *kept* (rows, columns), and a newline after each row."""
-    rows, columns = kept
+def num_features(unpadded_size: tuple[int, int]) -> int:
+    """Return the number of features of the tiles: *unpadded_size* (rows, columns), and a newline after each row."""
+    rows, columns = unpadded_size
     return rows * (columns + 1)
 
 
-def feature_order(rows: int, columns: int, kept: tuple[int, int], view_side: int) -> npt.NDArray[np.int64]:
+def feature_order(rows: int, columns: int, unpadded_size: tuple[int, int], view_side: int) -> npt.NDArray[np.int64]:
     """Return which features of an image's views the text network gets, in order; NEWLINE ends each row of the tiles.
 
-    A feature's index counts through the base view, then through the tiles, each by rows of *view_side*. *kept* is the
-    middle of the padded image's *rows* and *columns* of features.
+    A feature's index counts through the base view, then through the tiles, each by rows of *view_side*. *unpadded_size*
+    is the middle of the padded image's *rows* and *columns* of features.
     """
     base = np.arange(view_side**2)
     tiles = np.arange(len(base), len(base) + rows * columns)
     by_tile = tiles.reshape(rows // view_side, columns // view_side, view_side, view_side)
     image = by_tile.swapaxes(1, 2).reshape(rows, columns)
-    kept_rows, kept_columns = kept
+    kept_rows, kept_columns = unpadded_size
     top, left = (rows - kept_rows) // 2, (columns - kept_columns) // 2
     middle = image[top : top + kept_rows, left : left + kept_columns]
     return np.concatenate((base, np.pad(middle, ((0, 0), (0, 1)), constant_values=NEWLINE).ravel()))

@@ -38,8 +38,8 @@ class Denormaliser:
     def takes_bfloat16(self) -> bool:
         """Whether all levels differ as bfloat16, so that they can be told from one another."""
         levels = np.arange(NUM_LEVELS)
-        made = (bfloat16(_values(levels, *channel).astype(np.float32)) for channel in self._channels)
-        return all(np.array_equal(table[bits], levels) for bits, table in zip(made, self._tables, strict=True))
+        rounded = (bfloat16(_values(levels, *channel).astype(np.float32)) for channel in self._channels)
+        return all(np.array_equal(table[bits], levels) for bits, table in zip(rounded, self._tables, strict=True))
 
     def levels(self, values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
         """Return the levels of *values* [patches, channels, n]: float32, or bfloat16 as uint16.
@@ -51,17 +51,17 @@ class Denormaliser:
         for start in range(0, len(values), rows):
             band = slice(start, start + rows)
             for channel, (mean, std) in enumerate(self._channels):
-                found = (
+                band_levels = (
                     self._tables[channel][values[band, channel]]
                     if values.dtype == np.uint16
                     else _nearest(values[band, channel], mean, std, _float32_errors)
                 )
-                if found.max(initial=0) >= NUM_LEVELS:
+                if band_levels.max(initial=0) >= NUM_LEVELS:
                     raise InvalidValue(
                         "A value is not that of any of the 256 levels of a channel under the image_mean and image_std "
                         "of the model's preprocessor_config.json."
                     )
-                levels[band, channel] = found
+                levels[band, channel] = band_levels
         return levels
 
 

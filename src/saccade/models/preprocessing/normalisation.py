@@ -26,8 +26,8 @@ def pair_tables(mean: Sequence[float], std: Sequence[float], dtype: str) -> list
     Each table is [65536], uint32 or uint64, with two values of *dtype* per entry, which halves the number of look-ups.
     Channels with equal normalisation share one table, so that it stays in the processor's cache.
     """
-    made: dict[bytes, npt.NDArray[Any]] = {}
-    return [made.setdefault(table.tobytes(), _pairs(table)) for table in tables(mean, std, dtype)]
+    pairs_of: dict[bytes, npt.NDArray[Any]] = {}
+    return [pairs_of.setdefault(table.tobytes(), _pairs(table)) for table in tables(mean, std, dtype)]
 
 
 def _pairs(table: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -150,8 +150,8 @@ def adjusted(settings: Mapping[str, Any], options: ImageOptions) -> Mapping[str,
 
     `detail: low` lowers the model's own min_pixels if necessary, but not a min_pixels of the request.
     """
-    minimum = _asked(options.min_pixels, "min_pixels", settings)
-    maximum = _asked(options.max_pixels, "max_pixels", settings)
+    minimum = _limit(options.min_pixels, "min_pixels", settings)
+    maximum = _limit(options.max_pixels, "max_pixels", settings)
     if options.detail == "low":
         maximum = min(maximum, LOW_DETAIL_PIXELS)
         minimum = min(minimum, maximum) if options.min_pixels is None else minimum
@@ -186,7 +186,7 @@ def check_order(minimum: int, maximum: int, options: ImageOptions | VideoOptions
     raise InvalidValue(fault, "mm_processor_kwargs")
 
 
-def _asked(value: int | None, key: str, settings: Mapping[str, Any]) -> int:
+def _limit(value: int | None, key: str, settings: Mapping[str, Any]) -> int:
     """Return *value*, or the model's own limit if it is None. Raises InvalidValue."""
     most = max(MOST_PIXELS, settings["max_pixels"])
     if value is None:

@@ -47,13 +47,13 @@ class SmartVideoLayout:
         self, config: Mapping[str, Any], preprocessor: Mapping[str, Any], video_preprocessor: Mapping[str, Any]
     ) -> None:
         of_images = {key: preprocessor[key] for key in OF_PATCHES if preprocessor.get(key) is not None}
-        given = {**of_images, **{key: value for key, value in video_preprocessor.items() if value is not None}}
+        options = {**of_images, **{key: value for key, value in video_preprocessor.items() if value is not None}}
         try:
-            self.settings: Mapping[str, Any] = smart_resize.resolve(given, self.defaults)
+            self.settings: Mapping[str, Any] = smart_resize.resolve(options, self.defaults)
             smart_resize.check_tower(config, self.settings)
         except StartupError as error:
             raise StartupError(f"{VIDEO_PREPROCESSOR_CONFIG}, the settings for videos: {error.message}") from error
-        self._check(given, of_images)
+        self._check(options, of_images)
 
     def settings_for(self, options: VideoOptions) -> Mapping[str, Any]:
         """Return `settings` with what *options* set. Raises InvalidValue."""
@@ -99,8 +99,8 @@ class SmartVideoLayout:
         now and then samples one frame more. A video shorter than a group is taken whole.
         """
         total, group = header.num_frames, settings["temporal_patch_size"]
-        if (wanted := settings.get("num_frames")) is not None:
-            count = min(round(wanted / group), total // group) * group
+        if (num_frames := settings.get("num_frames")) is not None:
+            count = min(round(num_frames / group), total // group) * group
         else:
             most = min(settings["max_frames"], total) // group * group
             by_rate = total / header.fps * settings["fps"]
@@ -124,10 +124,10 @@ class SmartVideoLayout:
         """Return what stands for the video in the prompt; by default nothing beside its placeholders."""
         return ()
 
-    def _check(self, given: Mapping[str, Any], of_images: Mapping[str, Any]) -> None:
+    def _check(self, options: Mapping[str, Any], of_images: Mapping[str, Any]) -> None:
         for key, value in self.fixed.items():
-            if given.get(key, value) != value:
-                raise StartupError(f"{VIDEO_PREPROCESSOR_CONFIG}: {key} must be {value!r}, not {given[key]!r}.")
+            if options.get(key, value) != value:
+                raise StartupError(f"{VIDEO_PREPROCESSOR_CONFIG}: {key} must be {value!r}, not {options[key]!r}.")
         for key in WHOLE:
             if key in self.settings and (type(self.settings[key]) is not int or self.settings[key] < 1):
                 raise StartupError(

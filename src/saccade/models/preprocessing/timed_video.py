@@ -36,8 +36,8 @@ class TimedVideoLayout(SmartVideoLayout):
     def sampled(self, header: VideoHeader, settings: Mapping[str, Any]) -> tuple[int, ...]:
         """Return the indices of the frames that the model sees: evenly spread, the first and the last among them."""
         total = header.num_frames
-        if (wanted := settings.get("num_frames")) is not None:
-            count = min(wanted, total)
+        if (num_frames := settings.get("num_frames")) is not None:
+            count = min(num_frames, total)
         else:
             by_rate = int(total / header.fps * settings["fps"])
             count = min(max(by_rate, settings["min_frames"]), settings["max_frames"], total)
@@ -69,12 +69,12 @@ class TimedVideoLayout(SmartVideoLayout):
     ) -> tuple[str | int, ...]:
         """Return for each group its time, the mean of its first and its last frame's, and its placeholders."""
         group, (before, behind) = settings["temporal_patch_size"], self.around
-        written: list[str | int] = []
+        parts: list[str | int] = []
         for start in range(0, len(frames), group):
             first, last = frames[start], frames[min(start + group, len(frames)) - 1]
             seconds = (first / header.fps + last / header.fps) / 2
-            written += [f"<{seconds:.1f} seconds>", before, group_tokens, behind]
-        return tuple(written)
+            parts += [f"<{seconds:.1f} seconds>", before, group_tokens, behind]
+        return tuple(parts)
 
 
 def _most(settings: Mapping[str, Any], num_frames: int, factor: int) -> int:

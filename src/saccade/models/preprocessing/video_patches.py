@@ -36,5 +36,5 @@ class MergedVideoPixels:
             count += 1
         if last is None or count != len(layout.frames):
             raise InternalError(f"A video gave {count} frames instead of {len(layout.frames)}.")
-        for missing in range(count, num_groups * group):
-            target[missing // group, ..., missing % group, :, :] = last
+        for index in range(count, num_groups * group):
+            target[index // group, ..., index % group, :, :] = last

@@ -105,9 +105,9 @@ def prompt(rows: int, columns: int, view_tokens: int) -> tuple[str | int, ...]:
     whole: tuple[str | int, ...] = (AROUND, GLOBAL, view_tokens, AROUND)
     if rows == columns == 1:
         return whole
-    written: list[str | int] = []
+    parts: list[str | int] = []
     for row in range(1, rows + 1):
         for column in range(1, columns + 1):
-            written += [AROUND, f"<row_{row}_col_{column}>", view_tokens]
-        written.append("\n")
-    return (*written, "\n", *whole)
+            parts += [AROUND, f"<row_{row}_col_{column}>", view_tokens]
+        parts.append("\n")
+    return (*parts, "\n", *whole)

@@ -56,30 +56,30 @@ def resolve(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> dict[
     value is wrong or not supported.
     """
     processor_config.check_fixed(preprocessor, FIXED)
-    given = {**SILENT, **{key: value for key, value in preprocessor.items() if value is not None}}
-    vision, tile = tower(config), _edge(given["max_image_size"], "max_image_size")
+    options = {**SILENT, **{key: value for key, value in preprocessor.items() if value is not None}}
+    vision, tile = tower(config), _edge(options["max_image_size"], "max_image_size")
     if tile != vision.image_size:
         raise StartupError(
             f"{PREPROCESSOR_CONFIG}: max_image_size.longest_edge is {tile}, but the vision tower in config.json takes "
             f"images of {vision.image_size} x {vision.image_size} pixels; only equal sizes are supported."
         )
-    if given["resample"] not in FILTERS:
+    if options["resample"] not in FILTERS:
         raise StartupError(
-            f"{PREPROCESSOR_CONFIG} sets resample to {given['resample']!r}; supported are 1 (Lanczos) and 3 (bicubic)."
+            f"{PREPROCESSOR_CONFIG} sets resample to {options['resample']!r}; valid are 1 (Lanczos) and 3 (bicubic)."
         )
-    if type(given["do_image_splitting"]) is not bool:
+    if type(options["do_image_splitting"]) is not bool:
         raise StartupError(
-            f"{PREPROCESSOR_CONFIG}: do_image_splitting must be true or false, not {given['do_image_splitting']!r}."
+            f"{PREPROCESSOR_CONFIG}: do_image_splitting must be true or false, not {options['do_image_splitting']!r}."
         )
     return {
-        "longest_edge": _edge(given["size"], "size"),
+        "longest_edge": _edge(options["size"], "size"),
         "tile": tile,
-        "splits": given["do_image_splitting"],
-        "filter": FILTERS[given["resample"]],
+        "splits": options["do_image_splitting"],
+        "filter": FILTERS[options["resample"]],
         "patch_size": vision.patch_size,
         "view_tokens": view_tokens(config, vision),
-        "image_mean": processor_config.one_per_channel(given["image_mean"], "image_mean"),
-        "image_std": processor_config.deviations(given["image_std"], "image_std"),
+        "image_mean": processor_config.one_per_channel(options["image_mean"], "image_mean"),
+        "image_std": processor_config.deviations(options["image_std"], "image_std"),
     }
 
 

@@ -73,33 +73,33 @@ def load_vision_backend(name: str, workload: Workload = PLAIN_WORKLOAD) -> Visio
     return backend
 
 
-def why(asked: str, backend: AttentionBackend | VisionAttentionBackend, workload: Workload) -> str:
-    """Return why *backend* was loaded where *asked* was asked for, for the summary of a start.
+def why(requested: str, backend: AttentionBackend | VisionAttentionBackend, workload: Workload) -> str:
+    """Return why *backend* was loaded where *requested* was asked for, for the summary of a start.
 
     Backends for other devices go without saying.
     """
-    if asked != AUTO:
+    if requested != AUTO:
         return "as asked"
     entries = BACKENDS if hasattr(backend, "paged") else VISION_BACKENDS
     preferred = list(entries)[list(entries).index(backend.name) + 1 :]
     here = [name for name in preferred if entries[name].device_type == workload.device.type]
     reasons = _reasons(entries, type(backend).__name__, workload, reversed(here))
-    chosen = f"auto for {str(workload.dtype).removeprefix('torch.')} on {workload.device.type}"
-    return "; ".join([chosen, *(f"not {name}: {reason}" for name, reason in reasons.items())])
+    choice = f"auto for {str(workload.dtype).removeprefix('torch.')} on {workload.device.type}"
+    return "; ".join([choice, *(f"not {name}: {reason}" for name, reason in reasons.items())])
 
 
-def _load(flag: str, asked: str, entries: Mapping[str, Backend], class_name: str, workload: Workload) -> Any:
-    if asked != AUTO and asked not in entries:
+def _load(flag: str, requested: str, entries: Mapping[str, Backend], class_name: str, workload: Workload) -> Any:
+    if requested != AUTO and requested not in entries:
         names = ", ".join((AUTO, *entries))
-        raise StartupError(f"{flag} must be one of {names}, not {asked!r}. {_here(entries, class_name, workload)}")
-    for name in reversed(list(entries)) if asked == AUTO else [asked]:
+        raise StartupError(f"{flag} must be one of {names}, not {requested!r}. {_here(entries, class_name, workload)}")
+    for name in reversed(list(entries)) if requested == AUTO else [requested]:
         is_other_device = entries[name].device_type not in (None, workload.device.type)
-        if asked == AUTO and is_other_device:
+        if requested == AUTO and is_other_device:
             continue
         reason = _reason(name, entries[name], class_name, workload)
         if reason is None:
             return getattr(importlib.import_module(entries[name].module), class_name)()
-    raise StartupError(f"{flag} cannot be {asked}: {reason}. {_here(entries, class_name, workload)}")
+    raise StartupError(f"{flag} cannot be {requested}: {reason}. {_here(entries, class_name, workload)}")
 
 
 def _here(entries: Mapping[str, Backend], class_name: str, workload: Workload) -> str:
@@ -113,14 +113,14 @@ def _reasons(
     entries: Mapping[str, Backend], class_name: str, workload: Workload, names: Iterable[str]
 ) -> dict[str, str]:
     """Return the reasons against those of *names* that cannot compute *workload*."""
-    found = {}
+    reasons = {}
     for name in names:
         device_type = entries[name].device_type
         if device_type not in (None, workload.device.type):
-            found[name] = f"it computes on {'a GPU' if device_type == 'cuda' else 'a CPU'}"
+            reasons[name] = f"it computes on {'a GPU' if device_type == 'cuda' else 'a CPU'}"
         elif (reason := _reason(name, entries[name], class_name, workload)) is not None:
-            found[name] = reason
-    return found
+            reasons[name] = reason
+    return reasons
 
 
 def _reason(name: str, entry: Backend, class_name: str, workload: Workload) -> str | None:

@@ -22,10 +22,10 @@ def no_cuda_compiler() -> str | None:
         return None
     folders = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), str(TOOLKIT)]
     has_nvcc = shutil.which("nvcc") or any(Path(folder, "bin", "nvcc").exists() for folder in folders if folder)
-    missing = [name for name, found in (("nvcc", has_nvcc), ("ninja", shutil.which("ninja"))) if not found]
-    if not missing:
+    tools = [name for name, path in (("nvcc", has_nvcc), ("ninja", shutil.which("ninja"))) if not path]
+    if not tools:
         return None
     return (
-        f"it compiles its kernels at their first use, and finds no {' and no '.join(missing)}: install the CUDA "
+        f"it compiles its kernels at their first use, and finds no {' and no '.join(tools)}: install the CUDA "
         "toolkit and ninja, or FlashInfer's package of compiled kernels, flashinfer-jit-cache"
     )

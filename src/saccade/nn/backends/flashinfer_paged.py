@@ -46,7 +46,7 @@ class FlashinferPlan:
     """A step of S sequences with B blocks in total. The borders int32 [S + 1] and lengths int32 [S] are on the host.
 
     *query_borders* count tokens, *block_borders* blocks; *blocks* int32 [B] is on the device; *last_lengths* count the
-    tokens in each sequence's last block. *planned* are the kinds of layers that FlashInfer has planned for.
+    tokens in each sequence's last block. *kinds* are the kinds of layers that FlashInfer has planned for.
     """
 
     query_borders: torch.Tensor
@@ -54,7 +54,7 @@ class FlashinferPlan:
     blocks: torch.Tensor
     last_lengths: torch.Tensor
     block_size: int
-    planned: set[_Kind] = field(default_factory=set)
+    kinds: set[_Kind] = field(default_factory=set)
 
 
 class AttentionBackend(PagedAttention):
@@ -76,8 +76,8 @@ class AttentionBackend(PagedAttention):
         reason = reason or older_than(OLDEST) or no_cuda_compiler()
         others = sorted(pair for pair in workload.head_sizes if pair[0] != pair[1] or pair[0] not in HEAD_SIZES)
         if reason is None and others:
-            known = ", ".join(map(str, HEAD_SIZES))
-            return f"its keys and values have {known} channels, not {others[0][0]} and {others[0][1]}"
+            head_sizes = ", ".join(map(str, HEAD_SIZES))
+            return f"its keys and values have {head_sizes} channels, not {others[0][0]} and {others[0][1]}"
         return reason
 
     def plan(self, layout: PagedLayout, dtype: torch.dtype) -> FlashinferPlan:
@@ -106,10 +106,10 @@ class AttentionBackend(PagedAttention):
         """Attend with all tokens of the step in one call."""
         k_NKD, v_NKW = own
         kind = _Kind(q_NQD.shape[1], k_NKD.shape[1], k_NKD.shape[2], v_NKW.shape[2], *scoring, q_NQD.dtype)
-        wrapper = self._planned(kind, context.plan, q_NQD.device)
+        wrapper = self._wrapper_for(kind, context.plan, q_NQD.device)
         return wrapper.run(q_NQD.contiguous(), (cache.keys, cache.values)).flatten(1)  # type: ignore[no-any-return]
 
-    def _planned(self, kind: _Kind, plan: FlashinferPlan, device: torch.device) -> Any:
+    def _wrapper_for(self, kind: _Kind, plan: FlashinferPlan, device: torch.device) -> Any:
         """Return the wrapper for *kind*, planned for the step."""
         if self._workspace is None:
             # Zeros, as FlashInfer's examples have it. Wrappers can share it, since layers run one after the other.
@@ -117,8 +117,8 @@ class AttentionBackend(PagedAttention):
         if kind not in self._wrappers:
             self._wrappers[kind] = BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD")
         wrapper = self._wrappers[kind]
-        if kind not in plan.planned:
-            plan.planned.add(kind)
+        if kind not in plan.kinds:
+            plan.kinds.add(kind)
             wrapper.plan(
                 plan.query_borders,
                 plan.block_borders,
@@ -142,13 +142,13 @@ class AttentionBackend(PagedAttention):
 
 def older_than(oldest: tuple[int, ...]) -> str | None:
     """Return that FlashInfer is older than *oldest*; None if it is not, or does not say."""
-    found = str(getattr(flashinfer, "__version__", ""))
-    if not (numbers := re.match(r"(\d+)\.(\d+)\.(\d+)", found)):
+    release = str(getattr(flashinfer, "__version__", ""))
+    if not (numbers := re.match(r"(\d+)\.(\d+)\.(\d+)", release)):
         return None
-    wanted = ".".join(map(str, oldest))
+    oldest_release = ".".join(map(str, oldest))
     is_older = tuple(map(int, numbers.groups())) < oldest
     return (
-        f"its release {found} is older than {wanted}; `pip install 'saccade[gpu]'` installs another"
+        f"its release {release} is older than {oldest_release}; `pip install 'saccade[gpu]'` installs another"
         if is_older
         else None
     )

@@ -32,16 +32,16 @@ logger = structlog.get_logger(__name__)
 
 def tried(
     load: Callable[[str, Workload], Backend],
-    asked: str,
+    requested: str,
     workload: Workload,
     trial: Callable[[Backend, Workload], None],
 ) -> tuple[Backend, Workload]:
-    """Load the backend that is *asked* for, and try it; for auto, go on with the next while a trial fails.
+    """Load the backend that is *requested* for, and try it; for auto, go on with the next while a trial fails.
 
     Return it, and *workload* with what has failed. Raises StartupError if none can compute.
     """
     while True:
-        backend = load(asked, workload)
+        backend = load(requested, workload)
         try:
             trial(backend, workload)
         except Exception as error:

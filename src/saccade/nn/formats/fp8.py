@@ -45,8 +45,8 @@ class Fp8:
 
     def dequantise(self, fields: Mapping[str, torch.Tensor], region: Region) -> torch.Tensor:
         """Return value * scale."""
-        stored = fields["weight"].view(torch.uint8)
-        values_OI = looked_up(stored, _table(stored.device))
+        codes = fields["weight"].view(torch.uint8)
+        values_OI = looked_up(codes, _table(codes.device))
         scales = fields[self._scale].float()
         if self.cell is None or not self._has_blocks:
             return values_OI * scales

@@ -13,7 +13,7 @@ from saccade.tokenization.detokenizer import Detokenizer, TextRules
 from saccade.tokenization.tokenizer import Tokenizer
 
 
-class Found(NamedTuple):
+class StopMatch(NamedTuple):
     """The stop string *text* is complete at token *num_tokens* of those pushed last."""
 
     text: str
@@ -28,15 +28,15 @@ class StopSearch:
         self._stops = sorted(rules.stop, key=len, reverse=True)
         self._text = ""
 
-    def push(self, token_ids: Sequence[int], is_last: bool) -> Found | None:
+    def push(self, token_ids: Sequence[int], is_last: bool) -> StopMatch | None:
         """Take more tokens; return the stop string that ends the sample, the longest of those complete at once."""
         before = self._detokenizer.num_tokens
         self._text += self._detokenizer.push(token_ids)
         if is_last:
             self._text += self._detokenizer.finish()
-        found = next((stop for stop in self._stops if self._text.endswith(stop)), "")
+        match = next((stop for stop in self._stops if self._text.endswith(stop)), "")
         self._text = self._text[-len(self._stops[0]) :]
-        return Found(found, self._detokenizer.num_tokens - before) if self._detokenizer.stopped else None
+        return StopMatch(match, self._detokenizer.num_tokens - before) if self._detokenizer.stopped else None
 
 
 @dataclass
@@ -105,19 +105,19 @@ class ResponseBuilder:
         stop_id = token_ids[-1:] if delta.finish_reason is FinishReason.STOP else []
         stop_id = stop_id if self._stop_token_ids.issuperset(stop_id) else []
         num_shown = len(token_ids) - len(stop_id)
-        found = sample.search.push(token_ids[:num_shown], delta.finish_reason is not None) if sample.search else None
-        if found is not None:
-            token_ids, stop_id = token_ids[: found.num_tokens], []
-            sample.finish_reason, sample.matched = FinishReason.STOP.value, found.text
+        match = sample.search.push(token_ids[:num_shown], delta.finish_reason is not None) if sample.search else None
+        if match is not None:
+            token_ids, stop_id = token_ids[: match.num_tokens], []
+            sample.finish_reason, sample.matched = FinishReason.STOP.value, match.text
         elif delta.finish_reason is not None:
             sample.finish_reason, sample.matched = delta.finish_reason.value, next(iter(stop_id), None)
         sample.num_tokens += len(token_ids)
         sample.num_cached_tokens += delta.num_cached_tokens
-        sent = token_ids[:num_shown] if stop_id and not self._keeps_stop else token_ids
-        logprobs = delta.logprobs[: len(sent)]
-        sample.token_ids += sent
+        shown_ids = token_ids[:num_shown] if stop_id and not self._keeps_stop else token_ids
+        logprobs = delta.logprobs[: len(shown_ids)]
+        sample.token_ids += shown_ids
         sample.logprobs += logprobs
-        return sent, logprobs
+        return shown_ids, logprobs
 
     def _chunk(
         self, index: int, sample: _Sample, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]

@@ -21,7 +21,7 @@ class EventSubscription:
     def __init__(self, root: bytes, block_size: int) -> None:
         self._root = root
         self._block_size = block_size
-        self._known: set[bytes] = set()
+        self._keys: set[bytes] = set()
         self._number = 0
         self._event_id = 0
 
@@ -51,32 +51,32 @@ class EventSubscription:
         removed: list[bytes] = []
         for event in message.events:
             match event:
-                case BlockStored() if event.parent == self._root or event.parent in self._known:
+                case BlockStored() if event.parent == self._root or event.parent in self._keys:
                     if removed or (chain and chain[-1].key != event.parent):
                         yield from self._flushed(chain, removed)
-                    self._known.add(event.key)
+                    self._keys.add(event.key)
                     chain.append(event)
-                case BlockRemoved(key) if key in self._known:
+                case BlockRemoved(key) if key in self._keys:
                     if chain:
                         yield from self._flushed(chain, removed)
-                    self._known.discard(key)
+                    self._keys.discard(key)
                     removed.append(key)
         yield from self._flushed(chain, removed)
 
     def _flushed(self, chain: list[BlockStored], removed: list[bytes]) -> Iterator[common_pb2.KvCacheEvent]:
         if chain:
-            yield self._stored(chain)
+            yield self._stored_event(chain)
         if removed:
             hashes = [_hash(key) for key in removed]
             yield common_pb2.KvCacheEvent(removed=common_pb2.KvBlocksRemoved(block_hashes=hashes))
         chain.clear()
         removed.clear()
 
-    def _stored(self, chain: list[BlockStored]) -> common_pb2.KvCacheEvent:
-        stored = common_pb2.KvBlocksStored(blocks=[self._block(block) for block in chain])
+    def _stored_event(self, chain: list[BlockStored]) -> common_pb2.KvCacheEvent:
+        blocks = common_pb2.KvBlocksStored(blocks=[self._block(block) for block in chain])
         if chain[0].parent != self._root:
-            stored.parent_block_hash = _hash(chain[0].parent)
-        return common_pb2.KvCacheEvent(stored=stored)
+            blocks.parent_block_hash = _hash(chain[0].parent)
+        return common_pb2.KvCacheEvent(stored=blocks)
 
     def _block(self, block: BlockStored) -> common_pb2.KvBlock:
         token_ids = list(block.token_ids)

@@ -46,8 +46,8 @@ def content_hash(declared: bytes, grid: Grid, patches: npt.NDArray[np.uint8]) ->
     whether the pixels are of that image.
     """
     head = b"".join((SALT, len(declared).to_bytes(8, "little"), declared, np.array(grid, "<i8").tobytes()))
-    shown = blake3(head).update(np.ascontiguousarray(patches).data).digest(HASH_BYTES - TAIL_BYTES)
-    return shown + declared[:TAIL_BYTES].ljust(TAIL_BYTES, b"\0")
+    digest = blake3(head).update(np.ascontiguousarray(patches).data).digest(HASH_BYTES - TAIL_BYTES)
+    return digest + declared[:TAIL_BYTES].ljust(TAIL_BYTES, b"\0")
 
 
 def pad_value(content_hash: bytes) -> int:
@@ -102,22 +102,22 @@ class ImageReader:
 
     def _grid(self, item: pb.MultimodalItem, field: str) -> Grid:
         """Return the grid among the side tensors, of which nothing but the number of patches may be another."""
-        named = dict(item.model_specific_tensors.items())
-        if unknown := sorted(set(named) - {self.grid_name, PATCHES_PER_IMAGE}):
+        tensors_by_name = dict(item.model_specific_tensors.items())
+        if unknown := sorted(set(tensors_by_name) - {self.grid_name, PATCHES_PER_IMAGE}):
             raise UnsupportedParameter(
                 f"{field}.model_specific_tensors has {unknown[0]!r}, which is not served.", field
             )
-        if self.grid_name not in named:
+        if self.grid_name not in tensors_by_name:
             raise InvalidValue(f"{field}.model_specific_tensors lacks {self.grid_name!r}.", field)
-        sizes = tensors.read(named[self.grid_name], f"{field}.{self.grid_name}").ravel().tolist()
+        sizes = tensors.read(tensors_by_name[self.grid_name], f"{field}.{self.grid_name}").ravel().tolist()
         if len(sizes) != 3 or not all(type(size) is int and 0 < size < 1 << 20 for size in sizes):
             raise InvalidValue(f"{field}.{self.grid_name} must be the frames, rows and columns of one image.", field)
         if sizes[0] != 1:
             raise InvalidValue(f"{field}.{self.grid_name}: an image has one frame, not {sizes[0]}.", field)
-        if PATCHES_PER_IMAGE in named:
-            counted = tensors.read(named[PATCHES_PER_IMAGE], f"{field}.{PATCHES_PER_IMAGE}").ravel().tolist()
-            if counted != [math.prod(sizes)]:
-                raise InvalidValue(f"{field}.{PATCHES_PER_IMAGE} is {counted}; the grid {sizes} has another.", field)
+        if PATCHES_PER_IMAGE in tensors_by_name:
+            counts = tensors.read(tensors_by_name[PATCHES_PER_IMAGE], f"{field}.{PATCHES_PER_IMAGE}").ravel().tolist()
+            if counts != [math.prod(sizes)]:
+                raise InvalidValue(f"{field}.{PATCHES_PER_IMAGE} is {counts}; the grid {sizes} has another.", field)
         return sizes[0], sizes[1], sizes[2]
 
     def _check_tokens(self, spans: Sequence[Span], grid: Grid, token_ids: Sequence[int], field: str) -> None:

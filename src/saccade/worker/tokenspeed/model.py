@@ -55,8 +55,8 @@ class WireModel:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer, loaded when a request has stop strings for the first time. Raises StartupError."""
-        given = self.description.files
-        return load_tokenizer(given.files, files.parse_json(given, TOKENIZER_CONFIG), self._needs)
+        model_files = self.description.files
+        return load_tokenizer(model_files.files, files.parse_json(model_files, TOKENIZER_CONFIG), self._needs)
 
     @cached_property
     def bundle(self) -> tuple[bytes, str]:
@@ -77,11 +77,11 @@ class WireModel:
     def sampling_defaults(self) -> str:
         """The parameters of requests that set none, as JSON."""
         defaults = self.defaults
-        named = {"temperature": defaults.temperature, "top_p": defaults.top_p, "top_k": defaults.top_k or -1}
-        return json.dumps(named)
+        values = {"temperature": defaults.temperature, "top_p": defaults.top_p, "top_k": defaults.top_k or -1}
+        return json.dumps(values)
 
     def token_id(self, name: str) -> int:
         """Return the token id under *name* in config.json or its text half; 0 where there is none."""
         places = (self.config, self.config.get("text_config") or {})
-        found = (place.get(name) for place in places if isinstance(place, Mapping))
-        return next((token_id for token_id in found if type(token_id) is int), 0)
+        token_ids = (place.get(name) for place in places if isinstance(place, Mapping))
+        return next((token_id for token_id in token_ids if type(token_id) is int), 0)

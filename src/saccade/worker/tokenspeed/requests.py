@@ -86,24 +86,24 @@ def _sampling(message: pb.GenerateRequest, defaults: GenerationDefaults, room: i
 
     The answer has at most *room* tokens where the message sets no limit.
     """
-    given = message.sampling_params
+    params = message.sampling_params
 
     def number(name: str, default: float) -> float:
-        return float(getattr(given, name)) if given.HasField(name) else default
+        return float(getattr(params, name)) if params.HasField(name) else default
 
-    stop_token_ids = (*(() if given.ignore_eos else defaults.eos_token_ids), *given.stop_token_ids)
+    stop_token_ids = (*(() if params.ignore_eos else defaults.eos_token_ids), *params.stop_token_ids)
     return SamplingParams(
-        max_tokens=given.max_new_tokens if given.HasField("max_new_tokens") else room,
+        max_tokens=params.max_new_tokens if params.HasField("max_new_tokens") else room,
         temperature=number("temperature", float(defaults.temperature)),
         top_p=number("top_p", float(defaults.top_p)),
-        top_k=max(0, given.top_k if given.HasField("top_k") else int(defaults.top_k)),
+        top_k=max(0, params.top_k if params.HasField("top_k") else int(defaults.top_k)),
         min_p=number("min_p", 0.0),
         presence_penalty=number("presence_penalty", 0.0),
         frequency_penalty=number("frequency_penalty", 0.0),
         repetition_penalty=number("repetition_penalty", 1.0),
-        logit_bias={_token_id(key): bias for key, bias in given.logit_bias.items()},
-        seed=given.sampling_seed if given.HasField("sampling_seed") else None,
-        min_tokens=given.min_new_tokens,
+        logit_bias={_token_id(key): bias for key, bias in params.logit_bias.items()},
+        seed=params.sampling_seed if params.HasField("sampling_seed") else None,
+        min_tokens=params.min_new_tokens,
         stop_token_ids=tuple(dict.fromkeys(stop_token_ids)),
         num_logprobs=message.top_logprobs_num if message.return_logprob else None,
     )

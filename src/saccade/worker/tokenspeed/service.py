@@ -181,9 +181,9 @@ class TokenSpeedService(TokenSpeedSchedulerServicer):  # type: ignore[misc]
             token_usage=usage,
             active_token_usage=usage,
         )
-        wanted = not message.HasField("dp_rank") or message.dp_rank == DP_RANK
+        is_own_rank = not message.HasField("dp_rank") or message.dp_rank == DP_RANK
         return pb.GetLoadsResponse(
-            version=f"saccade {described.version}", dp_rank_count=1, loads=[rank] if wanted else []
+            version=f"saccade {described.version}", dp_rank_count=1, loads=[rank] if is_own_rank else []
         )
 
     async def GetTokenizer(

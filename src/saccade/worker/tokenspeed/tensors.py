@@ -51,8 +51,8 @@ def read(tensor: pb.TensorData, field: str) -> npt.NDArray[Any]:
     raise InvalidValue(f"{field} has no payload.", field)
 
 
-def _wrong_size(field: str, tensor: pb.TensorData, wanted: int, got: int) -> InvalidValue:
-    return InvalidValue(f"{field} is {tensor.dtype} of shape {list(tensor.shape)}: {wanted} bytes, not {got}.", field)
+def _wrong_size(field: str, tensor: pb.TensorData, expected: int, got: int) -> InvalidValue:
+    return InvalidValue(f"{field} is {tensor.dtype} of shape {list(tensor.shape)}: {expected} bytes, not {got}.", field)
 
 
 def file_name(handle: common_pb2.ShmHandle) -> str | None:
