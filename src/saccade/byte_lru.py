@@ -69,7 +69,6 @@ class ByteLru(Generic[K, V]):
         self.trim()
 
     def pop(self, key: K) -> V | None:
-        """Remove a value and return it."""
         entry = self._entries.pop(key, None)
         if entry is None:
             return None
@@ -77,7 +76,6 @@ class ByteLru(Generic[K, V]):
         return entry.value
 
     def drop(self, key: K) -> None:
-        """Drop a value."""
         if key in self._entries:
             value = self._entries[key].value
             self.pop(key)
@@ -109,7 +107,6 @@ class TenantLru(Generic[K, V]):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all values."""
         return sum(values.num_bytes for values in self._tenants.values())
 
     def __len__(self) -> int:

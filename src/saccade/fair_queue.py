@@ -79,7 +79,6 @@ class FairQueue:
 
     @property
     def num_waiting(self) -> int:
-        """How many wait for a turn."""
         return sum(not waiter.granted.done() for line in self._lines.values() for waiter in line)
 
     async def enter(self, client: Hashable = None, weight: int = 1, priority: int = 1) -> "Turn":

@@ -169,7 +169,6 @@ class Fetcher:
         )
 
     async def close(self) -> None:
-        """End all connections."""
         if self._session is not None:
             await self._session.close()
         await self._resolver.close()

@@ -87,7 +87,6 @@ class Child:
             await supervision.end(self._process, self.spec.stop_seconds)
 
     def kill(self) -> None:
-        """Kill the program at once."""
         self._stopping = True
         if self._process is not None:
             supervision.send(self._process, signal.SIGKILL)

@@ -14,7 +14,6 @@ class ImageTag:
     form: str
 
     def write(self, number: int) -> str:
-        """Return the tag of image *number*."""
         return self.form.replace(NUMBER, str(number))
 
     @property

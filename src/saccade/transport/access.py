@@ -78,7 +78,6 @@ class Access:
         return grpc.ssl_server_credentials([pair], self.client_authorities, self.client_authorities is not None)
 
     def interceptors(self) -> list[grpc.aio.ServerInterceptor]:
-        """Return the interceptors of gRPC's methods."""
         return [_TokenGuard(self.token)] if self.token is not None else []
 
 

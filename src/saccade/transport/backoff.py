@@ -14,7 +14,6 @@ class Backoff:
         self._started_at = time.monotonic()
 
     def started(self) -> None:
-        """Note that an attempt begins now."""
         self._started_at = time.monotonic()
 
     def after_failure(self) -> float:

@@ -28,7 +28,6 @@ def length(prefix: bytes | bytearray) -> int:
 
 
 def framed(payload: bytes) -> bytes:
-    """Return *payload* as a frame."""
     return prefix(payload) + payload
 
 
@@ -82,7 +81,6 @@ class Frames(asyncio.Protocol):
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
@@ -100,7 +98,6 @@ class Frames(asyncio.Protocol):
             self._ended.set_exception(error)
 
     def _payloads(self, data: bytes) -> Iterable[bytes]:
-        """Return the payloads that *data* completes."""
         num_bytes = length(data[:PREFIX_BYTES])
         if not self._buffer and PREFIX_BYTES + num_bytes == len(data) and num_bytes <= self._limit:
             # The usual case: the frame of a step arrives alone and complete.

@@ -128,7 +128,6 @@ class _UnixStream(Frames):
             self.send(TAKEN)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Note that the stream has ended."""
         super().connection_lost(exc)
         self._opened.discard(self)
         if self._connection is not None:

@@ -206,12 +206,10 @@ class _Connection(asyncio.Protocol):
         self._flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the calls."""
         self._transport = None
         self.lose(grpc.StatusCode.UNAVAILABLE, "the connection was lost")
 
     def data_received(self, data: bytes) -> None:
-        """Hand over what *data* completes."""
         self._has_received = True
         try:
             events = self._http.receive_data(self._frames(data))
@@ -227,7 +225,6 @@ class _Connection(asyncio.Protocol):
         self._is_paused = True
 
     def resume_writing(self) -> None:
-        """Continue to send."""
         self._is_paused = False
         self._send_all()
         self._flush()

@@ -47,7 +47,6 @@ class _Answering(Frames):
             self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the stream."""
         super().connection_lost(exc)
         self._opened.discard(self)
 
@@ -76,7 +75,6 @@ class CallServer:
         self._server = await loop.create_unix_server(lambda: _Answering(self._answer, self._opened), sock=listener)
 
     def stop(self) -> None:
-        """Stop listening, and end every stream."""
         if self._server is not None:
             self._server.close()
             self._path.unlink(missing_ok=True)
@@ -138,7 +136,6 @@ class CallClient:
             await asyncio.sleep(backoff.after_failure())
 
     def _lose(self, frames: Frames) -> None:
-        """Note that the stream has ended."""
         frames.abort()
         self._frames = None
         for waiting in self._waiting.values():

@@ -46,7 +46,6 @@ class Indexer:
         await self._fleet.start()
 
     async def close(self) -> None:
-        """End the answers and the connections."""
         self._server.stop()
         await self._listener.close()
         await self._fleet.close()

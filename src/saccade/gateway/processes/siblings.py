@@ -108,7 +108,6 @@ class Siblings:
             client.start()
 
     async def close(self) -> None:
-        """End the answers and the connections."""
         self._server.stop()
         await asyncio.gather(*(client.close() for client in (*self._clients.values(), self._indexer)))
 

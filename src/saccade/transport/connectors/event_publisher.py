@@ -160,7 +160,6 @@ class _Sockets:
         self._poller.register(self._monitor, zmq.POLLIN)
 
     def close(self) -> None:
-        """Close all connections."""
         self._subscription.disable_monitor()
         self._context.destroy(linger=0)
 

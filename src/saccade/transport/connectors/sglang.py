@@ -61,7 +61,6 @@ class SglangClient(SmgClient):
         return smg_model.describe(info, server, files, version=version, pixel_dtype="float32", dtype=dtype)
 
     def message(self, request: EngineRequest, payloads: Sequence[Any], session: SmgSession) -> pb.GenerateRequest:
-        """Return *request* as SGLang's message."""
         return generate_request(request, payloads, session.traits.grid_name, session.eos_token_ids)
 
     def refused(self, traits: RequestTraits, session: SmgSession) -> RequestError | None:

@@ -54,7 +54,6 @@ class SglangAddress:
 
     @property
     def url(self) -> str:
-        """The address as a URL."""
         query = {"prefill": self.prefill, "bootstrap": self.bootstrap or "", "role": self.role}
         text = "&".join(f"{name}={value}" for name, value in query.items() if value)
         return f"{SCHEME}{self.target}" + (f"?{text}" if text else "")

@@ -89,7 +89,6 @@ class SglangPair:
         await asyncio.gather(self._prefill.close(), self._decode.close())
 
     def refuses(self, traits: RequestTraits) -> RequestError | None:
-        """Return what either worker refuses."""
         return self._prefill.refuses(traits) or self._decode.refuses(traits)
 
     def holds(self, salt: bytes, content_hash: bytes) -> bool:
@@ -152,16 +151,13 @@ class _Legs:
             await stream.close()
 
     def delta(self, delta: TokenDelta) -> None:
-        """Pass on *delta*."""
         self.has_begun = True
         self._sink.delta(delta)
 
     def pixels_wanted(self, media: Sequence[int], worker: str, send: SendPixels) -> None:
-        """Pass on the question."""
         self._sink.pixels_wanted(media, worker, send)
 
     def fail(self, error: BaseException) -> None:
-        """Fail the request."""
         self._sink.fail(error)
 
 

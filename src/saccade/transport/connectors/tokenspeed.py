@@ -42,5 +42,4 @@ class TokenSpeedClient(SmgClient):
     def message(
         self, request: EngineRequest, payloads: Sequence[str | bytes], session: SmgSession
     ) -> pb.GenerateRequest:
-        """Return *request* as TokenSpeed's message."""
         return generate_request(request, payloads, session.traits.grid_name, session.eos_token_ids)

@@ -110,7 +110,6 @@ class Http:
 
     @property
     def closed(self) -> bool:
-        """Whether close() was called."""
         return self._session.closed
 
     async def close(self) -> None:

@@ -119,7 +119,6 @@ def name_of(key: bytes) -> bytes:
 
 
 def new_key() -> bytes:
-    """Return a key for one transfer."""
     return secrets.token_bytes(KEY_BYTES)
 
 

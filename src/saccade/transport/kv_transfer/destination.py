@@ -52,11 +52,9 @@ class KvDestination:
 
     @property
     def num_open(self) -> int:
-        """Transfers that have not ended."""
         return len(self._tasks)
 
     async def close(self) -> None:
-        """End every transfer."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()

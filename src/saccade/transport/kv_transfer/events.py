@@ -50,7 +50,6 @@ class TransferEnded(NamedTuple):
 
     @property
     def error(self) -> WorkerFailed:
-        """The error that ends the request."""
         return PeerFailed(self.reason) if self.by_peer else WorkerFailed(self.reason)
 
 

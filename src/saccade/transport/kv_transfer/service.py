@@ -117,7 +117,6 @@ class KvTransfers:
         self._call(self._destination.cancel, key)
 
     def close(self) -> None:
-        """End every transfer and the thread."""
         if not self._thread.is_alive():
             return
         asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()

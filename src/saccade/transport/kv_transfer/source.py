@@ -108,7 +108,6 @@ class KvSource:
         return address
 
     async def close(self) -> None:
-        """End every transfer and stop listening."""
         if self._server is not None:
             self._server.close()
         for connection in list(self._connections):
@@ -130,14 +129,12 @@ class KvSource:
             self._wait_anew(offer)
 
     def prefilled(self, key: bytes, message: Prefilled) -> None:
-        """Report that the prompt is computed."""
         if (offer := self._offers.get(name_of(key))) is not None:
             offer.is_computed = True
             self._wait_anew(offer)
             offer.messages.put_nowait((message, b""))
 
     def send(self, key: bytes, piece: Piece, content: bytes) -> None:
-        """Send a part of the state."""
         if (offer := self._offers.get(name_of(key))) is not None:
             offer.messages.put_nowait((piece, content))
 
