@@ -1,4 +1,4 @@
-"""Write docs/from-vllm.md from `saccade.cli.vllm_flags`: `python scripts/vllm_flags.py`; with `--check`, only compare."""
+"""Write docs/from-vllm.md from vllm_flags.toml: `python scripts/vllm_flags.py`; with `--check`, only compare."""
 
 import argparse
 import sys
@@ -9,7 +9,7 @@ from saccade.cli.vllm_flags import FLAGS, Support, VllmFlag
 DOCUMENT = Path(__file__).parents[1] / "docs" / "from-vllm.md"
 INTRODUCTION = """# From vLLM
 
-This page is written by `scripts/vllm_flags.py` from the declaration in `src/saccade/cli/vllm_flags.py`, which the command line uses too.
+This page is written by `scripts/vllm_flags.py` from `src/saccade/cli/vllm_flags.toml`, which the command line uses too.
 
 `saccade serve MODEL` handles the flags of `vllm serve` in three ways. A flag that would change an answer is never accepted without effect.
 Flags that this page does not list are unknown. `saccade serve --help` and `docs/configuration.md` list Saccade's flags.
