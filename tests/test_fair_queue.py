@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -80,6 +81,43 @@ async def test_client_alone_takes_all_and_no_more() -> None:
     await crowd.leave("a2")
     assert crowd.served == ["a1", "a2", "a3", "a4"]
     await crowd.go()
+
+
+async def test_turn_waits_until_it_may_begin_and_later_ones_wait_for_it() -> None:
+    queue, begun, is_allowed = queue_of(9), list[str](), False
+
+    async def take(client: str, may_begin: Callable[[], bool] = lambda: True) -> None:
+        await queue.enter(client, may_begin=may_begin)
+        begun.append(client)
+
+    tasks = [asyncio.create_task(take("a", lambda: is_allowed)), asyncio.create_task(take("b"))]
+    await settle()
+    queue.advance()
+    await settle()
+    assert (begun, queue.num_waiting) == ([], 2)
+    is_allowed = True
+    queue.advance()
+    await asyncio.gather(*tasks)
+    assert begun == ["a", "b"]
+
+
+async def test_error_of_a_turn_that_may_not_begin_is_its_own() -> None:
+    queue, is_gone = queue_of(9), False
+
+    def may_begin() -> bool:
+        if is_gone:
+            raise Draining("gone")
+        return False
+
+    waiting = [asyncio.create_task(queue.enter("a", may_begin=may_begin)), asyncio.create_task(queue.enter("b"))]
+    await settle()
+    is_gone = True
+    queue.advance()
+    failed, turn = await asyncio.gather(*waiting, return_exceptions=True)
+    assert (type(failed), type(turn)) == (Draining, Turn)
+    with pytest.raises(Draining):
+        await queue.enter("c", may_begin=may_begin)
+    assert (queue.weight, queue.num_waiting) == (1, 0)
 
 
 async def test_newcomer_is_next_however_many_wait() -> None:

@@ -34,6 +34,7 @@ class _Waiter:
     weight: int
     priority: int
     number: int
+    may_begin: Callable[[], bool]
     granted: asyncio.Future[None]
 
 
@@ -81,17 +82,24 @@ class FairQueue:
     def num_waiting(self) -> int:
         return sum(not waiter.granted.done() for line in self._lines.values() for waiter in line)
 
-    async def enter(self, client: Hashable = None, weight: int = 1, priority: int = 1) -> "Turn":
+    async def enter(
+        self,
+        client: Hashable = None,
+        weight: int = 1,
+        priority: int = 1,
+        may_begin: Callable[[], bool] = lambda: True,
+    ) -> "Turn":
         """Return a turn of *client* as soon as there is one; it is held until leave(), or the end of its block.
 
-        When the waiting task is cancelled, it has left the line. Raises QueueFull if too many wait and after the
-        deadline, and the error of refuse().
+        A turn that fits waits until it *may_begin*; call advance() if that may have changed. When the waiting task is
+        cancelled, it has left the line. Raises QueueFull if too many wait and after the deadline, and the errors of
+        refuse() and of *may_begin*.
         """
         self._num_requests += 1
         granted = asyncio.get_running_loop().create_future()
-        waiter = _Waiter(client, weight, priority, self._num_requests, granted)
+        waiter = _Waiter(client, weight, priority, self._num_requests, may_begin, granted)
         self._lines.setdefault(client, deque()).append(waiter)
-        self._advance()
+        self.advance()
         if not waiter.granted.done() and self._max_waiting is not None:
             self._check_places(waiter, self._max_waiting)
         try:
@@ -110,7 +118,21 @@ class FairQueue:
     def grow(self, num_more: int) -> None:
         """Add *num_more* units of capacity, or remove some: turns above it go on; without any, none begins."""
         self._capacity += num_more
-        self._advance()
+        self.advance()
+
+    def advance(self) -> None:
+        """Grant turns as long as the next one fits and may begin."""
+        while (waiter := self._next()) is not None:
+            try:
+                if not (self._fits(self.weight, waiter.weight, self._capacity) and waiter.may_begin()):
+                    return
+            except SaccadeError as error:
+                waiter.granted.set_exception(error)
+                continue
+            self._lines[waiter.client].popleft()
+            self._load[waiter.client] += waiter.weight
+            self._note_turn(waiter.client)
+            waiter.granted.set_result(None)
 
     def refuse(self, error: SaccadeError) -> None:
         """Fail all waiting turns with *error*."""
@@ -143,21 +165,13 @@ class FairQueue:
         granted.cancel()
         with contextlib.suppress(ValueError):
             self._lines.get(waiter.client, deque()).remove(waiter)
-        self._advance()
+        self.advance()
 
     def _leave(self, client: Hashable, weight: int) -> None:
         self._load[client] -= weight
         if not self._load[client]:
             del self._load[client]
-        self._advance()
-
-    def _advance(self) -> None:
-        """Grant turns as long as the next one fits."""
-        while (waiter := self._next()) is not None and self._fits(self.weight, waiter.weight, self._capacity):
-            self._lines[waiter.client].popleft()
-            self._load[waiter.client] += waiter.weight
-            self._note_turn(waiter.client)
-            waiter.granted.set_result(None)
+        self.advance()
 
     def _next(self) -> _Waiter | None:
         """Return the waiter with the next turn, whether or not it fits."""

@@ -12,6 +12,7 @@ from cyclopts import Group, Parameter, Token
 
 from saccade.config import FLAT, GIB, NO_FLAG, Count, LocalPath, Many, NotNegative, Port, Seconds, Size, Switch
 from saccade.errors import StartupError
+from saccade.fair_queue import CLIENT_SHARE
 from saccade.gateway.process_memory import default_request_memory_bytes
 from saccade.media.fetch import FetchConfig
 from saccade.media.header import ImageLimits, MediaLimits
@@ -143,10 +144,14 @@ class ServerSettings:
     ping_interval_seconds: Annotated[float, NO_FLAG] = 15.0
 
     @property
+    def are_several(self) -> bool:
+        """Whether there may be several tenants."""
+        return len(self.api_keys) > 1 or self.api_keys_file is not None
+
+    @property
     def max_tenant_requests(self) -> int:
         """Requests of one tenant at a time; less than all places if there may be several tenants."""
-        are_several = len(self.api_keys) > 1 or self.api_keys_file is not None
-        return max(1, self.max_requests * 3 // 4) if are_several else self.max_requests
+        return max(1, self.max_requests * 3 // 4) if self.are_several else self.max_requests
 
     def __post_init__(self) -> None:
         """Raise StartupError for a malformed key, or a missing or shared admin key."""
@@ -169,13 +174,15 @@ class DispatchLimits:
     worker_queue: Annotated[Size, Parameter(name="--max-worker-queue")] = 64
     "Requests that a worker gets beyond its --max-num-seqs; more wait in the gateway until any worker is free."
     max_waiting: Annotated[Size, Parameter(name="--max-waiting-requests")] = 256
-    "Requests that wait so; more get 429."
+    "Requests for a model that wait so; more get 429."
     wait_seconds: Annotated[Seconds, Parameter(name="--max-waiting-seconds")] = 30.0
     "Seconds that a request waits so before it gets 429."
     num_processes: Annotated[int, NO_FLAG] = 1
     "Processes of the gateway, each of which sends a worker its part."
     lone_worker_queue: Annotated[int | None, NO_FLAG] = None
     "As *worker_queue*, for a worker that is alone; None if it gets everything."
+    client_share: Annotated[float, NO_FLAG] = 1.0
+    "The part of the waiting places that one tenant may have, of those that others leave."
 
 
 DEFAULT_LIMITS = DispatchLimits()
@@ -333,7 +340,8 @@ class GatewayConfig(ServerSettings, RoutingSettings, MediaSettings):
 
     @property
     def dispatch_limits(self) -> DispatchLimits:
-        """*dispatch*; with a keys file, requests wait for a lone worker at the gateway, where tenants take turns."""
-        if self.api_keys_file is None:
+        """*dispatch* as it is for one tenant or several; with a keys file, these take turns at a lone worker, too."""
+        if not self.are_several:
             return self.dispatch
-        return dataclasses.replace(self.dispatch, lone_worker_queue=LONE_WORKER_QUEUE)
+        lone_worker_queue = None if self.api_keys_file is None else LONE_WORKER_QUEUE
+        return dataclasses.replace(self.dispatch, lone_worker_queue=lone_worker_queue, client_share=CLIENT_SHARE)

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
 
@@ -27,6 +27,7 @@ from saccade.errors import (
 )
 from saccade.gateway.config import DEFAULT_LIMITS, DispatchLimits
 from saccade.gateway.tenants.account import Tenant
+from saccade.gateway.workers import dispatch
 from saccade.gateway.workers.dispatch import Dispatcher, Placement, Prompt, media_runs
 from saccade.gateway.workers.metrics import DispatchCollector
 from saccade.gateway.workers.pool import Model, WorkerPool
@@ -40,7 +41,7 @@ from saccade.protocol.request import EngineRequest, MediaPixels
 from saccade.protocol.request_traits import RequestTraits
 from saccade.routing.breaker import CLOSED, FAILURES
 from saccade.routing.index import BlockIndex
-from saccade.routing.lookup import LookupTarget, Overlap
+from saccade.routing.lookup import Lookup, LookupTarget, Overlap
 from saccade.routing.policy import Policy, WorkInFlight
 from saccade.routing.router import Router
 from saccade.transport import shared_memory
@@ -296,7 +297,11 @@ class Scripted:
 
 
 def scripted(
-    *urls: str, policy: Policy = "round_robin", limits: DispatchLimits = DEFAULT_LIMITS, max_num_seqs: int = 1
+    *urls: str,
+    policy: Policy = "round_robin",
+    limits: DispatchLimits = DEFAULT_LIMITS,
+    max_num_seqs: int = 1,
+    lookup: Lookup | None = None,
 ):
     """Scripted workers by url, the router, and a dispatcher to them."""
     fleet = WorkerPool((), lambda _: None)
@@ -304,7 +309,7 @@ def scripted(
     for worker in workers.values():
         fleet.add(worker)  # type: ignore[arg-type]
     router = Router(policy, BlockIndex(1 << 20), Random(0))
-    return workers, router, Dispatcher(fleet, router, limits=limits)
+    return workers, router, Dispatcher(fleet, router, limits=limits, lookup=lookup)
 
 
 async def test_a_worker_that_keeps_failing_is_passed_over_until_a_trial_succeeds(
@@ -376,7 +381,7 @@ async def test_workers_that_are_full_or_excluded_are_passed_over() -> None:
         places += [await held.enter_async_context(dispatcher.place("echo", Prompt([1]))) for _ in range(2)]
         assert [place.worker.url for place in places] == ["a", "a", "b", "b"]
         waiting = asyncio.create_task(answer(dispatcher, ask("r", [1])))
-        await until(lambda: dispatcher.queue.num_waiting)
+        await until(lambda: dispatcher.num_waiting)
         registry = CollectorRegistry()
         registry.register(DispatchCollector(dispatcher))
         assert registry.get_sample_value("saccade_router_queue_pending_requests") == 1
@@ -394,12 +399,78 @@ async def test_request_waits_or_is_refused_if_all_workers_are_full() -> None:
         for _ in range(4):
             await held.enter_async_context(dispatcher.place("echo", Prompt([1])))
         waiting = asyncio.create_task(answer(dispatcher, ask("r", [1])))
-        await until(lambda: dispatcher.queue.num_waiting)
-        with pytest.raises(QueueFull, match="1 requests are waiting"):
+        await until(lambda: dispatcher.num_waiting)
+        with pytest.raises(QueueFull, match="Too many requests to busy workers"):
             await answer(dispatcher, ask("s", [1]))
-        with pytest.raises(QueueFull, match="became free"):
+        with pytest.raises(QueueFull, match="Other requests to busy workers"):
             await waiting
-    assert dispatcher.queue.num_waiting == dispatcher.num_requests == 0
+    assert dispatcher.num_waiting == dispatcher.num_requests == 0
+
+
+class SlowLookup:
+    """A lookup that finds nothing, and waits before that."""
+
+    def __init__(self) -> None:
+        self.go_on = asyncio.Event()
+
+    async def overlaps(self, *_: object) -> Mapping[str, Overlap]:
+        await self.go_on.wait()
+        return {}
+
+
+async def test_place_is_given_once_while_its_request_looks_up() -> None:
+    lookup = SlowLookup()
+    _, _, dispatcher = scripted("a", "b", limits=DispatchLimits(worker_queue=0), lookup=lookup)
+    waiting = [asyncio.create_task(answer(dispatcher, ask(f"r{number}", [1]))) for number in range(4)]
+    await until(lambda: dispatcher.num_waiting == 2)
+    # One that leaves while it looks up gives its place to the next.
+    waiting[0].cancel()
+    await until(lambda: dispatcher.num_waiting == 1)
+    lookup.go_on.set()
+    answers = await asyncio.gather(*waiting, return_exceptions=True)
+    assert answers[1:] == [[0]] * 3
+    assert dispatcher.num_requests == 0
+
+
+async def test_requests_wait_no_longer_if_no_worker_is_left() -> None:
+    workers, _, dispatcher = scripted("a", "b", limits=DispatchLimits(worker_queue=0))
+    async with dispatcher.place("echo", Prompt([1])), dispatcher.place("echo", Prompt([1])):
+        waiting = [asyncio.create_task(answer(dispatcher, ask(f"r{number}", [1]))) for number in range(2)]
+        await until(lambda: dispatcher.num_waiting == 2)
+        for worker in workers.values():
+            worker.ready = False
+        dispatcher.advance()
+        answers = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(answer) for answer in answers] == [WorkerUnavailable] * 2
+
+
+async def test_place_that_comes_without_an_event_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "ADVANCE_SECONDS", 0.01)
+    workers, _, dispatcher = scripted("a", "b", limits=DispatchLimits(worker_queue=0))
+    async with dispatcher.place("echo", Prompt([1])), dispatcher.place("echo", Prompt([1])):
+        waiting = asyncio.create_task(answer(dispatcher, ask("r", [1])))
+        await until(lambda: dispatcher.num_waiting)
+        workers["a"].description = msgspec.structs.replace(workers["a"].description, max_num_seqs=2)
+        assert await waiting == [0]
+
+
+async def test_one_of_several_tenants_leaves_waiting_places_to_others() -> None:  # F11
+    limits = DispatchLimits(worker_queue=0, max_waiting=4, client_share=0.75)
+    _, _, dispatcher = scripted("a", "b", limits=limits)
+    one, other = (Prompt([1], tenant=Tenant(id=name)) for name in (b"one", b"other"))
+
+    async def serve(prompt: Prompt) -> None:
+        async with dispatcher.place("echo", prompt):
+            pass
+
+    async with dispatcher.place("echo", one), dispatcher.place("echo", one):
+        waiting = [asyncio.create_task(serve(one)) for _ in range(3)]
+        await until(lambda: dispatcher.num_waiting == 3)
+        with pytest.raises(QueueFull, match="Your share"):
+            await serve(one)
+        waiting.append(asyncio.create_task(serve(other)))
+        await until(lambda: dispatcher.num_waiting == 4)
+    await asyncio.gather(*waiting)
 
 
 async def test_a_worker_that_comes_is_given_to_those_who_wait() -> None:
@@ -408,9 +479,9 @@ async def test_a_worker_that_comes_is_given_to_those_who_wait() -> None:
     workers["c"].ready = False
     async with dispatcher.place("echo", Prompt([1])), dispatcher.place("echo", Prompt([1])):
         waiting = asyncio.create_task(answer(dispatcher, ask("r", [1])))
-        await until(lambda: dispatcher.queue.num_waiting)
+        await until(lambda: dispatcher.num_waiting)
         workers["c"].ready = True
-        dispatcher.queue.changed()
+        dispatcher.advance()
         assert await waiting == [0]
 
 
@@ -434,7 +505,7 @@ async def test_tenants_take_turns_at_a_worker_that_is_alone() -> None:  # F11
     async with dispatcher.place("echo", one):
         async with dispatcher.place("echo", one):
             waiting = [asyncio.create_task(serve(prompt)) for prompt in (one, one, other)]
-            await until(lambda: dispatcher.queue.num_waiting == 3)
+            await until(lambda: dispatcher.num_waiting == 3)
         await asyncio.gather(*waiting)
     assert order == [b"other", b"one", b"one"]
 

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from random import Random
@@ -14,10 +14,10 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from saccade.errors import InternalError, RequestError, UnsupportedParameter, WorkerFailed, WorkerUnavailable
+from saccade.fair_queue import FairQueue
 from saccade.gateway.config import DEFAULT_LIMITS, DispatchLimits, RoutingSettings
 from saccade.gateway.tenants.account import EVERYBODY, Tenant
 from saccade.gateway.workers.decision_metrics import DecisionMetrics
-from saccade.gateway.workers.place_queue import PlaceQueue
 from saccade.gateway.workers.pool import Model, WorkerPool
 from saccade.gateway.workers.prefill_decode import Leg, Pair, first_workers, partners
 from saccade.gateway.workers.worker import Worker, refusal, takes_chats_only
@@ -49,6 +49,9 @@ ONE_TOKEN = SamplingParams(max_tokens=1)
 
 UNBOUNDED = 1 << 30
 """Places at a worker that is alone."""
+
+ADVANCE_SECONDS = 1.0
+"""How often waiting requests are checked. A breaker can open a place without an event."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +158,9 @@ class Dispatcher:
     ) -> None:
         self.limits = limits
         self.num_retried: Counter[str] = Counter()
-        self.queue = PlaceQueue(limits.max_waiting, limits.wait_seconds)
+        self._queues = defaultdict[str, FairQueue](self._queue)
+        self._num_booked: Counter[str] = Counter()
+        self._timer: asyncio.TimerHandle | None = None
         self._fleet = fleet
         self._router = router or Router("auto", BlockIndex(RoutingSettings.routing_index_bytes), Random())
         self._lookup = lookup or LocalLookup(self._router.index)
@@ -163,8 +168,13 @@ class Dispatcher:
         self._keys = PromptKeys()
         # Workers other than Saccade's do not report which user they run as.
         self._namespaces = (shared_memory.readers(), shared_memory.namespace())
-        fleet.on_change(self.queue.changed)
+        fleet.on_change(self.advance)
         fleet.on_forget(self._forget)
+
+    @property
+    def num_waiting(self) -> int:
+        """How many requests wait for a worker."""
+        return sum(queue.num_waiting for queue in self._queues.values())
 
     @property
     def num_requests(self) -> int:
@@ -206,20 +216,24 @@ class Dispatcher:
         """
         serving = self._fleet.model(model)
         name, free = serving.name, dict[str, int]()
+        queue = self._queues[name]
 
-        def num_free() -> int:
+        def has_room() -> bool:
             nonlocal serving, free
             serving = self._fleet.model(model)
             free = self._free_places(serving, prompt, excluded)
-            return sum(free.values())
+            # Some have their turn, and are not counted at a worker yet.
+            return sum(free.values()) > queue.weight - self._num_booked[name]
 
         with contextlib.ExitStack() as booked:
-            async with self.queue.turn(name, num_free, prompt.tenant):
-                booked.enter_context(self.queue.holding(name, prompt.tenant))
-                workers = [worker for worker in serving.workers if free.get(worker.url)]
-                query = await self._look_up(serving, workers, prompt)
-                with self._metrics.stage("choice"):
-                    booking = self._router.book(query.options, query.prompt, query.overlaps, time.monotonic())
+            self._advance_later()
+            booked.enter_context(await queue.enter(prompt.tenant.id, 1, prompt.tenant.priority, has_room))
+            workers = [worker for worker in serving.workers if free.get(worker.url)]
+            query = await self._look_up(serving, workers, prompt)
+            with self._metrics.stage("choice"):
+                booking = self._router.book(query.options, query.prompt, query.overlaps, time.monotonic())
+            self._num_booked[name] += 1
+            booked.callback(self._num_booked.subtract, [name])
             leg = self._leg(booking, workers, booked)
             held_share = self._metrics.observe(serving, len(prompt.token_ids), booking)
             pair = await self._pair(serving, leg, prompt, excluded, booked)
@@ -239,9 +253,35 @@ class Dispatcher:
                 takes_chat=takes_chats_only(leg.worker),
             )
 
+    def advance(self) -> None:
+        """Let requests that wait go on if a worker has room for them."""
+        for queue in self._queues.values():
+            queue.advance()
+
+    def _queue(self) -> FairQueue:
+        """Return the queue of a model: its requests have their turns until their answers end."""
+        return FairQueue(
+            UNBOUNDED,
+            "requests to busy workers",
+            max_waiting=self.limits.max_waiting,
+            wait_seconds=self.limits.wait_seconds,
+            client_share=self.limits.client_share,
+        )
+
+    def _advance_later(self) -> None:
+        """Advance every ADVANCE_SECONDS as long as requests wait."""
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(ADVANCE_SECONDS, self._advance_again)
+
+    def _advance_again(self) -> None:
+        self._timer = None
+        self.advance()
+        if self.num_waiting:
+            self._advance_later()
+
     def _leg(self, booking: Booking, workers: Sequence[Worker], booked: contextlib.ExitStack) -> Leg:
         """Return what *booking* stands for; it ends with *booked*, or before."""
-        leg = Leg(next(worker for worker in workers if worker.url == booking.worker), booking, self.queue.changed)
+        leg = Leg(next(worker for worker in workers if worker.url == booking.worker), booking, self.advance)
         booked.callback(leg.end)
         return leg
 

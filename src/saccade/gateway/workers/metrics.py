@@ -147,7 +147,7 @@ class DispatchCollector(Collector):
         yield GAUGE(
             "saccade_router_queue_pending_requests",
             "Requests that wait because every worker has all it may have.",
-            value=self._dispatcher.queue.num_waiting,
+            value=self._dispatcher.num_waiting,
         )
         retried = COUNTER(
             "saccade_router_retried_requests",
