@@ -20,6 +20,7 @@ import structlog
 import uvloop
 from chats import openai_client
 from streams import ScriptedStream
+from waiting import until
 
 from saccade.errors import RequestError
 from saccade.gateway import app
@@ -39,8 +40,8 @@ from saccade.tokenization.tokenizer import Segment, Tokenizer
 from saccade.transport import shared_memory
 from saccade.transport.sink import Sink, Stream
 
-Step = TokenDelta | float | Exception
-"""What a scripted worker does next: send a delta, wait some seconds, or raise."""
+Step = TokenDelta | float | threading.Event | Exception
+"""What a scripted worker does next: send a delta, wait some seconds or until the test says so, or raise."""
 
 MAX_MODEL_LEN = 4096
 TAGS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
@@ -89,6 +90,8 @@ class ScriptedWorker:
             for step in self.script:
                 if isinstance(step, float):
                     await asyncio.sleep(step)
+                elif isinstance(step, threading.Event):
+                    await until(step.is_set)
                 elif isinstance(step, Exception):
                     raise step
                 else:

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import openai
@@ -299,10 +300,15 @@ def test_sagemaker_pings(method: str, gateway: scripted.Gateway) -> None:
 
 def test_load_counts_requests_in_flight(gateway: scripted.Gateway) -> None:
     assert gateway.ask("GET", "/load").json == {"server_load": 0}
-    gateway.worker.script = [TokenDelta("r", [300]), 0.5, TokenDelta("r", [gateway.eos], FinishReason.STOP)]
+    gateway.worker.script = [
+        TokenDelta("r", [300]),
+        go_on := Event(),
+        TokenDelta("r", [gateway.eos], FinishReason.STOP),
+    ]
     running = threading.Thread(target=gateway.chat)
     running.start()
     wait_until(lambda: gateway.ask("GET", "/load").json == {"server_load": 1})
+    go_on.set()
     running.join()
 
 
@@ -329,7 +335,7 @@ def test_without_a_worker(tiny_qwen3_vl: Path) -> None:
 
 def test_drain_finishes_what_runs_and_refuses_the_rest(tiny_qwen3_vl: Path) -> None:
     with scripted.running(tiny_qwen3_vl) as gateway:
-        gateway.worker.script = [TokenDelta("r", [300]), 1.0, TokenDelta("r", [301], FinishReason.LENGTH)]
+        gateway.worker.script = [TokenDelta("r", [300]), go_on := Event(), TokenDelta("r", [301], FinishReason.LENGTH)]
         answers: list[scripted.Answer] = []
         running = threading.Thread(target=lambda: answers.append(gateway.chat()))
         running.start()
@@ -339,6 +345,7 @@ def test_drain_finishes_what_runs_and_refuses_the_rest(tiny_qwen3_vl: Path) -> N
         for answer in (gateway.ask("GET", "/ready"), gateway.chat()):
             assert (answer.status, answer.json["error"]["code"]) == (503, "draining")
         assert gateway.ask("GET", "/live").status == 200
+        go_on.set()
         running.join(20)
         assert answers[0].status == 200
         assert answers[0].json["choices"][0]["finish_reason"] == "length"

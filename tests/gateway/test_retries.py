@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 
 import pytest
 import scripted
@@ -95,22 +96,24 @@ def test_a_request_that_had_one_worker_does_not_go_to_one_that_came_later(tiny_q
     """Its images were not kept."""
     with gateway_of(tiny_qwen3_vl) as (gateway, (first, second)):
         second.ready = False
-        first.script = [1.0, WorkerFailed("it died")]
+        first.script = [go_on := Event(), WorkerFailed("it died")]
         with ThreadPoolExecutor() as threads:
             asked = threads.submit(gateway.chat, CONTENT)
             wait_until(lambda: first.requests)
             second.ready = True
+            go_on.set()
             assert asked.result().json["error"]["code"] == "worker_failed"
         assert second.requests == []
 
 
 def test_failure_without_another_worker_is_the_answer(tiny_qwen3_vl: Path) -> None:
     with gateway_of(tiny_qwen3_vl) as (gateway, (first, second)):
-        first.script = [1.0, WorkerFailed("it died")]
+        first.script = [go_on := Event(), WorkerFailed("it died")]
         with ThreadPoolExecutor() as threads:
             asked = threads.submit(gateway.chat, CONTENT)
             wait_until(lambda: first.requests)
             first.ready = second.ready = False
+            go_on.set()
             assert asked.result().json["error"]["code"] == "worker_failed"
         assert second.requests == []
         wait_until(lambda: gateway.metric("saccade_slots_in_use") == booked(gateway) == 0)
@@ -119,23 +122,25 @@ def test_failure_without_another_worker_is_the_answer(tiny_qwen3_vl: Path) -> No
 def test_an_attempt_has_ended_before_the_next_begins(tiny_qwen3_vl: Path) -> None:
     with gateway_of(tiny_qwen3_vl) as (gateway, (first, second)):
         first.script = [WorkerFailed("it died")]
-        second.script = [1.0, *second.script]
+        second.script = [go_on := Event(), *second.script]
         with ThreadPoolExecutor() as threads:
             asked = threads.submit(gateway.chat, CONTENT)
             wait_until(lambda: second.requests)
             assert booked(gateway) == 1
+            go_on.set()
             assert asked.result().status == 200
 
 
 def test_images_are_kept_for_another_worker_until_the_first_token(tiny_qwen3_vl: Path) -> None:
     url = data_url(random_image(512, 512, 1))  # long enough to be counted
     with gateway_of(tiny_qwen3_vl) as (gateway, (first, _)):
-        # The second wait is so long that a busy machine sees the memory go before the answer ends.
-        first.script = [1.0, TokenDelta("r", [300]), 3.0, *first.script]
+        first.script = [first_token := Event(), TokenDelta("r", [300]), rest := Event(), *first.script]
         with ThreadPoolExecutor() as threads:
             asked = threads.submit(gateway.chat, [{"type": "image_url", "image_url": {"url": url}}])
             wait_until(lambda: first.requests)
             assert gateway.application.limits.memory.num_bytes > 0
+            first_token.set()
             wait_until(lambda: gateway.application.limits.memory.num_bytes == 0)
             assert gateway.application.limits.admission.num_requests == 1
+            rest.set()
             assert asked.result().status == 200

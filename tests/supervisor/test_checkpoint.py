@@ -84,7 +84,8 @@ def endpoint() -> Iterator[str]:
 def resolve(name: str, endpoint: str, home: Path, offline: str = "0", weights: bool = True, token: str = "") -> str:
     """What resolve_model says in a process of its own: the hub's client reads its settings when it is imported."""
     program = (
-        "import sys; from saccade.errors import StartupError; from saccade.supervisor.checkpoint import resolve_model\n"
+        "import sys, time; time.sleep = lambda _: None  # the hub's client waits between its tries\n"
+        "from saccade.errors import StartupError; from saccade.supervisor.checkpoint import resolve_model\n"
         "try: print(resolve_model(sys.argv[1], weights=sys.argv[2] == 'True'))\n"
         "except StartupError as error: print('error:', error.message)"
     )

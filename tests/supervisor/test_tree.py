@@ -71,10 +71,10 @@ async def test_signal_ends_all_in_order(tmp_path: Path) -> None:
 
 
 async def test_signal_reaches_programs_that_end_together_at_the_same_time(tmp_path: Path) -> None:
-    """The first takes until its limit; the second has ended long before, the third begins after both."""
+    """The second ends while the first does not; the third begins to end after both."""
     journal = tmp_path / "journal"
     specs = [
-        spec("stubborn", journal, "never", stop_seconds=3.0),
+        spec("stubborn", journal, "never", stop_seconds=3600),
         dataclasses.replace(spec("gateway", journal), ends_with_previous=True),
         spec("indexer", journal),
     ]
@@ -84,6 +84,7 @@ async def test_signal_reaches_programs_that_end_together_at_the_same_time(tmp_pa
     stubborn = tree.children[0].pid
     assert stubborn is not None
     assert not gone(stubborn)
+    os.kill(stubborn, signal.SIGKILL)
     await running
     assert lines(journal)[3:] == ["end gateway", "end indexer"]
 
