@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from types import TracebackType
 
 import msgspec
@@ -32,6 +33,7 @@ ENGINE_STAGES = ("queue", "encode", "prefill", "decode")
 """The stages of a sample in the engine; *encode* is a part of *prefill*."""
 
 LAG_INTERVAL_SECONDS = 0.05
+MODEL = ("model_name",)
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _TOKENS = tuple(2.0**power for power in range(18))
@@ -43,56 +45,39 @@ class AnswerMetrics:
     """Metrics of an answer, observed at its end for each of its samples."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        model = ("model_name",)
-        self.success_total = Counter(
-            "vllm:request_success",
-            "Finished samples by finish reason.",
-            (*model, "finished_reason"),
-            registry=registry,
+        counter, histogram = partial(Counter, registry=registry), partial(Histogram, registry=registry)
+        self.success_total = counter(
+            "vllm:request_success", "Finished samples by finish reason.", (*MODEL, "finished_reason")
         )
-        self.prompt_tokens = Histogram(
-            "vllm:request_prompt_tokens", "Number of tokens of a prompt.", model, buckets=_TOKENS, registry=registry
+        self.prompt_tokens = histogram(
+            "vllm:request_prompt_tokens", "Number of tokens of a prompt.", MODEL, buckets=_TOKENS
         )
-        self.generation_tokens = Histogram(
-            "vllm:request_generation_tokens", "Number of tokens of a sample.", model, buckets=_TOKENS, registry=registry
+        self.generation_tokens = histogram(
+            "vllm:request_generation_tokens", "Number of tokens of a sample.", MODEL, buckets=_TOKENS
         )
-        self.tpot_seconds = Histogram(
+        self.tpot_seconds = histogram(
             "vllm:request_time_per_output_token_seconds",
             "Mean time between two tokens of a sample.",
-            model,
+            MODEL,
             buckets=_SHORT_SECONDS,
-            registry=registry,
         )
-        self.asked_tokens = Histogram(
-            "vllm:request_params_max_tokens",
-            "Limit of generated tokens that a request sets.",
-            model,
-            buckets=_TOKENS,
-            registry=registry,
+        self.asked_tokens = histogram(
+            "vllm:request_params_max_tokens", "Limit of generated tokens that a request sets.", MODEL, buckets=_TOKENS
         )
-        self.asked_samples = Histogram(
-            "vllm:request_params_n",
-            "Number of samples that a request asks for.",
-            model,
-            buckets=_SAMPLES,
-            registry=registry,
+        self.asked_samples = histogram(
+            "vllm:request_params_n", "Number of samples that a request asks for.", MODEL, buckets=_SAMPLES
         )
-        self._engine_stages = Histogram(
-            "saccade_engine_stage_seconds",
-            "Time of one stage of a sample in the engine.",
-            ("stage",),
-            buckets=_SECONDS,
-            registry=registry,
+        self._engine_stages = histogram(
+            "saccade_engine_stage_seconds", "Time of one stage of a sample in the engine.", ("stage",), buckets=_SECONDS
         )
         for stage in ENGINE_STAGES:
             self._engine_stages.labels(stage)
         self._engine_seconds = {
-            stage: Histogram(
+            stage: histogram(
                 f"vllm:request_{stage}_time_seconds",
                 f"Time of a sample in the engine's stage {stage}.",
-                model,
+                MODEL,
                 buckets=_SECONDS,
-                registry=registry,
             )
             for stage in ("queue", "prefill", "decode")
         }
@@ -114,71 +99,50 @@ class Metrics:
     """Metrics of one gateway process. Those of its engines are collected when `/metrics` is rendered."""
 
     def __init__(self) -> None:
-        self.registry = self.new_registry()
-        model = ("model_name",)
-        self._failed_collectors = Counter(
+        self.registry = registry = self.new_registry()
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        histogram = partial(Histogram, registry=registry)
+        self._failed_collectors = counter(
             "saccade_metric_collector_failures",
             "Times that the metrics of a collector were left out, because reading them failed.",
             ("collector",),
-            registry=self.registry,
         )
-        self._stages = Histogram(
+        self._stages = histogram(
             "saccade_stage_seconds",
             "Time of one stage of a request in the gateway.",
             ("stage",),
             buckets=_SHORT_SECONDS,
-            registry=self.registry,
         )
         for stage in STAGES:
             self._stages.labels(stage)
-        self.ttft_seconds = Histogram(
+        self.ttft_seconds = histogram(
             "vllm:time_to_first_token_seconds",
             "Time from the arrival of a request to its first token.",
-            model,
+            MODEL,
             buckets=_SECONDS,
-            registry=self.registry,
         )
-        self.itl_seconds = Histogram(
-            "vllm:inter_token_latency_seconds",
-            "Time between two deltas of an answer.",
-            model,
-            buckets=_SHORT_SECONDS,
-            registry=self.registry,
+        self.itl_seconds = histogram(
+            "vllm:inter_token_latency_seconds", "Time between two deltas of an answer.", MODEL, buckets=_SHORT_SECONDS
         )
-        self.e2e_seconds = Histogram(
+        self.e2e_seconds = histogram(
             "vllm:e2e_request_latency_seconds",
             "Time from the arrival of a request to its last token.",
-            model,
+            MODEL,
             buckets=_SECONDS,
-            registry=self.registry,
         )
         self.answers = AnswerMetrics(self.registry)
-        self.images_by_hash = Counter(
-            "saccade_pictures_by_hash",
-            "Images sent as their hash alone, because the worker was believed to hold them.",
-            registry=self.registry,
+        self.images_by_hash = counter(
+            "saccade_pictures_by_hash", "Images sent as their hash alone, because the worker was believed to hold them."
         )
-        self.pixels_wanted = Counter(
-            "saccade_pixels_wanted", "Images sent as their hash that the worker lacked.", registry=self.registry
+        self.pixels_wanted = counter("saccade_pixels_wanted", "Images sent as their hash that the worker lacked.")
+        self.requests_total = counter(
+            "saccade_http_requests", "Answered requests by route and status.", ("route", "status")
         )
-        self.requests_total = Counter(
-            "saccade_http_requests",
-            "Answered requests by route and status.",
-            ("route", "status"),
-            registry=self.registry,
-        )
-        self.slots_in_use = Gauge(
-            "saccade_slots_in_use", "Shared-memory slots held by requests.", registry=self.registry
-        )
-        self.file_store_bytes = Gauge(
-            "saccade_file_store_bytes", "Bytes of uploaded files that are kept.", registry=self.registry
-        )
-        self.requests_in_flight = Gauge("saccade_requests_in_flight", "Requests being served.", registry=self.registry)
-        self._lag = Histogram(
-            "saccade_event_loop_lag_seconds",
-            "Delay of a timer of the event loop.",
-            buckets=_SHORT_SECONDS,
-            registry=self.registry,
+        self.slots_in_use = gauge("saccade_slots_in_use", "Shared-memory slots held by requests.")
+        self.file_store_bytes = gauge("saccade_file_store_bytes", "Bytes of uploaded files that are kept.")
+        self.requests_in_flight = gauge("saccade_requests_in_flight", "Requests being served.")
+        self._lag = histogram(
+            "saccade_event_loop_lag_seconds", "Delay of a timer of the event loop.", buckets=_SHORT_SECONDS
         )
 
     def new_registry(self) -> MetricRegistry:

@@ -4,6 +4,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -12,6 +13,7 @@ from saccade.gateway.workers.pool import Model
 from saccade.gateway.workers.worker import Worker
 from saccade.protocol.exactness import Exactness
 from saccade.routing.router import Booking
+from saccade.telemetry import MODEL
 
 Stage = Literal["keys", "lookup", "choice"]
 STAGES: tuple[Stage, ...] = ("keys", "lookup", "choice")
@@ -34,43 +36,34 @@ class DecisionMetrics:
     def __init__(self, registry: CollectorRegistry, exactness_of: Callable[[Worker], Exactness]) -> None:
         self._exactness_of = exactness_of
         self._said: set[tuple[str, str]] = set()
-        model = ("model_name",)
-        self._shares = Histogram(
+        counter, histogram = partial(Counter, registry=registry), partial(Histogram, registry=registry)
+        self._shares = histogram(
             "saccade_router_kv_hit_rate",
             "Share of a prompt's tokens in blocks that its worker had reported to hold when it was chosen.",
-            model,
+            MODEL,
             buckets=_SHARES,
-            registry=registry,
         )
-        self._seconds = Histogram(
+        self._seconds = histogram(
             "saccade_router_decision_seconds",
             "Time of one stage of the choice of a worker.",
             ("stage",),
             buckets=_SECONDS,
-            registry=registry,
         )
         for stage in STAGES:
             self._seconds.labels(stage)
-        self._requests = Counter(
-            "saccade_router_requests", "Requests that were placed at the worker.", ("worker",), registry=registry
-        )
-        self._inexact = Counter(
+        self._requests = counter("saccade_router_requests", "Requests that were placed at the worker.", ("worker",))
+        self._inexact = counter(
             "saccade_router_inexact",
             "Requests that were placed without exact knowledge of the worker.",
-            (*model, "exactness", "reason"),
-            registry=registry,
+            (*MODEL, "exactness", "reason"),
         )
-        self._passed_over = Counter(
+        self._passed_over = counter(
             "saccade_router_non_max_overlap_selections",
             "Requests that were placed although another worker held more of the prompt.",
-            model,
-            registry=registry,
+            MODEL,
         )
-        self._blocks_lost = Counter(
-            "saccade_router_overlap_blocks_lost",
-            "Blocks that those workers held more than the chosen ones.",
-            model,
-            registry=registry,
+        self._blocks_lost = counter(
+            "saccade_router_overlap_blocks_lost", "Blocks that those workers held more than the chosen ones.", MODEL
         )
 
     @contextlib.contextmanager
