@@ -1,4 +1,4 @@
-"""Description: a worker's answer to Describe, with the model's files, so that a gateway needs none of its own."""
+"""Description: a worker's answer to Describe. It has the model's files, so a gateway needs none."""
 
 from typing import Annotated, Literal
 
@@ -22,15 +22,15 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
 
     *fingerprint* (32 bytes) names model and weights for block keys; *shm_namespace* equals a gateway's own exactly when
     both see the same /dev/shm and, on our own wire, run as the same user. *max_model_len* and *block_size* count
-    tokens. *dtype* is the network's, and that of its KV cache unless *kv_cache_dtype* names another; *pixel_dtype* is
-    uint8 on our own wire, on others that of the normalised values which the worker takes.
-    *takes_resets*: the worker knows the command ResetCaches. *takes_grammars*: it knows SamplingParams.grammar, and can
-    hold answers to grammars. *takes_thinking_budgets*: the worker acts on SamplingParams.thinking_budget.
-    *aliases* are other names of the model. The backends that compute attention are empty where the worker does not
-    tell.
+    tokens. *dtype* is the network's, and its KV cache's unless *kv_cache_dtype* names another. *pixel_dtype* is uint8
+    on our own wire; on others it is the dtype of the normalised values that the worker takes.
+    *takes_resets*: the worker knows the command ResetCaches. *takes_grammars*: it acts on SamplingParams.grammar.
+    *takes_thinking_budgets*: the worker acts on SamplingParams.thinking_budget.
+    *aliases* are other names of the model. The names of attention backends are empty if the worker does not report
+    them.
     *resumes_at_states*: the model has recurrent layers, so prompts resume only at the keys of StateStored events.
     *kv_transfer_address*, host:port, is where decode workers get KV state from a prefill worker.
-    *weights* (32 bytes) names the weights without the files, b"" where the worker does not tell them.
+    *weights* (32 bytes) names the weights without the files; b"" if the worker does not report it.
     """
 
     model: str

@@ -52,7 +52,7 @@ class EngineReady(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
 
 
 class EngineProgress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
-    """Loading goes on: *stage* in words, *done* of *total* (0 of 0 where it cannot be counted)."""
+    """Loading goes on: *stage* in words, *done* of *total* (0 of 0 if it cannot be counted)."""
 
     stage: str
     done: int = 0

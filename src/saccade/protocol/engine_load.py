@@ -1,4 +1,4 @@
-"""Load: how busy an engine is and what it has done so far; sent beside deltas, at most a few times a second."""
+"""Load: how busy an engine is and its work so far; sent with deltas, at most a few times a second."""
 
 import msgspec
 

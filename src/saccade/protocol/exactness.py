@@ -13,8 +13,8 @@ LEVELS: tuple[Level, ...] = ("NONE", "TEXT_PREFIX", "DEGRADED", "EXACT")
 class Exactness(msgspec.Struct, frozen=True):
     """EXACT: every block of a prompt; TEXT_PREFIX: blocks before the first image; NONE: nothing.
 
-    DEGRADED: what is reported is identified exactly, but is not all that the worker holds, or not all that decides
-    what it can reuse. *reason* tells why the level is not EXACT.
+    DEGRADED: reported blocks are identified exactly, but reports do not cover all that the worker holds, or all that
+    decides what it can reuse. *reason* says why the level is not EXACT.
     """
 
     level: Level

@@ -1,4 +1,4 @@
-"""What the processes of one gateway ask each other: each request has a tag, and one type of answer."""
+"""Requests between the processes of one gateway: each has a tag, and one type of answer."""
 
 import msgspec
 
@@ -6,7 +6,7 @@ from saccade.protocol.exactness import Exactness
 
 
 class FindOverlaps(msgspec.Struct, frozen=True, array_like=True, tag="find-overlaps"):
-    """Of each of *targets*, a worker's name and the place of its keys in *keys*: how much does it hold of a prompt?
+    """Look up how much of a prompt each of *targets* holds: a worker's name and the index of its keys in *keys*.
 
     *keys* are (fingerprint, block size, the keys of the prompt's blocks). Answered by Overlaps.
     """
@@ -20,9 +20,9 @@ Overlaps = list[tuple[int, bool]]
 
 
 class FeedState(msgspec.Struct, frozen=True, kw_only=True):
-    """What the indexer knows of a worker's caches; *reason* says why not all, "" where it does.
+    """The indexer's knowledge of a worker's caches; *reason* says why it is incomplete, "" if it is not.
 
-    *exactness* is how exactly its kind can be known. The counts are those of its feed.
+    *exactness* is that of the worker's kind. The counts are those of its feed.
     """
 
     url: str
@@ -37,7 +37,7 @@ class FeedState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShowKnown(msgspec.Struct, frozen=True, array_like=True, tag="show-known"):
-    """What is known of every worker? Answered by KnownWorkers."""
+    """Report the state of every worker's feed. Answered by KnownWorkers."""
 
 
 class KnownWorkers(msgspec.Struct, frozen=True):
@@ -61,11 +61,11 @@ class MetricFamily(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ShowWork(msgspec.Struct, frozen=True, array_like=True, tag="show-work"):
-    """What the process is doing. Answered by Work."""
+    """Report the process's requests. Answered by Work."""
 
 
 class Booked(msgspec.Struct, frozen=True, kw_only=True):
-    """What a gateway has sent to a worker and not yet got back.
+    """The unfinished work that a gateway has sent to a worker.
 
     *prefill_tokens* are left to compute before first tokens; *decode_blocks* belong to prompts that have theirs.
     """
@@ -77,7 +77,7 @@ class Booked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Work(msgspec.Struct, frozen=True):
-    """The requests that a process is serving, and what it has booked, by the worker's URL."""
+    """The requests that a process is serving, and its bookings by the worker's URL."""
 
     num_requests: int
     booked: dict[str, Booked]
@@ -88,7 +88,7 @@ class ForgetMedia(msgspec.Struct, frozen=True, array_like=True, tag="forget-medi
 
 
 class ShowUsage(msgspec.Struct, frozen=True, array_like=True, tag="show-usage"):
-    """What have tenants used? Answered by TenantUsage by the tenant's name."""
+    """Report the tenants' usage. Answered by TenantUsage by the tenant's name."""
 
 
 class TenantUsage(msgspec.Struct, kw_only=True):

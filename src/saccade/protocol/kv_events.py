@@ -1,4 +1,4 @@
-"""What a worker's caches hold, as a snapshot and numbered increments: KV blocks, states and encoded images.
+"""The contents of a worker's caches, as a snapshot and numbered increments: KV blocks, states and encoded images.
 
 The garbage collector does not track events: a message has about a thousand, and they refer to nothing in a cycle.
 """
@@ -23,10 +23,10 @@ class MediaPlace(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class BlockStored(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="stored"):
     """A full block became reusable under *key* (16 bytes); *parent* is the key before it, the root's for a first block.
 
-    *is_first* says that *parent* is a root. Where it is False, a reader must know *parent* as a stored block already;
-    a worker that cannot tell leaves it True.
-    *token_ids* and *media* are what the key was made of (saccade.identity.blocks). Both are empty unless the worker was
-    started with --kv-events-token-ids: they are the prompts of every tenant, and routing needs keys only.
+    *is_first* says that *parent* is a root. If it is False, a reader must know *parent* as a stored block already; a
+    worker that does not know leaves it True. The key was computed from *token_ids* and *media*
+    (saccade.identity.blocks). Both are empty unless the worker was started with --kv-events-token-ids: they are the
+    prompts of every tenant, and routing needs keys only.
     """
 
     key: Digest
@@ -43,7 +43,7 @@ class BlockRemoved(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="
 
 
 class StateStored(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="state-stored"):
-    """The recurrent states behind block *key* are held: prompts that begin alike up to there can resume from it.
+    """The recurrent states after block *key* are held: prompts with the same beginning can resume from them.
 
     A model with recurrent layers (Description.resumes_at_states) can resume only at such a key, and only while the
     blocks up to it are stored too.
@@ -53,7 +53,7 @@ class StateStored(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="s
 
 
 class StateRemoved(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="state-removed"):
-    """The recurrent states behind block *key* were dropped."""
+    """The recurrent states after block *key* were dropped."""
 
     key: Digest
 

@@ -1,4 +1,4 @@
-"""KV state on its way from a prefill worker to a decode worker: what requests say of it, and the messages between both.
+"""Transfer KV state from a prefill worker to a decode worker: the fields of requests, and the messages between both.
 
 The gateway makes a *key* of 32 random bytes for every transfer and hands it to both workers with their requests. The
 decode worker connects to the prefill worker. Both prove that they know the key, and every message has a code that is
@@ -14,7 +14,7 @@ KEY_BYTES = 32
 
 
 class SendKv(msgspec.Struct, frozen=True, array_like=True, tag="send"):
-    """The request is computed up to its first tokens; then its state is kept until a decode worker has received it."""
+    """Compute the request up to its first tokens, then keep its state until a decode worker has received it."""
 
     key: bytes
 
@@ -27,7 +27,7 @@ class ReceiveKv(msgspec.Struct, frozen=True, array_like=True, tag="receive"):
 
 
 class KvForm(msgspec.Struct, frozen=True, array_like=True):
-    """What must be equal at both ends: the model, and how its caches hold state."""
+    """These fields must be equal at both ends: the model, and the layout of its caches."""
 
     fingerprint: bytes
     dtype: str
@@ -60,7 +60,7 @@ class PullRefused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
 
 
 class FirstToken(msgspec.Struct, frozen=True, array_like=True):
-    """The first token of one sample, with its log probability where the request asks for it."""
+    """The first token of one sample, with its log probability if the request asks for it."""
 
     token_id: int
     logprob: TokenLogprob | None = None
@@ -75,9 +75,9 @@ class Prefilled(msgspec.Struct, frozen=True, array_like=True, tag="prefilled"):
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True, tag="piece"):
-    """Blocks [start, stop) of the prompt, or with *is_state* the recurrent states behind it.
+    """Blocks [start, stop) of the prompt, or with *is_state* the recurrent states at its end.
 
-    The content follows the message, or lies in the shared-memory *slot*.
+    The content follows the message, or is in the shared-memory *slot*.
     """
 
     start: int

@@ -17,14 +17,13 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ImageLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """What the model will see of one image or video; follows from the header alone.
+    """The shape of one image or video for the model, computed from its header.
 
-    *grid* counts patches as (frames, rows, columns). *pixel_shape* and *pixel_dtype* describe the patches on
-    the wire: uint8, or on wires that are not ours float32 or bfloat16. *original_size* is the upright image's
-    (height, width), where the engine's half needs it. *prompt* is what stands for the image in the prompt: texts,
-    each one special token or plain, and counts of placeholders, which add up to *num_tokens*; empty without text.
-    *frames* are the indices of a video's frames that the model sees, *seconds_per_group* the time from one group of
-    frames to the next; an image has neither.
+    *grid* counts patches as (frames, rows, columns). *pixel_shape* and *pixel_dtype* describe the patches on the wire:
+    uint8, or on wires that are not ours float32 or bfloat16. *original_size* is the upright image's (height, width), if
+    the engine's half needs it. *prompt* replaces the image in the prompt: texts, each one special token or plain, and
+    counts of placeholders, which add up to *num_tokens*; empty without text. *frames* are the indices of a video's
+    frames that the model sees, *seconds_per_group* the time from one group of frames to the next; an image has neither.
     """
 
     resized_height: int
@@ -54,7 +53,7 @@ class VideoHeader(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SlotRef(msgspec.Struct, frozen=True, kw_only=True):
-    """Where pixels lie in shared memory: a segment's name, the generation written in its header, the bytes used."""
+    """The place of pixels in shared memory: a segment's name, the generation in its header, the bytes used."""
 
     name: str
     generation: int
@@ -64,11 +63,11 @@ class SlotRef(msgspec.Struct, frozen=True, kw_only=True):
 class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
     """One image or video of a prompt.
 
-    Pixels lie in *slot* or *inline*; with neither, the worker is believed to hold them.
+    Pixels are in *slot* or *inline*; with neither, the worker is believed to hold the image.
 
-    *spans* are in prompt order and do not overlap; their lengths sum to the item's token count. An image has one,
-    or in families that write text between its views one per view; a video one, or where times stand between its groups
-    of frames, one per group. *seconds_per_group* is the time from one group to the next, where positions need it.
+    *spans* are in prompt order and do not overlap; their lengths sum to the item's token count. An image has one, or
+    one per view in families that write text between its views. A video has one, or one per group of frames if the
+    prompt has times between them. *seconds_per_group* is the time from one group to the next, if positions need it.
     *content_hash* is 32 bytes over encoded bytes and the processor's fingerprint.
     """
 

@@ -37,7 +37,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SampleTimes(msgspec.Struct, frozen=True, array_like=True):
-    """Where a sample's time in the engine went: waiting for its first step, computing the prompt, decoding.
+    """A sample's time in the engine: waiting for its first step, computing the prompt, decoding.
 
     *encode_seconds*, a part of the prompt's time, is that of the steps' vision encoding that the sample waited for.
     """
@@ -49,11 +49,11 @@ class SampleTimes(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenDelta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """What one step added to one sample, *index*, of a request. Its last delta, and only that, has *finish_reason*.
+    """The tokens that one step added to sample *index* of a request. Only the sample's last delta has *finish_reason*.
 
     A stop id that ended the sequence is the last of *token_ids* (it counts as generated; the gateway does not show it).
     *num_cached_tokens* counts prompt tokens whose KV was reused; it is set on the delta that carries the first token.
-    A delta with *failure* ends the whole request. *logprobs*, where asked for, has one entry for each of *token_ids*;
+    A delta with *failure* ends the whole request. *logprobs*, if requested, has one entry for each of *token_ids*;
     *prompt_logprobs* one for each prompt token but the first, on the first delta of sample 0.
     *times* is on the last delta of a sample that was computed.
     """

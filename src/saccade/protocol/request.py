@@ -12,10 +12,10 @@ MAX_NUM_SAMPLES = 128
 
 
 class Grammar(msgspec.Struct, frozen=True):
-    """What an answer must match as a whole: a JSON schema, a regular expression or a Lark grammar of llguidance's.
+    """The whole answer must match it: a JSON schema, a regular expression or a Lark grammar of llguidance's.
 
-    Where the prompt ends within reasoning, the grammar begins behind the token *reasoning_end_id*. An answer
-    cut by max_tokens, or by stop ids of the client, is the beginning of a match.
+    If the prompt ends within reasoning, the grammar begins after the token *reasoning_end_id*. An answer cut by
+    max_tokens, or by stop ids of the client, is the beginning of a match.
     """
 
     kind: Literal["json_schema", "regex", "lark"]
@@ -26,7 +26,7 @@ class Grammar(msgspec.Struct, frozen=True):
 class ThinkingBudget(msgspec.Struct, frozen=True):
     """An answer's reasoning has at most *num_tokens* tokens; then the token *end_id* ends it, whatever is likelier.
 
-    *start_id* is the token that begins the reasoning as the answer's first; None where the prompt ends within it.
+    *start_id* is the token that begins the reasoning as the answer's first; None if the prompt ends within it.
     """
 
     num_tokens: int
@@ -39,10 +39,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     temperature 0 is greedy. top_k 0 means no limit. *seed* None draws a fresh one.
     *stop_token_ids* holds the model's end-of-sequence ids too, unless the client asked to ignore them; none of them is
-    drawn before *min_tokens* tokens. *presence_penalty* and *frequency_penalty* look at the answer alone,
-    *repetition_penalty* at prompt and answer. *logit_bias* is added to the logits of its ids; where *allowed_token_ids*
-    are given, no others are drawn. *num_logprobs* None asks for no log probabilities, 0 for those of the answer's
-    tokens, k for the k likeliest beside each; *num_prompt_logprobs* the same for the prompt's tokens.
+    drawn before *min_tokens* tokens. *presence_penalty* and *frequency_penalty* count the answer only,
+    *repetition_penalty* prompt and answer. *logit_bias* is added to the logits of its ids; with *allowed_token_ids*, no
+    others are drawn. *num_logprobs* None asks for no log probabilities, 0 for those of the answer's tokens, k also for
+    the k most likely tokens at each place; *num_prompt_logprobs* does the same for the prompt's tokens.
     *grammar* comes before min_tokens, logit_bias and a request to ignore the end-of-sequence ids; send it only to
     workers whose Description has *takes_grammars*, because another worker would not see it.
     *thinking_budget* comes before all of them, and before stop ids; its condition is *takes_thinking_budgets*.
@@ -70,7 +70,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     """A prompt for the engine. *salt* separates tenants in every cache of blocks and encoder outputs.
 
-    *num_samples* answers are drawn, each with deltas of its own index; prompt and images are computed once.
+    *num_samples* answers are drawn, each with deltas under its index; prompt and images are computed once.
     *kv_transfer* makes it one leg of a request that two workers serve; send it only to workers whose Description has
     the role for it. The request of a decode leg has no pixels; its gateway supplies them at any time if asked.
     """
@@ -85,7 +85,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
 
 
 class MediaPixels(msgspec.Struct, frozen=True, array_like=True):
-    """Where the pixels of media[index] are: in *slot*, or *inline*."""
+    """The pixels of media[index], in *slot* or *inline*."""
 
     index: int
     slot: SlotRef | None = None

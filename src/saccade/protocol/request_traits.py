@@ -10,8 +10,8 @@ from saccade.protocol.request import EngineRequest, SamplingParams
 class RequestTraits:
     """A request for *num_samples* answers to *num_tokens* tokens, of the tenant with *salt*.
 
-    *sampling* None is that of a request that asks for nothing unusual. *needs_token_ids* is why a worker that takes
-    chats only cannot serve it, None where it can.
+    *sampling* None stands for defaults. *needs_token_ids* says why a worker that takes only chats cannot serve the
+    request; None if it can.
     """
 
     num_tokens: int

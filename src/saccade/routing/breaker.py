@@ -17,7 +17,7 @@ State = Literal["closed", "open", "half_open"]
 
 @dataclass(frozen=True)
 class BreakerReport:
-    """A breaker now: *reason* is why it is not closed, "" where it is; *wait_seconds* remain until a trial."""
+    """A breaker's state: *reason* is why it is not closed, "" if it is; *wait_seconds* remain until a trial."""
 
     state: State = "closed"
     reason: str = ""
@@ -54,7 +54,7 @@ class Breakers:
         return breaker is None or not breaker.is_open or now >= breaker.trial_at
 
     def on_send(self, worker: str, now: float) -> None:
-        """Note that *worker* gets a request; where this is a trial, the next one waits."""
+        """Note that *worker* gets a request. If it is a trial, the next one waits."""
         breaker = self._breakers.get(worker)
         if breaker is not None and breaker.is_open:
             breaker.is_tried = True

@@ -23,7 +23,7 @@ class Partition(NamedTuple):
 
 
 class _Worker:
-    """What is known of one worker, whose keys have *bit*. Where *resumes_at_states*, prompts resume only at states.
+    """The reports of one worker, whose keys have *bit*. With *resumes_at_states*, prompts resume only at states.
 
     Its cache has *capacity* blocks. *found_at* is the number of the look-up that last found the longest prefix there.
     """
@@ -93,8 +93,8 @@ class BlockIndex:
     def evict(self) -> str:
         """Forget a worker, and return its name; "" if there is none.
 
-        It is the one at which no look-up has found the longest prefix for the longest time; of several that none was
-        ever found at, the newest, so that a worker which holds more than it announced drives out none that fits.
+        It is the worker whose last longest prefix, found by a look-up, is the oldest. Of several without any, it is the
+        newest: so a worker that holds more than it announced drives out no worker that fits.
         """
         worker = min(reversed(self._workers), key=lambda name: self._workers[name].found_at, default="")
         self.forget(worker)
@@ -164,7 +164,7 @@ class BlockIndex:
         }
 
     def _last_state(self, bit: int, keys: Sequence[bytes], num_held: int) -> int:
-        """Return the length of the longest prefix of the *num_held* first keys that has a state behind it."""
+        """Return the length of the longest prefix of the *num_held* first keys that ends at a state."""
         states = self._states
         return next((count for count in range(num_held, 0, -1) if states.get(keys[count - 1]) & bit), 0)
 

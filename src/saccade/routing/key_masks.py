@@ -10,8 +10,8 @@ SWEPT_KEYS = 2048
 class KeyMasks:
     """A set of keys for each worker; a worker is a bit, such as 1 << 3.
 
-    To take all keys of one worker away would hold up the event loop for a second where there are millions. So its bit
-    is given up, and sweep() moves the keys over to another dict, piece by piece, without the bits that were given up.
+    To remove millions of keys of one worker at once would block the event loop for a second. So the worker gives up its
+    bit, and sweep() moves the keys to another dict, piece by piece, without such bits.
     """
 
     def __init__(self) -> None:

@@ -34,9 +34,9 @@ class Lookup(Protocol):
     async def overlaps(
         self, targets: Sequence[LookupTarget], keys: Mapping[Partition, Sequence[bytes]]
     ) -> Mapping[str, Overlap]:
-        """Return by name what *targets* hold of a prompt with these block keys, by what they mean.
+        """Return by name how much of a prompt *targets* hold; *keys* are its block keys in each partition.
 
-        A target that is missing is not known. Does not raise: where the index is out of reach, none is known.
+        A missing target is not known. Does not raise: if the index is out of reach, no target is known.
         """
 
 

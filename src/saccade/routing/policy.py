@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 from blake3 import blake3
 
 Policy = Literal["auto", "cost", "round_robin", "least_load", "power_of_two", "consistent_hash"]
-"""auto is cost where it is reported, or assumed, what a worker holds, else least_load."""
+"""auto is cost if the contents of a worker's cache are reported or assumed, else least_load."""
 
 
 class WorkInFlight(NamedTuple):
@@ -99,7 +99,7 @@ class Chooser:
         return "cost" if reported else "least_load"
 
     def choose(self, candidates: Sequence[Candidate], affinity: bytes = b"", *, reported: bool = False) -> Candidate:
-        """Return one of *candidates*, of which there is at least one. *reported*: it is known what some hold."""
+        """Return one of *candidates*, which are not empty. *reported*: the contents of some caches are known."""
         if len(candidates) == 1:
             return candidates[0]
         match self.effective(reported=reported):
@@ -140,7 +140,7 @@ def _weights(costs: Sequence[int], temperature: float) -> list[float]:
 
 
 def _rank(affinity: bytes, name: str) -> bytes:
-    """Return the rank of a worker for *affinity*: a worker that comes or goes moves only prompts of its own.
+    """Return the rank of a worker for *affinity*: a worker that comes or goes moves only its own prompts.
 
     Rendezvous hashing (Thaler and Ravishankar, 1998).
     """

@@ -34,7 +34,7 @@ class Predictions:
         expiry, expires_at = self._expiry[worker], now + self._time_to_live
         expected_keys = keys[: self._max_keys]
         if not expiry.keys().isdisjoint(expected_keys):
-            # A key that is expected again moves to the end, so that the keys lie in the order in which they expire.
+            # A key that is expected again moves to the end, so that the keys are in order of expiry.
             for key in expected_keys:
                 expiry.pop(key, None)
         expiry.update(dict.fromkeys(expected_keys, expires_at))
@@ -50,7 +50,7 @@ class Predictions:
                 del expiry[key]
 
     def expected(self, worker: str, now: float) -> Mapping[bytes, float]:
-        """Return what is expected at *worker*."""
+        """Return the keys expected at *worker*, each with the time of its expiry."""
         expiry = self._expiry.get(worker, {})
         while expiry and expiry[first := next(iter(expiry))] <= now:
             del expiry[first]

@@ -86,7 +86,7 @@ class _OwnSamples:
     """
 
     def __init__(self) -> None:
-        # (period, the most in it, the count at its end) of the periods in which the count changed, the oldest first.
+        # (period, maximum, count at its end) of each period with a change of the count, the oldest first.
         self._periods: deque[tuple[int, int, int]] = deque()
         self._times: tuple[float, float] | None = None
         self._most = 0
@@ -115,7 +115,7 @@ class _OwnSamples:
 
 
 class RoutingChoice(NamedTuple):
-    """*chosen* is one of *candidates*, by *policy*, which is what auto stands for where that is set."""
+    """*chosen* is one of *candidates*, by *policy*, which is never auto but the policy that it resolved to."""
 
     candidates: Sequence[Candidate]
     chosen: Candidate
@@ -125,8 +125,7 @@ class RoutingChoice(NamedTuple):
 class Booking:
     """A prompt's place at *worker*, from the *choice* on until close().
 
-    *matched_tokens* is what the worker had reported to hold of the prompt when it was chosen; None where it reports
-    nothing.
+    *matched_tokens* of the prompt were in the worker's reports when it was chosen; None if it reports nothing.
     """
 
     def __init__(self, router: "Router", choice: RoutingChoice, work: WorkInFlight, undo: Callable[[], None]) -> None:
@@ -148,7 +147,7 @@ class Booking:
             self._work = decoding
 
     def close(self, now: float) -> None:
-        """Take the work off the worker. If no token came, take back what was expected, too."""
+        """Take the work off the worker. If no token came, withdraw its expectation, too."""
         self._router.exchange(self.worker, self._work, WorkInFlight())
         self._router.note_samples(self.worker, now)
         if not self._has_begun:
@@ -178,9 +177,9 @@ class Router:
     def book(
         self, options: Sequence[Option], prompt: RoutedPrompt, overlaps: Mapping[str, Overlap], now: float
     ) -> Booking:
-        """Choose one of *options*, of which there is at least one, and book the prompt there.
+        """Choose one of *options*, which are not empty, and book the prompt there.
 
-        *overlaps* is what the workers hold, by name. *now* is a monotonic clock, in seconds.
+        *overlaps* has the prefixes that workers hold, by name. *now* is a monotonic clock, in seconds.
         """
         choice = self._choose(self._chooser, options, prompt, overlaps, now)
         chosen = choice.chosen
@@ -271,7 +270,7 @@ class Router:
 
 
 def _num_held(option: Option, keys: Sequence[bytes], num_reported: int, expected: Mapping[bytes, float]) -> int:
-    """Return how many of *keys* are held if what is expected comes true."""
+    """Return how many of *keys* the worker will hold once its pending requests finish."""
     if not expected:
         return num_reported
     if option.resumes_at_states:
@@ -282,7 +281,7 @@ def _num_held(option: Option, keys: Sequence[bytes], num_reported: int, expected
 def _expected(option: Option, prompt: RoutedPrompt, chosen: Candidate) -> list[bytes]:
     """Return the keys that the worker will hold when it has computed the prompt, without those that it reported.
 
-    A model that resumes at states keeps one behind the prompt's last block; others are not predicted.
+    A model that resumes at states keeps one at the end of the prompt's last block; others are not predicted.
     """
     keys = prompt.keys.get(option.partition, ())
     num_reported = chosen.overlap_tokens // option.partition.block_size

@@ -44,8 +44,8 @@ ENVIRONMENT = MappingProxyType(
 )
 """Environment variables of an engine, unless the operator has set them.
 
-OpenMP's threads spin while they wait for one another. Where another process occupies the core of one thread, the other
-threads would spin until that thread runs again, many times in every step. GOMP_SPINCOUNT has them sleep after a
+OpenMP's threads spin while they wait for one another. If another process occupies the core of one thread, the other
+threads would spin until that thread runs again, many times in every step. With GOMP_SPINCOUNT they sleep after a
 fraction of a millisecond (docs/decisions/004). GLIBC_TUNABLES keeps the memory of activations in the process: returned
 to the system after every prompt, each of its pages would be faulted in again by the next prompt.
 """
@@ -55,7 +55,7 @@ class EngineProcess:
     """Keeps one engine running: *command* and `--fd N`, where N is its end of the channel to the front.
 
     An engine that dies, or whose iterations stand still for longer than *timeouts* allows, is replaced. *on_message* is
-    called with every message of an engine but EngineFailed; *on_lost* with a sentence when an engine that was ready has
+    called with every message of an engine but EngineFailed. *on_lost* is called with a sentence when a ready engine has
     ended, and all its requests with it. Neither may block.
     """
 
@@ -79,7 +79,7 @@ class EngineProcess:
         self._failure: str | None = None
 
     async def run(self) -> None:
-        """Run engines one after another until cancelled. Raises StartupError where the first cannot start."""
+        """Run engines one after another until cancelled. Raises StartupError if the first cannot start."""
         await supervision.keep_running(self._live)
 
     def send(self, message: FrontMessage) -> None:

@@ -62,7 +62,7 @@ class LocalClient:
         """Submit *request* and yield the deltas of its samples, the last of each with a finish reason.
 
         Closing the iterator early aborts the request. Raises WorkerUnavailable while no engine is ready, WorkerFailed
-        where it ends, and the error that a delta carries.
+        if it ends, and the error that a delta carries.
         """
         connection = self._connected()
         inbox: Inbox = asyncio.Queue()
@@ -99,7 +99,7 @@ class LocalClient:
     async def block_events(self) -> AsyncGenerator[KvEvents, None]:
         """Yield what the engine's KV cache holds: the messages of a snapshot, then increments, until the engine ends.
 
-        Raises WorkerUnavailable while no engine is ready, WorkerFailed where a slow reader has lost messages.
+        Raises WorkerUnavailable while no engine is ready, WorkerFailed if a slow reader has lost messages.
         """
         try:
             watcher = self._front.watch(True, False)
@@ -132,7 +132,7 @@ class LocalClient:
         self._front.receive(connection, self._encoder.encode(command))
 
     async def _read(self, connection: GatewayStream) -> None:
-        """Hand every delta to its request until the connection ends; then fail what is open."""
+        """Hand every delta to its request until the connection ends; then fail the open requests."""
         sentence = "The engine ended; the request can be sent again."
         try:
             while (payload := await connection.next()) is not None:

@@ -1,4 +1,4 @@
-"""A worker: the native wire in front, one engine behind, encoded frames relayed between them."""
+"""A worker: it serves the native wire, and relays encoded frames between gateways and one engine."""
 
 import asyncio
 import contextlib
@@ -112,7 +112,7 @@ class Relay:
             self.idle.set()
 
     def receive(self, connection: GatewayStream, command: bytes) -> None:
-        """Pass a command to the engine; answer it here where it is malformed. Raises Refused where it has no id."""
+        """Pass a command to the engine; answer it here if it is malformed. Raises Refused if it has no id."""
         try:
             decoded = self._commands.decode(command)
         except UNREADABLE:
@@ -229,7 +229,7 @@ class WorkerFront:
         return self.relay.description
 
     async def run(self) -> None:
-        """Serve. Raises StartupError where the address cannot be had or the engine cannot start."""
+        """Serve. Raises StartupError if the address is not available or the engine cannot start."""
         await self.server.start()
         tasks: list[asyncio.Future[None]] = []
         try:

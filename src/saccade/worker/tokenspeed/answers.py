@@ -54,10 +54,11 @@ class _Sample:
 
 
 class ResponseBuilder:
-    """The answer to *request*, which came under *name*: take() every delta; `num_open` samples have not ended.
+    """Builds the responses to *request*, whose id on the wire is *name*.
 
-    With *streams* each delta makes a chunk, and the complete answer has no log probabilities, which the chunks had.
-    *keeps_stop* keeps the stop id among the tokens. *search* returns a new search for stop strings.
+    Call take() with every delta; `num_open` samples have not ended. With *streams* each delta makes a chunk, and the
+    complete answer repeats no log probabilities. *keeps_stop* keeps the stop id among the tokens. *search* returns a
+    new search for stop strings.
     """
 
     def __init__(

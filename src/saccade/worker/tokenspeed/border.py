@@ -1,6 +1,6 @@
-"""Where calls of TokenSpeed's wire end: an error becomes a status and a sentence of ours.
+"""Turn the errors of TokenSpeed's calls into a status and a sentence.
 
-gRPC itself would answer with the class and the text of any exception that a method raises.
+Without it, gRPC answers with the class and the text of any exception that a method raises.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 def status_of(error: SaccadeError) -> grpc.StatusCode:
-    """Return the status by which a gateway of this wire knows *error*; INTERNAL for what is not its doing."""
+    """Return the status of *error* for a gateway of this wire; INTERNAL if the gateway did not cause it."""
     return next((status for kind, status in STATUSES if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
 
 
@@ -33,7 +33,7 @@ class ErrorBorder(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Ends a call that raises: with status_of() a SaccadeError, else with INTERNAL, and the exception in the log."""
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], details: Any) -> Any:
-        """Return the method that *details* names, within the border; None where there is none."""
+        """Return the method that *details* names, wrapped; None if there is none."""
         handler = await continuation(details)
         if handler is None:
             return None

@@ -1,4 +1,4 @@
-"""The engine's cache events as TokenSpeed's: token ids in which an image's tokens are its pad value."""
+"""Convert the engine's cache events to TokenSpeed's, whose token ids have an image's pad value for its tokens."""
 
 import time
 from collections.abc import Iterator
@@ -13,9 +13,10 @@ HASH_BYTES = 8
 
 
 class EventSubscription:
-    """One subscription: opening(), then batch() every message of the engine's feed, the snapshot's first.
+    """A subscription of one gateway.
 
-    Only blocks that descend from *root* are told of: those of other wires and tenants serve no request of this wire.
+    Send opening(), then batch() of every message of the engine's feed, the snapshot's first. Only blocks that descend
+    from *root* are reported: those of other wires and tenants serve no request of this wire.
     """
 
     def __init__(self, root: bytes, block_size: int) -> None:
@@ -30,7 +31,7 @@ class EventSubscription:
         return self._numbered([common_pb2.KvCacheEvent(cleared=common_pb2.KvCacheCleared())])
 
     def batch(self, message: KvEvents) -> common_pb2.KvEventBatch | None:
-        """Return *message* as the subscription's next batch; None where it has nothing to tell."""
+        """Return *message* as the subscription's next batch; None if it has no event for it."""
         events = list(self._events(message))
         if not events:
             return None

@@ -32,7 +32,7 @@ SALT = b"saccade.tokenspeed.1"
 """The salt of all requests of this wire: their blocks and encoder outputs are never those of another wire."""
 
 TAIL_BYTES = 8
-"""What a content hash ends in: the first bytes of the gateway's own hash, from which pad values are computed."""
+"""A content hash ends with the first bytes of the gateway's own hash: pad values are computed from them."""
 
 FIRST_PAD = 1_000_000
 NUM_PADS = 715_494_549
@@ -40,10 +40,10 @@ NUM_PADS = 715_494_549
 
 
 def content_hash(declared: bytes, grid: Grid, patches: npt.NDArray[np.uint8]) -> bytes:
-    """Return the engine's hash of an image: 24 bytes of what it shows, then 8 of the gateway's *declared* hash.
+    """Return the engine's hash of an image: 24 bytes over its patches, then 8 of the gateway's *declared* hash.
 
-    The gateway's hash alone is that of an encoded image and says nothing of how the image was processed, or
-    whether the pixels are of that image.
+    The gateway's hash covers the encoded image only: neither its processing, nor whether these pixels are of that
+    image.
     """
     head = b"".join((SALT, len(declared).to_bytes(8, "little"), declared, np.array(grid, "<i8").tobytes()))
     digest = blake3(head).update(np.ascontiguousarray(patches).data).digest(HASH_BYTES - TAIL_BYTES)
@@ -101,7 +101,7 @@ class ImageReader:
             )
 
     def _grid(self, item: pb.MultimodalItem, field: str) -> Grid:
-        """Return the grid among the side tensors, of which nothing but the number of patches may be another."""
+        """Return the grid from the side tensors. Besides it, they may have only the number of patches."""
         tensors_by_name = dict(item.model_specific_tensors.items())
         if unknown := sorted(set(tensors_by_name) - {self.grid_name, PATCHES_PER_IMAGE}):
             raise UnsupportedParameter(

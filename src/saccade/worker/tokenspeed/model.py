@@ -22,7 +22,7 @@ from saccade.worker.tokenspeed.images import ImageReader
 
 @dataclass(frozen=True)
 class WireModel:
-    """A served model. *images* is None where the wire has no form for the images of its family."""
+    """A served model. *images* is None if the wire has no form for the images of its family."""
 
     description: Description
     config: Mapping[str, Any]
@@ -70,7 +70,7 @@ class WireModel:
 
     @property
     def pixel_dtype(self) -> str:
-        """The dtype in which gateways shall send pixels: bfloat16 where its values can be told apart."""
+        """The dtype of the pixels that gateways send: bfloat16 if it distinguishes all levels."""
         return "bfloat16" if self.images is None or self.images.takes_bfloat16 else "float32"
 
     @property
@@ -81,7 +81,7 @@ class WireModel:
         return json.dumps(values)
 
     def token_id(self, name: str) -> int:
-        """Return the token id under *name* in config.json or its text half; 0 where there is none."""
+        """Return the token id under *name* in config.json or its text half; 0 if there is none."""
         places = (self.config, self.config.get("text_config") or {})
         token_ids = (place.get(name) for place in places if isinstance(place, Mapping))
         return next((token_id for token_id in token_ids if type(token_id) is int), 0)

@@ -1,4 +1,4 @@
-"""Where TokenSpeed's wire is served, and to whom."""
+"""The address of TokenSpeed's wire, and who may call it."""
 
 from dataclasses import dataclass
 
@@ -8,10 +8,10 @@ from saccade.transport.access import is_loopback
 
 @dataclass(frozen=True)
 class TokenSpeedPort:
-    """Where the wire is served, *bind* as `host:port`, and what it tells.
+    """The address of the wire, *bind* as `host:port`, and its permissions.
 
-    *is_open* allows an address that other machines can reach, though nobody who calls it can be told from another.
-    *kv_events* tells callers the token ids of blocks, which are the prompts.
+    *is_open* allows an address that other machines can reach, although the wire cannot authenticate callers.
+    *kv_events* shows callers the token ids of blocks, which are the prompts.
     """
 
     bind: str
@@ -19,7 +19,7 @@ class TokenSpeedPort:
     kv_events: bool = False
 
     def check(self) -> None:
-        """Raise StartupError where *bind* is malformed, or strangers could call and that was not asked for."""
+        """Raise StartupError if *bind* is malformed, or if strangers could call although *is_open* is not set."""
         host, _, port = self.bind.rpartition(":")
         if not host or not port.isdecimal() or int(port) >= 1 << 16:
             raise StartupError(f"--serve-tokenspeed takes HOST:PORT, as in 127.0.0.1:50051, not {self.bind!r}.")

@@ -43,7 +43,7 @@ def engine_request(message: pb.GenerateRequest, model: WireModel, request_id: st
 
 
 def text_rules(message: pb.GenerateRequest) -> TextRules | None:
-    """Return which strings end an answer, None where there are none. Raises InvalidValue for an empty one."""
+    """Return the strings that end an answer, None if there are none. Raises InvalidValue for an empty one."""
     sampling = message.sampling_params
     if not sampling.stop:
         return None
@@ -82,9 +82,9 @@ def _media(message: pb.GenerateRequest, model: WireModel, token_ids: list[int]) 
 
 
 def _sampling(message: pb.GenerateRequest, defaults: GenerationDefaults, room: int) -> SamplingParams:
-    """Return how to draw the answer; the model's defaults hold for what the message does not set.
+    """Return how to draw the answer, with the model's defaults for fields that the message does not set.
 
-    The answer has at most *room* tokens where the message sets no limit.
+    The answer has at most *room* tokens if the message sets no limit.
     """
     params = message.sampling_params
 

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class TokenSpeedServer:
-    """Serves TokenSpeed's wire for the engine behind *front*; *described* returns its description or raises Refused."""
+    """Serves TokenSpeed's wire for the engine of *front*; *described* returns its description or raises Refused."""
 
     def __init__(self, front: Front, described: Callable[[], Description], port: TokenSpeedPort) -> None:
         self._config = port
@@ -36,11 +36,11 @@ class TokenSpeedServer:
 
     @property
     def address(self) -> str:
-        """The URL by which an SMG gateway knows the worker."""
+        """The worker's URL for an SMG gateway."""
         return f"grpc://{self._config.bind.rpartition(':')[0]}:{self.port}"
 
     async def start(self) -> None:
-        """Listen. Raises StartupError where the address cannot be had, or strangers could call."""
+        """Listen. Raises StartupError if the address is not available, or if strangers could call."""
         self._config.check()
         try:
             self.port = int(self._server.add_insecure_port(self._config.bind))

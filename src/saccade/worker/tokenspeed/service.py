@@ -33,14 +33,14 @@ MAX_CONVERSIONS = 4
 """Requests whose images are converted at a time; each takes some times the memory of its images."""
 
 NO_FOLDER = "/saccade"
-"""The first part of the model's path as gateways are told it. No gateway can read it, so each asks for the files of the
-engine itself, instead of those of a folder with an equal name on its own machine."""
+"""The first part of the model's path that gateways see. No gateway can read it, so each asks for the engine's files and
+does not take those of a folder with an equal name on its own machine."""
 
 
 class TokenSpeedService(TokenSpeedSchedulerServicer):  # type: ignore[misc]
-    """Answers calls by the engine behind *client*. Cache events are served only with *kv_events*.
+    """Answers calls with the engine of *client*.
 
-    Methods raise SaccadeError, of which ErrorBorder makes statuses.
+    Cache events are served only with *kv_events*. Methods raise SaccadeError, which ErrorBorder converts to statuses.
     """
 
     def __init__(self, client: LocalClient, *, kv_events: bool = False) -> None:
@@ -53,7 +53,7 @@ class TokenSpeedService(TokenSpeedSchedulerServicer):  # type: ignore[misc]
         self._started_at = time.time()
 
     async def Generate(self, message: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
-        """Answer one request: chunks where it streams, then one complete answer for each sample."""
+        """Answer one request: chunks if it streams, then one complete answer for each sample."""
         name = message.request_id
         request, answer = await self._begun(message)
         if name in self._ids:
@@ -67,7 +67,7 @@ class TokenSpeedService(TokenSpeedSchedulerServicer):  # type: ignore[misc]
                     if not answer.num_open:
                         return
                     if delta.finish_reason is None and answer.has_ended(delta.index):
-                        # A stop string, of which the engine does not know, has ended the sample.
+                        # A stop string ended the sample; the engine does not know stop strings.
                         self._client.abort_sample(request.request_id, delta.index)
         finally:
             del self._ids[name]
@@ -208,9 +208,9 @@ class TokenSpeedService(TokenSpeedSchedulerServicer):  # type: ignore[misc]
     async def SubscribeKvEvents(
         self, message: common_pb2.SubscribeKvEventsRequest, context: Any
     ) -> AsyncIterator[common_pb2.KvEventBatch]:
-        """Send what the KV cache holds of this wire's requests, then every change.
+        """Send the cached blocks of this wire's requests, then every change.
 
-        No history is kept: a subscriber that asks for a number other than 0 is told to begin again.
+        No history is kept: a subscriber that asks for a number other than 0 must begin again.
         """
         described = (await self._served()).description
         if not self._kv_events:

@@ -56,7 +56,7 @@ def _wrong_size(field: str, tensor: pb.TensorData, expected: int, got: int) -> I
 
 
 def file_name(handle: common_pb2.ShmHandle) -> str | None:
-    """Return the name of the file in /dev/shm; None where it does not have the form of SMG's names."""
+    """Return the name of the file in /dev/shm; None if it does not have the form of SMG's names."""
     name = str(handle.name).removeprefix("/")
     return name if NAME.fullmatch(name) else None
 
