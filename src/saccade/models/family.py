@@ -18,7 +18,7 @@ ReasoningParser = Literal["auto", "none", "qwen3", "deepseek_r1", "kimi_k2"]
 """What an operator may choose: "auto" is what the family declares, "none" leaves it in the content."""
 
 ToolVariables = Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]]
-"""From tools to the variables of a chat template that tell of them: texts and JSON values."""
+"""From tools to the variables that describe them to a chat template: texts and JSON values."""
 
 
 @dataclass(frozen=True)
@@ -27,18 +27,17 @@ class Family:
 
     *architectures* are strings of config.json that identify the family; each belongs to exactly one family.
     *model_types* identify it if config.json has no architecture. *placeholder* is the token for an image in a prompt;
-    its id is that of the first of *placeholder_keys* in config.json, else the tokenizer's. *image_tag* is the text
-    for the image with the given {number} in templates that take only strings; by default the placeholder and a line
-    break. *video_placeholder* is the token that is repeated for a video; None where no videos are served. With
-    *split_at_images* every stretch of text between images is tokenised separately, each with a BOS.
+    its id is that of the first of *placeholder_keys* in config.json, else the tokenizer's. *image_tag* is the text for
+    the image with the given {number} in templates that take only strings; by default the placeholder and a line break.
+    *video_placeholder* is the token that is repeated for a video; None if videos are not served. With *split_at_images*
+    every stretch of text between images is tokenised separately, each with a BOS.
     *tiktoken_pattern* splits text before a tiktoken.model encodes it. *template_switches* are the
-    `chat_template_kwargs` of the releases' templates. *tool_format* is the form of the releases' tool calls, None where
-    they were not trained for any. Where a release's own code makes variables of its template from the tools, so do
-    *tool_variables*. *external_grid* is the name of an image's grid on external
-    wires; without it images cannot be sent over them. *plain_positions*: a token's position is its place in the
-    prompt, whatever images come before it. *ships_image_settings*: the releases include the settings of
-    their image processor, so a folder without these is incomplete. *limits* are sentences for docs/models.md: what of
-    the family is not served.
+    `chat_template_kwargs` of the releases' templates. *tool_format* is the form of the releases' tool calls, None if
+    they were not trained for any. *tool_variables* computes template variables from the tools, if the release's own
+    code does. *external_grid* is the name of an image's grid on external wires; without it images cannot be sent over
+    them. *plain_positions*: a token's position is its place in the prompt, whatever images come before it.
+    *ships_image_settings*: the releases include the settings of their image processor, so a folder without these is
+    incomplete. *limits* are sentences for docs/models.md about what is not served.
     """
 
     architectures: tuple[str, ...]

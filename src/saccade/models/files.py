@@ -71,7 +71,7 @@ def image_processor(files: ModelFiles, family: Family) -> Mapping[str, Any]:
 
 
 def video_processor(files: ModelFiles) -> Mapping[str, Any]:
-    """Return the settings of the video processor, {} where the checkpoint has none.
+    """Return the settings of the video processor, {} if the checkpoint has none.
 
     They are in video_preprocessor_config.json, or in a part of processor_config.json. Raises StartupError.
     """

@@ -1,4 +1,4 @@
-"""What the spec of a model tells the engine's core: counts, sizes, positions, kinds of state. No torch."""
+"""The spec of a model for the engine's core: counts, sizes, positions, kinds of state. No torch."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -136,9 +136,9 @@ class ModelSpec(Protocol):
         """Return the shape of the uint8 pixels of a video's grid; for models with a placeholder for videos only."""
 
     def video_parts(self, grid: Grid, most_patches: int) -> list[Grid]:
-        """Return the grids of the parts of a video that may be encoded one after the other, as large as *most_patches*.
+        """Return the grids of a video's parts, of at most *most_patches*, which may be encoded one after another.
 
-        A part is larger where frames that see each other are. For models with a placeholder for videos only.
+        A part is larger if frames that see each other are. Only for models with a placeholder for videos.
         """
 
     def encode_cost(self, grid: Grid) -> int:

@@ -41,7 +41,7 @@ class OneDnnLinear(NamedTuple):
 
 
 def pack_linear(weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> OneDnnLinear | None:
-    """Return the layer; None where oneDNN does not compute bfloat16 on this processor."""
+    """Return the layer; None if oneDNN does not compute bfloat16 on this processor."""
     if not (torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()):
         return None
     return OneDnnLinear(torch.ops.mkldnn._reorder_linear_weight(weight_OI.data, None), bias_O)
@@ -53,7 +53,7 @@ def multiplies_bfloat16() -> bool:
 
 
 def rotary_pairs(x_NHD: torch.Tensor, cos_sin_N1C: torch.Tensor) -> torch.Tensor | None:
-    """Rotate ROWS tokens at a time; return None where there are no more than that."""
+    """Rotate ROWS tokens at a time; return None if there are no more tokens."""
     if len(x_NHD) <= ROWS:
         return None
     output_NHD = torch.empty_like(x_NHD, memory_format=torch.contiguous_format)

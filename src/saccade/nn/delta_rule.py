@@ -71,7 +71,7 @@ def delta_rule(
     rows: torch.Tensor,
     lengths: tuple[int, ...],
 ) -> torch.Tensor:
-    """Return S_n^T q_n, float32 [N, H, W], where S_n = d S + k_n (beta_n (v_n - d S^T k_n))^T and S = S_(n-1).
+    """Return S_n^T q_n, float32 [N, H, W], with S_n = d S + k_n (beta_n (v_n - d S^T k_n))^T and S = S_(n-1).
 
     d is exp(log_decay_n), at most 1. H / K neighbouring value heads share a key head. *states* float32 [R, H, D, W]
     hold S of each sequence, zero before its first token; they are updated.

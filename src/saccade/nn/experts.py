@@ -1,4 +1,4 @@
-"""Mixtures of experts: many gated MLPs, of which each token uses a few (Shazeer et al. 2017, arXiv:1701.06538).
+"""Mixtures of experts: each token uses a few of many gated MLPs (Shazeer et al. 2017, arXiv:1701.06538).
 
 A family's router chooses the experts and their weights. Shapes: N tokens, H hidden size, I intermediate size, E experts
 of this rank, K experts of a token.

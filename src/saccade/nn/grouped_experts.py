@@ -1,6 +1,6 @@
 """Experts (saccade.nn.ops.experts) in bfloat16 on a GPU: two grouped products for all experts, and no wait of the host.
 
-torch's grouped product takes rows that are sorted by group and where each group ends, on the device. Rows behind the
+torch's grouped product takes rows that are sorted by group and the end of each group, on the device. Rows after the
 last group are not written, and hold anything. It needs rows of multiples of 16 bytes. Shapes: N tokens, E width, K
 experts of a token, M = N * K.
 """
@@ -28,7 +28,7 @@ def experts(
     num_experts, num_choices = len(gate_up), expert_ids_NK.shape[1]
     ids_M = expert_ids_NK.flatten()
     is_own_M = (ids_M >= 0) & (ids_M < num_experts)
-    # Choices of other ranks' experts come last, behind all groups.
+    # Choices of other ranks' experts come last, after all groups.
     sorted_M, order_M = ids_M.masked_fill(~is_own_M, num_experts).sort(stable=True)
     groups = torch.arange(num_experts, device=ids_M.device)
     ends = torch.searchsorted(sorted_M, groups, right=True).int()

@@ -1,4 +1,4 @@
-"""Operations beside attention: one plain PyTorch function each, and how faster versions take their place.
+"""Operations other than attention: one plain PyTorch function each, and how faster versions take their place.
 
 The plain functions run anywhere and are the reference. `FASTER` names modules with faster versions by operation, device
 type and dtype; such a function has the operation's name and signature, and returns None for shapes that it declines.
@@ -65,7 +65,7 @@ class PlainLinear(NamedTuple):
 
 
 class ExpertMatrices(Protocol):
-    """The weight of each expert; a tensor [experts, O, I], or a format that unpacks only what is asked for."""
+    """The weight of each expert; a tensor [experts, O, I], or a format that unpacks only requested parts."""
 
     def __len__(self) -> int: ...
 

@@ -30,7 +30,7 @@ class Ranks:
     """This process's *rank* among *size* processes, which must have called `join` before any of them communicates.
 
     With *cuts_encoder*, the matrices of the vision encoder are cut too; otherwise each rank holds all of them.
-    *attention_ranks* is None where attention is cut over all ranks. *setting* is the flag that chose the size.
+    *attention_ranks* is None if attention is cut over all ranks. *setting* is the flag that chose the size.
     """
 
     rank: int = 0
@@ -41,7 +41,7 @@ class Ranks:
     group: Group = field(default_factory=Group, repr=False, compare=False)
 
     def sharing_attention(self, size: int) -> "Ranks":
-        """Return the same ranks, of which every *size* share attention; the others hold copies of their parts.
+        """Return the same ranks with attention cut into *size* parts; several ranks may hold copies of one part.
 
         Ranks with equal parts are neighbours, as for Sharding. *size* divides the number of ranks.
         """
@@ -70,7 +70,7 @@ class Ranks:
         return max(1, count // self.size)
 
     def divide(self, count: int, what: str = "heads") -> int:
-        """Return how many of *count* units one rank holds, where no rank may hold a copy of another's.
+        """Return how many of *count* units one rank holds; no rank may hold a copy of another's.
 
         Results that the ranks sum, such as those of query heads, would count twice. Raises StartupError.
         """

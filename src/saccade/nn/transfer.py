@@ -1,7 +1,7 @@
-"""Copy arrays of the host to the device, in one transfer, for which the host does not wait.
+"""Copy arrays of the host to the device in one transfer, without waiting.
 
-A GPU copies at once only from pinned memory: another source is copied to pinned memory first, while the host waits, or
-is read by the GPU itself, which some can, at a time when its memory may have another use.
+A GPU copies asynchronously only from pinned memory. Any other source is copied to pinned memory first, while the host
+waits; some GPUs read it themselves, when its memory may already have another use.
 """
 
 from collections.abc import Sequence as Ordered

@@ -60,7 +60,7 @@ def frame_coordinates(grid: Grid, merge: int) -> npt.NDArray[np.float32]:
 
 
 class FramePlaces(NamedTuple):
-    """Where the patches of one frame are, in merge-block order. The arrays are cached: do not write to them.
+    """The places of one frame's patches, in merge-block order. The arrays are cached: do not write to them.
 
     *coordinates* float32 [rows * columns, 2] are row and column. *taps* int64 [rows * columns, 4] are entries of the
     table of learned positions; a patch's position is their sum, weighted by *tap_weights* float32 of the same shape.

@@ -87,7 +87,7 @@ class ClipConfig:
         return self.side**2
 
     def num_blocks(self, feature_layer: object) -> int:
-        """Return how many blocks produce hidden_states[feature_layer], where entry 0 is the first block's input.
+        """Return how many blocks produce hidden_states[feature_layer]; entry 0 is the first block's input.
 
         Raises StartupError for an index that is not one of depth + 1 hidden states.
         """

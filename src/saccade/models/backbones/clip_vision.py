@@ -120,7 +120,8 @@ class ClipTower(nn.Module):
         self.encoder.layers = nn.ModuleList(ClipBlock(config, ranks) for _ in range(num_blocks))
 
     def locate(self, name: str) -> Target | None:
-        """Return the parameter that the tensor *name*, relative to the tower, fills; None for what is not needed.
+        """Return the parameter that the tensor *name*, relative to the tower, fills; None if the network does not need
+        it.
 
         Blocks after the chosen hidden states, the norm after the last block, and position ids, which old releases hold,
         are not needed.

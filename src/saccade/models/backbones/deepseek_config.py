@@ -12,7 +12,7 @@ from saccade.models.spec import Latent
 
 @dataclass(frozen=True)
 class ExpertConfig:
-    """Routed experts, of which every token uses *num_chosen*, and shared experts, which every token uses.
+    """Routed experts and shared experts. Every token uses *num_chosen* of the routed experts, and all shared ones.
 
     The experts are in *num_groups* groups of equal size; a token chooses within its best *num_chosen_groups*. The
     weights of a token's experts are multiplied by *scaling*; with *normalised* they sum to 1 before that.
@@ -58,10 +58,10 @@ class ExpertConfig:
 class DeepseekTextConfig:
     """The decoder's part of config.json, checked.
 
-    A key is made of *latent_width* channels for each token, shared by all heads, and *rope_width* rotated channels;
-    a head's query has *plain_width* and *rope_width* channels, its value *value_width*. *query_latent_width* is None
-    where queries are made of the hidden state at once. The first *num_dense_layers* layers have an MLP, the rest
-    experts. Checkpoints may hold *num_draft_layers* behind the last layer, which predict further tokens.
+    A token's keys come from *latent_width* channels, shared by all heads, and *rope_width* rotated channels;
+    a head's query has *plain_width* and *rope_width* channels, its value *value_width*. *query_latent_width* is None if
+    queries are computed directly from the hidden state. The first *num_dense_layers* layers have an MLP, the rest
+    experts. Checkpoints may hold *num_draft_layers* after the last layer, which predict further tokens.
     """
 
     vocab_size: int
@@ -120,5 +120,5 @@ class DeepseekTextConfig:
 
     @property
     def score_scale(self) -> float:
-        """The number by which products of queries and keys are multiplied."""
+        """The factor of the products of queries and keys."""
         return float((self.plain_width + self.rope_width) ** -0.5 * self.rope.score_factor)

@@ -1,9 +1,9 @@
 """DeepSeek-V3's decoder: attention over latents, then an MLP or a mixture of experts.
 
-A token's keys and values of all heads are made of one latent, and only the latent is cached. The matrix that makes
-keys is applied to the queries instead, and the one that makes values to what was attended (DeepSeek-V2,
-arXiv:2405.04434, section 2.1.2). Formulas: transformers, modeling_deepseek_v3.py. Shapes: N tokens, E hidden size,
-Q query heads, K plain width of a query, R rotated width, W latent width, C = W + R, V value width of a head.
+A token's keys and values of all heads are products of one latent, and only the latent is cached. The matrix of the keys
+is applied to the queries instead, and that of the values to the attended latents (DeepSeek-V2, arXiv:2405.04434,
+section 2.1.2). Formulas: transformers, modeling_deepseek_v3.py. Shapes: N tokens, E hidden size, Q query heads, K plain
+width of a query, R rotated width, W latent width, C = W + R, V value width of a head.
 """
 
 import torch
@@ -22,7 +22,7 @@ LATENT_NORM_EPS = 1e-6
 
 
 class Queries(Layer):
-    """The queries of this rank's heads, [N, Q * (K + R)]; by way of a latent where the configuration has one."""
+    """The queries of this rank's heads, [N, Q * (K + R)]; through a latent if the configuration has one."""
 
     def __init__(self, config: DeepseekTextConfig, ranks: Ranks) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The configuration of a decoder in which few layers attend to all tokens, and the others keep a state. No torch."""
+"""The configuration of a decoder: few layers attend to all tokens, and the others keep a recurrent state. No torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields

@@ -39,7 +39,7 @@ class OffsetNorm(Layer):
 
 
 class GatedAttention(Layer):
-    """Grouped-query attention; a sigmoid gate for each channel of its output is made beside the queries.
+    """Grouped-query attention with a sigmoid gate for each channel of its output, projected with the queries.
 
     The checkpoint's `q_proj` has for each head D rows of the query, then D rows of the gate.
     """
@@ -82,7 +82,7 @@ class GatedAttention(Layer):
 
 
 class SharedExpertMixture(MixtureOfExperts):
-    """A mixture of experts, and beside it an MLP for all tokens, weighted by a sigmoid gate for each token."""
+    """A mixture of experts plus an MLP for all tokens, weighted by a sigmoid gate for each token."""
 
     def __init__(self, config: HybridConfig, experts: ExpertsConfig, ranks: Ranks) -> None:
         super().__init__(config, experts, ranks)

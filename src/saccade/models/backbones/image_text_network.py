@@ -68,7 +68,7 @@ class ImageTextNetwork(Layer):
         self.language_model.finish()
         self.scaled_mean_std = torch.tensor(self.mean_std, dtype=torch.float32, device=self.device) * 255
         if self.has_logits and not self.loads_head:
-            # A layer of its own shares the embedding, and is packed like other layers where that is faster.
+            # A separate layer shares the embedding's tensor, and is packed like other layers if that is faster.
             self.lm_head = Linear.of(self.language_model.embedding_VE)
 
     def normalised(self, pixels_NI: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

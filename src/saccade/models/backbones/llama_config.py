@@ -31,8 +31,8 @@ LLAMA: Mapping[str, Any] = MappingProxyType(
 class LlamaTextConfig:
     """The decoder's part of config.json, checked.
 
-    *sliding_window* is the number of tokens, including itself, that a token attends to; None where that is all that a
-    sequence can have. *tied*: the embedding table is also the matrix of the logits.
+    *sliding_window* is the number of tokens, including itself, that a token attends to; None if no sequence is longer.
+    *tied*: the embedding table is also the matrix of the logits.
     """
 
     vocab_size: int

@@ -42,7 +42,7 @@ def choice(config: Mapping[str, Any], key: str, supported: tuple[str, ...]) -> s
 
 
 def ties_embeddings(config: Mapping[str, Any]) -> bool:
-    """Return whether the embedding is also the matrix of the logits: the top level decides where it says so."""
+    """Return whether the embedding is also the matrix of the logits. If the top level has the key, it decides."""
     text = config.get("text_config")
     within = text.get(TIED) if isinstance(text, Mapping) else False
     return bool(config.get(TIED, within))

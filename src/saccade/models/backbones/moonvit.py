@@ -1,9 +1,9 @@
-"""MoonViT, a tower for images of any size and clips of a few frames, and the projector behind it.
+"""MoonViT, a tower for images of any size and clips of a few frames, and its projector.
 
 Every image attends to itself, with learned positions that are resampled to its grid and 2-D rotary positions. The
-frames of a clip attend to each other, have positions in time as well, and become one by their mean; a video is clips
-of `clip_frames`, the last one of what remains. Patches come in raster order, frame after frame, and are put into
-merge-block order at once, while they are bytes.
+frames of a clip attend to each other, have positions in time as well, and are averaged to one; a video is cut into
+clips of `clip_frames`, of which the last may be shorter. Patches come in raster order, frame after frame, and are put
+into merge-block order at once, while they are bytes.
 
 Formulas: transformers, modeling_kimi_k25.py (vision tower) and vision_utils.py. Encoder contract: `prepare` does all
 that depends on grids, on the host; `encode` then runs without a device sync. Shapes: P patches, I values of a patch,
@@ -39,10 +39,10 @@ KEYS_A = np.float32(-0.75)
 
 @dataclass(frozen=True, slots=True)
 class ClipMetadata:
-    """What clips of several frames need beside. M is the number of patches when all frames of a clip are one.
+    """Additional metadata of clips with several frames. M is the number of patches after averaging the frames.
 
     *times* int64 [P] are rows of the table of times, 0 in clips of one frame. *frames* int64 [M, F] are the patches
-    whose weighted sum is one patch, with the weights *shares* [M, F, 1]; where a clip has fewer frames, they are 0.
+    whose weighted sum is one patch, with the weights *shares* [M, F, 1]; a clip with fewer frames has weights of 0.
     """
 
     times: torch.Tensor
@@ -52,12 +52,12 @@ class ClipMetadata:
 
 @dataclass(frozen=True, slots=True)
 class MoonVitMetadata:
-    """What depends on grids alone: `prepare` computes it, and every block reads it.
+    """The metadata that depends only on grids: `prepare` computes it, and every block reads it.
 
     *order* int64 [P] is the place in the raster of each patch in merge-block order. *taps* int64 [P, 16] and
     *tap_weights* [P, 16] resample the learned positions; *cos_sin* complex64 [P, 1, D / 2] is the argument of
-    `ops.rotary_pairs`. *clips* is None where all clips have one frame. Raises ValueError for a layout that lacks what
-    the backend needs.
+    `ops.rotary_pairs`. *clips* is None if all clips have one frame. Raises ValueError for a layout without the
+    backend's metadata.
     """
 
     layout: PackedLayout
@@ -74,7 +74,7 @@ class MoonVitMetadata:
 
 
 class Places(NamedTuple):
-    """Where the patches of one frame are, in merge-block order.
+    """The places of one frame's patches, in merge-block order.
 
     *places* float32 [P, 2] are column and row; the other fields are those of MoonVitMetadata for this frame.
     """
@@ -121,7 +121,7 @@ def clip_metadata(clips: Sequence[Grid], device: torch.device) -> ClipMetadata |
 
 
 def times_table(num_times: int, width: int) -> torch.Tensor:
-    """Return the positions in time [1 + num_times, E] behind a row of zeros: half of a row sines, half cosines."""
+    """Return a row of zeros, then the positions in time, [1 + num_times, E]: half of a row sines, half cosines."""
     frequencies = 1.0 / (ROPE_THETA ** (torch.arange(0, width, 2).float() / width))
     angles = torch.outer(torch.arange(num_times).float(), frequencies)
     return torch.cat((torch.zeros(1, width), torch.cat((angles.sin(), angles.cos()), 1)))
@@ -133,7 +133,7 @@ def bicubic_taps(
     """Return the four table entries [P, 4] and their weights that resample *side* entries to *size*.
 
     As functional.interpolate with bicubic does without aligned corners and antialiasing; entries outside of the table
-    are those at its border. Where *size* is *side*, the weights are exactly 0, 1, 0, 0.
+    are those at its border. If *size* is *side*, the weights are exactly 0, 1, 0, 0.
     """
     place = (position.astype(np.float32) + np.float32(0.5)) * np.float32(side) / np.float32(size) - np.float32(0.5)
     low = np.floor(place)

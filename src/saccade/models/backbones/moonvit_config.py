@@ -22,7 +22,7 @@ RELEASE: Mapping[str, str] = MappingProxyType(
 """The releases' keys by those of transformers. The releases' win: transformers reads its own only, or defaults."""
 
 CLIP_FRAMES = 4
-"""The releases' number, where config.json has none."""
+"""The releases' number, if config.json has none."""
 
 FIXED: Mapping[str, Any] = MappingProxyType(
     {
@@ -34,7 +34,7 @@ FIXED: Mapping[str, Any] = MappingProxyType(
         "hidden_act": "gelu_pytorch_tanh",
     }
 )
-"""Settings with one supported value, which is assumed where they are missing."""
+"""Settings with one supported value, which is also their default."""
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ class QwenTextConfig:
         choice(text, "hidden_act", ("silu",))
         if text.get("use_sliding_window"):
             raise StartupError("config.json: `use_sliding_window` is true; this network attends to all tokens only.")
-        # Older releases have rope_scaling beside rope_theta; newer ones put both into rope_parameters.
+        # Older releases have rope_scaling next to rope_theta; newer ones put both into rope_parameters.
         rope = section(text, "rope_parameters" if "rope_parameters" in text else "rope_scaling")
         theta = rope if "rope_theta" in rope else text
         num_heads = integer(text, "num_attention_heads")

@@ -63,7 +63,7 @@ class QwenSpec(MergedPatchSpec, Generic[Tower]):
         return (self.item_tokens(grid) // num_runs,) * num_runs
 
     def positions(self, media: Sequence[MediaItem]) -> MultimodalPositions:
-        """Return positions in which the tokens of an image or video lie on the merged grid."""
+        """Return the positions; tokens of an image or video have those of the merged grid."""
         return MultimodalPositions(sorted(span for item in media for span in self._grid_spans(item)))
 
     def time_step(self, item: MediaItem) -> float:

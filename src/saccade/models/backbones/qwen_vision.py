@@ -35,15 +35,15 @@ ROPE_THETA = 10000.0
 
 
 Norm = Callable[[int, float], nn.Module]
-"""A norm's class; takes the number of channels, and what is added to the variance."""
+"""A norm's class; takes the number of channels and the epsilon."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockMetadata:
-    """What a block reads beside its input: which patches attend to each other, and their rotations.
+    """A block's metadata: which patches attend to each other, and their rotations.
 
-    *cos_sin* complex64 [P, 1, D / 2] is the argument of `ops.rotary_pairs`. Raises ValueError for a layout that lacks
-    what the backend needs.
+    *cos_sin* complex64 [P, 1, D / 2] is the argument of `ops.rotary_pairs`. Raises ValueError for a layout without the
+    backend's metadata.
     """
 
     layout: PackedLayout

@@ -1,6 +1,6 @@
 """Rotary frequencies for contexts longer than those of the training, from config.json. No torch.
 
-Every way divides the frequency of each channel pair by a number of its own. Formulas: transformers 5.23,
+Each way divides the frequency of each channel pair by a different number. Formulas: transformers 5.23,
 modeling_rope_utils.py. Linear: Chen et al. 2023, arXiv:2306.15595. YaRN: Peng et al. 2023, arXiv:2309.00071. Longrope:
 Ding et al. 2024, arXiv:2402.13753.
 """
@@ -50,7 +50,7 @@ def read_rope(text: Mapping[str, Any], head_dim: int, max_model_len: int) -> Rop
     The length chooses between longrope's two sets of factors for good: one sequence has one set, whatever its length.
     Raises StartupError, naming the key.
     """
-    # Older releases have rope_scaling beside rope_theta; newer ones put both into rope_parameters.
+    # Older releases have rope_scaling next to rope_theta; newer ones put both into rope_parameters.
     key = "rope_parameters" if text.get("rope_parameters") else "rope_scaling"
     scaling: Mapping[str, Any] = section(text, key) if text.get(key) else {}
     kind = str(scaling.get("rope_type", scaling.get("type", "default")))

@@ -1,4 +1,4 @@
-"""What the specs of several families share: the sizes of the text half, and images of merged patches. No torch."""
+"""Shared parts of several families' specs: the sizes of the text half, and images of merged patches. No torch."""
 
 from collections.abc import Mapping
 from math import isqrt, prod
@@ -49,7 +49,7 @@ class TextSpec:
         return self.text.vocab_size
 
     def span_lengths(self, grid: Grid, modality: str) -> tuple[int, ...] | None:
-        """Return None: positions do not depend on where an item's placeholders are."""
+        """Return None: positions do not depend on the places of an item's placeholders."""
         return None
 
     @property

@@ -1,7 +1,7 @@
 """Tools as Kimi-K2.5's template takes them: declared as types of TypeScript, in its variable `tools_ts_str`.
 
-Source of the form: the releases' tool_declaration_ts.py and tokenization_kimi.py. As there, keys are sorted first, and
-tools of which one has a schema that the form cannot say are declared as JSON, by the template itself.
+Source of the form: the releases' tool_declaration_ts.py and tokenization_kimi.py. As there, keys are sorted first. If
+the form cannot express the schema of one tool, the template itself declares all tools as JSON.
 """
 
 import json
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 INDENT: Final = "  "
 SELF: Final = "parameters"
-"""The name of a function's parameters where a schema in them refers to the whole."""
+"""The type of a function's parameters, if a schema in them refers to the whole."""
 
 DEFINITIONS: Final = "#/$defs/"
 SEVERAL: Final = MappingProxyType(
@@ -25,7 +25,7 @@ SEVERAL: Final = MappingProxyType(
         "array": "Array<any>",
     }
 )
-"""What a type is called where a schema has a list of types."""
+"""The names of types if a schema has a list of types."""
 
 BOUNDS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {

@@ -41,7 +41,7 @@ PLACES = ("init_pos_emb_time", "pos_emb_time")
 
 
 class VideoLayout:
-    """Layout of Kimi-K2.5: clips of four frames, each with the tokens of one, behind their times.
+    """Layout of Kimi-K2.5: each clip of four frames has the tokens of one frame, after its time.
 
     The grid counts frames. A frame's patches are an image's; its limit of patches is lower.
     """

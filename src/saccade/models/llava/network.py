@@ -32,10 +32,10 @@ from saccade.nn.vision import grid_list
 
 @dataclass(frozen=True, slots=True)
 class LlavaMetadata:
-    """What depends on shapes alone.
+    """The metadata that depends only on shapes.
 
-    *order* int64 [U] chooses from the newline, which is number 0, and the features of all views, from 1. It is None
-    where the images' features are those of their views.
+    *order* int64 [U] selects from the newline, which is number 0, and the features of all views, from 1. It is None if
+    the images' features are those of their views.
     """
 
     views: ViewMetadata

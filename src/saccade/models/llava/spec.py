@@ -45,8 +45,8 @@ DEFAULTS: Mapping[str, Any] = MappingProxyType(
 class Spec(TextSpec):
     """models.spec.ModelSpec, and the validated parts of config.json for the network.
 
-    The features of an image are those behind block *num_vision_blocks* of the vision tower. *has_tiles* is
-    LLaVA-NeXT; a view's features begin with the class token's where *has_class_token*.
+    The features of an image are those after block *num_vision_blocks* of the vision tower. *has_tiles* is LLaVA-NeXT.
+    With *has_class_token*, a view's features begin with the class token's.
     """
 
     text: LlamaTextConfig

@@ -15,7 +15,7 @@ TOWER, TEXT, HEAD = "vision_tower.", "language_model.", "lm_head."
 def locate(name: str, tower: ClipTower, loads_head: bool) -> Target | None:
     """Return the target of the checkpoint tensor *name*; None for a tensor that is not needed.
 
-    Not needed are the blocks of *tower* behind the chosen features, the head unless *loads_head*, and the rotary
+    Not needed are the blocks of *tower* after the chosen features, the head unless *loads_head*, and the rotary
     frequencies that old releases hold.
     """
     name = name.removeprefix("model.")

@@ -1,7 +1,7 @@
 """Normalised values of external wires back to the uint8 levels that they were computed from. numpy, no torch.
 
 The inverse of `normalisation`: value = (level / 255 - mean) / std. Other programs compute the same in another order, so
-a value may differ from ours by the rounding of float32, and by one place of bfloat16 where it lies between two of them.
+a value may differ from ours by the rounding of float32, and by one place of bfloat16 if it is between two of them.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ class Denormaliser:
 
     @property
     def takes_bfloat16(self) -> bool:
-        """Whether all levels differ as bfloat16, so that they can be told from one another."""
+        """Whether all levels differ as bfloat16, so that values identify them."""
         levels = np.arange(NUM_LEVELS)
         rounded = (bfloat16(_values(levels, *channel).astype(np.float32)) for channel in self._channels)
         return all(np.array_equal(table[bits], levels) for bits, table in zip(rounded, self._tables, strict=True))
@@ -93,7 +93,7 @@ def _nearest(
     std: float,
     errors: Callable[[npt.NDArray[np.floating]], npt.NDArray[np.float64] | float],
 ) -> npt.NDArray[np.uint16]:
-    """Return the nearest level of each of *values*; NO_LEVEL where its value differs by more than *errors* of it."""
+    """Return the nearest level of each of *values*; NO_LEVEL if its value differs by more than *errors* of it."""
     with np.errstate(invalid="ignore", over="ignore"):
         positions = np.clip(np.rint((values * std + mean) * 255), 0, NUM_LEVELS - 1)
         levels = np.nan_to_num(positions).astype(np.uint16)

@@ -26,17 +26,17 @@ BUDGET = 0.9
 """The share of max_video_tokens that a video may take."""
 
 FLOOR = 1.05
-"""A frame may have so many times min_pixels in any case."""
+"""A frame may always have this many times min_pixels."""
 
 FIXED: Mapping[str, Any] = {"cap_pixels_per_frame": True, "num_frames": None}
 """Settings with one supported value."""
 
 
 class SmartVideoLayout:
-    """Layout of a video from its header. A family adds its data, and its own rules where they differ.
+    """Layout of a video from its header. A family adds its data, and its rules if they differ.
 
-    *defaults* apply to keys that the video processor's settings lack. The image processor's settings apply to
-    patches, where those of videos have none; its limits of pixels do not.
+    *defaults* apply to keys that the video processor's settings lack. Settings of patches default to the image
+    processor's; limits of pixels do not.
     """
 
     template_tokens: ClassVar[tuple[str, ...]]
@@ -121,7 +121,7 @@ class SmartVideoLayout:
     def prompt(
         self, frames: tuple[int, ...], header: VideoHeader, settings: Mapping[str, Any], group_tokens: int
     ) -> tuple[str | int, ...]:
-        """Return what stands for the video in the prompt; by default nothing beside its placeholders."""
+        """Return the video's texts and placeholders in the prompt; by default only the placeholders."""
         return ()
 
     def _check(self, options: Mapping[str, Any], of_images: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Frames, resize rule and prompt of videos whose groups of frames stand in the prompt behind their times. No torch.
+"""Frames, resize rule and prompt of videos; in the prompt, each group of frames follows its time. No torch.
 
 Source of the rules: transformers 5.23, video_processing_qwen3_vl.py and processing_qwen3_vl.py.
 """
@@ -20,7 +20,7 @@ CAP = "cap_pixels_per_frame"
 class TimedVideoLayout(SmartVideoLayout):
     """Layout of a video from its header. Limits of pixels are those of all its frames together.
 
-    *around* are the special tokens before and behind the placeholders of each group.
+    *around* are the special tokens before and after the placeholders of each group.
     """
 
     around: ClassVar[tuple[str, str]]
@@ -41,7 +41,7 @@ class TimedVideoLayout(SmartVideoLayout):
         else:
             by_rate = int(total / header.fps * settings["fps"])
             count = min(max(by_rate, settings["min_frames"]), settings["max_frames"], total)
-        # The reference's arithmetic, since its rounding decides where a place lies between two frames.
+        # The reference's arithmetic, because its rounding decides between two frames.
         return tuple(np.linspace(0, total - 1, count).round().astype(int).tolist())
 
     def resized(self, header: VideoHeader, num_frames: int, settings: Mapping[str, Any]) -> tuple[int, int]:

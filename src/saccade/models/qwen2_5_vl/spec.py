@@ -50,7 +50,7 @@ class Spec(QwenSpec[WindowedConfig]):
         return cls.checked(config, text, tower)
 
     def time_step(self, item: MediaItem) -> float:
-        """Return how far the positions of successive groups are apart: one second, where the item does not say."""
+        """Return the distance of the positions of successive groups: one second, if the item has none."""
         seconds = 1.0 if item.seconds_per_group is None else item.seconds_per_group
         return float(np.float32(self.vision.tokens_per_second) * np.float32(seconds)) if item.modality == VIDEO else 1.0
 

@@ -24,7 +24,7 @@ class Spec(QwenSpec[TowerConfig]):
 
 
 def _tower(vision: Mapping[str, Any]) -> TowerConfig:
-    """Read `vision_config`, in which `embed_dim` is the width of the tower, and `hidden_size` that of its features."""
+    """Read `vision_config`: `embed_dim` is the width of the tower, and `hidden_size` that of its features."""
     keys = {**TOWER_DEFAULTS, **vision}
     width = integer(keys, "embed_dim")
     widths = {

@@ -96,12 +96,12 @@ def tiles(height: int, width: int, side: int) -> tuple[int, int]:
 
 
 def num_views(rows: int, columns: int) -> int:
-    """Return the number of views: the tiles and the whole image, or one view where there would be one tile."""
+    """Return the number of views: the tiles and the whole image, or one view instead of one tile."""
     return 1 if rows == columns == 1 else rows * columns + 1
 
 
 def prompt(rows: int, columns: int, view_tokens: int) -> tuple[str | int, ...]:
-    """Return what stands for an image in the prompt: each view's tokens behind a mark of its place."""
+    """Return an image's texts and placeholders in the prompt: each view's tokens after a mark of its place."""
     whole: tuple[str | int, ...] = (AROUND, GLOBAL, view_tokens, AROUND)
     if rows == columns == 1:
         return whole

@@ -131,7 +131,7 @@ def position_ids(side: int) -> torch.Tensor:
     """Return the entry of the position table for each patch of a view of *side* x *side* patches, int64 [P].
 
     Formula: modeling_idefics3.py, Idefics3VisionEmbeddings, for a view without padding. Its rounding in float32 is
-    kept: it decides on the entries where a patch lies on the border between two.
+    kept: it decides the entry of a patch on the border between two.
     """
     borders = torch.arange(1 / side, 1.0, 1 / side, dtype=torch.float32)
     places = (torch.arange(side, dtype=torch.float32) * (1.0 / torch.tensor(side))).clamp(max=1.0 - 1e-6)

@@ -33,7 +33,7 @@ SILENT_VISION: Mapping[str, Any] = MappingProxyType(
         "layer_norm_eps": 1e-6,
     }
 )
-"""The values of keys that vision_config leaves out, where they are not CLIP's: transformers, Idefics3VisionConfig."""
+"""The defaults of vision_config that differ from CLIP's: transformers, Idefics3VisionConfig."""
 
 DEFAULT_SCALE = 2
 FIXED: Mapping[str, Any] = MappingProxyType(

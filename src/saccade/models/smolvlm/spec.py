@@ -87,7 +87,7 @@ class Spec(TextSpec):
 
 
 def _text(config: Mapping[str, Any]) -> LlamaTextConfig:
-    """Read the text half. Whether the head is tied is said outside of it; without it, the norms' epsilon is 1e-5."""
+    """Read the text half. The top level decides whether the head is tied; the norms' epsilon defaults to 1e-5."""
     text = {"rms_norm_eps": 1e-5} if config.get("text_config") is None else section(config, "text_config")
     choice({"model_type": "llama", **text}, "model_type", ("llama",))
     tied = bool(config.get("tie_word_embeddings", False))

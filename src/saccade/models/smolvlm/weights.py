@@ -12,7 +12,7 @@ TEXT, HEAD = "text_model.", "lm_head."
 
 
 def locate(name: str, loads_head: bool) -> Target | None:
-    """Return the target of the checkpoint tensor *name*; None for what is not needed.
+    """Return the target of the checkpoint tensor *name*; None if the network does not need it.
 
     Not needed are the head unless *loads_head*, and the rotary frequencies that some files hold.
     """

@@ -18,7 +18,7 @@ from saccade.nn.backends.workload import Workload
 from saccade.nn.context import PackedLayout
 
 PART_SCORES = 1 << 18
-"""The number of scores for which one more thread is used."""
+"""The number of scores per additional thread."""
 
 PARTS_PER_THREAD = 2
 """More than one, so that the other threads take work from a thread that is delayed."""
@@ -92,7 +92,7 @@ class VisionAttentionBackend:
         num_queries, num_heads, head_dim = q_NQD.shape
         length = len(k_LQD)
         num_threads = max(1, min(torch.get_num_threads(), num_heads * num_queries * length // PART_SCORES))
-        # Each part of a head lays out the head's keys and values, so heads are parted only where they are too few.
+        # Each part of a head lays out the head's keys and values, so heads are split only if they are too few.
         num_parts = -(-PARTS_PER_THREAD * num_threads // num_heads) if num_threads > 1 else 1
         num_bytes = workspace_bytes(length, head_dim // 2)
         workspace = q_NQD.new_empty(num_threads * num_bytes + 64, dtype=torch.uint8)

@@ -46,7 +46,7 @@ EXP2 = Chebyshev.interpolate(np.exp2, 4, [0, 1]).convert(kind=Polynomial).coef[:
 ZERO, ONE, HIDDEN = np.float32(0), np.float32(1), np.float32(-1e30)
 LOW, HIGH = np.uint32(0xFFFF), np.uint32(0xFFFF0000)
 SMALL_IS_ZERO = 0x8040
-"""Bits of MXCSR by which results and operands too small for a normal float32 become zero."""
+"""Bits of MXCSR: results and operands too small for a normal float32 become zero."""
 
 BYTE, INT, LONG = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 FLOATS, BITS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(INT, LANES)
@@ -175,7 +175,7 @@ multiply, divide = _lane_by_lane("fmul"), _lane_by_lane("fdiv")
 
 @_instruction(VECTOR, VECTOR, VECTOR)
 def largest(builder: Any, left: Any, right: Any) -> Any:
-    """Return the larger value of each lane; *right* where one of them is NaN."""
+    """Return the larger value of each lane; *right* if one of them is NaN."""
     return builder.select(builder.fcmp_ordered(">", left, right), left, right)
 
 
@@ -200,7 +200,7 @@ def above_floor(builder: Any, x: Any) -> Any:
 
 @_instruction(VECTOR, VECTOR, VECTOR)
 def scale_by_power(builder: Any, factor: Any, x: Any) -> Any:
-    """Return factor * 2^floor(x), 0 where that is too small."""
+    """Return factor * 2^floor(x), 0 if that is too small."""
     return _masked(builder, "scalef", factor, x)
 
 
@@ -277,7 +277,7 @@ def _exp2_coefficients():
 
 @compiled
 def _exp2(x, coefficients):
-    """Return 2^x, and 0 where that is too small."""
+    """Return 2^x, or 0 if that is too small."""
     a, b, c, d, e = coefficients
     rest = above_floor(x)
     power = multiply_add(multiply_add(multiply_add(multiply_add(a, rest, b), rest, c), rest, d), rest, e)
@@ -441,7 +441,7 @@ def _attention(data):
     at_values, at_queries, at_mixed, at_scores, at_shares, at_sums, at_pairs, at_configuration, _ = _places(
         length, width
     )
-    # Tiles reach beyond a head's width and beyond the last key, where no value may be NaN.
+    # Tiles reach beyond a head's width and beyond the last key; no value there may be NaN.
     for place in range(start, start + num_bytes, ROW_BYTES):
         store(place, spread(ZERO))
     num_steps = (width + LANES - 1) // LANES

@@ -74,9 +74,9 @@ def load_vision_backend(name: str, workload: Workload = PLAIN_WORKLOAD) -> Visio
 
 
 def why(requested: str, backend: AttentionBackend | VisionAttentionBackend, workload: Workload) -> str:
-    """Return why *backend* was loaded where *requested* was asked for, for the summary of a start.
+    """Return why *backend* was loaded for the name *requested*, for the summary of a start.
 
-    Backends for other devices go without saying.
+    It does not mention backends for other devices.
     """
     if requested != AUTO:
         return "as asked"

@@ -1,4 +1,4 @@
-"""The compilers that kernels need at their first use, and what is said where one is missing."""
+"""The compilers that kernels need at their first use, and the sentence about a missing one."""
 
 import os
 import shutil
@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 TOOLKIT = Path("/usr/local/cuda")
-"""Where FlashInfer looks if neither a variable nor the search path leads to nvcc."""
+"""FlashInfer's last resort if neither a variable nor the search path leads to nvcc."""
 
 
 def no_c_compiler() -> str | None:

@@ -25,7 +25,7 @@ from saccade.nn.transfer import to_device
 WORKSPACE_BYTES = 128 << 20
 HEAD_SIZES = (64, 128, 256)
 OLDEST = (0, 7, 2)
-"""The release from which WORKSPACE_BYTES suffices: older ones need more for models of 64 heads or 4 key/value heads."""
+"""The first release with WORKSPACE_BYTES enough: older ones need more for models of 64 heads or 4 key/value heads."""
 
 
 class _Kind(NamedTuple):

@@ -6,11 +6,11 @@ dropped, so that PyTorch can take its fused kernel, which needs keys and values 
 rows of a group, L context length, Q query heads, K key/value heads, D head size, W width of a value, C width of a
 latent, G = Q / K query heads per key/value head.
 
-On a GPU, cuDNN's attention is off (engine.executor.loader). Then flash attention alone takes grouped heads and a causal
-chunk behind a prefix, without a mask; it takes no other mask, no float32, and no heads of over FLASH_WIDTH channels or
-of two widths. What it does not take goes to the memory-efficient kernel, with keys and values repeated for each query
-head: PyTorch would compute grouped heads with a mask by its plain function, whose scores have a float32 for each head,
-query and token of the context. None of this has run on a GPU here.
+On a GPU, cuDNN's attention is off (engine.executor.loader). Then only flash attention takes grouped heads and a causal
+chunk after a prefix, without a mask; it takes no other mask, no float32, and no heads of over FLASH_WIDTH channels or
+of two widths. The memory-efficient kernel takes the rest, with keys and values repeated for each query head: PyTorch
+would compute grouped heads with a mask by its plain function, whose scores have a float32 for each head, query and
+token of the context. None of this has run on a GPU.
 """
 
 from dataclasses import dataclass
@@ -40,10 +40,10 @@ FLASH_WIDTH = 256
 
 @dataclass(frozen=True, slots=True)
 class DecodeGroup:
-    """Decode rows whose contexts are within a factor of two. *rows* int64 [S], None where the group is all rows.
+    """Decode rows whose contexts are within a factor of two. *rows* int64 [S], None if the group has all rows.
 
-    *slots* int64 [S * L] are places in the cache; *lengths* int64 [S] count the context. *mask* is additive
-    [S, 1, 1, L], None where all contexts are equally long.
+    *slots* int64 [S * L] are places in the cache; *lengths* int64 [S] count the context. *mask* is additive [S, 1, 1,
+    L], None if all contexts are equally long.
     """
 
     rows: torch.Tensor | None
@@ -244,7 +244,7 @@ def _decode_rows(q_SQD: torch.Tensor, cached: Cached, group: DecodeGroup, scorin
 def _prefill(
     q_NQD: torch.Tensor, k_LKD: torch.Tensor, v_LKW: torch.Tensor, mask_NL: torch.Tensor | None, scoring: Scoring
 ) -> torch.Tensor:
-    """Attend with the last N of L tokens, causally, also where there is no *mask*. Return [N, Q * W]."""
+    """Attend with the last N of L tokens, causally, even without a *mask*. Return [N, Q * W]."""
     if scoring.window is not None:
         index = torch.arange(len(k_LKD), device=q_NQD.device)
         last = index[len(k_LKD) - len(q_NQD) :].unsqueeze(1)
@@ -261,7 +261,7 @@ def _attend(
     *causal* needs no mask: the queries are the last N of the L tokens.
     """
     if k.shape[1] == 1:
-        # A view of the one head for every query head, where grouped attention would copy it.
+        # A view of the one head for every query head; grouped attention would copy it.
         k, v = k.expand(-1, q.shape[1], -1, -1), v.expand(-1, q.shape[1], -1, -1)
     group = q.shape[1] // k.shape[1]
     num_queries, num_tokens = q.shape[2], k.shape[2]

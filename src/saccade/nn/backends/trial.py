@@ -53,7 +53,7 @@ def tried(
 
 
 def of_decoder(backend: AttentionBackend, workload: Workload) -> None:
-    """Attend with a decode, a whole prompt and a chunk behind a prefix, for every size of heads."""
+    """Attend with a decode, a whole prompt and a chunk after a prefix, for every size of heads."""
     device = workload.device
     queries, contexts = (1, 2, 2), (3, 2, 5)
     layout = PagedLayout(

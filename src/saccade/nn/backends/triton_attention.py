@@ -1,7 +1,6 @@
 """Attention by two Triton kernels: of vision towers, and of decodes over a paged cache; prefill chunks go to PyTorch.
 
-With TRITON_INTERPRET=1 Triton computes on a CPU, which is how the tests run the kernels; they have never run on a GPU
-here.
+With TRITON_INTERPRET=1 Triton computes on a CPU. The tests run the kernels in this way; they have never run on a GPU.
 
 Shapes: N tokens, S sequences, Q query heads, K key/value heads, D head size, W width of a value.
 """

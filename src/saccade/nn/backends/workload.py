@@ -13,9 +13,9 @@ HALF = (torch.float16, torch.bfloat16)
 class Workload:
     """The attention of a loaded network.
 
-    *cache_dtype* is the dtype of cached keys and values, None where it is *dtype*. *head_sizes* are the pairs (width of
-    a key, width of a value) of all heads; empty if they are not known. With *is_captured*, auto takes no backend whose
-    decodes cannot be captured in CUDA graphs while there is another. *failed* has reasons against backends, by name.
+    *cache_dtype* is the dtype of cached keys and values, None for *dtype*. *head_sizes* are the pairs (width of a key,
+    width of a value) of all heads; empty if they are not known. With *is_captured*, auto prefers backends whose decodes
+    can be captured in CUDA graphs. *failed* has reasons against backends, by name.
     """
 
     device: torch.device = CPU
@@ -28,7 +28,7 @@ class Workload:
 
 
 def cost_of_cache(workload: Workload) -> str | None:
-    """Return what the cache's number format costs, in words, where no kernel reads it; None if it costs nothing."""
+    """Return the cost of the cache's number format in words, if no kernel reads it; None if it costs nothing."""
     if workload.device.type == "cpu" or workload.cache_dtype in (None, workload.dtype):
         return None
     return (

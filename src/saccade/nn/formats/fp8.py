@@ -19,7 +19,7 @@ INVERSE = "weight_scale_inv"
 
 
 class Fp8:
-    """A byte a value, and a scale for each *cell* of rows x columns, by which it is multiplied.
+    """A byte a value, and a factor for each *cell* of rows x columns.
 
     A cell has WHOLE_ROW columns for scales of rows, and is None for one scale; blocks at the lower and right edges may
     be smaller. *scale* is the end of the scales' names.

@@ -1,4 +1,4 @@
-"""Weights that stay quantised in memory and are dequantised where they are used.
+"""Weights that stay quantised in memory and are dequantised at their use.
 
 A format stores a weight [O, I] in several tensors, its fields. A value of a field belongs to a cell of the weight:
 eight columns of one row, a block of 128 x 128, the whole weight. A rank's shard of a weight is a region of it; the rank
