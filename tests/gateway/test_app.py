@@ -17,6 +17,7 @@ import openai
 import pytest
 import scripted
 from chats import data_url, random_image
+from server import free_port
 from tables import table
 from waiting import wait_until
 
@@ -369,9 +370,7 @@ def test_whole_process_starts_and_stops_by_signal() -> None:
         "import sys, uvloop; from saccade.gateway.app import serve; from saccade.gateway.config import GatewayConfig;"
         "uvloop.run(serve(GatewayConfig(port=int(sys.argv[1]), worker_urls=('unix:/nowhere',), num_decode_processes=1)))"
     )
-    listener = app.listen("127.0.0.1", 0)
-    port = listener.getsockname()[1]
-    listener.close()
+    port = free_port()
     process = subprocess.Popen(
         [sys.executable, "-c", program, str(port)], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
     )
