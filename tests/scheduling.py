@@ -64,11 +64,11 @@ def scheduler(
     patches: int = 64,
     groups: tuple[StateGroup, ...] = (),
     encoder_cache_bytes: int = 10_000,
-    encode_aside: bool = False,
+    background_jobs: bool = False,
 ) -> Scheduler:
     """A scheduler over paged blocks and *groups*."""
     blocks = BlockManager([PagedBlocks(num_blocks, BLOCK), *groups], BLOCK)
-    budgets = Budgets(seqs, tokens, patches, encode_aside=encode_aside)
+    budgets = Budgets(seqs, tokens, patches, background_jobs=background_jobs)
     return Scheduler(budgets, blocks, EncoderCache(encoder_cache_bytes), EncodeCosts(prod, lambda *_: FEATURE_BYTES))
 
 
@@ -96,10 +96,10 @@ def run(
         assert cache.has_begun(key), "planned, and no room was made"
         assert key not in cache, "encoded though it is held"
         assert not any(key in job for job in subject.encoder_scheduler.jobs.values()), "encoded though it is under way"
-        if key not in step.aside:
+        if key not in step.background:
             cache.complete(key)
-    if step.aside:
-        subject.encoder_scheduler.jobs[max(subject.encoder_scheduler.jobs, default=0) + 1] = frozenset(step.aside)
+    if step.background:
+        subject.encoder_scheduler.jobs[max(subject.encoder_scheduler.jobs, default=0) + 1] = frozenset(step.background)
         assert len(subject.encoder_scheduler.jobs) <= NUM_JOBS
     if not step.chunks and subject.encoder_scheduler.jobs:
         land(subject)
@@ -120,7 +120,7 @@ def run(
 
 
 def land(subject: Scheduler) -> None:
-    """The oldest job aside is done."""
+    """The oldest background job is done."""
     for key in subject.encoder_scheduler.jobs.pop(min(subject.encoder_scheduler.jobs)):
         subject.encoder_scheduler.encoder_cache.complete(key)
 

@@ -65,11 +65,11 @@ class Subject:
             runner.graphs = DecodeGraphs(network, backend, caches, BLOCKS_OF_ROW, self.capture)
         first = _prompts(num_rows)
         runner.update(first)
-        runner.forward(first, beside_images=False)
+        runner.forward(first, encodes_in_background=False)
         step = StepInput(2, chunks=tuple(Chunk(row, PROMPT_TOKENS, 1, (7,), draws=True) for row in range(num_rows)))
 
         def decode() -> torch.Tensor:
-            hidden = runner.forward(step, beside_images=False).hidden
+            hidden = runner.forward(step, encodes_in_background=False).hidden
             if hidden is None:
                 raise RuntimeError("a step with chunks gave no hidden states")
             return hidden

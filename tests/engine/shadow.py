@@ -125,7 +125,7 @@ class ShadowExecutor:
         """A device that has not failed."""
 
     def finished_jobs(self, timeout_seconds: float = 0.0) -> list[object]:
-        """No encoding runs aside."""
+        """No encoding runs in the background."""
         return []
 
     def close(self) -> None:

@@ -101,7 +101,7 @@ def test_executors_with_equal_steps_have_equal_outputs_and_contents(recorded: Pa
     assert any(chunk.start and chunk.num_tokens > 1 for step in steps for chunk in step.chunks)
     assert any(chunk.media for step in steps for chunk in step.chunks)
     assert any(chunk.token_ids is None for step in steps for chunk in step.chunks)
-    assert {job.beside for job in jobs} == {False, True}
+    assert {job.background for job in jobs} == {False, True}
     assert all(any(getattr(step, name) for step in steps) for name in ("drop", "ended", "started", "tables"))
     assert all(
         any(getattr(one, name) for one in samplings)

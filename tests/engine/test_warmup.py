@@ -72,7 +72,7 @@ def test_memory_pool_of_the_measurement_is_not_reserved(monkeypatch: pytest.Monk
     for name, value in {"mem_get_info": (550, 1000), "memory_reserved": 400, "max_memory_reserved": 400}.items():
         monkeypatch.setattr(torch.cuda, name, lambda _, value=value: value)
     assert memory.num_blocks(config, 10, 4096, torch.device("cuda"), Measured(10)) == 40
-    assert memory.num_blocks(config, 10, 4096, torch.device("cuda"), Measured(10, beside=100)) == 30
+    assert memory.num_blocks(config, 10, 4096, torch.device("cuda"), Measured(10, outside=100)) == 30
     assert memory.num_blocks(config, 10, 4096, torch.device("cuda")) == 30
 
 

@@ -308,16 +308,16 @@ class Engine:
         for key in [key for key in schedule.encode if key not in pixels]:
             self._encoder_cache.abandon(key)
             del schedule.encode[key]
-            schedule.aside.discard(key)
+            schedule.background.discard(key)
         plan = self._steps.build(schedule, pixels, masks)
         for job in plan.step.jobs:
-            if job.beside:
-                self.scheduler.encoder_scheduler.jobs[job.job_id] = frozenset(schedule.aside)
+            if job.background:
+                self.scheduler.encoder_scheduler.jobs[job.job_id] = frozenset(schedule.background)
         return plan
 
     def _execute(self, schedule: Schedule, plan: PlannedStep) -> StepOutput:
         """Execute the step. If it fails, its requests fail and the output is empty."""
-        within = [key for key in schedule.encode if key not in schedule.aside]
+        within = [key for key in schedule.encode if key not in schedule.background]
         try:
             output = self.executor.execute(plan.step, plan.sampling)
         except Exception as error:
@@ -342,7 +342,7 @@ class Engine:
 
     def _postprocess(self, schedule: Schedule, plan: PlannedStep, output: StepOutput) -> None:
         now = time.perf_counter()
-        within = [claims for key, claims in schedule.encode.items() if key not in schedule.aside]
+        within = [claims for key, claims in schedule.encode.items() if key not in schedule.background]
         for sequence in {sequence for claims in within for sequence, _ in claims}:
             sequence.clock.encode_seconds += output.encode_seconds
         for sequence, logprobs in zip(plan.prompts, output.prompt_logprobs, strict=bool(output.prompt_logprobs)):

@@ -159,7 +159,7 @@ def assemble(
         encode_budget(config, model),
         config.max_num_waiting,
         # With ranks, a background encoding would use the collectives that the steps use.
-        encode_aside=network.device.type == "cpu" and execution.threads.aside > 0 and model.ranks.size == 1,
+        background_jobs=network.device.type == "cpu" and execution.threads.background > 0 and model.ranks.size == 1,
     )
     itemsize = network.dtype.itemsize
     costs = EncodeCosts(spec.encode_cost, lambda *shape: spec.encoder_output_values(*shape) * itemsize)

@@ -178,7 +178,7 @@ class PaperExecutor:
         for job in step.jobs:
             self.faults += ["wrong pixels" for image in job.images if set(image.pixels) != {image.grid[2]}]
             ids = [image.output_id for image in job.images]
-            if job.beside:
+            if job.background:
                 self.jobs[job.job_id] = ids
             elif not self.fails:
                 self.held.update(ids)
@@ -225,12 +225,12 @@ class Machine(RuleBasedStateMachine):
         tokens=st.integers(4, 24),
         patches=st.integers(1, 30),
         cache=st.sampled_from((0, FEATURE_BYTES, 10 * FEATURE_BYTES)),
-        aside=st.booleans(),
+        background=st.booleans(),
     )
-    def start(self, num_blocks: int, seqs: int, tokens: int, patches: int, cache: int, aside: bool) -> None:
+    def start(self, num_blocks: int, seqs: int, tokens: int, patches: int, cache: int, background: bool) -> None:
         self.executor = PaperExecutor()
         scheduler = scheduling.scheduler(
-            num_blocks, seqs, tokens, patches, encoder_cache_bytes=cache, encode_aside=aside
+            num_blocks, seqs, tokens, patches, encoder_cache_bytes=cache, background_jobs=background
         )
         description = Description(
             model="paper", fingerprint=bytes(32), files=ModelFiles(files={}), max_model_len=60, max_num_seqs=seqs,

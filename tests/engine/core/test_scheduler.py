@@ -46,24 +46,24 @@ def test_oversize_image_runs_alone() -> None:  # [eng] 25
     assert [set(lengths(run(subject))) for _ in range(3)] == [{1}, {1, 2}, {1, 2, 3}]
 
 
-def test_images_are_encoded_aside_while_others_decode() -> None:
-    subject = scheduler(tokens=100, seqs=8, patches=64, encode_aside=True)
+def test_images_are_encoded_in_background_while_others_decode() -> None:
+    subject = scheduler(tokens=100, seqs=8, patches=64, background_jobs=True)
     subject.add(sequence(1, 20, ((3, 8),), max_tokens=200))
-    assert not run(subject).aside
+    assert not run(subject).background
     for arrival in (2, 3, 4, 5, 6):
         subject.add(sequence(arrival, 20, ((3, 8),), max_tokens=1))
     step = run(subject)
-    # Two fit the budget of a job, and two jobs may be aside; then one goes into a step: nothing is owed to who decodes.
+    # Two fit the budget of a job, and two jobs may run in the background; then one goes into a step: nothing is owed to who decodes.
     assert [key.content_hash[0] for key in step.encode] == [2, 3]
-    assert step.aside == set(step.encode)
+    assert step.background == set(step.encode)
     assert lengths(step) == {1: 1, 2: 3, 3: 3, 4: 3, 5: 3, 6: 3}
     step = run(subject)
     assert [key.content_hash[0] for key in step.encode] == [4, 5]
-    assert step.aside == set(step.encode)
+    assert step.background == set(step.encode)
     assert lengths(step) == {1: 1}
     step = run(subject)
     assert [key.content_hash[0] for key in step.encode] == [6]
-    assert not step.aside
+    assert not step.background
     assert lengths(step) == {1: 1, 6: 17}
     assert lengths(run(subject)) == {1: 1}
     land(subject)
@@ -73,7 +73,7 @@ def test_images_are_encoded_aside_while_others_decode() -> None:
 
 
 def test_decodes_get_their_time_back_before_another_image_stops_them() -> None:
-    subject = scheduler(tokens=1000, patches=64, encode_aside=True)
+    subject = scheduler(tokens=1000, patches=64, background_jobs=True)
     subject.add(sequence(1, 4, max_tokens=200))
     run(subject)
     large = 5 * PATCHES_A_STEP

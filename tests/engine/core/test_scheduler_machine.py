@@ -34,11 +34,11 @@ class Machine(RuleBasedStateMachine):
         tokens=st.integers(4, 24),
         patches=st.integers(1, 30),
         cache=st.sampled_from((0, FEATURE_BYTES, 10 * FEATURE_BYTES)),
-        aside=st.booleans(),
+        background=st.booleans(),
     )
-    def start(self, num_blocks: int, seqs: int, tokens: int, patches: int, cache: int, aside: bool) -> None:
+    def start(self, num_blocks: int, seqs: int, tokens: int, patches: int, cache: int, background: bool) -> None:
         self.subject = scheduling.scheduler(
-            num_blocks, seqs, tokens, patches, encoder_cache_bytes=cache, encode_aside=aside
+            num_blocks, seqs, tokens, patches, encoder_cache_bytes=cache, background_jobs=background
         )
 
     @rule(parts=PARTS, max_tokens=st.integers(1, 6))

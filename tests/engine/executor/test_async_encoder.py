@@ -1,4 +1,4 @@
-"""Images encoded aside: who decodes goes on, who waits for an image goes no further, nobody's answer changes."""
+"""Images encoded in the background: who decodes goes on, who waits for an image goes no further, nobody's answer changes."""
 
 import threading
 from collections.abc import Iterator
@@ -101,7 +101,7 @@ def test_decodes_go_on_beside_encoding_with_the_same_answers(subject: Engine, ti
     assert engines.is_idle(subject)
 
 
-def test_nothing_is_encoded_aside_without_decodes(subject: Engine, tiny_qwen3_vl: Path) -> None:
+def test_nothing_is_encoded_in_background_without_decodes(subject: Engine, tiny_qwen3_vl: Path) -> None:
     gate = Gate(subject)
     asked = engines.request(tiny_qwen3_vl, [5, (WIDE, 1), 4, (SMALL, 2), 3])
     assert engines.drain(subject, asked).answers["a"].finish_reason == FinishReason.LENGTH
@@ -168,7 +168,7 @@ def test_a_second_job_stands_ready_and_one_more_image_is_encoded_within_a_step(t
         subject.submit(0, engines.request(tiny_qwen3_vl, [5, (WIDE, seed), 4], name, max_tokens=2))
     during = tokens(subject, 4)
     assert during == {"text": 4, "within": 2}
-    # Two are aside, and the fourth has to wait until the decodes had their time.
+    # Two are in the background, and the fourth has to wait until the decodes had their time.
     assert len(subject.scheduler.encoder_scheduler.jobs) == 2
     assert subject.load().encoded_items_total == 1
     gate.open()
@@ -239,8 +239,8 @@ def test_a_job_whose_thread_cannot_start_fails_once_and_the_next_runs(monkeypatc
     subject = AsyncEncoder(encode, 1)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
-        subject.begin(EncodeJob(1, (), beside=True))
-    subject.begin(EncodeJob(2, (), beside=True))
+        subject.begin(EncodeJob(1, (), background=True))
+    subject.begin(EncodeJob(2, (), background=True))
     taken = [subject.take(60) for _ in range(2)]
     (failed, error), (done, result) = (found for found in taken if found is not None)
     assert (failed.job_id, str(error.exception())) == (1, "can't start new thread")
@@ -279,7 +279,7 @@ def test_a_job_keeps_its_threads_whatever_the_steps_set() -> None:
         return Encoded({}, 0.0)
 
     subject = AsyncEncoder(encode, 2)
-    subject.begin(EncodeJob(1, (), beside=True))
+    subject.begin(EncodeJob(1, (), background=True))
     assert begun.wait(60)
     torch.set_num_threads(1)
     go_on.set()

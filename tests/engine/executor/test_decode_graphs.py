@@ -111,14 +111,14 @@ def three_rows(subject: Engine) -> Decoding:
     chunks = tuple(Chunk(row, 0, 20, tuple(range(row, row + 20)), draws=True) for row in range(3))
     first = StepInput(1, started=starts, tables=tables, chunks=chunks)
     runner.update(first)
-    runner.forward(first, beside_images=False)
+    runner.forward(first, encodes_in_background=False)
     return runner, again, StepInput(2, chunks=tuple(Chunk(row, 20, 1, (7,), draws=True) for row in range(3)))
 
 
 def test_added_rows_write_nothing_of_a_sequence(three_rows: Decoding) -> None:  # [eng] 33
     runner, again, step = three_rows
     before = [[part.clone() for part in cache[:2]] for cache in runner.caches.layers]
-    forwarded = runner.forward(step, beside_images=False)
+    forwarded = runner.forward(step, encodes_in_background=False)
     assert again.replayed == [4]
     assert forwarded.hidden is not None
     assert forwarded.hidden.shape[0] == 3
@@ -131,11 +131,11 @@ def test_added_rows_write_nothing_of_a_sequence(three_rows: Decoding) -> None:  
 
 def test_hidden_states_outlive_the_next_replay(three_rows: Decoding) -> None:  # [eng] 33
     runner, _, step = three_rows
-    first = runner.forward(step, beside_images=False).hidden
+    first = runner.forward(step, encodes_in_background=False).hidden
     assert first is not None
     kept = first.clone()
     other = StepInput(3, chunks=tuple(Chunk(row, 21, 1, (9,), draws=True) for row in range(3)))
-    assert not torch.equal(runner.forward(other, beside_images=False).hidden, kept)  # type: ignore[arg-type]
+    assert not torch.equal(runner.forward(other, encodes_in_background=False).hidden, kept)  # type: ignore[arg-type]
     assert torch.equal(first, kept)
 
 

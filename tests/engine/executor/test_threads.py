@@ -19,14 +19,14 @@ def test_small_steps_run_on_one_thread(num_tokens: int, num_context_tokens: int,
         torch.set_num_threads(before)
 
 
-def test_steps_beside_images_leave_them_half_of_the_threads() -> None:
+def test_steps_during_background_encoding_leave_them_half_of_the_threads() -> None:
     before = torch.get_num_threads()
     try:
-        for count, aside, beside in ((1, 0, 1), (2, 1, 1), (5, 2, 3)):
+        for count, background, other in ((1, 0, 1), (2, 1, 1), (5, 2, 3)):
             threads = Threads(count, 0)
-            assert threads.aside == aside
-            threads.use(9, 0, beside_images=True)
-            assert torch.get_num_threads() == beside
+            assert threads.background == background
+            threads.use(9, 0, encodes_in_background=True)
+            assert torch.get_num_threads() == other
     finally:
         torch.set_num_threads(before)
 

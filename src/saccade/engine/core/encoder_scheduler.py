@@ -2,7 +2,7 @@
 
 A chunk ends before an image that does not fit the step's patch budget. An image larger than the whole budget is
 encoded alone. While no sequence decodes, images are encoded in the step that needs them. While a sequence decodes,
-and the machine has enough threads, images are encoded in jobs aside, one after the other. Steps continue meanwhile,
+and the machine has enough threads, images are encoded in background jobs, one after another. Steps continue meanwhile,
 and only the sequences that need those images wait.
 
 More images would then wait for a long time, and steps with only a few decodes use the machine poorly. Therefore one
@@ -26,7 +26,7 @@ PATCHES_A_STEP = 80
 
 
 NUM_JOBS = 2
-"""The maximum number of jobs aside, including the queued one."""
+"""The maximum number of background jobs, including the queued one."""
 
 
 @dataclass(frozen=True)
@@ -38,24 +38,24 @@ class EncodeCosts:
 
 
 class EncoderScheduler:
-    """Plans the encoder. *budget_patches* limits each step and each job *aside*; *jobs* has their images, by job id.
+    """Plans the encoder. *budget_patches* limits each step and each job in the *background*; *jobs* has their images.
 
     While *begins_no_jobs* is set, every image is encoded within a step.
     """
 
     def __init__(
-        self, budget_patches: int, aside: bool, block_manager: BlockManager, cache: EncoderCache, costs: EncodeCosts
+        self, budget_patches: int, background: bool, manager: BlockManager, cache: EncoderCache, costs: EncodeCosts
     ) -> None:
         self.encoder_cache = cache
         self.jobs: dict[int, frozenset[EncoderKey]] = {}
         self.begins_no_jobs = False
         self.num_hits = 0
         self.costs = costs
-        self._is_beside = False
+        self._uses_background = False
         self._owed_patches = 0
         self._budget_patches = budget_patches
-        self._aside = aside
-        self._block_manager = block_manager
+        self._encodes_in_background = background
+        self._block_manager = manager
 
     def hold(self, sequence: Sequence) -> None:
         """Keep the encoder outputs that further samples of the request will read pinned until `share`.
@@ -81,21 +81,21 @@ class EncoderScheduler:
 
     def begin(self, decodes: bool) -> None:
         """Start planning a step. *decodes* says whether a sequence decodes in the step."""
-        self._is_beside = self._aside and decodes and not self.begins_no_jobs
-        self._owed_patches = max(0, self._owed_patches - PATCHES_A_STEP) if self._is_beside else 0
+        self._uses_background = self._encodes_in_background and decodes and not self.begins_no_jobs
+        self._owed_patches = max(0, self._owed_patches - PATCHES_A_STEP) if self._uses_background else 0
 
     def plan(self, sequence: Sequence, num_tokens: int, step: Schedule, remaining: RemainingBudget) -> int:
         """Plan the encoder's work for a chunk, and return its length. It ends before an image that stays unencoded."""
         start = sequence.num_computed_tokens
         for run, image in sequence.media_between(start, start + num_tokens):
             is_claimed = image.is_claimed(sequence.index) or self._claim(sequence, image, step, remaining)
-            is_there = image.state is State.ENCODED or (image.key in step.encode and image.key not in step.aside)
+            is_there = image.state is State.ENCODED or (image.key in step.encode and image.key not in step.background)
             if not (is_claimed and is_there):
                 return max(0, run.start - start)
         return num_tokens
 
     def _claim(self, sequence: Sequence, image: RequestImage, step: Schedule, remaining: RemainingBudget) -> bool:
-        """Pin an image that is encoded, or planned to be, in this step or aside. Return False if it cannot be."""
+        """Pin an image that is encoded, or planned to be, now or in the background. Return False if it cannot be."""
         if image.key in step.encode:
             step.encode[image.key].append((sequence, image))
             self.num_hits += 1
@@ -113,12 +113,12 @@ class EncoderScheduler:
         return True
 
     def _begin(self, sequence: Sequence, image: RequestImage, patches: int, step: Schedule) -> None:
-        """Plan to encode an image, in this step or aside."""
+        """Plan to encode an image, in this step or in the background."""
         self.encoder_cache.begin(image.key, self.costs.num_bytes(image.key.grid, image.key.original_size))
         step.encode[image.key] = [(sequence, image)]
-        if self._is_beside and len(self.jobs) < NUM_JOBS:
-            step.aside.add(image.key)
-        elif self._is_beside:
+        if self._uses_background and len(self.jobs) < NUM_JOBS:
+            step.background.add(image.key)
+        elif self._uses_background:
             self._owed_patches += patches
 
     def missing_images(self, sequence: Sequence) -> list[int]:

@@ -11,15 +11,16 @@ from saccade.engine.core.step import KvReceive, KvSend
 class Schedule:
     """The work of one step: the number of tokens of each sequence, and the images that must be encoded before them.
 
-    *encode* maps a key to the step's sequences that bring or need that image, in order of arrival. Images *aside* are
-    encoded while this step and later ones run, and no chunk of this step extends past the start of such an image.
-    *missing_images* maps parked sequences to the indices of the images whose pixels they lack. *admitted* have reserved
-    room for a state that a prefill worker sends; each maps to the number of blocks that are held already.
+    *encode* maps a key to the step's sequences that bring or need that image, in order of arrival. Images of
+    *background* are encoded while this step and later ones run, and no chunk of this step extends past the start of
+    such an image. *missing_images* maps parked sequences to the indices of the images whose pixels they lack.
+    *admitted* have reserved room for a state that a prefill worker sends; each maps to the number of blocks that are
+    held already.
     """
 
     chunks: dict[Sequence, int] = field(default_factory=dict)
     encode: dict[EncoderKey, list[tuple[Sequence, RequestImage]]] = field(default_factory=dict)
-    aside: set[EncoderKey] = field(default_factory=set)
+    background: set[EncoderKey] = field(default_factory=set)
     missing_images: dict[Sequence, list[int]] = field(default_factory=dict)
     admitted: dict[Sequence, int] = field(default_factory=dict)
     receive: list[KvReceive] = field(default_factory=list)

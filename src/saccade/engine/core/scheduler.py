@@ -37,13 +37,15 @@ help.
 
 @dataclass(frozen=True)
 class Budgets:
-    """The limits of one step, the maximum number of waiting sequences, and whether images may be encoded aside."""
+    """The limits of one step, the maximum number of waiting sequences, and whether images may be encoded in
+    *background_jobs*.
+    """
 
     max_num_seqs: int
     max_num_batched_tokens: int
     encode_budget_patches: int
     max_num_waiting: int = 1024
-    encode_aside: bool = False
+    background_jobs: bool = False
 
 
 class Scheduler:
@@ -66,7 +68,7 @@ class Scheduler:
         self.block_manager = block_manager
         self.rows = Rows(budgets.max_num_seqs)
         self.encoder_scheduler = EncoderScheduler(
-            budgets.encode_budget_patches, budgets.encode_aside, block_manager, encoder_cache, costs
+            budgets.encode_budget_patches, budgets.background_jobs, block_manager, encoder_cache, costs
         )
         self.waiting: list[Sequence] = []
         self.running: dict[Sequence, None] = {}
@@ -251,7 +253,7 @@ class Scheduler:
             if sequence.num_cached_tokens is None:
                 sequence.num_cached_tokens = sequence.num_computed_tokens
                 self.num_cached_tokens += sequence.num_computed_tokens
-            self._add_chunk(sequence, step, remaining, behind=())
+            self._add_chunk(sequence, step, remaining, later=())
 
     def _kept_for_samples(self) -> tuple[int, int]:
         """Return how many rows are kept for samples of prompts that are admitted already, and how many blocks."""
@@ -281,19 +283,19 @@ class Scheduler:
     def _continue(self, step: Schedule, remaining: RemainingBudget) -> None:
         """Add chunks for running sequences that have none in this step yet; most are prompts."""
         rest = [sequence for sequence in self.running if sequence not in step.chunks]
-        behind = deque(sequence for sequence in rest if sequence.num_pending_tokens > 1)
+        later = deque(sequence for sequence in rest if sequence.num_pending_tokens > 1)
         for sequence in rest:
-            if behind and behind[0] is sequence:
-                behind.popleft()
-            self._add_chunk(sequence, step, remaining, behind)
+            if later and later[0] is sequence:
+                later.popleft()
+            self._add_chunk(sequence, step, remaining, later)
 
     def _add_chunk(
-        self, sequence: Sequence, step: Schedule, remaining: RemainingBudget, behind: Iterable[Sequence] | None = None
+        self, sequence: Sequence, step: Schedule, remaining: RemainingBudget, later: Iterable[Sequence] | None = None
     ) -> None:
         """Add a chunk of *sequence* to the step, as large as the rest of the budgets allows.
 
         In all rounds but the last, half of the budget is left if a much shorter prompt is waiting, or is running
-        *behind* this one.
+        *later* than this one.
         """
         if remaining.tokens == 0:
             return
@@ -301,7 +303,7 @@ class Scheduler:
         room = num_planned + remaining.tokens
         num_tokens = sequence.num_pending_tokens
         if num_tokens > room:
-            shares = behind is not None and self._is_before_shorter(sequence, behind)
+            shares = later is not None and self._is_before_shorter(sequence, later)
             num_tokens = -(-room // 2) if shares else room
         if num_tokens > 1:
             num_tokens = self.block_manager.chunk(sequence, num_tokens)
@@ -311,13 +313,13 @@ class Scheduler:
             step.chunks[sequence] = num_tokens
             remaining.tokens -= num_tokens - num_planned
 
-    def _is_before_shorter(self, sequence: Sequence, behind: Iterable[Sequence]) -> bool:
+    def _is_before_shorter(self, sequence: Sequence, later: Iterable[Sequence]) -> bool:
         """Whether one of the next prompts after *sequence* needs at most half as many tokens."""
         waiting = self.waiting[: min(NUM_LOOKED_AT, self.budgets.max_num_seqs - len(self.running))]
         most = sequence.num_pending_tokens // 2
         return any(
             other.num_pending_tokens <= most or self.block_manager.num_missing_tokens(other) <= most
-            for other in islice(chain(behind, waiting), NUM_LOOKED_AT)
+            for other in islice(chain(later, waiting), NUM_LOOKED_AT)
         )
 
     def _victims(self) -> Iterator[Sequence]:

@@ -29,14 +29,14 @@ class EncoderInput(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EncodeJob(msgspec.Struct, frozen=True, array_like=True):
-    """Images that are encoded together: within the step, or in the background (*beside*) while steps run.
+    """Images that are encoded together: within the step, or in the *background* while steps run.
 
     Every background job is reported exactly once, by Executor.finished_jobs(), even if its step fails.
     """
 
     job_id: int
     images: tuple[EncoderInput, ...]
-    beside: bool = False
+    background: bool = False
 
 
 class RowStart(msgspec.Struct, frozen=True, array_like=True):

@@ -77,9 +77,9 @@ class StepBuilder:
         drawing = tuple(owner for owner, chunk in zip(owners, chunks, strict=True) if chunk.draws)
         for owner in drawing:
             self._rows.note_draw(owner)
-        within = {key: content for key, content in pixels.items() if key not in schedule.aside}
-        beside = {key: content for key, content in pixels.items() if key in schedule.aside}
-        jobs = tuple(self._job(part, is_beside) for part, is_beside in ((within, False), (beside, True)) if part)
+        within = {key: content for key, content in pixels.items() if key not in schedule.background}
+        outside = {key: content for key, content in pixels.items() if key in schedule.background}
+        jobs = tuple(self._job(part, background) for part, background in ((within, False), (outside, True)) if part)
         restore, save = self._state_moves(starting, schedule)
         step = StepInput(
             number=self._num_steps,
@@ -104,13 +104,13 @@ class StepBuilder:
         stops = {owner: owner.num_computed_tokens + num_tokens for owner, num_tokens in schedule.chunks.items()}
         return self._checkpoints.moves(starting, stops)
 
-    def _job(self, pixels: Mapping[EncoderKey, bytes], is_beside: bool) -> EncodeJob:
+    def _job(self, pixels: Mapping[EncoderKey, bytes], background: bool) -> EncodeJob:
         self._num_jobs += 1
         images = []
         for key, content in pixels.items():
             output_id = self._encoder_cache.output_id(key)
             images.append(EncoderInput(output_id, key.modality, key.grid, key.original_size, content))
-        return EncodeJob(self._num_jobs, tuple(images), is_beside)
+        return EncodeJob(self._num_jobs, tuple(images), background)
 
     def _chunk(self, sequence: Sequence, num_tokens: int) -> Chunk:
         start = sequence.num_computed_tokens

@@ -32,7 +32,7 @@ class LocalExecutor:
         self.peers.renew()
         self.device = str(runner.device)
         self.dtype = str(runner.dtype).removeprefix("torch.")
-        self.async_encoder = AsyncEncoder(runner.encoder.encode, runner.threads.aside)
+        self.async_encoder = AsyncEncoder(runner.encoder.encode, runner.threads.background)
         self._forwarded: deque[Forwarded] = deque()
         self._sampled: deque[_Sampled] = deque()
         self._num_begun = self._num_ended = 0
@@ -42,11 +42,11 @@ class LocalExecutor:
         self._num_begun += 1
         # First, because these jobs are reported even if the step fails.
         for job in step.jobs:
-            if job.beside:
+            if job.background:
                 self.async_encoder.begin(job)
         self.peers.submit(step)
         self.runner.update(step)
-        self._forwarded.append(self.runner.forward(step, beside_images=self.async_encoder.is_busy))
+        self._forwarded.append(self.runner.forward(step, encodes_in_background=self.async_encoder.is_busy))
         self._num_ended += 1
 
     def sample(self, sampling: SamplingInput) -> None:

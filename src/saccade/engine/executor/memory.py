@@ -60,10 +60,10 @@ def num_state_checkpoints(config: EngineConfig, kv_specs: Ordered[KvSpec], dtype
 
 
 class Measured(NamedTuple):
-    """Corrections to torch's peak memory: the *num_blocks* of the pool that it includes, and bytes *beside* it."""
+    """Corrections to torch's peak memory: the *num_blocks* of the pool that it includes, and bytes *outside* it."""
 
     num_blocks: int = 0
-    beside: int = 0
+    outside: int = 0
 
 
 NOTHING = Measured()
@@ -104,7 +104,7 @@ def num_blocks(
     elif device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         outside = total - free - torch.cuda.memory_reserved(device)
-        need = torch.cuda.max_memory_reserved(device) - measured.num_blocks * bytes_per_block + measured.beside
+        need = torch.cuda.max_memory_reserved(device) - measured.num_blocks * bytes_per_block + measured.outside
         used = outside + need + config.encoder_cache_bytes
         budget = int(total * config.gpu_memory_utilization) - used
     else:

@@ -92,18 +92,18 @@ class ModelRunner:
             kv_copies.write(self.caches, receive)
 
     @torch.inference_mode()
-    def forward(self, step: StepInput, *, beside_images: bool) -> Forwarded:
+    def forward(self, step: StepInput, *, encodes_in_background: bool) -> Forwarded:
         """Encode the images within the step, run the network over the chunks, save and send states.
 
         If an image cannot be encoded, only the rows that show it are without meaning.
         """
         began_at = time.perf_counter()
-        jobs = [job for job in step.jobs if not job.beside]
+        jobs = [job for job in step.jobs if not job.background]
         if not step.chunks and not jobs:
             return Forwarded(step, None, None, sent=self._send(step))
         num_patches = sum(self.network.spec.encode_cost(p.grid) for job in jobs for p in job.images)
         num_tokens = sum(chunk.num_tokens for chunk in step.chunks)
-        self.threads.use(num_tokens + num_patches, sum(chunk.start for chunk in step.chunks), beside_images)
+        self.threads.use(num_tokens + num_patches, sum(chunk.start for chunk in step.chunks), encodes_in_background)
         block_size = self.caches.sizes.block_size
         batch = build_batch(step.chunks, self.rows, block_size, self.device) if step.chunks else None
         built_at = time.perf_counter()

@@ -68,12 +68,12 @@ class TimedVideoLayout(SmartVideoLayout):
         self, frames: tuple[int, ...], header: VideoHeader, settings: Mapping[str, Any], group_tokens: int
     ) -> tuple[str | int, ...]:
         """Return for each group its time, the mean of its first and its last frame's, and its placeholders."""
-        group, (before, behind) = settings["temporal_patch_size"], self.around
+        group, (before, after) = settings["temporal_patch_size"], self.around
         parts: list[str | int] = []
         for start in range(0, len(frames), group):
             first, last = frames[start], frames[min(start + group, len(frames)) - 1]
             seconds = (first / header.fps + last / header.fps) / 2
-            parts += [f"<{seconds:.1f} seconds>", before, group_tokens, behind]
+            parts += [f"<{seconds:.1f} seconds>", before, group_tokens, after]
         return tuple(parts)
 
 

@@ -236,8 +236,8 @@ def _decode_rows(q_SQD: torch.Tensor, cached: Cached, group: DecodeGroup, scorin
     mask = group.mask
     if scoring.window is not None:
         index = torch.arange(k_SKLD.shape[2], device=q_SQD.device)
-        behind, lengths = index + scoring.window, group.lengths.unsqueeze(1)
-        mask = _additive((behind >= lengths) & (index < lengths), q_SQD.dtype)
+        reach, lengths = index + scoring.window, group.lengths.unsqueeze(1)
+        mask = _additive((reach >= lengths) & (index < lengths), q_SQD.dtype)
     return _attend(q_SKGD, k_SKLD, v_SKLW, mask, False, scoring).reshape(num_rows, -1)
 
 

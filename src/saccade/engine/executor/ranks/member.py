@@ -67,7 +67,7 @@ class RankMember:
                 case messages.Submit(step, places):
                     complete = self._arena.restore(step, places)
                     runner.update(complete)
-                    self._forwarded.append(runner.forward(complete, beside_images=False))
+                    self._forwarded.append(runner.forward(complete, encodes_in_background=False))
                 case messages.DrawTokens():
                     runner.receive_drawn(self._forwarded.popleft())
                 case _:
