@@ -130,7 +130,7 @@ def gateway(
 
 def _fleet(credentials: WorkerCredentials, models: dict[str, ModelFiles]) -> WorkerPool:
     """Return the indexer's fleet, which sends no request and so holds no slot."""
-    return WorkerPool((), lambda _: None, given=models, credentials=credentials)
+    return WorkerPool((), lambda _: None, model_files=models, credentials=credentials)
 
 
 def _given(model: str) -> tuple[str, ModelFiles]:

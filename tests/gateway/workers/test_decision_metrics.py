@@ -40,7 +40,7 @@ class Decisions:
         booking = self.router.book(options, PROMPT, overlaps, now=0)
         held_share = self.metrics.observe(self.model, PROMPT.num_tokens, booking)
         if serves:
-            self.metrics.served("m", held_share)
+            self.metrics.first_token("m", held_share)
         return booking
 
     def value(self, name: str, **labels: str) -> float:

@@ -238,7 +238,7 @@ async def test_a_worker_of_two_sources_stays_until_both_drop_it() -> None:
         await members.replace("file", ["grpc://127.0.0.1:1"])
         await members.want("admin", "grpc://127.0.0.1:1")
         await members.want("admin", "grpc://127.0.0.1:2")
-        assert members.wanted_by("grpc://127.0.0.1:1") == ("file", "admin")
+        assert members.sources_of("grpc://127.0.0.1:1") == ("file", "admin")
         assert len(running.fleet.clients) == 2
         await members.drop("admin", "grpc://127.0.0.1:1")
         assert running.urls == {"grpc://127.0.0.1:1", "grpc://127.0.0.1:2"}

@@ -35,7 +35,7 @@ async def following(source: Source) -> AsyncIterator[Seen]:
     seen = Seen()
 
     async def follow() -> None:
-        async for urls in source.wanted():
+        async for urls in source.urls():
             seen.urls, seen.count = urls, seen.count + 1
 
     task = asyncio.create_task(follow())
@@ -111,7 +111,7 @@ async def test_a_metric_tells_whether_a_source_is_used(tmp_path: Path) -> None:
         members.follow(WorkersDns("grpc://unknown.test:9000", resolver))
         try:
             await until(lambda: is_current("--worker-dns grpc://unknown.test:9000") == 0)
-            await until(lambda: members.wanted_by(ONE) == ("--worker-dns grpc://workers.test:9000",))
+            await until(lambda: members.sources_of(ONE) == ("--worker-dns grpc://workers.test:9000",))
             assert is_current("--worker-dns grpc://workers.test:9000") == 1
             for content in ("", "nonsense"):
                 write(path, content)

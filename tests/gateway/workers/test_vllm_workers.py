@@ -33,7 +33,7 @@ def fleet_of(checkpoint: Callable[[str], Path]) -> Any:
 
     @contextlib.asynccontextmanager
     async def made(*urls: str) -> AsyncIterator[WorkerPool]:
-        fleet = WorkerPool(urls, lambda _: None, given=given)
+        fleet = WorkerPool(urls, lambda _: None, model_files=given)
         await fleet.start()
         try:
             await until(lambda: all(client.ready for client in fleet.clients))

@@ -113,17 +113,17 @@ class Admin:
         except StartupError as error:
             raise InvalidValue(error.message, "url") from error
         await self._members.want(SOURCE, url)
-        return self._wanted_by(url)
+        return self._sources_of(url)
 
     async def remove_worker(self, request: Request) -> Response:
         """DELETE /workers: drop the worker at the url in the body, which POST /workers has added."""
         url = await self._url(request)
-        sources = self._members.wanted_by(url)
+        sources = self._members.sources_of(url)
         if SOURCE not in sources:
             origin = f"it comes from {', '.join(sources)}, so take it out there" if sources else "there is none at it"
             raise InvalidValue(f"No worker at this url was added by {SOURCE}: {origin}.", "url")
         await self._members.drop(SOURCE, url)
-        return self._wanted_by(url)
+        return self._sources_of(url)
 
     async def _url(self, request: Request) -> str:
         """Return the url in a body. Raises InvalidValue, also where several processes share the port."""
@@ -133,8 +133,8 @@ class Admin:
             )
         return await _url(request)
 
-    def _wanted_by(self, url: str) -> Response:
-        return _json({"url": url, "sources": self._members.wanted_by(url)})
+    def _sources_of(self, url: str) -> Response:
+        return _json({"url": url, "sources": self._members.sources_of(url)})
 
     async def route(self, request: Request) -> Response:
         """POST /route: where the chat in the body would go now, and why. It is not sent there.

@@ -200,11 +200,11 @@ class CacheListener:
 
     async def _follow(self, worker: Worker, feed: Feed) -> None:
         """Tell the index what the worker reports; return if the index has no room for it."""
-        index, said = self.router.index, worker.description
-        if said is None:
+        index, description = self.router.index, worker.description
+        if description is None:
             raise WorkerUnavailable(AWAY)
-        partition = Partition(said.fingerprint, said.block_size)
-        states, num_blocks = said.resumes_at_states, said.num_blocks
+        partition = Partition(description.fingerprint, description.block_size)
+        states, num_blocks = description.resumes_at_states, description.num_blocks
         if not index.begin(worker.url, partition, resumes_at_states=states, num_blocks=num_blocks):
             return
         if feed.reason == AWAY:

@@ -66,20 +66,20 @@ class Compatibility:
 
     def __init__(self, assumed: Collection[str] = ()) -> None:
         self._assumed = frozenset(assumed)
-        self._told: dict[tuple[bytes, bytes], str] = {}
+        self._differences: dict[tuple[bytes, bytes], str] = {}
 
     def difference(self, one: Description, other: Description) -> str:
         """Return the first thing by which *one* is another release than *other*, as "file: field"; "" for the same."""
-        return "" if one.model in self._assumed else self.told_difference(one, other)
+        return "" if one.model in self._assumed else self.reported_difference(one, other)
 
-    def told_difference(self, one: Description, other: Description) -> str:
+    def reported_difference(self, one: Description, other: Description) -> str:
         """Return what difference() does, also for assumed models."""
         if one.fingerprint == other.fingerprint:
             return ""
         pair = (one.fingerprint, other.fingerprint)
-        if pair not in self._told:
-            self._told[pair] = _difference(one, other)
-        return self._told[pair]
+        if pair not in self._differences:
+            self._differences[pair] = _difference(one, other)
+        return self._differences[pair]
 
 
 def _difference(one: Description, other: Description) -> str:
@@ -90,36 +90,36 @@ def _difference(one: Description, other: Description) -> str:
     return ""
 
 
-def _parts(said: Description) -> dict[str, Any]:
+def _parts(description: Description) -> dict[str, Any]:
     """Return what matters to an answer, by name: JSON by its values, tokenizers by their bytes."""
-    files = said.files.files
+    files = description.files.files
     parts: dict[str, Any] = {name: files[name] for name in (TOKENIZER, TIKTOKEN) if name in files}
     parts |= {name: _without_remarks(_json(files[name])) for name in (CONFIG, GENERATION_CONFIG) if name in files}
     tokenizer_config = _json(files.get(TOKENIZER_CONFIG, b"{}"))
     if TOKENIZER_CONFIG in files and isinstance(tokenizer_config, dict):
-        wanted = {key: tokenizer_config.get(key) for key in TOKENIZER_KEYS}
-        parts[TOKENIZER_CONFIG] = _without_remarks(wanted)
-    parts |= _template(files, tokenizer_config) | _image_processor(said.files)
+        values = {key: tokenizer_config.get(key) for key in TOKENIZER_KEYS}
+        parts[TOKENIZER_CONFIG] = _without_remarks(values)
+    parts |= _template(files, tokenizer_config) | _image_processor(description.files)
     # A fingerprint of more than the files is of the weights too.
-    if said.weights or said.fingerprint != files_digest(files):
-        parts["weights"] = said.weights or said.fingerprint
+    if description.weights or description.fingerprint != files_digest(files):
+        parts["weights"] = description.weights or description.fingerprint
     return {name: parts[name] for name in sorted(parts)}
 
 
 def _template(files: Mapping[str, bytes], tokenizer_config: Any) -> dict[str, Any]:
-    given = tokenizer_config if isinstance(tokenizer_config, dict) else {}
+    config = tokenizer_config if isinstance(tokenizer_config, dict) else {}
     try:
-        return {TEMPLATE: find_source(files.get(CHAT_TEMPLATE_JINJA), files.get(CHAT_TEMPLATE_JSON), given)}
+        return {TEMPLATE: find_source(files.get(CHAT_TEMPLATE_JINJA), files.get(CHAT_TEMPLATE_JSON), config)}
     except StartupError:
         return {}
 
 
-def _image_processor(given: ModelFiles) -> dict[str, Any]:
-    found = _json(given.files.get(PREPROCESSOR_CONFIG, b"null"))
-    if found is None:
-        nested = _json(given.files.get(PROCESSOR_CONFIG, b"{}"))
-        found = nested.get("image_processor") if isinstance(nested, dict) else nested
-    return {} if found is None else {IMAGE_PROCESSOR: _without_remarks(found)}
+def _image_processor(model_files: ModelFiles) -> dict[str, Any]:
+    settings = _json(model_files.files.get(PREPROCESSOR_CONFIG, b"null"))
+    if settings is None:
+        nested = _json(model_files.files.get(PROCESSOR_CONFIG, b"{}"))
+        settings = nested.get("image_processor") if isinstance(nested, dict) else nested
+    return {} if settings is None else {IMAGE_PROCESSOR: _without_remarks(settings)}
 
 
 def _json(content: bytes) -> Any:
@@ -132,8 +132,8 @@ def _json(content: bytes) -> Any:
 
 def _without_remarks(value: Any) -> Any:
     if isinstance(value, dict):
-        kept = {key: _without_remarks(inner) for key, inner in value.items() if key not in REMARKS}
-        return {key: inner for key, inner in kept.items() if inner is not None}
+        entries = {key: _without_remarks(inner) for key, inner in value.items() if key not in REMARKS}
+        return {key: inner for key, inner in entries.items() if inner is not None}
     return value
 
 

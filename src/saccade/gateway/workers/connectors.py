@@ -30,21 +30,21 @@ class Hooks:
     """What every client of a fleet gets.
 
     *on_released* gets the names of shared-memory slots that no worker will read any more, *on_discarded* those that one
-    may still be reading. *on_change* is told of a client that is ready, or no longer. *given* are files of models, by
+    may still be reading. *on_change* gets a client that is ready, or no longer. *model_files* are files of models, by
     name, for workers that send none.
     """
 
     on_released: Callable[[Sequence[str]], None]
     on_change: Callable[[Worker], None]
     on_discarded: Callable[[Sequence[str]], None]
-    given: Mapping[str, ModelFiles]
+    model_files: Mapping[str, ModelFiles]
     credentials: WorkerCredentials
 
 
 def clients(url: str, hooks: Hooks) -> tuple[Worker, ...]:
     """Return a client for every target behind *url*, not yet started. Raises StartupError where *url* is malformed."""
     context = ClientContext(
-        hooks.on_released, hooks.on_change, hooks.on_discarded, hooks.given, read_model_files, _traits
+        hooks.on_released, hooks.on_change, hooks.on_discarded, hooks.model_files, read_model_files, _traits
     )
     if url.startswith(tokenspeed.SCHEME):
         return (tokenspeed.TokenSpeedClient(url, context),)
@@ -52,7 +52,7 @@ def clients(url: str, hooks: Hooks) -> tuple[Worker, ...]:
         is_pair = bool(sglang_address.SglangAddress.read(url).prefill)
         return (SglangPair(url, context) if is_pair else sglang.SglangClient(url, context),)
     if url.startswith(vllm_http.SCHEMES):
-        reader = FileReader(hooks.given, read_model_files, _placeholder_id)
+        reader = FileReader(hooks.model_files, read_model_files, _placeholder_id)
         return tuple(
             VllmClient(one, hooks.on_released, hooks.on_change, hooks.credentials, reader)
             for one in vllm_http.rank_urls(url)

@@ -35,7 +35,7 @@ class DecisionMetrics:
 
     def __init__(self, registry: CollectorRegistry, exactness_of: Callable[[Worker], Exactness]) -> None:
         self._exactness_of = exactness_of
-        self._said: set[tuple[str, str]] = set()
+        self._logged_keys: set[tuple[str, str]] = set()
         counter, histogram = partial(Counter, registry=registry), partial(Histogram, registry=registry)
         self._shares = histogram(
             "saccade_router_kv_hit_rate",
@@ -78,7 +78,7 @@ class DecisionMetrics:
     def observe(self, model: Model, num_prompt_tokens: int, booking: Booking) -> float | None:
         """Record where a prompt for *model* was placed. All but the count of requests needs a choice.
 
-        Return the share of the prompt that its worker held, for served(); None where that is not known for certain.
+        Return the share of the prompt that its worker held, for first_token(); None if that is not known for certain.
         """
         self._requests.labels(booking.worker).inc()
         choice = booking.choice
@@ -95,7 +95,7 @@ class DecisionMetrics:
         is_certain = known.level == "EXACT" and booking.matched_tokens is not None
         return (booking.matched_tokens or 0) / max(1, num_prompt_tokens) if is_certain else None
 
-    def served(self, model: str, held_share: float | None) -> None:
+    def first_token(self, model: str, held_share: float | None) -> None:
         """Record that a request of *model* has its first token, and what observe() returned for that placement."""
         if held_share is not None:
             self._shares.labels(model).observe(held_share)
@@ -104,13 +104,13 @@ class DecisionMetrics:
         """Drop what has the label *worker*."""
         with contextlib.suppress(KeyError):
             self._requests.remove(worker)
-        self._said = {said for said in self._said if said[0] != worker}
+        self._logged_keys = {key for key in self._logged_keys if key[0] != worker}
 
     def _note_inexact(self, model: Model, worker: Worker, known: Exactness) -> None:
-        said, reason = (worker.url, known.reason), known.reason
-        if said not in self._said:
-            if len(self._said) < MAX_REASONS:
-                self._said.add(said)
+        key, reason = (worker.url, known.reason), known.reason
+        if key not in self._logged_keys:
+            if len(self._logged_keys) < MAX_REASONS:
+                self._logged_keys.add(key)
                 logger.info("routing: requests go to worker %s, which is %s: %s", worker.url, known.level, reason)
             else:
                 reason = OTHER_REASONS

@@ -30,7 +30,7 @@ class Source(Protocol):
     name: str
     fault: str
 
-    def wanted(self) -> AsyncGenerator[tuple[str, ...], None]:
+    def urls(self) -> AsyncGenerator[tuple[str, ...], None]:
         """Yield the urls that are wanted, and again whenever they have changed; every url is well formed."""
 
 
@@ -55,7 +55,7 @@ class Discovery:
         self.fleet = fleet
         self._num_requests = num_requests
         self._drain_seconds = drain_seconds
-        self._wanted: dict[str, tuple[str, ...]] = {}
+        self._urls: dict[str, tuple[str, ...]] = {}
         self._clients: dict[str, tuple[Worker, ...]] = {}
         self._leaving: dict[str, _Leaving] = {}
         self.sources: list[Source] = []
@@ -67,21 +67,21 @@ class Discovery:
         self.sources.append(source)
         self._following.append(lasting_task.begin(lambda: self._follow(source), f"workers of {source.name}"))
 
-    def wanted_by(self, url: str) -> tuple[str, ...]:
+    def sources_of(self, url: str) -> tuple[str, ...]:
         """Return the names of the sources that want the worker at *url*."""
-        return tuple(name for name, urls in self._wanted.items() if url in urls)
+        return tuple(name for name, urls in self._urls.items() if url in urls)
 
     async def want(self, source: str, url: str) -> None:
         """Add *url*, which is well formed, to what *source* wants."""
-        await self.replace(source, (*self._wanted.get(source, ()), url))
+        await self.replace(source, (*self._urls.get(source, ()), url))
 
     async def drop(self, source: str, url: str) -> None:
         """Take *url* out of what *source* wants."""
-        await self.replace(source, tuple(one for one in self._wanted.get(source, ()) if one != url))
+        await self.replace(source, tuple(one for one in self._urls.get(source, ()) if one != url))
 
     async def replace(self, source: str, urls: Sequence[str]) -> None:
         """Note that *source* wants *urls* and nothing else. A url of which no client can be made is logged."""
-        self._wanted[source] = tuple(dict.fromkeys(urls))
+        self._urls[source] = tuple(dict.fromkeys(urls))
         # The tasks of a worker outlive the request that adds it, so their log lines must not have the request's id.
         await asyncio.create_task(self._apply(), name=f"workers of {source}", context=Context())
 
@@ -94,23 +94,23 @@ class Discovery:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _follow(self, source: Source) -> None:
-        async with aclosing(source.wanted()) as changes:
+        async with aclosing(source.urls()) as changes:
             async for urls in changes:
                 await self.replace(source.name, urls)
 
     async def _apply(self) -> None:
         """Make the fleet what is wanted now."""
         async with self._turn:
-            wanted = self._targets()
-            for target in [one for one in self._clients if one not in wanted]:
+            goal = self._targets()
+            for target in [one for one in self._clients if one not in goal]:
                 self._remove(target)
-            for target in wanted:
+            for target in goal:
                 if target not in self._clients:
                     await self._add(target)
 
     def _targets(self) -> tuple[str, ...]:
         """Return the targets behind everything that is wanted, without workers that lack their other half."""
-        urls = [url for urls in self._wanted.values() for url in urls]
+        urls = [url for urls in self._urls.values() for url in urls]
         try:
             return targets(urls)
         except StartupError as error:

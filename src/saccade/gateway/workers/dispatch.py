@@ -237,14 +237,14 @@ class Dispatcher:
             leg = self._leg(booking, workers, booked)
             held_share = self._metrics.observe(serving, len(prompt.token_ids), booking)
             pair = await self._pair(serving, leg, prompt, excluded, booked)
-            said = leg.worker.description
+            description = leg.worker.description
             tried = {*excluded, leg.worker.url}
             can_retry = len(tried) <= self.limits.max_retries and not tried.issuperset(
                 worker.url for worker in serving.workers
             )
             yield Placement(
                 worker=leg.worker,
-                pixel_dtype=said.pixel_dtype if said else "uint8",
+                pixel_dtype=description.pixel_dtype if description else "uint8",
                 leg=leg,
                 pair=pair,
                 model=name,
@@ -291,14 +291,14 @@ class Dispatcher:
         """Book *prompt* at a decode worker, too, where *first* is a prefill worker; None where it serves alone."""
         workers = [worker for worker in serving.workers if worker.url not in excluded]
         max_tokens = prompt.sampling.max_tokens
-        found = partners(first.worker, workers, max_tokens, prompt.num_samples)
-        if not found:
+        decoders = partners(first.worker, workers, max_tokens, prompt.num_samples)
+        if not decoders:
             return None
         now = time.monotonic()
-        allowed = [worker for worker in found if self._router.breakers.allows(worker.url, now)] or found
+        allowed = [worker for worker in decoders if self._router.breakers.allows(worker.url, now)] or decoders
         query = await self._look_up(serving, allowed, prompt)
         booking = self._router.book(query.options, query.prompt, query.overlaps, time.monotonic())
-        return Pair(first, self._leg(booking, found, booked))
+        return Pair(first, self._leg(booking, decoders, booked))
 
     async def send(
         self, placement: Placement, request: EngineRequest, sink: Sink, chat: ChatPrompt | None = None
@@ -317,7 +317,7 @@ class Dispatcher:
     def begun(self, placement: Placement) -> None:
         """Note that a request at *placement* has its first token."""
         placement.first_token()
-        self._metrics.served(placement.model, placement.held_share)
+        self._metrics.first_token(placement.model, placement.held_share)
         for worker in placement.workers:
             if self._router.breakers.succeeded(worker.url):
                 logger.info("routing: worker %s answers again and gets requests", worker.url)
@@ -425,10 +425,11 @@ def _takers(workers: Sequence[Worker], prompt: Prompt) -> list[Worker]:
 
 
 def _refusal_of_masks(worker: Worker, prompt: Prompt) -> RequestError | None:
-    said = worker.description
-    if prompt.needs_grammars is not None and not (said is not None and said.takes_grammars):
+    takes_grammars = worker.description is not None and worker.description.takes_grammars
+    takes_budgets = worker.description is not None and worker.description.takes_thinking_budgets
+    if prompt.needs_grammars is not None and not takes_grammars:
         return prompt.needs_grammars
-    if prompt.sampling.thinking_budget is not None and not (said is not None and said.takes_thinking_budgets):
+    if prompt.sampling.thinking_budget is not None and not takes_budgets:
         return UnsupportedParameter(
             "`thinking_token_budget` is not served by this model's workers; leave it out.", "thinking_token_budget"
         )
@@ -436,11 +437,11 @@ def _refusal_of_masks(worker: Worker, prompt: Prompt) -> RequestError | None:
 
 
 def _option(worker: Worker, model: Model, salt: bytes) -> Option:
-    said, load = worker.description or model.description, worker.load or NO_LOAD
+    description, load = worker.description or model.description, worker.load or NO_LOAD
     return Option(
         name=worker.url,
-        partition=Partition(said.fingerprint, said.block_size),
-        resumes_at_states=said.resumes_at_states,
+        partition=Partition(description.fingerprint, description.block_size),
+        resumes_at_states=description.resumes_at_states,
         encodes=lambda key: not worker.holds(salt, key[len(salt) :]),
         reports=worker.exactness.level != "NONE",
         num_waiting=load.num_waiting,

@@ -33,8 +33,8 @@ class WorkerPool:
     """The workers at *urls*, connected between start() and close().
 
     *on_released* gets the names of shared-memory slots that no worker will read any more, *on_discarded* those that one
-    may still be reading. *given* are files of models, by name, for workers that send none. Saccade workers get
-    *credentials*. Workers of a model named in *assumed_releases* share its work whatever they tell of it.
+    may still be reading. *model_files* are files of models, by name, for workers that send none. Saccade workers get
+    *credentials*. Workers of a model named in *assumed_releases* share its work, whatever they report of it.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class WorkerPool:
         urls: Sequence[str],
         on_released: Callable[[Sequence[str]], None],
         on_discarded: Callable[[Sequence[str]], None] | None = None,
-        given: Mapping[str, ModelFiles] = MappingProxyType({}),
+        model_files: Mapping[str, ModelFiles] = MappingProxyType({}),
         credentials: WorkerCredentials = NO_CREDENTIALS,
         assumed_releases: Collection[str] = (),
     ) -> None:
@@ -53,8 +53,8 @@ class WorkerPool:
         self._watchers: list[Callable[[], None]] = []
         self._leaving: list[Worker] = []
         self._forgetters: list[Callable[[str], Awaitable[None]]] = []
-        self._announced: dict[str, Description] = {}
-        self._hooks = Hooks(on_released, self.changed, on_discarded or on_released, given, credentials)
+        self._announcements: dict[str, Description] = {}
+        self._hooks = Hooks(on_released, self.changed, on_discarded or on_released, model_files, credentials)
         for url in targets(urls):
             self.join(url)
 
@@ -124,19 +124,19 @@ class WorkerPool:
         for watcher in self._watchers:
             watcher()
 
-    def _announce(self, client: Worker, said: Description) -> None:
-        model = self._model(said.model)
-        if difference := self.releases.told_difference(said, model.description):
+    def _announce(self, client: Worker, description: Description) -> None:
+        model = self._model(description.model)
+        if difference := self.releases.reported_difference(description, model.description):
             gets_work = client in model.workers
             level, gets = (logging.WARNING, "work all the same") if gets_work else (logging.ERROR, "no work")
             logger.log(
                 level,
                 "worker %s serves another release of %r than the first worker (%s): it gets %s",
-                *(client.url, said.model, difference, gets),
+                *(client.url, description.model, difference, gets),
             )
-        announced = self._announced.get(model.name)
-        if announced is None or self.releases.told_difference(announced, model.description):
-            self._announced[model.name] = model.description
+        last = self._announcements.get(model.name)
+        if last is None or self.releases.reported_difference(last, model.description):
+            self._announcements[model.name] = model.description
             for listener in self._listeners:
                 listener(model)
 
@@ -180,9 +180,9 @@ class WorkerPool:
 
     def _names(self) -> dict[str, str]:
         """Return every name that may be requested, and its model; a model's own name wins over an alias."""
-        said = [client.description for client in self._clients if client.description]
-        names = {one.model: one.model for one in said}
-        for one in said:
+        descriptions = [client.description for client in self._clients if client.description]
+        names = {one.model: one.model for one in descriptions}
+        for one in descriptions:
             names |= {alias: one.model for alias in one.aliases if alias not in names}
         return names
 
@@ -192,12 +192,12 @@ class WorkerPool:
         Workers that serve another release than the first ready one are left out: their answers could differ.
         """
         described = [(client, client.description) for client in self._clients if client.description]
-        serving = [(client, said) for client, said in described if said.model == name]
-        ready = [(client, said) for client, said in serving if client.ready]
-        description = (ready or serving)[0][1]
+        serving = [(client, description) for client, description in described if description.model == name]
+        ready = [(client, description) for client, description in serving if client.ready]
+        first = (ready or serving)[0][1]
         workers = tuple(
             client
-            for client, said in ready
-            if said.fingerprint == description.fingerprint or not self.releases.difference(said, description)
+            for client, description in ready
+            if description.fingerprint == first.fingerprint or not self.releases.difference(description, first)
         )
-        return Model(name=name, description=description, workers=workers)
+        return Model(name=name, description=first, workers=workers)

@@ -77,9 +77,9 @@ def _role(worker: Worker) -> str:
     return worker.description.role if worker.description is not None else "both"
 
 
-def _form(said: Description) -> tuple[object, ...]:
+def _form(description: Description) -> tuple[object, ...]:
     """Return what must be equal for KV state to go from one worker to another."""
-    return said.fingerprint, said.block_size, said.dtype, said.kv_cache_dtype
+    return description.fingerprint, description.block_size, description.dtype, description.kv_cache_dtype
 
 
 class Pair:

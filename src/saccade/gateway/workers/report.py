@@ -53,16 +53,16 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
 
 def worker_report(worker: Worker, fleet: WorkerPool, listener: CacheView) -> WorkerReport:
     """Return what is known of *worker* now."""
-    said, router = worker.description, listener.router
+    description, router = worker.description, listener.router
     known = exactness(worker, listener)
     breaker = router.breakers.report(worker.url, time.monotonic())
     work = router.work[worker.url]
     return WorkerReport(
         url=worker.url,
-        model=said.model if said else None,
-        fingerprint=said.fingerprint.hex() if said else None,
-        block_size=said.block_size if said else None,
-        role=said.role if said else None,
+        model=description.model if description else None,
+        fingerprint=description.fingerprint.hex() if description else None,
+        block_size=description.block_size if description else None,
+        role=description.role if description else None,
         ready=worker.ready,
         draining=_drains(worker),
         excluded=why_excluded(worker, fleet) or breaker.reason,

@@ -46,7 +46,7 @@ class WorkersFile:
         self._path = path
         self._every_seconds = every_seconds
 
-    async def wanted(self) -> AsyncGenerator[tuple[str, ...], None]:
+    async def urls(self) -> AsyncGenerator[tuple[str, ...], None]:
         """Yield the urls, and again whenever the file has changed."""
         # One that begins again after an unforeseen error reads the file again.
         file, content_fault = WatchedFile(self._path, MAX_FILE_BYTES), ""
@@ -105,7 +105,7 @@ class WorkersDns:
         self._resolver = resolver or DnsResolver()
         self.fault = ""
 
-    async def wanted(self) -> AsyncGenerator[tuple[str, ...], None]:
+    async def urls(self) -> AsyncGenerator[tuple[str, ...], None]:
         """Yield the urls, and again whenever the addresses have changed."""
         last: tuple[str, ...] = ()
         while True:
@@ -118,13 +118,13 @@ class WorkersDns:
     async def look_up(self) -> tuple[tuple[str, ...], float]:
         """Return the workers, none where the look-up failed, and the seconds until the next look-up."""
         try:
-            found = await self._resolver.records(self._parts.hostname or "")
+            records = await self._resolver.records(self._parts.hostname or "")
         except OSError:
             self._note("the name cannot be looked up")
             return (), MIN_DNS_SECONDS
-        self._note("" if found.addresses else "the name has no address")
-        wait_seconds = min(max(MIN_DNS_SECONDS, found.seconds_to_live), MAX_DNS_SECONDS)
-        return tuple(self._at(address) for address in sorted(found.addresses)), wait_seconds
+        self._note("" if records.addresses else "the name has no address")
+        wait_seconds = min(max(MIN_DNS_SECONDS, records.seconds_to_live), MAX_DNS_SECONDS)
+        return tuple(self._at(address) for address in sorted(records.addresses)), wait_seconds
 
     def _note(self, fault: str) -> None:
         """Log a *fault* of the look-up, once."""

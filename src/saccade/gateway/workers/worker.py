@@ -87,7 +87,9 @@ def takes_chats_only(worker: Worker) -> TypeGuard[ChatWorker]:
 
 def refusal(worker: Worker, traits: RequestTraits) -> RequestError | None:
     """Return why *worker* cannot serve such a request, None where it can."""
-    said, sampling = worker.description, traits.sampling
-    if said is not None and sampling is not None and traits.num_tokens + sampling.max_tokens > said.max_model_len:
-        return ContextLengthExceeded.of(said.max_model_len, traits.num_tokens, sampling.max_tokens, "messages")
+    description, sampling = worker.description, traits.sampling
+    if description is not None and sampling is not None:
+        max_len = description.max_model_len
+        if traits.num_tokens + sampling.max_tokens > max_len:
+            return ContextLengthExceeded.of(max_len, traits.num_tokens, sampling.max_tokens, "messages")
     return worker.refuses(traits)
