@@ -1,4 +1,4 @@
-"""A request at one worker, or at a pair: from the call of its connector to the end of its answer."""
+"""One attempt to serve a request at a worker or a pair, from the connector's call to the end of the answer."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -16,10 +16,10 @@ from saccade.transport.client import slots_of
 from saccade.transport.sink import SendPixels, Stream
 
 OBJECT_BYTES = 4
-"""Bytes of Python objects for a byte of their encoding, about."""
+"""Roughly how many bytes Python objects take for each byte of their encoding."""
 
 Resend = Callable[[Sequence[int]], Awaitable[tuple[MediaPixels, ...]]]
-"""Returns the pixels of media by their index, for a worker that was believed to hold their encodings."""
+"""Returns pixels by media index, for a worker that no longer holds encoder outputs it was expected to hold."""
 
 
 class Output(Protocol):
@@ -30,18 +30,18 @@ class Output(Protocol):
         """Whether the answer needs no further delta."""
 
     def take(self, delta: TokenDelta) -> bool:
-        """Take *delta*. Return whether more may follow at once."""
+        """Take *delta*. Return whether the next one may follow at once."""
 
     async def flush(self) -> None:
-        """Return when more may follow."""
+        """Wait until the next delta may follow."""
 
 
 class Attempt:
-    """A *request* at the worker, or the pair, of *placement*: the sink of its stream.
+    """Sends *request* to the worker or the pair of *placement*, and is the sink of its stream.
 
-    Its deltas go to *output*. While that takes no more, they wait, and *count* is called with their bytes: positive as
-    they begin to wait, negative at the end. *resend* brings pixels that a worker asks for. *on_first_delta* is called
-    before the first delta: until then another worker may be tried. A worker that takes chats only gets *chat*.
+    Its deltas go to *output*. While *output* takes no more, they wait, and *count* is called with their bytes: positive
+    when they begin to wait, negative at the end. *resend* prepares pixels that a worker asks for. *on_first_delta* is
+    called before the first delta; until then another worker may be tried. A worker that takes chats only gets *chat*.
     """
 
     def __init__(
@@ -75,10 +75,10 @@ class Attempt:
         self._woken = asyncio.Event()
 
     async def run(self) -> None:
-        """Send the request, and return when its answer is whole. Cancelling this aborts the request.
+        """Send the request, and return when its answer is complete. Cancelling this aborts the request.
 
-        From the call on, the request's slots go back through the pool of workers, also if this raises. Raises
-        WorkerUnavailable, WorkerFailed, and the error of the engine, of *output* and of *resend*.
+        From the call on, the worker pool releases the request's slots, even if this raises. Raises WorkerUnavailable,
+        WorkerFailed, and the errors of the engine, of *output* and of *resend*.
         """
         self._is_sent = True
         try:
@@ -100,7 +100,7 @@ class Attempt:
                 await stream.close()
 
     def release_unsent(self) -> None:
-        """Give back the request's slots if run() was never called."""
+        """Release the request's slots if run() was never called."""
         if not self._is_sent:
             self._dispatcher.release(slots_of(self._request))
 
@@ -110,7 +110,7 @@ class Attempt:
             self._stream.abort_sample(index)
 
     def delta(self, delta: TokenDelta) -> None:
-        """Hand *delta* to the output, or keep it while that takes no more."""
+        """Pass *delta* to the output, or queue it while the output takes no more."""
         if self._has_ended:
             return
         if self._waiting is not None:
@@ -131,13 +131,13 @@ class Attempt:
             self._woken.set()
 
     def pixels_wanted(self, media: Sequence[int], worker: str, send: SendPixels) -> None:
-        """Have the pixels prepared; the request fails if that does."""
+        """Start to prepare the pixels. If that fails, the request fails."""
         task = asyncio.create_task(self._send_pixels(media, worker, send), name=f"pixels for {worker}")
         task.add_done_callback(self._sent_pixels)
         self._resends.append(task)
 
     def fail(self, error: BaseException) -> None:
-        """End the request with *error*, after the deltas that wait."""
+        """End the request with *error* after the queued deltas."""
         if self._has_ended:
             return
         if self._waiting is not None:
@@ -147,7 +147,7 @@ class Attempt:
             self._woken.set()
 
     def _is_over(self) -> bool:
-        """Return whether the answer is whole. Raises the error that ended it."""
+        """Return whether the answer is complete. Raises the error that ended it."""
         self._woken.clear()
         if self._error is None:
             return self._output.is_whole

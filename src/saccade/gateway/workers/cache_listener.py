@@ -1,4 +1,4 @@
-"""Listen to what the workers report of their caches, and keep the router's index up to date."""
+"""Keeps the router's index up to date with the cache events of the workers."""
 
 import asyncio
 import contextlib
@@ -21,12 +21,12 @@ from saccade.transport import lasting_task
 from saccade.transport.backoff import Backoff
 
 FULL_SECONDS, MOST_FULL_SECONDS = 1.0, 300.0
-"""Until a worker whose blocks did not fit the index is tried again; each time twice as long, up to the second."""
+"""First and longest wait before a worker whose blocks did not fit the index is tried again; the wait doubles."""
 
 FULL = "the index is full"
 
 EVENTS_PER_TURN = 1024
-"""That all feeds together tell the index between two pauses; to decode and to learn them takes about a millisecond."""
+"""Events of all feeds together between two pauses; decoding and indexing them takes about a millisecond."""
 
 PAUSE_SECONDS = 0.001
 
@@ -40,10 +40,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Feed:
-    """How far the gateway knows one worker. *reason* says why it knows nothing; "" while it follows the feed.
+    """What the gateway knows of one worker's caches. *reason* says why it knows nothing; "" while it follows the feed.
 
-    *num_lost* counts feeds that were lost, by a gap for instance, and asked for again; *num_orphans* blocks that were
-    dropped because their parents are not held. *logged* is what the log said last.
+    *num_lost* counts feeds that were lost, for instance by a gap, and requested again. *num_orphans* counts blocks that
+    were dropped because the worker does not hold their parents. *logged* is the exactness in the last log line.
     """
 
     reason: str
@@ -55,7 +55,7 @@ class Feed:
 
 
 class CacheView(Protocol):
-    """What is known of the workers' caches, by this process or by another; *router* has the work in flight."""
+    """What this process or another knows of the workers' caches; *router* has the work in flight."""
 
     router: Router
 
@@ -64,10 +64,10 @@ class CacheView(Protocol):
         """Estimated memory of the index."""
 
     def feed(self, worker: Worker) -> Feed:
-        """Return how far *worker* is known."""
+        """Return the state of the feed of *worker*."""
 
     def exactness(self, worker: Worker) -> Exactness:
-        """Return how exactly the reports of *worker* can tell what it holds, once all of them have arrived."""
+        """Return how exact the index of *worker* can be once all its events have arrived."""
 
     def num_blocks(self, url: str) -> int:
         """Return how many blocks the worker at *url* is known to hold."""
@@ -76,22 +76,21 @@ class CacheView(Protocol):
         """Return at how many boundaries the worker at *url* is known to hold recurrent states."""
 
     async def close(self) -> None:
-        """Stop learning."""
+        """Stop the feeds or the polls."""
 
 
 def exactness(worker: Worker, listener: CacheView) -> Exactness:
-    """Return how exactly *worker* is known now: as its kind can be, once all of its reports have arrived."""
+    """Return how exact the index of *worker* is now: at its best once all its events have arrived."""
     missing = listener.feed(worker).reason
     return Exactness("NONE", missing) if missing else listener.exactness(worker)
 
 
 class CacheListener:
-    """Follows the feed of every ready worker of *fleet*, each in a task, and tells the index of *router*.
+    """Follows the feed of every ready worker of *fleet*, each in a task, and updates the index of *router*.
 
-    A fleet of one is not listened to. A feed that is lost is asked for again, and until then its worker is not known.
-    However much the workers report, requests have half of the event loop: after EVENTS_PER_TURN events all feeds pause
-    for PAUSE_SECONDS, and no more than one message is worked on in a turn of the loop. *sleep* is asyncio.sleep(),
-    unless a test counts.
+    It does not follow a single worker. A lost feed is requested again; until it is back, nothing is known of its
+    worker. Events never take more than half of the event loop: after EVENTS_PER_TURN events all feeds pause for
+    PAUSE_SECONDS, and each turn of the loop handles one message. Tests replace *sleep*.
     """
 
     def __init__(
@@ -109,7 +108,7 @@ class CacheListener:
         fleet.on_forget(self._forget)
 
     def feed(self, worker: Worker) -> Feed:
-        """Return how far *worker* is known."""
+        """Return the state of the feed of *worker*."""
         if len(self._fleet.clients) < 2:
             return Feed(ALONE)
         if worker.exactness.level == "NONE":
@@ -122,7 +121,7 @@ class CacheListener:
         return self.router.index.num_bytes
 
     def exactness(self, worker: Worker) -> Exactness:
-        """Return how exactly the reports of *worker* can tell what it holds."""
+        """Return how exact the index of *worker* can be."""
         return worker.exactness
 
     def num_blocks(self, url: str) -> int:
@@ -152,7 +151,7 @@ class CacheListener:
             await self._sleep(0)
 
     def _listen(self) -> None:
-        """Begin to listen to workers that have become ready; expect nothing of those that are not, or were replaced."""
+        """Follow workers that have become ready; drop the expectations of those that are not, or were replaced."""
         for worker in self._fleet.clients if len(self._fleet.clients) > 1 else ():
             if not worker.ready:
                 self.router.expect_nothing(worker.url)
@@ -162,7 +161,7 @@ class CacheListener:
                 self._tasks[worker.url] = lasting_task.begin(following, f"cache events of {worker.url}")
 
     async def _keep_up(self, worker: Worker) -> None:
-        """Follow the feed while the worker is ready; where it is lost, forget the worker and ask again."""
+        """Follow the feed while the worker is ready; if it is lost, forget the worker and request it again."""
         feed = self.feed(worker)
         lost = Backoff(first_seconds=0.05, limit_seconds=10.0, healthy_seconds=5.0)
         full = Backoff(FULL_SECONDS, MOST_FULL_SECONDS, healthy_seconds=2 * MOST_FULL_SECONDS)
@@ -174,7 +173,7 @@ class CacheListener:
                 await self._sweep()
                 await self._sleep((lost if has_room else full).after_failure())
         finally:
-            # A connection that is closed cancels this task, too.
+            # Closing the connection cancels this task, too.
             self._note(worker, feed, AWAY)
 
     async def _follow_once(self, worker: Worker, feed: Feed) -> bool:
@@ -199,7 +198,7 @@ class CacheListener:
         return False
 
     async def _follow(self, worker: Worker, feed: Feed) -> None:
-        """Tell the index what the worker reports; return if the index has no room for it."""
+        """Index what the worker reports; return if the index has no room for it."""
         index, description = self.router.index, worker.description
         if description is None:
             raise WorkerUnavailable(AWAY)
@@ -215,16 +214,16 @@ class CacheListener:
                     await self._learn(worker, feed, piece)
 
     async def _learn(self, worker: Worker, feed: Feed, message: KvEvents) -> None:
-        """Tell the index one message, when it is this worker's turn. A worker that is evicted is followed no longer."""
+        """Index one message when it is this worker's turn. The feed of an evicted worker ends."""
         index = self.router.index
         async with self._turn:
             feed.num_orphans += index.take(worker.url, message)
             feed.num_events += len(message.events)
-            # Nobody learns anything until the memory is free again.
+            # All feeds wait until the memory is free again.
             while index.is_over:
                 await self._sweep()
                 if index.is_over:
-                    # A time that has passed: the feed ends before it has a turn.
+                    # A deadline in the past ends the feed before its next turn.
                     self._scopes[index.evict()].reschedule(0)
             if self.router.index.is_exact(worker.url):
                 feed.num_snapshots += feed.reason != ""
@@ -237,7 +236,7 @@ class CacheListener:
             await self._sleep(PAUSE_SECONDS if pauses else 0)
 
     def _note(self, worker: Worker, feed: Feed, reason: str) -> None:
-        """Note why a worker is not known, "" where its feed is followed; log its level where that has changed."""
+        """Store why nothing is known of a worker, "" if its feed is followed; log a change of its exactness."""
         feed.reason = reason
         known = Exactness("NONE", reason) if reason else worker.exactness
         if known == feed.logged:

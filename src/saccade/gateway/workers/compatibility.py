@@ -1,7 +1,7 @@
-"""Whether workers serve the same release of a model, judged by what matters to an answer.
+"""Whether workers serve the same release of a model, judged by what can change an answer.
 
-Workers of different kinds tell different things: a Saccade worker its files and weights, TokenSpeed and SGLang some of
-the files, vLLM none, so that the gateway has them from elsewhere. What only one of two workers tells is not compared.
+A Saccade worker reports its files and weights, TokenSpeed and SGLang some of the files. vLLM reports none, so the
+gateway gets them from elsewhere. A part that only one of two workers reports is not compared.
 """
 
 import json
@@ -39,7 +39,7 @@ REMARKS = frozenset(
         "use_cache",
     )
 )
-"""Keys that programs write into a model's JSON files and that change no answer; a worker tells its dtype by itself."""
+"""Keys that programs write into a model's JSON files and that change no answer; workers report their dtype."""
 
 TOKENIZER_KEYS = (
     "added_tokens_decoder",
@@ -59,7 +59,7 @@ MAX_PLACE_CHARACTERS = 200
 
 
 class Compatibility:
-    """Compares what workers tell of a model; models named in *assumed* are taken to be one release, whatever is told.
+    """Compares what workers report of a model. All workers of a model in *assumed* count as one release.
 
     Each pair of fingerprints is compared once, since a fingerprint covers the files of its worker.
     """
@@ -69,11 +69,11 @@ class Compatibility:
         self._differences: dict[tuple[bytes, bytes], str] = {}
 
     def difference(self, one: Description, other: Description) -> str:
-        """Return the first thing by which *one* is another release than *other*, as "file: field"; "" for the same."""
+        """Return the first difference between two releases as "file: field"; "" if they are the same."""
         return "" if one.model in self._assumed else self.reported_difference(one, other)
 
     def reported_difference(self, one: Description, other: Description) -> str:
-        """Return what difference() does, also for assumed models."""
+        """As difference(), but also for assumed models."""
         if one.fingerprint == other.fingerprint:
             return ""
         pair = (one.fingerprint, other.fingerprint)
@@ -91,7 +91,7 @@ def _difference(one: Description, other: Description) -> str:
 
 
 def _parts(description: Description) -> dict[str, Any]:
-    """Return what matters to an answer, by name: JSON by its values, tokenizers by their bytes."""
+    """Return the parts that can change an answer, by name: JSON as values, tokenizers as bytes."""
     files = description.files.files
     parts: dict[str, Any] = {name: files[name] for name in (TOKENIZER, TIKTOKEN) if name in files}
     parts |= {name: _without_remarks(_json(files[name])) for name in (CONFIG, GENERATION_CONFIG) if name in files}
@@ -100,7 +100,7 @@ def _parts(description: Description) -> dict[str, Any]:
         values = {key: tokenizer_config.get(key) for key in TOKENIZER_KEYS}
         parts[TOKENIZER_CONFIG] = _without_remarks(values)
     parts |= _template(files, tokenizer_config) | _image_processor(description.files)
-    # A fingerprint of more than the files is of the weights too.
+    # A fingerprint that is not the files' alone also covers the weights.
     if description.weights or description.fingerprint != files_digest(files):
         parts["weights"] = description.weights or description.fingerprint
     return {name: parts[name] for name in sorted(parts)}
@@ -123,7 +123,7 @@ def _image_processor(model_files: ModelFiles) -> dict[str, Any]:
 
 
 def _json(content: bytes) -> Any:
-    """Return the value of a JSON file, its bytes where it is malformed."""
+    """Return the value of a JSON file, or its bytes if it is malformed."""
     try:
         return json.loads(content)
     except (ValueError, RecursionError):
@@ -138,7 +138,7 @@ def _without_remarks(value: Any) -> Any:
 
 
 def _place(one: Any, other: Any) -> str:
-    """Return the path of the first key whose values differ, as "text_config.hidden_size"; "" for what has no keys."""
+    """Return the path of the first key whose values differ, as "text_config.hidden_size"; "" without keys."""
     return ".".join(_path(one, other))
 
 

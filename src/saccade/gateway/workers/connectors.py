@@ -27,10 +27,10 @@ ADDRESSES = (
 
 @dataclass(frozen=True)
 class Hooks:
-    """What every client of a fleet gets.
+    """Callbacks and settings of every client in a pool.
 
-    *on_released* gets the names of shared-memory slots that no worker will read any more, *on_discarded* those that one
-    may still be reading. *on_change* gets a client that is ready, or no longer. *model_files* are files of models, by
+    *on_released* gets the names of shared-memory slots that no worker will read any more, *on_discarded* those that a
+    worker may still be reading. *on_change* gets a client whose readiness has changed. *model_files* has files by model
     name, for workers that send none.
     """
 
@@ -42,7 +42,7 @@ class Hooks:
 
 
 def clients(url: str, hooks: Hooks) -> tuple[Worker, ...]:
-    """Return a client for every target behind *url*, not yet started. Raises StartupError where *url* is malformed."""
+    """Return a client for every target of *url*, not started. Raises StartupError if *url* is malformed."""
     context = ClientContext(
         hooks.on_released, hooks.on_change, hooks.on_discarded, hooks.model_files, read_model_files, _traits
     )
@@ -71,7 +71,7 @@ def is_half(url: str) -> bool:
 
 
 def check_url(url: str) -> None:
-    """Raise StartupError where *url* is no worker's address."""
+    """Raise StartupError if *url* is no worker's address."""
     if not url.isprintable() or " " in url:
         raise StartupError(f"A worker's address has no spaces and no control characters, unlike {url!r}.")
     if url.startswith(sglang_address.SCHEME):
@@ -86,7 +86,7 @@ def check_url(url: str) -> None:
 
 
 def _traits(files: ModelFiles) -> Traits:
-    """Return what the wires of other projects must know of a model."""
+    """Return what the connectors to other projects' workers must know of a model."""
     config = parse_json(files, CONFIG)
     family = models.families()[models.family_of(config)]
     parts = [config, *(part for part in config.values() if isinstance(part, dict))]
@@ -99,7 +99,7 @@ def _traits(files: ModelFiles) -> Traits:
 
 
 def _placeholder_id(files: ModelFiles) -> int | None:
-    """Return the token id that stands for images, None where the files name none. Raises StartupError."""
+    """Return the token id that stands for images, None if the files name none. Raises StartupError."""
     family = models.families()[models.family_of(parse_json(files, CONFIG))]
     token_id: int | None = engine_config(files, family)[PLACEHOLDER_TOKEN_ID]
     return token_id

@@ -1,4 +1,4 @@
-"""What the router chose and how long that took, request by request."""
+"""Metrics of the router's choices and how long they took."""
 
 import contextlib
 import logging
@@ -17,13 +17,13 @@ from saccade.telemetry import MODEL
 
 Stage = Literal["keys", "lookup", "choice"]
 STAGES: tuple[Stage, ...] = ("keys", "lookup", "choice")
-"""Computing the keys of a prompt's blocks, finding them in the index, choosing a worker and booking there."""
+"""Compute the keys of a prompt's blocks; look them up in the index; choose a worker and book there."""
 
 _SHARES = tuple(step / 20 for step in range(21))
 _SECONDS = (0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1)
 
 MAX_REASONS = 256
-"""Pairs of worker and reason that are told apart; a reason may quote what a worker says."""
+"""Pairs of worker and reason with a label of their own; a reason may quote a worker."""
 
 OTHER_REASONS = "another reason"
 
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class DecisionMetrics:
-    """Metrics of decisions. *exactness_of* tells how exactly a worker is known now."""
+    """Metrics of the router's choices. *exactness_of* returns how exact a worker's index is now."""
 
     def __init__(self, registry: CollectorRegistry, exactness_of: Callable[[Worker], Exactness]) -> None:
         self._exactness_of = exactness_of
@@ -76,9 +76,9 @@ class DecisionMetrics:
             self._seconds.labels(name).observe(time.perf_counter() - start)
 
     def observe(self, model: Model, num_prompt_tokens: int, booking: Booking) -> float | None:
-        """Record where a prompt for *model* was placed. All but the count of requests needs a choice.
+        """Record where a prompt for *model* was placed; with a single candidate, only count the request.
 
-        Return the share of the prompt that its worker held, for first_token(); None if that is not known for certain.
+        Return the share of the prompt that its worker held, for first_token(); None if that is not certain.
         """
         self._requests.labels(booking.worker).inc()
         choice = booking.choice
@@ -96,12 +96,12 @@ class DecisionMetrics:
         return (booking.matched_tokens or 0) / max(1, num_prompt_tokens) if is_certain else None
 
     def first_token(self, model: str, held_share: float | None) -> None:
-        """Record that a request of *model* has its first token, and what observe() returned for that placement."""
+        """Record, at a request's first token, the share that observe() returned for its placement."""
         if held_share is not None:
             self._shares.labels(model).observe(held_share)
 
     def forget(self, worker: str) -> None:
-        """Drop what has the label *worker*."""
+        """Drop the series with the label *worker*."""
         with contextlib.suppress(KeyError):
             self._requests.remove(worker)
         self._logged_keys = {key for key in self._logged_keys if key[0] != worker}

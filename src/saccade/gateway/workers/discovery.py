@@ -1,4 +1,4 @@
-"""Which workers a fleet has while it runs: those that at least one source wants."""
+"""Keeps the worker pool to the workers that at least one source wants."""
 
 import asyncio
 import logging
@@ -16,27 +16,27 @@ from saccade.gateway.workers.worker import Worker
 from saccade.transport import lasting_task
 
 POLL_SECONDS = 0.05
-"""Between two looks at whether a worker that leaves still has requests."""
+"""Between two checks whether a leaving worker still has requests."""
 
 logger = logging.getLogger(__name__)
 
 
 class Source(Protocol):
-    """Where the urls of workers come from. *name* is what logs and errors call it.
+    """A source of worker urls. *name* is its name in logs and errors.
 
-    *fault* says why what it says now is not used, "" where it is; its last urls stay wanted meanwhile.
+    *fault* says why its current content is not used, "" if it is; meanwhile its last urls stay in use.
     """
 
     name: str
     fault: str
 
     def urls(self) -> AsyncGenerator[tuple[str, ...], None]:
-        """Yield the urls that are wanted, and again whenever they have changed; every url is well formed."""
+        """Yield the wanted urls, and again whenever they have changed; every url is well formed."""
 
 
 @dataclass
 class _Leaving:
-    """The clients of a target that was removed. *is_closing*: it is too late to take them back."""
+    """The clients of a removed target. Once *is_closing*, it is too late to take them back."""
 
     clients: Sequence[Worker]
     task: asyncio.Task[None] | None = None
@@ -44,11 +44,11 @@ class _Leaving:
 
 
 class Discovery:
-    """Keeps the workers of *fleet* to what the sources want; a worker of several sources stays until all drop it.
+    """Keeps the workers of *fleet* to the urls of the sources; a worker of several sources stays until all drop it.
 
-    A worker that is dropped gets no new requests. Once it has none left, by *num_requests* of its url, or after
-    *drain_seconds*, its connection is closed, which fails what still runs there. One that is wanted again before that
-    is taken back as it is. *sources* are those that are followed.
+    A dropped worker gets no new requests. Its connection is closed once *num_requests* of its url is zero, or after
+    *drain_seconds*, which fails what still runs there. If a source wants it again before that, it is taken back as it
+    is. *sources* are the followed sources.
     """
 
     def __init__(self, fleet: WorkerPool, num_requests: Callable[[str], int], drain_seconds: float) -> None:
@@ -63,7 +63,7 @@ class Discovery:
         self._turn = asyncio.Lock()
 
     def follow(self, source: Source) -> None:
-        """Keep to what *source* wants, from now until close()."""
+        """Follow *source* until close()."""
         self.sources.append(source)
         self._following.append(lasting_task.begin(lambda: self._follow(source), f"workers of {source.name}"))
 
@@ -72,21 +72,21 @@ class Discovery:
         return tuple(name for name, urls in self._urls.items() if url in urls)
 
     async def want(self, source: str, url: str) -> None:
-        """Add *url*, which is well formed, to what *source* wants."""
+        """Add *url*, which is well formed, to the urls of *source*."""
         await self.replace(source, (*self._urls.get(source, ()), url))
 
     async def drop(self, source: str, url: str) -> None:
-        """Take *url* out of what *source* wants."""
+        """Remove *url* from the urls of *source*."""
         await self.replace(source, tuple(one for one in self._urls.get(source, ()) if one != url))
 
     async def replace(self, source: str, urls: Sequence[str]) -> None:
-        """Note that *source* wants *urls* and nothing else. A url of which no client can be made is logged."""
+        """Replace the urls of *source* by *urls*. A url that no client can be made for is logged."""
         self._urls[source] = tuple(dict.fromkeys(urls))
         # The tasks of a worker outlive the request that adds it, so their log lines must not have the request's id.
         await asyncio.create_task(self._apply(), name=f"workers of {source}", context=Context())
 
     async def close(self) -> None:
-        """Stop following sources and waiting for workers that leave; the fleet closes their clients."""
+        """Stop following sources and waiting for leaving workers; the pool closes their clients."""
         leaving = [one.task for one in self._leaving.values() if one.task is not None]
         tasks = [*self._following, *leaving]
         for task in tasks:
@@ -99,7 +99,7 @@ class Discovery:
                 await self.replace(source.name, urls)
 
     async def _apply(self) -> None:
-        """Make the fleet what is wanted now."""
+        """Add and remove workers until the pool matches the sources."""
         async with self._turn:
             goal = self._targets()
             for target in [one for one in self._clients if one not in goal]:
@@ -109,7 +109,7 @@ class Discovery:
                     await self._add(target)
 
     def _targets(self) -> tuple[str, ...]:
-        """Return the targets behind everything that is wanted, without workers that lack their other half."""
+        """Return the targets of all urls, without workers that lack their other half."""
         urls = [url for urls in self._urls.values() for url in urls]
         try:
             return targets(urls)
@@ -120,7 +120,7 @@ class Discovery:
     async def _add(self, target: str) -> None:
         leaving = self._leaving.get(target)
         if leaving is not None and leaving.is_closing:
-            return  # It is added when the old connection is closed.
+            return  # _let_go() adds it once the old connection is closed.
         if leaving is not None and leaving.task is not None:
             leaving.task.cancel()
             del self._leaving[target]
@@ -145,7 +145,7 @@ class Discovery:
         leaving.task = lasting_task.begin(partial(self._let_go, target, leaving), f"departure of worker {target}")
 
     async def _let_go(self, target: str, leaving: _Leaving) -> None:
-        """Close the clients when their requests have ended, or the time is up, and forget them; again is no error."""
+        """Close the clients once their requests have ended or the time is up, and forget them. May be repeated."""
         try:
             async with asyncio.timeout(self._drain_seconds):
                 await self._idle(leaving.clients)
@@ -163,5 +163,5 @@ class Discovery:
         await self._apply()
 
     async def _idle(self, clients: Sequence[Worker]) -> None:
-        while any(self._num_requests(client.url) for client in clients):  # noqa: ASYNC110  no task tells of its end
+        while any(self._num_requests(client.url) for client in clients):  # noqa: ASYNC110  nothing signals the last end
             await asyncio.sleep(POLL_SECONDS)

@@ -1,4 +1,4 @@
-"""From an engine request to its deltas: choose a worker, put the pixels where it can read them, relay its deltas."""
+"""Chooses a worker for each engine request, waits for room, books it, and sends the request there."""
 
 import asyncio
 import contextlib
@@ -42,13 +42,13 @@ M = TypeVar("M", MediaItem, MediaPixels)
 NO_LOAD = Load()
 
 AFFINITY_TOKENS = 256
-"""consistent_hash goes by the first image; without one, by the prompt's beginning."""
+"""consistent_hash hashes the first image; without one, this many tokens of the prompt's beginning."""
 
 
 ONE_TOKEN = SamplingParams(max_tokens=1)
 
 UNBOUNDED = 1 << 30
-"""Places at a worker that is alone."""
+"""Places at a worker without siblings."""
 
 ADVANCE_SECONDS = 1.0
 """How often waiting requests are checked. A breaker can open a place without an event."""
@@ -56,12 +56,12 @@ ADVANCE_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Prompt:
-    """What the choice of a worker depends on: token ids, images in their places, and the tenant's *salt*.
+    """What the choice of a worker depends on: token ids, the places of images, and the tenant's *salt*.
 
-    The tokens of the i-th image lie in the spans of spans[i]; *runs* are the same in the order of the prompt.
-    *reads_cache* is False for a prompt that a worker computes as a whole, whatever it holds. It has *num_samples*
-    answers, drawn as *sampling* says. *needs_token_ids* is why a worker that takes chats only cannot serve it, None
-    where it can; *needs_grammars* the same of a worker that cannot hold answers to grammars. It waits as *tenant*'s.
+    The tokens of image i lie in spans[i]; *runs* are the same spans in prompt order. *reads_cache* is False if the
+    worker must compute the whole prompt, whatever it holds. *sampling* draws *num_samples* answers. *needs_token_ids*
+    is the error if only workers that take chats are left, None if those can serve it; *needs_grammars* is the same for
+    workers that cannot enforce grammars. The request waits in the queue of *tenant*.
     """
 
     token_ids: list[int]
@@ -77,7 +77,7 @@ class Prompt:
 
     @property
     def traits(self) -> RequestTraits:
-        """What workers may refuse it for."""
+        """What a worker may refuse the prompt for."""
         return RequestTraits(
             len(self.token_ids), self.sampling, self.num_samples, bool(self.runs), self.salt, self.needs_token_ids
         )
@@ -85,11 +85,11 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a request for *model* goes; *pixel_dtype* is the form in which that worker takes pixels.
+    """The worker that a request for *model* goes to; *pixel_dtype* is the dtype in which it takes pixels.
 
-    With a *pair*, *worker* is its prefill worker, and pixels of any image may be asked for until the answer's end.
-    *held_share* is the part of the prompt that the worker held, None where that is not known for certain. If the worker
-    fails, another one *can_retry*. A worker that takes no token ids *takes_chat*.
+    With a *pair*, *worker* is its prefill worker, and the pair may ask for the pixels of any image until the answer's
+    end. *held_share* is the share of the prompt that the worker held, None if that is not certain. *can_retry*: if the
+    worker fails, another one may be tried. *takes_chat*: the worker takes the chat instead of token ids.
     """
 
     worker: Worker
@@ -117,7 +117,7 @@ class Placement:
         return self.worker if self.pair is None else self.pair.failed_worker
 
     def first_token(self) -> None:
-        """Note that the prompt is computed."""
+        """Record that the prompt is computed."""
         if self.leg is not None:
             self.leg.first_token()
         if self.pair is not None:
@@ -135,7 +135,7 @@ class Preview:
 
 @dataclass(frozen=True)
 class _Query:
-    """A prompt as the router sees it, the workers that it may go to, and what these hold of it."""
+    """A prompt in the router's terms, the workers that may get it, and what each of them holds of it."""
 
     options: Sequence[Option]
     prompt: RoutedPrompt
@@ -143,9 +143,9 @@ class _Query:
 
 
 class Dispatcher:
-    """Sends requests to the workers of *fleet*, each to the one that *router* chooses, by what *lookup* finds.
+    """Sends each request to the worker of *fleet* that *router* chooses, given the overlaps from *lookup*.
 
-    *metrics* learns of every choice. *num_retried* counts by model the requests that were sent to another worker.
+    *metrics* records every choice. *num_retried* counts by model the requests that were sent to another worker.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class Dispatcher:
         return sum(work.num_requests for work in self._router.work.values())
 
     def num_requests_at(self, worker: str) -> int:
-        """Return how many requests are at the worker with the url *worker*, from their choice to their end."""
+        """Return how many requests are booked at the worker with the url *worker*."""
         return self._router.work[worker].num_requests if worker in self._router.work else 0
 
     async def _forget(self, worker: str) -> None:
@@ -189,7 +189,7 @@ class Dispatcher:
         self._metrics.forget(worker)
 
     def release(self, slots: Sequence[str]) -> None:
-        """Give back *slots* that were not sent."""
+        """Release *slots* that were not sent."""
         self._fleet.release(slots)
 
     def takers_of_chats(self, model: str) -> tuple[bool, bool]:
@@ -209,10 +209,10 @@ class Dispatcher:
 
     @contextlib.asynccontextmanager
     async def place(self, model: str, prompt: Prompt, excluded: Set[str] = frozenset()) -> AsyncIterator[Placement]:
-        """Choose a worker for a prompt, none of *excluded*; it counts as that worker's until the block ends.
+        """Choose a worker outside *excluded* for a prompt, and book it there until the block ends.
 
-        Where every worker has all that it may have, wait for one. Raises ModelNotFound, WorkerUnavailable, QueueFull,
-        and the prompt's own error where no worker can take it.
+        If every worker is at its limit, wait until one is not. Raises ModelNotFound, WorkerUnavailable, QueueFull, and
+        the prompt's own error if no worker can take it.
         """
         serving = self._fleet.model(model)
         name, free = serving.name, dict[str, int]()
@@ -222,7 +222,7 @@ class Dispatcher:
             nonlocal serving, free
             serving = self._fleet.model(model)
             free = self._free_places(serving, prompt, excluded)
-            # Some have their turn, and are not counted at a worker yet.
+            # Some requests have their turn but are not booked yet.
             return sum(free.values()) > queue.weight - self._num_booked[name]
 
         with contextlib.ExitStack() as booked:
@@ -259,7 +259,7 @@ class Dispatcher:
             queue.advance()
 
     def _queue(self) -> FairQueue:
-        """Return the queue of a model: its requests have their turns until their answers end."""
+        """Return the queue of a model; a request keeps its turn until its answer ends."""
         return FairQueue(
             UNBOUNDED,
             "requests to busy workers",
@@ -280,7 +280,7 @@ class Dispatcher:
             self._advance_later()
 
     def _leg(self, booking: Booking, workers: Sequence[Worker], booked: contextlib.ExitStack) -> Leg:
-        """Return what *booking* stands for; it ends with *booked*, or before."""
+        """Return the leg of *booking*, which ends with *booked* or before."""
         leg = Leg(next(worker for worker in workers if worker.url == booking.worker), booking, self.advance)
         booked.callback(leg.end)
         return leg
@@ -288,7 +288,7 @@ class Dispatcher:
     async def _pair(
         self, serving: Model, first: Leg, prompt: Prompt, excluded: Set[str], booked: contextlib.ExitStack
     ) -> Pair | None:
-        """Book *prompt* at a decode worker, too, where *first* is a prefill worker; None where it serves alone."""
+        """Also book *prompt* at a decode worker if *first* is a prefill worker; return None if it serves alone."""
         workers = [worker for worker in serving.workers if worker.url not in excluded]
         max_tokens = prompt.sampling.max_tokens
         decoders = partners(first.worker, workers, max_tokens, prompt.num_samples)
@@ -303,10 +303,10 @@ class Dispatcher:
     async def send(
         self, placement: Placement, request: EngineRequest, sink: Sink, chat: ChatPrompt | None = None
     ) -> Stream:
-        """Send *request*, whose deltas go to *sink*, with pixels that the worker can read.
+        """Send *request* with pixels that the worker can read; its deltas go to *sink*.
 
-        A worker that takes chats only gets *chat*. Every slot of *request* goes back through the pool of workers, also
-        if this raises. Raises WorkerUnavailable, and what connectors raise.
+        A worker that takes chats only gets *chat*. The worker pool releases every slot of *request*, even if this
+        raises. Raises WorkerUnavailable and the errors of connectors.
         """
         worker = placement.worker
         request = msgspec.structs.replace(request, media=await self.reachable(worker, request.media))
@@ -315,7 +315,7 @@ class Dispatcher:
         return (placement.pair or worker).generate(request, sink)
 
     def begun(self, placement: Placement) -> None:
-        """Note that a request at *placement* has its first token."""
+        """Record the first token of a request at *placement*."""
         placement.first_token()
         self._metrics.first_token(placement.model, placement.held_share)
         for worker in placement.workers:
@@ -323,7 +323,7 @@ class Dispatcher:
                 logger.info("routing: worker %s answers again and gets requests", worker.url)
 
     def failed(self, worker: Worker, error: WorkerFailed | WorkerUnavailable) -> None:
-        """Note that a request failed at *worker* before its first token."""
+        """Record that a request failed at *worker* before its first token."""
         now, breakers = time.monotonic(), self._router.breakers
         if breakers.failed(worker.url, error.reason, now):
             report = breakers.report(worker.url, now)
@@ -332,10 +332,10 @@ class Dispatcher:
             )
 
     def _free_places(self, model: Model, prompt: Prompt, excluded: Set[str]) -> dict[str, int]:
-        """Return by url how many more requests each worker of *model* may get that may get one at all.
+        """Return by url how many more requests each eligible worker of *model* may get.
 
-        A breaker never takes the last worker away, and a worker that is alone gets everything, unless tenants wait for
-        it: it has a queue of its own. Raises WorkerUnavailable and the prompt's own error.
+        Breakers never exclude the last worker. A model's only worker gets everything, since it queues by itself, unless
+        *lone_worker_queue* is set for tenants. Raises WorkerUnavailable and the prompt's own error.
         """
         workers = [worker for worker in model.workers if worker.url not in excluded]
         if not workers:
@@ -349,13 +349,13 @@ class Dispatcher:
         return {worker.url: self._num_free(worker, self.limits.worker_queue) for worker in first_workers(allowed)}
 
     def _num_free(self, worker: Worker, queue: int) -> int:
-        """Return how many more requests *worker* may get, which may have *queue* beyond those that it computes."""
+        """Return how many more requests *worker* may get: it may queue *queue* beyond those that it computes."""
         computes = worker.description.max_num_seqs if worker.description else 1
         places = -(-(computes + queue) // self.limits.num_processes)
         return max(0, places - self._router.work[worker.url].num_requests)
 
     async def _look_up(self, model: Model, workers: Sequence[Worker], prompt: Prompt) -> _Query:
-        """Return what the router needs to choose one of *workers*. Raises WorkerUnavailable where none is ready."""
+        """Return what the router needs to choose one of *workers*. Raises WorkerUnavailable if none is ready."""
         options = [_option(worker, model, prompt.salt) for worker in workers]
         with self._metrics.stage("keys"):
             routed = self._routed(prompt, options)
@@ -372,11 +372,11 @@ class Dispatcher:
         return _Query(options, routed, overlaps)
 
     def _routed(self, prompt: Prompt, options: Sequence[Option]) -> RoutedPrompt:
-        """Return what the router looks at. Keys are computed only where there is a choice."""
+        """Return the prompt in the router's terms; its keys are computed only if there is a choice."""
         num_tokens = len(prompt.token_ids)
         if len(options) == 1:
             return RoutedPrompt(num_tokens, num_samples=prompt.num_samples)
-        # The last token is always computed, so its block is not reused.
+        # The last token is always computed, so its block is never reused.
         token_ids = prompt.token_ids[: num_tokens - 1]
         keys = {
             partition: self._keys.of(
@@ -390,7 +390,7 @@ class Dispatcher:
         return RoutedPrompt(num_tokens, keys, images, _affinity(prompt), prompt.reads_cache, prompt.num_samples)
 
     async def reachable(self, worker: Worker, media: tuple[M, ...]) -> tuple[M, ...]:
-        """Return *media* with pixels inline if *worker* does not see our shared memory. Raises InternalError."""
+        """Return *media*, with pixels inline if *worker* cannot read our shared memory. Raises InternalError."""
         description = worker.description
         slots = [item.slot.name for item in media if item.slot is not None]
         if not slots or (description is not None and description.shm_namespace in self._namespaces):
@@ -404,7 +404,7 @@ class Dispatcher:
 
 
 def media_runs(images: Iterable[tuple[bytes, Sequence[Span]]]) -> tuple[MediaRun, ...]:
-    """Return the runs of a prompt's images, each given by its content hash and spans, in prompt order."""
+    """Return the runs of a prompt's images, (content hash, spans) each, in prompt order."""
     runs = []
     for content_hash, spans in images:
         offset = 0
@@ -415,7 +415,7 @@ def media_runs(images: Iterable[tuple[bytes, Sequence[Span]]]) -> tuple[MediaRun
 
 
 def _takers(workers: Sequence[Worker], prompt: Prompt) -> list[Worker]:
-    """Return those of *workers* that can serve *prompt*. Raises the first one's refusal where there are none."""
+    """Return those of *workers* that can serve *prompt*. Raises the first worker's refusal if none can."""
     traits = prompt.traits
     refusals = [refusal(worker, traits) or _refusal_of_masks(worker, prompt) for worker in workers]
     takers = [worker for worker, error in zip(workers, refusals, strict=True) if error is None]

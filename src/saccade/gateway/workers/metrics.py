@@ -1,4 +1,4 @@
-"""What a gateway knows of its workers as metrics, read whenever the page of metrics is."""
+"""Metrics of workers, collected whenever /metrics is read."""
 
 import itertools
 import time
@@ -106,7 +106,7 @@ STEP_STAGES = ("schedule", "batch", "encode", "network", "postprocess")
 
 
 class RoutingCollector(Collector):
-    """What the router knows of each worker."""
+    """Metrics of what the router knows of each worker."""
 
     def __init__(self, fleet: WorkerPool, listener: CacheView) -> None:
         self._fleet = fleet
@@ -138,7 +138,7 @@ class RoutingCollector(Collector):
 
 
 class DispatchCollector(Collector):
-    """What the dispatcher counts."""
+    """Metrics of the dispatcher's counts."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
@@ -158,7 +158,7 @@ class DispatchCollector(Collector):
 
 
 class SourceCollector(Collector):
-    """Whether the last content of each source of workers is used; nothing without such sources."""
+    """Whether the current content of each source of workers is used; no metric without sources."""
 
     def __init__(self, members: Discovery) -> None:
         self._members = members
@@ -200,7 +200,7 @@ class FleetCollector(Collector):
 
 
 def _step_tokens(loads: Iterable[tuple[tuple[str, str], Load]]) -> HistogramMetricFamily:
-    """Return how many tokens the steps computed, none for a worker that has not reported yet."""
+    """Return the histogram of tokens per step, empty for a worker that has not reported yet."""
     family = HistogramMetricFamily("vllm:iteration_tokens_total", "Tokens computed in a step.", labels=LABELS)
     bounds = [*(str(float(bound)) for bound in STEP_TOKEN_BOUNDS), "+Inf"]
     for labels, load in loads:

@@ -17,12 +17,12 @@ logger = logging.getLogger(__name__)
 
 
 MAX_SHOWN_CHARACTERS = 100
-"""Of a model name from a request, in an error."""
+"""A longer model name from a request is cut in errors."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A served model: its name, its description by its workers, and those workers that are ready now."""
+    """A served model: its name, its first ready worker's description, and its workers that are ready now."""
 
     name: str
     description: Description
@@ -32,9 +32,9 @@ class Model:
 class WorkerPool:
     """The workers at *urls*, connected between start() and close().
 
-    *on_released* gets the names of shared-memory slots that no worker will read any more, *on_discarded* those that one
-    may still be reading. *model_files* are files of models, by name, for workers that send none. Saccade workers get
-    *credentials*. Workers of a model named in *assumed_releases* share its work, whatever they report of it.
+    *on_released* gets the names of shared-memory slots that no worker will read any more, *on_discarded* those that a
+    worker may still be reading. *model_files* has files by model name, for workers that send none. Saccade workers get
+    *credentials*. Workers of a model in *assumed_releases* share its work, whatever they report of it.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class WorkerPool:
         await asyncio.gather(*(client.start() for client in self._clients))
 
     async def close(self) -> None:
-        """End every stream; what still runs is aborted and raises WorkerFailed."""
+        """Close every connection; requests that still run fail with WorkerFailed."""
         await asyncio.gather(*(client.close() for client in (*self._clients, *self._leaving)))
 
     @property
@@ -78,7 +78,7 @@ class WorkerPool:
 
     @property
     def leaving(self) -> tuple[Worker, ...]:
-        """Workers that were removed, get no requests and finish those that they have."""
+        """Removed workers, which finish their requests and get no new ones."""
         return tuple(self._leaving)
 
     def add(self, client: Worker) -> None:
@@ -89,32 +89,32 @@ class WorkerPool:
             self._notify()
 
     def join(self, url: str) -> tuple[Worker, ...]:
-        """Add a client for every target behind *url*; the caller starts them. Raises StartupError."""
+        """Add a client for every target of *url*; the caller starts them. Raises StartupError."""
         joined = clients(url, self._hooks)
         for client in joined:
             self.add(client)
         return joined
 
     def remove(self, client: Worker) -> None:
-        """Send *client* no more requests; those that it has go on. The caller closes it, and has it forgotten."""
+        """Send *client* no more requests; those that it has go on. The caller closes it, then calls forget()."""
         self._clients.remove(client)
         self._leaving.append(client)
         logger.info("worker %s is removed: it gets no more requests", client.url)
         self._notify()
 
     async def forget(self, client: Worker) -> None:
-        """Have everything dropped that is known of *client*, which has left and has no requests."""
+        """Drop all state about *client*, which has left and has no requests."""
         for forgetter in self._forgetters:
             await forgetter(client.url)
         if client in self._leaving:
             self._leaving.remove(client)
 
     def reset_caches(self, *, prefix: bool, media: bool) -> list[str]:
-        """Have every worker drop what no request uses; return the urls of workers that did not take the command."""
+        """Tell every worker to drop what no request uses; return the urls of workers without this command."""
         return [client.url for client in self._clients if not client.reset_caches(prefix=prefix, media=media)]
 
     def changed(self, client: Worker) -> None:
-        """Note that readiness or description of *client* has changed."""
+        """Handle a change of readiness or description of *client*."""
         logger.info("worker %s is %s", client.url, "ready" if client.ready else "not ready")
         if client.description is not None and client.ready and client in self._clients:
             self._announce(client, client.description)
@@ -141,23 +141,23 @@ class WorkerPool:
                 listener(model)
 
     def on_model(self, listener: Callable[[Model], None]) -> None:
-        """Have *listener* called when a model is served first, and again when its fingerprint or files have changed."""
+        """Call *listener* when a model is first served, and again when its fingerprint or files have changed."""
         self._listeners.append(listener)
 
     def on_change(self, watcher: Callable[[], None]) -> None:
-        """Have *watcher* called when a worker comes or goes, or its readiness or description has changed."""
+        """Call *watcher* when a worker comes or goes, or its readiness or description changes."""
         self._watchers.append(watcher)
 
     def on_forget(self, forgetter: Callable[[str], Awaitable[None]]) -> None:
-        """Have *forgetter* called with the url of a worker of which nothing may be kept."""
+        """Call *forgetter* with the url of a worker that has left; it drops its state about that worker."""
         self._forgetters.append(forgetter)
 
     def models(self) -> list[Model]:
-        """Return every model that a worker has described, in the order of the urls, with or without a ready worker."""
+        """Return every model that a worker has described, ready or not, in the order of the urls."""
         return [self._model(name) for name in dict.fromkeys(self._names().values())]
 
     def model(self, name: str) -> Model:
-        """Return the model that may be requested as *name*, with at least one ready worker.
+        """Return the model that requests call *name*, with at least one ready worker.
 
         Raises ModelNotFound and WorkerUnavailable.
         """
@@ -179,7 +179,7 @@ class WorkerPool:
         return tuple(alias for alias, meant in self._names().items() if meant == name and alias != name)
 
     def _names(self) -> dict[str, str]:
-        """Return every name that may be requested, and its model; a model's own name wins over an alias."""
+        """Return the model of every name that a request may use; a model's own name wins over an alias."""
         descriptions = [client.description for client in self._clients if client.description]
         names = {one.model: one.model for one in descriptions}
         for one in descriptions:
@@ -187,10 +187,7 @@ class WorkerPool:
         return names
 
     def _model(self, name: str) -> Model:
-        """Return the model *name*.
-
-        Workers that serve another release than the first ready one are left out: their answers could differ.
-        """
+        """Return the model *name*, without workers whose release differs from the first ready worker's."""
         described = [(client, client.description) for client in self._clients if client.description]
         serving = [(client, description) for client, description in described if description.model == name]
         ready = [(client, description) for client, description in serving if client.ready]

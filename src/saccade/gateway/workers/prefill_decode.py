@@ -1,8 +1,8 @@
 """Requests that two workers serve: a prefill worker computes the prompt, a decode worker the answer.
 
-Both legs are sent at once. The decode worker reserves room, then gets the prompt's KV state from the prefill worker
-directly; the gateway gives both a key for it. All tokens come from the decode worker. Pixels go to the prefill worker
-alone; the decode worker may ask for them later, if it has to compute the prompt again.
+Both legs are sent at once. The decode worker reserves room, then gets the prompt's KV state directly from the prefill
+worker, under a key that the gateway gives to both. All tokens come from the decode worker. Pixels go to the prefill
+worker alone; the decode worker may ask for them later if it has to compute the prompt again.
 """
 
 import secrets
@@ -26,7 +26,7 @@ SEED_BITS = 63
 
 
 class Leg:
-    """A worker's part in a request, which is booked until end(); then *on_end* is called."""
+    """One worker's part in a request, booked until end(), which calls *on_end*."""
 
     def __init__(self, worker: Worker, booking: Booking, on_end: Callable[[], object]) -> None:
         self.worker = worker
@@ -35,12 +35,12 @@ class Leg:
         self._has_ended = False
 
     def first_token(self) -> None:
-        """Note that the prompt is computed."""
+        """Record that the prompt is computed."""
         if not self._has_ended and self.worker.description is not None:
             self._booking.first_token(self.worker.description.block_size)
 
     def end(self) -> None:
-        """Take the work off the worker, once."""
+        """End the booking; later calls do nothing."""
         if not self._has_ended:
             self._has_ended = True
             self._booking.close(time.monotonic())
@@ -48,17 +48,17 @@ class Leg:
 
 
 def first_workers(workers: Sequence[Worker]) -> Sequence[Worker]:
-    """Return the workers among which a request's first is chosen: those that serve alone, and prefill workers.
+    """Return the workers that a request can go to first: prefill workers and workers that serve alone.
 
-    Where there is none, the decode workers: a worker of any role can serve alone.
+    If there are none, return the decode workers: a worker of any role can serve alone.
     """
     return [worker for worker in workers if _role(worker) != "decode"] or workers
 
 
 def partners(first: Worker, workers: Sequence[Worker], max_tokens: int, num_samples: int) -> list[Worker]:
-    """Return the decode workers that could go on where *first* ends.
+    """Return the decode workers that could continue after *first*.
 
-    The list is empty for a worker that serves alone, and for a request of one token, which needs no decode worker.
+    The list is empty if *first* serves alone, and for a request of one token, which needs no decode worker.
     """
     ours = first.description
     if ours is None or ours.kv_transfer_address is None or _role(first) != "prefill" or max_tokens == 1:
@@ -78,7 +78,7 @@ def _role(worker: Worker) -> str:
 
 
 def _form(description: Description) -> tuple[object, ...]:
-    """Return what must be equal for KV state to go from one worker to another."""
+    """Return what two workers must have in common to exchange KV state."""
     return description.fingerprint, description.block_size, description.dtype, description.kv_cache_dtype
 
 
@@ -102,10 +102,10 @@ class Pair:
         return " + ".join(worker.url for worker in self.workers)
 
     def generate(self, request: EngineRequest, sink: Sink) -> Stream:
-        """Send both legs of *request*; the decode leg's deltas go to *sink*, as Worker.generate() does."""
+        """As Worker.generate(): send both legs of *request*; the decode leg's deltas go to *sink*."""
         prefill, decode = self.workers
-        # If the prefill worker fails, the request may come to the same decode worker again, as another attempt. What
-        # that worker still says of this one must not end the next.
+        # If the prefill worker fails, a retry may use the same decode worker. Its late messages about this attempt must
+        # not end the next one, so every attempt has its own id.
         request = msgspec.structs.replace(request, request_id=request.request_id + self._suffix)
         first, second = legs_of(request, (prefill.description and prefill.description.kv_transfer_address) or "")
         stream = _PairStream(self, sink, request.num_samples)
@@ -143,16 +143,16 @@ class _PairStream:
             await stream.close()
 
     def delta(self, delta: TokenDelta) -> None:
-        """Pass on *delta*."""
+        """Pass *delta* to the sink."""
         self.has_begun = True
         self.sink.delta(delta)
 
     def pixels_wanted(self, media: Sequence[int], worker: str, send: SendPixels) -> None:
-        """Pass on the question of either leg."""
+        """Pass either leg's request for pixels to the sink."""
         self.sink.pixels_wanted(media, worker, send)
 
     def fail(self, error: BaseException) -> None:
-        """Fail the request with the *error* of a leg, and name the worker to blame."""
+        """Fail the request with a leg's *error*, and record which worker is to blame."""
         pair = self.pair
         pair.failed_worker = pair.prefill.worker if self._is_prefill_to_blame(error) else pair.decode.worker
         if isinstance(error, PeerFailed):
@@ -168,7 +168,7 @@ class _PairStream:
 
 @dataclass(frozen=True)
 class _PrefillSink:
-    """Frees the prefill worker when the prompt is computed. An error before the first token ends the request."""
+    """Ends the prefill booking once the prompt is computed. An error before the first token fails the request."""
 
     stream: _PairStream
 
@@ -190,10 +190,10 @@ class _PrefillSink:
 
 
 def legs_of(request: EngineRequest, source: str) -> tuple[EngineRequest, EngineRequest]:
-    """Return the prefill leg and the decode leg of *request*; the state goes from *source*, host:port.
+    """Return the prefill leg and the decode leg of *request*; the KV state comes from *source*, host:port.
 
-    The prefill leg draws one token. The decode leg has the images' grids, hashes and spans, and no pixels. Both draw
-    from one sequence of random numbers.
+    The prefill leg draws one token. The decode leg has the images' grids, hashes and spans but no pixels. Both legs
+    share one random seed.
     """
     key = new_key()
     seed = secrets.randbits(SEED_BITS) if request.sampling.seed is None else request.sampling.seed

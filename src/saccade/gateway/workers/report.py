@@ -1,4 +1,4 @@
-"""What a gateway tells its operator: what it knows of each worker, and where a chat would go and why."""
+"""Reports for operators: what the gateway knows of each worker, and where a chat would go and why."""
 
 import time
 from collections.abc import Mapping
@@ -18,21 +18,21 @@ from saccade.routing.policy import Candidate, WorkInFlight
 from saccade.routing.router import RoutingChoice
 
 NO_ROOM = "it has all the requests that it may have"
-GOES_ON = "it is a decode worker, which goes on behind a prefill worker"
+GOES_ON = "it is a decode worker, which continues after a prefill worker"
 
 
 class Holdings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the worker's caches are known to hold: KV blocks, and boundaries with recurrent states."""
+    """Known contents of a worker's caches: KV blocks, and boundaries with recurrent states."""
 
     blocks: int
     states: int
 
 
 class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker. *exactness* tells how much of what it holds is known now; *reason* why not all.
+    """One worker. *exactness* says how much is known of its caches now; *reason* why not all.
 
-    *excluded* tells why it gets no requests, "" where it gets them; *breaker* whether requests to it have failed.
-    *load* is what the engine said last, None where it says nothing or is away.
+    *excluded* says why it gets no requests, "" if it gets them; *breaker* whether requests to it have failed. *load* is
+    the engine's last report, None if it reports nothing or is away.
     """
 
     url: str
@@ -52,7 +52,7 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def worker_report(worker: Worker, fleet: WorkerPool, listener: CacheView) -> WorkerReport:
-    """Return what is known of *worker* now."""
+    """Return the report of *worker* as of now."""
     description, router = worker.description, listener.router
     known = exactness(worker, listener)
     breaker = router.breakers.report(worker.url, time.monotonic())
@@ -76,7 +76,7 @@ def worker_report(worker: Worker, fleet: WorkerPool, listener: CacheView) -> Wor
 
 
 def booked(work: WorkInFlight) -> Booked:
-    """Return *work* as it is reported."""
+    """Return *work* in the form of a report."""
     return Booked(
         requests=work.num_requests,
         prompt_tokens=work.num_prompt_tokens,
@@ -86,7 +86,7 @@ def booked(work: WorkInFlight) -> Booked:
 
 
 def why_excluded(worker: Worker, fleet: WorkerPool) -> str:
-    """Return why *worker* is not one of those that get requests for its model, "" where it is."""
+    """Return why *worker* gets no requests for its model, "" if it gets them."""
     if worker in fleet.leaving:
         return "it was removed, and finishes its requests"
     if _drains(worker):
@@ -105,7 +105,7 @@ def _drains(worker: Worker) -> bool:
 
 
 class ImagePlace(msgspec.Struct, frozen=True):
-    """Tokens [start, start + tokens) of the prompt stand for an image, or for a part of one."""
+    """Tokens [start, start + tokens) of the prompt stand for an image or a part of one."""
 
     start: int
     tokens: int
@@ -114,9 +114,8 @@ class ImagePlace(msgspec.Struct, frozen=True):
 class CandidateReport(msgspec.Struct, frozen=True, kw_only=True):
     """A worker that could take the prompt.
 
-    Of the prompt's *num_blocks* blocks that could be reused, the worker has reported to hold *overlap_blocks*, which
-    are *overlap_tokens*; with what is expected of it, it holds *held_tokens*. *cost* has the terms and their *total*,
-    in tokens.
+    The prompt has *num_blocks* reusable blocks. The worker has reported *overlap_blocks* of them, *overlap_tokens*
+    long; with pending requests it will hold *held_tokens*. *cost* has the terms and their *total*, in tokens.
     """
 
     worker: str
@@ -132,14 +131,14 @@ class CandidateReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExcludedWorker(msgspec.Struct, frozen=True):
-    """A worker that is not looked at, and why."""
+    """A worker that is no candidate, and why."""
 
     worker: str
     reason: str
 
 
 class RouteReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a chat would go now. *reason* tells what made *worker* the choice."""
+    """Where a chat would go now. *reason* says why *worker* was chosen."""
 
     model: str
     prompt_tokens: int
@@ -152,7 +151,7 @@ class RouteReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def route_report(preview: Preview, fleet: WorkerPool, listener: CacheView) -> RouteReport:
-    """Return *preview* with what is known of the workers of *fleet*."""
+    """Return *preview* with the state of the workers of *fleet*."""
     return RouteReport(
         model=preview.model.name,
         prompt_tokens=len(preview.prompt.token_ids),
@@ -216,7 +215,7 @@ def _terms(candidate: Candidate) -> dict[str, float]:
 
 
 def _reason(choice: RoutingChoice) -> str:
-    """Return what made the choice, for people."""
+    """Return what decided the choice, for people."""
     if len(choice.candidates) == 1:
         return "the only worker that may get it"
     if choice.policy != "cost":

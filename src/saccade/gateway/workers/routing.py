@@ -1,4 +1,4 @@
-"""The way to the workers of one gateway: what their caches hold, the choice among them, and who comes and goes."""
+"""Constructs a gateway's routing: the index of caches, the dispatcher and the discovery of workers."""
 
 from functools import partial
 from random import Random
@@ -20,10 +20,10 @@ from saccade.routing.router import Router
 
 
 class Routing:
-    """*dispatcher* sends requests to the workers of *fleet*, *members* adds and removes workers.
+    """*dispatcher* sends requests to the workers of *fleet*; *members* adds and removes workers.
 
-    *listener* knows what the workers' caches hold; one process of several asks their indexer. Metrics are in
-    *registry*, those of the engines in *of_engines*.
+    *listener* knows what the workers' caches hold; with several gateway processes it asks their indexer. Metrics go to
+    *registry*, those of the engines to *of_engines*.
     """
 
     def __init__(
@@ -49,10 +49,10 @@ class Routing:
             self._index.start()
 
     async def close(self) -> None:
-        """Stop looking for workers and listening to them."""
+        """Stop discovery and the feeds of cache events."""
         await self.members.close()
         await self.listener.close()
 
     def booked(self) -> dict[str, Booked]:
-        """Return what is booked at each worker, by its url."""
+        """Return the bookings at each worker, by its url."""
         return {url: booked(work) for url, work in self._router.work.items()}

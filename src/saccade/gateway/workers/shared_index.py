@@ -1,4 +1,4 @@
-"""A gateway process's view of the indexer's index: look-ups, and what is known of each worker."""
+"""A gateway process's view of the indexer's index: look-ups, and the state of each worker's feed."""
 
 import asyncio
 import logging
@@ -23,7 +23,7 @@ LOOKUP_SECONDS = 1.0
 """A look-up takes less than a millisecond, more if the machine is busy."""
 
 POLL_SECONDS = 0.25
-"""As often as workers report their load."""
+"""Workers report their load as often."""
 
 RETRY_SECONDS = 0.05
 """Time between two polls while the indexer does not answer."""
@@ -37,10 +37,10 @@ logger = logging.getLogger(__name__)
 
 
 class SharedIndex:
-    """Asks the indexer at the Unix socket *path*. A Lookup, and a CacheView for the metrics and the operator.
+    """Asks the indexer at the Unix socket *path*: a Lookup, and a CacheView for metrics and reports.
 
-    While the indexer does not answer, nothing is known of any worker: *router* then goes by load. A single look-up
-    without an answer in time is enough; the next look-up waits for the indexer to answer a poll.
+    While the indexer does not answer, nothing is known of any worker, and *router* goes by load. One late look-up is
+    enough for that; look-ups resume once the indexer answers a poll.
     """
 
     def __init__(self, fleet: WorkerPool, router: Router, path: Path) -> None:
@@ -87,7 +87,7 @@ class SharedIndex:
         return {name: Overlap(*overlap) for (name, _), overlap in zip(request.targets, overlaps, strict=False)}
 
     def feed(self, worker: Worker) -> Feed:
-        """Return how exactly the feed of *worker* is known."""
+        """Return the state of the feed of *worker*."""
         if len(self._fleet.clients) < 2:
             return Feed(ALONE)
         if not self._is_reached:
@@ -102,9 +102,9 @@ class SharedIndex:
         )
 
     def exactness(self, worker: Worker) -> Exactness:
-        """Return how exactly *worker* reports its cache: as the indexer sees it, or as this process if that is less.
+        """Return how exact the index of *worker* can be: the lower of the indexer's level and this process's.
 
-        The indexer has read its events; this process has sent it requests, and seen its answers.
+        The indexer has read its events; this process has seen its answers to requests.
         """
         known = self._known.get(worker.url, NOTHING).exactness
         return min(known, worker.exactness, key=lambda one: LEVELS.index(one.level))
@@ -118,7 +118,7 @@ class SharedIndex:
         return self._known.get(url, NOTHING).num_states
 
     async def _poll(self) -> None:
-        """Poll what is known of the workers, for ever."""
+        """Poll the indexer for the state of the workers, for ever."""
         while True:
             try:
                 encoded = await self._calls.call(self._encoder.encode(ShowKnown()), POLL_LIMIT_SECONDS)
@@ -136,7 +136,7 @@ class SharedIndex:
         self._note(is_reached=True)
 
     def _note(self, *, is_reached: bool) -> None:
-        """Note whether the indexer answers, and log a change."""
+        """Store whether the indexer answers, and log a change."""
         if is_reached == self._is_reached:
             return
         self._is_reached = is_reached

@@ -1,4 +1,4 @@
-"""Where the urls of workers come from while a gateway runs: a file, and the name of a headless service."""
+"""Sources of worker urls while a gateway runs: a file, and the DNS name of a headless service."""
 
 import asyncio
 import ipaddress
@@ -18,7 +18,7 @@ FLAGS = "--worker-url"
 """The name of the source that never changes."""
 
 FILE_SECONDS = 1.0
-"""Between two looks at a file."""
+"""Between two checks of a file."""
 
 MAX_FILE_BYTES = 1 << 20
 
@@ -27,17 +27,17 @@ MAX_DNS_SECONDS = 60.0
 """A name is looked up again after its records' time to live, within these bounds."""
 
 DNS_SCHEMES = ("grpc", "tokenspeed", "sglang", "vllm")
-"""Without TLS: certificates are for names, and a gateway connects to the addresses behind the name."""
+"""Without TLS: certificates are for names, and the gateway connects to the name's addresses."""
 
 logger = logging.getLogger(__name__)
 
 
 class WorkersFile:
-    """The urls in the file at *path*: one a line; empty lines, and what follows a #, do not count.
+    """The urls in the file at *path*, one a line; empty lines and comments after # are ignored.
 
-    The file is read whenever its time, size or inode has changed. A malformed line is logged by its number and left
-    out. If the file cannot be read, or has no url, what it had last stays wanted: it may be half written. A file with
-    comments alone says that no worker is wanted.
+    The file is read whenever its time, size or inode changes. A malformed line is logged by its number and left out. If
+    the file cannot be read or has no url, its last urls stay in use: it may be half written. A file with comments alone
+    means no workers.
     """
 
     def __init__(self, path: Path, every_seconds: float = FILE_SECONDS) -> None:
@@ -48,7 +48,7 @@ class WorkersFile:
 
     async def urls(self) -> AsyncGenerator[tuple[str, ...], None]:
         """Yield the urls, and again whenever the file has changed."""
-        # One that begins again after an unforeseen error reads the file again.
+        # A generator that starts again after an unforeseen error must read the file again.
         file, content_fault = WatchedFile(self._path, MAX_FILE_BYTES), ""
         while True:
             urls = None
@@ -70,7 +70,7 @@ class WorkersFile:
 
 
 def _urls(content: bytes) -> tuple[tuple[str, ...] | None, str]:
-    """Return the urls in *content*, or None and why it cannot be used; log the numbers of lines that are none."""
+    """Return the urls in *content*, or None and why it cannot be used; log the numbers of malformed lines."""
     try:
         lines = [line.partition("#") for line in content.decode().splitlines()]
     except UnicodeDecodeError:
@@ -92,10 +92,10 @@ def _urls(content: bytes) -> tuple[tuple[str, ...] | None, str]:
 
 
 class WorkersDns:
-    """A worker at every address of the host of *url*, each as *url* with the address instead of the host.
+    """A worker at every address of the host of *url*: *url* with the address in place of the host.
 
-    A name with IPv4 addresses is taken to have the same workers behind its IPv6 addresses. Where the look-up fails or
-    finds nothing, what it found last stays wanted. Raises StartupError.
+    If the name has IPv4 addresses, its IPv6 addresses are assumed to lead to the same workers. If the look-up fails or
+    finds nothing, the last addresses stay in use. Raises StartupError.
     """
 
     def __init__(self, url: str, resolver: DnsResolver | None = None) -> None:
@@ -116,7 +116,7 @@ class WorkersDns:
             await asyncio.sleep(wait_seconds)
 
     async def look_up(self) -> tuple[tuple[str, ...], float]:
-        """Return the workers, none where the look-up failed, and the seconds until the next look-up."""
+        """Return the workers' urls, none if the look-up failed, and the seconds until the next look-up."""
         try:
             records = await self._resolver.records(self._parts.hostname or "")
         except OSError:
@@ -138,7 +138,7 @@ class WorkersDns:
 
 
 def check_dns_url(url: str) -> None:
-    """Raise StartupError where *url* does not name a scheme without TLS, a host and a port."""
+    """Raise StartupError unless *url* has a scheme without TLS, a host and a port."""
     parts = urlsplit(url)
     if parts.scheme not in DNS_SCHEMES:
         raise StartupError(
@@ -149,7 +149,7 @@ def check_dns_url(url: str) -> None:
 
 
 async def find_workers(members: Discovery, urls: Sequence[str], sources: SourceConfig) -> None:
-    """Connect to the workers at *urls*, and follow *sources*. Raises StartupError where *urls* have half of a pair."""
+    """Connect to the workers at *urls*, and follow *sources*. Raises StartupError if *urls* has half of a pair."""
     if not sources:
         targets(urls)
     await members.replace(FLAGS, urls)

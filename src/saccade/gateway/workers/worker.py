@@ -1,4 +1,4 @@
-"""What the gateway asks of a worker, whatever its wire protocol."""
+"""The gateway's interface to a worker, whatever its wire protocol."""
 
 from collections.abc import AsyncGenerator
 from typing import Protocol, TypeGuard, runtime_checkable
@@ -15,25 +15,25 @@ from saccade.transport.sink import Sink, Stream
 
 
 class Worker(Protocol):
-    """A target of requests: a worker, or one data-parallel rank of it. *url* is unique in a fleet."""
+    """A target of requests: a worker, or one of its data-parallel ranks. *url* is unique in a pool."""
 
     url: str
 
     @property
     def description(self) -> Description | None:
-        """What it said of itself last."""
+        """Its last description of itself."""
 
     @property
     def load(self) -> Load | None:
-        """What it said of its work last."""
+        """Its last report of its load."""
 
     @property
     def load_times(self) -> tuple[float, float]:
-        """Two times of the monotonic clock, in seconds, between which it was as busy as *load* says."""
+        """Two times of the monotonic clock, in seconds; *load* was true at some time between them."""
 
     @property
     def exactness(self) -> Exactness:
-        """How exactly its reports can tell what it holds, once all of them have arrived."""
+        """How exact the index of its caches can be once all its events have arrived."""
 
     @property
     def ready(self) -> bool:
@@ -46,47 +46,47 @@ class Worker(Protocol):
         """Close its connections."""
 
     def refuses(self, traits: RequestTraits) -> RequestError | None:
-        """Return why this kind of worker cannot serve such a request, None where it can. Changes nothing."""
+        """Return why this kind of worker cannot serve such a request, None if it can. Changes nothing."""
 
     def holds(self, salt: bytes, content_hash: bytes) -> bool:
-        """Whether it is believed to hold an image's encoding, so that the pixels need not be sent."""
+        """Whether it is expected to hold an image's encoder output, so that the pixels need not be sent."""
 
     def kv_events(self, *, blocks: bool, images: bool) -> AsyncGenerator[KvEvents, None]:
-        """Yield what its caches hold, in our keys: a snapshot's messages, then increments.
+        """Yield the contents of its caches in our keys: a snapshot's messages, then increments.
 
-        Raises WorkerUnavailable where there is no feed, or no longer: what was learnt from it is void then. Called only
-        where *exactness* is not NONE.
+        Called only if *exactness* is not NONE. Raises WorkerUnavailable if there is no feed, or when it ends: all
+        it has yielded is void then.
         """
 
     def generate(self, request: EngineRequest, sink: Sink) -> Stream:
-        """Send *request*; the deltas of its samples go to *sink*, the last of each with a finish reason.
+        """Send *request*; the deltas of its samples go to *sink*, each sample's last with a finish reason.
 
-        Its slots come back when the worker has read them, or never will, also if this raises.
+        Its slots are released when the worker has read them or never will, even if this raises.
         """
 
     def reset_caches(self, *, prefix: bool, media: bool) -> bool:
-        """Have the worker drop unused KV blocks or encodings. Return whether it takes such a command."""
+        """Tell the worker to drop unused KV blocks or encoder outputs. Return whether it has such a command."""
 
 
 @runtime_checkable
 class ChatWorker(Protocol):
-    """A worker that may take no token ids: then it renders and tokenises a request's chat by itself."""
+    """A worker that may take chats instead of token ids, and renders and tokenises them itself."""
 
     @property
     def takes_chats_only(self) -> bool:
-        """Whether requests must go by generate_chat()."""
+        """Whether requests must use generate_chat()."""
 
     def generate_chat(self, request: EngineRequest, chat: ChatPrompt, sink: Sink) -> Stream:
-        """Do as Worker.generate(), but send *request* by its *chat*. Its media need no pixels."""
+        """As Worker.generate(), but send *chat* instead of token ids. The media need no pixels."""
 
 
 def takes_chats_only(worker: Worker) -> TypeGuard[ChatWorker]:
-    """Whether requests go to *worker* as chats."""
+    """Whether *worker* gets requests as chats."""
     return isinstance(worker, ChatWorker) and worker.takes_chats_only
 
 
 def refusal(worker: Worker, traits: RequestTraits) -> RequestError | None:
-    """Return why *worker* cannot serve such a request, None where it can."""
+    """Return why *worker* cannot serve such a request, None if it can."""
     description, sampling = worker.description, traits.sampling
     if description is not None and sampling is not None:
         max_len = description.max_model_len
