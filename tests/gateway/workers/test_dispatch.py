@@ -393,7 +393,7 @@ async def test_workers_that_are_full_or_excluded_are_passed_over() -> None:
 
 
 async def test_request_waits_or_is_refused_if_all_workers_are_full() -> None:
-    limits = DispatchLimits(worker_queue=1, max_waiting=1, wait_seconds=0.05)
+    limits = DispatchLimits(worker_queue=1, max_waiting=1, wait_seconds=0.3)
     _, _, dispatcher = scripted("a", "b", limits=limits)
     async with contextlib.AsyncExitStack() as held:
         for _ in range(4):
