@@ -28,11 +28,21 @@ def config_of(folder: Path) -> Any:
     return json.loads((folder / "config.json").read_text())
 
 
-def build(config: Any) -> Any:
-    """The network that a config.json describes, without memory."""
+def with_value(config: Any, path: str, value: object) -> Any:
+    """The config with *value* at *path*, keys joined by dots."""
+    *parents, last = path.split(".")
+    place = config
+    for parent in parents:
+        place = place[parent]
+    place[last] = value
+    return config
+
+
+def build(config: Any, preprocessor: Any = None) -> Any:
+    """The network that a config.json and a preprocessor_config.json describe, without memory."""
     family = models.family_of(config)
     with torch.device("meta"):
-        return models.load_network(family)(models.load_spec(family, config), config, {})
+        return models.load_network(family)(models.load_spec(family, config), config, preprocessor or {})
 
 
 @torch.inference_mode()

@@ -11,6 +11,7 @@ import pytest
 import torch
 from checkpoints.kimi_k25 import TEXT, VISION, write_network
 from checkpoints.quantised import quantise
+from networks import build, config_of, with_value
 from references.networks import KimiOracle
 from tables import table
 from torch.nn import functional
@@ -24,7 +25,6 @@ from saccade.errors import InvalidValue, StartupError
 from saccade.models.backbones.deepseek_config import ExpertConfig
 from saccade.models.backbones.deepseek_text import ExpertRouter
 from saccade.models.backbones.moonvit import bicubic_taps
-from saccade.models.kimi_k25.network import Network
 from saccade.models.network import Target
 from saccade.models.spec import MediaShape
 from saccade.nn.backends.torch_sdpa import VisionAttentionBackend
@@ -306,17 +306,6 @@ def whole(text: dict[str, Any]) -> dict[str, Any]:
     return {"text_config": {**TEXT, **rest, **text}, "vision_config": VISION, "media_placeholder_token_id": 7}
 
 
-def config_of(folder: Path) -> Any:
-    return json.loads((folder / "config.json").read_text())
-
-
-def build(config: Any) -> Network:
-    with torch.device("meta"):
-        spec = models.load_spec("kimi_k25", config)
-        network: Network = models.load_network("kimi_k25")(spec, config, {})
-    return network
-
-
 def test_a_grid_that_cannot_be_merged_is_refused() -> None:
     spec = models.load_spec("kimi_k25", whole({}))
     assert spec.item_tokens((1, 6, 10)) == 15
@@ -365,11 +354,6 @@ def test_the_keys_of_transformers_serve_where_the_releases_are_missing(folder: P
     ],
 )
 def test_wrong_config_names_the_key(path: str, value: object, words: str) -> None:
-    config = json.loads(json.dumps(whole({})))
-    *parents, last = path.split(".")
-    place = config
-    for parent in parents:
-        place = place[parent]
-    place[last] = value
+    config = with_value(json.loads(json.dumps(whole({}))), path, value)
     with pytest.raises(StartupError, match=words):
         models.load_spec("kimi_k25", config)

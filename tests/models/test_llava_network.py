@@ -9,16 +9,15 @@ from typing import Any
 import engines
 import pytest
 import torch
+from networks import build, config_of, with_value
 from references.networks import LlavaOracle
 from tables import table
 
-from saccade import models
 from saccade.engine.config import EngineConfig
 from saccade.engine.executor.loader import load_model
 from saccade.errors import InvalidValue, StartupError
 from saccade.models.llava import tiles
 from saccade.models.llava.layout import Layout
-from saccade.models.llava.network import Network
 from saccade.models.llava.spec import DEFAULTS, TEXT_DEFAULTS, Spec
 from saccade.models.spec import MediaShape, Paged
 from saccade.nn.backends.torch_sdpa import VisionAttentionBackend
@@ -28,10 +27,6 @@ SIZES = [(1, 1), (56, 56), (57, 55), (112, 112), (150, 100), (90, 230), (300, 40
 """(width, height); their tiles lie in one row, one column or a square, with padding above, beside and nowhere."""
 
 NAMES = ["llava", "llava_next"]
-
-
-def config_of(folder: Path) -> Any:
-    return json.loads((folder / "config.json").read_text())
 
 
 def layout_of(folder: Path) -> Layout:
@@ -144,12 +139,6 @@ def test_the_encoder_cache_accounts_for_what_remains_without_padding(network_fol
     assert cache.used_bytes == num_values * 4 == sum(features.nbytes for features in held)
 
 
-def build(config: Any, preprocessor: Any) -> Network:
-    with torch.device("meta"):
-        network: Network = models.load_network("llava")(models.load_spec("llava", config), config, preprocessor)
-    return network
-
-
 def test_what_the_releases_leave_out_is_as_in_the_reference() -> None:
     from transformers import LlamaConfig, LlavaConfig, LlavaNextConfig, MistralConfig
 
@@ -230,11 +219,6 @@ def test_a_tied_head_is_not_loaded(network_folder: Callable[[str], Path]) -> Non
 def test_a_wrong_config_names_the_key(
     path: str, value: object, words: str, network_folder: Callable[[str], Path]
 ) -> None:
-    config = config_of(network_folder("llava"))
-    *parents, last = path.split(".")
-    place = config
-    for parent in parents:
-        place = place[parent]
-    place[last] = value
+    config = with_value(config_of(network_folder("llava")), path, value)
     with pytest.raises(StartupError, match=words):
         Spec.read(config)

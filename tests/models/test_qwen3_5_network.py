@@ -8,7 +8,7 @@ import engines
 import pytest
 import torch
 from checkpoints.quantised import quantise
-from networks import build, check_qwen_tower, config_of, load
+from networks import build, check_qwen_tower, config_of, load, with_value
 from safetensors.torch import load_file, save_file
 from tables import table
 
@@ -258,11 +258,6 @@ def test_keys_that_releases_leave_out(network_folder: Callable[[str], Path]) -> 
 def test_wrong_config_names_the_key(
     path: str, value: object, words: str, network_folder: Callable[[str], Path]
 ) -> None:
-    config = config_of(network_folder("qwen3_5"))
-    *parents, last = path.split(".")
-    place = config
-    for parent in parents:
-        place = place[parent]
-    place[last] = value
+    config = with_value(config_of(network_folder("qwen3_5")), path, value)
     with pytest.raises(StartupError, match=words):
         build(config)

@@ -1,6 +1,5 @@
 """The network's parts against transformers, and the encoder's contract."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,17 +7,16 @@ import engines
 import numpy as np
 import pytest
 import torch
+from networks import build, config_of, with_value
 from references.networks import QwenOracle
 from tables import table
 from torch.utils._python_dispatch import TorchDispatchMode
 from vision_backends import RecordingBackend
 
-from saccade import models
 from saccade.engine.config import EngineConfig
 from saccade.engine.executor.loader import load_model
 from saccade.errors import StartupError
 from saccade.models.qwen3_vl.layout import Layout
-from saccade.models.qwen3_vl.network import Network
 from saccade.models.spec import MediaShape
 from saccade.nn.backends.torch_sdpa import VisionAttentionBackend
 
@@ -163,17 +161,6 @@ class Turned:
         return getattr(self._spec, name)
 
 
-def config_of(folder: Path) -> Any:
-    return json.loads((folder / "config.json").read_text())
-
-
-def build(config: Any, preprocessor: Any = None) -> Network:
-    with torch.device("meta"):
-        spec = models.load_spec("qwen3_vl", config)
-        network: Network = models.load_network("qwen3_vl")(spec, config, preprocessor or {})
-    return network
-
-
 def test_deepstack_only_where_declared(tiny_qwen3_vl: Path) -> None:  # [eng] 43
     config = config_of(tiny_qwen3_vl)
     config["vision_config"]["deepstack_visual_indexes"] = []
@@ -210,12 +197,7 @@ def test_rope_may_be_spelt_the_newer_way(tiny_qwen3_vl: Path) -> None:
     ],
 )
 def test_wrong_config_names_the_key(tiny_qwen3_vl: Path, path: str, value: object, words: str) -> None:  # [eng] 45
-    config = config_of(tiny_qwen3_vl)
-    *parents, last = path.split(".")
-    place = config
-    for parent in parents:
-        place = place[parent]
-    place[last] = value
+    config = with_value(config_of(tiny_qwen3_vl), path, value)
     with pytest.raises(StartupError, match=words):
         build(config)
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from networks import build, check_qwen_tower, config_of, load
+from networks import build, check_qwen_tower, config_of, load, with_value
 from safetensors.torch import load_file, save_file
 from tables import table
 from vision_backends import RecordingBackend
@@ -223,11 +223,6 @@ def test_the_top_level_decides_whether_embeddings_are_tied(config: dict[str, Any
 def test_wrong_config_names_the_key(
     name: str, path: str, value: object, words: str, network_folder: Callable[[str], Path]
 ) -> None:  # [eng] 45
-    config = config_of(network_folder(name))
-    *parents, last = path.split(".")
-    place = config
-    for parent in parents:
-        place = place[parent]
-    place[last] = value
+    config = with_value(config_of(network_folder(name)), path, value)
     with pytest.raises(StartupError, match=words):
         build(config)
