@@ -38,7 +38,6 @@ class WatchedCaches(NamedTuple):
     images: bool
 
     def kinds(self) -> tuple[type, ...]:
-        """Return the event types of these caches."""
         blocks = (BlockStored, BlockRemoved, StateStored, StateRemoved) if self.blocks else ()
         images = (ImageStored, ImageRemoved) if self.images else ()
         return (*blocks, *images)

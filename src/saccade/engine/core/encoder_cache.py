@@ -1,8 +1,8 @@
 """Track which images' features executors hold, by content, under a byte budget. Executors hold the tensors, by id.
 
-Room is made before an image is encoded, since its size is known in advance. Entries that an unfinished prefill still
-needs are pinned; the others are evicted, least recently used first. Pinned entries and entries that are being encoded
-may exceed the budget: the encode budget limits what one step encodes.
+Room is made before an image is encoded, since its size is known in advance. An unfinished prefill pins the entries that
+it still needs; the others are evicted, least recently used first. Pinned entries and entries that are being encoded may
+exceed the budget: the encode budget limits each step.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -44,7 +44,6 @@ class EncoderCache:
 
     @property
     def used_bytes(self) -> int:
-        """The bytes of all entries together."""
         return self._entries.num_bytes
 
     @property
@@ -74,7 +73,6 @@ class EncoderCache:
         self._entries.put(key, _CachedImage(self._num_begun), num_bytes)
 
     def complete(self, key: EncoderKey) -> None:
-        """Record that the image is encoded."""
         entry = self._entry(key)
         entry.is_encoded = True
         for image in entry.images:
@@ -125,7 +123,7 @@ class EncoderCache:
         return entry
 
     def _evict(self, key: EncoderKey) -> None:
-        """Drop an entry that need not be kept if the budget is exceeded. So no such entry stays while it is."""
+        """Drop an entry that is encoded and not pinned, if the budget is exceeded."""
         if self.used_bytes > self.budget_bytes and not self._is_kept(key):
             self._entries.drop(key)
 

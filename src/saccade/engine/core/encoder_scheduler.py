@@ -1,14 +1,12 @@
 """Choose the images to encode, and pin encoder outputs for as long as sequences need them. No torch.
 
-A chunk ends before an image that does not fit the step's patch budget. An image larger than the whole budget is
-encoded alone. While no sequence decodes, images are encoded in the step that needs them. While a sequence decodes,
-and the machine has enough threads, images are encoded in background jobs, one after another. Steps continue meanwhile,
-and only the sequences that need those images wait.
-
-More images would then wait for a long time, and steps with only a few decodes use the machine poorly. Therefore one
-further image is encoded within a step. After that, no image is encoded within a step until the decodes have had
-about as much time as that image took. A second job is always queued, because a step that encodes is long and no job
-can be submitted before it ends.
+A chunk ends before an image that does not fit the step's patch budget. An image larger than the whole budget is encoded
+alone. While no sequence decodes, images are encoded in the step that needs them. While a sequence decodes, and the
+machine has enough threads, images are encoded in background jobs, one after another. Steps continue meanwhile, and only
+the sequences that need those images wait. Many images would then wait for a long time, and steps with only a few
+decodes use the machine poorly. Therefore one further image is encoded within a step. After it, no image is encoded
+within a step until the decodes have had about as much time. A second job is always queued, because no job can be
+submitted during a long step that encodes.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -58,17 +56,17 @@ class EncoderScheduler:
         self._block_manager = manager
 
     def hold(self, sequence: Sequence) -> None:
-        """Keep the encoder outputs that further samples of the request will read pinned until `share`.
+        """Pin the encoder outputs that further samples of the request will read, until `share`.
 
         The samples reuse the full blocks of the prompt and compute the rest. Without a prefix cache they compute the
-        whole prompt. What is kept for samples of all requests has the cache's budget, or is one image; the samples
-        encode the rest again.
+        whole prompt. The outputs kept for samples of all requests stay within the cache's budget, or are one image; the
+        samples encode the rest again.
         """
         manager, last = self._block_manager, sequence.num_prompt_tokens - 1
         sequence.samples_start = last // manager.block_size * manager.block_size if manager.enable_prefix_caching else 0
 
     def share(self, sequence: Sequence, samples: Iterable[Sequence]) -> None:
-        """Give further samples of the request of *sequence* its pins, and undo the pins that it held for them."""
+        """Give the pins of *sequence* to further samples of its request, and undo the pins that it held for them."""
         for image in sequence.images:
             is_claimed, is_kept = image.is_claimed(sequence.index), (sequence.index, Until.ENDED) in image.pins
             for sample in samples:
@@ -124,8 +122,8 @@ class EncoderScheduler:
     def missing_images(self, sequence: Sequence) -> list[int]:
         """Return the indices of the images of *sequence* without pixels, if it needs one that is not encoded either.
 
-        The list holds all images without pixels: the gateway is asked only once, and the other encoder outputs may be
-        evicted before its answer arrives. If the sequence lacks no image, its encoder outputs are pinned until it ends.
+        The list has all images without pixels: the gateway is asked only once, and other encoder outputs may be evicted
+        before it answers. If the sequence lacks no image, its encoder outputs are pinned until it ends.
         """
         indices = sequence.images_without_pixels
         if not indices:
@@ -142,7 +140,7 @@ class EncoderScheduler:
         return []
 
     def commit(self, sequence: Sequence, start: int) -> None:
-        """Unpin the encoder outputs whose last token was computed; tokens before *start* are not examined."""
+        """Unpin the encoder outputs whose last token, from *start* on, was computed."""
         for _, image in sequence.media_between(start, sequence.num_computed_tokens):
             if image.end <= sequence.num_computed_tokens:
                 self.encoder_cache.unpin(image, sequence.index, (Until.COMPUTED,))

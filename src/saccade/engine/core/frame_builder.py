@@ -20,7 +20,6 @@ class FrameBuilder:
         self._deltas[connection].append(delta)
 
     def ask(self, connection: int, question: PixelsWanted) -> None:
-        """Add a request for pixels."""
         self._pixels_wanted[connection].append(question)
 
     def released_slots(self, connection: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""Which tokens an answer that is held to a grammar may have next. No torch."""
+"""Compute the tokens that an answer may have next under its grammar. No torch."""
 
 import time
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from saccade.errors import InvalidValue
 
 WORD_BITS = 32
 MAX_MASK_SECONDS = 1.0
-"""Of a processor, for one mask, during which every request waits; it takes tens of microseconds."""
+"""The processor time for one mask, while every request waits; usual are tens of microseconds."""
 
 Words = npt.NDArray[np.uint32]
 """A set of token ids: bit i % 32 of word i // 32 is set for token id i."""
@@ -23,7 +23,7 @@ def no_words(vocab_size: int) -> Words:
 
 
 def add_ids(words: Words, token_ids: Iterable[int], vocab_size: int) -> Words:
-    """Return *words* with those of *token_ids* that are from 0 to *vocab_size* - 1."""
+    """Return *words* plus the *token_ids* from 0 to *vocab_size* - 1."""
     bits = np.unpackbits(words.view(np.uint8), bitorder="little")
     bits[[token_id for token_id in token_ids if 0 <= token_id < vocab_size]] = 1
     return np.packbits(bits, bitorder="little").view(np.uint32)
@@ -55,7 +55,7 @@ class GrammarMatcher:
         return not self._is_reasoning and self._matcher.is_stopped() and not self._matcher.is_error()
 
     def take(self, token_id: int) -> None:
-        """Note the answer's next token, which the last mask must have allowed."""
+        """Advance by the answer's next token, which the last mask must have allowed."""
         if self._is_reasoning:
             self._is_reasoning = token_id != self._reasoning_end_id
         else:

@@ -21,7 +21,7 @@ from saccade.protocol.request import Grammar
 CACHE_BYTES = 32 << 20
 BYTES_PER_CHARACTER = 64
 SMALLEST_BYTES = 256 << 10
-"""A compiled grammar is taken for this many bytes, or for BYTES_PER_CHARACTER of its text, whichever is more."""
+"""A compiled grammar counts as this many bytes, or as BYTES_PER_CHARACTER of its text, whichever is more."""
 
 logger = structlog.get_logger(__name__)
 
@@ -76,7 +76,7 @@ class Grammars:
     def take(self, samples: Callable[[int, str], list[Sequence]], timeout_seconds: float) -> list[Ready]:
         """Give matchers to the samples of requests whose grammar is compiled, and return the requests.
 
-        Wait at most *timeout_seconds* for one. *samples* returns those of a request; none if it has ended.
+        Wait at most *timeout_seconds* for one. *samples* returns a request's samples; none if it has ended.
         """
         if timeout_seconds and self._pending:
             wait(self._pending.values(), timeout_seconds, return_when="FIRST_COMPLETED")
@@ -113,7 +113,7 @@ class Grammars:
 
 
 def _is_broken(compiled: Future[LLMatcher]) -> bool:
-    """Whether the compilation failed by an error of this worker, which another one may not have."""
+    """Whether an error of this worker, which another one may not have, ended the compilation."""
     error = compiled.exception() if compiled.done() else None
     return error is not None and not isinstance(error, InvalidValue)
 

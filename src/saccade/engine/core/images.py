@@ -3,8 +3,8 @@
 The samples of a request share an image: one slot, one copy of its bytes, one state. An image is encoding or encoded
 exactly while it has a pin; without a pin, a cache may drop the encoder output at any time. A slot is read only when its
 image is about to be encoded. Its bytes are then kept until the request ends, because a preempted sequence may have to
-encode the image again. For the same reason, a slot that was never read because a cache held the image is returned
-to the gateway when the request ends. In both cases the slot's name is released exactly once.
+encode the image again. For the same reason, a slot that was never read goes back to the gateway only when the request
+ends. In both cases the slot's name is released exactly once.
 """
 
 from collections.abc import Collection, Mapping
@@ -63,7 +63,7 @@ class Until(Enum):
     STARTED = auto()
     """Until the request's other samples have started: they need the encoder output too, and set their own pins."""
     ENDED = auto()
-    """Until the sample ends: no pixels came, and a gateway that has dropped the image could not send them again."""
+    """Until the sample ends: the pixels never came, and the gateway may have dropped the image."""
 
 
 CLAIMS = (Until.COMPUTED, Until.STARTED)
@@ -123,11 +123,10 @@ class RequestImage:
         return True
 
     def complete(self) -> None:
-        """Record that the image is encoded."""
         self._move(State.ENCODED)
 
     def abandon(self) -> None:
-        """Record that the encoding failed, and remove all pins; sequences that need the image must plan it again."""
+        """Record that encoding failed, and remove all pins. Sequences that need the image must plan it again."""
         self.pins.clear()
         self._move(self._without_output())
 

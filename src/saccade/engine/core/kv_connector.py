@@ -16,11 +16,11 @@ class KvConnector(Protocol):
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would move state, or news of a transfer has arrived."""
+        """Whether a step would move state, or a transfer has events."""
 
     @property
     def wake_fds(self) -> tuple[int, ...]:
-        """File descriptors that are readable while there is news."""
+        """File descriptors that are readable while there are events."""
 
     def check(self, request: EngineRequest) -> None:
         """Raise InvalidValue for a request that this engine cannot take part in."""
@@ -89,6 +89,6 @@ class NoKvConnector:
 
 
 def check_key(key: bytes, keys: Container[bytes]) -> None:
-    """Raise InvalidValue for a key of a transfer that is no such key, or is one of *keys*."""
+    """Raise InvalidValue for a transfer's key of another length, or one of *keys*."""
     if len(key) != KEY_BYTES or key in keys:
         raise InvalidValue(f"A transfer has a key of its own of {KEY_BYTES} bytes.", "kv_transfer.key")

@@ -24,7 +24,7 @@ from saccade.transport.kv_transfer.events import Event, PieceArrived, PromptComp
 from saccade.transport.kv_transfer.service import MAX_PIECE_BYTES, KvTransfers
 
 STEP_BYTES = 2 * MAX_PIECE_BYTES
-"""State that one step writes; requests that are computed in the step wait for it."""
+"""The most state that one step writes; the step's requests wait for it."""
 
 OUT_OF_ORDER = "The prefill worker sent another state than that of this prompt."
 SAMPLE_ENDED = "The first sample of the request ended before the prompt's state had come; send the request again."
@@ -74,7 +74,7 @@ class KvReceiver:
         return (self.transfers.wake_fd,)
 
     def check(self, request: EngineRequest) -> None:
-        """Raise InvalidValue for a prefill leg, and for a decode leg that this engine could never begin."""
+        """Raise InvalidValue for a prefill leg, and for a decode leg that can never begin."""
         kv_transfer = request.kv_transfer
         if kv_transfer is None:
             return

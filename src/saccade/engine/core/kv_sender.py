@@ -24,7 +24,7 @@ from saccade.transport.kv_transfer.events import Delivered, Event, PieceTaken, S
 from saccade.transport.kv_transfer.service import MAX_PIECE_BYTES, KvTransfers
 
 STEP_BYTES = 2 * MAX_PIECE_BYTES
-"""State that one step copies; requests that are computed in the step wait for the copy."""
+"""The most state that one step copies; the step's requests wait for the copy."""
 
 NUM_UNTAKEN = 2
 """Pieces of a transfer in flight: one is used while the other travels."""
@@ -72,7 +72,7 @@ class KvSender:
         return (self.transfers.wake_fd,)
 
     def check(self, request: EngineRequest) -> None:
-        """Raise InvalidValue for a decode leg, and for a prefill leg that cannot be one."""
+        """Raise InvalidValue for a decode leg, and for an impossible prefill leg."""
         kv_transfer = request.kv_transfer
         if kv_transfer is None:
             return
@@ -95,7 +95,7 @@ class KvSender:
             )
 
     def open(self, sequence: Sequence) -> None:
-        """Begin the leg of *sequence*, sample 0 of its request, if it is one."""
+        """Begin a leg if the request of *sequence*, its sample 0, is one."""
         if isinstance(kv_transfer := sequence.request.kv_transfer, SendKv):
             self._prompts[kv_transfer.key] = _OutgoingPrompt(kv_transfer.key, sequence, sequence.request.num_samples)
             self.transfers.offer(kv_transfer.key)
@@ -106,7 +106,7 @@ class KvSender:
                 self._take(prompt, event)
 
     def keep(self, sequence: Sequence, logprob: TokenLogprob | None, reason: FinishReason | None, now: float) -> bool:
-        """Note the first token of a sample; return whether the sample ends only when its state is delivered."""
+        """Note the first token of a sample. Return whether the sample ends only when its state is delivered."""
         prompt = self._prompt_of(sequence)
         if prompt is None or reason is None:
             return False
@@ -177,7 +177,7 @@ class KvSender:
         return (piece.stop - piece.start) * self._form.block_nbytes
 
     def _next(self, prompt: _OutgoingPrompt) -> Piece | None:
-        """Return the piece to send next; None if there is none now."""
+        """Return the piece to send next, if there is one now."""
         if prompt.next_block is None or prompt.num_untaken >= NUM_UNTAKEN or len(prompt.first) < prompt.num_samples:
             return None
         return next(self._pieces(prompt, prompt.next_block), None)

@@ -3,7 +3,7 @@
 An image may come by its hash alone, because the gateway believes that this engine holds its encoder output. If it does
 not, the engine parks the sequence and asks its gateway for the pixels, once per request: a gateway keeps an image only
 until the first token. The gateway of a decode leg, which has no pixels, keeps its images until the request ends: a
-sequence that is preempted computes its prompt here.
+preempted sequence computes its prompt here.
 """
 
 import math
@@ -22,7 +22,7 @@ from saccade.protocol.output import PixelsWanted
 from saccade.protocol.request import MediaPixels, SupplyPixels
 
 ANSWER_SECONDS = 60.0
-"""After this time without an answer the request for pixels counts as lost; the gateway's own deadline is shorter."""
+"""After this time without an answer a request for pixels counts as lost; the gateway's deadline is shorter."""
 
 NO_LONGER_HELD = "The worker no longer holds an image of this request; the request can be sent again."
 
@@ -66,7 +66,7 @@ class PixelRequests:
             fail(sequence, WorkerUnavailable("The image's pixels did not arrive in time; send the request again."))
 
     def _read(self, schedule: Schedule, fail: Fail) -> PixelsByKey:
-        """Return the pixels to encode. An image that cannot be read ends only the requests that sent it."""
+        """Return the pixels to encode. An unreadable image ends only the requests that sent it."""
         pixels: PixelsByKey = {}
         for key, claims in schedule.encode.items():
             failures: dict[Sequence, SaccadeError] = {}
@@ -98,7 +98,7 @@ class PixelRequests:
                 self._scheduler.park(sequence, schedule, sequence.images_without_pixels)
 
     def _ask(self, schedule: Schedule, fail: Fail) -> None:
-        """Request the pixels that parked sequences lack. A sequence whose gateway may have dropped them fails."""
+        """Request the missing pixels of parked sequences. A sequence fails if its gateway may have dropped them."""
         for sequence, media in schedule.missing_images.items():
             key = (sequence.connection, sequence.request_id)
             images = [sequence.images[index] for index in media]
@@ -116,9 +116,9 @@ class PixelRequests:
             self._frames.ask(sequence.connection, PixelsWanted(sequence.request_id, media))
 
     def take(self, connection: int, answer: SupplyPixels, samples: list[Sequence], fail: Fail) -> None:
-        """Queue the sequences that wait for *answer* again; an invalid answer fails their request.
+        """Queue the sequences again that wait for *answer*; an invalid answer fails their request.
 
-        *samples* are those of the request that *answer* names; the list is empty if the request has ended.
+        *samples* belong to the request of *answer*; the list is empty if the request has ended.
         """
         self._deadlines.pop((connection, answer.request_id), None)
         problem = _problem(answer.media, samples[0]) if samples else ""

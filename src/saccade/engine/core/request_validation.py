@@ -17,15 +17,12 @@ MAX_NUM_LOGPROBS = 20
 """The limit of OpenAI's API, and the default limit of vLLM."""
 
 MAX_SECONDS_PER_GROUP = 86_400
-"""Of a video's frames: a day, so that positions on the axis of time stay far below the largest number."""
+"""Between groups of a video's frames: a day, so that positions in time stay far below the largest integer."""
 
 
 @dataclass(frozen=True)
 class MediaMemory:
-    """What the device has memory for: *num_patches* of an image or a frame, and *num_bytes* of an item's features.
-
-    A value of features has *itemsize* bytes.
-    """
+    """Bounds of memory: *num_patches* of an image or a frame, *num_bytes* of an item's features, *itemsize* of a value."""
 
     num_patches: int
     num_bytes: int
@@ -67,7 +64,7 @@ class RequestValidator:
             raise InvalidValue(f"Token ids must be from 0 to {self.spec.vocab_size - 1}.", "token_ids")
 
     def _check_ids(self, sampling: SamplingParams) -> None:
-        """Raise InvalidValue for ids outside the vocabulary, and if no id is left that could be drawn."""
+        """Raise InvalidValue for ids outside the vocabulary, or if no id can be drawn."""
         vocab_size = self.spec.vocab_size
         for param, ids in (("logit_bias", sampling.logit_bias), ("allowed_token_ids", sampling.allowed_token_ids)):
             if ids and (min(ids) < 0 or max(ids) >= vocab_size):

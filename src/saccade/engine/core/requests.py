@@ -1,4 +1,4 @@
-"""The active requests: their samples, how each ends, and the output about them."""
+"""The active requests: their samples, their ends, and their output."""
 
 import time
 from collections import defaultdict
@@ -48,7 +48,7 @@ class Requests:
         return [] if request is None else list(request.live.values())
 
     def open(self, sequence: Sequence, num_samples: int) -> None:
-        """Queue the first sample of a request, which reserves num_samples arrival numbers from this sample's on."""
+        """Queue the first sample of a request; num_samples arrival numbers are reserved from this sample's on."""
         request = _RequestState({0: sequence}, list(range(1, num_samples)))
         self._open[sequence.connection][sequence.request_id] = request
         if sequence.awaits_kv:
@@ -93,7 +93,7 @@ class Requests:
             self._end(sequence, reason)
 
     def abort(self, connection: int, request_id: str, index: int | None = None) -> None:
-        """End a request, or its sample *index*, before any more work is done for it. An unknown request is ignored."""
+        """End a request, or its sample *index*, without further work. An unknown request is ignored."""
         request = self._find(connection, request_id)
         if request is None:
             return

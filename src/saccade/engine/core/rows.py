@@ -1,4 +1,4 @@
-"""Map running sequences to the executors' rows, and track what executors know of each row."""
+"""Map running sequences to the executors' rows, and track the executors' state of each row."""
 
 import itertools
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from saccade.engine.core.step import RowStart, TableChange
 
 @dataclass(slots=True)
 class _RowState:
-    """The state of a row that executors have: entries of its block table, and whether they sampled its last token."""
+    """The executors' state of a row: entries of its block table, and whether they sampled its last token."""
 
     num_blocks: int = 0
     has_drawn: bool = False
@@ -40,7 +40,6 @@ class Rows:
         sequence.row = None
 
     def take_ended_rows(self) -> tuple[int, ...]:
-        """Return the rows that ended since the last call."""
         rows, self._ended_rows = tuple(self._ended_rows), []
         return rows
 

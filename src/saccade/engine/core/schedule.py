@@ -14,8 +14,7 @@ class Schedule:
     *encode* maps a key to the step's sequences that bring or need that image, in order of arrival. Images of
     *background* are encoded while this step and later ones run, and no chunk of this step extends past the start of
     such an image. *missing_images* maps parked sequences to the indices of the images whose pixels they lack.
-    *admitted* have reserved room for a state that a prefill worker sends; each maps to the number of blocks that are
-    held already.
+    *admitted* sequences have room for the state that a prefill worker sends; each maps to its number of cached blocks.
     """
 
     chunks: dict[Sequence, int] = field(default_factory=dict)

@@ -37,9 +37,7 @@ help.
 
 @dataclass(frozen=True)
 class Budgets:
-    """The limits of one step, the maximum number of waiting sequences, and whether images may be encoded in
-    *background_jobs*.
-    """
+    """The limits of one step, of waiting sequences, and whether images may be encoded in *background_jobs*."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -84,7 +82,7 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether a step could compute something.
 
-        A parked sequence waits for its pixels and does not count, nor do those that wait for a transfer to end.
+        Parked sequences wait for pixels and do not count, nor do sequences that wait for the end of a transfer.
         """
         return bool(self.running or (self.waiting and not self._is_blocked))
 
@@ -128,7 +126,6 @@ class Scheduler:
         return step
 
     def commit(self, step: Schedule) -> None:
-        """Record that the step's tokens are computed."""
         for sequence, num_tokens in step.chunks.items():
             start = sequence.num_computed_tokens
             self.block_manager.commit(sequence, start + num_tokens)
@@ -136,7 +133,7 @@ class Scheduler:
                 self.encoder_scheduler.commit(sequence, start)
 
     def remove(self, sequence: Sequence) -> None:
-        """Remove a sequence that ended or lacks pixels from every queue, and free its state."""
+        """Remove a sequence, which ended or lacks pixels, from every queue, and free its state."""
         self._is_blocked = False
         if sequence in self.running:
             del self.running[sequence]
@@ -157,7 +154,7 @@ class Scheduler:
         self.sending[sequence] = None
 
     def finish_receiving(self, sequence: Sequence) -> None:
-        """Begin to decode the samples of *sequence*: the state of their prompt is here."""
+        """Begin to decode the samples of *sequence*: their prompt's state has arrived."""
         for sample in self.receiving.pop(sequence):
             if sample.finish_reason is None:
                 self.block_manager.commit(sample, sample.num_prompt_tokens)
@@ -200,8 +197,7 @@ class Scheduler:
     def can_start_over(self) -> bool:
         """Whether every sequence can be computed again from nothing, and none was at the last `start_over`.
 
-        A sequence whose images came by their hash alone cannot be once it has a token: its gateway may have dropped
-        them.
+        A sequence whose images came by hash cannot once it has a token: its gateway may have dropped them.
         """
         return all(
             one.arrival > self._newest_preempted and (one.recomputable or not (one.num_generated_tokens or one.index))
@@ -209,7 +205,7 @@ class Scheduler:
         )
 
     def start_over(self) -> None:
-        """Free the state of every sequence between two steps. No job may be under way."""
+        """Free the state of every sequence between two steps. No job may be running."""
         self._newest_preempted = max((one.arrival for one in self.running), default=self._newest_preempted)
         for sequence in list(self.running):
             self.preempt(sequence)
@@ -256,7 +252,7 @@ class Scheduler:
             self._add_chunk(sequence, step, remaining, later=())
 
     def _kept_for_samples(self) -> tuple[int, int]:
-        """Return how many rows are kept for samples of prompts that are admitted already, and how many blocks."""
+        """Return how many rows and blocks are kept for samples of admitted prompts."""
         first = [sequence for sequence in self.running if sequence.num_samples_to_come]
         in_front = takewhile(lambda sequence: sequence.completes_prompt, self.waiting)
         others = [*in_front, *(sequence for sequence in self.parked if sequence.completes_prompt)]
@@ -281,7 +277,7 @@ class Scheduler:
         return True
 
     def _continue(self, step: Schedule, remaining: RemainingBudget) -> None:
-        """Add chunks for running sequences that have none in this step yet; most are prompts."""
+        """Add chunks for running sequences that have none in this step yet, mostly prompts."""
         rest = [sequence for sequence in self.running if sequence not in step.chunks]
         later = deque(sequence for sequence in rest if sequence.num_pending_tokens > 1)
         for sequence in rest:
@@ -348,7 +344,7 @@ def _live_samples(sequence: Sequence) -> list[Sequence]:
 
 
 def _num_rows(sequence: Sequence) -> int:
-    """Return how many rows must be free to admit *sequence*, those of the samples that its prompt needs included."""
+    """Return how many rows must be free to admit *sequence*, with those of the samples that its prompt needs."""
     if sequence.awaits_kv:
         return len(_live_samples(sequence))
     return 0 if sequence.completes_prompt else 1 + sequence.num_samples_to_come

@@ -1,4 +1,4 @@
-"""One sample of a request, as the scheduler handles it. No torch."""
+"""One sample of a request in the scheduler. No torch."""
 
 import bisect
 from array import array
@@ -101,7 +101,7 @@ class Sequence:
         self.prompt_logprobs: list[TokenLogprob] | None = [] if scores_prompt else None
 
     def sample(self, index: int, arrival: int) -> "Sequence":
-        """Return another sample of the request, which has no answer yet. The samples share prompt and images."""
+        """Return another sample of the request, without an answer. The samples share prompt and images."""
         sample = Sequence(
             self.connection, self.request, arrival, self.request_seed, self._keys[0], self.positions, index
         )
@@ -128,7 +128,6 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens of prompt and answer."""
         return len(self.token_ids)
 
     @property
@@ -142,12 +141,11 @@ class Sequence:
 
     @property
     def awaits_grammar(self) -> bool:
-        """Whether the answer's grammar is not compiled yet."""
         return self.grammar is not None and self.matcher is None
 
     @property
     def num_samples_to_come(self) -> int:
-        """Number of samples that begin at this one's first token, and without which its state will not be sent."""
+        """Number of samples that begin at this one's first token; its state is sent only after theirs."""
         is_first = self.samples_start is not None and isinstance(self.request.kv_transfer, SendKv)
         return self.request.num_samples - 1 if is_first else 0
 

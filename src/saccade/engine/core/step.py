@@ -90,7 +90,7 @@ class StateMove(msgspec.Struct, frozen=True, array_like=True):
 
 
 class KvSend(msgspec.Struct, frozen=True, array_like=True):
-    """A copy of *blocks*, and with *row* of that row's recurrent states, to bytes, which the step's output holds."""
+    """A copy of *blocks*, and with *row* of that row's recurrent states, to bytes in the step's output."""
 
     blocks: tuple[int, ...]
     row: int | None = None
@@ -112,7 +112,7 @@ class StepInput(msgspec.Struct, frozen=True):
 
     *drop* may name outputs that were never made. *restore* initialises rows of *started* from checkpoints; the other
     started rows have zeroed recurrent states. *save* copies the states at the end of the rows' chunks to checkpoints.
-    What *send* names must have been computed by earlier steps, or by this one.
+    Earlier steps, or this one, must have computed the state that *send* names.
     """
 
     number: int

@@ -57,9 +57,10 @@ class StepBuilder:
     def build(
         self, schedule: Schedule, pixels: Mapping[EncoderKey, bytes], masks: Mapping[Sequence, bytes] = NO_MASKS
     ) -> PlannedStep:
-        """Return *schedule* as a step that encodes *pixels* as one job, within the step or in the background.
+        """Return *schedule* as a step. It encodes *pixels* in at most one job within the step and one in the
+        background.
 
-        *masks* are of sequences that draw.
+        *masks* belong to sequences that draw.
         """
         self._num_steps += 1
         # Single tokens first: backends compute their attention in one call.
@@ -169,9 +170,9 @@ def _counts(sequence: Sequence) -> RowCounts:
 
 
 def _prompt_scores(chunks: Iterable[tuple[Sequence, Chunk]]) -> Prompts:
-    """Return the prompt log probabilities that this step yields and no earlier step yielded.
+    """Return the prompt log probabilities that this step is the first to yield.
 
-    A preempted sequence computes its prompt again, but keeps the log probabilities that are already known.
+    A preempted sequence computes its prompt again, but keeps the log probabilities that it has.
     """
     prompts: Prompts = []
     for sequence, chunk in chunks:

@@ -1,4 +1,4 @@
-"""The end of reasoning that has used up its budget. No torch.
+"""End reasoning that has used up its budget. No torch.
 
 Whether it is due depends on the answer's tokens only, so preemption, replay and samples keep no state for it.
 """

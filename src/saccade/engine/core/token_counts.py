@@ -1,4 +1,4 @@
-"""How often a sequence's answer holds each token, kept up to date token by token. No torch."""
+"""Count the tokens of a sequence's answer, token by token. No torch."""
 
 from array import array
 from collections.abc import Iterable

@@ -1,1 +1,1 @@
-"""KV state as the core counts it: blocks, checkpoints, and the references to them."""
+"""The core's accounts of KV state: blocks, checkpoints, and references to them."""

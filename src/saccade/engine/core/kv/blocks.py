@@ -24,7 +24,6 @@ class _Content(msgspec.Struct, frozen=True, gc=False):
     is_first: bool = False
 
     def stored_event(self, key: bytes) -> BlockStored:
-        """Return the event for the stored block."""
         token_ids = array("i", self.token_ids).tolist()
         return BlockStored(key, self.parent, token_ids, list(self.media), self.is_first)
 
@@ -113,7 +112,6 @@ class PagedBlocks:
         return num_tokens
 
     def release(self, sequence: Sequence) -> None:
-        """Release the sequence's blocks, last one first."""
         for block in reversed(sequence.block_table):
             self._let_go(block)
         sequence.block_table = array("q")

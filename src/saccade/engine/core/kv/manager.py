@@ -20,7 +20,7 @@ class StateGroup(Protocol):
     """
 
     def reusable(self, keys: Ordered[bytes], num_blocks: int) -> int:
-        """Return after how many blocks, at most *num_blocks*, this group can resume. Changes nothing."""
+        """Return the number of blocks, at most *num_blocks*, after which this group can resume. Changes nothing."""
 
     def fits(self, keys: Ordered[bytes], num_tokens: int, headroom_blocks: int) -> bool:
         """Whether a sequence of *num_tokens* that reuses *keys* can be admitted. Changes nothing."""
@@ -97,10 +97,11 @@ class BlockManager:
         return len(cached_keys)
 
     def num_sample_blocks(self, num_tokens: int) -> int:
-        """Return how many blocks another sample of a prompt of *num_tokens* takes at most, while the first holds its.
+        """Return the most blocks that another sample of a prompt of *num_tokens* takes while the first holds its
+        blocks.
 
         It shares the full blocks, unless it may have to compute the prompt again: without a prefix cache, or if the
-        checkpoint of a recurrent state that it would resume from is gone.
+        state checkpoint is gone that it would resume from.
         """
         shares = self.enable_prefix_caching and self.checkpoints is None
         return 1 if shares else -(-num_tokens // self.block_size)
@@ -112,7 +113,7 @@ class BlockManager:
         return sequence.num_tokens - len(self._reusable_keys(sequence)) * self.block_size
 
     def chunk(self, sequence: Sequence, num_tokens: int) -> int:
-        """Return how many of the next *num_tokens* to compute at once: the smallest answer of the groups."""
+        """Return how many of the next *num_tokens* to compute at once: the minimum over the groups."""
         return min(group.chunk(sequence, num_tokens) for group in self.groups)
 
     def _reusable_keys(self, sequence: Sequence) -> list[bytes]:
@@ -144,7 +145,6 @@ class BlockManager:
                 group.commit(sequence, index, keys[index])
 
     def release(self, sequence: Sequence) -> None:
-        """Release all state of *sequence*, in every group."""
         for group in self.groups:
             group.release(sequence)
         sequence.num_computed_tokens = 0

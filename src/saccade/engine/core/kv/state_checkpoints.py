@@ -64,7 +64,7 @@ class StateCheckpoints:
         return min([num_tokens, *(stop - start for stop in stops if stop > start)])
 
     def moves(self, sequences: Iterable[Sequence], stops: Mapping[Sequence, int]) -> tuple[Moves, Moves]:
-        """Return what a step restores for the rows of *sequences*, and saves for chunks that end at *stops*.
+        """Return the moves that restore states for *sequences*, and those that save them for chunks ending at *stops*.
 
         Call it once a step: a checkpoint that the step restores is not evicted for one that it saves.
         """
