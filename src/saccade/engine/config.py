@@ -28,7 +28,7 @@ OTHER_NAMES = {
     "num_blocks": "num_blocks",
     "num_state_snapshots": "num_state_snapshots",
 }
-"""What errors call fields that have a flag of another name, or none."""
+"""The names in errors of fields whose flag has another name, or which have none."""
 
 
 def _absolute(_: Any, tokens: list[Token]) -> str:
@@ -164,7 +164,7 @@ class EngineConfig(EngineSettings):
             )
 
     def _check_role(self) -> None:
-        """Raise StartupError for what an engine of a prefill/decode split cannot do."""
+        """Raise StartupError for a setting that a prefill/decode split does not support."""
         if (self.kv_transfer_bind is not None) != (self.role == "prefill"):
             raise StartupError(
                 f"The role is {self.role}: --kv-transfer-bind, where decode workers connect, is for --role prefill, "

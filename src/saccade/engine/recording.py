@@ -55,7 +55,7 @@ logger = structlog.get_logger(__name__)
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """The properties that the last bits of a step's results depend on. *weights* is the model's fingerprint."""
+    """The properties that affect the last bits of a step's results. *weights* is the model's fingerprint."""
 
     weights: bytes
     model_config: bytes

@@ -76,7 +76,7 @@ class _Step:
 class Replay:
     """Repeats the recorded calls on *executor*. Compares token ids and, with *is_exact*, log probabilities bit for bit.
 
-    Exceptions of the executor propagate, including a failure that the recording ends with.
+    Exceptions of the executor propagate, including the failure at the end of a recording.
     """
 
     def __init__(self, executor: Executor, *, is_exact: bool) -> None:

@@ -72,7 +72,7 @@ def kv_form(description: Description, caches: Caches) -> KvForm:
 
 
 def describe_machine(model: LoadedModel, execution: Execution) -> Machine:
-    """Return the properties of the machine that the last bits of this engine's results depend on."""
+    """Return the properties of the machine that affect the last bits of this engine's results."""
     device = model.network.device
     backends = (execution.backend.name, execution.vision_backend.name)
     packages = ("saccade", "torch", "numba", *(PACKAGES[name] for name in backends if name in PACKAGES))
@@ -89,7 +89,7 @@ def describe_machine(model: LoadedModel, execution: Execution) -> Machine:
 
 
 def _device(model: LoadedModel) -> str:
-    """Return the device of *model*, and how many processes compute on one each."""
+    """Return the device of *model*, with the number of processes that compute on one each."""
     device, size = model.network.device, model.ranks.size
     return str(device) if size == 1 else f"{device.type} x {size}"
 

@@ -70,9 +70,9 @@ def allocate(
     peers: Peers | None = None,
     measured: memory.Measured = memory.NOTHING,
 ) -> Caches:
-    """Return the caches of *model* with *num_blocks* blocks, and have *peers* allocate theirs.
+    """Return the caches of *model* with *num_blocks* blocks, and make *peers* allocate theirs.
 
-    None is as many blocks as fit in memory, on every rank, after memory was *measured*.
+    With None, as many blocks as fit in memory on every rank, after memory was *measured*.
     """
     if num_blocks is None:
         num_blocks = memory.fitting_blocks(config, model, measured)
@@ -103,8 +103,8 @@ def measure(
 ) -> memory.Measured:
     """Run steps as large as they can be, so that torch's peak memory is known before the KV pool is sized.
 
-    One has as many tokens as the budget allows, one encodes an image of *grid*, and one draws tokens for all rows.
-    Nothing holds the caches of these steps then, but other ranks', which they replace.
+    One has as many tokens as the budget allows, one encodes an image of *grid*, and one draws tokens for all rows. The
+    caches of these steps are then released; other ranks replace theirs.
     """
     num_text_tokens = config.max_num_batched_tokens
     num_tokens = num_text_tokens + model.network.spec.item_tokens(grid) + config.block_size
@@ -148,7 +148,7 @@ def assemble(
     grammars: Grammars | None = None,
     limits: MediaMemory | None = None,
 ) -> Engine:
-    """Return an engine that runs *model* in *caches*, which may hold any data, and on *peers*. Raises StartupError."""
+    """Return an engine that runs *model* in *caches*, which may hold any data, with *peers*. Raises StartupError."""
     network, spec = model.network, model.network.spec
     num_blocks = caches.sizes.num_blocks
     max_model_len = memory.model_length(config, spec.max_position_embeddings, num_blocks)

@@ -47,7 +47,7 @@ def _text(engine: Engine, num_tokens: int) -> EngineRequest:
 
 
 def _draw(engine: Engine, number: int) -> EngineRequest:
-    """Return a request of one token whose sampling takes as much memory as any."""
+    """Return a request of one token whose sampling takes the most memory."""
     sampling = SamplingParams(
         max_tokens=1, temperature=1, top_p=0.9, top_k=50, repetition_penalty=1.1, num_logprobs=MAX_NUM_LOGPROBS
     )

@@ -22,7 +22,7 @@ Encode = Callable[[EncodeJob], Encoded]
 
 
 class AsyncEncoder:
-    """Runs jobs one after the other, on *num_threads* of torch's."""
+    """Runs jobs one after another, on *num_threads* of torch's threads."""
 
     def __init__(self, encode: Encode, num_threads: int) -> None:
         self._encode = encode
@@ -32,11 +32,11 @@ class AsyncEncoder:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a submitted job was not taken yet."""
+        """Whether a job is queued, running or not taken yet."""
         return bool(self._jobs)
 
     def begin(self, job: EncodeJob) -> None:
-        """Queue *job*, to run after the earlier jobs. If the thread cannot be started, the job has failed."""
+        """Queue *job* after the earlier jobs. If the thread cannot be started, the job fails."""
         try:
             future = self._pool.submit(self._run, job)
         except (RuntimeError, MemoryError) as error:

@@ -34,7 +34,7 @@ class Batch:
 
 
 def build_batch(chunks: Ordered[Chunk], rows: RowBuffers, block_size: int, device: torch.device) -> Batch:
-    """Lay out *chunks* flat, single tokens first. Call it after the rows' tables are updated for the step."""
+    """Lay out *chunks* flat, single tokens first. The rows' tables must be up to date for the step."""
     row_of = np.array([chunk.row for chunk in chunks], np.int64)
     lengths = tuple(chunk.num_tokens for chunk in chunks)
     contexts = tuple(chunk.start + chunk.num_tokens for chunk in chunks)

@@ -20,7 +20,7 @@ NO_SCALES: Mapping[int, tuple[float, float]] = MappingProxyType({})
 
 
 class BlockFormat(NamedTuple):
-    """How blocks hold values: in *dtype*, divided by the scales of keys and values in *scales*, by layer, or by 1."""
+    """The form of values in blocks: *dtype*, divided by *scales* of keys and values by layer, or by 1."""
 
     dtype: torch.dtype
     scales: Mapping[int, tuple[float, float]] = NO_SCALES

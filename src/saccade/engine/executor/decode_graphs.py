@@ -1,12 +1,12 @@
 """Replay decodes as CUDA graphs: one graph for each of a few numbers of rows, over buffers that never move.
 
-A graph repeats the kernels of one call with the addresses and sizes that they had. So a step's input is copied into the
-graph's buffers, rows are added up to the graph's number, and the attention backend must read lengths and block tables
-on the device alone (AttentionBackend.captures_decodes). An added row reads and writes the padding block and the padding
-row of the caches, which belong to no sequence. A step with other chunks runs without a graph.
+A graph repeats the kernels of one call with the same addresses and sizes. So a step's input is copied into the graph's
+buffers, padding rows fill the graph's number of rows, and the attention backend must read lengths and block tables only
+on the device (AttentionBackend.captures_decodes). A padding row reads and writes the padding block and the padding row
+of the caches, which belong to no sequence. A step with other chunks runs without a graph.
 
-CUDA has never captured these graphs here: tests replace `capture` by a function that calls again. Shapes: n rows of a
-step, B of a graph, M blocks of the longest table, E hidden size.
+CUDA has never captured these graphs: tests replace `capture` by a function that calls again. Shapes: n rows of a step,
+B of a graph, M blocks of the longest table, E hidden size.
 """
 
 from collections.abc import Callable, Iterable
@@ -41,15 +41,15 @@ Capture = Callable[[Compute], Captured]
 class CudaCapture:
     """Captures calls in CUDA graphs that share one pool of memory.
 
-    A call's output is written over when another of the graphs is replayed, so it must be read or copied before. Capture
-    the call that needs the most memory first: the pool then does not grow.
+    Replaying another of the graphs overwrites a call's output, so read or copy it before. Capture the call that needs
+    the most memory first: the pool then does not grow.
     """
 
     def __init__(self) -> None:
         self._pool: Any = None
 
     def __call__(self, compute: Compute) -> Captured:
-        """Capture a call. It runs once before, so that nothing is compiled or allocated in the capture."""
+        """Capture a call. A call before it compiles and allocates, so that the capture does not."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -66,8 +66,8 @@ class CudaCapture:
 def refusal(module: nn.Module, backend: AttentionBackend, device: torch.device, dtype: torch.dtype) -> str | None:
     """Return why the decodes of a network cannot be captured, as the rest of a sentence; None if they can.
 
-    Experts that are computed one by one make the host wait for their number, which CUDA does not capture. Quantised
-    weights are dequantised by several kernels each, over memory of a whole matrix, and have no graphs yet.
+    Experts computed one by one make the host wait for their number, and CUDA does not capture that. Quantised weights
+    are dequantised by several kernels each, over memory of a whole matrix, and have no graphs yet.
     """
     if any(isinstance(layer, Linear) and isinstance(layer.packed, QuantisedLinear) for layer in module.modules()):
         return "does not take weights in a quantised format: leave it out for this model."
@@ -148,7 +148,7 @@ class DecodeGraphs:
         return graph.output[:num_rows].clone()
 
     def _pad(self, start: int, stop: int) -> None:
-        """Make rows from *start* up to *stop* touch the padding block and row alone."""
+        """Make rows from *start* up to *stop* touch only the padding block and row."""
         sizes, buffers = self._caches.sizes, self._buffers
         for buffer, value in (
             (buffers.input_ids[start:stop], 0),
@@ -167,7 +167,7 @@ class DecodeGraphs:
         return self._captured[count]
 
     def _compute(self, count: int) -> Compute:
-        """Return the call of the network over the first *count* rows of the buffers."""
+        """Return a call of the network over the first *count* rows of the buffers."""
         buffers = self._buffers
         layout = PagedLayout(
             slot_mapping=buffers.slots[:count],

@@ -32,7 +32,7 @@ from saccade.nn.parallel import Ranks
 from saccade.nn.transfer import transfer
 
 FAILURES = (RuntimeError, ValueError, MemoryError)
-"""What torch raises for an image that cannot be encoded, such as one that does not fit into memory."""
+"""torch's exceptions for an image that cannot be encoded, such as one that does not fit into memory."""
 
 logger = structlog.get_logger(__name__)
 
@@ -46,7 +46,7 @@ class EncodeResult(NamedTuple):
 
 
 class _Prepared(NamedTuple):
-    """Images of one modality, or parts of videos; the arguments of a network's `encode`, and the tokens of each."""
+    """Images of one modality, or parts of videos with the arguments of the network's `encode` and each one's tokens."""
 
     images: Ordered[EncoderInput]
     pixels_B: torch.Tensor
@@ -76,7 +76,7 @@ class Encoder:
 
     @torch.inference_mode()
     def encode(self, job: EncodeJob) -> Encoded:
-        """Encode all images here. Has no side effects, so another thread may call it while a step runs."""
+        """Encode all images on this rank, without side effects: another thread may call it while a step runs."""
         began = time.perf_counter()
         return Encoded(self._encode_eagerly(job.images), time.perf_counter() - began)
 
@@ -141,7 +141,7 @@ class Encoder:
         return self._run(self._prepare(group) for group in self._groups(images))
 
     def _groups(self, images: Ordered[EncoderInput]) -> list[list[EncoderInput]]:
-        """Return what one call of the network encodes: a modality's items, or one part of a large video."""
+        """Return the images of each call of the network: a modality's items, or one part of a large video."""
         whole: list[EncoderInput] = []
         parts: list[EncoderInput] = []
         for image in images:
@@ -194,7 +194,7 @@ def _shapes(images: Ordered[EncoderInput]) -> list[MediaShape]:
 
 
 def cut_video(video: EncoderInput, grids: Ordered[Grid]) -> list[EncoderInput]:
-    """Return the parts of *video* with *grids*, under its encoder output id. Pixels lie frame after frame."""
+    """Return the parts of *video* with *grids*, under its encoder output id. Its pixels are in order of frames."""
     frame_bytes = len(video.pixels) // video.grid[0]
     parts: list[EncoderInput] = []
     start = 0

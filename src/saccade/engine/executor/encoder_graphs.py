@@ -26,7 +26,7 @@ from saccade.nn.context import PackedLayout, VisionAttentionBackend
 
 LEAST_BUDGET = 256
 MAX_IMAGES = 64
-"""Images of one replay, with the one that is added. Launches of attention grow with it."""
+"""The images of one replay, with the padding image. Launches of attention grow with it."""
 
 
 class Replayed(NamedTuple):
@@ -37,7 +37,7 @@ class Replayed(NamedTuple):
 
 
 class _Graph(NamedTuple):
-    """A captured call, and its input: bytes, and what the network prepared."""
+    """A captured call, and its input: bytes and the network's metadata."""
 
     pixels_B: torch.Tensor
     metadata: Any
@@ -73,9 +73,9 @@ def budgets(most: int, unit: int) -> list[int]:
 
 
 def packs(costs: Ordered[int], most: int, max_images: int) -> tuple[list[list[int]], list[int]]:
-    """Return groups of images, by index, of at most *most* patches together, and the images that are larger alone.
+    """Return groups of images, by index, of at most *most* patches together, and the images that are larger.
 
-    The smallest images come first. A group leaves room for the image that is added.
+    The smallest images come first. A group leaves room for the padding image.
     """
     groups: list[list[int]] = []
     used = most
@@ -91,7 +91,7 @@ def packs(costs: Ordered[int], most: int, max_images: int) -> tuple[list[list[in
 
 
 class EncoderGraphs:
-    """Graphs of the vision encoder of *network*, for up to *most* patches. `refusal` must have nothing against it."""
+    """Graphs of the vision encoder of *network*, for up to *most* patches. `refusal` must return None for it."""
 
     def __init__(
         self, network: Network, backend: VisionAttentionBackend, most: int, capture: Capture | None = None
@@ -123,7 +123,7 @@ class EncoderGraphs:
         return packs(costs, self.budgets[-1], MAX_IMAGES)
 
     def run(self, pixels_B: torch.Tensor, items: Ordered[MediaShape]) -> Replayed | None:
-        """Return the features of images of at most the largest budget; None if they need another shape of input."""
+        """Return the features of images within the largest budget; None if they need another shape of input."""
         num_patches = sum(self._network.spec.encode_cost(item.grid) for item in items)
         budget = next(budget for budget in self.budgets if budget >= num_patches)
         added = [self._padding(budget - num_patches)] if budget > num_patches else []
@@ -149,7 +149,7 @@ class EncoderGraphs:
         return self._graphs[budget]
 
     def _extremes(self, budget: int) -> Iterator[list[MediaShape]]:
-        """Return images of *budget* patches together that have the longest sequences, and the most."""
+        """Yield images of *budget* patches together: those with the longest sequences, and those with the most."""
         yield [self._padding(budget)]
         square = self._network.spec.square_grid(budget)
         rest = budget - self._network.spec.encode_cost(square)
@@ -166,7 +166,7 @@ class EncoderGraphs:
 
 
 def _leaves(metadata: Any) -> Iterator[Any]:
-    """Return the tensors, layouts and host values of nested dataclasses."""
+    """Yield the tensors, layouts and host values of nested dataclasses."""
     if is_dataclass(metadata) and not isinstance(metadata, PackedLayout):
         for field in fields(metadata):
             yield from _leaves(getattr(metadata, field.name))
@@ -175,7 +175,7 @@ def _leaves(metadata: Any) -> Iterator[Any]:
 
 
 def _buffers(metadata: Ordered[Any]) -> Any:
-    """Return the first of *metadata*, which are of one structure, with layouts that have room for those of all."""
+    """Return the first of *metadata*, which have one structure, with layouts that have room for all."""
     first = metadata[0]
     if isinstance(first, PackedLayout):
         return _layout_buffer(metadata)
@@ -199,7 +199,7 @@ def _layout_buffer(layouts: Ordered[PackedLayout]) -> PackedLayout:
 
 
 def _fits(metadata: Any, buffers: Any) -> bool:
-    """Return whether `_fill` can copy *metadata* into *buffers* with nothing lost."""
+    """Return whether `_fill` can copy all of *metadata* into *buffers*."""
     return all(_leaf_fits(*pair) for pair in zip(_leaves(metadata), _leaves(buffers), strict=True))
 
 

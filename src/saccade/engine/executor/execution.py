@@ -25,14 +25,14 @@ from saccade.nn.vision import PackedSelfAttention
 from saccade.protocol.model_files import CONFIG
 
 LARGE_SIDE = 1 << 13
-"""The sides of an image, in pixels, that is larger than every family's settings leave it."""
+"""The sides, in pixels, of an image that every family's settings reduce."""
 
 logger = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
 class Execution:
-    """How the steps of one loaded model are computed; *reasons* say why with these backends, decoder's first.
+    """The backends, graphs and threads of one loaded model; *reasons* explain the backends, the decoder's first.
 
     Videos of more than *encode_budget* patches are encoded in parts.
     """
@@ -48,7 +48,7 @@ class Execution:
     def capture_encoder(self) -> Iterable[tuple[int, int]]:
         """Capture the vision encoder's graphs; yield how many are done, and how many there are. Raises StartupError.
 
-        Call it before the KV pool is sized, which the graphs' memory then counts against.
+        Call it before the KV pool is sized, so that the graphs' memory counts.
         """
         return () if self.encoder_graphs is None else self.encoder_graphs.prepare()
 
@@ -96,14 +96,13 @@ def choose_encoder_graphs(
 
 
 def encode_budget(config: EngineConfig, model: LoadedModel) -> int:
-    """Return the number of patches that a step may encode."""
     if config.encode_budget_patches is not None:
         return config.encode_budget_patches
     return 1024 if model.network.device.type == "cpu" else 16384
 
 
 def most_patches(config: EngineConfig, model: LoadedModel) -> int:
-    """Return the patches of the largest image that the model's own settings make, or those of a step if more."""
+    """Return the patches of the largest image that the model's settings allow, or those of a step if more."""
     parsed = parse_json(model.files, CONFIG)
     family = models.family_of(parsed)
     layout = models.load_layout(family)(parsed, image_processor(model.files, models.families()[family]))

@@ -48,9 +48,9 @@ def fingerprint(files: ModelFiles, weights: Sequence[Path], features: Sequence[b
 
 
 def weights_digest(config: EngineConfig, files: ModelFiles) -> bytes:
-    """Return 32 bytes that identify the weights alone, and the settings that change what the network computes.
+    """Return 32 bytes that identify the weights, and the settings that change the network's results.
 
-    Workers whose files differ in what matters to no answer have different fingerprints, and this in common.
+    Workers whose files differ without an effect on answers have different fingerprints, but the same digest.
     """
     hasher = blake3(b"saccade.weights.1")
     _add_weights(hasher, weight_files(Path(config.model_dir)), tuple(_features(config, files)))
@@ -71,7 +71,7 @@ def _add_weights(hasher: blake3, weights: Sequence[Path], features: Sequence[byt
 
 
 def _add(hasher: blake3, *parts: bytes) -> None:
-    """Add each part with its length first, so that no two lists of parts have the same result."""
+    """Add each part after its length, so that no two lists of parts have the same result."""
     for part in parts:
         hasher.update(len(part).to_bytes(8, "little"))
         hasher.update(part)

@@ -1,7 +1,7 @@
 """Copy KV state between the caches and bytes, for transfers from one engine to another.
 
 The bytes hold, for every layer in order, the blocks' keys and then their values, or their latents; then, if the copy
-includes a row, the row's recurrent states. Values are in the caches' own number format and the machine's byte order.
+includes a row, the row's recurrent states. Values have the caches' number format and the machine's byte order.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ def state_nbytes(caches: Caches) -> int:
 
 @torch.inference_mode()
 def read(caches: Caches, send: KvSend) -> bytes:
-    """Return a copy of what *send* names."""
+    """Return a copy of the blocks and states of *send*."""
     parts = [tensor.index_select(0, index).flatten() for tensor, index in _places(caches, send.blocks, send.row)]
     return torch.cat(parts).cpu().numpy().tobytes() if parts else b""
 
@@ -47,7 +47,7 @@ def write(caches: Caches, receive: KvReceive) -> None:
 
 
 def _places(caches: Caches, blocks: tuple[int, ...], row: int | None) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield every tensor that a copy touches, as bytes, and the indices in its first dimension."""
+    """Yield each tensor of a copy, as bytes, with indices in its first dimension."""
     on_device = transfer([np.array(blocks, np.int64), np.array([] if row is None else [row], np.int64)], caches.device)
     for tensors, index in zip((_blocks(caches), _states(caches)), on_device, strict=True):
         if len(index):

@@ -1,4 +1,4 @@
-"""Load the model that a config names: its network, with this rank's part of a checkpoint's weights."""
+"""Load the model of a config: its network, with this rank's part of a checkpoint's weights."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -78,7 +78,7 @@ def load_model(config: EngineConfig, progress: Progress, ranks: Ranks = ALONE) -
 
 
 def _kv_scales(plan: LoadPlan, checkpoint: Checkpoint) -> dict[int, tuple[float, float]]:
-    """Return the scales of cached keys and values by layer; one that the checkpoint lacks is 1. Raises StartupError."""
+    """Return the scales of cached keys and values by layer; a missing one is 1. Raises StartupError."""
     scales = {}
     for key, tensor in plan.kv_scales.items():
         scale = checkpoint.read(tensor.name)

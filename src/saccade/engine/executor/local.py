@@ -108,10 +108,9 @@ class LocalExecutor:
             torch.cuda.synchronize(self.runner.device)
 
     def close(self) -> None:
-        """End the other ranks."""
         self.peers.close(is_in_step=self._is_in_step)
 
     @property
     def _is_in_step(self) -> bool:
-        """Whether a call has begun and not ended; after it, whether a call has failed."""
+        """Whether a call is running; between calls, whether one has failed."""
         return self._num_ended < self._num_begun

@@ -34,7 +34,6 @@ class _Entries:
         self._lengths.append(len(self._ids) - before)
 
     def rows(self) -> Floats:
-        """Return the row of each added id."""
         return np.array(self._rows, dtype=np.float64)
 
     def flat(self, vocab_size: int) -> Floats:

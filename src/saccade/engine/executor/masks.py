@@ -26,11 +26,10 @@ class AllowedTokens:
         self._ids_of: dict[int, AllowedIds] = {}
 
     def __len__(self) -> int:
-        """Return the number of stored masks."""
         return len(self._forbidden_V)
 
     def start(self, row: int, allowed: AllowedIds) -> None:
-        """Assign a mask to *row*, if only some ids are allowed."""
+        """Assign a mask to *row* if only some ids are allowed."""
         if not allowed:
             return
         mask_V = self._forbidden_V.get(allowed)

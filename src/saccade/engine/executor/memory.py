@@ -20,7 +20,7 @@ logger = structlog.get_logger(__name__)
 
 
 def block_format(config: EngineConfig, model: LoadedModel) -> BlockFormat:
-    """Return how blocks hold the keys, values and latents of *model*."""
+    """Return the format of the keys, values and latents of *model* in blocks."""
     if config.kv_cache_dtype == "fp8":
         return BlockFormat(torch.float8_e4m3fn, model.kv_scales)
     return BlockFormat(model.network.dtype)
@@ -70,7 +70,7 @@ NOTHING = Measured()
 
 
 def measured(config: EngineConfig, model: LoadedModel, backend: AttentionBackend, num_blocks: int) -> Measured:
-    """Return what goes with a measurement in a pool of *num_blocks*, which is too small for a long context."""
+    """Return the corrections to a measurement in a pool of *num_blocks*, which is too small for a long context."""
     return Measured(num_blocks, prefix_bytes(config, model) if backend.copies_prefixes else 0)
 
 
@@ -129,7 +129,7 @@ def fitting_blocks(config: EngineConfig, model: LoadedModel, measured: Measured 
 
 
 def allocate(config: EngineConfig, model: LoadedModel, num_blocks: int) -> Caches:
-    """Return this rank's caches of *model*. On CUDA, memory that is not used any more is given back before."""
+    """Return this rank's caches of *model*. On CUDA, unused memory is released first."""
     network = model.network
     if network.device.type == "cuda":
         # The collector is off during a start, and what torch keeps for itself may be in pieces too small for a cache.

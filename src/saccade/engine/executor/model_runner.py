@@ -95,7 +95,7 @@ class ModelRunner:
     def forward(self, step: StepInput, *, encodes_in_background: bool) -> Forwarded:
         """Encode the images within the step, run the network over the chunks, save and send states.
 
-        If an image cannot be encoded, only the rows that show it are without meaning.
+        If an image cannot be encoded, only the results of rows that show it are meaningless.
         """
         began_at = time.perf_counter()
         jobs = [job for job in step.jobs if not job.background]

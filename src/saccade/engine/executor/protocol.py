@@ -1,4 +1,4 @@
-"""The interface of the engine to the component that computes its steps."""
+"""The engine's interface to the component that computes its steps."""
 
 from typing import Protocol
 
@@ -19,7 +19,7 @@ class Executor(Protocol):
         """Start to compute *step*."""
 
     def sample(self, sampling: SamplingInput) -> None:
-        """Start to draw the tokens of the oldest step that was not sampled yet; *sampling* must have its number."""
+        """Start to draw the tokens of the oldest unsampled step; *sampling* must have its number."""
 
     def collect(self) -> StepOutput:
         """Wait for the output of the oldest sampled step, and return it."""

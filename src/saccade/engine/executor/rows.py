@@ -19,7 +19,7 @@ class RowBuffers:
     """Buffers for *max_rows* rows. *tables* int64 [max_rows, entries] grows; *position_deltas* is int64 [max_rows].
 
     *last_token_ids* int64 [max_rows] is on the device: the last sampled token of each row. On a GPU, *copies_tables*,
-    the device has a copy of *tables* that gets the changes alone: all tables of long contexts are megabytes a step.
+    the device has a copy of *tables* that gets only the changes: all tables of long contexts are megabytes a step.
     """
 
     def __init__(self, max_rows: int, device: torch.device, copies_tables: bool | None = None) -> None:

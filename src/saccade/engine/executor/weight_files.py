@@ -15,7 +15,7 @@ from saccade.errors import StartupError
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 LISTED = 12
-"""How many names an error lists; it counts the others."""
+"""The most names that an error lists; it counts the others."""
 
 STORED_DTYPES: Mapping[str, torch.dtype] = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -52,7 +52,7 @@ class Checkpoint:
             yield StoredTensor(name, file, tuple(header.get_shape()), header.get_dtype())
 
     def read(self, name: str, slices: Sequence[slice] = ()) -> torch.Tensor:
-        """Return the part of a tensor in *slices* of its first dimensions. Its values are read when they are used."""
+        """Return the part of a tensor in *slices* of its first dimensions. Its values are read at their first use."""
         tensor = self.tensors[name]
         opened = self._files[tensor.file]
         if not tensor.shape:
@@ -84,7 +84,7 @@ def open_files(paths: Iterable[Path]) -> Iterator[Checkpoint]:
 
 
 def _check_index(folder: Path, checkpoint: Checkpoint) -> None:
-    """Raise StartupError if the index names tensors that are not in the file that it gives."""
+    """Raise StartupError if the index names tensors that are not in their file."""
     wrong = [
         f"{name} in {file}"
         for name, file in _weight_map(folder).items()

@@ -21,7 +21,7 @@ Progress = Callable[[str, int, int], None]
 
 
 def fill(network: nn.Module, plan: LoadPlan, checkpoint: Checkpoint, device: torch.device, progress: Progress) -> None:
-    """Create *network*'s parameters on *device* and fill them as *plan* says. *progress* counts bytes."""
+    """Create *network*'s parameters on *device* and fill them by *plan*. *progress* counts bytes."""
     for name in filter(plan.is_quantised, plan.places):
         owner, _, own_name = name.rpartition(".")
         unfilled = network.get_parameter(name)
@@ -66,7 +66,6 @@ class _ProgressReport:
             self._progress(STAGE, self._num_bytes, self._total)
 
     def end(self) -> None:
-        """Report the total."""
         self._progress(STAGE, self._total, self._total)
 
 

@@ -26,7 +26,7 @@ SCALE = "weight_scale"
 class IgnoreList:
     """The modules that are not quantised: a name in *names*, or one that *expression* matches from its start.
 
-    A name stands for the modules within it too, and may lack its first parts, for lists that count from the text model.
+    A name includes the modules within it, and may lack its first parts, for lists relative to the text model.
     """
 
     names: frozenset[str] = frozenset()

@@ -1,8 +1,8 @@
 """The arena: memory for the pixels of one step, mapped by all ranks when they start.
 
-Rank 0 writes a step's pixels before it sends the step. The space is used again for the next step with images: in a
-step that encodes, ranks report what failed before the first collective of the network (executor.encoder), so rank 0
-goes on only after all of them have read.
+Rank 0 writes a step's pixels before it sends the step. The next step with images uses the space again. In a step that
+encodes, ranks report failures before the first collective of the network (executor.encoder), so rank 0 goes on only
+after all of them have read.
 """
 
 import mmap
@@ -24,7 +24,7 @@ class PixelArena:
         self._memory = mmap.mmap(descriptor, ARENA_BYTES)
 
     def store(self, step: StepInput) -> tuple[StepInput, tuple[PixelsPlace, ...]]:
-        """Write the pixels of *step*; return the step without those that were written, and their places."""
+        """Write the pixels of *step*; return the step without the written pixels, and their places."""
         if not step.jobs:
             return step, ()
         places: list[PixelsPlace] = []
@@ -38,19 +38,18 @@ class PixelArena:
         return _with_pixels(step, {place.output_id: b"" for place in places}), tuple(places)
 
     def restore(self, step: StepInput, places: tuple[PixelsPlace, ...]) -> StepInput:
-        """Return the step that `store` was called with, from what it returned."""
+        """Return the original step from the results of `store`."""
         if not places:
             return step
         pixels = {place.output_id: self._memory[place.start : place.start + place.num_bytes] for place in places}
         return _with_pixels(step, pixels)
 
     def close(self) -> None:
-        """Unmap."""
         self._memory.close()
 
 
 def create_arena() -> int:
-    """Return the descriptor of a new arena, the caller's to close. It has no name and goes with its last process."""
+    """Return the descriptor of a new arena, which the caller closes. It has no name and ends with its last process."""
     descriptor = os.memfd_create("saccade-pixels")
     os.ftruncate(descriptor, ARENA_BYTES)
     return descriptor

@@ -82,7 +82,7 @@ Reply = WeightsLoaded | Capacity | Failed
 
 
 def _refuse(value: object) -> NoReturn:
-    """Refuse what has no form in msgpack; msgspec calls this."""
+    """Refuse a value without a form in msgpack; msgspec calls this."""
     if isinstance(value, torch.Tensor):
         raise TypeError(
             f"A tensor on {value.device} cannot cross a process border: grids and other metadata are numbers and bytes "
@@ -103,14 +103,12 @@ class Link:
         self._connection = connection
 
     def send(self, frame: bytes) -> None:
-        """Send what encode() returned."""
         try:
             self._connection.sendall(frame)
         except OSError as error:
             raise ChannelClosed from error
 
     def command(self) -> Command:
-        """Return the next command of rank 0."""
         command: Command = msgspec.msgpack.decode(self._receive(), type=Command)
         return command
 
@@ -120,7 +118,6 @@ class Link:
         return answer
 
     def close(self) -> None:
-        """Close this end."""
         self._connection.close()
 
     def _receive(self) -> bytearray:

@@ -1,7 +1,5 @@
-"""The other ranks, as rank 0 sees them: start their processes, send each the same commands, end with any of them.
-
-Rank 0 computes in the engine's process, so that one rank needs no further process and tokens cross no process border
-on their way to the front.
+"""The other ranks of rank 0: start their processes, send each the same commands, end with any of them. Rank 0 computes
+in the engine's process: one rank needs no further process, and no tokens cross a process border before the front.
 """
 
 import contextlib
@@ -61,7 +59,7 @@ class Peers:
         self._device = torch.device("cpu")
 
     def start(self, config: EngineConfig) -> None:
-        """Start the processes, and have them load their weights."""
+        """Start the processes, which load their weights."""
         if self.ranks.size == 1:
             return
         arena = create_arena()
@@ -109,7 +107,7 @@ class Peers:
         join(self.ranks, f"/proc/self/fd/{self._rendezvous}", device)
 
     def least_blocks(self, num_blocks: int) -> int:
-        """Return the least of *num_blocks*, which fit on rank 0, and those that fit elsewhere. Raises StartupError."""
+        """Return the minimum of *num_blocks*, which fit on rank 0, and other ranks' numbers. Raises StartupError."""
         self._send(messages.Measure())
         for other in self._others:
             match _answer(other):
@@ -124,16 +122,16 @@ class Peers:
         self._send(messages.Allocate(num_blocks))
 
     def renew(self) -> None:
-        """Have the ranks forget all rows and encoder outputs."""
+        """Make the ranks forget all rows and encoder outputs."""
         self._send(messages.Renew())
 
     def submit(self, step: StepInput) -> None:
-        """Have the ranks compute *step*."""
+        """Make the ranks compute *step*."""
         if self._arena is not None:
             self._send(messages.Submit(*self._arena.store(step)))
 
     def sample(self) -> None:
-        """Have the ranks receive the tokens of the oldest step that rank 0 has not sampled yet."""
+        """Make the ranks receive the tokens of the oldest step that rank 0 has not sampled yet."""
         self._send(messages.DrawTokens())
 
     def close(self, *, is_in_step: bool = False) -> None:
@@ -173,7 +171,7 @@ class Peers:
 
 
 def ranks_of(config: EngineConfig, rank: int = 0) -> Ranks:
-    """Return the place of *rank* among those that *config* asks for."""
+    """Return *rank* as one of the ranks of *config*."""
     size = config.tensor_parallel_size
     ranks = Ranks(rank, size, size > 1 and config.mm_encoder_tp_mode == "weights")
     return ranks.sharing_attention(config.attention_tensor_parallel_size or size)
