@@ -60,8 +60,6 @@ class WorkerFlags:
 
 
 WORKER_FLAGS = WorkerFlags()
-
-
 ROUTING = RoutingSettings()
 
 

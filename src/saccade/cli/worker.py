@@ -17,9 +17,8 @@ from rich.console import Console
 
 from saccade.cli.flags import ENGINE, LogLevel, engine_config
 from saccade.cli.screen import StartProgress, show_summary, warn_of_remote_code, warn_of_unused_cuda
-from saccade.engine.config import EngineSettings
+from saccade.engine.config import EngineSettings, SplitSettings
 from saccade.errors import StartupError
-from saccade.protocol.description import Role
 from saccade.supervisor.checkpoint import resolve_model
 from saccade.telemetry import configure_logging
 from saccade.transport import private_sockets, shared_memory
@@ -101,37 +100,7 @@ class AccessFlags:
 ACCESS_FLAGS = AccessFlags()
 
 
-@Parameter(name="*", group=Group("Prefill/decode split", sort_key=4))
-@dataclass(frozen=True)
-class SplitFlags:
-    """The worker's part in requests that two workers serve."""
-
-    role: Role = "both"
-    "prefill computes prompts and sends their KV state to workers of role decode; both serves requests alone."
-    kv_transfer_bind: str | None = None
-    "Where a prefill worker listens for decode workers, HOST:PORT, an address that they reach; default 127.0.0.1:0."
-    kv_transfer_timeout: Annotated[float, Parameter(validator=Number(gt=0))] = 60.0
-    "Seconds that a transfer may stand still, and that a computed prompt is kept for its decode worker."
-
-    def bind(self) -> str | None:
-        """Return where a prefill worker listens; None for other roles. Raises StartupError."""
-        if self.role != "prefill":
-            if self.kv_transfer_bind is not None:
-                raise StartupError(f"--kv-transfer-bind is for --role prefill; the role here is {self.role}.")
-            return None
-        bind = self.kv_transfer_bind or "127.0.0.1:0"
-        host, _, port = bind.rpartition(":")
-        if not host or not port.isdecimal() or int(port) > 65535:
-            raise StartupError(f"--kv-transfer-bind is HOST:PORT, such as 10.0.0.5:9100, not {bind!r}.")
-        if host.strip("[]") in ("0.0.0.0", "::", "*"):  # noqa: S104  refused
-            raise StartupError(
-                f"--kv-transfer-bind {bind} names every address of this machine, but decode workers are told the "
-                "address to connect to: name the one that they reach."
-            )
-        return bind
-
-
-SPLIT_FLAGS = SplitFlags()
+SPLIT = SplitSettings()
 
 
 def worker(
@@ -139,7 +108,7 @@ def worker(
     *,
     access: AccessFlags = ACCESS_FLAGS,
     shutdown_timeout: Annotated[float, Parameter(validator=Number(gte=0))] = 30.0,
-    split: SplitFlags = SPLIT_FLAGS,
+    split: SplitSettings = SPLIT,
     engine: EngineSettings = ENGINE,
     log_level: LogLevel = "INFO",
     summary: Annotated[bool, Parameter(show=False)] = True,
@@ -168,9 +137,7 @@ def worker(
     settings = dataclasses.replace(
         settings,
         kv_events_token_ids=access.kv_events_token_ids,
-        role=split.role,
-        kv_transfer_bind=transfer_bind,
-        kv_transfer_seconds=split.kv_transfer_timeout,
+        **(vars(split) | {"kv_transfer_bind": transfer_bind}),
     )
     settings.check()
     encoded = json.dumps(dataclasses.asdict(settings))

@@ -103,8 +103,38 @@ class EngineSettings:
     "Record images' pixels too; without them, steps that encode an image cannot be replayed."
 
 
+@Parameter(name="*", group=Group("Prefill/decode split", sort_key=4))
+@dataclass(frozen=True, kw_only=True)
+class SplitSettings:
+    """The worker's part in requests that two workers serve."""
+
+    role: Role = "both"
+    "prefill computes prompts and sends their KV state to workers of role decode; both serves requests alone."
+    kv_transfer_bind: str | None = None
+    "Where a prefill worker listens for decode workers, HOST:PORT, an address that they reach; default 127.0.0.1:0."
+    kv_transfer_seconds: Annotated[Seconds, Parameter(name="--kv-transfer-timeout")] = 60.0
+    "Seconds that a transfer may stand still, and that a computed prompt is kept for its decode worker."
+
+    def bind(self) -> str | None:
+        """Return where a prefill worker listens; None for other roles. Raises StartupError."""
+        if self.role != "prefill":
+            if self.kv_transfer_bind is not None:
+                raise StartupError(f"--kv-transfer-bind is for --role prefill; the role here is {self.role}.")
+            return None
+        bind = self.kv_transfer_bind or "127.0.0.1:0"
+        host, _, port = bind.rpartition(":")
+        if not host or not port.isdecimal() or int(port) > 65535:
+            raise StartupError(f"--kv-transfer-bind is HOST:PORT, such as 10.0.0.5:9100, not {bind!r}.")
+        if host.strip("[]") in ("0.0.0.0", "::", "*"):  # noqa: S104  refused
+            raise StartupError(
+                f"--kv-transfer-bind {bind} names every address of this machine, but decode workers are told the "
+                "address to connect to: name the one that they reach."
+            )
+        return bind
+
+
 @dataclass(frozen=True)
-class EngineConfig(EngineSettings):
+class EngineConfig(EngineSettings, SplitSettings):
     """All settings of an engine; sent to the engine's process as JSON."""
 
     model_dir: str
@@ -119,11 +149,6 @@ class EngineConfig(EngineSettings):
     "None is as many as *state_snapshot_bytes* hold on each device."
     kv_events_token_ids: bool = False
     "Block events contain the token ids and media from which their blocks' keys were computed."
-    role: Role = "both"
-    kv_transfer_bind: str | None = None
-    "Where a prefill engine listens, host:port."
-    kv_transfer_seconds: float = 60.0
-    "A transfer that stands still for so long fails."
 
     def check(self) -> None:
         """Raise StartupError, naming the setting, if a value is invalid."""
