@@ -6,7 +6,7 @@ name that occurs twice the last value counts.
 
 import difflib
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
@@ -143,11 +143,10 @@ class ParameterReader(Generic[T]):
             if (harmless := self._later.get(name)) is not None:
                 _refuse_unless_harmless(name, given[name], harmless)
         warning = self._warning([name for name in given if name not in self._known], strict)
-        values: dict[str, Any] = {}
-        for name, raw in given.items():
-            if (decoder := self._decoders.get(name)) is not None:
-                _check_length(name, raw)
-                values[name] = decode(raw, decoder, name)
+        known = {name: raw for name, raw in given.items() if name in self._decoders}
+        for name, raw in known.items():
+            _check_length(name, raw)
+        values = {name: decode(raw, self._decoders[name], name) for name, raw in known.items()}
         for name in self._required:
             if name not in given:
                 raise InvalidValue(f"`{name}` is missing.", name)
