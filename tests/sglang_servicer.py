@@ -23,7 +23,6 @@ from waiting import until
 
 from saccade.transport.connectors.sglang import SglangClient
 
-STOPPED = {"type": "stop", "matched": 7}
 LOAD = {
     "dp_rank": 0, "num_running_reqs": 2, "num_waiting_reqs": 1, "num_used_tokens": 32, "max_total_num_tokens": 1024,
     "token_usage": 0.0, "gen_throughput": 0.0, "cache_hit_rate": 0.0, "utilization": 0.0, "max_running_requests": 8,

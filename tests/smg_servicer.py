@@ -15,6 +15,13 @@ import pytest
 import torch
 
 STOPPED = {"type": "stop", "matched": 7}
+ANSWERS = [
+    ([([1], None), ([2], {"type": "length"})], [[1], [2], []]),
+    ([([1], None), ([7], STOPPED)], [[1], [7]]),
+    ([([7], STOPPED)], [[7]]),
+    ([([1], {"type": "stop", "matched": 9})], [[1], [9]]),
+]
+"""What an engine gives, step by step, and the token ids of each delta of the answer."""
 
 
 @dataclass

@@ -8,7 +8,19 @@ from saccade.engine.executor.weight_files import open_files
 from saccade.engine.executor.weight_filler import fill
 from saccade.engine.executor.weight_formats import Quantisation
 from saccade.engine.executor.weight_plan import make_plan
+from saccade.nn.formats.fp8 import Fp8
+from saccade.nn.formats.int4_group import Int4Group
+from saccade.nn.formats.nvfp4 import Nvfp4
+from saccade.nn.formats.quantised import WHOLE_ROW, WeightFormat
 from saccade.nn.parallel import ALONE, Ranks
+
+FORMATS: dict[str, WeightFormat] = {
+    "int4": Int4Group(32),
+    "fp8": Fp8(),
+    "nvfp4": Nvfp4(),
+    "fp8 rows": Fp8((1, WHOLE_ROW), "weight_scale"),
+    "fp8 tensor": Fp8(None, "weight_scale"),
+}
 
 
 def fill_from(

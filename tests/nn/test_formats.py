@@ -15,12 +15,11 @@ from references.formats import GROUP, REFERENCES, Tensors
 from tables import table
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
+from weights import FORMATS
 
 from saccade.nn import ops
 from saccade.nn.formats import quantised
 from saccade.nn.formats.fp8 import Fp8
-from saccade.nn.formats.int4_group import Int4Group
-from saccade.nn.formats.nvfp4 import Nvfp4
 from saccade.nn.formats.quantised import (
     WHOLE_ROW,
     Part,
@@ -28,16 +27,8 @@ from saccade.nn.formats.quantised import (
     QuantisedLinear,
     QuantisedWeight,
     Region,
-    WeightFormat,
 )
 
-FORMATS: dict[str, WeightFormat] = {
-    "int4": Int4Group(32),
-    "fp8": Fp8(),
-    "nvfp4": Nvfp4(),
-    "fp8 rows": Fp8((1, WHOLE_ROW), "weight_scale"),
-    "fp8 tensor": Fp8(None, "weight_scale"),
-}
 SHAPES = [(7, 96), (150, 320)]
 REGIONS = [Region(0, 150, 0, 320), Region(64, 64, 0, 320), Region(100, 50, 0, 320), Region(0, 150, 160, 160),
            Region(37, 1, 11, 150), Region(127, 2, 127, 2), Region(149, 1, 319, 1)]  # fmt: skip

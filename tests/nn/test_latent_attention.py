@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from attention import BATCHES
 from tables import table
 
 from saccade.nn.backends import AUTO, load_backend
@@ -11,14 +12,6 @@ from saccade.nn.context import ForwardContext, KvCache, LatentCache, PagedLayout
 
 HEADS, WIDTH, ROPE, BLOCK, SCALE = 5, 12, 4, 4, 0.3
 CHANNELS = WIDTH + ROPE
-BATCHES = [
-    ([1], [1]),
-    ([1, 1, 1], [9, 3, 5]),
-    ([1, 1, 1], [5, 600, 1200]),  # several decode groups
-    ([6, 5], [6, 12]),  # a fresh prefill and one behind a cached prefix
-    ([1, 1, 7, 4], [30, 2, 7, 40]),
-    ([150, 40], [150, 300]),
-]
 
 
 class Step(NamedTuple):

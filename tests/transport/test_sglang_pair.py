@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sglang_servicer import STOPPED, Engine, Rooms, arguments, listening, servicer_class
+from sglang_servicer import Engine, Rooms, arguments, listening, servicer_class
+from smg_servicer import STOPPED
 from streams import generate
 from tables import table
 from test_sglang_servicer import PIXELS, ask, floats

@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from sglang_servicer import STOPPED, Engine, arguments, listening, registered, servicer_class
+from sglang_servicer import Engine, arguments, listening, registered, servicer_class
+from smg_servicer import ANSWERS, STOPPED
 from streams import generate
 from tokenspeed_worker import FILES, PLACEHOLDER, Slots, context, image
 from waiting import until
@@ -123,15 +124,7 @@ async def test_patches_in_four_dimensions(servicer_of: Any, engine: Engine, slot
     assert held.offsets == [(1, 1), (2, 2)]
 
 
-@pytest.mark.parametrize(
-    ("steps", "expected"),
-    [
-        ([([1], None), ([2], {"type": "length"})], [[1], [2], []]),
-        ([([1], None), ([7], STOPPED)], [[1], [7]]),
-        ([([7], STOPPED)], [[7]]),
-        ([([1], {"type": "stop", "matched": 9})], [[1], [9]]),
-    ],
-)
+@pytest.mark.parametrize(("steps", "expected"), ANSWERS)
 async def test_answers(servicer_of: Any, engine: Engine, slots: Slots, steps: Any, expected: Any) -> None:
     engine.steps = steps
     assert await outcome(engine.servicer(servicer_of), slots, ask()) == expected

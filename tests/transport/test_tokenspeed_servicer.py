@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from smg_servicer import STOPPED, Engine, servicer_class
+from smg_servicer import ANSWERS, STOPPED, Engine, servicer_class
 from streams import generate
 from tokenspeed_worker import FILES, PIXELS, Slots, ask, image, listening, registered
 from waiting import until
@@ -71,15 +71,7 @@ async def test_pixels_and_answer(servicer: Any, engine: Engine, slots: Slots) ->
     assert items[0].model_specific_data["patches_per_image"].tolist() == [8]
 
 
-@pytest.mark.parametrize(
-    ("steps", "expected"),
-    [
-        ([([1], None), ([2], {"type": "length"})], [[1], [2], []]),
-        ([([1], None), ([7], STOPPED)], [[1], [7]]),
-        ([([7], STOPPED)], [[7]]),
-        ([([1], {"type": "stop", "matched": 9})], [[1], [9]]),
-    ],
-)
+@pytest.mark.parametrize(("steps", "expected"), ANSWERS)
 async def test_answers(servicer: Any, engine: Engine, slots: Slots, steps: Any, expected: Any) -> None:
     engine.steps = steps
     async with listening(servicer) as url, registered(url, slots) as client:

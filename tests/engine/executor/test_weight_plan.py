@@ -9,27 +9,18 @@ from references.formats import REFERENCES
 from safetensors.torch import save_file
 from tables import table
 from torch import nn
-from weights import fill_from
+from weights import FORMATS, fill_from
 
 from saccade.engine.executor.weight_formats import IgnoreList, Quantisation
 from saccade.errors import StartupError
 from saccade.models.network import Target
 from saccade.nn.experts import Experts
 from saccade.nn.formats.fp8 import Fp8
-from saccade.nn.formats.int4_group import Int4Group
-from saccade.nn.formats.nvfp4 import Nvfp4
-from saccade.nn.formats.quantised import WHOLE_ROW, WeightFormat
+from saccade.nn.formats.quantised import WeightFormat
 from saccade.nn.parallel import ALONE, Ranks
 
 Tensors = dict[str, torch.Tensor]
 EXPERTS, HIDDEN, INTERMEDIATE = 6, 64, 96
-FORMATS: dict[str, WeightFormat] = {
-    "int4": Int4Group(32),
-    "fp8": Fp8(),
-    "nvfp4": Nvfp4(),
-    "fp8 rows": Fp8((1, WHOLE_ROW), "weight_scale"),
-    "fp8 tensor": Fp8(None, "weight_scale"),
-}
 ONE = re.compile(r"mlp\.experts\.(\d+)\.(gate|up|down)_proj\.weight")
 
 
