@@ -3,19 +3,23 @@
 from pathlib import Path
 
 import pytest
+from tables import table
 
-from saccade.gateway.limited_child import ChildLimits, LimitedChild
-
-PROGRAMS = {
-    "closes its output and sleeps": ("import os, time; os.close(1); time.sleep(600)", 3.0, (b"", -9, False)),
-    "writes without end": ("while True: print(9)", 600.0, (b"9\n9\n", -9, True)),
-    "ends": ("print(9); exit(3)", 600.0, (b"9\n", 3, True)),
-}
+from saccade.gateway.limited_child import ChildLimits, Ending, LimitedChild
 
 
-@pytest.mark.parametrize("case", PROGRAMS)
-def test_child_is_ended(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program, wait_seconds, ending = PROGRAMS[case]
+@table(
+    "program, wait_seconds, ending",
+    [
+        ("import os, time; os.close(1); time.sleep(600)", 3.0, Ending(b"", -9, False)),
+        ("while True: print(9)", 600.0, Ending(b"9\n9\n", -9, True)),
+        ("print(9); exit(3)", 600.0, Ending(b"9\n", 3, True)),
+    ],
+    ids=["closes its output and sleeps", "writes without end", "ends"],
+)
+def test_child_ends_within_its_limits(
+    program: str, wait_seconds: float, ending: Ending, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "limited.py").write_text(program)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert LimitedChild("limited", None, ChildLimits(600, 1 << 30)).run(wait_seconds, 4) == ending
