@@ -1,4 +1,4 @@
-"""ChatPrompt: a prompt as its chat, for workers that take no token ids."""
+"""ChatPrompt: a prompt as a chat, for workers that take no token ids."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

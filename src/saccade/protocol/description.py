@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 
 Role = Literal["both", "prefill", "decode"]
-"""What a worker is for. A prefill worker computes prompts and sends their KV state to decode workers."""
+"""The task of a worker. A prefill worker computes prompts and sends their KV state to decode workers."""
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Count = Annotated[int, msgspec.Meta(ge=0)]

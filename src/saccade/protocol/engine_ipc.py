@@ -34,11 +34,11 @@ class Unwatch(msgspec.Struct, frozen=True, array_like=True, tag="unwatch"):
 
 
 class Drain(msgspec.Struct, frozen=True, array_like=True, tag="drain"):
-    """No request follows: from now on every Load has *draining* set, the first is sent at once, until Shutdown."""
+    """No request follows. From now on every Load has *draining* set; the first is sent at once."""
 
 
 class Shutdown(msgspec.Struct, frozen=True, array_like=True, tag="shutdown"):
-    """Finish nothing more; release everything and exit."""
+    """Exit at once: finish no request, and release everything."""
 
 
 FrontMessage = Forward | Hangup | Watch | Unwatch | Drain | Shutdown
@@ -66,7 +66,7 @@ class EngineFailed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
 
 
 class EngineStep(msgspec.Struct, frozen=True, array_like=True, tag="step"):
-    """The encoded StepFrames of a step by connection. The engine sends one at least once a second, also when idle.
+    """The encoded StepFrames of a step by connection. The engine sends one at least once a second, even when idle.
 
     *iteration* grows by one per loop iteration, idle ones too; the front takes an engine whose iteration stands still
     for hung.

@@ -3,16 +3,16 @@
 import msgspec
 
 STEP_TOKEN_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-"""Upper bounds of *steps_by_tokens*, those of vLLM."""
+"""Upper bounds of *steps_by_tokens*, as in vLLM."""
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot. Names ending in _total only grow, from the engine's start; *_seconds_total are wall-clock sums.
 
     A step's wall time = schedule + batch + network + postprocess; *encode* is the vision part of network.
-    *draining*: the worker finishes what it has and takes no new requests. *evicted_blocks_total* counts cached KV
-    blocks that made room for others. *steps_by_tokens* counts steps that computed tokens by how many these were: one
-    count for each of STEP_TOKEN_BOUNDS, and one for more.
+    *draining*: the worker finishes its requests and takes no new ones. *evicted_blocks_total* counts cached KV blocks
+    that made room for others. *steps_by_tokens* counts steps by their number of tokens: one count for each of
+    STEP_TOKEN_BOUNDS, and one for more.
     """
 
     num_running: int = 0

@@ -1,4 +1,4 @@
-"""How exactly a gateway can know what a worker's KV cache holds of a prompt."""
+"""How exactly a gateway can know which parts of a prompt a worker's KV cache holds."""
 
 from typing import Literal
 

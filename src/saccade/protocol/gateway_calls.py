@@ -16,7 +16,7 @@ class FindOverlaps(msgspec.Struct, frozen=True, array_like=True, tag="find-overl
 
 
 Overlaps = list[tuple[int, bool]]
-"""For each target: how many leading blocks it has reported to hold, and whether all that it holds is known."""
+"""For each target: the number of leading blocks that it reported, and whether all that it holds is known."""
 
 
 class FeedState(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,7 +92,7 @@ class ShowUsage(msgspec.Struct, frozen=True, array_like=True, tag="show-usage"):
 
 
 class TenantUsage(msgspec.Struct, kw_only=True):
-    """What a tenant has used since the process began. *cached_tokens* are a part of *prompt_tokens*."""
+    """A tenant's usage since the start of the process. *cached_tokens* are a part of *prompt_tokens*."""
 
     requests: int = 0
     refused: int = 0

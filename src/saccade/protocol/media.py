@@ -1,4 +1,4 @@
-"""MediaItem: an image as the engine gets it, and the values that describe it on the way there."""
+"""MediaItem: an image for the engine, and the values that describe it on the way there."""
 
 import math
 

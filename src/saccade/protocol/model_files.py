@@ -22,7 +22,7 @@ GATEWAY_FILES = (
     CHAT_TEMPLATE_JINJA,
     CHAT_TEMPLATE_JSON,
 )
-"""All that a gateway may need of a checkpoint; only config.json must be there."""
+"""The files of a checkpoint that a gateway may need; only config.json is required."""
 
 MAX_FILE_BYTES = 128 << 20
-"""The largest tokenizers of releases have a third of it."""
+"""Three times the largest tokenizer of a release."""

@@ -1,4 +1,4 @@
-"""TokenDelta and FinishReason: what comes back, one frame per engine step."""
+"""TokenDelta and FinishReason: the engine's output, one frame per step."""
 
 import enum
 
@@ -39,7 +39,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 class SampleTimes(msgspec.Struct, frozen=True, array_like=True):
     """A sample's time in the engine: waiting for its first step, computing the prompt, decoding.
 
-    *encode_seconds*, a part of the prompt's time, is that of the steps' vision encoding that the sample waited for.
+    *encode_seconds*, a part of the prompt's time, is the time of vision encoding that the sample waited for.
     """
 
     queue_seconds: float
@@ -77,7 +77,7 @@ class PixelsWanted(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepFrame(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """One frame to one gateway: every delta of the step, slots whose pixels were copied or never will be, and load.
+    """One frame to one gateway: every delta of the step, slots that the engine will not read again, and load.
 
     *released* names shared-memory segments (SlotRef.name) that the gateway may use again.
     """

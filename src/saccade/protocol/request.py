@@ -8,7 +8,7 @@ from saccade.protocol.kv_transfer import ReceiveKv, SendKv
 from saccade.protocol.media import MediaItem, SlotRef
 
 MAX_NUM_SAMPLES = 128
-"""Of one request; whoever reads requests of strangers checks this before anything is kept for each sample."""
+"""The most samples of one request; readers of strangers' requests check it before they keep anything per sample."""
 
 
 class Grammar(msgspec.Struct, frozen=True):

@@ -1,8 +1,8 @@
 """Circuit breakers: a worker that fails again and again before the first token gets no requests for a while.
 
-closed -> open after FAILURES failures in a row. An open breaker lets a trial through when its wait is over (half-open):
-a first token closes it, a failure opens it again, for twice as long. A trial that ends without either, because its
-client left, is followed by another after the same wait.
+closed -> open after FAILURES failures in a row. After its wait, an open breaker lets a trial through (half-open): a
+first token closes it, a failure opens it again, for twice as long. If a trial ends without either, because its client
+left, another follows after the same wait.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ CLOSED = BreakerReport()
 
 
 class _Breaker:
-    """One worker's failures in a row; open from the FAILURES-th on, and then with a trial now and again."""
+    """One worker's failures in a row; open from the FAILURES-th on, with trials."""
 
     def __init__(self) -> None:
         self.num_failures = 0
@@ -61,12 +61,12 @@ class Breakers:
             breaker.trial_at = now + breaker.wait_seconds
 
     def succeeded(self, worker: str) -> bool:
-        """Note a first token; return whether it has closed the breaker."""
+        """Note a first token. Return whether it closed the breaker."""
         breaker = self._breakers.pop(worker, None)
         return breaker is not None and breaker.is_open
 
     def failed(self, worker: str, reason: str, now: float) -> bool:
-        """Note a failure before the first token; return whether it has opened the breaker, or left it open."""
+        """Note a failure before the first token. Return whether the breaker is now open."""
         breaker = self._breakers.setdefault(worker, _Breaker())
         breaker.num_failures += 1
         breaker.reason = reason
@@ -82,11 +82,10 @@ class Breakers:
         return True
 
     def forget(self, worker: str) -> None:
-        """Forget the failures of *worker*."""
         self._breakers.pop(worker, None)
 
     def report(self, worker: str, now: float) -> BreakerReport:
-        """Return what to show of *worker*."""
+        """Return the state of the breaker of *worker*."""
         breaker = self._breakers.get(worker)
         if breaker is None or not breaker.is_open:
             return CLOSED

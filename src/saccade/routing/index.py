@@ -1,7 +1,7 @@
-"""Which KV blocks the workers hold, by what they report: an index from block keys to workers. No I/O.
+"""An index from block keys to the workers that report to hold the blocks. No I/O.
 
 A block key stands for the whole prompt up to the end of the block (saccade.identity.blocks), so a match compares keys
-from the root on. The match ends before a block that is not held, whatever is held after it. A reported block whose
+from the root on. The match ends before the first missing block, even if later blocks are held. A reported block whose
 parent is not held is an orphan: no prompt can reach it, so it is counted and dropped.
 """
 
@@ -12,7 +12,7 @@ from saccade.protocol.kv_events import BlockRemoved, BlockStored, KvEvent, KvEve
 from saccade.routing.key_masks import KeyMasks
 
 BYTES_PER_KEY = 160
-"""Memory of one key: 49 bytes of object, in a size class of 64, and up to 96 of a dict that has just grown."""
+"""The memory of one key: 64 bytes, the size class of an object of 49, and up to 96 in a dict that has just grown."""
 
 
 class Partition(NamedTuple):
@@ -40,16 +40,17 @@ class _Worker:
 
     @property
     def num_to_come(self) -> int:
-        """Blocks that it may still store before it must drop others."""
+        """Blocks that the worker may still store before it must drop others."""
         return max(0, self.capacity - self.num_blocks)
 
 
 class BlockIndex:
-    """The blocks of every worker, by the worker's name. All keys together are to take *max_bytes* at most.
+    """The blocks of every worker, by the worker's name.
 
-    A key that several workers hold counts once, and the keys of forgotten workers count until they are swept. A worker
-    that would not fit, if all caches were full, does not begin. If workers come to hold more than they announced, or
-    less in common, the index is over its limit until the caller has evicted one and swept its keys.
+    All keys together should take at most *max_bytes*. A key of several workers counts once, and the keys of forgotten
+    workers count until they are swept. A worker that would not fit with full caches does not begin. If workers hold
+    more than they announced, or less in common, the index is over its limit until the caller has evicted one and swept
+    its keys.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -66,18 +67,18 @@ class BlockIndex:
 
     @property
     def is_over(self) -> bool:
-        """Whether the keys take more than they may."""
+        """Whether the keys take more than *max_bytes*."""
         return self.num_bytes > self.max_bytes
 
     @property
     def _forgotten_bits(self) -> int:
-        """Bits of workers that are forgotten, and not swept yet."""
+        """The bits of forgotten workers whose keys are not swept yet."""
         return self._blocks.bits_in_use | self._states.bits_in_use
 
     def begin(self, worker: str, partition: Partition, *, resumes_at_states: bool, num_blocks: int = 0) -> bool:
         """Forget what *worker* holds; its next message begins a snapshot.
 
-        Return False if there is no room for a worker whose cache has *num_blocks*: then it is not known.
+        Return False if there is no room for a worker with *num_blocks*: its blocks are then not known.
         """
         self.forget(worker)
         num_to_come = sum(entry.num_to_come for entry in self._workers.values()) + num_blocks
@@ -101,7 +102,7 @@ class BlockIndex:
         return worker
 
     def forget(self, worker: str) -> None:
-        """Remove *worker*: what it holds is not known any more. sweep() frees the memory."""
+        """Remove *worker* and its blocks. sweep() frees the memory."""
         if (entry := self._workers.pop(worker, None)) is not None:
             self._blocks.give_up(entry.bit)
             self._states.give_up(entry.bit)
@@ -111,14 +112,14 @@ class BlockIndex:
         return self._blocks.sweep() | self._states.sweep()
 
     def take(self, worker: str, message: KvEvents) -> int:
-        """Learn from the next message of *worker*, which must have begun; return how many orphans it had."""
+        """Apply the next message of *worker*, which must have begun; return its number of orphans."""
         entry = self._workers[worker]
         num_orphans = self._learn(entry, message.events)
         entry.is_whole = entry.is_whole or (message.snapshot and message.last)
         return num_orphans
 
     def _learn(self, entry: _Worker, events: Iterable[KvEvent]) -> int:
-        """Change what one worker holds; return how many orphans were among *events*."""
+        """Apply *events* to one worker; return the number of orphans."""
         blocks, bit, num_orphans = self._blocks, entry.bit, 0
         for event in events:
             # isinstance, because this loop sees every event of every worker, and class patterns take far longer.
@@ -148,7 +149,7 @@ class BlockIndex:
         return self._workers[worker].num_states if worker in self._workers else 0
 
     def overlaps(self, partition: Partition, keys: Sequence[bytes]) -> Mapping[str, int]:
-        """Return how many of *keys*, from the root on, a prompt could resume after, for each worker of *partition*."""
+        """Return for each worker of *partition* after how many of *keys*, from the root on, a prompt could resume."""
         workers = {name: entry for name, entry in self._workers.items() if entry.partition == partition}
         lengths = _leading(self._blocks, sum(entry.bit for entry in workers.values()), keys)
         self._num_lookups += 1

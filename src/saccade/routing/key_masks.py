@@ -1,10 +1,10 @@
-"""Which workers hold a key, as the bits of a number: one pass over a prompt's keys finds every worker's overlap."""
+"""The workers that hold a key, as the bits of a number: one pass over a prompt's keys finds every worker's overlap."""
 
 from collections.abc import Iterable, Iterator
 from itertools import repeat
 
 SWEPT_KEYS = 2048
-"""Keys that are looked through in one go for those of workers that left, which takes about a millisecond."""
+"""The keys that one call of sweep() examines, in about a millisecond."""
 
 
 class KeyMasks:
@@ -25,15 +25,13 @@ class KeyMasks:
 
     @property
     def bits_in_use(self) -> int:
-        """Bits that were given up, and that a key may still have."""
+        """Released bits that a key may still have."""
         return self._given_up | self._swept
 
     def get(self, key: bytes) -> int:
-        """Return the workers that hold *key*."""
         return self._masks.get(key, 0) | self._unswept.get(key, 0)
 
     def of(self, keys: Iterable[bytes]) -> Iterator[int]:
-        """Yield the workers that hold each of *keys*."""
         return map(self.get, keys) if self._unswept else map(self._masks.get, keys, repeat(0))
 
     def add(self, key: bytes, bit: int) -> bool:
@@ -46,7 +44,7 @@ class KeyMasks:
         return True
 
     def discard(self, key: bytes, bit: int) -> bool:
-        """Take *key* from one worker; return whether the worker had it."""
+        """Remove *key* from one worker; return whether the worker had it."""
         mask = self._pulled(key) if self._unswept else self._masks.get(key, 0)
         if not mask & bit:
             return False
@@ -61,7 +59,7 @@ class KeyMasks:
         self._given_up |= bit
 
     def sweep(self) -> bool:
-        """Free some keys of workers that were given up; return whether there is more to do."""
+        """Free some keys of released bits; return whether there is more to do."""
         if not self._unswept:
             self._swept, self._given_up = self._given_up, 0
             if not self._swept:
@@ -77,7 +75,7 @@ class KeyMasks:
         return bool(unswept or self._given_up)
 
     def _pulled(self, key: bytes) -> int:
-        """Return the workers that hold *key*, which is swept now."""
+        """Sweep *key* now, and return the workers that hold it."""
         mask = self._unswept.pop(key, 0) & ~self._swept
         if mask:
             self._masks[key] = mask

@@ -1,7 +1,7 @@
-"""How much of a prompt each worker is known to hold: asked before the choice, and apart from it.
+"""Look up how much of a prompt each worker is known to hold, before the choice of a worker.
 
-An index may live in another process, so asking may wait. Choosing and booking (saccade.routing.router) must not: they
-get the answer as a value.
+An index may be in another process, so a look-up may wait. Choosing and booking (saccade.routing.router) must not: they
+get the result as a value.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,25 +11,25 @@ from saccade.routing.index import BlockIndex, Partition
 
 
 class Overlap(NamedTuple):
-    """How many leading blocks of a prompt a worker has reported to hold; *is_exact*: all that it holds is known."""
+    """The number of leading blocks of a prompt that a worker reported; *is_exact*: all that it holds is known."""
 
     num_blocks: int = 0
     is_exact: bool = False
 
 
 UNKNOWN = Overlap()
-"""Of a worker that reports nothing."""
+"""The overlap of a worker that reports nothing."""
 
 
 class LookupTarget(NamedTuple):
-    """A worker to look up, and what its keys mean."""
+    """A worker to look up, and the partition of its keys."""
 
     name: str
     partition: Partition
 
 
 class Lookup(Protocol):
-    """Finds what workers hold of a prompt."""
+    """Finds how much of a prompt workers hold."""
 
     async def overlaps(
         self, targets: Sequence[LookupTarget], keys: Mapping[Partition, Sequence[bytes]]
@@ -49,11 +49,11 @@ class LocalLookup:
     async def overlaps(
         self, targets: Sequence[LookupTarget], keys: Mapping[Partition, Sequence[bytes]]
     ) -> Mapping[str, Overlap]:
-        """Return by name what *targets* hold."""
+        """Return the result of find()."""
         return self.find(targets, keys)
 
     def find(self, targets: Sequence[LookupTarget], keys: Mapping[Partition, Sequence[bytes]]) -> Mapping[str, Overlap]:
-        """Return what overlaps() does."""
+        """Return by name how much of a prompt *targets* hold."""
         index = self._index
         overlaps = {partition: index.overlaps(partition, keys) for partition, keys in keys.items()}
         return {

@@ -1,4 +1,4 @@
-"""Pick one of the workers that serve a model: by the work that a prompt would be there and the work already there."""
+"""Choose one of the workers that serve a model, by the prompt's work there and the work in flight."""
 
 import math
 import operator
@@ -13,7 +13,7 @@ Policy = Literal["auto", "cost", "round_robin", "least_load", "power_of_two", "c
 
 
 class WorkInFlight(NamedTuple):
-    """What a gateway has sent to a worker and not yet got back. Ordered: fewer requests first, then fewer tokens.
+    """The unfinished work that a gateway has sent to a worker. Ordered: fewer requests first, then fewer tokens.
 
     *prefill_tokens* is the work of requests without a first token, *decode_blocks* the blocks of the prompts of all
     others. The requests ask for *num_samples* answers together.
@@ -26,7 +26,6 @@ class WorkInFlight(NamedTuple):
     num_samples: int = 0
 
     def plus(self, other: "WorkInFlight") -> "WorkInFlight":
-        """Return both together."""
         return WorkInFlight(*map(operator.add, self, other))
 
     def minus(self, other: "WorkInFlight") -> "WorkInFlight":
@@ -35,12 +34,12 @@ class WorkInFlight(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """A worker that could take a prompt: its work in flight, and the tokens that the prompt leaves to compute there.
+    """A worker that could take a prompt: its work in flight, and the prompt's tokens left to compute there.
 
-    *overlap_tokens* is what it has reported to hold of the prompt, *held_tokens* that or more, with what it is expected
-    to hold soon. *prompt_tokens* stand after these; *image_tokens* are those of images that must be encoded.
-    By its own report, *foreign_requests* wait at the worker and *foreign_running* run there that this gateway process
-    cannot have sent; *foreign_decode_blocks* are those of the latter, if each has as many as this prompt.
+    The worker has reported *overlap_tokens* of the prompt; *held_tokens* adds those that it is expected to hold soon.
+    *prompt_tokens* follow these; *image_tokens* belong to images that must be encoded. By its own report,
+    *foreign_requests* wait at the worker and *foreign_running* run there that this gateway process cannot have sent;
+    *foreign_decode_blocks* are those of the latter, if each has as many as this prompt.
     """
 
     name: str
@@ -59,7 +58,7 @@ class Candidate(NamedTuple):
 
     @property
     def foreign_tokens(self) -> int:
-        """Tokens of requests that others sent and that wait: each is taken to be as long as this prompt."""
+        """Tokens of waiting requests from others, each as long as this prompt by assumption."""
         return self.foreign_requests * (self.prompt_tokens + self.held_tokens)
 
     @property
@@ -67,20 +66,20 @@ class Candidate(NamedTuple):
         """Work before the first token, in prompt tokens.
 
         The sum has the terms of Dynamo's router (ai-dynamo 1.6.1): prefill to do, and blocks in decode. There a block
-        in decode counts as much as a block of prefill, so that a busy worker loses prompts that it holds to an idle
-        one, which computes them again. Here a block in decode counts as one token: a step only reads it.
+        in decode counts as much as a block of prefill, so a busy worker loses prompts that it holds to an idle one,
+        which computes them again. Here a block in decode counts as one token: a step only reads it.
         """
         decode_blocks = self.work.decode_blocks + self.foreign_decode_blocks
         return self.left_tokens + self.work.prefill_tokens + decode_blocks + self.foreign_tokens
 
     @property
     def load(self) -> tuple[int, WorkInFlight]:
-        """What least_load and power_of_two compare: requests, whoever sent them, then this gateway's work."""
+        """The key of least_load and power_of_two: requests of all senders, then this gateway's work."""
         return self.work.num_requests + self.foreign_requests + self.foreign_running, self.work
 
 
 class Chooser:
-    """Chooses by one *policy*; ties are broken at random. *affinity* of a prompt matters to consistent_hash alone.
+    """Chooses by one *policy*; ties are broken at random. Only consistent_hash uses a prompt's *affinity*.
 
     With a *temperature* over 0, cost draws: the probability of a worker falls with its cost.
     """

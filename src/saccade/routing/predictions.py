@@ -1,8 +1,8 @@
-"""What workers are expected to hold, by the requests that were placed there: kept apart from what they report.
+"""Predict what workers will hold from the requests that were placed there; reports are kept separately.
 
-Requests that arrive together and begin alike find each other by predictions; a report of the blocks comes only when
-they are computed. Of a worker that reports nothing, what was sent there is assumed to be held, for longer. Either is
-gone after its time to live, whether it has come true or not.
+Predictions bring requests together that arrive at once and begin alike: a report comes only after the blocks are
+computed. A worker that reports nothing is assumed to hold the prompts sent there, for longer. Both expire after their
+time to live, confirmed or not.
 """
 
 from collections import defaultdict
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class Expectation(NamedTuple):
-    """*keys* that were expected at once, until *expires_at*."""
+    """*keys* of one call of add(), expected until *expires_at*."""
 
     keys: Sequence[bytes] = ()
     expires_at: float = 0.0
@@ -20,7 +20,7 @@ class Expectation(NamedTuple):
 class Predictions:
     """Keys of blocks and images by the worker that will hold them, each for *time_to_live_seconds*.
 
-    Any bytes may be a key. Of one worker at most *max_keys* are kept; the oldest are dropped first. *now* is a
+    Any bytes may be a key. At most *max_keys* are kept for one worker; the oldest are dropped first. *now* is a
     monotonic clock, in seconds.
     """
 
@@ -30,7 +30,7 @@ class Predictions:
         self._expiry: defaultdict[str, dict[bytes, float]] = defaultdict(dict)
 
     def add(self, worker: str, keys: Sequence[bytes], now: float) -> Expectation:
-        """Expect *keys* at *worker* from now on; of too many, the first."""
+        """Expect *keys* at *worker* from now on, at most the first *max_keys*."""
         expiry, expires_at = self._expiry[worker], now + self._time_to_live
         expected_keys = keys[: self._max_keys]
         if not expiry.keys().isdisjoint(expected_keys):
@@ -43,7 +43,7 @@ class Predictions:
         return Expectation(expected_keys, expires_at)
 
     def withdraw(self, worker: str, expectation: Expectation) -> None:
-        """Expect it no longer, because its request was never computed; what another has expected since stays."""
+        """Withdraw *expectation*, because its request was never computed. Keys that another request expects stay."""
         expiry = self._expiry.get(worker, {})
         for key in expectation.keys:
             if expiry.get(key) == expectation.expires_at:

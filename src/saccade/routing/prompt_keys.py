@@ -1,4 +1,4 @@
-"""Block keys of prompts, remembered by segments: a chat that goes on, or is asked again, is hashed in part only."""
+"""Block keys of prompts, remembered by segments: a continued or repeated chat is hashed only in part."""
 
 from array import array
 from collections.abc import Sequence
@@ -11,14 +11,14 @@ from saccade.identity.blocks import INT64, MediaRun, block_keys, runs_within
 
 SEGMENT_BLOCKS = 256
 BYTES_PER_KEY = 72
-"""Of a remembered key: 49 bytes of object, in a size class of 64, and its place in a list."""
+"""The memory of one key: an object of 49 bytes, in a size class of 64, and its place in a list."""
 
 MAX_BYTES = 32 << 20
 """About 450,000 keys: 7 million tokens in blocks of 16."""
 
 
 class _PromptSegment(NamedTuple):
-    """All that the keys of a segment depend on; *tokens* is a digest of the token ids."""
+    """The inputs of a segment's keys; *tokens* is a digest of the token ids."""
 
     parent: bytes
     block_size: int
@@ -29,14 +29,14 @@ class _PromptSegment(NamedTuple):
 class PromptKeys:
     """Computes the keys that saccade.identity.blocks defines, and remembers *max_bytes* of them.
 
-    The keys of a prompt of 128k tokens take several milliseconds to compute, and less than one to find again.
+    The keys of a prompt of 128k tokens take several milliseconds to compute, and less than one to look up.
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._segments: ByteLru[_PromptSegment, list[bytes]] = ByteLru(max_bytes)
 
     def of(self, root: bytes, token_ids: Sequence[int], runs: Sequence[MediaRun], block_size: int) -> list[bytes]:
-        """Return what block_keys() does."""
+        """Return the result of block_keys()."""
         packed = array(INT64, token_ids)
         size = SEGMENT_BLOCKS * block_size
         keys: list[bytes] = []

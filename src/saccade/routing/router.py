@@ -1,7 +1,7 @@
 """The router of one gateway: it chooses a worker for a prompt and books the prompt's work there, in one step.
 
-A prompt is its block keys, the places of its images and counts; the router sees neither token ids nor pixels. What
-the workers hold of the prompt is looked up before (saccade.routing.lookup); nothing here waits.
+A prompt is its block keys, the places of its images and counts; the router sees neither token ids nor pixels. The
+caller has looked up how much of it the workers hold (saccade.routing.lookup); nothing here waits.
 """
 
 import copy
@@ -18,23 +18,23 @@ from saccade.routing.policy import Candidate, Chooser, Policy, WorkInFlight
 from saccade.routing.predictions import Predictions
 
 PREDICTED_SECONDS = 5.0
-"""How long a block is expected that the worker has not reported yet."""
+"""The time to live of predictions at a worker that reports."""
 
 PREDICTED_KEYS = 1 << 18
-"""Of one worker."""
+"""The most predictions for one worker."""
 
 ASSUMED_SECONDS = 120.0
-"""How long a worker that reports nothing is taken to hold what was sent there."""
+"""The time to live of assumptions about a worker that reports nothing."""
 
 ASSUMED_KEYS = 1 << 16
-"""Of one worker: a million tokens in blocks of 16, the size of a large KV cache."""
+"""The most for one worker: a million tokens in blocks of 16, the size of a large KV cache."""
 
 
 LAG_SECONDS = 1.0
-"""A worker's report of its load may still count samples that ended so long before."""
+"""A worker's report of its load may count samples that ended this long before it."""
 
 KEPT_SECONDS, PERIOD_SECONDS = 60.0, 0.1
-"""No report of a worker's load that is used is older than the first; the second is how exactly times are kept."""
+"""The oldest usable report of a worker's load, and the resolution of times."""
 
 
 class RoutedImage(NamedTuple):
@@ -46,11 +46,10 @@ class RoutedImage(NamedTuple):
 
 
 class RoutedPrompt(NamedTuple):
-    """What the choice of a worker looks at.
+    """The input of the choice.
 
-    *keys* are, by partition, the keys of the blocks that could be reused: the last token is always computed.
-    *affinity* is what consistent_hash goes by. *reads_cache* is False for a prompt that is computed as a whole. It has
-    *num_samples* answers.
+    *keys* are the keys of reusable blocks by partition; the last token is always computed. consistent_hash uses
+    *affinity*. *reads_cache* is False for a prompt that is computed as a whole. It has *num_samples* answers.
     """
 
     num_tokens: int
@@ -62,10 +61,11 @@ class RoutedPrompt(NamedTuple):
 
 
 class Option(NamedTuple):
-    """A worker that serves the prompt's model. *encodes* tells by an image's key whether it must encode it.
+    """A worker that serves the prompt's model.
 
-    *reports*: it says what its caches hold, so that nothing needs to be assumed. By its own report *num_waiting*
-    samples waited there and *num_running* ran at some time between the two of *load_times*.
+    *encodes* returns by an image's key whether the worker must encode it. *reports*: it reports the contents of its
+    caches, so that nothing is assumed. By its own report *num_waiting* samples waited there and *num_running* ran at
+    some time between the two of *load_times*.
     """
 
     name: str
@@ -79,10 +79,10 @@ class Option(NamedTuple):
 
 
 class _OwnSamples:
-    """How many samples this gateway had at a worker in the last KEPT_SECONDS.
+    """The numbers of this gateway's samples at a worker in the last KEPT_SECONDS.
 
-    A worker's report of its load is some seconds old. What this gateway had there at that time is its own part of it,
-    whatever has begun or ended since; the rest is others'.
+    A worker's report of its load is some seconds old. This gateway's samples at that time are its part of the load,
+    whatever has begun or ended since; the rest belongs to others.
     """
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class _OwnSamples:
         self._most = 0
 
     def note(self, count: int, now: float) -> None:
-        """Note that there are *count* from *now* on."""
+        """Note *count* samples from *now* on."""
         period, periods = int(now / PERIOD_SECONDS), self._periods
         last, most, at_end = periods[-1] if periods else (-1, 0, 0)
         if last == period:
@@ -104,7 +104,7 @@ class _OwnSamples:
             periods.popleft()
 
     def most(self, since: float, until: float) -> int:
-        """Return the most samples that a report of the load may count which was made between *since* and *until*."""
+        """Return the most samples that a report from between *since* and *until* may count."""
         if (since, until) != self._times:
             self._times = since, until
             first, last = int((since - LAG_SECONDS) / PERIOD_SECONDS), int(until / PERIOD_SECONDS)
@@ -138,7 +138,7 @@ class Booking:
         self._has_begun = False
 
     def first_token(self, block_size: int) -> None:
-        """Note that the prompt is computed: from now on it takes part in decode steps."""
+        """Note that the prompt is computed: from now on its samples decode."""
         if not self._has_begun:
             self._has_begun = True
             decode_blocks = -(-self._work.num_prompt_tokens // block_size)
@@ -157,8 +157,8 @@ class Booking:
 class Router:
     """Chooses by *policy*, at *temperature* (see Chooser).
 
-    *index* is what workers report; the caller keeps it up to date. With *assumes*, a worker that reports nothing is
-    taken to hold what was sent there lately.
+    *index* has the workers' reports; the caller keeps it up to date. With *assumes*, a worker that reports nothing is
+    assumed to hold the prompts sent there lately.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class Router:
     def preview(
         self, options: Sequence[Option], prompt: RoutedPrompt, overlaps: Mapping[str, Overlap], now: float
     ) -> RoutingChoice:
-        """Return the choice that book() would make; nothing is booked, and no turn is used up."""
+        """Return the choice that book() would make, without a booking or a turn."""
         return self._choose(copy.deepcopy(self._chooser), options, prompt, overlaps, now)
 
     def exchange(self, worker: str, old: WorkInFlight, new: WorkInFlight) -> None:
@@ -210,12 +210,12 @@ class Router:
         self._samples[worker].note(self.work[worker].num_samples, now)
 
     def expect_nothing(self, worker: str) -> None:
-        """Drop what *worker* is expected to hold: its caches are gone, or no longer known."""
+        """Drop the expectations of *worker*: its caches are gone, or no longer known."""
         self.predictions.forget(worker)
         self.assumptions.forget(worker)
 
     def forget(self, worker: str) -> None:
-        """Drop everything about *worker*, which has left and has no work."""
+        """Drop everything about *worker*, which left and has no work."""
         self.index.forget(worker)
         self.expect_nothing(worker)
         self.breakers.forget(worker)
@@ -242,7 +242,7 @@ class Router:
         return RoutingChoice(candidates, chosen, chooser.effective(reported=is_reported))
 
     def _weigh(self, option: Option, prompt: RoutedPrompt, overlaps: Mapping[str, Overlap], now: float) -> Candidate:
-        """Return what the worker holds of the prompt, what it must compute and encode, and what waits there."""
+        """Return the worker as a candidate: what it holds, must compute and must encode, and its waiting work."""
         block_size, work = option.partition.block_size, self.work[option.name]
         keys = prompt.keys.get(option.partition, ()) if prompt.reads_cache else ()
         num_reported = overlaps.get(option.name, UNKNOWN).num_blocks if prompt.reads_cache else 0

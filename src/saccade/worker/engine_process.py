@@ -27,7 +27,7 @@ from saccade.transport.framing import UNREADABLE
 
 @dataclasses.dataclass(frozen=True)
 class Timeouts:
-    """How long an engine may take between two iterations, to load, and to exit."""
+    """The time that an engine may take between two iterations, to load, and to exit."""
 
     silence_seconds: float = 30.0
     loading_seconds: float = 3600.0
@@ -83,12 +83,12 @@ class EngineProcess:
         await supervision.keep_running(self._live)
 
     def send(self, message: FrontMessage) -> None:
-        """Queue a message; while no engine is ready it is dropped, because no request is open then."""
+        """Queue a message. While no engine is ready it is dropped, because no request is open."""
         if self._channel is not None and self._ready:
             self._channel.send(message)
 
     async def _live(self) -> str:
-        """Start one engine and pass on its messages until it ends; return a sentence with the reason."""
+        """Start one engine and pass on its messages until it ends. Return the reason as a sentence."""
         front, engine = socket.socketpair()
         with engine:
             process = await supervision.start(
@@ -132,7 +132,7 @@ class EngineProcess:
         self._on_message(message)
 
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
-        """Kill an engine whose iterations stand still; its channel closes then."""
+        """Kill an engine whose iterations stand still; this closes its channel."""
         while True:
             limit = self._timeouts.silence_seconds if self._ready else self._timeouts.loading_seconds
             remaining = self._moved_at + limit - time.monotonic()

@@ -1,4 +1,4 @@
-"""Requests to the engine from within the worker's own process, for fronts that speak another wire than ours."""
+"""Requests to the engine from within the worker's process, for fronts of other wires."""
 
 import asyncio
 import itertools
@@ -16,11 +16,11 @@ from saccade.protocol.request import Abort, EngineRequest, GatewayCommand, Reset
 from saccade.transport.gateway_streams import Front, GatewayStream, Refused
 
 Inbox = asyncio.Queue[TokenDelta | WorkerFailed]
-"""What has arrived from the engine for one request."""
+"""The engine's output for one request."""
 
 
 class LocalClient:
-    """Requests on one connection of *front*, which is opened when it is first needed and again after an engine's end.
+    """Requests on one connection of *front*, opened at the first use and again after an engine's end.
 
     *described* returns the engine's description; it raises Refused while no engine is ready. Pixels of requests travel
     inline.
@@ -55,7 +55,7 @@ class LocalClient:
         self._connected()
 
     def new_id(self) -> str:
-        """Return an id for a request that no other request of this client has."""
+        """Return a request id that is unique in this client."""
         return str(next(self._numbers))
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta, None]:
@@ -93,11 +93,12 @@ class LocalClient:
             self._send(self._connection, Abort(request_id=request_id, index=index))
 
     def reset_caches(self) -> None:
-        """Have the engine forget what no request uses. Raises WorkerUnavailable while no engine is ready."""
+        """Make the engine drop caches that no request uses. Raises WorkerUnavailable while no engine is ready."""
         self._send(self._connected(), ResetCaches(prefix=True, media=True))
 
     async def block_events(self) -> AsyncGenerator[KvEvents, None]:
-        """Yield what the engine's KV cache holds: the messages of a snapshot, then increments, until the engine ends.
+        """Yield the contents of the engine's KV cache: the messages of a snapshot, then increments, until the engine
+        ends.
 
         Raises WorkerUnavailable while no engine is ready, WorkerFailed if a slow reader has lost messages.
         """

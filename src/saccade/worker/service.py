@@ -45,8 +45,8 @@ SHUTTING_DOWN = "The worker is shutting down; send the request again, to another
 class WorkerConfig:
     """*bind* is `host:port` or `unix:/path`; *engine_command* starts the engine, `--fd N` is added to it.
 
-    *shutdown_timeout_seconds* is what open requests get to finish once stop() is called. *tokenspeed* is the port of
-    TokenSpeed's wire, if that is served too.
+    After stop(), open requests have *shutdown_timeout_seconds* to finish. *tokenspeed* is the port of TokenSpeed's
+    wire, if it is served too.
     """
 
     bind: str
@@ -60,8 +60,8 @@ class WorkerConfig:
 class Relay:
     """The Front of a worker: passes the commands of gateways to the engine, and the engine's frames to gateways.
 
-    A command is checked against its type before it is passed on. Frames and events are not decoded. Each stream has a
-    number, and ends when the engine ends.
+    The relay checks a command against its type before passing it on. It does not decode frames and events. Each stream
+    has a number, and ends when the engine ends.
     """
 
     def __init__(self, config: WorkerConfig, on_progress: Callable[[EngineProgress], None]) -> None:
@@ -86,7 +86,6 @@ class Relay:
         return self.description
 
     def describe(self) -> bytes:
-        """Return described(), encoded."""
         return self._encoder.encode(self.described())
 
     def open(self, frames: Frames | None = None) -> GatewayStream:
@@ -103,7 +102,7 @@ class Relay:
             raise Refused(grpc.StatusCode.UNAVAILABLE, SHUTTING_DOWN)
 
     def drain(self) -> None:
-        """Take no new requests; *idle* is set when the engine has none left, or is gone."""
+        """Take no new requests; *idle* is set when the engine has no request left or has ended."""
         self.draining = True
         self.changed.set()
         if self.serving.is_set():
@@ -124,7 +123,7 @@ class Relay:
             self.engine.send(Forward(connection.number, command))
 
     def _refusal(self, connection: GatewayStream, command: bytes) -> StepFrame:
-        """Return the answer to a malformed command; its slots go back, and what the engine has of its request ends."""
+        """Return the answer to a malformed command. Its slots go back, and its request ends if the engine has it."""
         remains = partial_decode.salvage(command)
         if remains.request_id is None:
             raise Refused(grpc.StatusCode.INVALID_ARGUMENT, "A frame is not a command of saccade.worker.v1.")
@@ -143,7 +142,7 @@ class Relay:
         return watcher
 
     def hang_up(self, connection: GatewayStream) -> None:
-        """Have the engine abort the requests of *connection*, or end its feed."""
+        """Make the engine abort the requests of *connection*, or end its feed."""
         if self._watchers.pop(connection.number, None) is not None:
             self.engine.send(Unwatch(connection.number))
         if self._connections.pop(connection.number, None) is not None:
@@ -192,14 +191,14 @@ class Relay:
 
 
 def _too_late(request: EngineRequest) -> StepFrame:
-    """Return the refusal of a request that came after the drain began; its slots go back."""
+    """Return the refusal of a request that came after the drain began, with its slots."""
     failure = Failure(WorkerUnavailable.code, SHUTTING_DOWN)
     slots = [item.slot.name for item in request.media if item.slot is not None]
     return StepFrame([TokenDelta(request.request_id, [], FinishReason.ERROR, failure=failure)], slots)
 
 
 def _tokenspeed_server(relay: Relay, port: TokenSpeedPort) -> "TokenSpeedServer":
-    """Return the server of TokenSpeed's wire. Only workers that serve it load what it needs."""
+    """Return the server of TokenSpeed's wire. Only workers that serve it import its modules."""
     from saccade.worker.tokenspeed.server import TokenSpeedServer
 
     return TokenSpeedServer(relay, relay.described, port)
@@ -216,7 +215,7 @@ class WorkerFront:
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
-        """Drain, then have run() end the streams and the engine, and return; a second call ends the wait."""
+        """Drain; then run() ends the streams and the engine, and returns. A second call ends the wait."""
         if self._stopping.is_set():
             self.relay.idle.set()
         self._stopping.set()

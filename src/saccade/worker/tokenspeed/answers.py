@@ -1,4 +1,4 @@
-"""TokenDeltas of the engine to GenerateResponses of TokenSpeed's wire: chunks, then one complete answer a sample."""
+"""Convert the engine's TokenDeltas to TokenSpeed's GenerateResponses: chunks, then one complete answer a sample."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ class StopMatch(NamedTuple):
 
 
 class StopSearch:
-    """Looks for the stop strings of *rules*, which show the string itself, in the text of one sample."""
+    """Looks for the stop strings of *rules*, which keep the string in the answer, in the text of one sample."""
 
     def __init__(self, tokenizer: Tokenizer, rules: TextRules) -> None:
         self._detokenizer = Detokenizer(tokenizer, rules)
@@ -29,7 +29,7 @@ class StopSearch:
         self._text = ""
 
     def push(self, token_ids: Sequence[int], is_last: bool) -> StopMatch | None:
-        """Take more tokens; return the stop string that ends the sample, the longest of those complete at once."""
+        """Take more tokens. Return the stop string that ends the sample: the longest of those complete at once."""
         before = self._detokenizer.num_tokens
         self._text += self._detokenizer.push(token_ids)
         if is_last:
@@ -80,7 +80,7 @@ class ResponseBuilder:
         self._samples = [_Sample(search() if search is not None else None) for _ in range(self.num_open)]
 
     def take(self, delta: TokenDelta) -> Iterator[pb.GenerateResponse]:
-        """Yield what *delta* adds. Raises WorkerFailed for a sample that the engine gave up."""
+        """Yield the responses to *delta*. Raises WorkerFailed for a sample that the engine gave up."""
         sample = self._samples[delta.index]
         if sample.finish_reason is not None:
             # The engine had sent it before it received the abort.
@@ -97,11 +97,10 @@ class ResponseBuilder:
             yield self._complete(delta.index, sample)
 
     def has_ended(self, index: int) -> bool:
-        """Whether sample *index* is complete."""
         return self._samples[index].finish_reason is not None
 
     def _extend(self, sample: _Sample, delta: TokenDelta) -> tuple[list[int], list[TokenLogprob]]:
-        """Add *delta* to its sample; return what of its tokens and log probabilities is to be sent."""
+        """Add *delta* to its sample; return the tokens and log probabilities to send."""
         token_ids = delta.token_ids
         stop_id = token_ids[-1:] if delta.finish_reason is FinishReason.STOP else []
         stop_id = stop_id if self._stop_token_ids.issuperset(stop_id) else []

@@ -30,7 +30,7 @@ def status_of(error: SaccadeError) -> grpc.StatusCode:
 
 
 class ErrorBorder(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Ends a call that raises: with status_of() a SaccadeError, else with INTERNAL, and the exception in the log."""
+    """Ends a call that raises: a SaccadeError with status_of(), any other with INTERNAL and a line in the log."""
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], details: Any) -> Any:
         """Return the method that *details* names, wrapped; None if there is none."""
@@ -65,7 +65,7 @@ def _streaming(method: Callable[[Any, Any], Any]) -> Callable[[Any, Any], AsyncI
 
 @contextlib.asynccontextmanager
 async def _errors_end(context: Any) -> AsyncIterator[None]:
-    """End the call of *context* with what the block raises."""
+    """End the call of *context* with the block's error."""
     try:
         yield
     except grpc.aio.AbortError:

@@ -27,7 +27,7 @@ class EventSubscription:
         self._event_id = 0
 
     def opening(self) -> common_pb2.KvEventBatch:
-        """Return the first batch, number 0: it clears what the subscriber knew of the worker."""
+        """Return the first batch, number 0: it clears the subscriber's knowledge of the worker."""
         return self._numbered([common_pb2.KvCacheEvent(cleared=common_pb2.KvCacheCleared())])
 
     def batch(self, message: KvEvents) -> common_pb2.KvEventBatch | None:

@@ -1,8 +1,7 @@
-"""Images on TokenSpeed's wire to images of the engine: normalised tensors to uint8 patches, and their identity.
+"""Convert images of TokenSpeed's wire to the engine's: normalised tensors to uint8 patches, and their identity.
 
-A gateway of that wire sends patches as the reference processor makes them: normalised, every frame of a still image
-the same. The engine takes the uint8 of one frame. Nothing is rounded on the way: a value that no level of uint8 makes
-is refused.
+A gateway of that wire sends patches as the reference processor makes them: normalised, every frame of a still image the
+same. The engine takes the uint8 of one frame. Nothing is rounded: a value that no level of uint8 makes is refused.
 """
 
 import math
@@ -51,7 +50,7 @@ def content_hash(declared: bytes, grid: Grid, patches: npt.NDArray[np.uint8]) ->
 
 
 def pad_value(content_hash: bytes) -> int:
-    """Return what stands for each token of an image in cache events, as TokenSpeed computes it."""
+    """Return the id of each token of an image in cache events, as TokenSpeed computes it."""
     return FIRST_PAD + int.from_bytes(content_hash[-TAIL_BYTES:], "little") % NUM_PADS
 
 
@@ -121,9 +120,9 @@ class ImageReader:
         return sizes[0], sizes[1], sizes[2]
 
     def _check_tokens(self, spans: Sequence[Span], grid: Grid, token_ids: Sequence[int], field: str) -> None:
-        """Raise InvalidValue unless the spans lie in the prompt and are as long as the grid says.
+        """Raise InvalidValue unless the spans are within the prompt and have the grid's number of tokens.
 
-        So the size of the pixels is bounded by the prompt's length before they are read.
+        So the prompt's length bounds the size of the pixels before they are read.
         """
         num_tokens = self.spec.item_tokens(grid)
         covered = sum(span.length for span in spans)
@@ -162,7 +161,7 @@ class ImageReader:
             )
 
     def _external_shape(self, grid: Grid) -> tuple[int, ...]:
-        """Return the shape of the reference's tensor of an image of *grid*."""
+        """Return the shape of the reference's tensor for an image of *grid*."""
         own = ImageLayout(
             resized_height=0, resized_width=0, grid=grid, num_tokens=0, pixel_shape=self.spec.pixel_shape(grid)
         )

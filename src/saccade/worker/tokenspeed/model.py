@@ -1,4 +1,4 @@
-"""What the wire's end must know of the model that the engine serves, from the engine's description."""
+"""The served model for this end of the wire, from the engine's description."""
 
 import hashlib
 import io
@@ -54,7 +54,7 @@ class WireModel:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer, loaded when a request has stop strings for the first time. Raises StartupError."""
+        """The tokenizer, loaded for the first request with stop strings. Raises StartupError."""
         model_files = self.description.files
         return load_tokenizer(model_files.files, files.parse_json(model_files, TOKENIZER_CONFIG), self._needs)
 

@@ -1,4 +1,4 @@
-"""GenerateRequest of TokenSpeed's wire to EngineRequest. What the engine does not serve is refused by its name."""
+"""Convert a GenerateRequest of TokenSpeed's wire to an EngineRequest. Unserved fields are refused by name."""
 
 import re
 from collections.abc import Iterator

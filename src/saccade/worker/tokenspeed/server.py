@@ -1,4 +1,4 @@
-"""The port of TokenSpeed's wire: plain gRPC without credentials, since an SMG gateway has none to show."""
+"""The port of TokenSpeed's wire: plain gRPC without credentials, because an SMG gateway has none."""
 
 import logging
 from collections.abc import Callable
@@ -50,6 +50,6 @@ class TokenSpeedServer:
         logger.warning(self._config.remark(self.address))
 
     async def stop(self) -> None:
-        """Stop listening and cancel what is left."""
+        """Stop listening and cancel the open calls."""
         await self._server.stop(grace=0.5)
         await self._client.close()

@@ -1,7 +1,7 @@
 """`tokenspeed.grpc.scheduler.TokenSpeedScheduler` for the engine of this worker.
 
-What an SMG gateway asks for when it registers a worker, routes to it and sends it requests. The contract is
-tokenspeed_scheduler.proto of smg-grpc-proto, and what smg_grpc_servicer/tokenspeed/servicer.py makes of it.
+An SMG gateway calls it to register a worker, route to it and send it requests. The contract is
+tokenspeed_scheduler.proto of smg-grpc-proto, and the behaviour of smg_grpc_servicer/tokenspeed/servicer.py.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from saccade.worker.tokenspeed.requests import engine_request, text_rules
 
 CHUNK_BYTES = 1 << 20
 MAX_CONVERSIONS = 4
-"""Requests whose images are converted at a time; each takes some times the memory of its images."""
+"""Requests whose images are converted at a time; each takes several times the memory of its images."""
 
 NO_FOLDER = "/saccade"
 """The first part of the model's path that gateways see. No gateway can read it, so each asks for the engine's files and
@@ -73,7 +73,7 @@ class TokenSpeedService(TokenSpeedSchedulerServicer):  # type: ignore[misc]
             del self._ids[name]
 
     async def _begun(self, message: pb.GenerateRequest) -> tuple[EngineRequest, ResponseBuilder]:
-        """Return the engine's request, its images read, and its answer. The files of the message are gone then."""
+        """Return the engine's request, with its images, and its responses. Removes the files of the message."""
         try:
             model = await self._served()
             async with self._conversions:
@@ -92,7 +92,7 @@ class TokenSpeedService(TokenSpeedSchedulerServicer):  # type: ignore[misc]
         return request, answer
 
     async def _served(self) -> WireModel:
-        """Return what the engine serves. Raises WorkerUnavailable while no engine is ready."""
+        """Return the served model. Raises WorkerUnavailable while no engine is ready."""
         async with self._building:
             description = self._client.description()
             if self._model is None or self._model.description is not description:
@@ -108,16 +108,15 @@ class TokenSpeedService(TokenSpeedSchedulerServicer):  # type: ignore[misc]
         return pb.AbortResponse(success=True)
 
     async def HealthCheck(self, message: pb.HealthCheckRequest, context: Any) -> pb.HealthCheckResponse:
-        """Say that an engine is ready; the worker itself watches that its steps go on. Else end with UNAVAILABLE.
+        """Report that an engine is ready; else end with UNAVAILABLE. The worker itself watches that steps go on.
 
-        Not with `healthy` false: SMG then registers the worker all the same, as one of an unknown model, for good.
+        An answer with `healthy` false would not do: SMG would register the worker for good, as one of an unknown model.
         """
         self._client.description()
         self._client.connect()
         return pb.HealthCheckResponse(healthy=True)
 
     async def GetModelInfo(self, message: pb.GetModelInfoRequest, context: Any) -> pb.GetModelInfoResponse:
-        """Describe the model."""
         model = await self._served()
         described = model.description
         path = f"{NO_FOLDER}/{described.fingerprint.hex()}"
@@ -143,7 +142,6 @@ class TokenSpeedService(TokenSpeedSchedulerServicer):  # type: ignore[misc]
         )
 
     async def GetServerInfo(self, message: pb.GetServerInfoRequest, context: Any) -> pb.GetServerInfoResponse:
-        """Describe the engine and its machine."""
         described = (await self._served()).description
         reply = pb.GetServerInfoResponse(
             active_requests=self._client.num_open,
@@ -163,7 +161,7 @@ class TokenSpeedService(TokenSpeedSchedulerServicer):  # type: ignore[misc]
         return reply
 
     async def GetLoads(self, message: pb.GetLoadsRequest, context: Any) -> pb.GetLoadsResponse:
-        """Tell how busy the engine is. There is one data-parallel rank, 0."""
+        """Report the engine's load. There is one data-parallel rank, 0."""
         described = (await self._served()).description
         self._client.connect()
         load = self._client.load
@@ -198,7 +196,7 @@ class TokenSpeedService(TokenSpeedSchedulerServicer):  # type: ignore[misc]
             yield common_pb2.GetTokenizerChunk(data=piece, sha256=digest if is_last else "")
 
     async def FlushCache(self, message: common_pb2.FlushCacheRequest, context: Any) -> common_pb2.FlushCacheResponse:
-        """Have the engine forget what no request uses."""
+        """Make the engine drop caches that no request uses."""
         try:
             self._client.reset_caches()
         except WorkerUnavailable as error:

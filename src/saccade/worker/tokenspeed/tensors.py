@@ -1,7 +1,7 @@
 """The bytes of a tensor on TokenSpeed's wire: in the message, or in a file of /dev/shm that the reader removes.
 
-Source of the rules for files: smg_grpc_servicer/mm_shm.py. Here a name must also have SMG's own form: other files of
-/dev/shm, other gateways' slots among them, are neither read nor removed for a message that names them.
+Source of the rules for files: smg_grpc_servicer/mm_shm.py. Here a name must also have SMG's form: a message cannot have
+other files of /dev/shm, such as other gateways' slots, read or removed.
 """
 
 import math
@@ -70,13 +70,13 @@ def files_of(message: pb.GenerateRequest) -> Iterator[str]:
 
 
 def remove_files(message: pb.GenerateRequest) -> None:
-    """Remove the files that *message* hands over: read or not, they are the receiver's to remove."""
+    """Remove the files that *message* hands over: the receiver removes them, read or not."""
     for name in files_of(message):
         shared_memory.unlink(name)
 
 
 def _read_file(handle: common_pb2.ShmHandle, field: str) -> npt.NDArray[np.uint8]:
-    """Return handle.nbytes from handle.offset on. Copied, not mapped: a file that shrinks would end this process."""
+    """Return a copy of handle.nbytes from handle.offset on. With a mapping, a shrinking file would end the process."""
     name = file_name(handle)
     if name is None:
         raise InvalidValue(f"{field}.shm.name must have the form smg-tokenspeed-PID-TIME-NUMBER.", field)
