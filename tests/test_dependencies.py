@@ -37,7 +37,7 @@ def test_pinned_version_satisfies_the_requirement(requirement: Requirement) -> N
 
 
 @pytest.mark.parametrize("name", PLACES)
-def test_close_dependency_has_an_upper_bound_as_long_as_it_is_one(name: str) -> None:
+def test_close_dependency_has_an_upper_bound(name: str) -> None:
     file, words = PLACES[name]
     assert words in (ROOT / "src" / "saccade" / file).read_text()
     (requirement,) = (one for one in REQUIREMENTS if canonicalize_name(one.name) == name)

@@ -40,7 +40,7 @@ def test_shows_grids_spans_hashes_keys_and_writes_the_resized_image(
         assert written.size == (288, 192)
 
 
-def test_keys_are_summed_up_unless_all_are_asked_for(
+def test_keys_are_summarised_unless_all_are_requested(
     tiny_qwen3_vl: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     random_image(301, 199, 1).save(tmp_path / "a.png")

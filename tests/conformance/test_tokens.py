@@ -227,7 +227,7 @@ def test_prompts_with_tools_equal_the_reference(name: str, chat: str, sides: Bot
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_templates_write_calls_and_results_or_are_known_to_lose_them(name: str, sides: Both, served: Served) -> None:
+def test_templates_write_calls_and_results_or_are_listed_as_losing_them(name: str, sides: Both, served: Served) -> None:
     both, template = sides(name), served(name).template  # F13
     asked = [user("a"), turn("assistant", "b") | {"tool_calls": [call(0, "f", a="31415")]}]
     answered = [*asked, result(call(0, "f"), "27182")]

@@ -45,7 +45,7 @@ def test_repeats_land_on_the_holder(
 
 
 @pytest.mark.conformance
-def test_round_robin_finds_what_its_turns_give(
+def test_round_robin_hit_rate_follows_its_turns(
     fleet_workers: list[str], fleet_folder: Path, fleet_chats: list[dict[str, Any]]
 ) -> None:  # E6
     """The control: one client's repeats are cached exactly where their turns fall on a worker that has seen them."""
@@ -73,7 +73,7 @@ def test_keys_that_are_not_the_workers_fail_the_gate(
     assert len(gate.failures(outcome)) == 3
 
 
-def test_where_a_chat_would_go_is_shown_and_nothing_is_booked(
+def test_route_is_shown_and_nothing_is_booked(
     by_cost: Gateway, fleet_chats: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ask_all(by_cost.url, fleet_chats, [0, 0], 1)

@@ -102,14 +102,14 @@ def test_names_are_those_of_vllm(served: Server) -> None:
         assert served.metric(f"vllm:{name}") >= 0
 
 
-def test_images_are_counted_where_their_encodings_are_looked_up(served: Server) -> None:
+def test_encoder_cache_queries_equal_hits_and_encodings(served: Server) -> None:
     served.settled("vllm:mm_cache_queries_total")
     queries, encoded = served.metric("vllm:mm_cache_queries_total"), served.metric("saccade_encoded_items_total")
     assert queries == encoded + served.metric("vllm:mm_cache_hits_total") > 0
     assert served.metric("saccade_encoder_cache_bytes") > 0
 
 
-def test_no_label_and_no_log_line_holds_what_a_user_sent(served: Server) -> None:
+def test_labels_and_log_lines_have_no_user_content(served: Server) -> None:
     with served.client(default_headers={"x-tenant": MARK, "user-agent": MARK}) as client:
         client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": MARK}], max_tokens=1)
         client.get(f"{served.url}/metrics?{MARK}", cast_to=str)

@@ -48,7 +48,7 @@ def test_an_image_is_answered_as_by_a_chat(tiny_server: Server) -> None:
         assert response.usage.input_tokens_details.cached_tokens > 0
 
 
-def test_a_conversation_with_tools_goes_on_by_id(tiny_server: Server) -> None:
+def test_conversation_with_tools_continues_by_id(tiny_server: Server) -> None:
     with tiny_server.client() as client:
         first = client.responses.create(
             model=tiny_server.name, input=[ASKED], tools=FUNCTIONS, tool_choice={"type": "function", "name": "zoom"}

@@ -187,7 +187,7 @@ def test_an_abort_while_the_grammar_is_compiled(subject: Engine, tiny_qwen3_vl: 
     assert engines.is_idle(subject)
 
 
-def test_the_grammar_begins_behind_the_reasoning(subject: Engine, tiny_qwen3_vl: Path, vocabulary: Vocabulary) -> None:
+def test_grammar_begins_after_the_reasoning(subject: Engine, tiny_qwen3_vl: Path, vocabulary: Vocabulary) -> None:
     end_id, ends = vocabulary.tokens.index(b">"), tuple(vocabulary.eos_token_ids)
     grammar = Grammar("json_schema", json.dumps(CARD), reasoning_end_id=end_id)
     for seed in range(4):

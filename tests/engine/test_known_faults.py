@@ -131,7 +131,7 @@ def test_one_hash_with_two_grids_is_two_encoder_outputs(shared: Engine, tiny_qwe
     assert shared.load().encoded_items_total == before + 3
 
 
-def test_hashes_are_taken_as_they_come(shared: Engine, tiny_qwen3_vl: Path) -> None:  # [eng] 6, 12
+def test_hashes_of_requests_are_used_unchanged(shared: Engine, tiny_qwen3_vl: Path) -> None:  # [eng] 6, 12
     asked = engines.request(tiny_qwen3_vl, [4, (SMALL, 71), 3])
     named = msgspec.structs.replace(asked.media[0], content_hash=b"of the gateway's own choice.....")
     sequence = shared.validator.validated(0, msgspec.structs.replace(asked, media=(named,)), 1)

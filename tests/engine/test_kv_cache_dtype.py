@@ -37,7 +37,7 @@ def test_float8_changes_logits_a_little(tiny_qwen3_vl: Path) -> None:
 
 
 @pytest.mark.parametrize("chunk", [7, 16])
-def test_chunks_read_what_whole_prompts_read(tiny_qwen3_vl: Path, chunk: int) -> None:
+def test_chunks_and_whole_prompts_read_equal_values(tiny_qwen3_vl: Path, chunk: int) -> None:
     """Tokens of one chunk see one another as the cache will give them, so that chunks change nothing."""
     whole, _ = logits(tiny_qwen3_vl, kv_cache_dtype="fp8")
     chunked, _ = logits(tiny_qwen3_vl, kv_cache_dtype="fp8", max_num_batched_tokens=chunk, max_num_seqs=1)

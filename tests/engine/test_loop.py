@@ -210,9 +210,7 @@ def test_preempted_sequences_answer_the_same(tiny_qwen3_vl: Path) -> None:  # B5
     }
 
 
-def test_an_image_from_a_cache_can_be_computed_again_when_the_caches_have_dropped_it(
-    tiny_qwen3_vl: Path, pool: SlotPool
-) -> None:
+def test_dropped_cached_image_is_computed_again(tiny_qwen3_vl: Path, pool: SlotPool) -> None:
     subject = engines.engine(tiny_qwen3_vl, encoder_cache_bytes=0)
     inline = engines.request(tiny_qwen3_vl, [4, (SMALL, 1), 30], max_tokens=12)
     expected = engines.drain(subject, inline).answers["a"].token_ids

@@ -81,7 +81,7 @@ def test_only_missing_blocks_are_sent(pair: Pair, tiny_qwen3_vl: Path) -> None:
             sent.clear()
 
 
-def test_prompt_held_by_the_prefill_engine_counts_as_cached(pair: Pair, tiny_qwen3_vl: Path) -> None:
+def test_prompt_cached_at_the_prefill_engine_counts_as_cached(pair: Pair, tiny_qwen3_vl: Path) -> None:
     told = [pair.answers(engines.request(tiny_qwen3_vl, [40], name, max_tokens=2))[name] for name in "ab"]
     assert [answer.num_cached_tokens for answer in told] == [0, 32]
 
@@ -159,7 +159,7 @@ def test_prompt_without_a_decode_worker_times_out(tiny_qwen3_vl: Path) -> None:
         engine.close()
 
 
-def test_prompt_whose_samples_do_not_all_begin_is_given_up(tiny_qwen3_vl: Path) -> None:
+def test_prompt_times_out_if_a_sample_never_begins(tiny_qwen3_vl: Path) -> None:
     """Its gateway aborts a sample of the prefill leg alone, so that the state will never be sent."""
     role = {"role": "prefill", "kv_transfer_bind": "127.0.0.1:0", "kv_transfer_seconds": 0.5}
     engine = engines.engine(tiny_qwen3_vl, **role)
@@ -252,7 +252,7 @@ def test_preempted_decode_leg_asks_for_its_pixels(
     assert pair.second.answers["a"].token_ids == alone(asked)
 
 
-def test_prefill_leg_without_pixels_asks_for_them(
+def test_prefill_leg_requests_missing_pixels(
     pair: Pair, tiny_qwen3_vl: Path, alone: Callable[[EngineRequest], list[int]]
 ) -> None:
     asked = engines.request(tiny_qwen3_vl, PARTS)

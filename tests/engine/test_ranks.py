@@ -115,7 +115,7 @@ def test_an_image_that_fails_on_one_rank_fails_its_request_alone(
     assert engines.drain(subject, both[0]).answers["71"].token_ids == expected["71"].token_ids
 
 
-def test_pixels_stay_until_a_rank_that_is_late_has_read_them(
+def test_pixels_stay_until_the_last_rank_has_read(
     subject: Engine, alone: Engine, tiny_qwen3_vl: Path
 ) -> None:  # [eng] 20
     late = other_rank(subject)

@@ -128,7 +128,7 @@ def test_a_tampered_token_is_the_first_difference(recorded: Path) -> None:
 
 
 @pytest.mark.parametrize("is_same_machine", [True, False])
-def test_log_probabilities_are_compared_where_the_machine_is_the_same(
+def test_log_probabilities_are_compared_on_the_same_machine(
     is_same_machine: bool, tiny_qwen3_vl: Path, tmp_path: Path
 ) -> None:
     with recordings.recording_engine(tiny_qwen3_vl, tmp_path) as subject:
@@ -198,7 +198,7 @@ def test_segments_rotate_within_the_bound_and_each_replays_by_itself(tiny_qwen3_
     assert all(chunk.start == 0 for chunk in first.chunks)
 
 
-def test_segments_leave_in_the_order_in_which_they_began(tiny_qwen3_vl: Path, tmp_path: Path) -> None:
+def test_segments_are_written_in_the_order_of_their_starts(tiny_qwen3_vl: Path, tmp_path: Path) -> None:
     old = [tmp_path / f"20200101T000000Z-1-{number:06}.steps" for number in range(1, 4)]
     for age, file in enumerate(old):
         file.write_bytes(bytes(MIB // 3))
@@ -353,7 +353,7 @@ def first_segment(engine: Engine, asked: EngineRequest, folder: Path) -> Path:
     return file
 
 
-def test_a_segment_cut_short_is_replayed_as_far_as_it_goes(recorded: Path) -> None:
+def test_truncated_segment_is_replayed_to_its_end(recorded: Path) -> None:
     whole = recordings.replayed(recorded)
     recorded.write_bytes(recorded.read_bytes()[:-7])
     cut = recordings.replayed(recorded)

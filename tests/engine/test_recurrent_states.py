@@ -141,7 +141,7 @@ def test_a_recorded_run_with_checkpoints_is_replayed_equal(folder: Path, tmp_pat
     assert (outcome.first, outcome.num_different, outcome.num_tokens) == (None, 0, 5 * 8)
 
 
-def test_events_tell_where_a_prompt_can_resume(folder: Path) -> None:
+def test_events_have_the_places_where_a_prompt_can_resume(folder: Path) -> None:
     subject = engine(folder, num_state_snapshots=3, num_blocks=16)
     assert subject.description.resumes_at_states
     subject.feed.watch(1, WatchedCaches(blocks=True, images=False))

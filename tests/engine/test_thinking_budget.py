@@ -93,7 +93,7 @@ def test_preemption_does_not_change_the_end_of_reasoning(subject: Engine, tiny_q
     tight.close()
 
 
-def test_a_grammar_begins_behind_the_forced_end(subject: Engine, tiny_qwen3_vl: Path) -> None:
+def test_grammar_begins_after_the_forced_end(subject: Engine, tiny_qwen3_vl: Path) -> None:
     schema = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 9}}, "additionalProperties": False}
     grammar = Grammar("json_schema", json.dumps(schema), reasoning_end_id=END_ID)
     request = asked(tiny_qwen3_vl, ThinkingBudget(6, END_ID), grammar=grammar, max_tokens=300)

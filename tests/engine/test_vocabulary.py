@@ -27,7 +27,7 @@ def test_text_has_the_models_own_tokens(name: str, checkpoint: Callable[[str], P
     assert [vocabulary.tokens[token_id] for token_id in vocabulary(b"\xe4\xbd")] == [b"\xe4", b"\xbd"]
 
 
-def test_a_long_text_is_divided_as_it_comes(checkpoint: Callable[[str], Path]) -> None:
+def test_long_text_is_written_completely(checkpoint: Callable[[str], Path]) -> None:
     """Each of a long text's tokens costs the same, and all of the text is written."""
     vocabulary = read_vocabulary(read_model_files(checkpoint("qwen3_vl")), VOCAB_SIZE)
     text = "the image of 你好 " * 2000

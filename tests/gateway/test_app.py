@@ -261,7 +261,7 @@ def test_impossible_metric_values_are_not_added(gateway: scripted.Gateway) -> No
     assert [gateway.metric(name, **labels) for name in names] == before
 
 
-def test_what_a_hostile_worker_sends_ends_its_own_request_at_most(gateway: scripted.Gateway) -> None:
+def test_hostile_worker_ends_its_own_request_at_most(gateway: scripted.Gateway) -> None:
     ids = [300, 10**9, -7, 2**63]
     odd = [TokenLogprob(-1.0, -5, ids, [-1.0] * len(ids))] * len(ids)
     failure = Failure("no_such_code", "a\x1b[31mb\r\nc", "p\x07")
@@ -280,7 +280,7 @@ def test_what_a_hostile_worker_sends_ends_its_own_request_at_most(gateway: scrip
             assert (error["message"], error["param"]) == ("a [31mb  c", "p "), name
 
 
-def test_what_requests_ask_for_is_measured(gateway: scripted.Gateway) -> None:
+def test_request_parameters_are_measured(gateway: scripted.Gateway) -> None:
     names = ("vllm:request_params_n", "vllm:request_params_max_tokens")
     before = {
         name: [gateway.metric(f"{name}_{part}", model_name="tiny") for part in ("count", "sum")] for name in names
@@ -334,7 +334,7 @@ def test_without_a_worker(tiny_qwen3_vl: Path) -> None:
             assert answer.headers["retry-after"] == "1"
 
 
-def test_drain_finishes_what_runs_and_refuses_the_rest(tiny_qwen3_vl: Path) -> None:
+def test_drain_finishes_running_requests_and_refuses_new_ones(tiny_qwen3_vl: Path) -> None:
     with scripted.running(tiny_qwen3_vl) as gateway:
         gateway.worker.script = [TokenDelta("r", [300]), go_on := Event(), TokenDelta("r", [301], FinishReason.LENGTH)]
         answers: list[scripted.Answer] = []

@@ -99,7 +99,7 @@ async def test_cancelled_request_holds_nothing(is_granted: bool) -> None:
     assert budget.num_bytes == 95
 
 
-async def test_what_is_taken_without_asking_tells_when_it_is_too_much() -> None:
+async def test_unreserved_bytes_report_an_overrun() -> None:
     budget = ByteBudget(100)
     mine, others = budget.reservation("mine"), budget.reservation("others")
     mine.take(50)

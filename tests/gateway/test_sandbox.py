@@ -157,7 +157,7 @@ def test_limits_hold(process: DecodeProcess) -> None:
     assert values["Max address space"][0] != "unlimited"
 
 
-def test_an_environment_keeps_what_imports_need() -> None:
+def test_environment_keeps_variables_that_imports_need() -> None:
     given = {
         "PATH": "/bin",
         "PYTHONPATH": "/src",

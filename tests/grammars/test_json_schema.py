@@ -60,7 +60,7 @@ def test_a_clients_options_for_the_library_are_dropped() -> None:
 
 
 @table("name", sorted(FORMATS))
-def test_formats_that_are_held(name: str) -> None:
+def test_supported_formats(name: str) -> None:
     assert read({"type": "string", "format": name}, strict=True).dropped == []
 
 
@@ -85,7 +85,7 @@ def test_other_formats_are_named() -> None:
         ({"anyOf": [TEXT] * 11_000}, "schema"),
     ],
 )
-def test_the_place_of_what_is_wrong_is_named(schema: Any, param: str) -> None:  # F13
+def test_place_of_the_error_is_named(schema: Any, param: str) -> None:  # F13
     with pytest.raises(RequestError) as error:
         read(schema, strict=True)
     assert error.value.param == param

@@ -121,7 +121,7 @@ CALLS: dict[str, tuple[str | int, ...]] = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_call_may_be_asked_for_or_left_to_the_model(form: str) -> None:
+def test_call_is_required_or_optional(form: str) -> None:
     must, may = grammar(form, {"say": SAY}), grammar(form, {"say": SAY}, must_call=False)
     call = CALLS[form]
     assert allows(must, *call)

@@ -35,9 +35,7 @@ def test_keys_are_equal_exactly_as_far_as_the_tokens_are(one: list[int], other: 
 
 
 @given(st.integers(1, 40), st.lists(st.tuples(st.integers(0, 9), st.integers(1, 50)), max_size=4), st.integers(0, 20))
-def test_keys_of_a_prompt_are_those_of_its_blocks_one_by_one(
-    block_size: int, images: list[tuple[int, int]], rest: int
-) -> None:
+def test_keys_of_a_prompt_equal_those_of_its_blocks(block_size: int, images: list[tuple[int, int]], rest: int) -> None:
     token_ids: list[int] = []
     runs = []
     for number, (gap, length) in enumerate(images):
@@ -52,7 +50,7 @@ def test_keys_of_a_prompt_are_those_of_its_blocks_one_by_one(
     assert block_keys(ROOT, token_ids, runs, block_size) == expected
 
 
-def test_a_block_knows_where_in_the_item_it_lies() -> None:
+def test_key_depends_on_the_place_in_the_item() -> None:
     """The second and third block of a long image hold the same token ids; their keys differ, whatever came before."""
     token_ids, runs = prompt(b"a" * 32, 0, 64, 64)
     shifted = [MediaRun(0, 64, b"a" * 32, offset=16)]
@@ -60,7 +58,7 @@ def test_a_block_knows_where_in_the_item_it_lies() -> None:
     assert block_keys(ROOT, token_ids, runs, BLOCK_SIZE)[0] != block_keys(ROOT, token_ids, shifted, BLOCK_SIZE)[0]
 
 
-def test_adjacent_images_are_told_apart_by_where_they_meet() -> None:
+def test_adjacent_images_differ_by_their_boundary() -> None:
     token_ids = [PAD] * 16
     first = [MediaRun(0, 8, b"a" * 32), MediaRun(8, 8, b"b" * 32)]
     second = [MediaRun(0, 4, b"a" * 32), MediaRun(4, 12, b"b" * 32)]
@@ -73,7 +71,7 @@ def test_models_and_tenants_share_nothing() -> None:
     assert all(len(root) == KEY_BYTES for root in roots)
 
 
-def test_keys_are_what_other_processes_compute() -> None:
+def test_keys_are_equal_in_other_processes() -> None:
     """Gateways and workers of different versions must agree, so the values are fixed here."""
     root = root_key(b"model", b"salt")
     assert root.hex() == "a53c5123d38faf5debdfe469b2efa6ea"

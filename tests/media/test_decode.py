@@ -120,7 +120,7 @@ def test_bytes_after_a_jpeg_do_not_count_as_scans() -> None:
     )
 
 
-def test_settings_of_pillow_stay_as_they_are() -> None:
+def test_pillow_settings_are_unchanged() -> None:
     decode(JPEG, ImageLimits())
     assert Image.MAX_IMAGE_PIXELS == 1024 * 1024 * 1024 // 4 // 3
     assert ImageFile.LOAD_TRUNCATED_IMAGES is False

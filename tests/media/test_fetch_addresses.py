@@ -49,7 +49,7 @@ def test_private_address_is_refused_in_every_form(
 
 
 @given(st.ip_addresses())
-def test_what_is_allowed_is_global_in_the_standard_library_too(
+def test_allowed_addresses_are_global_in_the_standard_library_too(
     address: ipaddress.IPv4Address | ipaddress.IPv6Address,
 ) -> None:
     assert address.is_global or not SocketGuard().allows(str(address), 443)
@@ -91,7 +91,7 @@ def test_no_socket_is_made_for_a_refused_address(family: socket.AddressFamily, t
     assert guard.num_refused == 1
 
 
-def test_process_without_a_socket_left_says_that_it_is_busy() -> None:
+def test_process_without_sockets_reports_busy() -> None:
     """It is no fault of the image's server."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))

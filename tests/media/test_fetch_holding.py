@@ -89,7 +89,7 @@ async def test_waiting_for_room_does_not_count_as_the_servers_time(reply: bytes 
         assert len((await fetcher.fetch(f"http://127.0.0.1:{web.port}/", hold=hold)).encoded) == 2 * MIB
 
 
-async def test_servers_time_goes_on_where_it_stood() -> None:
+async def test_time_limit_of_the_server_continues_after_a_wait() -> None:
     async def hold(nbytes: int) -> None:
         await asyncio.sleep(0)
 
@@ -101,7 +101,7 @@ async def test_servers_time_goes_on_where_it_stood() -> None:
             await fetcher.fetch(f"http://127.0.0.1:{web.port}/", hold=hold)
 
 
-async def test_file_is_held_before_it_is_read(tmp_path: Path) -> None:
+async def test_file_bytes_are_charged_before_reading(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(IMAGE)
     budget = Budget()
     async with fetching(local_root=tmp_path) as fetcher:

@@ -41,7 +41,7 @@ async def test_other_hosts_are_fetched_while_lookups_hang() -> None:
         await asyncio.wait(hung)
 
 
-async def test_turns_that_hanging_lookups_held_are_free_again_when_their_fetches_end() -> None:
+async def test_hanging_lookups_release_their_turns_when_their_fetches_end() -> None:
     settings = {"allowed_networks": HERE, "max_concurrent": 4, "connect_timeout_seconds": 1.0}
     async with serving() as web, naming() as (server, resolver), fetching(resolver, **settings) as fetcher:
         hung = [

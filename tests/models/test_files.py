@@ -15,7 +15,7 @@ from saccade.protocol.description import ModelFiles
 FAMILY = models.families()["qwen3_vl"]
 
 
-def test_reads_what_a_gateway_needs_and_no_weights(tiny_qwen3_vl: Path) -> None:
+def test_gateway_files_are_read_without_weights(tiny_qwen3_vl: Path) -> None:
     found = read_model_files(tiny_qwen3_vl)
     assert {"config.json", "tokenizer.json", "preprocessor_config.json"} <= set(found.files)
     assert "model.safetensors" not in found.files
@@ -51,7 +51,7 @@ def test_unknown_model_type_lists_the_known(config: dict[str, object]) -> None: 
 
 
 @table("name", models.families())
-def test_family_without_network_is_refused_with_what_serves_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_family_without_network_is_refused_with_an_alternative(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "has_network", lambda one: one in ("qwen3_vl", "phi3_v") and one != name)
     runs = ", ".join(one for one in ("phi3_v", "qwen3_vl") if one != name)
     instead = "tokenspeed://" if models.families()[name].external_grid else "No other worker"

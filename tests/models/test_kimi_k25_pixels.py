@@ -169,7 +169,7 @@ def test_a_layout_of_another_size_is_refused() -> None:
     ("config", "token_id"),
     [({"media_placeholder_token_id": 0, "image_token_id": 5}, 0), ({"image_token_id": 5}, 5), ({}, None)],
 )
-def test_placeholder_is_what_config_says(config: dict[str, Any], token_id: int | None) -> None:  # A1
+def test_placeholder_comes_from_the_config(config: dict[str, Any], token_id: int | None) -> None:  # A1
     assert FAMILY.placeholder_token_id(config) == token_id
 
 

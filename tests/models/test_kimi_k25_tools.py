@@ -120,7 +120,7 @@ type f = (_: parameters) => any;
         {"type": "string", "description": 3},
     ],
 )
-def test_what_the_form_cannot_say_is_left_to_the_template(schema: dict[str, Any]) -> None:
+def test_schemas_without_an_interface_form_are_left_to_the_template(schema: dict[str, Any]) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"b": schema}, "$defs": {}}}}
     assert tool_variables([tool]) == {"tools": [tool]}
 

@@ -139,7 +139,7 @@ def test_the_encoder_cache_accounts_for_what_remains_without_padding(network_fol
     assert cache.used_bytes == num_values * 4 == sum(features.nbytes for features in held)
 
 
-def test_what_the_releases_leave_out_is_as_in_the_reference() -> None:
+def test_missing_settings_equal_the_reference() -> None:
     from transformers import LlamaConfig, LlavaConfig, LlavaNextConfig, MistralConfig
 
     for reference in (LlavaConfig(), LlavaNextConfig()):

@@ -99,7 +99,7 @@ def test_older_spellings_of_sizes_are_read() -> None:
 
 
 @pytest.mark.parametrize("vision", [None, {}, {"image_size": 336}])
-def test_a_silent_vision_config_means_what_it_means_to_the_reference(vision: dict[str, int] | None) -> None:
+def test_empty_vision_config_equals_the_reference(vision: dict[str, int] | None) -> None:
     from transformers import LlavaConfig
 
     tower = LlavaConfig(vision_config=vision).vision_config

@@ -48,7 +48,7 @@ def test_encode_never_looks_at_the_device(name: str, network_folder: Callable[[s
 
 
 @table(("rows", "columns"), [(1, 1), (4, 4), (8, 12), (5, 7), (3, 9), (13, 2), (1, 17)])
-def test_windows_hold_what_the_reference_puts_into_them(rows: int, columns: int) -> None:
+def test_windows_equal_those_of_the_reference(rows: int, columns: int) -> None:
     from transformers.vision_utils import get_vision_window_index
 
     order, sizes = frame_windows(rows, columns, 4)
@@ -134,7 +134,7 @@ def test_experts_of_the_other_orientation_are_refused(network_folder: Callable[[
         load(tmp_path)
 
 
-def test_experts_are_where_the_config_says(network_folder: Callable[[str], Path]) -> None:
+def test_layers_with_experts_follow_the_config(network_folder: Callable[[str], Path]) -> None:
     config = config_of(network_folder("qwen3_vl_moe"))
     text = config["text_config"]
 

@@ -113,7 +113,7 @@ def test_16_bit_grey_is_seen_as_its_upper_byte(family: str, layout: Layout, proc
 
 
 @pytest.mark.parametrize("older", ["qwen2_vl", "qwen2_5_vl"])
-def test_where_the_file_is_silent_the_older_families_are_the_reference_processor(older: str, tmp_path: Path) -> None:
+def test_missing_settings_of_older_families_equal_the_reference(older: str, tmp_path: Path) -> None:
     silent = {"do_resize": True}
     reference, settings = _reference(tmp_path, silent), models.load_layout(older)({}, silent).settings
     edges = (reference.size["shortest_edge"], reference.size["longest_edge"])
@@ -158,7 +158,7 @@ def test_architectures_and_model_types(architecture: str, model_type: str, owner
         ({"vision_token_id": 151_654}, None),
     ],
 )
-def test_placeholder_is_what_config_says(family: str, config: dict[str, Any], token_id: int | None) -> None:  # A9, E2
+def test_placeholder_comes_from_the_config(family: str, config: dict[str, Any], token_id: int | None) -> None:  # A9, E2
     assert models.families()[family].placeholder_token_id(config) == token_id
 
 

@@ -137,7 +137,7 @@ def test_limits_that_make_no_sense_are_refused(options: ImageOptions) -> None:
     assert (caught.value.param or "").startswith("mm_processor_kwargs")
 
 
-def test_crossed_limits_are_refused_with_what_to_send() -> None:
+def test_crossed_limits_are_refused_with_a_suggestion() -> None:
     """`detail` is named only to those who sent it."""
     cases = {
         ImageOptions(max_pixels=50_000): "this model's `min_pixels` (65536); send a `min_pixels` of at most 50000 too.",

@@ -133,7 +133,7 @@ def test_wrong_spans_are_refused(change: Any, words: str, network_folder: Folder
     assert words in failure.message
 
 
-def test_what_a_silent_config_means() -> None:
+def test_empty_config_has_the_reference_defaults() -> None:
     from transformers import Idefics3Config
 
     reference = Idefics3Config()

@@ -43,7 +43,7 @@ def test_tiles_equal_the_reference(width: int, height: int, edges: tuple[int, in
     assert tiles(*first, side) == (whole.height // side, whole.width // side)
 
 
-def test_what_files_leave_out_is_as_in_the_reference() -> None:
+def test_missing_settings_equal_the_reference() -> None:
     from transformers import Idefics3ImageProcessor
 
     reference = Idefics3ImageProcessor().to_dict()

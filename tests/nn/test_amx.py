@@ -91,7 +91,7 @@ def test_heads_of_an_odd_width_are_left_to_pytorch() -> None:
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
-def test_numbers_too_small_for_the_kernel_are_numbers_behind_it(num_threads: int) -> None:
+def test_subnormal_numbers_survive_a_call_of_the_kernel(num_threads: int) -> None:
     q, k, v = torch.randn(3, 64, 2, 32).bfloat16().unbind(0)
     attended(q, k, v, num_threads=num_threads)
     before = torch.get_num_threads()

@@ -19,7 +19,7 @@ def test_the_network_s_own_dtype_is_kept(dtype: torch.dtype) -> None:
 
 @table("scale", [1.0, 0.125, 3.0])
 @table("dtype", [torch.float32, torch.bfloat16])
-def test_float8_is_rounded_once_and_read_as_it_was_returned(dtype: torch.dtype, scale: float) -> None:
+def test_float8_is_rounded_once_and_read_back_equal(dtype: torch.dtype, scale: float) -> None:
     cache = CacheValues(torch.zeros(5, 2, 3, dtype=torch.float8_e4m3fn), scale)
     values = torch.randn(3, 2, 3).to(dtype)
     written = cache.write(SLOTS, values)

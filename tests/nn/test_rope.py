@@ -22,7 +22,7 @@ def test_positions_of_an_image_between_texts() -> None:  # [eng] 1
     assert positions[:, 14:].tolist() == [[6, 7]] * 3
 
 
-def test_answer_goes_on_behind_the_largest_axis() -> None:  # [eng] 4: a prompt that ends in an image
+def test_answer_continues_after_the_largest_axis() -> None:  # [eng] 4: a prompt that ends in an image
     positions = MultimodalPositions([GridSpan(2, (1, 3, 4))])
     assert positions.slice(14, 17).tolist() == [[6, 7, 8]] * 3
     assert positions.delta == 6 - 14

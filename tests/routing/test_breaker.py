@@ -54,7 +54,7 @@ def test_a_failed_trial_opens_for_twice_as_long() -> None:
     assert wait_seconds == LIMIT_SECONDS
 
 
-def test_requests_that_were_sent_before_do_not_open_it_further() -> None:
+def test_earlier_requests_do_not_open_the_breaker_further() -> None:
     breakers = opened()
     for _ in range(10):
         assert not breakers.failed("a", "", now=0.5)

@@ -54,7 +54,7 @@ def test_an_orphan_is_dropped_and_counted() -> None:  # E5
     assert overlap(index, KEYS) == 3
 
 
-def test_children_of_a_block_that_left_match_again_when_it_is_back() -> None:
+def test_children_match_again_when_their_parent_returns() -> None:
     index = index_of(*stored(0, 1, 2))
     index.take("a", KvEvents(4, [BlockRemoved(KEYS[0])]))
     assert overlap(index, KEYS) == 0
@@ -130,7 +130,7 @@ def test_shared_keys_count_once_and_a_full_index_evicts_the_worker_that_look_ups
     assert index.num_bytes == 3 * BYTES_PER_KEY
 
 
-def test_of_workers_that_no_look_up_has_found_the_newest_is_evicted() -> None:
+def test_newest_worker_without_lookups_is_evicted() -> None:
     index = index_of(*stored(0))
     assert index.begin("b", HERE, resumes_at_states=False)
     assert [index.evict() for _ in range(3)] == ["b", "a", ""]

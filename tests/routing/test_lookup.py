@@ -7,7 +7,7 @@ from saccade.routing.lookup import LocalLookup, LookupTarget, Overlap
 HERE, SMALL, OTHER = Partition(b"f", 16), Partition(b"f", 8), Partition(b"g", 16)
 
 
-async def test_each_worker_is_asked_for_the_keys_that_it_would_report() -> None:  # E8
+async def test_each_worker_is_looked_up_by_its_own_keys() -> None:  # E8
     index = BlockIndex(1 << 20)
     for worker, partition, keys in (("a", HERE, b"12"), ("b", SMALL, b"3"), ("c", OTHER, b"5")):
         index.begin(worker, partition, resumes_at_states=False)

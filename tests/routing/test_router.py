@@ -51,7 +51,7 @@ def blocks(count: int) -> list[KvEvent]:
     return [BlockStored(key, b"", []) for key in KEYS[:count]]
 
 
-def test_the_holder_is_chosen_and_the_match_is_what_it_reported() -> None:
+def test_holder_is_chosen_and_its_match_is_as_reported() -> None:
     for _ in range(20):
         booking = book(router_of(a=blocks(3), b=blocks(9)), [A, B], PROMPT, now=0)
         assert (booking.worker, booking.matched_tokens) == ("b", 144)
@@ -96,7 +96,7 @@ def test_prediction_of_a_prompt_that_never_began_is_withdrawn() -> None:
     assert not router.predictions.expected(booking.worker, now=0)
 
 
-def test_an_image_goes_where_its_encoder_output_is() -> None:
+def test_image_goes_to_the_worker_with_its_encoder_output() -> None:
     image = RoutedImage(b"p", stop=150, num_tokens=100)
     prompt = RoutedPrompt(161, {HERE: KEYS}, [image])
     holder = Option("b", HERE, encodes=lambda key: key != b"p")
@@ -199,7 +199,7 @@ def test_nothing_is_assumed_if_disabled_or_if_workers_report(silent: bool) -> No
     assert not any(each.held_tokens for each in router.preview(options, PROMPT, {}, now=2 * PREDICTED_SECONDS)[0])
 
 
-def test_a_prediction_goes_on_where_the_report_ends() -> None:
+def test_prediction_continues_a_report() -> None:
     router = router_of("cost", a=blocks(3), b=[])
     book(router, [A, B], PROMPT, now=0).first_token(16)
     assert set(router.predictions.expected("a", now=0)) == set(KEYS[3:])
@@ -216,7 +216,7 @@ def test_a_trial_of_a_failing_worker_is_noted_with_the_booking() -> None:
     assert not router.breakers.allows("a", now=1)
 
 
-def test_a_report_of_the_load_counts_without_what_this_gateway_had_there_when_it_was_made() -> None:
+def test_load_report_excludes_this_gateways_requests_at_its_time() -> None:
     router = router_of("cost")
     first, second = (book(router, [B], PROMPT._replace(num_samples=4), now) for now in (7, 8))
     second.close(10)

@@ -39,7 +39,7 @@ def config(tiny_qwen3_vl: Path, monkeypatch: pytest.MonkeyPatch) -> EngineConfig
     return EngineConfig(str(tiny_qwen3_vl), "tiny", device="cpu", dtype="float32")
 
 
-def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_gpu_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["benchmarks.gpu", "--model", "nowhere"])
     assert program.main() == 2
     assert "torch finds no CUDA device here" in capsys.readouterr().err

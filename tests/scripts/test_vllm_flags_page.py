@@ -12,7 +12,7 @@ pytestmark = pytest.mark.ci
 SCRIPT = Path(__file__).parents[2] / "scripts" / "vllm_flags.py"
 
 
-def test_page_is_what_the_declaration_says() -> None:
+def test_page_follows_the_declaration() -> None:
     done = subprocess.run([sys.executable, SCRIPT, "--check"], capture_output=True, text=True, check=False)
     assert done.stderr == ""
     assert done.returncode == 0

@@ -218,7 +218,7 @@ def test_templates_for_strings_are_given_tags() -> None:  # F1
     assert rendered == "a[<|image_pad|>]1\n<|image_pad|>b[<|image_pad|>]2\n/c/[<|image_pad|>]3\n/"
 
 
-def test_text_that_cannot_be_told_from_the_template_is_refused() -> None:  # F2
+def test_text_that_looks_like_the_template_is_refused() -> None:  # F2
     template = ChatTemplate("{% if '|' in messages[0].content %}pipe{% endif %}{{ messages[0].content }}", SPECIAL, {})
     assert template.render([user("no such character")])
     with pytest.raises(InvalidValue):
@@ -246,7 +246,7 @@ def test_templates_that_fail(source: str, sentence: str) -> None:
         ChatTemplate(source, SPECIAL, {}).render([user("x" * 2000)])
 
 
-def test_log_does_not_have_what_a_template_says_of_the_messages() -> None:
+def test_log_has_no_words_of_a_template_about_the_messages() -> None:
     with pytest.raises(InvalidValue, match="my secret") as caught:
         ChatTemplate("{{ raise_exception(messages[0].content) }}", SPECIAL, {}).render([user("my secret")])
     assert caught.value.reason == "The model's chat template refuses the messages."

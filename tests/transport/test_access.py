@@ -156,7 +156,7 @@ async def test_reflection_answers_with_the_token() -> None:
         assert (await call.read()).list_services_response.service
 
 
-async def test_gateway_says_once_that_its_token_is_wrong_and_gets_in_when_the_worker_takes_it(
+async def test_wrong_token_is_logged_once_and_retried(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -230,7 +230,7 @@ def test_setting_that_would_do_nothing_is_refused(access: Access, bind: str, fla
         (Access(), "unix:/w.sock", []),
     ],
 )
-def test_operator_is_told_what_an_address_means(access: Access, bind: str, words: list[str]) -> None:
+def test_meaning_of_an_address_is_logged(access: Access, bind: str, words: list[str]) -> None:
     remarks = list(access.remarks(bind))
     assert len(remarks) == len(words)
     assert all(word in remark for word, remark in zip(words, remarks, strict=True))

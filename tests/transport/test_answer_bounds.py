@@ -24,7 +24,7 @@ def delta(*token_ids: int, index: int = 0, logprobs: int = 0, num_top: int = 0, 
     return TokenDelta("r", list(token_ids), index=index, logprobs=[one] * logprobs, prompt_logprobs=[PLAIN] * prompt)
 
 
-def test_an_answer_is_no_more_than_was_asked_for() -> None:
+def test_answer_stays_within_the_request() -> None:
     """A request for two samples of four tokens, with log probabilities of two others each; the prompt has three tokens
     and two images.
     """
@@ -71,7 +71,7 @@ def test_an_answer_is_no_more_than_was_asked_for() -> None:
         assert failed is not is_right, name
 
 
-async def test_a_worker_that_does_not_stop_fails_its_request_and_is_told_to() -> None:
+async def test_endless_answer_fails_its_request_and_is_aborted() -> None:
     class Endless(Front):
         """Sends 16 tokens for each that is asked for, before the gateway's loop runs again."""
 

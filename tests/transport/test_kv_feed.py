@@ -78,7 +78,7 @@ async def test_followed_state_equals_the_workers(tmp_path: Path) -> None:  # F5
         assert not client.holds(b"salt", b"a")
 
 
-def test_images_without_end_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_remembered_images_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_feed, "MAX_HELD_IMAGES", 3)
     held = kv_feed.HeldImages()
     names = [bytes([number]) for number in range(5)]
@@ -87,7 +87,7 @@ def test_images_without_end_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @table("fault", ["gap", "no snapshot", "second snapshot", "nonsense", "nested", "long name", "end", "refusal"])
-async def test_a_lost_feed_is_forgotten_and_asked_for_again(tmp_path: Path, fault: str) -> None:
+async def test_lost_feed_is_cleared_and_requested_again(tmp_path: Path, fault: str) -> None:
     front = Curious()
     async with talking(f"unix:{tmp_path}/w.sock", front) as client:
         if fault != "no snapshot":

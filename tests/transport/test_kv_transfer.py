@@ -203,7 +203,7 @@ def test_a_transfer_is_pulled_once() -> None:
         destination.next(PromptComputed)
 
 
-def test_prompt_that_nobody_takes_is_given_up() -> None:
+def test_unclaimed_prompt_times_out() -> None:
     with ends(timeout_seconds=0.2) as (source, _):
         source.transfers.offer(key := new_key())
         source.transfers.prefilled(key, FIRST)
@@ -211,7 +211,7 @@ def test_prompt_that_nobody_takes_is_given_up() -> None:
         source.wait_until_closed()
 
 
-def test_state_that_is_held_without_a_whole_prompt_is_given_up() -> None:
+def test_state_without_a_complete_prompt_times_out() -> None:
     source = End(bind="127.0.0.1:0", timeout_seconds=0.2)
     with closing(source.transfers):
         source.transfers.offer(key := new_key())
@@ -245,7 +245,7 @@ async def test_a_transfer_may_take_longer_than_its_timeout_if_it_goes_on(monkeyp
     await source.close()
 
 
-def test_state_that_is_not_acknowledged_is_given_up() -> None:
+def test_unacknowledged_state_times_out() -> None:
     with ends(timeout_seconds=0.3) as (source, destination):
         source.transfers.offer(key := new_key())
         destination.transfers.pull(key, address(source), 0)
@@ -272,7 +272,7 @@ def test_a_long_prompt_is_waited_for() -> None:
         destination.next(PromptComputed)
 
 
-def test_silent_source_is_given_up() -> None:
+def test_silent_source_times_out() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         destination = End(timeout_seconds=0.2)
         with closing(destination.transfers):
@@ -308,7 +308,7 @@ def test_source_that_drops_packets_ends_the_transfer(monkeypatch: pytest.MonkeyP
             filler.close()
 
 
-def test_the_other_end_is_told_of_a_cancelled_transfer() -> None:
+def test_cancelled_transfer_ends_at_the_other_end() -> None:
     with ends() as (source, destination):
         for stop, told in ((source.transfers.withdraw, destination), (destination.transfers.cancel, source)):
             key = new_key()

@@ -65,7 +65,7 @@ async def test_every_call_gets_its_own_answer_and_only_the_owner_may_connect(tmp
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-async def test_a_process_that_is_away_raises_and_one_that_comes_is_found(tmp_path: Path) -> None:
+async def test_absent_process_raises_and_a_new_one_is_found(tmp_path: Path) -> None:
     path = tmp_path / "calls.sock"
     async with calling(path) as client:
         with pytest.raises(NotReached):

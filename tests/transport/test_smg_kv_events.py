@@ -160,13 +160,13 @@ def test_every_tenant_has_the_text_that_the_wire_does_not_keep_apart() -> None:
     assert set(keys(one)) | set(keys(other)) <= set(found)
 
 
-def test_a_pad_that_was_not_sent_ends_what_is_known() -> None:  # E5
+def test_unknown_pad_ends_the_known_prefix() -> None:  # E5
     request = asked(64, image(1, (20, 10)))
     events = taken(pages(asked(1)), stored(padded(request)))
     assert stored_keys(events) == keys(request)[:1]
 
 
-def test_a_pad_of_two_images_ends_what_is_known() -> None:  # E5
+def test_ambiguous_pad_ends_the_known_prefix() -> None:  # E5
     first, second = asked(64, image(1, (20, 10))), asked(64, image(2, (20, 10)))
     sent = SentImages(lambda item, salt: pad(first.media[0], salt))
     sent.add(first)
@@ -184,7 +184,7 @@ def test_a_pad_of_two_images_ends_what_is_known() -> None:  # E5
         [(20, 4), (30, 6)],  # text within its span
     ],
 )
-def test_an_image_that_is_not_shown_as_it_was_sent(shown: list[tuple[int, int]]) -> None:  # E5
+def test_image_with_other_spans_is_unknown(shown: list[tuple[int, int]]) -> None:  # E5
     sent = asked(64, image(1, (20, 10)))
     told = asked(64, image(1, *shown))
     assert stored_keys(taken(pages(sent), stored(padded(told)))) == keys(sent)[:1]
@@ -203,7 +203,7 @@ def test_the_oldest_images_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [len(list(taken(held, stored(padded(one), base=10 * n)))) for n, one in enumerate(requests)] == [0, 2, 2]
 
 
-def test_blocks_whose_parent_is_not_known_are_not_told_of() -> None:  # E5
+def test_blocks_without_a_known_parent_are_not_reported() -> None:  # E5
     request = asked(64)
     held = pages(request)
     assert list(taken(held, stored(request.token_ids[32:], first=2))) == []
@@ -307,7 +307,7 @@ def test_of_two_pages_with_one_name_the_last_is_meant() -> None:  # E5
     assert list(taken(held, removed(0))) == [BlockRemoved(keys(other)[0])]
 
 
-def test_pages_of_another_size_than_was_said() -> None:
+def test_pages_of_an_unannounced_size() -> None:
     with pytest.raises(WorkerUnavailable, match="pages of 8 tokens"):
         list(taken(pages(asked(1)), stored(list(range(16)), 8)))
 

@@ -95,7 +95,7 @@ async def test_a_relays_snapshot_may_lack_what_came_before_it(worker: TokenSpeed
         assert (client.exactness.level, client.exactness.reason) == ("DEGRADED", smg_kv_events.EARLIER)
 
 
-async def test_a_relays_snapshot_is_known_once_all_of_it_has_come(worker: TokenSpeedWorker, slots: Slots) -> None:
+async def test_relayed_snapshot_is_known_once_complete(worker: TokenSpeedWorker, slots: Slots) -> None:
     cleared = common_pb2.KvCacheEvent(cleared=common_pb2.KvCacheCleared())
     events = [stored(list(range(16)), base=10 * number) for number in range(3)]
     chunks = [batch(5, cleared, events[0]), batch(6, events[1]), batch(7, events[2])]
@@ -149,7 +149,7 @@ async def test_tenants_are_not_known_to_another_process_that_reads_the_events(
         assert (client.exactness.level, client.exactness.reason) == ("DEGRADED", TENANTS_OF_ANOTHER)
 
 
-async def test_large_batches_are_told_of_in_parts(
+async def test_large_batches_are_reported_in_parts(
     worker: TokenSpeedWorker, slots: Slots, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(smg_kv_events, "MAX_EVENTS", 3)
@@ -203,16 +203,14 @@ async def test_a_worker_without_events(slots: Slots) -> None:  # E5
         await told(client, 1)
 
 
-async def test_models_whose_blocks_are_not_all_that_a_prompt_resumes_from(
-    worker: TokenSpeedWorker, slots: Slots
-) -> None:
+async def test_models_that_resume_from_more_than_blocks(worker: TokenSpeedWorker, slots: Slots) -> None:
     options = {"traits": lambda _: Traits(keeps_every_token=False)}
     async with listening(worker) as url, registered(url, slots, **options) as client:
         assert client.exactness.level == "NONE"
         assert "resume" in client.exactness.reason
 
 
-async def test_the_index_learns_what_the_worker_holds(worker: TokenSpeedWorker, slots: Slots) -> None:  # E8
+async def test_index_learns_the_holdings_of_the_worker(worker: TokenSpeedWorker, slots: Slots) -> None:  # E8
     """A fleet of two: each image's blocks are counted where they are held."""
     empty = TokenSpeedWorker()
     empty.bundle = worker.bundle = zipped({"config.json": b'{"architectures": ["Qwen3VLForConditionalGeneration"]}'})

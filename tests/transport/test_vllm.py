@@ -189,7 +189,7 @@ async def test_a_large_body_is_sent_in_pieces() -> None:
     assert len(data) > 3_200_000
 
 
-async def test_normalised_patches_go_as_they_are() -> None:
+async def test_normalised_patches_are_sent_unchanged() -> None:
     server = VllmServer()
     server.render = rendered(kwargs_data(bytes(4 * 24 * 4), (4, 24), (1, 2, 2), "float32"))
     pixels = np.arange(8 * 24, dtype="<f4").tobytes()
@@ -347,7 +347,7 @@ async def test_images_that_were_sent_go_by_their_hash() -> None:  # F5
     assert [body["features"]["kwargs_data"]["image"][0] is None for body in asked(server)] == [False, True]
 
 
-async def test_an_image_that_is_no_longer_held_is_sent_again() -> None:  # F5
+async def test_evicted_image_is_sent_again() -> None:  # F5
     server = VllmServer()
     server.held = set()
     wanted: list[list[int]] = []

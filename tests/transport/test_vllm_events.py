@@ -126,7 +126,7 @@ async def test_lost_batches_are_replayed() -> None:  # E8
         assert worker.num_replays == 2
 
 
-async def test_a_last_batch_that_was_lost_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:  # E5
+async def test_lost_last_batch_is_requested(monkeypatch: pytest.MonkeyPatch) -> None:  # E5
     monkeypatch.setattr(event_publisher, "IDLE_SECONDS", 0.05)
     async with publisher() as worker, following(worker.source) as feed:
         await worker.publish(stored(prompt(1), SIZE))
@@ -138,7 +138,7 @@ async def test_a_last_batch_that_was_lost_is_asked_for(monkeypatch: pytest.Monke
         await feed.until(keys_of(prompt(2)))
 
 
-async def test_a_replay_of_which_a_part_is_dropped_is_asked_for_again() -> None:
+async def test_partly_dropped_replay_is_requested_again() -> None:
     async with publisher() as worker, following(worker.source) as feed:
         worker.replay_limit = 4
         for number in range(10):
@@ -150,7 +150,7 @@ async def test_a_replay_of_which_a_part_is_dropped_is_asked_for_again() -> None:
         assert feed.coverage.exactness.level == "EXACT"
 
 
-async def test_a_replay_with_a_hole_is_asked_for_again_from_there() -> None:  # E5
+async def test_replay_with_a_gap_is_requested_again_from_the_gap() -> None:  # E5
     async with publisher() as worker, following(worker.source) as feed:
         worker.dropped_once = {2}
         await worker.publish(stored(prompt(0), SIZE))

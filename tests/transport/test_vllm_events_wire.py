@@ -61,7 +61,7 @@ def test_events_of_releases_that_sent_arrays(batch: bytes) -> None:  # E8
 
 
 @pytest.mark.parametrize("event", [{"type": "BlockMoved", "to": [1]}, ["BlockMoved", [1]]])
-def test_an_event_of_an_unknown_type_is_told_apart(event: object) -> None:
+def test_unknown_event_type_is_recognised(event: object) -> None:
     assert list(BatchDecoder().events(msgspec.msgpack.encode([1.0, [event]]))) == [Unknown("BlockMoved")]
 
 

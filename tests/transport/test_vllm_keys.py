@@ -235,20 +235,20 @@ def test_an_image_of_more_than_one_run_makes_the_worker_one_of_text_prefixes() -
     assert held.coverage.exactness.level == "TEXT_PREFIX"
 
 
-def test_two_blocks_of_one_hash_are_not_told_apart() -> None:  # E5
+def test_blocks_of_equal_hash_are_unknown() -> None:  # E5
     same = hashes(TEXT, SIZE)[:1]
     other = Prompt((20, 21, 22, 23))
     held = seen(stored(TEXT, SIZE, count=1), stored(other, SIZE, block_hashes=same))
     assert not held.keys
 
 
-def test_an_event_of_an_unknown_type_is_told() -> None:
+def test_unknown_event_type_is_reported() -> None:
     held = seen({"type": "BlockMoved", "to": 3}, stored(TEXT, SIZE))
     assert held.keys == set(keys_of(TEXT))
     assert "BlockMoved" in held.coverage.exactness.reason
 
 
-def test_reasons_do_not_grow_with_what_the_worker_says() -> None:
+def test_number_of_reasons_is_bounded() -> None:
     held = seen(*({"type": f"{'x' * 1000}{number}"} for number in range(100)))
     assert sum(held.coverage.num_refused.values()) == 100
     assert len(held.coverage.num_refused) == 1

@@ -101,9 +101,7 @@ async def test_closing_aborts(engine: Engine, client: LocalClient) -> None:
     assert engine.commands[1:] == [Abort(request_id="a")]
 
 
-async def test_an_engine_that_ends_fails_what_is_open_and_the_next_is_found(
-    engine: Engine, client: LocalClient
-) -> None:
+async def test_ended_engine_fails_open_requests_and_the_next_is_found(engine: Engine, client: LocalClient) -> None:
     (task,) = begun(client, request("a"))
     await until(lambda: engine.commands)
     engine.say(load=Load(num_running=1))
@@ -132,7 +130,7 @@ async def test_a_feed_that_is_not_read_says_so(engine: Engine, client: LocalClie
     assert engine.left == [engine.watchers[0]]
 
 
-async def test_closing_fails_what_is_open(engine: Engine, client: LocalClient) -> None:
+async def test_closing_fails_open_requests(engine: Engine, client: LocalClient) -> None:
     (task,) = begun(client, request("a"))
     await until(lambda: engine.commands)
     await client.close()

@@ -202,7 +202,7 @@ def test_pixels_in_a_file(qwen: Model) -> None:
     assert not (FOLDER / name).exists()
 
 
-def test_pixels_behind_an_offset(qwen: Model) -> None:  # our own gateway sends them so
+def test_pixels_at_an_offset(qwen: Model) -> None:  # our own gateway sends them so
     item = qwen.item(seed=4)
     given = item.encoder_input
     moved = pb.TensorData(shape=given.shape, dtype=given.dtype, inline=bytes(64) + given.inline)

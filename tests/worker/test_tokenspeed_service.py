@@ -466,7 +466,7 @@ async def test_cache_events(engine: Engine) -> None:  # E8
     assert ids == list(range(2, len(ids) + 2))
 
 
-async def test_blocks_of_other_wires_are_not_told(engine: Engine) -> None:  # E5
+async def test_blocks_of_other_wires_are_not_reported(engine: Engine) -> None:  # E5
     other = root_key(bytes(32), b"")
     events = [stored(1, other), stored(2, key(1)), stored(3, ROOT), BlockRemoved(key(1))]
     (batch,) = await batches(engine, [KvEvents(1, events, snapshot=True)], 1)
@@ -486,7 +486,7 @@ async def test_a_subscriber_with_a_past_begins_again(engine: Engine) -> None:
     assert await status_of_subscription(engine, 5, kv_events=True) is grpc.StatusCode.OUT_OF_RANGE
 
 
-async def test_events_are_told_only_where_that_was_asked_for(engine: Engine) -> None:
+async def test_events_are_sent_only_if_subscribed(engine: Engine) -> None:
     assert await status_of_subscription(engine) is grpc.StatusCode.UNIMPLEMENTED
 
 

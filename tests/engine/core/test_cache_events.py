@@ -231,7 +231,7 @@ def test_watchers_of_the_same_get_the_same_bytes() -> None:
 
 
 @pytest.mark.usefixtures("small_messages")
-def test_a_snapshot_goes_out_in_pieces_and_increments_wait_behind_it() -> None:
+def test_snapshot_is_sent_in_pieces_before_increments() -> None:
     subject = Subject()
     for which in range(3):
         subject.do("encode", which, [], which)

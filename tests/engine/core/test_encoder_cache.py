@@ -59,7 +59,7 @@ def test_pinned_entries_stay_until_the_last_pin_is_gone() -> None:  # [eng] 26
     assert [name for name in "ae" if key(name) in cache] == ["e"]
 
 
-def test_an_entry_over_the_budget_lives_while_it_is_pinned() -> None:
+def test_entry_over_the_budget_stays_while_pinned() -> None:
     cache = EncoderCache(5)
     cache.begin(key("a"), 10)
     cache.pin(pinned := image("a"), 0, Until.COMPUTED)

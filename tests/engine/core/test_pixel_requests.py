@@ -164,7 +164,7 @@ def test_unrequested_pixels_fail_their_request(tiny_qwen3_vl: Path) -> None:
 
 
 @pytest.mark.parametrize("end", ["abort", "hangup", "late"])
-def test_parked_sequences_end_and_late_pixels_are_given_back(
+def test_parked_sequences_end_and_late_pixels_are_released(
     tiny_qwen3_vl: Path, pool: SlotPool, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:  # [eng] 17
     subject = engines.engine(tiny_qwen3_vl)
@@ -187,7 +187,7 @@ def test_parked_sequences_end_and_late_pixels_are_given_back(
     assert engines.drain(subject).released == [slot.name]
 
 
-def test_deadlines_stay_in_order_where_a_request_id_is_used_again(
+def test_deadlines_stay_in_order_if_a_request_id_is_reused(
     tiny_qwen3_vl: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     subject = engines.engine(tiny_qwen3_vl)

@@ -72,7 +72,7 @@ def test_images_are_encoded_in_background_while_others_decode() -> None:
     assert lengths(run(subject)) == {1: 1, 4: 17, 5: 17}
 
 
-def test_decodes_get_their_time_back_before_another_image_stops_them() -> None:
+def test_decodes_get_steps_between_images() -> None:
     subject = scheduler(tokens=1000, patches=64, background_jobs=True)
     subject.add(sequence(1, 4, max_tokens=200))
     run(subject)

@@ -205,7 +205,7 @@ def test_one_thread_has_no_lane(tiny_qwen3_vl: Path) -> None:
     assert gate.jobs == []
 
 
-def test_a_job_is_reported_where_its_step_fails_at_once(
+def test_job_is_reported_if_its_step_fails_at_once(
     subject: Engine, tiny_qwen3_vl: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = engines.local(subject).runner
@@ -249,7 +249,7 @@ def test_a_job_whose_thread_cannot_start_fails_once_and_the_next_runs(monkeypatc
     assert ran == [2]
 
 
-def test_a_request_fails_where_no_thread_can_start_and_the_engine_goes_on(
+def test_request_fails_alone_if_no_thread_can_start(
     subject: Engine, tiny_qwen3_vl: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_: threading.Thread) -> None:

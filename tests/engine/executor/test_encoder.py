@@ -48,7 +48,7 @@ def test_every_rank_holds_every_image(both: list[Any], name: str) -> None:  # [e
     assert num_encoded == {"idle rank": [1, 0], "equal": [1, 1], "uneven": [1, 3]}.get(name, num_encoded)
 
 
-def test_a_failure_is_of_the_images_that_were_encoded_with_it(both: list[Any]) -> None:
+def test_failure_fails_the_images_encoded_together(both: list[Any]) -> None:
     assert both[0]["one fails on rank 0"]["failed"] == [10]
     assert both[0]["one fails on rank 1"]["failed"] == [11, 12]
 

@@ -95,7 +95,7 @@ def test_sampling_changes_no_log_probability(
 
 
 @pytest.mark.parametrize(("wanted", "tops"), [(0, 0), (1, 1), (20, 20)])
-def test_each_request_gets_as_many_as_it_asked_for(
+def test_each_request_gets_its_own_number_of_log_probabilities(
     subject: Engine, tiny_qwen3_vl: Path, wanted: int, tops: int
 ) -> None:
     mine = engines.request(tiny_qwen3_vl, [6], "mine", 1, num_logprobs=wanted)

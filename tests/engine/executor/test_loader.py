@@ -266,7 +266,7 @@ def test_dtype_follows_setting_and_device(
 
 
 @pytest.mark.parametrize(("has_bfloat16", "expected"), [(True, torch.bfloat16), (False, torch.float32)])
-def test_auto_on_a_cpu_is_bfloat16_where_it_has_it(
+def test_auto_dtype_on_a_cpu_is_bfloat16_if_supported(
     has_bfloat16: bool, expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.cpu._is_avx512_bf16_supported", lambda: has_bfloat16)

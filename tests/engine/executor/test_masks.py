@@ -22,7 +22,7 @@ def several(folder: Path, number: int, **params: Any) -> EngineRequest:
     return msgspec.structs.replace(asked, num_samples=number)
 
 
-def test_rows_keep_what_they_may_draw() -> None:
+def test_masked_rows_keep_allowed_tokens_only() -> None:
     subject = AllowedTokens(5, CPU)
     for row, allowed in ((7, (0, 3)), (1, ()), (2, (4, 4, 0)), (3, (0, 3))):
         subject.start(row, allowed)
@@ -45,7 +45,7 @@ def test_rows_keep_what_they_may_draw() -> None:
     assert [line.isfinite().sum().item() for line in logits] == [5, 1]
 
 
-def test_samples_share_one_mask_and_draw_what_they_may(tiny_qwen3_vl: Path) -> None:
+def test_samples_share_a_mask_and_draw_allowed_tokens(tiny_qwen3_vl: Path) -> None:
     subject = engines.engine(tiny_qwen3_vl)
     kept = engines.local(subject).runner.allowed
     held: list[int] = []

@@ -19,7 +19,7 @@ def test_small_steps_run_on_one_thread(num_tokens: int, num_context_tokens: int,
         torch.set_num_threads(before)
 
 
-def test_steps_during_background_encoding_leave_them_half_of_the_threads() -> None:
+def test_steps_leave_half_of_the_threads_to_background_encoding() -> None:
     before = torch.get_num_threads()
     try:
         for count, background, other in ((1, 0, 1), (2, 1, 1), (5, 2, 3)):

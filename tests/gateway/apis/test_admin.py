@@ -152,7 +152,7 @@ def route(admin: Port, content: Any = "hi", **headers: str) -> tuple[int, Any]:
     return status, json.loads(body)
 
 
-def test_where_a_chat_would_go_is_told_and_it_is_not_sent(admin: Port) -> None:
+def test_route_is_shown_and_nothing_is_sent(admin: Port) -> None:
     admin.gateway.worker.requests.clear()
     image = {"type": "image_url", "image_url": {"url": data_url(random_image(64, 64, 1))}}
     status, told = route(admin, [image, {"type": "text", "text": "What is it?"}])

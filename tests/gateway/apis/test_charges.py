@@ -47,7 +47,7 @@ def test_requests_without_a_ready_worker_are_not_charged(stream: bool, tiny_qwen
         assert 'saccade_tenant_requests_total{tenant="acme"} 2.0' in page
 
 
-def test_answer_is_charged_while_it_grows_and_whole_at_its_end(tiny_qwen3_vl: Path, tmp_path: Path) -> None:
+def test_answer_is_charged_during_the_stream_and_fully_at_its_end(tiny_qwen3_vl: Path, tmp_path: Path) -> None:
     with scripted.running(tiny_qwen3_vl, GatewayConfig(api_keys_file=keys_file(tmp_path))) as gateway:
 
         def charged() -> float:

@@ -222,7 +222,7 @@ def test_sampling_parameters_and_defaults(gateway: scripted.Gateway) -> None:
     assert (other.max_tokens, other.top_k) == (5, 0)
 
 
-def test_images_lie_where_their_spans_say(gateway: scripted.Gateway, tiny_qwen3_vl: Path) -> None:  # F1
+def test_images_lie_at_their_spans(gateway: scripted.Gateway, tiny_qwen3_vl: Path) -> None:  # F1
     config = json.loads((tiny_qwen3_vl / "config.json").read_text())
     layout = load_layout(family_of(config))(
         config, json.loads((tiny_qwen3_vl / "preprocessor_config.json").read_text())
@@ -264,7 +264,7 @@ def test_one_bad_image_gives_back_the_slots_of_the_others(gateway: scripted.Gate
     wait_until(lambda: gateway.metric("saccade_slots_in_use") == 0)
 
 
-def test_a_request_that_leaves_before_its_turn_gives_back_its_slots(
+def test_request_cancelled_in_the_queue_releases_its_slots(
     gateway: scripted.Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its pixels are ready, and it waits for its turn to be sent, when its client goes."""
@@ -298,7 +298,7 @@ def test_developer_role_is_system_and_names_are_accepted(gateway: scripted.Gatew
     assert system == developer
 
 
-def test_log_lines_name_the_request_and_hold_nothing_of_it(gateway: scripted.Gateway) -> None:
+def test_log_lines_name_the_request_without_its_content(gateway: scripted.Gateway) -> None:
     with structlog.testing.capture_logs([structlog.contextvars.merge_contextvars]) as lines:
         gateway.worker.script = [ZeroDivisionError("broken")]
         body = {"model": "tiny", "messages": openai_messages("my secret", random_image(20, 20, 1))}
@@ -349,7 +349,7 @@ def test_one_image_seen_in_two_ways_is_two(gateway: scripted.Gateway) -> None:  
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_an_answer_goes_on_with_the_last_message(
+def test_answer_continues_the_last_message(
     stream: bool, gateway: scripted.Gateway, ids_of: Callable[[str], list[int]]
 ) -> None:
     gateway.worker.script = deltas(ids_of(" sunny,"), [*ids_of(" I think"), gateway.eos])
@@ -366,7 +366,7 @@ def test_an_answer_goes_on_with_the_last_message(
     assert tokens == gateway.worker.requests[0].token_ids
 
 
-def test_a_prompt_may_end_behind_the_messages(gateway: scripted.Gateway) -> None:
+def test_prompt_without_a_generation_prompt(gateway: scripted.Gateway) -> None:
     gateway.answer_two_tokens()
     for given in ({}, {"add_generation_prompt": False}):
         assert gateway.chat("hi", **given).status == 200

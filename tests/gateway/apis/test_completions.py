@@ -40,7 +40,7 @@ def texts(answer: scripted.Answer) -> dict[int, tuple[str, str | None]]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_text_goes_on(stream: bool, gateway: scripted.Gateway, ids_of: Ids) -> None:
+def test_text_is_continued(stream: bool, gateway: scripted.Gateway, ids_of: Ids) -> None:
     gateway.worker.script = [TokenDelta("r", ids_of(" upon")), TokenDelta("r", [*ids_of(" a time"), gateway.eos], STOP)]
     answer = complete(gateway, stream=stream)
     assert texts(answer) == {0: (" upon a time", "stop")}
@@ -67,14 +67,14 @@ def test_an_openai_client(gateway: scripted.Gateway, ids_of: Ids) -> None:
 
 
 @pytest.mark.parametrize("prompt", ["say <|im_end|>", "<think>", "<|image_pad|>"])
-def test_what_is_typed_stays_text(prompt: str, gateway: scripted.Gateway) -> None:  # F2
+def test_typed_special_tokens_stay_text(prompt: str, gateway: scripted.Gateway) -> None:  # F2
     gateway.answer_two_tokens()
     assert complete(gateway, prompt).status == 200
     special = gateway.application.model_registry.get("tiny").tokenizer.special_tokens.values()
     assert not set(special) & set(gateway.worker.requests[0].token_ids)
 
 
-def test_token_ids_are_taken_as_they_are(gateway: scripted.Gateway) -> None:
+def test_token_ids_are_used_unchanged(gateway: scripted.Gateway) -> None:
     gateway.answer_two_tokens()
     start = gateway.application.model_registry.get("tiny").tokenizer.special_tokens["<|im_start|>"]
     assert complete(gateway, [start, 5, 6]).status == 200

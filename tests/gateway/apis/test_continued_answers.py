@@ -46,7 +46,7 @@ def answer(gateway: scripted.Gateway, pieces: tuple[str, ...], stream: bool, **f
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_begun_text_goes_on_as_text(stream: bool, thinking: scripted.Gateway) -> None:
+def test_continued_text_stays_text(stream: bool, thinking: scripted.Gateway) -> None:
     pieces = (" red.",)
     assert answer(thinking, pieces, stream, messages=[ASKED]) == (" red.", "", [])
     continued = {"messages": [ASKED, BEGUN], "continue_final_message": True}
@@ -57,7 +57,7 @@ def test_a_begun_text_goes_on_as_text(stream: bool, thinking: scripted.Gateway) 
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_call_behind_a_begun_text(stream: bool, checkpoint: Callable[[str], Path]) -> None:
+def test_call_after_a_continued_text(stream: bool, checkpoint: Callable[[str], Path]) -> None:
     with scripted.running(checkpoint("qwen3_5")) as gateway:
         continued: Any = {"messages": [ASKED, BEGUN], "continue_final_message": True, "tools": [TOOL]}
         assert answer(gateway, (" red.\n", *CALL), stream, **continued) == ("", " red.", ["look"])

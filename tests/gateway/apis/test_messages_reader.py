@@ -135,7 +135,7 @@ def test_counting_takes_bodies_of_messages_and_needs_no_max_tokens() -> None:
         parse_messages(json.dumps({"model": "m", "messages": [ASKED]}).encode())
 
 
-def test_text_behind_a_call_is_text_of_its_turn() -> None:
+def test_text_after_a_call_belongs_to_its_turn() -> None:
     """Streams have it there, and templates write a turn's text before its calls."""
     turn = {"role": "assistant", "content": [text("a"), CALL, text("b")]}
     chat = read_chat(parse_messages(body(ASKED, turn, ASKED))[0], FAMILY)

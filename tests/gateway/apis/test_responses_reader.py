@@ -101,7 +101,7 @@ def test_turns_that_templates_cannot_write_are_split(items: list[Any], contents:
     assert [message["content"] for message in chat.messages[1:]] == contents
 
 
-def test_a_conversation_goes_on_behind_what_is_kept() -> None:
+def test_conversation_continues_a_stored_one() -> None:
     known = [ChatMessage(role="user", content="hi"), ChatMessage(role="assistant", content="yes")]
     _, chat = parsed("And?", known, instructions="Be brief.", previous_response_id="resp_1")
     assert [message["content"] for message in chat.messages] == ["Be brief.", "hi", "yes", "And?"]

@@ -42,7 +42,7 @@ def test_tenants_do_not_see_each_other() -> None:
     assert store.conversation(b"one", "a")
 
 
-def test_a_deleted_response_ends_what_continues_it() -> None:
+def test_deleted_response_ends_its_continuations() -> None:
     store = ResponseStore(1 << 20)
     keep(store, "a")
     keep(store, "b", "a")

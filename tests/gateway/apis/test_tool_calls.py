@@ -54,7 +54,7 @@ def test_calls(stream: bool, gateway: scripted.Gateway) -> None:  # F13
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_call_behind_reasoning(stream: bool, gateway: scripted.Gateway) -> None:  # F13
+def test_call_after_reasoning(stream: bool, gateway: scripted.Gateway) -> None:  # F13
     inner = ("<tool_call>", CALL, "</tool_call>")
     num_tokens = gateway.answer_pieces("<think>", "Hm", *inner, "</think>", "\n\n", *inner)
     thought = f"Hm<tool_call>{CALL}</tool_call>"

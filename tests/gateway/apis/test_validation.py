@@ -274,7 +274,7 @@ def test_tokenize_refuses_later_parameters_too(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "spelling"), [("format", "`response_format`"), ("options", "`max_tokens`"), ("images", "image_url")]
 )
-def test_other_spellings_are_told_openais(name: str, spelling: str) -> None:
+def test_other_spellings_get_the_openai_spelling(name: str, spelling: str) -> None:
     with pytest.raises(UnsupportedParameter) as error:
         parse_chat(json.dumps(body(**{name: ["something"]})).encode())
     assert spelling in error.value.message

@@ -132,7 +132,7 @@ def test_bytes_go_back_before_the_answer_is_whole(tiny_qwen3_vl: Path) -> None:
         wait_until(lambda: gateway.worker.num_aborted)
 
 
-def test_bodies_wait_for_memory_and_end_with_429_when_it_does_not_come(tiny_qwen3_vl: Path) -> None:
+def test_bodies_wait_for_memory_and_time_out_with_429(tiny_qwen3_vl: Path) -> None:
     body = json.dumps({"prompt": "a " * 100_000}).encode()
     config = GatewayConfig(max_request_memory_bytes=2 * len(body), memory_wait_seconds=0.2)
     with scripted.running(tiny_qwen3_vl, config) as gateway:
@@ -149,7 +149,7 @@ def test_bodies_wait_for_memory_and_end_with_429_when_it_does_not_come(tiny_qwen
         wait_until(lambda: memory.num_bytes == 0)
 
 
-def test_a_body_that_pauses_gives_back_what_is_reserved_for_its_rest(tiny_qwen3_vl: Path) -> None:
+def test_paused_body_releases_its_reservation(tiny_qwen3_vl: Path) -> None:
     """Else a few clients that announce much and send little would keep out everybody's images."""
     config = GatewayConfig(max_body_bytes=8 << 20, max_request_memory_bytes=16 << 20)
     body = json.dumps({"prompt": "a " * (2 << 20)}).encode()
@@ -221,7 +221,7 @@ def test_no_key_takes_all_places(tiny_qwen3_vl: Path) -> None:
         assert gateway.chat_as("modest").status == 200
 
 
-def test_a_client_that_leaves_while_its_grammar_is_tried_is_noticed(gateway: scripted.Gateway) -> None:
+def test_disconnect_during_a_grammar_trial_is_noticed(gateway: scripted.Gateway) -> None:
     def num_left() -> float:
         return gateway.metric("saccade_http_requests_total", route="/v1/chat/completions", status="499")
 
@@ -238,7 +238,7 @@ def test_a_client_that_leaves_while_its_grammar_is_tried_is_noticed(gateway: scr
     wait_until(lambda: not child.is_running())
 
 
-def test_fetches_end_when_the_client_that_counts_tokens_leaves(tiny_qwen3_vl: Path) -> None:
+def test_disconnect_ends_the_fetches_of_count_tokens(tiny_qwen3_vl: Path) -> None:
     patient = FetchConfig(allowed_networks=("127.0.0.0/8",), timeout_seconds=60.0)
     with Tarpit() as tarpit, scripted.running(tiny_qwen3_vl, GatewayConfig(fetch=patient)) as gateway:
         block = {"type": "image", "source": {"type": "url", "url": f"{tarpit.url}?1"}}

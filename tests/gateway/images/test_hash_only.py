@@ -113,7 +113,7 @@ async def running(folder: Path, socket: Path, encoder_cache_bytes: int) -> Async
         yield Stack(listener.getsockname()[1], application, fleet.clients[0], pool)  # type: ignore[arg-type]
 
 
-async def test_images_go_by_hash_while_the_worker_holds_them(tiny_qwen3_vl: Path, tmp_path: Path) -> None:
+async def test_images_are_sent_by_hash_while_the_worker_has_them(tiny_qwen3_vl: Path, tmp_path: Path) -> None:
     async with running(tiny_qwen3_vl, tmp_path, ONE_IMAGE_BYTES) as stack:
         expected = await stack.text("What is it?", A)
         held = stack.sought[-1]

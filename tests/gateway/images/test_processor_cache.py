@@ -59,7 +59,7 @@ async def test_an_image_seen_again_is_not_prepared_again(pool: Slots) -> None:
     assert pool.num_slots == 0
 
 
-async def test_clearing_spares_what_is_being_waited_for(pool: Slots) -> None:
+async def test_clearing_spares_entries_in_progress(pool: Slots) -> None:
     cache = ProcessorCache(pool, 4 * NUM_BYTES)
     release(pool, await cache.get(key("a"), pool.prepare))
     pool.go.clear()

@@ -21,7 +21,7 @@ class Clock:
         return self.seconds
 
 
-def test_image_is_fresh_for_its_time_and_then_to_be_asked_for() -> None:
+def test_image_is_fresh_for_its_lifetime_then_stale() -> None:
     clock = Clock()
     cache = UrlCache(10_000, clock)
     assert cache.get(b"", "u") is None

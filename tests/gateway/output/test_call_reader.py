@@ -178,7 +178,7 @@ def test_text_that_looks_like_a_call_is_content(tool_format: ToolFormat, models:
 
 
 @pytest.mark.parametrize("tool_format", RELEASES)
-def test_one_call_where_more_are_not_allowed(tool_format: ToolFormat, models: Models) -> None:
+def test_one_call_if_parallel_calls_are_not_allowed(tool_format: ToolFormat, models: Models) -> None:
     model = models(tool_format)
     call = written(tool_format, 0, "look", {"count": 1})
     ids, first = ids_of(model, *section(tool_format, [call, call])), ids_of(model, *section(tool_format, [call]))

@@ -87,7 +87,7 @@ def test_entries_end_with_the_token_that_completes_a_stop_string(
     assert (answer.events[-2] if stream else answer.json)["usage"]["completion_tokens"] == len(ids)
 
 
-def test_held_text_brings_its_entries(gateway: scripted.Gateway, tokenizer: JsonTokenizer) -> None:
+def test_delayed_text_has_its_entries(gateway: scripted.Gateway, tokenizer: JsonTokenizer) -> None:
     ids = tokenizer.encode_text("a<sto!")
     gateway.worker.script = [*(delta([token_id], first=i) for i, token_id in enumerate(ids)), delta([], LENGTH)]
     *chunks, last = gateway.chat(stream=True, logprobs=True, stop="<stop>").events[1:-1]
@@ -115,7 +115,7 @@ def test_samples_have_their_own(stream: bool, gateway: scripted.Gateway) -> None
     assert [entry["logprob"] * -8 for entry in entries(answer, 1)] == [10, 11, 12]
 
 
-def test_not_asked_for_is_null(gateway: scripted.Gateway) -> None:
+def test_log_probabilities_are_null_if_not_requested(gateway: scripted.Gateway) -> None:
     gateway.worker.script = [TokenDelta("r", [300], LENGTH)]
     assert gateway.chat(logprobs=False).json["choices"][0]["logprobs"] is None
     assert {choice["logprobs"] for event in gateway.chat(stream=True).events[:-1] for choice in event["choices"]} == {

@@ -91,7 +91,7 @@ def test_reasoning_and_content_do_not_depend_on_the_deltas(
         ([], ("", "")),
     ],
 )
-def test_markers_count_where_they_belong(
+def test_markers_count_in_their_places_only(
     written: list[str], expected: tuple[str, str], tokenizer: Tokenizer, markers: ReasoningTokens
 ) -> None:
     ids = {S: [markers.start_id], E: [markers.end_id]}

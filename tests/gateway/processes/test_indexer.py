@@ -93,7 +93,7 @@ async def asking(urls: list[str], path: Path) -> AsyncIterator[tuple[WorkerPool,
         await fleet.close()
 
 
-async def test_two_processes_learn_what_workers_hold_from_one_indexer(tmp_path: Path) -> None:  # E5
+async def test_two_processes_share_one_indexer(tmp_path: Path) -> None:  # E5
     path = tmp_path / "indexer.sock"
     async with (
         fronts(tmp_path, 3, 1) as urls,

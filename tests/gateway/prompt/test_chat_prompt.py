@@ -91,7 +91,7 @@ def test_images_with_settings_of_their_own(served_of: Any) -> None:  # E5
     assert isinstance(error, UnsupportedParameter)
 
 
-def test_images_keep_their_places_where_a_template_takes_strings(served_of: Any) -> None:  # F1
+def test_images_keep_their_places_in_templates_for_strings(served_of: Any) -> None:  # F1
     served = served_of("phi3_v")
     messages = (user("a", None, "b"), ChatMessage("assistant", "c"), user(None, "d", None))
     prompt = chat_prompt(served, chat_of(served, *messages), [b"1", b"2", b"3"])
@@ -103,7 +103,7 @@ def test_images_keep_their_places_where_a_template_takes_strings(served_of: Any)
     assert second["content"] == [{"type": "text", "text": "<|image_2|>\nd<|image_3|>\n"}, image, image]
 
 
-def test_chats_stay_as_they_are_where_a_template_takes_lists(served_of: Any) -> None:  # F1
+def test_chats_are_unchanged_for_templates_for_lists(served_of: Any) -> None:  # F1
     served = served_of("qwen3_vl")
     chat = chat_of(served, user("a", None, "b"), switches={"add_vision_id": True})
     prompt = chat_prompt(served, chat, [b"1"])

@@ -206,7 +206,7 @@ def test_family_without_switches() -> None:
 
 @pytest.mark.parametrize("kind", [ChatRequest, TokenizeRequest])
 @pytest.mark.parametrize("switches", [(), ("add_vision_id",)])
-def test_thinking_is_taken_where_nothing_switches_it(kind: type, switches: tuple[str, ...]) -> None:
+def test_thinking_is_accepted_without_a_switch(kind: type, switches: tuple[str, ...]) -> None:
     family = Family(("Other",), "<image>", template_switches=switches)
     for value in (True, False, None):
         chat = user(
@@ -294,7 +294,7 @@ def test_an_image_at_the_wrong_place_is_refused() -> None:
 @pytest.mark.parametrize(
     "part", [{"type": "image", "source": {"data": "a"}}, {"type": "input_image", "image_url": "a"}]
 )
-def test_images_of_other_apis_are_told_how_openai_spells_them(part: dict[str, Any]) -> None:
+def test_image_parts_of_other_apis_get_the_openai_spelling(part: dict[str, Any]) -> None:
     messages = [{"role": "user", "content": [part]}]
     refused(UnsupportedParameter, "messages[0].content[0].type", '{"type": "image_url"', messages=messages)
 

@@ -57,7 +57,7 @@ def test_one_image_is_one_placeholder(
         (KIMI, {"media_placeholder_token_id": 0}, "one placeholder for one image"),
     ],
 )
-def test_what_cannot_be_resolved_is_named(
+def test_unresolved_settings_are_named(
     family: Family, config: dict[str, Any], sentence: str, checkpoint: Callable[[str], Path]
 ) -> None:  # A9
     with pytest.raises(StartupError, match=sentence):

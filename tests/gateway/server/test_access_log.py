@@ -79,7 +79,7 @@ def test_a_chat_has_one_line_which_binds_its_ids(gateway: scripted.Gateway) -> N
         ("/live", {}, 405, "method_not_allowed", "does not take POST"),
     ],
 )
-def test_a_refusal_is_told_with_code_and_reason(
+def test_refusal_is_logged_with_code_and_reason(
     path: str, body: dict[str, Any], status: int, code: str, reason: str, gateway: scripted.Gateway
 ) -> None:
     request_id = f"refused-{code}"
@@ -90,7 +90,7 @@ def test_a_refusal_is_told_with_code_and_reason(
     assert "secret" not in str(line)
 
 
-def test_an_error_within_a_stream_is_told_too(gateway: scripted.Gateway) -> None:
+def test_error_within_a_stream_is_logged(gateway: scripted.Gateway) -> None:
     failure = Failure("worker_failed", "The worker has gone.")
     gateway.worker.script = [TokenDelta("r", [300]), TokenDelta("r", [], FinishReason.ERROR, failure=failure)]
     body = {"model": "tiny", "messages": openai_messages("hi"), "stream": True}
@@ -138,7 +138,7 @@ def test_a_line_for_people_obeys_no_client(pipe: tuple[int, int]) -> None:
     assert " 200 POST none 0.000s model=tiny warnings=\\x1b[2J,fine request_id=an-id\n" in text
 
 
-def test_requests_go_on_where_nobody_reads_the_log(tiny_qwen3_vl: Path, pipe: tuple[int, int]) -> None:
+def test_requests_are_served_if_the_log_is_not_read(tiny_qwen3_vl: Path, pipe: tuple[int, int]) -> None:
     writer = LineWriter(pipe[1], lambda number: b'{"dropped":%d}\n' % number, max_bytes=8192)
     with scripted.running(tiny_qwen3_vl, log=LogOutput(writer, logging.INFO, is_terminal=False)) as gateway:
         for _ in range(100):

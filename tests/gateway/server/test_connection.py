@@ -147,7 +147,7 @@ def test_closed_connections_are_freed_without_the_collector(gateway: scripted.Ga
         gc.enable()
 
 
-def test_small_chunks_pass_while_they_are_more_than_their_framing(gateway: scripted.Gateway) -> None:
+def test_small_chunks_larger_than_their_framing_pass(gateway: scripted.Gateway) -> None:
     body = json.dumps({"prompt": "a" * 100_000}).encode()
     chunks = b"".join(b"8\r\n" + body[start : start + 8].ljust(8) + b"\r\n" for start in range(0, len(body), 8))
     answer = send(gateway, [CHUNKED[: -len(b"2\r\n{}\r\n")], chunks, b"0\r\n\r\n"])
@@ -243,7 +243,7 @@ def test_an_answer_that_nobody_reads_is_dropped(hasty: scripted.Gateway) -> None
     assert hasty.chat().status == 200
 
 
-def test_a_place_goes_back_when_the_answer_is_whole_not_when_it_is_read(tiny_qwen3_vl: Path) -> None:
+def test_place_is_released_when_the_answer_is_complete_not_when_read(tiny_qwen3_vl: Path) -> None:
     with scripted.running(tiny_qwen3_vl, GatewayConfig(max_requests=1)) as gateway:
         long = [TokenDelta("r", [300] * 64) for _ in range(1500)]
         gateway.worker.script = [*long, TokenDelta("r", [gateway.eos], FinishReason.STOP)]

@@ -205,7 +205,7 @@ def traced() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("traced")
-def test_refused_requests_keep_nothing(gateway: scripted.Gateway) -> None:
+def test_refused_requests_keep_no_memory(gateway: scripted.Gateway) -> None:
     gateway.answer_two_tokens()
     for name, (status, path, fields, headers) in REFUSED.items():
         body = fields if isinstance(fields, bytes) else json.dumps(fields).encode()
@@ -216,7 +216,7 @@ def test_refused_requests_keep_nothing(gateway: scripted.Gateway) -> None:
 
 
 @pytest.mark.usefixtures("traced")
-def test_requests_whose_clients_left_keep_nothing(gateway: scripted.Gateway) -> None:
+def test_disconnected_requests_keep_no_memory(gateway: scripted.Gateway) -> None:
     for name, (path, fields) in LEFT.items():
         body = json.dumps(fields).encode()
         leave(gateway, path, body)
@@ -225,7 +225,7 @@ def test_requests_whose_clients_left_keep_nothing(gateway: scripted.Gateway) -> 
 
 
 @pytest.mark.usefixtures("traced")
-def test_requests_whose_clients_left_at_once_keep_nothing(gateway: scripted.Gateway) -> None:
+def test_requests_disconnected_at_once_keep_no_memory(gateway: scripted.Gateway) -> None:
     gateway.worker.script = [60.0]
     bodies = {name: (path, fields) for name, (_, path, fields, headers) in REFUSED.items() if not headers}
     del bodies["body over its limit"]  # it is not read to its end
@@ -237,7 +237,7 @@ def test_requests_whose_clients_left_at_once_keep_nothing(gateway: scripted.Gate
 
 
 @pytest.mark.usefixtures("traced")
-def test_requests_whose_clients_left_while_their_grammar_was_tried_keep_nothing(gateway: scripted.Gateway) -> None:
+def test_requests_disconnected_during_a_grammar_trial_keep_no_memory(gateway: scripted.Gateway) -> None:
     def leave_trial(letter: str) -> None:
         body = json.dumps(chat(image(NOISE), guided_regex=f"{letter}|b")).encode()
         with connected(gateway, CHATS, len(body)) as connection:

@@ -38,14 +38,14 @@ def test_tools_without_a_constraint() -> None:
 
 
 @pytest.mark.parametrize("strict", [True, False])
-def test_a_schema_beside_tools_is_one_of_two(strict: bool) -> None:
+def test_schema_with_tools_allows_json_or_calls(strict: bool) -> None:
     found = calls(held(SCHEMA, tool(strict=strict)))
     assert found.content == HeldContent(SCHEMA.text, SCHEMA.param, strict=True)
     assert (found.must_call, found.functions[0].strict) == (False, strict)
 
 
 @pytest.mark.parametrize("choice", ["required", NAMED])
-def test_a_schema_has_no_effect_where_a_call_must_come(choice: Any) -> None:
+def test_schema_has_no_effect_with_required_calls(choice: Any) -> None:
     found = calls(held(SCHEMA, tool(), tool_choice=choice))
     assert (found.must_call, found.content) == (True, None)
 

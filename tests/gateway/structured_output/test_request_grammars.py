@@ -68,7 +68,7 @@ async def test_a_client_that_goes_away_does_not_end_the_trial_of_others(grammars
     await stays
 
 
-async def test_the_trial_that_nobody_waits_for_is_ended(grammars: RequestGrammars) -> None:
+async def test_trial_without_waiters_is_ended(grammars: RequestGrammars) -> None:
     both = [asking(grammars, endless(1), "a") for _ in range(2)]
     await until(children)
     (child,) = children()

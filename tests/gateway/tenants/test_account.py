@@ -150,7 +150,7 @@ def test_each_process_has_its_part_rounded_up() -> None:
     assert "x-ratelimit-limit-tokens" not in shown(account(Clock(), 4, requests=5))
 
 
-def test_limits_change_and_what_is_left_stays() -> None:
+def test_changed_limits_keep_the_remaining_budget() -> None:
     clock = Clock()
     tenant = account(clock, requests=10, tokens=100)
     tenant.use_prompt(95)

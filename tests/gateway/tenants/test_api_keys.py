@@ -80,9 +80,7 @@ async def test_the_file_is_read_again_when_it_changes(path: Path) -> None:
     assert store.account(b"two") is not account
 
 
-async def test_a_file_with_a_fault_changes_nothing_and_is_told_once(
-    path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_faulty_file_changes_nothing_and_is_logged_once(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store, registry = ApiKeyStore((), path), CollectorRegistry()
     registry.register(TenantMetrics(store))
 

@@ -97,7 +97,7 @@ async def test_each_worker_is_known_by_its_own_feed(tmp_path: Path, caplog: pyte
 
 
 @table("fault", ["gap", "reordered", "repeated", "another snapshot", "restart", "nonsense"])
-async def test_a_lost_feed_is_forgotten_and_asked_for_again(tmp_path: Path, fault: str) -> None:
+async def test_lost_feed_is_cleared_and_requested_again(tmp_path: Path, fault: str) -> None:
     async with listening(tmp_path, 2) as (fronts, fleet, listener):
         front, a = fronts[0], fleet.clients[0]
         index = listener.router.index
@@ -185,9 +185,7 @@ async def test_a_level_that_changes_within_a_feed_is_logged_once(caplog: pytest.
         assert caplog.text.count(f"worker {worker.url} is DEGRADED: it reports what is not known") == 1
 
 
-async def test_a_flood_of_events_is_learnt_in_turns_and_leaves_the_loop_to_requests(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_flood_of_events_leaves_the_loop_to_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No turn of the loop learns more than one message of at most EVENTS_PER_TURN events, however many workers."""
     fleet = WorkerPool((), lambda _: None)
     listener = CacheListener(fleet, Router("auto", BlockIndex(1 << 30), Random(0)))

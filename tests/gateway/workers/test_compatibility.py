@@ -92,7 +92,7 @@ def test_settings_that_change_answers_are_named(place: str, changed: dict[str, A
     assert Compatibility([DESCRIPTION.model]).difference(described(changed), described()) == ""
 
 
-def test_weights_are_compared_where_both_tell_them() -> None:  # F9
+def test_weights_are_compared_if_both_report_them() -> None:  # F9
     remarks = {"config.json": {**CONFIG, "transformers_version": "5"}}
     assert Compatibility().difference(native(), native(remarks)) == ""
     assert Compatibility().difference(native(), native(weights=b"v" * 32)) == "weights"
@@ -101,7 +101,7 @@ def test_weights_are_compared_where_both_tell_them() -> None:  # F9
     assert Compatibility().difference(native(), older) == "weights"
 
 
-def test_a_worker_of_another_release_gets_work_only_where_that_is_assumed(
+def test_worker_of_another_release_gets_work_only_if_assumed_compatible(
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # F9
     caplog.set_level(logging.WARNING)

@@ -86,7 +86,7 @@ def test_inexact_choice_is_counted_and_logged_once(caplog: pytest.LogCaptureFixt
     assert caplog.text.count(f"worker unix:/b, which is TEXT_PREFIX: {SILENT.reason}") == 1
 
 
-def test_reasons_without_end_take_no_memory_without_end(caplog: pytest.LogCaptureFixture) -> None:
+def test_number_of_reasons_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     decisions = Decisions("cost", SILENT)
     for number in range(MAX_REASONS + 10):

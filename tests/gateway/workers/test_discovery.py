@@ -145,7 +145,7 @@ async def test_a_removed_worker_finishes_its_requests_and_is_forgotten(tmp_path:
         await asyncio.gather(*requests, return_exceptions=True)
 
 
-async def test_what_a_worker_held_goes_with_it() -> None:  # E5
+async def test_holdings_of_a_removed_worker_are_forgotten() -> None:  # E5
     router = Router("auto", BlockIndex(1 << 20), Random(0))
     router.index.begin("a", Partition(DESCRIPTION.fingerprint, 16), resumes_at_states=False)
     router.predictions.add("a", [b"k"], 0.0)
@@ -178,7 +178,7 @@ async def test_requests_that_outlive_the_deadline_fail(tmp_path: Path, caplog: p
         assert running.router.work == {}
 
 
-async def test_a_worker_that_is_wanted_again_is_taken_back_with_its_requests(tmp_path: Path) -> None:
+async def test_draining_worker_that_returns_keeps_its_requests(tmp_path: Path) -> None:
     a = folder(tmp_path, "a")
     async with serving(a), gateway() as running:
         await running.members.replace("file", [url(a)])
@@ -197,7 +197,7 @@ async def test_a_worker_that_is_wanted_again_is_taken_back_with_its_requests(tmp
         assert await running.answer(ask("n", [1])) == url(a)
 
 
-async def test_a_worker_that_comes_back_after_it_has_left_serves_again(tmp_path: Path) -> None:
+async def test_removed_worker_that_returns_serves_again(tmp_path: Path) -> None:
     a = folder(tmp_path, "a")
     async with serving(a), gateway() as running:
         for _ in range(2):
@@ -232,7 +232,7 @@ async def test_an_unforeseen_error_does_not_keep_a_worker_from_leaving(
         await until(lambda: running.fleet.ready)
 
 
-async def test_a_worker_of_two_sources_stays_until_both_drop_it() -> None:
+async def test_worker_of_two_sources_stays_until_both_remove_it() -> None:
     async with gateway() as running:
         members = running.members
         await members.replace("file", ["grpc://127.0.0.1:1"])

@@ -349,7 +349,7 @@ async def test_a_breaker_never_takes_the_last_worker_away() -> None:
 @pytest.mark.parametrize(
     "script", [[InvalidValue("wrong")], [1, WorkerFailed("after the first token")], [QueueFull("full")]]
 )
-async def test_what_is_not_the_workers_failure_before_the_first_token_opens_nothing(
+async def test_breaker_ignores_failures_that_are_not_the_workers(
     script: list[Exception | int],
 ) -> None:
     workers, router, dispatcher = scripted("a", "b")
@@ -473,7 +473,7 @@ async def test_one_of_several_tenants_leaves_waiting_places_to_others() -> None:
     await asyncio.gather(*waiting)
 
 
-async def test_a_worker_that_comes_is_given_to_those_who_wait() -> None:
+async def test_new_worker_serves_waiting_requests() -> None:
     limits = DispatchLimits(worker_queue=0, max_waiting=1)
     workers, _, dispatcher = scripted("a", "b", "c", limits=limits)
     workers["c"].ready = False
@@ -534,7 +534,7 @@ async def test_whatever_ends_a_request_its_booking_is_taken_back(leaves: str) ->
     assert any(router.assumptions.expected(url, time.monotonic()) for url in workers) == has_begun
 
 
-async def test_lookups_that_wait_choose_among_those_that_are_still_ready() -> None:
+async def test_delayed_lookup_chooses_among_ready_workers() -> None:
     class Slow:
         """Answers when a worker has gone."""
 
@@ -570,6 +570,6 @@ async def test_draining_workers_get_nothing_and_the_load_of_others_counts() -> N
     assert chosen == {"b"}
 
 
-def test_runs_of_an_image_in_pieces_go_on_where_the_last_one_ended() -> None:
+def test_runs_of_a_split_image_continue() -> None:
     images = [(b"a", (Span(2, 3), Span(9, 4))), (b"b", (Span(6, 2),))]
     assert media_runs(images) == (MediaRun(2, 3, b"a", 0), MediaRun(6, 2, b"b", 0), MediaRun(9, 4, b"a", 3))

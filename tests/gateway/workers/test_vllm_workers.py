@@ -59,7 +59,7 @@ async def answer(dispatcher: Dispatcher, request: EngineRequest, error: InvalidV
         return [token_id async for delta in deltas for token_id in delta.token_ids]
 
 
-async def test_prompts_that_need_token_ids_go_where_these_are_taken(fleet_of: Any) -> None:  # E5
+async def test_prompts_that_need_token_ids_go_to_workers_that_accept_them(fleet_of: Any) -> None:  # E5
     chats, tokens = servers()
     async with listening(chats) as one, listening(tokens) as other, fleet_of(one, other) as fleet:
         dispatcher = Dispatcher(fleet)
@@ -70,7 +70,7 @@ async def test_prompts_that_need_token_ids_go_where_these_are_taken(fleet_of: An
     assert tokens.paths[1:] == ["/inference/v1/generate"] * 4
 
 
-async def test_prompts_that_need_token_ids_are_refused_where_none_are_taken(fleet_of: Any) -> None:  # E5
+async def test_prompts_that_need_token_ids_are_refused_without_such_a_worker(fleet_of: Any) -> None:  # E5
     chats, _ = servers()
     async with listening(chats) as url, fleet_of(url) as fleet:
         dispatcher = Dispatcher(fleet)
@@ -82,7 +82,7 @@ async def test_prompts_that_need_token_ids_are_refused_where_none_are_taken(flee
     assert chats.paths[1:] == ["/v1/chat/completions"]
 
 
-async def test_token_ids_go_first_where_they_are_taken(fleet_of: Any) -> None:
+async def test_workers_that_accept_token_ids_are_preferred(fleet_of: Any) -> None:
     _, tokens = servers()
     async with listening(tokens) as url, fleet_of(url) as fleet:
         dispatcher = Dispatcher(fleet)

@@ -24,7 +24,7 @@ def step(grid: object) -> StepInput:
         messages.DrawTokens(),
     ],
 )
-def test_commands_arrive_as_they_were_sent(sent: messages.Command) -> None:
+def test_commands_arrive_unchanged(sent: messages.Command) -> None:
     ours, theirs = (messages.Link(end) for end in socket.socketpair())
     ours.send(messages.encode(sent))
     assert theirs.command() == sent
