@@ -88,7 +88,7 @@ def has_network(name: str) -> bool:
 
 
 def load_spec(name: str, config: Mapping[str, Any]) -> ModelSpec:
-    """Return what the engine's core knows of a model of this family. No torch. Raises StartupError."""
+    """Return the spec of a model of this family. No torch. Raises StartupError."""
     _check_has_network(name)
     spec: ModelSpec = importlib.import_module(f"{__name__}.{name}.spec").Spec.read(config)
     return spec

@@ -11,11 +11,11 @@ from saccade.errors import StartupError
 from saccade.protocol.media import ImageLayout, VideoHeader
 
 ToolFormat = Literal["hermes", "qwen3_coder", "kimi_k2"]
-"""How a model writes its calls of tools; the names are those of vLLM's parsers."""
+"""The form of a model's tool calls; the names are those of vLLM's parsers."""
 
 ToolParser = Literal["auto", "none", "hermes", "qwen3_coder", "kimi_k2"]
 ReasoningParser = Literal["auto", "none", "qwen3", "deepseek_r1", "kimi_k2"]
-"""What an operator may choose: "auto" is what the family declares, "none" leaves it in the content."""
+"""The operator's choice: "auto" is the family's parser, "none" leaves reasoning in the content."""
 
 ToolVariables = Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]]
 """From tools to the variables that describe them to a chat template: texts and JSON values."""

@@ -54,7 +54,7 @@ def parse_json(files: ModelFiles, name: str) -> Mapping[str, Any]:
 def image_processor(files: ModelFiles, family: Family) -> Mapping[str, Any]:
     """Return the settings of the image processor: preprocessor_config.json, or that part of processor_config.json.
 
-    transformers 5 writes the latter only. Raises StartupError if a file is malformed, or if there is none although the
+    transformers 5 writes only the latter. Raises StartupError if a file is malformed, or if there is none although the
     releases of *family* have one: with default settings the model would get other pixels than it was trained on.
     """
     if PREPROCESSOR_CONFIG in files.files:

@@ -12,8 +12,8 @@ from saccade.nn.context import ForwardContext, VisionAttentionBackend
 class Target(NamedTuple):
     """The place of a checkpoint tensor in the network.
 
-    It fills *partition* of the parameter, or all partitions in order if that is None; with *expert*, the rows of that
-    expert alone. *transposed*: the checkpoint stores the last two dimensions in the other order.
+    It fills *partition* of the parameter, or all partitions in order if that is None; with *expert*, only the rows of
+    that expert. *transposed*: the checkpoint stores the last two dimensions in the other order.
     """
 
     parameter: str

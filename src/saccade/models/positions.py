@@ -73,7 +73,7 @@ class MultimodalPositions:
             self.delta += span.extent - span.length
 
     def slice(self, start: int, stop: int) -> npt.NDArray[np.int64]:
-        """Return the positions [3, stop - start] of tokens [start, stop), which may lie after the prompt."""
+        """Return the positions [3, stop - start] of tokens [start, stop), which may be after the prompt."""
         positions = np.empty((3, stop - start), dtype=np.int64)
         cursor = start
         for media in self._media:

@@ -75,7 +75,7 @@ class Recurrent:
     cuts: tuple[HeadCut, ...] = ()
 
     def of_rank(self, share: Callable[[int], int]) -> "Recurrent":
-        """Return what one rank keeps; *share* maps a number of heads to that of a rank."""
+        """Return the state on one rank; *share* maps a number of heads to that of a rank."""
         if not self.cuts:
             return self
         shapes = [list(shape) for shape in self.shapes]
@@ -118,7 +118,7 @@ class ModelSpec(Protocol):
 
     @property
     def rope_factors(self) -> str:
-        """Which of several sets of rotary factors the settings chose; empty for a model that has one."""
+        """The set of rotary factors that the settings chose; empty for a model with one set."""
 
     @property
     def placeholder_of(self) -> Mapping[str, int]: ...

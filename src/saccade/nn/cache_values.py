@@ -1,4 +1,4 @@
-"""Values in a paged cache: as the network computes them, or in float8 (e4m3), divided by a scale.
+"""Values in a paged cache: in the network's dtype, or in float8 (e4m3), divided by a scale.
 
 Shapes: S slots of the cache, N tokens, "..." the dimensions of one token's values.
 """
@@ -15,9 +15,9 @@ class CacheValues(NamedTuple):
     scale: float = 1.0
 
     def write(self, slots_N: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """Write *values* [N, ...] to slots int64 [N], and return them as they will be read.
+        """Write *values* [N, ...] to slots int64 [N], and return them as a read returns them.
 
-        Attention over these gives the same result whether a token is read back from the cache or not.
+        So attention has the same result whether it reads a token from the cache or not.
         """
         if self.slots.dtype == values.dtype:
             self.slots.index_copy_(0, slots_N, values)

@@ -33,7 +33,7 @@ class KvCache(NamedTuple):
     def write(
         self, slot_mapping: torch.Tensor, k_NKD: torch.Tensor, v_NKW: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the keys and values of tokens to their slots; return them as they will be read."""
+        """Write the keys and values of tokens to their slots; return them as a read returns them."""
         keys, values = self.by_slot
         return keys.write(slot_mapping, k_NKD), values.write(slot_mapping, v_NKW)
 
@@ -64,7 +64,7 @@ class PagedLayout:
 
     *slot_mapping* int64 [N] is each token's cache slot (block * block_size + offset); *block_tables* int64 [S, M] is
     padded with any valid block; *context_lengths* int64 [S] counts cached tokens, including this step's.
-    *query_lengths* and *host_context_lengths* are the same facts on the host, so that no backend needs to wait for the
+    *query_lengths* and *host_context_lengths* are the same numbers on the host, so that no backend waits for the
     device. *rows* int64 [S] is the row of each sequence's recurrent states.
     """
 
@@ -93,8 +93,8 @@ class PackedLayout:
 class AttentionBackend(Protocol):
     """An implementation of a decoder's attention over a paged cache. No method may make the host wait for the device.
 
-    *metadata* names the fields of PagedLayout that the backend reads. *captures_decodes* is set if decodes launch the
-    same work whatever the lengths on the host say, so that a CUDA graph can repeat it.
+    *metadata* names the fields of PagedLayout that the backend reads. *captures_decodes* is set if the work that
+    decodes launch does not depend on the host's lengths, so that a CUDA graph can repeat it.
     """
 
     name: str
@@ -137,7 +137,7 @@ class AttentionBackend(Protocol):
         """Write latents into the layer's cache, attend causally over it, and return [N, Q, value_width].
 
         A latent is the key of all query heads; its first *value_width* channels are the value. The queries are
-        absorbed: multiplied by the matrix that would make keys of latents (DeepSeek-V2, arXiv:2405.04434, section
+        absorbed: multiplied by the matrix that computes keys from latents (DeepSeek-V2, arXiv:2405.04434, section
         2.1.2). Scores are multiplied by *scale*.
         """
 
@@ -145,8 +145,8 @@ class AttentionBackend(Protocol):
 class VisionAttentionBackend(Protocol):
     """An implementation of a vision tower's attention. No method may make the host wait for the device.
 
-    *metadata* names the fields of PackedLayout that the backend reads. *captures_packed* is set if calls with as many
-    sequences and the same longest one launch the same work whatever the other lengths, which may be 0.
+    *metadata* names the fields of PackedLayout that the backend reads. *captures_packed* is set if the work of a call
+    depends only on the number of sequences and the longest one; other lengths may be 0.
     """
 
     name: str
@@ -177,8 +177,8 @@ def check_metadata(backend: AttentionBackend | VisionAttentionBackend, layout: P
 class ForwardContext:
     """One step, as passed to every layer. *positions* int64 [3, N]: time, height and width of each token.
 
-    Raises ValueError for positions of another shape, which a gather along the axes would accept, and for a layout that
-    lacks a field that the backend needs.
+    Raises ValueError for positions of another shape, which a gather along the axes would accept, and for a layout
+    without a field that the backend needs.
     """
 
     positions: torch.Tensor
@@ -188,7 +188,7 @@ class ForwardContext:
     plan: Any
 
     def __post_init__(self) -> None:
-        """Validate the values that the host knows, once per step."""
+        """Validate the host's values, once per step."""
         check_metadata(self.backend, self.layout)
         num_tokens = self.layout.slot_mapping.shape[0]
         if self.positions.shape != (3, num_tokens):

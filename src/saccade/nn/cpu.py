@@ -20,7 +20,7 @@ ROWS = 128
 class OneDnnLinear(NamedTuple):
     """PackedLinear with the weight in oneDNN's blocked layout.
 
-    From a plain weight oneDNN makes that layout in every call, which costs more than multiplying a few rows. oneDNN
+    With a plain weight oneDNN makes that layout in every call, at a higher cost than multiplying a few rows. oneDNN
     applies the activation, or adds the residual, before it rounds.
     """
 

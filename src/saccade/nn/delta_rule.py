@@ -20,7 +20,7 @@ BLOCK = 64
 
 
 class _Tokens(NamedTuple):
-    """What the rule reads of some tokens, float32, with as many queries and keys as there are value heads."""
+    """The rule's input for some tokens, float32, with as many queries and keys as value heads."""
 
     q: torch.Tensor
     k: torch.Tensor

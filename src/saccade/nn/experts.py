@@ -38,7 +38,7 @@ class Experts(Layer):
         self.quantised: dict[str, QuantisedExperts] = {}
 
     def hold(self, name: str, parts: tuple[Part, ...]) -> None:
-        """Multiply by *parts*, one below the other, in place of the parameter *name*, which is empty."""
+        """Multiply by *parts*, one below the other, instead of the empty parameter *name*."""
         num_experts = self.experts[name].lengths()[0]
         self.quantised[name] = QuantisedExperts(parts, num_experts, getattr(self, name).dtype)
 

@@ -1,4 +1,4 @@
-"""Experts (saccade.nn.ops.experts) in bfloat16 on a GPU: two grouped products for all experts, and no wait of the host.
+"""Experts (saccade.nn.ops.experts) in bfloat16 on a GPU: two grouped products for all experts; the host does not wait.
 
 torch's grouped product takes rows that are sorted by group and the end of each group, on the device. Rows after the
 last group are not written, and hold anything. It needs rows of multiples of 16 bytes. Shapes: N tokens, E width, K
@@ -20,7 +20,7 @@ def experts(
     expert_ids_NK: torch.Tensor,
     weights_NK: torch.Tensor,
 ) -> torch.Tensor | None:
-    """Return what ops.experts returns; None for quantised matrices, and for rows that the grouped product refuses."""
+    """Compute ops.experts. Return None for quantised matrices, and for rows that the grouped product refuses."""
     if not isinstance(gate_up, torch.Tensor) or not isinstance(down, torch.Tensor):
         return None
     if any(matrices.shape[-1] * matrices.itemsize % ROW_BYTES for matrices in (gate_up, down)):

@@ -20,10 +20,9 @@ from saccade.nn.parallel import ALONE, Ranks, Sharding, Split, shards_of
 class Layer(nn.Module):
     """A module that computes with the operations in *ops*.
 
-    The loader reads *shardings*, how parameters that consist of parts or are cut over ranks are laid out, by name, and
-    *experts*: how the first dimension of a parameter with one entry for each expert is cut. The sharding of such a
-    parameter is that of one entry.
-    The parameters in *float32* keep that dtype in a network of any other.
+    The loader reads *shardings*, the layout by name of parameters that consist of parts or are cut over ranks, and
+    *experts*, the cut of the first dimension of a parameter with one entry for each expert; the sharding of such a
+    parameter is that of one entry. The parameters in *float32* keep that dtype in any network.
     """
 
     ops: Operations = PLAIN
@@ -85,11 +84,11 @@ class Linear(Layer):
         return layer
 
     def hold(self, name: str, parts: tuple[Part, ...]) -> None:
-        """Multiply by *parts*, one below the other, in place of the weight, whose parameter is empty."""
+        """Multiply by *parts*, one below the other, instead of the empty weight."""
         self.packed = QuantisedLinear(parts, None if self.summed_over else self.bias)
 
     def dequantised(self) -> torch.Tensor:
-        """Return the loaded weight [out_features, in_features], whatever its format. Call it before `pack`."""
+        """Return the loaded weight [out_features, in_features] of any format. Call it before `pack`."""
         return self.packed.dequantised(self.weight.dtype) if isinstance(self.packed, QuantisedLinear) else self.weight
 
     def make_plain(self) -> None:

@@ -81,7 +81,7 @@ def pack_linear(weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> PackedL
 def rms_norm(x_NE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Tensor:
     """Return x / sqrt(mean(x^2) + eps) * weight, row by row (Zhang & Sennrich 2019, arXiv:1910.07467).
 
-    A weight in float32 has the whole computed in float32, and rounded once.
+    With a weight in float32, all is computed in float32 and rounded once.
     """
     return functional.rms_norm(x_NE.to(weight_E.dtype), x_NE.shape[-1:], weight_E, eps).to(x_NE.dtype)
 
@@ -92,7 +92,7 @@ def layer_norm(x_NE: torch.Tensor, weight_E: torch.Tensor, bias_E: torch.Tensor,
 
 
 def rotary(x_NHD: torch.Tensor, cos_sin: CosSin) -> torch.Tensor:
-    """Rotate the channel pairs (i, i + C) of each head by cosines and sines [N, 1, 2C]; later channels are kept."""
+    """Rotate the channel pairs (i, i + C) of each head by cosines and sines [N, 1, 2C]; other channels stay."""
     cos, sin = cos_sin
     width = cos.shape[-1]
     rotated, rest = x_NHD[..., :width], x_NHD[..., width:]
@@ -103,7 +103,7 @@ def rotary(x_NHD: torch.Tensor, cos_sin: CosSin) -> torch.Tensor:
 def norm_rotary(x_NHD: torch.Tensor, weight_HD: torch.Tensor, eps: float, cos_sin: CosSin) -> torch.Tensor:
     """Normalise each head by its RMS, scale it by its weight, and rotate it.
 
-    A weight in float32 has the norm computed in float32, and rounded once.
+    With a weight in float32, the norm is computed in float32 and rounded once.
     """
     normed_NHD = functional.rms_norm(x_NHD.to(weight_HD.dtype), x_NHD.shape[-1:], None, eps) * weight_HD
     return rotary(normed_NHD.to(x_NHD.dtype), cos_sin)
@@ -112,7 +112,7 @@ def norm_rotary(x_NHD: torch.Tensor, weight_HD: torch.Tensor, eps: float, cos_si
 def rotary_pairs(x_NHD: torch.Tensor, cos_sin_N1C: torch.Tensor) -> torch.Tensor:
     """Rotate channel pairs (2i, 2i + 1) of each head in float32, as products of complex numbers.
 
-    *cos_sin_N1C* complex64 is what saccade.nn.rope.cos_sin_pairs returns.
+    *cos_sin_N1C* complex64 is from saccade.nn.rope.cos_sin_pairs.
     """
     pairs_NHC = torch.view_as_complex(x_NHD.float().unflatten(-1, (-1, 2)))
     return torch.view_as_real(pairs_NHC * cos_sin_N1C).flatten(-2).to(x_NHD.dtype)
@@ -146,7 +146,7 @@ def experts(
 
     gate_up[i] holds the gates of expert i, then as many ups: [2I, E]; down[i] is [E, I]. Ids int64 below 0, or not
     below the number of experts, belong to other ranks and add nothing; the ids of one token differ. The cost grows with
-    the experts that are chosen, not with all. The host waits for their number.
+    the chosen experts, not with all. The host waits for their number.
     """
     num_choices = expert_ids_NK.shape[1]
     sorted_ids, order = expert_ids_NK.flatten().sort(stable=True)

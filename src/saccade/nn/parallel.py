@@ -1,4 +1,4 @@
-"""How the processes that compute one network together share its parameters.
+"""Share the parameters of one network among the processes that compute it together.
 
 Tensor parallelism as in Shoeybi et al. 2019 (Megatron-LM, arXiv:1909.08053): a matrix is cut by its outputs or by its
 inputs, and the results of a matrix that is cut by its inputs are summed over the ranks.
@@ -20,7 +20,7 @@ Split = Literal["outputs", "inputs"]
 
 
 class Group:
-    """What some processes communicate over; None is all of them. `join` sets *handle*."""
+    """A group of processes that communicate; None is all of them. `join` sets *handle*."""
 
     handle: distributed.ProcessGroup | None = None
 
@@ -112,7 +112,7 @@ def join(ranks: Ranks, rendezvous: str, device: torch.device) -> None:
     """Connect this process with the other ranks; returns when all of them have called. Raises RuntimeError.
 
     *rendezvous* is the path of an empty file that all ranks can write to, and no other user. Tensors of the host go
-    over gloo, those of a GPU over NCCL; their sockets are those of the loopback interface alone.
+    over gloo, those of a GPU over NCCL, only on sockets of the loopback interface.
     """
     loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
     environ["GLOO_SOCKET_IFNAME"] = environ["NCCL_SOCKET_IFNAME"] = loopback
@@ -159,7 +159,7 @@ class PartSlice(NamedTuple):
 
 @dataclass(frozen=True)
 class Sharding:
-    """How dimension *dim* of a full tensor is cut over ranks.
+    """The cut of dimension *dim* of a full tensor over ranks.
 
     The dimension consists of consecutive *parts*, in entries. Part i is cut into shards[i] equal shards; with fewer
     shards than ranks, neighbouring ranks hold copies. Without *shards* every rank holds everything.
@@ -184,7 +184,7 @@ class Sharding:
         return tuple(part // count for part, count in zip(self.parts, shards, strict=True))
 
     def pieces(self, ranks: Ranks) -> Iterator[PartSlice]:
-        """Return what the parameter of a rank consists of, part by part. *source* counts from the part's start."""
+        """Yield the pieces of a rank's parameter, part by part. *source* counts from the part's start."""
         start = 0
         shards = self.shards or (1,) * len(self.parts)
         for part, (length, count) in enumerate(zip(self.lengths(), shards, strict=True)):
@@ -193,6 +193,6 @@ class Sharding:
 
 
 def shards_of(units: int, ranks: Ranks) -> int:
-    """Return into how many shards *units* heads are cut. Raises StartupError if the ranks cannot share them equally."""
+    """Return the number of shards of *units* heads. Raises StartupError if the ranks cannot share them equally."""
     ranks.share(units)
     return min(units, ranks.size)

@@ -38,8 +38,8 @@ def chunked_axes(section: Sequence[int]) -> list[int]:
 def cos_sin(angles: torch.Tensor, dtype: torch.dtype, magnitude: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
     """Return cosine and sine [N, 1, D] for `ops.norm_rotary`, from float32 angles [N, D / 2]; half of sine is negated.
 
-    Both are multiplied by *magnitude*, as some ways to lengthen contexts need.
-    Raises ValueError for angles of another shape: three axes must have become one angle a channel before.
+    Both are multiplied by *magnitude*, for some ways to lengthen contexts. Raises ValueError for angles of another
+    shape: three axes must already be one angle a channel.
     """
     if angles.ndim != 2:
         raise ValueError(f"A rotation takes one angle for each token and channel, [N, D / 2], not {[*angles.shape]}.")

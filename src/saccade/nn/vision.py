@@ -1,7 +1,7 @@
-"""What vision towers share: patch geometry on the host, the patch embedding, packed bidirectional attention.
+"""Shared parts of vision towers: patch geometry on the host, the patch embedding, packed bidirectional attention.
 
-Grids are (frames, rows, columns) in patches and live on the CPU. Patches come in merge-block order: for each frame,
-(rows / m, columns / m, m, m). Shapes: P patches, Q heads, D head size, E hidden size.
+Grids are (frames, rows, columns) in patches, on the CPU. Patches come in merge-block order: for each frame, (rows / m,
+columns / m, m, m). Shapes: P patches, Q heads, D head size, E hidden size.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,7 +21,7 @@ from saccade.nn.transfer import to_device
 Grid = tuple[int, int, int]
 
 IN_THE_ENCODER = "heads in its vision encoder (`--mm-encoder-tp-mode data` does not cut it)"
-"""What ranks share, for errors."""
+"""The shared unit, in errors."""
 
 
 def grid_list(grids: Iterable[Sequence[int] | torch.Tensor]) -> list[Grid]:
@@ -111,7 +111,7 @@ class PatchEmbedding(nn.Module):
         self.whole: Linear | None = None
 
     def fold(self) -> None:
-        """Make the matrices from the loaded kernel; for patches of one frame it is summed over time in float32."""
+        """Make the matrices from the loaded kernel; patches of one frame take its sum over time, in float32."""
         kernel = self.weight.float().sum(2).to(self.weight.dtype) if self.weight.ndim == 5 else self.weight
         self.folded = self._linear(kernel.flatten(1))
         self.whole = self._linear(self.weight.flatten(1)) if self.weight.ndim == 5 else None
@@ -142,7 +142,7 @@ class PackedSelfAttention(Layer):
     def pair(self) -> None:
         """Put the loaded channels i and i + D / 2, which are rotated together, next to each other.
 
-        Queries and keys are reordered in the same way, so their products do not change.
+        The order of queries and keys stays equal, so their products do not change.
         """
         self.qkv.make_plain()
         for parameter in self.qkv.parameters():

@@ -1,4 +1,4 @@
-"""The configuration of CLIP's vision tower, checked: what networks and specs are made from. No torch."""
+"""The configuration of CLIP's vision tower, checked, for networks and specs. No torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ SILENT: Mapping[str, Any] = MappingProxyType(
         "layer_norm_eps": 1e-5,
     }
 )
-"""The values of keys that a configuration leaves out: transformers, CLIPVisionConfig."""
+"""The defaults of missing keys: transformers, CLIPVisionConfig."""
 
 LARGE_336: Mapping[str, Any] = MappingProxyType(
     {

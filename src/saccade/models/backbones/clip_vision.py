@@ -25,13 +25,13 @@ FUSED = (("self_attn.q_proj.", 0), ("self_attn.k_proj.", 1), ("self_attn.v_proj.
 
 @dataclass(frozen=True, slots=True)
 class ViewMetadata:
-    """What depends on the number of images alone. Raises ValueError if the layout lacks what the backend needs."""
+    """The metadata of a number of images. Raises ValueError for a layout without the backend's metadata."""
 
     layout: PackedLayout
     backend: VisionAttentionBackend
 
     def __post_init__(self) -> None:
-        """Check what the host knows, once a call."""
+        """Check the host's values, once a call."""
         check_metadata(self.backend, self.layout)
 
     @property
@@ -138,7 +138,7 @@ class ClipTower(nn.Module):
         return Target(name)
 
     def finish(self) -> None:
-        """Compute what depends on the loaded weights."""
+        """Compute the values derived from the loaded weights."""
         self.embeddings.patch_embedding.fold()
 
     def prepare(self, num_views: int, backend: VisionAttentionBackend) -> ViewMetadata:
@@ -155,6 +155,6 @@ class ClipTower(nn.Module):
 
 
 def view_patches(views_V3SS: torch.Tensor, patch_size: int) -> torch.Tensor:
-    """Return the patches [P, 3 * patch_size^2] of images, by rows; what exceeds whole patches is left out."""
+    """Return the patches [P, 3 * patch_size^2] of images, by rows, without the rest beyond whole patches."""
     patches = views_V3SS.unfold(2, patch_size, patch_size).unfold(3, patch_size, patch_size)
     return patches.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(0, 2)

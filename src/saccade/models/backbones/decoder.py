@@ -1,4 +1,4 @@
-"""What text decoders share: the embedding table, a layer's order, its gated MLP, and rotary positions on one axis.
+"""Shared parts of text decoders: the embedding table, a layer's order, its gated MLP, and rotary positions on one axis.
 
 Shapes: N tokens, E hidden size, V vocabulary.
 """
@@ -27,7 +27,7 @@ class EmbeddingDecoder(nn.Module):
 
     @property
     def embedding_VE(self) -> torch.Tensor:
-        """The embedding table; the device and dtype of the network are its own."""
+        """The embedding table, which determines the device and dtype of the network."""
         return self.embed_tokens.weight  # type: ignore[return-value]
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
@@ -38,8 +38,8 @@ class EmbeddingDecoder(nn.Module):
 class DecoderLayer(nn.Module):
     """Attention, then the MLP or experts; each reads a normalised input, and its result is added to the residual.
 
-    `add_to` of *attention* takes the residual, its input, what the decoder computed of the positions, and the context;
-    that of *mlp* the residual and its input.
+    `add_to` of *attention* takes the residual, its input, the decoder's rotation, and the context; that of *mlp* the
+    residual and its input.
     """
 
     def __init__(self, attention: nn.Module, mlp: nn.Module, hidden_size: int, norm_eps: float) -> None:
@@ -85,12 +85,12 @@ class RotaryDecoder(EmbeddingDecoder):
         self.frequencies = torch.empty(0)
 
     def finish(self) -> None:
-        """Compute what depends on the loaded weights and on their device."""
+        """Compute the values derived from the loaded weights and their device."""
         rope, device = self.rope, self.embedding_VE.device
         self.frequencies = inverse_frequencies(rope.theta, self.rotary_width, device, rope.divisors)
 
     def rotation(self, angles: torch.Tensor, dtype: torch.dtype) -> Any:
-        """Return what the layers' attention rotates by, for angles [N, rotary_width / 2]."""
+        """Return the rotation for the layers' attention, from angles [N, rotary_width / 2]."""
         raise NotImplementedError
 
     def forward(self, x_NE: torch.Tensor, context: ForwardContext) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The config.json of DeepSeek-V3's decoder, checked: what networks and specs are made from. No torch."""
+"""The config.json of DeepSeek-V3's decoder, checked, for networks and specs. No torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -18,7 +18,7 @@ from saccade.nn.parallel import ALONE, Ranks
 from saccade.nn.rope import cos_sin_pairs
 
 LATENT_NORM_EPS = 1e-6
-"""The norms of latents do not use config.json's value, neither in transformers nor in the release."""
+"""The norms of latents do not use config.json's value, in transformers and in the release."""
 
 
 class Queries(Layer):
@@ -124,7 +124,7 @@ class ExpertRouter(Layer):
         return ids_NT, weights_NT * self.config.scaling
 
     def _within_groups(self, choice_NX: torch.Tensor) -> torch.Tensor:
-        """Exclude experts outside of a token's best groups; a group is as good as the sum of its two best experts."""
+        """Exclude experts outside of a token's best groups; the rank of a group is the sum of its two best experts."""
         config = self.config
         if config.num_groups == 1:
             return choice_NX
@@ -157,7 +157,7 @@ class DeepseekTextDecoder(RotaryDecoder):
         super().__init__(config, layers, config.rope_width)
 
     def finish(self) -> None:
-        """Compute what depends on the loaded weights and on their device."""
+        """Compute the values derived from the loaded weights and their device."""
         super().finish()
         for layer in self.layers:
             layer.self_attn.absorb()  # type: ignore[union-attr,operator]

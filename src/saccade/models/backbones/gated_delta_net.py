@@ -1,4 +1,4 @@
-"""Gated delta net: a layer of linear attention whose state has one size for every context.
+"""Gated delta net: a layer of linear attention whose state has a fixed size for any context.
 
 Formulas: transformers, modeling_qwen3_5.py (Qwen3_5GatedDeltaNet); Yang, Kautz and Hatamizadeh 2024, arXiv:2412.06464.
 Shapes: N tokens, E hidden size, K key heads, H value heads, D key width, W value width, T taps of the convolution,
@@ -61,7 +61,7 @@ class GatedDeltaNet(Layer):
         self.rate_H = self.norm_weight = torch.empty(0)
 
     def finish(self) -> None:
-        """Compute what depends on the loaded weights alone."""
+        """Compute the values derived from the loaded weights."""
         self.conv1d.finish()
         self.rate_H = -self.A_log.exp()
         self.norm_weight = self.norm.weight.float()

@@ -52,7 +52,7 @@ class DeltaNetConfig:
 
     @property
     def state(self) -> Recurrent:
-        """What a layer keeps of a sequence: the state of the delta rule, and the last inputs of the convolution."""
+        """A layer's state of a sequence: that of the delta rule, and the last inputs of the convolution."""
         rule = (self.num_value_heads, self.key_width, self.value_width)
         inputs = (self.num_taps - 1, sum(self.widths))
         parts = tuple((heads, width // heads) for heads, width in zip(self.heads, self.widths, strict=True))

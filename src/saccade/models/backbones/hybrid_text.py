@@ -1,4 +1,4 @@
-"""A text decoder of two kinds of layers: gated attention to all tokens, and gated delta nets, which keep a state.
+"""A text decoder with two kinds of layers: gated attention to all tokens, and gated delta nets, which keep a state.
 
 Formulas: transformers, modeling_qwen3_5.py (Qwen3_5Attention, Qwen3_5RMSNorm, Qwen3_5DecoderLayer) and
 modeling_qwen3_5_moe.py (Qwen3_5MoeSparseMoeBlock). Shapes: N tokens, E hidden size, Q query heads, K key/value heads,
@@ -135,7 +135,7 @@ class HybridDecoder(EmbeddingDecoder):
         self.axes = self.frequencies = torch.empty(0)
 
     def finish(self) -> None:
-        """Compute what depends on the loaded weights and on their device."""
+        """Compute the values derived from the loaded weights and their device."""
         device = self.embedding_VE.device
         self.axes = torch.tensor(interleaved_axes(self.config.mrope_section), device=device)
         self.frequencies = inverse_frequencies(self.config.rope_theta, self.config.rotary_dim, device)

@@ -1,7 +1,7 @@
-"""What networks of a vision tower and a text decoder share: the ends of the text side, and pixel normalisation.
+"""Shared parts of networks with a vision tower and a text decoder: the ends of the text side, and pixel normalisation.
 
-Shapes: N tokens, I values of a row of pixels, E hidden size, R rows to predict from, V vocabulary, U tokens of
-images, W = E, but for families with several features for each token.
+Shapes: N tokens, I values of a row of pixels, E hidden size, R rows to predict from, V vocabulary, U tokens of images,
+W = E, except for families with several features for each token.
 """
 
 from collections.abc import Mapping
@@ -19,10 +19,10 @@ class Decoder(Protocol):
 
     @property
     def embedding_VE(self) -> torch.Tensor:
-        """The embedding table; the device and dtype of the network are its own."""
+        """The embedding table, which determines the device and dtype of the network."""
 
     def finish(self) -> None:
-        """Compute what depends on the loaded weights and on their device."""
+        """Compute the values derived from the loaded weights and their device."""
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Map ids int64 [N] to [N, E]."""
@@ -32,7 +32,7 @@ class Decoder(Protocol):
 
 
 class ImageTextNetwork(Layer):
-    """models.network.Network, but for names and images. Parameters are empty until the loader has filled them."""
+    """models.network.Network, except for names and images. Parameters are empty until the loader has filled them."""
 
     language_model: Decoder
 
@@ -72,7 +72,7 @@ class ImageTextNetwork(Layer):
             self.lm_head = Linear.of(self.language_model.embedding_VE)
 
     def normalised(self, pixels_NI: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Return uint8 rows, all of one channel after the other, as the family's processor normalises them."""
+        """Return uint8 rows, channel after channel, normalised like the family's processor does."""
         mean, std = self.scaled_mean_std
         # This order and precision is bit-equal to the reference processor, which folds 1/255 into mean and std.
         return self.ops.normalise_pixels(pixels_NI, mean, std, dtype)
@@ -91,5 +91,5 @@ class ImageTextNetwork(Layer):
         return self.language_model(x_NE, context)
 
     def logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
-        """Return logits [R, V] in float32. Rank 0 alone can."""
+        """Return logits [R, V] in float32. Only rank 0 can."""
         return self.lm_head(hidden_RE).float()  # type: ignore[misc,no-any-return]

@@ -11,7 +11,7 @@ from saccade.models.backbones.rope_scaling import Rope, read_rope
 from saccade.models.spec import Paged
 
 COMMON: Mapping[str, Any] = MappingProxyType({"hidden_act": "silu", "rope_theta": 10000.0})
-"""What transformers' LlamaConfig, MistralConfig and Phi3Config all assume for keys that a release leaves out."""
+"""The common defaults of transformers' LlamaConfig, MistralConfig and Phi3Config."""
 
 LLAMA: Mapping[str, Any] = MappingProxyType(
     {
@@ -24,7 +24,7 @@ LLAMA: Mapping[str, Any] = MappingProxyType(
         "rms_norm_eps": 1e-6,
     }
 )
-"""The values of keys that the text_config of a Llama leaves out: transformers, LlamaConfig."""
+"""The defaults of a Llama's text_config: transformers, LlamaConfig."""
 
 
 @dataclass(frozen=True)

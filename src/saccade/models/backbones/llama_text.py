@@ -40,7 +40,7 @@ def decoder_target(name: str, decoder: str) -> Target:
 
 
 class LlamaAttention(Layer):
-    """One matrix makes queries, keys and values; queries and keys are rotated."""
+    """One matrix computes queries, keys and values; queries and keys are rotated."""
 
     def __init__(self, config: LlamaTextConfig, layer: int, ranks: Ranks) -> None:
         super().__init__()

@@ -34,7 +34,7 @@ from saccade.nn.vision import Grid, PackedSelfAttention, PatchEmbedding, packed_
 NORM_EPS = 1e-5
 ROPE_THETA = 10000.0
 KEYS_A = np.float32(-0.75)
-"""The free number of the bicubic kernel (Keys 1981, IEEE TASSP 29) as PyTorch's interpolation has it."""
+"""The free number of the bicubic kernel (Keys 1981, IEEE TASSP 29) in PyTorch's interpolation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class MoonVitMetadata:
     clips: ClipMetadata | None = None
 
     def __post_init__(self) -> None:
-        """Check what the host knows, once a call."""
+        """Check the host's values, once a call."""
         check_metadata(self.backend, self.layout)
 
 
@@ -103,7 +103,7 @@ def clips_of(grid: Grid, most: int) -> list[Grid]:
 
 
 def clip_metadata(clips: Sequence[Grid], device: torch.device) -> ClipMetadata | None:
-    """Return what *clips* of several frames need; None if there are none."""
+    """Return the metadata of *clips* with several frames; None if there are none."""
     most = max(frames for frames, _, _ in clips)
     if most == 1:
         return None
@@ -132,8 +132,8 @@ def bicubic_taps(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
     """Return the four table entries [P, 4] and their weights that resample *side* entries to *size*.
 
-    As functional.interpolate with bicubic does without aligned corners and antialiasing; entries outside of the table
-    are those at its border. If *size* is *side*, the weights are exactly 0, 1, 0, 0.
+    The rule is that of functional.interpolate with bicubic, without aligned corners and antialiasing. Entries outside
+    of the table are those at its border. If *size* is *side*, the weights are exactly 0, 1, 0, 0.
     """
     place = (position.astype(np.float32) + np.float32(0.5)) * np.float32(side) / np.float32(size) - np.float32(0.5)
     low = np.floor(place)
@@ -214,14 +214,14 @@ class MoonVitTower(nn.Module):
         self.times_FE = torch.empty(0)
 
     def finish(self) -> None:
-        """Compute what depends on the loaded weights."""
+        """Compute the values derived from the loaded weights."""
         self.patch_embed["proj"].fold()  # type: ignore[operator]
         # Resampling computes weighted sums of sixteen entries in float32.
         self.table_TE = self.patch_embed["pos_emb"].weight.data.float().flatten(0, 1)  # type: ignore[operator]
         self.times_FE = times_table(self.config.clip_frames, self.config.hidden_size).to(self.table_TE.device)
 
     def prepare(self, grids: Sequence[Grid], backend: VisionAttentionBackend) -> MoonVitMetadata:
-        """Return all that depends on *grids*, computed on the host and copied without a device sync."""
+        """Return the metadata of *grids*, computed on the host and copied without a device sync."""
         device, config = self.table_TE.device, self.config
         table = config.table_rows, config.table_columns
         clips = [clip for grid in grids for clip in clips_of(grid, config.clip_frames)]

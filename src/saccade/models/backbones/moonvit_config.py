@@ -1,4 +1,4 @@
-"""MoonViT's config.json, checked: what networks and specs are made from. No torch."""
+"""MoonViT's config.json, checked, for networks and specs. No torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ RELEASE: Mapping[str, str] = MappingProxyType(
         "pos_emb_time": "init_pos_emb_time",
     }
 )
-"""The releases' keys by those of transformers. The releases' win: transformers reads its own only, or defaults."""
+"""The releases' keys by those of transformers. The releases' win: transformers reads only its own."""
 
 CLIP_FRAMES = 4
 """The releases' number, if config.json has none."""

@@ -1,4 +1,4 @@
-"""Qwen's config.json, checked: what networks and specs are made from. No torch."""
+"""Qwen's config.json, checked, for networks and specs. No torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ ACTIVATIONS = ("gelu", "gelu_pytorch_tanh", "quick_gelu", "silu")
 
 
 class TextStyle(NamedTuple):
-    """What an architecture fixes and config.json does not say.
+    """Properties of an architecture that config.json does not have.
 
     *normed_heads*: queries and keys are normalised per head, and config.json names the head size. *qkv_bias*: queries,
     keys and values have biases. *interleaved_axes*: the channels of M-RoPE's axes alternate.
@@ -73,7 +73,7 @@ class ExpertsConfig:
 class QwenTextConfig:
     """The text half of config.json, checked. *attention_bias*: all four matrices of the attention have biases.
 
-    *rotary_dim* is the number of channels of a head that are rotated, the first ones.
+    The first *rotary_dim* channels of a head are rotated.
     """
 
     vocab_size: int
@@ -158,7 +158,7 @@ def _mrope_section(rope: Mapping[str, Any], interleaved: bool) -> tuple[int, int
 
 @dataclass(frozen=True)
 class TowerConfig:
-    """The vision half of config.json, checked: what all towers have."""
+    """The vision half of config.json, checked: the fields of all towers."""
 
     depth: int
     hidden_size: int

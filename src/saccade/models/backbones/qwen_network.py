@@ -35,10 +35,10 @@ class QwenTower(Protocol):
     """A vision tower and its projector, a torch module."""
 
     def finish(self) -> None:
-        """Compute what depends on the loaded weights."""
+        """Compute the values derived from the loaded weights."""
 
     def prepare(self, grids: Sequence[Grid], backend: VisionAttentionBackend) -> Any:
-        """Return all that depends on *grids*, computed on the host and copied without a device sync."""
+        """Return the metadata of *grids*, computed on the host and copied without a device sync."""
 
     def __call__(self, patches_PC: torch.Tensor, metadata: Any) -> torch.Tensor:
         """Map normalised patches [P, C] to features [U, W], without a device sync."""
@@ -52,7 +52,7 @@ class QwenDecoder(image_text_network.Decoder, Protocol):
 
 
 class QwenNetwork(image_text_network.ImageTextNetwork):
-    """models.network.Network, but for `locate`. Parameters are empty until the loader has filled them.
+    """models.network.Network, except for `locate`. Parameters are empty until the loader has filled them.
 
     A family names the classes of its parts: *tower* is made from the spec's vision and the encoder's ranks, *decoder*
     from the spec's text and the ranks.

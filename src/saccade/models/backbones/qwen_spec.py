@@ -24,7 +24,7 @@ class QwenSpec(MergedPatchSpec, Generic[Tower]):
     """Whether the family's videos are served."""
 
     divides_videos: ClassVar[bool] = False
-    """Whether text stands between the groups of a video's frames, so that each has the positions of an image."""
+    """Whether there is text between the groups of a video's frames, so that each has the positions of an image."""
 
     text: QwenTextConfig
     vision: Tower
@@ -67,7 +67,7 @@ class QwenSpec(MergedPatchSpec, Generic[Tower]):
         return MultimodalPositions(sorted(span for item in media for span in self._grid_spans(item)))
 
     def time_step(self, item: MediaItem) -> float:
-        """Return how far the positions of successive groups of a video's frames are apart."""
+        """Return the distance of the positions of successive groups of a video's frames."""
         return 1.0
 
     def _grid_spans(self, item: MediaItem) -> Iterator[GridSpan]:

@@ -21,7 +21,7 @@ from saccade.nn.rope import chunked_axes, cos_sin, interleaved_axes, inverse_fre
 
 
 class QwenAttention(Layer):
-    """One matrix makes queries, keys and values; queries and keys are rotated per head, some are normalised first."""
+    """One matrix computes queries, keys and values; queries and keys are rotated per head, some after a norm."""
 
     def __init__(self, config: QwenTextConfig, layer: int, ranks: Ranks) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class QwenTextDecoder(EmbeddingDecoder):
         self.axes = self.frequencies = torch.empty(0)
 
     def finish(self) -> None:
-        """Compute what depends on the loaded weights and on their device."""
+        """Compute the values derived from the loaded weights and their device."""
         device = self.embedding_VE.device
         axes = interleaved_axes if self.config.style.interleaved_axes else chunked_axes
         self.axes = torch.tensor(axes(self.config.mrope_section), device=device)

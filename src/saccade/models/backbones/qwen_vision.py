@@ -51,13 +51,13 @@ class BlockMetadata:
     backend: VisionAttentionBackend
 
     def __post_init__(self) -> None:
-        """Check what the host knows, once a call."""
+        """Check the host's values, once a call."""
         check_metadata(self.backend, self.layout)
 
 
 @dataclass(frozen=True, slots=True)
 class QwenVisionMetadata:
-    """What depends on grids alone: `prepare` computes it.
+    """The metadata that depends only on grids; `prepare` computes it.
 
     *taps* int64 [P, 4] and *tap_weights* [P, 4] resample the learned positions; *block* is for every block.
     """
@@ -142,7 +142,7 @@ class VisionTower(nn.Module):
         )
 
     def finish(self) -> None:
-        """Compute what depends on the loaded weights."""
+        """Compute the values derived from the loaded weights."""
         self.patch_embed["proj"].fold()  # type: ignore[operator]
         for block in self.blocks:
             block.attn.pair()  # type: ignore[union-attr,operator]
@@ -150,7 +150,7 @@ class VisionTower(nn.Module):
         self.pos_embed.weight.data = self.pos_embed.weight.data.float()
 
     def prepare(self, grids: Sequence[Grid], backend: VisionAttentionBackend) -> QwenVisionMetadata:
-        """Return all that depends on *grids*, computed on the host and copied without a device sync."""
+        """Return the metadata of *grids*, computed on the host and copied without a device sync."""
         device = self.merger.linear_fc1.weight.device
         frames: list[FramePlaces] = []
         for grid in grids:

@@ -28,7 +28,7 @@ class Rope(NamedTuple):
 
 
 class _Source(NamedTuple):
-    """What a reader may look at: the decoder's keys, those of its scaling, and the longest sequence to serve."""
+    """A reader's input: the decoder's keys, those of its scaling, and the longest sequence to serve."""
 
     text: Mapping[str, Any]
     scaling: Mapping[str, Any]
@@ -47,8 +47,8 @@ class _Source(NamedTuple):
 def read_rope(text: Mapping[str, Any], head_dim: int, max_model_len: int) -> Rope:
     """Return the rotary frequencies of a decoder that serves sequences of up to *max_model_len* tokens.
 
-    The length chooses between longrope's two sets of factors for good: one sequence has one set, whatever its length.
-    Raises StartupError, naming the key.
+    The length chooses between longrope's two sets of factors, once for all sequences of any length. Raises
+    StartupError, naming the key.
     """
     # Older releases have rope_scaling next to rope_theta; newer ones put both into rope_parameters.
     key = "rope_parameters" if text.get("rope_parameters") else "rope_scaling"

@@ -29,7 +29,7 @@ class MergedPatches(Protocol):
 
 
 class TextSpec:
-    """The properties of models.spec.ModelSpec that *text* alone determines."""
+    """The properties of models.spec.ModelSpec that depend only on *text*."""
 
     text: TextSizes
 

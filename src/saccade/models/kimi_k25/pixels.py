@@ -77,7 +77,7 @@ class VideoPixels:
     def write(self, frames: Iterable[npt.NDArray[np.uint8]], layout: ImageLayout, out: npt.NDArray[np.uint8]) -> None:
         """Write the patches of *frames* into *out* of layout.pixel_shape, one frame at a time.
 
-        Raises InternalError if there are not as many frames as *layout* says, or if they have another size.
+        Raises InternalError if there are more or fewer frames than in *layout*, or if they have another size.
         """
         targets = out.reshape(len(layout.frames), -1, *layout.pixel_shape[1:], copy=False)
         count = 0

@@ -43,7 +43,7 @@ PYTHON_TYPES: Final[Mapping[str, tuple[type, ...]]] = MappingProxyType(
 
 
 class _CannotSay(Exception):
-    """The form has no way to write a schema."""
+    """The form cannot express a schema."""
 
 
 def tool_variables(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def _sorted(value: Any) -> Any:
 
 
 def _function(function: Mapping[str, Any]) -> str:
-    """Return the declarations of one function: interfaces for what it refers to, and its type."""
+    """Return the declarations of one function: interfaces for its references, and its type."""
     parameters = function.get("parameters") or {}
     references = _References()
     references.read_object(parameters)
@@ -86,7 +86,7 @@ def _function(function: Mapping[str, Any]) -> str:
 
 
 class _References:
-    """What the schemas of one function refer to, read in their order: a definition comes before what refers to it."""
+    """The references in the schemas of one function, in reading order: a definition comes before its references."""
 
     def __init__(self) -> None:
         self.definitions: dict[str, Any] = {}
@@ -135,7 +135,7 @@ class _References:
 
 
 def _type(schema: Any, indent: str) -> str:
-    """Return the type that *schema*, which was read, is in TypeScript."""
+    """Return the TypeScript type of *schema*, which was read before."""
     match schema:
         case bool():
             return "any" if schema else "null"
@@ -159,7 +159,7 @@ def _type(schema: Any, indent: str) -> str:
 
 
 def _object(schema: Mapping[str, Any], indent: str) -> str:
-    """Return an object's type; properties that it must have come first."""
+    """Return an object's type; required properties come first."""
     properties, required = schema.get("properties", {}), _required(schema)
     names = sorted(properties, key=lambda name: (name not in required, name))
     fields = list(_fields(schema, names, indent + INDENT))

@@ -21,7 +21,7 @@ from saccade.protocol.media import ImageLayout, VideoHeader
 from saccade.protocol.model_files import PREPROCESSOR_CONFIG
 
 ABSENT = ("in_patch_limit_video", "max_num_frames_each_video", "num_frames")
-"""Settings that the releases leave open, and that are not served."""
+"""Settings that the releases leave open; they are not served."""
 
 TIMES = "hh:mm:ss.fff"
 OF_PATCHES = ("patch_size", "merge_size", "image_mean", "image_std")
@@ -60,7 +60,7 @@ class VideoLayout:
         self._check(options, resolve(config, preprocessor), config.get("vision_config") or {})
 
     def settings_for(self, options: VideoOptions) -> Mapping[str, Any]:
-        """Return `settings` with what *options* set. Raises InvalidValue."""
+        """Return `settings` changed by *options*. Raises InvalidValue."""
         settings = dict(self.settings)
         patch_pixels = settings["patch_size"] ** 2
         if options.min_pixels is not None:
@@ -129,7 +129,7 @@ def _sampled(header: VideoHeader, settings: Mapping[str, Any]) -> tuple[int, ...
 
 
 def _time(seconds: float) -> str:
-    """Return a time as the release writes it, of the day."""
+    """Return a time of day in the release's form."""
     whole = int(seconds)
     return f"{whole // 3600 % 24:02}:{whole // 60 % 60:02}:{whole % 60:02}.{int(seconds % 1 * 1000):03}"
 

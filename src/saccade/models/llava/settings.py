@@ -1,7 +1,4 @@
-"""The processor's settings, from config.json and preprocessor_config.json, and what gateway and engine read alike.
-
-No torch.
-"""
+"""The processor's settings, from config.json and preprocessor_config.json, for gateway and engine. No torch."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -28,7 +28,7 @@ MISTRAL: Mapping[str, Any] = MappingProxyType(
     }
 )
 TEXT_DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType({"llama": LLAMA, "mistral": MISTRAL})
-"""The values of keys that a text_config leaves out, by its model_type: transformers, LlamaConfig and MistralConfig."""
+"""The defaults of a text_config, by its model_type: transformers, LlamaConfig and MistralConfig."""
 
 DEFAULTS: Mapping[str, Any] = MappingProxyType(
     {
@@ -38,7 +38,7 @@ DEFAULTS: Mapping[str, Any] = MappingProxyType(
         "multimodal_projector_bias": True,
     }
 )
-"""The values of keys that config.json leaves out: transformers, LlavaConfig and LlavaNextConfig."""
+"""The defaults of config.json: transformers, LlavaConfig and LlavaNextConfig."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 NEWLINE = -1
-"""Stands in `feature_order` for the learned feature that ends each row."""
+"""The entry in `feature_order` for the learned feature that ends each row."""
 
 
 def best_resolution(height: int, width: int, pinpoints: Sequence[Sequence[int]]) -> tuple[int, int]:

@@ -17,8 +17,8 @@ NEWLINE, SEPARATOR, FIRST_VIEW = 0, 1, 2
 def feature_order(images: Sequence[tuple[int, int]]) -> npt.NDArray[np.int64]:
     """Return the row of the table for each token of *images*, which have (rows, columns) of crops.
 
-    An image's views are its global view, then its crops by rows. Its tokens are the features of the crops as they lie
-    in the image, the separator, and the features of the global view. A newline ends every row of features.
+    An image's views are its global view, then its crops by rows. Its tokens are the features of the crops by their
+    places in the image, the separator, and the features of the global view. A newline ends every row of features.
     """
     orders, view = [], FIRST_VIEW
     for rows, columns in images:
@@ -29,7 +29,7 @@ def feature_order(images: Sequence[tuple[int, int]]) -> npt.NDArray[np.int64]:
 
 
 def _placed(rows: int, columns: int, first: int) -> npt.NDArray[np.int64]:
-    """Return the features of *rows* x *columns* views as they lie in the image, with newlines."""
+    """Return the features of *rows* x *columns* views by their places in the image, with newlines."""
     side = TOKENS_PER_SIDE
     views = np.arange(first, first + rows * columns * side**2).reshape(rows, columns, side, side)
     lines = views.swapaxes(1, 2).reshape(rows * side, columns * side)

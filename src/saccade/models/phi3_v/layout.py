@@ -113,6 +113,6 @@ def image_layout(width: int, height: int, settings: Mapping[str, Any]) -> ImageL
 def num_tokens(rows: int, columns: int) -> int:
     """Return the tokens of *rows* x *columns* crops and the global view.
 
-    Every row of features ends with a newline, and one separator lies between crops and global view.
+    Every row of features ends with a newline, and one separator is between crops and global view.
     """
     return (rows * columns + 1) * TOKENS_PER_CROP + 1 + (rows + 1) * TOKENS_PER_SIDE

@@ -32,7 +32,7 @@ from saccade.nn.transfer import to_device
 
 @dataclass(frozen=True, slots=True)
 class Phi3Metadata:
-    """What depends on the images' sizes alone: (rows, columns) of crops, and the order of features, int64 [U]."""
+    """The metadata of the images' sizes: (rows, columns) of crops, and the order of features, int64 [U]."""
 
     images: tuple[tuple[int, int], ...]
     views: ViewMetadata

@@ -22,7 +22,7 @@ CROP_PATCHES = CROP // PATCH
 class Spec(TextSpec):
     """models.spec.ModelSpec, and the validated parts of config.json for the network.
 
-    *num_blocks* is how many blocks of the vision tower compute the features.
+    *num_blocks* is the number of blocks of the vision tower that compute the features.
     """
 
     text: LlamaTextConfig

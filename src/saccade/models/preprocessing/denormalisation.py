@@ -1,4 +1,4 @@
-"""Normalised values of external wires back to the uint8 levels that they were computed from. numpy, no torch.
+"""Convert normalised values of external wires back to their uint8 levels. numpy, no torch.
 
 The inverse of `normalisation`: value = (level / 255 - mean) / std. Other programs compute the same in another order, so
 a value may differ from ours by the rounding of float32, and by one place of bfloat16 if it is between two of them.
@@ -15,16 +15,16 @@ from saccade.models.preprocessing.normalisation import bfloat16
 
 NUM_LEVELS = 256
 NO_LEVEL = np.uint16(NUM_LEVELS)
-"""What the table has for a bfloat16 that no level makes."""
+"""The table's entry for a bfloat16 that no level makes."""
 
 FLOAT32_ERROR = 1e-5
 """The largest difference of a float32 from its level's value: neighbouring levels differ by over 0.007."""
 
 BFLOAT16_ERROR = 0.5 + 2.0**-6
-"""The same for a bfloat16, in places: half a place, and what float32 adds before it is rounded."""
+"""The same for a bfloat16, in places: half a place, plus the error of float32 before it is rounded."""
 
 VALUES_AT_A_TIME = 1 << 18
-"""So that intermediate data stays in the processor's cache."""
+"""Intermediate data of this size stays in the processor's cache."""
 
 
 class Denormaliser:
@@ -77,7 +77,7 @@ def _table(mean: float, std: float) -> npt.NDArray[np.uint16]:
 
 
 def _bfloat16_errors(exact: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
-    """Return how far from each of the *exact* values a bfloat16 of it may be. It has eight significant bits."""
+    """Return the largest error of a bfloat16 of each of the *exact* values. It has eight significant bits."""
     places = np.ldexp(1.0, np.frexp(exact)[1] - 8)
     errors: npt.NDArray[np.float64] = BFLOAT16_ERROR * places + 1e-6
     return errors

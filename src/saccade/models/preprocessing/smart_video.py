@@ -3,8 +3,8 @@
 A patch has several frames, one after the other (`temporal_patch_size`); a grid's first number counts such groups.
 The wire carries uint8, channel by channel, and in each channel frame by frame.
 
-Source of the rules: transformers 5.23, video_processing_qwen2_vl.py, with `do_sample_frames` and
-`cap_pixels_per_frame`, as the release's own library, qwen-vl-utils, has them.
+Source of the rules: transformers 5.23, video_processing_qwen2_vl.py, with the `do_sample_frames` and
+`cap_pixels_per_frame` of the release's library, qwen-vl-utils.
 """
 
 import math
@@ -56,7 +56,7 @@ class SmartVideoLayout:
         self._check(options, of_images)
 
     def settings_for(self, options: VideoOptions) -> Mapping[str, Any]:
-        """Return `settings` with what *options* set. Raises InvalidValue."""
+        """Return `settings` changed by *options*. Raises InvalidValue."""
         settings = {
             **self.settings,
             **{key: limit for key in ("min_pixels", "max_pixels") if (limit := getattr(options, key)) is not None},
@@ -111,7 +111,7 @@ class SmartVideoLayout:
         return tuple(index * total // count for index in range(count))
 
     def resized(self, header: VideoHeader, num_frames: int, settings: Mapping[str, Any]) -> tuple[int, int]:
-        """Return (height, width) of the resized frames: those of an image whose pixels are limited by the budget."""
+        """Return (height, width) of the resized frames: those of an image within the budget of pixels."""
         factor = settings["patch_size"] * settings["merge_size"]
         budget = int(settings["max_video_tokens"] * factor * factor * BUDGET)
         share = min(settings["max_pixels"], budget * settings["temporal_patch_size"] // num_frames)

@@ -21,7 +21,7 @@ class MergedVideoPixels:
     def write(self, frames: Iterable[npt.NDArray[np.uint8]], layout: ImageLayout, out: npt.NDArray[np.uint8]) -> None:
         """Write the patches of *frames* into *out* of layout.pixel_shape, one frame at a time.
 
-        Raises InternalError if there are not as many frames as *layout* says.
+        Raises InternalError if there are more or fewer frames than in *layout*.
         """
         patch, merge, group = (self._settings[key] for key in ("patch_size", "merge_size", "temporal_patch_size"))
         num_groups, rows, columns = layout.grid

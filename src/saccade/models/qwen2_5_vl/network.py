@@ -44,7 +44,7 @@ def frame_windows(rows: int, columns: int, side: int) -> tuple[npt.NDArray[np.in
 
 @dataclass(frozen=True, slots=True)
 class WindowedMetadata:
-    """What depends on grids alone. Blocks that attend within windows read *windows*, the others *frames*.
+    """The metadata that depends only on grids. Blocks that attend within windows read *windows*, the others *frames*.
 
     *order* int64 [U] puts merged patches into the order of windows, *restored* int64 [U] puts them back.
     """
@@ -85,13 +85,13 @@ class WindowedTower(nn.Module):
         self.merger = PatchMerger(config, ranks, norm=RMSNorm)
 
     def finish(self) -> None:
-        """Compute what depends on the loaded weights."""
+        """Compute the values derived from the loaded weights."""
         self.patch_embed["proj"].fold()  # type: ignore[operator]
         for block in self.blocks:
             block.attn.pair()  # type: ignore[union-attr,operator]
 
     def prepare(self, grids: Sequence[Grid], backend: VisionAttentionBackend) -> WindowedMetadata:
-        """Return all that depends on *grids*, computed on the host and copied without a device sync."""
+        """Return the metadata of *grids*, computed on the host and copied without a device sync."""
         merge, device = self.config.merge_size, self.merger.linear_fc1.weight.device
         orders: list[npt.NDArray[np.int64]] = []
         places: list[npt.NDArray[np.float32]] = []

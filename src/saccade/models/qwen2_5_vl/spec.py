@@ -19,7 +19,7 @@ TOWER_DEFAULTS: Mapping[str, Any] = {"hidden_act": "silu", "in_channels": 3, "to
 
 @dataclass(frozen=True)
 class WindowedConfig(TowerConfig):
-    """A tower whose blocks attend within windows of window * window merged patches, but for *full_blocks*.
+    """A tower whose blocks attend within windows of window * window merged patches, except for *full_blocks*.
 
     Positions of a video's groups of frames are its seconds, times *tokens_per_second*.
     """

@@ -43,13 +43,13 @@ class Qwen2VisionTower(nn.Module):
         self.merger = PatchMerger(config, ranks)
 
     def finish(self) -> None:
-        """Compute what depends on the loaded weights."""
+        """Compute the values derived from the loaded weights."""
         self.patch_embed["proj"].fold()  # type: ignore[operator]
         for block in self.blocks:
             block.attn.pair()  # type: ignore[union-attr,operator]
 
     def prepare(self, grids: Sequence[Grid], backend: VisionAttentionBackend) -> BlockMetadata:
-        """Return all that depends on *grids*, computed on the host and copied without a device sync."""
+        """Return the metadata of *grids*, computed on the host and copied without a device sync."""
         device = self.merger.linear_fc1.weight.device
         frames = (frame_coordinates(grid, self.config.merge_size) for grid in grids for _ in range(grid[0]))
         places_P2 = to_device(np.concatenate(list(frames)), device)

@@ -40,7 +40,7 @@ class SiglipEmbeddings(nn.Module):
         self.positions_PC = torch.empty(0)
 
     def finish(self) -> None:
-        """Compute what depends on the loaded weights."""
+        """Compute the values derived from the loaded weights."""
         self.patch_embedding.fold()
         table_PC: torch.Tensor = self.position_embedding.weight  # type: ignore[assignment]
         self.positions_PC = table_PC.index_select(0, position_ids(self.side).to(table_PC.device))
@@ -63,7 +63,7 @@ class SiglipTower(nn.Module):
         self.post_layernorm = LayerNorm(config.hidden_size, config.norm_eps)
 
     def prepare(self, num_views: int, backend: VisionAttentionBackend) -> ViewMetadata:
-        """Return all that depends on the number of views, computed on the host and copied without a device sync."""
+        """Return the metadata of *num_views* views, computed on the host and copied without a device sync."""
         lengths = (self.num_patches,) * num_views
         return ViewMetadata(packed_sequences(lengths, self.post_layernorm.weight.device), backend)
 

@@ -23,7 +23,7 @@ SILENT: Mapping[str, Any] = MappingProxyType(
         "image_std": [0.5, 0.5, 0.5],
     }
 )
-"""The values of keys that preprocessor_config.json leaves out: transformers, Idefics3ImageProcessor."""
+"""The defaults of preprocessor_config.json: transformers, Idefics3ImageProcessor."""
 
 SILENT_VISION: Mapping[str, Any] = MappingProxyType(
     {

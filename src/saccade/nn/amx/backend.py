@@ -1,9 +1,9 @@
-"""Attention of vision towers in bfloat16 on a CPU with AMX, shared among the OpenMP threads that torch computes with.
+"""Attention of vision towers in bfloat16 on a CPU with AMX, shared among torch's OpenMP threads.
 
 PyTorch's own attention multiplies by AMX as well, but passes over the scores several times between its two products.
 OpenMP's threads spin while they wait and need no interpreter; a Python thread takes hundreds of microseconds to wake.
-The entry point is what GCC makes of `#pragma omp parallel` (libgomp's manual, "Implementing PARALLEL construct"); the
-runtimes of LLVM and Intel have it, too.
+The entry point is GCC's for `#pragma omp parallel` (libgomp's manual, "Implementing PARALLEL construct"); the runtimes
+of LLVM and Intel have it, too.
 """
 
 import ctypes
@@ -33,7 +33,7 @@ class OpenMP:
         self._process = os.getpid()
 
     def run(self, address: int, arguments: int, num_threads: int) -> None:
-        """Have up to *num_threads* threads call void (*address)(arguments), each once, and wait for them."""
+        """Make up to *num_threads* threads call void (*address)(arguments), each once, and wait for them."""
         if num_threads > 1 and self._parallel is not None and os.getpid() == self._process:
             self._parallel(ctypes.c_void_p(address), ctypes.c_void_p(arguments), num_threads, 0)
         else:
@@ -41,7 +41,7 @@ class OpenMP:
 
 
 class VisionAttentionBackend:
-    """nn.context.VisionAttentionBackend. Heads of an odd width are left to PyTorch."""
+    """nn.context.VisionAttentionBackend. PyTorch computes heads of an odd width."""
 
     name = "amx"
     metadata = ("max_seqlen", "sequence_lengths")

@@ -243,7 +243,7 @@ def tile_dot(_: Any, total: Any, left: Any, right: Any) -> Any:
 
 
 def _change_status(builder: Any, change: Callable[[Any], Any]) -> Any:
-    """Replace the control and status register of vectors by what *change* makes of it; return what it was."""
+    """Apply *change* to the control and status register of vectors; return the old value."""
     place = cgutils.alloca_once(builder, INT)
     address = builder.bitcast(place, BYTE.as_pointer())
     _call(builder, "llvm.x86.sse.stmxcsr", ir.VoidType(), address)
@@ -349,7 +349,7 @@ def _score(keys, stride, queries, num_keys, num_left, scores):
 
 @compiled
 def _softmax(scores, shares, num_keys, scale, coefficients, sums, mixed, num_tiles):
-    """Turn scores into shares of a sum that is not complete yet; earlier results are rescaled to the new maximum."""
+    """Turn scores into shares of a sum that is not complete yet, and rescale earlier results to the new maximum."""
     a = b = c = d = load(scores)
     for t in range(0, num_keys, 4):
         row = scores + t * ROW_BYTES
@@ -403,8 +403,10 @@ def _write(mixed, sums, pairs_2WC, head, begin, out_NW):
 
 @compiled
 def _places(length, width):
-    """Return where keys, values, queries, mixed values, scores, shares, sums, pairs and the tiles' configuration lie
-    in a thread's workspace, and the size of all."""
+    """Return the places in a thread's workspace, and its size.
+
+    They are of keys, values, queries, mixed values, scores, shares, sums, pairs and the tiles' configuration.
+    """
     num_keys, num_steps = (length + TILE_KEYS - 1) // TILE_KEYS * TILE_KEYS, (width + LANES - 1) // LANES
     values = num_keys * num_steps * ROW_BYTES
     queries = values + num_keys * num_steps * ROW_BYTES
@@ -418,7 +420,7 @@ def _places(length, width):
 
 
 def workspace_bytes(length: int, width: int) -> int:
-    """Return the bytes that each thread needs."""
+    """Return the size of each thread's workspace."""
     return int(_places.py_func(length, width)[-1])
 
 

@@ -16,7 +16,7 @@ PLAIN_WORKLOAD = Workload()
 
 
 class Backend(NamedTuple):
-    """A backend: its *module*, which is not imported for auto on another device than *device_type*, if that is set.
+    """A backend: its *module*. With *device_type*, auto imports it only on such a device.
 
     *install* is the command that installs what the module imports.
     """
@@ -33,10 +33,9 @@ BACKENDS: Mapping[str, Backend] = MappingProxyType(
         "flashinfer": Backend("saccade.nn.backends.flashinfer_paged", "cuda", "pip install 'saccade[gpu]'"),
     }
 )
-"""Backends for decoders, the last that auto takes first. The module has a class AttentionBackend.
-
-Such a class has a static method `unavailable(workload)` that returns why it cannot compute a Workload, or None. A
-module whose import fails with ImportError is not installed.
+"""Backends for decoders; auto tries the last first. The module has a class AttentionBackend. Its static method
+`unavailable(workload)` returns why it cannot compute a Workload, or None. If the import of a module fails with
+ImportError, the backend is not installed.
 """
 
 VISION_BACKENDS: Mapping[str, Backend] = MappingProxyType(
@@ -103,7 +102,7 @@ def _load(flag: str, requested: str, entries: Mapping[str, Backend], class_name:
 
 
 def _here(entries: Mapping[str, Backend], class_name: str, workload: Workload) -> str:
-    """Return a sentence on what can compute *workload*, and why the others cannot."""
+    """Return a sentence with the backends that can compute *workload*, and the reasons against the others."""
     reasons = _reasons(entries, class_name, workload, entries)
     can = ", ".join(name for name in entries if name not in reasons)
     return " ".join([f"Here {can} can compute.", *(f"Not {name}: {reason}." for name, reason in reasons.items())])
@@ -112,7 +111,7 @@ def _here(entries: Mapping[str, Backend], class_name: str, workload: Workload) -
 def _reasons(
     entries: Mapping[str, Backend], class_name: str, workload: Workload, names: Iterable[str]
 ) -> dict[str, str]:
-    """Return the reasons against those of *names* that cannot compute *workload*."""
+    """Return the reasons against the backends of *names* that cannot compute *workload*."""
     reasons = {}
     for name in names:
         device_type = entries[name].device_type

@@ -1,9 +1,9 @@
 """Attention of vision towers on a GPU by cuDNN, through FlashInfer's cudnn_batch_prefill_with_kv_cache.
 
 cuDNN builds a graph for each number of sequences and each longest sequence. So both are rounded up to a few values:
-sequences that are added have length 0. Source of the arguments: flashinfer/cudnn/prefill.py, release 0.6.
+added sequences have length 0. Source of the arguments: flashinfer/cudnn/prefill.py, release 0.6.
 
-It has never run on a GPU here: tests compare its arguments with the published signature.
+It has never run on a GPU: tests compare its arguments with the published signature.
 """
 
 from typing import NamedTuple
@@ -22,7 +22,7 @@ MAX_OFFSET = (1 << 31) - 1
 
 
 class _Borders(NamedTuple):
-    """One layout's metadata, for R sequences with those that were added: *lengths* int32 [R, 1, 1, 1] of sequences.
+    """One layout's metadata, for R sequences, added ones included: *lengths* int32 [R, 1, 1, 1] of sequences.
 
     *offsets* int32 [R + 1] of their first channels; *longest* is not below the longest length.
     """

@@ -4,7 +4,7 @@ Source of the arguments: BatchPrefillWithPagedKVCacheWrapper in flashinfer/prefi
 FlashInfer compiles its kernels at the first use, which needs a CUDA toolkit, or takes them from its package of compiled
 ones.
 
-It has never run on a GPU here: tests compare its arguments with the published signature.
+It has never run on a GPU: tests compare its arguments with the published signature.
 """
 
 import re
@@ -81,7 +81,7 @@ class AttentionBackend(PagedAttention):
         return reason
 
     def plan(self, layout: PagedLayout, dtype: torch.dtype) -> FlashinferPlan:
-        """Bring the lengths and block tables into FlashInfer's form; no value is read from the device."""
+        """Bring the lengths and block tables into FlashInfer's form, without reading a value from the device."""
         contexts = np.array(layout.host_context_lengths, np.int64)
         num_blocks = -(-contexts // layout.block_size)
         width = layout.block_tables.shape[1]
@@ -141,7 +141,7 @@ class AttentionBackend(PagedAttention):
 
 
 def older_than(oldest: tuple[int, ...]) -> str | None:
-    """Return that FlashInfer is older than *oldest*; None if it is not, or does not say."""
+    """Return the reason against a FlashInfer older than *oldest*; None if it is not older, or has no version."""
     release = str(getattr(flashinfer, "__version__", ""))
     if not (numbers := re.match(r"(\d+)\.(\d+)\.(\d+)", release)):
         return None

@@ -1,4 +1,4 @@
-"""The beginning that every backend's attention over keys and values has: write the step's own to the cache.
+"""The beginning of every backend's attention over keys and values: write the step's own to the cache.
 
 Shapes: N tokens, Q query heads, K key/value heads, D head size, W width of a value.
 """
@@ -11,7 +11,7 @@ from saccade.nn.context import ForwardContext, KvCache
 
 
 class Scoring(NamedTuple):
-    """How scores are computed from products; nn.context.AttentionBackend.paged describes the fields."""
+    """The options of scores; nn.context.AttentionBackend.paged describes the fields."""
 
     scale: float | None
     window: int | None
@@ -19,7 +19,7 @@ class Scoring(NamedTuple):
 
 
 class PagedAttention(Protocol):
-    """A backend's `paged`, which writes, and then calls its `attend`."""
+    """A backend's `paged`, which writes and then calls its `attend`."""
 
     def paged(
         self,
@@ -48,5 +48,5 @@ class PagedAttention(Protocol):
     ) -> torch.Tensor:
         """Attend causally to *cache*; return [N, Q * W].
 
-        *own* are the step's keys [N, K, D] and values [N, K, W] as they would be read from the cache, which has them.
+        *own* are the step's keys [N, K, D] and values [N, K, W] as read from the cache.
         """

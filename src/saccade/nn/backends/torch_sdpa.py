@@ -35,7 +35,7 @@ SHORT_CONTEXT_BITS = 9
 """Contexts under 2**9 tokens share one group: padding them costs less than another call."""
 
 FLASH_WIDTH = 256
-"""Channels of a head that PyTorch's flash attention takes at most."""
+"""The most channels of a head for PyTorch's flash attention."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class DecodeGroup:
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunk:
-    """Tokens [start, stop) of the flat batch. Without a cached prefix there is nothing to gather: *slots* is None.
+    """Tokens [start, stop) of the flat batch. *slots* is None without a cached prefix.
 
     *mask* bool [stop - start, L] tells which tokens of the context each query sees; None is causal: the queries are the
     last tokens of the context.
@@ -68,7 +68,7 @@ class PrefillChunk:
 
 @dataclass(frozen=True, slots=True)
 class SdpaPlan:
-    """What all layers of a step share."""
+    """The plan that all layers of a step share."""
 
     num_decodes: int
     decodes: tuple[DecodeGroup, ...]
@@ -199,7 +199,7 @@ def _prefill_chunks(layout: PagedLayout) -> tuple[PrefillChunk, ...]:
 def _attend_cached(
     q_NQD: torch.Tensor, own: KeysValues, cached: Cached, plan: SdpaPlan, scoring: Scoring
 ) -> torch.Tensor:
-    """Attend with all tokens of the step; return [N, Q * W]. *own* are the step's, [N, K, ...], and already cached."""
+    """Attend with all tokens of the step; return [N, Q * W]. *own* are the step's, [N, K, ...], also in the cache."""
     outputs = [_decode(q_NQD[: plan.num_decodes], cached, plan.decodes, scoring)] if plan.num_decodes else []
     for chunk in plan.prefills:
         span = slice(chunk.start, chunk.stop)

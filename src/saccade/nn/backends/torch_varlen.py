@@ -1,6 +1,6 @@
 """Attention of vision towers on a GPU by PyTorch's attention of variable length: FlashAttention.
 
-It has never run on a GPU here: tests compare its arguments with the published signature.
+It has never run on a GPU: tests compare its arguments with the published signature.
 """
 
 import torch

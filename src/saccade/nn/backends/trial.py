@@ -1,7 +1,7 @@
 """Try a backend with a few tokens, so that one whose library or compiler fails is known before the model runs.
 
-What a library for GPUs raises at its first call is of any kind: a missing compiler, a package of another version, a GPU
-that it has no kernel for. Shapes: H = 2 query heads, one key/value head.
+A library for GPUs may raise anything at its first call: for a missing compiler, a package of another version, a GPU
+without a kernel. Shapes: H = 2 query heads, one key/value head.
 """
 
 import dataclasses
@@ -36,9 +36,9 @@ def tried(
     workload: Workload,
     trial: Callable[[Backend, Workload], None],
 ) -> tuple[Backend, Workload]:
-    """Load the backend that is *requested* for, and try it; for auto, go on with the next while a trial fails.
+    """Load the backend of the name *requested*, and try it; for auto, try the next after a failure.
 
-    Return it, and *workload* with what has failed. Raises StartupError if none can compute.
+    Return it, and *workload* with the failures. Raises StartupError if none can compute.
     """
     while True:
         backend = load(requested, workload)

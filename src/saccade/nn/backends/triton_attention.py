@@ -74,7 +74,7 @@ class VisionAttentionBackend:
 
 @dataclass(frozen=True, slots=True)
 class TritonPlan:
-    """The prefill chunks of a step, as the plain backend takes them; None without any."""
+    """The prefill chunks of a step, in the plain backend's form; None without any."""
 
     prefills: PagedLayout | None
     plain: Any
@@ -121,7 +121,7 @@ class AttentionBackend(PagedAttention):
         context: ForwardContext,
         scoring: Scoring,
     ) -> torch.Tensor:
-        """Attend with decode rows in one launch, and leave prefill chunks to PyTorch."""
+        """Attend with decode rows in one launch; PyTorch attends with prefill chunks."""
         plan: TritonPlan = context.plan
         num_decodes = context.layout.num_decodes
         outputs = [_decode(q_NQD[:num_decodes], cache, context.layout, scoring)] if num_decodes else []

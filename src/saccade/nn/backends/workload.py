@@ -1,4 +1,4 @@
-"""What a backend of attention would have to compute, and the reasons against a backend that several of them share."""
+"""The workload of an attention backend, and the reasons against a backend that several backends share."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,14 +39,14 @@ def cost_of_cache(workload: Workload) -> str | None:
 
 
 def not_on_gpu(workload: Workload) -> str | None:
-    """Return the reason against a backend that computes on GPUs alone; None if there is a GPU."""
+    """Return the reason against a backend that computes only on GPUs; None if there is a GPU."""
     if workload.device.type != "cuda":
         return f"it computes on a GPU, not on a {workload.device.type}"
     return None if torch.cuda.is_available() else "torch finds no CUDA device"
 
 
 def not_in(workload: Workload, dtypes: Sequence[torch.dtype]) -> str | None:
-    """Return the reason against a backend for *dtypes*, which reads no cache in another dtype than the queries'."""
+    """Return the reason against a backend for *dtypes* that reads only caches in the queries' dtype."""
     if workload.dtype not in dtypes:
         return f"it computes in {' and '.join(map(_name, dtypes))}, not in {_name(workload.dtype)}"
     if workload.cache_dtype not in (None, workload.dtype):

@@ -1,1 +1,1 @@
-"""Formats of quantised weights: what a checkpoint stores for one weight, and the values that it stands for."""
+"""Formats of quantised weights: a weight's tensors in a checkpoint, and their values."""

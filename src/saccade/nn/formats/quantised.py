@@ -20,14 +20,14 @@ from saccade.nn.ops import Activation
 DEQUANTISED_AT_ONCE = 1 << 18
 """Values that are dequantised at a time on a CPU: their copies in float32 fit into a processor's caches.
 
-Elsewhere a matrix is dequantised at once: each of the pieces would be several launches of kernels.
+On other devices a matrix is dequantised at once: each piece would launch several kernels.
 """
 
 WHOLE_ROW = 1 << 40
-"""The columns of a cell that is a row of the weight, however long."""
+"""The columns of a cell that is a whole row of the weight."""
 
 Cell = tuple[int, int]
-"""Rows and columns of a weight that one value of a field belongs to."""
+"""The rows and columns of a weight that share one value of a field."""
 
 
 class Region(NamedTuple):
@@ -65,10 +65,11 @@ class WeightField(NamedTuple):
 
 
 class WeightFormat(Protocol):
-    """How a checkpoint stores a weight. *fields* are by the ends of their tensors' names.
+    """The form of a weight in a checkpoint.
 
-    Tensors whose names end with one of *unused* belong to the weight, and are not needed. With *joins_experts*, some
-    releases store a matrix of all experts in one tensor; the names of its fields lack the word `weight`.
+    *fields* are by the ends of their tensors' names. Tensors with an end in *unused* belong to the weight, and are not
+    needed. With *joins_experts*, some releases store a matrix of all experts in one tensor; the names of its fields
+    lack the word `weight`.
     """
 
     @property
@@ -84,10 +85,10 @@ class WeightFormat(Protocol):
     def joins_experts(self) -> bool: ...
 
     def transposed(self) -> "WeightFormat | None":
-        """Return the format of a weight [O, I] whose fields are stored as those of [I, O]; None if it has none."""
+        """Return the format of a weight [O, I] with fields stored as those of [I, O]; None if there is none."""
 
     def dequantise(self, fields: Mapping[str, torch.Tensor], region: Region) -> torch.Tensor:
-        """Return the values [O, I] of *region* in float32. *fields* are the parts of the fields that it touches."""
+        """Return the values [O, I] of *region* in float32, from the parts of *fields* that it touches."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,7 @@ Part = QuantisedWeight | torch.Tensor
 class QuantisedLinear(NamedTuple):
     """nn.ops.PackedLinear whose weight consists of *parts*, one below the other; at least one of them is quantised.
 
-    Layers that were joined keep their own scales, and a layer that the checkpoint does not quantise stays as it is.
+    Joined layers keep their own scales, and a layer that the checkpoint does not quantise stays plain.
     """
 
     parts: tuple[Part, ...]
@@ -179,7 +180,7 @@ def _joined(parts: Sequence[Part], dtype: torch.dtype) -> torch.Tensor:
 
 
 def looked_up(bytes_OB: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """Return the float32 values that bytes stand for: *table* is [256] for one a byte, [256, 2] for two, side by side.
+    """Return the float32 values of bytes: *table* is [256] for one value a byte, [256, 2] for two, side by side.
 
     On a CPU this is several times faster than shifts, masks and casts.
     """
