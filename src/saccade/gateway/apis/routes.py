@@ -43,7 +43,7 @@ class _Named:
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         scope[ROUTE] = self._path
         if scope[ACCOUNT].tenant.id and CONNECTION in scope:
-            scope[CONNECTION].vouch()
+            scope[CONNECTION].mark_authenticated()
         if self._takes_json:
             check_json(scope["headers"])
         return self._app(scope, receive, send)

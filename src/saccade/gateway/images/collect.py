@@ -65,20 +65,20 @@ class ImageCollector:
         """
         pending = list(sources)
         sources.clear()
-        found: dict[int, EncodedImage] = {}
+        images: dict[int, EncodedImage] = {}
 
         async def read(position: int) -> None:
             source = pending[position]
             try:
-                found[position] = await self._open(request, served, source, salt)
+                images[position] = await self._open(request, served, source, salt)
             except RequestError as error:
                 raise error.at(source.field) from error
             pending[position] = dataclasses.replace(source, url="")
-            self._check_together(found.values())
+            self._check_together(images.values())
 
         await all_or_none(read(position) for position in range(len(pending)))
-        request.memory.keep(sum(len(image.encoded) for image in found.values()))
-        return [found[position] for position in range(len(pending))]
+        request.memory.keep(sum(len(image.encoded) for image in images.values()))
+        return [images[position] for position in range(len(pending))]
 
     async def _open(self, request: Request, served: ServedModel, source: ImageSource, salt: bytes) -> EncodedImage:
         if isinstance(source.options, VideoOptions):
@@ -129,10 +129,10 @@ class ImageCollector:
 
         return await self.threads.run(len(content) > THREAD_FROM_BYTES, len(content), read)
 
-    def _check_together(self, found: Iterable[EncodedImage]) -> None:
-        """Raise ImageTooLarge where the images of one request that were *found* so far are too large together."""
+    def _check_together(self, images: Iterable[EncodedImage]) -> None:
+        """Raise ImageTooLarge where the images of one request that were *images* so far are too large together."""
         num_bytes = num_pixels = 0
-        for image in found:
+        for image in images:
             num_bytes += len(image.encoded)
             num_pixels += image.num_pixels
         for number, limit, unit in (

@@ -93,12 +93,12 @@ class FileStore:
         """Return a file of *tenant*, which *param* of a request names. Raises FileNotFound, UnsupportedParameter."""
         self.check(param)
         self._expire()
-        found = self._files.of(tenant).peek(known_as)
-        if found is None:
+        file = self._files.of(tenant).peek(known_as)
+        if file is None:
             raise FileNotFound(
                 f"`{param}`: there is no such file, or it is not kept any longer; upload it by POST /v1/files.", param
             )
-        return found
+        return file
 
     def of(self, tenant: bytes) -> list[FileObject]:
         """Return what is said of the files of *tenant*, the oldest first."""

@@ -79,8 +79,8 @@ class UrlCache:
         num_bytes = len(encoded) + _num_bytes(url) + is_elsewhere * _num_bytes(reuse.url) + ENTRY_BYTES
         if not reuse.is_storable or num_bytes > self._entries.budget_bytes:
             return
-        kept = reuse if is_elsewhere else replace(reuse, url=url)  # one copy of the URL is counted, so one is held
-        self._entries.put(key, _Entry(encoded, kept, self._clock() + reuse.fresh_seconds), num_bytes)
+        entry_reuse = reuse if is_elsewhere else replace(reuse, url=url)  # only one copy of the URL is counted
+        self._entries.put(key, _Entry(encoded, entry_reuse, self._clock() + reuse.fresh_seconds), num_bytes)
 
     def clear(self) -> None:
         """Forget everything."""
@@ -110,14 +110,14 @@ class MediaLoader:
         return encoded
 
     async def _fetch(self, salt: bytes, url: str, reservation: Reservation) -> bytes:
-        kept = self._cache.get(salt, url)
-        if kept is not None and kept.is_fresh:
-            return kept.encoded
+        cached = self._cache.get(salt, url)
+        if cached is not None and cached.is_fresh:
+            return cached.encoded
         # A shared fetch has a reservation of its own: the request that started the fetch may leave before the others.
         with self._metrics.stage("fetch"), reservation as memory:
-            reuse = kept.reuse if kept is not None else None
+            reuse = cached.reuse if cached is not None else None
             fetched = await self._fetcher.fetch(url, reuse, client=memory.client, hold=memory.grow)
-        encoded = kept.encoded if kept is not None and fetched.not_modified else fetched.encoded
+        encoded = cached.encoded if cached is not None and fetched.not_modified else fetched.encoded
         self._cache.put(salt, url, encoded, fetched.reuse)
         return encoded
 

@@ -28,12 +28,12 @@ from saccade.telemetry import Metrics
 class PromptImages:
     """The images of one prompt: the tokens of images[i] lie in the spans of spans[i].
 
-    Images with a content hash in *held* go without pixels, because the worker is believed to hold them.
+    Images with a content hash in *held_hashes* go without pixels, because the worker is believed to hold them.
     """
 
     images: tuple[EncodedImage, ...] = ()
     spans: tuple[tuple[Span, ...], ...] = ()
-    held: frozenset[bytes] = frozenset()
+    held_hashes: frozenset[bytes] = frozenset()
 
     @property
     def num_encoded_bytes(self) -> int:
@@ -47,11 +47,11 @@ class PromptImages:
 
     def to_prepare(self) -> dict[bytes, EncodedImage]:
         """Return the images that need pixels, each once, by content hash."""
-        wanted: dict[bytes, EncodedImage] = {}
+        images: dict[bytes, EncodedImage] = {}
         for image in self.images:
-            if image.content_hash not in self.held:
-                wanted.setdefault(image.content_hash, image)
-        return wanted
+            if image.content_hash not in self.held_hashes:
+                images.setdefault(image.content_hash, image)
+        return images
 
     def on_wire(
         self, layout: Layout, pixel_dtype: str, is_held: Callable[[bytes], bool] = lambda _: False
@@ -61,22 +61,22 @@ class PromptImages:
         *is_held* tells by content hash which images go without. Raises UnsupportedParameter where the model's family
         is not sent so.
         """
-        held = frozenset(image.content_hash for image in self.images if is_held(image.content_hash))
+        held_hashes = frozenset(image.content_hash for image in self.images if is_held(image.content_hash))
         images = self.images
         if pixel_dtype != "uint8":
             _refuse_videos(images)
             images = tuple(
                 dataclasses.replace(image, layout=layout.external(image.layout, pixel_dtype)) for image in self.images
             )
-        return PromptImages(images, self.spans, held)
+        return PromptImages(images, self.spans, held_hashes)
 
     def is_by_hash(self, index: int) -> bool:
         """Whether the image of *index* is there and goes by its hash."""
-        return 0 <= index < len(self.images) and self.images[index].content_hash in self.held
+        return 0 <= index < len(self.images) and self.images[index].content_hash in self.held_hashes
 
     def all_by_hash(self) -> "PromptImages":
         """Return the same as if every image went by its hash."""
-        return dataclasses.replace(self, held=frozenset(image.content_hash for image in self.images))
+        return dataclasses.replace(self, held_hashes=frozenset(image.content_hash for image in self.images))
 
     def by_hash(self) -> "PromptImages":
         """Return the same with encoded bytes only of the images that go by their hash."""
@@ -107,7 +107,7 @@ class PixelPreparer:
         one slot. Each item with a slot holds one reference to it, until the item is sent or its slot is released; on
         failure and cancellation there are none. Raises RequestError, naming the field.
         """
-        self.metrics.images_by_hash.inc(sum(image.content_hash in media.held for image in media.images))
+        self.metrics.images_by_hash.inc(sum(image.content_hash in media.held_hashes for image in media.images))
         pixels: dict[bytes, PreparedImage] = {}
 
         async def prepare(key: bytes, image: EncodedImage) -> None:
@@ -152,12 +152,12 @@ class PixelPreparer:
             raise error.at(image.field) from error
 
     def _items(self, media: PromptImages, pixels: Mapping[bytes, PreparedImage]) -> Iterable[MediaItem]:
-        seen: set[bytes] = set()
+        hashes: set[bytes] = set()
         for image, spans in zip(media.images, media.spans, strict=True):
             prepared = pixels.get(image.content_hash)
-            if prepared is not None and image.content_hash in seen:
+            if prepared is not None and image.content_hash in hashes:
                 self.pool.retain(prepared)
-            seen.add(image.content_hash)
+            hashes.add(image.content_hash)
             yield _item(image, spans, prepared)
 
 
@@ -185,8 +185,8 @@ def _item(image: EncodedImage, spans: tuple[Span, ...], pixels: PreparedImage | 
 class PixelResend:
     """The encoded images that a request sent by their hash, while its worker may ask for their pixels.
 
-    *request* counts the encoded images, and the pixels until *held* ends. With *keeps_all* the others are counted too:
-    the caller keeps them until the worker answers, for another worker.
+    *request* counts the encoded images, and the pixels until *resources* closes. With *keeps_all* it also counts the
+    other images, which the caller keeps for another worker until this one answers.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class PixelResend:
         media: PromptImages,
         salt: bytes,
         request: Request,
-        held: contextlib.AsyncExitStack,
+        resources: contextlib.AsyncExitStack,
         *,
         keeps_all: bool,
     ) -> None:
@@ -205,7 +205,7 @@ class PixelResend:
         self._media: PromptImages | None = media.by_hash()
         self._salt = salt
         self._request = request
-        self._held = held
+        self._resources = resources
         request.memory.keep((media if keeps_all else self._media).num_encoded_bytes)
 
     async def __call__(self, media: Sequence[int]) -> tuple[MediaPixels, ...]:
@@ -213,12 +213,12 @@ class PixelResend:
 
         Raises WorkerUnavailable where they are not ready in time, and what preparing raises.
         """
-        kept = self._media
-        if kept is None or not all(kept.is_by_hash(index) for index in media):
-            raise InternalError("The worker asked for pixels that it was not sent an image for.")
-        wanted = kept.of(media)
-        self._held.enter_context(await self._request.pixels(wanted.num_pixel_bytes))
-        items = await self._preparer.resend(self._family, wanted, self._salt, self._request.client)
+        images = self._media
+        if images is None or not all(images.is_by_hash(index) for index in media):
+            raise InternalError("The worker asked for the pixels of an image that was not sent by its hash.")
+        missing = images.of(media)
+        self._resources.enter_context(await self._request.pixels(missing.num_pixel_bytes))
+        items = await self._preparer.resend(self._family, missing, self._salt, self._request.client)
         return tuple(MediaPixels(index, item.slot, item.inline) for index, item in zip(media, items, strict=True))
 
     def forget(self) -> None:

@@ -22,20 +22,20 @@ class ProcessorCache:
     def __init__(self, pool: DecodePool, budget_bytes: int) -> None:
         self._pool = pool
         self._flights = SingleFlight[Key, PreparedImage]()
-        self._kept = ByteLru[Key, PreparedImage](budget_bytes, self._flights.__contains__, self._let_go)
+        self._entries = ByteLru[Key, PreparedImage](budget_bytes, self._flights.__contains__, self._let_go)
         self.num_hits = 0
         self.num_misses = 0
         pool.reclaim = self._reclaim
 
     async def get(self, key: Key, prepare: Callable[[], Awaitable[PreparedImage]]) -> PreparedImage:
         """Return the image of *key*, by *prepare* where it is not kept. Raises what *prepare* raises."""
-        kept = self._kept.get(key)
-        if kept is not None and self._pool.is_lost(kept) and key not in self._flights:
-            self._kept.drop(key)
-            kept = None
-        if kept is not None:
+        image = self._entries.get(key)
+        if image is not None and self._pool.is_lost(image) and key not in self._flights:
+            self._entries.drop(key)
+            image = None
+        if image is not None:
             self.num_hits += 1
-            return self._lend(kept)
+            return self._lend(image)
         if key in self._flights:
             self.num_hits += 1
         else:
@@ -44,31 +44,31 @@ class ProcessorCache:
             # Between the end of the flight and this use of the slot nothing else runs that could give it up.
             return self._lend(await self._flights.join(key, lambda: self._keep(key, prepare)))
         finally:
-            self._kept.trim()
+            self._entries.trim()
 
     @property
     def num_bytes(self) -> int:
         """Bytes of the images that are kept."""
-        return self._kept.num_bytes
+        return self._entries.num_bytes
 
     @property
     def num_idle(self) -> int:
         """Slots that are kept and that no request holds."""
-        kept = (image for _, image in self._kept.items() if image.slot is not None)
-        return sum(not self._pool.is_held_by_others(image) for image in kept)
+        images = (image for _, image in self._entries.items() if image.slot is not None)
+        return sum(not self._pool.is_held_by_others(image) for image in images)
 
     def clear(self) -> None:
         """Give up everything but what is being waited for."""
-        self._kept.clear()
+        self._entries.clear()
 
     def close(self) -> None:
         """Give up everything that is kept."""
-        for key in list(self._kept):
-            self._kept.drop(key)
+        for key in list(self._entries):
+            self._entries.drop(key)
 
     async def _keep(self, key: Key, prepare: Callable[[], Awaitable[PreparedImage]]) -> PreparedImage:
         image = await prepare()
-        self._kept.put(key, image, image.num_bytes)
+        self._entries.put(key, image, image.num_bytes)
         return image
 
     def _lend(self, image: PreparedImage) -> PreparedImage:
@@ -81,11 +81,11 @@ class ProcessorCache:
 
     def _reclaim(self, num_bytes: int) -> bool:
         """Free slots of *num_bytes*, the longest unused first; those that requests hold would free nothing."""
-        wanted = num_bytes
-        for key, image in list(self._kept.items()):
-            if wanted <= 0:
+        missing_bytes = num_bytes
+        for key, image in list(self._entries.items()):
+            if missing_bytes <= 0:
                 break
             if key not in self._flights and not self._pool.is_held_by_others(image):
-                self._kept.drop(key)
-                wanted -= image.num_bytes
-        return wanted < num_bytes
+                self._entries.drop(key)
+                missing_bytes -= image.num_bytes
+        return missing_bytes < num_bytes

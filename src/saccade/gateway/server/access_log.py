@@ -114,8 +114,8 @@ def access_log(output: LogOutput | None) -> AccessLog | None:
 
 def _text(line: RequestLine) -> bytes:
     fields = msgspec.to_builtins(line)
-    for shown in ("event", "level", "timestamp", "method", "route", "status", "seconds", "request_id"):
-        del fields[shown]
+    for name in ("event", "level", "timestamp", "method", "route", "status", "seconds", "request_id"):
+        del fields[name]
     head = f"{line.timestamp:%H:%M:%S} {line.status} {line.method} {line.route} {line.seconds:.3f}s"
     values = (",".join(value) if isinstance(value, list | tuple) else value for value in fields.values())
     pairs = (f"{name}={value}" for name, value in zip(fields, values, strict=True))

@@ -62,32 +62,30 @@ class BodyReader:
         Raises BodyTooLarge, QueueFull and ClientDisconnected.
         """
         memory = request.memory
-        announced = announced_bytes(scope)
-        if announced is not None and announced > self.max_bytes:
+        length = content_length(scope)
+        if length is not None and length > self.max_bytes:
             raise self._too_large()
-        await self.limits.admission.start(announced)
+        await self.limits.admission.start(length)
         # Waiting for the first bytes must hold neither memory nor a turn that reads.
         piece, more = await self._next(receive)
         body = bytearray(piece)
-        if more and announced is not None and announced > LARGE_BODY_BYTES:
+        if more and length is not None and length > LARGE_BODY_BYTES:
             # A client that announces much and sends little must not hold memory that others need.
-            await memory.grow(COPIES * min(announced, STEP_BYTES))
-        async with self.limits.admission.reading(announced if more else 0) as turn:
+            await memory.grow(COPIES * min(length, STEP_BYTES))
+        async with self.limits.admission.reading(length if more else 0) as turn:
             while more and len(body) <= self.max_bytes:
                 try:
                     async with asyncio.timeout(PAUSE_SECONDS):
                         piece, more = await self._next(receive)
                 except TimeoutError:
                     memory.keep(COPIES * (len(body) + STEP_BYTES))
-                    announced = None
+                    length = None
                     continue
                 turn.keep()
                 body += piece
                 if len(body) > LARGE_BODY_BYTES and memory.num_bytes < COPIES * len(body):
                     num_held = memory.num_bytes // COPIES
-                    num_ahead = (
-                        min(STEP_BYTES, self.max_bytes - num_held) if announced is None else announced - num_held
-                    )
+                    num_ahead = min(STEP_BYTES, self.max_bytes - num_held) if length is None else length - num_held
                     await memory.grow(COPIES * num_ahead)
         if len(body) > self.max_bytes:
             raise self._too_large()
@@ -103,12 +101,12 @@ class BodyReader:
         return BodyTooLarge(f"The request's body is over the limit of {self.max_bytes} bytes.")
 
 
-def announced_bytes(scope: Scope) -> int | None:
+def content_length(scope: Scope) -> int | None:
     """Return the body's length from the request's head: 0 for methods without body, None where it is not given."""
     if scope["method"] in BODILESS:
         return 0
-    announced: bytes = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
-    return int(announced) if announced.isdigit() else None
+    length: bytes = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
+    return int(length) if length.isdigit() else None
 
 
 @contextlib.contextmanager
@@ -164,13 +162,13 @@ def parse_form(body: bytes | bytearray, headers: Sequence[tuple[bytes, bytes]]) 
 
     Raises UnsupportedMediaType where *headers* announce no form, and InvalidValue for one that is broken.
     """
-    announced = next((value for name, value in headers if name == b"content-type"), b"")
-    match = _BOUNDARY.fullmatch(announced)
+    content_type = next((value for name, value in headers if name == b"content-type"), b"")
+    match = _BOUNDARY.fullmatch(content_type)
     if match is None:
         raise UnsupportedMediaType(NOT_A_FORM)
     delimiter = b"\r\n--" + (match[1] or match[2])
     # The first delimiter has no line break before it where the body begins with it.
-    position = len(delimiter) - 2 if body.startswith(delimiter[2:]) else _behind(body, delimiter, 0)
+    position = len(delimiter) - 2 if body.startswith(delimiter[2:]) else _end_of_delimiter(body, delimiter, 0)
     view = memoryview(body)
     fields: list[Field] = []
     while not body.startswith(b"--", position):
@@ -179,16 +177,16 @@ def parse_form(body: bytes | bytearray, headers: Sequence[tuple[bytes, bytes]]) 
             raise InvalidValue(MALFORMED)
         name, filename = _read_head(bytes(view[position:end_of_head]))
         start = end_of_head + 4
-        position = _behind(body, delimiter, start)
+        position = _end_of_delimiter(body, delimiter, start)
         fields.append(Field(name, filename, view[start : position - len(delimiter)]))
     return fields
 
 
-def _behind(body: bytes | bytearray, delimiter: bytes, start: int) -> int:
-    found = body.find(delimiter, start)
-    if found < 0:
+def _end_of_delimiter(body: bytes | bytearray, delimiter: bytes, start: int) -> int:
+    position = body.find(delimiter, start)
+    if position < 0:
         raise InvalidValue(MALFORMED)
-    return found + len(delimiter)
+    return position + len(delimiter)
 
 
 def _read_head(head: bytes) -> tuple[str, str | None]:
@@ -199,7 +197,7 @@ def _read_head(head: bytes) -> tuple[str, str | None]:
         raise InvalidValue(MALFORMED) from error
     for match in map(_DISPOSITION.fullmatch, lines):
         if match is not None:
-            said = {name.lower(): quoted or plain for name, quoted, plain in _PARAMETER.findall(match[1])}
-            if "name" in said:
-                return said["name"], said.get("filename")
+            parameters = {name.lower(): quoted or plain for name, quoted, plain in _PARAMETER.findall(match[1])}
+            if "name" in parameters:
+                return parameters["name"], parameters.get("filename")
     raise InvalidValue(MALFORMED)

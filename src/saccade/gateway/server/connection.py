@@ -110,9 +110,9 @@ class Connection(HttpToolsProtocol):
         if self._is_lost:
             on_lost()
 
-    def vouch(self) -> None:
+    def mark_authenticated(self) -> None:
         """Note that a request with a valid key came over this connection."""
-        self._connections.vouch(self)
+        self._connections.mark_authenticated(self)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for the first request."""
@@ -263,10 +263,10 @@ class Connection(HttpToolsProtocol):
 def _unacknowledged_bytes(transport: asyncio.Transport) -> int:
     """Return how many sent bytes the client has not acknowledged (SIOCOUTQ, tcp(7))."""
     try:
-        counted = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
+        num_bytes = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
     except OSError:  # it has been closed
         return 0
-    return int.from_bytes(counted, sys.byteorder)
+    return int.from_bytes(num_bytes, sys.byteorder)
 
 
 def _is_over(since: float | None, seconds: float, now: float) -> bool:
@@ -332,7 +332,7 @@ class Connections:
             idle.transport.abort()
         return idle is not None
 
-    def vouch(self, connection: Connection) -> None:
+    def mark_authenticated(self, connection: Connection) -> None:
         """Count *connection* towards its address no longer."""
         address = self._open.get(connection)
         if address is not None:
@@ -410,9 +410,9 @@ def refusal(error: SaccadeError) -> bytes:
 def allow_descriptors(max_connections: int) -> int:
     """Raise this process's limit of open files as far as it may be; return how many connections it has room for."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = max_connections + OTHER_DESCRIPTORS
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    goal = max_connections + OTHER_DESCRIPTORS
+    if soft != resource.RLIM_INFINITY and soft < goal:
+        soft = goal if hard == resource.RLIM_INFINITY else min(goal, hard)
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -215,8 +215,8 @@ class GuardMiddleware:
 
 
 def _request_id(scope: Scope) -> str:
-    given: bytes = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
-    return given.decode() if _REQUEST_ID_FORM.fullmatch(given) else uuid.uuid4().hex
+    request_id: bytes = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+    return request_id.decode() if _REQUEST_ID_FORM.fullmatch(request_id) else uuid.uuid4().hex
 
 
 def _failure(error: Exception, scope: Scope) -> SaccadeError:

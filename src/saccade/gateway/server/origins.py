@@ -101,8 +101,8 @@ def check_json(headers: Headers) -> None:
         raise UnsupportedMediaType(NOT_JSON)
 
 
-def _values(headers: Headers, wanted: bytes) -> list[bytes]:
-    return [value for name, value in headers if name == wanted]
+def _values(headers: Headers, header: bytes) -> list[bytes]:
+    return [value for name, value in headers if name == header]
 
 
 def _is_address(name: str) -> bool:

@@ -195,8 +195,8 @@ class DecodePool:
         loop = asyncio.get_running_loop()
         arrived = loop.time()
         turn = await self._queue.enter(nbytes, is_video=is_video, client=client)
-        waited = loop.time() - arrived
-        task = self._track(asyncio.create_task(work(turn, job, waited)))
+        queue_seconds = loop.time() - arrived
+        task = self._track(asyncio.create_task(work(turn, job, queue_seconds)))
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -252,7 +252,7 @@ class DecodePool:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _read_header(self, turn: Turn, job: VideoHeaderJob, waited: float) -> VideoHeader:
+    async def _read_header(self, turn: Turn, job: VideoHeaderJob, queue_seconds: float) -> VideoHeader:
         survivor: DecodeProcess | None = None
         try:
             answer = await self._ask(turn.process, job, None)
@@ -265,7 +265,7 @@ class DecodePool:
         finally:
             self._queue.leave(turn, survivor)
 
-    async def _fill(self, turn: Turn, job: ImageJob | VideoJob, waited: float) -> PreparedImage:
+    async def _fill(self, turn: Turn, job: ImageJob | VideoJob, queue_seconds: float) -> PreparedImage:
         slot = self._acquire(job.layout.num_pixel_bytes)
         ref = slot.ref if slot else None
         descriptor = _opened(ref)
@@ -278,7 +278,7 @@ class DecodePool:
                 raise from_code(answer.failure.code, answer.failure.message)
             filled = answer.inline is None
             num_bytes = job.layout.num_pixel_bytes
-            return PreparedImage(ref if filled else None, answer.inline, num_bytes, answer.seconds, waited)
+            return PreparedImage(ref if filled else None, answer.inline, num_bytes, answer.seconds, queue_seconds)
         finally:
             if descriptor is not None:
                 os.close(descriptor)

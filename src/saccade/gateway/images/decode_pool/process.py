@@ -104,11 +104,11 @@ def decode_process(connection: socket.socket, memory_bytes: int) -> None:
             if len(prefix) < framing.PREFIX_BYTES:
                 return
             job = decoder.decode(framing.receive(connection, framing.length(prefix)))
-            answered = answer(job, slots[0] if slots else None)
+            reply = answer(job, slots[0] if slots else None)
         finally:
             for descriptor in slots:
                 os.close(descriptor)
-        _send(connection, answered)
+        _send(connection, reply)
 
 
 def answer(job: Job, slot: int | None) -> ImageAnswer:

@@ -98,11 +98,11 @@ class DecodeProcess:
         # its last job, so the call takes some bytes at least, and the descriptor goes with them.
         rights = struct.pack("=i", descriptor) if descriptor is not None else b""
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if rights else []
-        sent = self._connection.sendmsg(pieces, ancillary)
+        num_sent = self._connection.sendmsg(pieces, ancillary)
         for piece in pieces:
-            if sent < len(piece):
-                await asyncio.get_running_loop().sock_sendall(self._connection, memoryview(piece)[sent:])
-            sent = max(0, sent - len(piece))
+            if num_sent < len(piece):
+                await asyncio.get_running_loop().sock_sendall(self._connection, memoryview(piece)[num_sent:])
+            num_sent = max(0, num_sent - len(piece))
 
     async def _receive(self, length: int) -> bytearray:
         loop = asyncio.get_running_loop()
