@@ -1,5 +1,5 @@
 """From the sources of images to pixels that a worker can read.
 
-Other rooms use `Media` (the constructor of all this), `DecodePool`, `ImageCollector` and the `EncodedImage` that it
+Other packages use `Media` (which constructs the rest), `DecodePool`, `ImageCollector` and the `EncodedImage` that it
 returns, `PixelPreparer` and `PixelResend`, and `FileStore`.
 """

@@ -1,4 +1,4 @@
-"""From the sources of images to encoded images: decoded from data: URLs or fetched, read, hashed, all at once."""
+"""From the sources of images to encoded images: decoded from data: URLs or fetched, then read and hashed."""
 
 import dataclasses
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
@@ -21,14 +21,14 @@ from saccade.protocol.media import ImageLayout, VideoHeader
 from saccade.telemetry import Metrics
 
 THREAD_FROM_BYTES = 1 << 20
-"""A longer image is worked on in a thread; a shorter one takes less time than a thread would hold it up."""
+"""A longer image is read in a thread; a shorter one takes less time than the switch to a thread."""
 
 
 @dataclass(frozen=True)
 class EncodedImage:
     """An encoded image or video of a request; *video* is the header of a video.
 
-    *field* names where it was, as `messages[0].content[1].image_url.url`. *num_pixels* are those of one frame.
+    *field* is its place in the request, such as `messages[0].content[1].image_url.url`. *num_pixels* is of one frame.
     """
 
     field: str
@@ -42,9 +42,9 @@ class EncodedImage:
 
 @dataclass(frozen=True)
 class ImageCollector:
-    """Collects the images of one request at a time: each within *limits*, all within *max_encoded_bytes*.
+    """Collects the images of a request: each within *limits*, together within *max_encoded_bytes*.
 
-    *video_header* reads a video's header for a client, outside of this process.
+    *video_header* reads a video's header for a client, in another process.
     """
 
     loader: MediaLoader
@@ -58,10 +58,10 @@ class ImageCollector:
     async def collect(
         self, request: Request, served: ServedModel, sources: list[ImageSource], salt: bytes
     ) -> list[EncodedImage]:
-        """Return the images of *sources*, whose bytes *request* counts; a URL that is there twice is fetched once.
+        """Return the images of *sources*, whose bytes *request* counts; a repeated URL is fetched once.
 
-        *salt* separates the caches of tenants. Empties *sources*, so that each data: URL goes when it is decoded. If
-        one fails, the others are given up. Raises RequestError, naming the field.
+        *salt* separates the caches of tenants. Empties *sources*, so that a decoded data: URL is freed. If
+        one image fails, the others are cancelled. Raises RequestError, naming the field.
         """
         pending = list(sources)
         sources.clear()
@@ -130,7 +130,7 @@ class ImageCollector:
         return await self.threads.run(len(content) > THREAD_FROM_BYTES, len(content), read)
 
     def _check_together(self, images: Iterable[EncodedImage]) -> None:
-        """Raise ImageTooLarge where the images of one request that were *images* so far are too large together."""
+        """Raise ImageTooLarge if the *images* of one request so far are too large together."""
         num_bytes = num_pixels = 0
         for image in images:
             num_bytes += len(image.encoded)

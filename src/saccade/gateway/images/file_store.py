@@ -1,4 +1,4 @@
-"""Images that clients uploaded to name them in later requests: in memory, for a time, within a bound of bytes."""
+"""Uploaded images that later requests refer to: in memory, for a limited time and a limited number of bytes."""
 
 import heapq
 import time
@@ -13,17 +13,17 @@ from saccade.byte_lru import TenantLru
 from saccade.errors import FileNotFound, ImageTooLarge, UnsupportedParameter
 
 ENTRY_BYTES = 2048
-"""What a file takes at most besides its content."""
+"""Memory of a file besides its content, at most."""
 
 MAX_FILES = 10_000
-"""Of one tenant, as in OpenAI's API; a further file takes the place of the oldest."""
+"""Per tenant, as in OpenAI's API; one more file replaces the oldest."""
 
 SPARE_TIMES = 64
-"""How many times of files that are gone, or were uploaded again, may wait beside as many as there are files."""
+"""Stale expiry times, of deleted or replaced files, that may be kept beyond twice the number of files."""
 
 
 class FileObject(Struct, frozen=True, kw_only=True):
-    """An uploaded file, as OpenAI's API has it; times in seconds since 1970."""
+    """An uploaded file in OpenAI's format; times in seconds since 1970."""
 
     id: str
     bytes: int
@@ -37,28 +37,28 @@ class FileObject(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A file and what is said of it."""
+    """A file's description and content."""
 
     about: FileObject
     content: bytes
 
 
 def file_id(tenant: bytes, content: bytes) -> str:
-    """Return the id of a file of the tenant with the id *tenant*: the same content has the same id."""
+    """Return the id of a file of the tenant with the id *tenant*; the same content gets the same id."""
     return f"file-{blake3(blake3(tenant).digest()).update(content).hexdigest(16)}"
 
 
 class FileStore:
-    """The files of all tenants, of *budget_bytes* together, 0 for none; each is kept *keep_seconds* at most.
+    """The files of all tenants, *budget_bytes* together, 0 for none; each is kept *keep_seconds* at most.
 
-    If there is no room, the tenant that holds most loses its oldest. *clock* gives seconds since 1970.
+    If there is no room, the tenant with the most bytes loses its oldest file. *clock* returns seconds since 1970.
     No method finds a file of another tenant.
     """
 
     def __init__(self, budget_bytes: int, keep_seconds: int, clock: Callable[[], float] = time.time) -> None:
         self.keep_seconds = keep_seconds
         self._clock = clock
-        # Reading a file does not mark it used: the files of a tenant stay in the order of their uploads.
+        # Reading a file does not count as use: the files of a tenant stay in the order of their uploads.
         self._files: TenantLru[str, StoredFile] = TenantLru(budget_bytes)
         self._expiring: list[tuple[int, bytes, str]] = []
 
@@ -68,7 +68,7 @@ class FileStore:
         return self._files.num_bytes
 
     def check(self, param: str) -> None:
-        """Raise UnsupportedParameter, naming *param*, where no files are kept."""
+        """Raise UnsupportedParameter, naming *param*, if this gateway keeps no files."""
         if not self._files.budget_bytes:
             raise UnsupportedParameter(
                 f"`{param}`: this gateway keeps no files, because of --file-store-bytes 0 or of --gateway-processes "
@@ -77,7 +77,7 @@ class FileStore:
             )
 
     def put(self, tenant: bytes, file: StoredFile) -> None:
-        """Keep *file*, in place of an earlier one of the same content. Raises ImageTooLarge."""
+        """Store *file*; it replaces an earlier one with the same content. Raises ImageTooLarge."""
         num_bytes = len(file.content) + ENTRY_BYTES
         if num_bytes > self._files.budget_bytes:
             raise ImageTooLarge("The file is larger than --file-store-bytes, so it cannot be kept.", "file")
@@ -90,7 +90,7 @@ class FileStore:
         self._tidy()
 
     def get(self, tenant: bytes, known_as: str, param: str) -> StoredFile:
-        """Return a file of *tenant*, which *param* of a request names. Raises FileNotFound, UnsupportedParameter."""
+        """Return a file of *tenant*; errors name *param*. Raises FileNotFound and UnsupportedParameter."""
         self.check(param)
         self._expire()
         file = self._files.of(tenant).peek(known_as)
@@ -101,12 +101,12 @@ class FileStore:
         return file
 
     def of(self, tenant: bytes) -> list[FileObject]:
-        """Return what is said of the files of *tenant*, the oldest first."""
+        """Return the descriptions of the files of *tenant*, the oldest first."""
         self._expire()
         return [file.about for _, file in self._files.of(tenant).items()]
 
     def delete(self, tenant: bytes, known_as: str, param: str) -> None:
-        """Forget a file of *tenant*. Raises as get() does."""
+        """Delete a file of *tenant*. Raises as get() does."""
         self.get(tenant, known_as, param)
         self._files.pop(tenant, known_as)
 
@@ -115,12 +115,12 @@ class FileStore:
         while self._expiring and self._expiring[0][0] <= now:
             _, tenant, known_as = heapq.heappop(self._expiring)
             file = self._files.of(tenant).peek(known_as)
-            # The same content may have been uploaded again, for longer.
+            # The same content may have been uploaded again, with a later expiry.
             if file is not None and file.about.expires_at <= now:
                 self._files.pop(tenant, known_as)
 
     def _tidy(self) -> None:
-        """Forget the times of files that are gone, where they are many."""
+        """Drop the stale expiry times if there are many."""
         if len(self._expiring) > 2 * len(self._files) + SPARE_TIMES:
             times = ((file.about.expires_at, tenant, known_as) for tenant, known_as, file in self._files.items())
             self._expiring = list(times)

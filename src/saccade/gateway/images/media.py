@@ -1,4 +1,4 @@
-"""The images and videos of a gateway: how they are fetched and collected, what is kept of them, and their pixels."""
+"""Constructs the fetching, collecting and caching of a gateway's images and videos, and the preparation of pixels."""
 
 from collections.abc import Iterable
 from typing import Protocol
@@ -20,7 +20,7 @@ from saccade.telemetry import Metrics
 
 
 class Media:
-    """*images* collects the images of requests, *pixels* has *pool* decode them, *threads* run long work.
+    """*images* collects the images of requests, *pixels* decodes them in *pool*, *threads* run long work.
 
     Raises StartupError if a setting is wrong.
     """
@@ -53,7 +53,7 @@ class Media:
         await self._fetcher.start()
 
     def forget(self) -> None:
-        """Empty the caches of images and of URLs, except for images that requests are using."""
+        """Empty the caches of images and URLs, except for images in use."""
         self._cache.clear()
         self._urls.clear()
 
@@ -65,7 +65,7 @@ class Media:
 
 
 class Cache(Protocol):
-    """What every cache counts."""
+    """The counts of a cache."""
 
     num_hits: int
     num_misses: int
@@ -76,7 +76,7 @@ class Cache(Protocol):
 
 
 class CacheCollector(Collector):
-    """The numbers of *cache* as `saccade_<name>_cache_*`."""
+    """Metrics of *cache*, named `saccade_<name>_cache_*`."""
 
     def __init__(self, name: str, cache: Cache) -> None:
         self._name = f"saccade_{name}_cache"
@@ -89,7 +89,7 @@ class CacheCollector(Collector):
 
 
 class FetchCollector(Collector):
-    """What a fetcher counts."""
+    """Metrics of a fetcher."""
 
     def __init__(self, fetcher: Fetcher) -> None:
         self._fetcher = fetcher

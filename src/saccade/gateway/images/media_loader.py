@@ -1,4 +1,4 @@
-"""An image's URL to its encoded bytes: in the request itself, fetched, or fetched before.
+"""From an image's URL to its encoded bytes: a data: URL, a fetch, or a cached fetch.
 
 Fetched images are kept for as long as their servers allow (RFC 9111, a private cache for each tenant).
 """
@@ -20,15 +20,15 @@ from saccade.media.freshness import Reuse
 from saccade.telemetry import Metrics
 
 ENTRY_BYTES = 2048
-"""What an entry takes at most beside its image and its URLs, its validator included."""
+"""Memory of an entry besides its image and its URLs, at most; includes its validator."""
 
 _CHARACTER_BYTES = 4
-"""Of a text that is not ASCII, at most."""
+"""Bytes of a character in a text that is not ASCII, at most."""
 
 
 @dataclass(frozen=True)
 class CachedImage:
-    """An encoded image; *reuse* asks its server again once *is_fresh* no longer holds."""
+    """An encoded image; once it is no longer fresh, *reuse* revalidates it with its server."""
 
     encoded: bytes
     reuse: Reuse
@@ -37,7 +37,7 @@ class CachedImage:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """What is kept; *fresh_until* in seconds of the cache's clock."""
+    """A cache entry; *fresh_until* in seconds of the cache's clock."""
 
     encoded: bytes
     reuse: Reuse
@@ -45,9 +45,9 @@ class _Entry:
 
 
 class UrlCache:
-    """(salt, URL) to encoded images, *capacity_bytes* of them; the least recently used leave first. 0 turns it off.
+    """Encoded images by (salt, URL): an LRU cache of *capacity_bytes*; 0 turns it off.
 
-    *clock* gives seconds. *num_hits* could be used unasked; what had to be asked for again is among *num_misses*.
+    *clock* returns seconds. *num_hits* counts fresh images; stale ones that need revalidation count as *num_misses*.
     """
 
     def __init__(self, capacity_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -62,7 +62,7 @@ class UrlCache:
         return self._entries.num_bytes
 
     def get(self, salt: bytes, url: str) -> CachedImage | None:
-        """Return what is kept of *url* for the tenant of *salt*."""
+        """Return the cached image of *url* for the tenant of *salt*."""
         entry = self._entries.get((salt, url))
         is_fresh = entry is not None and self._clock() < entry.fresh_until
         self.num_hits += is_fresh
@@ -72,7 +72,7 @@ class UrlCache:
         return CachedImage(entry.encoded, entry.reuse, is_fresh)
 
     def put(self, salt: bytes, url: str, encoded: bytes, reuse: Reuse) -> None:
-        """Keep *encoded*, which has just arrived, where *reuse* allows; in any case forget what was kept before."""
+        """Replace the entry of *url* by *encoded*, which has just arrived, or drop it if *reuse* forbids storing."""
         key = (salt, url)
         self._entries.pop(key)
         is_elsewhere = reuse.url != url
@@ -83,7 +83,7 @@ class UrlCache:
         self._entries.put(key, _Entry(encoded, entry_reuse, self._clock() + reuse.fresh_seconds), num_bytes)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all entries."""
         self._entries.clear()
 
 
@@ -92,7 +92,7 @@ def _num_bytes(text: str) -> int:
 
 
 class MediaLoader:
-    """Fetches images for one gateway; requests of one tenant for the same URL at the same time share one fetch."""
+    """Fetches images; simultaneous requests of one tenant for the same URL share one fetch."""
 
     def __init__(self, fetcher: Fetcher, url_cache: UrlCache, metrics: Metrics) -> None:
         self._fetcher = fetcher
@@ -113,7 +113,7 @@ class MediaLoader:
         cached = self._cache.get(salt, url)
         if cached is not None and cached.is_fresh:
             return cached.encoded
-        # A shared fetch has a reservation of its own: the request that started the fetch may leave before the others.
+        # A shared fetch has its own reservation: the request that started it may end before the others.
         with self._metrics.stage("fetch"), reservation as memory:
             reuse = cached.reuse if cached is not None else None
             fetched = await self._fetcher.fetch(url, reuse, client=memory.client, hold=memory.grow)
@@ -123,7 +123,7 @@ class MediaLoader:
 
 
 def is_data_url(url: str) -> bool:
-    """Whether *url* holds the image itself."""
+    """Whether *url* contains the image itself."""
     return url[:5].lower() == "data:"
 
 

@@ -1,7 +1,7 @@
-"""From encoded images to media items: pixels in slots, in the form of the chosen worker's wire.
+"""From encoded images to media items: pixels in slots, in the format of the chosen worker's wire.
 
-A worker that is believed to hold an image's encoding gets the image by its hash, without pixels; PixelResend keeps
-the encoded image until the worker has begun to answer, for the case that it does not hold it after all.
+A worker that is expected to hold an image's encoder output gets the image by its hash, without pixels. PixelResend
+keeps the encoded image until the worker begins to answer, in case it does not hold the output after all.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from saccade.telemetry import Metrics
 class PromptImages:
     """The images of one prompt: the tokens of images[i] lie in the spans of spans[i].
 
-    Images with a content hash in *held_hashes* go without pixels, because the worker is believed to hold them.
+    Images with a content hash in *held_hashes* are sent without pixels: the worker should hold their encoder outputs.
     """
 
     images: tuple[EncodedImage, ...] = ()
@@ -37,12 +37,12 @@ class PromptImages:
 
     @property
     def num_encoded_bytes(self) -> int:
-        """Encoded bytes that are held."""
+        """Bytes of the encoded images."""
         return sum(len(image.encoded) for image in self.images)
 
     @property
     def num_pixel_bytes(self) -> int:
-        """Bytes of the patches to come; an image that is there twice counts once."""
+        """Bytes of the patches to prepare; a repeated image counts once."""
         return sum(image.layout.num_pixel_bytes for image in self.to_prepare().values())
 
     def to_prepare(self) -> dict[bytes, EncodedImage]:
@@ -56,10 +56,10 @@ class PromptImages:
     def on_wire(
         self, layout: Layout, pixel_dtype: str, is_held: Callable[[bytes], bool] = lambda _: False
     ) -> "PromptImages":
-        """Return the same with pixels in the form of the wire: uint8 on ours, normalised as *pixel_dtype* on others.
+        """Return a copy with pixels in the wire's format: uint8 on ours, normalised as *pixel_dtype* on others.
 
-        *is_held* tells by content hash which images go without. Raises UnsupportedParameter where the model's family
-        is not sent so.
+        Images whose content hash *is_held* are sent without pixels. Raises UnsupportedParameter if the model's family
+        has no such format.
         """
         held_hashes = frozenset(image.content_hash for image in self.images if is_held(image.content_hash))
         images = self.images
@@ -71,15 +71,15 @@ class PromptImages:
         return PromptImages(images, self.spans, held_hashes)
 
     def is_by_hash(self, index: int) -> bool:
-        """Whether the image of *index* is there and goes by its hash."""
+        """Whether there is an image *index* and it is sent by its hash."""
         return 0 <= index < len(self.images) and self.images[index].content_hash in self.held_hashes
 
     def all_by_hash(self) -> "PromptImages":
-        """Return the same as if every image went by its hash."""
+        """Return a copy in which every image is sent by its hash."""
         return dataclasses.replace(self, held_hashes=frozenset(image.content_hash for image in self.images))
 
     def by_hash(self) -> "PromptImages":
-        """Return the same with encoded bytes only of the images that go by their hash."""
+        """Return a copy with the encoded bytes of only the images that are sent by their hash."""
         images = (
             image if self.is_by_hash(index) else dataclasses.replace(image, encoded=b"")
             for index, image in enumerate(self.images)
@@ -87,13 +87,13 @@ class PromptImages:
         return dataclasses.replace(self, images=tuple(images))
 
     def of(self, media: Sequence[int]) -> "PromptImages":
-        """Return the same with only the images of these indices, all with pixels."""
+        """Return the images of these indices, all with pixels."""
         return PromptImages(tuple(self.images[i] for i in media), tuple(self.spans[i] for i in media))
 
 
 @dataclass(frozen=True)
 class PixelPreparer:
-    """Has images decoded by *pool*, where *cache* does not hold their pixels already."""
+    """Decodes images in *pool* unless *cache* already has their pixels."""
 
     pool: DecodePool
     cache: ProcessorCache
@@ -101,11 +101,11 @@ class PixelPreparer:
     resend_seconds: float
 
     async def prepare(self, family: str, media: PromptImages, salt: bytes, client: Hashable) -> tuple[MediaItem, ...]:
-        """Return an item for each image of *media*, with its pixels where a worker can read them.
+        """Return an item for each image of *media*, with pixels in a slot or inline.
 
-        Images and videos are decoded in turns of *client*. An image that is there twice is prepared once and lies in
-        one slot. Each item with a slot holds one reference to it, until the item is sent or its slot is released; on
-        failure and cancellation there are none. Raises RequestError, naming the field.
+        The decode queue is fair between clients. A repeated image is prepared once and has one slot. Each item with a
+        slot holds one reference to it until the item is sent or its slot is released; on failure and cancellation no
+        reference is left. Raises RequestError, naming the field.
         """
         self.metrics.images_by_hash.inc(sum(image.content_hash in media.held_hashes for image in media.images))
         pixels: dict[bytes, PreparedImage] = {}
@@ -122,7 +122,7 @@ class PixelPreparer:
         return tuple(self._items(media, pixels))
 
     async def resend(self, family: str, media: PromptImages, salt: bytes, client: Hashable) -> tuple[MediaItem, ...]:
-        """Return what prepare() does, for a worker that waits for it.
+        """As prepare(), for a worker that waits for the pixels.
 
         Raises WorkerUnavailable after *resend_seconds*.
         """
@@ -183,7 +183,7 @@ def _item(image: EncodedImage, spans: tuple[Span, ...], pixels: PreparedImage | 
 
 
 class PixelResend:
-    """The encoded images that a request sent by their hash, while its worker may ask for their pixels.
+    """The encoded images that a request sent by hash, kept while its worker may ask for their pixels.
 
     *request* counts the encoded images, and the pixels until *resources* closes. With *keeps_all* it also counts the
     other images, which the caller keeps for another worker until this one answers.
@@ -209,9 +209,9 @@ class PixelResend:
         request.memory.keep((media if keeps_all else self._media).num_encoded_bytes)
 
     async def __call__(self, media: Sequence[int]) -> tuple[MediaPixels, ...]:
-        """Return where the pixels of *media*, by index, are; each holds one reference to its slot.
+        """Return the slots or inline pixels of *media*, by index; each holds one reference to its slot.
 
-        Raises WorkerUnavailable where they are not ready in time, and what preparing raises.
+        Raises WorkerUnavailable if they are not ready in time, and the errors of prepare().
         """
         images = self._media
         if images is None or not all(images.is_by_hash(index) for index in media):
@@ -222,7 +222,7 @@ class PixelResend:
         return tuple(MediaPixels(index, item.slot, item.inline) for index, item in zip(media, items, strict=True))
 
     def forget(self) -> None:
-        """Let go of the images: the worker has begun to answer."""
+        """Drop the images, once the worker has begun to answer."""
         if self._media is not None:
             self._media = None
             self._request.memory.keep(0)

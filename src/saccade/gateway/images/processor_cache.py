@@ -1,7 +1,7 @@
-"""Prepared images, kept by (salt, content hash, form on the wire): an image that is seen again is not decoded again.
+"""A cache of prepared images by (salt, content hash, pixel dtype).
 
-Images that are asked for at the same time share one decode. What is kept stays in the slot it was written to, so a
-hit costs no copy either; slots that requests need go before slots that may be needed again.
+Simultaneous requests for an image share one decode. A cached image stays in its slot, so a hit copies nothing. If
+requests need slots, cached images that no request uses are dropped.
 """
 
 from collections.abc import Awaitable, Callable
@@ -14,9 +14,9 @@ Key = tuple[bytes, bytes, str]
 
 
 class ProcessorCache:
-    """At most *budget_bytes* of patches of *pool*, the longest unused given up first; 0 keeps nothing.
+    """An LRU cache of at most *budget_bytes* of patches in slots of *pool*; 0 keeps nothing.
 
-    Every image that get() returns is a use of its slot of its own, to be ended by pool.release().
+    Every image that get() returns holds one reference to its slot, which pool.release() drops.
     """
 
     def __init__(self, pool: DecodePool, budget_bytes: int) -> None:
@@ -28,7 +28,7 @@ class ProcessorCache:
         pool.reclaim = self._reclaim
 
     async def get(self, key: Key, prepare: Callable[[], Awaitable[PreparedImage]]) -> PreparedImage:
-        """Return the image of *key*, by *prepare* where it is not kept. Raises what *prepare* raises."""
+        """Return the image of *key*; call *prepare* if it is not cached. Raises the errors of *prepare*."""
         image = self._entries.get(key)
         if image is not None and self._pool.is_lost(image) and key not in self._flights:
             self._entries.drop(key)
@@ -41,28 +41,28 @@ class ProcessorCache:
         else:
             self.num_misses += 1
         try:
-            # Between the end of the flight and this use of the slot nothing else runs that could give it up.
+            # Nothing else runs between the end of the flight and retain() that could release the slot.
             return self._lend(await self._flights.join(key, lambda: self._keep(key, prepare)))
         finally:
             self._entries.trim()
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the images that are kept."""
+        """Bytes of the cached images."""
         return self._entries.num_bytes
 
     @property
     def num_idle(self) -> int:
-        """Slots that are kept and that no request holds."""
+        """Cached slots that no request holds."""
         images = (image for _, image in self._entries.items() if image.slot is not None)
         return sum(not self._pool.is_held_by_others(image) for image in images)
 
     def clear(self) -> None:
-        """Give up everything but what is being waited for."""
+        """Drop everything except images that requests wait for."""
         self._entries.clear()
 
     def close(self) -> None:
-        """Give up everything that is kept."""
+        """Drop everything."""
         for key in list(self._entries):
             self._entries.drop(key)
 
@@ -80,7 +80,7 @@ class ProcessorCache:
             self._pool.release([image.slot.name])
 
     def _reclaim(self, num_bytes: int) -> bool:
-        """Free slots of *num_bytes*, the longest unused first; those that requests hold would free nothing."""
+        """Free slots of *num_bytes*, the least recently used first; slots that requests hold would free nothing."""
         missing_bytes = num_bytes
         for key, image in list(self._entries.items()):
             if missing_bytes <= 0:

@@ -1,5 +1,5 @@
 """HTTP without the API: connections, middleware, bodies, event streams.
 
-Other rooms use `Connections`, `guarded` (an application inside all middleware), `BodyReader`, `EventStream` and
+Other packages use `Connections`, `guarded` (an application inside all middleware), `BodyReader`, `EventStream` and
 `WholeResponse`, the access log, the bodies of errors, and the keys of the ASGI scope.
 """

@@ -16,11 +16,11 @@ MAX_REASON_CHARACTERS = 300
 
 
 class RequestLine(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="event", tag="request"):
-    """One request. The parts of the gateway that serve the request fill in its line; nothing that a user sent is in it.
+    """One request. The code that serves the request fills in its line; it contains nothing that a user sent.
 
-    *status* is 499 where the client left before the answer began. *code* and *reason* tell why a request was refused,
-    or, with status 200, why its stream broke off. *warnings* names parameters that had no effect. The fields
-    from *id* to *ttft_seconds* belong to chats. *tenant* is a name of the keys file.
+    *status* is 499 if the client left before the answer began. *code* and *reason* say why a request was refused or,
+    with status 200, why its stream broke off. *warnings* names parameters that had no effect. The fields from *id* to
+    *ttft_seconds* belong to chats. *tenant* is a name in the keys file.
     """
 
     timestamp: datetime
@@ -48,12 +48,12 @@ _line: ContextVar[RequestLine | None] = ContextVar("saccade.request_line", defau
 
 
 def line_of_request() -> RequestLine | None:
-    """Return the line of the request that this task serves; None where there is none, or nothing is logged."""
+    """Return the line of the request that this task serves; None outside a request, or if nothing is logged."""
     return _line.get()
 
 
 def note_failure(error: SaccadeError) -> None:
-    """Put *error* into the line of the request that this task serves."""
+    """Record *error* in the line of the request that this task serves."""
     line = _line.get()
     if line is not None:
         line.code = error.code
@@ -61,21 +61,21 @@ def note_failure(error: SaccadeError) -> None:
 
 
 def note_tenant(name: str) -> None:
-    """Put the name of the tenant into the line of the request that this task serves."""
+    """Record the tenant's name in the line of the request that this task serves."""
     line = _line.get()
     if line is not None:
         line.tenant = name
 
 
 class AccessLog:
-    """Makes lines and writes them to *output*: text on a terminal, else JSON."""
+    """Writes lines to *output*: text on a terminal, else JSON."""
 
     def __init__(self, output: LogOutput) -> None:
         self._write = output.writer.write
         self._render = _text if output.is_terminal else msgspec.json.encode
 
     def begin(self, request_id: str, method: str, status: int) -> RequestLine:
-        """Return the line of a new request; *status* holds until the answer's is known."""
+        """Return the line of a new request with a preliminary *status*."""
         line = RequestLine(
             timestamp=datetime.now(UTC),
             level="info",
@@ -93,7 +93,7 @@ class AccessLog:
 
 
 class LogMetrics(Collector):
-    """The metrics of how many lines were logged at each level, requests' lines left out, and dropped."""
+    """Metrics of log lines: how many were dropped, and how many were logged at each level, without requests'."""
 
     def __init__(self, output: LogOutput) -> None:
         self._output = output
@@ -108,7 +108,7 @@ class LogMetrics(Collector):
 
 
 def access_log(output: LogOutput | None) -> AccessLog | None:
-    """Return the access log of *output*; None where the level of *output* is above INFO."""
+    """Return the access log of *output*; None if the level of *output* is above INFO."""
     return AccessLog(output) if output is not None and output.level <= logging.INFO else None
 
 

@@ -1,6 +1,6 @@
-"""Reads request bodies within the budget of bytes; a body that is too long is refused before it is read.
+"""Reads request bodies within the byte budget; a body that is too long is refused before it is read.
 
-A form with files (multipart/form-data, RFC 7578) is read in one pass over a body in memory; parts are not nested.
+Forms with files (multipart/form-data, RFC 7578) are parsed in one pass over a body in memory; parts are not nested.
 """
 
 import asyncio
@@ -22,21 +22,21 @@ from saccade.gateway.server.connection import CONNECTION, Connection
 from saccade.gateway.tenants.account import ACCOUNT, Account
 
 STEP_BYTES = 1 << 20
-"""A body reserves so much at first; one of unknown length, or one that paused, always reserves so much at a time."""
+"""A body's first reservation, and every further one if its length is unknown or it has paused."""
 
 PAUSE_SECONDS = 0.5
-"""A body that pauses for so long gives back what is reserved for bytes that have not arrived."""
+"""A body that pauses this long gives up the reservation for bytes that have not arrived."""
 
 BODILESS = ("GET", "HEAD")
 
 
 class ClientDisconnected(Exception):
-    """The client closed the connection before the request was whole."""
+    """The client closed the connection before the request was complete."""
 
 
 @dataclass(frozen=True)
 class BodyReader:
-    """Begins requests within *limits*, and reads their bodies, of at most *max_bytes*."""
+    """Begins requests within *limits* and reads their bodies, at most *max_bytes* each."""
 
     limits: Limits
     proxies: TrustedProxies
@@ -44,7 +44,7 @@ class BodyReader:
 
     @classmethod
     def of(cls, config: ServerSettings, limits: Limits) -> Self:
-        """Return the reader of a gateway. Raises StartupError for malformed networks of proxies."""
+        """Return the reader of *config*. Raises StartupError if a proxy's network is malformed."""
         max_bytes = min(config.max_body_bytes, config.max_request_memory_bytes // COPIES)
         return cls(limits, TrustedProxies(config.trusted_proxies), max_bytes)
 
@@ -57,7 +57,7 @@ class BodyReader:
         return Request.begin(self.limits, account, client, is_charged=is_charged)
 
     async def read(self, scope: Scope, receive: Receive, request: Request) -> bytearray:
-        """Return the body, for which the request's memory grows; LARGE_BODY_BYTES or less need no reservation.
+        """Return the body and reserve memory for it; LARGE_BODY_BYTES or less need no reservation.
 
         Raises BodyTooLarge, QueueFull and ClientDisconnected.
         """
@@ -66,7 +66,7 @@ class BodyReader:
         if length is not None and length > self.max_bytes:
             raise self._too_large()
         await self.limits.admission.start(length)
-        # Waiting for the first bytes must hold neither memory nor a turn that reads.
+        # A client that has not sent its first bytes holds neither memory nor a reading turn.
         piece, more = await self._next(receive)
         body = bytearray(piece)
         if more and length is not None and length > LARGE_BODY_BYTES:
@@ -102,7 +102,7 @@ class BodyReader:
 
 
 def content_length(scope: Scope) -> int | None:
-    """Return the body's length from the request's head: 0 for methods without body, None where it is not given."""
+    """Return Content-Length: 0 for methods without body, None if the header is missing."""
     if scope["method"] in BODILESS:
         return 0
     length: bytes = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
@@ -111,9 +111,9 @@ def content_length(scope: Scope) -> int | None:
 
 @contextlib.contextmanager
 def while_connected(scope: Scope) -> Iterator[None]:
-    """Answer in the block a request whose body has been read; it is cancelled when the client disconnects.
+    """Cancel the block and raise ClientDisconnected when the client disconnects.
 
-    Raises ClientDisconnected then.
+    The request's body must have been read.
     """
     connection: Connection = scope[CONNECTION]
     task = asyncio.current_task()
@@ -150,7 +150,7 @@ _PARAMETER = re.compile(r";\s*([\w*-]+)\s*=\s*(?:\"((?:[^\"\\]|\\.)*)\"|([^\s;\"
 
 
 class Field(NamedTuple):
-    """A part of a form; *filename* is None where the part is no file."""
+    """A part of a form; *filename* is None if the part is no file."""
 
     name: str
     filename: str | None
@@ -158,16 +158,16 @@ class Field(NamedTuple):
 
 
 def parse_form(body: bytes | bytearray, headers: Sequence[tuple[bytes, bytes]]) -> list[Field]:
-    """Return the parts of a form, which refer to *body*.
+    """Return the parts of a form as views of *body*.
 
-    Raises UnsupportedMediaType where *headers* announce no form, and InvalidValue for one that is broken.
+    Raises UnsupportedMediaType if Content-Type is no form, and InvalidValue if the form is malformed.
     """
     content_type = next((value for name, value in headers if name == b"content-type"), b"")
     match = _BOUNDARY.fullmatch(content_type)
     if match is None:
         raise UnsupportedMediaType(NOT_A_FORM)
     delimiter = b"\r\n--" + (match[1] or match[2])
-    # The first delimiter has no line break before it where the body begins with it.
+    # A delimiter at the beginning of the body has no line break before it.
     position = len(delimiter) - 2 if body.startswith(delimiter[2:]) else _end_of_delimiter(body, delimiter, 0)
     view = memoryview(body)
     fields: list[Field] = []
@@ -190,7 +190,7 @@ def _end_of_delimiter(body: bytes | bytearray, delimiter: bytes, start: int) -> 
 
 
 def _read_head(head: bytes) -> tuple[str, str | None]:
-    """Return the name and the file's name that the header of a part says."""
+    """Return the name and the filename in the header of a part."""
     try:
         lines = head.decode().split("\r\n")
     except UnicodeDecodeError as error:

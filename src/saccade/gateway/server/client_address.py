@@ -1,4 +1,4 @@
-"""Which client a request or a connection comes from: an address, behind trusted proxies a forwarded one."""
+"""Which client a request or a connection comes from: the peer's address, or one that a trusted proxy forwards."""
 
 import ipaddress
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,7 @@ IPV6_PREFIX = 64
 """Bits of an IPv6 address that a client cannot choose freely."""
 
 MAX_FORWARDED = 32
-"""Addresses of X-Forwarded-For that are looked at, from the right."""
+"""Only so much of X-Forwarded-For is read, from the right."""
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -41,7 +41,7 @@ class TrustedProxies:
         return address is not None and any(address in network for network in self._networks)
 
     def client_of(self, scope: Scope) -> str:
-        """Return the client of a request: its peer, or behind a proxy the rightmost forwarded address that is none."""
+        """Return a request's client: its peer or, if that is a proxy, the rightmost forwarded address that is not."""
         peer = scope.get("client")
         host = peer[0] if peer else ""
         if not self.is_trusted(host):
@@ -61,7 +61,7 @@ def _forwarded(headers: Sequence[tuple[bytes, bytes]]) -> list[str]:
 
 
 def _parse(host: str) -> Address | None:
-    """Return *host* as an address, an IPv4 one where it is mapped into IPv6."""
+    """Return *host* as an address; an IPv4 address mapped into IPv6 becomes IPv4."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

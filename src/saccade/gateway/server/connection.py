@@ -1,5 +1,5 @@
-"""HTTP connections, bounded before any application sees them: their number, the bytes and time of a head, the rate of a
-body, and how long a client may leave its answer unread.
+"""HTTP connections with limits that apply before any application runs: their number, the bytes and time of a head, the
+rate of a body, and how long a client may leave its answer unread.
 """
 
 import asyncio
@@ -23,31 +23,31 @@ from saccade.gateway.server.client_address import client_key
 from saccade.gateway.server.error_body import encode_error
 
 CONNECTION = "saccade.connection"
-"""Key of the ASGI scope under which the Connection lies that a request came over."""
+"""Key of the ASGI scope for the request's Connection."""
 
 MAX_HEAD_BYTES = 64 << 10
-"""Limit of a request's line and headers. The framing of its body, that is sizes, extensions and ends of chunks and
-trailers, may take as many bytes again as the body has so far.
+"""Limit of a request's line and headers. The framing of its body (chunk sizes, extensions and ends, trailers) may take
+as many bytes again as the body has so far.
 """
 
 FIRST_READ_BYTES = 16 << 10
 READ_BYTES = 120 << 10
-"""Bytes that are read from a connection at a time: at first and of chunked bodies, and once the application reads the
-rest of a body of known length. More would delay other connections, and allocate memory from the system at every read;
-in a chunked body, a large piece tells nothing about the size of those after it.
+"""Bytes per read: FIRST_READ_BYTES at first and for chunked bodies, READ_BYTES once the application reads the rest of a
+body of known length. More would delay other connections and allocate system memory at every read. In a chunked body a
+large piece says nothing about the size of the next ones.
 """
 
 SMALL_READ_BYTES = 4 << 10
 SMALL_PIECE_BYTES = 256
-"""Pieces of a body that are smaller on average are read SMALL_READ_BYTES at a time: each piece takes microseconds."""
+"""A body of smaller pieces on average is read SMALL_READ_BYTES at a time: each piece takes microseconds."""
 
 OTHER_DESCRIPTORS = 256
-"""File descriptors besides client connections: workers, decode processes, fetches, files."""
+"""File descriptors other than client connections: workers, decode processes, fetches, files."""
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's connection with deadlines. uvicorn itself keeps any amount of headers, and keeps a request whose body
-    never arrives, or whose answer is never read, without limit of time.
+    """uvicorn's connection with deadlines. uvicorn itself keeps any amount of headers, and keeps a request without time
+    limit if its body never arrives or its answer is never read.
     """
 
     def __init__(self, connections: "Connections", *arguments: Any, **settings: Any) -> None:
@@ -75,25 +75,25 @@ class Connection(HttpToolsProtocol):
 
     @property
     def is_writable(self) -> bool:
-        """Whether the client reads its answer as fast as it is sent."""
+        """Whether the client reads its answer as fast as the server writes it."""
         return not self.flow.write_paused
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is read or answered."""
+        """Whether no request is in progress."""
         return not self._expects_body and (self.cycle is None or self.cycle.response_complete)
 
     @property
     def num_read_bytes(self) -> int:
-        """How many bytes are read at a time now."""
+        """Bytes per read now."""
         if self._has_small_pieces:
             return SMALL_READ_BYTES
         return READ_BYTES if self._has_begun_body and not self._is_chunked else FIRST_READ_BYTES
 
     def write_chunk(self, content: bytes) -> bool:
-        """Send *content* as one chunk (RFC 9112, 7.1) of an answer that goes on, if its client reads fast enough.
+        """Send *content* as one chunk (RFC 9112, 7.1) of an unfinished answer, if its client reads fast enough.
 
-        Return whether it was sent. ASGI's send() does the same behind each middleware.
+        Return whether it was sent. ASGI's send() does the same, but passes every middleware first.
         """
         if not self.is_writable or self.transport.is_closing():
             return False
@@ -101,17 +101,17 @@ class Connection(HttpToolsProtocol):
         return True
 
     def watch(self, on_lost: Callable[[], object] | None) -> None:
-        """Call *on_lost* when the client has left, which may be now; None ends this."""
+        """Call *on_lost* when the client leaves, or at once if it has left; None ends the watch."""
         self._on_lost = on_lost
         if on_lost is None:
             return
-        # A body that came in large pieces has left reading paused, and then nobody sees the connection end.
+        # After a body in large pieces reading is paused, and nothing would notice the end of the connection.
         self.flow.resume_reading()
         if self._is_lost:
             on_lost()
 
     def mark_authenticated(self) -> None:
-        """Note that a request with a valid key came over this connection."""
+        """Record that a request with a valid key came over this connection."""
         self._connections.mark_authenticated(self)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -120,7 +120,7 @@ class Connection(HttpToolsProtocol):
         self._head_since = self.loop.time()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Drop the requests: they refer to their connection, and have what was not read of their bodies."""
+        """Drop the requests: they refer to their connection and hold the unread parts of their bodies."""
         super().connection_lost(exc)
         # uvicorn lets it run after a reset, and the timer would keep this connection until then.
         self._unset_keepalive_if_required()
@@ -131,7 +131,7 @@ class Connection(HttpToolsProtocol):
         self.cycle = self.scope = None  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
-        """Parse *data*, and refuse a request with too many bytes besides its body."""
+        """Parse *data*, and refuse a request with too many bytes outside its body."""
         if self._head_since is None and not self._expects_body:
             # Any byte between two requests, a blank line too, ends uvicorn's own wait for the next request.
             self._head_since = self.loop.time()
@@ -155,7 +155,7 @@ class Connection(HttpToolsProtocol):
         cast(dict[str, Any], self.scope)[CONNECTION] = self
 
     def on_headers_complete(self) -> None:
-        """Begin to wait for the body. The answer may end before it: then the connection closes with a delay."""
+        """Begin to wait for the body. If the answer ends before the body, the connection closes with a delay."""
         self._head_since = None
         self._expects_body = True
         self._has_begun_body = False
@@ -166,7 +166,7 @@ class Connection(HttpToolsProtocol):
         self.cycle.transport = _Lingering(self.transport, self.linger)  # type: ignore[assignment]
 
     def on_body(self, body: bytes) -> None:
-        """Take a piece of the body; after the first one, reading pauses until the application receives."""
+        """Take a piece of the body. After the first piece, reading pauses until the application receives."""
         self._num_pieces += 1
         self._num_framing_bytes = max(0, self._num_framing_bytes - len(body))
         self._num_body_bytes += len(body)
@@ -190,7 +190,7 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
 
     def linger(self) -> None:
-        """Close after the answer; where the body is still coming, read a part of it first."""
+        """Close after the answer. If the body is still arriving, read a part of it first."""
         self._is_last = True
         if self._expects_body:
             self._drain(0)
@@ -198,7 +198,7 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
 
     def _drain(self, nbytes: int) -> None:
-        """Count *nbytes* of a body that is discarded; close where there were too many."""
+        """Count *nbytes* of a discarded body; close the connection if there are too many."""
         if self._drained_since is None:
             self._drained_since = self.loop.time()
             self.flow.resume_reading()
@@ -207,7 +207,7 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
 
     def check_deadlines(self, now: float) -> None:
-        """Close where a deadline has passed; *now* is the event loop's time."""
+        """Close the connection if a deadline has passed; *now* is the event loop's time."""
         limits = self._limits
         if self._is_unread(now):
             self._reset()
@@ -223,7 +223,7 @@ class Connection(HttpToolsProtocol):
             self._check_body_rate()
 
     def _reset(self) -> None:
-        """End at once. After a normal close the kernel would keep unread bytes for minutes."""
+        """Reset the connection. After a normal close the kernel would keep unread bytes for minutes."""
         with contextlib.suppress(OSError):
             now = struct.pack("ii", 1, 0)
             self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, now)
@@ -250,7 +250,7 @@ class Connection(HttpToolsProtocol):
         self.transport.close()
 
     def _is_unread(self, now: float) -> bool:
-        """Whether bytes wait for the client, and it has taken none for too long."""
+        """Whether the client has left sent bytes unread for too long."""
         num_bytes = self.transport.get_write_buffer_size() + _unacknowledged_bytes(self.transport)
         if not num_bytes:
             self._unread_since = None
@@ -274,7 +274,7 @@ def _is_over(since: float | None, seconds: float, now: float) -> bool:
 
 
 class _Lingering:
-    """The transport for a request's answer, with another *close*."""
+    """The transport of a request's answer, with *close* instead of its own."""
 
     def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
         self.write = transport.write
@@ -283,9 +283,9 @@ class _Lingering:
 
 
 class Connections:
-    """Makes and counts a server's connections, and checks their deadlines. All read into one shared buffer.
+    """Creates and counts a server's connections, and checks their deadlines. All read into one shared buffer.
 
-    Connections of trusted peers count towards the total only: a proxy has many clients.
+    Connections of trusted peers count only towards the total: a proxy has many clients.
     """
 
     def __init__(self, limits: ConnectionLimits, is_trusted: Callable[[str], bool] = lambda _: False) -> None:
@@ -306,7 +306,7 @@ class Connections:
         return _Reader(self, Connection(self, *arguments, **settings), self._memory)
 
     def admit(self, connection: Connection, transport: asyncio.Transport) -> None:
-        """Count a connection. Raises QueueFull where there are too many."""
+        """Count a connection. Raises QueueFull if there are too many."""
         peer = transport.get_extra_info("peername")
         host = peer[0] if isinstance(peer, tuple) else None
         address = None if host is None or self._is_trusted(host) else client_key(host)
@@ -333,14 +333,14 @@ class Connections:
         return idle is not None
 
     def mark_authenticated(self, connection: Connection) -> None:
-        """Count *connection* towards its address no longer."""
+        """No longer count *connection* towards its address."""
         address = self._open.get(connection)
         if address is not None:
             self._open[connection] = None
             self._forget(address)
 
     def leave(self, connection: Connection) -> None:
-        """Note that *connection* is closed."""
+        """Stop counting *connection*, which has closed."""
         address = self._open.pop(connection, None)
         if address is not None:
             self._forget(address)
@@ -365,7 +365,7 @@ class Connections:
 
 
 class _Reader(asyncio.BufferedProtocol):
-    """Provides the buffer, and forwards events to a Connection; a connection over the limits is answered and closed."""
+    """Provides the buffer and forwards events to a Connection; refuses and closes a connection over the limits."""
 
     def __init__(self, connections: Connections, connection: Connection, memory: memoryview) -> None:
         self._connections = connections
@@ -401,14 +401,14 @@ class _Reader(asyncio.BufferedProtocol):
 
 
 def refusal(error: SaccadeError) -> bytes:
-    """Return the whole HTTP answer to a connection that is closed next."""
+    """Return the complete HTTP response to a connection that is closed next."""
     body = encode_error(error)
     head = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\ncontent-type: application/json\r\n"
     return f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body
 
 
 def allow_descriptors(max_connections: int) -> int:
-    """Raise this process's limit of open files as far as it may be; return how many connections it has room for."""
+    """Raise this process's limit of open files as far as allowed; return how many connections fit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     goal = max_connections + OTHER_DESCRIPTORS
     if soft != resource.RLIM_INFINITY and soft < goal:

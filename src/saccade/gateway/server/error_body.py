@@ -1,4 +1,4 @@
-"""Errors as responses: their bodies in the forms of OpenAI and Anthropic, noted in the request's log line."""
+"""Error responses in the formats of OpenAI and Anthropic; the request's log line records the error."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -54,7 +54,7 @@ ERROR_TYPES: Final = {
 
 
 def error_of(error: SaccadeError) -> MessagesError:
-    """Return what a client is told of *error*."""
+    """Return the body that a client gets for *error*."""
     kind = ERROR_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
     return MessagesError(MessagesErrorDetail(kind, error.message, error.param, error.code))
 
@@ -63,11 +63,11 @@ UNFORESEEN = "Something went wrong inside the server; its log has the details un
 
 
 def drop_tracebacks(error: BaseException) -> None:
-    """Let go of the frames that *error*, and the errors that led to it, passed through.
+    """Drop the tracebacks of *error* and of the errors that led to it.
 
-    An error that a variable holds forms a cycle with the frame of that variable, and the frames below hold the
-    request's body until the collector runs. Frames are not cleared: a suspended one would end, and an error of shared
-    work may be passing through those of another request.
+    An error in a local variable forms a cycle with its frame, so the frames of its traceback would keep the request's
+    body until the garbage collector runs. Clearing the frames instead would end suspended ones, and an error of shared
+    work may still pass through frames of another request.
     """
     errors: list[BaseException | None] = [error]
     while errors:
@@ -77,9 +77,9 @@ def drop_tracebacks(error: BaseException) -> None:
 
 
 def encode_error(error: SaccadeError) -> bytes:
-    """Return OpenAI's error object for *error* as JSON, and note it for the request's log line.
+    """Return OpenAI's error object for *error* as JSON, and record *error* in the request's log line.
 
-    An operator's error is not shown to clients.
+    Clients do not see an operator's error.
     """
     error = _noted(error)
     detail = ErrorDetail(message=error.message, type=error.type, param=error.param, code=error.code)
@@ -87,7 +87,7 @@ def encode_error(error: SaccadeError) -> bytes:
 
 
 def encode_messages_error(error: SaccadeError) -> bytes:
-    """Return Anthropic's error object for *error*, else as encode_error does."""
+    """As encode_error(), but return Anthropic's error object."""
     return msgspec.json.encode(error_of(_noted(error)))
 
 

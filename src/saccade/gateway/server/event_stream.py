@@ -1,4 +1,4 @@
-"""Server-sent events over raw ASGI, without a framework's response class in between."""
+"""Server-sent events over raw ASGI, without a framework's response class."""
 
 import asyncio
 import time
@@ -20,10 +20,10 @@ EVENT_STREAM = [
 ]
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
-"""The last event of OpenAI's streams that did not fail."""
+"""The last event of OpenAI's streams, unless they fail."""
 
 BACKLOG_BYTES = 4 << 20
-"""Bytes that may wait for the client before generation waits, too; less where memory is short."""
+"""Bytes that may wait for the client before generation waits, too; less if memory is short."""
 
 _logger = structlog.get_logger(__name__)
 
@@ -39,12 +39,12 @@ def named_event(name: str, data: bytes) -> bytes:
 
 
 def error_event(error: SaccadeError) -> bytes:
-    """Return *error* as the last event of OpenAI's streams, after which no [DONE] comes."""
+    """Return *error* as the last event of OpenAI's streams; no [DONE] follows."""
     return event(encode_error(error))
 
 
 class WholeResponse:
-    """A response that is sent when it is whole."""
+    """A response that is sent at once when it is complete."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -62,7 +62,7 @@ class WholeResponse:
 
 
 class EventStream:
-    """A response in events. The headers wait for the first one, so that an error before it has its own HTTP status.
+    """A response in events. The headers wait for the first event, so that an earlier error has its own HTTP status.
 
     A stream is in one of three states:
 
@@ -71,8 +71,9 @@ class EventStream:
     3. Backlog: the client reads too slowly. Events wait, and a task sends them through *send*; then the stream is
        direct again.
 
-    *memory* counts the backlog. The last event goes through *send*. A context manager: after its end nothing is sent.
-    If an error ends the block after the first event, *failure* makes the last one of it; an earlier error is raised.
+    *memory* counts the backlog. The last event goes through *send*. A context manager, which sends nothing after its
+    end. If an error ends the block after the first event, *failure* turns it into the last event; an earlier error is
+    raised.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class EventStream:
         try:
             if not isinstance(error, Exception) or not self.started:
                 return False
-            # The middleware can no longer answer with a status.
+            # It is too late for the middleware to answer with a status.
             failure = error if isinstance(error, SaccadeError) else InternalError(UNFORESEEN)
             if failure is not error:
                 _logger.exception("unforeseen error in a stream")
@@ -144,7 +145,7 @@ class EventStream:
     def _ping(self) -> None:
         """Send a comment after a silence, so that proxies keep the connection."""
         is_silent = time.monotonic() - self._last >= self._ping_interval_seconds
-        # An answer that is whole, or that waits for its client, needs no comment.
+        # A complete answer, or one that waits for its client, needs no comment.
         if is_silent and self._more and self._sending is None:
             self.write(PING)
 

@@ -1,10 +1,10 @@
-"""Middleware: every request gets an id and an account, every failure becomes one kind of answer.
+"""Middleware: every request gets an id and an account, and every failure becomes an error response.
 
 Each part is an ASGI application around another one, outermost first:
 
     TelemetryMiddleware     gives the request an id, logs and counts it
-    (CORS)         Starlette's, where origins are allowed
-    GuardMiddleware        checks where the request comes from, asks for the key, turns errors into answers
+    (CORS)                  Starlette's, if origins are allowed
+    GuardMiddleware         checks the request's origin and key, turns errors into responses
 """
 
 import asyncio
@@ -45,11 +45,11 @@ from saccade.gateway.tenants.api_keys import ApiKeyStore
 from saccade.telemetry import Metrics
 
 OPEN_PATHS = frozenset({"/live", "/ready", "/health", "/ping"})
-"""Paths for orchestrators, which need no key; all others do."""
+"""Paths for orchestrators, which need no key; all other paths do."""
 
 METRICS_PATH = "/metrics"
 MESSAGES_PATH = "/v1/messages"
-"""Begins the paths of Anthropic's API, whose clients send keys in a header of their own and read its errors."""
+"""Prefix of Anthropic's API, whose clients send keys in another header and read Anthropic's errors."""
 
 
 class Keys:
@@ -63,7 +63,7 @@ class Keys:
         self._open_paths = OPEN_PATHS | {METRICS_PATH} if open_metrics else OPEN_PATHS
 
     def account(self, path: str, headers: Sequence[tuple[bytes, bytes]]) -> Account:
-        """Return the account whose key *headers* carry; everybody's for paths without key. Raises InvalidApiKey."""
+        """Return the account of the key in *headers*; for paths without key, everybody's. Raises InvalidApiKey."""
         if path in self._open_paths:
             return self._api_keys.everybody
         account = self._api_keys.account(_key(path, headers))
@@ -98,14 +98,14 @@ LIMIT_HEADERS = tuple(
 EXPOSED_HEADERS = ("x-request-id", "retry-after", "x-saccade-warning", *LIMIT_HEADERS)
 RETRY_AFTER_SECONDS = 1
 CLIENT_CLOSED = 499
-"""Logged where a client disconnected before its answer began; never sent."""
+"""Logged if a client disconnected before its answer began; never sent."""
 
 _REQUEST_ID_FORM = re.compile(rb"[\x21-\x7e]{1,128}")
 _logger = structlog.get_logger(__name__)
 
 
 class TelemetryMiddleware:
-    """Gives every request an id, the client's x-request-id where it is usable, and logs and counts the request."""
+    """Gives every request an id (the client's x-request-id if it is well formed), and logs and counts the request."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, access_log: AccessLog | None = None) -> None:
         self._app = app
@@ -131,7 +131,7 @@ class TelemetryMiddleware:
             await send(message)
 
         start = time.perf_counter()
-        # Every request is served by a task of its own, so nothing needs to be unbound.
+        # Every request has its own task, so nothing needs to be unbound.
         structlog.contextvars.bind_contextvars(request_id=request_id)
         line = self._access_log.begin(request_id, scope["method"], status) if self._access_log is not None else None
         try:
@@ -150,7 +150,7 @@ class TelemetryMiddleware:
 def guarded(
     app: ASGIApp, config: ServerSettings, api_keys: ApiKeyStore, metrics: Metrics, access_log: AccessLog | None
 ) -> ASGIApp:
-    """Return *app* inside all middleware, as web pages of the allowed origins may call it."""
+    """Return *app* inside all middleware; CORS is set for the allowed origins."""
     hosts = (config.host, *config.allowed_hosts)
     origins = AllowedOrigins(config.allowed_origins, hosts, keyless=api_keys.is_open)
     app = GuardMiddleware(app, Keys(api_keys, config.metrics_without_key), origins)
@@ -166,10 +166,10 @@ def guarded(
 
 
 class GuardMiddleware:
-    """Checks path and raw headers, and answers every exception that the application raises.
+    """Checks path and raw headers, and turns every exception of the application into a response.
 
-    OPEN_PATHS pass. For all others Host and Origin are checked, then the key; then the request is routed. Answers have
-    headers with what is left of the tenant's limits.
+    OPEN_PATHS pass. For all other paths it checks Host and Origin, then the key; then the request is routed. Responses
+    have headers with the rest of the tenant's limits.
     """
 
     def __init__(self, app: ASGIApp, keys: Keys, web_pages: AllowedOrigins) -> None:
@@ -178,7 +178,7 @@ class GuardMiddleware:
         self._web_pages = web_pages
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request; an error is answered unless the answer had begun."""
+        """Serve one request; an error becomes a response unless the response has begun."""
         started = False
         headers: dict[str, str] = {}
 
@@ -200,7 +200,7 @@ class GuardMiddleware:
         except ClientDisconnected:
             return
         except asyncio.CancelledError:
-            # Only the end of the server cancels a whole request. Without this, uvicorn answers 500 in plain text.
+            # Only a shutdown of the server cancels a whole request. Without this, uvicorn answers 500 in plain text.
             failure: SaccadeError = Draining("The server is shutting down and could not wait for this answer.")
         except Exception as error:
             failure = _failure(error, scope)
@@ -253,7 +253,7 @@ def _headers(error: SaccadeError) -> dict[str, str]:
         return {"retry-after": str(error.retry_after_seconds)}
     if error.status in (429, 503):
         return {"retry-after": str(RETRY_AFTER_SECONDS)}
-    # OpenAI clients repeat a 500 by themselves, and this error would occur again.
+    # OpenAI clients retry a 500, and this error would occur again.
     if isinstance(error, InternalError | StartupError):
         return {"x-should-retry": "false"}
     return {}

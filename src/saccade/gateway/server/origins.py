@@ -1,7 +1,7 @@
 """Which web pages may call the server: checks of Host and Origin, for servers without keys.
 
-Any page in a browser on the same machine can send requests to a server on localhost; the browser puts the page's origin
-into the header Origin. A page can also point its own name at 127.0.0.1 (DNS rebinding). Its requests then have the
+Any page in a browser on the same machine can send requests to a server on localhost; the browser adds the page's origin
+in the header Origin. A page can also point its own name at 127.0.0.1 (DNS rebinding). Its requests then have the
 server's origin, but the page's name in the header Host.
 """
 
@@ -22,28 +22,25 @@ _HOST = re.compile(r"(?:\[(?P<ipv6>[0-9a-f:.]+)\]|(?P<name>[^\[\]:/@\s]+))(?::[0
 _PORT = re.compile(r":[0-9]{1,5}$")
 
 HOST_REFUSED = (
-    "This server has no API key, so it answers only to localhost, to IP addresses and to names that it was given. "
-    "Call it by one of those, or start it with `--allowed-hosts NAME` or with `--api-key KEY`."
+    "This server has no API key, so it accepts only localhost, IP addresses and the names of `--allowed-hosts`. "
+    "Use one of those, or start the server with `--allowed-hosts NAME` or with `--api-key KEY`."
 )
 ORIGIN_REFUSED = (
-    "This server has no API key, so only web pages of origins that it was given may call it. Start it with "
+    "This server has no API key, so web pages may call it only from allowed origins. Start it with "
     "`--allowed-origins ORIGIN`."
 )
 NO_ORIGINS = (
     "Web pages may not call this server: no origin is allowed. Start it with `--allowed-origins ORIGIN`, as in "
     "`--allowed-origins https://chat.example`."
 )
-NOT_JSON = (
-    "The request must say that its body is JSON: send the header Content-Type: application/json. With curl: "
-    "-H 'Content-Type: application/json'."
-)
+NOT_JSON = "Content-Type must be application/json. With curl: -H 'Content-Type: application/json'."
 
 
 class AllowedOrigins:
-    """The rules of one server.
+    """Checks Host and Origin of requests.
 
-    *allowed_origins* are as browsers write them, or `*` for all. *allowed_hosts* are names, `*.suffix`, or `*` for
-    every name. Host and Origin are checked only where the server is *keyless*: a page does not know a key.
+    *allowed_origins* are origins as browsers write them, or `*` for all. *allowed_hosts* are names, `*.suffix`, or `*`
+    for every name. Only a *keyless* server checks Host and Origin: a page does not know a key.
     """
 
     def __init__(self, allowed_origins: Collection[str], allowed_hosts: Collection[str], *, keyless: bool) -> None:
@@ -53,12 +50,12 @@ class AllowedOrigins:
         hosts = {_PORT.sub("", host).lower().rstrip(".") for host in allowed_hosts}
         self._any_host = ANY in hosts
         self._names = OWN_NAMES | hosts
-        # Clients repeat the same name; the bound keeps arbitrary names from taking memory.
+        # Clients repeat the same name; the bound keeps arbitrary names from filling the memory.
         self._is_own = lru_cache(maxsize=256)(self._reads_as_own)
         self._suffixes = (".localhost", *(host[1:] for host in hosts if host.startswith("*.")))
 
     def check(self, method: str, headers: Headers) -> None:
-        """Raise HostNotAllowed or OriginNotAllowed for a request that a page may have sent without permission."""
+        """Raise HostNotAllowed or OriginNotAllowed if a page without permission may have sent the request."""
         origins = _values(headers, b"origin")
         if origins and method == "OPTIONS" and not self._origins:
             raise OriginNotAllowed(NO_ORIGINS)
@@ -86,7 +83,7 @@ class AllowedOrigins:
             return False
         if self._any_origin:
             return True
-        # "null" is the origin of every sandboxed frame and of local files, so it identifies none.
+        # "null" is the origin of every sandboxed frame and local file, so it identifies nothing.
         if origins[0].lower() == b"null":
             return False
         _, separator, place = origins[0].partition(b"://")
@@ -95,7 +92,7 @@ class AllowedOrigins:
 
 
 def check_json(headers: Headers) -> None:
-    """Raise UnsupportedMediaType unless Content-Type says JSON. A web page may not set that without a preflight."""
+    """Raise UnsupportedMediaType unless Content-Type is JSON, which a page may not send without a preflight."""
     types = _values(headers, b"content-type")
     if len(types) != 1 or types[0].partition(b";")[0].strip().lower() != JSON:
         raise UnsupportedMediaType(NOT_JSON)

@@ -1,7 +1,7 @@
 """The messages between the gateway and a decode process: one job, one answer, each a length and a msgpack struct.
 
-The first bytes of a job carry the descriptor of its slot. Before its first job a decode process sends which measures
-of its confinement hold.
+The first bytes of a job carry the descriptor of its slot. Before its first job a decode process sends the measures that
+confine it.
 """
 
 import struct
@@ -16,18 +16,18 @@ from saccade.protocol.output import Failure
 from saccade.transport import framing
 
 READY = b"ready"
-"""The fork server has imported everything and forks on demand."""
+"""The fork server's first message: it has imported everything and forks on demand."""
 
 PID = struct.Struct("<i")
 """The fork server's answer to a socket: the id of the new process, sent with its pidfd."""
 
 
 class ImageJob(msgspec.Struct, frozen=True, array_like=True, tag="image"):
-    """Decode *encoded* and leave the patches of *layout* in *slot*, or send them back where there is none.
+    """Decode *encoded* and write the patches of *layout* to *slot*, or send them back if there is no slot.
 
-    The slot's descriptor comes along; its name only serves in messages.
+    The slot's descriptor is sent along; its name only serves in messages.
 
-    *family* is a folder of saccade.models; *settings* are its Layout's. *layout* is for the upright image.
+    *family* is a folder of saccade.models; *settings* are its Layout's. *layout* is of the upright image.
     """
 
     encoded: bytes
@@ -46,7 +46,7 @@ class VideoHeaderJob(msgspec.Struct, frozen=True, array_like=True, tag="video he
 
 
 class VideoJob(msgspec.Struct, frozen=True, array_like=True, tag="video"):
-    """Do for the *encoded* video what an ImageJob does for an image; *header* is what a VideoHeaderJob read."""
+    """As ImageJob, for the *encoded* video; *header* comes from a VideoHeaderJob."""
 
     encoded: bytes
     family: str
@@ -63,7 +63,7 @@ Job = ImageJob | VideoHeaderJob | VideoJob
 class StageSeconds(msgspec.Struct, frozen=True, array_like=True):
     """Wall-clock seconds: bytes to RGB; resize and patches, straight into the slot; opening and sealing the slot.
 
-    A video's frames are decoded one at a time while patches are written: *decode* is then the time of both.
+    A video's frames are decoded one at a time while patches are written; *decode* then includes both.
     """
 
     decode: float = 0.0
@@ -72,9 +72,9 @@ class StageSeconds(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ImageAnswer(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """The patches lie in the job's slot, or in *inline*; with *failure* there are none.
+    """The patches are in the job's slot or in *inline*; with *failure* there are none.
 
-    The answer to a VideoHeaderJob is *video_header*.
+    A VideoHeaderJob is answered by *video_header*.
     """
 
     seconds: StageSeconds = StageSeconds()
@@ -84,12 +84,12 @@ class ImageAnswer(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tr
 
 
 class Confinement(msgspec.Struct, frozen=True, array_like=True):
-    """The first message of a decode process: those of confinement.MEASURES that hold."""
+    """The first message of a decode process: those of confinement.MEASURES that confine it."""
 
     holds: tuple[str, ...]
 
 
 def frame(message: Job | ImageAnswer | Confinement) -> tuple[bytes, bytes]:
-    """Return *message* as it goes over the socket: its length, then itself; joining them would copy the image."""
+    """Return the length prefix and the payload of *message*; joining them would copy the image."""
     payload = msgspec.msgpack.encode(message)
     return framing.prefix(payload), payload

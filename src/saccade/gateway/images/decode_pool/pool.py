@@ -70,7 +70,7 @@ class ProcessDied(Exception):
 
 @dataclass(frozen=True)
 class PreparedImage:
-    """Patches in *slot*, or in *inline* where shared memory is full. *waited_seconds* is the time in the queue."""
+    """Patches in *slot*, or in *inline* if shared memory is full. *waited_seconds* is the time in the queue."""
 
     slot: SlotRef | None
     inline: bytes | None
@@ -80,7 +80,7 @@ class PreparedImage:
 
 
 class DecodePool:
-    """Images to patches, in processes of their own. start() before use, close() after; one event loop."""
+    """Turns images into patches in separate processes. Call start() before use and close() after, in one event loop."""
 
     def __init__(self, config: MediaSettings) -> None:
         self._config = config
@@ -99,11 +99,11 @@ class DecodePool:
         self._threads = ThreadPoolExecutor(config.num_decode_processes + 1, "decode-processes")
         self.num_replaced = 0
         self.reclaim: Callable[[int], bool] = lambda _: False
-        """Called to free so many bytes of slots when there is no room; returns whether it freed any."""
+        """Called with the bytes to free if there is no room for a slot; returns whether it freed any."""
 
     @property
     def num_running(self) -> int:
-        """Images that a process works on."""
+        """Images in work."""
         return self._queue.num_running
 
     @property
@@ -113,12 +113,12 @@ class DecodePool:
 
     @property
     def in_flight_bytes(self) -> int:
-        """Decoded bytes that running jobs may take, as estimated from the headers."""
+        """Estimate, from the headers, of the decoded bytes of running jobs."""
         return self._queue.in_flight_bytes
 
     @property
     def num_slots(self) -> int:
-        """Slots that hold an image, or will, and were not released."""
+        """Slots that hold or will hold an image and were not released."""
         return self._slots.num_used
 
     @property
@@ -143,11 +143,10 @@ class DecodePool:
         layout: ImageLayout,
         client: Hashable = None,
     ) -> PreparedImage:
-        """Return the patches of *encoded*, for which *family*'s Layout made *layout* and resolved *settings*.
+        """Return the patches of *encoded*; *layout* and *settings* come from *family*'s Layout.
 
-        The image waits for a process in turns of *client*.
+        The image waits for a process in the turns of *client*. The caller holds the slot until release().
         Raises RequestError for a bad image, DeadlineExceeded for one that takes too long, Draining after close().
-        The slot is the caller's until release().
         """
         header = read_header(encoded)
         self._config.image_limits.check(header, len(encoded))
@@ -157,8 +156,8 @@ class DecodePool:
     async def video_header(self, encoded: bytes, client: Hashable = None) -> VideoHeader:
         """Return the header of an encoded video, in a turn of *client*.
 
-        Raises what image() does, for videos, and QueueFull where too many wait, or this one waited too long. The job
-        ends when the waiting task is cancelled.
+        Raises as image() does, and QueueFull if too many videos wait or this one waited too long. Cancelling the
+        waiting task ends the job.
         """
         self._config.video_limits.check_bytes(len(encoded))
         demuxer(encoded)
@@ -174,12 +173,12 @@ class DecodePool:
         layout: ImageLayout,
         client: Hashable = None,
     ) -> PreparedImage:
-        """Return the patches of a video with *header*, as image() does those of an image; else as video_header()."""
+        """As image(), for a video with *header*. Raises as video_header() does."""
         job = VideoJob(encoded, family, dict(settings), layout, header, self._config.video_limits)
         return await self._tried(job, decoded_bytes(header), self._fill, client)
 
     async def _tried(self, job: J, nbytes: int, work: Work[J, T], client: Hashable = None) -> T:
-        """Return what *work* does with *job*, in another process where the first one dies."""
+        """Return the result of *work* on *job*; if its process dies, try another one once."""
         num_deaths = 0
         for _ in range(MAX_ATTEMPTS):
             try:
@@ -200,19 +199,19 @@ class DecodePool:
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            # A task that is done has left its turn: the process may work for another one already.
+            # A task that is done has left its turn, so the process may already work on another job.
             if is_video and not task.done():
                 turn.process.terminate()
             task.add_done_callback(self._discard)
             raise
 
     def retain(self, image: PreparedImage) -> None:
-        """Add a reference to the slot of *image*, to be dropped by a release() of its own."""
+        """Add a reference to the slot of *image*, which needs its own release()."""
         if image.slot is not None:
             self._slots.retain(image.slot.name)
 
     def is_held_by_others(self, image: PreparedImage) -> bool:
-        """Whether *image*, to which the caller holds a reference, has no slot or one that others hold, too."""
+        """Whether *image*, which the caller holds, has no slot or one that others hold, too."""
         return image.slot is None or self._slots.num_holders(image.slot.name) > 1
 
     def is_lost(self, image: PreparedImage) -> bool:
@@ -220,9 +219,9 @@ class DecodePool:
         return image.slot is not None and not exists(image.slot.name)
 
     def release(self, names: Iterable[str], *, reusable: bool = True) -> None:
-        """Drop one reference to each slot of *names*; unknown names are no error.
+        """Drop one reference to each slot of *names*; ignore unknown names.
 
-        Without *reusable* a worker may still read the slot, so the slot is never written again.
+        If not *reusable*, a worker may still read the slot, so the slot is never written again.
         """
         for name in names:
             self._slots.release(name, reusable=reusable)
@@ -233,7 +232,7 @@ class DecodePool:
             return
         self._closing = True
         self._queue.close()
-        # Before the server, which reaps them. A job that waits for its process sees the process end.
+        # Before the server, which reaps them. A running job notices that its process ends.
         for process in self._processes:
             process.terminate()
         while self._tasks:
@@ -293,7 +292,7 @@ class DecodePool:
         return slot
 
     async def _ask(self, process: DecodeProcess, job: Job, slot: int | None) -> ImageAnswer:
-        """Return the answer of *process*; where this raises, the process has ended."""
+        """Return the answer of *process*; if this raises, the process has ended."""
         error: SaccadeError | ProcessDied
         what = "image" if isinstance(job, ImageJob) else "video"
         limit = self._config.decode_timeout_seconds if what == "image" else self._config.video_timeout_seconds
@@ -343,7 +342,7 @@ class DecodePool:
 
 
 def _opened(ref: SlotRef | None) -> int | None:
-    """Return a descriptor of the slot; None, and the pixels come inline, where there is no slot or it was removed."""
+    """Return a descriptor of the slot; None, so that the pixels come inline, if there is no slot or it was removed."""
     if ref is None:
         return None
     try:
@@ -353,7 +352,7 @@ def _opened(ref: SlotRef | None) -> int | None:
 
 
 def log_confinement(measures: tuple[str, ...]) -> None:
-    """Log which *measures* confine the decode processes; where there are none, as a warning."""
+    """Log which *measures* confine the decode processes; warn if there are none."""
     missing = [measure for measure in MEASURES if measure not in measures]
     if measures:
         _logger.info("decode processes are confined", by=list(measures), missing=missing)
@@ -368,7 +367,7 @@ def _ended_twice(job: Job) -> InvalidImage | InvalidVideo:
 
 
 def _checked(header: VideoHeader, limits: VideoLimits) -> VideoHeader:
-    """Return *header*, which a compromised process may have made up, if it is within the limits."""
+    """Return *header* if it is within the limits; a compromised process may have invented it."""
     limits.check_size(header.width, header.height)
     limits.check_count(header.num_frames)
     if header.num_frames < 1 or not MIN_FPS <= header.fps <= MAX_FPS:

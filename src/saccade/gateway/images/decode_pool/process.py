@@ -1,11 +1,11 @@
-"""What runs inside a decode process: decode, the family's pixels, into the slot it was given.
+"""The program of a decode process: it decodes an image and writes the family's patches to the job's slot.
 
 `python -m saccade.gateway.images.decode_pool.process --fd N --memory-bytes M` is the fork server: it imports
 everything once, stays single-threaded, and forks a decode process for each socket that it gets over descriptor N. It
 answers with the process's id and pidfd, and ends, with all its children, when the gateway closes its end.
 
-A decode process confines itself before its first job: it then opens no file and no socket, and reaches a slot only
-through the descriptor that came with the job. So all that a job needs is imported, and used once, by the fork server.
+A decode process confines itself before its first job: it then cannot open a file or a socket, and reaches a slot only
+through the job's descriptor. So the fork server imports everything that a job needs, and uses it once.
 """
 
 import argparse
@@ -54,18 +54,18 @@ from saccade.transport import framing
 from saccade.transport.shared_memory import SlotError, write_slot
 
 NICENESS = 5
-"""Behind the gateway's event loop, and behind a network on the CPU; but a quarter of a core where all are busy.
+"""Lower priority than the event loop and a network on the CPU, but still a quarter of a core if all are busy.
 
-At 10 it would be a tenth, in which a sound image of many megapixels runs into its time limit.
+At 10 it would be a tenth, and a valid image of many megapixels would run into its time limit.
 """
 
 
 SMALL_BYTES = 4096
-"""An answer without pixels goes in one call, so that it wakes the gateway once."""
+"""A smaller answer, without pixels, is sent in one call, so that it wakes the gateway once."""
 
 
 def fork_server(control: socket.socket) -> socket.socket | None:
-    """Fork a process for every socket that arrives; it returns its socket, the server None when the gateway ends."""
+    """Fork a process for every socket that arrives; return the socket in the child, None in the server at its end."""
     _preload()
     # The kernel reaps children by itself; the gateway watches them by pidfd.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -94,7 +94,7 @@ def fork_server(control: socket.socket) -> socket.socket | None:
 
 
 def decode_process(connection: socket.socket, memory_bytes: int) -> None:
-    """Do one job after another until the gateway closes *connection*; *memory_bytes* is what jobs may take."""
+    """Do one job after another until the gateway closes *connection*; jobs may use *memory_bytes*."""
     os.nice(NICENESS)
     decoder: msgspec.msgpack.Decoder[Job] = msgspec.msgpack.Decoder(Job)
     _send(connection, Confinement(confine(memory_bytes)))
@@ -112,7 +112,7 @@ def decode_process(connection: socket.socket, memory_bytes: int) -> None:
 
 
 def answer(job: Job, slot: int | None) -> ImageAnswer:
-    """Return what came of *job*, *slot* being the descriptor that came with it.
+    """Do *job* with the descriptor *slot*, and return the answer.
 
     An unforeseen exception ends the process, and the gateway replaces it.
     """
@@ -129,7 +129,7 @@ def answer(job: Job, slot: int | None) -> ImageAnswer:
 
 
 def _writer(job: ImageJob | VideoJob) -> Callable[[npt.NDArray[Any]], None]:
-    """Return what writes the patches: of an image that is decoded now, or of frames that are decoded meanwhile."""
+    """Return a function that writes the patches: an image is decoded before it, video frames during it."""
     if isinstance(job, VideoJob):
         frames = video.read_frames(job.encoded, job.header, job.layout.frames, job.limits)
         return partial(models.load_video_pixels(job.family)(job.settings).write, frames, job.layout)
@@ -155,7 +155,7 @@ def _prepare(job: ImageJob | VideoJob, slot: int | None) -> ImageAnswer:
         with write_slot(slot, job.slot) as target:
             preprocess = write(target)
     except SlotError:
-        # Without shared memory the request is slower, not lost.
+        # Without shared memory the request is slower, but does not fail.
         buffer = bytearray(job.layout.num_pixel_bytes)
         preprocess = write(buffer)
         inline = bytes(buffer)
@@ -170,8 +170,8 @@ def _array(target: bytearray | memoryview, layout: ImageLayout) -> npt.NDArray[A
 
 
 def _preload() -> None:
-    """Import all that a job needs and use it once, so that no child does it again, nor starts a thread."""
-    # A thread per core would burst the limits of a decode process, and the other processes have the cores.
+    """Import all that a job needs and use it once, so that no child repeats this or starts a thread."""
+    # A thread per core would exceed the limits of a decode process, and the other processes use the cores.
     AvifImagePlugin.DEFAULT_MAX_THREADS = 1
     for kind in ("JPEG", "PNG", "WEBP", "GIF", "AVIF"):
         sample = io.BytesIO()
@@ -181,7 +181,7 @@ def _preload() -> None:
     list(video.read_frames(_sample_video(), header, (0,), VideoLimits()))
     for name in models.families():
         models.load_pixels(name)
-    # A library may load the rest of itself at its first use, which a confined process cannot.
+    # A library may load more of itself at its first use, which a confined process cannot do.
     for codec in ("ascii", "latin-1", "utf-16-le", "utf-16-be", "unicode_escape"):
         codecs.lookup(codec)
     sample_rgb = np.zeros((8, 8, 3), np.uint8)
@@ -222,7 +222,7 @@ def _send(connection: socket.socket, message: ImageAnswer | Confinement) -> None
 
 
 def _receive_with_slot(connection: socket.socket) -> tuple[bytes, list[int]]:
-    """Return the length that a job begins with, shorter where the gateway is gone, and the descriptor of its slot."""
+    """Return a job's length prefix, shorter if the gateway is gone, and the descriptor of its slot."""
     prefix, descriptors, _, _ = socket.recv_fds(connection, framing.PREFIX_BYTES, 1)
     if 0 < len(prefix) < framing.PREFIX_BYTES:
         prefix += framing.receive(connection, framing.PREFIX_BYTES - len(prefix))

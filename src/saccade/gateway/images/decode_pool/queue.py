@@ -1,4 +1,4 @@
-"""Which job a decode process takes next."""
+"""The order in which decode processes take jobs."""
 
 import contextlib
 from collections.abc import Callable, Hashable
@@ -9,25 +9,25 @@ from saccade.fair_queue import FairQueue
 from saccade.gateway.images.decode_pool.server import DecodeProcess
 
 SHARE_OF_VIDEOS = 0.5
-"""The part of the budget of decoded bytes that several videos may take together."""
+"""The share of the budget of decoded bytes that several videos may take together."""
 
 MAX_WAITING_VIDEOS = 64
 
 
 @dataclass(frozen=True)
 class Turn:
-    """A job's *process*; *turns* are those in each line that the job has waited in."""
+    """A job's *process*; *turns* are its turns in the queues that it has passed."""
 
     process: DecodeProcess
     turns: contextlib.ExitStack
 
 
 class DecodeQueue:
-    """Gives each job an idle process once the budget of decoded bytes has room for it, in turns of clients.
+    """Gives each job an idle process once the budget of decoded bytes has room for it, fairly between clients.
 
-    Before that, videos wait for one another, each for *video_wait_seconds*: they may take half a minute, and only
-    *max_videos* of the processes work on them. Images overtake those that wait so. *lost* is called with a process that
-    died while it was idle.
+    Videos first wait for one another, up to *video_wait_seconds*: each may take half a minute, and only *max_videos*
+    processes work on videos. Images overtake waiting videos. *lost* is called with a process that died while it was
+    idle.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class DecodeQueue:
     ) -> None:
         video_bytes = int(SHARE_OF_VIDEOS * budget_bytes)
         self._videos = FairQueue(video_bytes, "videos", max_waiting=MAX_WAITING_VIDEOS, wait_seconds=video_wait_seconds)
-        # A small video counts as much as keeps their number within its bound.
+        # A small video counts enough to keep the number of videos within its bound.
         self._least_video_bytes = video_bytes // max_videos
         self._processes = FairQueue(0, "images", max_waiting=None, wait_seconds=None)
         self._bytes = FairQueue(budget_bytes, "images", max_waiting=None, wait_seconds=None)
@@ -59,7 +59,7 @@ class DecodeQueue:
         return self._bytes.weight
 
     async def enter(self, nbytes: int, *, is_video: bool = False, client: Hashable = None) -> Turn:
-        """Wait for a process and for *nbytes* of the budget; a job over the whole budget runs alone.
+        """Wait for a process and *nbytes* of the budget; a job over the whole budget runs alone.
 
         Raises QueueFull if too many videos wait, or one waits too long; Draining after close().
         """
@@ -76,7 +76,7 @@ class DecodeQueue:
                 self._lost(process)
 
     def leave(self, turn: Turn, process: DecodeProcess | None) -> None:
-        """End a turn; *process* is None if the process has ended, and its replacement comes by add()."""
+        """End a turn; *process* is None if the process has ended, and add() will bring its replacement."""
         if process is None:
             self._processes.grow(-1)
         else:
@@ -84,7 +84,7 @@ class DecodeQueue:
         turn.turns.close()
 
     def add(self, process: DecodeProcess) -> None:
-        """Take in an idle process, and let the next job begin."""
+        """Add an idle process, and start the next job."""
         self._idle.append(process)
         self._processes.grow(1)
 
@@ -94,7 +94,7 @@ class DecodeQueue:
             queue.refuse(error)
 
     def close(self) -> None:
-        """Fail all waiting jobs, and all that come, with Draining."""
+        """Fail all waiting and future jobs with Draining."""
         self._is_closed = True
         self.refuse(draining())
 
@@ -105,5 +105,5 @@ class DecodeQueue:
 
 
 def draining() -> Draining:
-    """Return the error of jobs that come when the server ends."""
+    """Return the error of jobs during a shutdown."""
     return Draining("The server is shutting down.")

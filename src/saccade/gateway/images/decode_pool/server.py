@@ -1,4 +1,4 @@
-"""The gateway's ends of the fork server and of its decode processes."""
+"""The gateway's side of the fork server and its decode processes."""
 
 import asyncio
 import contextlib
@@ -32,17 +32,17 @@ FORK_SECONDS = 10.0
 END_SECONDS = 5.0
 SEND_BUFFER_BYTES = 1 << 20
 MAX_WORDS_BYTES = 64 << 10
-"""What an answer may have beside pixels: the gateway does not believe a decode process about lengths."""
+"""Limit of an answer without its pixels: the gateway does not trust a decode process about lengths."""
 
 ENVIRONMENT = {
-    # Buffers of ordinary images are kept for the next one: fresh pages would double the time of a decode.
+    # malloc keeps buffers of ordinary images for the next one: fresh pages would double the time of a decode.
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
 }
 
 
 class DecodeProcess:
-    """One decode process: one job at a time. *life* is that of the server that forked it.
+    """A decode process, which takes one job at a time. *life* is the number of the server's life that forked it.
 
     *measures* are those of confinement.MEASURES that confine it.
     """
@@ -63,9 +63,9 @@ class DecodeProcess:
         return self._pidfd >= 0 and not _ended(self._pidfd, 0.0)
 
     async def exchange(self, job: Job, slot: int | None = None) -> ImageAnswer:
-        """Send one job and return its answer; *slot* is a descriptor of job.slot, which the process gets with it.
+        """Send a job, with the descriptor *slot* of job.slot, and return its answer.
 
-        *slot* is the caller's again once the job is sent. Raises OSError where the process died.
+        The caller may close *slot* afterwards. Raises OSError if the process died.
         """
         await self._send(frame(job), slot)
         length = framing.length(await self._receive(framing.PREFIX_BYTES))
@@ -78,13 +78,13 @@ class DecodeProcess:
         return answer
 
     def terminate(self) -> None:
-        """End it at once; a pidfd never names another process, even when the id is used again."""
+        """Kill the process; its pidfd never names another process, even if the id is reused."""
         if self._pidfd >= 0:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def kill(self) -> None:
-        """End it, wait until it is gone, and let go of it; blocks for some milliseconds. Again is no error."""
+        """Kill the process, wait for its end, and close its descriptors; blocks for milliseconds. May be repeated."""
         if self._pidfd < 0:
             return
         self.terminate()
@@ -94,8 +94,8 @@ class DecodeProcess:
         self._connection.close()
 
     async def _send(self, pieces: tuple[bytes, bytes], descriptor: int | None) -> None:
-        # In one call where they fit: sent one by one, they would wake the process twice. The process has read all of
-        # its last job, so the call takes some bytes at least, and the descriptor goes with them.
+        # One call if they fit, since two would wake the process twice. The process has read all of its last job, so the
+        # call sends at least some bytes, and the descriptor with them.
         rights = struct.pack("=i", descriptor) if descriptor is not None else b""
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if rights else []
         num_sent = self._connection.sendmsg(pieces, ancillary)
@@ -117,14 +117,14 @@ class DecodeProcess:
 
 
 def _ended(pidfd: int, seconds: float) -> bool:
-    """Wait at most *seconds* for a process to end; return whether it has."""
+    """Wait at most *seconds* for a process to end; return whether it has ended."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(seconds * 1000))
 
 
 def _confinement(connection: socket.socket) -> tuple[str, ...]:
-    """Return what a new decode process says first. Raises OSError where it does not get so far."""
+    """Return the measures in a new decode process's first message. Raises OSError if it dies before that."""
     length = framing.length(framing.receive(connection, framing.PREFIX_BYTES))
     try:
         return msgspec.msgpack.decode(framing.receive(connection, length), type=Confinement).holds
@@ -133,7 +133,7 @@ def _confinement(connection: socket.socket) -> tuple[str, ...]:
 
 
 class DecodeServer:
-    """The fork server, started again where it died. Its methods block; several threads may call them."""
+    """The fork server, which fork() restarts if it has died. Methods block; several threads may call them."""
 
     def __init__(self, memory_bytes: int) -> None:
         self._memory_bytes = memory_bytes
@@ -145,12 +145,12 @@ class DecodeServer:
 
     @property
     def life(self) -> int:
-        """The number of its life, the next one's where it has ended: all processes of earlier lives end with them."""
+        """The number of the current life, or of the next if the server has ended; its processes end with a life."""
         process = self._process
         return self._num_starts + (process is None or process.poll() is not None)
 
     def start(self) -> None:
-        """Start it and wait until its imports are done. Raises StartupError."""
+        """Start the server and wait until its imports are done. Raises StartupError."""
         with self._lock:
             self._start()
 
@@ -170,7 +170,7 @@ class DecodeServer:
                 raise StartupError("The decode server does not fork.") from None
 
     def stop(self) -> None:
-        """End it and all its processes; they die with it."""
+        """End the server; all its processes end with it."""
         with self._lock:
             self._stopped = True
             self._end()
@@ -238,7 +238,7 @@ class DecodeServer:
             self._control.close()
             self._control = None
         if self._process is not None:
-            # It holds nothing worth a farewell.
+            # It holds no state, so it need not end cleanly.
             self._process.kill()
             self._process.wait()
             self._process = None
