@@ -25,7 +25,7 @@ def main() -> int:
     """Serve one front; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m saccade.engine", description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="the engine's end of a Unix stream socket pair")
-    parser.add_argument("--config", help="EngineConfig as JSON; read from standard input where absent")
+    parser.add_argument("--config", help="EngineConfig as JSON; read from standard input if absent")
     parser.add_argument("--log-level", default="INFO", choices=tuple(logging.getLevelNamesMapping()))
     arguments = parser.parse_args()
     configure_logging(logging.getLevelNamesMapping()[arguments.log_level])

@@ -127,8 +127,8 @@ class SplitSettings:
             raise StartupError(f"--kv-transfer-bind is HOST:PORT, such as 10.0.0.5:9100, not {bind!r}.")
         if host.strip("[]") in ("0.0.0.0", "::", "*"):  # noqa: S104  refused
             raise StartupError(
-                f"--kv-transfer-bind {bind} names every address of this machine, but decode workers are told the "
-                "address to connect to: name the one that they reach."
+                f"--kv-transfer-bind {bind} names every address of this machine, but decode workers connect to "
+                "one: name the address that they reach."
             )
         return bind
 

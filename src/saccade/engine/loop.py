@@ -219,7 +219,9 @@ class Engine:
         if sequence.grammar is None:
             return
         if self.grammars is None:
-            raise UnsupportedParameter("This worker cannot hold answers to a grammar; leave `grammar` out.", "grammar")
+            raise UnsupportedParameter(
+                "This worker cannot constrain answers by a grammar; leave `grammar` out.", "grammar"
+            )
         self.grammars.begin(sequence, sequence.grammar)
 
     def _take_grammars(self) -> None:

@@ -28,7 +28,7 @@ def read_vocabulary(model_files: ModelFiles, vocab_size: int) -> Vocabulary:
     needs = TokenizerNeeds(family.placeholder, family.placeholder_token_id(config), family.tiktoken_pattern)
     tokenizer = load_tokenizer(model_files.files, files.parse_json(model_files, TOKENIZER_CONFIG), needs)
     defaults = generation_defaults(files.parse_json(model_files, GENERATION_CONFIG), config)
-    # Tags such as <think> and <tool_call> are shown in answers, and yet are no text.
+    # Tags such as <think> and <tool_call> appear in answers, but are not text.
     tags = frozenset(tokenizer.special_tokens.values())
     special = [number for number in range(vocab_size) if number in tags or tokenizer.is_special(number)]
     # llguidance knows special tokens by their names in <>; ids outside the tokenizer have none.
@@ -38,7 +38,7 @@ def read_vocabulary(model_files: ModelFiles, vocab_size: int) -> Vocabulary:
         tokens[token_id] = b"<special %d>" % token_id
     ends = [token_id for token_id in defaults.eos_token_ids if token_id < vocab_size]
     if not ends:
-        raise StartupError("No token of the model ends an answer, so no answer can be held to a grammar.")
+        raise StartupError("No token of the model ends an answer, so no answer can follow a grammar.")
     return Vocabulary(tokens, special, ends, partial(_encode, tokenizer))
 
 

@@ -126,7 +126,7 @@ def join(ranks: Ranks, rendezvous: str, device: torch.device) -> None:
         device_id=device if is_cuda else None,
     )
     _join_attention(ranks)
-    # torch has replaced it by one that writes to stderr.
+    # torch replaced it by one that writes to stderr.
     sys.excepthook = excepthook
     distributed.barrier(device_ids=[device.index] if is_cuda else None)
 

@@ -73,7 +73,7 @@ class Breakers:
         if breaker.num_failures == FAILURES:
             breaker.trial_at = now + breaker.wait_seconds
         elif breaker.is_tried:
-            # Only a trial tells something new: a request that was sent before the breaker opened fails late.
+            # Only a trial is news: requests from before the breaker opened fail late.
             breaker.wait_seconds = min(2 * breaker.wait_seconds, LIMIT_SECONDS)
             breaker.trial_at = now + breaker.wait_seconds
             breaker.is_tried = False

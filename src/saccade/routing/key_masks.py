@@ -39,7 +39,7 @@ class KeyMasks:
         mask = self._pulled(key) if self._unswept else self._masks.get(key, 0)
         if mask & bit:
             return False
-        # A key of one worker shares the number with all others.
+        # All keys that only one worker holds share one number.
         self._masks[key] = mask | bit if mask else bit
         return True
 

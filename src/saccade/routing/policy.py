@@ -88,7 +88,7 @@ class Chooser:
         self.policy = policy
         self._temperature = temperature
         self._random = random
-        # Of each worker its last turn, since prefill and decode workers are chosen apart.
+        # Each worker's last turn, because prefill and decode workers are chosen separately.
         self._turns: dict[str, int] = {}
 
     def effective(self, *, reported: bool) -> Policy:

@@ -99,7 +99,7 @@ class _OwnSamples:
             periods[-1] = (period, max(count, most), count)
         else:
             periods.append((period, max(count, at_end), count))
-        # One that is older tells what there was when the others began.
+        # One older period stays: it has the count at the beginning of the others.
         while len(periods) > 1 and periods[1][0] < period - KEPT_SECONDS / PERIOD_SECONDS:
             periods.popleft()
 

@@ -74,8 +74,5 @@ class GrammarMatcher:
                 raise InvalidValue("The answer's grammar became too large while it was matched; make it simpler.")
             allowed &= self._usable
         if not allowed.any():
-            raise InvalidValue(
-                "No token can continue the answer: what its grammar allows next is not among the tokens that the "
-                "request and the model allow.",
-            )
+            raise InvalidValue("The answer's grammar allows none of the tokens that the request and the model allow.")
         return allowed.tobytes()

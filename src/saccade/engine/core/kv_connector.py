@@ -91,4 +91,6 @@ class NoKvConnector:
 def check_key(key: bytes, keys: Container[bytes]) -> None:
     """Raise InvalidValue for a transfer's key of another length, or one of *keys*."""
     if len(key) != KEY_BYTES or key in keys:
-        raise InvalidValue(f"A transfer has a key of its own of {KEY_BYTES} bytes.", "kv_transfer.key")
+        raise InvalidValue(
+            f"The key of a transfer must be {KEY_BYTES} bytes that no other transfer has.", "kv_transfer.key"
+        )

@@ -26,8 +26,8 @@ from saccade.transport.kv_transfer.service import MAX_PIECE_BYTES, KvTransfers
 STEP_BYTES = 2 * MAX_PIECE_BYTES
 """The most state that one step writes; the step's requests wait for it."""
 
-OUT_OF_ORDER = "The prefill worker sent another state than that of this prompt."
-SAMPLE_ENDED = "The first sample of the request ended before the prompt's state had come; send the request again."
+OUT_OF_ORDER = "The prefill worker did not send the state of this prompt."
+SAMPLE_ENDED = "The first sample of the request ended before the prompt's state arrived; send the request again."
 
 
 @dataclass(slots=True, eq=False)

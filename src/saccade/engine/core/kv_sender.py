@@ -83,7 +83,7 @@ class KvSender:
             raise InvalidValue("A prefill leg draws one token: max_tokens must be 1.", "max_tokens")
         manager, rows = self._scheduler.block_manager, self._scheduler.budgets.max_num_seqs
         blocks = manager.paged_blocks.num_blocks
-        # Those of the prompt, and for one of its other samples at a time.
+        # The prompt's blocks, and those of one other sample at a time.
         num_blocks = -(-len(request.token_ids) // manager.block_size) + manager.num_sample_blocks(
             len(request.token_ids)
         )

@@ -40,7 +40,7 @@ class AsyncEncoder:
         try:
             future = self._pool.submit(self._run, job)
         except (RuntimeError, MemoryError) as error:
-            # The pool has queued the job all the same, and a later thread would run it. A new pool has not.
+            # The pool has queued the job, and a later thread would run it. A new pool would not.
             self._pool = ThreadPoolExecutor(1, "async-encoder")
             future = Future()
             future.set_exception(error)

@@ -48,7 +48,7 @@ class LoadedModel:
 def load_model(config: EngineConfig, progress: Progress, ranks: Ranks = ALONE) -> LoadedModel:
     """Return the network that *config* names, with this rank's part of the weights. Raises StartupError."""
     # PyTorch would prefer cuDNN on Hopper and newer, which builds a plan for every new shape: tens of milliseconds for
-    # each length of a prompt that was not seen before, and plans that are never given up.
+    # each new length of a prompt, and plans that are never released.
     torch.backends.cuda.enable_cudnn_sdp(False)
     folder = Path(config.model_dir)
     files = read_model_files(folder)

@@ -132,7 +132,7 @@ def allocate(config: EngineConfig, model: LoadedModel, num_blocks: int) -> Cache
     """Return this rank's caches of *model*. On CUDA, unused memory is released first."""
     network = model.network
     if network.device.type == "cuda":
-        # The collector is off during a start, and what torch keeps for itself may be in pieces too small for a cache.
+        # The collector is off during a start, and torch's free memory may be in pieces too small for a cache.
         gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(network.device)

@@ -162,7 +162,7 @@ def _missing_fields(filling: Filling) -> list[str]:
     if filling.format is None:
         return []
     present, tensor = next(iter(filling.fields.items()))
-    # Of experts that are joined in one tensor, the names of fields lack the word `weight`.
+    # If experts are joined in one tensor, the names of fields lack the word `weight`.
     is_whole = tensor.name.endswith(f".{present}")
     start = tensor.name.removesuffix(present if is_whole else present.removeprefix(WEIGHT))
     absent = ((end, field) for end, field in filling.format.fields.items() if end not in filling.fields)

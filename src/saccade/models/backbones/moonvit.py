@@ -233,7 +233,7 @@ class MoonVitTower(nn.Module):
         _, *rest = (np.concatenate(arrays) for arrays in zip(*frames, strict=True))
         order_P, place_P2, taps_P, weights_P = (to_device(array, device) for array in (order, *rest))
         frequencies = inverse_frequencies(ROPE_THETA, config.hidden_size // config.num_heads // 2, device)
-        # Pairs of channels turn with the column and with the row in turns.
+        # Pairs of channels rotate by the column and by the row, alternately.
         angles = (place_P2.unsqueeze(1) * frequencies.unsqueeze(1)).flatten(1)
         layout = packed_sequences(tuple(map(prod, clips)), device)
         of_clips = clip_metadata(clips, device)

@@ -238,6 +238,6 @@ def _deepstack_layers(vision: Mapping[str, Any]) -> tuple[int, ...]:
     if not isinstance(layers, list) or not all(isinstance(layer, int) and 0 <= layer < depth for layer in layers):
         raise StartupError(
             f"config.json: `deepstack_visual_indexes` must list blocks of the vision tower (0 to {depth - 1}), "
-            f"not {layers!r}; [] where there are none."
+            f"not {layers!r}; [] means none."
         )
     return tuple(layers)

@@ -58,8 +58,8 @@ class Denormaliser:
                 )
                 if band_levels.max(initial=0) >= NUM_LEVELS:
                     raise InvalidValue(
-                        "A value is not that of any of the 256 levels of a channel under the image_mean and image_std "
-                        "of the model's preprocessor_config.json."
+                        "A value matches none of a channel's 256 levels under the image_mean and image_std of the "
+                        "model's preprocessor_config.json."
                     )
                 levels[band, channel] = band_levels
         return levels

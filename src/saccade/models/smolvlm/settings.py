@@ -65,7 +65,7 @@ def resolve(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> dict[
         )
     if options["resample"] not in FILTERS:
         raise StartupError(
-            f"{PREPROCESSOR_CONFIG} sets resample to {options['resample']!r}; valid are 1 (Lanczos) and 3 (bicubic)."
+            f"{PREPROCESSOR_CONFIG} sets resample to {options['resample']!r}; it must be 1 (Lanczos) or 3 (bicubic)."
         )
     if type(options["do_image_splitting"]) is not bool:
         raise StartupError(

@@ -133,6 +133,6 @@ def _reason(name: str, entry: Backend, class_name: str, workload: Workload) -> s
         return f"its library fails at import ({cause(error)})"
     backend = getattr(module, class_name)
     if workload.is_captured and name != PLAIN and not backend.captures_decodes:
-        return "its decodes cannot be captured, which --cuda-graphs asks for"
+        return "its decodes cannot be captured, which --cuda-graphs needs"
     reason: str | None = backend.unavailable(workload)
     return reason

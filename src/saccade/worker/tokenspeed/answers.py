@@ -83,7 +83,7 @@ class ResponseBuilder:
         """Yield the responses to *delta*. Raises WorkerFailed for a sample that the engine gave up."""
         sample = self._samples[delta.index]
         if sample.finish_reason is not None:
-            # The engine had sent it before it received the abort.
+            # The engine sent it before it received the abort.
             return
         if delta.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
             raise WorkerFailed("The engine gave this request up.")

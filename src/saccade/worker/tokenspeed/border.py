@@ -12,7 +12,7 @@ import grpc
 
 from saccade.errors import DeadlineExceeded, QueueFull, RequestError, SaccadeError, WorkerUnavailable
 
-UNFORESEEN = "The worker failed on this call, by a fault of its own; its log says more."
+UNFORESEEN = "The worker failed on this call because of an internal error; its log has the details."
 
 STATUSES: tuple[tuple[type[SaccadeError], grpc.StatusCode], ...] = (
     (QueueFull, grpc.StatusCode.RESOURCE_EXHAUSTED),

@@ -155,8 +155,8 @@ class ImageReader:
             raise UnsupportedParameter(f"{field}.dtype is {dtype!r}; this worker takes float32 and bfloat16.", field)
         if dtype == "bfloat16" and not self.takes_bfloat16:
             raise UnsupportedParameter(
-                f"{field}.dtype is bfloat16, in which two levels of this model's pixels are the same; send float32, as "
-                "GetModelInfo says.",
+                f"{field}.dtype is bfloat16, which cannot distinguish all levels of this model's pixels; send float32, "
+                "as GetModelInfo says.",
                 field,
             )
 

@@ -49,7 +49,7 @@ def text_rules(message: pb.GenerateRequest) -> TextRules | None:
         return None
     if not all(sampling.stop):
         raise InvalidValue("`sampling_params.stop` has an empty string.", "sampling_params.stop")
-    # What stops an answer is looked for in the text as it would be shown; the string itself names the reason.
+    # The search for stop strings reads the text that is shown; the string itself names the reason.
     return TextRules(tuple(sampling.stop), sampling.min_new_tokens, True, not sampling.skip_special_tokens)
 
 

@@ -214,16 +214,16 @@ class TokenSpeedService(TokenSpeedSchedulerServicer):  # type: ignore[misc]
         if not self._kv_events:
             await context.abort(
                 grpc.StatusCode.UNIMPLEMENTED,
-                "The worker was started without --kv-events-token-ids: cache events of this wire are the prompts.",
+                "The worker was started without --kv-events-token-ids: cache events of this wire contain the prompts.",
             )
         if described.resumes_at_states:
             await context.abort(
                 grpc.StatusCode.UNIMPLEMENTED,
-                "This model resumes prompts at states of its recurrent layers only, of which this wire cannot tell.",
+                "This model resumes prompts only at states of its recurrent layers, which this wire cannot report.",
             )
         if message.start_sequence_number:
             await context.abort(grpc.StatusCode.OUT_OF_RANGE, "No history is kept: subscribe from 0 for a snapshot.")
-        # The subscriber's call returns when the metadata have come, and events may be long in coming.
+        # The subscriber's call returns with the metadata, and the first event may come late.
         await context.send_initial_metadata(())
         feed = EventSubscription(root_key(described.fingerprint, SALT), described.block_size)
         yield feed.opening()
