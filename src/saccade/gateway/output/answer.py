@@ -1,7 +1,7 @@
 """An answer while a worker generates it: deltas to chunks of its choices, usage, metrics, and its log line."""
 
+import secrets
 import time
-import uuid
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -57,7 +57,7 @@ class Answer:
     ) -> None:
         self.request = request
         self.served = served
-        self.id = f"chatcmpl-{uuid.uuid4().hex}"
+        self.id = f"chatcmpl-{secrets.token_hex(16)}"
         self.created = int(time.time())
         self.choices = choices_of(request, chat, served)
         self.prompt_token_ids: list[int] = []

@@ -9,7 +9,7 @@ tokens that the model generated.
 
 import json
 import re
-import uuid
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -216,7 +216,7 @@ class ToolCallReader:
         self._num_called += len(held)
         self._held = []
         self.num_calls += 1
-        call_id = call.id or f"call_{uuid.uuid4().hex[:24]}"
+        call_id = call.id or f"call_{secrets.token_hex(12)}"
         return GeneratedCall(self.num_calls - 1, call_id, call.name, call.arguments)
 
     def _release(self) -> list[int]:

@@ -9,8 +9,8 @@ Each part is an ASGI application around another one, outermost first:
 
 import asyncio
 import re
+import secrets
 import time
-import uuid
 from collections.abc import Iterator, Sequence
 
 import structlog
@@ -216,7 +216,7 @@ class GuardMiddleware:
 
 def _request_id(scope: Scope) -> str:
     request_id: bytes = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
-    return request_id.decode() if _REQUEST_ID_FORM.fullmatch(request_id) else uuid.uuid4().hex
+    return request_id.decode() if _REQUEST_ID_FORM.fullmatch(request_id) else secrets.token_hex(16)
 
 
 def _failure(error: Exception, scope: Scope) -> SaccadeError:

@@ -1,7 +1,7 @@
 """The gateway's interface to a worker, whatever its wire protocol."""
 
 from collections.abc import AsyncGenerator
-from typing import Protocol, TypeGuard, runtime_checkable
+from typing import Protocol, TypeGuard
 
 from saccade.errors import ContextLengthExceeded, RequestError
 from saccade.protocol.chat import ChatPrompt
@@ -68,7 +68,6 @@ class Worker(Protocol):
         """Tell the worker to drop unused KV blocks or encoder outputs. Return whether it has such a command."""
 
 
-@runtime_checkable
 class ChatWorker(Protocol):
     """A worker that may take chats instead of token ids, and renders and tokenises them itself."""
 
@@ -82,7 +81,8 @@ class ChatWorker(Protocol):
 
 def takes_chats_only(worker: Worker) -> TypeGuard[ChatWorker]:
     """Whether *worker* gets requests as chats."""
-    return isinstance(worker, ChatWorker) and worker.takes_chats_only
+    # An isinstance() check of a protocol takes 20 µs, and each request asks three times.
+    return bool(getattr(worker, "takes_chats_only", False))
 
 
 def refusal(worker: Worker, traits: RequestTraits) -> RequestError | None:

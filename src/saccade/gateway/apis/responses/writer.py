@@ -1,7 +1,7 @@
 """POST /v1/responses: how its bodies are read and its answers written; and the responses that are kept."""
 
+import secrets
 import time
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -72,7 +72,7 @@ class Responses:
             return self._store("previous_response_id").conversation(tenant, response_id)
 
         request, names, num_known = read_conversation(asked, recall)
-        response_id = f"resp_{uuid.uuid4().hex}"
+        response_id = f"resp_{secrets.token_hex(16)}"
         not_kept = _format(asked, names, _begun(asked, response_id, False), None)
         if self.store is None or asked.store is False:
             return ReadBody(request, warning, [not_kept])
