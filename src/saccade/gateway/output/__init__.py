@@ -1,1 +1,5 @@
-"""From the deltas of a worker to the text, reasoning and calls of an answer."""
+"""From the deltas of a worker to the text, reasoning and calls of an answer.
+
+Other packages use `AnswerOutput` and the `Answer` in it, the `Chunk` and `GeneratedChoice` that APIs write, and
+`sampling_params`.
+"""
