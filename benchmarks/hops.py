@@ -23,7 +23,7 @@ from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest, SamplingParams
 from saccade.transport.client import WorkerClient
 from saccade.transport.sink import SendPixels
-from saccade.worker.engine_process import Patience
+from saccade.worker.engine_process import Timeouts
 from saccade.worker.service import WorkerConfig, WorkerFront
 
 ECHO_ENGINE = Path(__file__).parents[1] / "tests" / "worker" / "echo_engine.py"
@@ -112,7 +112,7 @@ async def front(url: str, step_ms: float) -> None:
     """Be the worker, until terminated."""
     config = f'{{"stamped": true, "step_seconds": {step_ms / 1000}}}'
     command = (sys.executable, str(ECHO_ENGINE), "--config", config)
-    await WorkerFront(WorkerConfig(url, command, Patience()), lambda _: None).run()
+    await WorkerFront(WorkerConfig(url, command, Timeouts()), lambda _: None).run()
 
 
 if __name__ == "__main__":
