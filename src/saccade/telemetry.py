@@ -67,11 +67,10 @@ class AnswerMetrics:
         self.asked_samples = histogram(
             "vllm:request_params_n", "Number of samples that a request asks for.", MODEL, buckets=_SAMPLES
         )
-        self._engine_stages = histogram(
+        stages = histogram(
             "saccade_engine_stage_seconds", "Time of one stage of a sample in the engine.", ("stage",), buckets=_SECONDS
         )
-        for stage in ENGINE_STAGES:
-            self._engine_stages.labels(stage)
+        self._engine_stages = {stage: stages.labels(stage) for stage in ENGINE_STAGES}
         self._engine_seconds = {
             stage: histogram(
                 f"vllm:request_{stage}_time_seconds",
@@ -90,7 +89,7 @@ class AnswerMetrics:
         for stage, spent in seconds.items():
             if not 0 <= spent < math.inf:
                 continue
-            self._engine_stages.labels(stage).observe(spent)
+            self._engine_stages[stage].observe(spent)
             if stage in self._engine_seconds:
                 self._engine_seconds[stage].labels(model).observe(spent)
 
@@ -107,14 +106,13 @@ class Metrics:
             "Times that the metrics of a collector were left out, because reading them failed.",
             ("collector",),
         )
-        self._stages = histogram(
+        stages = histogram(
             "saccade_stage_seconds",
             "Time of one stage of a request in the gateway.",
             ("stage",),
             buckets=_SHORT_SECONDS,
         )
-        for stage in STAGES:
-            self._stages.labels(stage)
+        self._stages = {stage: stages.labels(stage) for stage in STAGES}
         self.ttft_seconds = histogram(
             "vllm:time_to_first_token_seconds",
             "Time from the arrival of a request to its first token.",
@@ -151,7 +149,7 @@ class Metrics:
 
     def observe_stage(self, stage: str, seconds: float) -> None:
         """Record that *stage*, one of STAGES, took *seconds*."""
-        self._stages.labels(stage).observe(seconds)
+        self._stages[stage].observe(seconds)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:

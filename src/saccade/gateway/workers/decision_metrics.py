@@ -43,14 +43,13 @@ class DecisionMetrics:
             MODEL,
             buckets=_SHARES,
         )
-        self._seconds = histogram(
+        seconds = histogram(
             "saccade_router_decision_seconds",
             "Time of one stage of the choice of a worker.",
             ("stage",),
             buckets=_SECONDS,
         )
-        for stage in STAGES:
-            self._seconds.labels(stage)
+        self._seconds = {stage: seconds.labels(stage) for stage in STAGES}
         self._requests = counter("saccade_router_requests", "Requests that were placed at the worker.", ("worker",))
         self._inexact = counter(
             "saccade_router_inexact",
@@ -73,7 +72,7 @@ class DecisionMetrics:
         try:
             yield
         finally:
-            self._seconds.labels(name).observe(time.perf_counter() - start)
+            self._seconds[name].observe(time.perf_counter() - start)
 
     def observe(self, model: Model, num_prompt_tokens: int, booking: Booking) -> float | None:
         """Record where a prompt for *model* was placed; with a single candidate, only count the request.
