@@ -95,7 +95,7 @@ def test_bicubic_checkpoints_equal_the_reference(splits: bool) -> None:
     Pixels(layout.settings).write(drawn, shape, out)
     expected = Idefics3ImageProcessor(**preprocessor)(drawn, input_data_format="channels_last", return_tensors="pt")
     assert torch.equal((torch.from_numpy(out).float() - 127.5) / 127.5, expected["pixel_values"][0])
-    assert Pixels(layout.settings).shown(out, shape).shape == (64, 64 * len(out), 3)
+    assert Pixels(layout.settings).to_image(out, shape).shape == (64, 64 * len(out), 3)
 
 
 def test_an_image_of_another_size_is_an_error() -> None:

@@ -63,4 +63,4 @@ def resized(image: EncodedImage, served: ServedModel, watch: Stopwatch) -> npt.N
     family = models.load_pixels(served.family)(image.settings)
     family.write(pixels, layout, patches)
     watch.lap("resize and patches")
-    return np.ascontiguousarray(family.shown(patches, layout))
+    return np.ascontiguousarray(family.to_image(patches, layout))

@@ -111,7 +111,7 @@ class Pixels(Protocol):
         *layout* is from Layout.image or Layout.external; *out* has its pixel_dtype, with uint16 for bfloat16.
         """
 
-    def shown(self, patches: npt.NDArray[np.uint8], layout: ImageLayout) -> npt.NDArray[np.uint8]:
+    def to_image(self, patches: npt.NDArray[np.uint8], layout: ImageLayout) -> npt.NDArray[np.uint8]:
         """Return the image [height, width, 3] that *patches* of Layout.image's *layout* show, for display."""
 
 

@@ -126,9 +126,9 @@ def _compressed_tensors(section: Mapping[str, Any], source: str) -> Quantisation
     weights = [group.get("weights") for group in groups.values()] if isinstance(groups, dict) else []
     if not weights or not all(isinstance(weight, dict) for weight in weights):
         raise StartupError(f"{source}: `config_groups` must describe `weights`.")
-    known, read = COMPRESSED[kind]
+    fixed, read = COMPRESSED[kind]
     for weight in weights:
-        for key, value in known.items():
+        for key, value in fixed.items():
             if weight.get(key) != value:
                 raise _unknown(source, f"weights.{key}", weight.get(key), repr(value))
     return Quantisation(read(weights, source), _ignored(section, "ignore", source), source)
@@ -201,7 +201,7 @@ def _modelopt(section: Mapping[str, Any], source: str) -> Quantisation:
 
 
 def _algorithm(section: Mapping[str, Any], source: str, supported: Iterable[str]) -> WeightFormat:
-    """Return the format of Model Optimizer's `quant_algo`; *known* are the names for an error."""
+    """Return the format of Model Optimizer's `quant_algo`; *fixed* are the names for an error."""
     algorithm = section.get("quant_algo")
     if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
         raise _unknown(source, "quant_algo", algorithm, ", ".join(supported))

@@ -62,7 +62,7 @@ class MoonVitConfig:
         for key, supported in FIXED.items():
             if vision.get(key, supported) != supported:
                 raise StartupError(f"config.json: `{key}` is {vision[key]!r}; this network knows {supported!r}.")
-        read = cls(
+        tower = cls(
             depth=_either(vision, "num_hidden_layers"),
             hidden_size=_either(vision, "hidden_size"),
             intermediate_size=_either(vision, "intermediate_size"),
@@ -75,17 +75,17 @@ class MoonVitConfig:
             projector_eps=_projector_eps(config, vision),
             out_hidden_size=out_hidden_size,
         )
-        if read.hidden_size % (4 * read.num_heads):
+        if tower.hidden_size % (4 * tower.num_heads):
             raise StartupError("config.json: the vision tower's hidden size must be a multiple of 4 * its heads.")
         widths = {
-            "mm_hidden_size": (vision, read.hidden_size),
+            "mm_hidden_size": (vision, tower.hidden_size),
             "text_hidden_size": (vision, out_hidden_size),
-            "projection_hidden_size": (config, read.hidden_size),
+            "projection_hidden_size": (config, tower.hidden_size),
         }
         for key, (holder, width) in widths.items():
             if holder.get(key, width) != width:
                 raise StartupError(f"config.json: `{key}` is {holder[key]!r}, but the network needs {width}.")
-        return read
+        return tower
 
 
 def _either(vision: Mapping[str, Any], key: str) -> int:

@@ -38,7 +38,7 @@ class Pixels:
             write_patches(small, layout, patches)
             self._normalise(patches, layout, out)
 
-    def shown(self, patches: npt.NDArray[np.uint8], layout: ImageLayout) -> npt.NDArray[np.uint8]:
+    def to_image(self, patches: npt.NDArray[np.uint8], layout: ImageLayout) -> npt.NDArray[np.uint8]:
         """Return the padded image [height, width, 3] that *patches* show."""
         _, rows, columns = layout.grid
         grid = patches.reshape(rows, columns, *layout.pixel_shape[1:])

@@ -42,7 +42,7 @@ class LlavaMetadata:
     order: torch.Tensor | None
 
 
-class Projector(nn.Module):
+class LlavaProjector(nn.Module):
     """Two linear layers that map features of the tower to the text network's width."""
 
     def __init__(self, spec: Spec) -> None:
@@ -67,7 +67,7 @@ class Network(ImageTextNetwork):
         super().__init__(LlamaTextDecoder(spec.text, ranks), settings, spec.text, tied=spec.text.tied, ranks=ranks)
         self.spec = spec
         self.vision_tower = ClipTower(spec.vision, spec.num_vision_blocks, ranks.encoder)
-        self.multi_modal_projector = Projector(spec)
+        self.multi_modal_projector = LlavaProjector(spec)
         newline_E = nn.Parameter(torch.empty(spec.text.hidden_size), requires_grad=False)
         self.image_newline = newline_E if spec.has_tiles else None
 

@@ -38,7 +38,7 @@ class Pixels:
             out[0] = resize(image, side, side)
             write_tiles(image, (layout.resized_height, layout.resized_width), out[1:])
 
-    def shown(self, patches: npt.NDArray[np.uint8], layout: ImageLayout) -> npt.NDArray[np.uint8]:
+    def to_image(self, patches: npt.NDArray[np.uint8], layout: ImageLayout) -> npt.NDArray[np.uint8]:
         """Return the views side by side, [side, views * side, 3]."""
         return np.concatenate(patches.reshape(-1, *patches.shape[-3:]).transpose(0, 2, 3, 1), axis=1)
 

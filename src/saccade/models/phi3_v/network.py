@@ -39,7 +39,7 @@ class Phi3Metadata:
     order: torch.Tensor
 
 
-class Projector(nn.Module):
+class Phi3Projector(nn.Module):
     """Two linear layers with GELU between them."""
 
     def __init__(self, in_features: int, out_features: int) -> None:
@@ -65,7 +65,7 @@ class Network(ImageTextNetwork):
         self.vision_tower = ClipTower(spec.vision, spec.num_blocks, ranks.encoder)
         self.newline = nn.Parameter(torch.empty(1, 1, 1, merged), requires_grad=False)
         self.separator = nn.Parameter(torch.empty(1, 1, merged), requires_grad=False)
-        self.projector = Projector(merged, spec.text.hidden_size)
+        self.projector = Phi3Projector(merged, spec.text.hidden_size)
 
     def locate(self, name: str) -> Target | None:
         """Return the parameter that the checkpoint's tensor *name* fills; None if the tensor is not needed."""

@@ -42,6 +42,6 @@ class Pixels:
         planes[top : top + size.height] = resample(image, size.height, size.width, Image.Resampling.BILINEAR)
         planes[top + size.height :] = WHITE
 
-    def shown(self, patches: npt.NDArray[np.uint8], layout: ImageLayout) -> npt.NDArray[np.uint8]:
+    def to_image(self, patches: npt.NDArray[np.uint8], layout: ImageLayout) -> npt.NDArray[np.uint8]:
         """Return the padded image [height, width, 3]."""
         return patches.transpose(1, 2, 0)

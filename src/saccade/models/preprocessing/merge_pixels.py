@@ -33,7 +33,7 @@ class PatchifyPixels:
         else:
             patchify.write_normalised(bands, self._settings, layout.pixel_dtype, out, columns)
 
-    def shown(self, patches: npt.NDArray[np.uint8], layout: ImageLayout) -> npt.NDArray[np.uint8]:
+    def to_image(self, patches: npt.NDArray[np.uint8], layout: ImageLayout) -> npt.NDArray[np.uint8]:
         """Return the resized image [height, width, 3] that *patches* show."""
         patch, merge = self._settings["patch_size"], self._settings["merge_size"]
         _, rows, columns = layout.grid

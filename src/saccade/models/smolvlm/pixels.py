@@ -46,6 +46,6 @@ class Pixels:
         """Return *image* [old height, old width, 3] as [*height*, *width*, 3]."""
         return resize(image, height, width, self._settings["filter"]).transpose(1, 2, 0)
 
-    def shown(self, patches: npt.NDArray[np.uint8], layout: ImageLayout) -> npt.NDArray[np.uint8]:
+    def to_image(self, patches: npt.NDArray[np.uint8], layout: ImageLayout) -> npt.NDArray[np.uint8]:
         """Return the views side by side, [side, views * side, 3]."""
         return np.concatenate(patches.transpose(0, 2, 3, 1), axis=1)
