@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from reference import Reference
-from server import Server, serving
+from server import Server, free_port, serving
 
 from benchmarks.fleet.load import chats, photos
 from benchmarks.fleet.plan import Plan
@@ -14,10 +14,27 @@ from benchmarks.fleet.running import workers
 
 
 @pytest.fixture(scope="session")
-def tiny_server(tiny_qwen3_vl: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def keys_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The keys file of tiny_server, with one tenant whose key nobody knows."""
+    file = tmp_path_factory.mktemp("keys") / "keys.toml"
+    file.write_text(f'[tenants.first]\n[[keys]]\ntenant = "first"\nsha256 = "{"0" * 64}"\n')
+    return file
+
+
+@pytest.fixture(scope="session")
+def admin_port() -> int:
+    """The port of tiny_server's operator, whose key is `operator`."""
+    return free_port()
+
+
+@pytest.fixture(scope="session")
+def tiny_server(
+    tiny_qwen3_vl: Path, keys_file: Path, admin_port: int, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
     """`saccade serve` on the tiny random checkpoint, named `tiny`, with two keys, a log, and media from this machine."""
     flags = ("--served-model-name", "tiny", "--max-model-len", "4096", "--api-key", "one", "--api-key", "two")
-    flags += ("--allowed-media-networks", "127.0.0.0/8", "--log-level", "INFO")
+    flags += ("--allowed-media-networks", "127.0.0.0/8", "--log-level", "INFO", "--api-keys-file", str(keys_file))
+    flags += ("--admin-port", str(admin_port), "--admin-key", "operator")
     with serving(str(tiny_qwen3_vl), *flags, key="one", log=tmp_path_factory.mktemp("tiny") / "stderr") as server:
         yield server
 

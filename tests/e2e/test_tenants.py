@@ -5,7 +5,6 @@ import json
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import openai
 import pytest
 from chats import openai_messages, random_image
 from openai.types.chat import ChatCompletion
-from server import Server, free_port, serving
+from server import Server
 from waiting import wait_until
 
 TENANTS = """
@@ -61,6 +60,20 @@ class Served:
         assert usage.prompt_tokens_details is not None
         return usage.prompt_tokens_details.cached_tokens or 0
 
+    def status(self, tenant: str) -> int:
+        """What a request of the tenant is answered with."""
+        try:
+            self.ask(tenant, "Hello")
+        except openai.APIStatusError as error:
+            return error.status_code
+        return 200
+
+    def write(self, content: str) -> None:
+        """Replace the keys file in one step."""
+        other = self.file.with_suffix(".new")
+        other.write_text(content)
+        os.replace(other, self.file)
+
     def usage(self) -> dict[str, Any]:
         """What the admin port says of each tenant."""
         request = urllib.request.Request(f"http://127.0.0.1:{self.admin_port}/usage")
@@ -79,15 +92,11 @@ def entry(tenant: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def served(tiny_qwen3_vl: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    folder = tmp_path_factory.mktemp("tenants")
-    file = folder / "keys.toml"
-    file.write_text(TENANTS + "".join(map(entry, NAMES)))
-    admin_port = free_port()
-    flags = ("--api-keys-file", str(file), "--api-key", "own", "--max-model-len", "512")
-    operator = ("--admin-port", str(admin_port), "--admin-key", "operator")
-    with serving(str(tiny_qwen3_vl), *flags, *operator, key="own", log=folder / "log") as server:
-        yield Served(server, file, admin_port)
+def served(tiny_server: Server, keys_file: Path, admin_port: int) -> Served:
+    served = Served(tiny_server, keys_file, admin_port)
+    served.write(TENANTS + "".join(map(entry, NAMES)))
+    wait_until(lambda: served.status("lab") == 200)
+    return served
 
 
 def refused(served: Served, tenant: str, *parts: Any) -> openai.RateLimitError:
@@ -180,31 +189,19 @@ def test_tenants_cannot_read_the_metrics_of_all(served: Served) -> None:
 
 
 def test_changed_keys_file_is_read_and_a_broken_one_ignored(served: Served) -> None:
-    def write(content: str) -> None:
-        other = served.file.with_suffix(".new")
-        other.write_text(content)
-        os.replace(other, served.file)
-
-    def status(tenant: str) -> int:
-        try:
-            served.ask(tenant, "Hello")
-        except openai.APIStatusError as error:
-            return error.status_code
-        return 200
-
     def is_current() -> float:
         return served.server.metric("saccade_api_keys_file_current")
 
-    assert (status("lab"), status("late"), is_current()) == (200, 401, 1)
+    assert (served.status("lab"), served.status("late"), is_current()) == (200, 401, 1)
     whole = f"{TENANTS}[tenants.late]\n{entry('acme')}{entry('late')}"
-    write(whole)
-    wait_until(lambda: status("late") == 200)
-    assert (status("lab"), status("acme")) == (401, 200)
-    write(f"{whole}[[keys]]\ntenant = 'nobody'")
+    served.write(whole)
+    wait_until(lambda: served.status("late") == 200)
+    assert (served.status("lab"), served.status("acme")) == (401, 200)
+    served.write(f"{whole}[[keys]]\ntenant = 'nobody'")
     wait_until(lambda: is_current() == 0)
-    assert status("late") == 200
+    assert served.status("late") == 200
     log = served.server.log
     assert log is not None
     wait_until(lambda: "[[keys]] number 3" in log.read_text())  # a thread of its own writes it
-    write(whole)
+    served.write(whole)
     wait_until(lambda: is_current() == 1)
