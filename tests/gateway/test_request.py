@@ -5,10 +5,12 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import msgspec
 import psutil
@@ -98,6 +100,26 @@ class Stage:
             os.kill(pid, signal.SIGCONT)
 
     @contextmanager
+    def prepared(self, connection: socket.socket) -> Iterator[None]:
+        """Its pixels are in slots, and no worker has been asked."""
+        admission, is_there = self.gateway.application.limits.admission, threading.Event()
+        turn = admission.turn
+
+        @asynccontextmanager
+        async def last_turn(num_bytes: int) -> AsyncIterator[None]:
+            async with turn(num_bytes):
+                if self.gateway.metric("saccade_slots_in_use"):
+                    is_there.set()
+                    await asyncio.sleep(LONG)
+                yield
+
+        with patch.object(admission, "turn", last_turn):
+            send(connection, body([IMAGE]))
+            assert is_there.wait(LONG)
+            assert not self.gateway.worker.requests
+            yield
+
+    @contextmanager
     def first_token(self, connection: socket.socket) -> Iterator[None]:
         self.gateway.worker.script = self.waiting
         send(connection, body([IMAGE]))
@@ -185,7 +207,7 @@ def test_open_stream_takes_one_task(tiny_qwen3_vl: Path) -> None:  # F14
         wait_until(lambda: tasks(gateway) == num_tasks)
 
 
-@table("stage", ["body", "fetch", "place", "decode", "first_token", "stream"])
+@table("stage", ["body", "fetch", "place", "decode", "prepared", "first_token", "stream"])
 def test_disconnected_client_gives_everything_back(tiny_qwen3_vl: Path, stage: str) -> None:
     with held(tiny_qwen3_vl, stage) as connection:
         connection.close()
