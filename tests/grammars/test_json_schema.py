@@ -8,7 +8,7 @@ from tables import table
 
 from saccade.errors import InvalidValue, RequestError, UnsupportedParameter
 from saccade.grammars.compiler import byte_vocabulary, compile_grammar
-from saccade.grammars.json_schema import FORMATS, NOT_HELD, HeldSchema, Schema, SchemaReader
+from saccade.grammars.json_schema import FORMATS, NOT_HELD, Schema, SchemaReader, SupportedSchema
 from saccade.protocol.request import Grammar
 
 TEXT = {"type": "string"}
@@ -22,7 +22,7 @@ def compiles(schema: Schema) -> bool:
     return True
 
 
-def read(schema: Any, strict: bool = False) -> HeldSchema:
+def read(schema: Any, strict: bool = False) -> SupportedSchema:
     text = schema if isinstance(schema, str) else json.dumps(schema)
     return SchemaReader("schema", strict, compiles).read(text)
 
@@ -46,7 +46,7 @@ def test_keywords_that_no_grammar_holds(keyword: str) -> None:  # F13
 
 def test_defaults_mean_nothing() -> None:
     schema = {"type": "array", "uniqueItems": False, "unevaluatedItems": True}
-    assert read(schema, strict=True) == HeldSchema({"type": "array"})
+    assert read(schema, strict=True) == SupportedSchema({"type": "array"})
 
 
 def test_names_of_properties_are_no_keywords() -> None:

@@ -14,7 +14,7 @@ from saccade.gateway.output.tool_calls import FORMATS
 from saccade.gateway.structured_output.constraint import Constraint
 from saccade.gateway.structured_output.trial import Outcome, try_constraint
 from saccade.grammars.compiler import FIRST_TAG_ID, byte_vocabulary, compile_grammar
-from saccade.grammars.tool_calls import HeldCalls, HeldContent, HeldFunction, ToolCallTokens
+from saccade.grammars.tool_calls import CallConstraint, ContentConstraint, FunctionConstraint, ToolCallTokens
 from saccade.protocol.request import Grammar
 
 BEGIN, END, SECTION, SECTION_END, SEPARATOR = range(FIRST_TAG_ID, FIRST_TAG_ID + 5)
@@ -46,8 +46,8 @@ FUNCTIONS = {"zoom": ZOOM, "wait-a.bit": {"type": "object", "properties": {}, "a
 
 def grammar(form: str, functions: dict[str, Any], must_call: bool = True, many: bool = True, **held: Any) -> Grammar:
     """Return what the gateway's trial makes of these calls. Raises what the gateway raises."""
-    listed = [HeldFunction(name, schema, f"tools.{name}", **held) for name, schema in functions.items()]
-    calls = HeldCalls(listed, FORMS[form], must_call, many)
+    listed = [FunctionConstraint(name, schema, f"tools.{name}", **held) for name, schema in functions.items()]
+    calls = CallConstraint(listed, FORMS[form], must_call, many)
     outcome = try_constraint(Constraint("tool_calls", msgspec.json.encode(calls).decode(), "tools"))
     if outcome.grammar is None:
         raise {"unsupported_parameter": UnsupportedParameter}.get(outcome.code, InvalidValue)(
@@ -140,8 +140,10 @@ CARD = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": 
 
 def with_content(form: str, schema: Any, strict: bool = True) -> Outcome:
     """Return what the gateway's trial makes of calls of `say`, or JSON by *schema*."""
-    content = HeldContent(json.dumps(schema), "response_format", strict)
-    calls = HeldCalls([HeldFunction("say", SAY, "tools.say")], FORMS[form], must_call=False, many=True, content=content)
+    content = ContentConstraint(json.dumps(schema), "response_format", strict)
+    calls = CallConstraint(
+        [FunctionConstraint("say", SAY, "tools.say")], FORMS[form], must_call=False, many=True, content=content
+    )
     return try_constraint(Constraint("tool_calls", msgspec.json.encode(calls).decode(), "tools"))
 
 
@@ -183,7 +185,9 @@ def test_constraints_on_plain_text_are_refused() -> None:
 
 def test_warning_about_a_parameter_is_safe_in_a_header() -> None:
     schema = {"type": "object", "properties": {"\u00e4\tb": {"type": "string", "maxLength": 3}}}
-    calls = HeldCalls([HeldFunction("say", schema, "tools.say")], FORMS["qwen3_coder"], must_call=True, many=False)
+    calls = CallConstraint(
+        [FunctionConstraint("say", schema, "tools.say")], FORMS["qwen3_coder"], must_call=True, many=False
+    )
     outcome = try_constraint(Constraint("tool_calls", msgspec.json.encode(calls).decode(), "tools"))
     assert outcome.dropped == ["tools.say.properties.??b.maxLength"]
 

@@ -16,7 +16,7 @@ from saccade.gateway.prompt.chat_prompt import chat_prompt, why_not_as_chat
 from saccade.gateway.prompt.draft import PromptDrafter
 from saccade.gateway.request import Request
 from saccade.gateway.served_models.served_model import ServedModel
-from saccade.gateway.structured_output.grammars import HeldAnswer
+from saccade.gateway.structured_output.grammars import AnswerGrammar
 from saccade.gateway.workers.attempt import Attempt
 from saccade.gateway.workers.dispatch import Dispatcher, Preview, Prompt, media_runs
 from saccade.protocol.request import EngineRequest
@@ -29,14 +29,14 @@ logger = logging.getLogger(__name__)
 class Part:
     """One prompt of a request. *params* has no messages: its images are dropped as soon as they are decoded.
 
-    *salt* keeps its caches apart from those of other tenants. The answer may be *held* to a grammar.
+    *salt* keeps its caches apart from those of other tenants. The answer must match *answer_grammar*.
     """
 
     params: ChatRequest
     chat: Chat
     served: ServedModel
     salt: bytes
-    held: HeldAnswer | None = None
+    answer_grammar: AnswerGrammar | None = None
 
 
 @dataclass(frozen=True)
@@ -54,16 +54,16 @@ class Pipeline:
 
         Cancelling this aborts the answer. Raises SaccadeError: of the last worker, if several were tried.
         """
-        async with AsyncExitStack() as held:
-            answer = held.enter_context(output.answer)
+        async with AsyncExitStack() as resources:
+            answer = resources.enter_context(output.answer)
             with self.metrics.stage("prepare"):
                 # While the request waits for other servers it holds no place.
                 images = await self._collect(request, part.served, part.chat, part.salt)
-                held.enter_context(request.place())
+                resources.enter_context(request.place())
                 prompt = await self._draft(request, part, images)
                 request.account.use_prompt(len(prompt.token_ids))
                 answer.begin(prompt.token_ids)
-                of_attempt = await held.enter_async_context(AsyncExitStack())
+                of_attempt = await resources.enter_async_context(AsyncExitStack())
                 attempt_at = partial(self._attempt, of_attempt, request, part, prompt, images, output)
                 attempt = await attempt_at(frozenset())
             failed = frozenset[str]()
@@ -120,7 +120,8 @@ class Pipeline:
         draft = await self.prompts.draft(
             served, params, part.chat, layouts, _num_bytes(images), as_vllm_chat=all_take_chats
         )
-        sampling = sampling_params(params, served, draft.token_ids, None if part.held is None else part.held.grammar)
+        grammar = part.answer_grammar
+        sampling = sampling_params(params, served, draft.token_ids, None if grammar is None else grammar.grammar)
         settings = [image.settings for image in images]
         return Prompt(
             draft.token_ids,
@@ -131,13 +132,13 @@ class Pipeline:
             num_samples=params.n or 1,
             needs_token_ids=why_not_as_chat(served, part.chat, settings) if some_take_chats else None,
             sampling=sampling,
-            needs_grammars=None if part.held is None else part.held.refusal,
+            needs_grammars=None if grammar is None else grammar.refusal,
             tenant=request.tenant,
         )
 
     async def _attempt(
         self,
-        held: AsyncExitStack,
+        resources: AsyncExitStack,
         request: Request,
         part: Part,
         prompt: Prompt,
@@ -147,12 +148,12 @@ class Pipeline:
     ) -> Attempt:
         """Place *prompt* at a worker that is none of *failed*, and prepare its pixels; nothing is sent yet.
 
-        *held* has all that the attempt holds. *images* are dropped if no other worker could be tried. Raises
+        *resources* gets what the attempt holds. *images* are dropped if no other worker could be tried. Raises
         SaccadeError.
         """
         served = part.served
         with self.metrics.stage("route"):
-            placement = await held.enter_async_context(self.dispatcher.place(served.name, prompt, failed))
+            placement = await resources.enter_async_context(self.dispatcher.place(served.name, prompt, failed))
         chat = None
         is_held: Callable[[bytes], bool] = partial(placement.worker.holds, prompt.salt)
         if placement.takes_chat:
@@ -161,9 +162,9 @@ class Pipeline:
         media = PromptImages(tuple(images), prompt.spans).on_wire(served.layout, placement.pixel_dtype, is_held)
         if not placement.can_retry:
             images.clear()
-        held.enter_context(await request.pixels(media.num_pixel_bytes))
+        resources.enter_context(await request.pixels(media.num_pixel_bytes))
         items = await self.pixels.prepare(served.family, media, prompt.salt, request.client)
-        sent = EngineRequest(
+        engine_request = EngineRequest(
             request_id=output.answer.id,
             token_ids=prompt.token_ids,
             sampling=prompt.sampling,
@@ -173,9 +174,9 @@ class Pipeline:
         )
         # The worker may ask for images that were sent by their hash; it has the pixels of the others. The decode
         # worker of a pair has the pixels of none.
-        wanted = media if placement.pair is None else media.all_by_hash()
+        resendable = media if placement.pair is None else media.all_by_hash()
         resend = PixelResend(
-            self.pixels, served.family, wanted, prompt.salt, request, held, keeps_all=placement.can_retry
+            self.pixels, served.family, resendable, prompt.salt, request, resources, keeps_all=placement.can_retry
         )
 
         def forget_images() -> None:
@@ -184,8 +185,9 @@ class Pipeline:
             if not (placement.takes_chat or placement.pair):
                 resend.forget()
 
-        attempt = Attempt(self.dispatcher, placement, sent, output, request.count_waiting, resend, forget_images, chat)
-        held.callback(attempt.release_unsent)
+        count = request.count_waiting
+        attempt = Attempt(self.dispatcher, placement, engine_request, output, count, resend, forget_images, chat)
+        resources.callback(attempt.release_unsent)
         if media.images:
             # Requests that waited for the same image go on at the same moment.
             async with request.turn(media.num_encoded_bytes):

@@ -74,7 +74,7 @@ MAX_TRIALS: Final = 256
 
 
 @dataclass
-class HeldSchema:
+class SupportedSchema:
     """A schema that answers match; *dropped* are the places of keywords of the client's schema that it lacks."""
 
     schema: Schema
@@ -89,12 +89,12 @@ class SchemaReader:
     strict: bool
     compiles: Callable[[Schema], bool]
 
-    def read(self, text: str) -> HeldSchema:
+    def read(self, text: str) -> SupportedSchema:
         """Return the schema in *text*, all keywords of which a grammar enforces.
 
         Raises InvalidValue and UnsupportedParameter, which name the keyword's place.
         """
-        result = HeldSchema(self._parse(text))
+        result = SupportedSchema(self._parse(text))
         self._clean(result)
         if self.compiles(result.schema):
             return result
@@ -116,7 +116,7 @@ class SchemaReader:
         schema.pop(OPTIONS, None)
         return schema
 
-    def _clean(self, result: HeldSchema) -> None:
+    def _clean(self, result: SupportedSchema) -> None:
         """Refuse or drop what no grammar enforces."""
         for path, schema in _schemas(result.schema, self.param):
             reference = schema.get("$ref", "#")
@@ -133,7 +133,7 @@ class SchemaReader:
                 else:
                     self._drop(result, schema, keyword, path)
 
-    def _drop(self, result: HeldSchema, schema: Schema, keyword: str, path: str) -> None:
+    def _drop(self, result: SupportedSchema, schema: Schema, keyword: str, path: str) -> None:
         if self.strict:
             raise UnsupportedParameter(
                 f"`{path}.{keyword}` cannot be enforced while the answer grows; leave it out, or do not set `strict`.",
@@ -142,7 +142,7 @@ class SchemaReader:
         del schema[keyword]
         result.dropped.append(f"{path}.{keyword}")
 
-    def _widen(self, result: HeldSchema) -> None:
+    def _widen(self, result: SupportedSchema) -> None:
         """Replace oneOf by anyOf, and drop patterns that cannot be enforced."""
         for path, schema in _schemas(result.schema, self.param):
             if isinstance(schema.get("oneOf"), list) and "anyOf" not in schema:

@@ -12,7 +12,7 @@ import msgspec
 
 from saccade.errors import InvalidValue, UnsupportedParameter
 from saccade.grammars.compiler import WHITE_SPACE
-from saccade.grammars.json_schema import OPTIONS, HeldSchema, Schema, shown
+from saccade.grammars.json_schema import OPTIONS, Schema, SupportedSchema, shown
 from saccade.grammars.property_types import property_types
 
 TEXT_KEYWORDS: Final = ("pattern", "format", "minLength", "maxLength")
@@ -36,7 +36,7 @@ class ToolCallTokens(msgspec.Struct, frozen=True):
         return ToolCallTokens(self.format, first_id, first_id + 1, *others)
 
 
-class HeldFunction(msgspec.Struct, frozen=True):
+class FunctionConstraint(msgspec.Struct, frozen=True):
     """A function whose arguments match *parameters*, a schema of the type object, found at *place* of the request."""
 
     name: str
@@ -45,7 +45,7 @@ class HeldFunction(msgspec.Struct, frozen=True):
     strict: bool = False
 
 
-class HeldContent(msgspec.Struct, frozen=True):
+class ContentConstraint(msgspec.Struct, frozen=True):
     """An answer without calls: JSON that matches the schema in *text*, found at *place* of the request."""
 
     text: str
@@ -53,20 +53,22 @@ class HeldContent(msgspec.Struct, frozen=True):
     strict: bool = False
 
 
-class HeldCalls(msgspec.Struct, frozen=True):
+class CallConstraint(msgspec.Struct, frozen=True):
     """Answers that call *functions* once, or more often with *many*.
 
     Without *must_call* an answer may be *content* instead; if that is None, any text, also before the calls.
     """
 
-    functions: list[HeldFunction]
+    functions: list[FunctionConstraint]
     tokens: ToolCallTokens
     must_call: bool
     many: bool
-    content: HeldContent | None = None
+    content: ContentConstraint | None = None
 
 
-def read_parameters(function: HeldFunction, tokens: ToolCallTokens, read: Callable[[str], HeldSchema]) -> HeldSchema:
+def read_parameters(
+    function: FunctionConstraint, tokens: ToolCallTokens, read: Callable[[str], SupportedSchema]
+) -> SupportedSchema:
     """Return the schema of the arguments of *function*, all keywords of which *read* and bare text can enforce.
 
     Raises InvalidValue and UnsupportedParameter, which name the keyword's place.
@@ -89,7 +91,7 @@ def read_parameters(function: HeldFunction, tokens: ToolCallTokens, read: Callab
     return enforced
 
 
-def write_grammar(calls: HeldCalls) -> str:
+def write_grammar(calls: CallConstraint) -> str:
     """Return the Lark grammar of *calls*, whose schemas can be enforced."""
     tokens = calls.tokens
     lines = [f"call: {' | '.join(f'call_{index}' for index in range(len(calls.functions)))}"]
@@ -108,20 +110,20 @@ def write_grammar(calls: HeldCalls) -> str:
     return "\n".join(lines)
 
 
-def _hermes(index: int, function: HeldFunction, tokens: ToolCallTokens) -> Iterator[str]:
+def _hermes(index: int, function: FunctionConstraint, tokens: ToolCallTokens) -> Iterator[str]:
     opening, closing = _text(f'\n{{"name": {json.dumps(function.name)}, "arguments": '), _text("}\n")
     yield f"call_{index}: {_tag(tokens.begin_id)} {opening} arguments_{index} {closing} {_tag(tokens.end_id)}"
     yield f"arguments_{index}: {_json(function.parameters)}"
 
 
-def _kimi_k2(index: int, function: HeldFunction, tokens: ToolCallTokens) -> Iterator[str]:
+def _kimi_k2(index: int, function: FunctionConstraint, tokens: ToolCallTokens) -> Iterator[str]:
     name = f"{_text(f'functions.{function.name}:')} /[0-9]{{1,3}}/"
     ends = _tag(tokens.separator_id), _tag(tokens.end_id)
     yield f"call_{index}: {_tag(tokens.begin_id)} {name} {ends[0]} arguments_{index} {ends[1]}"
     yield f"arguments_{index}: {_json(function.parameters)}"
 
 
-def _qwen3_coder(index: int, function: HeldFunction, tokens: ToolCallTokens) -> Iterator[str]:
+def _qwen3_coder(index: int, function: FunctionConstraint, tokens: ToolCallTokens) -> Iterator[str]:
     schema = function.parameters
     required = schema.get("required") if isinstance(schema.get("required"), list) else []
     names = [f"parameter_{index}_{number}" for number in range(len(_properties(schema)))]
@@ -143,7 +145,7 @@ def _qwen3_coder(index: int, function: HeldFunction, tokens: ToolCallTokens) -> 
             yield f"{rule}_value[suffix={_text(closing)}]: /(?s:.*)/"
 
 
-_WRITERS: Final[Mapping[str, Callable[[int, HeldFunction, ToolCallTokens], Iterator[str]]]] = {
+_WRITERS: Final[Mapping[str, Callable[[int, FunctionConstraint, ToolCallTokens], Iterator[str]]]] = {
     "hermes": _hermes,
     "kimi_k2": _kimi_k2,
     "qwen3_coder": _qwen3_coder,

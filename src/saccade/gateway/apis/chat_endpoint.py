@@ -25,7 +25,7 @@ from saccade.gateway.server.body import BodyReader, while_connected
 from saccade.gateway.server.connection import CONNECTION
 from saccade.gateway.server.event_stream import EventStream, WholeResponse
 from saccade.gateway.server.middleware import WARNINGS
-from saccade.gateway.structured_output.constraint import read_constraint, with_held_calls, without_constraint
+from saccade.gateway.structured_output.constraint import read_constraint, with_calls, without_constraint
 from saccade.gateway.structured_output.grammars import RequestGrammars
 from saccade.gateway.tenants.account import Account, request_salt
 from saccade.gateway.workers.dispatch import Preview
@@ -127,16 +127,16 @@ class ChatEndpoint:
             else:
                 prompts = [form.prompt for form in formats if form.prompt is not None]
                 chats = [await self.prompts.read_plain(served, params, prompt) for prompt in prompts]
-            constraint = with_held_calls(constraint, params, chats[0].tools, served.tool_calls)
+            constraint = with_calls(constraint, params, chats[0].tools, served.tool_calls)
             params = msgspec.structs.replace(params, messages=[])
             request.keep_chat()
             del body, read
-            salt, held = request_salt(request.tenant.salt, params.cache_salt), None
+            salt, answer_grammar = request_salt(request.tenant.salt, params.cache_salt), None
             if constraint is not None:
-                held = await self.grammars.of(constraint, salt, request.client, request.tenant.priority)
-        if held is not None and held.warning:
-            scope[WARNINGS] = "; ".join(filter(None, (scope[WARNINGS], held.warning)))
-        parts = [Part(params, chat, served, salt, held) for chat in chats]
+                answer_grammar = await self.grammars.of(constraint, salt, request.client, request.tenant.priority)
+        if answer_grammar is not None and answer_grammar.warning:
+            scope[WARNINGS] = "; ".join(filter(None, (scope[WARNINGS], answer_grammar.warning)))
+        parts = [Part(params, chat, served, salt, answer_grammar) for chat in chats]
         return list(zip(formats, parts, strict=True))
 
     async def _answer(

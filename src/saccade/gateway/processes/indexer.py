@@ -56,7 +56,7 @@ class Indexer:
             case FindOverlaps() as asked:
                 return self._encoder.encode(self._overlaps(asked))
             case ShowKnown():
-                return self._encoder.encode(self._known())
+                return self._encoder.encode(self._feed_states())
             case _:
                 return self._encoder.encode(families(self._registry))
 
@@ -68,7 +68,7 @@ class Indexer:
         overlaps = self._lookup.find([LookupTarget(name, partitions[place]) for name, place in request.targets], keys)
         return [(overlaps[name].num_blocks, overlaps[name].is_exact) for name, _ in request.targets]
 
-    def _known(self) -> KnownWorkers:
+    def _feed_states(self) -> KnownWorkers:
         workers = []
         for worker in self._fleet.clients:
             feed = self._listener.feed(worker)

@@ -169,8 +169,8 @@ def read_chat_that_may_fit(request: ChatRequest | TokenizeRequest, served: Serve
     if bound.least_tokens("".join(texts)) <= served.max_model_len:
         return chat
     segments = render(served, chat)
-    written = "".join(segment.text for segment in segments if not segment.is_special)
-    if (least := bound.least_tokens(written)) > served.max_model_len:
+    rendered = "".join(segment.text for segment in segments if not segment.is_special)
+    if (least := bound.least_tokens(rendered)) > served.max_model_len:
         raise ContextLengthExceeded.of(served.max_model_len, least, _num_completion(request), "messages", at_least=True)
     return chat
 

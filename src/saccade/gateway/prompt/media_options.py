@@ -40,35 +40,35 @@ def read_media_options(processor: Mapping[str, Any] | None, media_io: Mapping[st
     """Return what *processor* and *media_io*, as the request has them, set. Raises RequestError, naming the field."""
     processor = processor or {}
     sampling = {f"mm_processor_kwargs.{key}": processor.get(key) for key in _SAMPLING_KEYS}
-    for kind, given in (media_io or {}).items():
-        name = f"media_io_kwargs.{shown(kind)}"
+    for kind, settings in (media_io or {}).items():
+        name = f"media_io_kwargs.{excerpt(kind)}"
         if kind not in ("image", "video"):
             raise UnsupportedParameter(f"`{name}` is not served; `video` is.", name)
-        if not isinstance(given, dict | None):
+        if not isinstance(settings, dict | None):
             raise InvalidValue(f"`{name}` must be an object.", name)
-        for key, value in (given or {}).items():
+        for key, value in (settings or {}).items():
             if kind == "image" or key not in _SAMPLING_KEYS:
-                path = f"{name}.{shown(key)}"
+                path = f"{name}.{excerpt(key)}"
                 raise UnsupportedParameter(f"`{path}` is not served; `video.num_frames` and `video.fps` are.", path)
             sampling[f"{name}.{key}"] = value
     return MediaOptions(_read_limits(processor), _read_sampling(sampling))
 
 
-def _read_sampling(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `num_frames` or `fps`, whichever is set at one of the paths in *given*."""
-    wanted = {path: value for path, value in given.items() if value is not None and value != NOT_SET}
-    for path, value in wanted.items():
+def _read_sampling(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `num_frames` or `fps`, whichever is set at one of the paths in *settings*."""
+    sampling = {path: value for path, value in settings.items() if value is not None and value != NOT_SET}
+    for path, value in sampling.items():
         if path.endswith("num_frames"):
             if type(value) is not int or not 1 <= value <= MAX_FRAMES:
                 raise InvalidValue(f"`{path}` must be a whole number of frames, from 1 to {MAX_FRAMES}.", path)
         elif type(value) not in (int, float) or not isfinite(value) or not 0 < value <= MAX_FPS:
             raise InvalidValue(f"`{path}` must be a number of frames a second, over 0 and at most {MAX_FPS}.", path)
-    if len(wanted) > 1:
+    if len(sampling) > 1:
         raise InvalidValue(
-            f"{' and '.join(f'`{path}`' for path in wanted)} say the frames of videos that the model sees; send one.",
-            next(iter(wanted)),
+            f"{' and '.join(f'`{path}`' for path in sampling)} say the frames of videos that the model sees; send one.",
+            next(iter(sampling)),
         )
-    return {path.rpartition(".")[2]: value for path, value in wanted.items()}
+    return {path.rpartition(".")[2]: value for path, value in sampling.items()}
 
 
 def _read_limits(processor: Mapping[str, Any]) -> dict[str, int]:
@@ -86,12 +86,12 @@ def _read_limits(processor: Mapping[str, Any]) -> dict[str, int]:
     return limits
 
 
-def _pixel_limits(given: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
+def _pixel_limits(settings: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
     """Return (path in the request, name of the limit, value) of every limit that is not null."""
-    found: list[tuple[str, str, Any]] = []
-    for key, value in given.items():
+    limits: list[tuple[str, str, Any]] = []
+    for key, value in settings.items():
         if key in _SIZE_KEYS.values():
-            found.append((key, key, value))
+            limits.append((key, key, value))
         elif key in _SAMPLING_KEYS:
             continue
         elif key != "size":
@@ -102,15 +102,15 @@ def _pixel_limits(given: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
             for edge, limit in (value or {}).items():
                 if edge not in _SIZE_KEYS:
                     raise _unknown_key(f"size.{edge}", "`size.shortest_edge` and `size.longest_edge`")
-                found.append((f"size.{edge}", _SIZE_KEYS[edge], limit))
-    return [limit for limit in found if limit[2] is not None]
+                limits.append((f"size.{edge}", _SIZE_KEYS[edge], limit))
+    return [limit for limit in limits if limit[2] is not None]
 
 
-def _unknown_key(key: str, known: str) -> UnsupportedParameter:
-    where = f"mm_processor_kwargs.{shown(key)}"
-    return UnsupportedParameter(f"`{where}` is not served; {known} are.", where)
+def _unknown_key(key: str, alternatives: str) -> UnsupportedParameter:
+    where = f"mm_processor_kwargs.{excerpt(key)}"
+    return UnsupportedParameter(f"`{where}` is not served; {alternatives} are.", where)
 
 
-def shown(name: str) -> str:
+def excerpt(name: str) -> str:
     """Return a *name* of a client's, cut where it is long, for an error."""
     return name if len(name) <= MAX_SHOWN_CHARACTERS else name[:MAX_SHOWN_CHARACTERS] + "…"

@@ -23,7 +23,7 @@ from saccade.gateway.chat import (
     url_of_file,
 )
 from saccade.gateway.json_body import decode, parse
-from saccade.gateway.prompt.media_options import MediaOptions, read_media_options, shown
+from saccade.gateway.prompt.media_options import MediaOptions, excerpt, read_media_options
 from saccade.gateway.prompt.tools import num_tool_characters, read_calls, read_tools
 from saccade.models.family import Family, ImageOptions
 from saccade.tokenization.chat_template import Message
@@ -183,9 +183,9 @@ def _read_part(part: ContentPart, field: str, options: MediaOptions, images: lis
             return {"type": "video"}
         case _:
             named = f"`{part.type}`" if part.type in REFUSED_PARTS else "this type"
-            served = ", ".join(f"`{kind}`" for kind in PARTS)
+            kinds = ", ".join(f"`{kind}`" for kind in PARTS)
             raise UnsupportedParameter(
-                f"`{field}.type`: parts of {named} are not served; those of {served} are, images as {IMAGE_PART}.",
+                f"`{field}.type`: parts of {named} are not served; those of {kinds} are, images as {IMAGE_PART}.",
                 f"{field}.type",
             )
 
@@ -221,13 +221,13 @@ def _image_source(part: ContentPart, field: str, options: MediaOptions) -> Image
     return ImageSource(field, url, ImageOptions(detail or "auto", **options.limits))
 
 
-def _file_source(part: ContentPart, field: str, given: MediaOptions) -> ImageSource:
+def _file_source(part: ContentPart, field: str, media_options: MediaOptions) -> ImageSource:
     if part.file is UNSET:
         raise InvalidValue(f"`{field}` is missing.", field)
     file = decode(part.file, _FILE, field)
     if (file.file_id is None) == (file.file_data is None):
         raise InvalidValue(f"`{field}` must have either `file_id` or `file_data`.", field)
-    options = ImageOptions("auto", **given.limits)
+    options = ImageOptions("auto", **media_options.limits)
     if file.file_id is not None:
         return ImageSource(f"{field}.file_id", url_of_file(file.file_id), options)
     url = file.file_data or ""
@@ -252,7 +252,7 @@ def _video_source(part: ContentPart, field: str, options: MediaOptions) -> Image
     return ImageSource(field, url, options.of_videos)
 
 
-def _thinking(request: ChatRequest | TokenizeRequest, known: tuple[str, ...]) -> dict[str, bool]:
+def _thinking(request: ChatRequest | TokenizeRequest, switches: tuple[str, ...]) -> dict[str, bool]:
     """Return the template's switch for reasoning as `enable_thinking` and `reasoning_effort` set it, if they do.
 
     Templates know on and off only, so every effort but "none" is on. With a template that has no such switch,
@@ -260,7 +260,7 @@ def _thinking(request: ChatRequest | TokenizeRequest, known: tuple[str, ...]) ->
     where the request contradicts itself.
     """
     effort = request.reasoning_effort
-    switch = next((name for name in THINKING_SWITCHES if name in known), None)
+    switch = next((name for name in THINKING_SWITCHES if name in switches), None)
     if effort is not None and effort not in EFFORTS:
         raise InvalidValue(f"`reasoning_effort` must be one of {', '.join(EFFORTS)}.", "reasoning_effort")
     if effort not in (None, "none") and switch is None:
@@ -269,30 +269,30 @@ def _thinking(request: ChatRequest | TokenizeRequest, known: tuple[str, ...]) ->
             "it out.",
             "reasoning_effort",
         )
-    wanted_by_effort = None if effort is None else effort != "none"
-    given = {"enable_thinking": request.enable_thinking, "reasoning_effort": wanted_by_effort}
-    if switch is None or set(given.values()) == {None}:
+    from_effort = None if effort is None else effort != "none"
+    fields = {"enable_thinking": request.enable_thinking, "reasoning_effort": from_effort}
+    if switch is None or set(fields.values()) == {None}:
         return {}
-    given[f"chat_template_kwargs.{switch}"] = (request.chat_template_kwargs or {}).get(switch)
-    wanted = {field: value for field, value in given.items() if value is not None}
-    if len(set(wanted.values())) > 1:
+    fields[f"chat_template_kwargs.{switch}"] = (request.chat_template_kwargs or {}).get(switch)
+    settings = {field: value for field, value in fields.items() if value is not None}
+    if len(set(settings.values())) > 1:
         raise InvalidValue(
-            f"{' and '.join(f'`{field}`' for field in wanted)} contradict each other; send one of them.",
-            next(iter(wanted)),
+            f"{' and '.join(f'`{field}`' for field in settings)} contradict each other; send one of them.",
+            next(iter(settings)),
         )
-    return {switch: bool(next(iter(wanted.values())))}
+    return {switch: bool(next(iter(settings.values())))}
 
 
-def _read_switches(given: Mapping[str, Any] | None, known: tuple[str, ...]) -> dict[str, Any]:
+def _read_switches(arguments: Mapping[str, Any] | None, switches: tuple[str, ...]) -> dict[str, Any]:
     """Return the template's variables besides the messages: only switches that the family declares.
 
     `enable_thinking` is ignored where the template has no such switch.
     """
-    without_effect = () if set(THINKING_SWITCHES) & set(known) else ("enable_thinking",)
-    for name, value in (given or {}).items():
-        field = f"chat_template_kwargs.{shown(name)}"
-        if name not in known and name not in without_effect:
-            offer = f"; it has {', '.join(f'`{switch}`' for switch in known)}." if known else ", which has none."
+    without_effect = () if set(THINKING_SWITCHES) & set(switches) else ("enable_thinking",)
+    for name, value in (arguments or {}).items():
+        field = f"chat_template_kwargs.{excerpt(name)}"
+        if name not in switches and name not in without_effect:
+            offer = f"; it has {', '.join(f'`{switch}`' for switch in switches)}." if switches else ", which has none."
             raise UnsupportedParameter(f"`{field}` is not a switch of this model's chat template{offer}", field)
         if not _is_plain(value):
             raise InvalidValue(
@@ -300,7 +300,7 @@ def _read_switches(given: Mapping[str, Any] | None, known: tuple[str, ...]) -> d
                 f"{MAX_SWITCH_CHARACTERS} characters.",
                 field,
             )
-    return {name: value for name, value in (given or {}).items() if name in known}
+    return {name: value for name, value in (arguments or {}).items() if name in switches}
 
 
 def _is_plain(value: object) -> bool:

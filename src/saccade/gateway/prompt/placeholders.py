@@ -24,14 +24,14 @@ def write_images(
     Every run of placeholders is one placeholder, for `expand` to repeat. A prompt with other images than those of
     *layouts* is left as it is, and `expand` refuses it. Raises InvalidValue for other videos.
     """
-    written = list(media_segments(segments, special_tokens, placeholders))
-    if [is_video for _, _, is_video in written] != [bool(layout.frames) for layout in layouts]:
-        if any(is_video for _, _, is_video in written) or any(layout.frames for layout in layouts):
-            raise _refusal(len(written), len(layouts))
+    segments_of_media = list(media_segments(segments, special_tokens, placeholders))
+    if [is_video for _, _, is_video in segments_of_media] != [bool(layout.frames) for layout in layouts]:
+        if any(is_video for _, _, is_video in segments_of_media) or any(layout.frames for layout in layouts):
+            raise _refusal(len(segments_of_media), len(layouts))
         yield from segments
         return
     position = 0
-    for (start, stop, is_video), layout in zip(written, layouts, strict=True):
+    for (start, stop, is_video), layout in zip(segments_of_media, layouts, strict=True):
         yield from segments[position:start]
         placeholder = Segment(placeholders.video, is_special=True) if is_video else segments[start]
         for piece in layout.prompt or (layout.num_tokens,):
@@ -48,13 +48,13 @@ def expand(
     Return the ids, and for each image or video where its runs lie. Raises InvalidValue where the prompt has other
     placeholders than those of the runs.
     """
-    found = sorted(place for placeholder in placeholders.ids for place in _places(token_ids, placeholder))
-    wanted = [placeholders.of(layout) for layout in layouts for _ in runs(layout)]
-    if [token_ids[place] for place in found] != wanted:
-        raise _refusal(len(found), len(layouts))
+    places = sorted(place for placeholder in placeholders.ids for place in _places(token_ids, placeholder))
+    expected = [placeholders.of(layout) for layout in layouts for _ in runs(layout)]
+    if [token_ids[place] for place in places] != expected:
+        raise _refusal(len(places), len(layouts))
     expanded: list[int] = []
     spans: list[tuple[Span, ...]] = []
-    position, pending = 0, iter(found)
+    position, pending = 0, iter(places)
     for layout in layouts:
         of_item: list[Span] = []
         for length in runs(layout):

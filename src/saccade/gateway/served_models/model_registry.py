@@ -19,16 +19,16 @@ _logger = structlog.get_logger(__name__)
 class ModelRegistry:
     """The served models of a fleet, built as workers describe them; one that cannot be built is logged, not served.
 
-    *parsers* are the operator's choice of what is read out of answers. Files that the operator has *given* for a
-    model's name stand in for those that its worker sends. *unservable* gets the reason when all workers have described
-    their models and none can be built, unless one was served before.
+    *parsers* are the operator's choice of parsers for answers. *model_files*, by model name, replace the files that the
+    workers send. *unservable* gets the reason when all workers have described their models and none can be built,
+    unless one was served before.
     """
 
-    def __init__(self, fleet: WorkerPool, given: Mapping[str, ModelFiles], parsers: Parsers = DECLARED) -> None:
+    def __init__(self, fleet: WorkerPool, model_files: Mapping[str, ModelFiles], parsers: Parsers = DECLARED) -> None:
         self._fleet = fleet
-        self._given = given
+        self._model_files = model_files
         self._parsers = parsers
-        self._served: dict[str, ServedModel] = {}
+        self._models: dict[str, ServedModel] = {}
         self._described: dict[str, Description] = {}
         self._building: set[asyncio.Task[None]] = set()
         self._refused: dict[str, StartupError] = {}
@@ -41,26 +41,26 @@ class ModelRegistry:
     @property
     def ready(self) -> bool:
         """Whether a worker is ready and its model is built."""
-        return self._fleet.ready and any(model.workers and model.name in self._served for model in self._fleet.models())
+        return self._fleet.ready and any(model.workers and model.name in self._models for model in self._fleet.models())
 
     def models(self) -> list[ServedModel]:
         """Return the models that can be requested, ready or not."""
-        return [self._served[model.name] for model in self._fleet.models() if model.name in self._served]
+        return [self._models[model.name] for model in self._fleet.models() if model.name in self._models]
 
     def names(self) -> list[tuple[str, ServedModel]]:
         """Return every name that may be requested, with its model; a model's own name stands before its aliases."""
-        served = [(model, self._served[model.name]) for model in self._fleet.models() if model.name in self._served]
+        served = [(model, self._models[model.name]) for model in self._fleet.models() if model.name in self._models]
         return [(name, one) for model, one in served for name in (model.name, *self._fleet.aliases(model.name))]
 
     def get(self, name: str) -> ServedModel:
         """Return the model that may be requested as *name*. Raises ModelNotFound and WorkerUnavailable."""
-        served = self._served.get(self._fleet.model(name).name)
+        served = self._models.get(self._fleet.model(name).name)
         if served is None:
             raise WorkerUnavailable(f"The model {name!r} is not ready yet; try again shortly.")
         return served
 
     def _on_model(self, model: Model) -> None:
-        self._served.pop(model.name, None)
+        self._models.pop(model.name, None)
         self._refused.pop(model.name, None)
         self._described[model.name] = model.description
         task = asyncio.create_task(self._build(model.description), name=f"model {model.name}")
@@ -69,7 +69,7 @@ class ModelRegistry:
 
     async def _build(self, description: Description) -> None:
         try:
-            files = self._given.get(description.model, description.files)
+            files = self._model_files.get(description.model, description.files)
             await _try_in_child(description.model, files)
             served = await asyncio.to_thread(
                 ServedModel.from_files, description.model, files, description.max_model_len, parsers=self._parsers
@@ -85,7 +85,7 @@ class ModelRegistry:
         else:
             # Builds run side by side: the last description counts, not the last build to end.
             if self._described[description.model] is description:
-                self._served[description.model] = served
+                self._models[description.model] = served
                 self.unservable.cancel()
                 # The model stays for good. Without this every collection would scan it, for tens of milliseconds.
                 gc.collect()
@@ -94,7 +94,7 @@ class ModelRegistry:
     def _judge(self) -> None:
         """Settle *unservable* if no worker has, or may yet describe, a model that can be served."""
         described = [client.description for client in self._fleet.clients]
-        reasons = [None if said is None else self._refused.get(said.model) for said in described]
+        reasons = [None if description is None else self._refused.get(description.model) for description in described]
         first = next(iter(reasons), None)
         if first is not None and all(reasons) and not self.unservable.done():
             self.unservable.set_result(first)

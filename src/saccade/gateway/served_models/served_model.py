@@ -157,7 +157,7 @@ class ServedModel:
     def from_files(
         cls,
         name: str,
-        given: ModelFiles,
+        model_files: ModelFiles,
         max_model_len: int,
         begin: Callable[[str], None] = _ignore,
         parsers: Parsers = DECLARED,
@@ -168,29 +168,29 @@ class ServedModel:
         Raises StartupError. A gateway tries the files in a child first (model_probe).
         """
         begin(CONFIG)
-        config = files.parse_json(given, CONFIG)
+        config = files.parse_json(model_files, CONFIG)
         family = models.family_of(config)
         declaration = models.families()[family]
-        layout = models.load_layout(family)(config, files.image_processor(given, declaration))
+        layout = models.load_layout(family)(config, files.image_processor(model_files, declaration))
         video_tokens = models.load_video_layout(family).template_tokens if models.takes_videos(family) else ()
-        text = text_side(declaration, config, given, begin, video_tokens)
-        digest = files_digest({file: given.files[file] for file in PROCESSOR_FILES if file in given.files})
+        text = text_side(declaration, config, model_files, begin, video_tokens)
+        digest = files_digest({file: model_files.files[file] for file in PROCESSOR_FILES if file in model_files.files})
         return cls(
             name=name,
             family=family,
             declaration=declaration,
             tokenizer=text.tokenizer,
-            tokenizer_file=_tokenizer_file(declaration, given),
+            tokenizer_file=_tokenizer_file(declaration, model_files),
             template=text.template,
             placeholder_token_id=text.placeholder_token_id,
             layout=layout,
             files_digest=digest,
-            defaults=generation_defaults(files.parse_json(given, GENERATION_CONFIG), config),
+            defaults=generation_defaults(files.parse_json(model_files, GENERATION_CONFIG), config),
             reasoning=ReasoningTokens.of(text.tokenizer) if parsers.reads_reasoning else None,
             tool_calls=tool_call_tokens(text.tokenizer, parsers.tool_format(declaration)),
             max_model_len=max_model_len,
             created=int(time.time()),
-            videos=_video_side(family, declaration, config, given, text),
+            videos=_video_side(family, declaration, config, model_files, text),
         )
 
     @property
@@ -217,17 +217,17 @@ class TextSide:
     placeholder_token_id: int
 
 
-def _tokenizer_file(family: Family, given: ModelFiles) -> str:
-    return TIKTOKEN if TIKTOKEN in given.files and family.tiktoken_pattern else TOKENIZER
+def _tokenizer_file(family: Family, model_files: ModelFiles) -> str:
+    return TIKTOKEN if TIKTOKEN in model_files.files and family.tiktoken_pattern else TOKENIZER
 
 
-def _template_file(given: ModelFiles) -> str:
-    chosen = (name for name in (CHAT_TEMPLATE_JINJA, CHAT_TEMPLATE_JSON) if name in given.files)
-    return next(chosen, TOKENIZER_CONFIG)
+def _template_file(model_files: ModelFiles) -> str:
+    names = (name for name in (CHAT_TEMPLATE_JINJA, CHAT_TEMPLATE_JSON) if name in model_files.files)
+    return next(names, TOKENIZER_CONFIG)
 
 
 def _video_side(
-    name: str, family: Family, config: Mapping[str, Any], given: ModelFiles, text: TextSide
+    name: str, family: Family, config: Mapping[str, Any], source: ModelFiles, text: TextSide
 ) -> VideoSide | None:
     """Return what is needed for videos; None where family, tokenizer or template know none. Raises StartupError."""
     placeholder, special = family.video_placeholder or "", text.tokenizer.special_tokens
@@ -236,20 +236,20 @@ def _video_side(
     side = VideoSide(
         placeholder,
         special[placeholder],
-        models.load_video_layout(name)(config, files.image_processor(given, family), files.video_processor(given)),
+        models.load_video_layout(name)(config, files.image_processor(source, family), files.video_processor(source)),
     )
     try:
         segments = text.template.render(VIDEO_PROBE)
     except InvalidValue:
         return None
-    written = list(media_segments(segments, special, side.placeholders(text.placeholder_token_id)))
-    return side if [is_video for _, _, is_video in written] == [True] else None
+    media = list(media_segments(segments, special, side.placeholders(text.placeholder_token_id)))
+    return side if [is_video for _, _, is_video in media] == [True] else None
 
 
 def text_side(
     family: Family,
     config: Mapping[str, Any],
-    given: ModelFiles,
+    model_files: ModelFiles,
     begin: Callable[[str], None] = _ignore,
     video_tokens: tuple[str, ...] = (),
 ) -> TextSide:
@@ -257,12 +257,12 @@ def text_side(
 
     *video_tokens* are what the template writes for a video; they need not be in the vocabulary.
     """
-    tokenizer_config = files.parse_json(given, TOKENIZER_CONFIG)
+    tokenizer_config = files.parse_json(model_files, TOKENIZER_CONFIG)
     declared = family.placeholder_token_id(config)
     tag = ImageTag(family.image_tag or f"{family.placeholder}\n")
     needs = TokenizerNeeds(family.placeholder, declared, family.tiktoken_pattern, tag, family.split_at_images)
-    begin(_tokenizer_file(family, given))
-    tokenizer = load_tokenizer(given.files, tokenizer_config, needs)
+    begin(_tokenizer_file(family, model_files))
+    tokenizer = load_tokenizer(model_files.files, tokenizer_config, needs)
     token_id = tokenizer.special_tokens.get(family.placeholder) if declared is None else declared
     if token_id is None:
         silent = (
@@ -274,9 +274,10 @@ def text_side(
             f"config.json: {' or '.join(family.placeholder_keys)} says that token {token_id} stands for images as "
             f"{family.placeholder} does; the tokenizer has no such special token."
         )
-    jinja, template_json = given.files.get(CHAT_TEMPLATE_JINJA), given.files.get(CHAT_TEMPLATE_JSON)
+    jinja, template_json = model_files.files.get(CHAT_TEMPLATE_JINJA), model_files.files.get(CHAT_TEMPLATE_JSON)
     source = find_source(jinja, template_json, tokenizer_config)
-    begin(_template_file(given))
+    template_file = _template_file(model_files)
+    begin(template_file)
     variables, reason = special_variables(tokenizer_config), ""
     for image_tag in (None, tag):
         try:
@@ -287,7 +288,7 @@ def text_side(
         except InvalidValue as error:
             reason = f" {error.message}"
         except StartupError as error:
-            raise StartupError(f"{_template_file(given)}: {error.message}") from error
+            raise StartupError(f"{template_file}: {error.message}") from error
     raise StartupError(
-        f"{_template_file(given)}: the chat template does not write exactly one placeholder for one image.{reason}"
+        f"{template_file}: the chat template does not write exactly one placeholder for one image.{reason}"
     )

@@ -66,7 +66,7 @@ def tool_call_tokens(tokenizer: Tokenizer, tool_format: ToolFormat | None) -> To
     optional = (tags.section_begin, tags.section_end, tags.separator)
     begin_id, end_id = tokenizer.token_id(tags.begin), tokenizer.token_id(tags.end)
     others = [None if tag is None else tokenizer.token_id(tag) for tag in optional]
-    is_lacking = any(tag is not None and found is None for tag, found in zip(optional, others, strict=True))
+    is_lacking = any(tag is not None and token_id is None for tag, token_id in zip(optional, others, strict=True))
     if begin_id is None or end_id is None or is_lacking:
         return None
     return ToolCallTokens(tool_format, begin_id, end_id, *others)

@@ -16,7 +16,7 @@ from msgspec import UNSET, Raw, UnsetType
 from saccade.errors import InvalidValue, UnsupportedParameter
 from saccade.gateway.chat import ChatRequest
 from saccade.gateway.prompt.tools import read_choice
-from saccade.grammars.tool_calls import HeldCalls, HeldContent, HeldFunction, ToolCallTokens
+from saccade.grammars.tool_calls import CallConstraint, ContentConstraint, FunctionConstraint, ToolCallTokens
 from saccade.tokenization.chat_template import Tool
 
 ANY_OBJECT = '{"type": "object"}'
@@ -27,7 +27,7 @@ Kind = Literal["json_schema", "regex", "grammar", "tool_calls"]
 class Constraint:
     """A grammar as a client wrote it, in the field *param*. Of a *strict* schema, nothing is dropped.
 
-    The text of "tool_calls" is a HeldCalls, in JSON.
+    The text of "tool_calls" is a CallConstraint, in JSON.
     """
 
     kind: Kind
@@ -42,11 +42,11 @@ def read_constraint(request: ChatRequest) -> Constraint | None:
     Raises InvalidValue for two of them at once, and for one that is incomplete; UnsupportedParameter for what else
     vLLM's `structured_outputs` can say.
     """
-    found = [*_response_format(request), *_structured_outputs(request), *_guided(request)]
-    if len(found) > 1:
-        first, second = found[0].param.split(".")[0], found[1].param
+    constraints = [*_response_format(request), *_structured_outputs(request), *_guided(request)]
+    if len(constraints) > 1:
+        first, second = constraints[0].param.split(".")[0], constraints[1].param
         raise InvalidValue(f"`{second}` and `{first}` cannot both hold the answer; send one of them.", second)
-    return found[0] if found else None
+    return constraints[0] if constraints else None
 
 
 def without_constraint(request: ChatRequest) -> ChatRequest:
@@ -63,30 +63,31 @@ def without_constraint(request: ChatRequest) -> ChatRequest:
 
 
 def _response_format(request: ChatRequest) -> Iterator[Constraint]:
-    wanted = request.response_format
-    if wanted is None or wanted.type == "text":
+    response_format = request.response_format
+    if response_format is None or response_format.type == "text":
         return
-    if wanted.type == "json_object":
+    if response_format.type == "json_object":
         yield Constraint("json_schema", ANY_OBJECT, "response_format")
         return
-    if wanted.json_schema is None or not _is_given(wanted.json_schema.schema):
-        param = "response_format.json_schema" + ("" if wanted.json_schema is None else ".schema")
+    if response_format.json_schema is None or not _is_given(response_format.json_schema.schema):
+        param = "response_format.json_schema" + ("" if response_format.json_schema is None else ".schema")
         raise InvalidValue(f"`{param}` is missing.", param)
-    strict = bool(wanted.json_schema.strict)
-    yield Constraint("json_schema", _text(wanted.json_schema.schema), "response_format.json_schema.schema", strict)
+    strict = bool(response_format.json_schema.strict)
+    schema = _text(response_format.json_schema.schema)
+    yield Constraint("json_schema", schema, "response_format.json_schema.schema", strict)
 
 
 def _structured_outputs(request: ChatRequest) -> Iterator[Constraint]:
-    wanted = request.structured_outputs
-    if wanted is None:
+    outputs = request.structured_outputs
+    if outputs is None:
         return
     for name in ("structural_tag", "whitespace_pattern"):
-        if _is_given(getattr(wanted, name)):
+        if _is_given(getattr(outputs, name)):
             param = f"structured_outputs.{name}"
             raise UnsupportedParameter(f"`{param}` is not served; leave it out.", param)
-    if wanted.json_object:
+    if outputs.json_object:
         yield Constraint("json_schema", ANY_OBJECT, "structured_outputs.json_object")
-    yield from _vllm("structured_outputs.", wanted.json, wanted.regex, wanted.choice, wanted.grammar)
+    yield from _vllm("structured_outputs.", outputs.json, outputs.regex, outputs.choice, outputs.grammar)
 
 
 def _guided(request: ChatRequest) -> Iterator[Constraint]:
@@ -120,7 +121,7 @@ NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": Fal
 """What a function without `parameters` takes, as OpenAI has it."""
 
 
-def with_held_calls(
+def with_calls(
     constraint: Constraint | None, request: ChatRequest, tools: Sequence[Tool], tokens: ToolCallTokens | None
 ) -> Constraint | None:
     """Return what the answer is held to: *constraint*, or calls of *tools*, or either of them, or nothing.
@@ -139,24 +140,24 @@ def with_held_calls(
     # An answer that must call has no content to be held.
     content = None
     if constraint is not None and not choice.must_call:
-        content = HeldContent(constraint.text, constraint.param, constraint.strict)
+        content = ContentConstraint(constraint.text, constraint.param, constraint.strict)
     functions = [
-        _held(tool, f"tools[{position}].function.parameters")
+        _function_constraint(tool, f"tools[{position}].function.parameters")
         for position, tool in enumerate(tools)
         if choice.name in (None, tool["function"]["name"])
     ]
-    held = HeldCalls(
+    calls = CallConstraint(
         functions,
         tokens,
         must_call=choice.must_call,
         many=request.parallel_tool_calls is not False and choice.name is None,
         content=content,
     )
-    return Constraint("tool_calls", msgspec.json.encode(held).decode(), param)
+    return Constraint("tool_calls", msgspec.json.encode(calls).decode(), param)
 
 
-def _held(tool: Tool, place: str) -> HeldFunction:
+def _function_constraint(tool: Tool, place: str) -> FunctionConstraint:
     function = tool["function"]
     parameters = function.get("parameters")
     schema = NO_PARAMETERS if parameters is None else {"type": "object", **parameters}
-    return HeldFunction(function["name"], schema, place, bool(function.get("strict")))
+    return FunctionConstraint(function["name"], schema, place, bool(function.get("strict")))

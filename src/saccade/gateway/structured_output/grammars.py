@@ -30,7 +30,7 @@ SAYS_NOTHING = (InternalError.code, DeadlineExceeded.code)
 
 
 @dataclass(frozen=True)
-class HeldAnswer:
+class AnswerGrammar:
     """The *grammar* that an answer is held to, from the field *param*; *warning* names what of it is not held."""
 
     grammar: Grammar
@@ -52,26 +52,26 @@ class RequestGrammars:
 
     def __init__(self, limits: ChildLimits = LIMITS) -> None:
         self._limits = limits
-        self._known: ByteLru[tuple[bytes, Constraint], Outcome] = ByteLru(CACHE_BYTES)
+        self._outcomes: ByteLru[tuple[bytes, Constraint], Outcome] = ByteLru(CACHE_BYTES)
         self._flights = SingleFlight[tuple[bytes, Constraint], Outcome]()
         self._queue = FairQueue(TRIALS_AT_A_TIME, "new grammars", max_waiting=MAX_WAITING, wait_seconds=WAIT_SECONDS)
         self._threads = ThreadPoolExecutor(TRIALS_AT_A_TIME, thread_name_prefix="grammar-trial")
 
     async def of(
         self, constraint: Constraint, salt: bytes = b"", client: Hashable = None, priority: int = 1
-    ) -> HeldAnswer:
+    ) -> AnswerGrammar:
         """Return the grammar of *constraint* for the tenant of *salt*; a trial is *client*'s, whose turns it takes.
 
         Raises InvalidValue and UnsupportedParameter, which name the place, and QueueFull where many wait already. When
         the last request that waits for a trial is cancelled, the trial ends.
         """
         key = salt, constraint
-        outcome = self._known.get(key)
+        outcome = self._outcomes.get(key)
         if outcome is None:
             outcome = await self._flights.join(key, lambda: self._tried(salt, constraint, client, priority))
         if outcome.grammar is None:
             raise from_code(outcome.code, outcome.message, outcome.param)
-        return HeldAnswer(outcome.grammar, constraint.param, _warning(outcome.dropped))
+        return AnswerGrammar(outcome.grammar, constraint.param, _warning(outcome.dropped))
 
     def close(self) -> None:
         """Give up trials that have not begun."""
@@ -85,7 +85,7 @@ class RequestGrammars:
             finally:
                 trial.kill()
         if outcome.code not in SAYS_NOTHING:
-            self._known.put((salt, constraint), outcome, BYTES_BESIDE_TEXT + 4 * len(constraint.text))
+            self._outcomes.put((salt, constraint), outcome, BYTES_BESIDE_TEXT + 4 * len(constraint.text))
         return outcome
 
 

@@ -18,7 +18,7 @@ from saccade.gateway.limited_child import ChildLimits, LimitedChild, begin
 from saccade.gateway.structured_output.constraint import Constraint
 from saccade.grammars.compiler import FIRST_TAG_ID, byte_vocabulary, compile_grammar
 from saccade.grammars.json_schema import Schema, SchemaReader
-from saccade.grammars.tool_calls import HeldCalls, read_parameters, write_grammar
+from saccade.grammars.tool_calls import CallConstraint, read_parameters, write_grammar
 from saccade.protocol.request import Grammar
 
 NICENESS = 5
@@ -97,8 +97,8 @@ def try_constraint(constraint: Constraint) -> Outcome:
 def _compiled(constraint: Constraint, vocabulary: LLTokenizer) -> Outcome:
     if constraint.kind == "json_schema":
         reader = SchemaReader(constraint.param, constraint.strict, lambda schema: _compiles(vocabulary, schema))
-        held = reader.read(constraint.text)
-        grammar, dropped = _grammar_of(held.schema), held.dropped
+        result = reader.read(constraint.text)
+        grammar, dropped = _grammar_of(result.schema), result.dropped
     elif constraint.kind == "regex":
         grammar, dropped = Grammar("regex", constraint.text), []
     elif constraint.kind == "tool_calls":
@@ -113,18 +113,18 @@ def _compiled(constraint: Constraint, vocabulary: LLTokenizer) -> Outcome:
 
 
 def _calls(constraint: Constraint, vocabulary: LLTokenizer) -> Outcome:
-    calls, dropped, functions = msgspec.json.decode(constraint.text, type=HeldCalls), [], []
+    calls, dropped, functions = msgspec.json.decode(constraint.text, type=CallConstraint), [], []
     for function in calls.functions:
         reader = SchemaReader(function.place, function.strict, lambda schema: _compiles(vocabulary, schema))
-        held = read_parameters(function, calls.tokens, reader.read)
-        dropped += held.dropped
-        functions.append(msgspec.structs.replace(function, parameters=held.schema))
+        result = read_parameters(function, calls.tokens, reader.read)
+        dropped += result.dropped
+        functions.append(msgspec.structs.replace(function, parameters=result.schema))
     content = calls.content
     if content is not None:
         reader = SchemaReader(content.place, content.strict, lambda schema: _compiles(vocabulary, schema))
-        held = reader.read(content.text)
-        dropped += held.dropped
-        content = msgspec.structs.replace(content, text=msgspec.json.encode(held.schema).decode())
+        result = reader.read(content.text)
+        dropped += result.dropped
+        content = msgspec.structs.replace(content, text=msgspec.json.encode(result.schema).decode())
     calls = msgspec.structs.replace(calls, functions=functions, content=content)
     tried = msgspec.structs.replace(calls, tokens=calls.tokens.renumbered(FIRST_TAG_ID))
     try:

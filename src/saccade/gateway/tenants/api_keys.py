@@ -76,62 +76,62 @@ def parse_keys(content: bytes, flags: Mapping[bytes, str]) -> KeyTable:
     tenants = {name: _tenant(name, entry, salt_key) for name, entry in declared.items()}
     names: dict[bytes, str] = {}
     for number, entry in enumerate(entries, 1):
-        where = f"[[keys]] number {number}"
-        digest, name = _key(entry, where, tenants)
+        place = f"[[keys]] number {number}"
+        digest, name = _key(entry, place, tenants)
         if digest in names:
-            raise StartupError(f"{where} has the same `sha256` as one before it.")
+            raise StartupError(f"{place} has the same `sha256` as one before it.")
         if digest in flags:
-            raise StartupError(f"{where} has a key that is also given by {flags[digest]}; a key belongs in one place.")
+            raise StartupError(f"{place} has a key that is also given by {flags[digest]}; a key belongs in one place.")
         names[digest] = name
     return KeyTable(tenants, names)
 
 
 def _tenant(name: str, entry: object, salt_key: str) -> Tenant:
-    where = f"[tenants.{name}]"
+    place = f"[tenants.{name}]"
     if NAME_FORM.fullmatch(name) is None:
         raise StartupError(f"A tenant's name must be {NAME_RULE}; one of [tenants] is not.")
     if not isinstance(entry, dict):
-        raise StartupError(f"{where} must be a table.")
-    _check_names(entry, _OF_TENANT, f"in {where}")
+        raise StartupError(f"{place} must be a table.")
+    _check_names(entry, _OF_TENANT, f"in {place}")
     group = entry.get("group", "")
     if not isinstance(group, str) or (group and NAME_FORM.fullmatch(group) is None):
-        raise StartupError(f"`group` in {where} must be {NAME_RULE}.")
-    priority = _number(entry, "priority", MAX_PRIORITY, where) or 1
+        raise StartupError(f"`group` in {place} must be {NAME_RULE}.")
+    priority = _number(entry, "priority", MAX_PRIORITY, place) or 1
     limits = (
-        _number(entry, f"{what}_per_minute", MAX_LIMIT, where) for what in ("requests", "tokens", "picture_bytes")
+        _number(entry, f"{what}_per_minute", MAX_LIMIT, place) for what in ("requests", "tokens", "picture_bytes")
     )
     return named_tenant(name, group, priority, Limits(*limits), salt_key)
 
 
-def _key(entry: object, where: str, tenants: Mapping[str, Tenant]) -> tuple[bytes, str]:
+def _key(entry: object, place: str, tenants: Mapping[str, Tenant]) -> tuple[bytes, str]:
     """Return the hash in an entry of `keys`, and its tenant's name."""
     if not isinstance(entry, dict):
-        raise StartupError(f"{where} must be a table.")
-    _check_names(entry, _OF_KEY, f"in {where}")
-    name, written = entry.get("tenant"), entry.get("sha256")
+        raise StartupError(f"{place} must be a table.")
+    _check_names(entry, _OF_KEY, f"in {place}")
+    name, digest = entry.get("tenant"), entry.get("sha256")
     if not isinstance(name, str) or name not in tenants:
-        raise StartupError(f"`tenant` in {where} must name a tenant of the file, such as acme for [tenants.acme].")
-    if not isinstance(written, str) or _HASH_FORM.fullmatch(written) is None:
+        raise StartupError(f"`tenant` in {place} must name a tenant of the file, such as acme for [tenants.acme].")
+    if not isinstance(digest, str) or _HASH_FORM.fullmatch(digest) is None:
         raise StartupError(
-            f"`sha256` in {where} must be the 64 hexadecimal digits of a key's SHA-256, not the key itself; `saccade "
+            f"`sha256` in {place} must be the 64 hexadecimal digits of a key's SHA-256, not the key itself; `saccade "
             f"key new --tenant {name}` prints a new key and its entry."
         )
-    return bytes.fromhex(written), name
+    return bytes.fromhex(digest), name
 
 
-def _number(entry: Mapping[str, Any], name: str, most: int, where: str) -> int | None:
+def _number(entry: Mapping[str, Any], name: str, most: int, place: str) -> int | None:
     """Return a number of an entry, None where it is not there."""
     number = entry.get(name)
     if number is None:
         return None
     if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= most:
-        raise StartupError(f"`{name}` in {where} must be a whole number from 1 to {most}.")
+        raise StartupError(f"`{name}` in {place} must be a whole number from 1 to {most}.")
     return number
 
 
-def _check_names(table: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
-    if any(name not in known for name in table):
-        raise StartupError(f"There is an unknown name {where}; known are {', '.join(f'`{name}`' for name in known)}.")
+def _check_names(table: Mapping[str, Any], names: tuple[str, ...], place: str) -> None:
+    if any(name not in names for name in table):
+        raise StartupError(f"There is an unknown name {place}; known are {', '.join(f'`{name}`' for name in names)}.")
 
 
 FLAG = "--api-keys-file"

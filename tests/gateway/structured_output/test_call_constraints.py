@@ -7,8 +7,8 @@ import pytest
 
 from saccade.errors import InvalidValue
 from saccade.gateway.chat import ChatRequest
-from saccade.gateway.structured_output.constraint import Constraint, with_held_calls
-from saccade.grammars.tool_calls import HeldCalls, HeldContent, ToolCallTokens
+from saccade.gateway.structured_output.constraint import Constraint, with_calls
+from saccade.grammars.tool_calls import CallConstraint, ContentConstraint, ToolCallTokens
 
 TOKENS = ToolCallTokens("hermes", 1, 2)
 SCHEMA = Constraint("json_schema", '{"type":"object"}', "response_format.json_schema.schema", strict=True)
@@ -22,13 +22,13 @@ def tool(**function: Any) -> dict[str, Any]:
 
 def held(constraint: Constraint | None, *tools: Any, **fields: Any) -> Constraint | None:
     request = ChatRequest(model="m", messages=[], tools=list(tools), **fields)
-    return with_held_calls(constraint, request, tools, TOKENS)
+    return with_calls(constraint, request, tools, TOKENS)
 
 
-def calls(constraint: Constraint | None) -> HeldCalls:
+def calls(constraint: Constraint | None) -> CallConstraint:
     assert constraint is not None
     assert constraint.kind == "tool_calls"
-    return msgspec.json.decode(constraint.text, type=HeldCalls)
+    return msgspec.json.decode(constraint.text, type=CallConstraint)
 
 
 def test_tools_without_a_constraint() -> None:
@@ -40,7 +40,7 @@ def test_tools_without_a_constraint() -> None:
 @pytest.mark.parametrize("strict", [True, False])
 def test_schema_with_tools_allows_json_or_calls(strict: bool) -> None:
     found = calls(held(SCHEMA, tool(strict=strict)))
-    assert found.content == HeldContent(SCHEMA.text, SCHEMA.param, strict=True)
+    assert found.content == ContentConstraint(SCHEMA.text, SCHEMA.param, strict=True)
     assert (found.must_call, found.functions[0].strict) == (False, strict)
 
 
