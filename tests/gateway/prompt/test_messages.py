@@ -288,7 +288,7 @@ def test_an_image_at_the_wrong_place_is_refused() -> None:
     message = {"role": "user", "content": "hi", "image_url": url}
     refused(UnsupportedParameter, "messages[0].image_url", "parts of a message", messages=[message])
     message = {"role": "user", "content": [{**TEXT, "image_url": url}]}
-    refused(InvalidValue, "messages[0].content[0].image_url", "beside it", messages=[message])
+    refused(InvalidValue, "messages[0].content[0].image_url", "as a separate part", messages=[message])
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Several processes of one gateway: what they share through an indexer, and what they ask each other.
+"""Several processes of one gateway: they share an index through an indexer, and query each other.
 
-Other rooms use `Siblings`, and `indexer.serve` for the process that follows the workers' caches.
+Other packages use `Siblings`, and `indexer.serve` for the process that follows the workers' caches.
 """

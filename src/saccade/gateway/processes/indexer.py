@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class Indexer:
-    """Answers gateway processes at the Unix socket *path* with what the workers of *fleet* report, in *index_bytes*."""
+    """Answers gateway processes at the Unix socket *path* from an index of *index_bytes* of the workers of *fleet*."""
 
     def __init__(self, fleet: WorkerPool, path: Path, index_bytes: int = RoutingSettings.routing_index_bytes) -> None:
         self._fleet = fleet
@@ -41,7 +41,7 @@ class Indexer:
         self._server = CallServer(path, self.answer)
 
     async def start(self) -> None:
-        """Begin to answer, and to connect to the workers. Raises OSError."""
+        """Begin to listen, and to connect to the workers. Raises OSError."""
         await self._server.start()
         await self._fleet.start()
 

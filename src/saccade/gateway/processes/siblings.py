@@ -1,7 +1,7 @@
-"""What the gateway processes that share a port ask each other, so that each can answer for all.
+"""Queries between the gateway processes that share a port, so that each can answer for all.
 
-On their page of metrics every sample has the label `gateway_process`, and none is summed. A process that does not
-answer is missing from the page: sums would fall and rise again, which Prometheus would treat as a restart.
+On their page of metrics every sample has the label `gateway_process`, and nothing is summed. A process that does not
+answer is missing from the page; a sum would fall and rise again, which Prometheus would treat as a restart.
 """
 
 import asyncio
@@ -64,7 +64,7 @@ class _Together(Collector):
 
 
 def render(by_process: Mapping[str, Sequence[MetricFamily]], shared: CollectorRegistry) -> bytes:
-    """Return one page in Prometheus' text format. *shared* has the metrics that are the same in all processes."""
+    """Return a page in Prometheus' text format. *shared* has the metrics that are equal in all processes."""
     registry = CollectorRegistry()
     registry.register(_Together(by_process, shared))
     return generate_latest(registry)
@@ -75,10 +75,10 @@ T = TypeVar("T")
 
 
 class Siblings:
-    """Answers the siblings of *member*, and asks them. A sibling that does not answer in time is left out.
+    """Answers the siblings of *member*, and queries them. A sibling that does not answer in time is left out.
 
-    *work*, *forget_media* and *usages* (by tenant) are this process's own; *registry* has its metrics, *shared* those
-    that are the same in every process, such as what the engines report.
+    *work*, *forget_media* and *usages* (by tenant) are this process's own. *registry* has its metrics, *shared* those
+    that are equal in every process, such as the engines' reports.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Siblings:
         self._server = CallServer(member.own, self.answer)
 
     async def start(self) -> None:
-        """Begin to answer and to connect. Raises OSError."""
+        """Begin to listen and to connect. Raises OSError."""
         await self._server.start()
         for client in (*self._clients.values(), self._indexer):
             client.start()
@@ -136,7 +136,7 @@ class Siblings:
         return [self._work(), *(await self._answers(self._clients, ShowWork(), Work)).values()]
 
     async def usages(self) -> list[dict[str, TenantUsage]]:
-        """Return what tenants have used at every process, by the tenant's name, this process first."""
+        """Return the usage of tenants at every process, by the tenant's name, this process first."""
         others = await self._answers(self._clients, ShowUsage(), dict[str, TenantUsage])
         return [self._usages(), *others.values()]
 
@@ -164,7 +164,7 @@ class Siblings:
 
 
 def booked_together(works: list[Work], url: str) -> Booked:
-    """Return what the processes together have booked at the worker *url*."""
+    """Return the sum of the processes' bookings at the worker *url*."""
     each = [work.booked.get(url, Booked()) for work in works]
     return Booked(
         requests=sum(one.requests for one in each),

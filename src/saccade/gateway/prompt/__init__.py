@@ -1,4 +1,4 @@
 """From a chat to the token ids of its prompt.
 
-Other rooms use `PromptDrafter` and the `Draft` that it returns, and `chat_prompt` for workers that take chats only.
+Other packages use `PromptDrafter` and the `Draft` that it returns, and `chat_prompt` for workers that take chats only.
 """

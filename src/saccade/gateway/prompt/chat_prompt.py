@@ -1,4 +1,4 @@
-"""Prompts for workers that take chats only: what can be asked of them, and what cannot."""
+"""Prompts for workers that take chats only, and refusals of what those workers cannot do."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,9 +19,9 @@ def chat_prompt(served: ServedModel, chat: Chat, images: Sequence[bytes]) -> Cha
 def why_not_as_chat(
     served: ServedModel, chat: Chat, image_settings: Sequence[Mapping[str, Any]]
 ) -> RequestError | None:
-    """Return why a worker that renders and tokenises *chat* by itself would get another prompt; None if it would not.
+    """Return why a worker that renders and tokenises *chat* itself would get another prompt; None if it would not.
 
-    Such a worker takes special tokens in users' text for the template's, and processes images by its own settings.
+    Such a worker takes special tokens in users' text for the template's, and processes images with its own settings.
     *image_settings* are the processor settings of the chat's images.
     """
     contents = [message["content"] for message in chat.messages if not isinstance(message["content"], str)]

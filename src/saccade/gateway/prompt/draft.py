@@ -1,7 +1,7 @@
 """From a request to the token ids of its prompt, with room for its images.
 
-Whether the prompt fits the context shows first by the bytes of its text, before anything is fetched or tokenised. An
-image's tokens are counted by its header alone, so a refusal costs little: no pixel is touched.
+A prompt that is too long is refused by the bytes of its text first, before anything is fetched or tokenised. An image's
+tokens are counted from its header alone, so a refusal costs little: no pixel is decoded.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,15 +23,15 @@ from saccade.tokenization.chat_template import TEXT_FIELDS, ChatTemplate
 from saccade.tokenization.tokenizer import Segment
 
 THREAD_FROM_CHARACTERS = 16 * 1024
-"""Longer text is worked on in a thread; shorter takes less time than a thread would hold it up."""
+"""Longer text is processed in a thread; shorter text takes less time than the switch to a thread."""
 
 MAX_UTF8_BYTES = 4
-"""Of a character."""
+"""Bytes of a character, at most."""
 
 
 @dataclass(frozen=True)
 class Draft:
-    """The token ids of a prompt; the tokens of its i-th image lie in the spans of spans[i]."""
+    """The token ids of a prompt; the tokens of image i lie in spans[i]."""
 
     token_ids: list[int]
     spans: tuple[tuple[Span, ...], ...] = ()
@@ -39,8 +39,8 @@ class Draft:
 
 @dataclass(frozen=True)
 class PromptDrafter:
-    """Turns the requests of one gateway into token ids. A request holds as many images and videos as *limits*
-    allow. Only where it *takes_templates*, requests may bring their own.
+    """Turns requests into token ids. *limits* bound the images and videos of a request. Requests may bring their own
+    chat template only if it *takes_templates*.
     """
 
     limits: MediaLimits
@@ -64,18 +64,18 @@ class PromptDrafter:
         return chat
 
     async def read_long(self, served: ServedModel, request: ChatRequest | TokenizeRequest) -> Chat:
-        """Do what read() does in a thread, for a request that `is_long`."""
+        """As read(), in a thread, for a request that `is_long`."""
         return await self.threads.run(True, 0, lambda: self.read(served, request))
 
     async def read_plain(self, served: ServedModel, request: ChatRequest, prompt: PlainPrompt) -> Chat:
-        """Return the ids of *prompt* in place of a chat. Raises RequestError, among others for one that is too long."""
+        """Return a Chat with the token ids of *prompt*. Raises RequestError, also if it is too long."""
         long = len(prompt.content) > THREAD_FROM_CHARACTERS
         with self.metrics.stage("tokenize"):
             encode = partial(_plain_token_ids, served, request, prompt)
             token_ids = await self._encode(long, 0, encode, prompt.field)
         if not token_ids:
             raise InvalidValue(f"`{prompt.field}` has no tokens; this model needs one at least.", prompt.field)
-        # Of several prompts, one that does not fit is refused before the others are answered.
+        # If one of several prompts does not fit, the request fails before the others are answered.
         if len(token_ids) + _num_completion(request) > served.max_model_len:
             field = "max_tokens" if len(token_ids) < served.max_model_len else prompt.field
             raise ContextLengthExceeded.of(served.max_model_len, len(token_ids), _num_completion(request), field)
@@ -91,10 +91,10 @@ class PromptDrafter:
         *,
         as_vllm_chat: bool = False,
     ) -> Draft:
-        """Return the token ids of *chat*, whose i-th image has layouts[i].
+        """Return the token ids of *chat*; image i has layouts[i].
 
-        The encoded images have *num_image_bytes* together. With *as_vllm_chat* the ids are those that vLLM makes of
-        the chat. Raises RequestError, naming the field.
+        The encoded images have *num_image_bytes* together. With *as_vllm_chat* the ids are those that vLLM would
+        compute. Raises RequestError, naming the field.
         """
         if chat.plain is not None:
             return Draft(chat.plain)
@@ -119,7 +119,7 @@ class PromptDrafter:
         return await self._encode(long, len(text), lambda: served.tokenizer.encode_text(text), "prompt")
 
     async def text_of(self, served: ServedModel, token_ids: Sequence[int]) -> str:
-        """Return the text of *token_ids*, special tokens as they are written."""
+        """Return the text of *token_ids*, including special tokens."""
         long = len(token_ids) > THREAD_FROM_CHARACTERS
         return await self.threads.run(long, len(token_ids), lambda: served.tokenizer.decode(token_ids))
 
@@ -149,15 +149,15 @@ class PromptDrafter:
 
 
 def is_long(request: ChatRequest | TokenizeRequest) -> bool:
-    """Whether reading the chat in *request* would hold up the event loop."""
+    """Whether reading the chat in *request* would block the event loop for long."""
     return request.chat_template is not None or num_characters(request) > THREAD_FROM_CHARACTERS
 
 
 def read_chat_that_may_fit(request: ChatRequest | TokenizeRequest, served: ServedModel) -> Chat:
-    """Return the chat in *request*. Raises RequestError, among them ContextLengthExceeded for text that cannot fit.
+    """Return the chat in *request*. Raises RequestError, also ContextLengthExceeded if its text cannot fit.
 
-    A template may leave text out, such as what the model thought in earlier turns. A chat with too much text is
-    therefore rendered, and what the template wrote decides.
+    A template may leave text out, such as the reasoning of earlier turns. So a chat with too much text is rendered, and
+    the rendered text decides.
     """
     chat = read_chat(request, served.declaration)
     if request.chat_template is not None:

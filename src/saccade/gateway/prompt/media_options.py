@@ -1,4 +1,4 @@
-"""What a request asks of its images and videos together: vLLM's `mm_processor_kwargs` and `media_io_kwargs`."""
+"""Options of a request for all its images and videos: vLLM's `mm_processor_kwargs` and `media_io_kwargs`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,20 +12,20 @@ MAX_PIXELS = 2**31
 MAX_FRAMES = 2**20
 MAX_FPS = 1000
 MAX_SHOWN_CHARACTERS = 64
-"""Of a name from a request, in an error."""
+"""A longer name from a request is cut in errors."""
 
 NOT_SET = -1
-"""vLLM's way to leave `num_frames` and `fps` to the model."""
+"""vLLM's value of `num_frames` and `fps` that leaves them to the model."""
 
 _SIZE_KEYS: Final = {"shortest_edge": "min_pixels", "longest_edge": "max_pixels"}
-"""The reference processors' names of these limits, which are numbers of pixels all the same (smart_resize)."""
+"""The reference processors' names of these limits, which also count pixels (smart_resize)."""
 
 _SAMPLING_KEYS: Final = ("num_frames", "fps")
 
 
 @dataclass(frozen=True)
 class MediaOptions:
-    """*limits* are those of `min_pixels` and `max_pixels` that are set, *sampling* of `num_frames` and `fps`."""
+    """*limits* has `min_pixels` and `max_pixels` if they are set, *sampling* `num_frames` or `fps`."""
 
     limits: Mapping[str, int] = field(default_factory=dict)
     sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class MediaOptions:
 
 
 def read_media_options(processor: Mapping[str, Any] | None, media_io: Mapping[str, Any] | None) -> MediaOptions:
-    """Return what *processor* and *media_io*, as the request has them, set. Raises RequestError, naming the field."""
+    """Return the options in *processor* and *media_io*. Raises RequestError, naming the field."""
     processor = processor or {}
     sampling = {f"mm_processor_kwargs.{key}": processor.get(key) for key in _SAMPLING_KEYS}
     for kind, settings in (media_io or {}).items():
@@ -65,7 +65,7 @@ def _read_sampling(settings: Mapping[str, Any]) -> dict[str, Any]:
             raise InvalidValue(f"`{path}` must be a number of frames a second, over 0 and at most {MAX_FPS}.", path)
     if len(sampling) > 1:
         raise InvalidValue(
-            f"{' and '.join(f'`{path}`' for path in sampling)} say the frames of videos that the model sees; send one.",
+            f"{' and '.join(f'`{path}`' for path in sampling)} both choose the frames of videos; send one.",
             next(iter(sampling)),
         )
     return {path.rpartition(".")[2]: value for path, value in sampling.items()}
@@ -112,5 +112,5 @@ def _unknown_key(key: str, alternatives: str) -> UnsupportedParameter:
 
 
 def excerpt(name: str) -> str:
-    """Return a *name* of a client's, cut where it is long, for an error."""
+    """Return a client's *name*, cut if it is long, for an error."""
     return name if len(name) <= MAX_SHOWN_CHARACTERS else name[:MAX_SHOWN_CHARACTERS] + "…"

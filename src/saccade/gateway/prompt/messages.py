@@ -1,4 +1,4 @@
-"""From OpenAI messages to a Chat: messages as a chat template takes them, the sources of images, and switches."""
+"""From OpenAI messages to a Chat: messages for a chat template, the sources of images, and switches."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -29,28 +29,28 @@ from saccade.models.family import Family, ImageOptions
 from saccade.tokenization.chat_template import Message
 
 ROLES: Final = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-"""Roles that clients send, and what templates call them."""
+"""Clients' roles, and their names in templates."""
 
 PARTS: Final = ("text", "image_url", "video_url", "file")
 REFUSED_PARTS: Final = ("input_audio", "audio_url", "image_embeds")
-"""Parts of OpenAI's and vLLM's APIs that a refusal names; other types are text of the client's."""
+"""Types of parts in OpenAI's and vLLM's APIs that a refusal names; other types are arbitrary text."""
 
 MEDIA_OF_PARTS: Final = ("text", "image_url", "video_url")
 MEDIA_FIELDS: Final = {
     "image_url": ("image_url", "image", IMAGE_PART),
     "video_url": ("video_url", "video", VIDEO_PART),
 }
-"""Fields of parts that hold media: the type of part that each belongs to, what it holds, and how to send that."""
+"""Media fields of parts: the type of part that each belongs to, the kind of media, and how to send it."""
 
 MEDIA_IN_MESSAGES: Final = (*OtherMedia.__struct_fields__, "file", "image_url", "video_url")
 MEDIA_IN_PARTS: Final = (*OtherMedia.__struct_fields__, "file", "inline_data", "source")
-"""Names that carry media elsewhere; in a message itself `image_url` is one of them, and `source` may be anything."""
+"""Names of media in other APIs. In a message `image_url` is one of them, and `source` may be anything."""
 
 THINKING_SWITCHES: Final = ("enable_thinking", "thinking")
-"""Switches by which templates turn reasoning on and off."""
+"""Template switches that turn reasoning on and off."""
 
 PART_CHARACTERS = 32
-"""A message, or a part of one, takes at least as long as so many characters, however few it holds."""
+"""A message or a part of one takes at least as long as this many characters."""
 
 MAX_EMPTY_BYTES = 16
 MAX_SWITCH = 2**31
@@ -76,7 +76,7 @@ def read_chat(request: ChatRequest | TokenizeRequest, family: Family) -> Chat:
 
 
 def num_characters(request: ChatRequest | TokenizeRequest) -> int:
-    """Return how much work the messages and tools of *request* are to read, render and tokenise, in characters."""
+    """Return the work to read, render and tokenise the messages and tools of *request*, in characters."""
     return sum(map(_num_characters, request.messages or ())) + num_tool_characters(request.tools)
 
 
@@ -91,7 +91,7 @@ def _num_characters(message: ChatMessage) -> int:
 
 
 def _continues(request: ChatRequest | TokenizeRequest) -> bool:
-    """Return whether the answer goes on with the last message. Raises InvalidValue for one that cannot go on."""
+    """Return whether the answer continues the last message. Raises InvalidValue if it cannot be continued."""
     if not request.continue_final_message:
         return False
     last = request.messages[-1] if request.messages else None
@@ -164,7 +164,7 @@ def _read_part(part: ContentPart, field: str, options: MediaOptions, images: lis
     for name, (of_type, what, example) in MEDIA_FIELDS.items():
         if getattr(part, name) and part.type in MEDIA_OF_PARTS and part.type != of_type:
             raise InvalidValue(
-                f"`{field}` is a part of type `{part.type}`, which holds no {what}; send {example} beside it.",
+                f"`{field}` is a part of type `{part.type}`, which holds no {what}; send {example} as a separate part.",
                 f"{field}.{name}",
             )
     match part:
@@ -191,7 +191,7 @@ def _read_part(part: ContentPart, field: str, options: MediaOptions, images: lis
 
 
 def _refuse_other_media(holder: ChatMessage | ContentPart, field: str) -> None:
-    """Raise UnsupportedParameter for media under another name: without them the answer would be wrong."""
+    """Raise UnsupportedParameter for media under another name; an answer without them would be wrong."""
     for name in MEDIA_IN_MESSAGES if isinstance(holder, ChatMessage) else MEDIA_IN_PARTS:
         if _holds_something(getattr(holder, name)):
             raise UnsupportedParameter(
@@ -208,7 +208,7 @@ def _holds_something(raw: Refused) -> bool:
 
 
 def _image_source(part: ContentPart, field: str, options: MediaOptions) -> ImageSource:
-    """A `uuid` beside an image is ignored; a `uuid` instead of an image is refused."""
+    """A `uuid` with an image is ignored; a `uuid` instead of an image is refused."""
     reason = " A `uuid` cannot stand for the image: send the image itself." if part.uuid is not None else ""
     if part.image_url is None:
         raise InvalidValue(f"`{field}` is missing.{reason}", field)
@@ -253,11 +253,11 @@ def _video_source(part: ContentPart, field: str, options: MediaOptions) -> Image
 
 
 def _thinking(request: ChatRequest | TokenizeRequest, switches: tuple[str, ...]) -> dict[str, bool]:
-    """Return the template's switch for reasoning as `enable_thinking` and `reasoning_effort` set it, if they do.
+    """Return the template's switch for reasoning, if `enable_thinking` or `reasoning_effort` sets it.
 
-    Templates know on and off only, so every effort but "none" is on. With a template that has no such switch,
-    `enable_thinking` and "none" change nothing. Raises UnsupportedParameter for another effort there, and InvalidValue
-    where the request contradicts itself.
+    Templates know only on and off, so every effort but "none" means on. If the template has no such switch,
+    `enable_thinking` and "none" change nothing, and another effort raises UnsupportedParameter. Raises InvalidValue if
+    the request contradicts itself.
     """
     effort = request.reasoning_effort
     switch = next((name for name in THINKING_SWITCHES if name in switches), None)
@@ -284,9 +284,9 @@ def _thinking(request: ChatRequest | TokenizeRequest, switches: tuple[str, ...])
 
 
 def _read_switches(arguments: Mapping[str, Any] | None, switches: tuple[str, ...]) -> dict[str, Any]:
-    """Return the template's variables besides the messages: only switches that the family declares.
+    """Return the template's other variables; only switches that the family declares are allowed.
 
-    `enable_thinking` is ignored where the template has no such switch.
+    `enable_thinking` is ignored if the template has no such switch.
     """
     without_effect = () if set(THINKING_SWITCHES) & set(switches) else ("enable_thinking",)
     for name, value in (arguments or {}).items():

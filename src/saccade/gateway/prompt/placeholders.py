@@ -1,4 +1,4 @@
-"""Make room for images and videos in a prompt: the text that stands for one, and its runs of placeholders."""
+"""Makes room for images and videos in a prompt: the text that stands for one, and its runs of placeholders."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -19,10 +19,10 @@ def write_images(
     placeholders: Placeholders,
     layouts: Sequence[ImageLayout],
 ) -> Iterator[Segment]:
-    """Yield a rendered prompt with the text that stands for each of *layouts* in place of what the template wrote.
+    """Yield a rendered prompt in which each of *layouts* replaces the template's text by its own.
 
-    Every run of placeholders is one placeholder, for `expand` to repeat. A prompt with other images than those of
-    *layouts* is left as it is, and `expand` refuses it. Raises InvalidValue for other videos.
+    Every run of placeholders is one placeholder, which `expand` repeats. A prompt whose images differ from *layouts*
+    stays unchanged, and `expand` refuses it. Raises InvalidValue if videos differ.
     """
     segments_of_media = list(media_segments(segments, special_tokens, placeholders))
     if [is_video for _, _, is_video in segments_of_media] != [bool(layout.frames) for layout in layouts]:
@@ -43,10 +43,10 @@ def write_images(
 def expand(
     token_ids: list[int], placeholders: Placeholders, layouts: Sequence[ImageLayout]
 ) -> tuple[list[int], tuple[tuple[Span, ...], ...]]:
-    """Replace each placeholder of *layouts* by as many as its run has.
+    """Repeat each placeholder of *layouts* to the length of its run.
 
-    Return the ids, and for each image or video where its runs lie. Raises InvalidValue where the prompt has other
-    placeholders than those of the runs.
+    Return the ids, and the spans of each image or video. Raises InvalidValue if the placeholders of the prompt are not
+    those of the runs.
     """
     places = sorted(place for placeholder in placeholders.ids for place in _places(token_ids, placeholder))
     expected = [placeholders.of(layout) for layout in layouts for _ in runs(layout)]

@@ -12,7 +12,7 @@ from saccade.gateway.chat import MAX_TOOL_NAME, TOOL_NAME, ChatMessage, ChatRequ
 from saccade.tokenization.chat_template import ChatTemplate, Message, Tool
 
 MAX_DEPTH: Final = 64
-"""Of nested values in a declaration, and in the arguments of a call."""
+"""Depth of nested values in a declaration, and in the arguments of a call."""
 
 _NAME: Final = re.compile(TOOL_NAME)
 
@@ -29,7 +29,7 @@ class Choice:
 def read_tools(request: ChatRequest | TokenizeRequest) -> tuple[Tool, ...]:
     """Return the tools that the prompt declares: none with `tool_choice: "none"`.
 
-    Raises InvalidValue for a wrong declaration, UnsupportedParameter for what is not served.
+    Raises InvalidValue for a wrong declaration, UnsupportedParameter for an unsupported one.
     """
     tools = tuple(_read_tool(tool, f"tools[{position}]") for position, tool in enumerate(request.tools or ()))
     names = [tool["function"]["name"] for tool in tools]
@@ -45,7 +45,7 @@ def read_tools(request: ChatRequest | TokenizeRequest) -> tuple[Tool, ...]:
 
 
 def read_choice(request: ChatRequest | TokenizeRequest) -> Choice:
-    """Return what `tool_choice` says. Raises InvalidValue."""
+    """Return the parsed `tool_choice`. Raises InvalidValue."""
     match request.tool_choice if isinstance(request, ChatRequest) else None:
         case None | "auto":
             return Choice()
@@ -85,7 +85,7 @@ def _read_tool(tool: Mapping[str, Any], field: str) -> Tool:
 
 
 def read_calls(message: ChatMessage, field: str) -> list[dict[str, Any]]:
-    """Return the calls of an earlier turn as templates take them, with parsed arguments. Raises InvalidValue."""
+    """Return the calls of an earlier turn for the template, with parsed arguments. Raises InvalidValue."""
     if not message.tool_calls:
         return []
     if message.role != "assistant":
@@ -115,7 +115,7 @@ def _read_call(call: ToolCall, field: str) -> dict[str, Any]:
 
 
 def check_served(tools: Sequence[Tool], reads_calls: bool, takes_tools: bool) -> None:
-    """Raise UnsupportedParameter where a model's template would lose *tools*, or its calls could not be read."""
+    """Raise UnsupportedParameter if the model's template ignores *tools*, or its calls cannot be parsed."""
     if tools and not takes_tools:
         raise UnsupportedParameter("This model's chat template does not write `tools`; leave them out.", "tools")
     if tools and not reads_calls:
@@ -127,7 +127,7 @@ def check_served(tools: Sequence[Tool], reads_calls: bool, takes_tools: bool) ->
 
 
 def check_history(messages: Sequence[Message], template: ChatTemplate) -> None:
-    """Raise UnsupportedParameter where *template* would lose calls or results of earlier turns."""
+    """Raise UnsupportedParameter if *template* ignores calls or results of earlier turns."""
     for position, message in enumerate(messages):
         field = f"messages[{position}]"
         if template.loses_calls and "tool_calls" in message:

@@ -1,7 +1,7 @@
 """Try a model's files in a limited child before the gateway loads them.
 
 A tokenizer.json can unfold to gigabytes, and its patterns and a chat template can run without end. The gateway loads
-the files only if the child succeeds. The child writes one line when it begins with a file, and one with the result.
+the files only if the child succeeds. The child writes a line before each file, and one with the result.
 """
 
 import os
@@ -20,21 +20,21 @@ PROGRAM = "saccade.gateway.served_models.model_probe"
 MAX_ANSWER_BYTES = 64 << 10
 SAMPLE_CHARACTERS = 8192
 SAMPLES = ("a", " ", "0", "\n", "-", "é", "图", "Ab 1, ")
-"""Repeated to SAMPLE_CHARACTERS: where a pattern takes exponential time, it mostly does so over repetitions."""
+"""Repeated to SAMPLE_CHARACTERS: a pattern of exponential time mostly takes it on repetitions."""
 
 
 LIMITS = ChildLimits(seconds=30.0, memory_bytes=2 << 30)
 
 
 class _Task(msgspec.Struct, frozen=True):
-    """What the child is to load."""
+    """The child's input: the model to load."""
 
     name: str
     files: ModelFiles
 
 
 class _Line(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A line of the child: it begins with a file, it refuses the model, or all files passed."""
+    """A line of the child's output: it begins with a file, it refuses the model, or all files passed."""
 
     begins: str | None = None
     refused: str | None = None
@@ -42,7 +42,7 @@ class _Line(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ModelProbe:
-    """One try of a model's files. run() blocks; stop() may be called from another thread, and ends it early."""
+    """One trial of a model's files. run() blocks; stop() ends it early, from any thread."""
 
     def __init__(self, name: str, files: ModelFiles, limits: ChildLimits = LIMITS) -> None:
         self._child = LimitedChild(PROGRAM, _Task(name, files), limits)
@@ -99,13 +99,13 @@ def try_files(task: _Task, limits: ChildLimits) -> _Line:
 
 
 def _say(line: _Line) -> None:
-    # Not through sys.stdout, whose buffer a process that is killed takes along.
+    # Not through sys.stdout, whose buffer is lost if the process is killed.
     os.write(sys.stdout.fileno(), msgspec.json.encode(line) + b"\n")
 
 
 def main() -> None:
     limits, task = begin(_Task)
-    # Log lines would stand between the lines of the answer. The gateway writes the same when it loads the files.
+    # Log lines would mix with the lines of the answer. The gateway writes the same when it loads the files.
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
     _say(try_files(task, limits))
 

@@ -1,4 +1,4 @@
-"""The models that a gateway serves, built as their workers describe them."""
+"""The models that a gateway serves, built from the descriptions of their workers."""
 
 import asyncio
 import gc
@@ -17,7 +17,7 @@ _logger = structlog.get_logger(__name__)
 
 
 class ModelRegistry:
-    """The served models of a fleet, built as workers describe them; one that cannot be built is logged, not served.
+    """The served models of *fleet*, built from its workers' descriptions; a model that cannot be built is logged.
 
     *parsers* are the operator's choice of parsers for answers. *model_files*, by model name, replace the files that the
     workers send. *unservable* gets the reason when all workers have described their models and none can be built,
@@ -44,16 +44,16 @@ class ModelRegistry:
         return self._fleet.ready and any(model.workers and model.name in self._models for model in self._fleet.models())
 
     def models(self) -> list[ServedModel]:
-        """Return the models that can be requested, ready or not."""
+        """Return the models that requests can name, ready or not."""
         return [self._models[model.name] for model in self._fleet.models() if model.name in self._models]
 
     def names(self) -> list[tuple[str, ServedModel]]:
-        """Return every name that may be requested, with its model; a model's own name stands before its aliases."""
+        """Return every name that requests can use, with its model; a model's own name precedes its aliases."""
         served = [(model, self._models[model.name]) for model in self._fleet.models() if model.name in self._models]
         return [(name, one) for model, one in served for name in (model.name, *self._fleet.aliases(model.name))]
 
     def get(self, name: str) -> ServedModel:
-        """Return the model that may be requested as *name*. Raises ModelNotFound and WorkerUnavailable."""
+        """Return the model that requests call *name*. Raises ModelNotFound and WorkerUnavailable."""
         served = self._models.get(self._fleet.model(name).name)
         if served is None:
             raise WorkerUnavailable(f"The model {name!r} is not ready yet; try again shortly.")
@@ -80,14 +80,14 @@ class ModelRegistry:
                 self._refused[description.model] = error
                 self._judge()
         except Exception:
-            # In a task of its own an unforeseen error would pass without a log line.
+            # Nobody awaits this task, so an unforeseen error would pass without a log line.
             _logger.exception("model cannot be served", model=description.model)
         else:
-            # Builds run side by side: the last description counts, not the last build to end.
+            # Builds run concurrently: the last description counts, not the last build to end.
             if self._described[description.model] is description:
                 self._models[description.model] = served
                 self.unservable.cancel()
-                # The model stays for good. Without this every collection would scan it, for tens of milliseconds.
+                # The model is never freed. Without this every collection would scan it, for tens of milliseconds.
                 gc.collect()
                 gc.freeze()
 
@@ -101,7 +101,7 @@ class ModelRegistry:
 
 
 async def _try_in_child(name: str, files: ModelFiles) -> None:
-    """Load the files in a limited child. Raises StartupError where they fail there."""
+    """Load the files in a limited child. Raises StartupError if they fail there."""
     probe = ModelProbe(name, files)
     try:
         await asyncio.to_thread(probe.run)

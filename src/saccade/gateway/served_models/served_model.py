@@ -1,4 +1,4 @@
-"""ServedModel: the gateway's half of a model, built once from the files that its workers send."""
+"""ServedModel: the gateway's part of a model, built once from the files that its workers send."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,10 +36,10 @@ from saccade.tokenization.tokenizer import Segment, Tokenizer, special_variables
 
 
 class Placeholders(NamedTuple):
-    """What stands for media in a model's prompts: the token id of an *image*, and what stands for a video.
+    """The placeholders of media in a model's prompts: the token id of an *image*, and those of a video.
 
-    A template writes *video_tokens* for a video. Its placeholder is the token *video*, with the id *video_id*; None for
-    a model without videos.
+    A template writes *video_tokens* for a video. Its placeholder is the token *video* with the id *video_id*, which is
+    None for a model without videos.
     """
 
     image: int
@@ -80,7 +80,7 @@ PROBE = ({"role": "user", "content": [{"type": "image"}, {"type": "text", "text"
 """The shortest chat with an image; a template must write exactly one placeholder for it."""
 
 VIDEO_PROBE = ({"role": "user", "content": [{"type": "video"}, {"type": "text", "text": "What is it?"}]},)
-"""The same with a video; where the template writes no placeholder for it, the model's videos are refused."""
+"""The same with a video; if the template writes no placeholder for it, the model's videos are refused."""
 
 START = "<think>"
 END = "</think>"
@@ -101,35 +101,34 @@ class ReasoningTokens:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> "ReasoningTokens | None":
-        """Return the markers of a model, None where it has none."""
+        """Return the markers of a model, None if it has none."""
         start_id, end_id = tokenizer.token_id(START), tokenizer.token_id(END)
         return None if start_id is None or end_id is None else cls(start_id, end_id)
 
     def opened_by(self, prompt: Sequence[int]) -> bool:
-        """Tell whether the token ids *prompt* end within reasoning, where the answer goes on."""
+        """Return whether the token ids *prompt* end within reasoning, so that the answer continues it."""
         last = list(prompt[-OPENING_TOKENS:])
         return self.start_id in last and self.end_id not in last[last.index(self.start_id) :]
 
 
 @dataclass(frozen=True)
 class VideoSide:
-    """What the gateway knows of a model's videos, whose tokens are *placeholder*, with an id of its own or not."""
+    """The gateway's part of a model's videos, whose token is *placeholder*, with its own id or not."""
 
     placeholder: str
     placeholder_token_id: int
     layout: VideoLayout
 
     def placeholders(self, image: int) -> Placeholders:
-        """Return what stands for media, *image* being the id that stands for images."""
+        """Return the placeholders of media; *image* is the id of images."""
         return Placeholders(image, self.placeholder_token_id, self.placeholder, self.layout.template_tokens)
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """Everything that requests for one model need. *files_digest* is that of the files that decide about pixels.
+    """Everything that requests for one model need. *files_digest* covers the files that determine pixels.
 
-    *tokenizer_file* is the name of the file that *tokenizer* was made from. *videos* is None for a model that takes
-    none.
+    *tokenizer_file* is the name of *tokenizer*'s file. *videos* is None for a model that takes no videos.
     """
 
     name: str
@@ -150,7 +149,7 @@ class ServedModel:
 
     @classmethod
     def from_description(cls, description: Description) -> "ServedModel":
-        """Build the gateway's half of a model from what its worker sent. Raises StartupError."""
+        """Build the gateway's part of a model from its worker's description. Raises StartupError."""
         return cls.from_files(description.model, description.files, description.max_model_len)
 
     @classmethod
@@ -162,9 +161,9 @@ class ServedModel:
         begin: Callable[[str], None] = _ignore,
         parsers: Parsers = DECLARED,
     ) -> "ServedModel":
-        """Build the gateway's half of a model from its files; *begin* is called with a file's name before its use.
+        """Build the gateway's part of a model from its files; *begin* is called with a file's name before its use.
 
-        *parsers* are the operator's choice of what is read out of answers.
+        *parsers* are the operator's choice of parsers for answers.
         Raises StartupError. A gateway tries the files in a child first (model_probe).
         """
         begin(CONFIG)
@@ -195,22 +194,22 @@ class ServedModel:
 
     @property
     def placeholders(self) -> Placeholders:
-        """What stands for images and videos in prompts."""
+        """The placeholders of images and videos in prompts."""
         image = self.placeholder_token_id
         return Placeholders(image) if self.videos is None else self.videos.placeholders(image)
 
     def fingerprint(self, settings: Mapping[str, Any]) -> bytes:
-        """Return what enters the content hash of an image that is processed with *settings*."""
+        """Return the part of an image's content hash that depends on the processor and its *settings*."""
         return processor_fingerprint(settings, self.files_digest, DECODER)
 
     def video_fingerprint(self, settings: Mapping[str, Any]) -> bytes:
-        """Return what enters the content hash of a video that is sampled and processed with *settings*."""
+        """As fingerprint(), for a video that is sampled and processed with *settings*."""
         return processor_fingerprint(settings, self.files_digest, video_header.DECODER)
 
 
 @dataclass(frozen=True)
 class TextSide:
-    """What turns a chat into token ids."""
+    """The parts that turn a chat into token ids."""
 
     tokenizer: Tokenizer
     template: ChatTemplate
@@ -229,7 +228,7 @@ def _template_file(model_files: ModelFiles) -> str:
 def _video_side(
     name: str, family: Family, config: Mapping[str, Any], source: ModelFiles, text: TextSide
 ) -> VideoSide | None:
-    """Return what is needed for videos; None where family, tokenizer or template know none. Raises StartupError."""
+    """Return the part for videos, None if family, tokenizer or template support none. Raises StartupError."""
     placeholder, special = family.video_placeholder or "", text.tokenizer.special_tokens
     if placeholder not in special or config.get("video_token_id", special[placeholder]) != special[placeholder]:
         return None
@@ -255,7 +254,7 @@ def text_side(
 ) -> TextSide:
     """Return tokenizer, template and placeholder, which must agree about images. Raises StartupError.
 
-    *video_tokens* are what the template writes for a video; they need not be in the vocabulary.
+    *video_tokens* are the tokens that the template writes for a video; the vocabulary may lack them.
     """
     tokenizer_config = files.parse_json(model_files, TOKENIZER_CONFIG)
     declared = family.placeholder_token_id(config)

@@ -11,9 +11,9 @@ from saccade.tokenization.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Parsers:
-    """What is read out of answers; "auto" is what the model's family declares, "none" leaves it in the content.
+    """The parsers of answers; "auto" is the one that the model's family declares, "none" parses nothing.
 
-    The other names of *reasoning* are those of vLLM's parsers for the markers that "auto" looks for.
+    The other names of *reasoning* are vLLM's parsers for the markers that "auto" looks for.
     """
 
     tool_calls: ToolParser = "auto"
@@ -24,7 +24,7 @@ class Parsers:
         return self.reasoning != "none"
 
     def tool_format(self, family: Family) -> ToolFormat | None:
-        """Return the form of calls that is read out of answers of a model of *family*, None for none."""
+        """Return the format of calls that is parsed in answers of a model of *family*, None for none."""
         if self.tool_calls == "auto":
             return family.tool_format
         return None if self.tool_calls == "none" else self.tool_calls
@@ -35,7 +35,7 @@ DECLARED: Final = Parsers()
 
 @dataclass(frozen=True)
 class ToolTags:
-    """The tags of a format. Calls may stand in a section; *separator* divides a call's name from its arguments."""
+    """The tags of a format. A section may enclose the calls; *separator* divides a call's name from its arguments."""
 
     begin: str
     end: str
@@ -59,7 +59,7 @@ TAGS: Final[Mapping[ToolFormat, ToolTags]] = {
 
 
 def tool_call_tokens(tokenizer: Tokenizer, tool_format: ToolFormat | None) -> ToolCallTokens | None:
-    """Return the ids for *tool_format*, None where the vocabulary lacks one of its tags."""
+    """Return the ids for *tool_format*, None if the vocabulary lacks one of its tags."""
     if tool_format is None:
         return None
     tags = TAGS[tool_format]

@@ -1,4 +1,4 @@
-"""Grammars of requests: read from their fields, tried in a limited child, and kept.
+"""Grammars of requests: read from their fields, tried in a limited child, and cached.
 
-Other rooms use `RequestGrammars` (the constructor), the `AnswerGrammar` that it returns, and what reads the fields.
+Other packages use `RequestGrammars` (the constructor), the `AnswerGrammar` that it returns, and the readers of fields.
 """

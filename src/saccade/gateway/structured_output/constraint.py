@@ -1,7 +1,7 @@
-"""What a request holds its answer to: a schema or grammar, and calls of tools.
+"""Constraints of a request on its answer: a schema or grammar, and calls of tools.
 
-A schema comes as `response_format` of OpenAI, `structured_outputs` or `guided_*` of vLLM; calls by `tool_choice` and by
-`strict` functions.
+A schema comes from OpenAI's `response_format`, or vLLM's `structured_outputs` or `guided_*`; calls come from
+`tool_choice` and `strict` functions.
 """
 
 import json
@@ -25,9 +25,9 @@ Kind = Literal["json_schema", "regex", "grammar", "tool_calls"]
 
 @dataclass(frozen=True)
 class Constraint:
-    """A grammar as a client wrote it, in the field *param*. Of a *strict* schema, nothing is dropped.
+    """A client's grammar, from the field *param*. No keyword of a *strict* schema is dropped.
 
-    The text of "tool_calls" is a CallConstraint, in JSON.
+    The text of "tool_calls" is a CallConstraint in JSON.
     """
 
     kind: Kind
@@ -37,20 +37,20 @@ class Constraint:
 
 
 def read_constraint(request: ChatRequest) -> Constraint | None:
-    """Return what the answer is held to, None where it is free.
+    """Return the constraint on the answer, None if there is none.
 
-    Raises InvalidValue for two of them at once, and for one that is incomplete; UnsupportedParameter for what else
-    vLLM's `structured_outputs` can say.
+    Raises InvalidValue for two constraints or an incomplete one; UnsupportedParameter for other fields of vLLM's
+    `structured_outputs`.
     """
     constraints = [*_response_format(request), *_structured_outputs(request), *_guided(request)]
     if len(constraints) > 1:
         first, second = constraints[0].param.split(".")[0], constraints[1].param
-        raise InvalidValue(f"`{second}` and `{first}` cannot both hold the answer; send one of them.", second)
+        raise InvalidValue(f"`{second}` and `{first}` cannot both constrain the answer; send one of them.", second)
     return constraints[0] if constraints else None
 
 
 def without_constraint(request: ChatRequest) -> ChatRequest:
-    """Return *request* without the fields that read_constraint() reads, which refer to the whole body."""
+    """Return *request* without the fields of read_constraint(), which keep the whole body alive."""
     return msgspec.structs.replace(
         request,
         response_format=None,
@@ -112,21 +112,21 @@ def _is_given(schema: Raw | UnsetType) -> bool:
 
 
 def _text(schema: Raw | UnsetType) -> str:
-    """Return the JSON of *schema*, which vLLM's clients may send as a string."""
+    """Return the JSON of *schema*, which vLLM's clients may send as a JSON string."""
     text = b"" if schema is UNSET else bytes(schema)
     return str(json.loads(text)) if text.startswith(b'"') else text.decode()
 
 
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
-"""What a function without `parameters` takes, as OpenAI has it."""
+"""The parameters of a function without `parameters`, as in OpenAI's API."""
 
 
 def with_calls(
     constraint: Constraint | None, request: ChatRequest, tools: Sequence[Tool], tokens: ToolCallTokens | None
 ) -> Constraint | None:
-    """Return what the answer is held to: *constraint*, or calls of *tools*, or either of them, or nothing.
+    """Return the constraint on the answer: *constraint*, or calls of *tools*, or either of them, or None.
 
-    Raises InvalidValue where calls and a *constraint* that is no JSON would both hold the answer.
+    Raises InvalidValue if calls and a *constraint* that is no JSON would both apply.
     """
     choice = read_choice(request)
     is_strict = any(tool["function"].get("strict") for tool in tools)
@@ -136,8 +136,8 @@ def with_calls(
     param = "tool_choice" if choice.must_call else "tools"
     if constraint is not None and not is_json:
         other = constraint.param.split(".")[0]
-        raise InvalidValue(f"`{param}` and `{other}` cannot both hold the answer; send one of them.", param)
-    # An answer that must call has no content to be held.
+        raise InvalidValue(f"`{param}` and `{other}` cannot both constrain the answer; send one of them.", param)
+    # An answer that must call has no content to constrain.
     content = None
     if constraint is not None and not choice.must_call:
         content = ContentConstraint(constraint.text, constraint.param, constraint.strict)

@@ -1,6 +1,6 @@
-"""The grammars of requests, tried once each and kept.
+"""The grammars of requests, each tried once and cached.
 
-Tenants share neither the trials nor what is known of them: the time of an answer would tell one of another's grammars.
+Tenants share neither trials nor cached outcomes: the time of an answer would reveal another tenant's grammars.
 """
 
 import asyncio
@@ -22,16 +22,16 @@ BYTES_BESIDE_TEXT = 1024
 TRIALS_AT_A_TIME = 2
 MAX_WAITING = 64
 WAIT_SECONDS = 60.0
-"""How long a new grammar waits for its trial."""
+"""How long a new grammar may wait for its trial."""
 
 MAX_NAMES = 8
 SAYS_NOTHING = (InternalError.code, DeadlineExceeded.code)
-"""What a child that failed says about no grammar: the next request tries again."""
+"""Failures of a child that say nothing about its grammar; the next request tries again."""
 
 
 @dataclass(frozen=True)
 class AnswerGrammar:
-    """The *grammar* that an answer is held to, from the field *param*; *warning* names what of it is not held."""
+    """The *grammar* of an answer, from the field *param*; *warning* names keywords that it does not enforce."""
 
     grammar: Grammar
     param: str
@@ -42,13 +42,13 @@ class AnswerGrammar:
         """The error of a request whose model's workers take no grammars."""
         field = self.param.split(".")[0]
         return UnsupportedParameter(
-            f"`{field}` is not served by this model's workers, which cannot hold answers to a grammar; leave it out.",
+            f"`{field}` is not served by this model's workers, which cannot enforce grammars; leave it out.",
             field,
         )
 
 
 class RequestGrammars:
-    """Tries constraints, each in a child, a few at a time, fair between clients; what was tried before is known."""
+    """Tries constraints, each in a child, a few at a time, fairly between clients, and caches the outcomes."""
 
     def __init__(self, limits: ChildLimits = LIMITS) -> None:
         self._limits = limits
@@ -60,10 +60,10 @@ class RequestGrammars:
     async def of(
         self, constraint: Constraint, salt: bytes = b"", client: Hashable = None, priority: int = 1
     ) -> AnswerGrammar:
-        """Return the grammar of *constraint* for the tenant of *salt*; a trial is *client*'s, whose turns it takes.
+        """Return the grammar of *constraint* for the tenant of *salt*; a trial takes a turn of *client*.
 
-        Raises InvalidValue and UnsupportedParameter, which name the place, and QueueFull where many wait already. When
-        the last request that waits for a trial is cancelled, the trial ends.
+        Raises InvalidValue and UnsupportedParameter, which name the place, and QueueFull if too many wait. A trial ends
+        when the last request that waits for it is cancelled.
         """
         key = salt, constraint
         outcome = self._outcomes.get(key)
@@ -74,7 +74,7 @@ class RequestGrammars:
         return AnswerGrammar(outcome.grammar, constraint.param, _warning(outcome.dropped))
 
     def close(self) -> None:
-        """Give up trials that have not begun."""
+        """Cancel trials that have not begun."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _tried(self, salt: bytes, constraint: Constraint, client: Hashable, priority: int) -> Outcome:
@@ -93,4 +93,4 @@ def _warning(dropped: list[str]) -> str:
     if not dropped:
         return ""
     more = f" and {len(dropped) - MAX_NAMES} more" if len(dropped) > MAX_NAMES else ""
-    return f"keywords that the answer is not held to: {', '.join(dropped[:MAX_NAMES])}{more}"
+    return f"keywords that the grammar does not enforce: {', '.join(dropped[:MAX_NAMES])}{more}"

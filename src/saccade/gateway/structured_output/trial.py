@@ -1,8 +1,8 @@
-"""Try a grammar in a limited child.
+"""Tries a grammar in a limited child.
 
 A schema of a hundred bytes can take llguidance minutes: the fuel of its limits does not count all of its work. So the
-gateway compiles each new grammar in a child first, and workers compile only what passed. The child gets a Constraint
-and writes an Outcome.
+gateway first compiles each new grammar in a child, and workers compile only grammars that passed. The child reads a
+Constraint and writes an Outcome.
 """
 
 import os
@@ -22,10 +22,10 @@ from saccade.grammars.tool_calls import CallConstraint, read_parameters, write_g
 from saccade.protocol.request import Grammar
 
 NICENESS = 5
-"""As that of decode processes: behind the gateway's event loop, but a quarter of a core where all are busy."""
+"""As for decode processes: below the event loop, but still a quarter of a core if all are busy."""
 
 START_SECONDS = 15.0
-"""For the child's imports and its waits for a core of a busy machine. Its time of the CPU is limited by itself."""
+"""For the child's imports and its waits for a core of a busy machine; its CPU time has its own limit."""
 
 PROGRAM = "saccade.gateway.structured_output.trial"
 LIMITS = ChildLimits(seconds=3.0, memory_bytes=512 << 20)
@@ -36,7 +36,7 @@ logger = structlog.get_logger(__name__)
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """The grammar for workers and the places of what was dropped of it; or what is wrong, in the field *param*."""
+    """The grammar for workers and the places of its dropped keywords; or the error, in the field *param*."""
 
     grammar: Grammar | None = None
     dropped: list[str] = []
@@ -46,7 +46,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Trial:
-    """The trial of *constraint* in a child; kill() may be called from any thread if nobody waits for the outcome."""
+    """The trial of *constraint* in a child; any thread may call kill() if nobody waits for the outcome."""
 
     def __init__(self, constraint: Constraint, limits: ChildLimits) -> None:
         self._constraint = constraint
@@ -55,13 +55,13 @@ class Trial:
         self.kill = self._child.stop
 
     def run(self) -> Outcome:
-        """Return what came of it; blocks until the child has ended."""
+        """Return the outcome; blocks until the child has ended."""
         if self._child.is_stopped:
             return _failed(self._constraint)
         wait_seconds = self._limits.seconds + START_SECONDS
         output, status, in_time = self._child.run(wait_seconds, MAX_OUTCOME_BYTES)
         if not in_time:
-            # Its own limit did not end the child, so it had little of the CPU: that says nothing about the grammar.
+            # The child did not reach its CPU limit, so it was starved: that says nothing about the grammar.
             message = f"Trying the answer's grammar took longer than {wait_seconds:g} seconds; try again shortly."
             return Outcome(code=DeadlineExceeded.code, message=message, param=self._constraint.param)
         if status < 0:
@@ -147,7 +147,7 @@ def _grammar_of(schema: Schema) -> Grammar:
 
 
 def _lark(constraint: Constraint) -> str:
-    """Return a grammar in Lark's form, also where it is in the form of llama.cpp's GBNF, as vLLM takes it."""
+    """Return a grammar in Lark's format; as in vLLM, it may also be in llama.cpp's GBNF."""
     try:
         return any_to_lark(constraint.text)
     except GbnfToLarkError as error:

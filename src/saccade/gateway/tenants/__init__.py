@@ -1,4 +1,4 @@
-"""Who sends requests: tenants, the file of their keys, what they may use in a minute and what they have used.
+"""Who sends requests: tenants, the file of their keys, their limits per minute and their usage.
 
-Other rooms use `ApiKeyStore` (the constructor), `Account`, `Tenant`, and the report of what each tenant has used.
+Other packages use `ApiKeyStore` (the constructor), `Account`, `Tenant`, and the report of each tenant's usage.
 """

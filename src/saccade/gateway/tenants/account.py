@@ -1,4 +1,4 @@
-"""Tenant: who sends a request, and the salts of its caches. Account: what it has used, and what is left."""
+"""Tenant: who sends a request, and the salt of its caches. Account: its usage, and what its limits have left."""
 
 import math
 import time
@@ -19,14 +19,14 @@ REQUEST_CONTEXT = "saccade 2026 cache salt of a request"
 
 @dataclass(frozen=True)
 class Limits:
-    """What a tenant may use in a minute; None is no limit. *tokens* are those of prompts and answers."""
+    """Limits of a tenant per minute; None is no limit. *tokens* are of prompts and answers."""
 
     requests: int | None = None
     tokens: int | None = None
     picture_bytes: int | None = None
 
     def part(self, num_processes: int) -> "Limits":
-        """Return the part of one of *num_processes* that serve the tenant, rounded up."""
+        """Return the share of each of *num_processes*, rounded up."""
         whole = (self.requests, self.tokens, self.picture_bytes)
         return Limits(*(None if limit is None else -(-limit // num_processes) for limit in whole))
 
@@ -38,9 +38,8 @@ NO_LIMITS = Limits()
 class Tenant:
     """Who sends a request.
 
-    *id* tells tenants apart, whatever key they use; *salt* keeps caches apart, and is the same for the tenants of one
-    *group*. Of the requests that wait, a tenant of *priority* 2 has twice the part of one of priority 1. Only tenants
-    of a keys file have a *name*.
+    *id* identifies the tenant, whatever key it uses. *salt* separates caches; tenants of one *group* share it. A tenant
+    of *priority* 2 gets twice the share of the queue of one with priority 1. Only tenants of a keys file have a *name*.
     """
 
     id: bytes = b""
@@ -52,11 +51,11 @@ class Tenant:
 
 
 EVERYBODY = Tenant()
-"""The one tenant of a gateway without keys."""
+"""The only tenant of a gateway without keys."""
 
 
 def key_tenant(key: bytes) -> Tenant:
-    """Return the tenant of a key that is a flag: its salt derives from the key, alike at every gateway of a fleet."""
+    """Return the tenant of a key from a flag; its salt derives from the key, so all gateways of a fleet agree."""
     salt = blake3(key, derive_key_context=KEY_CONTEXT).digest(SALT_BYTES)
     return Tenant(salt, salt)
 
@@ -64,8 +63,8 @@ def key_tenant(key: bytes) -> Tenant:
 def named_tenant(name: str, group: str, priority: int, limits: Limits, salt_key: str) -> Tenant:
     """Return a tenant of a keys file.
 
-    Its salt derives from *salt_key* and its group's name, or its own name where it has no group: keys may change, and
-    caches stay. Every gateway with the same file finds the same salt.
+    Its salt derives from *salt_key* and the name of its group or, without a group, its own name. So keys may change
+    while caches stay, and every gateway with the same file derives the same salt.
     """
     secret = blake3(salt_key.encode(), derive_key_context=NAME_CONTEXT).digest()
     known_as = _named(secret, "tenant", name)
@@ -78,9 +77,9 @@ def _named(secret: bytes, kind: str, name: str) -> bytes:
 
 
 def request_salt(salt: bytes, cache_salt: str | None) -> bytes:
-    """Return the salt of a request: its tenant's, mixed with the request's *cache_salt* if it has one.
+    """Return the salt of a request: its tenant's, hashed with the request's *cache_salt* if it has one.
 
-    The tenant's salt is the key of the mix, so that no request reaches the caches of another tenant.
+    The tenant's salt is the key of the hash, so that no request reaches the caches of another tenant.
     """
     if cache_salt is None:
         return salt
@@ -92,13 +91,13 @@ ACCOUNT = "saccade.account"
 """Key of the ASGI scope for the account of a request's tenant."""
 
 REFILL_SECONDS = 60.0
-"""In which an empty TokenBucket fills."""
+"""Time in which an empty TokenBucket fills."""
 
 
 class TokenBucket:
     """At most *per_minute* units, which refill evenly within a minute; None is no limit. A new bucket is full.
 
-    What is spent may be more than there is: the level is then negative, and the debt is refilled first. *clock* returns
+    A caller may spend more than the level: it then becomes negative, and the debt refills first. *clock* returns
     seconds.
     """
 
@@ -110,7 +109,7 @@ class TokenBucket:
 
     @property
     def level(self) -> float:
-        """Units that are there now; infinite without a limit."""
+        """Units left now; infinite without a limit."""
         if self.per_minute is None:
             return math.inf
         now = self._clock()
@@ -120,7 +119,7 @@ class TokenBucket:
 
     @property
     def wait_seconds(self) -> float:
-        """Seconds until there is a whole unit, 0 where there is one."""
+        """Seconds until a whole unit is left, 0 if one is."""
         return self._seconds_until(1.0)
 
     @property
@@ -129,12 +128,12 @@ class TokenBucket:
         return 0.0 if self.per_minute is None else self._seconds_until(float(self.per_minute))
 
     def spend(self, num_units: int) -> None:
-        """Take *num_units*, whether or not they are there; give back, if they are negative."""
+        """Take *num_units*, even if fewer are left; negative units are given back."""
         if self.per_minute is not None:
             self._level = self.level - num_units
 
     def resize(self, per_minute: int | None) -> None:
-        """Change the limit. What is left stays, as far as the new limit has room for it."""
+        """Change the limit. The level stays, up to the new limit."""
         level = self.level
         self.per_minute = per_minute
         self._level = math.inf if per_minute is None else min(level, float(per_minute))
@@ -147,11 +146,11 @@ class TokenBucket:
 
 
 class Account:
-    """The account of *tenant* at one of *num_processes* gateway processes, each of which has its part of the limits.
+    """The account of *tenant* at one of *num_processes* gateway processes, each with its share of the limits.
 
-    A request is refused where a limit has nothing left, and pays in full where it has anything: a prompt may be longer
-    than what is left, and the tokens of an answer are known only as they are generated. What a tenant uses beyond a
-    limit is missing from its next minute.
+    A request is refused if a limit has nothing left, and else is charged in full: a prompt may be longer than the rest,
+    and the tokens of an answer are known only as they are generated. Usage beyond a limit is deducted from the next
+    minute.
     """
 
     def __init__(self, tenant: Tenant, num_processes: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
@@ -164,7 +163,7 @@ class Account:
         self._image_bytes = TokenBucket(limits.picture_bytes, clock)
 
     def change(self, tenant: Tenant) -> None:
-        """Go on with other limits, or another priority or group, of the same tenant."""
+        """Apply changed limits, priority or group of the same tenant."""
         self.tenant = tenant
         limits = tenant.limits.part(self._num_processes)
         self._requests.resize(limits.requests)
@@ -173,10 +172,10 @@ class Account:
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Serve a request in the block, and count it: for the limit at once, as used at its end.
+        """Serve a request in the block, and count it: towards the limit at once, as usage at its end.
 
-        A request that no worker could serve is not charged. Raises RateLimitExceeded, before the block, where no
-        request or token is left.
+        A request that no worker could serve is not charged. Raises RateLimitExceeded, before the block, if no request
+        or token is left.
         """
         self._check(self._requests, "requests")
         self._check(self._tokens, "tokens")
@@ -194,34 +193,34 @@ class Account:
                 self._requests.spend(-1)
 
     def begin_images(self, num_images: int) -> None:
-        """Raise RateLimitExceeded where a request has images and no byte is left: they need not be fetched."""
+        """Raise RateLimitExceeded if a request has images and no byte is left, so that none is fetched."""
         if num_images:
             self._check(self._image_bytes, "bytes of images")
 
     def use_images(self, num_bytes: int) -> None:
-        """Count the encoded bytes of a request's images. Raises RateLimitExceeded where nothing is left."""
+        """Count the encoded bytes of a request's images. Raises RateLimitExceeded if nothing is left."""
         if num_bytes:
             self._check(self._image_bytes, "bytes of images")
             self._image_bytes.spend(num_bytes)
             self.usage.picture_bytes += num_bytes
 
     def use_prompt(self, num_tokens: int) -> None:
-        """Count a prompt. Raises RateLimitExceeded where nothing is left."""
+        """Count a prompt. Raises RateLimitExceeded if nothing is left."""
         self._check(self._tokens, "tokens")
         self._tokens.spend(num_tokens)
         self.usage.prompt_tokens += num_tokens
 
     def use_answer(self, num_tokens: int) -> None:
-        """Count generated tokens, which no limit holds back."""
+        """Count generated tokens; no limit stops them."""
         self._tokens.spend(num_tokens)
         self.usage.completion_tokens += num_tokens
 
     def use_cached(self, num_tokens: int) -> None:
-        """Count tokens of a prompt that a worker had computed before."""
+        """Count prompt tokens that a worker had in its cache."""
         self.usage.cached_tokens += num_tokens
 
     def headers(self) -> Iterator[tuple[bytes, bytes]]:
-        """Yield OpenAI's headers of the limits on requests and tokens, as far as there are any."""
+        """Yield OpenAI's headers for the limits on requests and tokens, if there are any."""
         for name, bucket in (("requests", self._requests), ("tokens", self._tokens)):
             if bucket.per_minute is not None:
                 remaining = max(0, math.floor(bucket.level))
@@ -241,7 +240,7 @@ class Account:
 
 
 def duration(seconds: float) -> str:
-    """Return *seconds*, rounded up to milliseconds, as OpenAI writes durations: 0s, 250ms, 8.5s, 1m12.5s."""
+    """Return *seconds*, rounded up to milliseconds, in OpenAI's format: 0s, 250ms, 8.5s, 1m12.5s."""
     milliseconds = math.ceil(seconds * 1000)
     if 0 < milliseconds < 1000:
         return f"{milliseconds}ms"

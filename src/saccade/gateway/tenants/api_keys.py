@@ -1,9 +1,9 @@
-"""ApiKeyStore: the accounts of all tenants by their keys, kept up with the file of --api-keys-file:
+"""ApiKeyStore: the accounts of all tenants by their keys. It follows the file of --api-keys-file:
 
     salt_key = "..."                      # optional: makes the salts of caches unguessable
 
     [tenants.acme]
-    group = "research"                    # optional, as are all that follow
+    group = "research"                    # optional, as are the lines below
     priority = 2
     requests_per_minute = 600
     tokens_per_minute = 200_000
@@ -13,8 +13,8 @@
     tenant = "acme"
     sha256 = "..."                        # of the key; `saccade key new --tenant acme` prints one
 
-A key is 256 random bits, so a plain hash cannot be searched for it; slow hashes are for passwords, which people choose.
-Errors name the entry and never repeat its value, which could be a key that was put there by mistake.
+A key is 256 random bits, so nobody can search for it by a plain hash; slow hashes are for passwords, which people
+choose. Errors name the entry and never its value, which could be a key that was put there by mistake.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ _OF_KEY = ("tenant", "sha256")
 
 @dataclass(frozen=True)
 class KeyTable:
-    """The *tenants* by name, and the tenant's name for the SHA-256 of each key."""
+    """The *tenants* by name, and their names by the SHA-256 of each key."""
 
     tenants: Mapping[str, Tenant]
     names: Mapping[bytes, str]
@@ -59,9 +59,9 @@ def digest_of(key: bytes) -> bytes:
 
 
 def parse_keys(content: bytes, flags: Mapping[bytes, str]) -> KeyTable:
-    """Return what a file with *content* says. Raises StartupError, whose message names the line or the entry.
+    """Return the table in *content*. Raises StartupError, which names the line or the entry.
 
-    *flags* are the hashes of keys that are given otherwise, each with its flag: the file must not have them.
+    *flags* are the flags of keys by hash; the file must not contain those keys.
     """
     table = parse_toml(content)
     _check_names(table, _TOP, "at the top level")
@@ -120,7 +120,7 @@ def _key(entry: object, place: str, tenants: Mapping[str, Tenant]) -> tuple[byte
 
 
 def _number(entry: Mapping[str, Any], name: str, most: int, place: str) -> int | None:
-    """Return a number of an entry, None where it is not there."""
+    """Return a number of an entry, None if it is missing."""
     number = entry.get(name)
     if number is None:
         return None
@@ -136,7 +136,7 @@ def _check_names(table: Mapping[str, Any], names: tuple[str, ...], place: str) -
 
 FLAG = "--api-keys-file"
 LOOK_SECONDS = 1.0
-"""Between two looks at the file."""
+"""Between two checks of the file."""
 
 NOT_WATCHED = "it is not watched"
 UNFORESEEN = "an unforeseen error, which the log has"
@@ -144,13 +144,13 @@ logger = logging.getLogger(__name__)
 
 
 def flag_keys(api_keys: Iterable[str], admin_keys: Iterable[str]) -> dict[bytes, str]:
-    """Return the hashes of keys that are flags, each with its flag."""
+    """Return the flags of keys by the keys' hashes."""
     flags = {digest_of(key.encode()): "--admin-key" for key in admin_keys}
     return flags | {digest_of(key.encode()): "--api-key" for key in api_keys}
 
 
 def read_keys_file(file: WatchedFile, flags: Mapping[bytes, str]) -> KeyTable:
-    """Return what *file* says, see parse_keys(), at the start of a program. Raises StartupError that names the file."""
+    """Return parse_keys() of *file* when a program starts. Raises StartupError that names the file."""
     try:
         return parse_keys(file.read() or b"", flags)
     except StartupError as error:
@@ -160,10 +160,10 @@ def read_keys_file(file: WatchedFile, flags: Mapping[bytes, str]) -> KeyTable:
 class ApiKeyStore:
     """The accounts of the tenants with *api_keys*, one each, and of those in the file at *path*.
 
-    Without both, everybody has one account. *kind* is what errors call the keys. *admin_keys* must not be in the file.
-    Each of *num_processes* gateway processes has its part of the limits. *named* are the accounts of the file's
-    tenants, by name; *everybody* is for requests without key; *fault* says why the file as it is now is not used, ""
-    where it is. Raises StartupError.
+    Without both, everybody shares one account. *kind* names the keys in errors. *admin_keys* must not be in the file.
+    Each of *num_processes* gateway processes has its share of the limits. *named* are the accounts of the file's
+    tenants, by name; *everybody* is the account of requests without key. *fault* says why the current file is not used,
+    "" if it is. Raises StartupError.
     """
 
     def __init__(
@@ -195,12 +195,12 @@ class ApiKeyStore:
         return self._file is None and not self._of_flags
 
     def account(self, key: bytes) -> Account:
-        """Return the account that *key* opens; everybody's where there are no keys. Raises InvalidApiKey."""
+        """Return the account of *key*, or everybody's if there are no keys. Raises InvalidApiKey."""
         if self.is_open:
             return self.everybody
         if not key:
             raise InvalidApiKey(f"Send an {self._kind} key in the header: Authorization: Bearer KEY.")
-        # How long the look-up of a hash takes tells nothing of the keys: nobody can choose the hash of a guess.
+        # The time of the look-up of a hash reveals nothing about the keys: nobody can choose the hash of a guess.
         digest = digest_of(key)
         account = self._of_file.get(digest) or self._of_flags.get(digest)
         if account is None:
@@ -208,11 +208,11 @@ class ApiKeyStore:
         return account
 
     def usages(self) -> dict[str, TenantUsage]:
-        """Return what each tenant of the file has used at this process, by name."""
+        """Return the usage of each tenant of the file at this process, by name."""
         return {name: account.usage for name, account in self.named.items()}
 
     async def follow(self) -> None:
-        """Use the file again whenever it has changed, until this is cancelled."""
+        """Reload the file whenever it has changed, until this is cancelled."""
         try:
             while self._file is not None:
                 await asyncio.sleep(LOOK_SECONDS)
@@ -221,7 +221,7 @@ class ApiKeyStore:
             self.fault = self.fault or NOT_WATCHED
 
     async def look(self) -> None:
-        """Use the file again if it has changed. Where it has a fault, what it said before holds on."""
+        """Reload the file if it has changed. If it has a fault, the last content stays in force."""
         if self._file is None:
             return
         try:
@@ -230,13 +230,13 @@ class ApiKeyStore:
             self._note(error.message)
             return
         if content is not None:
-            # Until it is used: after an unforeseen error it is not read again before it changes.
+            # Set until the file is used: after an unforeseen error it is not read again before it changes.
             self._content_fault = UNFORESEEN
             self._content_fault = self._use(content)
         self._note(self._content_fault)
 
     def _use(self, content: bytes) -> str:
-        """Use a new *content* of the file; return why it is not used, "" where it is."""
+        """Use a new *content* of the file; return why it cannot be used, "" if it is."""
         try:
             table = parse_keys(content, self._flags)
         except StartupError as error:
@@ -246,7 +246,7 @@ class ApiKeyStore:
         return ""
 
     def _take(self, table: KeyTable) -> None:
-        """Use *table*. Tenants that were there before keep their account."""
+        """Use *table*. Tenants of the last table keep their account."""
         accounts = {}
         for name, tenant in table.tenants.items():
             account = self.named.get(name)

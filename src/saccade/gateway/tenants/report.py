@@ -1,4 +1,4 @@
-"""What the operator is shown of each tenant of the keys file, as a report and as metrics."""
+"""Usage of each tenant of the keys file, as a report for operators and as metrics."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -23,7 +23,7 @@ DESCRIPTIONS = {
 
 
 class TenantReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A tenant of the keys file: its limits, None where there is none, and what it has used."""
+    """A tenant of the keys file: its limits, None if there is none, and its usage."""
 
     tenant: str
     group: str
@@ -35,7 +35,7 @@ class TenantReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tenant_reports(accounts: Mapping[str, Account], usages: Sequence[Mapping[str, TenantUsage]]) -> list[TenantReport]:
-    """Return a report on the tenant of each of *accounts*; *usages* are those of every process, by name."""
+    """Return the report of each of *accounts*; *usages* are the usage at every process, by tenant."""
     reports = []
     for name, account in sorted(accounts.items()):
         tenant = account.tenant
@@ -60,7 +60,7 @@ def _together(usages: Sequence[TenantUsage]) -> TenantUsage:
 
 
 class TenantMetrics(Collector):
-    """The usage of each tenant, and whether the last content of the keys file is used. Nothing without such a file."""
+    """The usage of each tenant, and whether the current keys file is used. No metrics without a keys file."""
 
     def __init__(self, api_keys: ApiKeyStore) -> None:
         self._api_keys = api_keys
