@@ -59,9 +59,9 @@ class EngineSettings:
     encoder_cache_bytes: Size = GIB
     "Size of the cache of encoded images."
     state_snapshot_bytes: Size = GIB
-    "Size of the snapshots from which prompts that begin alike resume, for a model with recurrent layers."
+    "Size of the state checkpoints from which prompts that begin alike resume, for a model with recurrent layers."
     state_snapshot_blocks: Count = 64
-    "Blocks of the KV cache between two such snapshots; one more is taken at the end of each prompt."
+    "Blocks of the KV cache between two state checkpoints; one more is taken at the end of each prompt."
     encode_budget_patches: Count | None = None
     "Patches that the vision encoder processes in one step; by default 1024 on a CPU, 16384 on a GPU."
     enable_prefix_caching: bool = True
@@ -71,14 +71,14 @@ class EngineSettings:
     kv_cache_dtype: KvCacheDtype = "auto"
     "Number format of the KV cache; auto is the network's, fp8 is e4m3 with the checkpoint's scales, else 1."
     device: Device = "auto"
-    "Where the network runs; auto takes a GPU if there is one."
+    "The network's device; auto takes a GPU if there is one."
     attention_backend: Literal["auto", "torch_sdpa", "triton", "flashinfer"] = "auto"
-    "What computes the language model's attention; the summary of the start says why auto took what."
+    "Backend of the language model's attention; the summary of the start explains the choice of auto."
     mm_encoder_attn_backend: Annotated[
         Literal["auto", "torch_sdpa", "triton", "flashinfer_cudnn", "torch_varlen", "amx"],
         Parameter(alias="--mm-attention-backend"),
     ] = "auto"
-    "What computes the vision encoder's attention; auto is amx in bfloat16 on a CPU that has AMX, with saccade[cpu]."
+    "Backend of the vision encoder's attention; auto is amx in bfloat16 on a CPU that has AMX, with saccade[cpu]."
     cuda_graphs: bool = False
     "Repeat decode steps as CUDA graphs; needs a GPU and --attention-backend triton. Never run on a GPU yet."
     mm_encoder_cuda_graph: bool = False
@@ -86,7 +86,7 @@ class EngineSettings:
     threads: Count | None = None
     "CPU threads of the network, in each process; by default OMP_NUM_THREADS, else one less than there are cores."
     tensor_parallel_size: Annotated[Count, Parameter(alias="-tp")] = 1
-    "Processes that compute the model together, each with its part of the weights on a GPU of its own."
+    "Processes that compute the model together, each with its part of the weights on its own GPU."
     attention_tensor_parallel_size: Annotated[Count | None, Parameter(alias="--attn-tp-size")] = None
     "How many of these processes share the attention and the KV cache, by default all; the others hold copies."
     mm_encoder_tp_mode: EncoderTpMode = "data"
