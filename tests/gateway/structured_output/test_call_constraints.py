@@ -59,6 +59,6 @@ def test_schema_has_no_effect_with_required_calls(choice: Any) -> None:
     ],
 )
 def test_other_grammars_hold_alone(fields: dict[str, Any], function: dict[str, Any], param: str) -> None:
-    with pytest.raises(InvalidValue, match=r"`guided_choice` cannot both hold") as raised:
+    with pytest.raises(InvalidValue, match=r"`guided_choice` cannot both constrain") as raised:
         held(CHOICE, tool(**function), **fields)
     assert raised.value.param == param
