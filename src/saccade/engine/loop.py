@@ -51,11 +51,11 @@ class Timings:
 
 
 class Engine:
-    """Requests in, frames out. (connection, request_id) identifies a request. *recorder* is *executor*, or None.
+    """Requests in, frames out; (connection, request_id) identifies a request. *recorder* is *executor*, or None.
 
     With *transfers* the engine takes part in requests that two workers serve, in the role of its description; *kv_form*
-    is the form of the state that they move.
-    Without *grammars*, requests with a grammar are refused. *cause* is what failed in the last step that has.
+    is the form of the state that they move. Without *grammars*, requests with a grammar are refused. *cause* is the
+    failure of the last step that failed.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` has anything to compute or to send."""
+        """Whether `step` has work or output."""
         has_news = bool(self._frames) or self._encoder_cache.has_dropped
         is_compiling = self.grammars is not None and self.grammars.is_busy
         is_urgent = self._pixel_requests.overdue or is_compiling
@@ -135,7 +135,7 @@ class Engine:
         self._requests.refuse(connection, request_id, error)
 
     def abort(self, connection: int, request_id: str, index: int | None = None) -> None:
-        """End a request, or its sample *index*, before any more work is done for it. An unknown request is ignored."""
+        """End a request, or its sample *index*, without further work. An unknown request is ignored."""
         self._requests.abort(connection, request_id, index)
 
     def reset_caches(self, *, prefix: bool, media: bool) -> None:
@@ -237,7 +237,7 @@ class Engine:
                     self.scheduler.resume(sequence)
 
     def _masks(self, schedule: Schedule) -> dict[Sequence, bytes]:
-        """Return the masks of sequences that draw in this step: grammars', and those that end the reasoning.
+        """Return the masks of sequences that draw in this step, from grammars or to end the reasoning.
 
         A request that no token can continue fails.
         """
@@ -306,7 +306,7 @@ class Engine:
         self.timings.encode_seconds += seconds
 
     def _plan(self, schedule: Schedule, pixels: PixelsByKey, masks: Mapping[Sequence, bytes]) -> PlannedStep:
-        """Return the step as a value, which does not change any more."""
+        """Return the step as a value, which no longer changes."""
         for key in [key for key in schedule.encode if key not in pixels]:
             self._encoder_cache.abandon(key)
             del schedule.encode[key]

@@ -37,7 +37,7 @@ logger = structlog.get_logger(__name__)
 
 
 def run(config: EngineConfig, channel: EngineChannel) -> int:
-    """Load the model, then serve until the front ends it. Returns the process's exit status; raises ChannelClosed."""
+    """Load the model, then serve until the front ends it. Return the process's exit status. Raises ChannelClosed."""
 
     def progress(stage: str, done: int, total: int) -> None:
         channel.send(EngineProgress(stage, done, total))
@@ -74,7 +74,7 @@ class Loop:
         self._decoder: msgspec.msgpack.Decoder[GatewayCommand] = msgspec.msgpack.Decoder(GatewayCommand)
 
     def run(self) -> None:
-        """Process messages and steps; raises ChannelClosed when the front is gone."""
+        """Process messages and steps. Raises ChannelClosed when the front is gone."""
         while True:
             busy = self.engine.has_work or self.engine.feed.busy
             for message in self.channel.receive(0 if busy else HEARTBEAT_SECONDS, self.engine.kv_connector.wake_fds):

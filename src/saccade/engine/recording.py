@@ -36,14 +36,14 @@ REST_SECONDS = 10.0
 """The minimum time between the starts of two segments: at each start the running sequences are computed again."""
 
 DISK_REST_SECONDS = 600.0
-"""How long to wait for the next segment after the disk was too slow or writing failed."""
+"""The wait for the next segment after the disk was too slow or writing failed."""
 
 MAX_QUEUED_BYTES = 64 << 20
 """The maximum number of queued bytes."""
 
 GATHER_SECONDS = 0.05
-"""How long the writing thread collects records before it writes: each time it wakes, it takes the interpreter from the
-step's thread.
+"""The time for which the writing thread collects records: each time it wakes, it takes the interpreter from the step's
+thread.
 """
 
 CLOSE_SECONDS = 5.0
@@ -91,7 +91,7 @@ class StepSubmitted(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
 
 
 class StepSampled(msgspec.Struct, frozen=True, array_like=True, tag="sample"):
-    """The sampling of the oldest step that was not sampled yet."""
+    """The sampling of the oldest unsampled step."""
 
     sampling: SamplingInput
 
@@ -109,7 +109,7 @@ class JobsTaken(msgspec.Struct, frozen=True, array_like=True, tag="jobs"):
 
 
 class StepFailed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
-    """The failure of the call before, with *error*. It is the last record."""
+    """The failure of the previous call, with *error*. It is the last record."""
 
     error: str
 
@@ -216,7 +216,7 @@ class Recorder:
     def begin(self) -> bool:
         """Start a segment; return whether its file could be created.
 
-        Before the next step, no row may be in use, the caches must be empty, and no job may be under way.
+        Before the next step, no row may be in use, the caches must be empty, and no job may be running.
         """
         self._began = time.monotonic()
         self._num_segments += 1
@@ -306,7 +306,7 @@ class Recorder:
             self._segment = None
 
     def _make_room(self, num_bytes: int) -> None:
-        """Delete the oldest segments, of earlier engines too, until there is room for another *num_bytes*."""
+        """Delete the oldest segments, even of earlier engines, until there is room for another *num_bytes*."""
         # By name, which begins with the time of the start: the last bytes may be written after the next segment began.
         sizes = {path: path.stat().st_size for path in sorted(self._folder.glob(f"*{SUFFIX}"))}
         self._unwritten = [segment for segment in self._unwritten if segment.is_writing]

@@ -68,8 +68,7 @@ class EngineFailed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
 class EngineStep(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     """The encoded StepFrames of a step by connection. The engine sends one at least once a second, even when idle.
 
-    *iteration* grows by one per loop iteration, idle ones too; the front takes an engine whose iteration stands still
-    for hung.
+    *iteration* grows by one per loop iteration, idle ones too; an engine whose iteration stands still counts as hung.
     """
 
     iteration: int

@@ -117,4 +117,4 @@ class ResetCaches(msgspec.Struct, frozen=True, kw_only=True, tag="reset"):
 
 
 GatewayCommand = EngineRequest | SupplyPixels | Abort | ResetCaches
-"""What a gateway sends to a worker over the native stream, one msgpack message a frame."""
+"""A gateway's message to a worker over the native stream, one msgpack message a frame."""

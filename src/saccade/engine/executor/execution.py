@@ -112,7 +112,7 @@ def most_patches(config: EngineConfig, model: LoadedModel) -> int:
 
 
 def decoder_workload(config: EngineConfig, model: LoadedModel) -> Workload:
-    """Return what a backend for the decoder of *model* has to compute."""
+    """Return the workload of a backend for the decoder of *model*."""
     network = model.network
     kv_specs = network.spec.kv_specs
     sizes = frozenset((kv_spec.key_width, kv_spec.value_width) for kv_spec in kv_specs if isinstance(kv_spec, Paged))
@@ -123,7 +123,7 @@ def decoder_workload(config: EngineConfig, model: LoadedModel) -> Workload:
 
 
 def tower_workload(model: LoadedModel) -> Workload:
-    """Return what a backend for the vision tower of *model* has to compute."""
+    """Return the workload of a backend for the vision tower of *model*."""
     layers = (layer for layer in model.module.modules() if isinstance(layer, PackedSelfAttention))
     sizes = frozenset((layer.head_dim, layer.head_dim) for layer in layers)
     return Workload(model.network.device, model.network.dtype, head_sizes=sizes)

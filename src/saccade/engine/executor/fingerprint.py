@@ -1,4 +1,4 @@
-"""The fingerprint of a model: what must be equal for two workers to compute equal KV blocks of the same tokens."""
+"""The fingerprint of a model: two workers compute equal KV blocks of the same tokens only if it is equal."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,8 +19,8 @@ from saccade.protocol.model_files import CONFIG
 def model_fingerprint(config: EngineConfig, files: ModelFiles) -> bytes:
     """Return 32 bytes that identify the model in *config*.model_dir, with the settings that change its KV blocks.
 
-    *files* are those of `read_model_files`. A model without a feature of `_features` has the fingerprint that it had
-    before the feature was known. Raises StartupError.
+    *files* are those of `read_model_files`. A new feature in `_features` does not change the fingerprint of a model
+    without it. Raises StartupError.
     """
     return fingerprint(files, weight_files(Path(config.model_dir)), tuple(_features(config, files)))
 
@@ -40,7 +40,7 @@ def _features(config: EngineConfig, files: ModelFiles) -> Iterator[bytes]:
 def fingerprint(files: ModelFiles, weights: Sequence[Path], features: Sequence[bytes] = ()) -> bytes:
     """Return 32 bytes that identify files, weights and *features*.
 
-    Of each weights file only the size, header, first and last MiB are read, since a checkpoint may have terabytes.
+    It reads only the size, header, first and last MiB of each weights file, because a checkpoint may have terabytes.
     """
     hasher = blake3(b"saccade.model.1" + files_digest(files.files))
     _add_weights(hasher, weights, features)

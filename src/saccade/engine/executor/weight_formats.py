@@ -1,4 +1,4 @@
-"""Find the format of a checkpoint's quantised weights in its configuration, and which weights may have it."""
+"""Find the format of a checkpoint's quantised weights in its configuration, and the weights that may have it."""
 
 import json
 import re
@@ -19,7 +19,7 @@ HF_QUANT_CONFIG = "hf_quant_config.json"
 KEY = "quantization_config"
 REGEX = "re:"
 SCALE = "weight_scale"
-"""The field of scales, in all formats but one."""
+"""The field of scales in most formats."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,9 @@ def _names(module: str) -> Iterator[str]:
 
 
 class Quantisation(NamedTuple):
-    """The *format* of quantised weights, but of *ignored* modules; or the formats of the modules in *layers*, by name.
+    """The *format* of quantised weights, except in *ignored* modules, or the formats of *layers*, by name.
 
-    *source* is the place that says so, for errors.
+    *source* names the configuration, for errors.
     """
 
     format: WeightFormat | None
@@ -89,7 +89,7 @@ class Quantisation(NamedTuple):
 def read_quantisation(config: Mapping[str, Any], folder: Path) -> Quantisation | None:
     """Return the quantisation of the checkpoint in *folder* with the parsed config.json *config*; None if it has none.
 
-    Raises StartupError for a format that is not known.
+    Raises StartupError for an unknown format.
     """
     for source, section in _sections(config, folder):
         # hf_quant_config.json is Model Optimizer's own file, and does not name it.
@@ -101,7 +101,7 @@ def read_quantisation(config: Mapping[str, Any], folder: Path) -> Quantisation |
 
 
 def _sections(config: Mapping[str, Any], folder: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the places that describe the format, with their names for errors, the first to be used first."""
+    """Yield the sections that describe the format, with their names for errors, in order of preference."""
     text = config.get("text_config")
     if isinstance(config.get(KEY), dict):
         yield f"{CONFIG}: {KEY}", config[KEY]
@@ -174,7 +174,7 @@ COMPRESSED: Mapping[str, Check] = MappingProxyType(
         "float-quantized": ({"symmetric": True, "num_bits": 8, "type": "float"}, _float),
     }
 )
-"""What the weights of each `format` of compressed-tensors must be like, and a reader of the rest."""
+"""The required values of each `format` of compressed-tensors, and a reader of the others."""
 
 
 def _fp8(section: Mapping[str, Any], source: str) -> Quantisation:
@@ -201,7 +201,7 @@ def _modelopt(section: Mapping[str, Any], source: str) -> Quantisation:
 
 
 def _algorithm(section: Mapping[str, Any], source: str, supported: Iterable[str]) -> WeightFormat:
-    """Return the format of Model Optimizer's `quant_algo`; *fixed* are the names for an error."""
+    """Return the format of Model Optimizer's `quant_algo`; *supported* are the names for an error."""
     algorithm = section.get("quant_algo")
     if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
         raise _unknown(source, "quant_algo", algorithm, ", ".join(supported))

@@ -29,7 +29,7 @@ class Cut(NamedTuple):
 class WeightPlace(NamedTuple):
     """A parameter of this rank, [experts, *shape] if it has *experts*, else *shape*.
 
-    *holds_formats* says that its layer can hold a quantised weight in its place.
+    With *holds_formats*, its layer can hold a quantised weight instead.
     """
 
     name: str
@@ -53,7 +53,7 @@ class WeightPlace(NamedTuple):
 
     @property
     def own_experts(self) -> list[int | None]:
-        """The experts whose entries this rank holds, in their order; [None] for a parameter without experts."""
+        """The experts of this rank, in their order; [None] for a parameter without experts."""
         if self.experts is None:
             return [None]
         (piece,) = self.experts.pieces(self.ranks)
@@ -61,11 +61,11 @@ class WeightPlace(NamedTuple):
 
     @property
     def slots(self) -> list[Slot]:
-        """What the checkpoint must fill."""
+        """The slots that the checkpoint must fill."""
         return self._slots(range(len(self.sharding.parts)), self.own_experts)
 
     def takes(self, target: Target) -> bool:
-        """Return whether the parameter has the part and the expert of *target*, on whatever rank."""
+        """Return whether the parameter has the part and the expert of *target*, on any rank."""
         num_experts = 0 if self.experts is None else sum(self.experts.parts)
         return (target.partition or 0) < len(self.sharding.parts) and (
             target.expert is None or target.expert < num_experts
@@ -92,7 +92,7 @@ class WeightPlace(NamedTuple):
         return (sum(self.experts.parts), *entry) if self.experts is not None and target.expert is None else (*entry,)
 
     def cuts(self, target: Target) -> Iterator[Cut]:
-        """Return what this rank takes of a tensor with *target*, part by part."""
+        """Yield this rank's cuts of a tensor with *target*, part by part."""
         parts = self.sharding.parts
         for piece in self.sharding.pieces(self.ranks):
             if target.partition in (None, piece.part):
@@ -100,13 +100,13 @@ class WeightPlace(NamedTuple):
                 yield Cut(piece.part, begin + piece.source, piece.start, piece.length)
 
     def region(self, cut: Cut) -> Region:
-        """Return the region of a quantised weight [O, I] that *cut* takes."""
+        """Return the region of *cut* in a quantised weight [O, I]."""
         if self.sharding.dim == 0:
             return Region(cut.source, cut.length, 0, self.shape[1])
         return Region(0, self.shape[0], cut.source, cut.length)
 
     def slices(self, cut: Cut, target: Target, expert: int | None) -> tuple[slice, ...]:
-        """Return the part of a plain tensor with *target* that *cut* takes for *expert*."""
+        """Return the part of *cut* for *expert* in a plain tensor with *target*."""
         slices = [slice(None)] * len(self.shape)
         if slices:
             slices[self.sharding.dim] = slice(cut.source, cut.source + cut.length)
@@ -122,7 +122,7 @@ def field_slices(field: WeightField, region: Region, target: Target, expert: int
 
 
 def _of_expert(target: Target, expert: int | None) -> tuple[slice, ...]:
-    """Return the part of the first dimension of a tensor that has all experts; nothing for one that has one."""
+    """Return the slice of *expert* in a tensor with all experts; nothing for a tensor of one expert."""
     return () if expert is None or target.expert is not None else (slice(expert, expert + 1),)
 
 

@@ -1,7 +1,7 @@
-"""Decide, from the headers of a checkpoint's files, which of its tensors fills what of a network. Nothing is read yet.
+"""Match the tensors of a checkpoint, by the headers of its files, to a network's parameters. No values are read.
 
-Every tensor is accounted for: it fills a parameter, or the family or the format declares it as not needed. Every
-parameter is filled once. All faults are reported together.
+Every tensor fills a parameter, or the family or the format declares it as not needed. Every parameter is filled once.
+All faults are reported together.
 """
 
 import re
@@ -21,7 +21,7 @@ from saccade.nn.formats.quantised import Region, WeightFormat
 from saccade.nn.parallel import Ranks
 
 PLAIN_DTYPES = ("F64", "F32", "BF16", "F16")
-"""How plain weights may be stored; they are rounded to the network's dtype."""
+"""The dtypes of plain weights, which are rounded to the network's dtype."""
 
 WEIGHT = "weight"
 KV_SCALE = re.compile(r"(?P<attention>.*\.layers\.\d+\.[^.]*attn)\.(?:[^.]+\.)?(?P<which>[kv])_scale")
@@ -49,7 +49,7 @@ class LoadPlan:
 
 @dataclass(frozen=True)
 class _Faults:
-    """What is wrong with a checkpoint, by kind."""
+    """The faults of a checkpoint, by kind."""
 
     missing: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
@@ -70,7 +70,7 @@ class _Faults:
 
 
 def make_plan(network: nn.Module, checkpoint: Checkpoint, quantisation: Quantisation | None, ranks: Ranks) -> LoadPlan:
-    """Return what fills each parameter of *network*.
+    """Return the places and fillings of *network*'s parameters.
 
     Raises StartupError, which lists the tensors that are missing, unexpected, or of another shape or dtype.
     """
@@ -94,7 +94,7 @@ def make_plan(network: nn.Module, checkpoint: Checkpoint, quantisation: Quantisa
 def _fillings(
     network: Any, checkpoint: Checkpoint, quantisation: Quantisation | None, plan: LoadPlan
 ) -> Iterator[Filling]:
-    """Yield all fillings, those of unknown parameters too. Note the scales of caches in *plan*."""
+    """Yield all fillings, even of unknown parameters. Note the scales of caches in *plan*."""
     quantised: dict[str, dict[str, StoredTensor]] = defaultdict(dict)
     formats: dict[str, WeightFormat] = {}
     scales: list[StoredTensor] = []
@@ -122,7 +122,7 @@ def _fillings(
 
 
 class _FieldOf(NamedTuple):
-    """A tensor is the field *end* of the weight that the network's `locate` knows as *weight*, in *format*."""
+    """A tensor is the field *end* of *weight*, the name for the network's `locate`, in *format*."""
 
     weight: str
     end: str
@@ -132,7 +132,7 @@ class _FieldOf(NamedTuple):
 def _field_of(tensor: StoredTensor, quantisation: Quantisation) -> _FieldOf | None:
     """Return the weight and field of a tensor; None for a plain tensor.
 
-    Weights that the release left plain have other dtypes.
+    Plain weights in the release have other dtypes.
     """
     module, _, end = tensor.name.rpartition(".")
     format = quantisation.format_of(module)
@@ -172,7 +172,7 @@ def _missing_fields(filling: Filling) -> list[str]:
 
 
 def _wrong(place: WeightPlace, filling: Filling) -> list[str]:
-    """Return what is wrong with the shapes and dtypes of the tensors of *filling*."""
+    """Return the faults in the shapes and dtypes of the tensors of *filling*."""
     target, format = filling.target, filling.format
     expected = place.checkpoint_shape(target)
     if format is None:
@@ -192,7 +192,7 @@ def _wrong(place: WeightPlace, filling: Filling) -> list[str]:
 
 
 def _unlike(tensor: StoredTensor, dtypes: tuple[str, ...], shape: tuple[int, ...]) -> list[str]:
-    """Return in what a tensor differs from *dtypes* and *shape*."""
+    """Return the differences of a tensor from *dtypes* and *shape*."""
     faults = []
     if tensor.dtype not in dtypes:
         faults.append(f"{tensor.name} ({tensor.file}) is {tensor.dtype} instead of {' or '.join(dtypes)}")

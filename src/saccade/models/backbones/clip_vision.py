@@ -142,7 +142,7 @@ class ClipTower(nn.Module):
         self.embeddings.patch_embedding.fold()
 
     def prepare(self, num_views: int, backend: VisionAttentionBackend) -> ViewMetadata:
-        """Return all that depends on the number of images, computed on the host and copied without a device sync."""
+        """Return the metadata of *num_views* images, computed on the host and copied without a device sync."""
         lengths = (1 + self.config.num_patches,) * num_views
         return ViewMetadata(packed_sequences(lengths, self.embeddings.class_embedding.device), backend)
 
