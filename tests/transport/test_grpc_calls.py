@@ -85,6 +85,14 @@ async def ended(calls: GrpcCalls, request: bytes) -> Heard:
     return heard
 
 
+async def until_refused(calls: GrpcCalls) -> None:
+    """Return when the server, which drains, takes no further call."""
+    with contextlib.suppress(OSError):
+        while True:
+            (await calls.begin(PATH, b"another", Heard())).cancel()
+            await asyncio.sleep(0.01)
+
+
 async def test_messages_come_in_order_and_then_the_status() -> None:
     async with echoing() as (_, calls, _):
         heard = await asyncio.gather(*(ended(calls, b"%d\n\nlast" % number) for number in range(20)))
@@ -140,14 +148,25 @@ async def test_server_that_drains_ends_its_calls_and_gets_no_more() -> None:
         await calls.begin(PATH, b"one\nwait\ntwo", heard)
         await until(lambda: bool(heard.messages))
         stopping = asyncio.create_task(server.stop(30))
-        await asyncio.sleep(0.1)
-        with pytest.raises(OSError, match="Connect call failed"):
-            await calls.begin(PATH, b"another", Heard())
+        await until_refused(calls)
         echo.go_on.set()
         await until(lambda: heard.status is not None)
         await stopping
     assert heard.messages == [b"one", b"wait", b"two"]
     assert heard.status == (grpc.StatusCode.OK, "")
+
+
+async def test_close_ends_the_calls_of_a_server_that_drains_too() -> None:
+    async with echoing() as (_, calls, server):
+        heard = Heard()
+        await calls.begin(PATH, b"one\nwait", heard)
+        await until(lambda: bool(heard.messages))
+        stopping = asyncio.create_task(server.stop(30))
+        await until_refused(calls)
+        calls.close()
+        assert heard.status is not None
+        assert heard.status[0] is grpc.StatusCode.CANCELLED
+        await stopping
 
 
 async def test_server_that_dies_fails_its_calls_and_a_new_one_is_found() -> None:

@@ -73,27 +73,31 @@ class GrpcCalls:
 
     def __init__(self, target: str) -> None:
         self._target = target
-        self._connection: _Connection | None = None
+        self._connections: list[_Connection] = []
         self._lock = asyncio.Lock()
 
     async def begin(self, path: str, message: bytes, receiver: Receiver) -> "Call":
         """Send *message* to the method *path*. Raises OSError, such as TimeoutError, if the server does not accept."""
         async with self._lock:
-            connection = self._connection
-            if connection is None or not connection.takes_calls:
-                host, _, port = self._target.rpartition(":")
-                connection = made = _Connection(self._target)
-                async with asyncio.timeout(CONNECT_SECONDS):
-                    await asyncio.get_running_loop().create_connection(lambda: made, host.strip("[]"), int(port))
-                self._connection = made
+            connection = next((one for one in self._connections if one.takes_calls), None)
+            if connection is None:
+                connection = await self._connect()
         call = Call(connection, path, message, receiver)
         connection.begin(call)
         return call
 
     def close(self) -> None:
         """End every call with the status CANCELLED."""
-        if self._connection is not None:
-            self._connection.lose(grpc.StatusCode.CANCELLED, "the connection was closed")
+        for connection in self._connections:
+            connection.lose(grpc.StatusCode.CANCELLED, "the connection was closed")
+
+    async def _connect(self) -> "_Connection":
+        connection = _Connection(self._target)
+        host, _, port = self._target.rpartition(":")
+        async with asyncio.timeout(CONNECT_SECONDS):
+            await asyncio.get_running_loop().create_connection(lambda: connection, host.strip("[]"), int(port))
+        self._connections = [*(one for one in self._connections if one.is_open), connection]
+        return connection
 
 
 class Call:
@@ -158,6 +162,11 @@ class _Connection(asyncio.Protocol):
         self._has_received = False
         self._is_pinged = False
         self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it carries calls, or may."""
+        return self._transport is not None
 
     @property
     def takes_calls(self) -> bool:
