@@ -22,7 +22,6 @@ SAMPLE_CHARACTERS = 8192
 SAMPLES = ("a", " ", "0", "\n", "-", "é", "图", "Ab 1, ")
 """Repeated to SAMPLE_CHARACTERS: a pattern of exponential time mostly takes it on repetitions."""
 
-
 LIMITS = ChildLimits(seconds=30.0, memory_bytes=2 << 30)
 
 
