@@ -5,12 +5,19 @@ import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import wraps
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
-Row = tuple[str, Mapping[str, Any]]
-"""What a failure calls the row, and its values by parameter."""
+
+class Part(NamedTuple):
+    """What one table gives a row: its values by parameter, and what a failure calls them."""
+
+    values: Mapping[str, Any]
+    name: str | None = None
+
+
+Row = tuple[Part, ...]
 
 
 def table(names: str | Sequence[str], rows: Iterable[Any], ids: Iterable[str] = ()) -> Callable[[Any], Any]:
@@ -20,25 +27,23 @@ def table(names: str | Sequence[str], rows: Iterable[Any], ids: Iterable[str] = 
     shared by the rows. Rows that need their own fixtures, or a mark, are parameters.
     """
     fields = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
-    labels = iter(ids)
-    ours = [_row(fields, values, next(labels, None)) for values in rows]
+    named = iter(ids)
+    parts = [_part(fields, values, next(named, None)) for values in rows]
 
     def decorate(test: Any) -> Any:
-        body, below = getattr(test, "table", (test, [("", {})]))
-        rows = [(" ".join(filter(None, (a, b))), one | other) for a, one in ours for b, other in below]
-        return _test(test, body, rows)
+        body, below = getattr(test, "table", (test, [()]))
+        return _test(test, body, [(part, *row) for part in parts for row in below])
 
     return decorate
 
 
-def _row(fields: Sequence[str], values: Any, label: str | None) -> Row:
+def _part(fields: Sequence[str], values: Any, name: str | None) -> Part:
     if isinstance(values, type(pytest.param())):
         assert not values.marks
-        values, label = values.values, values.id
+        values, name = values.values, values.id
     elif len(fields) == 1:
         values = (values,)
-    by_name = dict(zip(fields, values, strict=True))
-    return label or " ".join(f"{name}={reprlib.repr(value)}" for name, value in by_name.items()), by_name
+    return Part(dict(zip(fields, values, strict=True)), name)
 
 
 def _test(test: Any, body: Any, rows: Sequence[Row]) -> Any:
@@ -47,23 +52,41 @@ def _test(test: Any, body: Any, rows: Sequence[Row]) -> Any:
     @wraps(test)
     def run(subtests: pytest.Subtests, **fixtures: Any) -> None:
         __tracebackhide__ = True
-        for number, (label, values) in enumerate(rows):
-            with subtests.test(label), _own(fixtures, number) as own:
-                body(**own, **values)
+        for number, row in enumerate(rows):
+            with subtests.test(_label(row)), _own(fixtures, number) as own:
+                body(**own, **_values(row))
 
     @wraps(test)
     async def run_async(subtests: pytest.Subtests, **fixtures: Any) -> None:
         __tracebackhide__ = True
-        for number, (label, values) in enumerate(rows):
-            with subtests.test(label), _own(fixtures, number) as own:
-                await body(**own, **values)
+        for number, row in enumerate(rows):
+            with subtests.test(_label(row)), _own(fixtures, number) as own:
+                await body(**own, **_values(row))
 
     made: Any = run_async if inspect.iscoroutinefunction(body) else run
-    kept = [one for name, one in inspect.signature(body).parameters.items() if name not in rows[0][1]]
+    kept = [one for name, one in inspect.signature(body).parameters.items() if name not in _values(rows[0])]
     subtests = inspect.Parameter("subtests", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     made.__signature__ = inspect.Signature([subtests, *kept])
     made.table = body, rows
     return made
+
+
+def _values(row: Row) -> dict[str, Any]:
+    return {name: value for part in row for name, value in part.values.items()}
+
+
+class _Short(reprlib.Repr):
+    """Shows the beginning of long values; of bytes, without writing out all of them."""
+
+    def repr_bytes(self, value: bytes, _: int) -> str:
+        return repr(value[: self.maxstring])
+
+
+def _label(row: Row) -> str:
+    short = _Short().repr
+    return " ".join(
+        part.name or " ".join(f"{name}={short(value)}" for name, value in part.values.items()) for part in row
+    )
 
 
 @contextmanager
