@@ -93,9 +93,9 @@ def restrict(allowed: frozenset[str] = frozenset()) -> bool:
     if architecture is None:
         return False
     content = program(architecture, allowed)
-    given = _Program(len(content) // INSTRUCTION.size, content)
+    filter_program = _Program(len(content) // INSTRUCTION.size, content)
     libc = ctypes.CDLL(None, use_errno=True)
-    return bool(libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(given), 0, 0) == 0)
+    return bool(libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(filter_program), 0, 0) == 0)
 
 
 def program(architecture: _Architecture, allowed: frozenset[str]) -> bytes:
@@ -155,12 +155,12 @@ LANDLOCK_SCOPE_ABI, LANDLOCK_SCOPES = 6, 0b11
 """Abstract Unix sockets, and signals to processes outside."""
 
 
-def environment(given: Mapping[str, str]) -> dict[str, str]:
-    """Return what of the environment *given* a confined process gets, and that it starts no threads."""
-    kept = {
-        name: value for name, value in given.items() if name in ALLOWED_VARIABLES or name.startswith(ALLOWED_PREFIX)
+def environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return what of the environment *variables* a confined process gets, and that it starts no threads."""
+    allowed = {
+        name: value for name, value in variables.items() if name in ALLOWED_VARIABLES or name.startswith(ALLOWED_PREFIX)
     }
-    return kept | ONE_THREAD
+    return allowed | ONE_THREAD
 
 
 def confine(memory_bytes: int, may_import: bool = False) -> tuple[str, ...]:

@@ -44,8 +44,8 @@ It begins behind the quote that opens its string.
 
 def find_data_url(body: bytes | bytearray, start: int, end: int) -> int:
     """Find images as OpenAI's API has them, a FindImage."""
-    found = body.find(_DATA_URL, start, end)
-    return found if found < 0 else found + len(_DATA_URL)
+    index = body.find(_DATA_URL, start, end)
+    return index if index < 0 else index + len(_DATA_URL)
 
 
 def check_bounds(body: bytes | bytearray, find_image: FindImage = find_data_url) -> None:
@@ -59,8 +59,8 @@ def check_bounds(body: bytes | bytearray, find_image: FindImage = find_data_url)
     while position < len(body):
         # Not beyond the limit: a body that is too long takes no more time than one that is not.
         limit = position + MAX_BYTES_BESIDE_IMAGES - num_bytes + 1
-        found = find_image(body, position, limit) if num_urls < MAX_DATA_URLS else -1
-        start = min(limit, len(body)) if found < 0 else found
+        image = find_image(body, position, limit) if num_urls < MAX_DATA_URLS else -1
+        start = min(limit, len(body)) if image < 0 else image
         num_bytes += start - position
         if num_bytes > MAX_BYTES_BESIDE_IMAGES:
             raise _too_large()

@@ -217,7 +217,7 @@ class ByteBudget:
         self.capacity_bytes = capacity_bytes
         self.num_bytes = 0
         self._wait_seconds = wait_seconds
-        self._held: Counter[Hashable] = Counter()
+        self._client_bytes: Counter[Hashable] = Counter()
         self._waiting: deque[_Waiter] = deque()
 
     def reservation(self, client: Hashable = None) -> "Reservation":
@@ -251,24 +251,24 @@ class ByteBudget:
 
     def is_over(self, client: Hashable) -> bool:
         """Whether *client*, or all clients together, hold more than they may."""
-        return self.num_bytes > self.capacity_bytes or self._held[client] > self.capacity_bytes * CLIENT_SHARE
+        return self.num_bytes > self.capacity_bytes or self._client_bytes[client] > self.capacity_bytes * CLIENT_SHARE
 
     def take(self, client: Hashable, nbytes: int) -> None:
         """Count *nbytes* of *client* at once, whether or not there is room."""
         self.num_bytes += nbytes
-        self._held[client] += nbytes
+        self._client_bytes[client] += nbytes
 
     def give_back(self, client: Hashable, nbytes: int) -> None:
         """Return *nbytes* of *client*; requests that wait get them in the order of their arrival."""
         self.num_bytes -= nbytes
-        self._held[client] -= nbytes
-        if self._held[client] <= 0:
-            del self._held[client]
+        self._client_bytes[client] -= nbytes
+        if self._client_bytes[client] <= 0:
+            del self._client_bytes[client]
         self._grant()
 
     def _is_at_share(self, waiter: _Waiter) -> bool:
-        held = self._held[waiter.client]
-        return held > waiter.num_own and held + waiter.nbytes > self.capacity_bytes * CLIENT_SHARE
+        client_bytes = self._client_bytes[waiter.client]
+        return client_bytes > waiter.num_own and client_bytes + waiter.nbytes > self.capacity_bytes * CLIENT_SHARE
 
     def _grant(self) -> None:
         """Grant in order of arrival. A client at its share holds up its own requests only."""

@@ -40,9 +40,9 @@ class Limits:
 class Request:
     """One call of a *tenant*, over HTTP or from Python.
 
-    *account* pays for it. *memory* counts its body, then its encoded images; *kept* what stays until its end, and what
-    waits for its client. *client* shares the limits fairly with others: the tenant, or an address if there are no API
-    keys.
+    *account* is charged for it. *memory* counts its body, then its encoded images; *lifetime_memory* counts what stays
+    until its end and what waits for its client. *client* is the unit of fair sharing: the tenant, or an address if
+    there are no API keys.
 
         with Request.begin(limits, account, client) as request:
             async with request.turn(len(body)):
@@ -57,7 +57,7 @@ class Request:
     tenant: Tenant
     client: Hashable
     memory: Reservation
-    kept: Reservation
+    lifetime_memory: Reservation
     limits: Limits
 
     @classmethod
@@ -69,8 +69,8 @@ class Request:
         """
         limits.admission.check(account.tenant.id)
         charge = account.request() if is_charged else contextlib.nullcontext()
-        with charge, limits.memory.reservation(client) as memory, limits.memory.reservation(client) as kept:
-            yield cls(account, account.tenant, client, memory, kept, limits)
+        with charge, limits.memory.reservation(client) as memory, limits.memory.reservation(client) as lifetime_memory:
+            yield cls(account, account.tenant, client, memory, lifetime_memory, limits)
 
     def keep_chat(self) -> None:
         """Give back the body's bytes, except for its chat's: it is as long as the body at most."""
@@ -93,9 +93,9 @@ class Request:
     def count_waiting(self, num_bytes: int) -> None:
         """Count *num_bytes* more that wait for the client; less if negative."""
         if num_bytes > 0:
-            self.kept.take(num_bytes)
+            self.lifetime_memory.take(num_bytes)
         else:
-            self.kept.keep(self.kept.num_bytes + num_bytes)
+            self.lifetime_memory.keep(self.lifetime_memory.num_bytes + num_bytes)
 
     def reservation(self) -> Reservation:
         """Return a further reservation, for bytes that stay for another time."""

@@ -110,7 +110,7 @@ class ChatEndpoint:
         async with request.turn(len(body)):
             read = api.read(body, request.tenant.id)
             if read.num_kept_bytes:
-                request.kept.take(read.num_kept_bytes)
+                request.lifetime_memory.take(read.num_kept_bytes)
             scope[WARNINGS] = read.warning
             formats = read.formats
             names, is_chat = formats[0].names, formats[0].prompt is None
