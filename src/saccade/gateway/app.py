@@ -32,7 +32,7 @@ from saccade.transport import lasting_task
 NONE_GIVEN: Mapping[str, ModelFiles] = MappingProxyType({})
 BACKLOG = 2048
 ADMIN_CONNECTIONS = ConnectionLimits(max_connections=32, max_per_address=33)
-"""All come from one address, so the share of an address must not be what refuses: idle ones then make no room."""
+"""All come from one address, so the limit per address is higher: it would refuse instead of closing idle ones."""
 
 SEND_BUFFER_BYTES = 256 << 10
 """The kernel's buffer for an answer that a client reads slowly; by default it would be megabytes."""
@@ -64,8 +64,7 @@ def create_app(
 ) -> Application:
     """Return the ASGI application. Call within a running event loop; start and close *fleet* and *pool* around it.
 
-    *models* are files that replace, by the model's name, those that its workers send. *logs* gets a line for every
-    request.
+    *models* are files, by model name, that replace those of the workers. *logs* gets a line for every request.
     """
     application = Application(config, fleet, pool, models, access_log(logs))
     registry = application.metrics.registry
@@ -80,8 +79,8 @@ async def serve(
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain: running requests finish, new ones and /ready get 503.
 
-    A second signal ends the server at once. Raises StartupError where the address is taken or a setting is wrong, and
-    where the only models of the workers cannot be served.
+    A second signal ends the server at once. Raises StartupError if the address is taken, a setting is wrong, or no
+    model of the workers can be served.
     """
     # A process of several has its ports reserved by its parent, and opens them when it can serve.
     listeners = None if config.member is not None else _listeners(config)
@@ -155,7 +154,7 @@ def listen(host: str, port: int, flags: str = "--host or --port", *, shares: boo
 def reserve(host: str, port: int, flags: str = "--host or --port") -> socket.socket:
     """Return a socket that keeps *host* and *port* for processes that will share them; it does not listen.
 
-    Raises StartupError where another program listens there, also one that would share.
+    Raises StartupError if another program listens there, even if that would share.
     """
     listen(host, port, flags).close()
     holder = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)

@@ -1,6 +1,6 @@
-"""The internal chat, which every API's body becomes: a ChatRequest, and the Chat that a template renders.
+"""The internal chat that every API's body becomes: a ChatRequest, and the Chat that a template renders.
 
-A ChatRequest has the names of OpenAI's API, which clients of all servers know.
+A ChatRequest uses the names of OpenAI's API, which clients of all servers know.
 """
 
 import re
@@ -31,14 +31,14 @@ MAX_GRAMMAR_CHARACTERS = 64 * 2**10
 MAX_CHOICES = 1024
 MAX_MESSAGES = 2048
 MAX_PARTS = 4096
-"""Of all messages of a request together."""
+"""In all messages of a request together."""
 
 MAX_TOOLS = 128
 MAX_CALLS = 256
-"""Of tools, in one message."""
+"""Calls of tools in one message."""
 
 MAX_CALL_ID = 1024
-"""OpenAI allows 64 characters; proxies of other models make ids of almost a thousand, and Kimi's have a tool's name."""
+"""OpenAI allows 64 characters; proxies of other models use almost a thousand, and Kimi's ids contain a tool's name."""
 
 MAX_TOOL_NAME = 64
 TOOL_NAME = f"[a-zA-Z0-9_.-]{{1,{MAX_TOOL_NAME}}}"
@@ -47,7 +47,7 @@ IMAGE_PART = '{"type": "image_url", "image_url": {"url": "data:image/jpeg;base64
 
 VIDEO_PART = '{"type": "video_url", "video_url": {"url": "data:video/mp4;base64,..."}}'
 """vLLM's form of a video, for errors about other forms."""
-# Some fields are checked by code, with better errors; the schemas here are for the description of the API.
+# Code checks some fields, with better errors; the schemas here are for the description of the API.
 Role = Annotated[str, Meta(extra_json_schema={"enum": ["system", "developer", "user", "assistant", "tool"]})]
 PartType = Annotated[str, Meta(extra_json_schema={"enum": ["text", "image_url", "video_url", "file"]})]
 FileSchema = {
@@ -98,7 +98,7 @@ TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
 GrammarText = Annotated[str, Meta(min_length=1, max_length=MAX_GRAMMAR_CHARACTERS)]
 Choice = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 Choices = Annotated[list[Choice], Meta(min_length=1, max_length=MAX_CHOICES)]
-# A schema stays raw: a limited process reads it.
+# A schema stays raw: a limited child reads it.
 JsonSchema = Annotated[Raw, Meta(extra_json_schema={"type": ["object", "boolean", "string", "null"]})]
 BiasSchema = {"propertyNames": {"pattern": BIAS_KEY}}
 FunctionSchema = {
@@ -130,14 +130,14 @@ Detail = Literal["auto", "low", "high", "original"]
 
 
 class ImageUrl(Struct, frozen=True):
-    """Where an image is; *detail* "low" makes the model see it smaller, all others in the model's default size."""
+    """The URL of an image. *detail* "low" makes the model see a smaller image, all others the model's default size."""
 
     url: str
     detail: Detail | None = None
 
 
 class VideoUrl(Struct, frozen=True):
-    """Where a video is."""
+    """The URL of a video."""
 
     url: str
 
@@ -231,9 +231,9 @@ class StreamOptions(Struct, frozen=True):
 
 
 class SamplingFields(Struct, frozen=True, kw_only=True):
-    """How answers are drawn: *n* of them, each by these rules. Names and meanings are OpenAI's and vLLM's.
+    """How *n* answers are sampled. Names and meanings are OpenAI's and vLLM's.
 
-    Neither *stop* nor *stop_token_ids*, nor the model's own end of an answer, counts before *min_tokens* tokens.
+    Before *min_tokens* tokens, *stop*, *stop_token_ids* and the model's own end of an answer have no effect.
     """
 
     n: Annotated[int, Meta(ge=1, le=MAX_NUM_SAMPLES)] | None = None
@@ -246,7 +246,7 @@ class SamplingFields(Struct, frozen=True, kw_only=True):
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
-    # Logits are multiplied and divided by it: with a factor beyond these bounds they would leave their number format.
+    # Logits are multiplied and divided by it: a factor beyond these bounds would make them overflow.
     repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
     logit_bias: Annotated[dict[str, Bias], Meta(max_length=MAX_BIASES, extra_json_schema=BiasSchema)] | None = None
     allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_TOKENS)] | None = None
@@ -257,7 +257,7 @@ class SamplingFields(Struct, frozen=True, kw_only=True):
 
 
 class JsonSchemaFormat(Struct, frozen=True):
-    """A JSON schema; where it is *strict*, no keyword of it may be dropped. *name* and *description* have no effect."""
+    """A JSON schema; if it is *strict*, no keyword may be dropped. *name* and *description* have no effect."""
 
     name: Annotated[str, Meta(max_length=MAX_STOP_CHARACTERS)] | None = None
     schema: JsonSchema | UnsetType = UNSET
@@ -266,14 +266,14 @@ class JsonSchemaFormat(Struct, frozen=True):
 
 
 class ResponseFormat(Struct, frozen=True):
-    """What the answer is, as OpenAI spells it: text, any JSON object, or JSON by a schema."""
+    """The format of the answer in OpenAI's API: text, any JSON object, or JSON that matches a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
 
 
 class StructuredOutputs(Struct, frozen=True):
-    """What the answer is, as vLLM spells it: one of *json*, *regex*, *choice*, *grammar*, *json_object*."""
+    """The format of the answer in vLLM's API: one of *json*, *regex*, *choice*, *grammar*, *json_object*."""
 
     json: JsonSchema | UnsetType = UNSET
     regex: GrammarText | None = None
@@ -285,10 +285,10 @@ class StructuredOutputs(Struct, frozen=True):
 
 
 class AnswerFields(SamplingFields, frozen=True, kw_only=True):
-    """What chats and completions say alike of how an answer is drawn, held, shown and cached.
+    """The fields that chats and completions share: how an answer is sampled, constrained, returned and cached.
 
-    *cache_salt* separates what is cached for this request from what is cached for others of the same API key.
-    At most one of *response_format*, *structured_outputs* and the *guided_* fields holds the answer to a grammar.
+    *cache_salt* separates this request's cache entries from those of other requests with the same API key.
+    At most one of *response_format*, *structured_outputs* and the *guided_* fields may constrain the answer.
     """
 
     stream: bool | None = None
@@ -308,17 +308,17 @@ class AnswerFields(SamplingFields, frozen=True, kw_only=True):
 
 
 class ChatRequest(AnswerFields, frozen=True, kw_only=True):
-    """The body of POST /v1/chat/completions. openai.parameters decides about other parameters.
+    """The body of POST /v1/chat/completions. apis.parameters handles other parameters.
 
-    *chat_template* replaces the model's where the operator allows it;
+    *chat_template* replaces the model's template if the operator allows it.
     *chat_template_kwargs* are the template's switches, *mm_processor_kwargs* limits for all images,
-    *media_io_kwargs* which frames of videos the model sees.
-    Where *include_reasoning* is false, the answer leaves out the reasoning; its tokens still count.
+    *media_io_kwargs* choose the frames of videos.
+    If *include_reasoning* is false, the answer leaves out the reasoning; its tokens still count.
     *enable_thinking* and *reasoning_effort* set the template's switch for reasoning, see messages.py.
-    *thinking_token_budget* is the largest number of tokens of the reasoning, which is ended then.
-    With *continue_final_message* the answer goes on with the last message's text; where *add_generation_prompt* is
-    false, the prompt ends behind the messages.
-    *tools* may be called by the answer unless *tool_choice* is "none"; one call at most without *parallel_tool_calls*.
+    *thinking_token_budget* is the largest number of tokens of reasoning, which then ends.
+    With *continue_final_message* the answer continues the last message's text; if *add_generation_prompt* is false, the
+    prompt ends after the messages.
+    The answer may call *tools* unless *tool_choice* is "none"; at most one call if *parallel_tool_calls* is false.
     """
 
     model: str
@@ -341,12 +341,12 @@ class ChatRequest(AnswerFields, frozen=True, kw_only=True):
 
     @property
     def max_answer_tokens(self) -> int | None:
-        """How many tokens the answer may have, None where the request sets no limit."""
+        """The most tokens that the answer may have, None if the request sets no limit."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
 class TokenizeRequest(Struct, frozen=True, kw_only=True):
-    """The body of POST /tokenize: a *prompt*, taken as plain text, or *messages* as in a chat."""
+    """The body of POST /tokenize: a *prompt* of plain text, or *messages* as in a chat."""
 
     model: str | None = None
     prompt: Annotated[str, Meta(max_length=MAX_CHARACTERS)] | None = None
@@ -364,24 +364,24 @@ class TokenizeRequest(Struct, frozen=True, kw_only=True):
 
 FILE_ID: Final = re.compile("file-[0-9a-f]{32}")
 NO_FILE: Final = f"file-{32 * '0'}"
-"""The id of no file."""
+"""An id that no file has."""
 
 
 def url_of_file(file_id: str) -> str:
-    """Return what stands in place of the URL of an uploaded image: its id. No other text is taken for a URL."""
+    """Return the text that stands for the URL of an uploaded image: its id, if it is well formed."""
     return file_id if is_file_id(file_id) else NO_FILE
 
 
 def is_file_id(url: str) -> bool:
-    """Whether what stands in place of an image's URL is the id of an uploaded file."""
+    """Whether *url* is the id of an uploaded file instead of an image's URL."""
     return FILE_ID.fullmatch(url) is not None
 
 
 @dataclass(frozen=True)
 class ImageSource:
-    """Where an image or video of a request comes from, and its options. The *url* of an image may be a file's id.
+    """The source of an image or video, and its options. The *url* of an image may be a file's id.
 
-    *field* names the place of *url*, as `messages[0].content[1].image_url.url`.
+    *field* is the place of *url* in the request, such as `messages[0].content[1].image_url.url`.
     """
 
     field: str
@@ -391,7 +391,7 @@ class ImageSource:
 
 @dataclass(frozen=True)
 class PlainPrompt:
-    """A prompt that no template renders, in *field* of a request: text, all of which stays text, or token ids."""
+    """A prompt that no template renders, from *field* of a request: token ids, or text without special tokens."""
 
     content: str | list[int]
     field: str
@@ -399,11 +399,11 @@ class PlainPrompt:
 
 @dataclass(frozen=True)
 class Chat:
-    """A chat as templates take it: images[i] belongs to the i-th part of type "image" or "video". Or the token ids
-    of a *plain* prompt, which no template renders.
+    """A chat for a template: images[i] belongs to the i-th part of type "image" or "video". Or the token ids of a
+    *plain* prompt, which no template renders.
 
-    *num_characters* is how much work the chat is. *tools* are those that the prompt declares. Where the chat
-    *continues*, its prompt ends behind the text of the last message. *template* renders it instead of the model's own.
+    *num_characters* measures the work for the chat. The prompt declares *tools*. If the chat *continues*, its prompt
+    ends after the text of the last message. *template*, if set, replaces the model's own.
     """
 
     messages: list[Message]
@@ -418,12 +418,12 @@ class Chat:
 
     @classmethod
     def of_plain(cls, token_ids: list[int]) -> "Chat":
-        """Return the ids of a plain prompt in place of messages; the answer goes on with its text."""
+        """Return a Chat with the ids of a plain prompt instead of messages; the answer continues its text."""
         return cls([], len(token_ids), [], False, {}, continues=True, plain=token_ids)
 
     @property
     def uses_tools(self) -> bool:
-        """Whether there is anything about tools in the chat."""
+        """Whether the chat declares tools, or contains calls or results."""
         return bool(self.tools) or any(
             message["role"] == "tool" or "tool_calls" in message for message in self.messages
         )

@@ -1,4 +1,4 @@
-"""Work side by side, of which one failure ends all; and work that several requests share, such as a fetch."""
+"""Concurrent steps that all end if one fails, and work that several requests share, such as a fetch."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable
@@ -43,9 +43,9 @@ class SingleFlight(Generic[K, T]):
 
 
 async def all_or_none(steps: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run *steps* side by side and return their results. If one raises, cancel the others and raise its error.
+    """Run *steps* concurrently and return their results. If one raises, cancel the others and raise its error.
 
-    No step runs any longer when this returns or raises.
+    All steps have ended when this returns or raises.
     """
     tasks = [asyncio.ensure_future(step) for step in steps]
     try:

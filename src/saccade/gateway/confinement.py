@@ -1,14 +1,14 @@
 """Confines a process that reads hostile bytes: no files, no sockets, no other processes, no secrets.
 
-Decode processes use it, and the children of limited_child. Each gets an environment by allow-list
-when it is started, and calls confine() when everything is imported. Every measure works without privileges, and each
-may be missing, in an old kernel or in a container that forbids it: confine() returns which hold. The limits on memory,
-files and core dumps always do.
+Decode processes and the children of limited_child use it. Each starts with an environment from an allow-list, and calls
+confine() after its imports. Every measure works without privileges, and any may be missing, in an old kernel or in a
+container that forbids it; confine() returns the measures in force. The limits on memory, files and core dumps always
+apply.
 
-The seccomp filter is a short BPF program (seccomp(2), linux/filter.h): compare the call's number with each refused one.
-A refused call returns EPERM, so a library that only tries takes its own fall-back. All other calls stay as they are: a
-list of allowed calls would break with every new version of a C library. To refuse one more call, add it to REFUSED with
-its numbers on both architectures (arch/x86/entry/syscalls and asm-generic/unistd.h in the kernel's sources).
+The seccomp filter is a short BPF program (seccomp(2), linux/filter.h) that compares the call's number with each refused
+one. A refused call returns EPERM, so that a library can fall back. All other calls are allowed: a list of allowed calls
+would break with every new version of a C library. To refuse one more call, add it to REFUSED with its numbers on both
+architectures (arch/x86/entry/syscalls and asm-generic/unistd.h in the kernel's sources).
 """
 
 import ctypes
@@ -47,7 +47,7 @@ REFUSED: dict[str, tuple[int, int]] = {
     # Other programs, and more processes or threads.
     "execve": (59, 221), "execveat": (322, 281), "fork": (57, ABSENT), "vfork": (58, ABSENT), "clone": (56, 220),
     "clone3": (435, 435),
-    # What is done to another process.
+    # Acting on another process.
     "kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131), "rt_sigqueueinfo": (129, 138),
     "rt_tgsigqueueinfo": (297, 240), "pidfd_open": (434, 434), "pidfd_getfd": (438, 438),
     "pidfd_send_signal": (424, 424), "ptrace": (101, 117), "process_vm_readv": (310, 270),
@@ -55,7 +55,7 @@ REFUSED: dict[str, tuple[int, int]] = {
     "setpriority": (141, 140), "ioprio_set": (251, 30), "sched_setparam": (142, 118),
     "sched_setscheduler": (144, 119), "sched_setaffinity": (203, 122), "sched_setattr": (314, 274),
     "migrate_pages": (256, 238), "move_pages": (279, 239),
-    # The kernel's wide doors. Calls made through io_uring pass no filter.
+    # Broad interfaces of the kernel. Calls through io_uring bypass the filter.
     "io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427),
     "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282), "add_key": (248, 217),
     "request_key": (249, 218), "keyctl": (250, 219), "unshare": (272, 97), "setns": (308, 268),
@@ -69,7 +69,7 @@ OPENING = frozenset(("open", "openat", "openat2"))
 
 @dataclass(frozen=True)
 class _Architecture:
-    """*audit* is how the kernel names the architecture of a call; *column* is its place in REFUSED."""
+    """*audit* is the kernel's constant for the architecture of a call; *column* is its place in REFUSED."""
 
     audit: int
     column: int
@@ -85,7 +85,7 @@ class _Program(ctypes.Structure):
 
 
 def restrict(allowed: frozenset[str] = frozenset()) -> bool:
-    """Put the filter on this process, for good, without the calls *allowed*; return whether the kernel took it.
+    """Install the filter in this process for good, except for the calls *allowed*; return whether the kernel took it.
 
     The process must have no_new_privs.
     """
@@ -126,7 +126,7 @@ ALLOWED_VARIABLES = frozenset(
         "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX", "PYTHONUNBUFFERED", "PYTHONHASHSEED",
     )
 )  # fmt: skip
-"""What Python needs to find the same modules, and what decides about language and temporary files. No secrets."""
+"""Variables that Python needs to find the same modules, and those for language and temporary files. No secrets."""
 
 ALLOWED_PREFIX = "LC_"
 ONE_THREAD = {
@@ -156,7 +156,7 @@ LANDLOCK_SCOPE_ABI, LANDLOCK_SCOPES = 6, 0b11
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return what of the environment *variables* a confined process gets, and that it starts no threads."""
+    """Return the allowed ones of the environment's *variables*, and settings that prevent threads."""
     allowed = {
         name: value for name, value in variables.items() if name in ALLOWED_VARIABLES or name.startswith(ALLOWED_PREFIX)
     }
@@ -164,15 +164,15 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def confine(memory_bytes: int, may_import: bool = False) -> tuple[str, ...]:
-    """Confine this process for good; return which of MEASURES hold. Descriptors that are open stay usable.
+    """Confine this process for good; return the MEASURES in force. Open descriptors stay usable.
 
-    *memory_bytes* is what it may take beyond what it has. Where it *may_import*, it may read the folders of Python's
-    modules, and without Landlock every file that its user may read; else it opens no file at all.
+    *memory_bytes* is how much more memory it may take. If it *may_import*, it may read the folders of Python's modules
+    and, without Landlock, every file that its user may read; else it can open no file at all.
     """
     _limit(resource.RLIMIT_AS, _address_space_bytes() + memory_bytes)
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_NOFILE, MAX_OPEN_FILES)
-    # Shared memory is written through a mapping, which this does not touch.
+    # Shared memory is written through a mapping, which this does not limit.
     _limit(resource.RLIMIT_FSIZE, 0)
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
@@ -187,19 +187,19 @@ def confine(memory_bytes: int, may_import: bool = False) -> tuple[str, ...]:
 
 
 def _module_folders() -> list[str]:
-    """Return where modules lie; the first entry of sys.path is only the folder that the program was started in."""
+    """Return the folders of modules; the first entry of sys.path is only the folder that the program started in."""
     return [folder for folder in (sys.prefix, sys.base_prefix, *sys.path[1:]) if os.path.isdir(folder)]
 
 
 def _landlock(libc: ctypes.CDLL, readable: Iterable[str]) -> bool:
-    """Deny all that this kernel's Landlock knows, but reading below *readable*; return whether it did."""
+    """Deny everything that this kernel's Landlock covers, except reading below *readable*; return whether it did."""
     abi = libc.syscall(LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), LANDLOCK_VERSION_FLAG)
     if abi < 1:
         return False
     files = max(rights for since, rights in LANDLOCK_FILE_RIGHTS.items() if since <= abi)
     network = LANDLOCK_NETWORK_RIGHTS if abi >= LANDLOCK_NETWORK_ABI else 0
     scopes = LANDLOCK_SCOPES if abi >= LANDLOCK_SCOPE_ABI else 0
-    # An older kernel takes a longer structure as long as what it does not know is zero.
+    # An older kernel accepts a longer structure if the fields that it does not know are zero.
     attributes = struct.pack("=QQQ", files, network, scopes)
     ruleset = libc.syscall(LANDLOCK_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0)
     if ruleset < 0:

@@ -1,8 +1,8 @@
-"""A request's body: bounds that hold before anything is decoded, JSON to a struct, and our own error messages.
+"""Decodes a request's JSON body: bounds that are checked before decoding, JSON to a struct, our own error messages.
 
-msgspec holds the interpreter's lock while it decodes, so a thread does not help: what could take long is refused by its
-bytes. Two figures bound the work: the bytes outside of data: URLs, and the number of JSON strings among them, which is
-at least the number of keys, messages and parts.
+msgspec holds the interpreter's lock while it decodes, so a thread does not help: a body that could take long is refused
+by its bytes. Two figures bound the work: the bytes outside data: URLs, and the number of JSON strings among them, which
+is at least the number of keys, messages and parts.
 """
 
 import re
@@ -15,17 +15,17 @@ from saccade.errors import BodyTooLarge, InvalidValue
 from saccade.transport.framing import UNREADABLE
 
 MAX_BYTES_BESIDE_IMAGES: Final = 12 * 2**20
-"""Three times what is tokenised at most: the escape of a character has up to three times its bytes."""
+"""Three times the longest text: an escaped character takes up to three times its bytes."""
 
 MAX_STRINGS: Final = 65_536
-"""Keys and values; the most that a request may hold of messages and parts needs about 50,000."""
+"""Keys and values; a request with the most messages and parts needs about 50,000."""
 
 MAX_DATA_URLS: Final = 1024
-"""Further ones are counted as text."""
+"""Further ones count as text."""
 
 _DATA_URL: Final = b'"data:'
 _MOST_ESCAPES: Final = 1 / 16
-"""Of the characters of a data: URL; base64 with its slashes escaped, as PHP writes it, has a quarter of that."""
+"""Share of a data: URL's characters; PHP escapes the slashes of base64, a quarter of this."""
 
 T = TypeVar("T")
 _DETAIL = re.compile(
@@ -36,28 +36,28 @@ _DETAIL = re.compile(
 _MISSING = re.compile(r"Object missing required field `(?P<field>\w+)`")
 _PATH = re.compile(r" - at `(?:key in )?\$\.?(?P<path>[^`]*)`")
 FindImage = Callable[[bytes | bytearray, int, int], int]
-"""Returns where the first image in a body begins that is announced between two positions, -1 for none.
+"""Returns the start of the first image whose marker is between two positions of a body, -1 for none.
 
-It begins behind the quote that opens its string.
+The image starts after the opening quote of its string.
 """
 
 
 def find_data_url(body: bytes | bytearray, start: int, end: int) -> int:
-    """Find images as OpenAI's API has them, a FindImage."""
+    """Find images in the format of OpenAI's API, a FindImage."""
     index = body.find(_DATA_URL, start, end)
     return index if index < 0 else index + len(_DATA_URL)
 
 
 def check_bounds(body: bytes | bytearray, find_image: FindImage = find_data_url) -> None:
-    """Raise BodyTooLarge for too many bytes beside images, and InvalidValue for too many strings.
+    """Raise BodyTooLarge for too many bytes outside images, and InvalidValue for too many strings.
 
-    What lies between a quote that opens a string and the next quote holds no key and no string of its own wherever it
-    stands in valid JSON. The bytes of images are searched for that quote and for escapes, and not counted.
+    In valid JSON, the text from an opening quote to the next quote contains no key and no other string. So the bytes of
+    images are only searched for that quote and for escapes, and not counted.
     """
     is_ascii = body.isascii()
     num_bytes = num_quotes = position = num_urls = 0
     while position < len(body):
-        # Not beyond the limit: a body that is too long takes no more time than one that is not.
+        # Not beyond the limit: a body that is too long takes no more time than a valid one.
         limit = position + MAX_BYTES_BESIDE_IMAGES - num_bytes + 1
         image = find_image(body, position, limit) if num_urls < MAX_DATA_URLS else -1
         start = min(limit, len(body)) if image < 0 else image
@@ -77,7 +77,7 @@ def check_bounds(body: bytes | bytearray, find_image: FindImage = find_data_url)
 
 
 def num_items(array: bytes) -> int:
-    """Return how many numbers the JSON *array* of numbers has, at least."""
+    """Return a lower bound of the number of items in a JSON *array* of numbers."""
     return array.count(b",") + 1
 
 
@@ -99,7 +99,7 @@ def decode(body: bytes | bytearray | msgspec.Raw, decoder: msgspec.json.Decoder[
 
 
 def _is_plain(body: bytes | bytearray, start: int, end: int, is_ascii: bool) -> bool:
-    """Whether a URL takes no more time to decode than its bytes take to copy: ASCII, few escapes."""
+    """Whether a URL decodes as fast as its bytes are copied: ASCII, few escapes."""
     if not (is_ascii or body[start:end].isascii()):
         return False
     return body.find(b"\\", start, end) < 0 or body.count(b"\\", start, end) <= (end - start) * _MOST_ESCAPES
@@ -112,12 +112,12 @@ def _num_strings(body: bytes | bytearray) -> int:
 
 def _too_large() -> BodyTooLarge:
     return BodyTooLarge(
-        f"The request's body has more than {MAX_BYTES_BESIDE_IMAGES} bytes beside the images in data: URLs."
+        f"The request's body has more than {MAX_BYTES_BESIDE_IMAGES} bytes without the images in data: URLs."
     )
 
 
 def _explain(complaint: str, field: str) -> InvalidValue:
-    """Turn msgspec's message into ours; only what matches a known form is copied."""
+    """Turn msgspec's message into ours; copy only parts that match a known form."""
     path = _PATH.search(complaint)
     # The client's own key is not repeated.
     within = path["path"].removesuffix("[...]") if path else ""

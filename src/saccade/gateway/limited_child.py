@@ -1,9 +1,8 @@
-"""Do one task on hostile input in a child, `python -m MODULE`, confined and with limits on time and memory.
+"""Runs one task on hostile input in a confined child, `python -m MODULE`, with limits on time and memory.
 
-Native code can take a core without end, take gigabytes for a file of kilobytes, or end its process; a thread cannot be
-stopped. So two programs run in a child first what the gateway would otherwise trust: the probe of a model's files and
-the trial of a grammar. The child gets its limits and its task as one message on its standard input, and writes its
-result on its standard output.
+Native code can use a core without end, take gigabytes for a file of kilobytes, or crash its process, and a thread
+cannot be stopped. So a child first tries the input of two tasks: the files of a model and the grammar of a request. The
+child reads its limits and its task as one message from standard input, and writes its result to standard output.
 """
 
 import contextlib
@@ -24,7 +23,7 @@ T = TypeVar("T")
 
 
 class ChildLimits(msgspec.Struct, frozen=True):
-    """*seconds* of the processor, and *memory_bytes* beyond what the child has once it has imported its modules."""
+    """*seconds* of CPU time, and *memory_bytes* on top of the child's memory after its imports."""
 
     seconds: float
     memory_bytes: int
@@ -48,7 +47,7 @@ class LimitedChild:
         self.is_stopped = False
 
     def stop(self) -> None:
-        """End the child. Any thread may call it, at any time; a child that has not begun ends at once when it does."""
+        """End the child. Any thread may call this at any time; a child that starts later ends at once."""
         self.is_stopped = True
         if self._process is not None:
             self._process.kill()
@@ -69,7 +68,7 @@ class LimitedChild:
         with process:
             self._process = process
             try:
-                # stop() may have come before it could see the child.
+                # stop() may have run before the child was visible to it.
                 if self.is_stopped:
                     process.kill()
                 output, in_time = _output_of(process, time.monotonic() + wait_seconds, max_bytes)
@@ -97,10 +96,10 @@ def _output_of(process: subprocess.Popen[bytes], end: float, max_bytes: int) -> 
 
 
 def begin(kind: type[T]) -> tuple[ChildLimits, T]:
-    """Return the limits and the task of this process, a child of which all modules are imported; confine it."""
+    """Return the limits and the task of this child, and confine it; all its modules must be imported."""
     limits, task = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=tuple[ChildLimits, kind])  # type: ignore[valid-type]
     seconds = math.ceil(limits.seconds)
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
-    # Libraries load parts of themselves when they are first used.
+    # Libraries load more of their parts at first use.
     confinement.confine(limits.memory_bytes, may_import=True)
     return limits, task

@@ -1,8 +1,8 @@
-"""What requests may hold of a gateway: places, turns on the event loop, and bytes.
+"""Limits on what requests hold of a gateway: places, turns on the event loop, and bytes.
 
 All requests share one budget for the encoded bytes that they hold: bodies, data: URLs and fetched images. A request
-reserves bytes before it reads them and gives them back as soon as it drops them. If there is no room the request waits
-in line, until a deadline: without one, two requests that wait for each other's bytes would never end.
+reserves bytes before it reads them and releases them as soon as it drops them. If there is no room, the request waits
+until a deadline: without one, two requests that wait for each other's bytes would never end.
 """
 
 import asyncio
@@ -16,29 +16,29 @@ from typing import Self, TypeVar
 from saccade.errors import BodyTooLarge, Draining, QueueFull
 
 TURNS = 2
-"""Requests that may work on the event loop between two of its rounds; each takes about a millisecond."""
+"""Requests that may work in one round of the event loop; each takes about a millisecond."""
 
 LARGE_BODY_BYTES = 64 << 10
-"""Requests with longer bodies have turns of their own, so that a request with text only does not wait for images."""
+"""Requests with longer bodies have separate turns, so that a request with text only does not wait for images."""
 
 HUGE_BODY_BYTES = 2 << 20
-"""Requests with longer bodies also have turns of their own to be read, which may last as long as a hundred images."""
+"""Longer bodies also have separate turns for reading, which may take as long as a hundred images."""
 
 READING_SECONDS = 0.005
-"""How long a large body that is being read may pause and keep its turn; a slower one is read without."""
+"""How long a large body may pause and keep its reading turn; a slower one is read without a turn."""
 
 THREADS = 2
-"""Long texts and large images that are worked on at a time, beside the event loop."""
+"""Threads for long texts and large images."""
 
 TENANT_SHARE = 3
-"""One of several tenants may hold this many times as many places as are free. So one tenant alone gets three quarters
-of the places, two get three sevenths each, and a tenant that comes later finds a place unless there are very many."""
+"""Each of several tenants may hold this many times the number of free places. So a single tenant gets three quarters of
+the places, two get three sevenths each, and a later tenant finds a place unless there are very many."""
 
 T = TypeVar("T")
 
 
 class ReadingTurn:
-    """A large body's turn to be read, which it loses where its client pauses."""
+    """A large body's turn to be read, which it loses if its client pauses."""
 
     def __init__(self, turns: asyncio.Semaphore) -> None:
         self._turns = turns
@@ -50,11 +50,11 @@ class ReadingTurn:
         self._watch()
 
     def keep(self) -> None:
-        """Note that a piece of the body arrived, so the turn is not lost."""
+        """Keep the turn, since a piece of the body has arrived."""
         self._has_progressed = True
 
     def release(self) -> None:
-        """Give the turn back, unless it was lost."""
+        """Release the turn, unless it was lost."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -74,8 +74,8 @@ class ReadingTurn:
 class Admission:
     """Counts requests in flight; refuses new ones over *max_requests* and after drain().
 
-    Where *max_tenant_requests* is less, there are several tenants: each holds at most so many of these places, and not
-    more than TENANT_SHARE says.
+    If *max_tenant_requests* is less, there are several tenants: each holds at most that many places, and no more than
+    TENANT_SHARE allows.
     """
 
     def __init__(self, max_requests: int, max_tenant_requests: int | None = None) -> None:
@@ -93,7 +93,7 @@ class Admission:
         self.draining = False
 
     def check(self, tenant: bytes) -> None:
-        """Raise Draining or QueueFull where admit() would: what cannot be served need not be read."""
+        """Raise Draining or QueueFull if admit() would, so that a request that cannot be served is not read."""
         if self.draining:
             raise Draining("The server is shutting down; send the request to another one.")
         if self.num_requests >= self._max_requests:
@@ -127,26 +127,26 @@ class Admission:
 
     @contextlib.asynccontextmanager
     async def turn(self, num_body_bytes: int) -> AsyncIterator[None]:
-        """Hold the block back until few others are in theirs, so that a burst of requests does not stall the loop.
+        """Delay the block until few others are in theirs, so that a burst of requests does not stall the loop.
 
-        The block works on the event loop and must not wait: a wait in the block holds up all other requests.
+        The block works on the event loop and must not wait: a wait would delay all other requests.
         """
         async with self._large_turns if _is_large(num_body_bytes) else self._turns:
             yield
-            # Without a round of the loop in between, all that wait would run in one.
+            # Without a round of the loop in between, all waiting blocks would run in one round.
             await asyncio.sleep(0)
 
     async def start(self, num_body_bytes: int | None) -> None:
-        """Return when a request that announces so many bytes may begin: a large one after the large ones before it."""
+        """Wait until a request with a body of *num_body_bytes* may begin; large ones begin one after another."""
         if _is_large(num_body_bytes):
             async with self._starts:
                 await asyncio.sleep(0)
 
     @contextlib.asynccontextmanager
     async def reading(self, num_body_bytes: int | None) -> AsyncIterator[ReadingTurn]:
-        """Hold back the block, which reads a body of *num_body_bytes*, None where the length is unknown.
+        """Delay the block, which reads a body of *num_body_bytes*, None if the length is unknown.
 
-        Small bodies do not wait. Large ones take turns; one that pauses loses its turn and is read beside the others.
+        Small bodies do not wait. Large ones take turns; one that pauses loses its turn and is read without one.
         """
         is_huge = num_body_bytes is None or num_body_bytes > HUGE_BODY_BYTES
         turn = ReadingTurn(self._huge_readers if is_huge else self._readers)
@@ -158,7 +158,7 @@ class Admission:
             turn.release()
 
     async def drain(self, timeout_seconds: float) -> bool:
-        """Take no new requests and wait for the others; return whether all ended in time."""
+        """Refuse new requests and wait for the others; return whether all ended in time."""
         self.draining = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
@@ -167,16 +167,16 @@ class Admission:
 
 
 class WorkThreads:
-    """Runs work that would hold up the event loop; short work takes its turn of *admission*."""
+    """Runs long work in threads, and short work on the event loop in a turn of *admission*."""
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="prepare")
 
     async def run(self, is_long: bool, num_bytes: int, work: Callable[[], T]) -> T:
-        """Return what *work* returns: from a thread where it *is_long*, else on the event loop in a turn.
+        """Run *work* in a thread if it *is_long*, else on the event loop in a turn. Return its result.
 
-        *num_bytes* are the bytes that it works on, which say whose turns it shares.
+        *num_bytes*, the size of its input, decides whose turns it shares.
         """
         if is_long:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
@@ -184,7 +184,7 @@ class WorkThreads:
             return work()
 
     def close(self) -> None:
-        """Give up work that has not begun."""
+        """Cancel work that has not begun."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
@@ -193,12 +193,12 @@ def _is_large(num_body_bytes: int | None) -> bool:
 
 
 CLIENT_SHARE = 0.5
-"""The part of the budget that one client may hold."""
+"""The share of the budget that one client may hold."""
 
 
 @dataclass(frozen=True)
 class _Waiter:
-    """A reservation that waits for *nbytes* beside the *num_own* that it has."""
+    """A reservation of *num_own* bytes that waits for *nbytes* more."""
 
     client: Hashable
     nbytes: int
@@ -207,10 +207,9 @@ class _Waiter:
 
 
 class ByteBudget:
-    """At most *capacity_bytes* at a time, of which one client holds at most CLIENT_SHARE.
+    """A budget of *capacity_bytes*; one client holds at most CLIENT_SHARE of it.
 
-    One request alone may have the whole capacity, whatever its client's share; nothing above it is ever granted. A
-    request waits *wait_seconds* for room.
+    A client's only request may take the whole capacity, but never more. A request waits *wait_seconds* for room.
     """
 
     def __init__(self, capacity_bytes: int, wait_seconds: float = 5.0) -> None:
@@ -221,13 +220,13 @@ class ByteBudget:
         self._waiting: deque[_Waiter] = deque()
 
     def reservation(self, client: Hashable = None) -> "Reservation":
-        """Return a reservation of no bytes yet, for a request of *client*."""
+        """Return an empty reservation for a request of *client*."""
         return Reservation(self, client)
 
     async def reserve(self, client: Hashable, nbytes: int, num_own: int) -> None:
-        """Take *nbytes* for a request of *client* that has *num_own*, when there is room.
+        """Wait for room, and take *nbytes* more for a request of *client* that has *num_own*.
 
-        Raises QueueFull after the deadline, and BodyTooLarge where there can never be room.
+        Raises QueueFull after the deadline, and BodyTooLarge if there can never be room.
         """
         needed = num_own + nbytes
         if needed > self.capacity_bytes:
@@ -254,12 +253,12 @@ class ByteBudget:
         return self.num_bytes > self.capacity_bytes or self._client_bytes[client] > self.capacity_bytes * CLIENT_SHARE
 
     def take(self, client: Hashable, nbytes: int) -> None:
-        """Count *nbytes* of *client* at once, whether or not there is room."""
+        """Count *nbytes* of *client* at once, even if there is no room."""
         self.num_bytes += nbytes
         self._client_bytes[client] += nbytes
 
     def give_back(self, client: Hashable, nbytes: int) -> None:
-        """Return *nbytes* of *client*; requests that wait get them in the order of their arrival."""
+        """Release *nbytes* of *client*; waiting requests get them in order of arrival."""
         self.num_bytes -= nbytes
         self._client_bytes[client] -= nbytes
         if self._client_bytes[client] <= 0:
@@ -271,7 +270,7 @@ class ByteBudget:
         return client_bytes > waiter.num_own and client_bytes + waiter.nbytes > self.capacity_bytes * CLIENT_SHARE
 
     def _grant(self) -> None:
-        """Grant in order of arrival. A client at its share holds up its own requests only."""
+        """Grant in order of arrival. A client at its share delays only its own requests."""
         at_share: set[Hashable] = set()
         for waiter in list(self._waiting):
             if waiter.granted.done():
@@ -287,7 +286,7 @@ class ByteBudget:
 
 
 class Reservation:
-    """The bytes of one request. A context manager: at its end all go back."""
+    """The bytes of one request. A context manager that releases all bytes at its end."""
 
     def __init__(self, budget: ByteBudget, client: Hashable) -> None:
         self.num_bytes = 0
@@ -307,16 +306,16 @@ class Reservation:
 
     @property
     def is_over(self) -> bool:
-        """Whether more is taken than the budget allows; grow() would wait."""
+        """Whether more bytes are taken than the budget allows, so that grow() would wait."""
         return self._budget.is_over(self.client)
 
     def take(self, nbytes: int) -> None:
-        """Count *nbytes* more that are in memory already, such as those of a fetch that several requests shared."""
+        """Count *nbytes* more that are already in memory, such as those of a shared fetch."""
         self._budget.take(self.client, nbytes)
         self.num_bytes += nbytes
 
     def keep(self, nbytes: int) -> None:
-        """Give back all but *nbytes*."""
+        """Release all but *nbytes*."""
         surplus = self.num_bytes - nbytes
         if surplus > 0:
             self.num_bytes = nbytes

@@ -27,9 +27,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Part:
-    """One prompt of a request. *params* has no messages: its images are dropped as soon as they are decoded.
+    """One prompt of a request. *params* has no messages, so that images are dropped as soon as they are decoded.
 
-    *salt* keeps its caches apart from those of other tenants. The answer must match *answer_grammar*.
+    *salt* separates its caches from those of other tenants. The answer must match *answer_grammar*.
     """
 
     params: ChatRequest
@@ -41,7 +41,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Answers the parts of requests; each stage is a method here, and the work is done by a member."""
+    """Answers the parts of requests. Each stage is a method here; the members do the work."""
 
     images: ImageCollector
     prompts: PromptDrafter
@@ -50,14 +50,14 @@ class Pipeline:
     metrics: Metrics
 
     async def answer(self, request: Request, part: Part, output: AnswerOutput) -> None:
-        """Have a worker answer *part* to *output*. If it fails before the first delta, another one is tried.
+        """Send *part* to a worker, whose answer goes to *output*. If it fails before the first delta, try another.
 
-        Cancelling this aborts the answer. Raises SaccadeError: of the last worker, if several were tried.
+        Cancelling this aborts the answer. Raises SaccadeError; after several attempts, that of the last worker.
         """
         async with AsyncExitStack() as resources:
             answer = resources.enter_context(output.answer)
             with self.metrics.stage("prepare"):
-                # While the request waits for other servers it holds no place.
+                # A request that waits for other servers holds no place.
                 images = await self._collect(request, part.served, part.chat, part.salt)
                 resources.enter_context(request.place())
                 prompt = await self._draft(request, part, images)
@@ -88,7 +88,7 @@ class Pipeline:
                     logger.warning("request %s: worker %s failed: %s", answer.id, worker, error.reason)
 
     async def preview(self, request: Request, part: Part) -> Preview:
-        """Return where *part* would go now; nothing is booked, paid or decoded. Raises SaccadeError."""
+        """Return where *part* would go now; nothing is booked, charged or decoded. Raises SaccadeError."""
         images = await self.images.collect(request, part.served, part.chat.images, part.salt)
         with request.place():
             return await self.dispatcher.preview(part.served.name, await self._draft(request, part, images))
@@ -106,14 +106,14 @@ class Pipeline:
             return draft.token_ids
 
     async def _collect(self, request: Request, served: ServedModel, chat: Chat, salt: bytes) -> list[EncodedImage]:
-        """Collect the images of *chat*, which its tenant pays for. Raises RequestError that names the field."""
+        """Collect the images of *chat*, and charge its tenant for them. Raises RequestError that names the field."""
         request.account.begin_images(len(chat.images))
         images = await self.images.collect(request, served, chat.images, salt)
         request.account.use_images(_num_bytes(images))
         return images
 
     async def _draft(self, request: Request, part: Part, images: Sequence[EncodedImage]) -> Prompt:
-        """Return the prompt that the choice of a worker looks at. Raises RequestError that names the field."""
+        """Return the prompt that the choice of a worker depends on. Raises RequestError that names the field."""
         params, served = part.params, part.served
         some_take_chats, all_take_chats = self.dispatcher.takers_of_chats(served.name)
         layouts = [image.layout for image in images]
@@ -146,9 +146,9 @@ class Pipeline:
         output: AnswerOutput,
         failed: frozenset[str],
     ) -> Attempt:
-        """Place *prompt* at a worker that is none of *failed*, and prepare its pixels; nothing is sent yet.
+        """Place *prompt* at a worker outside *failed*, and prepare its pixels; nothing is sent yet.
 
-        *resources* gets what the attempt holds. *images* are dropped if no other worker could be tried. Raises
+        *resources* gets what the attempt holds. *images* is emptied if no other worker could be tried. Raises
         SaccadeError.
         """
         served = part.served
@@ -157,7 +157,7 @@ class Pipeline:
         chat = None
         is_held: Callable[[bytes], bool] = partial(placement.worker.holds, prompt.salt)
         if placement.takes_chat:
-            # The images go within the chat, so none needs pixels.
+            # The chat contains the images, so none needs pixels.
             chat, is_held = chat_prompt(served, part.chat, [image.encoded for image in images]), lambda _: True
         media = PromptImages(tuple(images), prompt.spans).on_wire(served.layout, placement.pixel_dtype, is_held)
         if not placement.can_retry:
@@ -181,7 +181,7 @@ class Pipeline:
 
         def forget_images() -> None:
             images.clear()
-            # A chat keeps its own, and a pair may ask for any at any time.
+            # A chat keeps its images, and a pair may ask for any of them at any time.
             if not (placement.takes_chat or placement.pair):
                 resend.forget()
 
@@ -189,7 +189,7 @@ class Pipeline:
         attempt = Attempt(self.dispatcher, placement, engine_request, output, count, resend, forget_images, chat)
         resources.callback(attempt.release_unsent)
         if media.images:
-            # Requests that waited for the same image go on at the same moment.
+            # Requests that waited for the same image continue at the same moment.
             async with request.turn(media.num_encoded_bytes):
                 pass
         return attempt

@@ -1,4 +1,4 @@
-"""How much memory this process may use, the part of it for request bodies, and the return of freed memory."""
+"""The memory that this process may use, the share of it for request bodies, and the return of freed memory."""
 
 import ctypes
 from collections.abc import Iterator
@@ -19,23 +19,23 @@ MAX_REQUEST_MEMORY_BYTES = 4 << 30
 
 
 def allowed_bytes() -> int:
-    """Return what the machine has, or what the process's control group allows where that is less."""
+    """Return the machine's memory, or the limit of the process's control group if that is less."""
     limits = [int(line.split()[1]) * 1024 for line in _lines(MEMORY_INFO) if line.startswith("MemTotal:")]
     limits += [int(text) for path in _cgroup_limits() for text in _lines(path)[:1] if text.strip().isdigit()]
     return min(limits, default=MIN_REQUEST_MEMORY_BYTES * REQUEST_SHARE)
 
 
 def default_request_memory_bytes() -> int:
-    """Return the budget for encoded bytes of all requests where the operator sets none."""
+    """Return the default budget for encoded bytes of all requests."""
     share = allowed_bytes() // REQUEST_SHARE
     return max(MIN_REQUEST_MEMORY_BYTES, min(share, MAX_REQUEST_MEMORY_BYTES))
 
 
 def give_back_large_blocks() -> None:
-    """Have malloc return the memory of request bodies to the system.
+    """Make malloc return the memory of request bodies to the system.
 
     By default glibc raises its threshold with each large block that is freed, up to 32 MiB, and keeps smaller blocks
-    (mallopt(3)). Other C libraries are left as they are.
+    (mallopt(3)). Other C libraries stay unchanged.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

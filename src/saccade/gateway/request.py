@@ -12,7 +12,7 @@ from saccade.gateway.limits import Admission, ByteBudget, Reservation
 from saccade.gateway.tenants.account import Account, Tenant
 
 COPIES = 2
-"""A body, and the strings that parsing makes of it, until the body is dropped."""
+"""The body and the strings parsed from it, until the body is dropped."""
 
 PIXELS_WAIT_SECONDS = 10.0
 """How long a request waits for room for its pixels."""
@@ -20,7 +20,7 @@ PIXELS_WAIT_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Limits:
-    """What the requests of one gateway share: places and turns, the memory for what clients send, and for pixels."""
+    """The limits that a gateway's requests share: places and turns, memory for clients' data, memory for pixels."""
 
     admission: Admission
     memory: ByteBudget
@@ -28,7 +28,7 @@ class Limits:
 
     @classmethod
     def of(cls, config: GatewayConfig) -> Self:
-        """Return the limits of a gateway, of which nothing is taken yet."""
+        """Return the limits of *config*, with nothing taken."""
         return cls(
             Admission(config.max_requests, config.max_tenant_requests),
             ByteBudget(config.max_request_memory_bytes, config.memory_wait_seconds),
@@ -50,7 +50,7 @@ class Request:
             with request.place():
                 ...
 
-    Whatever a method returns is given back at the end of its block, and the rest at the end of the request.
+    A resource from a method is released at the end of its block, and all others at the end of the request.
     """
 
     account: Account
@@ -65,7 +65,7 @@ class Request:
     def begin(cls, limits: Limits, account: Account, client: Hashable, *, is_charged: bool = True) -> Iterator[Self]:
         """Serve a request in the block.
 
-        Raises Draining, QueueFull and RateLimitExceeded if it would not be served.
+        Raises Draining, QueueFull and RateLimitExceeded if it must be refused.
         """
         limits.admission.check(account.tenant.id)
         charge = account.request() if is_charged else contextlib.nullcontext()
@@ -73,30 +73,30 @@ class Request:
             yield cls(account, account.tenant, client, memory, lifetime_memory, limits)
 
     def keep_chat(self) -> None:
-        """Give back the body's bytes, except for its chat's: it is as long as the body at most."""
+        """Release the body's bytes, except for the chat's, which are at most as many."""
         self.memory.keep(self.memory.num_bytes // COPIES)
 
     def place(self) -> AbstractContextManager[None]:
-        """Count it among the requests that are served. Raises Draining and QueueFull."""
+        """Hold a place among the served requests in the block. Raises Draining and QueueFull."""
         return self.limits.admission.admit(self.tenant.id)
 
     def turn(self, num_bytes: int) -> AbstractAsyncContextManager[None]:
-        """Work on *num_bytes* on the event loop, after others have; the block must not wait."""
+        """Work on *num_bytes* on the event loop in the block, in turn with others; the block must not wait."""
         return self.limits.admission.turn(num_bytes)
 
     async def pixels(self, num_bytes: int) -> AbstractContextManager[object]:
-        """Hold *num_bytes* of pixels in the block, which begins as soon as there is room. Raises QueueFull."""
+        """Wait for room, and hold *num_bytes* of pixels in the block. Raises QueueFull."""
         if not num_bytes:
             return contextlib.nullcontext()
         return await self.limits.pixels.enter(self.client, num_bytes, self.tenant.priority)
 
     def count_waiting(self, num_bytes: int) -> None:
-        """Count *num_bytes* more that wait for the client; less if negative."""
+        """Count *num_bytes* more, or fewer if negative, that wait for the client."""
         if num_bytes > 0:
             self.lifetime_memory.take(num_bytes)
         else:
             self.lifetime_memory.keep(self.lifetime_memory.num_bytes + num_bytes)
 
     def reservation(self) -> Reservation:
-        """Return a further reservation, for bytes that stay for another time."""
+        """Return another reservation, for bytes with another lifetime."""
         return self.limits.memory.reservation(self.client)
