@@ -29,15 +29,15 @@ def row(release: str, folder: Path) -> tuple[float, int, int]:
     largest, num_equal, num_ids = 0.0, 0, 0
     for chunk in CHUNKS:
         subject = engines.engine(folder, max_num_batched_tokens=chunk)
-        found = engines.record_logits(subject)
-        asked = [
+        logits_of = engines.record_logits(subject)
+        requests = [
             engines.request(folder, parts, str(number), number, max_tokens=length)
             for number, (parts, length) in enumerate(answers)
         ]
-        told = engines.drain(subject, *asked).answers
-        for one in asked:
-            token_ids = told[one.request_id].token_ids
-            both = (torch.stack(found[one.request_id]), oracle.logits(one, token_ids))
+        outputs = engines.drain(subject, *requests).answers
+        for one in requests:
+            token_ids = outputs[one.request_id].token_ids
+            both = (torch.stack(logits_of[one.request_id]), oracle.logits(one, token_ids))
             ours, reference = (logits.index_fill(1, placeholders, -1e9) for logits in both)
             largest = max(largest, (ours - reference).abs().max().item())
             num_equal += int((reference.argmax(1) == torch.tensor(token_ids)).sum())

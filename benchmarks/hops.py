@@ -120,5 +120,5 @@ if __name__ == "__main__":
     parser.add_argument("--step-ms", type=float, default=10.0, help="how long the engine pretends to work")
     parser.add_argument("--num-steps", type=int, default=300)
     parser.add_argument("--front", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    uvloop.run(front(given.front, given.step_ms) if given.front else main(given.step_ms, given.num_steps))
+    options = parser.parse_args()
+    uvloop.run(front(options.front, options.step_ms) if options.front else main(options.step_ms, options.num_steps))

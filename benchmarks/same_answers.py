@@ -117,28 +117,28 @@ def main() -> int:
     parser.add_argument("other", type=Path)
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/same-answers.md")
-    given = parser.parse_args()
+    options = parser.parse_args()
     end_with_what_was_started()
-    ours, theirs = answers(ROOT, given.requests), answers(given.other.absolute(), given.requests)
+    ours, theirs = answers(ROOT, options.requests), answers(options.other.absolute(), options.requests)
     differing = [index for index, (mine, other) in enumerate(zip(ours, theirs, strict=True)) if mine != other]
     refused = sum("status" in answer for answer in ours)
-    describe = ["git", "-C", str(given.other), "describe", "--always", "--dirty"]
+    describe = ["git", "-C", str(options.other), "describe", "--always", "--dirty"]
     other_commit = subprocess.run(describe, capture_output=True, text=True, check=True).stdout.strip()
     lines = [
         "# The same answers",
         "",
         f"- machine: {machine()}",
         f"- commits: {commit()} and {other_commit}",
-        f"- command: `python -m benchmarks.same_answers OTHER_TREE --requests {given.requests}`",
+        f"- command: `python -m benchmarks.same_answers OTHER_TREE --requests {options.requests}`",
         "",
-        f"{given.requests} requests to each commit; {len(differing)} answers differ"
+        f"{options.requests} requests to each commit; {len(differing)} answers differ"
         + (
             f": numbers {differing[:20]}."
             if differing
             else f". {refused} of them are refusals, the same on both sides."
         ),
     ]
-    given.out.write_text("\n".join(lines) + "\n")
+    options.out.write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
     for index in differing[:3]:
         print(json.dumps(ours[index])[:600], json.dumps(theirs[index])[:600], sep="\n")

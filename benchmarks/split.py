@@ -108,7 +108,7 @@ async def stream(client: openai.AsyncOpenAI, messages: Any, max_tokens: int, ids
 
 async def load(url: str, seconds: float) -> Times:
     """Ask for *seconds*."""
-    found = Times()
+    times_of_run = Times()
     async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=120) as client:
         await wait_until_ready(client)
         ids = await asyncio.to_thread(letters, url)
@@ -117,7 +117,7 @@ async def load(url: str, seconds: float) -> Times:
         async def chat(number: int) -> None:
             while time.perf_counter() < until:
                 times = await stream(client, openai_messages(f"Tell me about {number}."), CHAT_TOKENS, ids)
-                found.itl += [after - before for before, after in itertools.pairwise(times[1:])]
+                times_of_run.itl += [after - before for before, after in itertools.pairwise(times[1:])]
 
         async def ask() -> None:
             draw = random.Random(0)
@@ -128,10 +128,10 @@ async def load(url: str, seconds: float) -> Times:
                 times = await stream(
                     client, openai_messages(random_image(SIDE, SIDE, seed), text), QUESTION_TOKENS, ids
                 )
-                found.ttft.append(times[1] - times[0])
+                times_of_run.ttft.append(times[1] - times[0])
 
         await asyncio.gather(*(chat(number) for number in range(CHATS)), ask())
-    return found
+    return times_of_run
 
 
 def row(mode: str, times: Times) -> str:

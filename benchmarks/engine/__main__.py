@@ -40,44 +40,44 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", default="", help="run the rows whose name holds this")
     parser.add_argument("--systems", nargs="+", default=SYSTEMS, choices=SYSTEMS)
     parser.add_argument("--saccade-argument", action="append", default=[], help="for `saccade serve`, as --flag=value")
-    given = parser.parse_args()
-    if given.model is None and given.shape != "2b":
-        parser.error(f"--shape {given.shape} needs --model")
-    given.out = given.out or ROOT / f"benchmarks/results/engine-{given.shape}.json"
-    return given
+    options = parser.parse_args()
+    if options.model is None and options.shape != "2b":
+        parser.error(f"--shape {options.shape} needs --model")
+    options.out = options.out or ROOT / f"benchmarks/results/engine-{options.shape}.json"
+    return options
 
 
 def main() -> None:
     """Measure, print every row as it comes, and write JSON and Markdown."""
-    given = arguments()
+    options = arguments()
     end_with_what_was_started()
-    given.work.mkdir(parents=True, exist_ok=True)
-    model = given.model or shape_2b.write(given.work / ("2b-half" if given.half else "2b"), half=given.half)
+    options.work.mkdir(parents=True, exist_ok=True)
+    model = options.model or shape_2b.write(options.work / ("2b-half" if options.half else "2b"), half=options.half)
     setup = Setup(
-        model.absolute(), given.vllm, given.tcmalloc, given.work, given.threads, tuple(given.saccade_argument)
+        model.absolute(), options.vllm, options.tcmalloc, options.work, options.threads, tuple(options.saccade_argument)
     )
-    systems = [system for system in given.systems if system != VLLM or given.vllm]
-    cases = [case for case in SHAPES[given.shape] if given.only in case.name]
-    rows = _rows(systems, setup, cases, given)
+    systems = [system for system in options.systems if system != VLLM or options.vllm]
+    cases = [case for case in SHAPES[options.shape] if options.only in case.name]
+    rows = _rows(systems, setup, cases, options)
     facts = {
         "Machine": machine(),
         "Commit": commit(),
         "Systems": _versions(setup),
-        "Threads": f"OMP_NUM_THREADS={given.threads}, bfloat16 on all sides",
+        "Threads": f"OMP_NUM_THREADS={options.threads}, bfloat16 on all sides",
         # Where things lie on this machine is nobody's business.
         "Command": shlex.join(["python", "-m", "benchmarks.engine", *(Path(word).name for word in sys.argv[1:])]),
     }
-    given.out.write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
-    given.out.with_suffix(".md").write_text(report.markdown(facts, cases, rows))
+    options.out.write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
+    options.out.with_suffix(".md").write_text(report.markdown(facts, cases, rows))
     print(report.summary(cases, rows))
 
 
-def _rows(systems: list[str], setup: Setup, cases: list[Case], given: argparse.Namespace) -> list[dict[str, Any]]:
+def _rows(systems: list[str], setup: Setup, cases: list[Case], options: argparse.Namespace) -> list[dict[str, Any]]:
     rows, numbers = [], Numbers()
-    for repeat in range(given.repeats):
+    for repeat in range(options.repeats):
         # The order changes with every repeat, so that neither side always runs on a warmer or fresher machine.
         for system in systems if repeat % 2 == 0 else reversed(systems):
-            for figures in measure(system, setup, cases, given.scale, numbers):
+            for figures in measure(system, setup, cases, options.scale, numbers):
                 rows.append({"system": system, "repeat": repeat, **figures})
                 print(json.dumps(rows[-1]), flush=True)
     return rows

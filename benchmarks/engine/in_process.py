@@ -56,7 +56,7 @@ def main() -> None:
     print(f"start {time.perf_counter() - began:.1f} s")
     serial = 0
     for num_clients, size, num_tokens in (ROWS[0], *ROWS):
-        found = []
+        times = []
         for _ in range(2):
             for _ in range(num_clients):
                 serial += 1
@@ -66,8 +66,8 @@ def main() -> None:
                 step_began = time.perf_counter()
                 engine.step()
                 steps.append(time.perf_counter() - step_began)
-            found.append((time.perf_counter() - began, float(np.median(steps[-num_tokens // 2 :]))))
-        seconds, step_seconds = min(found)
+            times.append((time.perf_counter() - began, float(np.median(steps[-num_tokens // 2 :]))))
+        seconds, step_seconds = min(times)
         shown = "text" if size is None else f"{size[0]}x{size[1]}"
         rate = num_clients * num_tokens / seconds
         print(

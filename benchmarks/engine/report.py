@@ -43,8 +43,8 @@ def summary(cases: Sequence[Case], rows: Rows) -> str:
     """Return one line for each case that both servers have: ours over vLLM's, and what was missed."""
     lines = []
     for case in cases:
-        said = _ratios(case, _own(case, rows))
-        lines += [f"{case.name}, c={case.num_clients}: {said}"] if said else []
+        sentence = _ratios(case, _own(case, rows))
+        lines += [f"{case.name}, c={case.num_clients}: {sentence}"] if sentence else []
     return "\n".join(lines)
 
 
@@ -69,14 +69,14 @@ def _table(case: Case, rows: Rows) -> list[str]:
         if repeats:
             cells = [" / ".join(_shown(row.get(column)) for row in repeats) for column in COLUMNS]
             lines.append(f"| {system} | " + " | ".join(cells) + " |")
-    said = _ratios(case, own)
-    return [*lines, "", *([f"- {said}", ""] if said else [])]
+    sentence = _ratios(case, own)
+    return [*lines, "", *([f"- {sentence}", ""] if sentence else [])]
 
 
 def _ratios(case: Case, own: Rows) -> str:
     ratios = {column: _ratio(own, column) for column in COMPARED}
-    said = ", ".join(f"{COLUMNS[column]} {ratio:.2f}x" for column, ratio in ratios.items() if ratio is not None)
-    if not said:
+    sentence = ", ".join(f"{COLUMNS[column]} {ratio:.2f}x" for column, ratio in ratios.items() if ratio is not None)
+    if not sentence:
         return ""
     goals = [
         f"{'aim, ' if goal.aim else ''}{COLUMNS[goal.metric]} {'>=' if goal.at_least else '<='} {goal.ratio}x: "
@@ -84,7 +84,7 @@ def _ratios(case: Case, own: Rows) -> str:
         for goal in case.goals
         if (ratio := ratios[goal.metric]) is not None
     ]
-    return f"{said}. Goals: {'; '.join(goals)}"
+    return f"{sentence}. Goals: {'; '.join(goals)}"
 
 
 def _ratio(own: Rows, column: str) -> float | None:

@@ -84,10 +84,10 @@ def _run(load: Load, server: Running) -> dict[str, Any]:
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, cwd=ROOT, text=True) as process:
         assert process.stderr is not None
         with _sampled(server) as peak:
-            said = process.stderr.readline()
+            line = process.stderr.readline()
         output, errors = process.communicate()
-    if process.returncode or said != "warm\n":
-        raise RuntimeError(f"the load failed: {said}{errors}")
+    if process.returncode or line != "warm\n":
+        raise RuntimeError(f"the load failed: {line}{errors}")
     peak.look(server)
     figures: dict[str, Any] = json.loads(output)
     return {**figures, "peak_pss_mib": round(peak.mib, 1)}
@@ -112,7 +112,7 @@ def _sampled(server: Running) -> Iterator[Peak]:
 
 
 def _in_process(case: Case, setup: Setup, scale: float, first_number: int) -> dict[str, Any]:
-    given = {
+    settings = {
         "model": str(setup.model),
         "threads": setup.threads,
         "num_requests": _num_requests(case, scale),
@@ -121,7 +121,7 @@ def _in_process(case: Case, setup: Setup, scale: float, first_number: int) -> di
         "size": case.size,
         "same": case.same,
     }
-    command = [sys.executable, "-m", "benchmarks.engine.transformers_generate", json.dumps(given)]
+    command = [sys.executable, "-m", "benchmarks.engine.transformers_generate", json.dumps(settings)]
     environment = {**os.environ, "OMP_NUM_THREADS": str(setup.threads), "HF_HUB_OFFLINE": "1"}
     with (setup.logs / "transformers.log").open("ab") as log:
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=log, cwd=ROOT, env=environment, check=True)

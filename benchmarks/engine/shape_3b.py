@@ -160,19 +160,19 @@ def answer_by_saccade(folder: Path, threads: int) -> Callable[[Prompt], int]:
     settings: dict[str, Any] = {"device": "cpu", "dtype": "bfloat16", "threads": threads, "max_num_seqs": 4}
     engine = startup.start(EngineConfig(str(folder), "3b", kv_cache_bytes=1 << 28, **settings), lambda *_: None)
 
-    def answer(asked: Prompt) -> int:
-        num_patches = len(asked.pixels)
+    def answer(question: Prompt) -> int:
+        num_patches = len(question.pixels)
         item = MediaItem(
             modality="image",
             content_hash=num_patches.to_bytes(32, "little"),
-            grid=asked.grid,
+            grid=question.grid,
             spans=(Span(3, num_patches // 4),),
-            pixel_shape=asked.pixels.shape,
-            inline=asked.pixels.tobytes(),
+            pixel_shape=question.pixels.shape,
+            inline=question.pixels.tobytes(),
         )
         sampling = SamplingParams(max_tokens=NUM_TOKENS, temperature=0)
         media = (item,) if num_patches else ()
-        engine.submit(0, EngineRequest(request_id="3b", token_ids=asked.token_ids, sampling=sampling, media=media))
+        engine.submit(0, EngineRequest(request_id="3b", token_ids=question.token_ids, sampling=sampling, media=media))
         num_tokens = 0
         while engine.has_work:
             for frame in engine.step().values():
@@ -196,16 +196,16 @@ def answer_by_transformers(folder: Path, threads: int) -> Callable[[Prompt], int
     mean, std = (255 * torch.tensor(PROCESSOR[key]).view(3, 1, 1) for key in ("image_mean", "image_std"))
 
     @torch.inference_mode()
-    def answer(asked: Prompt) -> int:
-        ids = torch.tensor([asked.token_ids])
+    def answer(question: Prompt) -> int:
+        ids = torch.tensor([question.token_ids])
         inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         inputs["mm_token_type_ids"] = (ids == IMAGE_TOKEN).int()
-        if len(asked.pixels):
-            values = (torch.from_numpy(asked.pixels).view(-1, 3, 1, 196) - mean) / std
+        if len(question.pixels):
+            values = (torch.from_numpy(question.pixels).view(-1, 3, 1, 196) - mean) / std
             inputs["pixel_values"] = values.expand(-1, -1, 2, -1).flatten(1).to(torch.bfloat16)
-            inputs["image_grid_thw"] = torch.tensor([asked.grid])
+            inputs["image_grid_thw"] = torch.tensor([question.grid])
         output = model.generate(**inputs, max_new_tokens=NUM_TOKENS, min_new_tokens=NUM_TOKENS, do_sample=False)
-        return int(output.shape[1]) - len(asked.token_ids)
+        return int(output.shape[1]) - len(question.token_ids)
 
     return answer
 
@@ -219,10 +219,10 @@ def measure(folder: Path, system: str, grids: Sequence[Grid], threads: int) -> N
     answer = SYSTEMS[system](folder, threads)
     print(f"{system}: start {time.perf_counter() - began:.1f} s, peak {memory.peak_mib} MiB", flush=True)
     for grid in grids:
-        asked, began, used = prompt(grid), time.perf_counter(), time.process_time()
-        num_tokens = answer(asked)
+        question, began, used = prompt(grid), time.perf_counter(), time.process_time()
+        num_tokens = answer(question)
         seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - used
-        patches, times = len(asked.pixels), f"{seconds:.1f} s, {cpu_seconds:.1f} s of processors"
+        patches, times = len(question.pixels), f"{seconds:.1f} s, {cpu_seconds:.1f} s of processors"
         print(f"{patches} patches: {num_tokens} tokens, {times}, peak {memory.peak_mib} MiB", flush=True)
 
 
@@ -238,10 +238,10 @@ def main() -> None:
     parser.add_argument("--answer", choices=SYSTEMS)
     parser.add_argument("--grids", nargs="+", type=_grid, default=[(1, 0, 0), (1, 32, 32), (1, 68, 92)])
     parser.add_argument("--threads", type=int, default=2)
-    given = parser.parse_args()
-    folder = write(given.folder)
-    if given.answer:
-        measure(folder, given.answer, given.grids, given.threads)
+    options = parser.parse_args()
+    folder = write(options.folder)
+    if options.answer:
+        measure(folder, options.answer, options.grids, options.threads)
 
 
 if __name__ == "__main__":

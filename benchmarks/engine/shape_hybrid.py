@@ -133,20 +133,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
-    given = parser.parse_args()
-    folder = write(given.folder)
+    options = parser.parse_args()
+    folder = write(options.folder)
     memory, began = AnonymousMemory(), time.perf_counter()
-    settings: dict[str, Any] = {"device": "cpu", "dtype": given.dtype, "threads": torch.get_num_threads()}
+    settings: dict[str, Any] = {"device": "cpu", "dtype": options.dtype, "threads": torch.get_num_threads()}
     config = EngineConfig(
         str(folder), "hybrid", kv_cache_bytes=1 << 28, max_num_seqs=4, enable_prefix_caching=False, **settings
     )
     engine = startup.start(config, lambda *_: None)
-    print(f"{machine()}; {torch.get_num_threads()} threads; {given.dtype}; commit {commit()}\n", flush=True)
+    print(f"{machine()}; {torch.get_num_threads()} threads; {options.dtype}; commit {commit()}\n", flush=True)
     print(f"start {time.perf_counter() - began:.1f} s, peak of anonymous memory {memory.peak_mib} MiB\n", flush=True)
     import_torchvision()
     from transformers import Qwen3_5ForConditionalGeneration
 
-    model = Qwen3_5ForConditionalGeneration.from_pretrained(folder, dtype=getattr(torch, given.dtype)).eval()
+    model = Qwen3_5ForConditionalGeneration.from_pretrained(folder, dtype=getattr(torch, options.dtype)).eval()
     rounds = [(ours(engine, number), theirs(model)) for number in range(NUM_ROUNDS)]
     print("| | first token, s | between tokens, ms |\n|---|---|---|")
     for side, name in enumerate(("saccade", "transformers")):

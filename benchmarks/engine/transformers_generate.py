@@ -88,29 +88,29 @@ def load_subject(folder: str, output_tokens: int) -> Subject:
 
 def main() -> None:
     """Warm up, measure, print."""
-    given = json.loads(sys.argv[1])
-    torch.set_num_threads(given["threads"])
-    subject = load_subject(given["model"], given["output_tokens"])
+    settings = json.loads(sys.argv[1])
+    torch.set_num_threads(settings["threads"])
+    subject = load_subject(settings["model"], settings["output_tokens"])
 
     def ask(number: int) -> tuple[float, float, int]:
-        drawn = image_number(number, given["first_number"], same=given["same"])
-        png = None if given["size"] is None else random_png(drawn, *given["size"])
+        drawn = image_number(number, settings["first_number"], same=settings["same"])
+        png = None if settings["size"] is None else random_png(drawn, *settings["size"])
         return subject.ask(png, question(number))
 
     for number in range(NUM_WARMUP):
-        ask(WARM_UP_NUMBER + given["first_number"] + number)
+        ask(WARM_UP_NUMBER + settings["first_number"] + number)
     answers, wall_seconds, cpu_seconds = [], 0.0, 0.0
-    for number in range(given["first_number"], given["first_number"] + given["num_requests"]):
+    for number in range(settings["first_number"], settings["first_number"] + settings["num_requests"]):
         before = _cpu_seconds()
         answers.append(ask(number))
         cpu_seconds += _cpu_seconds() - before
-        wall_seconds += answers[-1][0] + answers[-1][1] * (given["output_tokens"] - 1)
+        wall_seconds += answers[-1][0] + answers[-1][1] * (settings["output_tokens"] - 1)
     to_first, gaps, prompt_tokens = zip(*answers, strict=True)
     figures = {
         "requests": len(answers),
         **latencies(to_first, gaps),
         "requests_per_second": round(len(answers) / wall_seconds, 2),
-        "output_tokens_per_second": round(given["output_tokens"] * len(answers) / wall_seconds, 1),
+        "output_tokens_per_second": round(settings["output_tokens"] * len(answers) / wall_seconds, 1),
         "server_cpu_ms": round(1000 * cpu_seconds / len(answers), 1),
         "prompt_tokens": statistics.median(prompt_tokens),
         "load_average": round(os.getloadavg()[0], 2),

@@ -114,24 +114,29 @@ def checkpoint(family: str, work: Path) -> Path:
 
 def main() -> int:
     """Run what was asked for, print every row as it comes, and write the results; return the exit code."""
-    given = arguments()
+    options = arguments()
     end_with_what_was_started()
-    plan = Plan(num_images=given.images)
+    plan = Plan(num_images=options.images)
     # Where things lie on this machine is nobody's business.
-    words = ["--family", *given.family, "--part", *given.part]
+    words = ["--family", *options.family, "--part", *options.part]
     command = shlex.join(["python", "-m", "benchmarks.fleet", *words])
     facts = {"machine": machine(), "commit": commit(), "command": command}
     has_failed = False
-    for family in given.family:
-        work = given.work / family
+    for family in options.family:
+        work = options.work / family
         work.mkdir(parents=True, exist_ok=True)
-        bodies = chats(photos(given.work, plan), system=family != "phi3_v")
-        folder = checkpoint(family, given.work)
-        with workers(folder, given.workers, work, WORKER_FLAGS) as urls:
-            for part in given.part:
-                row = {"family": family, "workers": given.workers, **Run(urls, plan, bodies, work).part(part), **facts}
+        bodies = chats(photos(options.work, plan), system=family != "phi3_v")
+        folder = checkpoint(family, options.work)
+        with workers(folder, options.workers, work, WORKER_FLAGS) as urls:
+            for part in options.part:
+                row = {
+                    "family": family,
+                    "workers": options.workers,
+                    **Run(urls, plan, bodies, work).part(part),
+                    **facts,
+                }
                 print(json.dumps(row), flush=True)
-                report.add(given.out, row)
+                report.add(options.out, row)
                 has_failed = has_failed or bool(row["failures"])
     return int(has_failed)
 

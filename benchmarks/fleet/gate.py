@@ -49,7 +49,7 @@ def measure(gateway: Gateway, plan: Plan, chats: Chats) -> Outcome:
     ask_all(gateway.url, chats, plan.first, plan.num_clients)
     gateway.wait_until_idle()
     before = gateway.hit_rates()
-    asked = ask_all(gateway.url, chats, plan.repeats, plan.num_clients)
+    answers = ask_all(gateway.url, chats, plan.repeats, plan.num_clients)
     after = gateway.hit_rates()
     workers = gateway.workers()
     (block_size,) = {worker["block_size"] for worker in workers}
@@ -58,12 +58,12 @@ def measure(gateway: Gateway, plan: Plan, chats: Chats) -> Outcome:
         raise NotMeasured("no repeat was counted in the histogram of hit rates")
     unseen = max(candidate["overlap_tokens"] for candidate in gateway.route(chats[-1])["candidates"])
     return Outcome(
-        num_repeats=len(asked),
+        num_repeats=len(answers),
         num_observed=num_observed,
         rate=(after.total - before.total) / num_observed,
-        cached_rate=_mean(asked, lambda one: one.cached_tokens / one.prompt_tokens),
-        best_rate=_mean(asked, lambda one: one.best_rate(block_size)),
-        unseen_rate=_mean(asked, lambda one: unseen / one.prompt_tokens),
+        cached_rate=_mean(answers, lambda one: one.cached_tokens / one.prompt_tokens),
+        best_rate=_mean(answers, lambda one: one.best_rate(block_size)),
+        unseen_rate=_mean(answers, lambda one: unseen / one.prompt_tokens),
         exactness={worker["url"]: worker["exactness"] for worker in workers},
         exact_in_log=gateway.exact_in_log(),
     )
@@ -80,7 +80,7 @@ def failures(outcome: Outcome) -> list[str]:
             abs(outcome.rate - outcome.cached_rate) <= ROUNDING
         ),
     }
-    return [*not_measured(outcome), *(said for said, holds in checks.items() if not holds)]
+    return [*not_measured(outcome), *(sentence for sentence, holds in checks.items() if not holds)]
 
 
 def not_measured(outcome: Outcome) -> list[str]:
@@ -96,26 +96,26 @@ def not_measured(outcome: Outcome) -> list[str]:
             set(outcome.exactness) <= outcome.exact_in_log
         ),
     }
-    return [said for said, holds in checks.items() if not holds]
+    return [sentence for sentence, holds in checks.items() if not holds]
 
 
 def round_robin_failures(outcome: Outcome, plan: Plan) -> list[str]:
     """Return why *outcome*, of workers that take turns, is not what a simulation gives; [] where it is."""
     simulated = plan.round_robin_rate(len(outcome.exactness), outcome.best_rate, outcome.unseen_rate)
-    found = not_measured(outcome)
+    faults = not_measured(outcome)
     if abs(outcome.rate - simulated) > ROUND_ROBIN_TOLERANCE:
-        found.append(f"workers that take turns give {outcome.rate:.4f}, a simulation {simulated:.4f}")
-    return found
+        faults.append(f"workers that take turns give {outcome.rate:.4f}, a simulation {simulated:.4f}")
+    return faults
 
 
 def broken_failures(outcome: Outcome) -> list[str]:
     """Return why *outcome*, of keys that name no block of any worker, is not near 0; [] where it is."""
-    found = not_measured(outcome)
+    faults = not_measured(outcome)
     if outcome.rate > MOST_BROKEN_RATE:
-        found.append(f"keys of another tenant give {outcome.rate:.4f}")
+        faults.append(f"keys of another tenant give {outcome.rate:.4f}")
     if not failures(outcome):
-        found.append("keys of another tenant pass the gate")
-    return found
+        faults.append("keys of another tenant pass the gate")
+    return faults
 
 
 def overlap_failures(gateway: Gateway, seen: dict[str, Any], unseen: dict[str, Any]) -> list[str]:
@@ -123,17 +123,17 @@ def overlap_failures(gateway: Gateway, seen: dict[str, Any], unseen: dict[str, A
 
     *seen* has been asked, *unseen* has not. Raises NotMeasured.
     """
-    found = []
+    faults = []
     overlap, best, _ = _overlap(gateway, seen)
     if overlap != best:
-        found.append(f"an image that was seen overlaps {overlap} blocks of {best}")
+        faults.append(f"an image that was seen overlaps {overlap} blocks of {best}")
     overlap, _, before = _overlap(gateway, unseen)
     if overlap > before:
-        found.append(f"an image that was not seen overlaps {overlap} blocks; {before} are before it")
-    (asked,) = ask_all(gateway.url, [unseen], [0], 1)
-    if asked.cached_tokens > before * gateway.workers()[0]["block_size"]:
-        found.append(f"{asked.cached_tokens} tokens of a prompt with an image that was not seen were cached")
-    return found
+        faults.append(f"an image that was not seen overlaps {overlap} blocks; {before} are before it")
+    (answer,) = ask_all(gateway.url, [unseen], [0], 1)
+    if answer.cached_tokens > before * gateway.workers()[0]["block_size"]:
+        faults.append(f"{answer.cached_tokens} tokens of a prompt with an image that was not seen were cached")
+    return faults
 
 
 def _overlap(gateway: Gateway, chat: dict[str, Any]) -> tuple[int, int, int]:
@@ -145,5 +145,5 @@ def _overlap(gateway: Gateway, chat: dict[str, Any]) -> tuple[int, int, int]:
     return most, (route["prompt_tokens"] - 1) // size, image["start"] // size
 
 
-def _mean(asked: Sequence[Asked], rate: Callable[[Asked], float]) -> float:
-    return statistics.fmean(map(rate, asked))
+def _mean(answers: Sequence[Asked], rate: Callable[[Asked], float]) -> float:
+    return statistics.fmean(map(rate, answers))

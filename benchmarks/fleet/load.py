@@ -57,15 +57,15 @@ def ask_all(url: str, bodies: Sequence[dict[str, Any]], numbers: Sequence[int], 
 
 async def _ask_all(url: str, bodies: Sequence[dict[str, Any]], numbers: Sequence[int], num_clients: int) -> list[Asked]:
     waiting = iter(numbers)
-    asked: list[Asked] = []
+    answers: list[Asked] = []
     async with aiohttp.ClientSession(f"{url}/", timeout=aiohttp.ClientTimeout(total=300)) as session:
 
         async def client(own: Iterator[int]) -> None:
             for number in own:
-                asked.append(await _ask(session, bodies[number]))
+                answers.append(await _ask(session, bodies[number]))
 
         await asyncio.gather(*(client(waiting) for _ in range(num_clients)))
-    return asked
+    return answers
 
 
 async def _ask(session: aiohttp.ClientSession, body: dict[str, Any]) -> Asked:

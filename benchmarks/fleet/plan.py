@@ -41,8 +41,8 @@ class Plan:
         rates = []
         for seed in range(NUM_SIMULATIONS):
             order = [*self._shuffled(1, 2 * seed), *self._shuffled(self.num_asks - 1, 2 * seed + 1)]
-            found = repeats_found(order, self.num_images, num_workers)
-            rates.append(statistics.mean(hit if one else miss for one in found))
+            hits = repeats_found(order, self.num_images, num_workers)
+            rates.append(statistics.mean(hit if one else miss for one in hits))
         return statistics.mean(rates)
 
     def _shuffled(self, times: int, seed: int) -> list[int]:
@@ -54,9 +54,9 @@ class Plan:
 def repeats_found(order: Sequence[int], num_first: int, num_workers: int) -> list[bool]:
     """Return for each ask after the first *num_first* whether its turn falls on a worker that knows its image."""
     seen: defaultdict[int, set[int]] = defaultdict(set)
-    found = []
+    hits = []
     for turn, number in enumerate(order):
         worker = turn % num_workers
-        found.append(number in seen[worker])
+        hits.append(number in seen[worker])
         seen[worker].add(number)
-    return found[num_first:]
+    return hits[num_first:]

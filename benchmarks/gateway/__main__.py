@@ -41,39 +41,39 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     """Measure, print every row as it comes, and write JSON and Markdown."""
-    given = arguments()
+    options = arguments()
     end_with_what_was_started()
-    systems = [system for system in given.systems if system != SMG or given.smg]
-    cases = [case for case in CASES if given.only in case.name]
-    given.work.mkdir(parents=True, exist_ok=True)
-    setup = Setup(given.smg, given.turbojpeg, given.work, tuple(given.gateway_argument))
+    systems = [system for system in options.systems if system != SMG or options.smg]
+    cases = [case for case in CASES if options.only in case.name]
+    options.work.mkdir(parents=True, exist_ok=True)
+    setup = Setup(options.smg, options.turbojpeg, options.work, tuple(options.gateway_argument))
     rows = []
-    for repeat in range(given.repeats):
+    for repeat in range(options.repeats):
         # The order changes with every repeat, so that neither side always runs on a warmer or fresher machine.
         for family, caches in dict.fromkeys((case.family, case.caches) for case in cases):
-            folder = write_model(given.work / family, family)
+            folder = write_model(options.work / family, family)
             own = [case for case in cases if (case.family, case.caches) == (family, caches)]
             for system in systems if repeat % 2 == 0 else reversed(systems):
-                rows += run(system, setup, folder, own, given, repeat)
+                rows += run(system, setup, folder, own, options, repeat)
     facts = {
         "Machine": machine(),
         "Commit": commit(),
-        "SMG": smg_version(given.smg) if given.smg else "not measured",
+        "SMG": smg_version(options.smg) if options.smg else "not measured",
         # Where things lie on this machine is nobody's business.
         "Command": shlex.join(["python", "-m", "benchmarks.gateway", *(Path(word).name for word in sys.argv[1:])]),
     }
-    given.out.write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
-    given.out.with_suffix(".md").write_text(report.markdown(facts, rows))
+    options.out.write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
+    options.out.with_suffix(".md").write_text(report.markdown(facts, rows))
 
 
 def run(
-    system: str, setup: Setup, folder: Path, cases: list[Case], given: argparse.Namespace, repeat: int
+    system: str, setup: Setup, folder: Path, cases: list[Case], options: argparse.Namespace, repeat: int
 ) -> list[dict[str, object]]:
     """Start *system* once and measure *cases* on it."""
     rows = []
     with running(system, setup, folder, caches=cases[0].caches) as started:
         for case in cases:
-            figures = measure(case, system, started, given.work, given.scale)
+            figures = measure(case, system, started, options.work, options.scale)
             rows.append({"case": case.name, "system": system, "repeat": repeat, **figures})
             print(json.dumps(rows[-1]), flush=True)
     return rows

@@ -50,8 +50,8 @@ def all_serve(url: str, count: int) -> bool:
     """Whether all *count* processes have answered, so that none of them is still starting."""
     with urllib.request.urlopen(f"{url}/metrics", timeout=30) as response:
         page = response.read().decode()
-    asked = [line for line in page.splitlines() if line.startswith("saccade_http_requests_total")]
-    return count == 1 or all(any(f'gateway_process="{one}"' in line for line in asked) for one in range(count))
+    lines = [line for line in page.splitlines() if line.startswith("saccade_http_requests_total")]
+    return count == 1 or all(any(f'gateway_process="{one}"' in line for line in lines) for one in range(count))
 
 
 def main() -> None:
@@ -61,15 +61,18 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--requests", type=int, default=3000)
     parser.add_argument("--per-second", type=float, default=250.0, help="0: as many as 32 clients can send")
-    given = parser.parse_args()
+    options = parser.parse_args()
     end_with_what_was_started()
-    given.work.mkdir(parents=True, exist_ok=True)
-    folder = write_model(given.work / QWEN, QWEN)
+    options.work.mkdir(parents=True, exist_ok=True)
+    folder = write_model(options.work / QWEN, QWEN)
     rows: list[dict[str, Any]] = []
-    for repeat in range(given.repeats):
+    for repeat in range(options.repeats):
         for count in COUNTS if repeat % 2 == 0 else reversed(COUNTS):
             rows.append(
-                {"processes": count, **measure(count, folder, given.work / "log", given.requests, given.per_second)}
+                {
+                    "processes": count,
+                    **measure(count, folder, options.work / "log", options.requests, options.per_second),
+                }
             )
             print(json.dumps(rows[-1]), flush=True)
     one, two = (statistics.median(row["gateway_cpu_ms"] for row in rows if row["processes"] == n) for n in COUNTS)

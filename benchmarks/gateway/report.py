@@ -65,15 +65,15 @@ def _ratios(case: Case, own: Rows) -> list[str]:
     lines = []
     for system in SYSTEMS[1:]:
         ratios = {column: _ratio(own, system, column) for column in COLUMNS}
-        said = [f"{COLUMNS[column]} {ratio:.2f}x" for column, ratio in ratios.items() if ratio and _compared(column)]
+        phrases = [f"{COLUMNS[column]} {ratio:.2f}x" for column, ratio in ratios.items() if ratio and _compared(column)]
         goals = [
             f"{COLUMNS[goal.metric]} {'>=' if goal.at_least else '<='} {goal.ratio}x: "
             + ("met" if goal.met(ratio) else f"MISSED, {ratio:.2f}x")
             for goal in case.goals.get(system, ())
             if (ratio := ratios[goal.metric]) is not None
         ]
-        if said:
-            lines.append(f"- {system}: " + ", ".join(said) + (f". Goals: {'; '.join(goals)}" if goals else ""))
+        if phrases:
+            lines.append(f"- {system}: " + ", ".join(phrases) + (f". Goals: {'; '.join(goals)}" if goals else ""))
     return [*lines, *_limits(case, own)]
 
 
@@ -82,8 +82,8 @@ def _limits(case: Case, own: Rows) -> list[str]:
     lines = []
     for system, limit in case.max_us_per_token.items():
         if spent := [row["gateway_cpu_us_per_token"] for row in own if row["system"] == system]:
-            said = "kept" if min(spent) <= limit else "MISSED"
-            lines.append(f"- {system}: gateway CPU <= {limit} us a token: {said}, {min(spent)}")
+            verdict = "kept" if min(spent) <= limit else "MISSED"
+            lines.append(f"- {system}: gateway CPU <= {limit} us a token: {verdict}, {min(spent)}")
     return lines
 
 

@@ -67,9 +67,9 @@ def _started(load: Load) -> Iterator[subprocess.Popen[str]]:
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, cwd=ROOT, text=True) as process:
         assert process.stderr is not None
-        said = process.stderr.readline()
-        if said != "warm\n":
-            raise RuntimeError(f"the load did not start: {said}{process.stderr.read()}")
+        warm_line = process.stderr.readline()
+        if warm_line != "warm\n":
+            raise RuntimeError(f"the load did not start: {warm_line}{process.stderr.read()}")
         yield process
 
 
@@ -77,8 +77,8 @@ def _figures(process: subprocess.Popen[str]) -> dict[str, Any]:
     output, errors = process.communicate()
     if process.returncode:
         raise RuntimeError(f"the load failed: {errors}")
-    found: dict[str, Any] = json.loads(output)
-    return found
+    row: dict[str, Any] = json.loads(output)
+    return row
 
 
 @contextlib.contextmanager
@@ -116,11 +116,11 @@ def _beside(load: Load, system: str, running: Running, scale: float) -> dict[str
         before = {} if system == SMG else _lag_buckets(running.metrics())
         beside = figures(Load(**text))
         after = {} if system == SMG else _lag_buckets(running.metrics())
-        found = _figures(process)
-    found |= {f"text_{name}": beside[name] for name in ("requests", "errors", "receipt_p50_ms", "receipt_p99_ms")}
+        row = _figures(process)
+    row |= {f"text_{name}": beside[name] for name in ("requests", "errors", "receipt_p50_ms", "receipt_p99_ms")}
     if after:
-        found["loop_lag_p99_ms"] = _quantile_ms({edge: after[edge] - before[edge] for edge in after}, 0.99)
-    return found
+        row["loop_lag_p99_ms"] = _quantile_ms({edge: after[edge] - before[edge] for edge in after}, 0.99)
+    return row
 
 
 def _lag_buckets(metrics: str) -> dict[float, float]:

@@ -38,16 +38,16 @@ def main() -> int:
         arguments.model, "benchmark", device="cuda", dtype=arguments.dtype, max_num_seqs=max(arguments.rows)
     )
     try:
-        found, timings = measure(config, arguments.patches, tuple(arguments.rows))
+        results, timings = measure(config, arguments.patches, tuple(arguments.rows))
     except StartupError as error:
         print(error.message, file=sys.stderr)
         return 2
     gc.collect()
     torch.cuda.empty_cache()
-    found.append(checks.contexts(replace(config, tensor_parallel_size=2, num_blocks=256)))
-    RESULTS.write_text(report(_machine(), arguments.model, found, timings))
+    results.append(checks.contexts(replace(config, tensor_parallel_size=2, num_blocks=256)))
+    RESULTS.write_text(report(_machine(), arguments.model, results, timings))
     print(RESULTS.read_text())
-    return 1 if checks.has_failed(found) else 0
+    return 1 if checks.has_failed(results) else 0
 
 
 @torch.inference_mode()
@@ -56,11 +56,11 @@ def measure(
 ) -> tuple[list[Check], list[Timing]]:
     """Return the checks of one device, and the times. Raises StartupError for a model that cannot be loaded."""
     subject = load(config, patches)
-    found = [*checks.decoder_backends(subject), *checks.vision_backends(subject)]
-    return found, list(all_timings(subject, num_rows))
+    results = [*checks.decoder_backends(subject), *checks.vision_backends(subject)]
+    return results, list(all_timings(subject, num_rows))
 
 
-def report(machine: str, model: str, found: Sequence[Check], timings: Sequence[Timing]) -> str:
+def report(machine: str, model: str, results: Sequence[Check], timings: Sequence[Timing]) -> str:
     """Return the page of results."""
     return "\n".join(
         [
@@ -72,7 +72,7 @@ def report(machine: str, model: str, found: Sequence[Check], timings: Sequence[T
             "",
             "| check | result | |",
             "|---|---|---|",
-            *(f"| {check.name} | {check.result} | {check.detail.replace('|', '/')} |" for check in found),
+            *(f"| {check.name} | {check.result} | {check.detail.replace('|', '/')} |" for check in results),
             "",
             "| call | median ms |",
             "|---|---|",

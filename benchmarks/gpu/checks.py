@@ -146,11 +146,11 @@ def _contexts() -> Counter[str]:
 
 def _compared(name: str, call: Callable[[], torch.Tensor], expected: torch.Tensor) -> Check:
     try:
-        found = call()
+        actual = call()
     except FAILURES as error:
         return Check(name, NOT_RUN if isinstance(error, StartupError) else FAILED, _line(error))
     largest = float(expected.float().abs().max())
-    difference = float((found.float() - expected.float()).abs().max()) / largest
+    difference = float((actual.float() - expected.float()).abs().max()) / largest
     # A NaN is not at most anything.
     result = PASSED if difference <= TOLERANCES[expected.dtype] else FAILED
     return Check(name, result, f"differs by {difference:.1e} of the largest value")

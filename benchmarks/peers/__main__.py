@@ -71,11 +71,11 @@ def asks(num_images: int, num_asks: int) -> list[Ask]:
     order = [(seed, number) for seed in range(num_images) for number in range(num_asks)]
     random.Random(SEED).shuffle(order)
     counts = dict.fromkeys(range(num_images), 0)
-    found = []
+    asks = []
     for seed, _ in order:
-        found.append(Ask(seed, counts[seed], body(seed, counts[seed])))
+        asks.append(Ask(seed, counts[seed], body(seed, counts[seed])))
         counts[seed] += 1
-    return found
+    return asks
 
 
 def body(seed: int, number: int, num_tokens: int = 4) -> bytes:
@@ -112,7 +112,7 @@ def _has_begun(choice: dict[str, Any]) -> bool:
 
 async def run(url: str, all_asks: Sequence[Ask], num_clients: int) -> list[Answered]:
     """Answer all requests, *num_clients* at a time; those about one image follow one another."""
-    found: list[Answered] = []
+    results: list[Answered] = []
     locks = {each.seed: asyncio.Lock() for each in all_asks}
     waiting = iter(all_asks)
     connector = aiohttp.TCPConnector(limit=0)
@@ -121,22 +121,22 @@ async def run(url: str, all_asks: Sequence[Ask], num_clients: int) -> list[Answe
         async def client() -> None:
             for each in waiting:
                 async with locks[each.seed]:
-                    found.append(await ask(session, url, each))
+                    results.append(await ask(session, url, each))
 
         await asyncio.gather(*(client() for _ in range(num_clients)))
-    return found
+    return results
 
 
-def row(system: str, found: Sequence[Answered]) -> dict[str, Any]:
+def row(system: str, results: Sequence[Answered]) -> dict[str, Any]:
     """Return the figures of one run. A repeat lands on the holder where its whole image was cached."""
-    first, repeats = [a for a in found if not a.ask.number], [a for a in found if a.ask.number]
+    first, repeats = [a for a in results if not a.ask.number], [a for a in results if a.ask.number]
     whole = IMAGE_TOKENS // BLOCK_SIZE * BLOCK_SIZE
     return {
         "system": system,
         "repeats on the holder": round(statistics.mean(a.cached >= whole for a in repeats), 3),
         "full hits on new images": sum(a.cached >= whole for a in first),
-        "cached tokens": round(sum(a.cached for a in found) / sum(a.prompt_tokens for a in found), 3),
-        "TTFT mean ms": round(1000 * statistics.mean(a.ttft_s for a in found), 1),
+        "cached tokens": round(sum(a.cached for a in results) / sum(a.prompt_tokens for a in results), 3),
+        "TTFT mean ms": round(1000 * statistics.mean(a.ttft_s for a in results), 1),
         "TTFT mean of repeats ms": round(1000 * statistics.mean(a.ttft_s for a in repeats), 1),
     }
 
@@ -159,15 +159,15 @@ def systems(workers: Sequence[VllmServer], folder: Path, smg: Path | None, port:
     ours += ["--model", f"{MODEL}={folder}"]
     for worker in workers:
         ours += ["--worker-url", f"vllm://127.0.0.1:{worker.port}"]
-    found = {"saccade": ours, "saccade, round robin": [*ours, "--routing-policy", "round_robin"]}
+    systems = {"saccade": ours, "saccade, round robin": [*ours, "--routing-policy", "round_robin"]}
     if smg is not None:
         (metrics_port,) = free_ports(1)
-        found["smg, cache_aware"] = [
+        systems["smg, cache_aware"] = [
             *(str(smg), "launch", "--host", "127.0.0.1", "--port", str(port), "--policy", "cache_aware"),
             *("--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics_port), "--log-level", "warn"),
             *("--worker-urls", *(worker.url for worker in workers)),
         ]
-    return found
+    return systems
 
 
 def main() -> None:

@@ -45,16 +45,16 @@ FIRST_SEED = 20_000
 async def run(url: str, seeds: Sequence[int], num_clients: int) -> tuple[list[Answered], float]:
     """Ask about the images of *seeds*, *num_clients* at a time; return the answers and the seconds it took."""
     bodies = [Ask(seed, 0, body(seed, 0, NUM_TOKENS)) for seed in seeds]
-    waiting, found = iter(bodies), []
+    waiting, results = iter(bodies), []
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), read_bufsize=1 << 20) as session:
 
         async def client() -> None:
             for each in waiting:
-                found.append(await ask(session, url, each))
+                results.append(await ask(session, url, each))
 
         begun = time.perf_counter()
         await asyncio.gather(*(client() for _ in range(num_clients)))
-        return found, time.perf_counter() - begun
+        return results, time.perf_counter() - begun
 
 
 def measure(system: str, url: str, chosen: argparse.Namespace) -> list[dict[str, Any]]:
@@ -63,17 +63,17 @@ def measure(system: str, url: str, chosen: argparse.Namespace) -> list[dict[str,
     rows, seed = [], FIRST_SEED
     for num_clients in chosen.clients:
         count = max(MIN_REQUESTS, chosen.requests * num_clients)
-        found, seconds = asyncio.run(run(url, range(seed, seed + count), num_clients))
+        results, seconds = asyncio.run(run(url, range(seed, seed + count), num_clients))
         seed += count
-        ttft_ms = [1000 * one.ttft_s for one in found]
+        ttft_ms = [1000 * one.ttft_s for one in results]
         rows.append(
             {
                 "system": system,
                 "clients": num_clients,
-                "requests": len(found),
+                "requests": len(results),
                 "TTFT p50 ms": percentile(ttft_ms, 50),
                 "TTFT p99 ms": percentile(ttft_ms, 99),
-                "tok/s": round(NUM_TOKENS * len(found) / seconds, 1),
+                "tok/s": round(NUM_TOKENS * len(results) / seconds, 1),
             }
         )
         print(rows[-1], flush=True)

@@ -37,9 +37,9 @@ def holdings(server: Server, seconds: float) -> Holdings:
     for role, processes in roles(server).items():
         for process in processes:
             with contextlib.suppress(psutil.NoSuchProcess, OSError):
-                found = memory(process.pid)
-                own[role] = own.get(role, 0.0) + found.own
-                pss[role] = pss.get(role, 0.0) + found.pss
+                usage = memory(process.pid)
+                own[role] = own.get(role, 0.0) + usage.own
+                pss[role] = pss.get(role, 0.0) + usage.pss
                 descriptors[role] = descriptors.get(role, 0) + process.num_fds()
     return Holdings(seconds, own, pss, descriptors, _shared_bytes(server) / MIB)
 

@@ -54,8 +54,8 @@ class Watch:
         while not self._ended.wait(LOOK_SECONDS):
             with contextlib.suppress(OSError, psutil.NoSuchProcess):
                 if time.monotonic() - read_at > ROLES_SECONDS:
-                    found = roles(self._server)
-                    pids = {role: [one.pid for one in found.get(role, ())] for role in GATEWAY_ROLES}
+                    processes = roles(self._server)
+                    pids = {role: [one.pid for one in processes.get(role, ())] for role in GATEWAY_ROLES}
                     read_at = time.monotonic()
                 self._take(pids)
 
@@ -65,11 +65,11 @@ class Watch:
             for pid in numbers:
                 # A decode process may have ended since its role was read.
                 with contextlib.suppress(OSError):
-                    found = memory(pid)
-                    now[role] += found.own
-                    now[TREE] += found.own
-                    now[PSS] += found.pss
-                    now[PRIVATE] += found.anonymous if role == GATEWAY else 0.0
+                    usage = memory(pid)
+                    now[role] += usage.own
+                    now[TREE] += usage.own
+                    now[PSS] += usage.pss
+                    now[PRIVATE] += usage.anonymous if role == GATEWAY else 0.0
         self.peaks = {name: max(value, self.peaks.get(name, 0.0)) for name, value in now.items()}
 
 
@@ -92,27 +92,27 @@ def left_behind(server: Server, before: Mapping[str, set[int]], until: float) ->
     """Return in words what is there that was not there *before*, as soon as nothing is or when *until* has come."""
     while True:
         try:
-            found = _left(server, before)
+            remains = _left(server, before)
         except (OSError, LookupError, psutil.NoSuchProcess) as error:
-            found = [f"the server does not tell ({type(error).__name__})"]
-        if not found or time.monotonic() > until:
-            return found
+            remains = [f"the server does not tell ({type(error).__name__})"]
+        if not remains or time.monotonic() > until:
+            return remains
         time.sleep(0.2)
 
 
 def _left(server: Server, before: Mapping[str, set[int]]) -> list[str]:
     now = pids(server)
-    found = [f"{name} = {value:.0f}" for name in MUST_BE_ZERO if (value := server.metric(name))]
-    found += _connections(server)
+    remains = [f"{name} = {value:.0f}" for name in MUST_BE_ZERO if (value := server.metric(name))]
+    remains += _connections(server)
     for role, numbers in now.items():
         if (more := len(numbers) - len(before.get(role, ()))) > 0:
-            found.append(f"{more} more processes: {role}")
+            remains.append(f"{more} more processes: {role}")
     # Decode processes may be ended for what an image costs; nothing else may.
     for role in before.keys() - {"decode process"}:
-        found += [f"process replaced: {role}"] if before[role] - now.get(role, set()) else []
+        remains += [f"process replaced: {role}"] if before[role] - now.get(role, set()) else []
     if orphans := [name for name in segments(server) if name.split("-")[1] in _numbers(before) - _numbers(now)]:
-        found.append(f"{len(orphans)} segments of dead processes in /dev/shm")
-    return found
+        remains.append(f"{len(orphans)} segments of dead processes in /dev/shm")
+    return remains
 
 
 def _numbers(processes: Mapping[str, set[int]]) -> set[str]:

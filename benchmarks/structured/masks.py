@@ -118,8 +118,8 @@ def _cases() -> Iterator[tuple[str, list[Grammar]]]:
         for must_call in (True, False):
             functions = [HeldFunction(name, CARD, f"tools.{name}") for name in ("describe", "file_away")]
             calls = HeldCalls(functions, tokens, must_call, many=True)
-            held = msgspec.json.encode(calls).decode()
-            yield f"calls in the form {form}{'' if must_call else ', or a text'}", [_grammar("tool_calls", held)]
+            calls_text = msgspec.json.encode(calls).decode()
+            yield f"calls in the form {form}{'' if must_call else ', or a text'}", [_grammar("tool_calls", calls_text)]
 
 
 def _grammar(kind: Kind, text: str) -> Grammar:
@@ -153,8 +153,8 @@ def _applied(num_rows: int) -> float:
     masks = GrammarMasks(torch.device("cpu"))
     bits = np.random.default_rng(0).integers(0, 256, NUM_LOGITS // 8, np.uint8).tobytes()
     logits, rows = torch.zeros(num_rows, NUM_LOGITS), list(range(num_rows))
-    given = [RowMask(row, bits) for row in rows]
-    return _median(lambda: masks.apply(logits, rows, given)) / num_rows
+    row_masks = [RowMask(row, bits) for row in rows]
+    return _median(lambda: masks.apply(logits, rows, row_masks)) / num_rows
 
 
 def _median(work: Callable[[], None]) -> float:

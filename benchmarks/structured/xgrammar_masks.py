@@ -43,8 +43,8 @@ def report() -> None:
             else:
                 compiled.append(made)
         seconds = (time.perf_counter() - began) / len(texts)
-        said = f"{name} ({1e3 * seconds:.0f} ms to compile{f', {num_refused} refused' if num_refused else ''})"
-        masks.print_row(said, [taken for one in compiled for taken in _masks(one)])
+        label = f"{name} ({1e3 * seconds:.0f} ms to compile{f', {num_refused} refused' if num_refused else ''})"
+        masks.print_row(label, [taken for one in compiled for taken in _masks(one)])
 
 
 def _masks(compiled: xgrammar.CompiledGrammar) -> Iterator[float]:
