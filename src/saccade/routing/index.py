@@ -94,7 +94,7 @@ class BlockIndex:
     def evict(self) -> str:
         """Forget a worker, and return its name; "" if there is none.
 
-        It is the worker whose last longest prefix, found by a look-up, is the oldest. Of several without any, it is the
+        It is the worker where a look-up found the longest prefix least recently. Of several without any, it is the
         newest: so a worker that holds more than it announced drives out no worker that fits.
         """
         worker = min(reversed(self._workers), key=lambda name: self._workers[name].found_at, default="")

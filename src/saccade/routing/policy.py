@@ -98,7 +98,7 @@ class Chooser:
         return "cost" if reported else "least_load"
 
     def choose(self, candidates: Sequence[Candidate], affinity: bytes = b"", *, reported: bool = False) -> Candidate:
-        """Return one of *candidates*, which are not empty. *reported*: the contents of some caches are known."""
+        """Return one of *candidates*, one or more. *reported*: the contents of some caches are known."""
         if len(candidates) == 1:
             return candidates[0]
         match self.effective(reported=reported):

@@ -177,7 +177,7 @@ class Router:
     def book(
         self, options: Sequence[Option], prompt: RoutedPrompt, overlaps: Mapping[str, Overlap], now: float
     ) -> Booking:
-        """Choose one of *options*, which are not empty, and book the prompt there.
+        """Choose one of *options*, one or more, and book the prompt there.
 
         *overlaps* has the prefixes that workers hold, by name. *now* is a monotonic clock, in seconds.
         """
