@@ -1,4 +1,4 @@
-"""A table of inputs is one test: a failure names its row, and the rows behind it still run."""
+"""A table of inputs is one test: a failure names its row, and the rows after it still run."""
 
 import inspect
 import reprlib
