@@ -45,23 +45,23 @@ class Endpoints:
     async def model(self, request: Request) -> Response:
         """GET /v1/models/{model}."""
         name = request.path_params["model"]
-        return _json(_card(name, self._served(name)))
+        return _json(_card(name, self._model(name)))
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize: the ids a prompt or a chat becomes, images expanded; text never becomes special tokens."""
         with self.bodies.begin(request.scope) as call:
             body = await self.bodies.read(request.scope, request.receive, call)
             async with call.turn(len(body)):
-                asked, request.scope[WARNINGS] = parse_tokenize(body, self.strict_parameters)
-            served = self._served(asked.model)
-            if (asked.prompt is None) == (asked.messages is None):
+                body_request, request.scope[WARNINGS] = parse_tokenize(body, self.strict_parameters)
+            served = self._model(body_request.model)
+            if (body_request.prompt is None) == (body_request.messages is None):
                 raise InvalidValue("Send either `prompt` or `messages`.", "prompt")
-            if asked.messages is None:
+            if body_request.messages is None:
                 with call.place():
-                    token_ids = await self.pipeline.prompts.token_ids(served, asked.prompt or "")
+                    token_ids = await self.pipeline.prompts.token_ids(served, body_request.prompt or "")
             else:
                 with while_connected(request.scope):
-                    token_ids = await self.pipeline.token_ids(call, served, asked)
+                    token_ids = await self.pipeline.token_ids(call, served, body_request)
         return _json(TokenizeAnswer(count=len(token_ids), max_model_len=served.max_model_len, tokens=token_ids))
 
     async def count_tokens(self, request: Request) -> Response:
@@ -69,9 +69,9 @@ class Endpoints:
         with self.bodies.begin(request.scope) as call:
             body = await self.bodies.read(request.scope, request.receive, call)
             async with call.turn(len(body)):
-                asked, request.scope[WARNINGS], names = parse_count(body, self.strict_parameters)
+                body_request, request.scope[WARNINGS], names = parse_count(body, self.strict_parameters)
             with names.in_errors(), while_connected(request.scope):
-                token_ids = await self.pipeline.token_ids(call, self._served(asked.model), asked)
+                token_ids = await self.pipeline.token_ids(call, self._model(body_request.model), body_request)
         return _json(CountAnswer(len(token_ids)))
 
     async def detokenize(self, request: Request) -> Response:
@@ -79,10 +79,12 @@ class Endpoints:
         with self.bodies.begin(request.scope) as call:
             body = await self.bodies.read(request.scope, request.receive, call)
             async with call.turn(len(body)):
-                asked, request.scope[WARNINGS] = parse_detokenize(body, self.strict_parameters)
+                body_request, request.scope[WARNINGS] = parse_detokenize(body, self.strict_parameters)
             with call.place():
                 return _json(
-                    DetokenizeAnswer(await self.pipeline.prompts.text_of(self._served(asked.model), asked.tokens))
+                    DetokenizeAnswer(
+                        await self.pipeline.prompts.text_of(self._model(body_request.model), body_request.tokens)
+                    )
                 )
 
     async def live(self, request: Request) -> Response:
@@ -116,7 +118,7 @@ class Endpoints:
         """GET /openapi.json."""
         return _json(describe([served.name for served in self.model_registry.models()]))
 
-    def _served(self, name: str | None) -> ServedModel:
+    def _model(self, name: str | None) -> ServedModel:
         """Return the model *name*; None means the only one there is."""
         if name is not None:
             return self.model_registry.get(name)

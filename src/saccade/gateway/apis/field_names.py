@@ -23,8 +23,8 @@ class FieldNames:
         """Return the client's name for the field *name*."""
         end = len(name)
         while end > 0:
-            if (known := self.names.get(name[:end])) is not None:
-                return known + name[end:]
+            if (client_name := self.names.get(name[:end])) is not None:
+                return client_name + name[end:]
             end = max(name.rfind(".", 0, end), name.rfind("[", 0, end))
         return name
 

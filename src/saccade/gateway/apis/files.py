@@ -70,23 +70,23 @@ class Files:
     async def list_all(self, request: Request) -> Response:
         """GET /v1/files: what is kept for this tenant, the newest first."""
         self.store.check("files")
-        asked = request.query_params
-        _check_one_of("order", order := asked.get("order", "desc"), ("asc", "desc"))
-        limit = _whole_number("limit", asked.get("limit", str(MAX_LISTED)), MAX_LISTED)
+        query = request.query_params
+        _check_one_of("order", order := query.get("order", "desc"), ("asc", "desc"))
+        limit = _whole_number("limit", query.get("limit", str(MAX_LISTED)), MAX_LISTED)
         with self.bodies.begin(request.scope):
-            found = self.store.of(_tenant(request))
-        if (purpose := asked.get("purpose")) is not None:
-            found = [about for about in found if about.purpose == purpose]
+            files = self.store.of(_tenant(request))
+        if (purpose := query.get("purpose")) is not None:
+            files = [about for about in files if about.purpose == purpose]
         if order == "desc":
-            found.reverse()
-        if (after := asked.get("after")) is not None:
-            known = [about.id for about in found]
-            if after not in known:
+            files.reverse()
+        if (after := query.get("after")) is not None:
+            ids = [about.id for about in files]
+            if after not in ids:
                 raise InvalidValue("`after` is the id of no file that is kept; leave it out to begin anew.", "after")
-            found = found[known.index(after) + 1 :]
-        page = found[:limit]
+            files = files[ids.index(after) + 1 :]
+        page = files[:limit]
         first_id, last_id = (page[0].id, page[-1].id) if page else (None, None)
-        return _json(FileList(page, first_id, last_id, len(found) > len(page)))
+        return _json(FileList(page, first_id, last_id, len(files) > len(page)))
 
     async def get(self, request: Request) -> Response:
         """GET /v1/files/{file_id}: what is said of a file."""
@@ -148,9 +148,9 @@ def _text(name: str, content: memoryview) -> str:
         raise InvalidValue(f"`{name}` must be a text.", name) from error
 
 
-def _check_one_of(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise InvalidValue(f"`{name}` must be {' or '.join(known)}.", name)
+def _check_one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise InvalidValue(f"`{name}` must be {' or '.join(choices)}.", name)
 
 
 def _whole_number(name: str, text: str, most: int) -> int:

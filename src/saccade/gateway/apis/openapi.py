@@ -82,11 +82,11 @@ def describe(models: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def _paths(models: Sequence[str]) -> dict[str, Any]:
-    chat = _answered("Answer a chat", ChatRequest, ChatCompletion)
+    chat = _generation("Answer a chat", ChatRequest, ChatCompletion)
     chat["requestBody"]["content"]["application/json"]["examples"] = {name: _example(name) for name in models}
-    completion = _answered("Answer prompts that are no chats", CompletionRequest, Completion)
-    messages = _answered("Answer a chat, as Anthropic's API has it", MessagesRequest, MessageAnswer, MessagesError)
-    kept = {
+    completion = _generation("Answer prompts that are no chats", CompletionRequest, Completion)
+    messages = _generation("Answer a chat, as Anthropic's API has it", MessagesRequest, MessageAnswer, MessagesError)
+    stored = {
         "get": _get("A response that is kept", _json(Response), 400, 404),
         "delete": _get("Forget a response", _json(DeletedResponse), 400, 404),
         "parameters": [RESPONSE_ID],
@@ -97,8 +97,8 @@ def _paths(models: Sequence[str]) -> dict[str, Any]:
         "/v1/completions": {"post": completion},
         "/v1/messages": {"post": messages},
         "/v1/messages/count_tokens": {"post": count},
-        "/v1/responses": {"post": _answered("Answer a chat, or continue one", ResponseRequest, Response)},
-        "/v1/responses/{response_id}": kept,
+        "/v1/responses": {"post": _generation("Answer a chat, or continue one", ResponseRequest, Response)},
+        "/v1/responses/{response_id}": stored,
         **_files(),
         "/v1/models": {"get": _get("List the models", _json(ModelList))},
         "/v1/models/{model}": {
@@ -182,7 +182,7 @@ def _post(summary: str, request: type, answer: type, error: type = ErrorAnswer) 
     }
 
 
-def _answered(summary: str, request: type, answer: type, error: type = ErrorAnswer) -> dict[str, Any]:
+def _generation(summary: str, request: type, answer: type, error: type = ErrorAnswer) -> dict[str, Any]:
     described = _post(summary, request, answer, error)
     described["responses"]["200"]["content"]["text/event-stream"] = {}  # several kinds of events: no one schema
     return described

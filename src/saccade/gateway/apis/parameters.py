@@ -127,7 +127,7 @@ class ParameterReader(Generic[T]):
         self._decoders = {field.name: msgspec.json.Decoder(field.type) for field in fields}
         names = self._decoders.keys() | {name for other in related for name in other.__struct_fields__}
         self._later = {name: harmless for name, harmless in later.items() if name not in self._decoders}
-        self._known = frozenset(names | later.keys()).union(without_effect)
+        self._names = frozenset(names | later.keys()).union(without_effect)
 
     def read(self, body: bytes | bytearray, strict: bool) -> tuple[T, str]:
         """Return what *body* asks, and a warning that names unknown parameters, "" where there is none.
@@ -136,19 +136,19 @@ class ParameterReader(Generic[T]):
         parameters too.
         """
         check_bounds(body, self._find_image)
-        given = parse(body, dict[str, Raw])
-        if len(given) > MAX_PARAMETERS:
+        parameters = parse(body, dict[str, Raw])
+        if len(parameters) > MAX_PARAMETERS:
             raise InvalidValue(f"The body has more than {MAX_PARAMETERS} parameters.")
-        for name in given:
+        for name in parameters:
             if (harmless := self._later.get(name)) is not None:
-                _refuse_unless_harmless(name, given[name], harmless)
-        warning = self._warning([name for name in given if name not in self._known], strict)
-        known = {name: raw for name, raw in given.items() if name in self._decoders}
-        for name, raw in known.items():
+                _refuse_unless_harmless(name, parameters[name], harmless)
+        warning = self._warning([name for name in parameters if name not in self._names], strict)
+        served = {name: raw for name, raw in parameters.items() if name in self._decoders}
+        for name, raw in served.items():
             _check_length(name, raw)
-        values = {name: decode(raw, self._decoders[name], name) for name, raw in known.items()}
+        values = {name: decode(raw, self._decoders[name], name) for name, raw in served.items()}
         for name in self._required:
-            if name not in given:
+            if name not in parameters:
                 raise InvalidValue(f"`{name}` is missing.", name)
         return self._kind(**values), warning
 
@@ -156,19 +156,19 @@ class ParameterReader(Generic[T]):
         """Return the warning about *unknown* parameters, "" for none. Raises UnsupportedParameter if *strict*."""
         if not unknown:
             return ""
-        named = [(_shown(name), self._meant(name)) for name in unknown[:MAX_NAMES]]
+        named = [(_printable(name), self._meant(name)) for name in unknown[:MAX_NAMES]]
         if strict:
             name, meant = named[0]
             hint = f"did you mean `{meant}`?" if meant else "leave it out."
             raise UnsupportedParameter(f"`{name}` is not a parameter that is known here; {hint}", name)
-        said = [f"{name} (did you mean {meant}?)" if meant else name for name, meant in named]
+        hints = [f"{name} (did you mean {meant}?)" if meant else name for name, meant in named]
         more = f" and {len(unknown) - MAX_NAMES} more" if len(unknown) > MAX_NAMES else ""
-        return f"unknown parameters ignored: {', '.join(said)}{more}"
+        return f"unknown parameters ignored: {', '.join(hints)}{more}"
 
     def _meant(self, name: str) -> str:
         if len(name) > MAX_NAME_CHARACTERS:
             return ""
-        return next(iter(difflib.get_close_matches(name, self._known - self._later.keys(), 1, cutoff=0.8)), "")
+        return next(iter(difflib.get_close_matches(name, self._names - self._later.keys(), 1, cutoff=0.8)), "")
 
 
 def _refuse_unless_harmless(name: str, raw: Raw, harmless: tuple[object, ...]) -> None:
@@ -177,8 +177,8 @@ def _refuse_unless_harmless(name: str, raw: Raw, harmless: tuple[object, ...]) -
         if value is None or value in harmless:
             return
     advice = SPELLINGS.get(name)
-    said = f"`{name}` is not read here; {advice}." if advice else f"`{name}` is not served; leave it out."
-    raise UnsupportedParameter(said, name)
+    message = f"`{name}` is not read here; {advice}." if advice else f"`{name}` is not served; leave it out."
+    raise UnsupportedParameter(message, name)
 
 
 def _check_length(name: str, raw: Raw) -> None:
@@ -194,7 +194,7 @@ def check_parts(messages: Iterable[ChatMessage]) -> None:
         raise InvalidValue(f"The messages have more than {MAX_PARTS} parts together.", "messages")
 
 
-def _shown(name: str) -> str:
+def _printable(name: str) -> str:
     """Return a name from a request in a form that is safe in a header and a log."""
     printable = "".join(character if " " <= character <= "~" else "?" for character in name[:MAX_NAME_CHARACTERS])
     return printable if len(name) <= MAX_NAME_CHARACTERS else printable[:-3] + "..."

@@ -93,7 +93,7 @@ def _routes(
 ) -> list[Route]:
     """Return all routes; *apis* are those that answer chats, by path."""
     return [
-        *(_answered(path, chats, api) for path, api in apis.items()),
+        *(_generation(path, chats, api) for path, api in apis.items()),
         route("GET", "/v1/responses/{response_id}", responses.get),
         route("DELETE", "/v1/responses/{response_id}", responses.delete),
         route("POST", "/v1/files", files.create),
@@ -124,5 +124,5 @@ def route(
     return Route(path, _Named(path, request_response(endpoint), takes_json), methods=[method])
 
 
-def _answered(path: str, chats: ChatEndpoint, api: Api) -> Route:
+def _generation(path: str, chats: ChatEndpoint, api: Api) -> Route:
     return Route(path, _Named(path, partial(chats.serve, api), takes_json=True), methods=["POST"])

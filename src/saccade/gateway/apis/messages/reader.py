@@ -80,8 +80,8 @@ _IMAGE: Final = re.compile(rb'"data(?::|"[ \t\r\n]{0,8}:[ \t\r\n]{0,8}")')
 
 def find_image(body: bytes | bytearray, start: int, end: int) -> int:
     """Find images as Anthropic's API has them, as `data` in base64 or as data: URLs, a FindImage."""
-    found = _IMAGE.search(body, start, end)
-    return -1 if found is None else found.end()
+    match = _IMAGE.search(body, start, end)
+    return -1 if match is None else match.end()
 
 
 def parse_messages(body: bytes | bytearray, strict: bool = False) -> tuple[ChatRequest, str, FieldNames]:
@@ -151,19 +151,19 @@ def _turns(message: Message, field: str, position: int, names: dict[str, str]) -
         content = _parts(message.content, f"{field}.content", f"messages[{position}].content", names)
         yield field, ChatMessage(role="system", content=content)
         return
-    told: list[tuple[str, Block]] = []
+    user_blocks: list[tuple[str, Block]] = []
     for name, block in blocks:
         if block.type != "tool_result":
-            told.append((name, block))
+            user_blocks.append((name, block))
             continue
-        if told:
+        if user_blocks:
             raise InvalidValue(f"`{name}`: results of tools must come before other blocks.", name)
         yield name, _result(block, name, position, names)
         position += 1
-    if told:
+    if user_blocks:
         parts = [
             _part(block, name, f"messages[{position}].content[{index}]", names)
-            for index, (name, block) in enumerate(told)
+            for index, (name, block) in enumerate(user_blocks)
         ]
         yield field, ChatMessage(role="user", content=parts)
 

@@ -147,7 +147,7 @@ def _add_items(items: Sequence[Item], chat: Conversation) -> None:
         if is_turn:
             turn.append((name, item))
         else:
-            chat.add(name, _told(item, name, chat))
+            chat.add(name, _input_message(item, name, chat))
     if turn:
         chat.add(turn[0][0], _assistant(turn, chat))
 
@@ -166,7 +166,7 @@ def _may_follow(turn: Sequence[str], item: str) -> bool:
     return True
 
 
-def _told(item: Item, name: str, chat: Conversation) -> ChatMessage:
+def _input_message(item: Item, name: str, chat: Conversation) -> ChatMessage:
     """Return the message of a user, or the result of a call."""
     if item.type == "function_call_output":
         if item.call_id is None:
@@ -187,8 +187,8 @@ def _assistant(turn: Sequence[tuple[str, Item]], chat: Conversation) -> ChatMess
             case "reasoning":
                 reasoning += "".join(part.text or "" for part in item.content or () if isinstance(part, Part))
             case "message":
-                said = _content(item.content, f"{name}.content", chat, len(parts))
-                parts += [ContentPart(type="text", text=said)] if isinstance(said, str) else said
+                content = _content(item.content, f"{name}.content", chat, len(parts))
+                parts += [ContentPart(type="text", text=content)] if isinstance(content, str) else content
             case _:
                 chat.names[f"{chat.place}.tool_calls[{len(calls)}].function.arguments"] = f"{name}.arguments"
                 calls.append(_call(item, name))
@@ -248,8 +248,8 @@ def _tool(tool: FunctionTool, name: str) -> dict[str, Any]:
         )
     if tool.name is None:
         raise InvalidValue(f"`{name}.name` is missing.", f"{name}.name")
-    given = {"description": tool.description, "parameters": tool.parameters, "strict": tool.strict}
-    function = {"name": tool.name} | {key: value for key, value in given.items() if value is not None}
+    fields = {"description": tool.description, "parameters": tool.parameters, "strict": tool.strict}
+    function = {"name": tool.name} | {key: value for key, value in fields.items() if value is not None}
     return {"type": "function", "function": function}
 
 
@@ -264,12 +264,12 @@ def _tool_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | 
     )
 
 
-def _response_format(wanted: Format | None) -> ResponseFormat | None:
-    if wanted is None:
+def _response_format(text_format: Format | None) -> ResponseFormat | None:
+    if text_format is None:
         return None
-    if wanted.type != "json_schema":
-        return ResponseFormat(wanted.type)
-    return ResponseFormat("json_schema", JsonSchemaFormat(wanted.name, wanted.schema, wanted.strict))
+    if text_format.type != "json_schema":
+        return ResponseFormat(text_format.type)
+    return ResponseFormat("json_schema", JsonSchemaFormat(text_format.name, text_format.schema, text_format.strict))
 
 
 _READER: Final = ParameterReader(ResponseRequest, later=LATER, without_effect=WITHOUT_EFFECT)

@@ -70,22 +70,22 @@ class ResponseStore:
         num_messages = 0
         previous: str | None = response_id
         while previous is not None:
-            found = self._find(tenant, previous, param)
-            parts.append(found.messages)
-            num_messages += len(found.messages)
+            response = self._find(tenant, previous, param)
+            parts.append(response.messages)
+            num_messages += len(response.messages)
             if num_messages > MAX_MESSAGES or len(parts) > MAX_MESSAGES:
                 raise InvalidValue(f"`{param}`: the conversation has more than {MAX_MESSAGES} messages.", param)
-            previous = found.previous
+            previous = response.previous
         return [message for part in reversed(parts) for message in part]
 
     def _find(self, tenant: bytes, response_id: str, param: str) -> StoredResponse:
-        found = self._responses.of(tenant).get(response_id)
-        if found is None:
+        response = self._responses.of(tenant).get(response_id)
+        if response is None:
             raise ResponseNotFound(
                 f"`{param}`: this response is not kept here, or no longer; send the whole conversation as `input`.",
                 param,
             )
-        return found
+        return response
 
 
 def _num_bytes(value: object) -> int:

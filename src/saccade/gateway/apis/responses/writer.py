@@ -48,7 +48,7 @@ TOO_LARGE = "not stored: the conversation takes more than a quarter of --respons
 
 
 @dataclass(frozen=True)
-class Kept:
+class Destination:
     """Where a response is kept when it is whole, and with which *messages* after those of the response *previous*."""
 
     store: ResponseStore
@@ -66,23 +66,23 @@ class Responses:
 
     def read(self, body: bytes | bytearray, tenant: bytes) -> ReadBody:
         """Return the chat in *body*. Raises RequestError that names the field."""
-        asked, warning = parse_response(body, self.strict_parameters)
+        original, warning = parse_response(body, self.strict_parameters)
 
         def recall(response_id: str) -> list[ChatMessage]:
             return self._store("previous_response_id").conversation(tenant, response_id)
 
-        request, names, num_known = read_conversation(asked, recall)
+        request, names, num_known = read_conversation(original, recall)
         response_id = f"resp_{secrets.token_hex(16)}"
-        not_kept = _format(asked, names, _begun(asked, response_id, False), None)
-        if self.store is None or asked.store is False:
-            return ReadBody(request, warning, [not_kept])
+        unstored = _format(original, names, _unfinished(original, response_id, False))
+        if self.store is None or original.store is False:
+            return ReadBody(request, warning, [unstored])
         messages = request.messages[num_known:]
         num_bytes = num_message_bytes(messages)
         if not self.store.takes(num_bytes):
-            return ReadBody(request, "; ".join(filter(None, (warning, TOO_LARGE))), [not_kept])
-        kept = Kept(self.store, tenant, asked.previous_response_id, messages)
-        kept_format = _format(asked, names, _begun(asked, response_id, True), kept)
-        return ReadBody(request, warning, [kept_format], num_kept_bytes=num_bytes)
+            return ReadBody(request, "; ".join(filter(None, (warning, TOO_LARGE))), [unstored])
+        destination = Destination(self.store, tenant, original.previous_response_id, messages)
+        stored = _format(original, names, _unfinished(original, response_id, True), destination)
+        return ReadBody(request, warning, [stored], num_kept_bytes=num_bytes)
 
     async def get(self, request: Request) -> HttpResponse:
         """GET /v1/responses/{response_id}."""
@@ -105,9 +105,11 @@ class Responses:
         return self.store
 
 
-def _format(asked: ResponseRequest, names: FieldNames, response: Response, kept: Kept | None) -> Format:
-    output = _Output(response, kept)
-    return Format(names, partial(ResponseEvents if asked.stream else ResponseObject, output), output.failure)
+def _format(
+    original: ResponseRequest, names: FieldNames, response: Response, destination: Destination | None = None
+) -> Format:
+    output = _Output(response, destination)
+    return Format(names, partial(ResponseEvents if original.stream else ResponseObject, output), output.failure)
 
 
 class ResponseObject:
@@ -154,9 +156,9 @@ class _Output:
     *response* is the object before its answer.
     """
 
-    def __init__(self, response: Response, kept: Kept | None) -> None:
+    def __init__(self, response: Response, destination: Destination | None) -> None:
         self.response = response
-        self._kept = kept
+        self._destination = destination
         self._items: list[OutputItem] = []
         """Those that are whole."""
 
@@ -175,11 +177,11 @@ class _Output:
 
     def failure(self, error: SaccadeError) -> bytes:
         """Return the events for *error*, the last ones."""
-        said = msgspec.json.decode(encode_error(error), type=ErrorAnswer).error
+        detail = msgspec.json.decode(encode_error(error), type=ErrorAnswer).error
         failed = msgspec.structs.replace(
-            self.response, status="failed", output=self._items, error=ResponseError(said.code, said.message)
+            self.response, status="failed", output=self._items, error=ResponseError(detail.code, detail.message)
         )
-        events = self.beginning() + self.event("error", code=said.code, message=said.message, param=said.param)
+        events = self.beginning() + self.event("error", code=detail.code, message=detail.message, param=detail.param)
         return events + self.event("response.failed", response=failed)
 
     def whole(self, answer: Answer) -> bytes:
@@ -194,10 +196,12 @@ class _Output:
             incomplete_details=IncompleteDetails("max_output_tokens") if status == "incomplete" else None,
         )
         body = msgspec.json.encode(response)
-        if self._kept is not None:
-            kept = self._kept
-            messages = (*kept.messages, *_as_messages(response.output))
-            if not kept.store.put(kept.tenant, response.id, StoredResponse(kept.previous, messages, body)):
+        if self._destination is not None:
+            destination = self._destination
+            messages = (*destination.messages, *_as_messages(response.output))
+            if not destination.store.put(
+                destination.tenant, response.id, StoredResponse(destination.previous, messages, body)
+            ):
                 body = msgspec.json.encode(msgspec.structs.replace(response, store=False))
         return body
 
@@ -270,31 +274,34 @@ class _Output:
         return {"item_id": f"{prefix}_{self._suffix}_{len(self._items)}", "output_index": len(self._items)}
 
 
-def _begun(asked: ResponseRequest, response_id: str, is_stored: bool) -> Response:
-    """Return the response to *asked* before its answer; it holds no input."""
-    reasoning, form = asked.reasoning, None if asked.text is None else asked.text.format
+def _unfinished(original: ResponseRequest, response_id: str, is_stored: bool) -> Response:
+    """Return the response to *original* before its answer; it holds no input."""
+    reasoning, form = (
+        original.reasoning,
+        None if original.text is None else original.text.format,
+    )
     return Response(
         id=response_id,
         created_at=int(time.time()),
-        model=asked.model,
+        model=original.model,
         status="in_progress",
         output=[],
         usage=None,
         error=None,
         incomplete_details=None,
-        instructions=asked.instructions,
-        max_output_tokens=asked.max_output_tokens,
-        metadata=asked.metadata or {},
-        parallel_tool_calls=asked.parallel_tool_calls is not False,
-        previous_response_id=asked.previous_response_id,
+        instructions=original.instructions,
+        max_output_tokens=original.max_output_tokens,
+        metadata=original.metadata or {},
+        parallel_tool_calls=original.parallel_tool_calls is not False,
+        previous_response_id=original.previous_response_id,
         reasoning=ReasoningConfig(*((None, None) if reasoning is None else (reasoning.effort, reasoning.summary))),
         store=is_stored,
-        temperature=asked.temperature,
+        temperature=original.temperature,
         # Encoded now: the schema is a view of the whole body.
         text=TextFormat(Raw(b'{"type":"text"}' if form is None else msgspec.json.encode(form))),
-        tool_choice=asked.tool_choice or "auto",
-        tools=asked.tools or [],
-        top_p=asked.top_p,
+        tool_choice=original.tool_choice or "auto",
+        tools=original.tools or [],
+        top_p=original.top_p,
     )
 
 
