@@ -1,4 +1,4 @@
-"""The operator's port: a second listener on loopback, with its own keys, for commands that no tenant may give."""
+"""The operator's port: a second listener on loopback, with its own keys, for commands that no tenant may send."""
 
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
@@ -27,17 +27,17 @@ from saccade.transport.framing import UNREADABLE
 HOST = "127.0.0.1"
 TENANT_HEADER = "x-api-key"
 SOURCE = "POST /workers"
-"""The name of the source that this port is."""
+"""The name of this port as a source of workers."""
 
 MAX_BODY_BYTES = 16 << 10
 
 
 @dataclass(frozen=True)
 class Controls:
-    """What the port may ask of the gateway.
+    """The gateway's functions that the port may call.
 
-    *preview* tells where the chat in a request would go if the tenant with an API key sent it, b"" for no key;
-    *forget_media* empties the gateway's caches; *tenants* tells what tenants have used.
+    *preview* returns where the chat in a request would go if the tenant with an API key sent it, b"" for no key;
+    *forget_media* empties the gateway's caches; *tenants* returns the usage of tenants.
     """
 
     preview: Callable[[Scope, Receive, bytes], Awaitable[RouteReport]]
@@ -54,8 +54,8 @@ class _WorkerUrl(msgspec.Struct, forbid_unknown_fields=True):
 class Admin:
     """An ASGI application that shows, adds and removes workers, shows routes, and empties caches.
 
-    Every path needs one of *keys*. *members* are the workers, and *listener* knows what they hold; *controls* are
-    those of the gateway. *siblings* are the processes that share the port. Raises StartupError where there is no key.
+    Every path needs one of *keys*. *members* are the workers, and *listener* knows what they hold. *siblings* are the
+    processes that share the port. Raises StartupError without a key.
     """
 
     def __init__(
@@ -94,9 +94,9 @@ class Admin:
         await self._app(scope, receive, send)
 
     async def workers(self, request: Request) -> Response:
-        """GET /workers: each worker's health and load, what is known of its caches, and what is booked there.
+        """GET /workers: each worker's health and load, the known contents of its caches, and its bookings.
 
-        The booked work is that of all processes that share the port; the breaker is this process's.
+        The bookings are those of all processes that share the port; the breaker is this process's.
         """
         workers = (*self._fleet.clients, *self._fleet.leaving)
         reports = [worker_report(worker, self._fleet, self._listener) for worker in workers]
@@ -116,7 +116,7 @@ class Admin:
         return self._sources_of(url)
 
     async def remove_worker(self, request: Request) -> Response:
-        """DELETE /workers: drop the worker at the url in the body, which POST /workers has added."""
+        """DELETE /workers: drop the worker at the url in the body, which POST /workers had added."""
         url = await self._url(request)
         sources = self._members.sources_of(url)
         if SOURCE not in sources:
@@ -126,7 +126,7 @@ class Admin:
         return self._sources_of(url)
 
     async def _url(self, request: Request) -> str:
-        """Return the url in a body. Raises InvalidValue, also where several processes share the port."""
+        """Return the url in a body. Raises InvalidValue, also if several processes share the port."""
         if self._siblings is not None:
             raise InvalidValue(
                 "With --gateway-processes over 1 workers are added and removed by --workers-file.", "url"
@@ -137,15 +137,15 @@ class Admin:
         return _json({"url": url, "sources": self._members.sources_of(url)})
 
     async def route(self, request: Request) -> Response:
-        """POST /route: where the chat in the body would go now, and why. It is not sent there.
+        """POST /route: where the chat in the body would go now, and why. It is not sent.
 
-        The header x-api-key names the tenant whose caches count; it may be left out where the gateway has no API keys.
+        The header x-api-key names the tenant whose caches count; it is optional if the gateway has no API keys.
         """
         api_key = request.headers.get(TENANT_HEADER, "").encode()
         return _json(await self._controls.preview(request.scope, request.receive, api_key))
 
     async def usage(self, request: Request) -> Response:
-        """GET /usage: what each tenant of the keys file may use in a minute, and has used since the gateway began."""
+        """GET /usage: the limits per minute of each tenant of the keys file, and its usage since the gateway began."""
         return _json({"tenants": await self._controls.tenants()})
 
     async def reset_prefix_cache(self, request: Request) -> Response:
@@ -153,7 +153,7 @@ class Admin:
         return self._reset(prefix=True)
 
     async def reset_mm_cache(self, request: Request) -> Response:
-        """POST /reset_mm_cache: the gateway drops images and URLs, the workers encodings that no request uses."""
+        """POST /reset_mm_cache: the gateway drops images and URLs, the workers unused encoder outputs."""
         missed = []
         if self._siblings is None:
             self._controls.forget_media()
@@ -167,7 +167,7 @@ class Admin:
         return answer
 
     def _reset(self, *, prefix: bool = False, media: bool = False) -> Response:
-        """Send the command; requests that the gateway sends later find the caches empty."""
+        """Send the command; requests after it find the caches empty."""
         missed = self._fleet.reset_caches(prefix=prefix, media=media)
         if missed:
             raise WorkerUnavailable(f"These workers did not take the command: {', '.join(missed)}; the others did.")

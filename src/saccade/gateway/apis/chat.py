@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: its answers, how bodies are read, and how answers are written."""
+"""POST /v1/chat/completions: its wire format, and the reader and the writers of OpenAI's chats."""
 
 import asyncio
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class ToolCall(Struct, frozen=True):
 
 
 class ToolCallDelta(Struct, frozen=True):
-    """A call of a tool in a chunk, always a whole one; *index* numbers the calls of a choice."""
+    """A call of a tool in a chunk, always complete; *index* numbers the calls of a choice."""
 
     index: int
     id: str
@@ -36,7 +36,7 @@ class ToolCallDelta(Struct, frozen=True):
 
 
 class AnswerMessage(Struct, frozen=True):
-    """The model's turn. *content* is null where the answer ended within reasoning, or holds only calls."""
+    """The model's turn. *content* is null if the answer ended within reasoning, or contains only calls."""
 
     content: str | None
     reasoning_content: str | UnsetType = UNSET
@@ -46,7 +46,7 @@ class AnswerMessage(Struct, frozen=True):
 
 
 class Choice(Struct, frozen=True):
-    """One answer. *token_ids*, where asked for, are all that count as generated."""
+    """One answer. *token_ids*, if requested, are all tokens that count as generated."""
 
     message: AnswerMessage
     finish_reason: str
@@ -56,7 +56,7 @@ class Choice(Struct, frozen=True):
 
 
 class ChatCompletion(Struct, frozen=True, kw_only=True):
-    """A whole answer. prompt_logprobs[i], where requested, maps token ids to their log probability in place i."""
+    """A complete answer. prompt_logprobs[i], if requested, maps token ids to their log probability at position i."""
 
     id: str
     created: int
@@ -69,7 +69,7 @@ class ChatCompletion(Struct, frozen=True, kw_only=True):
 
 
 class Delta(Struct, frozen=True):
-    """What a chunk adds: to the content, to the reasoning before it, or to the calls of tools."""
+    """The increment of a chunk: to the content, to the reasoning before it, or to the calls of tools."""
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
@@ -78,9 +78,9 @@ class Delta(Struct, frozen=True):
 
 
 class ChunkChoice(Struct, frozen=True):
-    """The piece of an answer in a chunk; *finish_reason* is set on its last one.
+    """A choice's part of a chunk; *finish_reason* is set in its last one.
 
-    *logprobs* and *token_ids* are those of all tokens since the answer's chunk before.
+    *logprobs* and *token_ids* cover all tokens since the choice's previous chunk.
     """
 
     delta: Delta
@@ -91,9 +91,9 @@ class ChunkChoice(Struct, frozen=True):
 
 
 class ChatCompletionChunk(Struct, frozen=True, kw_only=True):
-    """One event of a streamed answer. *usage* is there where it was asked for, null in all but the last chunk.
+    """One event of a streamed answer. *usage*, if requested, is null in all but the last chunk.
 
-    *prompt_token_ids*, where asked for, come with the first.
+    *prompt_token_ids*, if requested, come with the first chunk.
     """
 
     id: str
@@ -106,10 +106,9 @@ class ChatCompletionChunk(Struct, frozen=True, kw_only=True):
 
 
 def parse_chat(body: bytes | bytearray, strict: bool = False) -> tuple[ChatRequest, str]:
-    """Return the chat request in *body*, and a warning that names parameters that were ignored, "" where none was.
+    """Return the chat request in *body*, and a warning that names ignored parameters, "" if there are none.
 
-    Raises BodyTooLarge, InvalidValue, and UnsupportedParameter for what is not served; if *strict*, for unknown
-    parameters too.
+    Raises BodyTooLarge, InvalidValue, and UnsupportedParameter for unsupported and, if *strict*, unknown parameters.
     """
     request, warning = _CHAT.read(body, strict)
     check_parts(request.messages)
@@ -148,7 +147,7 @@ class ChatCompletionObject:
         """Return the object, in JSON."""
         answer, ranked = self._answer, None
         if answer.request.prompt_logprobs is not None:
-            # The entries of a long prompt take too long for the event loop.
+            # The entries of a long prompt would block the event loop for too long.
             tokenizer = answer.served.tokenizer
             ranked = await asyncio.to_thread(
                 prompt_logprobs, tokenizer, answer.prompt_token_ids, answer.prompt_logprobs
@@ -166,7 +165,7 @@ class ChatCompletionObject:
 
 
 class ChatCompletionEvents:
-    """Writes `chat.completion.chunk` events: the role of every choice, texts, finish reasons, usage if asked for."""
+    """Writes `chat.completion.chunk` events: the role of every choice, texts, finish reasons, usage if requested."""
 
     def __init__(self, answer: Answer) -> None:
         options = answer.request.stream_options
@@ -183,7 +182,7 @@ class ChatCompletionEvents:
         self._has_begun = False
 
     def take(self, chunk: Chunk) -> bytes:
-        """Return the events for *chunk*, after those for the roles if it is the first that has any."""
+        """Return the events for *chunk*; the first events of an answer are preceded by those for the roles."""
         if _is_text(chunk):
             events = self._texts[chunk.choice.index].of(chunk.content)
         else:
@@ -194,7 +193,7 @@ class ChatCompletionEvents:
         return events
 
     async def end(self) -> bytes:
-        """Return the event for the usage, if asked for, and [DONE]."""
+        """Return the event for the usage, if requested, and [DONE]."""
         if not self._with_usage:
             return DONE
         return _event(msgspec.structs.replace(self._template, usage=self._answer.usage)) + DONE
@@ -215,7 +214,7 @@ def _whole_choice(choice: GeneratedChoice, chunks: list[Chunk]) -> Choice:
 
 
 def _roles(template: ChatCompletionChunk, answer: Answer) -> bytes:
-    """Return the event that begins each choice; the first has the prompt's token ids where they are asked for."""
+    """Return the event that begins each choice; the first has the prompt's token ids if they are requested."""
     delta = Delta(role="assistant", content="")
     first, *others = (
         msgspec.structs.replace(template, choices=[ChunkChoice(delta, index=choice.index)]) for choice in answer.choices
@@ -228,7 +227,7 @@ def _roles(template: ChatCompletionChunk, answer: Answer) -> bytes:
 def _events(template: ChatCompletionChunk, chunk: Chunk) -> bytes:
     """Return one event for reasoning, one for content and one for each call; the last one has the finish reason.
 
-    Tokens that a client asked about come with the first event after them.
+    Requested token ids and logprobs come with the first event after their tokens.
     """
     choice = chunk.choice
     deltas = [Delta(reasoning_content=chunk.reasoning)] if chunk.reasoning else []
@@ -242,19 +241,19 @@ def _events(template: ChatCompletionChunk, chunk: Chunk) -> bytes:
 
 
 class _TextEvents:
-    """Events of one choice that have text of its content and nothing else, which nearly all tokens are.
+    """Events of one choice that have only text of its content, as nearly all events do.
 
-    What is around the text is encoded once: to encode a whole chunk takes several times as long.
+    The JSON around the text is encoded once: to encode a whole chunk takes several times as long.
     """
 
     def __init__(self, template: ChatCompletionChunk, choice: GeneratedChoice) -> None:
         wire = ChunkChoice(Delta(content=""), index=choice.index)
-        # Within JSON's strings quotes are escaped, so only the field itself looks like this.
+        # JSON strings escape their quotes, so only the field itself looks like this.
         whole = _event(msgspec.structs.replace(template, choices=[wire]))
         self._head, _, self._tail = whole.partition(b'"content":""')
 
     def of(self, content: str) -> bytes:
-        """Return the event for *content*, none where it is empty."""
+        """Return the event for *content*, none if it is empty."""
         return self._head + b'"content":' + msgspec.json.encode(content) + self._tail if content else b""
 
 

@@ -1,7 +1,7 @@
-"""The endpoint of every API that answers chats: read the body, and send the answer, whole or as server-sent events.
+"""The endpoint of every API that answers chats: reads the body and sends the answer, whole or as server-sent events.
 
-Each API reads its own bodies into a ChatRequest and writes its own answers; all else is here once. A request with
-several prompts is as many requests to workers, whose answers are written side by side.
+Each API reads its own bodies into a ChatRequest and writes its own answers; everything else is here. A request with
+several prompts becomes one request to a worker for each, and the answers are written concurrently.
 """
 
 from collections.abc import Callable, Coroutine, Sequence
@@ -35,7 +35,7 @@ class AnswerWriter(Protocol):
     """Writes one answer in the format of its API: as events while it grows, or whole at its end."""
 
     def take(self, chunk: Chunk) -> bytes:
-        """Return the events for *chunk*, which may be none."""
+        """Return the events for *chunk*, if any."""
 
     async def end(self) -> bytes:
         """Return the last events, or the whole answer. With several prompts, only their last one returns any."""
@@ -43,9 +43,9 @@ class AnswerWriter(Protocol):
 
 @dataclass(frozen=True)
 class Format:
-    """How a prompt is answered: the API's *names* of the request's fields, and a *writer* of its answer.
+    """The format of a prompt's answer: the API's *names* of the request's fields, and a *writer* of the answer.
 
-    *failure* returns the last event of a stream that began and failed. A chat has no *prompt*.
+    *failure* returns the last event of a stream that fails after its beginning. A chat has no *prompt*.
     """
 
     names: FieldNames
@@ -56,9 +56,9 @@ class Format:
 
 @dataclass(frozen=True)
 class ReadBody:
-    """A body as a chat, or as prompts that share its parameters: one of *formats* for each.
+    """A body as a chat, or as prompts that share its parameters, with one of *formats* for each.
 
-    *warning* is for its client. *num_kept_bytes* are those of messages that a writer keeps until the answer is whole.
+    *warning* is for the client. *num_kept_bytes* is the size of messages that a writer keeps until the answer is whole.
     """
 
     request: ChatRequest
@@ -71,12 +71,12 @@ class Api(Protocol):
     """Reads the bodies of one API."""
 
     def read(self, body: bytes | bytearray, tenant: bytes) -> ReadBody:
-        """Return what *body* of the tenant with the id *tenant* asks. Raises RequestError that names the field."""
+        """Return the parsed *body* of the tenant with the id *tenant*. Raises RequestError that names the field."""
 
 
 @dataclass(frozen=True)
 class ChatEndpoint:
-    """Serves the requests of all APIs. When a client disconnects, streaming or not, the engine stops its request."""
+    """Serves the chats of all APIs. When a client disconnects, streaming or not, the engine stops its request."""
 
     bodies: BodyReader
     model_registry: ModelRegistry
@@ -86,7 +86,7 @@ class ChatEndpoint:
     ping_interval_seconds: float
 
     async def serve(self, api: Api, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request. It gives its place back when its answer is generated, not when the client has read it."""
+        """Serve one request. It releases its place when its answer is generated, not when the client has read it."""
         with self.bodies.begin(scope) as request:
             # Only _read() has the body, and drops it.
             reading = self._read(api, scope, await self.bodies.read(scope, receive, request), request)

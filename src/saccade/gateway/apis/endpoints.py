@@ -29,7 +29,7 @@ from saccade.telemetry import METRICS_CONTENT_TYPE, Metrics
 
 @dataclass(frozen=True)
 class Endpoints:
-    """One method for each endpoint; each raises SaccadeError for what it cannot answer."""
+    """One method per endpoint; each raises SaccadeError if it cannot answer."""
 
     bodies: BodyReader
     model_registry: ModelRegistry
@@ -48,7 +48,7 @@ class Endpoints:
         return _json(_card(name, self._model(name)))
 
     async def tokenize(self, request: Request) -> Response:
-        """POST /tokenize: the ids a prompt or a chat becomes, images expanded; text never becomes special tokens."""
+        """POST /tokenize: the token ids of a prompt or chat, images expanded; text never becomes special tokens."""
         with self.bodies.begin(request.scope) as call:
             body = await self.bodies.read(request.scope, request.receive, call)
             async with call.turn(len(body)):
@@ -65,7 +65,7 @@ class Endpoints:
         return _json(TokenizeAnswer(count=len(token_ids), max_model_len=served.max_model_len, tokens=token_ids))
 
     async def count_tokens(self, request: Request) -> Response:
-        """POST /v1/messages/count_tokens: how many tokens the prompt of a chat has, images expanded."""
+        """POST /v1/messages/count_tokens: the number of tokens of a chat's prompt, images expanded."""
         with self.bodies.begin(request.scope) as call:
             body = await self.bodies.read(request.scope, request.receive, call)
             async with call.turn(len(body)):
@@ -75,7 +75,7 @@ class Endpoints:
         return _json(CountAnswer(len(token_ids)))
 
     async def detokenize(self, request: Request) -> Response:
-        """POST /detokenize: the text of token ids, special tokens as they are written."""
+        """POST /detokenize: the text of token ids, including special tokens."""
         with self.bodies.begin(request.scope) as call:
             body = await self.bodies.read(request.scope, request.receive, call)
             async with call.turn(len(body)):
@@ -88,7 +88,7 @@ class Endpoints:
                 )
 
     async def live(self, request: Request) -> Response:
-        """GET /live: the process runs and its event loop turns."""
+        """GET /live: the process and its event loop run."""
         return _json({"status": "live"})
 
     async def ready(self, request: Request) -> Response:
@@ -100,7 +100,7 @@ class Endpoints:
         return _json({"status": "ready"})
 
     async def load(self, request: Request) -> Response:
-        """GET /load: how many requests are being served, by all processes that share the port."""
+        """GET /load: the number of requests in work, in all processes that share the port."""
         if self.siblings is None:
             return _json({"server_load": self.bodies.limits.admission.num_requests})
         return _json({"server_load": sum(work.num_requests for work in await self.siblings.works())})
@@ -119,7 +119,7 @@ class Endpoints:
         return _json(describe([served.name for served in self.model_registry.models()]))
 
     def _model(self, name: str | None) -> ServedModel:
-        """Return the model *name*; None means the only one there is."""
+        """Return the model *name*; None means the only model."""
         if name is not None:
             return self.model_registry.get(name)
         match self.model_registry.models():

@@ -1,4 +1,4 @@
-"""What another API calls the fields of a ChatRequest, so that errors name the fields that the client sent."""
+"""Another API's names of the fields of a ChatRequest, so that errors name the fields that the client sent."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,7 @@ _NAMED = re.compile(r"`([^`]+)`")
 class FieldNames:
     """*names* maps a field of a ChatRequest, such as `messages[1].content[0]`, to the client's name for it.
 
-    What lies within a field is named by the longest entry that begins its path; without an entry it keeps its name.
+    The longest entry that begins a field's path renames it; without an entry a field keeps its name.
     """
 
     names: Mapping[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""/v1/files: images that are uploaded once and named in many requests."""
+"""/v1/files: images that a client uploads once and names in many requests."""
 
 import time
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ MAX_LISTED: Final = 10_000
 
 
 class FileList(Struct, frozen=True):
-    """Files of one tenant; *has_more* where others come behind *last_id*."""
+    """Files of one tenant; *has_more* if others follow *last_id*."""
 
     data: list[FileObject]
     first_id: str | None
@@ -43,12 +43,12 @@ class DeletedFile(Struct, frozen=True):
 
 FIELDS = ("file", "purpose", "expires_after[anchor]", "expires_after[seconds]")
 CONTENT_HEADERS = {"content-disposition": "attachment", "x-content-type-options": "nosniff"}
-"""No browser shows what another client uploaded as a page of this server."""
+"""No browser shows an uploaded file as a page of this server."""
 
 
 @dataclass(frozen=True)
 class Files:
-    """The files of each tenant, which other tenants do not find."""
+    """The files of each tenant; other tenants cannot find them."""
 
     store: FileStore
     bodies: BodyReader
@@ -56,7 +56,7 @@ class Files:
     threads: WorkThreads
 
     async def create(self, request: Request) -> Response:
-        """POST /v1/files: keep an image."""
+        """POST /v1/files: store an image."""
         self.store.check("file")
         tenant = _tenant(request)
         with self.bodies.begin(request.scope) as call:
@@ -68,7 +68,7 @@ class Files:
         return _json(file.about)
 
     async def list_all(self, request: Request) -> Response:
-        """GET /v1/files: what is kept for this tenant, the newest first."""
+        """GET /v1/files: this tenant's files, by default the newest first."""
         self.store.check("files")
         query = request.query_params
         _check_one_of("order", order := query.get("order", "desc"), ("asc", "desc"))
@@ -82,18 +82,18 @@ class Files:
         if (after := query.get("after")) is not None:
             ids = [about.id for about in files]
             if after not in ids:
-                raise InvalidValue("`after` is the id of no file that is kept; leave it out to begin anew.", "after")
+                raise InvalidValue("`after` is not the id of a stored file; leave it out to begin again.", "after")
             files = files[ids.index(after) + 1 :]
         page = files[:limit]
         first_id, last_id = (page[0].id, page[-1].id) if page else (None, None)
         return _json(FileList(page, first_id, last_id, len(files) > len(page)))
 
     async def get(self, request: Request) -> Response:
-        """GET /v1/files/{file_id}: what is said of a file."""
+        """GET /v1/files/{file_id}: a file's description."""
         return _json(self._find(request).about)
 
     async def content(self, request: Request) -> Response:
-        """GET /v1/files/{file_id}/content: the file."""
+        """GET /v1/files/{file_id}/content: a file's content."""
         content = self._find(request).content
         return Response(content, media_type="application/octet-stream", headers=CONTENT_HEADERS)
 
@@ -113,7 +113,7 @@ class Files:
         form = {field.name: field for field in parse_form(body, headers)}
         for name in form:
             if name not in FIELDS:
-                raise UnsupportedParameter(f"The form has a field that is not known; known are {', '.join(FIELDS)}.")
+                raise UnsupportedParameter(f"The form has an unknown field; known are {', '.join(FIELDS)}.")
         if "file" not in form or form["file"].filename is None:
             raise InvalidValue("`file` is missing, or has no filename.", "file")
         texts = {name: _text(name, field.content) for name, field in form.items() if name != "file"}
@@ -135,7 +135,7 @@ class Files:
         return StoredFile(about, content)
 
     def _seconds(self, texts: Mapping[str, str]) -> int:
-        """Return how long a file is to be kept."""
+        """Return how long to keep a file."""
         _check_one_of("expires_after[anchor]", texts.get("expires_after[anchor]", "created_at"), ("created_at",))
         seconds = texts.get("expires_after[seconds]", str(self.store.keep_seconds))
         return _whole_number("expires_after[seconds]", seconds, self.store.keep_seconds)

@@ -16,7 +16,7 @@ class DetokenizeRequest(Struct, frozen=True, kw_only=True):
 
 
 class TokenizeAnswer(Struct, frozen=True):
-    """Token ids; images appear as the placeholders that the model sees."""
+    """Token ids; images are the placeholders that the model sees."""
 
     count: int
     max_model_len: int
@@ -30,7 +30,7 @@ class DetokenizeAnswer(Struct, frozen=True):
 
 
 class ModelCard(Struct, frozen=True):
-    """A model that is served."""
+    """A served model."""
 
     id: str
     created: int
@@ -40,7 +40,7 @@ class ModelCard(Struct, frozen=True):
 
 
 class ModelList(Struct, frozen=True):
-    """All models that are served."""
+    """All served models."""
 
     data: list[ModelCard]
     object: Literal["list"] = "list"

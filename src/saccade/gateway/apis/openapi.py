@@ -1,4 +1,4 @@
-"""The description of the HTTP API, generated from the structs that parse and answer."""
+"""The description of the HTTP API, generated from the structs of requests and answers."""
 
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -26,7 +26,7 @@ POST_ERRORS = {
     400: "The request is wrong; `param` names the field.",
     404: "The model is not served here.",
     413: "The body is too large.",
-    415: "The body is not said to be JSON.",
+    415: "Content-Type must be application/json.",
     429: "Too many requests are being served.",
     500: "The server failed.",
     503: "No worker is ready, or the server is shutting down.",
@@ -59,7 +59,7 @@ TINY_IMAGE = "data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAAB
 
 
 def server_version() -> str:
-    """Return the installed package's version; "unknown" where Saccade runs from a source tree."""
+    """Return the installed package's version; "unknown" if Saccade runs from a source tree."""
     try:
         return version("saccade")
     except PackageNotFoundError:
@@ -67,7 +67,7 @@ def server_version() -> str:
 
 
 def describe(models: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the OpenAPI 3.1 document as JSON values; *models* are served and appear in its examples."""
+    """Return the OpenAPI 3.1 document as JSON values; its examples name the served *models*."""
     _, components = msgspec.json.schema_components(BODIES, ref_template="#/components/schemas/{name}")
     return {
         "openapi": "3.1.0",
@@ -84,11 +84,11 @@ def describe(models: Sequence[str] = ()) -> dict[str, Any]:
 def _paths(models: Sequence[str]) -> dict[str, Any]:
     chat = _generation("Answer a chat", ChatRequest, ChatCompletion)
     chat["requestBody"]["content"]["application/json"]["examples"] = {name: _example(name) for name in models}
-    completion = _generation("Answer prompts that are no chats", CompletionRequest, Completion)
-    messages = _generation("Answer a chat, as Anthropic's API has it", MessagesRequest, MessageAnswer, MessagesError)
+    completion = _generation("Complete prompts", CompletionRequest, Completion)
+    messages = _generation("Answer a chat in Anthropic's format", MessagesRequest, MessageAnswer, MessagesError)
     stored = {
-        "get": _get("A response that is kept", _json(Response), 400, 404),
-        "delete": _get("Forget a response", _json(DeletedResponse), 400, 404),
+        "get": _get("Return a stored response", _json(Response), 400, 404),
+        "delete": _get("Delete a response", _json(DeletedResponse), 400, 404),
         "parameters": [RESPONSE_ID],
     }
     count = _post("Count the tokens of a chat", CountRequest, CountAnswer, MessagesError)
@@ -113,7 +113,7 @@ def _paths(models: Sequence[str]) -> dict[str, Any]:
             "get": _get("As /ready", _schema(ANYTHING), 503),
             "post": _get("As /ready", _schema(ANYTHING), 503),
         },
-        "/load": {"get": _get("How many requests are being served", _schema(LOAD))},
+        "/load": {"get": _get("The number of requests in work", _schema(LOAD))},
         "/metrics": {"get": _get("Metrics for Prometheus", {"text/plain": {"schema": {"type": "string"}}})},
         "/version": {"get": _get("The server's version", _schema(ANYTHING))},
         "/openapi.json": {"get": _get("This document", _schema(ANYTHING))},
@@ -121,17 +121,17 @@ def _paths(models: Sequence[str]) -> dict[str, Any]:
 
 
 def _files() -> dict[str, Any]:
-    upload = _get("Keep an image, to be named in requests", _json(FileObject), *POST_ERRORS)
+    upload = _get("Store an image for later requests", _json(FileObject), *POST_ERRORS)
     upload["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": FORM}}}
     content = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
     return {
         "/v1/files": {
             "post": upload,
-            "get": _get("List the files that are kept", _json(FileList), 400) | {"parameters": LISTING},
+            "get": _get("List the stored files", _json(FileList), 400) | {"parameters": LISTING},
         },
         "/v1/files/{file_id}": {
             "get": _get("Describe a file", _json(FileObject), 400, 404),
-            "delete": _get("Forget a file", _json(DeletedFile), 400, 404),
+            "delete": _get("Delete a file", _json(DeletedFile), 400, 404),
             "parameters": [FILE_ID],
         },
         "/v1/files/{file_id}/content": {

@@ -1,7 +1,7 @@
-"""From a body to a request: which parameters are served, refused by name, accepted without effect, or unknown.
+"""From a body to a request: which parameters are supported, refused by name, accepted without effect, or unknown.
 
-Every top-level value stays raw until its length has been checked, and is then decoded by the type of its field. Of a
-name that occurs twice the last value counts.
+Every top-level value stays raw until its length has been checked, and is then decoded by the type of its field. If a
+name occurs twice, the last value counts.
 """
 
 import difflib
@@ -17,7 +17,7 @@ from saccade.gateway.json_body import FindImage, check_bounds, decode, find_data
 
 MAX_PARAMETERS: Final = 256
 MAX_VALUE_BYTES: Final = 256 * 2**10
-"""Of a top-level value, unless LONG or SHORT says otherwise."""
+"""Limit of a top-level value outside LONG and SHORT."""
 
 SHORT: Final = {
     "chat_template": 64 * 2**10,
@@ -27,13 +27,13 @@ SHORT: Final = {
     "tools": 256 * 2**10,
     "tool_choice": 4 * 2**10,
 }
-"""Most bytes of values whose shape is free until they are read."""
+"""Limits of values whose structure is not checked while they are decoded."""
 
 LONG: Final = ("messages", "system", "prompt", "input", "instructions", "allowed_token_ids", "tokens")
-"""Values without a bound of their own; the bounds of the whole body limit them."""
+"""Values that only the bounds of the whole body limit."""
 
 TOKEN_IDS: Final = ("allowed_token_ids", "tokens")
-"""Among these, arrays of up to MAX_TOKENS numbers, which are counted before they are built."""
+"""Those of them that are arrays of up to MAX_TOKENS numbers, which are counted before they are decoded."""
 
 MAX_HARMLESS_BYTES: Final = 256
 MAX_NAMES: Final = 8
@@ -73,7 +73,7 @@ LATER: Final[dict[str, tuple[object, ...]]] = {
     "videos": ([],),
     "web_search_options": (),
 }
-"""Parameters that would change the answer and are not served, with the values, besides null, that change nothing."""
+"""Unsupported parameters that would change the answer, with the values, besides null, that change nothing."""
 
 SPELLINGS: Final = {
     "format": 'OpenAI\'s spelling is `response_format`, as in {"type": "json_object"}',
@@ -99,16 +99,16 @@ WITHOUT_EFFECT: Final = frozenset(
         "user",
     }
 )
-"""Parameters of OpenAI's API that change no answer: accepted without a warning."""
+"""Parameters of OpenAI's API that change no answer; they are accepted without a warning."""
 
 T = TypeVar("T", bound=Struct)
 
 
 class ParameterReader(Generic[T]):
-    """Reads bodies of one *kind*. Fields of *related* kinds are known too: clients send the same body to both.
+    """Reads bodies of one *kind*. Fields of *related* kinds cause no warning: clients send the same body to both.
 
-    *later* are parameters that are not served, with the values besides null that change nothing; those of
-    *without_effect* are ignored. *find_image* finds images in bodies.
+    *later* are unsupported parameters, with the values besides null that change nothing; parameters in *without_effect*
+    are ignored. *find_image* finds images in bodies.
     """
 
     def __init__(
@@ -130,10 +130,9 @@ class ParameterReader(Generic[T]):
         self._names = frozenset(names | later.keys()).union(without_effect)
 
     def read(self, body: bytes | bytearray, strict: bool) -> tuple[T, str]:
-        """Return what *body* asks, and a warning that names unknown parameters, "" where there is none.
+        """Return the request in *body*, and a warning that names unknown parameters, "" if there are none.
 
-        Raises BodyTooLarge, InvalidValue, and UnsupportedParameter for what is not served; if *strict*, for unknown
-        parameters too.
+        Raises BodyTooLarge, InvalidValue, and UnsupportedParameter for unsupported or, if *strict*, unknown ones.
         """
         check_bounds(body, self._find_image)
         parameters = parse(body, dict[str, Raw])
@@ -160,7 +159,7 @@ class ParameterReader(Generic[T]):
         if strict:
             name, meant = named[0]
             hint = f"did you mean `{meant}`?" if meant else "leave it out."
-            raise UnsupportedParameter(f"`{name}` is not a parameter that is known here; {hint}", name)
+            raise UnsupportedParameter(f"`{name}` is not a known parameter; {hint}", name)
         hints = [f"{name} (did you mean {meant}?)" if meant else name for name, meant in named]
         more = f" and {len(unknown) - MAX_NAMES} more" if len(unknown) > MAX_NAMES else ""
         return f"unknown parameters ignored: {', '.join(hints)}{more}"
@@ -195,6 +194,6 @@ def check_parts(messages: Iterable[ChatMessage]) -> None:
 
 
 def _printable(name: str) -> str:
-    """Return a name from a request in a form that is safe in a header and a log."""
+    """Return a name from a request, made safe for a header and a log."""
     printable = "".join(character if " " <= character <= "~" else "?" for character in name[:MAX_NAME_CHARACTERS])
     return printable if len(name) <= MAX_NAME_CHARACTERS else printable[:-3] + "..."

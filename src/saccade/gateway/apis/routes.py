@@ -1,4 +1,4 @@
-"""The endpoints of every API, and which path leads to which."""
+"""The routes to the endpoints of every API."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -30,9 +30,9 @@ from saccade.gateway.workers.dispatch import Preview
 
 
 class _Named:
-    """Notes which route was taken, and that a valid key came over the connection.
+    """Records the route, and that a request with a valid key came over the connection.
 
-    Metrics and logs name the route, not the client's path. Where the route *takes_json*, Content-Type must be JSON.
+    Metrics and logs name the route, not the client's path. If the route *takes_json*, Content-Type must be JSON.
     """
 
     def __init__(self, path: str, app: ASGIApp, takes_json: bool) -> None:
@@ -84,14 +84,14 @@ class Apis:
         return await self._chats.preview(self._chat, scope, receive, account)
 
     def close(self) -> None:
-        """End what tries grammars."""
+        """Cancel the trials of grammars."""
         self._grammars.close()
 
 
 def _routes(
     chats: ChatEndpoint, apis: Mapping[str, Api], endpoints: Endpoints, responses: Responses, files: Files
 ) -> list[Route]:
-    """Return all routes; *apis* are those that answer chats, by path."""
+    """Return all routes; *apis* are the chat APIs by path."""
     return [
         *(_generation(path, chats, api) for path, api in apis.items()),
         route("GET", "/v1/responses/{response_id}", responses.get),

@@ -1,7 +1,7 @@
 """From Anthropic's messages to a chat.
 
-Turns are translated block by block: images become data: URLs, calls of tools belong to the assistant's message, and
-each result of a tool is a message of its own. FieldNames lead from the chat's fields back to the client's.
+Turns are translated block by block: images become data: URLs, calls of tools join the assistant's message, and each
+result of a tool becomes a separate message. FieldNames map the chat's fields back to the client's.
 """
 
 import re
@@ -42,7 +42,7 @@ LATER: Final[dict[str, tuple[object, ...]]] = {
     "output_format": (),
     "speed": ("standard",),
 }
-"""Parameters that would change the answer and are not served, with the values, besides null, that change nothing."""
+"""Unsupported parameters that would change the answer, with the values, besides null, that change nothing."""
 
 WITHOUT_EFFECT: Final = frozenset(
     {
@@ -69,7 +69,7 @@ NAMES: Final = {
     "include_reasoning": "thinking.display",
     "thinking_token_budget": "thinking.budget_tokens",
 }
-"""Fields of a ChatRequest that do not depend on the request, and what Anthropic calls them."""
+"""Anthropic's names of the ChatRequest fields that do not depend on the request."""
 
 IN_TURNS: Final = ("thinking", "text", "tool_use")
 """The blocks of an assistant's turn."""
@@ -79,7 +79,7 @@ _IMAGE: Final = re.compile(rb'"data(?::|"[ \t\r\n]{0,8}:[ \t\r\n]{0,8}")')
 
 
 def find_image(body: bytes | bytearray, start: int, end: int) -> int:
-    """Find images as Anthropic's API has them, as `data` in base64 or as data: URLs, a FindImage."""
+    """Find images in the format of Anthropic's API, `data` in base64 or data: URLs; a FindImage."""
     match = _IMAGE.search(body, start, end)
     return -1 if match is None else match.end()
 
@@ -87,8 +87,7 @@ def find_image(body: bytes | bytearray, start: int, end: int) -> int:
 def parse_messages(body: bytes | bytearray, strict: bool = False) -> tuple[ChatRequest, str, FieldNames]:
     """Return the chat in the *body* of POST /v1/messages, a warning about ignored parameters, and the fields' names.
 
-    Raises BodyTooLarge, InvalidValue, and UnsupportedParameter for what is not served; if *strict*, for unknown
-    parameters too.
+    Raises BodyTooLarge, InvalidValue, and UnsupportedParameter for unsupported and, if *strict*, unknown parameters.
     """
     request, warning = _MESSAGES.read(body, strict)
     fields, names = _chat_fields(request)
@@ -135,7 +134,7 @@ def _chat_fields(request: CountRequest) -> tuple[dict[str, Any], FieldNames]:
 
 
 def _turns(message: Message, field: str, position: int, names: dict[str, str]) -> Iterator[tuple[str, ChatMessage]]:
-    """Yield the messages of a chat that *message* is, the first of which is number *position*, and their fields."""
+    """Yield the chat messages of *message*, which begin at number *position*, each after its field."""
     if message.role not in ("user", "assistant", "system"):
         raise InvalidValue(f"`{field}.role` must be user, assistant or system.", f"{field}.role")
     if isinstance(message.content, str):

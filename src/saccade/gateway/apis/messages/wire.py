@@ -19,7 +19,7 @@ from saccade.gateway.chat import (
 )
 from saccade.gateway.output.answer import Usage
 
-# Some fields are checked by code, with better errors; the schemas here are for the description of the API.
+# Code checks some fields, with better errors; the schemas here are for the description of the API.
 BLOCK_TYPES = ("text", "image", "thinking", "tool_use", "tool_result")
 BlockType = Annotated[str, Meta(extra_json_schema={"enum": list(BLOCK_TYPES)})]
 SourceType = Annotated[str, Meta(extra_json_schema={"enum": ["base64", "url", "file"]})]
@@ -32,7 +32,7 @@ ChoiceType = Annotated[str, Meta(extra_json_schema={"enum": ["auto", "any", "too
 
 
 class Source(Struct, frozen=True):
-    """An image: its bytes in base64 as *data*, its *url*, or the *file_id* of one that was uploaded."""
+    """An image: its bytes in base64 as *data*, its *url*, or the *file_id* of an uploaded one."""
 
     type: SourceType
     media_type: Annotated[str, Meta(max_length=64)] | None = None
@@ -42,7 +42,7 @@ class Source(Struct, frozen=True):
 
 
 class Block(Struct, frozen=True):
-    """A piece of a message; which fields it has follows from its *type*.
+    """A piece of a message; its *type* determines its fields.
 
     *signature* of thinking, and *is_error* of a result, are accepted and have no effect.
     """
@@ -81,7 +81,7 @@ class Tool(Struct, frozen=True):
 
 
 class ToolChoice(Struct, frozen=True):
-    """Whether tools are called: *name* is that of the tool where the type is "tool"."""
+    """Whether the answer calls tools; *name* is the tool's if the type is "tool"."""
 
     type: ChoiceType
     name: str | None = None
@@ -97,14 +97,14 @@ class Thinking(Struct, frozen=True):
 
 
 class OutputFormat(Struct, frozen=True):
-    """What the answer is: JSON by a schema."""
+    """The format of the answer: JSON that matches a schema."""
 
     type: Literal["json_schema"]
     schema: JsonSchema
 
 
 class OutputConfig(Struct, frozen=True):
-    """What the answer is like. An *effort* has no effect: whether a model reasons is set by `thinking`."""
+    """Settings of the answer. An *effort* has no effect: `thinking` sets whether a model reasons."""
 
     format: OutputFormat | None = None
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
@@ -138,13 +138,13 @@ class MessagesRequest(CountRequest, frozen=True, kw_only=True):
 
 
 class CountAnswer(Struct, frozen=True):
-    """How many tokens a chat has, those of its images included."""
+    """The number of tokens of a chat, including its images."""
 
     input_tokens: int
 
 
 class MessageUsage(Struct, frozen=True):
-    """Tokens of a request. *input_tokens* are those of the prompt that were not found in the prefix cache."""
+    """Tokens of a request. *input_tokens* are the prompt's tokens that were not in the prefix cache."""
 
     input_tokens: int
     output_tokens: int
@@ -178,7 +178,7 @@ StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
 class MessageAnswer(Struct, frozen=True, kw_only=True, tag="message"):
-    """A whole answer, and the beginning of a streamed one, which has no content yet."""
+    """A complete answer, or the beginning of a streamed one, which has no content yet."""
 
     id: str
     model: str
@@ -203,19 +203,19 @@ class ContentBlockStart(Struct, frozen=True, tag="content_block_start"):
 
 
 class TextDelta(Struct, frozen=True, tag="text_delta"):
-    """What a block of text grows by."""
+    """An increment of a text block."""
 
     text: str
 
 
 class ThinkingDelta(Struct, frozen=True, tag="thinking_delta"):
-    """What a block of reasoning grows by."""
+    """An increment of a reasoning block."""
 
     thinking: str
 
 
 class InputJsonDelta(Struct, frozen=True, tag="input_json_delta"):
-    """The JSON of a call's input, always whole."""
+    """The JSON of a call's input, always complete."""
 
     partial_json: str
 
@@ -228,7 +228,7 @@ class ContentBlockDelta(Struct, frozen=True, tag="content_block_delta"):
 
 
 class ContentBlockStop(Struct, frozen=True, tag="content_block_stop"):
-    """A block is whole."""
+    """A block is complete."""
 
     index: int
 
@@ -241,7 +241,7 @@ class StopDelta(Struct, frozen=True):
 
 
 class MessageDelta(Struct, frozen=True, tag="message_delta"):
-    """The answer is whole; *usage* is that of all of it."""
+    """The answer is complete; *usage* covers all of it."""
 
     delta: StopDelta
     usage: MessageUsage
@@ -252,7 +252,7 @@ class MessageStop(Struct, frozen=True, tag="message_stop"):
 
 
 def usage_of(usage: Usage) -> MessageUsage:
-    """Return *usage* as Anthropic counts."""
+    """Return *usage* in Anthropic's format."""
     num_cached = usage.prompt_tokens_details.cached_tokens
     return MessageUsage(usage.prompt_tokens - num_cached, usage.completion_tokens, num_cached)
 

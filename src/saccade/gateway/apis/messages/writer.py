@@ -1,4 +1,4 @@
-"""POST /v1/messages, Anthropic's API: how its bodies are read and its answers written."""
+"""POST /v1/messages, Anthropic's API: the writers of its answers."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -69,7 +69,7 @@ class MessageObject:
 
 
 class MessageEvents:
-    """Writes events: the message's beginning, each block from start to stop, why it ended.
+    """Writes events: the message's beginning, each block from start to stop, the reason of the end.
 
     One block is open at a time.
     """
@@ -83,7 +83,7 @@ class MessageEvents:
     def take(self, chunk: Chunk) -> bytes:
         """Return the events for *chunk*, none if it has no text and no call."""
         if self._beginning is None:
-            # Not earlier: only the first delta says how much of the prompt was found in the cache.
+            # Not earlier: only the first delta says how much of the prompt was in the cache.
             self._beginning = event(MessageStart(_message(self._answer, [], None, None)))
         return self._after_beginning(self._blocks(chunk))
 
@@ -159,7 +159,7 @@ def _stop(choice: GeneratedChoice) -> tuple[StopReason, str | None]:
 
 
 def _pieces(chunk: Chunk) -> Iterator[AnswerBlock]:
-    """Yield what *chunk* adds, as blocks."""
+    """Yield the increments in *chunk* as blocks."""
     if chunk.reasoning:
         yield ThinkingBlock(chunk.reasoning)
     if chunk.content:
@@ -169,7 +169,7 @@ def _pieces(chunk: Chunk) -> Iterator[AnswerBlock]:
 
 
 def _joined(pieces: Iterable[AnswerBlock]) -> list[AnswerBlock]:
-    """Return the blocks that *pieces* are, in the order in which a stream has them."""
+    """Return *pieces* joined to blocks, in the order of a stream."""
     blocks: list[AnswerBlock] = []
     for kind, alike in groupby(pieces, type):
         if kind is ThinkingBlock:

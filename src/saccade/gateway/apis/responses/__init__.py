@@ -1,1 +1,1 @@
-"""OpenAI's Responses, translated to and from chats, and the conversations that are kept."""
+"""OpenAI's Responses, translated to and from chats, and the stored conversations."""

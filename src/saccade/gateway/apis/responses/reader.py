@@ -1,6 +1,6 @@
-"""From Responses to chats: items become messages, and FieldNames lead from the chat's fields back to the client's.
+"""From Responses to chats: items become messages, and FieldNames map the chat's fields back to the client's.
 
-Of an assistant's turn, its reasoning, its text and its calls are items of their own here, and one message of a chat.
+The reasoning, the text and the calls of an assistant's turn are separate items here, but one message of a chat.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ LATER: Final[dict[str, tuple[object, ...]]] = {
     "prompt": (),
     "truncation": ("disabled",),
 }
-"""Parameters that would change the answer and are not served, with the values, besides null, that change nothing."""
+"""Unsupported parameters that would change the answer, with the values, besides null, that change nothing."""
 
 WITHOUT_EFFECT: Final = frozenset(
     {
@@ -58,17 +58,16 @@ NAMES: Final = {
     "response_format.json_schema": "text.format",
     "reasoning_effort": "reasoning.effort",
 }
-"""Fields of a ChatRequest that do not depend on the request, and what Responses call them."""
+"""The Responses API's names of the ChatRequest fields that do not depend on the request."""
 
 Recall = Callable[[str], Sequence[ChatMessage]]
-"""Returns the conversation up to the response with an id."""
+"""Returns the conversation up to and including the response with an id."""
 
 
 def parse_response(body: bytes | bytearray, strict: bool = False) -> tuple[ResponseRequest, str]:
     """Return the request in the *body* of POST /v1/responses, and a warning about ignored parameters.
 
-    Raises BodyTooLarge, InvalidValue, and UnsupportedParameter for what is not served; if *strict*, for unknown
-    parameters too.
+    Raises BodyTooLarge, InvalidValue, and UnsupportedParameter for unsupported and, if *strict*, unknown parameters.
     """
     request, warning = _READER.read(body, strict)
     if request.top_logprobs or LOGPROBS in (request.include or ()):
@@ -79,7 +78,7 @@ def parse_response(body: bytes | bytearray, strict: bool = False) -> tuple[Respo
 
 @dataclass
 class Conversation:
-    """Messages of a chat as items add them, and what the client calls them."""
+    """The messages of a chat that is built from items, and the client's names of their fields."""
 
     messages: list[ChatMessage] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=lambda: dict(NAMES))
@@ -155,8 +154,8 @@ def _add_items(items: Sequence[Item], chat: Conversation) -> None:
 def _may_follow(turn: Sequence[str], item: str) -> bool:
     """Whether an item of this type belongs to the same turn as the items of the types *turn*.
 
-    Chat templates write a turn's reasoning, then its text, then its calls: text behind a call joins the text before it,
-    and text behind text is another turn.
+    Chat templates write a turn's reasoning, then its text, then its calls. So text after a call joins the text before
+    the call, and text after text begins another turn.
     """
     match item:
         case "reasoning":
@@ -206,7 +205,7 @@ def _call(item: Item, name: str) -> ToolCall:
 
 
 def _content(content: Content | None, name: str, chat: Conversation, num_before: int = 0) -> str | list[ContentPart]:
-    """Return *content* in the form of a chat, where *num_before* parts are before it in its message."""
+    """Return *content* in the form of a chat; *num_before* parts precede it in its message."""
     if content is None:
         raise InvalidValue(f"`{name}` is missing.", name)
     if isinstance(content, str):

@@ -1,4 +1,4 @@
-"""Conversations that later requests continue: responses by tenant and id, in memory, within a bound of bytes."""
+"""Conversations that later requests can continue: responses by tenant and id, in memory, within a byte limit."""
 
 import sys
 from collections.abc import Iterable
@@ -12,17 +12,17 @@ from saccade.errors import InvalidValue, ResponseNotFound
 from saccade.gateway.chat import MAX_MESSAGES, ChatMessage
 
 ENTRY_BYTES = 1024
-"""What a response takes besides its messages and its JSON."""
+"""Memory of a response besides its messages and its JSON."""
 
 LARGEST_PART = 4
-"""A conversation over one part in this many of the store is not kept: it would push out many others."""
+"""A conversation over this fraction of the store is not stored: it would displace many others."""
 
 
 @dataclass(frozen=True)
 class StoredResponse:
-    """The messages that a request added to those of the response *previous*, with its answer; *body* is its JSON.
+    """The messages that a request and its answer added after the response *previous*; *body* is its JSON.
 
-    Both ends of a request are kept apart from its instructions, which hold for one request only.
+    Instructions are not among the messages: they apply to one request only.
     """
 
     previous: str | None
@@ -31,27 +31,27 @@ class StoredResponse:
 
 
 def num_message_bytes(messages: Iterable[ChatMessage]) -> int:
-    """Return the memory that *messages* take."""
+    """Return the memory of *messages* in bytes."""
     return sum(map(_num_bytes, messages))
 
 
 class ResponseStore:
-    """Responses of all tenants, of *budget_bytes* together, as TenantLru keeps them."""
+    """Responses of all tenants, *budget_bytes* together, in a TenantLru."""
 
     def __init__(self, budget_bytes: int) -> None:
         self._responses: TenantLru[str, StoredResponse] = TenantLru(budget_bytes)
 
     def takes(self, num_bytes: int) -> bool:
-        """Whether messages of *num_bytes* are small enough to be kept, with or without an answer."""
+        """Whether messages of *num_bytes* are small enough to store, with or without an answer."""
         return num_bytes + ENTRY_BYTES <= self._responses.budget_bytes // LARGEST_PART
 
     def put(self, tenant: bytes, response_id: str, response: StoredResponse) -> bool:
-        """Keep a whole response, if it is small enough. Return whether it is kept."""
+        """Store a complete response if it is small enough. Return whether it is stored."""
         num_bytes = len(response.body) + num_message_bytes(response.messages)
         if not self.takes(num_bytes):
             return False
         self._responses.put(tenant, response_id, response, num_bytes + ENTRY_BYTES)
-        # A tenant that holds most may lose what it has just added.
+        # The tenant with the most bytes may lose the response that it has just added.
         return response_id in self._responses.of(tenant)
 
     def body(self, tenant: bytes, response_id: str) -> bytes:
@@ -59,7 +59,7 @@ class ResponseStore:
         return self._find(tenant, response_id, "response_id").body
 
     def delete(self, tenant: bytes, response_id: str) -> None:
-        """Forget a response; those that continue it cannot be continued then. Raises ResponseNotFound."""
+        """Delete a response; later ones of its conversation can no longer be continued. Raises ResponseNotFound."""
         self._find(tenant, response_id, "response_id")
         self._responses.pop(tenant, response_id)
 
@@ -89,7 +89,7 @@ class ResponseStore:
 
 
 def _num_bytes(value: object) -> int:
-    """Return the memory of a message or of a part of one, whatever its fields are called."""
+    """Return the memory of a message or a part of one, whatever its fields."""
     if isinstance(value, msgspec.Struct):
         inside = [item for item in msgspec.structs.astuple(value) if item is not None and item is not UNSET]
     else:

@@ -19,7 +19,7 @@ from saccade.gateway.chat import (
 )
 from saccade.gateway.output.answer import Usage
 
-# Some fields are checked by code, with better errors; the schemas here are for the description of the API.
+# Code checks some fields, with better errors; the schemas here are for the description of the API.
 PART_TYPES = ("input_text", "input_image", "output_text", "refusal", "reasoning_text")
 ITEM_TYPES = ("message", "function_call", "function_call_output", "reasoning")
 PartType = Annotated[str, Meta(extra_json_schema={"enum": list(PART_TYPES)})]
@@ -37,7 +37,7 @@ NoLogprobs = Annotated[int, Meta(extra_json_schema=LogprobsSchema)]
 
 
 class Part(Struct, frozen=True):
-    """A piece of an item: text under several names, or an image; which fields it has follows from its *type*."""
+    """A piece of an item: text under several names, or an image; its *type* determines its fields."""
 
     type: PartType
     text: str | None = None
@@ -51,7 +51,7 @@ Content = str | Annotated[list[Part], Meta(max_length=MAX_PARTS)]
 
 
 class Item(Struct, frozen=True):
-    """A turn of a conversation, or a part of one; which fields it has follows from its *type*.
+    """A turn of a conversation, or a part of one; its *type* determines its fields.
 
     *id*, *status* and *encrypted_content* are accepted and have no effect.
     """
@@ -79,7 +79,7 @@ class FunctionTool(Struct, frozen=True):
 
 
 class Format(Struct, frozen=True):
-    """What the answer is: text, any JSON object, or JSON by *schema*; of a *strict* one nothing is dropped."""
+    """The format of the answer: text, any JSON object, or JSON by *schema*; a *strict* schema loses no keyword."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: Annotated[str, Meta(max_length=MAX_STOP_CHARACTERS)] | None = None
@@ -89,14 +89,14 @@ class Format(Struct, frozen=True):
 
 
 class TextConfig(Struct, frozen=True):
-    """What the answer's text is like."""
+    """Settings of the answer's text."""
 
     format: Format | None = None
     verbosity: Literal["medium"] | None = None
 
 
 class Reasoning(Struct, frozen=True):
-    """Whether the answer reasons first; a summary is never made: answers have the reasoning itself."""
+    """Whether the answer reasons first. Answers contain the reasoning itself, never a summary."""
 
     effort: Effort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
@@ -105,7 +105,7 @@ class Reasoning(Struct, frozen=True):
 class ResponseRequest(Struct, frozen=True, kw_only=True):
     """The body of POST /v1/responses. Names and meanings are OpenAI's; bounds are those of chats.
 
-    What *include* asks for is about tools that the server runs and has no effect, but for log probabilities.
+    *include* has no effect, since it concerns tools that the server runs; log probabilities are refused.
     """
 
     model: str
@@ -148,7 +148,7 @@ class ReasoningText(Struct, frozen=True, tag="reasoning_text"):
 
 
 class MessageItem(Struct, frozen=True, tag="message"):
-    """What the answer says."""
+    """The content of the answer."""
 
     id: str
     content: list[OutputText]
@@ -157,7 +157,7 @@ class MessageItem(Struct, frozen=True, tag="message"):
 
 
 class ReasoningItem(Struct, frozen=True, tag="reasoning"):
-    """The reasoning before an answer, as it is: no summary is made."""
+    """The reasoning before an answer, without a summary."""
 
     id: str
     content: list[ReasoningText]
@@ -179,7 +179,7 @@ OutputItem = MessageItem | ReasoningItem | FunctionCallItem
 
 
 class InputTokensDetails(Struct, frozen=True):
-    """How many tokens of the prompt were found in the prefix cache; what is written to it is not counted."""
+    """How many tokens of the prompt were in the prefix cache; tokens written to it are not counted."""
 
     cached_tokens: int
     cache_write_tokens: int = 0
@@ -202,7 +202,7 @@ class ResponseUsage(Struct, frozen=True):
 
 
 class IncompleteDetails(Struct, frozen=True):
-    """Why an answer is cut."""
+    """Why an answer is incomplete."""
 
     reason: Literal["max_output_tokens"]
 
@@ -215,20 +215,20 @@ class ResponseError(Struct, frozen=True):
 
 
 class ReasoningConfig(Struct, frozen=True):
-    """What the request says of the reasoning."""
+    """The request's settings of reasoning."""
 
     effort: str | None
     summary: str | None
 
 
 class TextFormat(Struct, frozen=True):
-    """What the request says of the answer's text, in JSON."""
+    """The request's format of the answer's text, in JSON."""
 
     format: Raw
 
 
 class Response(Struct, frozen=True, kw_only=True):
-    """An answer; what the request says of it is repeated."""
+    """An answer; it repeats the settings of its request."""
 
     id: str
     created_at: int
@@ -256,7 +256,7 @@ class Response(Struct, frozen=True, kw_only=True):
 
 
 class DeletedResponse(Struct, frozen=True):
-    """A response that is no longer kept."""
+    """A deleted response."""
 
     id: str
     deleted: bool = True
@@ -264,7 +264,7 @@ class DeletedResponse(Struct, frozen=True):
 
 
 def usage_of(usage: Usage) -> ResponseUsage:
-    """Return *usage* as Responses spell it."""
+    """Return *usage* in the format of Responses."""
     return ResponseUsage(
         usage.prompt_tokens,
         InputTokensDetails(usage.prompt_tokens_details.cached_tokens),

@@ -1,4 +1,4 @@
-"""POST /v1/responses: how its bodies are read and its answers written; and the responses that are kept."""
+"""POST /v1/responses: the writers of its answers, and the endpoints of stored responses."""
 
 import secrets
 import time
@@ -44,12 +44,12 @@ from saccade.gateway.tenants.account import ACCOUNT
 from saccade.protocol.output import FinishReason
 
 TOO_LARGE = "not stored: the conversation takes more than a quarter of --response-store-bytes"
-"""The warning beside an answer that cannot be continued by its id."""
+"""The warning with an answer that cannot be continued by its id."""
 
 
 @dataclass(frozen=True)
 class Destination:
-    """Where a response is kept when it is whole, and with which *messages* after those of the response *previous*."""
+    """The *store* of a complete response, and the *messages* that its request adds after the response *previous*."""
 
     store: ResponseStore
     tenant: bytes
@@ -59,7 +59,7 @@ class Destination:
 
 @dataclass(frozen=True)
 class Responses:
-    """OpenAI's Responses. Without a *store* none is kept."""
+    """OpenAI's Responses. Without a *store* no response is stored."""
 
     strict_parameters: bool
     store: ResponseStore | None
@@ -131,7 +131,7 @@ class ResponseObject:
 
 
 class ResponseEvents:
-    """Writes events: the response's beginning, each item from start to end, the whole response."""
+    """Writes events: the response's beginning, each item from start to end, the complete response."""
 
     def __init__(self, output: "_Output", answer: Answer) -> None:
         output.response = msgspec.structs.replace(output.response, model=answer.served.name)
@@ -139,7 +139,7 @@ class ResponseEvents:
         self._answer = answer
 
     def take(self, chunk: Chunk) -> bytes:
-        """Return the events for *chunk*, after those that begin every stream if it is the first one."""
+        """Return the events for *chunk*; the first chunk's follow those that begin every stream."""
         return self._output.beginning() + self._output.take(chunk)
 
     async def end(self) -> bytes:
@@ -151,16 +151,16 @@ class ResponseEvents:
 
 
 class _Output:
-    """The items of one answer as they grow, and the events that tell of it. One item is open at a time.
+    """The growing items of one answer, and the events that report them. One item is open at a time.
 
-    *response* is the object before its answer.
+    *response* is the object without its answer.
     """
 
     def __init__(self, response: Response, destination: Destination | None) -> None:
         self.response = response
         self._destination = destination
         self._items: list[OutputItem] = []
-        """Those that are whole."""
+        """The complete items."""
 
         self._suffix = response.id.removeprefix("resp_")
         self._open: type[MessageItem | ReasoningItem] | None = None
@@ -168,7 +168,7 @@ class _Output:
         self._num_events = 0
 
     def beginning(self) -> bytes:
-        """Return the events that every stream begins with, none if any event was returned before."""
+        """Return the events that begin every stream, none if any event was returned before."""
         if self._num_events:
             return b""
         return self.event("response.created", response=self.response) + self.event(
@@ -176,7 +176,7 @@ class _Output:
         )
 
     def failure(self, error: SaccadeError) -> bytes:
-        """Return the events for *error*, the last ones."""
+        """Return the last events of a stream that fails with *error*."""
         detail = msgspec.json.decode(encode_error(error), type=ErrorAnswer).error
         failed = msgspec.structs.replace(
             self.response, status="failed", output=self._items, error=ResponseError(detail.code, detail.message)
@@ -185,7 +185,7 @@ class _Output:
         return events + self.event("response.failed", response=failed)
 
     def whole(self, answer: Answer) -> bytes:
-        """Return the whole response in JSON; it is kept from now on if there is room for it."""
+        """Return the complete response in JSON, and store it if there is room."""
         status = _status(answer)
         response = msgspec.structs.replace(
             self.response,
@@ -275,7 +275,7 @@ class _Output:
 
 
 def _unfinished(original: ResponseRequest, response_id: str, is_stored: bool) -> Response:
-    """Return the response to *original* before its answer; it holds no input."""
+    """Return the response to the request *original* without its answer; it has no input."""
     reasoning, form = (
         original.reasoning,
         None if original.text is None else original.text.format,
@@ -297,7 +297,7 @@ def _unfinished(original: ResponseRequest, response_id: str, is_stored: bool) ->
         reasoning=ReasoningConfig(*((None, None) if reasoning is None else (reasoning.effort, reasoning.summary))),
         store=is_stored,
         temperature=original.temperature,
-        # Encoded now: the schema is a view of the whole body.
+        # Encoded now, since the schema is a view of the whole body.
         text=TextFormat(Raw(b'{"type":"text"}' if form is None else msgspec.json.encode(form))),
         tool_choice=original.tool_choice or "auto",
         tools=original.tools or [],
@@ -310,7 +310,7 @@ def _status(answer: Answer) -> Status:
 
 
 def _as_messages(items: list[OutputItem]) -> list[ChatMessage]:
-    """Return the turn that *items* are, as a chat has it."""
+    """Return the turn of *items* as messages of a chat."""
     if not items:
         return []
     reasoning = "".join(item.content[0].text for item in items if isinstance(item, ReasoningItem))
