@@ -6,10 +6,10 @@ from saccade.tokenization.provenance import PIECE, Provenance
 
 
 class Whole(str):
-    """A text that must not be translated in one call, which would hold the interpreter's lock all along."""
+    """A text that no single call may change, since that would hold the interpreter's lock all along."""
 
-    def translate(self, *_: Any) -> str:
-        raise AssertionError("translated as a whole")
+    def replace(self, *_: Any, **__: Any) -> str:
+        raise AssertionError("changed as a whole")
 
 
 def test_no_other_thread_waits_for_a_long_text() -> None:

@@ -102,7 +102,9 @@ class Pipeline:
         images = await self._collect(request, served, chat, request.tenant.salt)
         with request.place():
             layouts = [image.layout for image in images]
-            draft = await self.prompts.draft(served, params, chat, layouts, _num_bytes(images))
+            draft = await self.prompts.draft(
+                served, params, chat, layouts, _num_bytes(images), salt=request.tenant.salt
+            )
             return draft.token_ids
 
     async def _collect(self, request: Request, served: ServedModel, chat: Chat, salt: bytes) -> list[EncodedImage]:
@@ -118,7 +120,7 @@ class Pipeline:
         some_take_chats, all_take_chats = self.dispatcher.takers_of_chats(served.name)
         layouts = [image.layout for image in images]
         draft = await self.prompts.draft(
-            served, params, part.chat, layouts, _num_bytes(images), as_vllm_chat=all_take_chats
+            served, params, part.chat, layouts, _num_bytes(images), as_vllm_chat=all_take_chats, salt=part.salt
         )
         grammar = part.answer_grammar
         sampling = sampling_params(params, served, draft.token_ids, None if grammar is None else grammar.grammar)

@@ -12,7 +12,7 @@ import tokenizers
 
 from saccade.tokenization.added_tokens import merge_special_tokens
 from saccade.tokenization.image_tag import ImageTag
-from saccade.tokenization.tokenizer import Segment, check_length, special_variables
+from saccade.tokenization.tokenizer import Pieces, Segment, check_length, special_variables
 from saccade.tokenization.tokenizer_json import JsonTokenizer
 
 
@@ -37,7 +37,7 @@ class ImagewiseTokenizer(JsonTokenizer):
         self._file = tokenizer_json
         self._config = tokenizer_config
 
-    def encode(self, segments: Iterable[Segment]) -> list[int]:
+    def encode(self, segments: Iterable[Segment], pieces: Pieces | None = None) -> list[int]:
         """Return the ids of the release's own processor, each image as one placeholder.
 
         Raises InvalidValue as JsonTokenizer.encode does.
@@ -46,13 +46,13 @@ class ImagewiseTokenizer(JsonTokenizer):
         stretch: list[Segment] = []
         for segment in segments:
             if self._is_tag(segment):
-                token_ids += super().encode(stretch) + self._placeholder_ids
+                token_ids += super().encode(stretch, pieces) + self._placeholder_ids
                 stretch = []
             else:
                 stretch.append(segment)
-        return token_ids + super().encode(stretch)
+        return token_ids + super().encode(stretch, pieces)
 
-    def encode_as_vllm_chat(self, segments: Iterable[Segment]) -> list[int]:
+    def encode_as_vllm_chat(self, segments: Iterable[Segment], pieces: Pieces | None = None) -> list[int]:
         """Return the ids that vLLM makes of a chat with images, each as one placeholder.
 
         vLLM encodes the prompt as a whole and decodes it, which loses white space next to special tokens, and only then

@@ -18,7 +18,7 @@ from saccade.errors import StartupError
 from saccade.tokenization.added_tokens import declared_tokens
 from saccade.tokenization.text_bound import TextBound
 from saccade.tokenization.text_stream import ByteStream, TextStream
-from saccade.tokenization.tokenizer import Segment, Tokenizer, check_length
+from saccade.tokenization.tokenizer import PIECE_CHARACTERS, Pieces, Segment, Tokenizer, check_length
 
 NUM_RESERVED = 256
 CHUNK_CHARACTERS = 400_000
@@ -63,7 +63,7 @@ class TiktokenTokenizer(Tokenizer):
             "tiktoken.model", pat_str=pattern, mergeable_ranks=ranks, special_tokens=self.special_tokens
         )
 
-    def encode(self, segments: Iterable[Segment]) -> list[int]:
+    def encode(self, segments: Iterable[Segment], pieces: Pieces | None = None) -> list[int]:
         """Return the ids of a rendered prompt. Raises InvalidValue for more than MAX_TEXT_BYTES."""
         prompt = list(segments)
         text = "".join(segment.text for segment in prompt)
@@ -72,6 +72,8 @@ class TiktokenTokenizer(Tokenizer):
         for piece in _cut(_join_texts(prompt), list(_cuts(text))):
             if piece.is_special:
                 token_ids.append(self.special_tokens[piece.text])
+            elif pieces is not None and len(piece.text) >= PIECE_CHARACTERS:
+                token_ids += pieces([piece.text], self._encoding.encode_ordinary)
             else:
                 token_ids += self._encoding.encode_ordinary(piece.text)
         return token_ids

@@ -5,12 +5,15 @@ them gets exactly the ids of the reference.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from saccade.errors import InvalidValue
 from saccade.tokenization.text_bound import TextBound
 from saccade.tokenization.text_stream import TextStream
+
+PIECE_CHARACTERS = 4096
+"""A part of a prompt that may be known from before is at least so long."""
 
 MAX_TEXT_BYTES = 4 * 2**20
 """The most text in one call: each byte may become a token, and tokens take far more memory than text."""
@@ -21,6 +24,10 @@ class Segment(NamedTuple):
 
     text: str
     is_special: bool
+
+
+Pieces = Callable[[Sequence[str], Callable[[str], list[int]]], list[int]]
+"""Returns the ids of texts together. It may know some from before, and calls the function for the others."""
 
 
 class Tokenizer(ABC):
@@ -35,15 +42,16 @@ class Tokenizer(ABC):
     text_bound: TextBound
 
     @abstractmethod
-    def encode(self, segments: Iterable[Segment]) -> list[int]:
+    def encode(self, segments: Iterable[Segment], pieces: Pieces | None = None) -> list[int]:
         """Return the ids of a rendered prompt, with the checkpoint's BOS before the text.
 
-        Raises InvalidValue for more than MAX_TEXT_BYTES, and if users' text would become a special token.
+        The parts of a long prompt go through *pieces*, if given. Raises InvalidValue for more than
+        MAX_TEXT_BYTES, and if users' text would become a special token.
         """
 
-    def encode_as_vllm_chat(self, segments: Iterable[Segment]) -> list[int]:
+    def encode_as_vllm_chat(self, segments: Iterable[Segment], pieces: Pieces | None = None) -> list[int]:
         """Return the ids that vLLM makes of the same prompt as a chat; by default those of encode()."""
-        return self.encode(segments)
+        return self.encode(segments, pieces)
 
     @abstractmethod
     def token_bytes(self, token_id: int) -> bytes:

@@ -20,7 +20,7 @@ from saccade.tokenization.added_tokens import merge_special_tokens
 from saccade.tokenization.text_bound import read_bound
 from saccade.tokenization.text_stream import TextStream
 from saccade.tokenization.token_bytes import read_token_bytes
-from saccade.tokenization.tokenizer import Segment, Tokenizer, check_length
+from saccade.tokenization.tokenizer import PIECE_CHARACTERS, Pieces, Segment, Tokenizer, check_length
 
 PLAIN_WORD = "a"
 
@@ -59,26 +59,49 @@ class JsonTokenizer(Tokenizer):
         self._tokenizer.encode_special_tokens = True
         self._bytes_of: dict[int, bytes] = {}
 
-    def encode(self, segments: Iterable[Segment]) -> list[int]:
+    def encode(self, segments: Iterable[Segment], pieces: Pieces | None = None) -> list[int]:
         """Return the ids of a rendered prompt, with the BOS of the file's post-processor before the text.
 
         `add_bos_token: false` of tokenizer_config.json turns the BOS off; if the template writes one, none is added.
         Raises InvalidValue for more than MAX_TEXT_BYTES, and if users' text would become a special token.
         """
         prompt = list(segments)
-        encoded = self._without_bos(prompt)
+        encoded = self._without_bos(prompt, pieces)
         return encoded if self._begins_with_bos(prompt) else self._before + encoded
 
-    def encode_as_vllm_chat(self, segments: Iterable[Segment]) -> list[int]:
+    def encode_as_vllm_chat(self, segments: Iterable[Segment], pieces: Pieces | None = None) -> list[int]:
         """Do the same as encode(), but without a BOS that the template did not write: vLLM adds none to a chat.
 
         Raises InvalidValue as encode() does.
         """
-        return self._without_bos(segments)
+        return self._without_bos(segments, pieces)
 
-    def _without_bos(self, segments: Iterable[Segment]) -> list[int]:
+    def _without_bos(self, segments: Iterable[Segment], pieces: Pieces | None) -> list[int]:
+        if pieces is not None:
+            texts = self._cut(segments)
+            check_length("".join(texts))
+            return pieces(texts, self._encode)
         text = "".join(self._aliases[text] if is_special else text for text, is_special in segments)
         check_length(text)
+        return self._encode(text)
+
+    def _cut(self, segments: Iterable[Segment]) -> list[str]:
+        """Return the prompt in pieces of PIECE_CHARACTERS or more, which have the same ids apart as together.
+
+        The library splits a text at special tokens before all else, so a piece begins with one. It may take no white
+        space before it, and its neighbours do not matter.
+        """
+        pieces: list[list[str]] = [[]]
+        num_characters = 0
+        for text, is_special in segments:
+            if num_characters >= PIECE_CHARACTERS and is_special and text not in self._joined:
+                pieces.append([])
+                num_characters = 0
+            pieces[-1].append(self._aliases[text] if is_special else text)
+            num_characters += len(text)
+        return ["".join(piece) for piece in pieces]
+
+    def _encode(self, text: str) -> list[int]:
         # Only the library's batch calls release the interpreter's lock.
         ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
         if not self._forbidden_ids.isdisjoint(ids):
@@ -147,6 +170,11 @@ class JsonTokenizer(Tokenizer):
         """Add for every special token a token with the same flags and a name that cannot be guessed."""
         added = self._tokenizer.get_added_tokens_decoder()
         aliases = {content: secrets.token_hex(16) for content in self.special_tokens}
+        self._joined = {
+            content
+            for content, token_id in self.special_tokens.items()
+            if added[token_id].lstrip or added[token_id].single_word
+        }
         twins = []
         for content, token_id in self.special_tokens.items():
             # Matched before the text is normalised, so that a normaliser cannot hide it.

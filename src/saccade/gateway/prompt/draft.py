@@ -5,13 +5,14 @@ tokens are counted from its header alone, so a refusal costs little: no pixel is
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from saccade.errors import ContextLengthExceeded, InvalidValue, RequestError, TooManyImages, UnsupportedParameter
 from saccade.gateway.chat import IMAGE_PART, Chat, ChatRequest, PlainPrompt, TokenizeRequest
 from saccade.gateway.limits import WorkThreads
 from saccade.gateway.prompt.messages import num_characters, read_chat
+from saccade.gateway.prompt.piece_cache import PieceCache
 from saccade.gateway.prompt.placeholders import expand, write_images
 from saccade.gateway.prompt.tools import check_history, check_served, texts_in
 from saccade.gateway.served_models.served_model import ServedModel
@@ -24,6 +25,9 @@ from saccade.tokenization.tokenizer import Segment
 
 THREAD_FROM_CHARACTERS = 16 * 1024
 """Longer text is processed in a thread; shorter text takes less time than the switch to a thread."""
+
+PIECES_BYTES = 32 << 20
+"""Of token ids that are kept for the next turns of long chats: four bytes for each token."""
 
 MAX_UTF8_BYTES = 4
 """Bytes of a character, at most."""
@@ -47,6 +51,7 @@ class PromptDrafter:
     metrics: Metrics
     threads: WorkThreads
     takes_templates: bool = False
+    pieces: PieceCache = field(default_factory=lambda: PieceCache(PIECES_BYTES))
 
     def read(self, served: ServedModel, request: ChatRequest | TokenizeRequest) -> Chat:
         """Return the chat in *request*. Raises RequestError, naming the field."""
@@ -90,22 +95,25 @@ class PromptDrafter:
         num_image_bytes: int = 0,
         *,
         as_vllm_chat: bool = False,
+        salt: bytes = b"",
     ) -> Draft:
         """Return the token ids of *chat*; image i has layouts[i].
 
         The encoded images have *num_image_bytes* together. With *as_vllm_chat* the ids are those that vLLM would
-        compute. Raises RequestError, naming the field.
+        compute. Parts of a long chat that the tenant with *salt* has sent before are not encoded again. Raises
+        RequestError, naming the field.
         """
         if chat.plain is not None:
             return Draft(chat.plain)
         encode = served.tokenizer.encode_as_vllm_chat if as_vllm_chat else served.tokenizer.encode
-        placeholders = served.placeholders
+        placeholders, is_long = served.placeholders, chat.num_characters > THREAD_FROM_CHARACTERS
+        pieces = partial(self.pieces.encode, salt, served.scope) if is_long else None
         with self.metrics.stage("tokenize"):
             token_ids = await self._encode(
-                chat.num_characters > THREAD_FROM_CHARACTERS,
+                is_long,
                 num_image_bytes,
                 lambda: encode(
-                    write_images(render(served, chat), served.tokenizer.special_tokens, placeholders, layouts)
+                    write_images(render(served, chat), served.tokenizer.special_tokens, placeholders, layouts), pieces
                 ),
                 "messages",
             )

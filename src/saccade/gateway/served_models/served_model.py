@@ -1,8 +1,10 @@
 """ServedModel: the gateway's part of a model, built once from the files that its workers send."""
 
+import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 from saccade import models
@@ -128,6 +130,8 @@ class VideoSide:
 class ServedModel:
     """Everything that requests for one model need. *files_digest* covers the files that determine pixels.
 
+    *scope* names its tokenizer in caches of token ids.
+
     *tokenizer_file* is the name of *tokenizer*'s file. *videos* is None for a model that takes no videos.
     """
 
@@ -146,6 +150,7 @@ class ServedModel:
     max_model_len: int
     created: int
     videos: VideoSide | None = None
+    scope: bytes = field(default_factory=partial(secrets.token_bytes, 16))
 
     @classmethod
     def from_description(cls, description: Description) -> "ServedModel":
