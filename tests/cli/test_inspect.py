@@ -108,7 +108,7 @@ def test_a_chat_that_cannot_be_shown_is_one_sentence(tmp_path: Path, capsys: pyt
         ),
         (b'{"error": {"message": "no", "code": "invalid_api_key"}}', "refused with 400: it has no such --admin-key."),
         (b'{"error": "no"}', "is not an answer of Saccade's admin port."),
-        (b"<html>", "refused with 400: what it says is not an answer of Saccade's admin port."),
+        (b"<html>", "refused with 400: the body is not an answer of Saccade's admin port."),
     ],
 )
 def test_refused_request_is_one_sentence(

@@ -64,7 +64,7 @@ def test_flag_without_effect_is_removed_from_the_command_line(flag: VllmFlag) ->
     values = {"nothing": [], "one": ["1"], "many": ["1", "2"]}[flag.takes]
     for name in flag.names:
         taken = take_out(["serve", "MODEL", name, *values, "--port", "81"])
-        assert (taken.kept, taken.without_effect) == (["serve", "MODEL", "--port", "81"], [name])
+        assert (taken.arguments, taken.without_effect) == (["serve", "MODEL", "--port", "81"], [name])
 
 
 @table(
@@ -90,11 +90,11 @@ def test_flag_without_effect_is_removed_from_the_command_line(flag: VllmFlag) ->
     ],
 )
 def test_only_flags_without_effect_are_removed(given: list[str], kept: list[str]) -> None:
-    assert take_out(["serve", *given]).kept == ["serve", *kept]
+    assert take_out(["serve", *given]).arguments == ["serve", *kept]
 
 
 def test_other_commands_take_no_flags_of_vllm() -> None:
-    assert take_out(["inspect", "--swap-space", "4"]).kept == ["inspect", "--swap-space", "4"]
+    assert take_out(["inspect", "--swap-space", "4"]).arguments == ["inspect", "--swap-space", "4"]
 
 
 def test_flags_without_effect_are_named_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:

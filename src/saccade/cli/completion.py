@@ -18,7 +18,7 @@ def completion(shell: Shell | None = None) -> None:
     Parameters
     ----------
     shell
-        The shell; by default the one that $SHELL names.
+        The shell; by default the one in $SHELL.
     """
     from saccade.cli.main import make_app
 

@@ -1,7 +1,7 @@
 """`saccade demo`: start the bundled model, ask it about the bundled images through the openai SDK, stop.
 
-The bundled model was trained neither on lists of answers nor on tools, so grammars hold those two: one of a list, which
-the model chooses itself, and a call whose arguments the grammar spells out.
+The bundled model was not trained on lists of answers or tools, so grammars enforce two answers: one of a list, which
+the model chooses, and a call whose arguments the grammar spells out.
 """
 
 import base64
@@ -83,7 +83,7 @@ def serving() -> Iterator[str]:
     try:
         deadline = time.monotonic() + START_SECONDS
         while not _is_ready(port):
-            if server.poll() in exit_codes.TOLD:
+            if server.poll() in exit_codes.WITH_MESSAGE:
                 raise SystemExit(server.returncode)
             if server.poll() is not None:
                 raise StartupError(f"`saccade serve` ended with exit code {server.returncode} before it was ready.")
@@ -114,7 +114,7 @@ def ask(
     console: Console,
     choices: Sequence[str] = (),
 ) -> Answer:
-    """Ask *question* about *image* and print the answer as it streams. With *choices* it is one of these."""
+    """Ask *question* about *image* and print the answer as it streams. With *choices* the answer is one of them."""
     start = time.perf_counter()
     stream = client.chat.completions.create(
         model=model,
@@ -137,12 +137,12 @@ def ask(
     return Answer(text, (first - start) * 1000, rate)
 
 
-def call_tool(client: "openai.OpenAI", model: str, image: Path, known: Mapping[str, str]) -> str:
-    """Have the model call a tool with what is *known* of the image; return the call as it arrived."""
+def call_tool(client: "openai.OpenAI", model: str, image: Path, labels: Mapping[str, str]) -> str:
+    """Make the model call a tool with the *labels* of the image; return the call as it arrived."""
     parameters = {
         "type": "object",
-        "properties": {name: {"const": value} for name, value in known.items()},
-        "required": list(known),
+        "properties": {name: {"const": value} for name, value in labels.items()},
+        "required": list(labels),
         "additionalProperties": False,
     }
     answer = client.chat.completions.create(
@@ -175,7 +175,7 @@ def image_rows(path: Path, columns: int = IMAGE_COLUMNS) -> Segments:
 
 
 def show_held_answers(client: "openai.OpenAI", model: str, image: Path, console: Console) -> None:
-    """Print a structured answer and a tool call about an image of a shape, and what a grammar did for them."""
+    """Print a structured answer and a tool call about an image of a shape, and the effect of their grammars."""
     console.print(f"\n{image.name}, answers that a grammar holds", style="dim", highlight=False)
     console.print(f"{QUESTIONS['shapes'][0]} One of {', '.join(SHAPES)}: ", end="", style="bold", highlight=False)
     shape = ask(client, model, image, QUESTIONS["shapes"][0], console, choices=SHAPES).text

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from saccade.supervisor.ray_fleet import RayFleet
 
 LOOK_SECONDS = 1.0
-"""Between two looks at where the workers are."""
+"""Between two checks of the workers' addresses."""
 
 KILL_SECONDS = 10.0
-"""A worker that has not ended so long after its --shutdown-timeout is killed."""
+"""A worker that has not ended this long after its --shutdown-timeout is killed."""
 
 logger = logging.getLogger(__name__)
 
@@ -89,19 +89,19 @@ def fleet(
 
 def _keep_up(running: "RayFleet", path: Path, replicas: int, stopped: threading.Event) -> None:
     """Write the addresses of the workers to *path* whenever they have changed."""
-    written: tuple[str, ...] = ()
+    last_urls: tuple[str, ...] = ()
     while not stopped.wait(LOOK_SECONDS):
         urls = running.urls()
-        if urls != written:
+        if urls != last_urls:
             _write(path, urls)
-            written = urls
+            last_urls = urls
             logger.info("%d of %d workers have a node: %s", len(urls), replicas, ", ".join(urls) or "none")
 
 
 def _arguments(
     model: str, token_file: Path, shutdown_timeout: float, engine: EngineSettings, log_level: LogLevel
 ) -> tuple[str, ...]:
-    """Return the words after `saccade worker`, without the address."""
+    """Return the arguments of `saccade worker`, without the address."""
     folder = Path(model).expanduser()
     return (
         str(folder.absolute()) if folder.is_dir() else model,
@@ -118,14 +118,14 @@ def _arguments(
 
 
 def _resources(engine: EngineSettings, *, has_gpus: bool) -> dict[str, float]:
-    """Return what a worker takes of a node, in Ray's terms: a GPU for each of its processes, else their CPU threads."""
+    """Return a worker's resources in Ray's terms: a GPU for each of its processes, or else their CPU threads."""
     if has_gpus and engine.device != "cpu":
         return {"GPU": engine.tensor_parallel_size, "CPU": 1}
     return {"CPU": engine.tensor_parallel_size * (engine.threads or 1)}
 
 
 def _write(path: Path, urls: tuple[str, ...]) -> None:
-    """Replace the file in one step, so that no gateway reads half of it. Raises StartupError."""
+    """Replace the file atomically, so that no gateway reads half of it. Raises StartupError."""
     try:
         with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
             file.write("".join(f"{line}\n" for line in urls or ("# no worker",)))

@@ -24,15 +24,15 @@ from saccade.supervisor.tree import ChildSpec, Tree, answers_ready, until
 
 PROGRAM = (sys.executable, "-m", "saccade.cli.main", "gateway")
 STOP_SECONDS = 5.0
-"""What a process may take to end beyond its drain."""
+"""Time that a process may take to end after its drain."""
 
 
 @Parameter(name="*", show=False)
 @dataclass(frozen=True)
 class MemberFlags:
-    """What the supervisor of several gateway processes tells each of them; *group_member* is empty in other gateways.
+    """The flags that the supervisor of several gateway processes passes to each of them.
 
-    *group_member* is a gateway's number, or `indexer`.
+    *group_member* is a gateway's number or `indexer`, and empty if there is only one process.
     """
 
     group_member: str = ""
@@ -44,7 +44,7 @@ class MemberFlags:
         return self.group_member == INDEXER
 
     def member(self) -> Member | None:
-        """Return which process of several this is, None where it is alone. Raises StartupError."""
+        """Return which of several processes this is, None if it is the only one. Raises StartupError."""
         if not self.group_member:
             return None
         if self.group_folder is None or not (self.is_indexer or self.group_member.isdecimal()):
@@ -58,7 +58,7 @@ MEMBER_FLAGS = MemberFlags()
 def run(server: ServerSettings, arguments: list[str], stop_seconds: float) -> int:
     """Run the processes until a signal; return the exit code. Raises StartupError.
 
-    *arguments* are the flags of each of them, but for those of *server*. Each gets *stop_seconds* to end.
+    *arguments* are the flags of each process, without those of *server*. Each gets *stop_seconds* to end.
     """
     if not hasattr(socket, "SO_REUSEPORT") or not sys.platform.startswith("linux"):
         raise StartupError(
@@ -71,7 +71,7 @@ def run(server: ServerSettings, arguments: list[str], stop_seconds: float) -> in
 
 @contextlib.contextmanager
 def reserved(server: ServerSettings) -> Iterator[None]:
-    """Keep the ports for the processes, so that a port that is taken is one error. Raises StartupError."""
+    """Reserve the ports for the processes, so that a port in use is reported once. Raises StartupError."""
     with contextlib.ExitStack() as holders:
         holders.enter_context(reserve(server.host, server.port))
         if server.admin_port is not None:
@@ -82,7 +82,7 @@ def reserved(server: ServerSettings) -> Iterator[None]:
 def child_specs(
     server: ServerSettings, arguments: list[str], folder: Path, stop_seconds: float
 ) -> tuple[ChildSpec, ...]:
-    """Return the gateway processes, which drain at the same time, and the indexer, which ends after them."""
+    """Return the gateway processes, which drain concurrently, and the indexer, which ends after them."""
     own = dataclasses.replace(server, gateway_processes=1)
     environment = config.without_settings(os.environ) | config.to_environment(server, SECRET)
 
@@ -93,7 +93,7 @@ def child_specs(
             command=(*PROGRAM, *arguments, *config.to_arguments(own, SECRET), *config.to_arguments(flags)),
             stop_seconds=stop_seconds,
             environment=environment,
-            error_codes=exit_codes.TOLD,
+            error_codes=exit_codes.WITH_MESSAGE,
             ends_with_previous=ends_with_previous,
         )
 

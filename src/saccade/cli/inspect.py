@@ -35,7 +35,7 @@ UNBOUNDED = 1 << 40
 @Parameter(name="*", group=Group("Where a chat would go", sort_key=1))
 @dataclass(frozen=True)
 class RouteFlags:
-    """The gateway that is asked."""
+    """The running gateway to ask."""
 
     gateway: str | None = None
     "The admin port of a running gateway, as http://127.0.0.1:PORT."
@@ -86,7 +86,7 @@ def inspect(
     if Path(model).expanduser().is_file():  # no model is a file: the first word is an image
         model, images = str(bundled("model")), (Path(model), *images)
     if not images:
-        raise StartupError(f"There is no image {model}. Name one at least: `saccade inspect [MODEL] IMAGE...`.")
+        raise StartupError(f"There is no image {model}. Name at least one: `saccade inspect [MODEL] IMAGE...`.")
     folder = resolve_model(model, weights=False)
     watch = Stopwatch()
     served = ServedModel.from_files(folder.name, read_model_files(folder), UNBOUNDED)
@@ -122,13 +122,13 @@ def _write_resized(path: Path, image: EncodedImage, served: ServedModel, out: Pa
     return target
 
 
-def _show_image(console: Console, path: Path, image: EncodedImage, written: Path) -> None:
+def _show_image(console: Console, path: Path, image: EncodedImage, target: Path) -> None:
     header, layout = read_header(image.encoded), image.layout
     frames, rows, columns = layout.grid
     width, height = header.upright
     table = Table.grid(padding=(0, 2))
     table.add_row("image", f"{path} ({header.format}, {width}x{height}, orientation {header.orientation})")
-    table.add_row("resized", f"{layout.resized_width}x{layout.resized_height}, written to {written}")
+    table.add_row("resized", f"{layout.resized_width}x{layout.resized_height}, written to {target}")
     table.add_row("grid", f"{frames} x {rows} x {columns} = {frames * rows * columns} patches")
     nbytes = layout.num_pixel_bytes
     table.add_row("on the wire", f"{layout.pixel_dtype} {list(layout.pixel_shape)}, {nbytes} bytes")
@@ -155,16 +155,16 @@ def _show_prompt(console: Console, served: ServedModel, draft: Draft) -> None:
 
 def _add_text(table: Table, served: ServedModel, token_ids: list[int], start: int, end: int) -> None:
     if start < end:
-        shown = " ".join(map(str, token_ids[start : min(end, start + SHOWN_IDS)]))
+        ids = " ".join(map(str, token_ids[start : min(end, start + SHOWN_IDS)]))
         more = " ..." if end - start > SHOWN_IDS else ""
         text = repr(served.tokenizer.decode(token_ids[start:end]))
-        table.add_row(str(start), str(end), "text", shown + more, text)
+        table.add_row(str(start), str(end), "text", ids + more, text)
 
 
 def _show_keys(console: Console, folder: Path, images: Sequence[EncodedImage], draft: Draft, all_of_them: bool) -> None:
     """Print block keys as an engine with default settings computes them without an API key.
 
-    Only the first and the last, unless *all_of_them* are wanted.
+    Prints only the first and the last, unless *all_of_them* is true.
     """
     runs: list[MediaRun] = []
     for image, spans in zip(images, draft.spans, strict=True):
@@ -182,10 +182,10 @@ def _show_keys(console: Console, folder: Path, images: Sequence[EncodedImage], d
     keys = block_keys(root, draft.token_ids, runs, BLOCK_SIZE)
     console.print(f"full KV blocks of {BLOCK_SIZE} tokens: {len(keys)}", highlight=False)
     table = Table("block", "tokens", "key", box=None)
-    shown = range(len(keys)) if all_of_them or len(keys) <= 2 else (0, len(keys) - 1)
-    for number in shown:
+    numbers = range(len(keys)) if all_of_them or len(keys) <= 2 else (0, len(keys) - 1)
+    for number in numbers:
         table.add_row(str(number), f"{number * BLOCK_SIZE}-{(number + 1) * BLOCK_SIZE}", keys[number].hex())
     console.print(table, markup=False, highlight=False)
-    if len(shown) < len(keys):
+    if len(numbers) < len(keys):
         console.print("`--blocks` shows all keys.", highlight=False)
     console.print()

@@ -47,7 +47,7 @@ def _ask(gateway: str, admin_key: str, api_key: str | None, body: bytes) -> byte
 
 
 def _fault(body: bytes) -> str:
-    """Return what is wrong, with the flag instead of the header if it is a key."""
+    """Return the cause of a refusal; for a missing key, name the flag instead of the header."""
     try:
         error = msgspec.json.decode(body)["error"]
         if error.get("code") == InvalidApiKey.code:
@@ -56,7 +56,7 @@ def _fault(body: bytes) -> str:
             return "the caches of tenants are apart. Pass one of its API keys as --api-key, or set SACCADE_API_KEY."
         return str(error["message"])
     except (msgspec.DecodeError, KeyError, TypeError, AttributeError):
-        return "what it says is not an answer of Saccade's admin port."
+        return "the body is not an answer of Saccade's admin port."
 
 
 def _lines(route: dict[str, Any]) -> Iterator[str]:

@@ -44,8 +44,8 @@ async def draft_of(served: ServedModel, encoded: list[bytes], question: str) -> 
     prompts = PromptDrafter(config.media_limits, metrics, media.threads)
     urls = [f"data:image;base64,{pybase64.b64encode(content).decode()}" for content in encoded]
     parts = [ContentPart(type="image_url", image_url=ImageUrl(url=url)) for url in urls]
-    asked = ChatMessage("user", [*parts, ContentPart(type="text", text=question)])
-    request = ChatRequest(model=served.name, messages=[asked])
+    message = ChatMessage("user", [*parts, ContentPart(type="text", text=question)])
+    request = ChatRequest(model=served.name, messages=[message])
     chat = prompts.read(served, request)
     with Request.begin(limits, Account(EVERYBODY), client=None) as call:
         images = await media.images.collect(call, served, chat.images, salt=b"")

@@ -13,8 +13,8 @@ RANDOM_BYTES = 32
 
 MIN_CHARACTERS = 32
 MIN_DISTINCT = 8
-"""A key that was made elsewhere has at least so many characters, and different ones: fewer could be guessed, since a
-SHA-256 is quickly computed. 32 random hexadecimal digits have all but never fewer."""
+"""A key that was made elsewhere has at least this many different characters. SHA-256 is fast, so that one with fewer
+could be guessed; 32 random hexadecimal digits almost never have fewer."""
 
 
 def key(action: Literal["new", "hash"], *, tenant: str) -> None:
@@ -32,22 +32,22 @@ def key(action: Literal["new", "hash"], *, tenant: str) -> None:
     if NAME_FORM.fullmatch(tenant) is None:
         raise StartupError(f"--tenant must be {NAME_RULE}.")
     if action == "new":
-        made = PREFIX + secrets.token_urlsafe(RANDOM_BYTES)
-        print(f"The key of {tenant}, which is not shown again: {made}", file=sys.stderr)
+        secret = PREFIX + secrets.token_urlsafe(RANDOM_BYTES)
+        print(f"The key of {tenant}, which is not shown again: {secret}", file=sys.stderr)
     else:
-        made = _given()
-    print(f'\n[[keys]]\ntenant = "{tenant}"\nsha256 = "{digest_of(made.encode()).hex()}"')
+        secret = _read_key()
+    print(f'\n[[keys]]\ntenant = "{tenant}"\nsha256 = "{digest_of(secret.encode()).hex()}"')
 
 
-def _given() -> str:
-    """Return the key on stdin. Raises StartupError where it could be guessed, or not be sent in a header."""
+def _read_key() -> str:
+    """Return the key on stdin. Raises StartupError if it could be guessed, or cannot be sent in a header."""
     is_typed = sys.stdin.isatty()
-    given = (getpass.getpass("Key: ") if is_typed else sys.stdin.readline()).strip()
-    if not given.isascii() or given.split() != [given]:
+    text = (getpass.getpass("Key: ") if is_typed else sys.stdin.readline()).strip()
+    if not text.isascii() or text.split() != [text]:
         raise StartupError("The key on stdin is empty, or has a space or a character that is not ASCII.")
-    if len(given) < MIN_CHARACTERS or len(set(given)) < MIN_DISTINCT:
+    if len(text) < MIN_CHARACTERS or len(set(text)) < MIN_DISTINCT:
         raise StartupError(
             f"The key on stdin could be guessed: it must have at least {MIN_CHARACTERS} characters, {MIN_DISTINCT} of "
             "them different. `saccade key new` makes one."
         )
-    return given
+    return text

@@ -47,7 +47,7 @@ def _version() -> str:
 
 
 def _show_usage_error(error: CycloptsError) -> None:
-    """Print what is wrong; for a flag of vLLM its explanation, instead of a flag with a similar name."""
+    """Print the error; for a flag of vLLM print its explanation, not a flag with a similar name."""
     if isinstance(error, UnknownOptionError):
         name = (
             (error.token.keyword or error.token.value).partition("=")[0].strip("[]")
@@ -68,10 +68,10 @@ def run(arguments: Sequence[str]) -> int:
         config: Annotated[Path | None, Parameter(help="Settings as TOML.")] = None,
     ) -> int | None:
         app = make_app(config)
-        taken = vllm_flags.take_out(tokens)
-        if taken.without_effect:
-            _say(f"accepted without effect: {', '.join(taken.without_effect)} ({VLLM_PAGE} says why).")
-        code: int | None = app(taken.kept, exit_on_error=False, print_error=False, result_action="return_value")
+        split = vllm_flags.take_out(tokens)
+        if split.without_effect:
+            _say(f"accepted without effect: {', '.join(split.without_effect)} ({VLLM_PAGE} says why).")
+        code: int | None = app(split.arguments, exit_on_error=False, print_error=False, result_action="return_value")
         return code
 
     try:
@@ -110,7 +110,7 @@ def main() -> None:
 
 
 def _end_of_pipe() -> int:
-    """Drop what is still to be printed, as nobody reads it; return the exit code."""
+    """Discard the rest of the output, since nobody reads it; return the exit code."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return exit_codes.CLOSED_PIPE
 

@@ -21,25 +21,25 @@ def replay(
     model: Annotated[str | None, Parameter(show_default=False)] = None,
     device: Annotated[Literal["cpu", "cuda"] | None, Parameter(show_default=False)] = None,
 ) -> int:
-    """Run recorded steps again, and compare what they give.
+    """Run recorded steps again, and compare the results.
 
-    Exit status: 0 all is equal, 1 something differs, 2 the recording cannot be replayed here.
+    Exit status: 0 if all results are equal, 1 if some differ, 2 if the recording cannot be replayed here.
 
     Parameters
     ----------
     file
         A segment that `--record-steps` wrote.
     model
-        A folder in hub layout, or a hub id; by default the folder that the recording was made with.
+        A folder in hub layout, or a hub id; by default the folder of the recording.
     device
-        Where the network runs; by default where it ran.
+        The device of the network; by default that of the recording.
     """
     console = Console(soft_wrap=True, markup=False, highlight=False)
     try:
         recording = open_recording(file)
         check_images(recording)
-        given = {"model_dir": None if model is None else str(resolve_model(model)), "device": device}
-        changes = {name: value for name, value in given.items() if value is not None}
+        settings = {"model_dir": None if model is None else str(resolve_model(model)), "device": device}
+        changes = {name: value for name, value in settings.items() if value is not None}
         executor, machine = fresh_executor(recording.header, changes, lambda *_: None)
     except StartupError as error:
         Console(stderr=True, soft_wrap=True, markup=False, highlight=False).print(f"saccade: {error.message}")

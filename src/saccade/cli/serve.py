@@ -103,7 +103,7 @@ def _gateway(socket: Path, server: ServerSettings, media: MediaSettings, log_lev
         environment=config.without_settings(os.environ) | config.to_environment(server, SECRET),
         # Several gateway processes end one after the other only after their drain: processes, then their indexer.
         stop_seconds=server.shutdown_timeout_seconds + 5.0 * (1 if server.gateway_processes == 1 else 4),
-        error_codes=exit_codes.TOLD,
+        error_codes=exit_codes.WITH_MESSAGE,
     )
 
 
@@ -130,7 +130,7 @@ def _worker(
             *flags,
         ),
         environment=config.without_settings(os.environ),
-        error_codes=exit_codes.TOLD,
+        error_codes=exit_codes.WITH_MESSAGE,
     )
 
 

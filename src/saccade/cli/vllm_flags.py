@@ -1,4 +1,4 @@
-"""The flags of `vllm serve` and Saccade's support for each, from vllm_flags.toml; docs/from-vllm.md is written from it.
+"""The flags of `vllm serve` and Saccade's support for each, from vllm_flags.toml, which generates docs/from-vllm.md.
 
 A flag that would change an answer is never accepted without effect, unless its value requests Saccade's own behaviour
 (`same_values`).
@@ -55,7 +55,7 @@ SWITCHES = tuple(flag for flag in FLAGS if flag.takes == "nothing")
 class Arguments:
     """A command line without flags that have no effect, and the names of the removed flags."""
 
-    kept: list[str] = field(default_factory=list)
+    arguments: list[str] = field(default_factory=list)
     without_effect: list[str] = field(default_factory=list)
 
 
@@ -76,22 +76,22 @@ def take_out(arguments: Sequence[str]) -> Arguments:
     """Remove vLLM's flags that have no effect from a command line of Saccade."""
     if not arguments or arguments[0] not in COMMANDS:
         return Arguments(list(arguments))
-    taken = Arguments()
+    split = Arguments()
     rest = list(arguments)
     while rest:
         token = rest.pop(0)
         name, equals, value = token.partition("=")
         flag = find(name) if token.startswith("-") else None
         if flag is None or flag.support is Support.SERVED:
-            taken.kept.append(token)
+            split.arguments.append(token)
             continue
         values = [value] if equals else _values(flag, rest)
         if _has_no_effect(flag, name, values):
-            taken.without_effect.append(name)
+            split.without_effect.append(name)
             del rest[: 0 if equals else len(values)]
         else:
-            taken.kept.append(token)
-    return taken
+            split.arguments.append(token)
+    return split
 
 
 def _values(flag: VllmFlag, rest: Sequence[str]) -> list[str]:
