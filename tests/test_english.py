@@ -96,7 +96,7 @@ ROWS = [
     Row("'picture' for image, docs", _pages, _matches(r"\bpictures?\b"), 0),
     Row("'behind' for after and 'beside' for next to or and, src", _modules, _matches(BEHIND), 8),
     Row("'behind' for after and 'beside' for next to or and, docs", _pages, _matches(BEHIND), 35),
-    Row("names that are participles", _modules, _participles, 20),
+    Row("names that are participles", _modules, _participles, 1),
     Row(f"sentences of more than {MAX_WORDS} words, docs", _pages, _long_sentences, 0),
 ]
 

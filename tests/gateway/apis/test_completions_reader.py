@@ -7,12 +7,12 @@ import pytest
 from tables import table
 
 from saccade.errors import InvalidValue, RequestError, UnsupportedParameter
-from saccade.gateway.apis.completions.reader import AskedCompletion, parse_completion
+from saccade.gateway.apis.completions.reader import CompletionBatch, parse_completion
 from saccade.gateway.chat import MAX_TOKENS
 from saccade.protocol.request import MAX_NUM_SAMPLES
 
 
-def asked(prompt: Any = "a", **fields: Any) -> AskedCompletion:
+def asked(prompt: Any = "a", **fields: Any) -> CompletionBatch:
     read, warning = parse_completion(json.dumps({"model": "m", "prompt": prompt, **fields}).encode())
     assert not warning
     return read

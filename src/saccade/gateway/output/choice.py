@@ -22,7 +22,7 @@ from saccade.tokenization.detokenizer import PLAIN, Detokenizer, TextRules
 from saccade.tokenization.tokenizer import Tokenizer
 
 
-class Taken(NamedTuple):
+class TokenSplit(NamedTuple):
     """New tokens, separated: the text of the reasoning, and the ids that belong to the content."""
 
     reasoning: str
@@ -54,7 +54,7 @@ class Reasoning:
         """Note the token ids of the prompt, which may end within reasoning."""
         self.is_open = self._markers.opened_by(prompt)
 
-    def take(self, token_ids: Sequence[int]) -> Taken:
+    def take(self, token_ids: Sequence[int]) -> TokenSplit:
         """Separate new tokens of the answer, without the id that ended it."""
         if self._is_first and token_ids:
             self._is_first = False
@@ -63,14 +63,14 @@ class Reasoning:
                 self.num_markers += 1
                 token_ids = token_ids[1:]
         if not self.is_open:
-            return Taken("", token_ids)
+            return TokenSplit("", token_ids)
         if self._markers.end_id not in token_ids:
-            return Taken(self._show(self._detokenizer.push(token_ids)), ())
+            return TokenSplit(self._show(self._detokenizer.push(token_ids)), ())
         border = token_ids.index(self._markers.end_id)
         self.is_open = False
         self.num_markers += 1
         text = self._detokenizer.push(token_ids[:border]) + self._detokenizer.finish()
-        return Taken(self._show(text), token_ids[border + 1 :])
+        return TokenSplit(self._show(text), token_ids[border + 1 :])
 
     def finish(self) -> str:
         """Return the text that was held back, at the end of the answer."""
@@ -158,17 +158,17 @@ class GeneratedChoice:
         if delta.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
             raise WorkerFailed("The worker gave this request up.")
         num_tokens = self.num_tokens if self.record is not None else 0
-        shown = delta.token_ids
-        # The id that ended the choice counts as generated and is not shown, special token or not.
-        if delta.finish_reason is FinishReason.STOP and shown and shown[-1] in self._hidden_ids:
-            shown = shown[:-1]
-        chunk = self._read(shown, is_last=delta.finish_reason is not None)
+        token_ids = delta.token_ids
+        # The id that ended the choice counts as generated and is hidden, special token or not.
+        if delta.finish_reason is FinishReason.STOP and token_ids and token_ids[-1] in self._hidden_ids:
+            token_ids = token_ids[:-1]
+        chunk = self._read(token_ids, is_last=delta.finish_reason is not None)
         if delta.finish_reason is not None:
             self.finish_reason = delta.finish_reason.value
         if self._detokenizer.stopped or (self._tool_calls is not None and self._tool_calls.is_full):
             self.finish_reason = FinishReason.STOP.value
         else:
-            self._num_hidden_tokens += len(delta.token_ids) - len(shown)
+            self._num_hidden_tokens += len(delta.token_ids) - len(token_ids)
         if self.finish_reason == FinishReason.STOP.value and self.num_calls:
             self.finish_reason = TOOL_CALLS
         if self.record is not None:

@@ -26,16 +26,16 @@ def sampling_params(
     defaults = served.defaults
     max_tokens = _max_tokens(request, len(prompt), served.max_model_len)
     eos_token_ids = () if request.ignore_eos else defaults.eos_token_ids
-    stop_token_ids = (*eos_token_ids, *_known("stop_token_ids", request.stop_token_ids or (), served))
+    stop_token_ids = (*eos_token_ids, *_valid_ids("stop_token_ids", request.stop_token_ids or (), served))
     return SamplingParams(
         max_tokens=max_tokens,
-        temperature=float(_given(request.temperature, defaults.temperature)),
-        top_p=float(_given(request.top_p, defaults.top_p)),
-        top_k=int(max(_given(request.top_k, defaults.top_k), 0)),
+        temperature=float(_or_default(request.temperature, defaults.temperature)),
+        top_p=float(_or_default(request.top_p, defaults.top_p)),
+        top_k=int(max(_or_default(request.top_k, defaults.top_k), 0)),
         min_p=request.min_p or 0.0,
         presence_penalty=request.presence_penalty or 0.0,
         frequency_penalty=request.frequency_penalty or 0.0,
-        repetition_penalty=float(_given(request.repetition_penalty, 1.0)),
+        repetition_penalty=float(_or_default(request.repetition_penalty, 1.0)),
         logit_bias=_logit_bias(request, served),
         allowed_token_ids=_allowed_token_ids(request, served),
         seed=request.seed,
@@ -44,11 +44,11 @@ def sampling_params(
         num_logprobs=_num_logprobs(request),
         num_prompt_logprobs=_num_prompt_logprobs(request),
         thinking_budget=_thinking_budget(request, served, prompt),
-        grammar=None if grammar is None else _behind_reasoning(grammar, served, prompt),
+        grammar=None if grammar is None else _after_reasoning(grammar, served, prompt),
     )
 
 
-def _behind_reasoning(grammar: Grammar, served: ServedModel, prompt: Sequence[int]) -> Grammar:
+def _after_reasoning(grammar: Grammar, served: ServedModel, prompt: Sequence[int]) -> Grammar:
     """Return *grammar* for an answer to the token ids *prompt*: if these end in reasoning, it begins behind that."""
     markers = served.reasoning
     if markers is None or not markers.opened_by(prompt):
@@ -89,11 +89,11 @@ def text_rules(request: ChatRequest) -> TextRules:
     )
 
 
-def _given(value: float | None, default: float) -> float:
+def _or_default(value: float | None, default: float) -> float:
     return default if value is None else value
 
 
-def _known(field: str, token_ids: Iterable[int], served: ServedModel) -> tuple[int, ...]:
+def _valid_ids(field: str, token_ids: Iterable[int], served: ServedModel) -> tuple[int, ...]:
     """Return *token_ids* of *field*, each once. Raises InvalidValue where one is no token of the model."""
     unique = tuple(dict.fromkeys(token_ids))
     if (largest := max(unique, default=0)) >= served.tokenizer.num_tokens:
@@ -111,7 +111,7 @@ def _allowed_token_ids(request: ChatRequest, served: ServedModel) -> tuple[int, 
             f"`allowed_token_ids` has {len(token_ids)} ids; this model has {served.tokenizer.num_tokens} tokens.",
             "allowed_token_ids",
         )
-    return _known("allowed_token_ids", token_ids, served)
+    return _valid_ids("allowed_token_ids", token_ids, served)
 
 
 def _logit_bias(request: ChatRequest, served: ServedModel) -> dict[int, float]:
@@ -120,7 +120,7 @@ def _logit_bias(request: ChatRequest, served: ServedModel) -> dict[int, float]:
         if not _BIAS_KEY.fullmatch(key):
             raise InvalidValue('The keys of `logit_bias` must be token ids, as in {"42": -100}.', "logit_bias")
         biases[int(key)] = bias
-    _known("logit_bias", biases, served)
+    _valid_ids("logit_bias", biases, served)
     return biases
 
 
@@ -147,10 +147,10 @@ def _min_tokens(request: ChatRequest, max_tokens: int) -> int:
 
 def _max_tokens(request: ChatRequest, num_prompt_tokens: int, max_model_len: int) -> int:
     room = max_model_len - num_prompt_tokens
-    asked = request.max_answer_tokens
+    limit = request.max_answer_tokens
     if room < 1:
-        raise ContextLengthExceeded.of(max_model_len, num_prompt_tokens, asked or 1, "messages")
-    if asked is not None and asked > room:
+        raise ContextLengthExceeded.of(max_model_len, num_prompt_tokens, limit or 1, "messages")
+    if limit is not None and limit > room:
         field = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
-        raise ContextLengthExceeded.of(max_model_len, num_prompt_tokens, asked, field)
-    return room if asked is None else asked
+        raise ContextLengthExceeded.of(max_model_len, num_prompt_tokens, limit, field)
+    return room if limit is None else limit

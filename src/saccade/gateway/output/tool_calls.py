@@ -51,7 +51,7 @@ def parse_hermes(parts: Sequence[str], functions: Declared) -> ParsedCall | None
     """Read `{"name": ..., "arguments": {...}}`."""
     match _json("".join(parts)):
         case {"name": str(name), "arguments": dict(arguments)} if name in functions:
-            return ParsedCall(name, _written(arguments))
+            return ParsedCall(name, _to_json(arguments))
     return None
 
 
@@ -69,7 +69,7 @@ def parse_qwen3_coder(parts: Sequence[str], functions: Declared) -> ParsedCall |
     values = _parameters(rest.removesuffix(END_FUNCTION))
     if values is None:
         return None
-    return ParsedCall(name, _written({key: typed(value, key, schema) for key, value in values.items()}))
+    return ParsedCall(name, _to_json({key: typed(value, key, schema) for key, value in values.items()}))
 
 
 def parse_kimi_k2(parts: Sequence[str], functions: Declared) -> ParsedCall | None:
@@ -80,7 +80,7 @@ def parse_kimi_k2(parts: Sequence[str], functions: Declared) -> ParsedCall | Non
     named = _KIMI_ID.fullmatch(call_id)
     if named is None or named["name"] not in functions or not isinstance(arguments, dict):
         return None
-    return ParsedCall(named["name"], _written(arguments), call_id)
+    return ParsedCall(named["name"], _to_json(arguments), call_id)
 
 
 FORMATS: Final[Mapping[ToolFormat, Parse]] = {
@@ -92,7 +92,7 @@ FORMATS: Final[Mapping[ToolFormat, Parse]] = {
 
 def _parameters(text: str) -> dict[str, str] | None:
     """Return the values by name. A value ends at the first end tag that another parameter or nothing follows."""
-    found: dict[str, str] = {}
+    parameters: dict[str, str] = {}
     text = text.strip()
     while text:
         name, bracket, rest = text.removeprefix(PARAMETER).partition(">")
@@ -106,9 +106,9 @@ def _parameters(text: str) -> dict[str, str] | None:
             end = rest.find(END_PARAMETER, end + 1)
         else:
             return None
-        found[name] = rest[:end].removeprefix("\n").removesuffix("\n")
+        parameters[name] = rest[:end].removeprefix("\n").removesuffix("\n")
         text = after
-    return found
+    return parameters
 
 
 def _json(text: str) -> Any:
@@ -119,7 +119,7 @@ def _json(text: str) -> Any:
         return None
 
 
-def _written(arguments: Mapping[str, Any]) -> str:
+def _to_json(arguments: Mapping[str, Any]) -> str:
     return json.dumps(arguments, ensure_ascii=False)
 
 
@@ -140,7 +140,7 @@ Piece = Sequence[int] | GeneratedCall
 class ToolCallReader:
     """Separates the tokens of one answer. Where not *many* calls are allowed, the answer ends with its first one.
 
-    *num_tokens* counts the tokens that are not content: those of calls and of their sections, and those held.
+    *num_tokens* counts the tokens that are not content: those of calls and of their sections, and those pending.
     """
 
     def __init__(self, tokens: ToolCallTokens, tokenizer: Tokenizer, tools: Sequence[Tool], many: bool = True) -> None:
@@ -149,7 +149,7 @@ class ToolCallReader:
         self._functions: Declared = declared(tools)
         self._parse = FORMATS[tokens.format]
         self._many = many
-        self._held: list[int] = []
+        self._pending: list[int] = []
         self._num_called = 0
         self._in_section = False
         self.num_calls = 0
@@ -161,7 +161,7 @@ class ToolCallReader:
 
     @property
     def num_tokens(self) -> int:
-        return self._num_called + len(self._held)
+        return self._num_called + len(self._pending)
 
     def take(self, token_ids: Sequence[int]) -> Iterator[Piece]:
         """Yield the pieces of new tokens, without the id that ended the answer."""
@@ -171,12 +171,12 @@ class ToolCallReader:
                 break
             pieces: list[Piece] = []
             if token_id in (tokens.begin_id, tokens.section_begin_id):
-                if self._held and (token_id != tokens.begin_id or tokens.begin_id in self._held):
+                if self._pending and (token_id != tokens.begin_id or tokens.begin_id in self._pending):
                     pieces = [self._release()]
-                self._held.append(token_id)
+                self._pending.append(token_id)
                 self._in_section &= token_id == tokens.begin_id
-            elif self._held:
-                self._held.append(token_id)
+            elif self._pending:
+                self._pending.append(token_id)
                 if token_id in (tokens.end_id, tokens.section_end_id):
                     pieces = [self._read()]
             elif token_id == tokens.section_end_id and self._in_section:
@@ -192,35 +192,35 @@ class ToolCallReader:
 
     def finish(self) -> Piece:
         """Return what was held at the end of the answer: a call whose end tag is missing, or content."""
-        return self._read() if self._held else []
+        return self._read() if self._pending else []
 
     def _read(self) -> Piece:
         """Return the call in the held tokens; where they are none, the tokens themselves."""
-        tokens, held = self._tokens, self._held
-        if tokens.begin_id not in held:
+        tokens, pending = self._tokens, self._pending
+        if tokens.begin_id not in pending:
             return self._release()
-        start = held.index(tokens.begin_id)
-        end = len(held) - (held[-1] in (tokens.end_id, tokens.section_end_id))
+        start = pending.index(tokens.begin_id)
+        end = len(pending) - (pending[-1] in (tokens.end_id, tokens.section_end_id))
         parts: list[list[int]] = [[]]
-        for token_id in held[start + 1 : end]:
+        for token_id in pending[start + 1 : end]:
             if token_id == tokens.separator_id:
                 parts.append([])
             else:
                 parts[-1].append(token_id)
-        before = self._tokenizer.decode(held[int(held[0] == tokens.section_begin_id) : start])
+        before = self._tokenizer.decode(pending[int(pending[0] == tokens.section_begin_id) : start])
         call = self._parse([self._tokenizer.decode(part) for part in parts], self._functions)
         if call is None or before.strip():
             return self._release()
-        self._in_section |= held[0] == tokens.section_begin_id
-        self._in_section &= held[-1] != tokens.section_end_id
-        self._num_called += len(held)
-        self._held = []
+        self._in_section |= pending[0] == tokens.section_begin_id
+        self._in_section &= pending[-1] != tokens.section_end_id
+        self._num_called += len(pending)
+        self._pending = []
         self.num_calls += 1
         call_id = call.id or f"call_{secrets.token_hex(12)}"
         return GeneratedCall(self.num_calls - 1, call_id, call.name, call.arguments)
 
     def _release(self) -> list[int]:
-        released, self._held = self._held, []
+        released, self._pending = self._pending, []
         return released
 
 
@@ -228,7 +228,7 @@ class Separator:
     """Omits the white space before, between and after calls, which belongs to their format and not to the content."""
 
     def __init__(self) -> None:
-        self._held = ""
+        self._white_space = ""
         self._is_after_call = False
 
     def push(self, text: str) -> str:
@@ -236,17 +236,17 @@ class Separator:
         if self._is_after_call:
             text = text.lstrip()
             self._is_after_call = not text
-        text = self._held + text
-        shown = text.rstrip()
-        self._held = text[len(shown) :]
-        return shown
+        text = self._white_space + text
+        content = text.rstrip()
+        self._white_space = text[len(content) :]
+        return content
 
     def call(self) -> None:
         """Note that a call follows the content so far."""
-        self._held = ""
+        self._white_space = ""
         self._is_after_call = True
 
     def finish(self) -> str:
         """Return the white space that ended the content."""
-        held, self._held = self._held, ""
-        return held
+        white_space, self._white_space = self._white_space, ""
+        return white_space

@@ -63,7 +63,7 @@ class CompletionRequest(AnswerFields, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class AskedCompletion:
+class CompletionBatch:
     """A body of POST /v1/completions: *prompts*, how each is answered, and what the answers show beside their text."""
 
     prompts: list[PlainPrompt]
@@ -73,37 +73,41 @@ class AskedCompletion:
     prompt_logprobs: bool
 
 
-def parse_completion(body: bytes | bytearray, strict: bool = False) -> tuple[AskedCompletion, str]:
+def parse_completion(body: bytes | bytearray, strict: bool = False) -> tuple[CompletionBatch, str]:
     """Return what *body* asks, and a warning about ignored parameters. Raises as parse_chat does."""
-    given, warning = _READER.read(body, strict)
-    num_samples = given.n or 1
-    if given.best_of not in (None, num_samples):
+    completion, warning = _READER.read(body, strict)
+    num_samples = completion.n or 1
+    if completion.best_of not in (None, num_samples):
         raise UnsupportedParameter(
-            f"`best_of` is {given.best_of} and `n` is {num_samples}: answers are not ranked; leave `best_of` out.",
+            f"`best_of` is {completion.best_of} and `n` is {num_samples}: answers are not ranked; leave `best_of` out.",
             "best_of",
         )
-    prompts = _read_prompts(given.prompt)
+    prompts = _read_prompts(completion.prompt)
     if len(prompts) * num_samples > MAX_NUM_SAMPLES:
         raise InvalidValue(
             f"`prompt` has {len(prompts)} prompts with {num_samples} answers each; a request has {MAX_NUM_SAMPLES} "
             "answers at most.",
             "prompt",
         )
-    with_logprobs = given.logprobs is not None
-    if given.stream and given.echo and with_logprobs:
+    with_logprobs = completion.logprobs is not None
+    if completion.stream and completion.echo and with_logprobs:
         raise InvalidValue("`logprobs` of an `echo` come with a whole answer only; leave out `stream`.", "logprobs")
-    shared: dict[str, Any] = {name: getattr(given, name) for name in _SHARED}
-    if given.max_tokens is None and given.max_completion_tokens is None:
+    shared: dict[str, Any] = {name: getattr(completion, name) for name in _SHARED}
+    if completion.max_tokens is None and completion.max_completion_tokens is None:
         shared["max_tokens"] = DEFAULT_MAX_TOKENS
-    if given.echo and with_logprobs:
-        shared["prompt_logprobs"] = max(given.logprobs or 0, given.prompt_logprobs or 0)
+    if completion.echo and with_logprobs:
+        shared["prompt_logprobs"] = max(completion.logprobs or 0, completion.prompt_logprobs or 0)
     # The places of log probabilities in the text are counted by the tokens' ids.
-    shared["return_token_ids"] = given.return_token_ids or with_logprobs
-    request = ChatRequest(messages=[], logprobs=with_logprobs, top_logprobs=given.logprobs, **shared)
-    asked = AskedCompletion(
-        prompts, request, bool(given.echo), bool(given.return_token_ids), given.prompt_logprobs is not None
+    shared["return_token_ids"] = completion.return_token_ids or with_logprobs
+    request = ChatRequest(messages=[], logprobs=with_logprobs, top_logprobs=completion.logprobs, **shared)
+    batch = CompletionBatch(
+        prompts,
+        request,
+        bool(completion.echo),
+        bool(completion.return_token_ids),
+        completion.prompt_logprobs is not None,
     )
-    return asked, warning
+    return batch, warning
 
 
 def _read_prompts(raw: Raw) -> list[PlainPrompt]:

@@ -11,8 +11,8 @@ from msgspec import UNSET, UnsetType
 
 from saccade.gateway.apis.chat_endpoint import Format, ReadBody
 from saccade.gateway.apis.completions.reader import (
-    AskedCompletion,
     Completion,
+    CompletionBatch,
     CompletionChoice,
     CompletionLogprobs,
     parse_completion,
@@ -34,32 +34,32 @@ class Completions:
 
     def read(self, body: bytes | bytearray, tenant: bytes) -> ReadBody:
         """Return the prompts in *body*. Raises RequestError that names the field."""
-        asked, warning = parse_completion(body, self.strict_parameters)
-        joined = _JoinedAnswers(asked)
-        kind = CompletionEvents if asked.request.stream else CompletionObject
+        batch, warning = parse_completion(body, self.strict_parameters)
+        joined = _JoinedAnswers(batch)
+        kind = CompletionEvents if batch.request.stream else CompletionObject
         formats = [
-            Format(_names(asked, prompt), partial(kind, joined, index, prompt), error_event, prompt)
-            for index, prompt in enumerate(asked.prompts)
+            Format(_names(batch, prompt), partial(kind, joined, index, prompt), error_event, prompt)
+            for index, prompt in enumerate(batch.prompts)
         ]
-        return ReadBody(asked.request, warning, formats)
+        return ReadBody(batch.request, warning, formats)
 
 
-def _names(asked: AskedCompletion, prompt: PlainPrompt) -> FieldNames:
+def _names(batch: CompletionBatch, prompt: PlainPrompt) -> FieldNames:
     names = {"messages": prompt.field, "top_logprobs": "logprobs", "max_completion_tokens": "max_tokens"}
     # Where nobody asked for them by this name, `echo` and `logprobs` did.
-    return FieldNames(names if asked.prompt_logprobs else {**names, "prompt_logprobs": "logprobs"})
+    return FieldNames(names if batch.prompt_logprobs else {**names, "prompt_logprobs": "logprobs"})
 
 
 class _JoinedAnswers:
     """The answers to all prompts of one request, which are one object or one stream."""
 
-    def __init__(self, asked: AskedCompletion) -> None:
-        self.asked = asked
-        self._num_open = len(asked.prompts)
+    def __init__(self, batch: CompletionBatch) -> None:
+        self.batch = batch
+        self._num_open = len(batch.prompts)
         self._usage = Usage(0, 0, 0, PromptTokensDetails(), CompletionTokensDetails())
         self._choices: list[CompletionChoice] = []
         self._template: Completion | None = None
-        options = asked.request.stream_options
+        options = batch.request.stream_options
         self._ends_with_usage = options is not None and bool(options.include_usage)
 
     def whole(self, answer: Answer, choices: Sequence[CompletionChoice]) -> bytes:
@@ -68,12 +68,12 @@ class _JoinedAnswers:
         if not self._end(answer):
             return b""
         ordered = sorted(self._choices, key=lambda choice: choice.index)
-        template = self._begun(answer)
+        template = self._common(answer)
         return msgspec.json.encode(msgspec.structs.replace(template, choices=ordered, usage=self._usage))
 
     def event(self, answer: Answer, choice: CompletionChoice) -> bytes:
         """Return the event for a piece of *answer*."""
-        template = self._begun(answer)
+        template = self._common(answer)
         if self._ends_with_usage:
             template = msgspec.structs.replace(template, usage=None)
         return event(msgspec.json.encode(msgspec.structs.replace(template, choices=[choice])))
@@ -82,10 +82,10 @@ class _JoinedAnswers:
         """End one *answer*; return the last events with the last one, nothing before."""
         if not self._end(answer):
             return b""
-        usage = msgspec.structs.replace(self._begun(answer), usage=self._usage)
+        usage = msgspec.structs.replace(self._common(answer), usage=self._usage)
         return (event(msgspec.json.encode(usage)) if self._ends_with_usage else b"") + DONE
 
-    def _begun(self, answer: Answer) -> Completion:
+    def _common(self, answer: Answer) -> Completion:
         """Return what all pieces have, which the answer that comes first decides."""
         if self._template is None:
             completion_id = answer.id.replace("chatcmpl-", "cmpl-")
@@ -103,8 +103,8 @@ class _CompletionWriter:
 
     def __init__(self, joined: _JoinedAnswers, index: int, prompt: PlainPrompt, answer: Answer) -> None:
         self._joined = joined
-        self._asked = joined.asked
-        self._first_index = index * (joined.asked.request.n or 1)
+        self._batch = joined.batch
+        self._first_index = index * (joined.batch.request.n or 1)
         self._prompt = prompt
         self._answer = answer
 
@@ -117,22 +117,22 @@ class _CompletionWriter:
         logprobs, token_ids = choice.record.flush()
         ids = token_ids if isinstance(token_ids, list) else []
         entries = None if logprobs is None else _in_text(logprobs.content, places.of(ids), self._num_top)
-        return entries, ids if self._asked.token_ids else UNSET
+        return entries, ids if self._batch.token_ids else UNSET
 
     @property
     def _echoed_text(self) -> str:
-        if not self._asked.echo:
+        if not self._batch.echo:
             return ""
         content = self._prompt.content
         return content if isinstance(content, str) else self._answer.served.tokenizer.decode(content)
 
     @property
     def _num_top(self) -> int:
-        return self._asked.request.top_logprobs or 0
+        return self._batch.request.top_logprobs or 0
 
     @property
     def _shows_special(self) -> bool:
-        return self._asked.request.skip_special_tokens is False
+        return self._batch.request.skip_special_tokens is False
 
 
 class CompletionObject(_CompletionWriter):
@@ -165,16 +165,16 @@ class CompletionObject(_CompletionWriter):
             logprobs if prompt.logprobs is None or logprobs is None else _joined(prompt.logprobs, logprobs),
             choice.finish_reason,
             token_ids,
-            answer.prompt_token_ids if self._asked.token_ids else UNSET,
+            answer.prompt_token_ids if self._batch.token_ids else UNSET,
             UNSET if prompt.ranked is None else prompt.ranked,
         )
 
     def _echoed(self) -> "_Echoed":
         answer = self._answer
         tokenizer, token_ids = answer.served.tokenizer, answer.prompt_token_ids
-        ranked = prompt_logprobs(tokenizer, token_ids, answer.prompt_logprobs) if self._asked.prompt_logprobs else None
+        ranked = prompt_logprobs(tokenizer, token_ids, answer.prompt_logprobs) if self._batch.prompt_logprobs else None
         text = self._echoed_text
-        if not (self._asked.echo and self._asked.request.logprobs):
+        if not (self._batch.echo and self._batch.request.logprobs):
             return _Echoed(text, None, ranked)
         # The tokenizer's own first token is no part of a text; ids are shown as they came.
         as_ids = isinstance(self._prompt.content, list)
@@ -192,7 +192,7 @@ class CompletionEvents(_CompletionWriter):
     def __init__(self, joined: _JoinedAnswers, index: int, prompt: PlainPrompt, answer: Answer) -> None:
         super().__init__(joined, index, prompt, answer)
         self._places = [TextPlaces(answer.served.tokenizer, self._shows_special) for _ in answer.choices]
-        self._has_begun = not (self._asked.echo or self._asked.token_ids)
+        self._has_begun = not (self._batch.echo or self._batch.token_ids)
 
     def take(self, chunk: Chunk) -> bytes:
         """Return the event for *chunk*, after those that show the prompt if it is the first that has any."""
@@ -216,7 +216,7 @@ class CompletionEvents(_CompletionWriter):
     def _beginnings(self) -> bytes:
         """Return the events that begin each choice: with its prompt, as text, ids, or both."""
         answer = self._answer
-        token_ids = answer.prompt_token_ids if self._asked.token_ids else UNSET
+        token_ids = answer.prompt_token_ids if self._batch.token_ids else UNSET
         pieces = (
             CompletionChoice(self._echoed_text, self._first_index + choice.index, prompt_token_ids=token_ids)
             for choice in answer.choices
