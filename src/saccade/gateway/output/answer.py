@@ -19,7 +19,7 @@ from saccade.telemetry import ENGINE_STAGES, Metrics
 
 
 class PromptTokensDetails(Struct, frozen=True):
-    """How many tokens of the prompt were found in the prefix cache."""
+    """How many tokens of the prompt were in the prefix cache."""
 
     cached_tokens: int = 0
 
@@ -41,15 +41,15 @@ class Usage(Struct, frozen=True):
 
 
 CHARGE_TOKENS = 64
-"""Generated tokens that a tenant has not been charged for, at most, while an answer grows."""
+"""While an answer grows, the tenant is charged after at most this many tokens."""
 
 
 class Answer:
-    """The answer to *chat*, by the parameters of *request*; *account* pays for it. Its clock starts when it is made,
-    before the prompt is prepared.
+    """The answer to *chat* with the parameters of *request*; *account* is charged for it. Its clock starts when it is
+    constructed, before the prompt is prepared.
 
-    A context manager: when the block ends, the answer, whole or not, is measured and logged. Call begin() and sent_to()
-    before take().
+    A context manager: when the block ends, the answer is measured and logged, complete or not. Call begin() and
+    sent_to() before take().
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Answer:
             choice.begin(prompt)
 
     def sent_to(self, worker: str, abort_sample: Callable[[int], None]) -> None:
-        """Note who answers now: *worker* is a url, or those of a pair. *abort_sample* stops work on one choice."""
+        """Set the current *worker*, a url or those of a pair. *abort_sample* stops work on one choice."""
         self._worker = worker
         self._abort_sample = abort_sample
 
@@ -102,10 +102,10 @@ class Answer:
         return not self._num_open
 
     def take(self, delta: TokenDelta) -> Chunk | None:
-        """Return what *delta* adds, "" included, and None if its choice is finished already.
+        """Return the chunk of *delta*, whose text may be ""; None if its choice has already finished.
 
-        A choice that a stop string ends is aborted at the worker. Raises the engine's error, and WorkerFailed for a
-        delta that nobody asked for.
+        If a stop string ends a choice, this aborts it at the worker. Raises the engine's error, and WorkerFailed for an
+        unexpected delta.
         """
         choice = self._choice(delta)
         if choice.finish_reason is not None:
@@ -127,7 +127,7 @@ class Answer:
 
     @property
     def usage(self) -> Usage:
-        """Tokens so far: the prompt's once, those of all choices together."""
+        """Tokens so far: the prompt's, and the sum of all choices'."""
         num_prompt_tokens = len(self.prompt_token_ids)
         num_completion_tokens = sum(choice.num_tokens for choice in self.choices)
         num_reasoning_tokens = sum(choice.num_reasoning_tokens for choice in self.choices)
@@ -192,7 +192,7 @@ class Answer:
                 answers.tpot_seconds.labels(model).observe(tpot_seconds)
 
     def _note(self, worker: str, reasons: list[str]) -> None:
-        """Put the answer into its request's log line, which so has the request's id and the engine's id."""
+        """Record the answer in its request's log line, which then has the request's id and the engine's id."""
         line = line_of_request()
         if line is None:
             return
@@ -210,7 +210,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class AnswerOutput:
-    """Where an *answer* goes: *write* takes its chunks, and returns whether more may follow before *flush* returns."""
+    """The output of *answer*: *write* takes its chunks, and returns whether more may follow before *flush* returns."""
 
     answer: Answer
     write: Callable[[Chunk], bool]
@@ -222,6 +222,6 @@ class AnswerOutput:
         return self.answer.is_whole
 
     def take(self, delta: TokenDelta) -> bool:
-        """Write what *delta* adds. Return whether more may follow at once. Raises as Answer.take() does."""
+        """Write the chunk of *delta*. Return whether more may follow at once. Raises as Answer.take() does."""
         chunk = self.answer.take(delta)
         return chunk is None or self.write(chunk)

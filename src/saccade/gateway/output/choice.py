@@ -1,7 +1,7 @@
 """One choice of an answer as it grows: text, reasoning, tokens, finish reason.
 
-Reasoning models write `<think> reasoning </think> content`, or their chat template writes the first marker. Both are
-looked for as token ids, so that no text is taken for a marker. Reasoning and content are detokenised separately: no
+Reasoning models write `<think> reasoning </think> content`, or their chat template writes the first marker. Markers are
+recognised by their token ids, so that no text is taken for one. Reasoning and content are detokenised separately: no
 character spans both, and a stream has the same text as a whole answer. Line breaks around the markers are kept.
 """
 
@@ -23,7 +23,7 @@ from saccade.tokenization.tokenizer import Tokenizer
 
 
 class TokenSplit(NamedTuple):
-    """New tokens, separated: the text of the reasoning, and the ids that belong to the content."""
+    """New tokens, separated: the text of the reasoning, and the ids of the content."""
 
     reasoning: str
     content_ids: Sequence[int]
@@ -32,26 +32,26 @@ class TokenSplit(NamedTuple):
 class Reasoning:
     """Separates the tokens of one answer. The first end marker closes the reasoning; later markers are content.
 
-    Where the reasoning is not *shown*, its tokens are still counted. *rules* are those of its text.
+    If the reasoning is not shown, its tokens still count. *rules* are those of its text.
     """
 
     def __init__(
-        self, markers: ReasoningTokens, tokenizer: Tokenizer, shown: bool = True, rules: TextRules = PLAIN
+        self, markers: ReasoningTokens, tokenizer: Tokenizer, is_shown: bool = True, rules: TextRules = PLAIN
     ) -> None:
         self._markers = markers
         self._detokenizer = Detokenizer(tokenizer, rules)
-        self._shown = shown
+        self._is_shown = is_shown
         self._is_first = True
         self.is_open = False
         self.num_markers = 0
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of reasoning so far, markers not counted."""
+        """Tokens of reasoning so far, without markers."""
         return self._detokenizer.num_tokens
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """Note the token ids of the prompt, which may end within reasoning."""
+        """Start after the token ids of the prompt, which may end within reasoning."""
         self.is_open = self._markers.opened_by(prompt)
 
     def take(self, token_ids: Sequence[int]) -> TokenSplit:
@@ -73,11 +73,11 @@ class Reasoning:
         return TokenSplit(self._show(text), token_ids[border + 1 :])
 
     def finish(self) -> str:
-        """Return the text that was held back, at the end of the answer."""
+        """Return the rest of the text at the end of the answer."""
         return self._show(self._detokenizer.finish()) if self.is_open else ""
 
     def _show(self, text: str) -> str:
-        return text if self._shown else ""
+        return text if self._is_shown else ""
 
 
 TOOL_CALLS = "tool_calls"
@@ -85,7 +85,7 @@ TOOL_CALLS = "tool_calls"
 
 
 class Chunk(NamedTuple):
-    """What a delta added to *choice*: text of its reasoning, then of its content, and calls of tools."""
+    """The increment of *choice* in a delta: text of its reasoning, then of its content, and calls of tools."""
 
     choice: "GeneratedChoice"
     reasoning: str
@@ -94,7 +94,7 @@ class Chunk(NamedTuple):
 
 
 class TokenRecord:
-    """The tokens of a choice that were not yet sent, where the client wants their ids or log probabilities."""
+    """The tokens of a choice that were not yet sent, if the client requests their ids or log probabilities."""
 
     def __init__(self, tokenizer: Tokenizer, with_ids: bool, with_logprobs: bool) -> None:
         self._tokenizer = tokenizer
@@ -109,7 +109,7 @@ class TokenRecord:
         self._logprobs += delta.logprobs[:num_tokens]
 
     def flush(self) -> tuple[ChoiceLogprobs | None, list[int] | UnsetType]:
-        """Return log probabilities and ids of the tokens since the last call, each where the client wants it."""
+        """Return the requested log probabilities and ids of the tokens since the last call."""
         token_ids, logprobs = self._token_ids, self._logprobs
         self._token_ids, self._logprobs = [], []
         return (
@@ -121,9 +121,9 @@ class TokenRecord:
 class GeneratedChoice:
     """One choice while it is generated. Call begin() before its first delta.
 
-    *detokenizer* is that of the content, so stop strings do not apply to reasoning, which *reasoning* detokenises where
-    the model has it, nor to tool calls, which *tool_calls* reads where the request has tools. *hidden_ids* count as
-    generated and are not shown where they end the choice.
+    *detokenizer* reads the content. Stop strings apply neither to reasoning, which *reasoning* reads if the model has
+    it, nor to tool calls, which *tool_calls* reads if the request has tools. *hidden_ids* that end the choice count as
+    generated but are hidden.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class GeneratedChoice:
         self.record = record
         self.finish_reason: str | None = None
         self.first_token_at = self.last_token_at = 0.0
-        """When tokens arrived, in seconds of the process's clock; Answer sets both."""
+        """Times of the first and last token, in seconds of the process's clock; Answer sets both."""
 
         self._detokenizer = detokenizer
         self._hidden_ids = hidden_ids
@@ -221,7 +221,7 @@ class GeneratedChoice:
             self._detokenizer.num_others = self._num_others
             content += self._separator.push(self._detokenizer.push(piece))
             if self._detokenizer.stopped:
-                # The rest of the pieces is not part of the answer.
+                # The answer ends before the rest of the pieces.
                 return Chunk(self, reasoning, content + self._separator.finish(), calls)
         self._detokenizer.num_others = self._num_others
         if is_last or reader.is_full:
@@ -243,9 +243,9 @@ class GeneratedChoice:
 
 
 def choices_of(request: ChatRequest, chat: Chat, served: ServedModel) -> list[GeneratedChoice]:
-    """Return the choices that *request* asks for, before their first tokens.
+    """Return the choices of *request* before their first tokens.
 
-    They may call the tools of *chat*. The answer to a plain prompt is text all through, reasoning or not.
+    They may call the tools of *chat*. The answer to a plain prompt is text only, even if it contains reasoning.
     """
     hidden_ids: frozenset[int] = frozenset()
     if not request.include_stop_str_in_output:

@@ -1,4 +1,4 @@
-"""Log probabilities of tokens as OpenAI and vLLM write them."""
+"""Log probabilities of tokens in OpenAI's and vLLM's formats."""
 
 from collections.abc import Iterable, Sequence
 
@@ -9,9 +9,9 @@ from saccade.tokenization.tokenizer import Tokenizer
 
 
 class TopLogprob(Struct, frozen=True):
-    """A token that could have stood in a place, and its log probability there.
+    """A possible token at a position, and its log probability there.
 
-    *bytes* are the token's own; *token* is their text, with U+FFFD for each part of a character.
+    *bytes* are the token's own; *token* is their text, with U+FFFD for each incomplete character.
     """
 
     token: str
@@ -20,20 +20,20 @@ class TopLogprob(Struct, frozen=True):
 
 
 class TokenLogprobs(TopLogprob, frozen=True):
-    """A token of the answer, and the likeliest ones in its place."""
+    """A token of the answer, and the likeliest tokens at its position."""
 
     top_logprobs: list[TopLogprob]
 
 
 class ChoiceLogprobs(Struct, frozen=True):
-    """An entry for each token, those of the reasoning and the one that ended the answer among them."""
+    """An entry for each token, including those of the reasoning and the one that ended the answer."""
 
     content: list[TokenLogprobs]
     refusal: None = None
 
 
 class PromptLogprob(Struct, frozen=True):
-    """The log probability of a token in a place of the prompt; *rank* is 1 for the likeliest."""
+    """The log probability of a token at a position of the prompt; *rank* is 1 for the likeliest."""
 
     logprob: float
     rank: int

@@ -17,11 +17,11 @@ _BIAS_KEY = re.compile(BIAS_KEY)
 def sampling_params(
     request: ChatRequest, served: ServedModel, prompt: Sequence[int], grammar: Grammar | None = None
 ) -> SamplingParams:
-    """Return how to draw the answer to the token ids *prompt*; what the request does not set is the model's default.
+    """Return the sampling parameters of the answer to the token ids *prompt*; others are the model's defaults.
 
-    The answer matches *grammar*, behind its reasoning if the prompt ends in that. Raises ContextLengthExceeded if
-    prompt and answer do not fit the context, and InvalidValue for parameters that contradict each other or name tokens
-    that the model does not have.
+    The answer matches *grammar*; if the prompt ends in reasoning, the grammar applies after it. Raises
+    ContextLengthExceeded if prompt and answer do not fit the context, and InvalidValue for parameters that contradict
+    each other or name tokens that the model does not have.
     """
     defaults = served.defaults
     max_tokens = _max_tokens(request, len(prompt), served.max_model_len)
@@ -49,7 +49,7 @@ def sampling_params(
 
 
 def _after_reasoning(grammar: Grammar, served: ServedModel, prompt: Sequence[int]) -> Grammar:
-    """Return *grammar* for an answer to the token ids *prompt*: if these end in reasoning, it begins behind that."""
+    """Return *grammar* for an answer to the token ids *prompt*; if these end in reasoning, it begins after it."""
     markers = served.reasoning
     if markers is None or not markers.opened_by(prompt):
         return grammar
@@ -57,9 +57,9 @@ def _after_reasoning(grammar: Grammar, served: ServedModel, prompt: Sequence[int
 
 
 def _thinking_budget(request: ChatRequest, served: ServedModel, prompt: Sequence[int]) -> ThinkingBudget | None:
-    """Return the budget of the reasoning in an answer to the token ids *prompt*, None where the request sets none.
+    """Return the budget of the reasoning in an answer to the token ids *prompt*, None if the request sets none.
 
-    Raises UnsupportedParameter where the model has no tags of reasoning, InvalidValue where the end may not be drawn.
+    Raises UnsupportedParameter if the model has no reasoning tags, InvalidValue if the end tag may not be drawn.
     """
     num_tokens = request.thinking_token_budget
     if num_tokens is None:
@@ -79,7 +79,7 @@ def _thinking_budget(request: ChatRequest, served: ServedModel, prompt: Sequence
 
 
 def text_rules(request: ChatRequest) -> TextRules:
-    """Return which tokens the text shows, and which strings end it."""
+    """Return the rules of the answer's text: the tokens that it shows, and the strings that end it."""
     stop = request.stop or ()
     return TextRules(
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
@@ -94,7 +94,7 @@ def _or_default(value: float | None, default: float) -> float:
 
 
 def _valid_ids(field: str, token_ids: Iterable[int], served: ServedModel) -> tuple[int, ...]:
-    """Return *token_ids* of *field*, each once. Raises InvalidValue where one is no token of the model."""
+    """Return *token_ids* of *field* without repetitions. Raises InvalidValue if one is no token of the model."""
     unique = tuple(dict.fromkeys(token_ids))
     if (largest := max(unique, default=0)) >= served.tokenizer.num_tokens:
         raise InvalidValue(

@@ -1,10 +1,9 @@
 """Separates tool calls from the content of an answer, by the token ids of the calls' tags.
 
-Text that merely looks like a tag has other ids and opens nothing. The tokens of a call are held until its end tag; what
-they say is then read as a whole, by one function for each format. So a call is shown once it is whole and names one of
-the request's tools, and a malformed one becomes content, tags included, as if nothing had been held. Arguments become
-JSON as chat templates write it in later turns (json.dumps), so that the turn that a client sends back begins with the
-tokens that the model generated.
+Text that merely looks like a tag has other ids and opens nothing. The tokens of a call are buffered until its end tag;
+then the format's function parses them together. So a call appears once it is complete and names one of the request's
+tools, and a malformed one becomes content, including its tags. Arguments become JSON as chat templates write it in
+later turns (json.dumps), so that the turn that a client sends back begins with the tokens that the model generated.
 """
 
 import json
@@ -29,7 +28,7 @@ _KIMI_ID: Final = re.compile(r"(?:functions\.)?(?P<name>.+?)(?::\d+)?", re.DOTAL
 
 @dataclass(frozen=True)
 class ParsedCall:
-    """A call of the tool *name*; *arguments* are a JSON object as text. *id* is the model's own, None for none."""
+    """A call of the tool *name*; *arguments* are a JSON object as text. *id* is the model's own, if it writes one."""
 
     name: str
     arguments: str
@@ -48,7 +47,7 @@ def declared(tools: Sequence[Tool]) -> Declared:
 
 
 def parse_hermes(parts: Sequence[str], functions: Declared) -> ParsedCall | None:
-    """Read `{"name": ..., "arguments": {...}}`."""
+    """Parse `{"name": ..., "arguments": {...}}`."""
     match _json("".join(parts)):
         case {"name": str(name), "arguments": dict(arguments)} if name in functions:
             return ParsedCall(name, _to_json(arguments))
@@ -56,10 +55,10 @@ def parse_hermes(parts: Sequence[str], functions: Declared) -> ParsedCall | None
 
 
 def parse_qwen3_coder(parts: Sequence[str], functions: Declared) -> ParsedCall | None:
-    """Read `<function=NAME>`, for each argument `<parameter=NAME>` value `</parameter>`, `</function>`.
+    """Parse `<function=NAME>`, for each argument `<parameter=NAME>` value `</parameter>`, `</function>`.
 
-    One line break after a parameter's tag and one before its end do not belong to the value, whose type is that of the
-    function's schema.
+    One line break after a parameter's tag and one before its end do not belong to the value. The function's schema
+    determines the type of the value.
     """
     text = "".join(parts).strip()
     name, bracket, rest = text.removeprefix(FUNCTION).partition(">")
@@ -73,7 +72,7 @@ def parse_qwen3_coder(parts: Sequence[str], functions: Declared) -> ParsedCall |
 
 
 def parse_kimi_k2(parts: Sequence[str], functions: Declared) -> ParsedCall | None:
-    """Read `functions.NAME:INDEX`, which is the call's id too, and the arguments behind the separator."""
+    """Parse `functions.NAME:INDEX`, which is also the call's id, and the arguments after the separator."""
     if len(parts) != 2:
         return None
     call_id, arguments = parts[0].strip(), _json(parts[1])
@@ -112,7 +111,7 @@ def _parameters(text: str) -> dict[str, str] | None:
 
 
 def _json(text: str) -> Any:
-    """Return the JSON value in *text*, None for no valid JSON."""
+    """Return the JSON value in *text*, None if it is not valid JSON."""
     try:
         return msgspec.json.decode(text.strip())
     except (msgspec.MsgspecError, RecursionError, UnicodeError):
@@ -138,9 +137,9 @@ Piece = Sequence[int] | GeneratedCall
 
 
 class ToolCallReader:
-    """Separates the tokens of one answer. Where not *many* calls are allowed, the answer ends with its first one.
+    """Separates the tokens of one answer. Unless *many* calls are allowed, the answer ends with its first call.
 
-    *num_tokens* counts the tokens that are not content: those of calls and of their sections, and those pending.
+    *num_tokens* counts the tokens that are not content: those of calls and their sections, and buffered ones.
     """
 
     def __init__(self, tokens: ToolCallTokens, tokenizer: Tokenizer, tools: Sequence[Tool], many: bool = True) -> None:
@@ -191,11 +190,11 @@ class ToolCallReader:
         yield content
 
     def finish(self) -> Piece:
-        """Return what was held at the end of the answer: a call whose end tag is missing, or content."""
+        """Return the buffered tokens at the end of the answer: a call without its end tag, or content."""
         return self._read() if self._pending else []
 
     def _read(self) -> Piece:
-        """Return the call in the held tokens; where they are none, the tokens themselves."""
+        """Return the call in the buffered tokens, or the tokens themselves if they are no call."""
         tokens, pending = self._tokens, self._pending
         if tokens.begin_id not in pending:
             return self._release()
@@ -225,14 +224,14 @@ class ToolCallReader:
 
 
 class Separator:
-    """Omits the white space before, between and after calls, which belongs to their format and not to the content."""
+    """Omits the white space before, between and after calls, which is part of their format and not of the content."""
 
     def __init__(self) -> None:
         self._white_space = ""
         self._is_after_call = False
 
     def push(self, text: str) -> str:
-        """Take more content; return it up to its last white space, which may stand before a call."""
+        """Take more content; return it without its trailing white space, which may precede a call."""
         if self._is_after_call:
             text = text.lstrip()
             self._is_after_call = not text
@@ -242,11 +241,11 @@ class Separator:
         return content
 
     def call(self) -> None:
-        """Note that a call follows the content so far."""
+        """Begin a call after the content so far."""
         self._white_space = ""
         self._is_after_call = True
 
     def finish(self) -> str:
-        """Return the white space that ended the content."""
+        """Return the white space at the end of the content."""
         white_space, self._white_space = self._white_space, ""
         return white_space

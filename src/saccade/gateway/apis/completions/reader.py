@@ -1,4 +1,4 @@
-"""POST /v1/completions in OpenAI's wire format: from a body to its prompts and how they are answered; the answers."""
+"""POST /v1/completions in OpenAI's wire format: the reader of bodies, and the structs of answers."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
@@ -24,7 +24,7 @@ from saccade.gateway.output.choice_logprobs import PromptLogprob
 from saccade.protocol.request import MAX_NUM_SAMPLES
 
 DEFAULT_MAX_TOKENS: Final = 16
-"""OpenAI's."""
+"""OpenAI's default."""
 
 OF_CHATS: Final = ("messages", "tools", "tool_choice", "chat_template", "thinking_token_budget", "reasoning_effort")
 NOT_SERVED: Final[dict[str, tuple[object, ...]]] = {
@@ -35,7 +35,7 @@ NOT_SERVED: Final[dict[str, tuple[object, ...]]] = {
     "prompt_embeds": ([],),
     "suffix": ("",),
 }
-"""Parameters that would change the answer and are not served, with the values, besides null, that change nothing."""
+"""Unsupported parameters that would change the answer, with the values, besides null, that change nothing."""
 
 _Ids = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 _PromptSchema = {
@@ -52,7 +52,7 @@ _Text = Annotated[str, Meta(max_length=MAX_CHARACTERS)]
 class CompletionRequest(AnswerFields, frozen=True, kw_only=True):
     """The body of POST /v1/completions: *prompt* is a text, a list of texts, token ids, or a list of lists of them.
 
-    With *echo* each text begins with its prompt. *logprobs* are those of so many tokens in every place.
+    With *echo* each text begins with its prompt. *logprobs* is the number of log probabilities per position.
     """
 
     model: str
@@ -64,7 +64,7 @@ class CompletionRequest(AnswerFields, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class CompletionBatch:
-    """A body of POST /v1/completions: *prompts*, how each is answered, and what the answers show beside their text."""
+    """A body of POST /v1/completions: *prompts*, the *request* of each, and the parts of answers besides their text."""
 
     prompts: list[PlainPrompt]
     request: ChatRequest
@@ -74,7 +74,7 @@ class CompletionBatch:
 
 
 def parse_completion(body: bytes | bytearray, strict: bool = False) -> tuple[CompletionBatch, str]:
-    """Return what *body* asks, and a warning about ignored parameters. Raises as parse_chat does."""
+    """Return the batch in *body*, and a warning about ignored parameters. Raises as parse_chat does."""
     completion, warning = _READER.read(body, strict)
     num_samples = completion.n or 1
     if completion.best_of not in (None, num_samples):
@@ -97,7 +97,7 @@ def parse_completion(body: bytes | bytearray, strict: bool = False) -> tuple[Com
         shared["max_tokens"] = DEFAULT_MAX_TOKENS
     if completion.echo and with_logprobs:
         shared["prompt_logprobs"] = max(completion.logprobs or 0, completion.prompt_logprobs or 0)
-    # The places of log probabilities in the text are counted by the tokens' ids.
+    # The token ids determine the offsets of log probabilities in the text.
     shared["return_token_ids"] = completion.return_token_ids or with_logprobs
     request = ChatRequest(messages=[], logprobs=with_logprobs, top_logprobs=completion.logprobs, **shared)
     batch = CompletionBatch(
@@ -132,7 +132,7 @@ def _read_prompts(raw: Raw) -> list[PlainPrompt]:
 
 
 class CompletionLogprobs(Struct, frozen=True):
-    """The tokens of a text: text_offset[i] is where tokens[i] begins in it, in characters.
+    """The tokens of a text: tokens[i] begins at its character text_offset[i].
 
     The first token of a prompt has no log probability.
     """
@@ -144,7 +144,7 @@ class CompletionLogprobs(Struct, frozen=True):
 
 
 class CompletionChoice(Struct, frozen=True):
-    """One answer to one prompt, or a piece of it; *finish_reason* is null in all pieces but the last."""
+    """One answer to one prompt, or a piece of it; *finish_reason* is null in all but the last piece."""
 
     text: str
     index: int
@@ -156,7 +156,7 @@ class CompletionChoice(Struct, frozen=True):
 
 
 class Completion(Struct, frozen=True, kw_only=True):
-    """The answers to all prompts, or an event of them; those to the i-th prompt begin with the index i * n."""
+    """The answers to all prompts, or an event of them; those to prompt i begin with the index i * n."""
 
     id: str
     created: int

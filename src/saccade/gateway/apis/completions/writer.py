@@ -1,4 +1,4 @@
-"""POST /v1/completions: how its bodies are read and its answers written."""
+"""POST /v1/completions: the writers of its answers."""
 
 import asyncio
 from collections.abc import Sequence
@@ -46,12 +46,12 @@ class Completions:
 
 def _names(batch: CompletionBatch, prompt: PlainPrompt) -> FieldNames:
     names = {"messages": prompt.field, "top_logprobs": "logprobs", "max_completion_tokens": "max_tokens"}
-    # Where nobody asked for them by this name, `echo` and `logprobs` did.
+    # Without this parameter, `echo` and `logprobs` together request them.
     return FieldNames(names if batch.prompt_logprobs else {**names, "prompt_logprobs": "logprobs"})
 
 
 class _JoinedAnswers:
-    """The answers to all prompts of one request, which are one object or one stream."""
+    """The answers to all prompts of one request, as one object or one stream."""
 
     def __init__(self, batch: CompletionBatch) -> None:
         self.batch = batch
@@ -63,7 +63,7 @@ class _JoinedAnswers:
         self._ends_with_usage = options is not None and bool(options.include_usage)
 
     def whole(self, answer: Answer, choices: Sequence[CompletionChoice]) -> bytes:
-        """Take one *answer*; return the object of all with the last one, nothing before."""
+        """Add one *answer*; return the object of all answers after the last one, else nothing."""
         self._choices += choices
         if not self._end(answer):
             return b""
@@ -79,14 +79,14 @@ class _JoinedAnswers:
         return event(msgspec.json.encode(msgspec.structs.replace(template, choices=[choice])))
 
     def end(self, answer: Answer) -> bytes:
-        """End one *answer*; return the last events with the last one, nothing before."""
+        """End one *answer*; return the last events after the last one, else nothing."""
         if not self._end(answer):
             return b""
         usage = msgspec.structs.replace(self._common(answer), usage=self._usage)
         return (event(msgspec.json.encode(usage)) if self._ends_with_usage else b"") + DONE
 
     def _common(self, answer: Answer) -> Completion:
-        """Return what all pieces have, which the answer that comes first decides."""
+        """Return the fields that all pieces share; the first answer decides them."""
         if self._template is None:
             completion_id = answer.id.replace("chatcmpl-", "cmpl-")
             self._template = Completion(id=completion_id, created=answer.created, model=answer.served.name, choices=[])
@@ -111,7 +111,7 @@ class _CompletionWriter:
     def _record(
         self, choice: GeneratedChoice, places: "TextPlaces"
     ) -> tuple[CompletionLogprobs | None, list[int] | UnsetType]:
-        """Return log probabilities and ids of the tokens since the last call, each where the client wants it."""
+        """Return the requested log probabilities and ids of the tokens since the last call."""
         if choice.record is None:
             return None, UNSET
         logprobs, token_ids = choice.record.flush()
@@ -148,9 +148,9 @@ class CompletionObject(_CompletionWriter):
         return b""
 
     async def end(self) -> bytes:
-        """Return the object, in JSON, or nothing if another prompt's answer comes later."""
+        """Return the object in JSON, or nothing if another prompt's answer ends later."""
         answer = self._answer
-        # The entries of a long prompt take too long for the event loop.
+        # The entries of a long prompt would block the event loop for too long.
         prompt = await asyncio.to_thread(self._echoed)
         choices = [self._whole_choice(choice, self._texts[choice.index], prompt) for choice in answer.choices]
         return self._joined.whole(answer, choices)
@@ -187,7 +187,7 @@ class CompletionObject(_CompletionWriter):
 
 
 class CompletionEvents(_CompletionWriter):
-    """Writes events; those of the last prompt end with the usage, if asked for, and [DONE]."""
+    """Writes events; those of the last prompt end with the usage, if requested, and [DONE]."""
 
     def __init__(self, joined: _JoinedAnswers, index: int, prompt: PlainPrompt, answer: Answer) -> None:
         super().__init__(joined, index, prompt, answer)
@@ -195,7 +195,7 @@ class CompletionEvents(_CompletionWriter):
         self._has_begun = not (self._batch.echo or self._batch.token_ids)
 
     def take(self, chunk: Chunk) -> bytes:
-        """Return the event for *chunk*, after those that show the prompt if it is the first that has any."""
+        """Return the event for *chunk*; the first event is preceded by those that show the prompt."""
         choice = chunk.choice
         if not chunk.content and choice.record is None and choice.finish_reason is None:
             return b""
@@ -210,7 +210,7 @@ class CompletionEvents(_CompletionWriter):
         return events
 
     async def end(self) -> bytes:
-        """Return the last events, or nothing if another prompt's answer comes later."""
+        """Return the last events, or nothing if another prompt's answer ends later."""
         return self._joined.end(self._answer)
 
     def _beginnings(self) -> bytes:
@@ -226,7 +226,7 @@ class CompletionEvents(_CompletionWriter):
 
 @dataclass(frozen=True)
 class _Echoed:
-    """What whole answers show of their prompt: *ranked* is vLLM's form of its log probabilities."""
+    """The prompt's part of a whole answer; *ranked* has its log probabilities in vLLM's format."""
 
     text: str
     logprobs: CompletionLogprobs | None
@@ -234,9 +234,9 @@ class _Echoed:
 
 
 class TextPlaces:
-    """Where the tokens of a text begin in it, in characters; the first of them is *num_characters*.
+    """The offsets of tokens in their text, in characters, beginning with *num_characters*.
 
-    A token that is not shown, or ends within a character, adds nothing.
+    A hidden token, or one that ends within a character, adds nothing.
     """
 
     def __init__(
@@ -248,7 +248,7 @@ class TextPlaces:
         self._stream = tokenizer.stream(continues=continues)
 
     def of(self, token_ids: Sequence[int]) -> list[int]:
-        """Return the places of the next tokens."""
+        """Return the offsets of the next tokens."""
         places = []
         for token_id in token_ids:
             places.append(self._num_characters)
@@ -267,9 +267,9 @@ def _in_text(entries: Sequence[TokenLogprobs], places: list[int], num_top: int) 
 
 
 def _likeliest(entry: TokenLogprobs, num_top: int) -> dict[str, float]:
-    """Return the log probabilities of the likeliest tokens and of the one that stands there, by their text.
+    """Return the log probabilities of the likeliest tokens and of the chosen one, by their text.
 
-    Of tokens with the same text the likeliest counts.
+    If several tokens have the same text, the likeliest counts.
     """
     likeliest: dict[str, float] = {}
     for token in (*entry.top_logprobs[:num_top], entry):
