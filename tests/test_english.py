@@ -86,7 +86,7 @@ BEHIND = r"(?<!left )\bbehind\b|\bbeside\b"
 PASSIVE = r"\bwhat (?:is|are|was|were) (?:not )?\w+(?:ed|en|d)\b"
 
 ROWS = [
-    Row("'where' for if or when, src", _modules, _matches(WHERE), 14),
+    Row("'where' for if or when, src", _modules, _matches(WHERE), 9),
     Row("'where' for if or when, docs", _pages, _matches(WHERE), 36),
     Row("turns that English does not use, src", _modules, _matches(TURNS), 1),
     Row("turns that English does not use, docs", _pages, _matches(TURNS), 8),

@@ -74,12 +74,12 @@ def _read_sampling(settings: Mapping[str, Any]) -> dict[str, Any]:
 def _read_limits(processor: Mapping[str, Any]) -> dict[str, int]:
     """Return those of `min_pixels` and `max_pixels` that are set."""
     limits: dict[str, int] = {}
-    for path, name, value in _pixel_limits(processor):
-        where = f"mm_processor_kwargs.{path}"
+    for key, name, value in _pixel_limits(processor):
+        path = f"mm_processor_kwargs.{key}"
         if type(value) is not int or not 1 <= value <= MAX_PIXELS:
-            raise InvalidValue(f"`{where}` must be a whole number of pixels, from 1 to {MAX_PIXELS}.", where)
+            raise InvalidValue(f"`{path}` must be a whole number of pixels, from 1 to {MAX_PIXELS}.", path)
         if name in limits:
-            raise InvalidValue(f"`{where}` is `{name}` by another name; send one of the two.", where)
+            raise InvalidValue(f"`{path}` is `{name}` by another name; send one of the two.", path)
         limits[name] = value
     if limits.get("min_pixels", 0) > limits.get("max_pixels", MAX_PIXELS):
         raise InvalidValue("`mm_processor_kwargs`: `min_pixels` must not be over `max_pixels`.", "mm_processor_kwargs")
@@ -107,8 +107,8 @@ def _pixel_limits(settings: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
 
 
 def _unknown_key(key: str, alternatives: str) -> UnsupportedParameter:
-    where = f"mm_processor_kwargs.{excerpt(key)}"
-    return UnsupportedParameter(f"`{where}` is not served; {alternatives} are.", where)
+    path = f"mm_processor_kwargs.{excerpt(key)}"
+    return UnsupportedParameter(f"`{path}` is not served; {alternatives} are.", path)
 
 
 def excerpt(name: str) -> str:
