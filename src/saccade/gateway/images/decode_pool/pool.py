@@ -178,7 +178,7 @@ class DecodePool:
         return await self._tried(job, decoded_bytes(header), self._fill, client)
 
     async def _tried(self, job: J, nbytes: int, work: Work[J, T], client: Hashable = None) -> T:
-        """Return the result of *work* on *job*; if its process dies, try another one once."""
+        """Return the result of *work* on *job*; if its process dies, try again in another one."""
         num_deaths = 0
         for _ in range(MAX_ATTEMPTS):
             try:
