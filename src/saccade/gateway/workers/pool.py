@@ -165,10 +165,10 @@ class WorkerPool:
         if not names:
             raise WorkerUnavailable("No worker is ready yet; try again shortly.")
         if name not in names:
-            shown = name if len(name) <= MAX_SHOWN_CHARACTERS else name[:MAX_SHOWN_CHARACTERS] + "..."
+            excerpt = name if len(name) <= MAX_SHOWN_CHARACTERS else name[:MAX_SHOWN_CHARACTERS] + "..."
             served = f"served: {', '.join(names)}."
             raise ModelNotFound(
-                f"The model {shown!r} is not served here; {served}", "model", reason=f"Not served here; {served}"
+                f"The model {excerpt!r} is not served here; {served}", "model", reason=f"Not served here; {served}"
             )
         model = self._model(names[name])
         if not model.workers:
