@@ -3,7 +3,6 @@
 import os
 import signal
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -127,12 +126,12 @@ def test_signal_drains_and_leaves_no_process_and_no_segment(server: Server) -> N
     expected = ask.text(server)
     assert slots(tree)
     assert len(tree) >= 4  # supervisor, gateway, worker, engine, decode processes
-    with ThreadPoolExecutor(1) as thread:
-        running = thread.submit(ask.text, server)
-        wait_for(lambda: server.metric("vllm:num_requests_running") == 1)
+
+    def drain() -> None:
         os.kill(server.process.pid, signal.SIGTERM)
         wait_for(lambda: not server.is_ready())
-        assert running.result() == expected
+
+    assert ask.text(server, on_first=drain) == expected
     assert server.process.wait(60) == 0
     assert psutil.wait_procs(tree, timeout=60)[1] == []
     assert not slots(tree)
