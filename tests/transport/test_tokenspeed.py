@@ -1,10 +1,12 @@
 """The client of the TokenSpeed wire against a worker that says whatever a test wants."""
 
 import asyncio
+import gc
 import os
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import msgspec
 import pytest
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
 from smg_grpc_servicer.mm_shm import tensor_payload_bytes
-from streams import generate
+from streams import QueueSink, generate, no_pixels
 from tables import table
 from tokenspeed_worker import (
     FILES,
@@ -68,6 +70,16 @@ async def outcome(worker: TokenSpeedWorker, slots: Slots, request: EngineRequest
             return await answer(client, request)
         except SaccadeError as error:
             return type(error)
+
+
+async def test_stream_closed_at_once_gives_its_slots_back(slots: Slots) -> None:
+    slot = slots.filled(PIXELS)
+    async with listening(TokenSpeedWorker()) as url, registered(url, slots) as client:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            await client.generate(ask(image(slot=slot)), QueueSink(no_pixels)).close()
+            gc.collect()
+    assert slots.released == [slot.name]
 
 
 async def test_description(slots: Slots) -> None:  # A5

@@ -11,6 +11,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -212,7 +213,7 @@ class SmgClient(ABC):
         express, and RequestError, QueueFull or DeadlineExceeded if the worker refuses.
         """
         links = Links(self._context.on_released, self._context.on_discarded, slots_of(request))
-        return _SmgStream(request, sink, links, self._message(request, links, complete), self)
+        return _SmgStream(request, sink, links, partial(self._message, request, links, complete), self)
 
     def reset_caches(self, *, prefix: bool, media: bool) -> bool:
         """Return False: this wire has no such command."""
@@ -378,7 +379,7 @@ def _check_pixels(request: EngineRequest, description: Description) -> None:
 
 
 class _SmgStream:
-    """The stream of *request*: its call, once the *message* is made, and what receives the answer.
+    """The stream of *request*: its call, once *message* has made its message, and what receives the answer.
 
     *links* are settled when it ends.
     """
@@ -388,7 +389,7 @@ class _SmgStream:
         request: EngineRequest,
         sink: Sink,
         links: Links,
-        message: Coroutine[Any, Any, Any],
+        message: Callable[[], Coroutine[Any, Any, Any]],
         client: SmgClient,
     ) -> None:
         self._request_id = request.request_id
@@ -425,9 +426,9 @@ class _SmgStream:
         logger.warning("worker %s ended a request: %s %s", self._client.url, status, details)
         self._fail(error_of(status, begun=self._answer.begun))
 
-    async def _send(self, message: Coroutine[Any, Any, Any]) -> None:
+    async def _send(self, message: Callable[[], Coroutine[Any, Any, Any]]) -> None:
         try:
-            encoded = (await message).SerializeToString()
+            encoded = (await message()).SerializeToString()
             self._call = await self._client.calls.begin(self._client.method, encoded, self)
         except OSError as error:
             logger.warning("worker %s does not accept a connection: %s", self._client.url, error)
