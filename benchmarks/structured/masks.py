@@ -25,7 +25,7 @@ from saccade.engine.executor.masks import GrammarMasks
 from saccade.gateway.structured_output.constraint import ANY_OBJECT, Constraint, Kind
 from saccade.gateway.structured_output.trial import try_constraint
 from saccade.grammars.compiler import Vocabulary, compile_grammar
-from saccade.grammars.tool_calls import HeldCalls, HeldFunction, ToolCallTokens
+from saccade.grammars.tool_calls import CallConstraint, FunctionConstraint, ToolCallTokens
 from saccade.protocol.request import Grammar
 from saccade.tokenization.token_bytes import ByteLevel
 
@@ -116,8 +116,8 @@ def _cases() -> Iterator[tuple[str, list[Grammar]]]:
     yield "one of 100 names", [_grammar("regex", "|".join(f"item number {index}" for index in range(100)))]
     for form, tokens in FORMS.items():
         for must_call in (True, False):
-            functions = [HeldFunction(name, CARD, f"tools.{name}") for name in ("describe", "file_away")]
-            calls = HeldCalls(functions, tokens, must_call, many=True)
+            functions = [FunctionConstraint(name, CARD, f"tools.{name}") for name in ("describe", "file_away")]
+            calls = CallConstraint(functions, tokens, must_call, many=True)
             calls_text = msgspec.json.encode(calls).decode()
             yield f"calls in the form {form}{'' if must_call else ', or a text'}", [_grammar("tool_calls", calls_text)]
 
