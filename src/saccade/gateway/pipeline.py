@@ -150,8 +150,7 @@ class Pipeline:
     ) -> Attempt:
         """Place *prompt* at a worker outside *failed*, and prepare its pixels; nothing is sent yet.
 
-        *resources* gets what the attempt holds. *images* is emptied if no other worker could be tried. Raises
-        SaccadeError.
+        *resources* gets what the attempt holds. *images* is emptied if this is the last try. Raises SaccadeError.
         """
         served = part.served
         with self.metrics.stage("route"):

@@ -71,9 +71,8 @@ class EventStream:
     3. Backlog: the client reads too slowly. Events wait, and a task sends them through *send*; then the stream is
        direct again.
 
-    *memory* counts the backlog. The last event goes through *send*. A context manager, which sends nothing after its
-    end. If an error ends the block after the first event, *failure* turns it into the last event; an earlier error is
-    raised.
+    *memory* counts the backlog. The last event goes through *send*. A context manager: after its end nothing is sent.
+    If an error ends the block after the first event, *failure* turns it into the last event; else it is raised.
     """
 
     def __init__(

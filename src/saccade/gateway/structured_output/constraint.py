@@ -39,8 +39,7 @@ class Constraint:
 def read_constraint(request: ChatRequest) -> Constraint | None:
     """Return the constraint on the answer, None if there is none.
 
-    Raises InvalidValue for two constraints or an incomplete one; UnsupportedParameter for other fields of vLLM's
-    `structured_outputs`.
+    Raises InvalidValue for two constraints or an incomplete one; UnsupportedParameter for others of vLLM's fields.
     """
     constraints = [*_response_format(request), *_structured_outputs(request), *_guided(request)]
     if len(constraints) > 1:

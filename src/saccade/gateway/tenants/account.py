@@ -97,8 +97,7 @@ REFILL_SECONDS = 60.0
 class TokenBucket:
     """At most *per_minute* units, which refill evenly within a minute; None is no limit. A new bucket is full.
 
-    A caller may spend more than the level: it then becomes negative, and the debt refills first. *clock* returns
-    seconds.
+    A caller may spend more than the level: it then is negative, and the debt refills first. *clock* returns seconds.
     """
 
     def __init__(self, per_minute: int | None, clock: Callable[[], float]) -> None:
@@ -149,8 +148,7 @@ class Account:
     """The account of *tenant* at one of *num_processes* gateway processes, each with its share of the limits.
 
     A request is refused if a limit has nothing left, and else is charged in full: a prompt may be longer than the rest,
-    and the tokens of an answer are known only as they are generated. Usage beyond a limit is deducted from the next
-    minute.
+    and the tokens of an answer are known only as they are generated. The excess is deducted from the next minute.
     """
 
     def __init__(self, tenant: Tenant, num_processes: int = 1, clock: Callable[[], float] = time.monotonic) -> None:

@@ -54,8 +54,7 @@ class Worker(Protocol):
     def kv_events(self, *, blocks: bool, images: bool) -> AsyncGenerator[KvEvents, None]:
         """Yield the contents of its caches in our keys: a snapshot's messages, then increments.
 
-        Called only if *exactness* is not NONE. Raises WorkerUnavailable if there is no feed, or when it ends: all
-        it has yielded is void then.
+        Called only if *exactness* is not NONE. Raises WorkerUnavailable without a feed or at its end, which voids it.
         """
 
     def generate(self, request: EngineRequest, sink: Sink) -> Stream:

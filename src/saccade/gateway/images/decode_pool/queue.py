@@ -26,8 +26,7 @@ class DecodeQueue:
     """Gives each job an idle process once the budget of decoded bytes has room for it, fairly between clients.
 
     Videos first wait for one another, up to *video_wait_seconds*: each may take half a minute, and only *max_videos*
-    processes work on videos. Images overtake waiting videos. *lost* is called with a process that died while it was
-    idle.
+    processes work on videos. Images overtake waiting videos. *lost* is called with a process that died while idle.
     """
 
     def __init__(
