@@ -94,7 +94,7 @@ async def fleet(workers: list[str], folder: Path, policy: str) -> AsyncIterator[
         with program("gateway", *words, *flags) as process:
             made = Fleet(Server(port, process), server, urls)  # type: ignore[arg-type]
             await asyncio.to_thread(made.gateway.wait_until_ready, 180)
-            await asyncio.to_thread(wait_until, lambda: set(made.placed("saccade_worker_ready")) == set(urls), 180)
+            await asyncio.to_thread(wait_until, lambda: set(made.placed("saccade_worker_ready")) == set(urls))
             yield made
 
 

@@ -8,8 +8,6 @@ import pytest
 from server import Server, free_port, program
 from waiting import wait_until
 
-START_SECONDS = 120
-
 
 def ask(server: Server) -> None:
     body = {"model": "tiny", "messages": [{"role": "user", "content": "words " * 40}], "max_tokens": 2}
@@ -30,17 +28,17 @@ def test_workers_file_is_followed_while_the_gateway_runs(processes: int, tiny_qw
         program("worker", str(tiny_qwen3_vl), "--uds", str(socket), *engine),
     ):
         server = Server(port, gateway)
-        wait_until(lambda: _lives(server), START_SECONDS)
+        wait_until(lambda: _lives(server))
         assert not server.is_ready()
         file.write_text(f"unix:{socket}\n")
         # Every call is a new connection, and reaches any of the processes.
-        wait_until(lambda: all(server.is_ready() for _ in range(24)), START_SECONDS)
+        wait_until(lambda: all(server.is_ready() for _ in range(24)))
         ask(server)
         file.write_text("# none today\n")
-        wait_until(lambda: not any(server.is_ready() for _ in range(24)), START_SECONDS)
-        wait_until(lambda: str(socket) not in server.metrics(), START_SECONDS)
+        wait_until(lambda: not any(server.is_ready() for _ in range(24)))
+        wait_until(lambda: str(socket) not in server.metrics())
         file.write_text(f"unix:{socket}\n")
-        wait_until(lambda: all(server.is_ready() for _ in range(24)), START_SECONDS)
+        wait_until(lambda: all(server.is_ready() for _ in range(24)))
         for _ in range(4):
             ask(server)
 
