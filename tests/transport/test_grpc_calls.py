@@ -142,13 +142,19 @@ async def test_calls_wait_while_the_server_has_as_many_as_it_allows() -> None:
     assert heard[5].status is None
 
 
+async def drained(calls: GrpcCalls, server: grpc.aio.Server) -> tuple[Heard, asyncio.Task[None]]:
+    """Begin a call, and have the server drain, which lasts until the task ends."""
+    heard = Heard()
+    await calls.begin(PATH, b"one\nwait\ntwo", heard)
+    await until(lambda: bool(heard.messages))
+    stopping = asyncio.create_task(server.stop(30))
+    await until_refused(calls)
+    return heard, stopping
+
+
 async def test_server_that_drains_ends_its_calls_and_gets_no_more() -> None:
     async with echoing() as (echo, calls, server):
-        heard = Heard()
-        await calls.begin(PATH, b"one\nwait\ntwo", heard)
-        await until(lambda: bool(heard.messages))
-        stopping = asyncio.create_task(server.stop(30))
-        await until_refused(calls)
+        heard, stopping = await drained(calls, server)
         echo.go_on.set()
         await until(lambda: heard.status is not None)
         await stopping
@@ -158,11 +164,7 @@ async def test_server_that_drains_ends_its_calls_and_gets_no_more() -> None:
 
 async def test_close_ends_the_calls_of_a_server_that_drains_too() -> None:
     async with echoing() as (_, calls, server):
-        heard = Heard()
-        await calls.begin(PATH, b"one\nwait", heard)
-        await until(lambda: bool(heard.messages))
-        stopping = asyncio.create_task(server.stop(30))
-        await until_refused(calls)
+        heard, stopping = await drained(calls, server)
         calls.close()
         assert heard.status is not None
         assert heard.status[0] is grpc.StatusCode.CANCELLED

@@ -77,13 +77,10 @@ class JsonTokenizer(Tokenizer):
         return self._without_bos(segments, pieces)
 
     def _without_bos(self, segments: Iterable[Segment], pieces: Pieces | None) -> list[int]:
-        if pieces is not None:
-            texts = self._cut(segments)
-            check_length("".join(texts))
-            return pieces(texts, self._encode)
-        text = "".join(self._aliases[text] if is_special else text for text, is_special in segments)
+        texts = self._cut(segments)
+        text = "".join(texts)
         check_length(text)
-        return self._encode(text)
+        return self._encode(text) if pieces is None else pieces(texts, self._encode)
 
     def _cut(self, segments: Iterable[Segment]) -> list[str]:
         """Return the prompt in pieces of PIECE_CHARACTERS or more, which have the same ids apart as together.

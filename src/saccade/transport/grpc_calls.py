@@ -110,7 +110,7 @@ class Call:
         self.stream_id = 0
         self.status: tuple[grpc.StatusCode, str] = grpc.StatusCode.UNKNOWN, "the server sent no status"
         self._connection = connection
-        self._partial = b""
+        self._partial = bytearray()
 
     def cancel(self) -> None:
         """Tell the server to stop. The receiver gets no further call."""
@@ -128,17 +128,18 @@ class Call:
 
     def messages(self, data: bytes) -> Iterator[bytes]:
         """Yield the messages that *data* completes. Raises ValueError for one that is compressed or too long."""
-        data, start = self._partial + data, 0
-        while len(data) - start >= PREFIX_BYTES:
-            num_bytes = int.from_bytes(data[start + 1 : start + PREFIX_BYTES], "big")
-            if data[start] or num_bytes > MAX_MESSAGE_BYTES:
+        # To join the pieces of a long message each time would take time that grows with its square.
+        self._partial += data
+        while len(self._partial) >= PREFIX_BYTES:
+            num_bytes = int.from_bytes(self._partial[1:PREFIX_BYTES], "big")
+            if self._partial[0] or num_bytes > MAX_MESSAGE_BYTES:
                 raise ValueError
-            end = start + PREFIX_BYTES + num_bytes
-            if end > len(data):
-                break
-            yield data[start + PREFIX_BYTES : end]
-            start = end
-        self._partial = data[start:]
+            end = PREFIX_BYTES + num_bytes
+            if end > len(self._partial):
+                return
+            message = bytes(self._partial[PREFIX_BYTES:end])
+            del self._partial[:end]
+            yield message
 
 
 class _Connection(asyncio.Protocol):

@@ -106,11 +106,11 @@ class PromptDrafter:
         if chat.plain is not None:
             return Draft(chat.plain)
         encode = served.tokenizer.encode_as_vllm_chat if as_vllm_chat else served.tokenizer.encode
-        placeholders, is_long = served.placeholders, chat.num_characters > THREAD_FROM_CHARACTERS
-        pieces = partial(self.pieces.encode, salt, served.scope) if is_long else None
+        placeholders, long = served.placeholders, chat.num_characters > THREAD_FROM_CHARACTERS
+        pieces = partial(self.pieces.encode, salt, served.scope) if long else None
         with self.metrics.stage("tokenize"):
             token_ids = await self._encode(
-                is_long,
+                long,
                 num_image_bytes,
                 lambda: encode(
                     write_images(render(served, chat), served.tokenizer.special_tokens, placeholders, layouts), pieces

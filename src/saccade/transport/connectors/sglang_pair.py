@@ -112,7 +112,8 @@ class SglangPair:
         if not self.ready:
             self._context.on_released(slots_of(request))
             raise WorkerUnavailable(NOT_READY)
-        meeting = Meeting(self._prefill.host, self._bootstrap or self._prefill.bootstrap_port, _room())
+        port = self._bootstrap or self._prefill.bootstrap_port
+        meeting = Meeting(self._prefill.host, port, 1 + secrets.randbelow(MAX_ROOM))
         legs = _Legs(sink)
         decode_leg = msgspec.structs.replace(request, media=())
         legs.streams = (
@@ -176,7 +177,3 @@ class _PrefillSink:
     def fail(self, error: BaseException) -> None:
         if not self.legs.has_begun:
             self.legs.fail(error)
-
-
-def _room() -> int:
-    return 1 + secrets.randbelow(MAX_ROOM)
