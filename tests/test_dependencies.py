@@ -13,7 +13,8 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 REQUIREMENTS = [
-    Requirement(line) for line in (*PROJECT["dependencies"], *EXTRAS["cpu"], *EXTRAS["ray"], *EXTRAS["dev"])
+    Requirement(line)
+    for line in (*PROJECT["dependencies"], *EXTRAS["cpu"], *EXTRAS["ray"], *EXTRAS["docs"], *EXTRAS["dev"])
 ]
 REQUIREMENTS = [requirement for requirement in REQUIREMENTS if requirement.name != PROJECT["name"]]
 PINNED = {
