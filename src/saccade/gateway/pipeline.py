@@ -62,7 +62,8 @@ class Pipeline:
                 resources.enter_context(request.place())
                 prompt = await self._draft(request, part, images)
                 request.account.use_prompt(len(prompt.token_ids))
-                answer.begin(prompt.token_ids)
+                layouts = [image.layout for image in images]
+                answer.begin(prompt.token_ids, list(zip(layouts, prompt.spans, strict=True)))
                 of_attempt = await resources.enter_async_context(AsyncExitStack())
                 attempt_at = partial(self._attempt, of_attempt, request, part, prompt, images, output)
                 attempt = await attempt_at(frozenset())

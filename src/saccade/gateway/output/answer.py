@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from saccade.errors import WorkerFailed, from_code
 from saccade.gateway.chat import Chat, ChatRequest
@@ -14,12 +14,48 @@ from saccade.gateway.output.choice import Chunk, GeneratedChoice, choices_of
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.gateway.server.access_log import line_of_request
 from saccade.gateway.tenants.account import Account
+from saccade.protocol.media import ImageLayout, Span
 from saccade.protocol.output import FinishReason, SampleTimes, TokenDelta, TokenLogprob
 from saccade.telemetry import ENGINE_STAGES, Metrics
 
 
-class PromptTokensDetails(Struct, frozen=True):
-    """How many tokens of the prompt were in the prefix cache."""
+class ImageUsage(Struct, frozen=True):
+    """An image or video of a prompt as the model sees it: its resized size in pixels, and its *tokens*.
+
+    The size includes padding; it is that of all tiles together. *patch* is the edge of a patch. Only a video has
+    *frames*. *cached* is true if all *tokens* were in the prefix cache, and absent otherwise.
+    """
+
+    width: int
+    height: int
+    tokens: int
+    patch: int
+    frames: int | UnsetType = UNSET
+    cached: bool | UnsetType = UNSET
+
+    @classmethod
+    def of(cls, layout: ImageLayout, spans: Sequence[Span], num_cached_tokens: int) -> "ImageUsage":
+        """Return the usage of the image or video with *layout*, whose tokens lie in *spans*."""
+        return cls(
+            width=layout.resized_width,
+            height=layout.resized_height,
+            tokens=layout.num_tokens,
+            patch=layout.resized_height // layout.grid[1],
+            frames=len(layout.frames) or UNSET,
+            cached=spans[-1].start + spans[-1].length <= num_cached_tokens or UNSET,
+        )
+
+
+class MediaUsage(Struct, frozen=True, kw_only=True):
+    """The *images* and videos of a prompt in order, and their tokens; nothing for a prompt without any."""
+
+    image_tokens: int | UnsetType = UNSET
+    video_tokens: int | UnsetType = UNSET
+    images: list[ImageUsage] | UnsetType = UNSET
+
+
+class PromptTokensDetails(MediaUsage, frozen=True):
+    """How many tokens of the prompt were in the prefix cache, and which are those of images."""
 
     cached_tokens: int = 0
 
@@ -62,6 +98,7 @@ class Answer:
         self.choices = choices_of(request, chat, served)
         self.prompt_token_ids: list[int] = []
         self.prompt_logprobs: list[TokenLogprob] = []
+        self._images: Sequence[tuple[ImageLayout, Sequence[Span]]] = ()
         self._worker: str | None = None
         self._abort_sample: Callable[[int], None] | None = None
         self._num_cached_tokens = 0
@@ -85,9 +122,10 @@ class Answer:
         self._measure(reasons)
         self._note(self._worker, reasons)
 
-    def begin(self, prompt: list[int]) -> None:
-        """Note the token ids of the prompt."""
+    def begin(self, prompt: list[int], images: Sequence[tuple[ImageLayout, Sequence[Span]]]) -> None:
+        """Note the token ids of the prompt, and the layout and spans of each of its images and videos."""
         self.prompt_token_ids = prompt
+        self._images = images
         for choice in self.choices:
             choice.begin(prompt)
 
@@ -135,8 +173,19 @@ class Answer:
             prompt_tokens=num_prompt_tokens,
             completion_tokens=num_completion_tokens,
             total_tokens=num_prompt_tokens + num_completion_tokens,
-            prompt_tokens_details=PromptTokensDetails(cached_tokens=self._num_cached_tokens),
+            prompt_tokens_details=self._prompt_details(),
             completion_tokens_details=CompletionTokensDetails(reasoning_tokens=num_reasoning_tokens),
+        )
+
+    def _prompt_details(self) -> PromptTokensDetails:
+        num_cached = self._num_cached_tokens
+        if not self._images:
+            return PromptTokensDetails(num_cached)
+        images = [ImageUsage.of(layout, spans, num_cached) for layout, spans in self._images]
+        num_video_tokens = sum(image.tokens for image in images if image.frames)
+        num_image_tokens = sum(image.tokens for image in images) - num_video_tokens
+        return PromptTokensDetails(
+            num_cached, image_tokens=num_image_tokens, video_tokens=num_video_tokens, images=images
         )
 
     def _charge(self) -> None:

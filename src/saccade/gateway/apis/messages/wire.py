@@ -3,7 +3,7 @@
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta, Raw, Struct
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from saccade.gateway.chat import (
     MAX_MESSAGES,
@@ -17,7 +17,7 @@ from saccade.gateway.chat import (
     JsonSchema,
     StopText,
 )
-from saccade.gateway.output.answer import Usage
+from saccade.gateway.output.answer import MediaUsage, Usage
 
 # Code checks some fields, with better errors; the schemas here are for the description of the API.
 BLOCK_TYPES = ("text", "image", "thinking", "tool_use", "tool_result")
@@ -144,12 +144,16 @@ class CountAnswer(Struct, frozen=True):
 
 
 class MessageUsage(Struct, frozen=True):
-    """Tokens of a request. *input_tokens* are the prompt's tokens that were not in the prefix cache."""
+    """Tokens of a request. *input_tokens* are the prompt's tokens that were not in the prefix cache.
+
+    Anthropic's API has no *input_tokens_details*; only prompts with images have them.
+    """
 
     input_tokens: int
     output_tokens: int
     cache_read_input_tokens: int
     cache_creation_input_tokens: int = 0
+    input_tokens_details: MediaUsage | UnsetType = UNSET
 
 
 class TextBlock(Struct, frozen=True, tag="text"):
@@ -253,8 +257,14 @@ class MessageStop(Struct, frozen=True, tag="message_stop"):
 
 def usage_of(usage: Usage) -> MessageUsage:
     """Return *usage* in Anthropic's format."""
-    num_cached = usage.prompt_tokens_details.cached_tokens
-    return MessageUsage(usage.prompt_tokens - num_cached, usage.completion_tokens, num_cached)
+    prompt = usage.prompt_tokens_details
+    media = MediaUsage(image_tokens=prompt.image_tokens, video_tokens=prompt.video_tokens, images=prompt.images)
+    return MessageUsage(
+        usage.prompt_tokens - prompt.cached_tokens,
+        usage.completion_tokens,
+        prompt.cached_tokens,
+        input_tokens_details=media if prompt.images else UNSET,
+    )
 
 
 def event(value: Struct) -> bytes:

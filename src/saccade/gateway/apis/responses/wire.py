@@ -17,7 +17,7 @@ from saccade.gateway.chat import (
     Effort,
     JsonSchema,
 )
-from saccade.gateway.output.answer import Usage
+from saccade.gateway.output.answer import MediaUsage, Usage
 
 # Code checks some fields, with better errors; the schemas here are for the description of the API.
 PART_TYPES = ("input_text", "input_image", "output_text", "refusal", "reasoning_text")
@@ -178,8 +178,8 @@ class FunctionCallItem(Struct, frozen=True, tag="function_call"):
 OutputItem = MessageItem | ReasoningItem | FunctionCallItem
 
 
-class InputTokensDetails(Struct, frozen=True):
-    """How many tokens of the prompt were in the prefix cache; tokens written to it are not counted."""
+class InputTokensDetails(MediaUsage, frozen=True):
+    """As in chats; tokens that are written to the prefix cache are not counted."""
 
     cached_tokens: int
     cache_write_tokens: int = 0
@@ -265,9 +265,15 @@ class DeletedResponse(Struct, frozen=True):
 
 def usage_of(usage: Usage) -> ResponseUsage:
     """Return *usage* in the format of Responses."""
+    prompt = usage.prompt_tokens_details
     return ResponseUsage(
         usage.prompt_tokens,
-        InputTokensDetails(usage.prompt_tokens_details.cached_tokens),
+        InputTokensDetails(
+            prompt.cached_tokens,
+            image_tokens=prompt.image_tokens,
+            video_tokens=prompt.video_tokens,
+            images=prompt.images,
+        ),
         usage.completion_tokens,
         OutputTokensDetails(usage.completion_tokens_details.reasoning_tokens),
         usage.total_tokens,
