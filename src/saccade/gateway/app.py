@@ -176,13 +176,13 @@ def _cannot_listen(host: str, port: int, flags: str, error: Exception) -> Startu
 
 @contextlib.asynccontextmanager
 async def administered(
-    app: Application, keys: tuple[str, ...], listener: socket.socket | None, log: AccessLog | None
+    app: Application, keys: tuple[str, ...], listener: socket.socket | None, log: AccessLog
 ) -> AsyncIterator[None]:
     """Serve the admin port on *listener*, if there is one, while the block runs. Raises StartupError."""
     if listener is None:
         yield
         return
-    controls = Controls(app.preview, app.media.forget, app.tenants)
+    controls = Controls(app.preview, app.media.forget, app.tenants, app.works)
     admin = Admin(keys, app.routing.members, app.routing.listener, controls, app.metrics, log, app.siblings)
     server = _AdminServer(_settings(admin, Connections(ADMIN_CONNECTIONS)))
     serving = lasting_task.begin(lambda: server.serve([listener]), "admin port")

@@ -47,6 +47,7 @@ class Application:
         access_log: AccessLog | None = None,
     ) -> None:
         self.metrics = metrics = Metrics()
+        self._access_log = access_log or AccessLog()
         self.limits = Limits.of(config)
         self._fleet = fleet
         num_processes = 1 if config.member is None else config.member.size
@@ -73,7 +74,7 @@ class Application:
         )
         self._apis = Apis(config, self.bodies, self.model_registry, pipeline, self.siblings)
         router = Router(self._apis.routes, redirect_slashes=False)
-        self.asgi = guarded(router, config, self._api_keys, metrics, access_log)
+        self.asgi = guarded(router, config, self._api_keys, metrics, self._access_log)
         self._following: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -111,5 +112,10 @@ class Application:
         usages = [self._api_keys.usages()] if self.siblings is None else await self.siblings.usages()
         return tenant_reports(self._api_keys.named, usages)
 
+    async def works(self) -> list[Work]:
+        """Return the work of every process that shares the port, this one first."""
+        return [self._work()] if self.siblings is None else await self.siblings.works()
+
     def _work(self) -> Work:
-        return Work(self.limits.admission.num_requests, self.routing.booked())
+        num_requests, num_waiting = self.limits.admission.num_requests, self.routing.dispatcher.num_waiting
+        return Work(num_requests, self.routing.booked(), num_waiting, list(self._access_log.errors))

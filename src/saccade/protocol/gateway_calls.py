@@ -76,11 +76,35 @@ class Booked(msgspec.Struct, frozen=True, kw_only=True):
     decode_blocks: int = 0
 
 
+class RequestError(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that was refused or failed; *message* contains nothing that its client sent.
+
+    *time* is its arrival, in seconds since 1970. With *status* 200 its stream broke off. *worker* is None if it reached
+    none, *tenant* "" without a keys file.
+    """
+
+    time: float
+    request_id: str
+    method: str
+    route: str
+    status: int
+    code: str
+    message: str
+    model: str | None
+    worker: str | None
+    tenant: str
+
+
 class Work(msgspec.Struct, frozen=True):
-    """The requests that a process is serving, and its bookings by the worker's URL."""
+    """The requests that a process is serving, and its bookings by the worker's URL.
+
+    *num_waiting* requests wait because every worker has all that it may have. *errors* are the last ones, newest first.
+    """
 
     num_requests: int
     booked: dict[str, Booked]
+    num_waiting: int = 0
+    errors: list[RequestError] = []
 
 
 class ForgetMedia(msgspec.Struct, frozen=True, array_like=True, tag="forget-media"):

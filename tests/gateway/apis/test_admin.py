@@ -21,6 +21,7 @@ from saccade.errors import StartupError
 from saccade.gateway import app
 from saccade.gateway.apis.admin import HOST, Admin, Controls
 from saccade.gateway.config import GatewayConfig
+from saccade.gateway.server.access_log import AccessLog
 from saccade.telemetry import Metrics
 from saccade.transport import lasting_task
 
@@ -38,7 +39,7 @@ class Port:
 
     async def serve(self) -> None:
         gateway = self.gateway
-        async with app.administered(gateway.application, ("admin",), self.listener, None):
+        async with app.administered(gateway.application, ("admin",), self.listener, AccessLog()):
             await self.done.wait()
 
     def ask(self, method: str, path: str, body: bytes | None = None, **headers: str) -> tuple[int, Any]:
@@ -144,6 +145,29 @@ def test_workers_are_shown(admin: Port) -> None:
     assert admin.gateway.ask("GET", "/workers", Authorization="Bearer tenant").status == 404
 
 
+def test_board_has_what_happens_now(admin: Port) -> None:
+    admin.gateway.ask("GET", "/v1/models/gone", Authorization="Bearer tenant", X_Request_Id="refused")
+    status, body = admin.ask("GET", "/board", Authorization="Bearer admin")
+    assert status == 200
+    board = json.loads(body)
+    assert (board["num_processes"], board["num_requests"], board["num_waiting"]) == (1, 0, 0)
+    assert (board["prefix_hit_rate"], board["encoder_hit_rate"], board["tenants"]) == (None, None, [])
+    assert [worker["url"] for worker in board["workers"]] == ["grpc://scripted:1"]
+    error = board["errors"][0]
+    assert (error["request_id"], error["status"], error["code"]) == ("refused", 404, "model_not_found")
+    assert error["route"] == "/v1/models/{model:path}"
+    assert "gone" not in error["message"]
+    assert abs(board["time"] - error["time"]) < 600
+    assert admin.ask("GET", "/board")[0] == 401
+
+
+def test_metrics_are_on_this_port_too(admin: Port) -> None:
+    status, page = admin.ask("GET", "/metrics", Authorization="Bearer admin")
+    assert status == 200
+    assert b"saccade_worker_ready" in page
+    assert admin.ask("GET", "/metrics")[0] == 401
+
+
 def route(admin: Port, content: Any = "hi", **headers: str) -> tuple[int, Any]:
     """What POST /route says of a chat with *content*."""
     chat = {"model": "tiny", "messages": [{"role": "user", "content": content}]}
@@ -192,13 +216,16 @@ def test_a_chat_that_would_be_refused_is_refused(admin: Port) -> None:
 
 
 def test_admin_port_needs_a_key(served: scripted.Gateway) -> None:
+    application = served.application
+    controls = Controls(application.preview, application.media.forget, application.tenants, application.works)
     with pytest.raises(StartupError, match="--admin-key"):
         Admin(
             (),
-            served.application.routing.members,
-            served.application.routing.listener,
-            Controls(served.application.preview, served.application.media.forget, served.application.tenants),
+            application.routing.members,
+            application.routing.listener,
+            controls,
             Metrics(),
+            AccessLog(),
         )
 
 

@@ -14,7 +14,7 @@ from chats import openai_messages
 from starlette.types import Message, Receive, Scope, Send
 
 from saccade.errors import ModelNotFound
-from saccade.gateway.server.access_log import AccessLog, access_log, line_of_request, note_failure
+from saccade.gateway.server.access_log import MAX_ERRORS, AccessLog, access_log, line_of_request, note_failure
 from saccade.gateway.server.middleware import WARNINGS, TelemetryMiddleware
 from saccade.log_writer import LineWriter, LogOutput
 from saccade.protocol.output import Failure, FinishReason, TokenDelta
@@ -119,12 +119,33 @@ async def test_warnings_reach_the_line(pipe: tuple[int, int]) -> None:
     assert (line["status"], line["route"], line["warnings"]) == (499, "none", "unknown parameters ignored: best_off")
 
 
-def test_levels_above_info_make_no_lines() -> None:
-    writer = LineWriter(os.open(os.devnull, os.O_WRONLY), lambda _: b"")
-    assert access_log(LogOutput(writer, logging.WARNING, is_terminal=False)) is None
-    assert access_log(None) is None
+async def test_levels_above_info_make_no_lines_and_keep_errors(tmp_path: Path) -> None:
+    writer_file = os.open(tmp_path / "lines", os.O_RDWR | os.O_CREAT)
+    writer = LineWriter(writer_file, lambda _: b"")
     assert line_of_request() is None
     note_failure(ModelNotFound("no line, no error"))
+    for output in (LogOutput(writer, logging.WARNING, is_terminal=False), None):
+        log = access_log(output)
+        line = log.begin("an-id", "POST", 499)
+        note_failure(ModelNotFound("The model 'gone' is not served.", reason="Not served here."))
+        line.status = 404
+        log.end(line)
+        (error,) = log.errors
+        assert (error.request_id, error.status, error.code) == ("an-id", 404, "model_not_found")
+        assert error.message == "Not served here."
+    assert writer.flush()
+    assert os.fstat(writer_file).st_size == 0
+    os.close(writer_file)
+
+
+async def test_last_errors_are_kept_and_other_requests_are_not() -> None:
+    log = AccessLog()
+    for number in range(MAX_ERRORS + 5):
+        line = log.begin(str(number), "GET", 404)
+        note_failure(ModelNotFound("It is not served."))
+        log.end(line)
+        log.end(log.begin("fine", "GET", 200))
+    assert [error.request_id for error in log.errors] == [str(number) for number in range(MAX_ERRORS + 4, 4, -1)]
 
 
 def test_a_line_for_people_obeys_no_client(pipe: tuple[int, int]) -> None:

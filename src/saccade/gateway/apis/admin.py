@@ -1,5 +1,6 @@
 """The operator's port: a second listener on loopback, with its own keys, for commands that no tenant may send."""
 
+import time
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
 from saccade.errors import BodyTooLarge, InvalidValue, StartupError, WorkerUnavailable
+from saccade.gateway.apis.board import board
 from saccade.gateway.apis.routes import route
 from saccade.gateway.processes.siblings import Siblings, booked_together
 from saccade.gateway.server.access_log import AccessLog
@@ -20,8 +22,9 @@ from saccade.gateway.tenants.report import TenantReport
 from saccade.gateway.workers.cache_listener import CacheView
 from saccade.gateway.workers.connectors import check_url
 from saccade.gateway.workers.discovery import Discovery
-from saccade.gateway.workers.report import RouteReport, worker_report
-from saccade.telemetry import Metrics
+from saccade.gateway.workers.report import RouteReport, WorkerReport, worker_report
+from saccade.protocol.gateway_calls import Work
+from saccade.telemetry import METRICS_CONTENT_TYPE, Metrics
 from saccade.transport.framing import UNREADABLE
 
 HOST = "127.0.0.1"
@@ -37,12 +40,14 @@ class Controls:
     """The gateway's functions that the port may call.
 
     *preview* returns where the chat in a request would go if the tenant with an API key sent it, b"" for no key;
-    *forget_media* empties the gateway's caches; *tenants* returns the usage of tenants.
+    *forget_media* empties the gateway's caches; *tenants* returns the usage of tenants, *works* the
+    work of each process that shares the port.
     """
 
     preview: Callable[[Scope, Receive, bytes], Awaitable[RouteReport]]
     forget_media: Callable[[], None]
     tenants: Callable[[], Awaitable[list[TenantReport]]]
+    works: Callable[[], Awaitable[list[Work]]]
 
 
 class _WorkerUrl(msgspec.Struct, forbid_unknown_fields=True):
@@ -65,7 +70,7 @@ class Admin:
         listener: CacheView,
         controls: Controls,
         metrics: Metrics,
-        access_log: AccessLog | None = None,
+        access_log: AccessLog,
         siblings: Siblings | None = None,
     ) -> None:
         if not keys:
@@ -75,8 +80,11 @@ class Admin:
         self._listener = listener
         self._controls = controls
         self._siblings = siblings
+        self._metrics = metrics
         router = Router(
             [
+                route("GET", "/board", self.board),
+                route("GET", "/metrics", self.show_metrics),
                 route("GET", "/workers", self.workers),
                 route("POST", "/workers", self.add_worker, takes_json=True),
                 route("DELETE", "/workers", self.remove_worker, takes_json=True),
@@ -98,12 +106,23 @@ class Admin:
 
         The bookings are those of all processes that share the port; the breaker is this process's.
         """
+        return _json({"workers": self._reports(await self._controls.works())})
+
+    async def board(self, request: Request) -> Response:
+        """GET /board: what happens now: requests, workers, hit rates, tenants, and the last errors."""
+        works = await self._controls.works()
+        return _json(board(time.time(), self._reports(works), await self._controls.tenants(), works))
+
+    async def show_metrics(self, request: Request) -> Response:
+        """GET /metrics: as on the API's port."""
+        page = self._metrics.render() if self._siblings is None else await self._siblings.metrics()
+        return Response(page, media_type=METRICS_CONTENT_TYPE)
+
+    def _reports(self, works: list[Work]) -> list[WorkerReport]:
+        """Return the report of every worker, with the bookings of all processes."""
         workers = (*self._fleet.clients, *self._fleet.leaving)
         reports = [worker_report(worker, self._fleet, self._listener) for worker in workers]
-        if self._siblings is not None:
-            works = await self._siblings.works()
-            reports = [msgspec.structs.replace(report, booked=booked_together(works, report.url)) for report in reports]
-        return _json({"workers": reports})
+        return [msgspec.structs.replace(report, booked=booked_together(works, report.url)) for report in reports]
 
     async def add_worker(self, request: Request) -> Response:
         """POST /workers: add the worker at the url in the body, until DELETE /workers or the gateway's end."""

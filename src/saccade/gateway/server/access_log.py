@@ -1,6 +1,7 @@
-"""The access log: one line a request, encoded here and written on the log's own thread."""
+"""The access log: one line a request, encoded here and written on the log's own thread, and the last errors."""
 
 import logging
+from collections import deque
 from collections.abc import Iterable
 from contextvars import ContextVar
 from datetime import UTC, datetime
@@ -11,8 +12,10 @@ from prometheus_client.registry import Collector
 
 from saccade.errors import SaccadeError
 from saccade.log_writer import LogOutput
+from saccade.protocol.gateway_calls import RequestError
 
 MAX_REASON_CHARACTERS = 300
+MAX_ERRORS = 50
 
 
 class RequestLine(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="event", tag="request"):
@@ -48,7 +51,7 @@ _line: ContextVar[RequestLine | None] = ContextVar("saccade.request_line", defau
 
 
 def line_of_request() -> RequestLine | None:
-    """Return the line of the request that this task serves; None outside a request, or if nothing is logged."""
+    """Return the line of the request that this task serves; None outside a request."""
     return _line.get()
 
 
@@ -68,11 +71,12 @@ def note_tenant(name: str) -> None:
 
 
 class AccessLog:
-    """Writes lines to *output*: text on a terminal, else JSON."""
+    """Writes lines to *output*: text on a terminal, else JSON. *errors* keeps the last MAX_ERRORS, newest first."""
 
-    def __init__(self, output: LogOutput) -> None:
-        self._write = output.writer.write
-        self._render = _text if output.is_terminal else msgspec.json.encode
+    def __init__(self, output: LogOutput | None = None) -> None:
+        self.errors = deque[RequestError](maxlen=MAX_ERRORS)
+        self._write = output.writer.write if output is not None else None
+        self._render = _text if output is not None and output.is_terminal else msgspec.json.encode
 
     def begin(self, request_id: str, method: str, status: int) -> RequestLine:
         """Return the line of a new request with a preliminary *status*."""
@@ -89,7 +93,26 @@ class AccessLog:
         return line
 
     def end(self, line: RequestLine) -> None:
-        self._write(self._render(line) + b"\n")
+        """Keep the error of *line*, if it has one, and write the line."""
+        if line.code is not None:
+            self.errors.appendleft(_error(line, line.code))
+        if self._write is not None:
+            self._write(self._render(line) + b"\n")
+
+
+def _error(line: RequestLine, code: str) -> RequestError:
+    return RequestError(
+        time=line.timestamp.timestamp(),
+        request_id=line.request_id,
+        method=line.method,
+        route=line.route,
+        status=line.status,
+        code=code,
+        message=line.reason or "",
+        model=line.model,
+        worker=line.worker,
+        tenant=line.tenant,
+    )
 
 
 class LogMetrics(Collector):
@@ -107,9 +130,9 @@ class LogMetrics(Collector):
         yield lines
 
 
-def access_log(output: LogOutput | None) -> AccessLog | None:
-    """Return the access log of *output*; None if the level of *output* is above INFO."""
-    return AccessLog(output) if output is not None and output.level <= logging.INFO else None
+def access_log(output: LogOutput | None) -> AccessLog:
+    """Return the access log of *output*, which writes no line if the level of *output* is above INFO."""
+    return AccessLog(output if output is not None and output.level <= logging.INFO else None)
 
 
 def _text(line: RequestLine) -> bytes:

@@ -107,7 +107,7 @@ _logger = structlog.get_logger(__name__)
 class TelemetryMiddleware:
     """Gives every request an id (the client's x-request-id if it is well formed), and logs and counts the request."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, access_log: AccessLog | None = None) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, access_log: AccessLog) -> None:
         self._app = app
         self._metrics = metrics
         self._access_log = access_log
@@ -133,22 +133,21 @@ class TelemetryMiddleware:
         start = time.perf_counter()
         # Every request has its own task, so nothing needs to be unbound.
         structlog.contextvars.bind_contextvars(request_id=request_id)
-        line = self._access_log.begin(request_id, scope["method"], status) if self._access_log is not None else None
+        line = self._access_log.begin(request_id, scope["method"], status)
         try:
             await self._app(scope, receive, send_identified)
         finally:
             route = scope.get(ROUTE, "none")
             self._metrics.requests_total.labels(route, str(status)).inc()
-            if self._access_log is not None and line is not None:
-                line.route = route
-                line.status = status
-                line.seconds = round(time.perf_counter() - start, 4)
-                line.warnings = scope.get(WARNINGS, "")
-                self._access_log.end(line)
+            line.route = route
+            line.status = status
+            line.seconds = round(time.perf_counter() - start, 4)
+            line.warnings = scope.get(WARNINGS, "")
+            self._access_log.end(line)
 
 
 def guarded(
-    app: ASGIApp, config: ServerSettings, api_keys: ApiKeyStore, metrics: Metrics, access_log: AccessLog | None
+    app: ASGIApp, config: ServerSettings, api_keys: ApiKeyStore, metrics: Metrics, access_log: AccessLog
 ) -> ASGIApp:
     """Return *app* inside all middleware; CORS is set for the allowed origins."""
     hosts = (config.host, *config.allowed_hosts)
