@@ -8,13 +8,16 @@ A flag overrides its environment variable, the variable overrides the settings f
 """
 
 import dataclasses
+import json
 import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
+import yaml
 from cyclopts import Parameter, Token
 from cyclopts.config import Dict, Env
 from cyclopts.validators import Number
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 PREFIX = "SACCADE_"
 MIB, GIB = 1 << 20, 1 << 30
 _PLACE = re.compile(r"\(at line (\d+), column \d+\)$")
+_QUANTITY = re.compile(r"(\d+)(\.\d+)?([kKmMgGtT])(i?)")
 
 FLAT = Parameter(name="*")
 """Decorates a dataclass whose fields are flags without its own name before theirs."""
@@ -39,8 +43,28 @@ def _absolute(_: Any, tokens: Sequence[Token]) -> Path:
     return Path(tokens[0].value).expanduser().absolute()
 
 
-Count = Annotated[int, Parameter(validator=Number(gte=1))]
-Size = Annotated[int, Parameter(validator=Number(gte=0))]
+def _quantity(_: Any, tokens: Sequence[Token]) -> int:
+    """Return a whole number as vLLM's human_readable_int reads it: 32k is 32000, 32K is 32768, 1.5k is 1500.
+
+    As in Kubernetes, 1.5Gi is a number of powers of 1024, too.
+    """
+    number = tokens[0].value.strip()
+    if match := _QUANTITY.fullmatch(number):
+        whole, decimals, unit, binary = match.groups(default="")
+        if decimals and unit.isupper() and not binary:
+            raise ValueError(
+                f"{unit} takes no decimals: write {whole}{decimals}{unit.lower()} or {whole}{decimals}{unit}i"
+            )
+        scale: int = (1000 if unit.islower() and not binary else 1024) ** ("kmgt".index(unit.lower()) + 1)
+        return int(Fraction(whole + decimals) * scale)
+    try:
+        return int(number)
+    except ValueError as error:
+        raise ValueError("must be a whole number, such as 32768, 32k (32000) or 32K (32768)") from error
+
+
+Count = Annotated[int, Parameter(validator=Number(gte=1), converter=_quantity)]
+Size = Annotated[int, Parameter(validator=Number(gte=0), converter=_quantity)]
 Port = Annotated[int, Parameter(validator=Number(gte=1, lte=65535))]
 Seconds = Annotated[float, Parameter(validator=Number(gt=0))]
 NotNegative = Annotated[float, Parameter(validator=Number(gte=0))]
@@ -52,7 +76,7 @@ LocalPath = Annotated[Path, Parameter(converter=_absolute)]
 def sources(file: Path | None) -> tuple[Any, ...]:
     """Return the sources in which cyclopts looks for settings that are not given as flags.
 
-    Raises StartupError if *file* is missing or not TOML, or a variable is empty: an empty SACCADE_API_KEY, from a
+    Raises StartupError if *file* is missing or malformed, or a variable is empty: an empty SACCADE_API_KEY, from a
     secret without a value, must not start a server without keys.
     """
     for name, value in os.environ.items():
@@ -63,15 +87,34 @@ def sources(file: Path | None) -> tuple[Any, ...]:
         return (environment,)
     if not file.is_file():
         raise StartupError(f"There is no settings file {file}.")
+    is_yaml = file.suffix in (".yaml", ".yml")
+    language, example = ("YAML", "max-model-len: 4096") if is_yaml else ("TOML", "max-model-len = 4096")
     try:
-        settings = parse_toml(file.read_bytes())
+        content = (_parse_yaml if is_yaml else parse_toml)(file.read_bytes())
     except OSError as error:
         raise StartupError(f"Cannot read the settings file {file}: {error.strerror}.") from error
     except StartupError as error:
+        advice = "" if is_yaml else " If it is YAML, let its name end in .yaml."
         raise StartupError(
-            f"The settings file {file} must be TOML, with lines such as `max-model-len = 4096`. {error.message}"
+            f"The settings file {file} must be {language}, with lines such as `{example}`. {error.message}{advice}"
         ) from error
+    # A flag with keys takes them as JSON.
+    settings = {name: json.dumps(value) if isinstance(value, dict) else value for name, value in content.items()}
     return (environment, Dict(settings, source=str(file.absolute()), use_commands_as_keys=False))
+
+
+def _parse_yaml(content: bytes) -> dict[str, Any]:
+    """Return the mapping in *content*, without names whose value is null. Raises StartupError that names the line."""
+    try:
+        settings = yaml.safe_load(content)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        raise StartupError(f"It is not YAML: look at line {mark.line + 1 if mark else 1}.") from error
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise StartupError("It has a character or a value that YAML does not allow.") from error
+    if not isinstance(settings, dict | None):
+        raise StartupError("It is not a mapping of names to values: look at line 1.")
+    return {str(name): value for name, value in (settings or {}).items() if value is not None}
 
 
 def parse_toml(content: bytes) -> dict[str, Any]:

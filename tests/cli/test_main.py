@@ -36,9 +36,13 @@ def parse(*tokens: str, file: Path | None = None) -> dict[str, object]:
     [
         (["serve", "--nope"], 2, "--nope"),
         (["serve", "--port", "0"], 2, "--port"),
-        (["serve", "--limit-mm-per-prompt", '{"audio": 1}'], 2, "other media are"),
+        (["serve", "--limit-mm-per-prompt", '{"audio": 1}'], 2, "media are not served"),
         (["serve", "--limit-mm-per-prompt", '{"image": -1}'], 2, "whole numbers"),
         (["serve", "--limit-mm-per-prompt", "image"], 2, "must be JSON"),
+        (["serve", "--limit-mm-per-prompt", "image=4,video=x"], 2, "must be JSON"),
+        (["serve", "--max-model-len", "32x"], 2, "32K (32768)"),
+        (["serve", "--max-model-len", "1.5K"], 2, "write 1.5k or 1.5Ki"),
+        (["serve", "--max-model-len", "0k"], 2, "Must be >= 1"),
         (["nope"], 2, "nope"),
         (["serve", "/nowhere/at/all"], 1, "There is no folder /nowhere/at/all."),
         (["worker", "/nowhere/at/all"], 1, "There is no folder /nowhere/at/all."),
@@ -219,14 +223,58 @@ def test_settings_file_that_is_not_toml_is_refused_with_its_line(
         'port = 8001\nhost = "here': "look at line 2.",
         "port = '\udcff'": "not text in UTF-8.",
     }
-    file = tmp_path / "settings.yaml"
+    file = tmp_path / "settings"
     for content, words in contents.items():
         file.write_bytes(content.encode(errors="surrogateescape"))
         assert run(["serve", "--config", str(file)]) == 1
         shown = capsys.readouterr().err
         assert shown.startswith(f"saccade: The settings file {file} must be TOML"), content
-        assert shown.endswith(f"{words}\n"), content
+        assert shown.endswith(f"{words} If it is YAML, let its name end in .yaml.\n"), content
         assert "TOMLDecodeError" not in shown
+
+
+def test_settings_file_may_be_yaml_as_for_vllm(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text(
+        "max_model_len: 32k\nserved-model-name: [a, b]\nenable-prefix-caching: false\ndevice: null\n"
+        "limit-mm-per-prompt:\n  image: 4\n  video: {count: 1, num_frames: 8}\n"
+    )
+    settings = parse("--port", "81", file=file)
+    assert settings["engine"] == EngineSettings(
+        max_model_len=32000, served_model_name=("a", "b"), enable_prefix_caching=False
+    )
+    assert settings["media"] == MediaSettings(MediaLimits(4, 1))
+    file.write_text("# nothing yet\n")
+    assert parse(file=file) == parse()
+
+
+@table(
+    ("content", "words"),
+    [
+        ("a: 1\nb: [1\nc: 2\n", "It is not YAML: look at line 3."),
+        ("- a\n", "It is not a mapping of names to values: look at line 1."),
+        ("port: !!python/name:os.system\n", "It is not YAML: look at line 1."),
+        ("port: \0\n", "It has a character or a value that YAML does not allow."),
+    ],
+)
+def test_settings_file_that_is_not_yaml_is_refused(
+    content: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "settings.yml"
+    file.write_text(content)
+    assert run(["serve", "--config", str(file)]) == 1
+    example = "`max-model-len: 4096`"
+    assert capsys.readouterr().err == (
+        f"saccade: The settings file {file} must be YAML, with lines such as {example}. {words}\n"
+    )
+
+
+def test_numbers_have_the_suffixes_of_vllm() -> None:
+    """vLLM's human_readable_int (vllm/utils/argparse_utils.py): k is 1000, K is 1024."""
+    written = {"32k": 32000, "32K": 32768, "25.6k": 25600, "2m": 2_000_000, "10G": 10 << 30, "1T": 1 << 40}
+    for number, meant in (written | {"1.5Gi": 3 << 29, "2ki": 2048, "7": 7}).items():
+        settings = EngineSettings(kv_cache_bytes=meant, encoder_cache_bytes=meant)
+        assert parse("--kv-cache-memory-bytes", number, "--encoder-cache-bytes", number)["engine"] == settings, number
 
 
 def test_flags_survive_the_way_to_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -382,6 +430,9 @@ def test_limits_of_media_are_those_of_vllm() -> None:
         '{"image": 4}': MediaLimits(4, default.videos),
         '{"video": 0}': MediaLimits(default.images, 0),
         '{"image": 0, "video": 9, "audio": 0}': MediaLimits(0, 9),
+        '{"image": {"count": 3, "width": 512}, "video": {"count": 1, "num_frames": 32}}': MediaLimits(3, 1),
+        "image=4": MediaLimits(4, default.videos),
+        "image=4,video=1": MediaLimits(4, 1),
     }
     for limits, meant in written.items():
         assert parse("--limit-mm-per-prompt", limits)["media"] == MediaSettings(media_limits=meant), limits

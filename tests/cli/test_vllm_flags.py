@@ -6,7 +6,7 @@ import pytest
 from tables import table
 
 from saccade.cli.main import run
-from saccade.cli.vllm_flags import FLAGS, Support, VllmFlag, explanation, find, take_out
+from saccade.cli.vllm_flags import FLAGS, Support, VllmFlag, explanation, find, fold_keys, take_out
 from saccade.config import flags_of
 from saccade.engine.config import EngineSettings
 from saccade.gateway.config import MediaSettings, ServerSettings
@@ -91,6 +91,23 @@ def test_flag_without_effect_is_removed_from_the_command_line(flag: VllmFlag) ->
 )
 def test_only_flags_without_effect_are_removed(given: list[str], kept: list[str]) -> None:
     assert take_out(["serve", *given]).arguments == ["serve", *kept]
+
+
+@table(
+    ("given", "folded"),
+    [
+        (["M", "--limit-mm-per-prompt.image", "4"], ["M", "--limit-mm-per-prompt", '{"image": 4}']),
+        (
+            ["--limit_mm_per_prompt.image=4", "M", "--limit-mm-per-prompt.video.count", "1"],
+            ["M", "--limit-mm-per-prompt", '{"image": 4, "video": {"count": 1}}'],
+        ),
+        (["--limit-mm-per-prompt.image", "many"], ["--limit-mm-per-prompt", '{"image": "many"}']),
+        (["--limit-mm-per-prompt.image"], ["--limit-mm-per-prompt", '{"image": ""}']),
+        (["--host.name", "4", "a.b"], ["--host.name", "4", "a.b"]),
+    ],
+)
+def test_keys_of_a_json_flag_are_folded(given: list[str], folded: list[str]) -> None:
+    assert fold_keys(given) == folded
 
 
 def test_other_commands_take_no_flags_of_vllm() -> None:

@@ -14,7 +14,7 @@ from saccade.cli import exit_codes, vllm_flags
 from saccade.errors import SaccadeError
 
 HELP = "Serve vision-language models."
-EPILOGUE = """`saccade COMMAND --config FILE` reads flags from a TOML file: `port = 8001`.
+EPILOGUE = """`saccade COMMAND --config FILE` reads flags from a TOML file (`port = 8001`) or a YAML one (`port: 8001`).
 Environment variables set them too: `SACCADE_PORT=8001`.
 A flag overrides the environment, and the environment overrides the file."""
 COMMANDS = {
@@ -65,10 +65,10 @@ def run(arguments: Sequence[str]) -> int:
     @launcher.default
     def launch(
         *tokens: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
-        config: Annotated[Path | None, Parameter(help="Settings as TOML.")] = None,
+        config: Annotated[Path | None, Parameter(help="Settings as TOML or YAML.")] = None,
     ) -> int | None:
         app = make_app(config)
-        split = vllm_flags.take_out(tokens)
+        split = vllm_flags.take_out(vllm_flags.fold_keys(tokens))
         if split.without_effect:
             _say(f"accepted without effect: {', '.join(split.without_effect)} ({VLLM_PAGE} says why).")
         code: int | None = app(split.arguments, exit_on_error=False, print_error=False, result_action="return_value")

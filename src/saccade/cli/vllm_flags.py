@@ -4,6 +4,7 @@ A flag that would change an answer is never accepted without effect, unless its 
 (`same_values`).
 """
 
+import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,10 @@ from typing import Any, Literal
 Takes = Literal["nothing", "one", "many"]
 COMMANDS = frozenset({"serve", "worker", "gateway"})
 """The commands that take flags of `vllm serve`."""
+
+
+JSON_FLAGS = frozenset({"--limit-mm-per-prompt"})
+"""Our flags that take a JSON object, or its keys one by one."""
 
 
 class Support(StrEnum):
@@ -92,6 +97,32 @@ def take_out(arguments: Sequence[str]) -> Arguments:
         else:
             split.arguments.append(token)
     return split
+
+
+def fold_keys(arguments: Sequence[str]) -> list[str]:
+    """Return *arguments* with the keys of each JSON flag together, as vLLM reads them.
+
+    `--limit-mm-per-prompt.image 4` becomes `--limit-mm-per-prompt {"image": 4}`. A value that is not JSON is a string.
+    """
+    folded: list[str] = []
+    objects: dict[str, dict[str, Any]] = {}
+    words = iter(arguments)
+    for word in words:
+        name, equals, value = word.partition("=")
+        flag, *keys = name.split(".")
+        flag = flag.replace("_", "-")
+        if flag not in JSON_FLAGS or not keys:
+            folded.append(word)
+            continue
+        value = value if equals else next(words, "")
+        place = objects.setdefault(flag, {})
+        for key in keys[:-1]:
+            place = place.setdefault(key, {})
+        try:
+            place[keys[-1]] = json.loads(value)
+        except ValueError:
+            place[keys[-1]] = value
+    return folded + [word for flag, place in objects.items() for word in (flag, json.dumps(place))]
 
 
 def _values(flag: VllmFlag, rest: Sequence[str]) -> list[str]:

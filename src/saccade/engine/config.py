@@ -97,7 +97,7 @@ class EngineSettings:
     "Accepted and ignored: code that ships with a model is never run."
     record_steps: Annotated[str | None, Parameter(converter=_absolute, metavar="PATH")] = None
     "A folder to record steps in, for `saccade replay`. They hold prompts and answers."
-    record_steps_bytes: Annotated[int, Parameter(validator=Number(gte=MIB))] = GIB
+    record_steps_bytes: Annotated[Size, Parameter(validator=Number(gte=MIB))] = GIB
     "Bytes of recorded steps to keep; the oldest are deleted."
     record_pixels: Switch = False
     "Record images' pixels too; without them, steps that encode an image cannot be replayed."

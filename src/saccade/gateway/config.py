@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +30,8 @@ DEFAULT_PROCESSES = min(4, len(os.sched_getaffinity(0)))
 DEFAULT_REQUEST_MEMORY = default_request_memory_bytes()
 INDEXER = "indexer"
 NumMedia = Annotated[int, msgspec.Meta(ge=0)]
+_OLD_LIMIT = re.compile(r"(\w+)=(\d+)")
+_OLD_LIMITS = re.compile(rf"{_OLD_LIMIT.pattern}(,{_OLD_LIMIT.pattern})*")
 
 
 def _origins(_: Any, tokens: Sequence[Token]) -> tuple[str, ...]:
@@ -43,23 +46,34 @@ def _origins(_: Any, tokens: Sequence[Token]) -> tuple[str, ...]:
         raise ValueError('must be an origin such as https://chat.example, or a JSON list of them: ["*"]') from error
 
 
+class _Limit(msgspec.Struct):
+    """A limit with the sizes for which vLLM reserves memory, which have no effect here."""
+
+    count: NumMedia
+
+
 class _WrittenLimits(msgspec.Struct, forbid_unknown_fields=True):
     """Limits as vLLM writes them. Audio is not served, so its limit can only be 0."""
 
-    image: NumMedia = MediaLimits.images
-    video: NumMedia = MediaLimits.videos
+    image: NumMedia | _Limit = MediaLimits.images
+    video: NumMedia | _Limit = MediaLimits.videos
     audio: Annotated[int, msgspec.Meta(ge=0, le=0)] = 0
 
 
 def _media_limits(_: Any, tokens: list[Token]) -> MediaLimits:
+    """Return limits that are JSON, or `image=4,video=1`, vLLM's older form."""
+    text = tokens[0].value
+    if _OLD_LIMITS.fullmatch(text):
+        text = "{" + _OLD_LIMIT.sub(r'"\1": \2', text) + "}"
     try:
-        limits = msgspec.json.decode(tokens[0].value, type=_WrittenLimits)
+        limits = msgspec.json.decode(text, type=_WrittenLimits)
     except msgspec.MsgspecError as error:
         raise ValueError(
-            'must be JSON such as {"image": 4, "video": 1}: whole numbers of "image" and "video"; other media are '
-            "not served"
+            'must be JSON such as {"image": 4, "video": 1}, or image=4,video=1: whole numbers of "image" and '
+            '"video"; other media are not served'
         ) from error
-    return MediaLimits(limits.image, limits.video)
+    image, video = (one.count if isinstance(one, _Limit) else one for one in (limits.image, limits.video))
+    return MediaLimits(image, video)
 
 
 @FLAT
