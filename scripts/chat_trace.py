@@ -1,6 +1,6 @@
 """Follow one streamed chat with an image through the gateway, and count its way: `make trace`.
 
-A real gateway answers over HTTP on loopback; its one worker is scripted (tests/gateway/scripted.py) and sends six deltas,
+A real gateway answers over HTTP on loopback; its one worker is scripted (tests/scripted.py) and sends six deltas,
 the next when the last one has been taken. Calls of Python functions of Saccade are counted on all threads of the process;
 comprehensions and lambdas belong to the function around them. Decode processes and the engine are not followed.
 

@@ -58,6 +58,8 @@ ALLOWED = {
     "supervisor/ray_fleet.py": {"create_connection"},  # the cluster that the operator names, to see whether it is there
     "supervisor/checkpoint.py": {"httpx2", "huggingface_hub"},  # the hub, at start-up
     "cli/demo.py": {"http.client", "openai"},  # its own server, on loopback
+    "cli/ask.py": {"openai"},  # the server that the user names
+    "cli/client.py": {"openai"},  # names of types
 }
 """Who may, and how; the generated protocol code aside."""
 

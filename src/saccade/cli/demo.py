@@ -4,7 +4,6 @@ The bundled model was not trained on lists of answers or tools, so grammars enfo
 the model chooses, and a call whose arguments the grammar spells out.
 """
 
-import base64
 import contextlib
 import http.client
 import json
@@ -15,9 +14,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from PIL import Image
 from rich.color import Color
@@ -27,11 +25,13 @@ from rich.style import Style
 
 from saccade.cli import exit_codes
 from saccade.cli.bundled import bundled
+from saccade.cli.client import Answer, data_url, stream_answer, user_message
 from saccade.config import without_settings
 from saccade.errors import StartupError
 
 if TYPE_CHECKING:
     import openai
+    from openai.types.chat import ChatCompletionMessageParam
 
 START_SECONDS = 60.0
 STOP_SECONDS = 30.0
@@ -45,15 +45,6 @@ QUESTIONS = {
 
 SHAPES = ("circle", "square", "diamond", "triangle", "star", "cross")
 TOOL_NAME = "file_picture"
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A streamed answer. *ttft_ms* is the time to the first text, *tokens_per_second* the rate after that."""
-
-    text: str
-    ttft_ms: float
-    tokens_per_second: float
 
 
 def _free_port() -> int:
@@ -100,10 +91,8 @@ def serving() -> Iterator[str]:
             server.wait()
 
 
-def _messages(image: Path, question: str) -> list[Any]:
-    url = "data:image/png;base64," + base64.b64encode(image.read_bytes()).decode()
-    content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": question}]
-    return [{"role": "user", "content": content}]
+def _messages(image: Path, question: str) -> list["ChatCompletionMessageParam"]:
+    return [user_message([data_url(image.read_bytes())], question)]
 
 
 def ask(
@@ -115,26 +104,12 @@ def ask(
     choices: Sequence[str] = (),
 ) -> Answer:
     """Ask *question* about *image* and print the answer as it streams. With *choices* the answer is one of them."""
-    start = time.perf_counter()
-    stream = client.chat.completions.create(
-        model=model,
-        messages=_messages(image, question),
-        stream=True,
-        stream_options={"include_usage": True},
-        extra_body={"structured_outputs": {"choice": list(choices)}} if choices else {},
-    )
-    text, first, last, num_tokens = "", 0.0, 0.0, 0
-    for chunk in stream:
-        piece = chunk.choices[0].delta.content if chunk.choices else None
-        if piece:
-            last = time.perf_counter()
-            first = first or last
-            text += piece
-            console.print(piece, end="", style="bold green", markup=False, highlight=False)
-        if chunk.usage:
-            num_tokens = chunk.usage.completion_tokens
-    rate = (num_tokens - 1) / (last - first) if last > first else 0.0
-    return Answer(text, (first - start) * 1000, rate)
+
+    def show(piece: str) -> None:
+        console.print(piece, end="", style="bold green", markup=False, highlight=False)
+
+    options = {"structured_outputs": {"choice": list(choices)}} if choices else {}
+    return stream_answer(client, model, _messages(image, question), show, **options)
 
 
 def call_tool(client: "openai.OpenAI", model: str, image: Path, labels: Mapping[str, str]) -> str:
@@ -201,8 +176,7 @@ def demo() -> None:
             for question in QUESTIONS[image.parent.name]:
                 console.print(f"{question} ", end="", style="bold")
                 answer = ask(client, model, image, question, console)
-                rate = f"{answer.tokens_per_second:.0f} tokens/s" if answer.tokens_per_second else "one token"
-                console.print(f"   [dim]TTFT {answer.ttft_ms:.0f} ms, {rate}[/dim]")
+                console.print(f"   [dim]{answer}[/dim]", highlight=False)
         show_held_answers(client, model, images[-1], console)
     console.print("\nThe bundled model only reads 1 to 4 capitals and digits, and names six shapes and eight colours.")
     console.print("Run `saccade serve` to serve it, or `saccade serve MODEL` for another model.")

@@ -18,6 +18,7 @@ EPILOGUE = """`saccade COMMAND --config FILE` reads flags from a TOML file (`por
 Environment variables set them too: `SACCADE_PORT=8001`.
 A flag overrides the environment, and the environment overrides the file."""
 COMMANDS = {
+    "ask": "Ask a model about images, from a terminal.",
     "serve": "Serve a model on this machine: one gateway and one worker.",
     "worker": "Serve a model to gateways: the engine and its gRPC front.",
     "gateway": "Serve the OpenAI API over workers that run elsewhere.",

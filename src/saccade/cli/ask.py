@@ -1,0 +1,141 @@
+"""`saccade ask`: ask a model about images, from a terminal."""
+
+import contextlib
+import mimetypes
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
+
+from cyclopts import Parameter
+from rich.console import Console
+
+from saccade.cli.client import data_url, stream_answer, user_message
+from saccade.cli.demo import serving
+from saccade.config import Count
+from saccade.errors import StartupError
+
+if TYPE_CHECKING:
+    import openai
+
+DEFAULT_URL = "http://127.0.0.1:8000/v1"
+STDIN = "-"
+
+
+def ask(
+    *words: Annotated[str, Parameter(name="WORDS", show_env_var=False, allow_leading_hyphen=True)],
+    url: str | None = None,
+    model: str | None = None,
+    system: str | None = None,
+    max_tokens: Count | None = None,
+    api_key: str | None = None,
+) -> None:
+    """Ask a model about images: `saccade ask cat.jpg "What is this?"`.
+
+    If no server answers at the default URL, the model that ships with Saccade is started for this question.
+
+    Parameters
+    ----------
+    words
+        Image files, http(s) URLs or `-` for an image on stdin, then the question in quotes.
+    url
+        The API to ask; by default http://127.0.0.1:8000/v1.
+    model
+        The model's name; by default the first that the server lists.
+    system
+        A system message.
+    max_tokens
+        The most tokens of the answer.
+    api_key
+        A key of the server. Prefer SACCADE_API_KEY, which `ps` does not show.
+    """
+    import openai
+
+    images, question = _split(words)
+    messages = [user_message([_image_url(image) for image in images], question)]
+    if system is not None:
+        messages.insert(0, {"role": "system", "content": system})
+    options = {} if max_tokens is None else {"max_tokens": max_tokens}
+    api = _api(url or DEFAULT_URL)
+    with contextlib.ExitStack() as stack:
+        client = stack.enter_context(openai.OpenAI(base_url=api, api_key=api_key or "none", max_retries=0))
+        try:
+            if model is None and url is None and not _answers(client):
+                print(
+                    f"saccade: no server answers at {api}; the bundled model starts for this question", file=sys.stderr
+                )
+                client = stack.enter_context(client.with_options(base_url=stack.enter_context(serving())))
+            answer = stream_answer(client, model or _served(client), messages, _show, **options)
+        except openai.APIError as error:
+            raise StartupError(_sentence(error, api)) from error
+    print()
+    if sys.stdout.isatty():
+        Console().print(str(answer), style="dim", highlight=False)
+
+
+def _split(words: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
+    """Return the images and the question. Raises StartupError."""
+    for word in words:
+        if word.startswith("-") and word != STDIN:
+            raise StartupError(f"There is no flag {word} of `saccade ask`.")
+    if not words or words[-1] == STDIN or Path(words[-1]).is_file():
+        raise StartupError('The question is missing: `saccade ask IMAGE... "What is this?"`.')
+    return words[:-1], words[-1]
+
+
+def _image_url(image: str) -> str:
+    """Return the URL to send for the argument *image*. Raises StartupError."""
+    if image.startswith(("http://", "https://", "data:")):
+        return image
+    try:
+        content = sys.stdin.buffer.read() if image == STDIN else Path(image).expanduser().read_bytes()
+    except FileNotFoundError as error:
+        raise StartupError(f"There is no image {image}. The question is one word: put it in quotes.") from error
+    except OSError as error:
+        raise StartupError(f"Cannot read {image}: {error.strerror}.") from error
+    return data_url(content, mimetypes.guess_type(image)[0] or "image/png")
+
+
+def _api(url: str) -> str:
+    """Return *url* with /v1 if it has no path. Raises StartupError."""
+    with contextlib.suppress(ValueError):
+        parts = urlsplit(url)
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return url if parts.path.strip("/") else f"{url.rstrip('/')}/v1"
+    raise StartupError(f"--url {url} must be the address of an API, as {DEFAULT_URL}.")
+
+
+def _answers(client: "openai.OpenAI") -> bool:
+    import openai
+
+    try:
+        client.models.list()
+    except openai.APIConnectionError:
+        return False
+    return True
+
+
+def _served(client: "openai.OpenAI") -> str:
+    """Return the first model that the server lists. Raises StartupError if it lists none."""
+    for model in client.models.list():
+        return model.id
+    raise StartupError("The server lists no model; its workers may not be ready yet.")
+
+
+def _sentence(error: "openai.APIError", api: str) -> str:
+    """Return what the server says about *error*, else a sentence of ours."""
+    import openai
+
+    if isinstance(error, openai.APIConnectionError):
+        return f"No server answers at {api}. Start one with `saccade serve`, or pass its address as --url."
+    if isinstance(error.body, dict) and isinstance(error.body.get("message"), str):
+        return str(error.body["message"])
+    status = f" with {error.status_code}" if isinstance(error, openai.APIStatusError) else ""
+    return f"{api} answered{status}, which is not an answer of the OpenAI API."
+
+
+def _show(piece: str) -> None:
+    """Print a piece of the answer. A terminal would act on control characters."""
+    if sys.stdout.isatty():
+        piece = "".join(one if one.isprintable() or one in "\n\t" else "\ufffd" for one in piece)
+    print(piece, end="", flush=True)

@@ -1,0 +1,92 @@
+"""`saccade ask`: questions to a server from a terminal."""
+
+import io
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import scripted
+from server import free_port
+from tables import table
+
+from saccade.cli.bundled import bundled
+from saccade.cli.main import run
+
+IMAGE = sorted(bundled("images").glob("texts/*.png"))[0]
+
+
+@pytest.fixture(scope="module")
+def gateway(tiny_qwen3_vl: Path) -> Iterator[scripted.Gateway]:
+    with scripted.running(tiny_qwen3_vl) as running:
+        yield running
+
+
+def asked(gateway: scripted.Gateway, *words: str) -> int:
+    """The exit code of a question to *gateway*."""
+    return run(["ask", *words, "--url", f"http://127.0.0.1:{gateway.port}"])
+
+
+def test_only_the_answer_goes_to_a_pipe(
+    gateway: scripted.Gateway, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(IMAGE.read_bytes())))
+    gateway.answer_pieces("a", " cat")
+    assert asked(gateway, str(IMAGE), "-", "What is this?", "--system", "Be brief.", "--max-tokens", "9") == 0
+    assert capsys.readouterr() == ("a cat\n", "")
+    request = gateway.worker.requests[-1]
+    assert (len(request.media), request.sampling.max_tokens) == (2, 9)
+    assert "Be brief." in gateway.tokenizer.decode(request.token_ids)
+
+
+def test_figures_follow_on_a_terminal_and_control_characters_do_not_reach_it(
+    gateway: scripted.Gateway, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    gateway.answer_pieces("a", "\x1b[2J", num_cached_tokens=5)
+    assert asked(gateway, "Hello?") == 0
+    answer, figures = capsys.readouterr().out.splitlines()
+    assert answer == "a\ufffd[2J"
+    assert "TTFT " in figures
+    assert "tokens in the prompt, 5 of them cached" in figures
+
+
+def test_error_of_the_server_is_its_sentence(
+    gateway: scripted.Gateway, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "broken.png").write_bytes(IMAGE.read_bytes()[:20])
+    assert asked(gateway, str(tmp_path / "broken.png"), "What?") == 1
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("saccade: ")
+    assert "truncated" in shown.err
+    assert "{" not in shown.err
+
+
+@table(
+    ("words", "sentence"),
+    [
+        ([], "The question is missing"),
+        ([str(IMAGE)], "The question is missing"),
+        (["nope.png", "What?"], "There is no image nope.png. The question is one word: put it in quotes."),
+        ([str(IMAGE.parent), "What?"], "Cannot read "),
+        (["What?", "--ulr", "x"], "There is no flag --ulr"),
+        (["What?", "--url", "localhost:8000"], "--url localhost:8000 must be the address of an API"),
+        (["What?", "--url", "http://127.0.0.1:9"], "No server answers at http://127.0.0.1:9/v1."),
+        (["What?", "--url", "http://127.0.0.1:9", "--model", "m"], "No server answers at http://127.0.0.1:9/v1."),
+    ],
+)
+def test_what_cannot_be_asked_is_explained(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["ask", *words]) == 1
+    assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.ci
+def test_bundled_model_answers_if_no_server_does(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("saccade.cli.ask.DEFAULT_URL", f"http://127.0.0.1:{free_port()}/v1")
+    assert run(["ask", str(IMAGE), "What does it say?"]) == 0
+    shown = capfd.readouterr()
+    assert shown.out.strip() == IMAGE.stem.partition("-")[0]
+    assert "the bundled model starts for this question" in shown.err
