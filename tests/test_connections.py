@@ -57,9 +57,10 @@ ALLOWED = {
     "supervisor/tree.py": {"open_connection"},  # its own children, on loopback
     "supervisor/ray_fleet.py": {"create_connection"},  # the cluster that the operator names, to see whether it is there
     "supervisor/checkpoint.py": {"httpx2", "huggingface_hub"},  # the hub, at start-up
-    "cli/demo.py": {"http.client", "openai"},  # its own server, on loopback
+    "cli/demo.py": {"openai"},  # its own server, on loopback
     "cli/ask.py": {"openai"},  # the server that the user names
     "cli/client.py": {"openai"},  # names of types
+    "llm/serving.py": {"http.client"},  # its own child, on loopback
 }
 """Who may, and how; the generated protocol code aside."""
 

@@ -10,10 +10,11 @@ import pytest
 from tables import table
 
 from saccade import config
-from saccade.cli.flags import SECRET, engine_config
+from saccade.cli.flags import engine_config
 from saccade.cli.main import COMMANDS, make_app, run
 from saccade.engine.config import EngineSettings
 from saccade.gateway.config import (
+    SECRET,
     ConnectionLimits,
     DispatchLimits,
     MediaSettings,

@@ -11,9 +11,9 @@ from cyclopts import Parameter
 from rich.console import Console
 
 from saccade.cli.client import data_url, stream_answer, user_message
-from saccade.cli.demo import serving
 from saccade.config import Count
 from saccade.errors import StartupError
+from saccade.llm.serving import serve
 
 if TYPE_CHECKING:
     import openai
@@ -64,7 +64,7 @@ def ask(
                 print(
                     f"saccade: no server answers at {api}; the bundled model starts for this question", file=sys.stderr
                 )
-                client = stack.enter_context(client.with_options(base_url=stack.enter_context(serving())))
+                client = stack.enter_context(client.with_options(base_url=stack.enter_context(serve()).url))
             answer = stream_answer(client, model or _served(client), messages, _show, **options)
         except openai.APIError as error:
             raise StartupError(_sentence(error, api)) from error

@@ -4,16 +4,8 @@ The bundled model was not trained on lists of answers or tools, so grammars enfo
 the model chooses, and a call whose arguments the grammar spells out.
 """
 
-import contextlib
-import http.client
 import json
-import os
-import signal
-import socket
-import subprocess
-import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,19 +15,14 @@ from rich.console import Console
 from rich.segment import Segment, Segments
 from rich.style import Style
 
-from saccade.cli import exit_codes
 from saccade.cli.bundled import bundled
 from saccade.cli.client import Answer, data_url, stream_answer, user_message
-from saccade.config import without_settings
-from saccade.errors import StartupError
+from saccade.llm.serving import serve
 
 if TYPE_CHECKING:
     import openai
     from openai.types.chat import ChatCompletionMessageParam
 
-START_SECONDS = 60.0
-STOP_SECONDS = 30.0
-POLL_SECONDS = 0.1
 IMAGE_COLUMNS = 48
 QUESTIONS = {
     "texts": ("What does it say?", "What colour is the text?"),
@@ -45,50 +32,6 @@ QUESTIONS = {
 
 SHAPES = ("circle", "square", "diamond", "triangle", "star", "cross")
 TOOL_NAME = "file_picture"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _is_ready(port: int) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
-    with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
-        connection.request("GET", "/ready")
-        return connection.getresponse().status == 200
-    return False
-
-
-@contextlib.contextmanager
-def serving() -> Iterator[str]:
-    """Run `saccade serve` on the bundled model; yield its base URL; stop it.
-
-    Raises StartupError if the server does not become ready, SystemExit if it has printed the reason.
-    """
-    port = _free_port()
-    command = [sys.executable, "-m", "saccade.cli.main", "serve", "--no-summary", "--port", str(port)]
-    # An API key or a host from the environment would make the demo's own server refuse its requests.
-    server = subprocess.Popen(command, env=without_settings(os.environ))
-    try:
-        deadline = time.monotonic() + START_SECONDS
-        while not _is_ready(port):
-            if server.poll() in exit_codes.WITH_MESSAGE:
-                raise SystemExit(server.returncode)
-            if server.poll() is not None:
-                raise StartupError(f"`saccade serve` ended with exit code {server.returncode} before it was ready.")
-            if time.monotonic() > deadline:
-                raise StartupError(f"`saccade serve` was not ready after {START_SECONDS:g} s.")
-            time.sleep(POLL_SECONDS)
-        yield f"http://127.0.0.1:{port}/v1"
-    finally:
-        server.send_signal(signal.SIGINT)
-        try:
-            server.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
 
 
 def _messages(image: Path, question: str) -> list["ChatCompletionMessageParam"]:
@@ -166,9 +109,8 @@ def demo() -> None:
 
     console = Console()
     images = [image for kind in QUESTIONS for image in sorted(bundled("images").glob(f"{kind}/*.png"))]
-    with serving() as url:
-        client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
-        model = client.models.list().data[0].id
+    with serve() as server:
+        client, model = openai.OpenAI(base_url=server.url, api_key="none", max_retries=0), server.model
         for image in images:
             console.print(f"\n{image.name}", style="dim", highlight=False)
             if console.is_terminal:

@@ -8,7 +8,6 @@ from saccade.gateway.config import MediaSettings, ServerSettings
 from saccade.gateway.tenants.api_keys import MAX_BYTES, flag_keys, read_keys_file
 from saccade.watched_file import WatchedFile
 
-SECRET = ("--api-key", "--admin-key")
 OWN = ("--served-model-name", "--trust-remote-code")
 """Flags that a worker's parent passes itself, or not at all."""
 

@@ -15,11 +15,10 @@ from cyclopts import Parameter
 
 from saccade import config
 from saccade.cli import exit_codes
-from saccade.cli.flags import SECRET
 from saccade.errors import StartupError
 from saccade.gateway.apis.admin import HOST
 from saccade.gateway.app import reserve
-from saccade.gateway.config import INDEXER, Member, ServerSettings
+from saccade.gateway.config import INDEXER, SECRET, Member, ServerSettings
 from saccade.supervisor.tree import ChildSpec, Tree, answers_ready, until
 
 PROGRAM = (sys.executable, "-m", "saccade.cli.main", "gateway")

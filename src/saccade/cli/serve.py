@@ -18,7 +18,6 @@ from saccade.cli.flags import (
     ENGINE,
     MEDIA,
     OWN,
-    SECRET,
     SERVER,
     LogLevel,
     check_keys_file,
@@ -27,8 +26,9 @@ from saccade.cli.flags import (
 from saccade.cli.screen import curl, show_summary, warn_of_remote_code, warn_of_unused_cuda
 from saccade.engine.config import EngineSettings
 from saccade.errors import StartupError
-from saccade.gateway.config import MediaSettings, ServerSettings
+from saccade.gateway.config import SECRET, MediaSettings, ServerSettings
 from saccade.gateway.served_models.model_probe import ModelProbe
+from saccade.llm.serving import api_url, reachable
 from saccade.models.files import read_model_files
 from saccade.supervisor.checkpoint import resolve_model
 from saccade.supervisor.tree import ChildSpec, Tree, answers_ready, until
@@ -144,25 +144,16 @@ async def _run(specs: tuple[ChildSpec, ...], socket: Path, server: ServerSetting
             if console is not None and worker.description is not None:
                 image = sorted(bundled("images").glob("texts/*.png"))[0]
                 command = curl(
-                    _url(_reachable(server.host), server.port),
+                    api_url(reachable(server.host), server.port),
                     worker.description.model,
                     image,
                     bool(server.api_keys or server.api_keys_file),
                 )
-                show_summary(console, worker.description, _url(server.host, server.port), command)
+                show_summary(console, worker.description, api_url(server.host, server.port), command)
         finally:
             await worker.close()
 
     return await Tree(specs, until_ready).run()
-
-
-def _url(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
-
-
-def _reachable(host: str) -> str:
-    """Return an address at which a program on this machine reaches a server on *host*."""
-    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
 
 
 async def _is_ready(worker: WorkerClient) -> bool:

@@ -1,0 +1,120 @@
+"""serve(): `saccade serve` as a child of this process, for tests, notebooks and programs."""
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import Any, Self
+
+from saccade import config
+from saccade.errors import StartupError
+from saccade.gateway.config import SECRET, ServerSettings
+from saccade.llm.settings import read_settings
+from saccade.processes.parent_death import tied
+
+POLL_SECONDS = 0.1
+STOP_SECONDS = 10.0
+"""Beyond the time that running requests get to finish."""
+
+
+class Server:
+    """A running `saccade serve`. *url* is the base URL of its API. A context manager that stops it."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", settings: ServerSettings) -> None:
+        self.url = api_url(reachable(settings.host), settings.port)
+        self._process = process
+        self._settings = settings
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def model(self) -> str:
+        """The name of the model. Raises StartupError if the server has keys, and none was given by *api_key*."""
+        status, body = self._get("/v1/models")
+        if status != http.client.OK:
+            raise StartupError(f"The server answers {status} to GET /v1/models; pass one of its keys as api_key.")
+        return str(json.loads(body)["data"][0]["id"])
+
+    def wait(self) -> None:
+        """Return when the server is ready. Raises StartupError if it ends before; it has then printed why."""
+        while not self._is_ready():
+            if (code := self._process.poll()) is not None:
+                raise StartupError(
+                    f"`saccade serve` ended with exit code {code} before it was ready. It printed the reason."
+                )
+            time.sleep(POLL_SECONDS)
+
+    def close(self) -> None:
+        """Let running requests finish, and stop the server. A second call does nothing."""
+        self._process.send_signal(signal.SIGINT)
+        try:
+            self._process.wait(self._settings.shutdown_timeout_seconds + STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _is_ready(self) -> bool:
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            return self._get("/ready")[0] == http.client.OK
+        return False
+
+    def _get(self, path: str) -> tuple[int, bytes]:
+        keys = self._settings.api_keys
+        headers = {"Authorization": f"Bearer {keys[0]}"} if keys else {}
+        connection = http.client.HTTPConnection(reachable(self._settings.host), self._settings.port, timeout=2)
+        with contextlib.closing(connection):
+            connection.request("GET", path, headers=headers)
+            response = connection.getresponse()
+            return response.status, response.read()
+
+
+def serve(model: str | os.PathLike[str] | None = None, **settings: Any) -> Server:
+    """Start `saccade serve` on *model*, a folder or a hub id, and return it when it is ready.
+
+        with saccade.serve("./model", max_model_len=4096) as server:
+            client = openai.OpenAI(base_url=server.url, api_key="none")
+
+    Without *model* it serves the small model that ships with Saccade, without *port* on a free port of 127.0.0.1. Other
+    *settings* are flags of `saccade serve` by name; variables of the environment have no effect. The server ends with
+    the thread that started it, at the latest. Raises StartupError.
+    """
+    read = read_settings({"port": _free_port(), **settings}, has_server=True)
+    command = [sys.executable, "-m", "saccade.cli.main", "serve", "--no-summary"]
+    command += [] if model is None else [os.fspath(model)]
+    for flags in (read.server, read.engine, read.media):
+        command += config.to_arguments(flags, SECRET)
+    environment = config.without_settings(os.environ) | config.to_environment(read.server, SECRET)
+    # Its own process group: a terminal's Ctrl-C reaches this process alone, which then stops the server.
+    process = subprocess.Popen(tied(command, signal.SIGINT), stdin=subprocess.DEVNULL, env=environment)
+    server = Server(process, read.server)
+    try:
+        server.wait()
+    except BaseException:
+        server.close()
+        raise
+    return server
+
+
+def api_url(host: str, port: int) -> str:
+    """Return the base URL of the API of a server that listens on *host* and *port*."""
+    return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
+
+
+def reachable(host: str) -> str:
+    """Return an address at which a program on this machine reaches a server on *host*."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,72 @@
+"""Settings by name. The reader of the command line checks them, so names and rules are those of the flags."""
+
+import difflib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cyclopts import App, CycloptsError
+
+from saccade import config
+from saccade.engine.config import EngineSettings
+from saccade.errors import StartupError
+from saccade.gateway.config import MediaSettings, ServerSettings
+
+ENGINE, MEDIA, SERVER = EngineSettings(), MediaSettings(), ServerSettings()
+_FLAG = re.compile(r"--(no-)?([a-z][a-z0-9-]*)")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All settings of an engine, of its images, and of the server, if there is one."""
+
+    engine: EngineSettings
+    media: MediaSettings
+    server: ServerSettings = SERVER
+
+
+def read_settings(values: Mapping[str, Any], *, has_server: bool = False) -> Settings:
+    """Return *values* as settings; `max_model_len` has the name and the rules of `--max-model-len`.
+
+        read_settings({"max_model_len": 4096, "limit_mm_per_prompt": {"image": 4}})
+
+    None stands for the default, and a list for a flag that is given many times. Settings of the server are known if it
+    *has_server*. Raises StartupError that names the setting, with the name that it resembles.
+    """
+    app = App(help_flags=(), version_flags=(), result_action="return_value")
+    kinds = (ENGINE, MEDIA, SERVER) if has_server else (ENGINE, MEDIA)
+    names = {_name(flag) for settings in kinds for flag, _, _ in config.flags_of(settings)}
+    for name in values:
+        if name not in names:
+            close = difflib.get_close_matches(name, names, 1)
+            hint = f"did you mean {close[0]}?" if close else "docs/configuration.md lists the flags with these names."
+            raise StartupError(f"There is no setting {name}; {hint}")
+
+    @app.default
+    def read(
+        *, engine: EngineSettings = ENGINE, media: MediaSettings = MEDIA, server: ServerSettings = SERVER
+    ) -> Settings:
+        return Settings(engine, media, server)
+
+    words = [word for name, value in values.items() for word in _words(name, value)]
+    try:
+        settings: Settings = app(words, exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        raise StartupError(_FLAG.sub(lambda flag: _name(flag[0]), str(error))) from error
+    return settings
+
+
+def _name(flag: str) -> str:
+    return flag.removeprefix("--").replace("-", "_")
+
+
+def _words(name: str, value: object) -> list[str]:
+    """Return the arguments of the command line that set *name* to *value*."""
+    if value is None:
+        return []
+    flag = f"--{name.replace('_', '-')}"
+    if isinstance(value, list | tuple):
+        return [f"{flag}={one}" for one in value]
+    return [f"{flag}={json.dumps(value) if isinstance(value, dict | bool) else value}"]

@@ -1,0 +1,36 @@
+"""serve(): a server for a block."""
+
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+import saccade
+from saccade.errors import StartupError
+
+
+@pytest.mark.ci
+def test_server_serves_and_leaves_no_process_behind() -> None:
+    before = set(psutil.Process().children(recursive=True))
+    with saccade.serve(served_model_name="reader", api_key="secret") as server:
+        assert server.model == "reader"
+        assert server.url.startswith("http://127.0.0.1:")
+        started = set(psutil.Process().children(recursive=True)) - before
+        assert len(started) > 2
+    server.close()
+    assert not [process for process in started if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_server_that_ends_before_it_is_ready_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\nexit 3\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    with pytest.raises(StartupError, match="ended with exit code 3 before it was ready"):
+        saccade.serve()
+
+
+def test_setting_is_checked_before_anything_starts() -> None:
+    with pytest.raises(StartupError, match="There is no setting max_modle_len; did you mean max_model_len"):
+        saccade.serve(max_modle_len=4096)

@@ -1,0 +1,40 @@
+"""Settings by name."""
+
+import pytest
+from tables import table
+
+from saccade.errors import StartupError
+from saccade.llm.settings import ENGINE, MEDIA, SERVER, Settings, read_settings
+from saccade.media.header import MediaLimits
+
+
+def test_settings_have_the_names_and_values_of_flags() -> None:
+    values = {
+        "max_model_len": 4096,
+        "enable_prefix_caching": False,
+        "limit_mm_per_prompt": {"image": 3},
+        "served_model_name": ["a", "b"],
+        "allowed_local_media_path": None,
+    }
+    read = read_settings(values)
+    assert (read.engine.max_model_len, read.engine.enable_prefix_caching) == (4096, False)
+    assert read.engine.served_model_name == ("a", "b")
+    assert read.media.media_limits == MediaLimits(3)
+    assert read_settings({}) == Settings(ENGINE, MEDIA, SERVER)
+
+
+@table(
+    ("values", "sentence"),
+    [
+        ({"max_modle_len": 1}, "There is no setting max_modle_len; did you mean max_model_len?"),
+        ({"colour": 1}, "There is no setting colour; docs/configuration.md"),
+        ({"port": 8000}, "There is no setting port"),
+        ({"max_model_len": 0}, 'Invalid value "0" for max_model_len. Must be >= 1.'),
+        ({"max_model_len": "long"}, "Invalid value for max_model_len: must be a whole number"),
+        ({"device": "tpu"}, 'Invalid value "tpu" for device. Choose from'),
+    ],
+)
+def test_wrong_setting_is_named(values: dict[str, object], sentence: str) -> None:
+    with pytest.raises(StartupError) as error:
+        read_settings(values)
+    assert error.value.message.startswith(sentence)
