@@ -321,7 +321,7 @@ class ChatRequest(AnswerFields, frozen=True, kw_only=True):
     The answer may call *tools* unless *tool_choice* is "none"; at most one call if *parallel_tool_calls* is false.
     """
 
-    model: str
+    model: str | None = None
     messages: Messages
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

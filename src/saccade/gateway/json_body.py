@@ -5,13 +5,13 @@ by its bytes. Two figures bound the work: the bytes outside data: URLs, and the 
 is at least the number of keys, messages and parts.
 """
 
-import re
 from collections.abc import Callable
 from typing import Final, TypeVar
 
 import msgspec
 
 from saccade.errors import BodyTooLarge, InvalidValue
+from saccade.gateway.json_faults import MAX_SHOWN_BYTES, invalid, malformed
 from saccade.transport.framing import UNREADABLE
 
 MAX_BYTES_BESIDE_IMAGES: Final = 12 * 2**20
@@ -28,13 +28,6 @@ _MOST_ESCAPES: Final = 1 / 16
 """Share of a data: URL's characters; PHP escapes the slashes of base64, a quarter of this."""
 
 T = TypeVar("T")
-_DETAIL = re.compile(
-    r"Expected `(?P<expected>[a-z0-9 |]+)`"
-    r"(?P<limit> (?:of length )?(?:[<>]=?|==) [-0-9.e+]+)?"
-    r"(?:, got `(?P<got>[a-z]+)`)?"
-)
-_MISSING = re.compile(r"Object missing required field `(?P<field>\w+)`")
-_PATH = re.compile(r" - at `(?:key in )?\$\.?(?P<path>[^`]*)`")
 FindImage = Callable[[bytes | bytearray, int, int], int]
 """Returns the start of the first image whose marker is between two positions of a body, -1 for none.
 
@@ -91,11 +84,11 @@ def decode(body: bytes | bytearray | msgspec.Raw, decoder: msgspec.json.Decoder[
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise _explain(str(error), name) from error
+        raise invalid(str(error), name, bytes(memoryview(body)[:MAX_SHOWN_BYTES])) from error
     except RecursionError as error:
         raise InvalidValue("The body is nested too deeply.") from error
     except UNREADABLE as error:
-        raise InvalidValue("The body is not valid JSON.") from error
+        raise malformed(bytes(body), str(error)) from error
 
 
 def _is_plain(body: bytes | bytearray, start: int, end: int, is_ascii: bool) -> bool:
@@ -114,19 +107,3 @@ def _too_large() -> BodyTooLarge:
     return BodyTooLarge(
         f"The request's body has more than {MAX_BYTES_BESIDE_IMAGES} bytes without the images in data: URLs."
     )
-
-
-def _explain(complaint: str, field: str) -> InvalidValue:
-    """Turn msgspec's message into ours; copy only parts that match a known form."""
-    path = _PATH.search(complaint)
-    # The client's own key is not repeated.
-    within = path["path"].removesuffix("[...]") if path else ""
-    param = (f"{field}.{within}" if field and within and not within.startswith("[") else field + within) or None
-    if missing := _MISSING.search(complaint):
-        param = f"{param}.{missing['field']}" if param else missing["field"]
-        return InvalidValue(f"`{param}` is missing.", param)
-    name = f"`{param}`" if param else "The body"
-    if (detail := _DETAIL.search(complaint)) is None:
-        return InvalidValue(f"{name} has a value that is not accepted.", param)
-    got = f", not {detail['got']}" if detail["got"] else ""
-    return InvalidValue(f"{name} must be {detail['expected']}{detail['limit'] or ''}{got}.", param)

@@ -207,6 +207,42 @@ def test_openai_sdk(gateway: scripted.Gateway) -> None:
     assert client.models.retrieve("tiny").id == "tiny"
 
 
+@table(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+        ("/v1/completions", {"prompt": "hi"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "hi"}]}),
+        ("/v1/responses", {"input": "hi"}),
+        ("/tokenize", {"prompt": "hi"}),
+    ],
+)
+def test_the_only_model_needs_no_name(path: str, fields: dict[str, Any], gateway: scripted.Gateway) -> None:
+    answer = gateway.ask("POST", path, fields)
+    assert (answer.status, answer.json.get("model", "tiny")) == (200, "tiny")
+
+
+@table(
+    ("path", "ending"),
+    [
+        ("/v1/chat/completion", "; did you mean /v1/chat/completions?"),
+        ("/chat/completions", "; did you mean /v1/chat/completions?"),
+        ("/v1/v1/responses", "; did you mean /v1/responses?"),
+        ("/models", "; did you mean /v1/models?"),
+        (
+            "/api/chat",
+            ", as in Ollama's API. Send chats to /v1/chat/completions, and list the models by GET /v1/models.",
+        ),
+        ("/v1/embeddings", "."),
+        ("/" + "v1/chat/completions" * 50, "."),
+    ],
+)
+def test_a_near_route_is_named(path: str, ending: str, gateway: scripted.Gateway) -> None:
+    answer = gateway.ask("POST", path, {})
+    assert (answer.status, answer.json["error"]["message"]) == (404, f"There is no {path} here{ending}")
+
+
 def test_sampling_parameters_and_defaults(gateway: scripted.Gateway) -> None:
     gateway.chat()
     gateway.chat(max_tokens=7, temperature=0.5, top_p=0.9, top_k=40, seed=-3, ignore_eos=True)

@@ -13,6 +13,7 @@ import pytest
 from fronts import DESCRIPTION, Front
 from server import free_port
 
+from saccade.errors import ModelNotFound, WorkerUnavailable
 from saccade.gateway.served_models import model_registry
 from saccade.gateway.served_models.model_registry import ModelRegistry
 from saccade.gateway.workers.pool import WorkerPool
@@ -77,6 +78,17 @@ async def test_a_model_that_can_be_served_keeps_the_gateway(broken: Description,
     fleet.changed(served)  # type: ignore[arg-type]
     await tried()
     assert registry.models() == []
+
+
+async def test_a_request_may_leave_out_the_only_model(sound: Description) -> None:
+    one, _ = await built(Described(sound))
+    assert one.get(None) is one.get(sound.model)
+    two, _ = await built(Described(sound), Described(msgspec.structs.replace(sound, model="other")))
+    with pytest.raises(ModelNotFound, match=f"name one of the models {sound.model}, other"):
+        two.get(None)
+    none, _ = await built()
+    with pytest.raises(WorkerUnavailable):
+        none.get(None)
 
 
 async def test_a_worker_that_has_described_nothing_may_have_another_model(broken: Description) -> None:

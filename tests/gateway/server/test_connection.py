@@ -215,7 +215,7 @@ def test_slow_client_is_served(gateway: scripted.Gateway) -> None:
             time.sleep(0.05)
             yield bytes([byte])
 
-    assert b"`messages` must be array" in send(gateway, pieces())
+    assert b"`messages` must be an array, not 5" in send(gateway, pieces())
 
 
 def test_client_that_waits_for_its_answer_is_not_silent(hasty: scripted.Gateway) -> None:

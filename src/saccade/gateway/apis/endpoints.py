@@ -6,7 +6,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from saccade.errors import Draining, InvalidValue, ModelNotFound, WorkerUnavailable
+from saccade.errors import Draining, InvalidValue, WorkerUnavailable
 from saccade.gateway.apis.messages.reader import parse_count
 from saccade.gateway.apis.messages.wire import CountAnswer
 from saccade.gateway.apis.models import (
@@ -45,7 +45,7 @@ class Endpoints:
     async def model(self, request: Request) -> Response:
         """GET /v1/models/{model}."""
         name = request.path_params["model"]
-        return _json(_card(name, self._model(name)))
+        return _json(_card(name, self.model_registry.get(name)))
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize: the token ids of a prompt or chat, images expanded; text never becomes special tokens."""
@@ -53,7 +53,7 @@ class Endpoints:
             body = await self.bodies.read(request.scope, request.receive, call)
             async with call.turn(len(body)):
                 body_request, request.scope[WARNINGS] = parse_tokenize(body, self.strict_parameters)
-            served = self._model(body_request.model)
+            served = self.model_registry.get(body_request.model)
             if (body_request.prompt is None) == (body_request.messages is None):
                 raise InvalidValue("Send either `prompt` or `messages`.", "prompt")
             if body_request.messages is None:
@@ -71,7 +71,8 @@ class Endpoints:
             async with call.turn(len(body)):
                 body_request, request.scope[WARNINGS], names = parse_count(body, self.strict_parameters)
             with names.in_errors(), while_connected(request.scope):
-                token_ids = await self.pipeline.token_ids(call, self._model(body_request.model), body_request)
+                served = self.model_registry.get(body_request.model)
+                token_ids = await self.pipeline.token_ids(call, served, body_request)
         return _json(CountAnswer(len(token_ids)))
 
     async def detokenize(self, request: Request) -> Response:
@@ -81,11 +82,8 @@ class Endpoints:
             async with call.turn(len(body)):
                 body_request, request.scope[WARNINGS] = parse_detokenize(body, self.strict_parameters)
             with call.place():
-                return _json(
-                    DetokenizeAnswer(
-                        await self.pipeline.prompts.text_of(self._model(body_request.model), body_request.tokens)
-                    )
-                )
+                served = self.model_registry.get(body_request.model)
+                return _json(DetokenizeAnswer(await self.pipeline.prompts.text_of(served, body_request.tokens)))
 
     async def live(self, request: Request) -> Response:
         """GET /live: the process and its event loop run."""
@@ -117,18 +115,6 @@ class Endpoints:
     async def openapi(self, request: Request) -> Response:
         """GET /openapi.json."""
         return _json(describe([served.name for served in self.model_registry.models()]))
-
-    def _model(self, name: str | None) -> ServedModel:
-        """Return the model *name*; None means the only model."""
-        if name is not None:
-            return self.model_registry.get(name)
-        match self.model_registry.models():
-            case [served]:
-                return served
-            case []:
-                raise WorkerUnavailable("No worker is ready yet; try again shortly.")
-            case several:
-                raise ModelNotFound(f"Name one of the models: {', '.join(s.name for s in several)}.", "model")
 
 
 def _card(name: str, served: ServedModel) -> ModelCard:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import structlog
 
-from saccade.errors import StartupError, WorkerUnavailable
+from saccade.errors import ModelNotFound, StartupError, WorkerUnavailable
 from saccade.gateway.served_models.model_probe import ModelProbe
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.gateway.served_models.tool_call_tokens import DECLARED, Parsers
@@ -52,8 +52,16 @@ class ModelRegistry:
         served = [(model, self._models[model.name]) for model in self._fleet.models() if model.name in self._models]
         return [(name, one) for model, one in served for name in (model.name, *self._fleet.aliases(model.name))]
 
-    def get(self, name: str) -> ServedModel:
-        """Return the model that requests call *name*. Raises ModelNotFound and WorkerUnavailable."""
+    def get(self, name: str | None) -> ServedModel:
+        """Return the model that requests call *name*; None means the only one.
+
+        Raises ModelNotFound and WorkerUnavailable.
+        """
+        if name is None:
+            names = [model.name for model in self._fleet.models()]
+            if len(names) > 1:
+                raise ModelNotFound(f"Send `model`: name one of the models {', '.join(names)}.", "model")
+            name = "".join(names)
         served = self._models.get(self._fleet.model(name).name)
         if served is None:
             raise WorkerUnavailable(f"The model {name!r} is not ready yet; try again shortly.")

@@ -8,6 +8,7 @@ Each part is an ASGI application around another one, outermost first:
 """
 
 import asyncio
+import difflib
 import re
 import secrets
 import time
@@ -16,6 +17,7 @@ from collections.abc import Iterator, Sequence
 import structlog
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from saccade.errors import (
@@ -46,6 +48,9 @@ from saccade.telemetry import Metrics
 
 OPEN_PATHS = frozenset({"/live", "/ready", "/health", "/ping"})
 """Paths for orchestrators, which need no key; all other paths do."""
+
+MAX_NEAR_CHARACTERS = 64
+"""A longer path is no misspelt route."""
 
 METRICS_PATH = "/metrics"
 MESSAGES_PATH = "/v1/messages"
@@ -232,12 +237,22 @@ def _failure(error: Exception, scope: Scope) -> SaccadeError:
 def _routing_failure(error: HTTPException, scope: Scope) -> SaccadeError:
     match error.status_code:
         case 404:
-            return RouteNotFound(f"There is no {scope['path']} here.", reason="There is no such path here.")
+            hint = _hint(scope["path"], scope.get("router"))
+            return RouteNotFound(f"There is no {scope['path']} here{hint or '.'}", reason="There is no such path here.")
         case 405:
             method = scope["method"]
             return MethodNotAllowed(f"{scope['path']} does not take {method}.", reason=f"It does not take {method}.")
         case _:
             return InvalidValue("The request could not be read.")
+
+
+def _hint(path: str, router: Router | None) -> str:
+    """Return the end of the sentence that there is no *path* here, "" if *router* has nothing like it."""
+    if path.startswith("/api/"):
+        return ", as in Ollama's API. Send chats to /v1/chat/completions, and list the models by GET /v1/models."
+    routes = [] if router is None else [route.path for route in router.routes if isinstance(route, Route)]
+    near = difflib.get_close_matches(path[:MAX_NEAR_CHARACTERS], routes, 1, cutoff=0.8)
+    return f"; did you mean {near[0]}?" if near and "{" not in near[0] else ""
 
 
 def _limit_headers(scope: Scope) -> Iterator[tuple[bytes, bytes]]:

@@ -55,7 +55,7 @@ class CompletionRequest(AnswerFields, frozen=True, kw_only=True):
     With *echo* each text begins with its prompt. *logprobs* is the number of log probabilities per position.
     """
 
-    model: str
+    model: str | None = None
     prompt: Annotated[Raw, Meta(extra_json_schema=_PromptSchema)]
     echo: bool | None = None
     logprobs: TopLogprobs | None = None

@@ -117,7 +117,7 @@ Tools = Annotated[list[Tool], Meta(max_length=MAX_TOOLS)]
 class CountRequest(Struct, frozen=True, kw_only=True):
     """The body of POST /v1/messages/count_tokens."""
 
-    model: str
+    model: str | None = None
     messages: Messages
     system: Content | None = None
     tools: Tools | None = None

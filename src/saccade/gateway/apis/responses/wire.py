@@ -108,7 +108,7 @@ class ResponseRequest(Struct, frozen=True, kw_only=True):
     *include* has no effect, since it concerns tools that the server runs; log probabilities are refused.
     """
 
-    model: str
+    model: str | None = None
     input: (
         Annotated[str, Meta(max_length=MAX_CHARACTERS)]
         | Annotated[list[Item], Meta(min_length=1, max_length=MAX_MESSAGES)]

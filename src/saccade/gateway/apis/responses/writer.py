@@ -283,7 +283,7 @@ def _unfinished(original: ResponseRequest, response_id: str, is_stored: bool) ->
     return Response(
         id=response_id,
         created_at=int(time.time()),
-        model=original.model,
+        model=original.model or "",
         status="in_progress",
         output=[],
         usage=None,
