@@ -1,4 +1,7 @@
-"""The manifests are valid, their flags are Saccade's, and what must fit together does. No cluster runs here."""
+"""The manifests of the base and of every overlay are valid, their flags are Saccade's, and what must fit together does.
+
+No cluster runs here.
+"""
 
 import re
 from pathlib import Path
@@ -7,6 +10,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+from kustomize import render
 
 from saccade.cli.main import make_app
 from saccade.gateway.app import HOST
@@ -21,26 +25,29 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "kubernetes"
 VERSIONS = ("1.34", "1.37")
 UNITS = {"Mi": 1 << 20, "Gi": 1 << 30}
-MANIFESTS = {
-    (manifest["kind"], manifest["metadata"]["name"]): manifest
-    for file in sorted(FOLDER.glob("*.yaml"))
-    for manifest in yaml.safe_load_all(file.read_text())
-}
+BASE = FOLDER / "base"
+OVERLAYS = {folder.name: render(folder) for folder in sorted((FOLDER / "overlays").iterdir())}
+MANIFESTS = render(BASE)
+ALL = [(name, manifest) for name, rendered in {"base": MANIFESTS, **OVERLAYS}.items() for manifest in rendered.values()]
+WITHOUT_SCHEMA = ("ServiceMonitor",)
+"""Kinds that Kubernetes does not define."""
+
 DEPLOYMENTS = ("saccade-gateway", "saccade-worker")
 
 
-def pod(name: str) -> Any:
-    return MANIFESTS["Deployment", name]["spec"]["template"]["spec"]
+def pod(name: str, manifests: Any = MANIFESTS) -> Any:
+    return manifests["Deployment", name]["spec"]["template"]["spec"]
 
 
-def container(name: str) -> Any:
-    (one,) = pod(name)["containers"]
+def container(name: str, manifests: Any = MANIFESTS) -> Any:
+    (one,) = pod(name, manifests)["containers"]
     return one
 
 
-def arguments(name: str) -> dict[str, Any]:
+def arguments(name: str, manifests: Any = MANIFESTS) -> dict[str, Any]:
     """What our program makes of a container's arguments, the fields of its groups of flags included."""
-    _, bound, _ = make_app(None).parse_args(container(name)["args"], exit_on_error=False, print_error=False)
+    words = [word.replace("$(POD_IP)", "10.0.0.5") for word in container(name, manifests)["args"]]
+    _, bound, _ = make_app(None).parse_args(words, exit_on_error=False, print_error=False)
     given = dict(bound.arguments)
     for group in [value for value in given.values() if hasattr(value, "__dataclass_fields__")]:
         given |= vars(group)
@@ -56,9 +63,10 @@ def volume(name: str, volume_name: str) -> Any:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("manifest", MANIFESTS.values(), ids="-".join)
-def test_manifest_is_valid(manifest: Any, version: str) -> None:
-    kubernetes_validate.validate(manifest, version, strict=True)
+def test_manifests_are_valid(version: str) -> None:
+    for _, manifest in ALL:
+        if manifest["kind"] not in WITHOUT_SCHEMA:
+            kubernetes_validate.validate(manifest, version, strict=True)
 
 
 def test_invalid_manifest_is_detected() -> None:
@@ -109,14 +117,23 @@ def test_the_gateway_finds_the_workers() -> None:
     assert SourceConfig().drain_seconds >= arguments("saccade-worker")["shutdown_timeout"]
 
 
-@pytest.mark.parametrize("kind", ["Service", "Deployment", "NetworkPolicy", "PodDisruptionBudget"])
-def test_selectors_match_the_pods(kind: str) -> None:
-    labels = [MANIFESTS["Deployment", name]["spec"]["template"]["metadata"]["labels"] for name in DEPLOYMENTS]
-    for (one, _), manifest in MANIFESTS.items():
-        if one == kind:
-            spec = manifest["spec"]
-            selector = spec.get("selector") or spec["podSelector"]
-            assert selector.get("matchLabels", selector) in labels
+SELECTING = ("Service", "Deployment", "NetworkPolicy", "PodDisruptionBudget")
+
+
+def test_selectors_match_the_pods() -> None:
+    for rendered in (MANIFESTS, *OVERLAYS.values()):
+        deployments = [one for (kind, _), one in rendered.items() if kind == "Deployment"]
+        labels = [one["spec"]["template"]["metadata"]["labels"].items() for one in deployments]
+        for (kind, _), manifest in rendered.items():
+            if kind in SELECTING:
+                spec = manifest["spec"]
+                selector = spec.get("selector") or spec["podSelector"]
+                matching = [of_pod for of_pod in labels if selector.get("matchLabels", selector).items() <= of_pod]
+                assert matching
+                assert len(matching) == 1 or kind != "Deployment"  # no deployment takes another one's pods
+    for name in DEPLOYMENTS:
+        (spread,) = pod(name)["topologySpreadConstraints"]
+        assert spread["labelSelector"] == MANIFESTS["Deployment", name]["spec"]["selector"]
 
 
 def test_probes_ask_for_served_paths() -> None:
@@ -151,3 +168,71 @@ def test_only_gateways_reach_workers() -> None:
     assert source["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "gateway"
     assert policy["egress"] == []
     assert set(policy["policyTypes"]) == {"Ingress", "Egress"}
+
+
+def test_nodes_with_gpus_take_workers_and_give_them_up_one_by_one() -> None:
+    (resource,) = (name for name in container("saccade-worker")["resources"]["limits"] if name != "memory")
+    assert any(one["key"] == resource and one["operator"] == "Exists" for one in pod("saccade-worker")["tolerations"])
+    assert MANIFESTS["PodDisruptionBudget", "saccade-worker"]["spec"]["maxUnavailable"] == 1
+
+
+def test_over_ipv6_both_listen_on_every_address() -> None:
+    for name in DEPLOYMENTS:
+        given = arguments(name, OVERLAYS["ipv6"])
+        assert (given.get("access") or given["server"]).host == "::"
+
+
+def test_decode_workers_reach_prefill_workers_at_the_port_of_transfers() -> None:
+    split = OVERLAYS["split"]
+    prefill, decode = (arguments(name, split)["split"] for name in ("saccade-worker", "saccade-decode"))
+    assert (prefill.role, decode.role) == ("prefill", "decode")
+    assert (prefill.bind(), decode.bind()) == ("10.0.0.5:9100", None)
+    environment = {one["name"]: one for one in container("saccade-worker", split)["env"]}
+    assert environment["POD_IP"]["valueFrom"]["fieldRef"]["fieldPath"] == "status.podIP"
+    policy = split["NetworkPolicy", "saccade-worker"]["spec"]
+    (calls, transfers), (pull,) = policy["ingress"], policy["egress"]
+    assert calls["ports"] == [{"protocol": "TCP", "port": 9000}]
+    for rule, side, role in ((transfers, "from", "decode"), (pull, "to", "prefill")):
+        assert rule["ports"] == [{"protocol": "TCP", "port": 9100}]
+        (peer,) = rule[side]
+        assert peer["podSelector"]["matchLabels"]["saccade-role"] == role
+    # Both run the same model alike: what else differs is a role's own.
+    words = [set(container(name, split)["args"]) for name in ("saccade-worker", "saccade-decode")]
+    assert {word.split("=")[0] for word in words[0] ^ words[1]} == {
+        "--role",
+        "--kv-transfer-bind",
+        "--tensor-parallel-size",
+    }
+
+
+def test_gateways_reach_the_servers_of_other_engines() -> None:
+    engines = OVERLAYS["engines"]
+    urls = arguments("saccade-gateway", engines)["sources"].dns
+    for url in urls:
+        check_dns_url(url)
+    rules = engines["NetworkPolicy", "saccade-gateway-engines"]["spec"]["egress"]
+    ports = {port["port"] for port in rules[0]["ports"]}
+    assert int(urls[-1].rsplit(":", 1)[1]) in ports
+    fleet = (ROOT / "docs" / "fleet.md").read_text()
+    for rule in rules:
+        assert all(f":{port['port']}" in fleet for port in rule["ports"])
+
+
+def test_the_monitor_scrapes_gateways_as_the_alerts_expect() -> None:
+    monitor = OVERLAYS["monitoring"]["ServiceMonitor", "saccade"]["spec"]
+    service = MANIFESTS["Service", "saccade"]
+    assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    (endpoint,) = monitor["endpoints"]
+    assert endpoint["port"] in [port["name"] for port in service["spec"]["ports"]]
+    # `up{job="saccade"}` of the alerts.
+    assert service["metadata"]["labels"][monitor["jobLabel"]] == "saccade"
+
+
+def test_the_adapter_offers_the_metrics_of_the_autoscalers() -> None:
+    values = yaml.safe_load((FOLDER / "overlays" / "monitoring" / "adapter-values.yaml").read_text())
+    offered = {kind: {rule["name"]["as"] for rule in rules} for kind, rules in values["rules"].items()}
+    for (kind, _), manifest in MANIFESTS.items():
+        if kind == "HorizontalPodAutoscaler":
+            for metric in manifest["spec"]["metrics"]:
+                source = {"Pods": "custom", "External": "external"}[metric["type"]]
+                assert metric[metric["type"].lower()]["metric"]["name"] in offered[source]
