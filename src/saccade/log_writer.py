@@ -97,10 +97,12 @@ class LineWriter:
 class LogOutput:
     """The destination of a process's log lines, their least *level*, and whether it is a terminal.
 
+    *has_short_lines*: people read it, and requests have a short line at every level.
     *num_lines* counts lines by the name of their level.
     """
 
     writer: LineWriter
     level: int
     is_terminal: bool
+    has_short_lines: bool = False
     num_lines: Counter[str] = field(default_factory=Counter)

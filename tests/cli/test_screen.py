@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import os
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +16,10 @@ from fronts import DESCRIPTION
 from rich.console import Console
 from waiting import wait_until
 
-from saccade.cli.screen import StartProgress, curl, show_summary
+from saccade.cli.screen import StartProgress, curl, show_summary, warn_of_open_host, warn_of_shared_memory
 from saccade.cli.serve import BUNDLED_NAME
+from saccade.gateway.config import ServerSettings
+from saccade.models.files import read_model_files
 from saccade.protocol.engine_ipc import EngineProgress
 
 START = Path(__file__).parents[2] / "docs" / "start.md"
@@ -43,6 +46,35 @@ def test_summary_names_the_number_format_of_the_cache_if_it_is_another(dtype: st
     show_summary(Console(file=written, width=100), description, "http://127.0.0.1:8000")
     (line,) = (line.rstrip() for line in written.getvalue().splitlines() if "KV cache" in line)
     assert line.endswith(shown)
+
+
+def test_summary_says_what_an_image_costs(network_folder: Callable[[str], Path]) -> None:
+    written = io.StringIO()
+    files = read_model_files(network_folder("qwen3_5"))
+    description = msgspec.structs.replace(DESCRIPTION, files=files, dtype="bfloat16")
+    show_summary(Console(file=written, width=200), description, "http://127.0.0.1:8000")
+    shown = written.getvalue()
+    assert re.search(
+        r"an image +of 1280x960: \d+ tokens, \d+ patches, [\d.]+ [KM]iB of KV cache, [\d.]+ [KM]iB of", shown
+    )
+    assert "a checkpoint of the recurrent states: " in shown
+
+
+def test_warnings_of_an_open_host_and_of_little_shared_memory(tmp_path: Path) -> None:
+    written = io.StringIO()
+    console = Console(file=written, width=100)
+    warn_of_open_host(console, ServerSettings())
+    warn_of_open_host(console, ServerSettings(host="::", api_keys=("k",)))
+    warn_of_shared_memory(console, 1, tmp_path)
+    assert written.getvalue() == ""
+    warn_of_open_host(console, ServerSettings(host="::"))
+    warn_of_shared_memory(console, 1 << 60, tmp_path)
+    warn_of_shared_memory(console, 1 << 30, tmp_path / "none")
+    host, small, missing = written.getvalue().splitlines()
+    assert host.startswith("saccade: with --host :: and no key, everybody who reaches this machine")
+    assert " free, less than --shared-memory-bytes (1.07e+09 GiB)." in small
+    assert "none is not writable. Pixels that do not fit travel inside messages" in missing
+    assert missing.endswith("--shm-size=2048m.")
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from cyclopts import Parameter
 from rich.console import Console
 
-from saccade.cli.client import data_url, stream_answer, user_message
+from saccade.cli.client import DEFAULT_URL, data_url, stream_answer, user_message
 from saccade.config import Count
 from saccade.errors import StartupError
 from saccade.llm.serving import serve
@@ -18,7 +18,6 @@ from saccade.llm.serving import serve
 if TYPE_CHECKING:
     import openai
 
-DEFAULT_URL = "http://127.0.0.1:8000/v1"
 STDIN = "-"
 
 

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     import openai
     from openai.types.chat import ChatCompletionContentPartParam, ChatCompletionMessageParam
 
+DEFAULT_URL = "http://127.0.0.1:8000/v1"
+
 
 @dataclass(frozen=True)
 class Answer:

@@ -1,5 +1,6 @@
 """`saccade gateway`: an HTTP server for workers that run elsewhere."""
 
+import dataclasses
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,12 +104,13 @@ def gateway(
     check_keys_file(server)
     credentials = workers.credentials(worker_url)
     logs = configure_logging(logging.getLevelNamesMapping()[log_level])
+    logs = dataclasses.replace(logs, has_short_lines=group.request_lines)
     models = dict(map(_given, model))
     if server.gateway_processes > 1:
         arguments = [word for url in worker_url for word in ("--worker-url", url)]
         arguments += [word for one in model for word in ("--model", one)]
         arguments += [word for flags in (workers, routing, media) for word in settings.to_arguments(flags)]
-        arguments += ["--log-level", log_level]
+        arguments += ["--log-level", log_level, *(["--request-lines"] if group.request_lines else [])]
         return gateway_group.run(server, arguments, server.shutdown_timeout_seconds + gateway_group.STOP_SECONDS)
     member = group.member()
     if member is not None and group.is_indexer:

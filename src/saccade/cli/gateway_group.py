@@ -29,14 +29,16 @@ STOP_SECONDS = 5.0
 @Parameter(name="*", show=False)
 @dataclass(frozen=True)
 class MemberFlags:
-    """The flags that the supervisor of several gateway processes passes to each of them.
+    """The flags that a parent passes: `saccade serve`, or the supervisor of several gateway processes.
 
-    *group_member* is a gateway's number or `indexer`, and empty if there is only one process.
+    *group_member* is a gateway's number or `indexer`, and empty if there is only one process. With *request_lines* each
+    request has a short line on the terminal.
     """
 
     group_member: str = ""
     group_size: int = 1
     group_folder: Path | None = None
+    request_lines: bool = False
 
     @property
     def is_indexer(self) -> bool:

@@ -1,7 +1,10 @@
 """Terminal output during a start, and the summary when the server is ready."""
 
 import json
+import os
 import shlex
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -11,9 +14,17 @@ from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Ta
 from rich.table import Table
 from rich.text import Text
 
+from saccade.cli.client import DEFAULT_URL
+from saccade.cli.costs import EXAMPLE, image_cost
 from saccade.cli.torch_build import installed_torch, unused_cuda
+from saccade.config import GIB, MIB
+from saccade.errors import SaccadeError
+from saccade.gateway.config import ServerSettings
 from saccade.protocol.description import Description
 from saccade.protocol.engine_ipc import EngineProgress
+from saccade.transport import shared_memory
+
+QUESTION = "What does it say?"
 
 
 class _Percentage(ProgressColumn):
@@ -58,8 +69,8 @@ class StartProgress:
             self._bar = None
 
 
-def show_summary(console: Console, description: Description, address: str, command: str | None = None) -> None:
-    """Print the summary of a start; *command* is a line to paste into a shell."""
+def show_summary(console: Console, description: Description, address: str, commands: Sequence[str] = ()) -> None:
+    """Print the summary of a start; *commands* are lines to paste into a shell."""
     tokens = description.num_blocks * description.block_size
     table = Table.grid(padding=(0, 2))
     table.add_column()
@@ -72,6 +83,8 @@ def show_summary(console: Console, description: Description, address: str, comma
             table.add_row(label, f"{name} ({reason})")
     dtype = "" if description.kv_cache_dtype in ("", description.dtype) else f", {description.kv_cache_dtype}"
     table.add_row("KV cache", f"{description.num_blocks} blocks of {description.block_size} ({tokens} tokens){dtype}")
+    for label, text in zip(("an image", ""), _image_costs(description), strict=False):
+        table.add_row(label, text)
     table.add_row("context", f"{description.max_model_len} tokens")
     table.add_row("at a time", f"{description.max_num_seqs} requests")
     if description.role != "both":
@@ -79,8 +92,28 @@ def show_summary(console: Console, description: Description, address: str, comma
         table.add_row("role", description.role if at is None else f"{description.role}, KV transfers at {at}")
     table.add_row("address", address)
     console.print(table, markup=False, highlight=False, soft_wrap=True)
-    if command is not None:
-        console.print(f"\nTry it:\n{command}", markup=False, highlight=False, soft_wrap=True)
+    if commands:
+        console.print("\nTry it:", *commands, sep="\n", markup=False, highlight=False, soft_wrap=True)
+
+
+def _image_costs(description: Description) -> list[str]:
+    """Return lines about the cost of an example image; none if the files do not tell."""
+    try:
+        cost = image_cost(description.files, description.dtype, description.kv_cache_dtype)
+    except SaccadeError:
+        return []
+    width, height = EXAMPLE
+    memory = f"{size(cost.kv_bytes)} of KV cache, {size(cost.encoder_bytes)} of encoder cache"
+    lines = [f"of {width}x{height}: {cost.num_tokens} tokens, {cost.num_patches} patches, {memory}"]
+    if cost.checkpoint_bytes:
+        lines.append(f"a checkpoint of the recurrent states: {size(cost.checkpoint_bytes)}")
+    return lines
+
+
+def size(num_bytes: float) -> str:
+    """Return a number of bytes for people: `1.5 GiB`."""
+    unit, name = next(((unit, name) for unit, name in ((GIB, "GiB"), (MIB, "MiB")) if num_bytes >= unit), (1024, "KiB"))
+    return f"{num_bytes / unit:.3g} {name}"
 
 
 def curl(url: str, model: str, image: Path, with_key: bool) -> str:
@@ -91,7 +124,7 @@ def curl(url: str, model: str, image: Path, with_key: bool) -> str:
     mark = "IMAGE"
     parts = [
         {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{mark}"}},
-        {"type": "text", "text": "What does it say?"},
+        {"type": "text", "text": QUESTION},
     ]
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": parts}]})
     before, _, after = body.rpartition(mark)
@@ -103,12 +136,47 @@ def curl(url: str, model: str, image: Path, with_key: bool) -> str:
     )
 
 
+def ask_command(url: str, image: Path) -> str:
+    """Return a shell command that asks the server at *url*, the root of the API, about *image*."""
+    at = "" if url == DEFAULT_URL else f" --url {shlex.quote(url)}"
+    return f'saccade ask {shlex.quote(str(image))} "{QUESTION}"{at}'
+
+
+def warn_of_open_host(console: Console, server: ServerSettings) -> None:
+    """Print a warning if other machines reach the server and it has no keys."""
+    if server.host in ("0.0.0.0", "::") and not (server.api_keys or server.api_keys_file):  # noqa: S104
+        _warn(
+            console,
+            f"with --host {server.host} and no key, everybody who reaches this machine can use the model. "
+            "Set --api-key or --api-keys-file.",
+        )
+
+
+def warn_of_shared_memory(console: Console, num_bytes: int, folder: Path = shared_memory.FOLDER) -> None:
+    """Print a warning if *folder* cannot take the *num_bytes* of --shared-memory-bytes."""
+    free = shutil.disk_usage(folder).free if os.access(folder, os.W_OK) else 0
+    if free >= num_bytes:
+        return
+    problem = (
+        f"has {size(free)} free, less than --shared-memory-bytes ({size(num_bytes)})" if free else "is not writable"
+    )
+    _warn(
+        console,
+        f"{folder} {problem}. Pixels that do not fit travel inside messages, which is slower. In Docker, pass "
+        f"--shm-size={2 * num_bytes // MIB}m.",
+    )
+
+
 def warn_of_unused_cuda(console: Console) -> None:
     """Print a warning if torch is a CUDA build and the machine has no GPU."""
     if sentence := unused_cuda(installed_torch()):
-        console.print(f"saccade: {sentence}", markup=False, highlight=False, soft_wrap=True)
+        _warn(console, sentence)
 
 
 def warn_of_remote_code(console: Console) -> None:
     """Print a warning that --trust-remote-code has no effect."""
-    console.print("saccade: --trust-remote-code has no effect: code that ships with a model is never run.")
+    _warn(console, "--trust-remote-code has no effect: code that ships with a model is never run.")
+
+
+def _warn(console: Console, sentence: str) -> None:
+    console.print(f"saccade: {sentence}", markup=False, highlight=False, soft_wrap=True)

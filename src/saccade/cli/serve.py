@@ -23,7 +23,15 @@ from saccade.cli.flags import (
     check_keys_file,
     served_names,
 )
-from saccade.cli.screen import curl, show_summary, warn_of_remote_code, warn_of_unused_cuda
+from saccade.cli.screen import (
+    ask_command,
+    curl,
+    show_summary,
+    warn_of_open_host,
+    warn_of_remote_code,
+    warn_of_shared_memory,
+    warn_of_unused_cuda,
+)
 from saccade.engine.config import EngineSettings
 from saccade.errors import StartupError
 from saccade.gateway.config import SECRET, MediaSettings, ServerSettings
@@ -62,6 +70,8 @@ def serve(
     if engine.trust_remote_code:
         warn_of_remote_code(console)
     warn_of_unused_cuda(console)
+    warn_of_open_host(console, server)
+    warn_of_shared_memory(console, media.shared_memory_bytes)
     check_keys_file(server)
     folder = resolve_model(str(bundled("model")) if model is None else model)
     names = served_names(model, folder, engine) if model is not None else _bundled_names(engine)
@@ -71,7 +81,9 @@ def serve(
     with tempfile.TemporaryDirectory(prefix="saccade-") as private:  # made with mode 0700
         socket = Path(private) / "worker.sock"
         worker = _worker(folder, socket, names, engine, log_level, server.shutdown_timeout_seconds)
-        specs = (_gateway(socket, server, media, log_level), worker)
+        # Whoever starts a server on a terminal wants to see its requests.
+        request_lines = summary and log_level == "WARNING" and console.is_terminal
+        specs = (_gateway(socket, server, media, log_level, request_lines), worker)
         configure_logging(logging.getLevelNamesMapping()[log_level])
         return asyncio.run(_run(specs, socket, server, console if summary else None))
 
@@ -87,7 +99,9 @@ def _bundled_names(engine: EngineSettings) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names)) or (BUNDLED_NAME,)
 
 
-def _gateway(socket: Path, server: ServerSettings, media: MediaSettings, log_level: str) -> ChildSpec:
+def _gateway(
+    socket: Path, server: ServerSettings, media: MediaSettings, log_level: str, request_lines: bool
+) -> ChildSpec:
     return ChildSpec(
         name="gateway",
         command=(
@@ -97,6 +111,7 @@ def _gateway(socket: Path, server: ServerSettings, media: MediaSettings, log_lev
             f"unix:{socket}",
             "--log-level",
             log_level,
+            *(["--request-lines"] if request_lines else []),
             *config.to_arguments(server, SECRET),
             *config.to_arguments(media),
         ),
@@ -143,13 +158,10 @@ async def _run(specs: tuple[ChildSpec, ...], socket: Path, server: ServerSetting
             await until(lambda: answers_ready(server.host, server.port))
             if console is not None and worker.description is not None:
                 image = sorted(bundled("images").glob("texts/*.png"))[0]
-                command = curl(
-                    api_url(reachable(server.host), server.port),
-                    worker.description.model,
-                    image,
-                    bool(server.api_keys or server.api_keys_file),
-                )
-                show_summary(console, worker.description, api_url(server.host, server.port), command)
+                url = api_url(reachable(server.host), server.port)
+                with_key = bool(server.api_keys or server.api_keys_file)
+                commands = ask_command(url, image), curl(url, worker.description.model, image, with_key)
+                show_summary(console, worker.description, api_url(server.host, server.port), commands)
         finally:
             await worker.close()
 

@@ -4,13 +4,14 @@ import fcntl
 import json
 import logging
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import scripted
-from chats import openai_messages
+from chats import data_url, openai_messages, random_image
 from starlette.types import Message, Receive, Scope, Send
 
 from saccade.errors import ModelNotFound
@@ -157,6 +158,23 @@ def test_a_line_for_people_obeys_no_client(pipe: tuple[int, int]) -> None:
     assert writer.flush()
     text = os.read(pipe[0], 4096).decode()
     assert " 200 POST none 0.000s model=tiny warnings=\\x1b[2J,fine request_id=an-id\n" in text
+
+
+def test_short_lines_are_for_a_terminal(tiny_qwen3_vl: Path, pipe: tuple[int, int]) -> None:
+    writer = LineWriter(pipe[1], lambda _: b"")
+    output = LogOutput(writer, logging.WARNING, is_terminal=True, has_short_lines=True)
+    with scripted.running(tiny_qwen3_vl, log=output) as gateway:
+        gateway.answer_pieces("a", "b", num_cached_tokens=3)
+        image = {"type": "image_url", "image_url": {"url": data_url(random_image(64, 64, 1))}}
+        assert gateway.chat([image, {"type": "text", "text": "hi"}]).status == 200
+        assert gateway.ask("GET", "/live").status == 200
+        assert gateway.chat([{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]).status == 400
+        assert writer.flush()
+    lines = os.read(pipe[0], 4096).decode().splitlines()
+    answered, refused = (line.partition(" ")[2] for line in lines)
+    form = r"200 tiny, 1 image, prompt \d+ tokens, 3 cached, answer 3, TTFT \d+ ms, \d\.\d\d s"
+    assert re.fullmatch(form, answered), answered
+    assert re.match(r"400 /v1/chat/completions, \d\.\d\d s, unsupported_image_format: ", refused), refused
 
 
 def test_requests_are_served_if_the_log_is_not_read(tiny_qwen3_vl: Path, pipe: tuple[int, int]) -> None:

@@ -249,6 +249,7 @@ class Answer:
         line.model = self.served.name
         line.worker = worker
         # A request may have several prompts, each with an answer.
+        line.images = (line.images or 0) + len(self._images) or None
         line.prompt_tokens = (line.prompt_tokens or 0) + len(self.prompt_token_ids)
         line.cached_tokens = (line.cached_tokens or 0) + self._num_cached_tokens
         num_tokens = sum(choice.num_tokens for choice in self.choices)

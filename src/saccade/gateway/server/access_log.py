@@ -16,6 +16,8 @@ from saccade.protocol.gateway_calls import RequestError
 
 MAX_REASON_CHARACTERS = 300
 MAX_ERRORS = 50
+PROBES = frozenset({"/live", "/ready", "/health", "/ping"})
+"""Paths for orchestrators."""
 
 
 class RequestLine(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="event", tag="request"):
@@ -23,7 +25,7 @@ class RequestLine(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="e
 
     *status* is 499 if the client left before the answer began. *code* and *reason* say why a request was refused or,
     with status 200, why its stream broke off. *warnings* names parameters that had no effect. The fields from *id* to
-    *ttft_seconds* belong to chats. *tenant* is a name in the keys file.
+    *ttft_seconds* belong to chats; *images* counts videos too. *tenant* is a name in the keys file.
     """
 
     timestamp: datetime
@@ -37,6 +39,7 @@ class RequestLine(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="e
     id: str | None = None
     model: str | None = None
     worker: str | None = None
+    images: int | None = None
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     completion_tokens: int | None = None
@@ -71,12 +74,18 @@ def note_tenant(name: str) -> None:
 
 
 class AccessLog:
-    """Writes lines to *output*: text on a terminal, else JSON. *errors* keeps the last MAX_ERRORS, newest first."""
+    """Writes lines to *output*: text on a terminal, else JSON. *errors* keeps the last MAX_ERRORS, newest first.
+
+    If *output* has short lines, there is none for a probe.
+    """
 
     def __init__(self, output: LogOutput | None = None) -> None:
         self.errors = deque[RequestError](maxlen=MAX_ERRORS)
         self._write = output.writer.write if output is not None else None
+        self._hidden = PROBES if output is not None and output.has_short_lines else ()
         self._render = _text if output is not None and output.is_terminal else msgspec.json.encode
+        if self._hidden:
+            self._render = _short_text
 
     def begin(self, request_id: str, method: str, status: int) -> RequestLine:
         """Return the line of a new request with a preliminary *status*."""
@@ -96,7 +105,7 @@ class AccessLog:
         """Keep the error of *line*, if it has one, and write the line."""
         if line.code is not None:
             self.errors.appendleft(_error(line, line.code))
-        if self._write is not None:
+        if self._write is not None and line.route not in self._hidden:
             self._write(self._render(line) + b"\n")
 
 
@@ -131,8 +140,9 @@ class LogMetrics(Collector):
 
 
 def access_log(output: LogOutput | None) -> AccessLog:
-    """Return the access log of *output*, which writes no line if the level of *output* is above INFO."""
-    return AccessLog(output if output is not None and output.level <= logging.INFO else None)
+    """Return the access log of *output*; without short lines it writes none if its level is above INFO."""
+    writes = output is not None and (output.level <= logging.INFO or output.has_short_lines)
+    return AccessLog(output if writes else None)
 
 
 def _text(line: RequestLine) -> bytes:
@@ -142,6 +152,24 @@ def _text(line: RequestLine) -> bytes:
     head = f"{line.timestamp:%H:%M:%S} {line.status} {line.method} {line.route} {line.seconds:.3f}s"
     values = (",".join(value) if isinstance(value, list | tuple) else value for value in fields.values())
     pairs = (f"{name}={value}" for name, value in zip(fields, values, strict=True))
-    text = " ".join((head, *pairs, f"request_id={line.request_id}"))
-    # Names of parameters come from clients, and a terminal interprets control characters.
+    return _printable(" ".join((head, *pairs, f"request_id={line.request_id}")))
+
+
+def _short_text(line: RequestLine) -> bytes:
+    parts = [line.model or line.route]
+    if line.images:
+        parts.append(f"{line.images} image{'s' if line.images > 1 else ''}")
+    if line.prompt_tokens is not None:
+        parts.append(f"prompt {line.prompt_tokens} tokens, {line.cached_tokens} cached")
+        parts.append(f"answer {line.completion_tokens}")
+    if line.ttft_seconds is not None:
+        parts.append(f"TTFT {1000 * line.ttft_seconds:.0f} ms")
+    parts.append(f"{line.seconds:.2f} s")
+    if line.code is not None:
+        parts.append(f"{line.code}: {line.reason}")
+    return _printable(f"{line.timestamp.astimezone():%H:%M:%S} {line.status} {', '.join(parts)}")
+
+
+def _printable(text: str) -> bytes:
+    """Return *text* without control characters: names of parameters come from clients, and a terminal acts on them."""
     return (text if text.isprintable() else text.encode("unicode_escape").decode()).encode(errors="backslashreplace")

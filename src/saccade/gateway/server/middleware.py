@@ -32,7 +32,7 @@ from saccade.errors import (
     StartupError,
 )
 from saccade.gateway.config import ServerSettings
-from saccade.gateway.server.access_log import AccessLog, note_tenant
+from saccade.gateway.server.access_log import PROBES, AccessLog, note_tenant
 from saccade.gateway.server.body import ClientDisconnected
 from saccade.gateway.server.error_body import (
     UNFORESEEN,
@@ -46,8 +46,8 @@ from saccade.gateway.tenants.account import ACCOUNT, Account
 from saccade.gateway.tenants.api_keys import ApiKeyStore
 from saccade.telemetry import Metrics
 
-OPEN_PATHS = frozenset({"/live", "/ready", "/health", "/ping"})
-"""Paths for orchestrators, which need no key; all other paths do."""
+OPEN_PATHS = PROBES
+"""Paths that need no key; all other paths do."""
 
 MAX_NEAR_CHARACTERS = 64
 """A longer path is no misspelt route."""

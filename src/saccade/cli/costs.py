@@ -1,0 +1,55 @@
+"""What an image costs a model, computed from the model's files. No torch."""
+
+import math
+from dataclasses import dataclass
+
+from saccade import models
+from saccade.models.files import engine_config, image_processor, parse_json
+from saccade.models.spec import NETWORK_DTYPE, Recurrent
+from saccade.protocol.description import ModelFiles
+from saccade.protocol.model_files import CONFIG
+
+EXAMPLE = (1280, 960)
+"""Width and height of the image that costs are shown for."""
+
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1}
+
+
+@dataclass(frozen=True)
+class ImageCost:
+    """The cost of one image: *num_tokens* in the prompt, *num_patches* for the vision encoder, and bytes.
+
+    *kv_bytes* are in the KV cache, *encoder_bytes* in the encoder cache. *checkpoint_bytes* are those of one checkpoint
+    of recurrent states, 0 for a model that has none.
+    """
+
+    num_tokens: int
+    num_patches: int
+    kv_bytes: int
+    encoder_bytes: int
+    checkpoint_bytes: int
+
+
+def image_cost(files: ModelFiles, dtype: str, kv_cache_dtype: str = "", size: tuple[int, int] = EXAMPLE) -> ImageCost:
+    """Return the cost of an image of *size*, (width, height) in pixels. Raises StartupError if a file is wrong.
+
+    *dtype* is the network's, a key of DTYPE_BYTES; *kv_cache_dtype* is the same unless it is named.
+    """
+    config = parse_json(files, CONFIG)
+    name = models.family_of(config)
+    family = models.families()[name]
+    settings = models.load_layout(name)(config, image_processor(files, family))
+    layout = settings.image(*size, settings.settings)
+    spec = models.load_spec(name, engine_config(files, family))
+    states = [kv_spec for kv_spec in spec.kv_specs if isinstance(kv_spec, Recurrent)]
+    values = sum(kv_spec.token_values for kv_spec in spec.kv_specs if not isinstance(kv_spec, Recurrent))
+    tensors = (pair for state in states for pair in zip(state.shapes, state.dtypes, strict=True))
+    return ImageCost(
+        num_tokens=layout.num_tokens,
+        num_patches=spec.encode_cost(layout.grid),
+        kv_bytes=layout.num_tokens * values * DTYPE_BYTES[kv_cache_dtype or dtype],
+        encoder_bytes=spec.encoder_output_values(layout.grid, layout.original_size) * DTYPE_BYTES[dtype],
+        checkpoint_bytes=sum(
+            math.prod(shape) * DTYPE_BYTES[dtype if own == NETWORK_DTYPE else own] for shape, own in tensors
+        ),
+    )
