@@ -23,6 +23,8 @@ COMMANDS = {
     "worker": "Serve a model to gateways: the engine and its gRPC front.",
     "gateway": "Serve the OpenAI API over workers that run elsewhere.",
     "fleet": "Run workers on a Ray cluster, and keep a file of their addresses for gateways.",
+    "models": "List the models in the hub's cache, and the supported architectures.",
+    "pull": "Fetch a model from the hub.",
     "demo": "Start the bundled model, ask it about the bundled images, and stop.",
     "key": "Make a key for the file of --api-keys-file.",
     "inspect": "Show a model's input for images.",

@@ -2,6 +2,7 @@
 
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from saccade.errors import StartupError
@@ -29,21 +30,19 @@ def resolve_model(name: str, *, weights: bool = True) -> Path:
         raise StartupError(f"{folder} is a file; a model is a folder with config.json, or a hub id.")
     if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or not name:
         raise StartupError(f"There is no folder {folder}.")
-    return _fetch(*_repository(name), weights)
+    try:
+        return fetch(name, weights=weights)
+    except StartupError as error:
+        raise StartupError(f"There is no folder {folder} here. {error.message}") from error
 
 
-def _repository(name: str) -> tuple[str, str | None]:
-    repository, _, revision = name.partition("@")
-    if not HUB_ID.fullmatch(repository) or ".." in name:
-        raise StartupError(f"{name!r} is neither a folder here nor a hub id of the form owner/name.")
-    return repository, revision or None
-
-
-def _fetch(repository: str, revision: str | None, weights: bool) -> Path:
+def fetch(name: str, *, weights: bool = True) -> Path:
+    """Return the folder in the hub's cache of the hub id *name*, as resolve_model does. Raises StartupError."""
     from httpx2 import HTTPError
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import EntryNotFoundError
 
+    repository, revision = _repository(name)
     patterns = [*FETCHED_FILES, WEIGHTS] if weights else list(FETCHED_FILES)
     try:
         folder = snapshot_download(
@@ -54,6 +53,40 @@ def _fetch(repository: str, revision: str | None, weights: bool) -> Path:
     if not (Path(folder) / "config.json").is_file():
         raise StartupError(f"The repository {repository} has no config.json: it is no model that Saccade can serve.")
     return Path(folder)
+
+
+def _repository(name: str) -> tuple[str, str | None]:
+    repository, _, revision = name.partition("@")
+    if not HUB_ID.fullmatch(repository) or ".." in name:
+        raise StartupError(f"{name!r} is neither a folder here nor a hub id of the form owner/name.")
+    return repository, revision or None
+
+
+@dataclass(frozen=True)
+class CachedModel:
+    """A model in the hub's cache: its hub id, its newest folder, and the bytes of all its revisions on disk."""
+
+    name: str
+    folder: Path
+    num_bytes: int
+
+
+def cached_models() -> list[CachedModel]:
+    """Return the models in the hub's cache that have a config.json, by name."""
+    from huggingface_hub import constants, scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        repositories = scan_cache_dir(constants.HF_HUB_CACHE).repos
+    except CacheNotFound:
+        return []
+    models = []
+    for repository in sorted(repositories, key=lambda repository: repository.repo_id):
+        revisions = sorted(repository.revisions, key=lambda revision: revision.last_modified)
+        folders = [one.snapshot_path for one in revisions if (one.snapshot_path / "config.json").is_file()]
+        if repository.repo_type == "model" and folders:
+            models.append(CachedModel(repository.repo_id, folders[-1], repository.size_on_disk))
+    return models
 
 
 def _cause(error: Exception, revision: str | None) -> str:

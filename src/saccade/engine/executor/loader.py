@@ -52,21 +52,14 @@ def load_model(config: EngineConfig, progress: Progress, ranks: Ranks = ALONE) -
     torch.backends.cuda.enable_cudnn_sdp(False)
     folder = Path(config.model_dir)
     files = read_model_files(folder)
-    family = models.family_of(parse_json(files, CONFIG))
-    declaration = models.families()[family]
-    parsed = engine_config(files, declaration, config.max_model_len)
-    spec = models.load_spec(family, parsed)
-    build = models.load_network(family)
-    processor = image_processor(files, declaration)
+    # The network is first built without storage, so that no float32 copy and no random initial values are created.
+    parsed, network = empty_network(files, config.max_model_len, ranks)
     device = choose_device(config.device, ranks)
     dtype = choose_dtype(config.dtype, device, parsed)
     quantisation = read_quantisation(parsed, folder)
-    _check_length(config, spec.max_position_embeddings)
-    # The network is first built without storage, so that no float32 copy and no random initial values are created.
-    with torch.device("meta"):
-        network = build(spec, parsed, processor, ranks)
+    _check_length(config, network.spec.max_position_embeddings)
     network.to(dtype)
-    num_parameters = sum(parameter.numel() for parameter in network.parameters())
+    num_parameters = count_parameters(network)
     with open_checkpoint(folder) as checkpoint:
         plan = make_plan(network, checkpoint, quantisation, ranks)
         fill(network, plan, checkpoint, device, progress)
@@ -75,6 +68,23 @@ def load_model(config: EngineConfig, progress: Progress, ranks: Ranks = ALONE) -
     identity = model_fingerprint(config, files)
     weights = weights_digest(config, files)
     return LoadedModel(network.eval(), network, files, identity, num_parameters, ranks, kv_scales, weights)
+
+
+def empty_network(
+    files: ModelFiles, max_model_len: int | None = None, ranks: Ranks = ALONE
+) -> tuple[Mapping[str, Any], Any]:
+    """Return the parsed config.json of *files* and the network without storage. Raises StartupError."""
+    family = models.family_of(parse_json(files, CONFIG))
+    declaration = models.families()[family]
+    parsed = engine_config(files, declaration, max_model_len)
+    spec = models.load_spec(family, parsed)
+    with torch.device("meta"):
+        return parsed, models.load_network(family)(spec, parsed, image_processor(files, declaration), ranks)
+
+
+def count_parameters(network: nn.Module) -> int:
+    """Return the number of values in the parameters of *network*."""
+    return sum(parameter.numel() for parameter in network.parameters())
 
 
 def _kv_scales(plan: LoadPlan, checkpoint: Checkpoint) -> dict[int, tuple[float, float]]:

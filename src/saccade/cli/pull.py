@@ -1,0 +1,25 @@
+"""`saccade pull`: fetch a model from the hub."""
+
+from saccade.cli.screen import size
+from saccade.models import family_of
+from saccade.models.files import parse_json, read_model_files
+from saccade.protocol.model_files import CONFIG
+from saccade.supervisor.checkpoint import fetch
+
+
+def pull(model: str, /) -> None:
+    """Fetch a model from the hub to its cache, so that `saccade serve` finds it there.
+
+    Only the files that Saccade reads are fetched: no code and no pickled weights. HF_TOKEN, HF_ENDPOINT and HF_HOME are
+    honoured.
+
+    Parameters
+    ----------
+    model
+        A hub id such as Qwen/Qwen3-VL-2B-Instruct, or with a revision Qwen/Qwen3-VL-2B-Instruct@main.
+    """
+    # An unsupported model is refused before its weights are fetched.
+    family_of(parse_json(read_model_files(fetch(model, weights=False)), CONFIG))
+    folder = fetch(model)
+    num_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    print(f"{model} is in {folder} ({size(num_bytes)}). Serve it: `saccade serve {model}`.")
