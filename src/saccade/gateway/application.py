@@ -11,6 +11,7 @@ from saccade.gateway.apis.routes import Apis
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.images.decode_pool.pool import DecodePool
 from saccade.gateway.images.media import Media
+from saccade.gateway.parts import PartReader
 from saccade.gateway.pipeline import Pipeline
 from saccade.gateway.processes.siblings import Siblings
 from saccade.gateway.prompt.draft import PromptDrafter
@@ -20,6 +21,7 @@ from saccade.gateway.served_models.tool_call_tokens import Parsers
 from saccade.gateway.server.access_log import AccessLog
 from saccade.gateway.server.body import BodyReader
 from saccade.gateway.server.middleware import guarded
+from saccade.gateway.structured_output.grammars import RequestGrammars
 from saccade.gateway.tenants.api_keys import ApiKeyStore
 from saccade.gateway.tenants.report import TenantMetrics, TenantReport, tenant_reports
 from saccade.gateway.workers.pool import WorkerPool
@@ -32,7 +34,7 @@ from saccade.transport import lasting_task
 
 
 class Application:
-    """The rooms of a gateway; *asgi* is what a server calls.
+    """The rooms of a gateway; *asgi* is what a server calls. A caller in Python uses *parts* and *pipeline*.
 
     *limits* are what all requests share, *metrics* what is measured, *model_registry* has the served models, and
     *routing* the workers. *siblings* are the processes that share the port, None if it is alone.
@@ -65,14 +67,15 @@ class Application:
                 config.member, self._work, self.media.forget, metrics.registry, of_engines, self._api_keys.usages
             )
         self.bodies = BodyReader.of(config, self.limits)
-        pipeline = Pipeline(
+        self.pipeline = Pipeline(
             images=self.media.images,
             prompts=PromptDrafter(config.media_limits, metrics, self.media.threads, config.trusts_request_templates),
             dispatcher=self.routing.dispatcher,
             pixels=self.media.pixels,
             metrics=metrics,
         )
-        self._apis = Apis(config, self.bodies, self.model_registry, pipeline, self.siblings)
+        self.parts = PartReader(self.model_registry, self.pipeline.prompts, RequestGrammars())
+        self._apis = Apis(config, self.bodies, self.parts, self.pipeline, self.siblings)
         router = Router(self._apis.routes, redirect_slashes=False)
         self.asgi = guarded(router, config, self._api_keys, metrics, self._access_log)
         self._following: asyncio.Task[None] | None = None
@@ -90,7 +93,7 @@ class Application:
         if self._following is not None:
             self._following.cancel()
             await asyncio.gather(self._following, return_exceptions=True)
-        self._apis.close()
+        self.parts.grammars.close()
         await self.routing.close()
         if self.siblings is not None:
             await self.siblings.close()

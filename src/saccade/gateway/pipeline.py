@@ -12,31 +12,17 @@ from saccade.gateway.images.collect import EncodedImage, ImageCollector
 from saccade.gateway.images.pixels import PixelPreparer, PixelResend, PromptImages
 from saccade.gateway.output.answer import AnswerOutput
 from saccade.gateway.output.sampling import sampling_params
+from saccade.gateway.parts import Part
 from saccade.gateway.prompt.chat_prompt import chat_prompt, why_not_as_chat
 from saccade.gateway.prompt.draft import PromptDrafter
 from saccade.gateway.request import Request
 from saccade.gateway.served_models.served_model import ServedModel
-from saccade.gateway.structured_output.grammars import AnswerGrammar
 from saccade.gateway.workers.attempt import Attempt
 from saccade.gateway.workers.dispatch import Dispatcher, Preview, Prompt, media_runs
 from saccade.protocol.request import EngineRequest
 from saccade.telemetry import Metrics
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Part:
-    """One prompt of a request. *params* has no messages, so that images are dropped as soon as they are decoded.
-
-    *salt* separates its caches from those of other tenants. The answer must match *answer_grammar*.
-    """
-
-    params: ChatRequest
-    chat: Chat
-    served: ServedModel
-    salt: bytes
-    answer_grammar: AnswerGrammar | None = None
 
 
 @dataclass(frozen=True)

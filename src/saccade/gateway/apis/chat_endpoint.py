@@ -8,7 +8,6 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import msgspec
 from starlette.types import Receive, Scope, Send
 
 from saccade.errors import SaccadeError
@@ -17,17 +16,14 @@ from saccade.gateway.chat import ChatRequest, PlainPrompt
 from saccade.gateway.concurrency import all_or_none
 from saccade.gateway.output.answer import Answer, AnswerOutput
 from saccade.gateway.output.choice import Chunk
-from saccade.gateway.pipeline import Part, Pipeline
-from saccade.gateway.prompt.draft import PromptDrafter, is_long
+from saccade.gateway.parts import Part, PartReader
+from saccade.gateway.pipeline import Pipeline
 from saccade.gateway.request import Request
-from saccade.gateway.served_models.model_registry import ModelRegistry
 from saccade.gateway.server.body import BodyReader, while_connected
 from saccade.gateway.server.connection import CONNECTION
 from saccade.gateway.server.event_stream import EventStream, WholeResponse
 from saccade.gateway.server.middleware import WARNINGS
-from saccade.gateway.structured_output.constraint import read_constraint, with_calls, without_constraint
-from saccade.gateway.structured_output.grammars import RequestGrammars
-from saccade.gateway.tenants.account import Account, request_salt
+from saccade.gateway.tenants.account import Account
 from saccade.gateway.workers.dispatch import Preview
 
 
@@ -79,9 +75,7 @@ class ChatEndpoint:
     """Serves the chats of all APIs. When a client disconnects, streaming or not, the engine stops its request."""
 
     bodies: BodyReader
-    model_registry: ModelRegistry
-    prompts: PromptDrafter
-    grammars: RequestGrammars
+    parts: PartReader
     pipeline: Pipeline
     ping_interval_seconds: float
 
@@ -113,30 +107,18 @@ class ChatEndpoint:
                 request.lifetime_memory.take(read.num_kept_bytes)
             scope[WARNINGS] = read.warning
             formats = read.formats
-            names, is_chat = formats[0].names, formats[0].prompt is None
+            names = formats[0].names
             with names.in_errors():
-                constraint = read_constraint(read.request)
-                params = without_constraint(read.request)
-                served = self.model_registry.get(params.model)
-                chat = self.prompts.read(served, params) if is_chat and not is_long(params) else None
-        with names.in_errors():
-            if chat is not None:
-                chats = [chat]
-            elif is_chat:
-                chats = [await self.prompts.read_long(served, params)]
-            else:
                 prompts = [form.prompt for form in formats if form.prompt is not None]
-                chats = [await self.prompts.read_plain(served, params, prompt) for prompt in prompts]
-            constraint = with_calls(constraint, params, chats[0].tools, served.tool_calls)
-            params = msgspec.structs.replace(params, messages=[])
-            request.keep_chat()
-            del body, read
-            salt, answer_grammar = request_salt(request.tenant.salt, params.cache_salt), None
-            if constraint is not None:
-                answer_grammar = await self.grammars.of(constraint, salt, request.client, request.tenant.priority)
+                begun = self.parts.begin(read.request, prompts)
+        with names.in_errors():
+            reading = self.parts.finish(begun, request)
+            # Only the coroutine has the messages, and drops them.
+            del body, read, begun
+            parts = await reading
+        answer_grammar = parts[0].answer_grammar
         if answer_grammar is not None and answer_grammar.warning:
             scope[WARNINGS] = "; ".join(filter(None, (scope[WARNINGS], answer_grammar.warning)))
-        parts = [Part(params, chat, served, salt, answer_grammar) for chat in chats]
         return list(zip(formats, parts, strict=True))
 
     async def _answer(

@@ -17,14 +17,13 @@ from saccade.gateway.apis.messages.writer import Messages
 from saccade.gateway.apis.responses.store import ResponseStore
 from saccade.gateway.apis.responses.writer import Responses
 from saccade.gateway.config import GatewayConfig
+from saccade.gateway.parts import PartReader
 from saccade.gateway.pipeline import Pipeline
 from saccade.gateway.processes.siblings import Siblings
-from saccade.gateway.served_models.model_registry import ModelRegistry
 from saccade.gateway.server.body import BodyReader
 from saccade.gateway.server.connection import CONNECTION
 from saccade.gateway.server.middleware import ROUTE
 from saccade.gateway.server.origins import check_json
-from saccade.gateway.structured_output.grammars import RequestGrammars
 from saccade.gateway.tenants.account import ACCOUNT, Account
 from saccade.gateway.workers.dispatch import Preview
 
@@ -56,15 +55,12 @@ class Apis:
         self,
         config: GatewayConfig,
         bodies: BodyReader,
-        model_registry: ModelRegistry,
+        parts: PartReader,
         pipeline: Pipeline,
         siblings: Siblings | None,
     ) -> None:
         strict, images = config.strict_parameters, pipeline.images
-        self._grammars = RequestGrammars()
-        self._chats = ChatEndpoint(
-            bodies, model_registry, pipeline.prompts, self._grammars, pipeline, config.ping_interval_seconds
-        )
+        self._chats = ChatEndpoint(bodies, parts, pipeline, config.ping_interval_seconds)
         self._chat = ChatCompletions(strict)
         # Several processes that share a port share no memory.
         is_kept = config.member is None and config.response_store_bytes
@@ -75,17 +71,13 @@ class Apis:
             "/v1/messages": Messages(strict),
             "/v1/responses": responses,
         }
-        endpoints = Endpoints(bodies, model_registry, pipeline, pipeline.metrics, strict, siblings)
+        endpoints = Endpoints(bodies, parts.model_registry, pipeline, pipeline.metrics, strict, siblings)
         files = Files(images.files, bodies, images.limits, images.threads)
         self.routes = _routes(self._chats, apis, endpoints, responses, files)
 
     async def preview(self, scope: Scope, receive: Receive, account: Account) -> Preview:
         """Return where the chat in a request would go now if the tenant of *account* sent it. Raises SaccadeError."""
         return await self._chats.preview(self._chat, scope, receive, account)
-
-    def close(self) -> None:
-        """Cancel the trials of grammars."""
-        self._grammars.close()
 
 
 def _routes(
