@@ -86,26 +86,37 @@ async def serve(
     listeners = None if config.member is not None else _listeners(config)
     gc.set_threshold(*COLLECTOR_THRESHOLDS)
     give_back_large_blocks()
+    async with connected(config, models, logs) as app:
+        lag = lasting_task.begin(app.metrics.watch_event_loop, "event loop lag")
+        try:
+            if listeners is None:
+                await _until_settled(app)
+            listener, admin_listener = listeners or _listeners(config)
+            host, port = listener.getsockname()[:2]
+            _logger.info("gateway listens", host=host, port=port, workers=config.worker_urls)
+            async with administered(app, config.admin_keys, admin_listener, access_log(logs)):
+                await DrainingServer(app, config).serve([listener])
+                if config.has_fixed_fleet and _is_settled(app.model_registry.unservable):
+                    raise app.model_registry.unservable.result()
+        finally:
+            lag.cancel()
+
+
+@contextlib.asynccontextmanager
+async def connected(
+    config: GatewayConfig, models: Mapping[str, ModelFiles] = NONE_GIVEN, logs: LogOutput | None = None
+) -> AsyncIterator[Application]:
+    """Run a gateway's rooms while the block runs, connected to its workers; nothing listens. Raises StartupError."""
     pool = DecodePool(config)
     await pool.start()
     discard = partial(pool.release, reusable=False)
     fleet = WorkerPool((), pool.release, discard, models, config.worker_credentials, config.assume_same_release)
     app = create_app(config, fleet, pool, models, logs)
-    lag = lasting_task.begin(app.metrics.watch_event_loop, "event loop lag")
     try:
         await app.start()
         await find_workers(app.routing.members, config.worker_urls, config.worker_sources)
-        if listeners is None:
-            await _until_settled(app)
-        listener, admin_listener = listeners or _listeners(config)
-        host, port = listener.getsockname()[:2]
-        _logger.info("gateway listens", host=host, port=port, workers=config.worker_urls)
-        async with administered(app, config.admin_keys, admin_listener, access_log(logs)):
-            await DrainingServer(app, config).serve([listener])
-            if config.has_fixed_fleet and _is_settled(app.model_registry.unservable):
-                raise app.model_registry.unservable.result()
+        yield app
     finally:
-        lag.cancel()
         await app.routing.members.close()
         await fleet.close()
         await app.close()

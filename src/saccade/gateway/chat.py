@@ -381,12 +381,14 @@ def is_file_id(url: str) -> bool:
 class ImageSource:
     """The source of an image or video, and its options. The *url* of an image may be a file's id.
 
-    *field* is the place of *url* in the request, such as `messages[0].content[1].image_url.url`.
+    *field* is the place of *url* in the request, such as `messages[0].content[1].image_url.url`. A caller in this
+    process may give the encoded *content* itself, which the request's memory counts already.
     """
 
     field: str
     url: str
     options: ImageOptions | VideoOptions
+    content: bytes | None = None
 
 
 @dataclass(frozen=True)

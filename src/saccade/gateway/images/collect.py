@@ -73,7 +73,7 @@ class ImageCollector:
                 images[position] = await self._open(request, served, source, salt)
             except RequestError as error:
                 raise error.at(source.field) from error
-            pending[position] = dataclasses.replace(source, url="")
+            pending[position] = dataclasses.replace(source, url="", content=None)
             self._check_together(images.values())
 
         await all_or_none(read(position) for position in range(len(pending)))
@@ -98,7 +98,9 @@ class ImageCollector:
             num_bytes = len(source.url)
             is_long = num_bytes > THREAD_FROM_BYTES
             return await self.threads.run(is_long, num_bytes, lambda: read(decode_data_url(source.url)))
-        if is_file_id(source.url):
+        if source.content is not None:
+            content = source.content
+        elif is_file_id(source.url):
             content = self.files.get(request.tenant.id, source.url, source.field).content
             request.memory.take(len(content))
         else:
@@ -112,7 +114,9 @@ class ImageCollector:
             raise UnsupportedParameter("This model takes no videos here.")
         videos = served.videos
         settings = videos.layout.settings_for(options)
-        if is_data_url(source.url):
+        if source.content is not None:
+            content = source.content
+        elif is_data_url(source.url):
             num_bytes = len(source.url)
             content = await self.threads.run(
                 num_bytes > THREAD_FROM_BYTES, num_bytes, lambda: decode_data_url(source.url)
