@@ -16,8 +16,8 @@ from fronts import DESCRIPTION
 from rich.console import Console
 from waiting import wait_until
 
+from saccade.cli.bundled import BUNDLED_NAME
 from saccade.cli.screen import StartProgress, curl, show_summary, warn_of_open_host, warn_of_shared_memory
-from saccade.cli.serve import BUNDLED_NAME
 from saccade.gateway.config import ServerSettings
 from saccade.models.files import read_model_files
 from saccade.protocol.engine_ipc import EngineProgress

@@ -1,6 +1,7 @@
 """`saccade serve`: one gateway and one worker on this machine."""
 
 import asyncio
+import dataclasses
 import logging
 import os
 import sys
@@ -13,11 +14,10 @@ from rich.console import Console
 
 from saccade import config
 from saccade.cli import exit_codes
-from saccade.cli.bundled import bundled
+from saccade.cli.bundled import BUNDLED_NAME, bundled
 from saccade.cli.flags import (
     ENGINE,
     MEDIA,
-    OWN,
     SERVER,
     LogLevel,
     check_keys_file,
@@ -40,11 +40,11 @@ from saccade.llm.serving import api_url, reachable
 from saccade.models.files import read_model_files
 from saccade.supervisor.checkpoint import resolve_model
 from saccade.supervisor.tree import ChildSpec, Tree, answers_ready, until
+from saccade.supervisor.worker_child import worker_child
 from saccade.telemetry import configure_logging
 from saccade.transport import shared_memory
 from saccade.transport.client import WorkerClient
 
-BUNDLED_NAME = "saccade-reader"
 PROGRAM = (sys.executable, "-m", "saccade.cli.main")
 
 
@@ -80,7 +80,9 @@ def serve(
     shared_memory.sweep()
     with tempfile.TemporaryDirectory(prefix="saccade-") as private:  # made with mode 0700
         socket = Path(private) / "worker.sock"
-        worker = _worker(folder, socket, names, engine, log_level, server.shutdown_timeout_seconds)
+        named = dataclasses.replace(engine, served_model_name=names, trust_remote_code=False)
+        timeout = server.shutdown_timeout_seconds
+        worker = worker_child(str(folder), socket, named, log_level, timeout, exit_codes.WITH_MESSAGE)
         # Whoever starts a server on a terminal wants to see its requests.
         request_lines = summary and log_level == "WARNING" and console.is_terminal
         specs = (_gateway(socket, server, media, log_level, request_lines), worker)
@@ -118,33 +120,6 @@ def _gateway(
         environment=config.without_settings(os.environ) | config.to_environment(server, SECRET),
         # Several gateway processes end one after the other only after their drain: processes, then their indexer.
         stop_seconds=server.shutdown_timeout_seconds + 5.0 * (1 if server.gateway_processes == 1 else 4),
-        error_codes=exit_codes.WITH_MESSAGE,
-    )
-
-
-def _worker(
-    folder: Path, socket: Path, names: tuple[str, ...], engine: EngineSettings, log_level: str, shutdown_timeout: float
-) -> ChildSpec:
-    flags = config.to_arguments(engine, OWN)
-    return ChildSpec(
-        name="worker",
-        command=(
-            *PROGRAM,
-            "worker",
-            str(folder),
-            "--uds",
-            str(socket),
-            *(word for name in names for word in ("--served-model-name", name)),
-            # A worker drains by itself if a signal reaches all processes; after the gateway's end it has no open
-            # requests.
-            "--shutdown-timeout",
-            str(shutdown_timeout),
-            "--no-summary",
-            "--log-level",
-            log_level,
-            *flags,
-        ),
-        environment=config.without_settings(os.environ),
         error_codes=exit_codes.WITH_MESSAGE,
     )
 

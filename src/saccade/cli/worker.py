@@ -15,6 +15,7 @@ from cyclopts import Group, Parameter
 from cyclopts.validators import Number
 from rich.console import Console
 
+from saccade.cli.bundled import BUNDLED_NAME, bundled
 from saccade.cli.flags import ENGINE, LogLevel, engine_config
 from saccade.cli.screen import StartProgress, show_summary, warn_of_remote_code, warn_of_unused_cuda
 from saccade.engine.config import EngineSettings, SplitSettings
@@ -104,7 +105,7 @@ SPLIT = SplitSettings()
 
 
 def worker(
-    model: str,
+    model: str | None = None,
     *,
     access: AccessFlags = ACCESS_FLAGS,
     shutdown_timeout: Annotated[float, Parameter(validator=Number(gte=0))] = 30.0,
@@ -118,7 +119,7 @@ def worker(
     Parameters
     ----------
     model
-        A folder in hub layout, or a hub id.
+        A folder in hub layout, or a hub id. Without it, the small model that ships with Saccade.
     shutdown_timeout
         Seconds that running requests get to finish at shutdown; a second signal ends the worker immediately.
     log_level
@@ -132,6 +133,9 @@ def worker(
     tokenspeed = access.tokenspeed()
     if summary:  # else the parent prints it
         warn_of_unused_cuda(console)
+    if model is None:
+        model, names = str(bundled("model")), engine.served_model_name or (BUNDLED_NAME,)
+        engine = dataclasses.replace(engine, served_model_name=names)
     folder = resolve_model(model)
     settings = engine_config(model, folder, engine)
     settings = dataclasses.replace(

@@ -1,0 +1,33 @@
+"""The worker as a child on a private socket, for `saccade serve` and for callers in Python."""
+
+import os
+import sys
+from collections.abc import Collection
+from pathlib import Path
+
+from saccade import config
+from saccade.engine.config import EngineSettings
+from saccade.supervisor.tree import ChildSpec
+
+
+def worker_child(
+    model: str | None,
+    socket: Path,
+    engine: EngineSettings,
+    log_level: str = "WARNING",
+    shutdown_timeout_seconds: float = 0.0,
+    error_codes: Collection[int] = (),
+) -> ChildSpec:
+    """Return what starts a worker of *model*, None for the bundled one, that listens on *socket*.
+
+    It drains by itself for *shutdown_timeout_seconds* if a signal reaches all processes; after the end of its gateway
+    it has no open requests.
+    """
+    command = (sys.executable, "-m", "saccade.cli.main", "worker", *([] if model is None else [model]))
+    flags = ("--uds", str(socket), "--shutdown-timeout", str(shutdown_timeout_seconds), "--log-level", log_level)
+    return ChildSpec(
+        name="worker",
+        command=(*command, *flags, "--no-summary", *config.to_arguments(engine)),
+        environment=config.without_settings(os.environ),
+        error_codes=error_codes,
+    )
