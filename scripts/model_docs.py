@@ -35,7 +35,7 @@ Both flags are `auto` by default: the last installed one that can compute on the
 the start says why. Nothing of this has run on a GPU.
 
 - `--dtype`: `auto`, {dtypes}.
-- Formats of quantised weights, by `quant_method` in config.json: {formats} (`docs/formats.md`).
+- Formats of quantised weights, by `quant_method` in config.json: {formats} ([formats](formats.md)).
 - `--kv-cache-dtype`: {cache_dtypes}.
 """
 FILES = """## Files of a model
@@ -59,7 +59,7 @@ Phi-3-vision it is a second implementation (`tests/references/`), written for th
 
 `src/saccade/cli/bundled/model`: a Qwen3-VL of 8 million parameters, trained from scratch by `scripts/train_demo` with transformers' own classes on
 images drawn on the fly. It reads 1 to 4 capitals and digits, names six shapes, and names the colour of either, one of eight, on a light
-background. Its answers to anything else are meaningless. The model card is in its folder; `docs/figures.md` has its accuracy.
+background. Its answers to anything else are meaningless. The model card is in its folder; [figures](figures.md) has its accuracy.
 """
 
 

@@ -9,10 +9,36 @@ from saccade.cli.vllm_flags import FLAGS, Support, VllmFlag
 DOCUMENT = Path(__file__).parents[1] / "docs" / "from-vllm.md"
 INTRODUCTION = """# From vLLM
 
-This page is written by `scripts/vllm_flags.py` from `src/saccade/cli/vllm_flags.toml`, which the command line uses too.
+Type the same line with another first word:
 
-`saccade serve MODEL` handles the flags of `vllm serve` in three ways. A flag that would change an answer is never accepted without effect.
-Flags that this page does not list are unknown. `saccade serve --help` and `docs/configuration.md` list Saccade's flags.
+    vllm serve ./Qwen3-VL-2B --max-model-len 32k --limit-mm-per-prompt '{"image": 4}' --api-key KEY
+
+    saccade serve ./Qwen3-VL-2B --max-model-len 32k --limit-mm-per-prompt '{"image": 4}' --api-key KEY
+
+Clients stay as they are: the port is 8000, and the [API](api/index.md) has OpenAI's fields and vLLM's. A YAML file for
+`--config` works too. If a flag cannot be served, the start fails and says why.
+
+## What differs
+
+| subject | vLLM | Saccade |
+| --- | --- | --- |
+| address | every interface | 127.0.0.1; `--host 0.0.0.0` opens the server to a network |
+| web pages of other origins | all may call | none may, unless `--allowed-origins` names them |
+| images in a request | 999 | 16; `--limit-mm-per-prompt` |
+| images by URL | every host | public hosts only; `--allowed-media-networks` allows private ones |
+| unknown fields of a request | ignored | ignored, and named in the header `x-saccade-warning` |
+| metrics | `vllm:*` | the same names if they mean the same, and `saccade_*` ([metrics](metrics.md)) |
+| several copies of a model | `--data-parallel-size` | one `saccade worker` a copy and one `saccade gateway` ([fleet](fleet.md)) |
+
+[Models](models.md) lists the families that Saccade's engine runs. A Saccade gateway also serves [vLLM's own
+workers](workers.md#vllm), so the engine can stay vLLM.
+
+## Flags
+
+`saccade serve MODEL` handles the flags of `vllm serve` in three ways. A flag that would change an answer is never
+accepted without effect. Flags that this page does not list are unknown. `saccade serve --help` and
+[configuration](configuration.md) list Saccade's flags. `scripts/vllm_flags.py` writes this page from
+`src/saccade/cli/vllm_flags.toml`, which the command line uses too.
 """
 SECTIONS = {
     Support.SERVED: (
@@ -27,8 +53,8 @@ SECTIONS = {
     ),
     Support.NOT_YET: (
         "Not yet",
-        "With one of these the start fails, with exit code 2 and the note as the error. Values that request Saccade's own behaviour are\n"
-        "accepted: those of the second column, and `--no-` before a flag without a value.",
+        "With one of these the start fails, with exit code 2 and the note as the error. Values that request Saccade's own\n"
+        "behaviour are accepted: those of the second column, and `--no-` before a flag without a value.",
         ("flag of vLLM", "accepted values", "note"),
     ),
 }

@@ -137,10 +137,10 @@ def test_selectors_match_the_pods() -> None:
 
 
 def test_probes_ask_for_served_paths() -> None:
-    operations = (ROOT / "docs" / "operations.md").read_text()
+    page = (ROOT / "docs" / "api" / "health.md").read_text()
     one = container("saccade-gateway")
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-        assert f"`{one[probe]['httpGet']['path']}`" in operations
+        assert f"`{one[probe]['httpGet']['path']}`" in page
         assert one[probe]["httpGet"]["port"] == one["ports"][0]["name"]
     assert container("saccade-worker")["readinessProbe"]["grpc"]["port"] == 9000
     # A worker whose engine restarts is not ready, and must not be killed for it.
