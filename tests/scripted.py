@@ -5,6 +5,8 @@ import http.client
 import json
 import logging
 import os
+import socket
+import ssl
 import tempfile
 import threading
 from collections.abc import AsyncGenerator, Iterator
@@ -138,6 +140,18 @@ class Gateway:
     loop: asyncio.AbstractEventLoop
     log: LogOutput
     log_file: Any
+    tls: ssl.SSLContext | None = None
+    uds: Path | None = None
+
+    def connect(self) -> socket.socket:
+        """A connection to the gateway."""
+        if self.uds is None:
+            plain = socket.create_connection(("127.0.0.1", self.port), timeout=20)
+        else:
+            plain = socket.socket(socket.AF_UNIX)
+            plain.settimeout(20)
+            plain.connect(str(self.uds))
+        return plain if self.tls is None else self.tls.wrap_socket(plain)
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
         """Send one request; *body* is sent as JSON unless it is bytes."""
@@ -145,7 +159,8 @@ class Gateway:
         given = {name.replace("_", "-"): value for name, value in headers.items()}
         if raw is not None:
             given = {"Content-Type": "application/json", **given}
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection = http.client.HTTPConnection("localhost")
+        connection.sock = self.connect()
         try:
             connection.request(method, path, raw, given)
             response = connection.getresponse()
@@ -230,17 +245,31 @@ def describe(folder: Path) -> Description:
 
 @contextmanager
 def running(
-    folder: Path, config: GatewayConfig | None = None, described: bool = True, log: LogOutput | None = None
+    folder: Path,
+    config: GatewayConfig | None = None,
+    described: bool = True,
+    log: LogOutput | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> Iterator[Gateway]:
-    """Run a gateway in a thread of its own until the block ends. It logs to a file, or to *log*."""
+    """Run a gateway in a thread of its own until the block ends. It logs to a file, or to *log*.
+
+    Its client connects with *tls*.
+    """
     with tempfile.TemporaryFile() as log_file, model_trials.shared():
         log = log or LogOutput(LineWriter(log_file.fileno(), lambda _: b"{}\n"), logging.INFO, is_terminal=False)
-        with _running(folder, config or GatewayConfig(), described, log, log_file) as gateway:
+        with _running(folder, config or GatewayConfig(), described, log, log_file, tls) as gateway:
             yield gateway
 
 
 @contextmanager
-def _running(folder: Path, config: GatewayConfig, described: bool, log: LogOutput, log_file: Any) -> Iterator[Gateway]:
+def _running(
+    folder: Path,
+    config: GatewayConfig,
+    described: bool,
+    log: LogOutput,
+    log_file: Any,
+    tls: ssl.SSLContext | None,
+) -> Iterator[Gateway]:
     config = replace(config, num_decode_processes=1)
     started: list[Gateway] = []
     ready = threading.Event()
@@ -252,12 +281,13 @@ def _running(folder: Path, config: GatewayConfig, described: bool, log: LogOutpu
         fleet = WorkerPool((), pool.release)
         worker = ScriptedWorker(describe(folder) if described else None, pool, ready=described)
         fleet.add(worker)  # type: ignore[arg-type]
-        listener = app.listen("127.0.0.1", 0)
+        listener = app.listen("127.0.0.1", 0) if config.uds is None else app.listen_unix(config.uds)
         application = app.create_app(config, fleet, pool, logs=log)
         await application.start()
         server = app.DrainingServer(application, config)
-        port = listener.getsockname()[1]
-        started.append(Gateway(port, worker, fleet, application, server, asyncio.get_running_loop(), log, log_file))
+        port = listener.getsockname()[1] if config.uds is None else 0
+        loop = asyncio.get_running_loop()
+        started.append(Gateway(port, worker, fleet, application, server, loop, log, log_file, tls, config.uds))
         ready.set()
         try:
             await server.serve([listener])

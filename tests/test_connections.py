@@ -54,7 +54,7 @@ ALLOWED = {
     "worker/tokenspeed/service.py": {"grpc", "connect"},  # names of status codes; streams within its own process
     "cli/inspect_route.py": {"httpx2"},  # a gateway's admin port, which the operator names
     "transport/engine_channel.py": {"create_connection"},  # a socket pair that its parent made
-    "supervisor/tree.py": {"open_connection"},  # its own children, on loopback
+    "supervisor/tree.py": {"open_connection", "open_unix_connection"},  # its own children, on loopback
     "supervisor/ray_fleet.py": {"create_connection"},  # the cluster that the operator names, to see whether it is there
     "supervisor/checkpoint.py": {"httpx2", "huggingface_hub"},  # the hub, at start-up
     "cli/demo.py": {"openai"},  # its own server, on loopback

@@ -42,7 +42,6 @@ SIGNS: Final[Mapping[str, str]] = {
     "--trust-remote-code --code-revision": "auto.map|dynamic.module",
     "--speculative-config": "specul|eagle|medusa|draft.model",
     "--middleware --worker-cls": "plugin|^flag .*(middleware|worker.cls)",
-    "--ssl-keyfile --ssl-cert-reqs --enable-ssl-refresh": "^flag (serve|gateway) --(ssl|tls|https)",
     "--tool-parser-plugin": "tool.server|mcp",
     "--otlp-traces-endpoint": "otlp|telemetry.trac|traces|opentelemetry",
     "--video-pruning-rate": "prun",

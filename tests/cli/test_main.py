@@ -21,6 +21,7 @@ from saccade.gateway.config import (
     RoutingSettings,
     ServerSettings,
     SourceConfig,
+    TlsSettings,
 )
 from saccade.media.fetch import FetchConfig
 from saccade.media.header import MediaLimits
@@ -280,18 +281,18 @@ def test_numbers_have_the_suffixes_of_vllm() -> None:
 
 def test_flags_survive_the_way_to_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
     server = ServerSettings(
-        *(
-            "::1",
-            81,
-            3,
-            ("k1", "k2"),
-            Path("/etc/keys.toml"),
-            ("http://a", "http://b"),
-            5,
-            6,
-            7,
-            ConnectionLimits(8, 9),
-        ),
+        "::1",
+        81,
+        tls=TlsSettings(Path("/a.pem"), Path("/a.key"), Path("/ca.pem"), 2),
+        root_path="/vision",
+        gateway_processes=3,
+        api_keys=("k1", "k2"),
+        api_keys_file=Path("/etc/keys.toml"),
+        allowed_origins=("http://a", "http://b"),
+        max_requests=5,
+        max_body_bytes=6,
+        max_request_memory_bytes=7,
+        connections=ConnectionLimits(8, 9),
         shutdown_timeout_seconds=0.0,
         allowed_hosts=("c",),
         metrics_without_key=True,

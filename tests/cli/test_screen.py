@@ -18,7 +18,7 @@ from waiting import wait_until
 
 from saccade.cli.bundled import BUNDLED_NAME
 from saccade.cli.screen import StartProgress, curl, show_summary, warn_of_open_host, warn_of_shared_memory
-from saccade.gateway.config import ServerSettings
+from saccade.gateway.config import ServerSettings, TlsSettings
 from saccade.models.files import read_model_files
 from saccade.protocol.engine_ipc import EngineProgress
 
@@ -106,12 +106,27 @@ def test_line_to_paste_is_one_request(
 ) -> None:
     photo = tmp_path / "it's one.png"
     photo.write_bytes(PHOTO)
-    words, body = posted(curl("http://127.0.0.1:8000/v1", model, photo, with_key))
+    words, body = posted(
+        curl("http://127.0.0.1:8000/v1", model, photo, ServerSettings(api_keys=("k",) if with_key else ()))
+    )
     assert words[:3] == ["http://127.0.0.1:8000/v1/chat/completions", "-H", "Content-Type: application/json"]
     assert ("Authorization: Bearer k" in words) is with_key
     assert body["model"] == model
     head, _, payload = body["messages"][0]["content"][0]["image_url"]["url"].partition(",")
     assert (head, base64.b64decode(payload)) == ("data:image/png;base64", PHOTO)
+
+
+def test_line_to_paste_connects_as_the_server_listens(
+    tmp_path: Path, posted: Callable[[str], tuple[list[str], Any]]
+) -> None:
+    photo = tmp_path / "one.png"
+    photo.write_bytes(PHOTO)
+    words, _ = posted(
+        curl("https://localhost/v1", "m", photo, ServerSettings(uds=Path("/a b"), tls=TlsSettings(photo)))
+    )
+    assert words[3:7] == ["--unix-socket", "/a b", "--cacert", "AUTHORITY.pem"]
+    words, _ = posted(curl("https://a/v1", "m", photo, ServerSettings(tls=TlsSettings(photo, cert_reqs=2))))
+    assert words[5:9] == ["--cert", "CLIENT.pem", "--key", "CLIENT.key"]
 
 
 def test_line_of_the_tutorial_is_one_request(tmp_path: Path, posted: Callable[[str], tuple[list[str], Any]]) -> None:

@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -34,3 +35,9 @@ def test_server_that_ends_before_it_is_ready_is_reported(tmp_path: Path, monkeyp
 def test_setting_is_checked_before_anything_starts() -> None:
     with pytest.raises(StartupError, match="There is no setting max_modle_len; did you mean max_model_len"):
         saccade.serve(max_modle_len=4096)
+
+
+@pytest.mark.parametrize("settings", [{"uds": "/tmp/a.sock"}, {"ssl_certfile": "/tmp/a.pem"}])
+def test_server_of_another_kind_of_address_is_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(StartupError, match="leave out uds and ssl_certfile"):
+        saccade.serve(**settings)

@@ -5,7 +5,9 @@ from typing import Literal
 
 from saccade.engine.config import EngineConfig, EngineSettings
 from saccade.gateway.config import MediaSettings, ServerSettings
+from saccade.gateway.server.tls import tls_context
 from saccade.gateway.tenants.api_keys import MAX_BYTES, flag_keys, read_keys_file
+from saccade.supervisor.tree import answers_ready
 from saccade.watched_file import WatchedFile
 
 OWN = ("--served-model-name", "--trust-remote-code")
@@ -34,7 +36,13 @@ def engine_config(model: str, folder: Path, flags: EngineSettings) -> EngineConf
     return config
 
 
-def check_keys_file(server: ServerSettings) -> None:
-    """Raise StartupError if --api-keys-file is wrong, before anything is started."""
+async def is_ready(server: ServerSettings) -> bool:
+    """Whether the gateway with these settings answers /ready with 200."""
+    return await answers_ready(server.host, server.port, uds=server.uds, over_tls=server.tls.certfile is not None)
+
+
+def check_server_files(server: ServerSettings) -> None:
+    """Raise StartupError if --api-keys-file or a certificate is wrong, before anything is started."""
+    tls_context(server.tls)
     if server.api_keys_file is not None:
         read_keys_file(WatchedFile(server.api_keys_file, MAX_BYTES), flag_keys(server.api_keys, server.admin_keys))

@@ -10,7 +10,7 @@ from cyclopts import Group, Parameter
 
 from saccade import config as settings
 from saccade.cli import gateway_group
-from saccade.cli.flags import MEDIA, SERVER, LogLevel, check_keys_file, default_name
+from saccade.cli.flags import MEDIA, SERVER, LogLevel, check_server_files, default_name
 from saccade.cli.gateway_group import MEMBER_FLAGS, MemberFlags
 from saccade.config import Many
 from saccade.errors import StartupError
@@ -101,7 +101,7 @@ def gateway(
         raise StartupError("--gateway-processes over 1 needs a --worker-url, or --workers-file or --worker-dns.")
     for url in worker_url:
         check_url(url)
-    check_keys_file(server)
+    check_server_files(server)
     credentials = workers.credentials(worker_url)
     logs = configure_logging(logging.getLevelNamesMapping()[log_level])
     logs = dataclasses.replace(logs, has_short_lines=group.request_lines)

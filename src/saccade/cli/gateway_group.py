@@ -15,11 +15,12 @@ from cyclopts import Parameter
 
 from saccade import config
 from saccade.cli import exit_codes
+from saccade.cli.flags import is_ready
 from saccade.errors import StartupError
 from saccade.gateway.apis.admin import HOST
 from saccade.gateway.app import reserve
 from saccade.gateway.config import INDEXER, SECRET, Member, ServerSettings
-from saccade.supervisor.tree import ChildSpec, Tree, answers_ready, until
+from saccade.supervisor.tree import ChildSpec, Tree, until
 
 PROGRAM = (sys.executable, "-m", "saccade.cli.main", "gateway")
 STOP_SECONDS = 5.0
@@ -67,7 +68,7 @@ def run(server: ServerSettings, arguments: list[str], stop_seconds: float) -> in
         )
     with reserved(server), tempfile.TemporaryDirectory(prefix="saccade-gateways-") as private:  # made with mode 0700
         specs = child_specs(server, arguments, Path(private), stop_seconds)
-        return asyncio.run(Tree(specs, lambda: until(lambda: answers_ready(server.host, server.port))).run())
+        return asyncio.run(Tree(specs, lambda: until(lambda: is_ready(server))).run())
 
 
 @contextlib.contextmanager

@@ -116,8 +116,8 @@ def size(num_bytes: float) -> str:
     return f"{num_bytes / unit:.3g} {name}"
 
 
-def curl(url: str, model: str, image: Path, with_key: bool) -> str:
-    """Return a shell command that asks *model* at *url*, the root of the API, about *image*.
+def curl(url: str, model: str, image: Path, server: ServerSettings) -> str:
+    """Return a shell command that asks *model* at *url*, the root of the API of *server*, about *image*.
 
     The body goes through a pipe: an argument may have 128 KiB, which a photo exceeds.
     """
@@ -128,11 +128,15 @@ def curl(url: str, model: str, image: Path, with_key: bool) -> str:
     ]
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": parts}]})
     before, _, after = body.rpartition(mark)
-    key = ' -H "Authorization: Bearer $SACCADE_API_KEY"' if with_key else ""
+    options = ' -H "Authorization: Bearer $SACCADE_API_KEY"' if server.api_keys or server.api_keys_file else ""
+    if server.uds is not None:
+        options += f" --unix-socket {shlex.quote(str(server.uds))}"
+    if server.tls.certfile is not None:
+        options += " --cacert AUTHORITY.pem" + " --cert CLIENT.pem --key CLIENT.key" * (server.tls.cert_reqs == 2)
     before, name, after = map(shlex.quote, (before, str(image), after))
     return (
         f"{{ printf %s {before}; base64 -w0 {name}; printf %s {after}; }} | "
-        f'curl {shlex.quote(url + "/chat/completions")} -H "Content-Type: application/json"{key} -d @-'
+        f'curl {shlex.quote(url + "/chat/completions")} -H "Content-Type: application/json"{options} -d @-'
     )
 
 

@@ -20,7 +20,8 @@ from saccade.cli.flags import (
     MEDIA,
     SERVER,
     LogLevel,
-    check_keys_file,
+    check_server_files,
+    is_ready,
     served_names,
 )
 from saccade.cli.screen import (
@@ -39,7 +40,7 @@ from saccade.gateway.served_models.model_probe import ModelProbe
 from saccade.llm.serving import api_url, reachable
 from saccade.models.files import read_model_files
 from saccade.supervisor.checkpoint import resolve_model
-from saccade.supervisor.tree import ChildSpec, Tree, answers_ready, until
+from saccade.supervisor.tree import ChildSpec, Tree, until
 from saccade.supervisor.worker_child import worker_child
 from saccade.telemetry import configure_logging
 from saccade.transport import shared_memory
@@ -72,7 +73,7 @@ def serve(
     warn_of_unused_cuda(console)
     warn_of_open_host(console, server)
     warn_of_shared_memory(console, media.shared_memory_bytes)
-    check_keys_file(server)
+    check_server_files(server)
     folder = resolve_model(str(bundled("model")) if model is None else model)
     names = served_names(model, folder, engine) if model is not None else _bundled_names(engine)
     # The worker reports errors in weights. Errors in files that only the gateway reads would be in the log only.
@@ -130,13 +131,15 @@ async def _run(specs: tuple[ChildSpec, ...], socket: Path, server: ServerSetting
         await worker.start()
         try:
             await until(lambda: _is_ready(worker))
-            await until(lambda: answers_ready(server.host, server.port))
+            await until(lambda: is_ready(server))
             if console is not None and worker.description is not None:
                 image = sorted(bundled("images").glob("texts/*.png"))[0]
-                url = api_url(reachable(server.host), server.port)
-                with_key = bool(server.api_keys or server.api_keys_file)
-                commands = ask_command(url, image), curl(url, worker.description.model, image, with_key)
-                show_summary(console, worker.description, api_url(server.host, server.port), commands)
+                url = api_url("localhost" if server.uds else reachable(server.host), server)
+                commands = [curl(url, worker.description.model, image, server)]
+                if url.startswith("http:") and server.uds is None:
+                    commands.insert(0, ask_command(url, image))
+                address = api_url(server.host, server) if server.uds is None else f"unix:{server.uds}"
+                show_summary(console, worker.description, address, commands)
         finally:
             await worker.close()
 

@@ -6,8 +6,10 @@ import dataclasses
 import gc
 import os
 import socket
+import ssl
 from collections.abc import AsyncIterator, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from types import FrameType, MappingProxyType
 
 import structlog
@@ -23,11 +25,12 @@ from saccade.gateway.images.decode_pool.pool import DecodePool
 from saccade.gateway.process_memory import give_back_large_blocks
 from saccade.gateway.server.access_log import AccessLog, LogMetrics, access_log
 from saccade.gateway.server.connection import Connections, allow_descriptors
+from saccade.gateway.server.tls import tls_context
 from saccade.gateway.workers.pool import WorkerPool
 from saccade.gateway.workers.sources import find_workers
 from saccade.log_writer import LogOutput
 from saccade.protocol.description import ModelFiles
-from saccade.transport import lasting_task
+from saccade.transport import lasting_task, private_sockets
 
 NONE_GIVEN: Mapping[str, ModelFiles] = MappingProxyType({})
 BACKLOG = 2048
@@ -92,13 +95,14 @@ async def serve(
             if listeners is None:
                 await _until_settled(app)
             listener, admin_listener = listeners or _listeners(config)
-            host, port = listener.getsockname()[:2]
-            _logger.info("gateway listens", host=host, port=port, workers=config.worker_urls)
+            _logger.info("gateway listens", address=listener.getsockname(), workers=config.worker_urls)
             async with administered(app, config.admin_keys, admin_listener, access_log(logs)):
                 await DrainingServer(app, config).serve([listener])
                 if config.has_fixed_fleet and _is_settled(app.model_registry.unservable):
                     raise app.model_registry.unservable.result()
         finally:
+            if config.uds is not None:
+                config.uds.unlink(missing_ok=True)
             lag.cancel()
 
 
@@ -130,7 +134,7 @@ def _is_settled(reason: asyncio.Future[StartupError]) -> bool:
 def _listeners(config: GatewayConfig) -> tuple[socket.socket, socket.socket | None]:
     """Return the sockets of the port and of the admin port, if there is one. Raises StartupError."""
     shares = config.member is not None
-    listener = listen(config.host, config.port, shares=shares)
+    listener = listen(config.host, config.port, shares=shares) if config.uds is None else listen_unix(config.uds)
     if config.admin_port is None:
         return listener, None
     return listener, listen(HOST, config.admin_port, "--admin-port", shares=shares)
@@ -159,6 +163,22 @@ def listen(host: str, port: int, flags: str = "--host or --port", *, shares: boo
     except (OSError, UnicodeError) as error:
         raise _cannot_listen(host, port, flags, error) from error
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+    return listener
+
+
+def listen_unix(path: Path) -> socket.socket:
+    """Return a socket that listens at *path*, for this user only; it replaces one that nobody listens on.
+
+    Raises StartupError.
+    """
+    private_sockets.prepare(path, ())
+    try:
+        if path.is_socket():
+            path.unlink()
+        listener = private_sockets.bound(path, ())
+    except OSError as error:
+        raise StartupError(f"Cannot listen on {path}: {error.strerror}. Choose another --uds.") from error
+    listener.listen(BACKLOG)
     return listener
 
 
@@ -204,9 +224,10 @@ async def administered(
         await serving
 
 
-def _settings(app: ASGIApp, connections: Connections) -> uvicorn.Config:
+def _settings(app: ASGIApp, connections: Connections, tls: ssl.SSLContext | None = None) -> uvicorn.Config:
     return uvicorn.Config(
         app,
+        ssl_context_factory=None if tls is None else lambda *_: tls,
         http=connections,  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
@@ -233,13 +254,32 @@ class DrainingServer(uvicorn.Server):
     def __init__(self, app: Application, config: GatewayConfig) -> None:
         num_connections = allow_descriptors(config.connections.max_connections)
         limits = dataclasses.replace(config.connections, max_connections=num_connections)
-        super().__init__(_settings(app.asgi, Connections(limits, app.bodies.proxies.is_trusted)))
+        self._connections = Connections(limits, app.bodies.proxies.is_trusted)
+        super().__init__(_settings(app.asgi, self._connections, tls_context(config.tls)))
         self._admission = app.limits.admission
         self._shutdown_timeout_seconds = config.shutdown_timeout_seconds
         self._loop = asyncio.get_running_loop()
         self._draining: asyncio.Task[None] | None = None
         if config.has_fixed_fleet:
             app.model_registry.unservable.add_done_callback(self._stop_if_unservable)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen on *sockets*; with TLS, a handshake has the time of a request's head, not a minute."""
+        if self.config.ssl is None:
+            await super().startup(sockets)
+            return
+        await super().startup([])
+        protocol = partial(self._connections, config=self.config, server_state=self.server_state, app_state={})
+        self.servers = [
+            await self._loop.create_server(
+                protocol,
+                sock=listener,
+                ssl=self.config.ssl,
+                ssl_handshake_timeout=self._connections.limits.head_seconds,
+                ssl_shutdown_timeout=self._connections.limits.drain_seconds,
+            )
+            for listener in sockets or ()
+        ]
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to drain; at the second signal, stop."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from cyclopts import Group, Parameter, Token
@@ -106,6 +106,21 @@ class ConnectionLimits:
     sweep_seconds: Annotated[float, NO_FLAG] = 1.0
 
 
+@FLAT
+@dataclass(frozen=True)
+class TlsSettings:
+    """Certificates of the HTTP server; without *certfile* it speaks plain HTTP."""
+
+    certfile: Annotated[LocalPath | None, Parameter(name="--ssl-certfile")] = None
+    "The server's certificate, PEM, for HTTPS."
+    keyfile: Annotated[LocalPath | None, Parameter(name="--ssl-keyfile")] = None
+    "The key of --ssl-certfile, PEM, if it is not in the same file."
+    ca_certs: Annotated[LocalPath | None, Parameter(name="--ssl-ca-certs")] = None
+    "The authority of clients' certificates, PEM."
+    cert_reqs: Annotated[Literal[0, 1, 2], Parameter(name="--ssl-cert-reqs")] = 0
+    "Clients' certificates: 0 asks for none, 1 checks one that is sent, 2 requires one."
+
+
 @Parameter(name="*", group=Group("Server", sort_key=1))
 @dataclass(frozen=True)
 class ServerSettings:
@@ -115,6 +130,11 @@ class ServerSettings:
     "Address to listen on; 0.0.0.0 makes the server reachable from the network."
     port: Port = 8000
     "Port to listen on."
+    uds: LocalPath | None = None
+    "Listen on this Unix socket, which only this user may open, instead of --host and --port."
+    tls: TlsSettings = TlsSettings()
+    root_path: str | None = None
+    "The path below which a proxy serves this server, such as /vision; requests may have it or not."
     gateway_processes: Count = 1
     "Processes that share the port, and one more that keeps the index for them; limits are for all together."
     api_keys: Annotated[Many, Parameter(name="--api-key")] = field(default=(), repr=False)
@@ -179,6 +199,10 @@ class ServerSettings:
             raise StartupError("--admin-port needs an --admin-key: pass one, or set SACCADE_ADMIN_KEY.")
         if set(self.admin_keys) & set(self.api_keys):
             raise StartupError("An --admin-key equals an --api-key; choose an admin key that no API client has.")
+        if self.root_path and not re.fullmatch(r"(/[\w.~-]+)+", self.root_path):
+            raise StartupError(f"--root-path must be a path such as /vision, not {self.root_path!r}.")
+        if self.uds is not None and self.gateway_processes > 1:
+            raise StartupError("--gateway-processes over 1 needs a port, which they share; leave out --uds.")
 
 
 @FLAT

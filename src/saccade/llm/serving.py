@@ -26,7 +26,7 @@ class Server:
     """A running `saccade serve`. *url* is the base URL of its API. A context manager that stops it."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", settings: ServerSettings) -> None:
-        self.url = api_url(reachable(settings.host), settings.port)
+        self.url = api_url(reachable(settings.host), settings)
         self._process = process
         self._settings = settings
 
@@ -88,6 +88,8 @@ def serve(model: str | os.PathLike[str] | None = None, **settings: Any) -> Serve
     the thread that started it, at the latest. Raises StartupError.
     """
     read = read_settings({"port": _free_port(), **settings}, has_server=True)
+    if read.server.uds is not None or read.server.tls.certfile is not None:
+        raise StartupError("A server from Python has a port with plain HTTP: leave out uds and ssl_certfile.")
     command = [sys.executable, "-m", "saccade.cli.main", "serve", "--no-summary"]
     command += [] if model is None else [os.fspath(model)]
     for flags in (read.server, read.engine, read.media):
@@ -104,9 +106,11 @@ def serve(model: str | os.PathLike[str] | None = None, **settings: Any) -> Serve
     return server
 
 
-def api_url(host: str, port: int) -> str:
-    """Return the base URL of the API of a server that listens on *host* and *port*."""
-    return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
+def api_url(host: str, settings: ServerSettings) -> str:
+    """Return the base URL of the API of a server with *settings*, under the name *host*."""
+    scheme = "http" if settings.tls.certfile is None else "https"
+    port = f":{settings.port}" if settings.uds is None else ""
+    return f"{scheme}://[{host}]{port}/v1" if ":" in host else f"{scheme}://{host}{port}/v1"
 
 
 def reachable(host: str) -> str:

@@ -5,7 +5,9 @@ import contextlib
 import dataclasses
 import logging
 import signal
+import ssl
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from pathlib import Path
 
 from saccade.errors import StartupError
 from saccade.processes import supervision
@@ -178,14 +180,27 @@ async def until(check: Callable[[], Awaitable[bool]], every_seconds: float = 0.1
         await asyncio.sleep(every_seconds)
 
 
-async def answers_ready(host: str, port: int) -> bool:
-    """Whether GET /ready at *host*:*port* answers 200 (HTTP/1.0, by hand: the supervisor needs no HTTP client)."""
+async def answers_ready(host: str, port: int, *, uds: Path | None = None, over_tls: bool = False) -> bool:
+    """Whether GET /ready at *host*:*port*, or at the socket *uds*, answers 200.
+
+    HTTP/1.0, by hand: the supervisor needs no HTTP client. A server that requires certificates answers nothing after
+    the handshake, which counts as ready.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if over_tls else None
+    if context is not None:  # its own child, under any name
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(5.0):
-            reader, writer = await asyncio.open_connection(host, port)
+            if uds is None:
+                reader, writer = await asyncio.open_connection(host, port, ssl=context)
+            else:
+                reader, writer = await asyncio.open_unix_connection(
+                    uds, ssl=context, server_hostname=host if over_tls else None
+                )
             try:
                 writer.write(f"GET /ready HTTP/1.0\r\nHost: {host}\r\n\r\n".encode())
-                return (await reader.readline()).split()[1:2] == [b"200"]
+                line = await reader.readline()
+                return line.split()[1:2] == [b"200"] or (over_tls and not line)
             finally:
                 writer.close()
     return False

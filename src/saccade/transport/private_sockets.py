@@ -63,12 +63,12 @@ def prepare(path: Path, allowed_uids: Collection[int]) -> None:
     Raises StartupError if another user could put a socket of their own there, or if one is in use.
     """
     if len(os.fsencode(path)) > MAX_PATH_BYTES:
-        raise StartupError(f"The path of a worker's socket takes at most {MAX_PATH_BYTES} bytes; {path} is longer.")
+        raise StartupError(f"The path of a socket takes at most {MAX_PATH_BYTES} bytes; {path} is longer.")
     folder = Path(os.path.realpath(path.parent))
     _make(folder, 0o711 if allowed_uids else 0o700)
     _check_folder(folder)
     if _answers(path):
-        raise StartupError(f"The worker cannot listen on unix:{path}: another process listens there.")
+        raise StartupError(f"Cannot listen on unix:{path}: another process listens there.")
 
 
 def _make(folder: Path, mode: int) -> None:
@@ -79,7 +79,7 @@ def _make(folder: Path, mode: int) -> None:
     except FileExistsError:
         pass
     except OSError as error:
-        raise StartupError(f"The folder {folder} of the worker's socket cannot be made: {error.strerror}.") from error
+        raise StartupError(f"The folder {folder} of the socket cannot be made: {error.strerror}.") from error
 
 
 def _check_folder(folder: Path) -> None:
@@ -87,21 +87,21 @@ def _check_folder(folder: Path) -> None:
     status = folder.stat()
     if status.st_uid not in (os.geteuid(), 0):
         raise StartupError(
-            f"The folder {folder} of the worker's socket belongs to uid {status.st_uid}, which could replace it. "
-            "Use a folder of the user that runs the worker."
+            f"The folder {folder} of the socket belongs to uid {status.st_uid}, which could replace it. "
+            "Use a folder of the user that runs this server."
         )
     if status.st_mode & WRITABLE_BY_OTHERS and not status.st_mode & stat.S_ISVTX:
         raise StartupError(
-            f"Every user may write to {folder}, the folder of the worker's socket, and so replace the socket. Name a "
+            f"Every user may write to {folder}, the folder of the socket, and so replace the socket. Name a "
             f"folder in it that does not exist yet (it is made with mode 0700), or run: chmod o-w {folder}"
         )
     writable = WRITABLE_BY_GROUP | WRITABLE_BY_OTHERS
     if status.st_mode & writable:
-        logger.warning("other users may write to %s: one could listen there in place of a stopped worker", folder)
+        logger.warning("other users may write to %s: one could listen there in place of a stopped server", folder)
     for above in folder.parents:
         state = above.stat()
         if state.st_uid not in (os.geteuid(), 0) or (state.st_mode & writable and not state.st_mode & stat.S_ISVTX):
-            logger.warning("other users may write to %s: one could replace the folder of the worker's socket", above)
+            logger.warning("other users may write to %s: one could replace the folder of the socket", above)
 
 
 def _answers(path: Path) -> bool:

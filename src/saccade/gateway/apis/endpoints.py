@@ -114,7 +114,8 @@ class Endpoints:
 
     async def openapi(self, request: Request) -> Response:
         """GET /openapi.json."""
-        return _json(describe([served.name for served in self.model_registry.models()]))
+        names = [served.name for served in self.model_registry.models()]
+        return _json(describe(names, request.scope.get("root_path", "")))
 
 
 def _card(name: str, served: ServedModel) -> ModelCard:

@@ -66,12 +66,13 @@ def server_version() -> str:
         return "unknown"
 
 
-def describe(models: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the OpenAPI 3.1 document as JSON values; its examples name the served *models*."""
+def describe(models: Sequence[str] = (), root_path: str = "") -> dict[str, Any]:
+    """Return the OpenAPI 3.1 document of a server at *root_path*; its examples name the served *models*."""
     _, components = msgspec.json.schema_components(BODIES, ref_template="#/components/schemas/{name}")
     return {
         "openapi": "3.1.0",
         "info": {"title": "Saccade", "version": server_version(), "description": "Serves vision-language models."},
+        **({"servers": [{"url": root_path}]} if root_path else {}),
         "paths": _paths(models),
         "components": {
             "schemas": components,

@@ -166,7 +166,20 @@ def guarded(
             allow_headers=("*",),
             expose_headers=EXPOSED_HEADERS,
         )
-    return TelemetryMiddleware(app, metrics, access_log)
+    app = TelemetryMiddleware(app, metrics, access_log)
+    return below(config.root_path, app) if config.root_path else app
+
+
+def below(root_path: str, app: ASGIApp) -> ASGIApp:
+    """Return *app* for paths with and without *root_path* before them."""
+
+    async def without_root(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["root_path"] = root_path
+        if scope["path"].startswith(f"{root_path}/"):
+            scope["path"] = scope["path"].removeprefix(root_path)
+        await app(scope, receive, send)
+
+    return without_root
 
 
 class GuardMiddleware:
