@@ -23,6 +23,7 @@ pytestmark = pytest.mark.ci
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "kubernetes"
+PAGES = "".join(path.read_text() for path in sorted((ROOT / "docs").rglob("*.md")))
 VERSIONS = ("1.34", "1.37")
 UNITS = {"Mi": 1 << 20, "Gi": 1 << 30}
 BASE = FOLDER / "base"
@@ -213,9 +214,8 @@ def test_gateways_reach_the_servers_of_other_engines() -> None:
     rules = engines["NetworkPolicy", "saccade-gateway-engines"]["spec"]["egress"]
     ports = {port["port"] for port in rules[0]["ports"]}
     assert int(urls[-1].rsplit(":", 1)[1]) in ports
-    fleet = (ROOT / "docs" / "fleet.md").read_text()
     for rule in rules:
-        assert all(f":{port['port']}" in fleet for port in rule["ports"])
+        assert all(f":{port['port']}" in PAGES for port in rule["ports"])
 
 
 def test_the_monitor_scrapes_gateways_as_the_alerts_expect() -> None:
