@@ -5,7 +5,7 @@ MODEL ?=
 ARGS ?=
 export VENV
 
-.PHONY: install demo serve test check trace format conformance peers json-schema-suite clients soak faults siege clean
+.PHONY: install demo serve test check trace docs format conformance peers json-schema-suite clients soak faults siege clean
 
 install: $(VENV)/.installed
 
@@ -32,6 +32,14 @@ check: $(VENV)/.installed-dev
 # Prints the way of a chat through the gateway, file by file, and counts it.
 trace: $(VENV)/.installed-dev
 	$(BIN)/python scripts/chat_trace.py
+
+# Builds the pages of docs/ as a site: build/site/index.html.
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+$(VENV)/.installed-docs: pyproject.toml constraints.txt scripts/install
+	scripts/install docs
+	touch $@ $(VENV)/.installed
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .

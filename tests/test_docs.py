@@ -1,7 +1,10 @@
-"""Links between the pages lead somewhere."""
+"""Links between the pages lead somewhere, and the site's menu has every page."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
+
+import yaml
 
 PROJECT = Path(__file__).parents[1]
 
@@ -21,3 +24,31 @@ def test_links_lead_to_a_page_and_its_heading() -> None:
             if not target.exists() or (anchor and anchor not in anchors(target)):
                 broken.append(f"{page.relative_to(PROJECT)}: {link}")
     assert broken == []
+
+
+def pages_of(entry: object) -> Iterator[str]:
+    """The pages below an *entry* of the menu."""
+    match entry:
+        case str():
+            yield entry
+        case list():
+            for item in entry:
+                yield from pages_of(item)
+        case dict():
+            yield from pages_of(list(entry.values()))
+
+
+def test_the_menu_of_the_site_names_every_page_once() -> None:
+    menu = sorted(pages_of(yaml.safe_load((PROJECT / "mkdocs.yml").read_text())["nav"]))
+    assert menu == sorted(str(page.relative_to(PROJECT / "docs")) for page in (PROJECT / "docs").rglob("*.md"))
+
+
+def test_a_page_of_the_site_links_to_no_file_outside_of_it() -> None:
+    """Such a link works in the repository and leads nowhere on the site."""
+    outside = [
+        f"{page.name}: {link}"
+        for page in (PROJECT / "docs").rglob("*.md")
+        for link in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text())
+        if not (page.parent / link).resolve().is_relative_to(PROJECT / "docs")
+    ]
+    assert outside == []
