@@ -26,6 +26,7 @@ COMMANDS = {
     "models": "List the models in the hub's cache, and the supported architectures.",
     "pull": "Fetch a model from the hub.",
     "demo": "Start the bundled model, ask it about the bundled images, and stop.",
+    "bench": "Measure a running server, or compare two.",
     "key": "Make a key for the file of --api-keys-file.",
     "inspect": "Show a model's input for images.",
     "replay": "Run recorded steps again, and compare the results.",

@@ -1,0 +1,86 @@
+"""`saccade bench`: measure one or two running servers."""
+
+import msgspec
+import uvloop
+from rich.console import Console
+
+from saccade.bench.client import Server, new_session
+from saccade.bench.page import page
+from saccade.bench.report import Result, Table, measure
+from saccade.bench.settings import BenchSettings
+from saccade.cli import exit_codes
+from saccade.config import Many
+from saccade.errors import StartupError
+
+SETTINGS = BenchSettings()
+
+
+def bench(
+    url: str,
+    other: str | None = None,
+    /,
+    *,
+    model: Many = (),
+    api_key: Many = (),
+    metrics_key: Many = (),
+    settings: BenchSettings = SETTINGS,
+) -> int:
+    """Measure a server of the OpenAI API under load, or two servers in turn.
+
+    `saccade bench http://127.0.0.1:8000 --concurrency 1,8`
+
+    Parameters
+    ----------
+    url
+        The server: Saccade, vLLM, SGLang, SMG or another one with /v1/chat/completions.
+    other
+        A second server, B, to compare with the first, A.
+    model
+        The model's name, by default the first that the server lists. Give it twice if the servers differ.
+    api_key
+        The API key; give it twice if the servers differ. Prefer SACCADE_API_KEY, which `ps` does not show.
+    metrics_key
+        The key of /metrics, by default the API key; give it twice if the servers differ.
+    """
+    for file in filter(None, (settings.json, settings.html)):
+        try:
+            file.touch()
+        except OSError as error:
+            raise StartupError(f"Cannot write {file}: {error.strerror}.") from error
+    keys, metrics_keys, models = ((words or ("",)) * 2 for words in (api_key, metrics_key, model))
+    sides = [(url, keys[0], metrics_keys[0], models[0])]
+    if other is not None:
+        sides.append((other, keys[1], metrics_keys[1], models[1]))
+    result = uvloop.run(_measure(sides, settings))
+    for label, server in zip("AB", result.servers, strict=False):
+        print(f"{label}: {server['root']}, {server['model']} {server['version']}")
+        if not server["takes_ignore_eos"]:
+            print(f"{label} does not take ignore_eos: its model decides how long answers are.")
+    for table in result.tables:
+        print(f"\n{table.title}", *_aligned(table), *table.notes(), sep="\n")
+    print(f"\nThe same requests again: --seed {result.seed}")
+    if settings.json is not None:
+        settings.json.write_bytes(msgspec.json.encode(result, enc_hook=str))
+    if settings.html is not None:
+        settings.html.write_text(page(result))
+    has_answers = all("ttft_p50" in column.figures for table in result.tables for column in table.columns)
+    return 0 if has_answers else exit_codes.ERROR
+
+
+async def _measure(sides: list[tuple[str, str, str, str]], settings: BenchSettings) -> Result:
+    progress = Console(stderr=True, highlight=False, markup=False, style="dim", soft_wrap=True)
+    async with new_session(settings.timeout) as session:
+        servers = [Server(url, session, key, metrics_key, model) for url, key, metrics_key, model in sides]
+        return await measure(servers, settings, progress.print)
+
+
+def _aligned(table: Table) -> list[str]:
+    """Return the lines of *table*: names on the left, numbers on the right, and words about a ratio at the end."""
+    lines = list(table.lines())
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    aligned = [[cell.rjust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
+    last = len(table.columns) + 2
+    return [
+        "  ".join((line[0].ljust(widths[0]), *cells[1:last], *line[last:])).rstrip()
+        for line, cells in zip(lines, aligned, strict=True)
+    ]
