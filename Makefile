@@ -5,7 +5,7 @@ MODEL ?=
 ARGS ?=
 export VENV
 
-.PHONY: install demo serve test check trace docs format conformance peers json-schema-suite clients soak faults siege clean
+.PHONY: install demo serve test check trace docs format conformance peers browser json-schema-suite clients soak faults siege clean
 
 install: $(VENV)/.installed
 
@@ -51,6 +51,10 @@ conformance: $(VENV)/.installed-dev
 # Installs real vLLM and real SMG beside Saccade, 4 GB in .cache/peers, and runs the tests that need them.
 peers: $(VENV)/.installed-dev
 	scripts/peers $(ARGS)
+
+# Tests the pages in Chromium, which it installs if there is none and the user is root. ARGS=images makes their images.
+browser: $(VENV)/.installed-dev
+	scripts/browser $(ARGS)
 
 # Installs clients that others wrote in .cache/clients, tries them against a server, and writes docs/clients.md.
 clients: $(VENV)/.installed-dev

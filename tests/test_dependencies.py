@@ -14,7 +14,14 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 REQUIREMENTS = [
     Requirement(line)
-    for line in (*PROJECT["dependencies"], *EXTRAS["cpu"], *EXTRAS["ray"], *EXTRAS["docs"], *EXTRAS["dev"])
+    for line in (
+        *PROJECT["dependencies"],
+        *EXTRAS["cpu"],
+        *EXTRAS["ray"],
+        *EXTRAS["docs"],
+        *EXTRAS["browser"],
+        *EXTRAS["dev"],
+    )
 ]
 REQUIREMENTS = [requirement for requirement in REQUIREMENTS if requirement.name != PROJECT["name"]]
 PINNED = {

@@ -168,6 +168,8 @@ class ServerSettings:
     "A Host name that a server without keys accepts, or *.suffix; may be given many times. IP addresses are accepted."
     metrics_without_key: Switch = False
     "Serve /metrics to clients without a key."
+    page: bool = True
+    "Serve a page for browsers at /, and the description of the API at /docs; neither needs a key."
     admin_port: Port | None = None
     "A second port, on loopback, to see workers and empty caches; needs --admin-key."
     admin_keys: Annotated[Many, Parameter(name="--admin-key")] = field(default=(), repr=False)

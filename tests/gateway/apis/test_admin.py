@@ -161,6 +161,13 @@ def test_board_has_what_happens_now(admin: Port) -> None:
     assert admin.ask("GET", "/board")[0] == 401
 
 
+def test_board_page_needs_no_key_and_has_no_data(admin: Port) -> None:
+    status, html = admin.ask("GET", "/")
+    assert status == 200
+    assert html.startswith(b"<!doctype html>")
+    assert b"grpc://scripted:1" not in html
+
+
 def test_metrics_are_on_this_port_too(admin: Port) -> None:
     status, page = admin.ask("GET", "/metrics", Authorization="Bearer admin")
     assert status == 200

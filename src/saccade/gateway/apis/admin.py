@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from saccade.errors import BodyTooLarge, InvalidValue, StartupError, WorkerUnavailable
 from saccade.gateway.apis.board import board
+from saccade.gateway.apis.pages import page
 from saccade.gateway.apis.routes import route
 from saccade.gateway.processes.siblings import Siblings, booked_together
 from saccade.gateway.server.access_log import AccessLog
@@ -28,6 +29,7 @@ from saccade.telemetry import METRICS_CONTENT_TYPE, Metrics
 from saccade.transport.framing import UNREADABLE
 
 HOST = "127.0.0.1"
+PAGE = "/"
 TENANT_HEADER = "x-api-key"
 SOURCE = "POST /workers"
 """The name of this port as a source of workers."""
@@ -59,8 +61,8 @@ class _WorkerUrl(msgspec.Struct, forbid_unknown_fields=True):
 class Admin:
     """An ASGI application that shows, adds and removes workers, shows routes, and empties caches.
 
-    Every path needs one of *keys*. *members* are the workers, and *listener* knows what they hold. *siblings* are the
-    processes that share the port. Raises StartupError without a key.
+    Every path but PAGE needs one of *keys*. *members* are the workers, and *listener* knows what they hold. *siblings*
+    are the processes that share the port. Raises StartupError without a key.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Admin:
         self._metrics = metrics
         router = Router(
             [
+                route("GET", PAGE, page("board.html")),
                 route("GET", "/board", self.board),
                 route("GET", "/metrics", self.show_metrics),
                 route("GET", "/workers", self.workers),
@@ -95,7 +98,8 @@ class Admin:
             ],
             redirect_slashes=False,
         )
-        guarded = GuardMiddleware(router, Keys(ApiKeyStore(keys, kind="admin")), AllowedOrigins((), (), keyless=False))
+        admin_keys = Keys(ApiKeyStore(keys, kind="admin"), {PAGE})
+        guarded = GuardMiddleware(router, admin_keys, AllowedOrigins((), (), keyless=False))
         self._app = TelemetryMiddleware(guarded, metrics, access_log)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -14,6 +14,7 @@ from saccade.gateway.apis.completions.writer import Completions
 from saccade.gateway.apis.endpoints import Endpoints
 from saccade.gateway.apis.files import Files
 from saccade.gateway.apis.messages.writer import Messages
+from saccade.gateway.apis.pages import page
 from saccade.gateway.apis.responses.store import ResponseStore
 from saccade.gateway.apis.responses.writer import Responses
 from saccade.gateway.config import GatewayConfig
@@ -22,7 +23,7 @@ from saccade.gateway.pipeline import Pipeline
 from saccade.gateway.processes.siblings import Siblings
 from saccade.gateway.server.body import BodyReader
 from saccade.gateway.server.connection import CONNECTION
-from saccade.gateway.server.middleware import ROUTE
+from saccade.gateway.server.middleware import PAGE_PATHS, ROUTE
 from saccade.gateway.server.origins import check_json
 from saccade.gateway.tenants.account import ACCOUNT, Account
 from saccade.gateway.workers.dispatch import Preview
@@ -74,6 +75,8 @@ class Apis:
         endpoints = Endpoints(bodies, parts.model_registry, pipeline, pipeline.metrics, strict, siblings)
         files = Files(images.files, bodies, images.limits, images.threads)
         self.routes = _routes(self._chats, apis, endpoints, responses, files)
+        if config.page:
+            self.routes += [route("GET", path, page("index.html")) for path in PAGE_PATHS]
 
     async def preview(self, scope: Scope, receive: Receive, account: Account) -> Preview:
         """Return where the chat in a request would go now if the tenant of *account* sent it. Raises SaccadeError."""

@@ -12,7 +12,7 @@ import difflib
 import re
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import structlog
 from starlette.exceptions import HTTPException
@@ -47,25 +47,28 @@ from saccade.gateway.tenants.api_keys import ApiKeyStore
 from saccade.telemetry import Metrics
 
 OPEN_PATHS = PROBES
-"""Paths that need no key; all other paths do."""
+"""Paths that need no key."""
 
 MAX_NEAR_CHARACTERS = 64
 """A longer path is no misspelt route."""
 
 METRICS_PATH = "/metrics"
+PAGE_PATHS = frozenset({"/", "/docs"})
+"""Paths of the page for browsers, which contains nothing of the server's."""
+
 MESSAGES_PATH = "/v1/messages"
 """Prefix of Anthropic's API, whose clients send keys in another header and read Anthropic's errors."""
 
 
 class Keys:
-    """Checks the keys of requests. With *open_metrics*, /metrics needs no key either.
+    """Checks the keys of requests. Neither OPEN_PATHS nor *more_open_paths* need a key.
 
     Keys of the keys file do not open /metrics, which shows what every tenant uses.
     """
 
-    def __init__(self, api_keys: ApiKeyStore, open_metrics: bool = False) -> None:
+    def __init__(self, api_keys: ApiKeyStore, more_open_paths: Collection[str] = ()) -> None:
         self._api_keys = api_keys
-        self._open_paths = OPEN_PATHS | {METRICS_PATH} if open_metrics else OPEN_PATHS
+        self._open_paths = OPEN_PATHS.union(more_open_paths)
 
     def account(self, path: str, headers: Sequence[tuple[bytes, bytes]]) -> Account:
         """Return the account of the key in *headers*; for paths without key, everybody's. Raises InvalidApiKey."""
@@ -157,7 +160,9 @@ def guarded(
     """Return *app* inside all middleware; CORS is set for the allowed origins."""
     hosts = (config.host, *config.allowed_hosts)
     origins = AllowedOrigins(config.allowed_origins, hosts, keyless=api_keys.is_open)
-    app = GuardMiddleware(app, Keys(api_keys, config.metrics_without_key), origins)
+    open_paths = {METRICS_PATH} if config.metrics_without_key else set()
+    keys = Keys(api_keys, open_paths | PAGE_PATHS if config.page else open_paths)
+    app = GuardMiddleware(app, keys, origins)
     if config.allowed_origins:
         app = CORSMiddleware(
             app,
