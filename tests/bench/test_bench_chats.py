@@ -79,6 +79,11 @@ def test_parts_of_a_conversation() -> None:
         assert len(list(clip.decode(video=0))) == FPS
 
 
+def test_a_video_of_odd_sides() -> None:
+    with av.open(io.BytesIO(Photographer(1, 65, 33).clip(np.random.default_rng(1), 0.2))) as clip:
+        assert (clip.streams.video[0].width, clip.streams.video[0].height) == (64, 32)
+
+
 def test_text_only() -> None:
     (content,) = contents(Chats(BenchSettings(images_per_request=0), 1, ()), 0)
     assert [part["type"] for part in content] == ["text"]

@@ -26,7 +26,7 @@ def test_the_role_is_no_text_and_reasoning_is() -> None:
         "data: [DONE]\n\n",
     )
     assert reader.text_ms == [20, 30, 40, 40]
-    assert (reader.last_ms, reader.text, reader.usage["completion_tokens"]) == (50, "yes no", 4)
+    assert (reader.last_ms, "".join(reader.texts), reader.usage["completion_tokens"]) == (50, "yes no", 4)
     assert reader.fault() is None
 
 
@@ -34,7 +34,7 @@ def test_events_may_be_cut_anywhere() -> None:
     content = stream(["é", "b"]).replace("\n", "\r\n").encode()
     for place in range(1, len(content)):
         reader = read(content[:place], content[place:])
-        assert reader.text == "éb"
+        assert reader.texts == ["é", "b"]
         assert len(reader.text_ms) == 2
         assert reader.fault() is None
 
@@ -61,4 +61,4 @@ def test_what_is_no_chunk_is_an_error() -> None:
 
 
 def test_comments_and_names_of_events_are_skipped() -> None:
-    assert read(": ping\n\nevent: chunk\n" + stream()).text == "abc"
+    assert read(": ping\n\nevent: chunk\n" + stream()).texts == ["a", "b", "c"]

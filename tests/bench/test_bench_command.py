@@ -139,14 +139,14 @@ async def test_a_server_without_ignore_eos(capsys: pytest.CaptureFixture[str]) -
 
 async def test_errors_are_counted_by_kind(capsys: pytest.CaptureFixture[str]) -> None:
     def failing(server: ScriptedServer, _: dict[str, Any]) -> tuple[int, str]:
-        texts = {3: (503, "come back\nlater"), 4: (200, "data: <\n"), 5: (200, stream([]))}
+        texts = {3: (503, "come back\n\x1b[2Jlater"), 4: (200, "data: <\n"), 5: (200, stream([]))}
         return texts.get(len(server.bodies), (200, stream()))
 
     server = ScriptedServer(failing)
     assert await bench(server, flags=("--num-requests", "6", "--concurrency", "1")) == 0
     shown = capsys.readouterr().out
     assert lines(shown)["failed requests"] == ["3"]
-    assert "1: 1 x HTTP 503, such as: come back later" in shown
+    assert "1: 1 x HTTP 503, such as: come back [2Jlater" in shown
     assert "1: 1 x no event stream" in shown
     assert "1: 1 x no text" in shown
 

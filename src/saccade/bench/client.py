@@ -55,7 +55,7 @@ class AnswerReader:
 
     text_ms: list[float] = field(default_factory=list)
     last_ms: float = 0.0
-    text: str = ""
+    texts: list[str] = field(default_factory=list)
     usage: dict[str, Any] = field(default_factory=dict)
     error: object = None
     is_done: bool = False
@@ -79,7 +79,7 @@ class AnswerReader:
             delta = choice.get("delta") or {}
             if delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning"):
                 self.text_ms.append(now_ms)
-                self.text += delta.get("content") or ""
+                self.texts.append(delta.get("content") or "")
 
     def fault(self) -> tuple[str, str] | None:
         """Return the kind of error of an answer that ended, and an example."""
@@ -135,9 +135,9 @@ class Server:
             completion_tokens=usage.get("completion_tokens") or len(reader.text_ms),
             cached_tokens=details.get("cached_tokens"),
             error=kind,
-            example=example and " ".join(example.split())[:EXAMPLE_LENGTH],
+            example=example and re.sub(r"[^\x20-\x7e\xa0-\uffff]+", " ", example)[:EXAMPLE_LENGTH],
         )
-        return measured, reader.text
+        return measured, "".join(reader.texts)
 
     async def metrics(self) -> str:
         """Return the text of /metrics, "" if the server does not show it."""

@@ -42,12 +42,13 @@ class Photographer:
         return bytes(simplejpeg.encode_jpeg(self._pixels(random), QUALITY, "RGB", "420"))
 
     def clip(self, random: np.random.Generator, seconds: float) -> bytes:
-        """Return a video, MP4 with H.264: an image that moves sideways. Both sides must be even."""
-        pixels, file = self._pixels(random), io.BytesIO()
+        """Return a video, MP4 with H.264: an image that moves sideways. An odd side loses its last pixel."""
+        width, height, file = self._width // 2 * 2, self._height // 2 * 2, io.BytesIO()
+        pixels = self._pixels(random)[:height, :width]
         with av.open(file, "w", format="mp4") as container:
             # Without this tuning the bytes can differ from run to run.
             stream = container.add_stream("libx264", rate=FPS, options={"tune": "zerolatency", "threads": "1"})
-            stream.width, stream.height, stream.pix_fmt = self._width, self._height, "yuv420p"
+            stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
             for index in range(max(1, round(seconds * FPS))):
                 frame = av.VideoFrame.from_ndarray(np.roll(pixels, 4 * index, 1), format="rgb24")
                 container.mux(stream.encode(frame))

@@ -12,6 +12,7 @@ from cyclopts.validators import Number
 from saccade.config import FLAT, Count, Many, NotNegative, Seconds, Size
 from saccade.errors import StartupError
 
+MIN_SIDE, MAX_SIDE = 2, 16384
 LIMIT_NAMES = ("ttft", "tpot", "e2el")
 
 
@@ -39,7 +40,9 @@ def _above_0(number: float) -> float:
 
 
 def _size(text: str) -> tuple[int, int]:
-    width, height = (int(_above_0(int(side))) for side in text.split("x"))
+    width, height = (int(side) for side in text.split("x"))
+    if not (MIN_SIDE <= width <= MAX_SIDE and MIN_SIDE <= height <= MAX_SIDE):
+        raise ValueError
     return width, height
 
 
@@ -62,7 +65,9 @@ class BenchSettings:
     "How often each of two servers is measured, in the order A B, B A, A B."
     timeout: Seconds = 600.0
     "Seconds after which a request has failed."
-    image_size: Annotated[tuple[tuple[int, int], ...], _list(_size, "640x480,1280x960")] = ((640, 480),)
+    image_size: Annotated[tuple[tuple[int, int], ...], _list(_size, "640x480,1280x960, each side from 2 to 16384")] = (
+        (640, 480),
+    )
     "Size of generated images, 640x480 by default. Of several, each image has one by chance; repeat one to weight it."
     images: Annotated[Path | None, Parameter(show_default=False)] = None
     "Send the images of this folder instead of generated ones."
