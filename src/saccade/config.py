@@ -63,6 +63,15 @@ def _quantity(_: Any, tokens: Sequence[Token]) -> int:
         raise ValueError("must be a whole number, such as 32768, 32k (32000) or 32K (32768)") from error
 
 
+def _json_object(_: Any, tokens: Sequence[Token]) -> str:
+    try:
+        if isinstance(value := json.loads(tokens[0].value), dict):
+            return json.dumps(value)
+    except (ValueError, RecursionError):
+        pass
+    raise ValueError('must be a JSON object, such as {"name": 1}')
+
+
 Count = Annotated[int, Parameter(validator=Number(gte=1), converter=_quantity)]
 Size = Annotated[int, Parameter(validator=Number(gte=0), converter=_quantity)]
 Port = Annotated[int, Parameter(validator=Number(gte=1, lte=65535))]
@@ -70,6 +79,7 @@ Seconds = Annotated[float, Parameter(validator=Number(gt=0))]
 NotNegative = Annotated[float, Parameter(validator=Number(gte=0))]
 Switch = Annotated[bool, Parameter(negative="")]
 Many = Annotated[tuple[str, ...], Parameter(negative="", show_default=False)]
+JsonObject = Annotated[str, Parameter(converter=_json_object)]
 LocalPath = Annotated[Path, Parameter(converter=_absolute)]
 
 

@@ -34,7 +34,7 @@ SIGNS: Final[Mapping[str, str]] = {
     "--enable-log-requests --max-log-len --enable-log-outputs": "log.(outputs|prompts|answers|len)",
     "--swap-space --cpu-offload-gb --kv-offloading-size": "offload|swap",
     "--enable-sleep-mode": "sleep|wake.up|tokenizer.info|^path /inference",
-    "--load-format": "gguf|pickle|bitsandbytes|load.format",
+    "--load-format": "gguf|pickle|bitsandbytes",
     "--enable-mm-embeds": "^part image_embeds|^flag .*mm.embeds",
     "--pipeline-parallel-size": "pipeline.?parallel",
     "--scheduling-policy": "^field priority$",

@@ -45,6 +45,13 @@ def parse(*tokens: str, file: Path | None = None) -> dict[str, object]:
         (["serve", "--max-model-len", "32x"], 2, "32K (32768)"),
         (["serve", "--max-model-len", "1.5K"], 2, "write 1.5k or 1.5Ki"),
         (["serve", "--max-model-len", "0k"], 2, "Must be >= 1"),
+        (
+            ["serve", "--chat-template", "/nowhere.jinja"],
+            1,
+            "--chat-template: cannot read /nowhere.jinja: No such file",
+        ),
+        (["serve", "--default-chat-template-kwargs", "[1]"], 2, "must be a JSON object"),
+        (["serve", "--load-format", "gguf"], 2, "gguf"),
         (["nope"], 2, "nope"),
         (["serve", "/nowhere/at/all"], 1, "There is no folder /nowhere/at/all."),
         (["worker", "/nowhere/at/all"], 1, "There is no folder /nowhere/at/all."),
@@ -285,6 +292,8 @@ def test_flags_survive_the_way_to_a_child(monkeypatch: pytest.MonkeyPatch) -> No
         81,
         tls=TlsSettings(Path("/a.pem"), Path("/a.key"), Path("/ca.pem"), 2),
         root_path="/vision",
+        chat_template="{{ messages }}",
+        default_chat_template_kwargs='{"enable_thinking": false}',
         gateway_processes=3,
         api_keys=("k1", "k2"),
         api_keys_file=Path("/etc/keys.toml"),
@@ -299,7 +308,7 @@ def test_flags_survive_the_way_to_a_child(monkeypatch: pytest.MonkeyPatch) -> No
         admin_port=82,
         admin_keys=("k3", "k4"),
     )
-    media = MediaSettings(MediaLimits(4, 2), 7, 8, 9.5, 10, 11)
+    media = MediaSettings(MediaLimits(4, 2), '{"max_pixels": 9}', 7, 8, 9.5, 10, 11)
     engine = EngineSettings(
         served_model_name=("name", "alias"),
         max_model_len=12,
@@ -329,6 +338,8 @@ def test_flags_survive_the_way_to_a_child(monkeypatch: pytest.MonkeyPatch) -> No
         trust_remote_code=True,
         record_steps="/steps",
         record_steps_bytes=1 << 22,
+        load_format="dummy",
+        seed=3,
         record_pixels=True,
     )
     default = EngineSettings()

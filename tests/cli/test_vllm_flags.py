@@ -76,7 +76,7 @@ def test_flag_without_effect_is_removed_from_the_command_line(flag: VllmFlag) ->
         (["-pp", "2"], ["-pp", "2"]),
         (["-pp=2"], ["-pp=2"]),
         (["--pipeline-parallel-size"], ["--pipeline-parallel-size"]),
-        (["--load-format", "auto", "--load-format", "dummy"], ["--load-format", "dummy"]),
+        (["--task", "auto", "--task", "score"], ["--task", "score"]),
         (["--no-enable-lora"], []),
         (["--no-enable-log-requests", "--enable-log-requests"], ["--enable-log-requests"]),
         (["--no-enable-prefix-caching"], ["--no-enable-prefix-caching"]),

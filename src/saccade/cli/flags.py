@@ -7,6 +7,7 @@ from saccade.engine.config import EngineConfig, EngineSettings
 from saccade.gateway.config import MediaSettings, ServerSettings
 from saccade.gateway.server.tls import tls_context
 from saccade.gateway.tenants.api_keys import MAX_BYTES, flag_keys, read_keys_file
+from saccade.models.files import read_chat_template
 from saccade.supervisor.tree import answers_ready
 from saccade.watched_file import WatchedFile
 
@@ -42,7 +43,8 @@ async def is_ready(server: ServerSettings) -> bool:
 
 
 def check_server_files(server: ServerSettings) -> None:
-    """Raise StartupError if --api-keys-file or a certificate is wrong, before anything is started."""
+    """Raise StartupError if a file that *server* names is wrong, before anything is started."""
     tls_context(server.tls)
+    read_chat_template(server.chat_template)
     if server.api_keys_file is not None:
         read_keys_file(WatchedFile(server.api_keys_file, MAX_BYTES), flag_keys(server.api_keys, server.admin_keys))

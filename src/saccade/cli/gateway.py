@@ -21,7 +21,7 @@ from saccade.gateway.served_models.model_probe import ModelProbe
 from saccade.gateway.workers.connectors import check_url
 from saccade.gateway.workers.pool import WorkerPool
 from saccade.gateway.workers.sources import check_dns_url
-from saccade.models.files import read_model_files
+from saccade.models.files import read_chat_template, read_model_files, with_chat_template
 from saccade.protocol.description import ModelFiles
 from saccade.supervisor.checkpoint import resolve_model
 from saccade.telemetry import configure_logging
@@ -105,7 +105,8 @@ def gateway(
     credentials = workers.credentials(worker_url)
     logs = configure_logging(logging.getLevelNamesMapping()[log_level])
     logs = dataclasses.replace(logs, has_short_lines=group.request_lines)
-    models = dict(map(_given, model))
+    template = read_chat_template(server.chat_template)
+    models = dict(_given(one, template) for one in model)
     if server.gateway_processes > 1:
         arguments = [word for url in worker_url for word in ("--worker-url", url)]
         arguments += [word for one in model for word in ("--model", one)]
@@ -133,11 +134,14 @@ def _fleet(credentials: WorkerCredentials, models: dict[str, ModelFiles]) -> Wor
     return WorkerPool((), lambda _: None, model_files=models, credentials=credentials)
 
 
-def _given(model: str) -> tuple[str, ModelFiles]:
-    """Return a model's name and files. Raises StartupError if the files are wrong, before the first request."""
+def _given(model: str, template: bytes | None) -> tuple[str, ModelFiles]:
+    """Return a model's name and files, with *template* if it is not None.
+
+    Raises StartupError if the files are wrong, before the first request.
+    """
     name, _, source = model.rpartition("=")
     folder = resolve_model(source, weights=False)
     name = name or default_name(source, folder)
-    files = read_model_files(folder)
+    files = with_chat_template(read_model_files(folder), template)
     ModelProbe(name, files).run()
     return name, files

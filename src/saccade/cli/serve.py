@@ -38,7 +38,7 @@ from saccade.errors import StartupError
 from saccade.gateway.config import SECRET, MediaSettings, ServerSettings
 from saccade.gateway.served_models.model_probe import ModelProbe
 from saccade.llm.serving import api_url, reachable
-from saccade.models.files import read_model_files
+from saccade.models.files import read_chat_template, read_model_files, with_chat_template
 from saccade.supervisor.checkpoint import resolve_model
 from saccade.supervisor.tree import ChildSpec, Tree, until
 from saccade.supervisor.worker_child import worker_child
@@ -74,10 +74,12 @@ def serve(
     warn_of_open_host(console, server)
     warn_of_shared_memory(console, media.shared_memory_bytes)
     check_server_files(server)
-    folder = resolve_model(str(bundled("model")) if model is None else model)
+    has_weights = engine.load_format != "dummy"
+    folder = resolve_model(str(bundled("model")) if model is None else model, weights=has_weights)
     names = served_names(model, folder, engine) if model is not None else _bundled_names(engine)
     # The worker reports errors in weights. Errors in files that only the gateway reads would be in the log only.
-    ModelProbe(names[0], read_model_files(folder)).run()
+    template = read_chat_template(server.chat_template)
+    ModelProbe(names[0], with_chat_template(read_model_files(folder), template)).run()
     shared_memory.sweep()
     with tempfile.TemporaryDirectory(prefix="saccade-") as private:  # made with mode 0700
         socket = Path(private) / "worker.sock"

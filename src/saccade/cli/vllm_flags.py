@@ -17,7 +17,7 @@ COMMANDS = frozenset({"serve", "worker", "gateway"})
 """The commands that take flags of `vllm serve`."""
 
 
-JSON_FLAGS = frozenset({"--limit-mm-per-prompt"})
+JSON_FLAGS = frozenset({"--limit-mm-per-prompt", "--mm-processor-kwargs", "--default-chat-template-kwargs"})
 """Our flags that take a JSON object, or its keys one by one."""
 
 

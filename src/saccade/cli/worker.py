@@ -136,7 +136,7 @@ def worker(
     if model is None:
         model, names = str(bundled("model")), engine.served_model_name or (BUNDLED_NAME,)
         engine = dataclasses.replace(engine, served_model_name=names)
-    folder = resolve_model(model)
+    folder = resolve_model(model, weights=engine.load_format != "dummy")
     settings = engine_config(model, folder, engine)
     settings = dataclasses.replace(
         settings,

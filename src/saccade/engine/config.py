@@ -15,9 +15,11 @@ Names = Annotated[tuple[str, ...], Parameter(negative="", show_default=False, co
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 KvCacheDtype = Literal["auto", "fp8"]
 Device = Literal["auto", "cpu", "cuda"]
+LoadFormat = Literal["auto", "safetensors", "dummy"]
 EncoderTpMode = Literal["data", "weights"]
 CHOICES = {
     "device": Device,
+    "load_format": LoadFormat,
     "dtype": Dtype,
     "kv_cache_dtype": KvCacheDtype,
     "mm_encoder_tp_mode": EncoderTpMode,
@@ -70,6 +72,10 @@ class EngineSettings:
     "The network's number format; auto is the checkpoint's own, but float32 on a CPU without bfloat16."
     kv_cache_dtype: KvCacheDtype = "auto"
     "Number format of the KV cache; auto is the network's, fp8 is e4m3 with the checkpoint's scales, else 1."
+    load_format: LoadFormat = "auto"
+    "auto and safetensors read the weights; dummy makes random ones, to try a model's shape without its weights."
+    seed: int | None = None
+    "Seed of the random numbers of requests without `seed`: the same requests in the same order draw the same."
     device: Device = "auto"
     "The network's device; auto takes a GPU if there is one."
     attention_backend: Literal["auto", "torch_sdpa", "triton", "flashinfer"] = "auto"

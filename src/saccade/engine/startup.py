@@ -170,7 +170,7 @@ def assemble(
     description = msgspec.structs.replace(
         description, takes_grammars=grammars is not None, takes_thinking_budgets=config.role == "both"
     )
-    validator = RequestValidator(spec, model.fingerprint, max_model_len, limits)
+    validator = RequestValidator(spec, model.fingerprint, max_model_len, limits, config.seed)
     if config.role == "both":
         return Engine(recorder or executor, scheduler, validator, description, recorder, grammars)
     form = kv_form(description, caches)

@@ -15,6 +15,7 @@ from saccade.gateway.parts import PartReader
 from saccade.gateway.pipeline import Pipeline
 from saccade.gateway.processes.siblings import Siblings
 from saccade.gateway.prompt.draft import PromptDrafter
+from saccade.gateway.prompt.request_defaults import read_defaults
 from saccade.gateway.request import Limits
 from saccade.gateway.served_models.model_registry import ModelRegistry
 from saccade.gateway.served_models.tool_call_tokens import Parsers
@@ -27,6 +28,7 @@ from saccade.gateway.tenants.report import TenantMetrics, TenantReport, tenant_r
 from saccade.gateway.workers.pool import WorkerPool
 from saccade.gateway.workers.report import RouteReport, route_report
 from saccade.gateway.workers.routing import Routing
+from saccade.models.files import read_chat_template
 from saccade.protocol.description import ModelFiles
 from saccade.protocol.gateway_calls import Work
 from saccade.telemetry import Metrics
@@ -59,7 +61,8 @@ class Application:
         # What every process of several shows alike is shown once.
         of_engines = metrics.registry if config.member is None else metrics.new_registry()
         self.routing = Routing(config, fleet, metrics.registry, of_engines)
-        self.model_registry = ModelRegistry(fleet, models, Parsers(config.tool_call_parser, config.reasoning_parser))
+        parsers = Parsers(config.tool_call_parser, config.reasoning_parser)
+        self.model_registry = ModelRegistry(fleet, models, parsers, read_chat_template(config.chat_template))
         self.media = Media(config, pool, self.limits.admission, metrics)
         self.siblings = None
         if config.member is not None:
@@ -69,7 +72,13 @@ class Application:
         self.bodies = BodyReader.of(config, self.limits)
         self.pipeline = Pipeline(
             images=self.media.images,
-            prompts=PromptDrafter(config.media_limits, metrics, self.media.threads, config.trusts_request_templates),
+            prompts=PromptDrafter(
+                config.media_limits,
+                metrics,
+                self.media.threads,
+                config.trusts_request_templates,
+                read_defaults(config.default_chat_template_kwargs, config.mm_processor_kwargs),
+            ),
             dispatcher=self.routing.dispatcher,
             pixels=self.media.pixels,
             metrics=metrics,

@@ -11,7 +11,20 @@ from typing import Annotated, Any, Literal
 import msgspec
 from cyclopts import Group, Parameter, Token
 
-from saccade.config import FLAT, GIB, NO_FLAG, Count, LocalPath, Many, NotNegative, Port, Seconds, Size, Switch
+from saccade.config import (
+    FLAT,
+    GIB,
+    NO_FLAG,
+    Count,
+    JsonObject,
+    LocalPath,
+    Many,
+    NotNegative,
+    Port,
+    Seconds,
+    Size,
+    Switch,
+)
 from saccade.errors import StartupError
 from saccade.fair_queue import CLIENT_SHARE
 from saccade.gateway.process_memory import default_request_memory_bytes
@@ -156,6 +169,10 @@ class ServerSettings:
     "Refuse requests with unknown parameters; otherwise a response header and the log name them."
     trusts_request_templates: Annotated[Switch, Parameter(name="--trust-request-chat-template")] = False
     "Let requests bring chat templates, which are programs; each rendering is limited as the model's own is."
+    chat_template: str | None = None
+    "A chat template instead of the model's own: a file, or the text of the template."
+    default_chat_template_kwargs: JsonObject | None = None
+    "Switches of the chat template for requests that do not set them, as JSON."
     response_store_bytes: Size = 64 << 20
     "Conversations of /v1/responses to keep for requests that continue them; 0 keeps none."
     file_store_bytes: Size = 256 << 20
@@ -259,6 +276,8 @@ class MediaSettings:
         Parameter(name="--limit-mm-per-prompt", converter=_media_limits, n_tokens=1, accepts_keys=False),
     ] = MediaLimits()
     "Images and videos per request, as JSON; a kind that is left out keeps its default."
+    mm_processor_kwargs: JsonObject | None = None
+    "Limits of image sizes and frames for requests that do not set them, as JSON: `mm_processor_kwargs` of requests."
     max_image_pixels: Count = ImageLimits.max_pixels
     "Pixels of the largest accepted image."
     num_decode_processes: Annotated[Count, Parameter(name="--decode-processes")] = DEFAULT_PROCESSES

@@ -10,6 +10,7 @@ from saccade.models.family import Family
 from saccade.models.spec import MAX_MODEL_LEN, PLACEHOLDER_TOKEN_ID
 from saccade.protocol.description import ModelFiles
 from saccade.protocol.model_files import (
+    CHAT_TEMPLATE_JINJA,
     CONFIG,
     GATEWAY_FILES,
     MAX_FILE_BYTES,
@@ -33,6 +34,24 @@ def read_model_files(folder: Path) -> ModelFiles:
         if num_bytes > MAX_FILE_BYTES:
             raise StartupError(f"{folder / name} has {num_bytes} bytes; at most {MAX_FILE_BYTES} are read.")
     return ModelFiles(files={name: (folder / name).read_bytes() for name in GATEWAY_FILES if (folder / name).is_file()})
+
+
+def read_chat_template(template: str | None) -> bytes | None:
+    """Return what --chat-template names: a file's content, or the text itself if it looks like a template, as in vLLM.
+
+    Raises StartupError.
+    """
+    if template is None or any(character in template for character in "{}\n"):
+        return None if template is None else template.encode()
+    try:
+        return Path(template).expanduser().read_bytes()
+    except OSError as error:
+        raise StartupError(f"--chat-template: cannot read {template}: {error.strerror}.") from error
+
+
+def with_chat_template(files: ModelFiles, template: bytes | None) -> ModelFiles:
+    """Return *files* with *template* instead of the model's own; None keeps that."""
+    return files if template is None else ModelFiles(files={**files.files, CHAT_TEMPLATE_JINJA: template})
 
 
 def parse_json(files: ModelFiles, name: str) -> Mapping[str, Any]:

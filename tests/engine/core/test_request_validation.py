@@ -114,3 +114,16 @@ def test_values_at_the_limits_are_admitted() -> None:
         logit_bias={0: 100.0, PLACEHOLDER: -100.0}, allowed_token_ids=(3, PLACEHOLDER), min_tokens=5,
         stop_token_ids=(0, 10**6, -1), num_logprobs=20, num_prompt_logprobs=0,
     )  # fmt: skip
+
+
+def test_requests_without_a_seed_draw_the_same_after_each_start_with_one() -> None:
+    def seeds(seed: int | None) -> list[int]:
+        validator = RequestValidator(cast(ModelSpec, Spec()), b"", 100, seed=seed)
+        requests = [SamplingParams(max_tokens=5), SamplingParams(max_tokens=5, seed=7), SamplingParams(max_tokens=5)]
+        asked = [EngineRequest(request_id="a", token_ids=[1, 2], sampling=one, num_samples=1) for one in requests]
+        return [validator.validated(0, one, 1).request_seed for one in asked]
+
+    first, own, last = seeds(3)
+    assert seeds(3) == [first, 7, last]
+    assert own == 7
+    assert len({first, last, *seeds(4), *seeds(None)}) == 7

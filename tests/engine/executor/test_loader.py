@@ -317,3 +317,29 @@ def test_pool_is_never_larger_than_needed(tiny_qwen3_vl: Path) -> None:
 def test_every_name_of_the_model_is_described(tiny_qwen3_vl: Path) -> None:
     description = engines.engine(tiny_qwen3_vl, aliases=("small",)).description
     assert (description.model, description.aliases) == ("tiny", ("small",))
+
+
+DUMMY = {"device": "cpu", "load_format": "dummy"}
+
+
+@pytest.mark.parametrize("name", ["qwen3_vl", "qwen3_5", "qwen3_vl_moe"])
+def test_dummy_weights_need_no_files_and_are_always_the_same(
+    name: str, network_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(network_folder(name), tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors*"))
+    real = load_model(EngineConfig(str(network_folder(name)), "tiny", device="cpu"), lambda *_: None)
+    config = EngineConfig(str(folder), "tiny", **DUMMY)  # type: ignore[arg-type]
+    first, second = (load_model(config, lambda *_: None) for _ in range(2))
+    assert first.num_parameters == real.num_parameters
+    assert first.fingerprint == second.fingerprint != real.fingerprint
+    for (place, one), (_, other) in zip(first.module.named_parameters(), second.module.named_parameters(), strict=True):
+        assert torch.equal(one, other), place
+        assert 0 < one.abs().max() <= 2 or place.endswith("bias"), place
+
+
+def test_dummy_weights_of_a_quantised_checkpoint_are_refused(copy: Path) -> None:
+    config = json.loads((copy / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (copy / "config.json").write_text(json.dumps(config))
+    with pytest.raises(StartupError, match="quantization_config says that they are quantised"):
+        load_model(EngineConfig(str(copy), "tiny", **DUMMY), lambda *_: None)  # type: ignore[arg-type]

@@ -53,6 +53,13 @@ def test_prompts_that_only_the_gateway_renders_are_refused(served_of: Any) -> No
         assert error.param == field
 
 
+def test_operators_template_is_refused(served_of: Any) -> None:
+    served = served_of("qwen3_vl")
+    error = why_not_as_chat(replace(served, has_own_template=False), chat_of(served, user("What?")), [])
+    assert isinstance(error, UnsupportedParameter)
+    assert "--chat-template" in error.message
+
+
 @pytest.mark.parametrize(("field", "given"), [("continue_final_message", True), ("add_generation_prompt", False)])
 def test_another_end_of_the_prompt_is_refused(field: str, given: bool, served_of: Any) -> None:
     served, messages = served_of("qwen3_vl"), [user("What?"), ChatMessage("assistant", "It")]

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import random
 import secrets
 from dataclasses import dataclass
 
@@ -30,15 +31,24 @@ class MediaMemory:
 
 
 class RequestValidator:
-    """Converts requests to sequences. *fingerprint* is the model's, for block keys."""
+    """Converts requests to sequences. *fingerprint* is the model's, for block keys.
+
+    Requests without a seed get random ones, the same after each start if there is a *seed*.
+    """
 
     def __init__(
-        self, spec: ModelSpec, fingerprint: bytes, max_model_len: int, media_memory: MediaMemory | None = None
+        self,
+        spec: ModelSpec,
+        fingerprint: bytes,
+        max_model_len: int,
+        media_memory: MediaMemory | None = None,
+        seed: int | None = None,
     ) -> None:
         self.spec = spec
         self.fingerprint = fingerprint
         self.max_model_len = max_model_len
         self.media_memory = media_memory
+        self._random_bits = secrets.randbits if seed is None else random.Random(seed).getrandbits
 
     def validated(self, connection: int, request: EngineRequest, arrival: int) -> Sequence:
         """Return the sequence of *request*. Raises RequestError, naming the field."""
@@ -50,7 +60,7 @@ class RequestValidator:
         for index, item in enumerate(request.media):
             self._check_item(item, request.token_ids, f"media[{index}]")
         self._check_coverage(request)
-        seed = secrets.randbits(64) if request.sampling.seed is None else request.sampling.seed
+        seed = self._random_bits(64) if request.sampling.seed is None else request.sampling.seed
         positions = self.spec.positions(request.media)
         root = root_key(self.fingerprint, request.salt)
         return Sequence(connection, request, arrival, seed, root, positions)

@@ -22,10 +22,16 @@ def model_fingerprint(config: EngineConfig, files: ModelFiles) -> bytes:
     *files* are those of `read_model_files`. A new feature in `_features` does not change the fingerprint of a model
     without it. Raises StartupError.
     """
-    return fingerprint(files, weight_files(Path(config.model_dir)), tuple(_features(config, files)))
+    return fingerprint(files, _weights(config), tuple(_features(config, files)))
+
+
+def _weights(config: EngineConfig) -> list[Path]:
+    return [] if config.load_format == "dummy" else weight_files(Path(config.model_dir))
 
 
 def _features(config: EngineConfig, files: ModelFiles) -> Iterator[bytes]:
+    if config.load_format == "dummy":
+        yield b"dummy weights"
     quantisation = Path(config.model_dir) / HF_QUANT_CONFIG
     if quantisation.is_file():
         yield b"quantisation " + quantisation.read_bytes()
@@ -53,7 +59,7 @@ def weights_digest(config: EngineConfig, files: ModelFiles) -> bytes:
     Workers whose files differ without an effect on answers have different fingerprints, but the same digest.
     """
     hasher = blake3(b"saccade.weights.1")
-    _add_weights(hasher, weight_files(Path(config.model_dir)), tuple(_features(config, files)))
+    _add_weights(hasher, _weights(config), tuple(_features(config, files)))
     return hasher.digest()
 
 

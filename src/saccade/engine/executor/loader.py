@@ -12,7 +12,7 @@ from saccade import models
 from saccade.engine.config import EngineConfig
 from saccade.engine.executor.fingerprint import model_fingerprint, weights_digest
 from saccade.engine.executor.weight_files import Checkpoint, open_checkpoint
-from saccade.engine.executor.weight_filler import Progress, fill
+from saccade.engine.executor.weight_filler import Progress, fill, fill_randomly
 from saccade.engine.executor.weight_formats import read_quantisation
 from saccade.engine.executor.weight_plan import LoadPlan, make_plan
 from saccade.errors import StartupError
@@ -60,10 +60,18 @@ def load_model(config: EngineConfig, progress: Progress, ranks: Ranks = ALONE) -
     _check_length(config, network.spec.max_position_embeddings)
     network.to(dtype)
     num_parameters = count_parameters(network)
-    with open_checkpoint(folder) as checkpoint:
-        plan = make_plan(network, checkpoint, quantisation, ranks)
-        fill(network, plan, checkpoint, device, progress)
-        kv_scales = _kv_scales(plan, checkpoint)
+    kv_scales: Mapping[int, tuple[float, float]] = {}
+    if config.load_format == "dummy":
+        if quantisation is not None:
+            raise StartupError(
+                f"--load-format dummy makes plain weights, but {quantisation.source} says that they are quantised."
+            )
+        fill_randomly(network, device, progress)
+    else:
+        with open_checkpoint(folder) as checkpoint:
+            plan = make_plan(network, checkpoint, quantisation, ranks)
+            fill(network, plan, checkpoint, device, progress)
+            kv_scales = _kv_scales(plan, checkpoint)
     network.finish()
     identity = model_fingerprint(config, files)
     weights = weights_digest(config, files)

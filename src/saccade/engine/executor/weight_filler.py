@@ -5,6 +5,7 @@ addition to the parameters.
 """
 
 from collections.abc import Callable
+from zlib import crc32
 
 import torch
 from torch import nn
@@ -40,6 +41,24 @@ def fill(network: nn.Module, plan: LoadPlan, checkpoint: Checkpoint, device: tor
             owner, _, own_name = name.rpartition(".")
             network.get_submodule(owner).hold(own_name, parts)  # type: ignore[operator]
     counter.end()
+
+
+def fill_randomly(network: nn.Module, device: torch.device, progress: Progress) -> None:
+    """Create *network*'s parameters on *device* with random values.
+
+    They depend on the parameter's name and shape, so that ranks agree about what they share. Vectors are 1, biases 0,
+    and matrices random, so that activations keep their size from layer to layer.
+    """
+    _allocate(network, device)
+    parameters = list(network.named_parameters())
+    for done, (name, parameter) in enumerate(parameters):
+        progress("making random weights", done, len(parameters))
+        if parameter.ndim < 2:
+            parameter.data.fill_(0.0 if name.endswith("bias") else 1.0)
+        else:
+            bound = (3 / parameter[0].numel()) ** 0.5
+            generator = torch.Generator(device).manual_seed(crc32(name.encode()))
+            parameter.data.uniform_(-bound, bound, generator=generator)
 
 
 def _allocate(network: nn.Module, device: torch.device) -> None:

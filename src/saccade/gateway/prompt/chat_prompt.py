@@ -31,6 +31,10 @@ def why_not_as_chat(
         return UnsupportedParameter("This model's workers take no chats with tools.", "tools")
     if chat.plain is not None:
         return UnsupportedParameter("This model's workers take chats only.", "prompt")
+    if not served.has_own_template:
+        return UnsupportedParameter(
+            "This model's workers render chats with its own template, and this server has --chat-template.", "messages"
+        )
     if chat.template is not None:
         return UnsupportedParameter("`chat_template` is not served by this model's workers.", "chat_template")
     if chat.continues or not chat.add_generation_prompt:

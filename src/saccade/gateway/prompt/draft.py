@@ -14,6 +14,7 @@ from saccade.gateway.limits import WorkThreads
 from saccade.gateway.prompt.messages import num_characters, read_chat
 from saccade.gateway.prompt.piece_cache import PieceCache
 from saccade.gateway.prompt.placeholders import expand, write_images
+from saccade.gateway.prompt.request_defaults import NO_DEFAULTS, RequestDefaults
 from saccade.gateway.prompt.tools import check_history, check_served, texts_in
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.media.header import MediaLimits
@@ -44,13 +45,14 @@ class Draft:
 @dataclass(frozen=True)
 class PromptDrafter:
     """Turns requests into token ids. *limits* bound the images and videos of a request. Requests may bring their own
-    chat template only if it *takes_templates*.
+    chat template only if it *takes_templates*. *defaults* are for what requests do not set.
     """
 
     limits: MediaLimits
     metrics: Metrics
     threads: WorkThreads
     takes_templates: bool = False
+    defaults: RequestDefaults = NO_DEFAULTS
     pieces: PieceCache = field(default_factory=lambda: PieceCache(PIECES_BYTES))
 
     def read(self, served: ServedModel, request: ChatRequest | TokenizeRequest) -> Chat:
@@ -61,7 +63,7 @@ class PromptDrafter:
                 "starts it with --trust-request-chat-template; leave it out.",
                 "chat_template",
             )
-        chat = read_chat_that_may_fit(request, served)
+        chat = read_chat_that_may_fit(request, served, self.defaults)
         self._check_media(served, chat)
         template = template_of(served, chat)
         check_served(chat.tools, served.tool_calls is not None, template.takes_tools)
@@ -161,13 +163,15 @@ def is_long(request: ChatRequest | TokenizeRequest) -> bool:
     return request.chat_template is not None or num_characters(request) > THREAD_FROM_CHARACTERS
 
 
-def read_chat_that_may_fit(request: ChatRequest | TokenizeRequest, served: ServedModel) -> Chat:
+def read_chat_that_may_fit(
+    request: ChatRequest | TokenizeRequest, served: ServedModel, defaults: RequestDefaults = NO_DEFAULTS
+) -> Chat:
     """Return the chat in *request*. Raises RequestError, also ContextLengthExceeded if its text cannot fit.
 
     A template may leave text out, such as the reasoning of earlier turns. So a chat with too much text is rendered, and
     the rendered text decides.
     """
-    chat = read_chat(request, served.declaration)
+    chat = read_chat(request, served.declaration, defaults)
     if request.chat_template is not None:
         chat = replace(chat, template=served.template.replaced_by(request.chat_template))
     texts = list(texts_of(chat))

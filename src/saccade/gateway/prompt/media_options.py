@@ -36,8 +36,13 @@ class MediaOptions:
         return VideoOptions(**self.limits, **self.sampling)
 
 
-def read_media_options(processor: Mapping[str, Any] | None, media_io: Mapping[str, Any] | None) -> MediaOptions:
-    """Return the options in *processor* and *media_io*. Raises RequestError, naming the field."""
+NO_OPTIONS = MediaOptions()
+
+
+def read_media_options(
+    processor: Mapping[str, Any] | None, media_io: Mapping[str, Any] | None, defaults: MediaOptions = NO_OPTIONS
+) -> MediaOptions:
+    """Return the options in *processor* and *media_io*, else *defaults*. Raises RequestError, naming the field."""
     processor = processor or {}
     sampling = {f"mm_processor_kwargs.{key}": processor.get(key) for key in _SAMPLING_KEYS}
     for kind, settings in (media_io or {}).items():
@@ -51,7 +56,13 @@ def read_media_options(processor: Mapping[str, Any] | None, media_io: Mapping[st
                 path = f"{name}.{excerpt(key)}"
                 raise UnsupportedParameter(f"`{path}` is not served; `video.num_frames` and `video.fps` are.", path)
             sampling[f"{name}.{key}"] = value
-    return MediaOptions(_read_limits(processor), _read_sampling(sampling))
+    limits = {**defaults.limits, **_read_limits(processor)}
+    if limits.get("min_pixels", 0) > limits.get("max_pixels", MAX_PIXELS):
+        ours = "".join(f"; this server's `{name}` is {value}" for name, value in defaults.limits.items())
+        raise InvalidValue(
+            f"`mm_processor_kwargs`: `min_pixels` must not be over `max_pixels`{ours}.", "mm_processor_kwargs"
+        )
+    return MediaOptions(limits, _read_sampling(sampling) or defaults.sampling)
 
 
 def _read_sampling(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,8 +92,6 @@ def _read_limits(processor: Mapping[str, Any]) -> dict[str, int]:
         if name in limits:
             raise InvalidValue(f"`{path}` is `{name}` by another name; send one of the two.", path)
         limits[name] = value
-    if limits.get("min_pixels", 0) > limits.get("max_pixels", MAX_PIXELS):
-        raise InvalidValue("`mm_processor_kwargs`: `min_pixels` must not be over `max_pixels`.", "mm_processor_kwargs")
     return limits
 
 

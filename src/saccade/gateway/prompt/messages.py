@@ -24,6 +24,7 @@ from saccade.gateway.chat import (
 )
 from saccade.gateway.json_body import decode, parse
 from saccade.gateway.prompt.media_options import MediaOptions, excerpt, read_media_options
+from saccade.gateway.prompt.request_defaults import NO_DEFAULTS, RequestDefaults
 from saccade.gateway.prompt.tools import num_tool_characters, read_calls, read_tools
 from saccade.models.family import Family, ImageOptions
 from saccade.tokenization.chat_template import Message
@@ -59,15 +60,16 @@ IMAGE_DATA = "data:image/"
 _FILE: Final = msgspec.json.Decoder(FileSource)
 
 
-def read_chat(request: ChatRequest | TokenizeRequest, family: Family) -> Chat:
+def read_chat(request: ChatRequest | TokenizeRequest, family: Family, defaults: RequestDefaults = NO_DEFAULTS) -> Chat:
     """Return the chat in *request*, for a model of *family*. Raises RequestError that names the field."""
-    options = read_media_options(request.mm_processor_kwargs, request.media_io_kwargs)
+    options = read_media_options(request.mm_processor_kwargs, request.media_io_kwargs, defaults.media)
     images: list[ImageSource] = []
     messages = [
         _read_message(message, f"messages[{position}]", options, images)
         for position, message in enumerate(request.messages or ())
     ]
-    switches = _read_switches(request.chat_template_kwargs, family.template_switches)
+    switches = {name: value for name, value in defaults.switches.items() if name in family.template_switches}
+    switches |= _read_switches(request.chat_template_kwargs, family.template_switches)
     switches |= _thinking(request, family.template_switches)
     continues = _continues(request)
     add_generation_prompt = request.add_generation_prompt is not False and not continues

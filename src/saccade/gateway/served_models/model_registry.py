@@ -1,6 +1,7 @@
 """The models that a gateway serves, built from the descriptions of their workers."""
 
 import asyncio
+import dataclasses
 import gc
 from collections.abc import Mapping
 
@@ -11,6 +12,7 @@ from saccade.gateway.served_models.model_probe import ModelProbe
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.gateway.served_models.tool_call_tokens import DECLARED, Parsers
 from saccade.gateway.workers.pool import Model, WorkerPool
+from saccade.models.files import with_chat_template
 from saccade.protocol.description import Description, ModelFiles
 
 _logger = structlog.get_logger(__name__)
@@ -20,14 +22,21 @@ class ModelRegistry:
     """The served models of *fleet*, built from its workers' descriptions; a model that cannot be built is logged.
 
     *parsers* are the operator's choice of parsers for answers. *model_files*, by model name, replace the files that the
-    workers send. *unservable* gets the reason when all workers have described their models and none can be built,
-    unless one was served before.
+    workers send, and *chat_template* replaces the template in them. *unservable* gets the reason when all workers have
+    described their models and none can be built, unless one was served before.
     """
 
-    def __init__(self, fleet: WorkerPool, model_files: Mapping[str, ModelFiles], parsers: Parsers = DECLARED) -> None:
+    def __init__(
+        self,
+        fleet: WorkerPool,
+        model_files: Mapping[str, ModelFiles],
+        parsers: Parsers = DECLARED,
+        chat_template: bytes | None = None,
+    ) -> None:
         self._fleet = fleet
         self._model_files = model_files
         self._parsers = parsers
+        self._chat_template = chat_template
         self._models: dict[str, ServedModel] = {}
         self._described: dict[str, Description] = {}
         self._building: set[asyncio.Task[None]] = set()
@@ -78,6 +87,7 @@ class ModelRegistry:
     async def _build(self, description: Description) -> None:
         try:
             files = self._model_files.get(description.model, description.files)
+            files = with_chat_template(files, self._chat_template)
             await _try_in_child(description.model, files)
             served = await asyncio.to_thread(
                 ServedModel.from_files, description.model, files, description.max_model_len, parsers=self._parsers
@@ -93,7 +103,8 @@ class ModelRegistry:
         else:
             # Builds run concurrently: the last description counts, not the last build to end.
             if self._described[description.model] is description:
-                self._models[description.model] = served
+                own = self._chat_template is None
+                self._models[description.model] = dataclasses.replace(served, has_own_template=own)
                 self.unservable.cancel()
                 # The model is never freed. Without this every collection would scan it, for tens of milliseconds.
                 gc.collect()

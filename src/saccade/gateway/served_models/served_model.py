@@ -132,7 +132,8 @@ class ServedModel:
 
     *scope* names its tokenizer in caches of token ids.
 
-    *tokenizer_file* is the name of *tokenizer*'s file. *videos* is None for a model that takes no videos.
+    *tokenizer_file* is the name of *tokenizer*'s file. *videos* is None for a model that takes no videos. The template
+    may be the operator's instead of the model's own.
     """
 
     name: str
@@ -150,6 +151,7 @@ class ServedModel:
     max_model_len: int
     created: int
     videos: VideoSide | None = None
+    has_own_template: bool = True
     scope: bytes = field(default_factory=partial(secrets.token_bytes, 16))
 
     @classmethod

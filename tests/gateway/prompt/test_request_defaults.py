@@ -1,0 +1,84 @@
+"""What the operator sets for requests that leave it open."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import scripted
+from tables import table
+
+from saccade.errors import StartupError
+from saccade.gateway.chat import ChatMessage, ChatRequest
+from saccade.gateway.config import GatewayConfig
+from saccade.gateway.prompt.media_options import read_media_options
+from saccade.gateway.prompt.messages import read_chat
+from saccade.gateway.prompt.request_defaults import read_defaults
+from saccade.models import families
+
+QWEN3_5 = families()["qwen3_5"]
+LIMITS = read_defaults(None, '{"max_pixels": 50000, "num_frames": 8}').media
+
+
+def switches(default: str, **fields: Any) -> dict[str, Any]:
+    request = ChatRequest(model="m", messages=[ChatMessage("user", "hi")], **fields)
+    return dict(read_chat(request, QWEN3_5, read_defaults(default, None)).switches)
+
+
+def test_switch_of_the_template_is_a_default() -> None:
+    off = '{"enable_thinking": false}'
+    assert switches(off) == {"enable_thinking": False}
+    assert switches(off, chat_template_kwargs={"enable_thinking": True}) == {"enable_thinking": True}
+    assert switches(off, enable_thinking=True) == {"enable_thinking": True}
+    assert switches(off, reasoning_effort="low") == {"enable_thinking": True}
+    assert (
+        read_chat(
+            ChatRequest(model="m", messages=[ChatMessage("user", "hi")]), families()["llava"], read_defaults(off, None)
+        ).switches
+        == {}
+    )
+
+
+@table(
+    ("processor", "media_io", "limits", "sampling"),
+    [
+        ({}, {}, {"max_pixels": 50000}, {"num_frames": 8}),
+        ({"max_pixels": 9000}, {}, {"max_pixels": 9000}, {"num_frames": 8}),
+        ({"min_pixels": 9000}, {}, {"max_pixels": 50000, "min_pixels": 9000}, {"num_frames": 8}),
+        ({"fps": 2}, {}, {"max_pixels": 50000}, {"fps": 2}),
+        ({}, {"video": {"fps": 2}}, {"max_pixels": 50000}, {"fps": 2}),
+    ],
+)
+def test_limit_of_images_is_a_default(
+    processor: dict[str, Any], media_io: dict[str, Any], limits: dict[str, int], sampling: dict[str, Any]
+) -> None:
+    options = read_media_options(processor, media_io, LIMITS)
+    assert (options.limits, options.sampling) == (limits, sampling)
+
+
+@table(
+    ("template_kwargs", "processor_kwargs", "words"),
+    [
+        ('{"enable_thinkin": true}', None, "no model has the switch enable_thinkin; known: "),
+        ('{"enable_thinking": []}', None, "values must be true, false, null, numbers or strings"),
+        (None, '{"max_pixels": 0}', "--mm-processor-kwargs: `mm_processor_kwargs.max_pixels` must be a whole number"),
+        (None, '{"do_resize": true}', "--mm-processor-kwargs: `mm_processor_kwargs.do_resize` is not served"),
+    ],
+)
+def test_wrong_default_stops_the_start(template_kwargs: str | None, processor_kwargs: str | None, words: str) -> None:
+    with pytest.raises(StartupError, match=words):
+        read_defaults(template_kwargs, processor_kwargs)
+
+
+def test_operators_template_replaces_the_models_own(tiny_qwen3_vl: Path) -> None:
+    template = (
+        "{% for m in messages %}<|im_start|>{% for p in m.content %}"
+        "{{ '<|image_pad|>' if p.type == 'image' else p.text }}{% endfor %}{% endfor %}"
+    )
+    with scripted.running(tiny_qwen3_vl, GatewayConfig(chat_template=template)) as gateway:
+        gateway.answer_two_tokens()
+        assert gateway.chat("a <|im_end|>").status == 200
+        (request,) = gateway.worker.requests
+        assert gateway.ask("POST", "/detokenize", {"tokens": request.token_ids}).json["prompt"] == (
+            "<|im_start|>a <|im_end|>"
+        )
+        assert gateway.chat("a", chat_template=template).json["error"]["param"] == "chat_template"
