@@ -28,6 +28,7 @@ COMMANDS = {
     "demo": "Start the bundled model, ask it about the bundled images, and stop.",
     "bench": "Measure a running server, or compare two.",
     "key": "Make a key for the file of --api-keys-file.",
+    "doctor": "Check this machine, a model's folder, or a running fleet.",
     "inspect": "Show a model's input for images.",
     "replay": "Run recorded steps again, and compare the results.",
     "completion": "Print a script that completes commands and flags in a shell.",

@@ -158,16 +158,21 @@ def warn_of_open_host(console: Console, server: ServerSettings) -> None:
 
 def warn_of_shared_memory(console: Console, num_bytes: int, folder: Path = shared_memory.FOLDER) -> None:
     """Print a warning if *folder* cannot take the *num_bytes* of --shared-memory-bytes."""
+    if problem := shared_memory_problem(num_bytes, folder):
+        _warn(console, problem)
+
+
+def shared_memory_problem(num_bytes: int, folder: Path = shared_memory.FOLDER) -> str:
+    """Return why *folder* cannot take the *num_bytes* of --shared-memory-bytes, and what to do; "" if it can."""
     free = shutil.disk_usage(folder).free if os.access(folder, os.W_OK) else 0
     if free >= num_bytes:
-        return
+        return ""
     problem = (
         f"has {size(free)} free, less than --shared-memory-bytes ({size(num_bytes)})" if free else "is not writable"
     )
-    _warn(
-        console,
+    return (
         f"{folder} {problem}. Pixels that do not fit travel inside messages, which is slower. In Docker, pass "
-        f"--shm-size={2 * num_bytes // MIB}m.",
+        f"--shm-size={2 * num_bytes // MIB}m."
     )
 
 

@@ -16,11 +16,16 @@ def installed_torch() -> Distribution | None:
         return None
 
 
+def has_gpu(devices: Path = Path("/dev")) -> bool:
+    """Return whether *devices* has an NVIDIA GPU."""
+    return any(next(devices.glob(pattern), None) for pattern in DEVICES)
+
+
 def unused_cuda(torch: Distribution | None, devices: Path = Path("/dev")) -> str | None:
     """Return a warning if *torch* is a CUDA build and *devices* has no NVIDIA GPU, else None."""
     if torch is None or not Path(str(torch.locate_file(CUDA_LIBRARY))).exists():
         return None
-    if any(next(devices.glob(pattern), None) for pattern in DEVICES):
+    if has_gpu(devices):
         return None
     return (
         f"torch {torch.version} is the large build for NVIDIA GPUs, but this machine has none: the model runs on the "

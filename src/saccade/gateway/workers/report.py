@@ -40,6 +40,8 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: str | None
     block_size: int | None
     role: Role | None
+    version: str | None
+    kv_transfer_address: str | None
     ready: bool
     draining: bool
     excluded: str
@@ -63,6 +65,8 @@ def worker_report(worker: Worker, fleet: WorkerPool, listener: CacheView) -> Wor
         fingerprint=description.fingerprint.hex() if description else None,
         block_size=description.block_size if description else None,
         role=description.role if description else None,
+        version=description.version if description else None,
+        kv_transfer_address=description.kv_transfer_address if description else None,
         ready=worker.ready,
         draining=_drains(worker),
         excluded=why_excluded(worker, fleet) or breaker.reason,

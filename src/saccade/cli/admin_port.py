@@ -1,0 +1,42 @@
+"""Calls of a running gateway's admin port."""
+
+import httpx2
+import msgspec
+
+from saccade.errors import InvalidApiKey, StartupError
+from saccade.gateway.apis.admin import TENANT_HEADER
+
+TIMEOUT_SECONDS = 60.0
+
+
+def call(gateway: str, path: str, admin_key: str, body: bytes | None = None, api_key: str | None = None) -> bytes:
+    """Return the answer of *gateway*, the URL of an admin port, to a GET, or to a POST of the JSON *body*.
+
+    *api_key* names the tenant whose caches count. Raises StartupError.
+    """
+    headers = {"authorization": f"Bearer {admin_key}", "content-type": "application/json"}
+    headers |= {} if api_key is None else {TENANT_HEADER: api_key}
+    method = "GET" if body is None else "POST"
+    try:
+        with httpx2.Client(trust_env=False, timeout=TIMEOUT_SECONDS) as client:
+            response = client.request(method, f"{gateway.rstrip('/')}{path}", content=body, headers=headers)
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        raise StartupError(
+            f"No gateway answers at {gateway}. Pass the address of its --admin-port, as http://127.0.0.1:PORT."
+        ) from error
+    if response.status_code != httpx2.codes.OK:
+        raise StartupError(f"The gateway refused with {response.status_code}: {_fault(response.content)}")
+    return response.content
+
+
+def _fault(body: bytes) -> str:
+    """Return the cause of a refusal; for a missing key, name the flag instead of the header."""
+    try:
+        error = msgspec.json.decode(body)["error"]
+        if error.get("code") == InvalidApiKey.code:
+            return "it has no such --admin-key."
+        if error.get("param") == TENANT_HEADER:
+            return "the caches of tenants are apart. Pass one of its API keys as --api-key, or set SACCADE_API_KEY."
+        return str(error["message"])
+    except (msgspec.DecodeError, KeyError, TypeError, AttributeError):
+        return "the body is not an answer of Saccade's admin port."

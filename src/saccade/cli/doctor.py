@@ -1,0 +1,93 @@
+"""`saccade doctor`: check this machine, a model's folder, or a running fleet."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from cyclopts import Group, Parameter
+from rich.console import Console
+from rich.text import Text
+
+from saccade.cli import exit_codes
+from saccade.cli.fleet_checks import check_fleet, reports_of_gateway, reports_of_workers
+from saccade.cli.machine_checks import Finding, State, check_machine, check_model
+from saccade.config import Many, Port, Switch
+from saccade.errors import StartupError
+from saccade.transport.credentials import WorkerCredentials, read_token
+
+COLOURS: dict[State, str] = {"ok": "green", "warning": "yellow", "failed": "bold red"}
+
+
+@Parameter(name="*", group=Group("A running fleet", sort_key=1))
+@dataclass(frozen=True)
+class FleetFlags:
+    """The fleet to check in place of this machine."""
+
+    gateway: str | None = None
+    "The admin port of a running gateway, as http://127.0.0.1:PORT."
+    admin_key: str | None = None
+    "A key of the admin port. Prefer SACCADE_ADMIN_KEY, which `ps` does not show."
+    worker_url: Many = ()
+    "A worker, as for `saccade gateway`; may be given many times."
+    worker_token_file: Path | None = None
+    "The file with the workers' token."
+
+
+FLEET = FleetFlags()
+
+
+def doctor(
+    model: Path | None = None,
+    /,
+    *,
+    host: str = "127.0.0.1",
+    port: Port = 8000,
+    fleet: FleetFlags = FLEET,
+    json: Switch = False,
+) -> int:
+    """Check this machine, a model's folder, or a running fleet. The exit code is 1 if a check failed.
+
+    Parameters
+    ----------
+    model
+        A folder in hub layout, whose files are checked too.
+    host
+        The address on which a gateway shall listen.
+    port
+        The port on which a gateway shall listen.
+    json
+        Print the findings as JSON.
+    """
+    if fleet.gateway is not None or fleet.worker_url:
+        findings = asyncio.run(_findings(fleet))
+    else:
+        findings = [*check_machine(host, port), *([] if model is None else [check_model(model)])]
+    if json:
+        print(msgspec.json.format(msgspec.json.encode({"findings": findings})).decode())
+    else:
+        _show(findings)
+    return exit_codes.ERROR if any(finding.state == "failed" for finding in findings) else 0
+
+
+async def _findings(fleet: FleetFlags) -> list[Finding]:
+    if fleet.gateway is None:
+        token = None if fleet.worker_token_file is None else read_token(fleet.worker_token_file)
+        reports = await reports_of_workers(fleet.worker_url, WorkerCredentials(token))
+    elif fleet.admin_key is None:
+        raise StartupError("--gateway needs an --admin-key of that gateway: pass one, or set SACCADE_ADMIN_KEY.")
+    else:
+        reports = await asyncio.to_thread(reports_of_gateway, fleet.gateway, fleet.admin_key)
+    return [finding async for finding in check_fleet(reports)]
+
+
+def _show(findings: Sequence[Finding]) -> None:
+    """Print a line for each of *findings*, and how many there are of each state."""
+    console = Console()
+    for one in findings:
+        sentence = f"{one.name}: {one.detail}".rstrip(".") + (f". {one.fix}" if one.fix else "")
+        console.print(Text.assemble((f"{one.state:<9}", COLOURS[one.state]), sentence), soft_wrap=True)
+    states = Counter(finding.state for finding in findings)
+    print(", ".join(f"{states[state]} {state}" for state in COLOURS))

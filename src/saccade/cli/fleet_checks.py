@@ -1,0 +1,105 @@
+"""Checks of `saccade doctor` on a running fleet, by what a gateway knows of its workers."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from random import Random
+
+import msgspec
+
+from saccade.cli.admin_port import call
+from saccade.cli.machine_checks import Finding, State
+from saccade.errors import StartupError
+from saccade.gateway.config import RoutingSettings
+from saccade.gateway.workers.cache_listener import ALONE, CacheListener, exactness
+from saccade.gateway.workers.pool import WorkerPool
+from saccade.gateway.workers.report import WorkerReport, worker_report
+from saccade.routing.index import BlockIndex
+from saccade.routing.router import Router
+from saccade.supervisor.tree import until
+from saccade.transport.credentials import WorkerCredentials
+from saccade.transport.framing import UNREADABLE
+from saccade.transport.kv_transfer.channel import NONCE_BYTES
+
+FEED_SECONDS = 15.0
+"""How long workers may take to connect, and to send what they hold."""
+
+CONNECT_SECONDS = 5.0
+
+
+def reports_of_gateway(gateway: str, admin_key: str) -> list[WorkerReport]:
+    """Return what the gateway with the admin port *gateway*, a URL, knows of its workers. Raises StartupError."""
+    try:
+        return msgspec.json.decode(call(gateway, "/workers", admin_key), type=dict[str, list[WorkerReport]])["workers"]
+    except (*UNREADABLE, KeyError) as error:
+        raise StartupError("The gateway has another version: run the `saccade doctor` of that version.") from error
+
+
+async def reports_of_workers(urls: Sequence[str], credentials: WorkerCredentials) -> list[WorkerReport]:
+    """Return what a gateway of the workers at *urls* would know of them. Raises StartupError for a malformed URL."""
+    pool = WorkerPool(urls, lambda _: None, credentials=credentials)
+    view = CacheListener(pool, Router("cost", BlockIndex(RoutingSettings().routing_index_bytes), Random()))
+
+    async def settled() -> bool:
+        return all(one.ready and exactness(one, view).reason in ("", ALONE) for one in pool.clients)
+
+    await pool.start()
+    try:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FEED_SECONDS):
+                await until(settled)
+        return [worker_report(worker, pool, view) for worker in pool.clients]
+    finally:
+        await view.close()
+        await pool.close()
+
+
+async def check_fleet(reports: Sequence[WorkerReport]) -> AsyncIterator[Finding]:
+    """Yield the findings about each worker, and about those of one model together."""
+    if not reports:
+        yield Finding("workers", "failed", "there are none", "Look at the gateway's list of workers.")
+    for report in reports:
+        yield _of_worker(report)
+        if report.ready and report.reason != ALONE:
+            why = f": {report.reason}" if report.reason else ""
+            state: State = "ok" if report.exactness == "EXACT" else "warning"
+            yield Finding(report.url, state, f"what it holds is known to the level {report.exactness}{why}")
+        if report.kv_transfer_address is not None:
+            yield await check_transfers(report.url, report.kv_transfer_address)
+    serving = [report for report in reports if not report.excluded]
+    for name in dict.fromkeys(str(report.model) for report in serving):
+        yield _of_model(name, [report for report in serving if report.model == name])
+
+
+def _of_worker(report: WorkerReport) -> Finding:
+    if report.draining:
+        return Finding(report.url, "warning", "it drains", "Start it again when its requests have ended.")
+    if report.excluded:
+        fix = "Look at its log, and compare its address, token and files with those of the others."
+        return Finding(report.url, "failed", report.excluded, fix)
+    return Finding(report.url, "ok", f"it serves {report.model}, version {report.version}, role {report.role}")
+
+
+def _of_model(name: str, workers: Sequence[WorkerReport]) -> Finding:
+    """Return whether the *workers* of the model *name* fit together; those with another release are excluded before."""
+    roles, versions = {worker.role for worker in workers}, {str(worker.version) for worker in workers}
+    if "both" not in roles and len(roles) == 1:
+        missing = "decode" if "prefill" in roles else "prefill"
+        return Finding(name, "failed", f"there is no {missing} worker", f"Start one with --role {missing}.")
+    if len(versions) > 1:
+        return Finding(name, "warning", f"its workers have versions {', '.join(sorted(versions))}", "Upgrade them all.")
+    return Finding(name, "ok", f"{len(workers)} workers serve the same release")
+
+
+async def check_transfers(name: str, address: str) -> Finding:
+    """Return whether this machine reaches *address*, host:port, from which decode workers fetch the KV state."""
+    host, _, port = address.rpartition(":")
+    try:
+        async with asyncio.timeout(CONNECT_SECONDS):
+            reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+            with contextlib.closing(writer):
+                await reader.readexactly(NONCE_BYTES)
+    except (OSError, EOFError, TimeoutError, ValueError):
+        fix = "--kv-transfer-bind must name an address that decode workers reach; open its port in firewalls."
+        return Finding(name, "failed", f"its KV transfers at {address} cannot be reached from here", fix)
+    return Finding(name, "ok", f"its KV transfers at {address} can be reached")
