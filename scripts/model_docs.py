@@ -76,7 +76,9 @@ def document() -> str:
 def _limits(families: Mapping[str, Family]) -> str:
     lines = [f"- {name}: {' '.join(family.limits)}" for name, family in families.items() if family.limits]
     videos = ", ".join(name for name in models.families() if models.takes_videos(name))
-    first = f"Videos are taken by {videos}; other families take images only. No family hears sound. Beyond that:"
+    first = (
+        f"Videos are taken by {videos}; other families take images only. The sound of a video is ignored. Beyond that:"
+    )
     return "\n".join(("## Limits", "", first, "", *lines, ""))
 
 
