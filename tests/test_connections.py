@@ -52,12 +52,13 @@ ALLOWED = {
     "worker/tokenspeed/border.py": {"grpc"},  # names of status codes
     "worker/tokenspeed/server.py": {"grpc"},  # listens
     "worker/tokenspeed/service.py": {"grpc", "connect"},  # names of status codes; streams within its own process
-    "cli/inspect_route.py": {"httpx2"},  # a gateway's admin port, which the operator names
+    "cli/admin_port.py": {"httpx2"},  # a gateway's admin port, which the operator names
     "transport/engine_channel.py": {"create_connection"},  # a socket pair that its parent made
     "supervisor/tree.py": {"open_connection", "open_unix_connection"},  # its own children, on loopback
     "supervisor/ray_fleet.py": {"create_connection"},  # the cluster that the operator names, to see whether it is there
     "supervisor/checkpoint.py": {"httpx2", "huggingface_hub"},  # the hub, at start-up
     "cli/demo.py": {"openai"},  # its own server, on loopback
+    "cli/demo_workers.py": {"openai"},  # its own gateway, on loopback
     "cli/ask.py": {"openai"},  # the server that the user names
     "cli/client.py": {"openai"},  # names of types
     "llm/serving.py": {"http.client"},  # its own child, on loopback

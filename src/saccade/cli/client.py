@@ -4,7 +4,10 @@ import base64
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from rich.console import Console
 
 if TYPE_CHECKING:
     import openai
@@ -75,3 +78,20 @@ def stream_answer(
     details = usage.prompt_tokens_details if usage else None
     cached = (details.cached_tokens or 0) if details else 0
     return Answer(text, max(0.0, first - start) * 1000, rate, usage.prompt_tokens if usage else 0, cached)
+
+
+def about(image: Path, question: str) -> list["ChatCompletionMessageParam"]:
+    """Return the messages that ask *question* about the file *image*."""
+    return [user_message([data_url(image.read_bytes())], question)]
+
+
+def ask_about(
+    client: "openai.OpenAI", model: str, image: Path, question: str, console: Console, choices: Sequence[str] = ()
+) -> Answer:
+    """Ask *question* about *image* and print the answer as it streams. With *choices* the answer is one of them."""
+
+    def show(piece: str) -> None:
+        console.print(piece, end="", style="bold green", markup=False, highlight=False)
+
+    options = {"structured_outputs": {"choice": list(choices)}} if choices else {}
+    return stream_answer(client, model, about(image, question), show, **options)

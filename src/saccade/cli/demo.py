@@ -5,7 +5,7 @@ the model chooses, and a call whose arguments the grammar spells out.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,12 +16,13 @@ from rich.segment import Segment, Segments
 from rich.style import Style
 
 from saccade.cli.bundled import bundled
-from saccade.cli.client import Answer, data_url, stream_answer, user_message
+from saccade.cli.client import about, ask_about
+from saccade.cli.demo_workers import show_workers
+from saccade.config import Count
 from saccade.llm.serving import serve
 
 if TYPE_CHECKING:
     import openai
-    from openai.types.chat import ChatCompletionMessageParam
 
 IMAGE_COLUMNS = 48
 QUESTIONS = {
@@ -34,27 +35,6 @@ SHAPES = ("circle", "square", "diamond", "triangle", "star", "cross")
 TOOL_NAME = "file_picture"
 
 
-def _messages(image: Path, question: str) -> list["ChatCompletionMessageParam"]:
-    return [user_message([data_url(image.read_bytes())], question)]
-
-
-def ask(
-    client: "openai.OpenAI",
-    model: str,
-    image: Path,
-    question: str,
-    console: Console,
-    choices: Sequence[str] = (),
-) -> Answer:
-    """Ask *question* about *image* and print the answer as it streams. With *choices* the answer is one of them."""
-
-    def show(piece: str) -> None:
-        console.print(piece, end="", style="bold green", markup=False, highlight=False)
-
-    options = {"structured_outputs": {"choice": list(choices)}} if choices else {}
-    return stream_answer(client, model, _messages(image, question), show, **options)
-
-
 def call_tool(client: "openai.OpenAI", model: str, image: Path, labels: Mapping[str, str]) -> str:
     """Make the model call a tool with the *labels* of the image; return the call as it arrived."""
     parameters = {
@@ -65,7 +45,7 @@ def call_tool(client: "openai.OpenAI", model: str, image: Path, labels: Mapping[
     }
     answer = client.chat.completions.create(
         model=model,
-        messages=_messages(image, "File it."),
+        messages=about(image, "File it."),
         tools=[{"type": "function", "function": {"name": TOOL_NAME, "strict": True, "parameters": parameters}}],
         tool_choice="required",
         parallel_tool_calls=False,
@@ -96,18 +76,27 @@ def show_held_answers(client: "openai.OpenAI", model: str, image: Path, console:
     """Print a structured answer and a tool call about an image of a shape, and the effect of their grammars."""
     console.print(f"\n{image.name}, answers that a grammar holds", style="dim", highlight=False)
     console.print(f"{QUESTIONS['shapes'][0]} One of {', '.join(SHAPES)}: ", end="", style="bold", highlight=False)
-    shape = ask(client, model, image, QUESTIONS["shapes"][0], console, choices=SHAPES).text
+    shape = ask_about(client, model, image, QUESTIONS["shapes"][0], console, choices=SHAPES).text
     console.print("\nA tool call: ", end="", style="bold")
     call = call_tool(client, model, image, {"shape": shape})
     console.print(call, style="bold green", markup=False, highlight=False)
     console.print("The model chose from the list; it was not trained on tools, and the grammar spelled out the call.")
 
 
-def demo() -> None:
-    """Start the bundled model, ask it about the images that ship with Saccade, and stop."""
+def demo(*, workers: Count = 1) -> None:
+    """Start the bundled model, ask it about the images that ship with Saccade, and stop.
+
+    Parameters
+    ----------
+    workers
+        With 2 or more, show how a gateway sends images to workers, and what happens if one is killed.
+    """
     import openai
 
     console = Console()
+    if workers > 1:
+        show_workers(workers, console)
+        return
     images = [image for kind in QUESTIONS for image in sorted(bundled("images").glob(f"{kind}/*.png"))]
     with serve() as server:
         client, model = openai.OpenAI(base_url=server.url, api_key="none", max_retries=0), server.model
@@ -117,7 +106,7 @@ def demo() -> None:
                 console.print(image_rows(image))
             for question in QUESTIONS[image.parent.name]:
                 console.print(f"{question} ", end="", style="bold")
-                answer = ask(client, model, image, question, console)
+                answer = ask_about(client, model, image, question, console)
                 console.print(f"   [dim]{answer}[/dim]", highlight=False)
         show_held_answers(client, model, images[-1], console)
     console.print("\nThe bundled model only reads 1 to 4 capitals and digits, and names six shapes and eight colours.")

@@ -87,7 +87,7 @@ def serve(model: str | os.PathLike[str] | None = None, **settings: Any) -> Serve
     *settings* are flags of `saccade serve` by name; variables of the environment have no effect. The server ends with
     the thread that started it, at the latest. Raises StartupError.
     """
-    read = read_settings({"port": _free_port(), **settings}, has_server=True)
+    read = read_settings({"port": free_port(), **settings}, has_server=True)
     if read.server.uds is not None or read.server.tls.certfile is not None:
         raise StartupError("A server from Python has a port with plain HTTP: leave out uds and ssl_certfile.")
     command = [sys.executable, "-m", "saccade.cli.main", "serve", "--no-summary"]
@@ -118,7 +118,8 @@ def reachable(host: str) -> str:
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of 127.0.0.1 on which nothing listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
