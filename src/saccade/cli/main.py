@@ -30,6 +30,7 @@ COMMANDS = {
     "key": "Make a key for the file of --api-keys-file.",
     "doctor": "Check this machine, a model's folder, or a running fleet.",
     "inspect": "Show a model's input for images.",
+    "top": "Show what happens at a running gateway now, in the terminal.",
     "replay": "Run recorded steps again, and compare the results.",
     "completion": "Print a script that completes commands and flags in a shell.",
 }

@@ -102,8 +102,8 @@ class AccessLog:
         return line
 
     def end(self, line: RequestLine) -> None:
-        """Keep the error of *line*, if it has one, and write the line."""
-        if line.code is not None:
+        """Keep the error of *line*, if it has one and is no probe's, and write the line."""
+        if line.code is not None and line.route not in PROBES:
             self.errors.appendleft(_error(line, line.code))
         if self._write is not None and line.route not in self._hidden:
             self._write(self._render(line) + b"\n")

@@ -1,0 +1,96 @@
+"""`saccade top`: a board of what happens at a gateway now, in the terminal."""
+
+import contextlib
+import time
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+
+import msgspec
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from saccade.cli.admin_port import call
+from saccade.config import Switch
+from saccade.errors import StartupError
+from saccade.gateway.apis.board import Board
+from saccade.protocol.engine_load import Load
+
+SECONDS = 1.0
+MAX_ERRORS = 10
+PIPE_COLUMNS = 160
+
+
+def top(*, url: str, admin_key: str | None = None, once: Switch = False) -> None:
+    """Show what happens at a gateway now: workers, load, hit rates, breakers, tenants and the last errors.
+
+    Parameters
+    ----------
+    url
+        The gateway's --admin-port, as http://127.0.0.1:PORT.
+    admin_key
+        A key of the admin port. Prefer SACCADE_ADMIN_KEY, which `ps` does not show.
+    once
+        Print the board once and end, as if stdout is not a terminal.
+    """
+    if admin_key is None:
+        raise StartupError("`saccade top` needs an --admin-key of the gateway: pass one, or set SACCADE_ADMIN_KEY.")
+
+    def read() -> Board:
+        return msgspec.json.decode(call(url, "/board", admin_key), type=Board)
+
+    console, board = Console(), read()
+    if once or not console.is_terminal:
+        Console(width=None if console.is_terminal else PIPE_COLUMNS).print(frame(board, board))
+        return
+    with contextlib.suppress(KeyboardInterrupt), Live(frame(board, board), console=console, screen=True) as live:
+        while True:
+            time.sleep(SECONDS)
+            before, board = board, read()
+            live.update(frame(board, before))
+
+
+def frame(board: Board, before: Board) -> Group:
+    """Return *board* as it is shown; rates are those since *before*."""
+    requests = f"{board.num_requests} requests, {board.num_waiting} of them waiting"
+    hits = f"cached: {_percent(board.prefix_hit_rate)} of prompt tokens, {_percent(board.encoder_hit_rate)} of images"
+    head = Text(f"saccade {board.version}   {_clock(board.time)}   {requests}   {hits}\n", style="bold")
+    tenants = (
+        (one.tenant, used.requests, used.refused, used.prompt_tokens, used.cached_tokens, used.completion_tokens)
+        for one in board.tenants
+        for used in [one.usage]
+    )
+    errors = ((_clock(one.time), one.status, one.code, one.route, one.message) for one in board.errors[:MAX_ERRORS])
+    tables = (
+        _table(("worker", "state", "running", "waiting", "KV used", "tokens/s", "model"), _workers(board, before)),
+        _table(("tenant", "requests", "refused", "prompt tokens", "cached", "completion tokens"), tenants),
+        _table(("last errors", "status", "code", "route", "message"), errors),
+    )
+    return Group(head, *(one for table in tables if table.row_count for one in (table, "")))
+
+
+def _workers(board: Board, before: Board) -> Iterator[tuple[object, ...]]:
+    seconds = board.time - before.time
+    loads = {worker.url: worker.load or Load() for worker in before.workers}
+    for worker in board.workers:
+        load = worker.load or Load()
+        num_new = load.generated_tokens_total - loads.get(worker.url, load).generated_tokens_total
+        used = _percent(1 - load.num_free_blocks / load.num_blocks if load.num_blocks else None)
+        rate = max(0, round(num_new / seconds)) if seconds else 0
+        yield worker.url, worker.excluded or "ready", load.num_running, load.num_waiting, used, rate, worker.model or ""
+
+
+def _table(names: Iterable[str], rows: Iterable[tuple[object, ...]]) -> Table:
+    table = Table(*names, box=None, header_style="dim", padding=(0, 2, 0, 0))
+    for row in rows:
+        table.add_row(*(Text(str(cell)) for cell in row))
+    return table
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.0%}"
+
+
+def _clock(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds):%H:%M:%S}"
