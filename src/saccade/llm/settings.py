@@ -14,6 +14,9 @@ from saccade.engine.config import EngineSettings
 from saccade.errors import StartupError
 from saccade.gateway.config import MediaSettings, ServerSettings
 
+PARSERS = ("tool_call_parser", "reasoning_parser")
+"""Settings of the server that an LLM has, too."""
+
 ENGINE, MEDIA, SERVER = EngineSettings(), MediaSettings(), ServerSettings()
 _FLAG = re.compile(r"--(no-)?([a-z][a-z0-9-]*)")
 
@@ -32,12 +35,12 @@ def read_settings(values: Mapping[str, Any], *, has_server: bool = False) -> Set
 
         read_settings({"max_model_len": 4096, "limit_mm_per_prompt": {"image": 4}})
 
-    None stands for the default, and a list for a flag that is given many times. Settings of the server are known if it
-    *has_server*. Raises StartupError that names the setting, with the name that it resembles.
+    None stands for the default, and a list for a flag that is given many times. Without a server, the only settings of
+    one are PARSERS. Raises StartupError that names the setting, with the name that it resembles.
     """
     app = App(help_flags=(), version_flags=(), result_action="return_value")
     kinds = (ENGINE, MEDIA, SERVER) if has_server else (ENGINE, MEDIA)
-    names = {_name(flag) for settings in kinds for flag, _, _ in config.flags_of(settings)}
+    names = {_name(flag) for settings in kinds for flag, _, _ in config.flags_of(settings)}.union(PARSERS)
     for name in values:
         if name not in names:
             close = difflib.get_close_matches(name, names, 1)

@@ -145,6 +145,10 @@ class ChatCompletionObject:
 
     async def end(self) -> bytes:
         """Return the object, in JSON."""
+        return msgspec.json.encode(await self.completion())
+
+    async def completion(self) -> ChatCompletion:
+        """Return the object."""
         answer, ranked = self._answer, None
         if answer.request.prompt_logprobs is not None:
             # The entries of a long prompt would block the event loop for too long.
@@ -152,7 +156,7 @@ class ChatCompletionObject:
             ranked = await asyncio.to_thread(
                 prompt_logprobs, tokenizer, answer.prompt_token_ids, answer.prompt_logprobs
             )
-        completion = ChatCompletion(
+        return ChatCompletion(
             id=answer.id,
             created=answer.created,
             model=answer.served.name,
@@ -161,7 +165,6 @@ class ChatCompletionObject:
             prompt_logprobs=UNSET if ranked is None else ranked,
             prompt_token_ids=answer.prompt_token_ids if answer.request.return_token_ids else UNSET,
         )
-        return msgspec.json.encode(completion)
 
 
 class ChatCompletionEvents:

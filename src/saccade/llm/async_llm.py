@@ -1,0 +1,235 @@
+"""AsyncLLM: a gateway's rooms in the caller's event loop, and a worker with its engine as a child. Nothing listens.
+
+The engine has its own processes, so it neither takes the caller down with it nor waits for the interpreter's lock.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import os
+import sys
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Self, Unpack
+
+import msgspec
+import structlog
+
+from saccade.errors import InvalidValue, QueueFull, RequestError, SaccadeError, StartupError, WorkerUnavailable
+from saccade.gateway.apis.chat import ChatCompletionObject, parse_chat
+from saccade.gateway.app import connected
+from saccade.gateway.application import Application
+from saccade.gateway.chat import ImageSource
+from saccade.gateway.config import GatewayConfig
+from saccade.gateway.output.answer import Answer, AnswerOutput, Usage
+from saccade.gateway.output.choice import Chunk
+from saccade.gateway.request import COPIES, Request
+from saccade.gateway.tenants.account import EVERYBODY, Account
+from saccade.llm.conversation import Source, load, num_bytes, read_messages
+from saccade.llm.results import ChatResult, Delta
+from saccade.llm.sampling import ChatOptions, SamplingParams
+from saccade.llm.settings import read_settings
+from saccade.supervisor.tree import Child
+from saccade.supervisor.worker_child import worker_child
+
+CLIENT = "python"
+AHEAD = 16
+"""Chats that are prepared while the engine answers as many as it can; others wait without holding anything."""
+
+MEMORY_WAIT_SECONDS = 600.0
+RETRY_SECONDS = 1.0
+RESTART_SECONDS = 300.0
+"""How long a chat waits for an engine that has ended, and is started again."""
+
+POLL_SECONDS = 0.05
+
+
+class AsyncLLM:
+    """Answers chats in this process: *model* is a folder or a hub id, None for the small model that ships with Saccade.
+
+        async with saccade.AsyncLLM("./model", max_model_len=4096) as llm:
+            result = await llm.chat([{"role": "user", "content": "Hello"}])
+
+    *settings* are flags of `saccade serve` for the engine and images, by name. Raises StartupError.
+    """
+
+    def __init__(self, model: str | os.PathLike[str] | None = None, **settings: Any) -> None:
+        self._model = None if model is None else os.fspath(model)
+        self._settings = read_settings(settings)
+        self._num_places = self._settings.engine.max_num_seqs + AHEAD
+        self._places = asyncio.Semaphore(self._num_places)
+        self._loading = asyncio.Lock()
+        self._account = Account(EVERYBODY)
+        self._resources = contextlib.AsyncExitStack()
+        self._app: Application | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Start the engine, and return when it is ready. Raises StartupError; the worker prints why it ends."""
+        if not structlog.is_configured():  # else the caller's own configuration stays; by default all would be printed
+            structlog.configure(
+                wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+                logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+            )
+        async with contextlib.AsyncExitStack() as resources:
+            folder = resources.enter_context(tempfile.TemporaryDirectory(prefix="saccade-"))  # made with mode 0700
+            socket = Path(folder) / "worker.sock"
+            child = Child(worker_child(self._model, socket, self._settings.engine), lambda: self._app is not None)
+            worker = asyncio.create_task(child.run(), name="worker")
+            resources.push_async_callback(_stop, child, worker)
+            app = await resources.enter_async_context(connected(self._config(f"unix:{socket}")))
+            ready = asyncio.ensure_future(_until_ready(app))
+            await asyncio.wait((worker, ready), return_when=asyncio.FIRST_COMPLETED)
+            if not ready.done():
+                ready.cancel()
+                raise StartupError("The worker ended before it was ready; it printed the reason on standard error.")
+            ready.result()
+            self._app = app
+            self._resources = resources.pop_all()
+
+    async def close(self) -> None:
+        """End the engine and all processes; chats that still run fail. A second call does nothing."""
+        self._app = None
+        await self._resources.aclose()
+
+    async def chat(
+        self, messages: Iterable[Any], sampling_params: SamplingParams | None = None, **options: Unpack[ChatOptions]
+    ) -> ChatResult:
+        """Return the answer to a conversation: *messages* as OpenAI's API has them; *options* are other fields.
+
+            {"role": "user", "content": [{"type": "image", "image": image}, {"type": "text", "text": "What is this?"}]}
+
+        An image may be a PIL image, a path, a URL, or the bytes of a file. If the chat fails, the result has the error.
+        """
+        start = time.perf_counter()
+        while True:
+            chunks: list[Chunk] = []
+            try:
+                async with self._places:
+                    answer = await self._generate(messages, sampling_params, options, chunks.append)
+                writer = ChatCompletionObject(answer)
+                for chunk in chunks:
+                    writer.take(chunk)
+                begun_at = [choice.first_token_at for choice in answer.choices if choice.first_token_at]
+                ttft_seconds = min(begun_at) - start if begun_at else None
+                return ChatResult(time.perf_counter() - start, ttft_seconds, await writer.completion())
+            except QueueFull:
+                # Large images may fill a limit before all places are taken. Other chats end, and give it back.
+                await asyncio.sleep(RETRY_SECONDS)
+            except SaccadeError as error:
+                return ChatResult(time.perf_counter() - start, error=error)
+
+    async def stream(
+        self, messages: Iterable[Any], sampling_params: SamplingParams | None = None, **options: Unpack[ChatOptions]
+    ) -> AsyncGenerator[Delta, None]:
+        """Yield the answer to *messages* as it grows, then its usage. Raises SaccadeError."""
+        deltas = asyncio.Queue[Delta | None]()
+
+        async def run() -> Usage:
+            try:
+                async with self._places:
+                    take = lambda chunk: deltas.put_nowait(Delta.of(chunk))  # noqa: E731
+                    return (await self._generate(messages, sampling_params, options, take)).usage
+            finally:
+                deltas.put_nowait(None)
+
+        running = asyncio.create_task(run(), name="stream")
+        try:
+            while (delta := await deltas.get()) is not None:
+                yield delta
+            yield Delta(usage=await running)
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    async def _generate(
+        self,
+        messages: Iterable[Any],
+        sampling_params: SamplingParams | None,
+        options: ChatOptions,
+        take: Callable[[Chunk], None],
+    ) -> Answer:
+        """Answer one conversation as the API does, and return the whole answer. Raises SaccadeError."""
+        if (app := self._app) is None:
+            raise StartupError(
+                "This LLM is not started, or closed: use it in a block, as `async with AsyncLLM() as llm`."
+            )
+        try:
+            async with asyncio.timeout(RESTART_SECONDS):
+                await _until_ready(app)
+        except TimeoutError:
+            raise WorkerUnavailable(
+                "The engine has ended, and does not start again; standard error says why."
+            ) from None
+        read, sources = read_messages(messages)
+        try:
+            body = msgspec.json.encode({"messages": read, **(sampling_params or SamplingParams()).fields(), **options})
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidValue(
+                "Messages and options must be dicts, lists, texts, numbers, booleans and None."
+            ) from error
+
+        def write(chunk: Chunk) -> bool:
+            take(chunk)
+            return True
+
+        with Request.begin(app.limits, self._account, CLIENT) as request:
+            request.memory.take(COPIES * len(body))
+            async with request.turn(len(body)):
+                begun = app.parts.begin(parse_chat(body, strict=True)[0])
+            [part] = await app.parts.finish(begun, request)
+            await self._load(part.chat.images, sources, request)
+            answer = Answer(part.params, part.chat, part.served, app.metrics, request.account)
+            await app.pipeline.answer(request, part, AnswerOutput(answer, write, partial(asyncio.sleep, 0)))
+        return answer
+
+    async def _load(self, images: list[ImageSource], sources: Mapping[str, Source], request: Request) -> None:
+        """Give those of *images* that are in *sources* their content. Raises RequestError that names the field."""
+        # At once, before any is read: two requests that wait for each other's memory would never end.
+        await request.memory.grow(sum(map(num_bytes, sources.values())))
+        for position, image in enumerate(images):
+            if (source := sources.get(image.url)) is not None:
+                # One at a time: a PIL image in several conversations reads its file when it is first used.
+                async with self._loading:
+                    try:
+                        content = await asyncio.to_thread(load, source)
+                    except RequestError as error:
+                        raise error.at(image.field) from error
+                images[position] = dataclasses.replace(image, content=content)
+
+    def _config(self, worker_url: str) -> GatewayConfig:
+        server = self._settings.server
+        return GatewayConfig(
+            **vars(self._settings.media),
+            tool_call_parser=server.tool_call_parser,
+            reasoning_parser=server.reasoning_parser,
+            trusts_request_templates=True,
+            max_requests=self._num_places,
+            memory_wait_seconds=MEMORY_WAIT_SECONDS,
+            worker_urls=(worker_url,),
+        )
+
+
+async def _until_ready(app: Application) -> None:
+    """Return when the engine is ready. Raises StartupError if its model cannot be served."""
+    registry = app.model_registry
+    while not registry.ready:
+        if registry.unservable.done() and not registry.unservable.cancelled():
+            raise registry.unservable.result()
+        await asyncio.sleep(POLL_SECONDS)
+
+
+async def _stop(child: Child, worker: asyncio.Task[int]) -> None:
+    await child.stop()
+    worker.cancel()
+    await asyncio.gather(worker, return_exceptions=True)

@@ -1,0 +1,110 @@
+"""LLM: AsyncLLM for programs without an event loop; its own loop runs in a thread."""
+
+import asyncio
+import atexit
+import os
+import threading
+import weakref
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from typing import Any, Self, TypeVar, Unpack
+
+from rich.console import Console
+from rich.progress import Progress
+
+from saccade.llm.async_llm import AsyncLLM
+from saccade.llm.conversation import Source
+from saccade.llm.results import ChatResult
+from saccade.llm.sampling import ChatOptions, SamplingParams
+
+T = TypeVar("T")
+
+
+class LLM:
+    """Answers chats without a server: *model* is a folder or a hub id, None for the small model that ships with us.
+
+        with saccade.LLM("./model", max_model_len=4096) as llm:
+            [result] = llm.chat([{"role": "user", "content": "Hello"}])
+
+    *settings* are flags of `saccade serve` for the engine and images, by name. The engine ends with close(), or with
+    this object. Raises StartupError.
+    """
+
+    def __init__(self, model: str | os.PathLike[str] | None = None, **settings: Any) -> None:
+        self._llm = AsyncLLM(model, **settings)
+        self._loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=self._loop.run_forever, name="saccade-llm", daemon=True)
+        thread.start()
+        self._close = weakref.finalize(self, _close, self._llm, self._loop, thread)
+        # Before the interpreter ends the threads that close() needs, which it does before it calls atexit's functions.
+        getattr(threading, "_register_atexit", atexit.register)(self._close)
+        try:
+            self._run(self._llm.start())
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the engine and all processes. A second call does nothing."""
+        self._close()
+
+    def chat(
+        self,
+        conversations: Sequence[Any],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = True,
+        **options: Unpack[ChatOptions],
+    ) -> list[ChatResult]:
+        """Answer one conversation, or many at a time; return a result for each, in order. See AsyncLLM.chat().
+
+            results = llm.chat([conversation, other], SamplingParams(max_tokens=64))
+
+        *sampling_params* are for all, or a list with those of each. A conversation that fails has its error in its own
+        result. *progress* shows a bar if standard error is a terminal.
+        """
+        is_one = bool(conversations) and isinstance(conversations[0], Mapping)
+        several = [conversations] if is_one else conversations
+        each = sampling_params if isinstance(sampling_params, Sequence) else [sampling_params] * len(several)
+        console = Console(stderr=True)
+        with Progress(console=console, disable=is_one or not (progress and console.is_terminal)) as bar:
+            task = bar.add_task("answers", total=len(several))
+
+            async def answer(messages: Iterable[Any], params: SamplingParams | None) -> ChatResult:
+                result = await self._llm.chat(messages, params, **options)
+                bar.advance(task)
+                return result
+
+            async def answers() -> list[ChatResult]:
+                return await asyncio.gather(*(answer(*one) for one in zip(several, each, strict=True)))
+
+            return self._run(answers())
+
+    def ask(self, image: Source | str, question: str, sampling_params: SamplingParams | None = None) -> str:
+        """Return the answer to *question* about *image*, a PIL image, a path, a URL or bytes. Raises SaccadeError."""
+        parts = [{"type": "image", "image": image}, {"type": "text", "text": question}]
+        return self.chat([{"role": "user", "content": parts}], sampling_params)[0].text
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return the result of *work* in the thread's event loop; an interrupt in the meantime cancels it."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        finally:
+            future.cancel()
+
+
+def _close(llm: AsyncLLM, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+    if threading.current_thread() is thread:
+        # The garbage collector found the object here; the loop cannot wait for itself.
+        threading.Thread(target=_close, args=(llm, loop, thread)).start()
+        return
+    asyncio.run_coroutine_threadsafe(llm.close(), loop).result()
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()

@@ -1,0 +1,98 @@
+"""The images and videos that a conversation from Python contains as objects, instead of as URLs."""
+
+import io
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from PIL import Image, ImageOps
+
+from saccade.errors import InvalidImage, InvalidImageUrl, InvalidValue
+from saccade.media.decode import BROKEN
+
+Source = bytes | Path | Image.Image
+"""An image or video: the bytes of a file, its path, or pixels."""
+
+MEDIA_PARTS = {
+    "image": "image_url",
+    "image_pil": "image_url",
+    "image_url": "image_url",
+    "video": "video_url",
+    "video_url": "video_url",
+}
+"""Types of parts here, each with the type that the API has for it; `image_pil` is vLLM's."""
+
+PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
+
+
+def read_messages(messages: Iterable[Any]) -> tuple[list[Any], dict[str, Source]]:
+    """Return *messages* with a name in place of each image that is no URL, and those images by name.
+
+    Raises InvalidValue for an object that cannot be an image.
+    """
+    sources: dict[str, Source] = {}
+
+    def read(part: Any) -> Any:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind not in MEDIA_PARTS or kind not in part:
+            return part
+        media = part[kind] if isinstance(part[kind], Mapping) else {"url": part[kind]}
+        name = MEDIA_PARTS[kind]
+        return {"type": name, name: {**media, "url": _url(media.get("url"), sources)}}
+
+    def is_in_parts(message: Any) -> bool:
+        return isinstance(message, Mapping) and isinstance(message.get("content"), list | tuple)
+
+    return [
+        {**message, "content": list(map(read, message["content"]))} if is_in_parts(message) else message
+        for message in messages
+    ], sources
+
+
+def _url(value: Any, sources: dict[str, Source]) -> str:
+    """Return *value* if it is a URL that the gateway reads, else the name that it has in *sources*."""
+    if isinstance(value, str):
+        is_file = value.startswith("file://")
+        if value[:5].lower() == "data:" or ("://" in value and not is_file):
+            return value
+        value = Path(unquote(urlsplit(value).path) if is_file else value)
+    if not isinstance(value, Source):
+        kind = type(value).__name__
+        raise InvalidValue(
+            f"An image is a PIL image, a path, a URL or bytes of a file, not of type {kind}.", "messages"
+        )
+    name = f"file-{len(sources):032x}"
+    sources[name] = value
+    return name
+
+
+def num_bytes(source: Source) -> int:
+    """Return about how many bytes load() returns."""
+    if isinstance(source, Image.Image):
+        return source.width * source.height * len(source.getbands())
+    if isinstance(source, bytes):
+        return len(source)
+    try:
+        return source.stat().st_size
+    except (OSError, ValueError):
+        return 0  # load() says why
+
+
+def load(source: Source) -> bytes:
+    """Return the encoded file of *source*; pixels become an upright PNG. Raises InvalidImage and InvalidImageUrl."""
+    if isinstance(source, bytes):
+        return source
+    if isinstance(source, Path):
+        try:
+            return source.read_bytes()
+        except (OSError, ValueError) as error:
+            cause = error.strerror if isinstance(error, OSError) else "that is no path"
+            raise InvalidImageUrl(f"Cannot read {str(source)[:200]}: {cause}.") from error
+    encoded = io.BytesIO()
+    try:
+        upright = ImageOps.exif_transpose(source)
+        (upright if upright.mode in PNG_MODES else upright.convert("RGB")).save(encoded, "PNG", compress_level=1)
+    except (*BROKEN, AssertionError) as error:
+        raise InvalidImage("The PIL image cannot be read: its file is damaged or closed.") from error
+    return encoded.getvalue()

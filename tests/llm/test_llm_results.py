@@ -1,0 +1,34 @@
+"""SamplingParams, and what the results make of an answer."""
+
+import pytest
+from tables import table
+
+from saccade import SamplingParams
+from saccade.errors import InvalidImage
+from saccade.llm.results import ChatResult
+
+
+@table(
+    ("params", "fields"),
+    [
+        (SamplingParams(), {}),
+        (SamplingParams(temperature=0, stop=["."]), {"temperature": 0, "stop": ["."]}),
+        (SamplingParams(logprobs=3), {"logprobs": True, "top_logprobs": 3}),
+        (SamplingParams(logprobs=True), {"logprobs": True}),
+        (SamplingParams(logprobs=0), {"logprobs": True, "top_logprobs": 0}),
+    ],
+)
+def test_params_are_fields_of_a_request(params: SamplingParams, fields: dict[str, object]) -> None:
+    assert params.fields() == fields
+
+
+def test_unknown_param_is_refused_by_name() -> None:
+    with pytest.raises(TypeError, match="temprature"):
+        SamplingParams(temprature=0)  # type: ignore[call-arg]
+
+
+def test_result_of_a_failed_chat_raises_its_error() -> None:
+    result = ChatResult(0.1, error=InvalidImage("The image is damaged."))
+    assert (result.choices, result.usage) == ((), None)
+    with pytest.raises(InvalidImage, match="damaged"):
+        _ = result.text
