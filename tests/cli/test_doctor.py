@@ -44,7 +44,7 @@ from saccade.transport.credentials import NO_CREDENTIALS
 
 
 def test_this_machine_has_a_finding_of_each_kind() -> None:
-    findings = {finding.name: finding for finding in check_machine("127.0.0.1", 0)}
+    findings = {finding.name: finding for finding in check_machine(0)}
     assert {"torch", "shared memory", "open files", "port", "decode processes"} <= findings.keys()
     assert findings["port"].state == "ok"
     assert all(finding.state == "ok" or finding.fix or "." in finding.detail for finding in findings.values())
@@ -98,7 +98,7 @@ def test_limits_and_measures() -> None:
 def test_port_of_another_program_is_taken() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
-        finding = check_port("127.0.0.1", other.getsockname()[1])
+        finding = check_port(other.getsockname()[1])
     assert finding.state == "failed"
     assert "Choose another --host or --port." in finding.detail
 
@@ -184,7 +184,7 @@ def admin_port(gateway: scripted.Gateway) -> Iterator[str]:
 @pytest.mark.ci
 def test_gateway_is_asked_for_its_workers(tiny_qwen3_vl: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with scripted.running(tiny_qwen3_vl) as gateway, admin_port(gateway) as url:
-        assert check_port("127.0.0.1", gateway.port).state == "ok"
+        assert check_port(gateway.port).state == "ok"
         (report,) = reports_of_gateway(url, "operator")
         assert (report.url, report.version) == (gateway.worker.url, "0")
         command = ["doctor", "--gateway", url, "--admin-key", "operator"]

@@ -43,7 +43,6 @@ def doctor(
     model: Path | None = None,
     /,
     *,
-    host: str = "127.0.0.1",
     port: Port = 8000,
     fleet: FleetFlags = FLEET,
     json: Switch = False,
@@ -54,17 +53,12 @@ def doctor(
     ----------
     model
         A folder in hub layout, whose files are checked too.
-    host
-        The address on which a gateway shall listen.
     port
         The port on which a gateway shall listen.
     json
         Print the findings as JSON.
     """
-    if fleet.gateway is not None or fleet.worker_url:
-        findings = asyncio.run(_findings(fleet))
-    else:
-        findings = [*check_machine(host, port), *([] if model is None else [check_model(model)])]
+    findings = asyncio.run(_findings(model, port, fleet))
     if json:
         print(msgspec.json.format(msgspec.json.encode({"findings": findings})).decode())
     else:
@@ -72,14 +66,16 @@ def doctor(
     return exit_codes.ERROR if any(finding.state == "failed" for finding in findings) else 0
 
 
-async def _findings(fleet: FleetFlags) -> list[Finding]:
+async def _findings(model: Path | None, port: int, fleet: FleetFlags) -> list[Finding]:
+    if fleet.gateway is None and not fleet.worker_url:
+        return [*check_machine(port), *([] if model is None else [check_model(model)])]
     if fleet.gateway is None:
         token = None if fleet.worker_token_file is None else read_token(fleet.worker_token_file)
         reports = await reports_of_workers(fleet.worker_url, WorkerCredentials(token))
     elif fleet.admin_key is None:
         raise StartupError("--gateway needs an --admin-key of that gateway: pass one, or set SACCADE_ADMIN_KEY.")
     else:
-        reports = await asyncio.to_thread(reports_of_gateway, fleet.gateway, fleet.admin_key)
+        reports = reports_of_gateway(fleet.gateway, fleet.admin_key)
     return [finding async for finding in check_fleet(reports)]
 
 

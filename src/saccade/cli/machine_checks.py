@@ -16,6 +16,7 @@ import msgspec
 from saccade.cli.screen import shared_memory_problem, size
 from saccade.cli.torch_build import CUDA_LIBRARY, has_gpu, installed_torch, unused_cuda
 from saccade.errors import StartupError
+from saccade.gateway.apis.admin import HOST as LOOPBACK
 from saccade.gateway.app import listen
 from saccade.gateway.config import ConnectionLimits, MediaSettings
 from saccade.gateway.confinement import MEASURES, environment
@@ -31,9 +32,7 @@ DRIVERS = {12: 525, 13: 580}
 
 COLUMNS = "index,name,driver_version,memory.used,memory.total"
 NVIDIA_SMI = ("nvidia-smi", f"--query-gpu={COLUMNS}", "--format=csv,noheader,nounits")
-USED_SHARE = 0.05
-"""More of a GPU's memory than a driver and a desktop take."""
-
+USED_SHARE = 0.05  # of a GPU's memory: more than a driver and a desktop take
 CONFINE = "from saccade.gateway.confinement import confine; print(*confine(1 << 30))"
 
 
@@ -46,8 +45,8 @@ class Finding(msgspec.Struct, frozen=True):
     fix: str = ""
 
 
-def check_machine(host: str, port: int) -> Iterator[Finding]:
-    """Yield what a server on this machine would meet; a gateway would listen on *host* and *port*."""
+def check_machine(port: int) -> Iterator[Finding]:
+    """Yield what a server on this machine would meet; a gateway would listen on *port*."""
     torch, with_gpu = installed_torch(), has_gpu()
     yield check_torch(torch, with_gpu)
     if with_gpu:
@@ -55,7 +54,7 @@ def check_machine(host: str, port: int) -> Iterator[Finding]:
     problem = shared_memory_problem(MediaSettings().shared_memory_bytes)
     yield Finding("shared memory", "warning" if problem else "ok", problem or "there is room for pixels")
     yield check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
-    yield check_port(host, port)
+    yield check_port(port)
     yield check_confinement(_output(sys.executable, "-c", CONFINE).split())
 
 
@@ -111,17 +110,17 @@ def check_open_files(limit: int) -> Finding:
     return Finding("open files", "warning", f"{limit} are allowed, so a gateway takes fewer connections", fix)
 
 
-def check_port(host: str, port: int) -> Finding:
+def check_port(port: int) -> Finding:
     """Return whether a gateway could listen, or if one answers there already."""
     try:
-        listen(host, port).close()
+        listen(LOOPBACK, port).close()
     except StartupError as error:
         try:
-            httpx2.get(f"http://{host}:{port}/live", timeout=2.0, trust_env=False).raise_for_status()
-        except (httpx2.HTTPError, httpx2.InvalidURL):
+            httpx2.get(f"http://{LOOPBACK}:{port}/live", timeout=2.0, trust_env=False).raise_for_status()
+        except httpx2.HTTPError:
             return Finding("port", "failed", error.message)
-        return Finding("port", "ok", f"a server answers at {host}:{port}")
-    return Finding("port", "ok", f"{host}:{port} is free")
+        return Finding("port", "ok", f"a server answers at port {port}")
+    return Finding("port", "ok", f"{port} is free")
 
 
 def check_confinement(measures: list[str]) -> Finding:
