@@ -43,3 +43,10 @@ def test_the_project_s_changelog_is_as_the_script_writes_it() -> None:
     assert newest is not None
     assert newest[1] == VERSION
     assert released(text, VERSION, newest[2], []) == text
+
+
+def test_images_of_deploy_have_the_version() -> None:
+    pages = [ROOT / "docs" / name for name in ("deploy.md", "layouts.md")]
+    files = [path for path in (ROOT / "deploy").rglob("*") if path.is_file()]
+    tags = {tag for path in (*pages, *files) for tag in re.findall(r"\bsaccade:(\d[\d.]*\d)", path.read_text())}
+    assert tags == {VERSION}
