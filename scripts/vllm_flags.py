@@ -36,7 +36,7 @@ workers](workers.md#vllm), so the engine can stay vLLM.
 ## Flags
 
 `saccade serve MODEL` handles the flags of `vllm serve` in three ways. A flag that would change an answer is never
-accepted without effect. Flags that this page does not list are unknown. `saccade serve --help` and
+accepted without effect. Flags that this page does not list are unknown. `saccade serve --help-all` and
 [configuration](configuration.md) list Saccade's flags. `scripts/vllm_flags.py` writes this page from
 `src/saccade/cli/vllm_flags.toml`, which the command line uses too.
 """
@@ -51,8 +51,8 @@ SECTIONS = {
         "One line at the start lists those that were given. The answers are the same with and without them.",
         ("flag of vLLM", "why it has no effect"),
     ),
-    Support.NOT_YET: (
-        "Not yet",
+    Support.REFUSED: (
+        "Refused",
         "With one of these the start fails, with exit code 2 and the note as the error. Values that request Saccade's own\n"
         "behaviour are accepted: those of the second column, and `--no-` before a flag without a value.",
         ("flag of vLLM", "accepted values", "note"),
@@ -79,7 +79,7 @@ def _cells(flag: VllmFlag) -> tuple[str, ...]:
             return names, "the same" if flag.ours in flag.names else f"`{flag.ours}`", sentence
         case Support.NO_EFFECT:
             return names, sentence
-        case Support.NOT_YET:
+        case Support.REFUSED:
             return names, ", ".join(f"`{value}`" for value in flag.same_values), sentence
 
 

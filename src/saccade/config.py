@@ -79,7 +79,7 @@ Seconds = Annotated[float, Parameter(validator=Number(gt=0))]
 NotNegative = Annotated[float, Parameter(validator=Number(gte=0))]
 Switch = Annotated[bool, Parameter(negative="")]
 Many = Annotated[tuple[str, ...], Parameter(negative="", show_default=False)]
-JsonObject = Annotated[str, Parameter(converter=_json_object)]
+JsonObject = Annotated[str, Parameter(converter=_json_object, metavar="JSON")]
 LocalPath = Annotated[Path, Parameter(converter=_absolute)]
 
 

@@ -1,6 +1,7 @@
 """The program from outside: flags, their sources, how errors end."""
 
 import os
+import re
 import subprocess
 import sys
 from importlib.metadata import version
@@ -11,7 +12,9 @@ from tables import table
 
 from saccade import config
 from saccade.cli.flags import engine_config
+from saccade.cli.help import COMMON
 from saccade.cli.main import COMMANDS, make_app, run
+from saccade.cli.vllm_flags import COMMANDS as COMMANDS_OF_VLLM
 from saccade.engine.config import EngineSettings
 from saccade.gateway.config import (
     SECRET,
@@ -66,7 +69,9 @@ def parse(*tokens: str, file: Path | None = None) -> dict[str, object]:
         (["gateway", "--worker-url", "vllm://x"], 1, "vllm://host:port"),
         (["serve", "--config", "/nowhere.toml"], 1, "/nowhere.toml"),
         (["--help"], 0, "inspect"),
-        (["serve", "--help"], 0, "--max-num-batched-tokens"),
+        (["serve", "--help"], 0, "--help-all lists every flag"),
+        (["serve", "--help-all"], 0, "--max-num-batched-tokens"),
+        (["inspect", "--help"], 0, "--blocks"),
     ],
 )
 def test_exit_code_and_sentence(
@@ -449,3 +454,25 @@ def test_limits_of_media_are_those_of_vllm() -> None:
     }
     for limits, meant in written.items():
         assert parse("--limit-mm-per-prompt", limits)["media"] == MediaSettings(media_limits=meant), limits
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS_OF_VLLM))
+def test_short_help_shows_some_flags_and_long_help_all(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    every = {name for one in make_app(None)[command].assemble_argument_collection() for name in one.names}
+    assert run([command, "--help-all"]) == 0
+    long = capsys.readouterr().out
+    assert run([command, "--help"]) == 0
+    short = capsys.readouterr().out
+    # A long name is broken at the end of a line.
+    assert {name for name in COMMON & every if name not in short} == set()
+    assert set(re.findall(r"│ (?:MODEL )?(--[a-z-]+)", short)) <= COMMON
+    assert len(short.splitlines()) <= 80 < len(long.splitlines())
+    assert "env var" not in short
+    if "--reasoning-parser" in every:
+        assert "between <think> and </think>" in " ".join(re.sub("[│]", "", long).split())
+
+
+def test_every_common_flag_exists() -> None:
+    app = make_app(None)
+    known = [app[command].assemble_argument_collection() for command in COMMANDS_OF_VLLM]
+    assert {name for arguments in known for one in arguments for name in one.names} >= COMMON

@@ -42,12 +42,12 @@ def test_served_vllm_flags_exist(flag: VllmFlag) -> None:
         assert not OURS & set(flag.names)
 
 
-@table("flag", BY_SUPPORT[Support.NO_EFFECT] + BY_SUPPORT[Support.NOT_YET])
+@table("flag", BY_SUPPORT[Support.NO_EFFECT] + BY_SUPPORT[Support.REFUSED])
 def test_unserved_vllm_flags_do_not_exist(flag: VllmFlag) -> None:
     assert not OURS & set(flag.names)
 
 
-@table("name", [name for flag in BY_SUPPORT[Support.NOT_YET] for name in flag.names])
+@table("name", [name for flag in BY_SUPPORT[Support.REFUSED] for name in flag.names])
 def test_unserved_flag_stops_the_start_with_its_sentence(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     flag = find(name)
     assert flag is not None

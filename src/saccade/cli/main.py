@@ -7,14 +7,17 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import App, CycloptsError, CycloptsPanel, Parameter, UnknownOptionError
+from cyclopts.help import DefaultFormatter
 from rich.console import Console
 
 from saccade import config
 from saccade.cli import exit_codes, vllm_flags
+from saccade.cli.help import ALL_FLAGS, ShortHelp
 from saccade.errors import SaccadeError
 
 HELP = "Serve vision-language models."
-EPILOGUE = """`saccade COMMAND --config FILE` reads flags from a TOML file (`port = 8001`) or a YAML one (`port: 8001`).
+EPILOGUE = """`saccade COMMAND --help-all` lists every flag.
+`saccade COMMAND --config FILE` reads flags from a TOML file (`port = 8001`) or a YAML one (`port: 8001`).
 Environment variables set them too: `SACCADE_PORT=8001`.
 A flag overrides the environment, and the environment overrides the file."""
 COMMANDS = {
@@ -38,9 +41,17 @@ VLLM_PAGE = "docs/from-vllm.md"
 FORK_SUPPORT = "GRPC_ENABLE_FORK_SUPPORT"
 
 
-def make_app(file: Path | None) -> App:
+def make_app(file: Path | None, help_formatter: DefaultFormatter | None = None) -> App:
     """Return the program; a command's module is imported only when the command is called. Raises StartupError."""
-    app = App(name="saccade", help=HELP, help_epilogue=EPILOGUE, version=_version, config=config.sources(file))
+    app = App(
+        name="saccade",
+        help=HELP,
+        help_epilogue=EPILOGUE,
+        help_flags=("--help", "-h", ALL_FLAGS),
+        help_formatter=help_formatter,
+        version=_version,
+        config=config.sources(file),
+    )
     for name, summary in COMMANDS.items():
         app.command(f"saccade.cli.{name}:{name}", name=name, help=summary)
     return app
@@ -73,7 +84,8 @@ def run(arguments: Sequence[str]) -> int:
         *tokens: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
         config: Annotated[Path | None, Parameter(help="Settings as TOML or YAML.")] = None,
     ) -> int | None:
-        app = make_app(config)
+        is_short = ALL_FLAGS not in tokens and not vllm_flags.COMMANDS.isdisjoint(tokens[:1])
+        app = make_app(config, ShortHelp() if is_short else None)
         split = vllm_flags.take_out(vllm_flags.fold_keys(tokens))
         if split.without_effect:
             _say(f"accepted without effect: {', '.join(split.without_effect)} ({VLLM_PAGE} says why).")

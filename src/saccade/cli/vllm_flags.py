@@ -26,7 +26,7 @@ class Support(StrEnum):
 
     SERVED = "served as"
     NO_EFFECT = "accepted without effect"
-    NOT_YET = "not yet"
+    REFUSED = "refused"
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def explanation(name: str) -> str | None:
         return None
     same = f" Accepted values: {', '.join(flag.same_values)}." if flag.same_values else ""
     match flag.support:
-        case Support.NOT_YET:
+        case Support.REFUSED:
             return f"{name} is not supported. {flag.sentence}{same}"
         case Support.NO_EFFECT:
             return f"{name} has no effect here. {flag.sentence}"

@@ -273,7 +273,9 @@ class MediaSettings:
 
     media_limits: Annotated[
         MediaLimits,
-        Parameter(name="--limit-mm-per-prompt", converter=_media_limits, n_tokens=1, accepts_keys=False),
+        Parameter(
+            name="--limit-mm-per-prompt", converter=_media_limits, metavar="JSON", n_tokens=1, accepts_keys=False
+        ),
     ] = MediaLimits()
     "Images and videos per request, as JSON; a kind that is left out keeps its default."
     mm_processor_kwargs: JsonObject | None = None
