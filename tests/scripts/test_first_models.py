@@ -1,0 +1,27 @@
+"""The table of first models is what its script computes, from shapes that give the releases' own parameters."""
+
+from pathlib import Path
+
+import first_models
+import pytest
+
+from saccade.engine.executor.loader import count_parameters
+
+PARAMETERS = {
+    "HuggingFaceTB/SmolVLM-256M-Instruct": 256_484_928,
+    "Qwen/Qwen3-VL-2B-Instruct": 2_127_532_032,
+    "Qwen/Qwen2.5-VL-7B-Instruct": 8_292_166_656,
+}
+"""As the hub states them."""
+
+
+@pytest.mark.ci
+def test_page_has_the_table_that_the_script_computes() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "start.md").read_text()
+    assert first_models.BEGIN + first_models.table() + first_models.END in page
+
+
+@pytest.mark.ci
+def test_shapes_give_the_parameters_of_the_releases() -> None:
+    counts = {model.name: count_parameters(first_models.empty(model)[1]) for model in first_models.MODELS}
+    assert counts == PARAMETERS
