@@ -39,7 +39,8 @@ const UNREACHED = "The server does not answer. Check that it still runs, then tr
 
 {
   const root = document.documentElement;
-  const isDark = () => (root.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "")) === "dark";
+  const isDark = () =>
+    root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
   const name = () => { $("theme").textContent = isDark() ? "Light" : "Dark"; };
   const theme = stored(localStorage, "theme");
   if (theme) root.dataset.theme = theme;
