@@ -141,6 +141,8 @@ async def _run(specs: tuple[ChildSpec, ...], socket: Path, server: ServerSetting
                 if url.startswith("http:") and server.uds is None:
                     commands.insert(0, ask_command(url, image))
                 address = api_url(server.host, server) if server.uds is None else f"unix:{server.uds}"
+                if server.page and server.uds is None:
+                    address += f", and a page for browsers at {url.removesuffix('v1')}"
                 show_summary(console, worker.description, address, commands)
         finally:
             await worker.close()
