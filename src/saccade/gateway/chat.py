@@ -4,8 +4,8 @@ A ChatRequest uses the names of OpenAI's API, which clients of all servers know.
 """
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
@@ -417,11 +417,25 @@ class Chat:
     continues: bool = False
     template: ChatTemplate | None = None
     plain: list[int] | None = None
+    has_pdfs: bool = False
 
     @classmethod
     def of_plain(cls, token_ids: list[int]) -> "Chat":
         """Return a Chat with the ids of a plain prompt instead of messages; the answer continues its text."""
         return cls([], len(token_ids), [], False, {}, continues=True, plain=token_ids)
+
+    def with_pages(self, counts: Sequence[int]) -> "Chat":
+        """Return the chat with counts[i] images in the place of image i: a PDF becomes as many as it has pages."""
+        pending = iter(counts)
+
+        def pages(parts: list[dict[str, str]]) -> list[dict[str, str]]:
+            return [page for part in parts for page in [part] * (1 if part["type"] == "text" else next(pending))]
+
+        messages = [
+            message if isinstance(message["content"], str) else {**message, "content": pages(message["content"])}
+            for message in self.messages
+        ]
+        return replace(self, messages=messages, has_pdfs=True)
 
     @property
     def uses_tools(self) -> bool:

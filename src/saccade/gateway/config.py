@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from cyclopts import Group, Parameter, Token
+from cyclopts.validators import Number
 
 from saccade.config import (
     FLAT,
@@ -30,6 +31,7 @@ from saccade.fair_queue import CLIENT_SHARE
 from saccade.gateway.process_memory import default_request_memory_bytes
 from saccade.media.fetch import FetchConfig
 from saccade.media.header import ImageLimits, MediaLimits
+from saccade.media.pdf_pages import PdfLimits
 from saccade.media.video_header import VideoLimits
 from saccade.models.family import ReasoningParser, ToolParser
 from saccade.routing.policy import Policy
@@ -286,6 +288,10 @@ class MediaSettings:
     "Processes that decode images."
     decode_timeout_seconds: Annotated[Seconds, Parameter(name="--decode-timeout")] = 10.0
     "Seconds that decoding one image may take."
+    max_pdf_pages: Annotated[int, Parameter(validator=Number(gte=1, lte=1000))] = PdfLimits.max_pages
+    "Pages of the longest accepted PDF; each becomes an image."
+    pdf_dpi: Annotated[int, Parameter(validator=Number(gte=18, lte=600))] = PdfLimits.dots_per_inch
+    "Dots per inch of these images, before the model's own resizing."
     decode_memory_bytes: Count = GIB
     "Bytes of memory that one decode process may use beyond its baseline."
     shared_memory_bytes: Count = GIB
@@ -306,6 +312,10 @@ class MediaSettings:
     @property
     def image_limits(self) -> ImageLimits:
         return ImageLimits(max_pixels=self.max_image_pixels)
+
+    @property
+    def pdf_limits(self) -> PdfLimits:
+        return PdfLimits(self.image_limits, self.max_pdf_pages, self.pdf_dpi)
 
     @property
     def image_cache_bytes(self) -> int:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 
 from saccade.errors import SaccadeError, WorkerFailed, WorkerUnavailable
 from saccade.gateway.chat import Chat, ChatRequest, TokenizeRequest
@@ -90,7 +91,7 @@ class Pipeline:
         with request.place():
             layouts = [image.layout for image in images]
             draft = await self.prompts.draft(
-                served, params, chat, layouts, _num_bytes(images), salt=request.tenant.salt
+                served, params, _with_pages(chat, images), layouts, _num_bytes(images), salt=request.tenant.salt
             )
             return draft.token_ids
 
@@ -106,8 +107,9 @@ class Pipeline:
         params, served = part.params, part.served
         some_take_chats, all_take_chats = self.dispatcher.takers_of_chats(served.name)
         layouts = [image.layout for image in images]
+        chat = _with_pages(part.chat, images)
         draft = await self.prompts.draft(
-            served, params, part.chat, layouts, _num_bytes(images), as_vllm_chat=all_take_chats, salt=part.salt
+            served, params, chat, layouts, _num_bytes(images), as_vllm_chat=all_take_chats, salt=part.salt
         )
         grammar = part.answer_grammar
         sampling = sampling_params(params, served, draft.token_ids, None if grammar is None else grammar.grammar)
@@ -119,7 +121,7 @@ class Pipeline:
             spans=draft.spans,
             reads_cache=sampling.num_prompt_logprobs is None,
             num_samples=params.n or 1,
-            needs_token_ids=why_not_as_chat(served, part.chat, settings) if some_take_chats else None,
+            needs_token_ids=why_not_as_chat(served, chat, settings) if some_take_chats else None,
             sampling=sampling,
             needs_grammars=None if grammar is None else grammar.refusal,
             tenant=request.tenant,
@@ -183,5 +185,15 @@ class Pipeline:
         return attempt
 
 
+def _with_pages(chat: Chat, images: Sequence[EncodedImage]) -> Chat:
+    """Return *chat* with an image for each of *images*, those of PDFs included."""
+    if all(image.page is None for image in images):
+        return chat
+    numbers = [0 if image.page is None else image.page.number for image in images]
+    firsts = [position for position, number in enumerate(numbers) if number == 0]
+    return chat.with_pages([stop - first for first, stop in pairwise([*firsts, len(images)])])
+
+
 def _num_bytes(images: Sequence[EncodedImage]) -> int:
-    return sum(len(image.encoded) for image in images)
+    # Pages of a PDF share its bytes.
+    return sum({id(image.encoded): len(image.encoded) for image in images}.values())

@@ -171,7 +171,7 @@ def test_unknown_parameters_are_named() -> None:
         (RequestError, "messages[0].content[0].source.url", [image({"type": "url", "url": ""})]),
         (InvalidValue, "messages[0].content[0].source.file_id", [image({"type": "file"})]),
         (UnsupportedParameter, "messages[0].content[0].source.type", [image({"type": "text", "data": "f"})]),
-        (UnsupportedParameter, "messages[0].content[0].type", [{"type": "document"}]),
+        (InvalidValue, "messages[0].content[0].source", [{"type": "document"}]),
         (InvalidValue, "messages[0].content[1]", [text("a"), CALL]),
         (InvalidValue, "messages[0].content[0].tool_use_id", [{"type": "tool_result"}]),
         (InvalidValue, "messages[0].content[1]", [text("a"), {"type": "tool_result", "tool_use_id": "t"}]),

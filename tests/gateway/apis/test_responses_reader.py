@@ -139,7 +139,8 @@ def test_tools_and_schemas() -> None:
         (InvalidValue, "input[0].content[0].text", [{"role": "user", "content": [{"type": "input_text"}]}]),
         (InvalidValue, "input[0].content[0].image_url", [{"role": "user", "content": [{"type": "input_image"}]}]),
         (RequestError, "input[0].content[0].image_url", [{"role": "user", "content": [{**IMAGE, "image_url": ""}]}]),
-        (UnsupportedParameter, "input[0].content[0].type", [{"role": "user", "content": [{"type": "input_file"}]}]),
+        (InvalidValue, "input[0].content[0].file_data", [{"role": "user", "content": [{"type": "input_file"}]}]),
+        (UnsupportedParameter, "input[0].content[0].type", [{"role": "user", "content": [{"type": "input_audio"}]}]),
     ],
 )
 def test_wrong_items_are_refused(error: type[RequestError], param: str, given: list[Any]) -> None:

@@ -17,6 +17,7 @@ from saccade.gateway.limits import WorkThreads
 from saccade.gateway.server.body import BodyReader, parse_form
 from saccade.gateway.tenants.account import ACCOUNT
 from saccade.media.header import ImageLimits, read_header
+from saccade.media.pdf_pages import SIGNATURE
 
 PURPOSES: Final = ("vision", "user_data")
 MAX_FILENAME_CHARACTERS: Final = 255
@@ -120,7 +121,9 @@ class Files:
         _check_one_of("purpose", purpose := texts.get("purpose", ""), PURPOSES)
         content = bytes(form["file"].content)
         try:
-            self.limits.check(read_header(content), len(content))
+            # A PDF is read when a request uses it, in a decode process.
+            if not content.startswith(SIGNATURE):
+                self.limits.check(read_header(content), len(content))
         except RequestError as error:
             raise error.at("file") from error
         now = int(time.time())

@@ -1,10 +1,12 @@
 """From the sources of images to encoded images: decoded from data: URLs or fetched, then read and hashed."""
 
 import dataclasses
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+import msgspec
 
 from saccade.errors import ImageTooLarge, RequestError, UnsupportedParameter
 from saccade.gateway.chat import ImageSource, is_file_id
@@ -16,7 +18,10 @@ from saccade.gateway.request import Request
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.identity.content import content_hash
 from saccade.media.header import ImageLimits, read_header
-from saccade.models.family import VideoOptions
+from saccade.media.pdf_pages import DECODER as PDF_DECODER
+from saccade.media.pdf_pages import SIGNATURE as PDF_SIGNATURE
+from saccade.media.pdf_pages import PdfPage
+from saccade.models.family import ImageOptions, VideoOptions
 from saccade.protocol.media import ImageLayout, VideoHeader
 from saccade.telemetry import Metrics
 
@@ -29,6 +34,7 @@ class EncodedImage:
     """An encoded image or video of a request; *video* is the header of a video.
 
     *field* is its place in the request, such as `messages[0].content[1].image_url.url`. *num_pixels* is of one frame.
+    The images of a PDF share its bytes; each is one *page*.
     """
 
     field: str
@@ -38,18 +44,20 @@ class EncodedImage:
     layout: ImageLayout
     settings: Mapping[str, Any]
     video: VideoHeader | None = None
+    page: PdfPage | None = None
 
 
 @dataclass(frozen=True)
 class ImageCollector:
     """Collects the images of a request: each within *limits*, together within *max_encoded_bytes*.
 
-    *video_header* reads a video's header for a client, in another process.
+    *video_header* and *pdf_pages* read a video's header and a PDF's pages for a client, in another process.
     """
 
     loader: MediaLoader
     files: FileStore
     video_header: Callable[[bytes, Hashable], Awaitable[VideoHeader]]
+    pdf_pages: Callable[[bytes, Hashable], Awaitable[list[PdfPage]]]
     limits: ImageLimits
     max_encoded_bytes: int
     metrics: Metrics
@@ -60,12 +68,12 @@ class ImageCollector:
     ) -> list[EncodedImage]:
         """Return the images of *sources*, whose bytes *request* counts; a repeated URL is fetched once.
 
-        *salt* separates the caches of tenants. Empties *sources*, so that a decoded data: URL is freed. If
-        one image fails, the others are cancelled. Raises RequestError, naming the field.
+        A PDF becomes several, one for each page. *salt* separates the caches of tenants. Empties *sources*, so that a
+        decoded data: URL is freed. If one image fails, the others are cancelled. Raises RequestError, naming the field.
         """
         pending = list(sources)
         sources.clear()
-        images: dict[int, EncodedImage] = {}
+        images: dict[int, list[EncodedImage]] = {}
 
         async def read(position: int) -> None:
             source = pending[position]
@@ -74,18 +82,25 @@ class ImageCollector:
             except RequestError as error:
                 raise error.at(source.field) from error
             pending[position] = dataclasses.replace(source, url="", content=None)
-            self._check_together(images.values())
+            self._check_together([image for several in images.values() for image in several])
 
         await all_or_none(read(position) for position in range(len(pending)))
-        request.memory.keep(sum(len(image.encoded) for image in images.values()))
-        return [images[position] for position in range(len(pending))]
+        collected = [image for position in range(len(pending)) for image in images[position]]
+        # Pages of a PDF share its bytes.
+        request.memory.keep(sum({id(image.encoded): len(image.encoded) for image in collected}.values()))
+        return collected
 
-    async def _open(self, request: Request, served: ServedModel, source: ImageSource, salt: bytes) -> EncodedImage:
+    async def _open(
+        self, request: Request, served: ServedModel, source: ImageSource, salt: bytes
+    ) -> list[EncodedImage]:
         if isinstance(source.options, VideoOptions):
-            return await self._open_video(request, served, source, source.options, salt)
+            return [await self._open_video(request, served, source, source.options, salt)]
         options = source.options
 
-        def read(content: bytes) -> EncodedImage:
+        def read(content: bytes) -> EncodedImage | bytes:
+            """Return the image in *content*; a PDF is returned as it is."""
+            if content.startswith(PDF_SIGNATURE):
+                return content
             header = read_header(content)
             self.limits.check(header, len(content))
             settings = served.layout.settings_for(options)
@@ -97,15 +112,45 @@ class ImageCollector:
         if is_data_url(source.url):
             num_bytes = len(source.url)
             is_long = num_bytes > THREAD_FROM_BYTES
-            return await self.threads.run(is_long, num_bytes, lambda: read(decode_data_url(source.url)))
-        if source.content is not None:
-            content = source.content
-        elif is_file_id(source.url):
-            content = self.files.get(request.tenant.id, source.url, source.field).content
-            request.memory.take(len(content))
+            image = await self.threads.run(is_long, num_bytes, lambda: read(decode_data_url(source.url)))
         else:
-            content = await self.loader.fetch(request, source.url, salt)
-        return await self.threads.run(len(content) > THREAD_FROM_BYTES, len(content), partial(read, content))
+            if source.content is not None:
+                content = source.content
+            elif is_file_id(source.url):
+                content = self.files.get(request.tenant.id, source.url, source.field).content
+                request.memory.take(len(content))
+            else:
+                content = await self.loader.fetch(request, source.url, salt)
+            image = await self.threads.run(len(content) > THREAD_FROM_BYTES, len(content), partial(read, content))
+        if isinstance(image, EncodedImage):
+            return [image]
+        return await self._open_pdf(request, served, source, options, image)
+
+    async def _open_pdf(
+        self, request: Request, served: ServedModel, source: ImageSource, options: ImageOptions, content: bytes
+    ) -> list[EncodedImage]:
+        """Return the pages of the PDF in *content* as images."""
+        pages = await self.pdf_pages(content, request.client)
+        settings = served.layout.settings_for(options)
+
+        def read() -> list[EncodedImage]:
+            with self.metrics.stage("hash"):
+                file_hash = content_hash(content, served.fingerprint({**settings, "pdf": PDF_DECODER}))
+                hashes = [content_hash(file_hash, msgspec.json.encode(page)) for page in pages]
+            return [
+                EncodedImage(
+                    source.field,
+                    content,
+                    page.width * page.height,
+                    known_as,
+                    served.layout.image(page.width, page.height, settings),
+                    settings,
+                    page=page,
+                )
+                for page, known_as in zip(pages, hashes, strict=True)
+            ]
+
+        return await self.threads.run(len(content) > THREAD_FROM_BYTES, len(content), read)
 
     async def _open_video(
         self, request: Request, served: ServedModel, source: ImageSource, options: VideoOptions, salt: bytes
@@ -133,15 +178,12 @@ class ImageCollector:
 
         return await self.threads.run(len(content) > THREAD_FROM_BYTES, len(content), read)
 
-    def _check_together(self, images: Iterable[EncodedImage]) -> None:
+    def _check_together(self, images: Sequence[EncodedImage]) -> None:
         """Raise ImageTooLarge if the *images* of one request so far are too large together."""
-        num_bytes = num_pixels = 0
-        for image in images:
-            num_bytes += len(image.encoded)
-            num_pixels += image.num_pixels
+        num_bytes = sum({id(image.encoded): len(image.encoded) for image in images}.values())
         for number, limit, unit in (
             (num_bytes, self.max_encoded_bytes, "bytes"),
-            (num_pixels, self.limits.max_request_pixels, "pixels"),
+            (sum(image.num_pixels for image in images), self.limits.max_request_pixels, "pixels"),
         ):
             if number > limit:
                 raise ImageTooLarge(

@@ -41,6 +41,7 @@ class Media:
             loader=MediaLoader(self._fetcher, self._urls, metrics),
             files=files,
             video_header=pool.video_header,
+            pdf_pages=pool.pdf_pages,
             limits=config.image_limits,
             max_encoded_bytes=config.max_body_bytes,
             metrics=metrics,

@@ -37,8 +37,8 @@ class PromptImages:
 
     @property
     def num_encoded_bytes(self) -> int:
-        """Bytes of the encoded images."""
-        return sum(len(image.encoded) for image in self.images)
+        """Bytes of the encoded images; those that images share count once."""
+        return sum({id(image.encoded): len(image.encoded) for image in self.images}.values())
 
     @property
     def num_pixel_bytes(self) -> int:
@@ -137,7 +137,9 @@ class PixelPreparer:
 
     async def _pixels(self, family: str, image: EncodedImage, salt: bytes, client: Hashable) -> PreparedImage:
         async def prepare() -> PreparedImage:
-            if image.video is None:
+            if image.page is not None:
+                pixels = await self.pool.page(image.encoded, image.page, family, image.settings, image.layout, client)
+            elif image.video is None:
                 pixels = await self.pool.image(image.encoded, family, image.settings, image.layout, client)
             else:
                 pixels = await self.pool.video(image.encoded, image.video, family, image.settings, image.layout, client)

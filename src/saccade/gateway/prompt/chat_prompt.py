@@ -27,6 +27,8 @@ def why_not_as_chat(
     contents = [message["content"] for message in chat.messages if not isinstance(message["content"], str)]
     if any(part["type"] == "video" for parts in contents for part in parts):
         return UnsupportedParameter("This model's workers take no videos.", "messages")
+    if chat.has_pdfs:
+        return UnsupportedParameter("This model's workers take no PDFs; send the pages as images.", "messages")
     if chat.uses_tools:
         return UnsupportedParameter("This model's workers take no chats with tools.", "tools")
     if chat.plain is not None:

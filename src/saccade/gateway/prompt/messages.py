@@ -56,7 +56,7 @@ PART_CHARACTERS = 32
 MAX_EMPTY_BYTES = 16
 MAX_SWITCH = 2**31
 MAX_SWITCH_CHARACTERS = 256
-IMAGE_DATA = "data:image/"
+FILE_DATA: Final = ("data:image/", "data:application/pdf")
 _FILE: Final = msgspec.json.Decoder(FileSource)
 
 
@@ -233,10 +233,10 @@ def _file_source(part: ContentPart, field: str, media_options: MediaOptions) -> 
     if file.file_id is not None:
         return ImageSource(f"{field}.file_id", url_of_file(file.file_id), options)
     url = file.file_data or ""
-    if not url[: len(IMAGE_DATA)].lower() == IMAGE_DATA:
+    if not url[: max(map(len, FILE_DATA))].lower().startswith(FILE_DATA):
         raise UnsupportedParameter(
-            f"`{field}.file_data`: files other than images are not served; send a data: URL that begins with "
-            f"`{IMAGE_DATA}`.",
+            f"`{field}.file_data`: files other than images and PDFs are not served; send a data: URL that begins with "
+            f"{' or '.join(f'`{start}`' for start in FILE_DATA)}.",
             f"{field}.file_data",
         )
     return ImageSource(f"{field}.file_data", url, options)

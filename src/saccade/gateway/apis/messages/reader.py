@@ -230,11 +230,13 @@ def _part(block: Block, field: str, chat_field: str, names: dict[str, str]) -> C
             return ContentPart(type="text", text=text)
         case Block(type="text"):
             raise InvalidValue(f"`{field}.text` is missing.", f"{field}.text")
-        case Block(type="image", source=Source() as source):
+        case Block(type="document", source=Source(type="text", data=str(text))):
+            return ContentPart(type="text", text=text)
+        case Block(type="image" | "document", source=Source() as source):
             name, url = _url(source, f"{field}.source")
             names[f"{chat_field}.image_url"] = names[f"{chat_field}.image_url.url"] = name
             return ContentPart(type="image_url", image_url=ImageUrl(url))
-        case Block(type="image"):
+        case Block(type="image" | "document"):
             raise InvalidValue(f"`{field}.source` is missing.", f"{field}.source")
     raise _not_served(block, field)
 

@@ -20,7 +20,7 @@ from saccade.gateway.chat import (
 from saccade.gateway.output.answer import MediaUsage, Usage
 
 # Code checks some fields, with better errors; the schemas here are for the description of the API.
-BLOCK_TYPES = ("text", "image", "thinking", "tool_use", "tool_result")
+BLOCK_TYPES = ("text", "image", "document", "thinking", "tool_use", "tool_result")
 BlockType = Annotated[str, Meta(extra_json_schema={"enum": list(BLOCK_TYPES)})]
 SourceType = Annotated[str, Meta(extra_json_schema={"enum": ["base64", "url", "file"]})]
 MessageRole = Annotated[str, Meta(extra_json_schema={"enum": ["user", "assistant", "system"]})]
@@ -32,7 +32,10 @@ ChoiceType = Annotated[str, Meta(extra_json_schema={"enum": ["auto", "any", "too
 
 
 class Source(Struct, frozen=True):
-    """An image: its bytes in base64 as *data*, its *url*, or the *file_id* of an uploaded one."""
+    """An image or a PDF: its bytes in base64 as *data*, its *url*, or the *file_id* of an uploaded one.
+
+    The *data* of the type `text` is a document's text.
+    """
 
     type: SourceType
     media_type: Annotated[str, Meta(max_length=64)] | None = None

@@ -223,17 +223,23 @@ def _part(part: Part, name: str, place: str, chat: Conversation) -> ContentPart:
             return ContentPart(type="text", text=text)
         case Part(type="input_text" | "output_text"):
             raise InvalidValue(f"`{name}.text` is missing.", f"{name}.text")
-        case Part(type="input_image", image_url=str(url)):
-            chat.names[f"{place}.image_url"] = chat.names[f"{place}.image_url.url"] = f"{name}.image_url"
+        case Part(type="input_image" | "input_file"):
+            source, url = _source(part, name)
+            chat.names[f"{place}.image_url"] = chat.names[f"{place}.image_url.url"] = source
             return ContentPart(type="image_url", image_url=ImageUrl(url, part.detail))
-        case Part(type="input_image", file_id=str(file_id)):
-            chat.names[f"{place}.image_url"] = chat.names[f"{place}.image_url.url"] = f"{name}.file_id"
-            return ContentPart(type="image_url", image_url=ImageUrl(url_of_file(file_id), part.detail))
-        case Part(type="input_image"):
-            raise InvalidValue(f"`{name}.image_url` is missing.", f"{name}.image_url")
     raise UnsupportedParameter(
-        f"`{name}.type`: parts of this type are not served here; send input_text and input_image.", f"{name}.type"
+        f"`{name}.type`: parts of this type are not served here; send input_text, input_image and input_file.",
+        f"{name}.type",
     )
+
+
+def _source(part: Part, name: str) -> tuple[str, str]:
+    """Return the field of *part* that has its image or file, and the URL in it."""
+    fields = ("image_url", "file_id") if part.type == "input_image" else ("file_data", "file_url", "file_id")
+    for key in fields:
+        if (url := getattr(part, key)) is not None:
+            return f"{name}.{key}", url_of_file(url) if key == "file_id" else url
+    raise InvalidValue(f"`{name}.{fields[0]}` is missing.", f"{name}.{fields[0]}")
 
 
 def _tools(tools: Sequence[FunctionTool]) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from saccade.gateway.chat import (
 from saccade.gateway.output.answer import MediaUsage, Usage
 
 # Code checks some fields, with better errors; the schemas here are for the description of the API.
-PART_TYPES = ("input_text", "input_image", "output_text", "refusal", "reasoning_text")
+PART_TYPES = ("input_text", "input_image", "input_file", "output_text", "refusal", "reasoning_text")
 ITEM_TYPES = ("message", "function_call", "function_call_output", "reasoning")
 PartType = Annotated[str, Meta(extra_json_schema={"enum": list(PART_TYPES)})]
 ItemType = Annotated[str, Meta(extra_json_schema={"enum": list(ITEM_TYPES)})]
@@ -37,13 +37,19 @@ NoLogprobs = Annotated[int, Meta(extra_json_schema=LogprobsSchema)]
 
 
 class Part(Struct, frozen=True):
-    """A piece of an item: text under several names, or an image; its *type* determines its fields."""
+    """A piece of an item: text under several names, an image, or a file; its *type* determines its fields.
+
+    *filename* has no effect.
+    """
 
     type: PartType
     text: str | None = None
     refusal: str | None = None
     image_url: str | None = None
     file_id: str | None = None
+    file_data: str | None = None
+    file_url: str | None = None
+    filename: str | None = None
     detail: Detail | None = None
 
 

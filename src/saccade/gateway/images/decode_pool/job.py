@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from saccade.media.header import ImageLimits
+from saccade.media.pdf_pages import PdfLimits, PdfPage
 from saccade.media.video_header import VideoLimits
 from saccade.protocol.media import ImageLayout, SlotRef, VideoHeader
 from saccade.protocol.output import Failure
@@ -57,7 +58,36 @@ class VideoJob(msgspec.Struct, frozen=True, array_like=True, tag="video"):
     slot: SlotRef | None = None
 
 
-Job = ImageJob | VideoHeaderJob | VideoJob
+class PdfJob(msgspec.Struct, frozen=True, array_like=True, tag="pdf"):
+    """Read the sizes of the pages of the *encoded* PDF."""
+
+    encoded: bytes
+    limits: PdfLimits
+
+
+class PageJob(msgspec.Struct, frozen=True, array_like=True, tag="page"):
+    """As ImageJob, for a *page* of the *encoded* PDF; *page* comes from a PdfJob."""
+
+    encoded: bytes
+    family: str
+    settings: dict[str, Any]
+    layout: ImageLayout
+    page: PdfPage
+    slot: SlotRef | None = None
+
+
+SizeJob = VideoHeaderJob | PdfJob
+"""Jobs without pixels."""
+
+PixelJob = ImageJob | VideoJob | PageJob
+Job = SizeJob | PixelJob
+
+
+def medium_of(job: Job) -> str:
+    """Return what *job* decodes, for errors."""
+    if isinstance(job, PdfJob | PageJob):
+        return "PDF"
+    return "image" if isinstance(job, ImageJob) else "video"
 
 
 class StageSeconds(msgspec.Struct, frozen=True, array_like=True):
@@ -74,13 +104,14 @@ class StageSeconds(msgspec.Struct, frozen=True, array_like=True):
 class ImageAnswer(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """The patches are in the job's slot or in *inline*; with *failure* there are none.
 
-    A VideoHeaderJob is answered by *video_header*.
+    A VideoHeaderJob is answered by *video_header*, a PdfJob by *pages*.
     """
 
     seconds: StageSeconds = StageSeconds()
     inline: bytes | None = None
     failure: Failure | None = None
     video_header: VideoHeader | None = None
+    pages: list[PdfPage] | None = None
 
 
 class Confinement(msgspec.Struct, frozen=True, array_like=True):

@@ -33,13 +33,19 @@ from saccade.gateway.images.decode_pool.job import (
     ImageAnswer,
     ImageJob,
     Job,
+    PageJob,
+    PdfJob,
+    PixelJob,
+    SizeJob,
     StageSeconds,
     VideoHeaderJob,
     VideoJob,
+    medium_of,
 )
 from saccade.gateway.images.decode_pool.queue import DecodeQueue, Turn, draining
 from saccade.gateway.images.decode_pool.server import DecodeProcess, DecodeServer
 from saccade.media.header import read_header
+from saccade.media.pdf_pages import BYTES_PER_PIXEL, PdfPage
 from saccade.media.video_header import MAX_FPS, MIN_FPS, VideoLimits, decoded_bytes, demuxer
 from saccade.protocol.media import ImageLayout, SlotRef, VideoHeader
 from saccade.transport import lasting_task
@@ -48,12 +54,12 @@ from saccade.transport.shared_memory import Slot, SlotError, SlotPool, exists, o
 
 _logger = structlog.get_logger(__name__)
 T = TypeVar("T")
-J = TypeVar("J", ImageJob, VideoHeaderJob, VideoJob)
+J = TypeVar("J", bound=Job)
 Work = Callable[[Turn, J, float], Coroutine[Any, Any, T]]
 """What is done with a job in its turn; it ends the turn."""
 
 HEADER_BYTES = 128 << 20
-"""Estimate of the memory that a video's header takes, one frame included, before its size is known."""
+"""Estimate of the memory that a video's header takes, one frame included, or the list of a PDF's pages."""
 
 RETRY_SECONDS = 1.0
 MAX_ATTEMPTS = 8
@@ -162,7 +168,10 @@ class DecodePool:
         self._config.video_limits.check_bytes(len(encoded))
         demuxer(encoded)
         job = VideoHeaderJob(encoded, self._config.video_limits)
-        return await self._tried(job, HEADER_BYTES, self._read_header, client)
+        header = (await self._tried(job, HEADER_BYTES, self._read_sizes, client)).video_header
+        if header is None:
+            raise InternalError("A decode process answered without the video's header.")
+        return _checked(header, self._config.video_limits)
 
     async def video(
         self,
@@ -177,6 +186,31 @@ class DecodePool:
         job = VideoJob(encoded, family, dict(settings), layout, header, self._config.video_limits)
         return await self._tried(job, decoded_bytes(header), self._fill, client)
 
+    async def pdf_pages(self, encoded: bytes, client: Hashable = None) -> list[PdfPage]:
+        """Return the pages of an encoded PDF, in a turn of *client*. Raises as image() does."""
+        limits = self._config.pdf_limits
+        limits.check_bytes(len(encoded))
+        answer = await self._tried(PdfJob(encoded, limits), HEADER_BYTES, self._read_sizes, client)
+        pages = answer.pages or []
+        # A compromised process may have invented them.
+        limits.check(pages)
+        return pages
+
+    async def page(
+        self,
+        encoded: bytes,
+        page: PdfPage,
+        family: str,
+        settings: Mapping[str, Any],
+        layout: ImageLayout,
+        client: Hashable = None,
+    ) -> PreparedImage:
+        """As image(), for a *page* of an encoded PDF."""
+        job = PageJob(encoded, family, dict(settings), layout, page)
+        # A page may show images that are larger than itself.
+        num_bytes = max(HEADER_BYTES, page.width * page.height * BYTES_PER_PIXEL)
+        return await self._tried(job, num_bytes, self._fill, client)
+
     async def _tried(self, job: J, nbytes: int, work: Work[J, T], client: Hashable = None) -> T:
         """Return the result of *work* on *job*; if its process dies, try again in another one."""
         num_deaths = 0
@@ -190,7 +224,7 @@ class DecodePool:
         raise InternalError("No decode process lives long enough for the image; the request can be sent again.")
 
     async def _attempt(self, job: J, nbytes: int, work: Work[J, T], client: Hashable) -> T:
-        is_video = not isinstance(job, ImageJob)
+        is_video = isinstance(job, VideoHeaderJob | VideoJob)
         loop = asyncio.get_running_loop()
         arrived = loop.time()
         turn = await self._queue.enter(nbytes, is_video=is_video, client=client)
@@ -251,20 +285,18 @@ class DecodePool:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _read_header(self, turn: Turn, job: VideoHeaderJob, queue_seconds: float) -> VideoHeader:
+    async def _read_sizes(self, turn: Turn, job: SizeJob, queue_seconds: float) -> ImageAnswer:
         survivor: DecodeProcess | None = None
         try:
             answer = await self._ask(turn.process, job, None)
             survivor = turn.process
             if answer.failure:
                 raise from_code(answer.failure.code, answer.failure.message)
-            if answer.video_header is None:
-                raise InternalError("A decode process answered without the video's header.")
-            return _checked(answer.video_header, self._config.video_limits)
+            return answer
         finally:
             self._queue.leave(turn, survivor)
 
-    async def _fill(self, turn: Turn, job: ImageJob | VideoJob, queue_seconds: float) -> PreparedImage:
+    async def _fill(self, turn: Turn, job: PixelJob, queue_seconds: float) -> PreparedImage:
         slot = self._acquire(job.layout.num_pixel_bytes)
         ref = slot.ref if slot else None
         descriptor = _opened(ref)
@@ -294,13 +326,13 @@ class DecodePool:
     async def _ask(self, process: DecodeProcess, job: Job, slot: int | None) -> ImageAnswer:
         """Return the answer of *process*; if this raises, the process has ended."""
         error: SaccadeError | ProcessDied
-        what = "image" if isinstance(job, ImageJob) else "video"
-        limit = self._config.decode_timeout_seconds if what == "image" else self._config.video_timeout_seconds
+        is_video = isinstance(job, VideoHeaderJob | VideoJob)
+        limit = self._config.video_timeout_seconds if is_video else self._config.decode_timeout_seconds
         try:
             async with asyncio.timeout(limit):
                 return await process.exchange(job, slot)
         except TimeoutError:
-            error = DeadlineExceeded(f"Decoding the {what} took longer than {limit:g} seconds.")
+            error = DeadlineExceeded(f"Decoding the {medium_of(job)} took longer than {limit:g} seconds.")
         except (OSError, *UNREADABLE):
             error = ProcessDied()
         # The slot may be used again only when the process can no longer write to it.
@@ -361,9 +393,9 @@ def log_confinement(measures: tuple[str, ...]) -> None:
 
 
 def _ended_twice(job: Job) -> InvalidImage | InvalidVideo:
-    if isinstance(job, ImageJob):
-        return InvalidImage("Decoding the image ended its process twice: the image may be damaged.")
-    return InvalidVideo("Decoding the video ended its process twice: the video may be damaged.")
+    medium = medium_of(job)
+    error = InvalidVideo if medium == "video" else InvalidImage
+    return error(f"Decoding the {medium} ended its process twice: the {medium} may be damaged.")
 
 
 def _checked(header: VideoHeader, limits: VideoLimits) -> VideoHeader:

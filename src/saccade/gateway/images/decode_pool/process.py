@@ -34,16 +34,20 @@ from saccade.gateway.images.decode_pool.job import (
     READY,
     Confinement,
     ImageAnswer,
-    ImageJob,
     Job,
+    PageJob,
+    PdfJob,
+    PixelJob,
     StageSeconds,
     VideoHeaderJob,
     VideoJob,
     frame,
+    medium_of,
 )
-from saccade.media import video
+from saccade.media import pdf, video
 from saccade.media.decode import decode
 from saccade.media.header import ImageLimits
+from saccade.media.pdf_pages import PdfLimits
 from saccade.media.resample import resample
 from saccade.media.resize import resize
 from saccade.media.video_header import VideoLimits
@@ -60,6 +64,10 @@ At 10 it would be a tenth, and a valid image of many megapixels would run into i
 """
 
 
+SAMPLE_PDF = (
+    b"%PDF-1.7\n1 0 obj<</Type/Catalog/Pages 2 0 R>>endobj 2 0 obj<</Type/Pages/Kids[3 0 R]/Count 1>>endobj "
+    b"3 0 obj<</Type/Page/Parent 2 0 R/MediaBox[0 0 9 9]>>endobj trailer<</Root 1 0 R>>"
+)
 SMALL_BYTES = 4096
 """A smaller answer, without pixels, is sent in one call, so that it wakes the gateway once."""
 
@@ -119,25 +127,27 @@ def answer(job: Job, slot: int | None) -> ImageAnswer:
     try:
         if isinstance(job, VideoHeaderJob):
             return ImageAnswer(video_header=video.read_header(job.encoded, job.limits))
+        if isinstance(job, PdfJob):
+            return ImageAnswer(pages=pdf.read_pages(job.encoded, job.limits))
         return _prepare(job, slot)
     except SaccadeError as error:
         return ImageAnswer(failure=Failure(error.code, error.message))
     except MemoryError:
-        if isinstance(job, ImageJob):
-            return ImageAnswer(failure=Failure(ImageTooLarge.code, "The image takes more memory than one may use."))
-        return ImageAnswer(failure=Failure(VideoTooLarge.code, "The video takes more memory than one may use."))
+        medium = medium_of(job)
+        code = VideoTooLarge.code if medium == "video" else ImageTooLarge.code
+        return ImageAnswer(failure=Failure(code, f"The {medium} takes more memory than one may use."))
 
 
-def _writer(job: ImageJob | VideoJob) -> Callable[[npt.NDArray[Any]], None]:
+def _writer(job: PixelJob) -> Callable[[npt.NDArray[Any]], None]:
     """Return a function that writes the patches: an image is decoded before it, video frames during it."""
     if isinstance(job, VideoJob):
         frames = video.read_frames(job.encoded, job.header, job.layout.frames, job.limits)
         return partial(models.load_video_pixels(job.family)(job.settings).write, frames, job.layout)
-    image = decode(job.encoded, job.limits)
+    image = pdf.render(job.encoded, job.page) if isinstance(job, PageJob) else decode(job.encoded, job.limits)
     return partial(models.load_pixels(job.family)(job.settings).write, image, job.layout)
 
 
-def _prepare(job: ImageJob | VideoJob, slot: int | None) -> ImageAnswer:
+def _prepare(job: PixelJob, slot: int | None) -> ImageAnswer:
     began = time.perf_counter()
     write_patches = _writer(job)
     decoded = time.perf_counter()
@@ -179,6 +189,9 @@ def _preload() -> None:
         decode(sample.getvalue(), ImageLimits())
     header = video.read_header(_sample_video(), VideoLimits())
     list(video.read_frames(_sample_video(), header, (0,), VideoLimits()))
+    pdf.start()
+    for page in pdf.read_pages(SAMPLE_PDF, PdfLimits(ImageLimits())):
+        pdf.render(SAMPLE_PDF, page)
     for name in models.families():
         models.load_pixels(name)
     # A library may load more of itself at its first use, which a confined process cannot do.

@@ -21,7 +21,7 @@ from saccade.gateway.images.decode_pool.job import (
     Confinement,
     ImageAnswer,
     Job,
-    VideoHeaderJob,
+    SizeJob,
     frame,
 )
 from saccade.transport import framing
@@ -69,7 +69,7 @@ class DecodeProcess:
         """
         await self._send(frame(job), slot)
         length = framing.length(await self._receive(framing.PREFIX_BYTES))
-        num_pixel_bytes = 0 if isinstance(job, VideoHeaderJob) else job.layout.num_pixel_bytes
+        num_pixel_bytes = 0 if isinstance(job, SizeJob) else job.layout.num_pixel_bytes
         if length > num_pixel_bytes + MAX_WORDS_BYTES:
             raise ConnectionResetError
         answer = msgspec.msgpack.decode(await self._receive(length), type=ImageAnswer)

@@ -1,0 +1,63 @@
+"""PDFs in the gateway, which runs no renderer: how one is recognised, its limits, and its pages as images.
+
+A PDF is as hostile as an image, and reading it takes a library in C: media.pdf does it in decode processes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+
+import msgspec
+
+from saccade.errors import ImageTooLarge, InvalidImage, SaccadeError, TooManyImages
+from saccade.media.header import ImageHeader, ImageLimits
+
+SIGNATURE = b"%PDF"
+DECODER = f"pypdfium2-{version('pypdfium2')}"
+"""The renderer's name and version: part of every page's identity."""
+
+BYTES_PER_PIXEL = 16
+"""Memory for a pixel of a page: 4 of the page, and up to 12 of the resized data, as for other images."""
+
+
+class PdfPage(msgspec.Struct, frozen=True, array_like=True):
+    """Page *number* of a PDF, from 0, and its size in pixels."""
+
+    number: int
+    width: int
+    height: int
+
+
+@dataclass(frozen=True)
+class PdfLimits:
+    """Limits of a PDF. *image* limits the pixels of each page, drawn at *dots_per_inch*, and the bytes of the file."""
+
+    image: ImageLimits
+    max_pages: int = 20
+    dots_per_inch: int = 144
+
+    def check_bytes(self, num_bytes: int) -> None:
+        """Raise ImageTooLarge for a file of *num_bytes* over the limit."""
+        if num_bytes > self.image.max_encoded_bytes:
+            raise ImageTooLarge(f"The PDF has {num_bytes} bytes; at most {self.image.max_encoded_bytes} are accepted.")
+
+    def check_count(self, num_pages: int) -> None:
+        """Raise TooManyImages, or InvalidImage for no pages."""
+        if num_pages < 1:
+            raise InvalidImage("The PDF has no pages.")
+        if num_pages > self.max_pages:
+            raise TooManyImages(
+                f"The PDF has {num_pages} pages; at most {self.max_pages} are served (--max-pdf-pages). Send fewer."
+            )
+
+    def check(self, pages: Sequence[PdfPage]) -> None:
+        """Raise ImageTooLarge or InvalidImage for a wrong page, and as check_count() does."""
+        self.check_count(len(pages))
+        for page in pages:
+            if min(page.width, page.height) < 1:
+                raise InvalidImage(f"Page {page.number + 1} of the PDF is damaged: it has no size.")
+            try:
+                self.image.check(ImageHeader("PDF", page.width, page.height), 0)
+            except SaccadeError as error:
+                size = f"at {self.dots_per_inch} dots per inch (--pdf-dpi)"
+                raise ImageTooLarge(f"Page {page.number + 1} of the PDF is too large {size}. {error.message}") from None
