@@ -57,6 +57,9 @@ ALLOWED = {
     "supervisor/tree.py": {"open_connection", "open_unix_connection"},  # its own children, on loopback
     "supervisor/ray_fleet.py": {"create_connection"},  # the cluster that the operator names, to see whether it is there
     "supervisor/checkpoint.py": {"httpx2", "huggingface_hub"},  # the hub, at start-up
+    "cli/fleet_checks.py": {"open_connection"},  # workers that the operator names
+    "cli/machine_checks.py": {"httpx2"},  # this machine's own port
+    "bench/client.py": {"aiohttp"},  # the servers that the user names
     "cli/demo.py": {"openai"},  # its own server, on loopback
     "cli/demo_workers.py": {"openai"},  # its own gateway, on loopback
     "cli/ask.py": {"openai"},  # the server that the user names

@@ -89,4 +89,4 @@ def test_bundled_model_answers_if_no_server_does(
     assert run(["ask", str(IMAGE), "What does it say?"]) == 0
     shown = capfd.readouterr()
     assert shown.out.strip() == IMAGE.stem.partition("-")[0]
-    assert "the bundled model starts for this question" in shown.err
+    assert "the bundled model answers this once" in shown.err

@@ -59,12 +59,15 @@ def ask(
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(openai.OpenAI(base_url=api, api_key=api_key or "none", max_retries=0))
         try:
-            if model is None and url is None and not _answers(client):
-                print(
-                    f"saccade: no server answers at {api}; the bundled model starts for this question", file=sys.stderr
-                )
+            try:
+                name = model or _served(client)
+            except openai.APIConnectionError:
+                if url is not None:
+                    raise
+                print(f"saccade: no server answers at {api}; the bundled model answers this once", file=sys.stderr)
                 client = stack.enter_context(client.with_options(base_url=stack.enter_context(serve()).url))
-            answer = stream_answer(client, model or _served(client), messages, _show, **options)
+                name = _served(client)
+            answer = stream_answer(client, name, messages, _show, **options)
         except openai.APIError as error:
             raise StartupError(_sentence(error, api)) from error
     print()
@@ -102,16 +105,6 @@ def _api(url: str) -> str:
         if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
             return url if parts.path.strip("/") else f"{url.rstrip('/')}/v1"
     raise StartupError(f"--url {url} must be the address of an API, as {DEFAULT_URL}.")
-
-
-def _answers(client: "openai.OpenAI") -> bool:
-    import openai
-
-    try:
-        client.models.list()
-    except openai.APIConnectionError:
-        return False
-    return True
 
 
 def _served(client: "openai.OpenAI") -> str:

@@ -1,5 +1,7 @@
 """`saccade pull`: fetch a model from the hub."""
 
+import gc
+
 from saccade.cli.screen import size
 from saccade.models import family_of
 from saccade.models.files import parse_json, read_model_files
@@ -22,4 +24,5 @@ def pull(model: str, /) -> None:
     family_of(parse_json(read_model_files(fetch(model, weights=False)), CONFIG))
     folder = fetch(model)
     num_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    gc.collect()  # ends the bars of the hub's client, which else are drawn over the line below
     print(f"{model} is in {folder} ({size(num_bytes)}). Serve it: `saccade serve {model}`.")

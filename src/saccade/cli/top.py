@@ -4,8 +4,10 @@ import contextlib
 import time
 from collections.abc import Iterable, Iterator
 from datetime import datetime
+from typing import Annotated
 
 import msgspec
+from cyclopts import Parameter
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -16,18 +18,24 @@ from saccade.config import Switch
 from saccade.errors import StartupError
 from saccade.gateway.apis.board import Board
 from saccade.protocol.engine_load import Load
+from saccade.transport.framing import UNREADABLE
 
 SECONDS = 1.0
 MAX_ERRORS = 10
 PIPE_COLUMNS = 160
 
 
-def top(*, url: str, admin_key: str | None = None, once: Switch = False) -> None:
+def top(
+    *,
+    gateway: Annotated[str, Parameter(alias="--url")],
+    admin_key: str | None = None,
+    once: Switch = False,
+) -> None:
     """Show what happens at a gateway now: workers, load, hit rates, breakers, tenants and the last errors.
 
     Parameters
     ----------
-    url
+    gateway
         The gateway's --admin-port, as http://127.0.0.1:PORT.
     admin_key
         A key of the admin port. Prefer SACCADE_ADMIN_KEY, which `ps` does not show.
@@ -38,7 +46,10 @@ def top(*, url: str, admin_key: str | None = None, once: Switch = False) -> None
         raise StartupError("`saccade top` needs an --admin-key of the gateway: pass one, or set SACCADE_ADMIN_KEY.")
 
     def read() -> Board:
-        return msgspec.json.decode(call(url, "/board", admin_key), type=Board)
+        try:
+            return msgspec.json.decode(call(gateway, "/board", admin_key), type=Board)
+        except UNREADABLE as error:
+            raise StartupError("The gateway has another version: run the `saccade top` of that version.") from error
 
     console, board = Console(), read()
     if once or not console.is_terminal:
