@@ -225,9 +225,16 @@ Messages = Annotated[list[ChatMessage], Meta(min_length=1, max_length=MAX_MESSAG
 
 
 class StreamOptions(Struct, frozen=True):
-    """What a stream carries besides the answer."""
+    """What a stream carries besides the answer: usage at its end, with *continuous_usage_stats* in every event."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+    @classmethod
+    def usages(cls, options: "StreamOptions | None") -> tuple[bool, bool]:
+        """Return whether the last event of a stream has a usage, and whether all others have the usage so far."""
+        at_end = options is not None and bool(options.include_usage)
+        return at_end, at_end and bool(options and options.continuous_usage_stats)
 
 
 class SamplingFields(Struct, frozen=True, kw_only=True):

@@ -107,6 +107,23 @@ def test_chunks_of_plain_text_are_the_chunks_of_any_text(
     assert len(plain) >= len(script)
 
 
+def test_every_chunk_has_the_usage_so_far_if_asked(gateway: scripted.Gateway) -> None:
+    num_tokens = gateway.answer_pieces("<think>", "why", "</think>", "a", "b")
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *events, _ = gateway.chat(stream=True, stream_options=options).events
+    counts = [event["usage"]["completion_tokens"] for event in events]
+    assert counts == sorted(counts)
+    assert len(set(counts)) > 2
+    assert counts[-1] == num_tokens
+    prompt = {event["usage"]["prompt_tokens"] for event in events}
+    assert len(prompt) == 1
+    body = {"model": "tiny", "prompt": "a", "stream": True, "stream_options": options}
+    *events, _ = gateway.ask("POST", "/v1/completions", body).events
+    assert [event["usage"]["completion_tokens"] for event in events][-1] == num_tokens
+    *events, _ = gateway.chat(stream=True, stream_options={"continuous_usage_stats": True}).events
+    assert all("usage" not in event for event in events)
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_stop_string_over_tokens_ends_the_answer_and_the_work(
     stream: bool, gateway: scripted.Gateway, ids_of: Callable[[str], list[int]]

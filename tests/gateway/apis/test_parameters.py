@@ -170,3 +170,26 @@ def test_the_hint_names_what_is_served() -> None:
             except SaccadeError:
                 continue
             assert not any(f"did you mean {refused}?" in warning for refused in parameters.LATER)
+
+
+@table(
+    ("fields", "named"),
+    [
+        ({"stream_options": {"include_usage": True, "chunk": 1}}, "stream_options.chunk"),
+        ({"stream_options": {"include_obfuscation": False}}, ""),
+        ({"stream_options": None, "response_format": {"type": "text"}}, ""),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"any": 1}, "stict": True}, "x": 1}},
+            "response_format.json_schema.stict, response_format.x",
+        ),
+        ({"colour": 1, "structured_outputs": {"choice": ["a"], "h\u00e9": 1}}, "colour, structured_outputs.h?"),
+        ({"chat_template_kwargs": {"enable_thinking": True}, "metadata": {"any": 1}}, ""),
+    ],
+)
+def test_unknown_names_in_objects_are_named(fields: dict[str, Any], named: str) -> None:
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "a", "any": 1}], **fields}).encode()
+    assert parse_chat(body)[1] == (f"unknown parameters ignored: {named}" if named else "")
+    if named:
+        with pytest.raises(UnsupportedParameter) as caught:
+            parse_chat(body, strict=True)
+        assert caught.value.param == named.split(", ")[0]

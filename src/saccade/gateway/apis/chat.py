@@ -10,7 +10,7 @@ from msgspec import UNSET, Struct, UnsetType
 from saccade.gateway.apis.chat_endpoint import Format, ReadBody
 from saccade.gateway.apis.field_names import FieldNames
 from saccade.gateway.apis.parameters import ParameterReader, check_parts
-from saccade.gateway.chat import CalledFunction, ChatRequest
+from saccade.gateway.chat import CalledFunction, ChatRequest, StreamOptions
 from saccade.gateway.output.answer import Answer, Usage
 from saccade.gateway.output.choice import Chunk, GeneratedChoice
 from saccade.gateway.output.choice_logprobs import ChoiceLogprobs, PromptLogprob, prompt_logprobs
@@ -171,8 +171,7 @@ class ChatCompletionEvents:
     """Writes `chat.completion.chunk` events: the role of every choice, texts, finish reasons, usage if requested."""
 
     def __init__(self, answer: Answer) -> None:
-        options = answer.request.stream_options
-        self._with_usage = options is not None and bool(options.include_usage)
+        self._with_usage, self._with_each_usage = StreamOptions.usages(answer.request.stream_options)
         self._answer = answer
         self._template = ChatCompletionChunk(
             id=answer.id,
@@ -186,13 +185,16 @@ class ChatCompletionEvents:
 
     def take(self, chunk: Chunk) -> bytes:
         """Return the events for *chunk*; the first events of an answer are preceded by those for the roles."""
-        if _is_text(chunk):
+        template = self._template
+        if self._with_each_usage:
+            template = msgspec.structs.replace(template, usage=self._answer.usage)
+        if _is_text(chunk) and not self._with_each_usage:
             events = self._texts[chunk.choice.index].of(chunk.content)
         else:
-            events = _events(self._template, chunk)
+            events = _events(template, chunk)
         if events and not self._has_begun:
             self._has_begun = True
-            return _roles(self._template, self._answer) + events
+            return _roles(template, self._answer) + events
         return events
 
     async def end(self) -> bytes:

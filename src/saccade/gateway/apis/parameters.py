@@ -5,8 +5,9 @@ name occurs twice, the last value counts.
 """
 
 import difflib
-from collections.abc import Collection, Iterable, Mapping
-from typing import Final, Generic, TypeVar
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import chain
+from typing import Any, Final, Generic, TypeVar, get_args
 
 import msgspec
 from msgspec import Raw, Struct
@@ -96,6 +97,7 @@ WITHOUT_EFFECT: Final = frozenset(
         "safety_identifier",
         "service_tier",
         "store",
+        "stream_options.include_obfuscation",
         "user",
     }
 )
@@ -125,6 +127,9 @@ class ParameterReader(Generic[T]):
         fields = msgspec.structs.fields(kind)
         self._required = [field.name for field in fields if field.required]
         self._decoders = {field.name: msgspec.json.Decoder(field.type) for field in fields}
+        self._objects = {
+            field.name: struct for field in fields if field.name not in LONG and (struct := _struct_of(field.type))
+        }
         names = self._decoders.keys() | {name for other in related for name in other.__struct_fields__}
         self._later = {name: harmless for name, harmless in later.items() if name not in self._decoders}
         self._names = frozenset(names | later.keys()).union(without_effect)
@@ -141,11 +146,13 @@ class ParameterReader(Generic[T]):
         for name in parameters:
             if (harmless := self._later.get(name)) is not None:
                 _refuse_unless_harmless(name, parameters[name], harmless)
-        warning = self._warning([name for name in parameters if name not in self._names], strict)
         served = {name: raw for name, raw in parameters.items() if name in self._decoders}
         for name, raw in served.items():
             _check_length(name, raw)
         values = {name: decode(raw, self._decoders[name], name) for name, raw in served.items()}
+        within = (_unknown_within(name, served[name], kind) for name, kind in self._objects.items() if name in served)
+        unknown = [name for name in chain(parameters, *within) if name not in self._names]
+        warning = self._warning(unknown, strict)
         for name in self._required:
             if name not in parameters:
                 raise InvalidValue(f"`{name}` is missing.", name)
@@ -165,9 +172,27 @@ class ParameterReader(Generic[T]):
         return f"unknown parameters ignored: {', '.join(hints)}{more}"
 
     def _meant(self, name: str) -> str:
-        if len(name) > MAX_NAME_CHARACTERS:
+        if len(name) > MAX_NAME_CHARACTERS or "." in name:
             return ""
         return next(iter(difflib.get_close_matches(name, self._names - self._later.keys(), 1, cutoff=0.8)), "")
+
+
+def _struct_of(annotation: Any) -> type[Struct] | None:
+    """Return the struct that a field of *annotation* holds, if it holds one or null."""
+    kinds = (annotation, *get_args(annotation))
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Struct)), None)
+
+
+def _unknown_within(name: str, raw: Raw, kind: type[Struct]) -> Iterator[str]:
+    """Yield the paths in *raw*, the value of the field *name*, that *kind* and the structs in it do not have."""
+    if bytes(memoryview(raw)[:1]) != b"{":
+        return
+    fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
+    for inner, value in parse(raw, dict[str, Raw]).items():
+        if inner not in fields:
+            yield f"{name}.{inner}"
+        elif struct := _struct_of(fields[inner]):
+            yield from _unknown_within(f"{name}.{inner}", value, struct)
 
 
 def _refuse_unless_harmless(name: str, raw: Raw, harmless: tuple[object, ...]) -> None:

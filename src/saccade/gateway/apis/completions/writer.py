@@ -18,7 +18,7 @@ from saccade.gateway.apis.completions.reader import (
     parse_completion,
 )
 from saccade.gateway.apis.field_names import FieldNames
-from saccade.gateway.chat import PlainPrompt
+from saccade.gateway.chat import PlainPrompt, StreamOptions
 from saccade.gateway.output.answer import Answer, CompletionTokensDetails, PromptTokensDetails, Usage
 from saccade.gateway.output.choice import Chunk, GeneratedChoice
 from saccade.gateway.output.choice_logprobs import PromptLogprob, TokenLogprobs, choice_logprobs, prompt_logprobs
@@ -59,8 +59,7 @@ class _JoinedAnswers:
         self._usage = Usage(0, 0, 0, PromptTokensDetails(), CompletionTokensDetails())
         self._choices: list[CompletionChoice] = []
         self._template: Completion | None = None
-        options = batch.request.stream_options
-        self._ends_with_usage = options is not None and bool(options.include_usage)
+        self._ends_with_usage, self._has_each_usage = StreamOptions.usages(batch.request.stream_options)
 
     def whole(self, answer: Answer, choices: Sequence[CompletionChoice]) -> bytes:
         """Add one *answer*; return the object of all answers after the last one, else nothing."""
@@ -75,7 +74,7 @@ class _JoinedAnswers:
         """Return the event for a piece of *answer*."""
         template = self._common(answer)
         if self._ends_with_usage:
-            template = msgspec.structs.replace(template, usage=None)
+            template = msgspec.structs.replace(template, usage=answer.usage if self._has_each_usage else None)
         return event(msgspec.json.encode(msgspec.structs.replace(template, choices=[choice])))
 
     def end(self, answer: Answer) -> bytes:
