@@ -52,3 +52,19 @@ def test_a_page_of_the_site_links_to_no_file_outside_of_it() -> None:
         if not (page.parent / link).resolve().is_relative_to(PROJECT / "docs")
     ]
     assert outside == []
+
+
+def test_lines_of_prose_fit_a_terminal() -> None:
+    """120 characters, code in a line not counted; tables, programs, decisions and what families say of themselves apart."""
+    pages = [*PROJECT.glob("*.md"), *(PROJECT / "docs").glob("*.md"), *(PROJECT / "docs" / "api").glob("*.md")]
+    long = []
+    for page in pages:
+        if page == PROJECT / "docs" / "models.md":
+            continue
+        text = re.sub(
+            r"^( *)```.*?^\1```", lambda fence: "\n" * fence[0].count("\n"), page.read_text(), flags=re.M | re.S
+        )
+        for number, line in enumerate(text.splitlines(), 1):
+            if not line.startswith(("|", "    ")) and len(re.sub(r"`[^`]*`", "", line)) > 120:
+                long.append(f"{page.name}:{number}")
+    assert long == []
