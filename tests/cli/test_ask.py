@@ -5,6 +5,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import clips
+import pdfs
 import pytest
 import scripted
 from server import free_port
@@ -37,6 +39,14 @@ def test_only_the_answer_goes_to_a_pipe(
     request = gateway.worker.requests[-1]
     assert (len(request.media), request.sampling.max_tokens) == (2, 9)
     assert "Be brief." in gateway.tokenizer.decode(request.token_ids)
+
+
+def test_videos_and_pdfs_are_sent_as_what_they_are(gateway: scripted.Gateway, tmp_path: Path) -> None:
+    (tmp_path / "clip.mp4").write_bytes(clips.clip())
+    (tmp_path / "pages.pdf").write_bytes(pdfs.pdf(pdfs.TEXT))
+    gateway.answer_two_tokens()
+    assert asked(gateway, str(tmp_path / "clip.mp4"), str(tmp_path / "pages.pdf"), "What is new?") == 0
+    assert {item.modality for item in gateway.worker.requests[-1].media} == {"image", "video"}
 
 
 def test_figures_follow_on_a_terminal_and_control_characters_do_not_reach_it(

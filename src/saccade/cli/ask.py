@@ -36,7 +36,7 @@ def ask(
     Parameters
     ----------
     words
-        Image files, http(s) URLs or `-` for an image on stdin, then the question in quotes.
+        Files or http(s) URLs of images, PDFs and videos, or `-` for an image on stdin; then the question in quotes.
     url
         The API to ask; by default http://127.0.0.1:8000/v1.
     model

@@ -1,17 +1,18 @@
 """Questions to a server over the openai SDK, and streamed answers with their times."""
 
 import base64
+import mimetypes
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from rich.console import Console
 
 if TYPE_CHECKING:
     import openai
-    from openai.types.chat import ChatCompletionContentPartParam, ChatCompletionMessageParam
+    from openai.types.chat import ChatCompletionMessageParam
 
 DEFAULT_URL = "http://127.0.0.1:8000/v1"
 
@@ -40,10 +41,14 @@ def data_url(content: bytes, media_type: str = "image/png") -> str:
     return f"data:{media_type};base64,{base64.b64encode(content).decode()}"
 
 
-def user_message(images: Sequence[str], question: str) -> "ChatCompletionMessageParam":
-    """Return a user's message: the *images*, as URLs, then the question."""
-    parts: list[ChatCompletionContentPartParam] = [{"type": "image_url", "image_url": {"url": url}} for url in images]
-    return {"role": "user", "content": [*parts, {"type": "text", "text": question}]}
+def user_message(media: Sequence[str], question: str) -> "ChatCompletionMessageParam":
+    """Return a user's message: the *media*, as URLs of images, PDFs or videos, then the question."""
+    types = [mimetypes.guess_type(url)[0] or "" for url in media]
+    kinds = ["video_url" if media_type.startswith("video/") else "image_url" for media_type in types]
+    parts = [{"type": kind, kind: {"url": url}} for kind, url in zip(kinds, media, strict=True)]
+    # The SDK has no type for videos.
+    message = {"role": "user", "content": [*parts, {"type": "text", "text": question}]}
+    return cast("ChatCompletionMessageParam", message)
 
 
 def stream_answer(
