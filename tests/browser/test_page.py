@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from conftest import Opened, Site
+from PIL import Image
 
 from saccade.cli.bundled import bundled
 
@@ -135,6 +136,16 @@ def test_error_of_the_server_is_shown_as_its_sentence(site: Site, opened: Opened
         assert not page.is_visible("#error")
 
 
+def test_error_within_a_stream_is_shown_after_its_text(site: Site, opened: Opened) -> None:
+    begin = {"choices": [{"delta": {"content": "It says"}, "finish_reason": None}]}
+    end = {"error": {"message": "The worker has gone."}}
+    stream = "".join(f"data: {json.dumps(event)}\n\n" for event in (begin, end))
+    with opened(site.root) as page:
+        page.route("**/v1/chat/completions", lambda route: route.fulfill(body=stream, content_type="text/event-stream"))
+        assert ask(page, "#error:not([hidden])") == "It says"
+        assert page.inner_text("#error") == "The worker has gone."
+
+
 def test_text_of_a_model_or_a_file_never_becomes_html(site: Site, opened: Opened) -> None:
     text = "<img src=x onerror='document.title=1'><script>document.title=1</script>"
     chunk = {"choices": [{"delta": {"content": text, "reasoning_content": text}, "finish_reason": "stop"}]}
@@ -166,6 +177,19 @@ def test_several_images_are_asked_about_in_their_order(site: Site, opened: Opene
         assert page.inner_text("#which").split("\n") == ["Image 1", "Image 2"]
         page.click("#which button:nth-child(2)")
         assert "8K-brown" in (page.get_attribute("#canvas", "aria-label") or "")
+
+
+def test_pages_of_a_pdf_are_images_of_their_own(site: Site, opened: Opened, tmp_path: Path) -> None:
+    page_images = [Image.new("RGB", (256, 128), "white") for _ in range(2)]
+    page_images[0].save(tmp_path / "two.pdf", save_all=True, append_images=page_images[1:])
+    with opened(site.root) as page:
+        page.set_input_files("#file", [tmp_path / "two.pdf", IMAGE])
+        page.wait_for_selector("#images li:nth-child(2)")
+        ask(page)
+        assert page.locator("#which button").count() == 3
+        assert "no preview" in page.inner_text("#caption")
+        page.click("#which button:nth-child(3)")
+        assert "LS-red" in (page.get_attribute("#canvas", "aria-label") or "")
 
 
 def test_url_goes_to_the_server_and_not_through_the_browser(site: Site, opened: Opened) -> None:
@@ -258,7 +282,10 @@ def test_every_control_has_a_name(site: Site, keyed_site: Site, opened: Opened) 
 def test_key_is_asked_for_and_stays_in_the_tab(keyed_site: Site, opened: Opened) -> None:
     with opened(keyed_site.root, may_fail=True) as page:
         page.wait_for_selector("#error:not([hidden])")
-        assert "API key" in page.inner_text("#error")
+        assert page.inner_text("#error") == "This server has API keys. Enter one below."
+        page.fill("#key", "wrong")
+        page.press("#key", "Tab")
+        page.wait_for_selector("#error:has-text('This API key is not known here')")
         page.fill("#key", keyed_site.api_key)
         page.press("#key", "Tab")
         page.wait_for_selector('#model option[value="saccade-reader"]', state="attached")
