@@ -105,6 +105,16 @@ def test_a_note_that_denies_has_a_sign() -> None:
     assert named <= {flag.names[0] for flag in FLAGS}
 
 
+def test_notes_name_flags_and_fields_that_exist(flags: dict[str, set[str]]) -> None:
+    ours = set().union(*flags.values()) | {"--config", "--help-all"}
+    names = {f"`{name}`" for name in fields(describe(["m"]))}
+    for flag in FLAGS:
+        for name in re.findall(r"`(?:saccade \w+ )?(--[a-z][a-z-]*)", flag.sentence):
+            assert name in ours, flag
+        for path in re.findall(r"\b[Ss]end `([\w.]+)`", flag.sentence):
+            assert {f"`{part}`" for part in path.split(".")} <= names, flag
+
+
 @table("name", LATER)
 def test_fields_that_refusals_say_to_leave_out_are_not_chat_fields(name: str) -> None:
     with pytest.raises(UnsupportedParameter) as caught:

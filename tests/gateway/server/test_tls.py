@@ -153,7 +153,7 @@ def test_wrong_files_are_refused(
         tls_context(TlsSettings(*paths, cert_reqs=cert_reqs))  # type: ignore[arg-type]
 
 
-def test_unix_socket_replaces_the_port(tiny_qwen3_vl: Path, tmp_path: Path) -> None:
+async def test_unix_socket_replaces_the_port(tiny_qwen3_vl: Path, tmp_path: Path) -> None:
     uds = tmp_path / "new" / "front.sock"
     uds.parent.mkdir(mode=0o700)
     with socket.socket(socket.AF_UNIX) as stale:
@@ -162,6 +162,7 @@ def test_unix_socket_replaces_the_port(tiny_qwen3_vl: Path, tmp_path: Path) -> N
         gateway.answer_two_tokens()
         assert os.stat(uds).st_mode & 0o777 == 0o600
         assert gateway.chat(stream=True).events[-1] == "[DONE]"
+        assert await answers_ready("localhost", 0, uds=uds)
         with pytest.raises(StartupError, match="another process listens there"):
             scripted.app.listen_unix(uds)
 
