@@ -89,9 +89,9 @@ class AsyncLLM:
             resources.push_async_callback(_stop, child, worker)
             app = await resources.enter_async_context(connected(self._config(f"unix:{socket}")))
             ready = asyncio.ensure_future(_until_ready(app))
+            resources.callback(ready.cancel)
             await asyncio.wait((worker, ready), return_when=asyncio.FIRST_COMPLETED)
             if not ready.done():
-                ready.cancel()
                 raise StartupError("The worker ended before it was ready; it printed the reason on standard error.")
             ready.result()
             self._app = app
@@ -99,7 +99,9 @@ class AsyncLLM:
 
     async def close(self) -> None:
         """End the engine and all processes; chats that still run fail. A second call does nothing."""
-        self._app = None
+        if self._app is not None:
+            self._app.limits.admission.draining = True
+            self._app = None
         await self._resources.aclose()
 
     async def chat(
@@ -221,9 +223,9 @@ class AsyncLLM:
 
 
 async def _until_ready(app: Application) -> None:
-    """Return when the engine is ready. Raises StartupError if its model cannot be served."""
+    """Return when the engine is ready, or *app* closes. Raises StartupError if its model cannot be served."""
     registry = app.model_registry
-    while not registry.ready:
+    while not (registry.ready or app.limits.admission.draining):
         if registry.unservable.done() and not registry.unservable.cancelled():
             raise registry.unservable.result()
         await asyncio.sleep(POLL_SECONDS)

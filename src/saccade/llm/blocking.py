@@ -11,6 +11,7 @@ from typing import Any, Self, TypeVar, Unpack
 from rich.console import Console
 from rich.progress import Progress
 
+from saccade.errors import StartupError
 from saccade.llm.async_llm import AsyncLLM
 from saccade.llm.conversation import Source
 from saccade.llm.results import ChatResult
@@ -32,7 +33,7 @@ class LLM:
     def __init__(self, model: str | os.PathLike[str] | None = None, **settings: Any) -> None:
         self._llm = AsyncLLM(model, **settings)
         self._loop = asyncio.new_event_loop()
-        thread = threading.Thread(target=self._loop.run_forever, name="saccade-llm", daemon=True)
+        thread = threading.Thread(target=_live, args=(self._loop,), name="saccade-llm", daemon=True)
         thread.start()
         self._close = weakref.finalize(self, _close, self._llm, self._loop, thread)
         # Before the interpreter ends the threads that close() needs, which it does before it calls atexit's functions.
@@ -92,11 +93,20 @@ class LLM:
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the result of *work* in the thread's event loop; an interrupt in the meantime cancels it."""
+        if not self._close.alive:
+            work.close()
+            raise StartupError("This LLM is closed.")
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
         finally:
             future.cancel()
+
+
+def _live(loop: asyncio.AbstractEventLoop) -> None:
+    # At its end the runner cancels what is left in the loop, such as chats of other threads.
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.get_loop().run_forever()
 
 
 def _close(llm: AsyncLLM, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
@@ -107,4 +117,3 @@ def _close(llm: AsyncLLM, loop: asyncio.AbstractEventLoop, thread: threading.Thr
     asyncio.run_coroutine_threadsafe(llm.close(), loop).result()
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
-    loop.close()

@@ -32,22 +32,20 @@ def read_messages(messages: Iterable[Any]) -> tuple[list[Any], dict[str, Source]
     Raises InvalidValue for an object that cannot be an image.
     """
     sources: dict[str, Source] = {}
+    read = list(messages)
+    for position, message in enumerate(read):
+        if isinstance(message, Mapping) and isinstance(message.get("content"), list | tuple):
+            read[position] = {**message, "content": [_part(part, sources) for part in message["content"]]}
+    return read, sources
 
-    def read(part: Any) -> Any:
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind not in MEDIA_PARTS or kind not in part:
-            return part
-        media = part[kind] if isinstance(part[kind], Mapping) else {"url": part[kind]}
-        name = MEDIA_PARTS[kind]
-        return {"type": name, name: {**media, "url": _url(media.get("url"), sources)}}
 
-    def is_in_parts(message: Any) -> bool:
-        return isinstance(message, Mapping) and isinstance(message.get("content"), list | tuple)
-
-    return [
-        {**message, "content": list(map(read, message["content"]))} if is_in_parts(message) else message
-        for message in messages
-    ], sources
+def _part(part: Any, sources: dict[str, Source]) -> Any:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind not in MEDIA_PARTS or kind not in part:
+        return part
+    media = part[kind] if isinstance(part[kind], Mapping) else {"url": part[kind]}
+    name = MEDIA_PARTS[kind]
+    return {"type": name, name: {**media, "url": _url(media.get("url"), sources)}}
 
 
 def _url(value: Any, sources: dict[str, Source]) -> str:

@@ -39,19 +39,21 @@ class Server:
     @property
     def model(self) -> str:
         """The name of the model. Raises StartupError if the server has keys, and none was given by *api_key*."""
-        status, body = self._get("/v1/models")
+        status, body = self.get("/v1/models")
         if status != http.client.OK:
             raise StartupError(f"The server answers {status} to GET /v1/models; pass one of its keys as api_key.")
         return str(json.loads(body)["data"][0]["id"])
 
-    def wait(self) -> None:
-        """Return when the server is ready. Raises StartupError if it ends before; it has then printed why."""
-        while not self._is_ready():
-            if (code := self._process.poll()) is not None:
-                raise StartupError(
-                    f"`saccade serve` ended with exit code {code} before it was ready. It printed the reason."
-                )
-            time.sleep(POLL_SECONDS)
+    def get(self, path: str) -> tuple[int, bytes]:
+        """Return the status and the body of the answer to GET *path*; the status is 0 if the server does not answer."""
+        keys = self._settings.api_keys
+        headers = {"Authorization": f"Bearer {keys[0]}"} if keys else {}
+        connection = http.client.HTTPConnection(reachable(self._settings.host), self._settings.port, timeout=2)
+        with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
+            connection.request("GET", path, headers=headers)
+            response = connection.getresponse()
+            return response.status, response.read()
+        return 0, b""
 
     def close(self) -> None:
         """Let running requests finish, and stop the server. A second call does nothing."""
@@ -61,20 +63,6 @@ class Server:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-
-    def _is_ready(self) -> bool:
-        with contextlib.suppress(OSError, http.client.HTTPException):
-            return self._get("/ready")[0] == http.client.OK
-        return False
-
-    def _get(self, path: str) -> tuple[int, bytes]:
-        keys = self._settings.api_keys
-        headers = {"Authorization": f"Bearer {keys[0]}"} if keys else {}
-        connection = http.client.HTTPConnection(reachable(self._settings.host), self._settings.port, timeout=2)
-        with contextlib.closing(connection):
-            connection.request("GET", path, headers=headers)
-            response = connection.getresponse()
-            return response.status, response.read()
 
 
 def serve(model: str | os.PathLike[str] | None = None, **settings: Any) -> Server:
@@ -99,7 +87,10 @@ def serve(model: str | os.PathLike[str] | None = None, **settings: Any) -> Serve
     process = subprocess.Popen(tied(command, signal.SIGINT), stdin=subprocess.DEVNULL, env=environment)
     server = Server(process, read.server)
     try:
-        server.wait()
+        while server.get("/ready")[0] != http.client.OK:
+            if (code := process.poll()) is not None:
+                raise StartupError(f"`saccade serve` ended with exit code {code} before it was ready. It said why.")
+            time.sleep(POLL_SECONDS)
     except BaseException:
         server.close()
         raise

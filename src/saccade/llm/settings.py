@@ -4,8 +4,7 @@ import difflib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from cyclopts import App, CycloptsError
 
@@ -21,13 +20,12 @@ ENGINE, MEDIA, SERVER = EngineSettings(), MediaSettings(), ServerSettings()
 _FLAG = re.compile(r"--(no-)?([a-z][a-z0-9-]*)")
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(NamedTuple):
     """All settings of an engine, of its images, and of the server, if there is one."""
 
     engine: EngineSettings
     media: MediaSettings
-    server: ServerSettings = SERVER
+    server: ServerSettings
 
 
 def read_settings(values: Mapping[str, Any], *, has_server: bool = False) -> Settings:
