@@ -333,6 +333,7 @@ def test_key_serves_one_request(pair: Pair, tiny_qwen3_vl: Path) -> None:
         {"role": "half"},
         {"role": "decode", "tensor_parallel_size": 2},
         {"role": "decode", "record_steps": "/tmp/steps"},
+        {"role": "decode", "seed": 1},
         {"role": "decode", "kv_transfer_seconds": 0},
     ],
 )

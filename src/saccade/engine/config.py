@@ -208,6 +208,10 @@ class EngineConfig(EngineSettings, SplitSettings):
                 f"--role {self.role} needs a --tensor-parallel-size of 1: the KV state of several ranks is not "
                 "transferred yet."
             )
+        if self.seed is not None:
+            raise StartupError(
+                f"--seed has no effect with --role {self.role}: the gateway draws the seeds. Leave it out."
+            )
         if self.record_steps is not None:
             raise StartupError(
                 f"--record-steps does not work with --role {self.role}; record a worker that serves alone."

@@ -95,7 +95,8 @@ async def serve(
             if listeners is None:
                 await _until_settled(app)
             listener, admin_listener = listeners or _listeners(config)
-            _logger.info("gateway listens", address=listener.getsockname(), workers=config.worker_urls)
+            host, port = listener.getsockname()[:2] if config.uds is None else (str(config.uds), None)
+            _logger.info("gateway listens", host=host, port=port, workers=config.worker_urls)
             async with administered(app, config.admin_keys, admin_listener, access_log(logs)):
                 await DrainingServer(app, config).serve([listener])
                 if config.has_fixed_fleet and _is_settled(app.model_registry.unservable):
