@@ -43,12 +43,8 @@ def _row(model: CachedModel) -> tuple[str, str, str, str]:
         return model.name, family, disk, "its files are not complete"
     if "quantization_config" in config:
         return model.name, family, disk, "as on disk: it is quantised"
-    return (
-        model.name,
-        family,
-        disk,
-        f"{size(count_parameters(network) * dtype.itemsize)} in {dtype}".replace("torch.", ""),
-    )
+    memory = size(count_parameters(network) * dtype.itemsize)
+    return model.name, family, disk, f"{memory} in {dtype}".replace("torch.", "")
 
 
 def _show(rows: Sequence[tuple[str, ...]]) -> None:

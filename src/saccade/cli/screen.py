@@ -167,12 +167,10 @@ def shared_memory_problem(num_bytes: int, folder: Path = shared_memory.FOLDER) -
     free = shutil.disk_usage(folder).free if os.access(folder, os.W_OK) else 0
     if free >= num_bytes:
         return ""
-    problem = (
-        f"has {size(free)} free, less than --shared-memory-bytes ({size(num_bytes)})" if free else "is not writable"
-    )
+    little = f"has {size(free)} free, less than --shared-memory-bytes ({size(num_bytes)})"
     return (
-        f"{folder} {problem}. Pixels that do not fit travel inside messages, which is slower. In Docker, pass "
-        f"--shm-size={2 * num_bytes // MIB}m."
+        f"{folder} {little if free else 'is not writable'}. Pixels that do not fit travel inside messages, which is "
+        f"slower. In Docker, pass --shm-size={2 * num_bytes // MIB}m."
     )
 
 

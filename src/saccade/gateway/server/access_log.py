@@ -19,6 +19,8 @@ MAX_ERRORS = 50
 PROBES = frozenset({"/live", "/ready", "/health", "/ping"})
 """Paths for orchestrators."""
 
+POLLED = PROBES | {"/metrics", "/board"}
+
 
 class RequestLine(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="event", tag="request"):
     """One request. The code that serves the request fills in its line; it contains nothing that a user sent.
@@ -76,13 +78,13 @@ def note_tenant(name: str) -> None:
 class AccessLog:
     """Writes lines to *output*: text on a terminal, else JSON. *errors* keeps the last MAX_ERRORS, newest first.
 
-    If *output* has short lines, there is none for a probe.
+    If *output* has short lines, there is none for POLLED.
     """
 
     def __init__(self, output: LogOutput | None = None) -> None:
         self.errors = deque[RequestError](maxlen=MAX_ERRORS)
         self._write = output.writer.write if output is not None else None
-        self._hidden = PROBES if output is not None and output.has_short_lines else ()
+        self._hidden = POLLED if output is not None and output.has_short_lines else ()
         self._render = _text if output is not None and output.is_terminal else msgspec.json.encode
         if self._hidden:
             self._render = _short_text
