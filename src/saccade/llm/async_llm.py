@@ -124,12 +124,12 @@ class AsyncLLM:
                     writer.take(chunk)
                 begun_at = [choice.first_token_at for choice in answer.choices if choice.first_token_at]
                 ttft_seconds = min(begun_at) - start if begun_at else None
-                return ChatResult(time.perf_counter() - start, ttft_seconds, await writer.completion())
+                return ChatResult.of(await writer.completion(), ttft_seconds, time.perf_counter() - start)
             except QueueFull:
                 # Large images may fill a limit before all places are taken. Other chats end, and give it back.
                 await asyncio.sleep(RETRY_SECONDS)
             except SaccadeError as error:
-                return ChatResult(time.perf_counter() - start, error=error)
+                return ChatResult(seconds=time.perf_counter() - start, error=error)
 
     async def stream(
         self, messages: Iterable[Any], sampling_params: SamplingParams | None = None, **options: Unpack[ChatOptions]

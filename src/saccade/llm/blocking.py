@@ -89,7 +89,10 @@ class LLM:
     def ask(self, image: Source | str, question: str, sampling_params: SamplingParams | None = None) -> str:
         """Return the answer to *question* about *image*, a PIL image, a path, a URL or bytes. Raises SaccadeError."""
         parts = [{"type": "image", "image": image}, {"type": "text", "text": question}]
-        return self.chat([{"role": "user", "content": parts}], sampling_params)[0].text
+        [result] = self.chat([{"role": "user", "content": parts}], sampling_params)
+        if result.error is not None:
+            raise result.error
+        return result.text
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the result of *work* in the thread's event loop; an interrupt in the meantime cancels it."""

@@ -1,80 +1,61 @@
 """What chats from Python return: a result for a whole answer, deltas for a streamed one."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-from msgspec import UNSET
 
 from saccade.errors import SaccadeError
 from saccade.gateway.apis.chat import AnswerMessage, ChatCompletion, Choice, ToolCall
 from saccade.gateway.chat import CalledFunction
 from saccade.gateway.output.answer import Usage
 from saccade.gateway.output.choice import Chunk
+from saccade.gateway.output.choice_logprobs import PromptLogprob
 
 
 @dataclass(frozen=True)
 class ChatResult:
     """The answer to one conversation, or the *error* that it failed with.
 
-    *completion* is what the API would return: *choices* with an answer for each of `n`, *usage*, log probabilities. The
-    other properties are those of the first choice. If there is an error, they raise it. *seconds* and *ttft_seconds*
-    count from the call to the end of the answer and to its first token.
+    *text* to *message* are of the first of *choices*, which have the form of the API, as has *usage*.
+    *message* may be appended to the conversation. A call in *tool_calls* has an `id`, and a `function` with `name` and
+    `arguments`, JSON as text. *seconds* and *ttft_seconds* count from the call to the end and to the first token.
     """
 
-    seconds: float
+    text: str = ""
+    reasoning: str = ""
+    tool_calls: Sequence[ToolCall] = ()
+    finish_reason: str = "error"
+    message: AnswerMessage | None = None
+    choices: Sequence[Choice] = ()
+    usage: Usage | None = None
+    prompt_token_ids: Sequence[int] = ()
+    prompt_logprobs: Sequence[Mapping[str, PromptLogprob] | None] = ()
     ttft_seconds: float | None = None
-    completion: ChatCompletion | None = None
+    seconds: float = 0.0
     error: SaccadeError | None = None
 
-    @property
-    def choices(self) -> Sequence[Choice]:
-        """Every answer, in the format of OpenAI's API; none if there is an error."""
-        return () if self.completion is None else self.completion.choices
-
-    @property
-    def usage(self) -> Usage | None:
-        """Tokens of the prompt, of these those that were cached, and of the answers; the sizes of images."""
-        return None if self.completion is None else self.completion.usage
-
-    @property
-    def message(self) -> AnswerMessage:
-        """The answer as a message, which may be appended to the conversation."""
-        return self._first.message
-
-    @property
-    def text(self) -> str:
-        """The text of the answer."""
-        return self.message.content or ""
-
-    @property
-    def reasoning(self) -> str:
-        """The reasoning before the text."""
-        reasoning = self.message.reasoning_content
-        return "" if reasoning is UNSET else reasoning
-
-    @property
-    def tool_calls(self) -> Sequence[ToolCall]:
-        """The calls of tools: each has an *id*, and a *function* with *name* and *arguments*, JSON as text."""
-        calls = self.message.tool_calls
-        return () if calls is UNSET else calls
-
-    @property
-    def finish_reason(self) -> str:
-        """Why the answer ended: "stop", "length" or "tool_calls"."""
-        return self._first.finish_reason
+    @classmethod
+    def of(cls, completion: ChatCompletion, ttft_seconds: float | None, seconds: float) -> "ChatResult":
+        first = completion.choices[0]
+        return cls(
+            text=first.message.content or "",
+            reasoning=first.message.reasoning_content or "",
+            tool_calls=first.message.tool_calls or (),
+            finish_reason=first.finish_reason,
+            message=first.message,
+            choices=completion.choices,
+            usage=completion.usage,
+            prompt_token_ids=completion.prompt_token_ids or (),
+            prompt_logprobs=completion.prompt_logprobs or (),
+            ttft_seconds=ttft_seconds,
+            seconds=seconds,
+        )
 
     @property
     def parsed(self) -> Any:
-        """The JSON in the text as a value. Raises ValueError if it is not JSON; `max_tokens` may have cut it."""
+        """The JSON in *text* as a value. Raises ValueError if it is not JSON; `max_tokens` may have cut it."""
         return json.loads(self.text)
-
-    @property
-    def _first(self) -> Choice:
-        if self.error is not None:
-            raise self.error
-        return self.choices[0]
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,9 @@
-"""SamplingParams, and what the results make of an answer."""
+"""SamplingParams."""
 
 import pytest
 from tables import table
 
 from saccade import SamplingParams
-from saccade.errors import InvalidImage
-from saccade.llm.results import ChatResult
 
 
 @table(
@@ -25,10 +23,3 @@ def test_params_are_fields_of_a_request(params: SamplingParams, fields: dict[str
 def test_unknown_param_is_refused_by_name() -> None:
     with pytest.raises(TypeError, match="temprature"):
         SamplingParams(temprature=0)  # type: ignore[call-arg]
-
-
-def test_result_of_a_failed_chat_raises_its_error() -> None:
-    result = ChatResult(0.1, error=InvalidImage("The image is damaged."))
-    assert (result.choices, result.usage) == ((), None)
-    with pytest.raises(InvalidImage, match="damaged"):
-        _ = result.text
