@@ -12,7 +12,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -83,9 +83,10 @@ JsonObject = Annotated[str, Parameter(converter=_json_object, metavar="JSON")]
 LocalPath = Annotated[Path, Parameter(converter=_absolute)]
 
 
-def sources(file: Path | None) -> tuple[Any, ...]:
+def sources(file: Path | None, is_ignored: Callable[[str, object], bool] = lambda *_: False) -> tuple[Any, ...]:
     """Return the sources in which cyclopts looks for settings that are not given as flags.
 
+    A name and its value in *file* are left out if *is_ignored*.
     Raises StartupError if *file* is missing or malformed, or a variable is empty: an empty SACCADE_API_KEY, from a
     secret without a value, must not start a server without keys.
     """
@@ -109,7 +110,11 @@ def sources(file: Path | None) -> tuple[Any, ...]:
             f"The settings file {file} must be {language}, with lines such as `{example}`. {error.message}{advice}"
         ) from error
     # A flag with keys takes them as JSON.
-    settings = {name: json.dumps(value) if isinstance(value, dict) else value for name, value in content.items()}
+    settings = {
+        name: json.dumps(value) if isinstance(value, dict) else value
+        for name, value in content.items()
+        if not is_ignored(name, value)
+    }
     return (environment, Dict(settings, source=str(file.absolute()), use_commands_as_keys=False))
 
 

@@ -121,11 +121,22 @@ def test_flags_without_effect_are_named_in_one_line(capsys: pytest.CaptureFixtur
     assert "/nowhere" in second
 
 
-def test_settings_file_gets_the_sentence_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "saccade.toml"
-    file.write_text("swap-space = 4\n")
-    assert run(["serve", "--config", str(file)]) == 2
-    assert "swap-space has no effect here." in capsys.readouterr().err
+def test_settings_file_is_treated_as_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "vllm.yaml"
+    file.write_text(
+        "model: /nowhere\nswap_space: 4\nenforce-eager: true\nenable-lora: false\npipeline_parallel_size: 1\n"
+    )
+    assert run(["serve", "--config", str(file)]) == 1
+    *without_effect, last = capsys.readouterr().err.splitlines()
+    names = ("swap_space", "enforce-eager", "enable-lora", "pipeline_parallel_size")
+    assert without_effect == [
+        f"saccade: accepted without effect: {name} (docs/from-vllm.md says why)." for name in names
+    ]
+    assert "/nowhere" in last
+    for setting, words in (("enable-lora: true", "an adapter"), ("pipeline-parallel-size: 2", "Accepted values: 1")):
+        file.write_text(setting)
+        assert run(["serve", "--config", str(file)]) == 2
+        assert words in capsys.readouterr().err
 
 
 def test_flag_that_vllm_does_not_have_gets_no_sentence() -> None:

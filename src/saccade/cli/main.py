@@ -50,11 +50,18 @@ def make_app(file: Path | None, help_formatter: DefaultFormatter | None = None) 
         help_flags=("--help", "-h", ALL_FLAGS),
         help_formatter=help_formatter,
         version=_version,
-        config=config.sources(file),
+        config=config.sources(file, _is_ignored),
     )
     for name, summary in COMMANDS.items():
         app.command(f"saccade.cli.{name}:{name}", name=name, help=summary)
     return app
+
+
+def _is_ignored(name: str, value: object) -> bool:
+    ignored = vllm_flags.is_without_effect(name, value)
+    if ignored:
+        _say(f"accepted without effect: {name} ({VLLM_PAGE} says why).")
+    return ignored
 
 
 def _version() -> str:

@@ -99,6 +99,16 @@ def take_out(arguments: Sequence[str]) -> Arguments:
     return split
 
 
+def is_without_effect(name: str, value: object) -> bool:
+    """Whether take_out() would remove the flag of the setting *name* with *value*, which come from a settings file."""
+    flag = find(name)
+    if flag is None or flag.support is Support.SERVED:
+        return False
+    if value is False and flag.takes == "nothing":
+        return True
+    return _has_no_effect(flag, f"--{name}", [str(one) for one in (value if isinstance(value, list) else [value])])
+
+
 def fold_keys(arguments: Sequence[str]) -> list[str]:
     """Return *arguments* with the keys of each JSON flag together, as vLLM reads them.
 
