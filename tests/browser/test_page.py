@@ -94,6 +94,9 @@ def test_commands_of_the_page_give_the_same_answer(site: Site, opened: Opened, t
         name = page.inner_text("#images .name")
         (tmp_path / name).write_bytes(IMAGE.read_bytes())
         curl = page.text_content("#code") or ""
+        with page.expect_download() as saved:
+            page.click("#images a.name")
+        assert Path(saved.value.path()).read_bytes() == IMAGE.read_bytes()
         page.click("#python")
         python = page.text_content("#code") or ""
         page.click("#copy")
@@ -107,7 +110,7 @@ def test_commands_of_the_page_give_the_same_answer(site: Site, opened: Opened, t
 
 def test_stop_ends_the_answer_at_the_server(site: Site, opened: Opened) -> None:
     def lengthen(route: Any) -> None:
-        route.continue_(post_data=json.dumps({**json.loads(route.request.post_data), "min_tokens": 400}))
+        route.continue_(post_data=json.dumps({**json.loads(route.request.post_data), "min_tokens": 1900}))
 
     with opened(site.root) as page:
         page.route("**/v1/chat/completions", lengthen)
@@ -249,7 +252,7 @@ def test_keyboard_is_enough(site: Site, opened: Opened) -> None:
     with opened(site.root) as page:
         page.wait_for_selector('#model option:not([value=""])', state="attached")
         reached = []
-        for _ in range(9):
+        for _ in range(10):
             page.keyboard.press("Tab")
             reached.append(page.evaluate("() => document.activeElement.id"))
             if reached[-1] == "example":
@@ -257,7 +260,7 @@ def test_keyboard_is_enough(site: Site, opened: Opened) -> None:
                 page.wait_for_selector("#images li")
             if reached[-1] == "question":
                 break
-        assert reached == ["model", "link", "theme", "file", "example", "url", "add", "", "question"]
+        assert reached == ["model", "link", "theme", "file", "example", "url", "add", "", "", "question"]
         page.keyboard.press("Enter")
         page.wait_for_selector("#facts:not([hidden])")
         assert page.inner_text("#answer")
