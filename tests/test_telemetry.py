@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -35,6 +36,28 @@ def test_log_lines_of_both_kinds_are_json_with_the_request_id() -> None:
     assert all(line["request_id"] == "r1" and line["timestamp"].endswith("Z") for line in lines)
     assert "ZeroDivisionError" in lines[2]["exception"]
     assert "a local variable" not in output.stderr
+
+
+ABOUT_WORKERS = """
+import logging, structlog
+from saccade.telemetry import configure_logging
+configure_logging()
+logger = logging.getLogger("saccade.a")
+logger.warning("request %s: 100%% of worker %s failed after %.1f s: %s", "r1", "grpc://a:1", 0.5, "it left")
+logger.warning("worker %s is ready", "unix:/b")
+logger.warning("worker %s is not meant")
+structlog.get_logger("saccade.b").warning("left", worker="grpc://c:1")
+"""
+
+
+def test_lines_about_a_worker_have_its_url_and_one_form() -> None:
+    output = subprocess.run([sys.executable, "-c", ABOUT_WORKERS], capture_output=True, check=True).stderr.splitlines()
+    lines = [json.loads(line) for line in output]
+    assert [line.get("worker") for line in lines] == ["grpc://a:1", "unix:/b", None, "grpc://c:1"]
+    assert lines[0]["event"] == "request r1: 100% of worker grpc://a:1 failed after 0.5 s: it left"
+    for line, decoded in zip(output, lines, strict=True):
+        assert list(decoded)[:3] == ["event", "timestamp", "level"]
+        assert line == json.dumps(decoded, separators=(",", ":")).encode()
 
 
 QUOTING = """
@@ -103,11 +126,12 @@ def test_stages_are_there_before_their_first_use() -> None:
 
 def test_stages_of_the_engine_are_there_too() -> None:
     metrics = Metrics()
-    metrics.answers.observe_engine("m", {"prefill": 2.0, "encode": 0.5})
+    metrics.answers.observe_engine("m", {"prefill": 2.0, "encode": 0.5, "decode": 0.25, "queue": math.nan})
     value = metrics.registry.get_sample_value
     sums = {stage: value("saccade_engine_stage_seconds_sum", {"stage": stage}) for stage in ENGINE_STAGES}
-    assert sums == {"queue": 0.0, "encode": 0.5, "prefill": 2.0, "decode": 0.0}
+    assert sums == {"queue": 0.0, "encode": 0.5, "prefill": 2.0, "decode": 0.25}
     assert value("vllm:request_prefill_time_seconds_sum", {"model_name": "m"}) == 2.0
+    assert value("vllm:request_inference_time_seconds_sum", {"model_name": "m"}) == 2.25
 
 
 def test_nothing_is_registered_globally() -> None:

@@ -8,6 +8,7 @@ import asyncio
 import atexit
 import logging
 import math
+import re
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -24,6 +25,7 @@ from saccade.log_writer import LineWriter, LogOutput
 from saccade.metric_registry import MetricRegistry
 
 METRICS_CONTENT_TYPE = CONTENT_TYPE_LATEST
+_ARGUMENT = re.compile(r"%[-.0-9]*[a-z]")
 
 STAGES = ("fetch", "hash", "tokenize", "route", "queue", "decode", "preprocess", "write", "media", "prepare")
 """The stages of a request in the gateway. *media* covers all work on pixels, *prepare* everything before the
@@ -55,6 +57,12 @@ class AnswerMetrics:
         self.generation_tokens = histogram(
             "vllm:request_generation_tokens", "Number of tokens of a sample.", MODEL, buckets=_TOKENS
         )
+        self.most_tokens = histogram(
+            "vllm:request_max_num_generation_tokens",
+            "Number of tokens of the longest sample of a request.",
+            MODEL,
+            buckets=_TOKENS,
+        )
         self.tpot_seconds = histogram(
             "vllm:request_time_per_output_token_seconds",
             "Mean time between two tokens of a sample.",
@@ -78,18 +86,19 @@ class AnswerMetrics:
                 MODEL,
                 buckets=_SECONDS,
             )
-            for stage in ("queue", "prefill", "decode")
+            for stage in ("queue", "prefill", "decode", "inference")
         }
 
     def observe_engine(self, model: str, seconds: Mapping[str, float]) -> None:
-        """Record how many *seconds* a sample spent in each of ENGINE_STAGES.
+        """Record how many *seconds* a sample spent in each of ENGINE_STAGES, and in prefill and decode together.
 
         Numbers that no clock can measure are left out: NaN or infinity would stay in a sum for ever.
         """
-        for stage, spent in seconds.items():
+        for stage, spent in {**seconds, "inference": seconds["prefill"] + seconds["decode"]}.items():
             if not 0 <= spent < math.inf:
                 continue
-            self._engine_stages[stage].observe(spent)
+            if stage in self._engine_stages:
+                self._engine_stages[stage].observe(spent)
             if stage in self._engine_seconds:
                 self._engine_seconds[stage].labels(model).observe(spent)
 
@@ -196,12 +205,17 @@ def configure_logging(level: int = logging.INFO) -> LogOutput:
     last: list[structlog.types.Processor] = (
         [_printable, structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
         if is_terminal
-        else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+        else [
+            structlog.processors.format_exc_info,
+            _event_first,
+            structlog.processors.JSONRenderer(separators=(",", ":")),
+        ]
     )
     handler = logging.StreamHandler(_Lines(writer))
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared,
+            foreign_pre_chain=shared if is_terminal else [*shared, _with_worker],
+            pass_foreign_args=not is_terminal,
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
         )
     )
@@ -233,6 +247,21 @@ class _Counting(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         self._output.num_lines[record.levelname.lower()] += 1
         return True
+
+
+def _with_worker(_: object, __: str, line: structlog.types.EventDict) -> structlog.types.EventDict:
+    """Add the field `worker`, the argument of "worker %s" in the text of a line of logging."""
+    arguments = line.pop("positional_args", ())
+    before, is_about_worker, _rest = str(line["_record"].msg).partition("worker %s")
+    position = len(_ARGUMENT.findall(before))
+    if is_about_worker and isinstance(arguments, tuple) and position < len(arguments):
+        line["worker"] = str(arguments[position])
+    return line
+
+
+def _event_first(_: object, __: str, line: structlog.types.EventDict) -> structlog.types.EventDict:
+    """Return *line* with its fields in the order of lines of requests."""
+    return {name: line.pop(name) for name in ("event", "timestamp", "level") if name in line} | dict(line)
 
 
 def _printable(_: object, __: str, line: structlog.types.EventDict) -> structlog.types.EventDict:

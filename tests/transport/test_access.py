@@ -91,7 +91,7 @@ async def test_gateway_without_required_credentials_is_refused(
         listening(files.access(**asked)) as (front, server),
         calling(server, files.credentials(**shown)) as client,
     ):
-        await until(lambda: "no connection to worker" in caplog.text)
+        await until(lambda: "cannot be reached, and is tried again" in caplog.text)
         assert not client.ready
         assert (front.num_connections, front.watchers) == (0, [])
 
@@ -180,7 +180,7 @@ async def test_wrong_token_is_logged_once_and_retried(
         calling(server, WorkerCredentials(token=OTHER)) as client,
     ):
         await until(lambda: refusals > 3)
-        lines = [record.getMessage() for record in caplog.records if "no connection" in record.getMessage()]
+        lines = [record.getMessage() for record in caplog.records if "cannot be reached" in record.getMessage()]
         assert len(lines) == 1
         assert OTHER not in caplog.text
         assert "--worker-token-file" in lines[0]

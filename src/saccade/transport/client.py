@@ -333,7 +333,7 @@ class WorkerClient:
         if code not in self._logged:
             self._logged.add(code)
             level = logging.ERROR if code is grpc.StatusCode.UNAUTHENTICATED else logging.INFO
-            logger.log(level, "no connection to worker %s, trying on: %s", self.url, error.details())
+            logger.log(level, "worker %s cannot be reached, and is tried again: %s", self.url, error.details())
 
     def _take(self, session: _NativeSession, frame: StepFrame) -> None:
         if frame.load is not None:

@@ -173,18 +173,24 @@ def test_text_of_a_stop_token_that_is_plain(
     assert answer.json["usage"]["completion_tokens"] == 2
 
 
+STAGES_OF_VLLM = ("queue", "prefill", "decode", "inference")
+
+
 def test_metrics_of_samples(gateway: scripted.Gateway) -> None:  # F10
     def value(name: str, **labels: str) -> float:
         return gateway.metric(name, **labels)
 
     def values() -> list[float]:
         stages = [value("saccade_engine_stage_seconds_sum", stage=s) for s in ("queue", "encode", "prefill", "decode")]
-        times = [value(f"vllm:request_{s}_time_seconds_sum", model_name="tiny") for s in ("queue", "prefill", "decode")]
+        times = [value(f"vllm:request_{s}_time_seconds_sum", model_name="tiny") for s in STAGES_OF_VLLM]
         reasons = [
             value("vllm:request_success_total", model_name="tiny", finished_reason=reason)
             for reason in ("stop", "length", "abort", "error")
         ]
-        sizes = [value(f"vllm:request_{kind}_tokens_sum", model_name="tiny") for kind in ("prompt", "generation")]
+        sizes = [
+            value(f"vllm:request_{kind}_tokens_sum", model_name="tiny")
+            for kind in ("prompt", "generation", "max_num_generation")
+        ]
         counts = ["vllm:request_time_per_output_token_seconds", "vllm:time_to_first_token_seconds"]
         return [*stages, *times, *reasons, *sizes, *(value(f"{name}_count", model_name="tiny") for name in counts)]
 
@@ -200,9 +206,9 @@ def test_metrics_of_samples(gateway: scripted.Gateway) -> None:  # F10
     gateway.chat()
     grown = [after - value for after, value in zip(values(), before, strict=True)]
     assert grown[:4] == [0.5, 0.25, 1.0, 4.0]
-    assert grown[4:7] == [0.5, 1.0, 4.0]
-    assert grown[7:11] == [1, 1, 0, 1]
-    assert grown[11:] == [2 * num_prompt_tokens, 5, 2, 1]
+    assert grown[4:8] == [0.5, 1.0, 4.0, 5.0]
+    assert grown[8:12] == [1, 1, 0, 1]
+    assert grown[12:] == [2 * num_prompt_tokens, 5, 3, 2, 1]
     assert value("saccade_stage_seconds_count", stage="route") == routed + 2
 
 

@@ -135,7 +135,7 @@ async def test_without_an_indexer_nothing_is_known_and_one_that_comes_knows_all(
                 await until(lambda: not shared.feed(fleet.clients[0]).reason)
                 assert (await shared.overlaps(targets, {PARTITION: KEYS}))[urls[0]] == Overlap(2, True)
             await until(lambda: shared.feed(fleet.clients[0]).reason == UNREACHABLE)
-    assert caplog.text.count(f"every worker is NONE: {UNREACHABLE}") == 2
+    assert caplog.text.count(f"the caches of all workers are NONE: {UNREACHABLE}") == 2
 
 
 async def test_an_indexer_that_hangs_costs_one_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

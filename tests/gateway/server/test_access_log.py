@@ -13,6 +13,7 @@ import pytest
 import scripted
 from chats import data_url, openai_messages, random_image
 from starlette.types import Message, Receive, Scope, Send
+from tables import table
 
 from saccade.errors import ModelNotFound
 from saccade.gateway.server.access_log import MAX_ERRORS, AccessLog, access_log, line_of_request, note_failure
@@ -139,6 +140,31 @@ async def test_levels_above_info_make_no_lines_and_keep_errors(tmp_path: Path) -
     os.close(writer_file)
 
 
+@table(
+    ("level", "route", "status", "expected"),
+    [
+        (logging.INFO, "/ready", 200, None),
+        (logging.INFO, "/ready", 503, None),
+        (logging.INFO, "/metrics", 200, None),
+        (logging.INFO, "/metrics", 401, "info"),
+        (logging.DEBUG, "/ready", 503, "debug"),
+        (logging.INFO, "/v1/models", 200, "info"),
+    ],
+)
+def test_probes_have_lines_at_debug(
+    level: int, route: str, status: int, expected: str | None, pipe: tuple[int, int]
+) -> None:
+    writer = LineWriter(pipe[1], lambda _: b"")
+    log = AccessLog(LogOutput(writer, level, is_terminal=False))
+    line = log.begin("an-id", "GET", status)
+    line.route = route
+    log.end(line)
+    log.end(log.begin("last", "GET", 200))
+    assert writer.flush()
+    first, *others = map(json.loads, os.read(pipe[0], 4096).splitlines())
+    assert (first["level"] if others else None) == expected
+
+
 async def test_last_errors_are_kept_and_other_requests_are_not() -> None:
     log = AccessLog()
     for number in range(MAX_ERRORS + 5):
@@ -181,16 +207,16 @@ def test_requests_are_served_if_the_log_is_not_read(tiny_qwen3_vl: Path, pipe: t
     writer = LineWriter(pipe[1], lambda number: b'{"dropped":%d}\n' % number, max_bytes=8192)
     with scripted.running(tiny_qwen3_vl, log=LogOutput(writer, logging.INFO, is_terminal=False)) as gateway:
         for _ in range(100):
-            assert gateway.ask("GET", "/live").status == 200
+            assert gateway.ask("GET", "/version").status == 200
         dropped = gateway.ask("GET", "/metrics").body.decode().partition("\nsaccade_log_lines_dropped_total ")[2]
         assert float(dropped.split("\n")[0]) > 0
         content = b""
         while b'"dropped"' not in content:
             content += os.read(pipe[0], 1 << 16)
-        assert gateway.ask("GET", "/live", X_Request_Id="after").status == 200
+        assert gateway.ask("GET", "/version", X_Request_Id="after").status == 200
         while b'"after"' not in content:
             content += os.read(pipe[0], 1 << 16)
     lines = [json.loads(line) for line in content.splitlines()]
     told = sum(line.get("dropped", 0) for line in lines)
     assert told == writer.num_dropped
-    assert len([line for line in lines if "dropped" not in line]) + told >= 102
+    assert len([line for line in lines if "dropped" not in line]) + told >= 101

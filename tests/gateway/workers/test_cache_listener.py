@@ -85,7 +85,7 @@ async def test_each_worker_is_known_by_its_own_feed(tmp_path: Path, caplog: pyte
         await until(lambda: index.overlaps(PARTITION, KEYS).get(a.url) == 3)
         assert listener.feed(a).reason == ""
         assert index.overlaps(PARTITION, KEYS).get(b.url) == 0
-        assert f"worker {a.url} is EXACT" in caplog.text
+        assert f"worker {a.url} are EXACT" in caplog.text
         report = worker_report(a, fleet, listener)
         assert (report.exactness, report.holdings.blocks, report.ready) == ("EXACT", 3, True)
         assert worker_report(b, fleet, listener).exactness == "NONE"
@@ -177,12 +177,12 @@ async def test_a_level_that_changes_within_a_feed_is_logged_once(caplog: pytest.
     for worker in workers:
         fleet.add(worker)  # type: ignore[arg-type]
     fleet.changed(fleet.clients[0])
-    await until(lambda: caplog.text.count("is DEGRADED") == 2)
+    await until(lambda: caplog.text.count("are DEGRADED") == 2)
     await asyncio.sleep(0.01)
     await listener.close()
     for worker in workers:
-        assert caplog.text.count(f"worker {worker.url} is EXACT: all that it holds is known") == 1
-        assert caplog.text.count(f"worker {worker.url} is DEGRADED: it reports what is not known") == 1
+        assert caplog.text.count(f"worker {worker.url} are EXACT: all that they hold is known") == 1
+        assert caplog.text.count(f"worker {worker.url} are DEGRADED: it reports what is not known") == 1
 
 
 async def test_flood_of_events_leaves_the_loop_to_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,7 +83,7 @@ def test_inexact_choice_is_counted_and_logged_once(caplog: pytest.LogCaptureFixt
     labels = {"model_name": "m", "exactness": "TEXT_PREFIX", "reason": SILENT.reason}
     assert decisions.value("inexact_total", **labels) == 3
     assert decisions.value("kv_hit_rate_count") == 0
-    assert caplog.text.count(f"worker unix:/b, which is TEXT_PREFIX: {SILENT.reason}") == 1
+    assert caplog.text.count(f"worker unix:/b, whose caches are TEXT_PREFIX: {SILENT.reason}") == 1
 
 
 def test_number_of_reasons_is_bounded(caplog: pytest.LogCaptureFixture) -> None:

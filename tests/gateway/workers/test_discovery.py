@@ -174,7 +174,7 @@ async def test_requests_that_outlive_the_deadline_fail(tmp_path: Path, caplog: p
         with pytest.raises(WorkerFailed):
             await request
         await until(lambda: not running.fleet.leaving)
-        assert "is closed with 1 requests" in caplog.text
+        assert "is removed with 1 unfinished requests" in caplog.text
         assert running.router.work == {}
 
 

@@ -56,8 +56,8 @@ async def test_a_worker_is_never_called_more_exact_than_its_kind(caplog: pytest.
             labels = {"worker": worker.url, "reason": report.reason}
             said[worker.url] = (report.exactness, registry.get_sample_value("saccade_router_exact", labels))
         assert said == {"unix:/text": ("TEXT_PREFIX", 0), "unix:/exact": ("EXACT", 1)}
-        assert f"worker unix:/text is TEXT_PREFIX: {TEXT_PREFIX.reason}" in caplog.text
-        assert "worker unix:/exact is EXACT" in caplog.text
+        assert f"worker unix:/text are TEXT_PREFIX: {TEXT_PREFIX.reason}" in caplog.text
+        assert "worker unix:/exact are EXACT" in caplog.text
     finally:
         await listener.close()
 

@@ -230,6 +230,7 @@ class Answer:
         model, answers = self.served.name, self._metrics.answers
         answers.prompt_tokens.labels(model).observe(len(self.prompt_token_ids))
         answers.asked_samples.labels(model).observe(len(self.choices))
+        answers.most_tokens.labels(model).observe(max(choice.num_tokens for choice in self.choices))
         asked_tokens = self.request.max_answer_tokens
         if asked_tokens is not None:
             answers.asked_tokens.labels(model).observe(asked_tokens)

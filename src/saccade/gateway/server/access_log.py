@@ -20,6 +20,7 @@ PROBES = frozenset({"/live", "/ready", "/health", "/ping"})
 """Paths for orchestrators."""
 
 POLLED = PROBES | {"/metrics", "/board"}
+"""Paths that programs ask all the time."""
 
 
 class RequestLine(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="event", tag="request"):
@@ -78,15 +79,16 @@ def note_tenant(name: str) -> None:
 class AccessLog:
     """Writes lines to *output*: text on a terminal, else JSON. *errors* keeps the last MAX_ERRORS, newest first.
 
-    If *output* has short lines, there is none for POLLED.
+    The line of a polled path that answers 200 or 503 has the level DEBUG, and no short form.
     """
 
     def __init__(self, output: LogOutput | None = None) -> None:
         self.errors = deque[RequestError](maxlen=MAX_ERRORS)
         self._write = output.writer.write if output is not None else None
-        self._hidden = POLLED if output is not None and output.has_short_lines else ()
+        is_short = output is not None and output.has_short_lines
+        self._hides_probes = is_short or output is None or output.level > logging.DEBUG
         self._render = _text if output is not None and output.is_terminal else msgspec.json.encode
-        if self._hidden:
+        if is_short:
             self._render = _short_text
 
     def begin(self, request_id: str, method: str, status: int) -> RequestLine:
@@ -107,7 +109,11 @@ class AccessLog:
         """Keep the error of *line*, if it has one and is no probe's, and write the line."""
         if line.code is not None and line.route not in PROBES:
             self.errors.appendleft(_error(line, line.code))
-        if self._write is not None and line.route not in self._hidden:
+        if line.route in POLLED and line.status in (200, 503):
+            if self._hides_probes:
+                return
+            line.level = "debug"
+        if self._write is not None:
             self._write(self._render(line) + b"\n")
 
 

@@ -242,9 +242,10 @@ class CacheListener:
         if known == feed.logged:
             return
         feed.logged = known
-        level = logging.WARNING if reason not in ("", AWAY) else logging.INFO
-        why = known.reason or "all that it holds is known"
-        logger.log(level, "routing: worker %s is %s: %s", worker.url, known.level, why)
+        # The pool has a line for a worker that is not ready.
+        level = logging.DEBUG if reason == AWAY else logging.WARNING if reason else logging.INFO
+        why = known.reason or "all that they hold is known"
+        logger.log(level, "routing: the caches of worker %s are %s: %s", worker.url, known.level, why)
 
 
 def _pieces(message: KvEvents) -> Iterator[KvEvents]:

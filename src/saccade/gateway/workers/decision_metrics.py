@@ -110,7 +110,9 @@ class DecisionMetrics:
         if key not in self._logged_keys:
             if len(self._logged_keys) < MAX_REASONS:
                 self._logged_keys.add(key)
-                logger.info("routing: requests go to worker %s, which is %s: %s", worker.url, known.level, reason)
+                logger.info(
+                    "routing: requests go to worker %s, whose caches are %s: %s", worker.url, known.level, reason
+                )
             else:
                 reason = OTHER_REASONS
         self._inexact.labels(model.name, known.level, reason).inc()

@@ -127,7 +127,7 @@ class Discovery:
             self._clients[target] = tuple(leaving.clients)
             for client in leaving.clients:
                 self.fleet.add(client)
-            logger.info("worker %s is wanted again, and gets requests", target)
+            logger.info("worker %s is added again, and gets requests", target)
             return
         try:
             self._clients[target] = joined = self.fleet.join(target)
@@ -151,13 +151,15 @@ class Discovery:
                 await self._idle(leaving.clients)
         except TimeoutError:
             count = sum(self._num_requests(client.url) for client in leaving.clients)
-            logger.warning("worker %s is closed with %d requests, which fail: its time is up", target, count)
+            logger.warning(
+                "worker %s is removed with %d unfinished requests, which fail: the time to drain is over", target, count
+            )
         leaving.is_closing = True
         await asyncio.gather(*(client.close() for client in leaving.clients))
         await self._idle(leaving.clients)
         for client in leaving.clients:
             await self.fleet.forget(client)
-        logger.info("worker %s has left", target)
+        logger.info("worker %s is closed", target)
         if self._leaving.get(target) is leaving:
             del self._leaving[target]
         await self._apply()

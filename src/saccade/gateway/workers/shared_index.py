@@ -144,7 +144,7 @@ class SharedIndex:
             logger.info("routing: the indexer answers")
         else:
             self._known = {}
-            logger.warning("routing: every worker is NONE: %s; workers are chosen by load", UNREACHABLE)
+            logger.warning("routing: the caches of all workers are NONE: %s; workers are chosen by load", UNREACHABLE)
 
     def _forget_expectations(self) -> None:
         """Drop the expectations for workers that are not ready, or were replaced."""

@@ -264,7 +264,7 @@ class VllmClient:
         token_ids, answer.prompt_token_ids = answer.prompt_token_ids, None
         if token_ids is not None and token_ids != request.token_ids and self._tokenises_alike:
             self._tokenises_alike = False
-            logger.warning("routing: worker %s is NONE: %s", self.url, OTHER_TOKENS.reason)
+            logger.warning("routing: the caches of worker %s are NONE: %s", self.url, OTHER_TOKENS.reason)
             self._on_change(self)
 
     async def _run(self) -> None:
