@@ -65,18 +65,25 @@ def test_results_are_in_order_and_have_their_own_errors(llm: LLM, capfd: pytest.
 
 
 def test_image_in_any_form_gets_the_tokens_that_http_gives(llm: LLM) -> None:
+    """And the server of serve() leaves no process behind."""
     path = TEXTS[0]
     params = SamplingParams(temperature=0, return_token_ids=True, logprobs=2)
     with Image.open(path) as opened:
         forms = [path, path.read_bytes(), opened, str(path), path.as_uri()]
         results = llm.chat([conversation(form) for form in forms], params)
-    with saccade.serve() as server:
-        url = f"{server.url}/files"
-        uploaded = httpx2.post(url, files={"file": path.read_bytes()}, data={"purpose": "vision"}).json()["id"]
+    before = children()
+    with saccade.serve(served_model_name="reader", api_key="secret") as server:
+        started = children() - before
+        assert server.model == "reader"
+        http = httpx2.Client(headers={"authorization": "Bearer secret"}, timeout=60)
+        form = {"files": {"file": path.read_bytes()}, "data": {"purpose": "vision"}}
+        uploaded = http.post(f"{server.url}/files", **form).json()["id"]
         part = {"type": "file", "file": {"file_id": uploaded}}
         content = [part, {"type": "text", "text": "What does it say?"}]
         body = {"messages": [{"role": "user", "content": content}], **params.fields()}
-        answer = httpx2.post(f"{server.url}/chat/completions", json=body, timeout=60).json()
+        answer = http.post(f"{server.url}/chat/completions", json=body).json()
+        http.close()
+    assert psutil.wait_procs(started, timeout=0)[1] == []
     [choice] = answer["choices"]
     for result in results:
         assert result.prompt_token_ids == answer["prompt_token_ids"]

@@ -1,26 +1,13 @@
-"""serve(): a server for a block."""
+"""serve() that cannot start a server; test_llm.py has one that runs."""
 
 import sys
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 import saccade
 from saccade.errors import StartupError
-
-
-@pytest.mark.ci
-def test_server_serves_and_leaves_no_process_behind() -> None:
-    before = set(psutil.Process().children(recursive=True))
-    with saccade.serve(served_model_name="reader", api_key="secret") as server:
-        assert server.model == "reader"
-        assert server.url.startswith("http://127.0.0.1:")
-        started = set(psutil.Process().children(recursive=True)) - before
-        assert len(started) > 2
-    server.close()
-    assert not [process for process in started if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
 
 
 def test_server_that_ends_before_it_is_ready_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

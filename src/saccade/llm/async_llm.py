@@ -137,10 +137,12 @@ class AsyncLLM:
         """Yield the answer to *messages* as it grows, then its usage. Raises SaccadeError."""
         deltas = asyncio.Queue[Delta | None]()
 
+        def take(chunk: Chunk) -> None:
+            deltas.put_nowait(Delta.of(chunk))  # now: its choice changes with later chunks
+
         async def run() -> Usage:
             try:
                 async with self._places:
-                    take = lambda chunk: deltas.put_nowait(Delta.of(chunk))  # noqa: E731
                     return (await self._generate(messages, sampling_params, options, take)).usage
             finally:
                 deltas.put_nowait(None)
@@ -190,6 +192,7 @@ class AsyncLLM:
             async with request.turn(len(body)):
                 begun = app.parts.begin(parse_chat(body, strict=True)[0])
             [part] = await app.parts.finish(begun, request)
+            del body, begun  # and with them the messages
             await self._load(part.chat.images, sources, request)
             answer = Answer(part.params, part.chat, part.served, app.metrics, request.account)
             await app.pipeline.answer(request, part, AnswerOutput(answer, write, partial(asyncio.sleep, 0)))

@@ -72,6 +72,7 @@ class LLM:
         is_one = bool(conversations) and isinstance(conversations[0], Mapping)
         several = [conversations] if is_one else conversations
         each = sampling_params if isinstance(sampling_params, Sequence) else [sampling_params] * len(several)
+        calls = list(zip(several, each, strict=True))
         console = Console(stderr=True)
         with Progress(console=console, disable=is_one or not (progress and console.is_terminal)) as bar:
             task = bar.add_task("answers", total=len(several))
@@ -82,7 +83,7 @@ class LLM:
                 return result
 
             async def answers() -> list[ChatResult]:
-                return await asyncio.gather(*(answer(*one) for one in zip(several, each, strict=True)))
+                return await asyncio.gather(*(answer(*call) for call in calls))
 
             return self._run(answers())
 
