@@ -17,7 +17,16 @@ from saccade.engine.core.kv.blocks import PagedBlocks
 from saccade.engine.core.kv.manager import BlockManager
 from saccade.engine.core.kv.state_checkpoints import StateCheckpoints
 from saccade.engine.core.scheduler import Budgets, Scheduler
-from saccade.engine.core.step import Chunk, KvReceive, SamplingInput, StepInput, StepOutput
+from saccade.engine.core.step import (
+    Chunk,
+    EncodeJob,
+    EncoderInput,
+    JobDone,
+    KvReceive,
+    SamplingInput,
+    StepInput,
+    StepOutput,
+)
 from saccade.models.positions import MultimodalPositions
 from saccade.protocol.media import MediaItem, Span
 from saccade.protocol.request import EngineRequest
@@ -120,13 +129,20 @@ class ShadowExecutor:
         self._checkpoints: dict[int, bytes] = {}
         self._encoder_outputs: dict[int, bytes] = {}
         self._last: dict[int, int] = {}
+        self._jobs: list[EncodeJob] = []
 
     def check_device(self) -> None:
         """A device that has not failed."""
 
-    def finished_jobs(self, timeout_seconds: float = 0.0) -> list[object]:
-        """No encoding runs in the background."""
-        return []
+    def finished_jobs(self, timeout_seconds: float = 0.0) -> list[JobDone]:
+        """Return the oldest job in the background by chance, or if it is waited for."""
+        if not self._jobs or not (timeout_seconds or self._rng.random() < 0.5):
+            return []
+        job = self._jobs.pop(0)
+        is_failed = self._rng.random() < self._failing
+        for image in () if is_failed else job.images:
+            self._keep(image, bytes(image.pixels))
+        return [JobDone(job.job_id, 0.0, is_failed)]
 
     def close(self) -> None:
         """It holds no process."""
@@ -182,12 +198,16 @@ class ShadowExecutor:
 
     def _encode(self, step: StepInput) -> tuple[int, ...]:
         failed = []
-        for image in (image for job in step.jobs for image in job.images):
-            assert image.output_id not in self._encoder_outputs, "an image is encoded twice"
+        self._jobs += [job for job in step.jobs if job.background]
+        for image in (image for job in step.jobs if not job.background for image in job.images):
             is_failed = self._rng.random() < self._failing
-            self._encoder_outputs[image.output_id] = b"failed" if is_failed else bytes(image.pixels)
+            self._keep(image, b"failed" if is_failed else bytes(image.pixels))
             failed += [image.output_id] * is_failed
         return tuple(failed)
+
+    def _keep(self, image: EncoderInput, output: bytes) -> None:
+        assert image.output_id not in self._encoder_outputs, "an image is encoded twice"
+        self._encoder_outputs[image.output_id] = output
 
     def _attend(self, step: StepInput) -> None:
         written: dict[tuple[int, int], bytes] = {}
@@ -220,7 +240,16 @@ class ShadowExecutor:
 
 
 def scheduler(
-    rng: random.Random, is_recurrent: bool, max_num_seqs: int, num_blocks: int, num_tokens: int | None = None
+    rng: random.Random,
+    is_recurrent: bool,
+    max_num_seqs: int,
+    num_blocks: int,
+    num_tokens: int | None = None,
+    *,
+    num_patches: int = 64,
+    max_num_waiting: int = 200,
+    background_jobs: bool = False,
+    encoder_cache_bytes: int = 10**6,
 ) -> Scheduler:
     """Return a scheduler of small random pools, whose steps have at most *num_tokens*; None: few, by chance."""
     caches = rng.random() < 0.8
@@ -228,9 +257,15 @@ def scheduler(
     if is_recurrent:
         groups.append(StateCheckpoints(rng.choice([1, 4, 16]) if caches else 0, BLOCK_SIZE, 2))
     return Scheduler(
-        Budgets(max_num_seqs, num_tokens or rng.randint(max(4, max_num_seqs), max(60, max_num_seqs)), 64, 200),
+        Budgets(
+            max_num_seqs,
+            num_tokens or rng.randint(max(4, max_num_seqs), max(60, max_num_seqs)),
+            num_patches,
+            max_num_waiting,
+            background_jobs,
+        ),
         BlockManager(groups, BLOCK_SIZE, caches),  # type: ignore[arg-type]
-        EncoderCache(10**6),
+        EncoderCache(encoder_cache_bytes),
         EncodeCosts(SPEC.encode_cost, SPEC.encoder_output_values),
     )
 
