@@ -1,35 +1,32 @@
-"""The engine: schedule, execute and postprocess each step. Requests go in, and a frame per connection comes out."""
+"""The engine: schedule, execute and commit each step. Requests go in, and a frame per connection comes out."""
 
 import time
-from bisect import bisect_left
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 
 import structlog
 
 from saccade.engine.core.cache_events import CacheFeed
-from saccade.engine.core.grammars import Grammars
-from saccade.engine.core.images import EncoderKey
+from saccade.engine.core.counters import Counters
+from saccade.engine.core.encoder_results import EncoderResults
+from saccade.engine.core.grammars import Grammars, NoGrammars
 from saccade.engine.core.kv_connector import KvConnector, NoKvConnector
 from saccade.engine.core.kv_receiver import KvReceiver
 from saccade.engine.core.kv_sender import KvSender
-from saccade.engine.core.pixel_requests import PixelRequests, PixelsByKey
+from saccade.engine.core.masks import masks_of
+from saccade.engine.core.pixel_requests import PixelRequests
 from saccade.engine.core.request_validation import RequestValidator
 from saccade.engine.core.requests import Requests
 from saccade.engine.core.schedule import Schedule
 from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.core.sequence import Sequence
-from saccade.engine.core.step import JobDone, StepOutput
+from saccade.engine.core.step import StepOutput
 from saccade.engine.core.step_builder import PlannedStep, StepBuilder
-from saccade.engine.core.thinking_budget import must_end_reasoning, only
 from saccade.engine.executor.protocol import Executor
 from saccade.engine.recording import Recorder
-from saccade.errors import InternalError, InvalidValue, SaccadeError, UnsupportedParameter, cause
+from saccade.errors import InternalError, SaccadeError, cause
 from saccade.protocol.description import Description
-from saccade.protocol.engine_load import STEP_TOKEN_BOUNDS, Load
+from saccade.protocol.engine_load import Load
 from saccade.protocol.kv_transfer import KvForm
-from saccade.protocol.output import FinishReason, StepFrame
+from saccade.protocol.output import StepFrame
 from saccade.protocol.request import EngineRequest, SupplyPixels
 from saccade.transport.kv_transfer.service import KvTransfers
 
@@ -37,17 +34,6 @@ WAIT_SECONDS = 0.005
 """How long an idle engine waits for an image or a grammar before it checks for messages again."""
 
 logger = structlog.get_logger(__name__)
-
-
-@dataclass(slots=True)
-class Timings:
-    """Sums of wall-clock seconds since the start. Encoding within a step is also part of the network's time."""
-
-    schedule_seconds: float = 0.0
-    batch_seconds: float = 0.0
-    encode_seconds: float = 0.0
-    network_seconds: float = 0.0
-    postprocess_seconds: float = 0.0
 
 
 class Engine:
@@ -70,33 +56,31 @@ class Engine:
         kv_form: KvForm | None = None,
     ) -> None:
         self.executor = executor
-        self.grammars = grammars
+        self.grammars = grammars or NoGrammars()
         self.recorder = recorder
         self.scheduler = scheduler
         self.validator = validator
         self.description = description
-        self.timings = Timings()
         self.cause = ""
-        self._paged_blocks = scheduler.block_manager.paged_blocks
+        self._counters = Counters()
         self._encoder_cache = scheduler.encoder_scheduler.encoder_cache
-        self.feed = CacheFeed(self._paged_blocks, self._encoder_cache, scheduler.block_manager.checkpoints)
-        self._requests = Requests(scheduler)
+        manager = scheduler.block_manager
+        self.feed = CacheFeed(manager.paged_blocks, self._encoder_cache, manager.checkpoints)
+        self._requests = Requests(scheduler, validator.max_model_len)
+        self._encoder_results = EncoderResults(scheduler, self._requests, self._counters)
         self._frames = self._requests.frames
         self._pixel_requests = PixelRequests(scheduler, self._frames)
         self.kv_connector = self._kv_connector(transfers, kv_form)
-        # Not a function of the engine: in a cycle with itself, it would keep its caches until garbage is collected.
-        self._requests.on_end = self.kv_connector.on_end
-        self._steps = StepBuilder(scheduler.rows, self._encoder_cache, scheduler.block_manager.checkpoints)
-        self._num_arrived = self._num_steps = self._num_prompt_tokens = self._num_generated_tokens = 0
-        self._num_step_tokens = self._num_encoded_items = self._num_encoded_patches = 0
-        self._steps_by_tokens = [0] * (len(STEP_TOKEN_BOUNDS) + 1)
+        # Not functions of the engine: in a cycle with itself, it would keep its caches until garbage is collected.
+        self._requests.on_end, self._requests.keeps = self.kv_connector.on_end, self.kv_connector.keep
+        self._steps = StepBuilder(scheduler.rows, self._encoder_cache, manager.checkpoints)
+        self._num_arrived = 0
 
     @property
     def has_work(self) -> bool:
         """Whether `step` has work or output."""
         has_news = bool(self._frames) or self._encoder_cache.has_dropped
-        is_compiling = self.grammars is not None and self.grammars.is_busy
-        is_urgent = self._pixel_requests.overdue or is_compiling
+        is_urgent = self._pixel_requests.overdue or self.grammars.is_busy
         return self.scheduler.has_work or has_news or is_urgent or self.kv_connector.has_work
 
     def submit(self, connection: int, request: EngineRequest) -> None:
@@ -113,7 +97,8 @@ class Engine:
             self.scheduler.check_queue()
             self.kv_connector.check(request)
             sequence = self.validator.validated(connection, request, self._num_arrived)
-            self._begin_grammar(sequence)
+            if sequence.grammar is not None:
+                self.grammars.begin(sequence, sequence.grammar)
         except SaccadeError as error:
             self._frames.released_slots(connection).extend(slots)
             self.refuse(connection, request.request_id, error)
@@ -121,7 +106,7 @@ class Engine:
         sequence.clock.arrived = time.perf_counter()
         self._num_arrived += request.num_samples - 1
         if not sequence.awaits_kv:  # else the prefill worker counts them
-            self._num_prompt_tokens += sequence.num_prompt_tokens
+            self._counters.prompt_tokens_total += sequence.num_prompt_tokens
         self._requests.open(sequence, request.num_samples)
         self.kv_connector.open(sequence)
 
@@ -151,83 +136,46 @@ class Engine:
 
     def step(self) -> dict[int, StepFrame]:
         """Run one step and return its output, by connection."""
-        self._num_steps += 1
+        self._counters.steps_total += 1
         began = time.perf_counter()
-        with self._timed("schedule_seconds"):
-            self._take_finished_jobs()
-            self.kv_connector.poll()
-            if self.recorder is not None:
-                self._begin_segment_if_due(self.recorder)
-            self._take_grammars()
+        with self._counters.timed("schedule_seconds_total"):
+            self._settle()
             schedule = self.scheduler.schedule()
             self.kv_connector.plan(schedule)
             for sequence in schedule.chunks:
                 if sequence.clock.scheduled is None:
                     sequence.clock.scheduled = began
-        with self._timed("batch_seconds"):
-            pixels = self._pixel_requests.serve(schedule, lambda owner, error: self._fail(owner, error, schedule))
-            plan = self._plan(schedule, pixels, self._masks(schedule))
+        with self._counters.timed("batch_seconds_total"):
+            plan = self._plan(schedule)
         output = self._execute(schedule, plan)
-        with self._timed("postprocess_seconds"):
-            self._postprocess(schedule, plan, output)
+        with self._counters.timed("postprocess_seconds_total"):
+            self._requests.commit(schedule, plan, output, self._counters)
+            self.kv_connector.on_executed(output.sent)
             return self._frames.take()
 
     def close(self) -> None:
         """End transfers, wait until the recording is written, and end the executor."""
         self.kv_connector.close()
-        if self.grammars is not None:
-            self.grammars.close()
+        self.grammars.close()
         self.executor.close()
 
     def load(self) -> Load:
         """Return a snapshot of the counters."""
-        return Load(
-            num_running=self.scheduler.num_admitted,
-            num_waiting=len(self.scheduler.waiting) + len(self.scheduler.parked),
-            num_blocks=self._paged_blocks.num_blocks,
-            num_free_blocks=self._paged_blocks.num_free_blocks,
-            steps_total=self._num_steps,
-            step_tokens_total=self._num_step_tokens,
-            steps_by_tokens=tuple(self._steps_by_tokens),
-            prompt_tokens_total=self._num_prompt_tokens,
-            cached_tokens_total=self.scheduler.num_cached_tokens,
-            generated_tokens_total=self._num_generated_tokens,
-            encoded_items_total=self._num_encoded_items,
-            encoded_patches_total=self._num_encoded_patches,
-            encoder_cache_hits_total=self.scheduler.encoder_scheduler.num_hits,
-            encoder_cache_bytes=self._encoder_cache.used_bytes,
-            preemptions_total=self.scheduler.num_preemptions,
-            evicted_blocks_total=self._paged_blocks.num_evicted,
-            **{f"{name}_total": seconds for name, seconds in asdict(self.timings).items()},
-        )
+        return self._counters.load(self.scheduler)
 
     def _kv_connector(self, transfers: KvTransfers | None, form: KvForm | None) -> KvConnector:
         if transfers is None or form is None:
             return NoKvConnector()
         if self.description.role == "prefill":
             return KvSender(transfers, form, self.scheduler, self._requests)
-        return KvReceiver(transfers, form, self.scheduler, self._requests, self._finish_reason)
+        return KvReceiver(transfers, form, self.scheduler, self._requests)
 
-    @contextmanager
-    def _timed(self, name: str) -> Iterator[None]:
-        began = time.perf_counter()
-        yield
-        setattr(self.timings, name, getattr(self.timings, name) + time.perf_counter() - began)
-
-    def _begin_grammar(self, sequence: Sequence) -> None:
-        """Compile the grammar of a request that has one. Raises UnsupportedParameter without *grammars*."""
-        if sequence.grammar is None:
-            return
-        if self.grammars is None:
-            raise UnsupportedParameter(
-                "This worker cannot constrain answers by a grammar; leave `grammar` out.", "grammar"
-            )
-        self.grammars.begin(sequence, sequence.grammar)
-
-    def _take_grammars(self) -> None:
-        """Queue the requests whose grammars are compiled, and fail those whose grammars are wrong."""
-        if self.grammars is None:
-            return
+    def _settle(self) -> None:
+        """Take what has happened since the last step: encoded images, transfers, a recording that is due, grammars."""
+        self._take_jobs(0.0)
+        self.kv_connector.poll()
+        if self.recorder is not None:
+            self._begin_segment_if_due(self.recorder)
         timeout_seconds = 0.0 if self.scheduler.has_work else WAIT_SECONDS
         for ready in self.grammars.take(self._requests.samples, timeout_seconds):
             for sequence in self._requests.samples(ready.connection, ready.request_id):
@@ -235,32 +183,6 @@ class Engine:
                     self._requests.fail(sequence, ready.error)
                 elif sequence in self.scheduler.parked:
                     self.scheduler.resume(sequence)
-
-    def _masks(self, schedule: Schedule) -> dict[Sequence, bytes]:
-        """Return the masks of sequences that draw in this step, from grammars or to end the reasoning.
-
-        A request that no token can continue fails.
-        """
-        masks = {}
-        for sequence, num_tokens in list(schedule.chunks.items()):
-            draws = sequence.num_computed_tokens + num_tokens == sequence.num_tokens
-            if not draws or sequence not in schedule.chunks:
-                continue
-            budget = sequence.sampling.thinking_budget
-            if budget is not None and must_end_reasoning(sequence):
-                masks[sequence] = only(budget.end_id, self.validator.spec.vocab_size)
-                continue
-            if sequence.matcher is None:
-                continue
-            try:
-                masks[sequence] = sequence.matcher.mask()
-            except InvalidValue as error:
-                self._fail(sequence, error.at("grammar"), schedule)
-        return masks
-
-    def _fail(self, sequence: Sequence, error: SaccadeError | None, schedule: Schedule) -> None:
-        for sample in self._requests.fail(sequence, error or InternalError("The request failed.")):
-            schedule.chunks.pop(sample, None)
 
     def _begin_segment_if_due(self, recorder: Recorder) -> None:
         """Start a recording with empty rows and caches; the running sequences are computed again.
@@ -273,44 +195,26 @@ class Engine:
             self.scheduler.start_over()
             self.reset_caches(prefix=True, media=True)
 
-    def _take_finished_jobs(self, timeout_seconds: float = 0.0) -> None:
-        """Use the images that were encoded in the background. If a job failed, fail the requests that need it."""
-        for job in self.executor.finished_jobs(timeout_seconds):
-            self._take_job(job)
+    def _take_jobs(self, timeout_seconds: float) -> None:
+        if self._encoder_results.take_jobs(self.executor.finished_jobs(timeout_seconds)):
+            self.executor.check_device()
 
-    def _take_job(self, job: JobDone) -> None:
-        keys = self.scheduler.encoder_scheduler.jobs.pop(job.job_id)
-        if job.failed:
-            self._fail_images(keys)
-            return
-        waiting = [sequence for sequence in self.scheduler.running if sequence.needs(keys)]
-        self._note_encoded(keys, job.seconds)
-        for sequence in waiting:
-            sequence.clock.encode_seconds += job.seconds
+    def _plan(self, schedule: Schedule) -> PlannedStep:
+        """Return the step as a value, after what cannot be computed is removed from *schedule*."""
 
-    def _fail_images(self, keys: Collection[EncoderKey]) -> list[Sequence]:
-        """Fail the requests that need images that could not be encoded; return their sequences."""
-        waiting = [sequence for sequence in self.scheduler.running if sequence.needs(keys)]
-        logger.error("encoding failed", request_ids=sorted({sequence.request_id for sequence in waiting}))
-        self.executor.check_device()
-        for key in keys:
-            self._encoder_cache.abandon(key)
-        error = InternalError("The model failed on an image of this request.")
-        return [sample for sequence in waiting for sample in self._requests.fail(sequence, error)]
+        def fail(sequence: Sequence, error: SaccadeError) -> None:
+            for sample in self._requests.fail(sequence, error):
+                schedule.chunks.pop(sample, None)
 
-    def _note_encoded(self, keys: Iterable[EncoderKey], seconds: float) -> None:
-        for key in keys:
-            self._encoder_cache.complete(key)
-            self._num_encoded_items += 1
-            self._num_encoded_patches += self.scheduler.encoder_scheduler.costs.patches(key.grid)
-        self.timings.encode_seconds += seconds
-
-    def _plan(self, schedule: Schedule, pixels: PixelsByKey, masks: Mapping[Sequence, bytes]) -> PlannedStep:
-        """Return the step as a value, which no longer changes."""
-        for key in [key for key in schedule.encode if key not in pixels]:
-            self._encoder_cache.abandon(key)
+        pixels = self._pixel_requests.serve(schedule, fail)
+        masks, errors = masks_of(schedule, self.validator.spec.vocab_size)
+        for sequence, error in errors.items():
+            fail(sequence, error)
+        unread = schedule.encode.keys() - pixels
+        self._encoder_results.abandon(unread)
+        for key in unread:
             del schedule.encode[key]
-            schedule.background.discard(key)
+        schedule.background -= unread
         plan = self._steps.build(schedule, pixels, masks)
         for job in plan.step.jobs:
             if job.background:
@@ -319,7 +223,6 @@ class Engine:
 
     def _execute(self, schedule: Schedule, plan: PlannedStep) -> StepOutput:
         """Execute the step. If it fails, its requests fail and the output is empty."""
-        within = [key for key in schedule.encode if key not in schedule.background]
         try:
             output = self.executor.execute(plan.step, plan.sampling)
         except Exception as error:
@@ -327,54 +230,14 @@ class Engine:
             logger.exception("a step failed", request_ids=sorted({sequence.request_id for sequence in schedule.chunks}))
             self.executor.check_device()
             for sequence in (*schedule.chunks, *self.kv_connector.take_planned()):
-                self._fail(sequence, InternalError("The model failed on this request's step."), schedule)
-            for key in within:
-                self._encoder_cache.abandon(key)
+                self._requests.fail(sequence, InternalError("The model failed on this request's step."))
+            self._encoder_results.abandon(schedule.encoded_within)
             return StepOutput(plan.step.number)
-        failed = {key for key in within if self._encoder_cache.output_id(key) in output.failed_encodings}
-        self._note_encoded([key for key in within if key not in failed], output.encode_seconds)
-        for sequence in self._fail_images(failed) if failed else ():
-            schedule.chunks.pop(sequence, None)
-        self.timings.batch_seconds += output.batch_seconds
-        self.timings.network_seconds += output.network_seconds
+        if self._encoder_results.take_step(schedule, output):
+            self.executor.check_device()
+        self._counters.batch_seconds_total += output.batch_seconds
+        self._counters.network_seconds_total += output.network_seconds
         if not schedule.chunks:
             # Without chunks, the step only waits for an image to be encoded.
-            self._take_finished_jobs(WAIT_SECONDS)
+            self._take_jobs(WAIT_SECONDS)
         return output
-
-    def _postprocess(self, schedule: Schedule, plan: PlannedStep, output: StepOutput) -> None:
-        now = time.perf_counter()
-        within = [claims for key, claims in schedule.encode.items() if key not in schedule.background]
-        for sequence in {sequence for claims in within for sequence, _ in claims}:
-            sequence.clock.encode_seconds += output.encode_seconds
-        for sequence, logprobs in zip(plan.prompts, output.prompt_logprobs, strict=bool(output.prompt_logprobs)):
-            sequence.prompt_logprobs = (sequence.prompt_logprobs or []) + logprobs
-        logprobs_of = output.logprobs or [None] * len(output.token_ids)
-        results = zip(plan.drawing, output.token_ids, logprobs_of, strict=bool(output.token_ids))
-        draws = [result for result in results if result[0] in schedule.chunks]
-        for sequence, _, _ in draws:
-            if sequence.num_generated_tokens == 0:
-                sequence.clock.first_token = now
-                # Before the commit, which unpins the encoder outputs that the request's other samples also need.
-                self._requests.start_samples(sequence)
-        if num_tokens := sum(schedule.chunks.values()):
-            self._num_step_tokens += num_tokens
-            self._steps_by_tokens[bisect_left(STEP_TOKEN_BOUNDS, num_tokens)] += 1
-        self.scheduler.commit(schedule)
-        self._num_generated_tokens += len(draws)
-        for sequence, token_id, logprob in draws:
-            sequence.token_ids.append(token_id)
-            reason = self._finish_reason(sequence, token_id)
-            if not self.kv_connector.keep(sequence, logprob, reason, now):
-                self._requests.answer(sequence, logprob, reason, now)
-        self.kv_connector.on_executed(output.sent)
-
-    def _finish_reason(self, sequence: Sequence, token_id: int) -> FinishReason | None:
-        if sequence.matcher is not None:
-            sequence.matcher.take(token_id)
-            if sequence.matcher.is_finished:
-                return FinishReason.STOP
-        if token_id in sequence.sampling.stop_token_ids:
-            return FinishReason.STOP
-        full = sequence.num_tokens >= self.validator.max_model_len
-        return FinishReason.LENGTH if full or sequence.num_generated_tokens >= sequence.sampling.max_tokens else None

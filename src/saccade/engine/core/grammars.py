@@ -14,7 +14,7 @@ from llguidance import LLMatcher, LLTokenizer
 from saccade.byte_lru import ByteLru
 from saccade.engine.core.grammar_matcher import GrammarMatcher, Words, add_ids, no_words
 from saccade.engine.core.sequence import Sequence
-from saccade.errors import InternalError, InvalidValue, SaccadeError
+from saccade.errors import InternalError, InvalidValue, SaccadeError, UnsupportedParameter
 from saccade.grammars.compiler import Vocabulary, compile_grammar
 from saccade.protocol.request import Grammar
 
@@ -110,6 +110,23 @@ class Grammars:
         if allowed := sequence.sampling.allowed_token_ids:
             usable = usable & add_ids(no_words(self._vocab_size), allowed, self._vocab_size)
         return GrammarMatcher(compiled, reasoning_end_id, usable, self._loaded.result().end_ids)
+
+
+class NoGrammars:
+    """The Grammars of an engine that cannot constrain answers."""
+
+    is_busy = False
+
+    def begin(self, sequence: Sequence, grammar: Grammar) -> None:
+        """Raise UnsupportedParameter."""
+        raise UnsupportedParameter("This worker cannot constrain answers by a grammar; leave `grammar` out.", "grammar")
+
+    def take(self, samples: Callable[[int, str], list[Sequence]], timeout_seconds: float) -> list[Ready]:
+        """Return no request."""
+        return []
+
+    def close(self) -> None:
+        pass
 
 
 def _is_broken(compiled: Future[LLMatcher]) -> bool:

@@ -7,7 +7,6 @@ like any others.
 
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from saccade.engine.core.kv_connector import check_key
@@ -44,21 +43,13 @@ class _IncomingPrompt:
 
 
 class KvReceiver:
-    """The decode legs by the keys of their transfers. *finish_reason* tells whether a token ends its sequence."""
+    """The decode legs by the keys of their transfers."""
 
-    def __init__(
-        self,
-        transfers: KvTransfers,
-        form: KvForm,
-        scheduler: Scheduler,
-        requests: Requests,
-        finish_reason: Callable[[Sequence, int], FinishReason | None],
-    ) -> None:
+    def __init__(self, transfers: KvTransfers, form: KvForm, scheduler: Scheduler, requests: Requests) -> None:
         self.transfers = transfers
         self._form = form
         self._scheduler = scheduler
         self._requests = requests
-        self._finish_reason = finish_reason
         self._keys: set[bytes] = set()
         self._prompts: dict[bytes, _IncomingPrompt] = {}
         self._planned_writes: list[_IncomingPrompt] = []
@@ -207,4 +198,4 @@ class KvReceiver:
         if sample.prompt_logprobs is not None:
             sample.prompt_logprobs = prefilled.prompt_logprobs
         sample.token_ids.append(first.token_id)
-        self._requests.answer(sample, first.logprob, self._finish_reason(sample, first.token_id), now)
+        self._requests.answer(sample, first.logprob, self._requests.finish_reason(sample, first.token_id), now)

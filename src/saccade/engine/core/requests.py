@@ -5,12 +5,18 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from saccade.engine.core.counters import Counters
 from saccade.engine.core.frame_builder import FrameBuilder
+from saccade.engine.core.schedule import Schedule
 from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.core.sequence import Sequence
+from saccade.engine.core.step import StepOutput
+from saccade.engine.core.step_builder import PlannedStep
 from saccade.errors import SaccadeError
 from saccade.protocol.kv_transfer import SendKv
 from saccade.protocol.output import Failure, FinishReason, TokenDelta, TokenLogprob
+
+Keeps = Callable[[Sequence, TokenLogprob | None, FinishReason | None, float], bool]
 
 
 @dataclass(slots=True)
@@ -30,13 +36,15 @@ class Requests:
     cache each sample computes the whole prompt again; its images are not encoded again while the encoder cache has room
     for them. If the prompt's state is received, all samples are sequences from the start, and begin together. Slots are
     released when the last sample ends. *frames* collects the output. *on_end* is called with every sequence that has
-    ended.
+    ended, *keeps* with every drawn token: it returns whether the token is reported later.
     """
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, max_model_len: int) -> None:
         self.frames = FrameBuilder()
         self.on_end: Callable[[Sequence], None] = lambda _: None
+        self.keeps: Keeps = lambda *_: False
         self._scheduler = scheduler
+        self._max_model_len = max_model_len
         self._open: dict[int, dict[str, _RequestState]] = defaultdict(dict)
 
     def __contains__(self, key: tuple[int, str]) -> bool:
@@ -63,7 +71,43 @@ class Requests:
         """Send an error for a request that never became a sequence."""
         self.frames.say(connection, TokenDelta(request_id, [], FinishReason.ERROR, failure=_failure(error)))
 
-    def start_samples(self, sequence: Sequence) -> None:
+    def commit(self, schedule: Schedule, plan: PlannedStep, output: StepOutput, counters: Counters) -> None:
+        """Record that a step was executed: sequences get their tokens, and those that are complete end.
+
+        Sequences that have ended since the step was planned get nothing.
+        """
+        now = time.perf_counter()
+        for sequence, logprobs in zip(plan.prompts, output.prompt_logprobs, strict=bool(output.prompt_logprobs)):
+            sequence.prompt_logprobs = (sequence.prompt_logprobs or []) + logprobs
+        logprobs_of = output.logprobs or [None] * len(output.token_ids)
+        results = zip(plan.drawing, output.token_ids, logprobs_of, strict=bool(output.token_ids))
+        draws = [result for result in results if result[0].finish_reason is None]
+        for sequence, _, _ in draws:
+            if sequence.num_generated_tokens == 0:
+                sequence.clock.first_token = now
+                # Before the commit, which unpins the encoder outputs that the request's other samples also need.
+                self._start_samples(sequence)
+        if num_tokens := self._scheduler.commit(schedule):
+            counters.count_step(num_tokens)
+        counters.generated_tokens_total += len(draws)
+        for sequence, token_id, logprob in draws:
+            sequence.token_ids.append(token_id)
+            reason = self.finish_reason(sequence, token_id)
+            if not self.keeps(sequence, logprob, reason, now):
+                self.answer(sequence, logprob, reason, now)
+
+    def finish_reason(self, sequence: Sequence, token_id: int) -> FinishReason | None:
+        """Return why *sequence* ends with *token_id*, its newest token; None if it goes on."""
+        if sequence.matcher is not None:
+            sequence.matcher.take(token_id)
+            if sequence.matcher.is_finished:
+                return FinishReason.STOP
+        if token_id in sequence.sampling.stop_token_ids:
+            return FinishReason.STOP
+        full = sequence.num_tokens >= self._max_model_len
+        return FinishReason.LENGTH if full or sequence.num_generated_tokens >= sequence.sampling.max_tokens else None
+
+    def _start_samples(self, sequence: Sequence) -> None:
         """Queue the samples that wait for the prompt of *sequence*. Call before its first token is added."""
         request = self._open[sequence.connection][sequence.request_id]
         samples = [self._sample(sequence, index) for index in request.unstarted]

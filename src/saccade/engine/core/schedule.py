@@ -25,6 +25,11 @@ class Schedule:
     receive: list[KvReceive] = field(default_factory=list)
     send: list[KvSend] = field(default_factory=list)
 
+    @property
+    def encoded_within(self) -> list[EncoderKey]:
+        """The images that are encoded within the step."""
+        return [key for key in self.encode if key not in self.background]
+
 
 @dataclass(slots=True)
 class RemainingBudget:

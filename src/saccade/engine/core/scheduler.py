@@ -125,12 +125,18 @@ class Scheduler:
         self._is_blocked = not self.running and bool(self.sending or self.receiving)
         return step
 
-    def commit(self, step: Schedule) -> None:
+    def commit(self, step: Schedule) -> int:
+        """Record the tokens that *step* computed, except those of sequences that have ended; return their number."""
+        num_computed = 0
         for sequence, num_tokens in step.chunks.items():
+            if sequence.finish_reason is not None:
+                continue
             start = sequence.num_computed_tokens
             self.block_manager.commit(sequence, start + num_tokens)
             if sequence.images:
                 self.encoder_scheduler.commit(sequence, start)
+            num_computed += num_tokens
+        return num_computed
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a sequence, which ended or lacks pixels, from every queue, and free its state."""

@@ -1,0 +1,56 @@
+"""What an engine has done since its start, for its load reports."""
+
+import time
+from bisect import bisect_left
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+
+from saccade.engine.core.scheduler import Scheduler
+from saccade.protocol.engine_load import STEP_TOKEN_BOUNDS, Load
+
+
+@dataclass(slots=True)
+class Counters:
+    """Sums since the start, named as in Load. Encoding within a step is also part of the network's time."""
+
+    steps_total: int = 0
+    step_tokens_total: int = 0
+    prompt_tokens_total: int = 0
+    generated_tokens_total: int = 0
+    encoded_items_total: int = 0
+    encoded_patches_total: int = 0
+    schedule_seconds_total: float = 0.0
+    batch_seconds_total: float = 0.0
+    encode_seconds_total: float = 0.0
+    network_seconds_total: float = 0.0
+    postprocess_seconds_total: float = 0.0
+    steps_by_tokens: list[int] = field(default_factory=lambda: [0] * (len(STEP_TOKEN_BOUNDS) + 1))
+
+    def count_step(self, num_tokens: int) -> None:
+        """Count a step that computed *num_tokens*, at least one."""
+        self.step_tokens_total += num_tokens
+        self.steps_by_tokens[bisect_left(STEP_TOKEN_BOUNDS, num_tokens)] += 1
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Add the wall-clock time of the block to the field *name*."""
+        began = time.perf_counter()
+        yield
+        setattr(self, name, getattr(self, name) + time.perf_counter() - began)
+
+    def load(self, scheduler: Scheduler) -> Load:
+        """Return a snapshot of these counters and of what *scheduler* has."""
+        blocks, encoder = scheduler.block_manager.paged_blocks, scheduler.encoder_scheduler
+        return Load(
+            num_running=scheduler.num_admitted,
+            num_waiting=len(scheduler.waiting) + len(scheduler.parked),
+            num_blocks=blocks.num_blocks,
+            num_free_blocks=blocks.num_free_blocks,
+            cached_tokens_total=scheduler.num_cached_tokens,
+            encoder_cache_hits_total=encoder.num_hits,
+            encoder_cache_bytes=encoder.encoder_cache.used_bytes,
+            preemptions_total=scheduler.num_preemptions,
+            evicted_blocks_total=blocks.num_evicted,
+            **asdict(self) | {"steps_by_tokens": tuple(self.steps_by_tokens)},
+        )
