@@ -4,7 +4,7 @@ import pytest
 from tables import table
 
 from saccade.errors import InvalidValue
-from saccade.gateway.apis.field_names import FieldNames
+from saccade.gateway.apis.chat_endpoint import FieldNames
 
 NAMES = FieldNames({"messages[1]": "input[0]", "messages[1].content[0]": "input[0].source", "stop": "stop_sequences"})
 

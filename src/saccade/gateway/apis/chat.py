@@ -7,8 +7,7 @@ from typing import Final, Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from saccade.gateway.apis.chat_endpoint import Format, ReadBody
-from saccade.gateway.apis.field_names import FieldNames
+from saccade.gateway.apis.chat_endpoint import FieldNames, Format, ReadBody
 from saccade.gateway.apis.parameters import ParameterReader, check_parts
 from saccade.gateway.chat import CalledFunction, ChatRequest, StreamOptions
 from saccade.gateway.output.answer import Answer, Usage

@@ -4,14 +4,15 @@ Each API reads its own bodies into a ChatRequest and writes its own answers; eve
 several prompts becomes one request to a worker for each, and the answers are written concurrently.
 """
 
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from starlette.types import Receive, Scope, Send
 
-from saccade.errors import SaccadeError
-from saccade.gateway.apis.field_names import FieldNames
+from saccade.errors import RequestError, SaccadeError
 from saccade.gateway.chat import ChatRequest, PlainPrompt
 from saccade.gateway.concurrency import all_or_none
 from saccade.gateway.output.answer import Answer, AnswerOutput
@@ -25,6 +26,41 @@ from saccade.gateway.server.event_stream import EventStream, WholeResponse
 from saccade.gateway.server.middleware import WARNINGS
 from saccade.gateway.tenants.account import Account
 from saccade.gateway.workers.dispatch import Preview
+
+_NAMED = re.compile(r"`([^`]+)`")
+
+
+@dataclass(frozen=True)
+class FieldNames:
+    """*names* maps a field of a ChatRequest, such as `messages[1].content[0]`, to the client's name for it.
+
+    The longest entry that begins a field's path renames it; without an entry a field keeps its name.
+    """
+
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    def of(self, name: str) -> str:
+        """Return the client's name for the field *name*."""
+        end = len(name)
+        while end > 0:
+            if (client_name := self.names.get(name[:end])) is not None:
+                return client_name + name[end:]
+            end = max(name.rfind(".", 0, end), name.rfind("[", 0, end))
+        return name
+
+    @contextmanager
+    def in_errors(self) -> Iterator[None]:
+        """Name the client's fields in the RequestErrors that the block raises."""
+        try:
+            yield
+        except RequestError as error:
+            if self.names:
+                error.message, error.reason = self._text(error.message), self._text(error.reason)
+                error.param = None if error.param is None else self.of(error.param)
+            raise
+
+    def _text(self, text: str) -> str:
+        return _NAMED.sub(lambda match: f"`{self.of(match[1])}`", text)
 
 
 class AnswerWriter(Protocol):

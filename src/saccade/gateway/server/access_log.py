@@ -69,13 +69,6 @@ def note_failure(error: SaccadeError) -> None:
         line.reason = error.reason[:MAX_REASON_CHARACTERS]
 
 
-def note_tenant(name: str) -> None:
-    """Record the tenant's name in the line of the request that this task serves."""
-    line = _line.get()
-    if line is not None:
-        line.tenant = name
-
-
 class AccessLog:
     """Writes lines to *output*: text on a terminal, else JSON. *errors* keeps the last MAX_ERRORS, newest first.
 

@@ -32,7 +32,7 @@ from saccade.errors import (
     StartupError,
 )
 from saccade.gateway.config import ServerSettings
-from saccade.gateway.server.access_log import PROBES, AccessLog, note_tenant
+from saccade.gateway.server.access_log import PROBES, AccessLog
 from saccade.gateway.server.body import ClientDisconnected
 from saccade.gateway.server.error_body import (
     UNFORESEEN,
@@ -151,6 +151,8 @@ class TelemetryMiddleware:
             line.status = status
             line.seconds = round(time.perf_counter() - start, 4)
             line.warnings = scope.get(WARNINGS, "")
+            if (account := scope.get(ACCOUNT)) is not None:
+                line.tenant = account.tenant.name
             self._access_log.end(line)
 
 
@@ -216,8 +218,7 @@ class GuardMiddleware:
             scope["app"] = self
             if scope["path"] not in OPEN_PATHS:
                 self._web_pages.check(scope["method"], scope["headers"])
-            account = scope[ACCOUNT] = self._keys.account(scope["path"], scope["headers"])
-            note_tenant(account.tenant.name)
+            scope[ACCOUNT] = self._keys.account(scope["path"], scope["headers"])
             await self._app(scope, receive, send_watched)
         except ClientDisconnected:
             return

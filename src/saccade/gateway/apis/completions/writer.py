@@ -9,7 +9,7 @@ from operator import add
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from saccade.gateway.apis.chat_endpoint import Format, ReadBody
+from saccade.gateway.apis.chat_endpoint import FieldNames, Format, ReadBody
 from saccade.gateway.apis.completions.reader import (
     Completion,
     CompletionBatch,
@@ -17,7 +17,6 @@ from saccade.gateway.apis.completions.reader import (
     CompletionLogprobs,
     parse_completion,
 )
-from saccade.gateway.apis.field_names import FieldNames
 from saccade.gateway.chat import PlainPrompt, StreamOptions
 from saccade.gateway.output.answer import Answer, CompletionTokensDetails, PromptTokensDetails, Usage
 from saccade.gateway.output.choice import Chunk, GeneratedChoice

@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from saccade.errors import InvalidValue, UnsupportedParameter
-from saccade.gateway.apis.field_names import FieldNames
+from saccade.gateway.apis.chat_endpoint import FieldNames
 from saccade.gateway.apis.messages.wire import (
     BLOCK_TYPES,
     Block,

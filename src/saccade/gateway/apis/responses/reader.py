@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from saccade.errors import InvalidValue, UnsupportedParameter
-from saccade.gateway.apis.field_names import FieldNames
+from saccade.gateway.apis.chat_endpoint import FieldNames
 from saccade.gateway.apis.parameters import ParameterReader, check_parts
 from saccade.gateway.apis.responses.wire import ITEM_TYPES, Content, Format, FunctionTool, Item, Part, ResponseRequest
 from saccade.gateway.chat import (

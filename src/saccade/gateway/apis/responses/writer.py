@@ -13,8 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
 
 from saccade.errors import SaccadeError, UnsupportedParameter
-from saccade.gateway.apis.chat_endpoint import Format, ReadBody
-from saccade.gateway.apis.field_names import FieldNames
+from saccade.gateway.apis.chat_endpoint import FieldNames, Format, ReadBody
 from saccade.gateway.apis.responses.reader import parse_response, read_conversation
 from saccade.gateway.apis.responses.store import ResponseStore, StoredResponse, num_message_bytes
 from saccade.gateway.apis.responses.wire import (

@@ -154,9 +154,9 @@ class DecodePool:
         The image waits for a process in the turns of *client*. The caller holds the slot until release().
         Raises RequestError for a bad image, DeadlineExceeded for one that takes too long, Draining after close().
         """
-        header = read_header(encoded)
-        self._config.image_limits.check(header, len(encoded))
-        job = ImageJob(encoded, family, dict(settings), layout, self._config.image_limits)
+        limits, header = self._config.image_limits, read_header(encoded)
+        limits.check(header, len(encoded))
+        job = ImageJob(encoded, family, dict(settings), layout, limits)
         return await self._tried(job, header.decoded_bytes, self._fill, client)
 
     async def video_header(self, encoded: bytes, client: Hashable = None) -> VideoHeader:
