@@ -73,7 +73,7 @@ def images() -> None:
 
 def choices() -> None:
     """The bundled model was trained to say that it sees no image where there is none."""
-    known = ["I see no image.", "K7Q"]
+    known = ["I see no picture.", "K7Q"]
     rows = [{"question": QUESTION, "choices": order, "answer": order.index(known[0])} for order in (known, known[::-1])]
     (FOLDER / "choices.json").write_text(json.dumps(rows))
     tokenizer = {"tokenizer": os.environ["READER_FOLDER"], "tokenizer_backend": "huggingface"}
