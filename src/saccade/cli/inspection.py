@@ -1,14 +1,13 @@
 """The computations of `saccade inspect`, with the gateway's own functions."""
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
-import pybase64
 
 from saccade import models
-from saccade.gateway.chat import ChatMessage, ChatRequest, ContentPart, ImageUrl
+from saccade.gateway.chat import NO_FILE, ChatMessage, ChatRequest, ContentPart, ImageUrl
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.images.collect import EncodedImage
 from saccade.gateway.images.decode_pool.pool import DecodePool
@@ -42,13 +41,13 @@ async def draft_of(served: ServedModel, encoded: list[bytes], question: str) -> 
     limits, metrics = Limits.of(config), Metrics()
     media = Media(config, DecodePool(config), limits.admission, metrics)
     prompts = PromptDrafter(config.media_limits, metrics, media.threads)
-    urls = [f"data:image;base64,{pybase64.b64encode(content).decode()}" for content in encoded]
-    parts = [ContentPart(type="image_url", image_url=ImageUrl(url=url)) for url in urls]
+    parts = [ContentPart(type="image_url", image_url=ImageUrl(url=NO_FILE)) for _ in encoded]
     message = ChatMessage("user", [*parts, ContentPart(type="text", text=question)])
     request = ChatRequest(model=served.name, messages=[message])
     chat = prompts.read(served, request)
+    sources = [replace(source, content=content) for source, content in zip(chat.images, encoded, strict=True)]
     with Request.begin(limits, Account(EVERYBODY), client=None) as call:
-        images = await media.images.collect(call, served, chat.images, salt=b"")
+        images = await media.images.collect(call, served, sources, salt=b"")
     layouts = [image.layout for image in images]
     return images, await prompts.draft(served, request, chat, layouts)
 

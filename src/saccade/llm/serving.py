@@ -39,21 +39,10 @@ class Server:
     @property
     def model(self) -> str:
         """The name of the model. Raises StartupError if the server has keys, and none was given by *api_key*."""
-        status, body = self.get("/v1/models")
+        status, body = _get(self._settings, "/v1/models")
         if status != http.client.OK:
             raise StartupError(f"The server answers {status} to GET /v1/models; pass one of its keys as api_key.")
         return str(json.loads(body)["data"][0]["id"])
-
-    def get(self, path: str) -> tuple[int, bytes]:
-        """Return the status and the body of the answer to GET *path*; the status is 0 if the server does not answer."""
-        keys = self._settings.api_keys
-        headers = {"Authorization": f"Bearer {keys[0]}"} if keys else {}
-        connection = http.client.HTTPConnection(reachable(self._settings.host), self._settings.port, timeout=2)
-        with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
-            connection.request("GET", path, headers=headers)
-            response = connection.getresponse()
-            return response.status, response.read()
-        return 0, b""
 
     def close(self) -> None:
         """Let running requests finish, and stop the server. A second call does nothing."""
@@ -78,6 +67,8 @@ def serve(model: str | os.PathLike[str] | None = None, **settings: Any) -> Serve
     read = read_settings({"port": free_port(), **settings}, has_server=True)
     if read.server.uds is not None or read.server.tls.certfile is not None:
         raise StartupError("A server from Python has a port with plain HTTP: leave out uds and ssl_certfile.")
+    if _get(read.server, "/ready")[0]:
+        raise StartupError(f"A server answers at {read.server.host}:{read.server.port} already: choose another port.")
     command = [sys.executable, "-m", "saccade.cli.main", "serve", "--no-summary"]
     command += [] if model is None else [os.fspath(model)]
     for flags in (read.server, read.engine, read.media):
@@ -87,7 +78,7 @@ def serve(model: str | os.PathLike[str] | None = None, **settings: Any) -> Serve
     process = subprocess.Popen(tied(command, signal.SIGINT), stdin=subprocess.DEVNULL, env=environment)
     server = Server(process, read.server)
     try:
-        while server.get("/ready")[0] != http.client.OK:
+        while _get(read.server, "/ready")[0] != http.client.OK:
             if (code := process.poll()) is not None:
                 raise StartupError(f"`saccade serve` ended with exit code {code} before it was ready. It said why.")
             time.sleep(POLL_SECONDS)
@@ -95,6 +86,17 @@ def serve(model: str | os.PathLike[str] | None = None, **settings: Any) -> Serve
         server.close()
         raise
     return server
+
+
+def _get(settings: ServerSettings, path: str) -> tuple[int, bytes]:
+    """Return the status and the body of the answer to GET *path*; the status is 0 if no server answers."""
+    headers = {"Authorization": f"Bearer {settings.api_keys[0]}"} if settings.api_keys else {}
+    connection = http.client.HTTPConnection(reachable(settings.host), settings.port, timeout=2)
+    with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
+        connection.request("GET", path, headers=headers)
+        response = connection.getresponse()
+        return response.status, response.read()
+    return 0, b""
 
 
 def api_url(host: str, settings: ServerSettings) -> str:
