@@ -230,7 +230,7 @@ def check_context(num_prompt_tokens: int, request: ChatRequest | TokenizeRequest
 def texts_of(chat: Chat) -> list[str]:
     """Return every text of *chat* that the template may write."""
     texts = [switch for switch in chat.switches.values() if isinstance(switch, str)]
-    texts += texts_in(chat.tools)
+    texts += texts_in(chat.tools) if chat.tools else []
     for message in chat.messages:
         texts += [message.get(field, "") for field in TEXT_FIELDS]
         texts += texts_in(message.get("tool_calls", []))

@@ -62,7 +62,9 @@ _FILE: Final = msgspec.json.Decoder(FileSource)
 
 def read_chat(request: ChatRequest | TokenizeRequest, family: Family, defaults: RequestDefaults = NO_DEFAULTS) -> Chat:
     """Return the chat in *request*, for a model of *family*. Raises RequestError that names the field."""
-    options = read_media_options(request.mm_processor_kwargs, request.media_io_kwargs, defaults.media)
+    options = defaults.media
+    if request.mm_processor_kwargs or request.media_io_kwargs:
+        options = read_media_options(request.mm_processor_kwargs, request.media_io_kwargs, options)
     images: list[ImageSource] = []
     messages = [
         _read_message(message, f"messages[{position}]", options, images)
@@ -79,7 +81,8 @@ def read_chat(request: ChatRequest | TokenizeRequest, family: Family, defaults: 
 
 def num_characters(request: ChatRequest | TokenizeRequest) -> int:
     """Return the work to read, render and tokenise the messages and tools of *request*, in characters."""
-    return sum(map(_num_characters, request.messages or ())) + num_tool_characters(request.tools)
+    of_tools = num_tool_characters(request.tools) if request.tools else 0
+    return sum(map(_num_characters, request.messages or ())) + of_tools
 
 
 def _num_characters(message: ChatMessage) -> int:
