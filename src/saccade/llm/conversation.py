@@ -15,11 +15,8 @@ Source = bytes | Path | Image.Image
 """An image or video: the bytes of a file, its path, or pixels."""
 
 MEDIA_PARTS = {
-    "image": "image_url",
-    "image_pil": "image_url",
-    "image_url": "image_url",
-    "video": "video_url",
-    "video_url": "video_url",
+    **dict.fromkeys(("image", "image_pil", "image_url"), "image_url"),
+    **dict.fromkeys(("video", "video_url"), "video_url"),
 }
 """Types of parts here, each with the type that the API has for it; `image_pil` is vLLM's."""
 
