@@ -84,8 +84,8 @@ class Gateway:
 
     def exact_in_log(self) -> set[str]:
         """The workers that the log calls EXACT."""
-        events = [json.loads(line).get("event", "") for line in self.log.read_text().splitlines() if line[:1] == "{"]
-        return {word for event in events if " is EXACT" in event for word in event.split() if ":/" in word}
+        lines = [json.loads(line) for line in self.log.read_text().splitlines() if line[:1] == "{"]
+        return {line["worker"] for line in lines if " are EXACT" in line["event"]}
 
     def wait_until_exact(self) -> None:
         """Wait until every worker is known. Raises NotMeasured."""
