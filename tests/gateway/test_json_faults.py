@@ -24,7 +24,7 @@ def complaint(body: bytes) -> str:
         (b"{'a': 1}", ": line 1, column 2: names and strings stand in double quotes."),
         ("{\"\u00e9\": 'b'}".encode(), ": line 1, column 7: names and strings stand in double quotes."),
         (b"{a: 1}", ": line 1, column 2: names stand in double quotes."),
-        (b'{"a": True}', ": line 1, column 7: JSON writes true, false and null, and has no other words."),
+        (b'{"a": True}', ": line 1, column 7: write true, false or null, in small letters."),
         (b'{"a": 1 "b": 2}', ": line 1, column 9: a comma is missing, or a quote before it."),
         (b'{"a" 1}', ": line 1, column 6: a colon is missing after a name."),
         (b'{"a": "x\ny"}', r": line 1, column 9: write a line break in a string as \n."),

@@ -5,7 +5,7 @@ import pdfs
 import pytest
 from tables import table
 
-from saccade.errors import RequestError
+from saccade.errors import InvalidImage, RequestError
 from saccade.media import pdf
 from saccade.media.header import ImageLimits
 from saccade.media.pdf_pages import PdfLimits, PdfPage
@@ -64,3 +64,9 @@ def test_file_over_the_limit_of_bytes_is_not_read() -> None:
 def test_page_that_is_not_there_is_refused() -> None:
     with pytest.raises(RequestError, match="Page 8 of the PDF is damaged"):
         pdf.render(pdfs.pdf(pdfs.TEXT), PdfPage(7, 10, 10))
+
+
+@table("numbers", [(1,), (0, 0), (0, 2)])
+def test_pages_that_a_compromised_process_invents_are_refused(numbers: tuple[int, ...]) -> None:
+    with pytest.raises(InvalidImage):
+        LIMITS.check([PdfPage(number, 10, 10) for number in numbers])

@@ -23,7 +23,7 @@ _HINTS: Final = {
 _HINTS_OF_CHARACTERS: Final = {
     b"'": "names and strings stand in double quotes",
     b"/": "JSON has no comments",
-    **dict.fromkeys((b"T", b"F", b"N"), "JSON writes true, false and null, and has no other words"),
+    **dict.fromkeys((b"T", b"F", b"N"), "write true, false or null, in small letters"),
     **dict.fromkeys((b"\n", b"\r"), r"write a line break in a string as \n"),
 }
 _DETAIL = re.compile(

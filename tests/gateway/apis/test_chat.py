@@ -249,7 +249,7 @@ def test_the_only_model_needs_no_name(path: str, fields: dict[str, Any], gateway
         ("/models", "; did you mean /v1/models?"),
         (
             "/api/chat",
-            ", as in Ollama's API. Send chats to /v1/chat/completions, and list the models by GET /v1/models.",
+            ": Ollama's API is not served. Send chats to /v1/chat/completions, and list the models by GET /v1/models.",
         ),
         ("/v1/embeddings", "."),
         ("/" + "v1/chat/completions" * 50, "."),

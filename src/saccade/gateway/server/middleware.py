@@ -268,7 +268,9 @@ def _routing_failure(error: HTTPException, scope: Scope) -> SaccadeError:
 def _hint(path: str, router: Router | None) -> str:
     """Return the end of the sentence that there is no *path* here, "" if *router* has nothing like it."""
     if path.startswith("/api/"):
-        return ", as in Ollama's API. Send chats to /v1/chat/completions, and list the models by GET /v1/models."
+        return (
+            ": Ollama's API is not served. Send chats to /v1/chat/completions, and list the models by GET /v1/models."
+        )
     routes = [] if router is None else [route.path for route in router.routes if isinstance(route, Route)]
     near = difflib.get_close_matches(path[:MAX_NEAR_CHARACTERS], routes, 1, cutoff=0.8)
     return f"; did you mean {near[0]}?" if near and "{" not in near[0] else ""
