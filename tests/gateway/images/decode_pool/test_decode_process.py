@@ -12,14 +12,23 @@ from pathlib import Path
 
 import clips
 import images
+import pdfs
 import pytest
 from PIL import Image
 from tables import table
 
 from saccade import models
-from saccade.gateway.images.decode_pool.job import ImageAnswer, ImageJob, VideoHeaderJob, VideoJob
+from saccade.gateway.images.decode_pool.job import (
+    ImageAnswer,
+    ImageJob,
+    PageJob,
+    PdfJob,
+    VideoHeaderJob,
+    VideoJob,
+)
 from saccade.gateway.images.decode_pool.server import DecodeProcess, DecodeServer
 from saccade.media.header import ImageLimits, read_header
+from saccade.media.pdf_pages import BYTES_PER_PIXEL, PdfLimits, PdfPage
 from saccade.media.video_header import VideoLimits, decoded_bytes
 from saccade.models import files, load_layout, load_video_layout
 from saccade.models.family import Layout, VideoOptions
@@ -237,3 +246,30 @@ def test_video_stays_within_the_announced_bytes(server: DecodeServer, codec: str
 
     taken, told = asyncio.run(ask())
     assert taken < told + 3 * len(encoded)
+
+
+@pytest.mark.conformance
+def test_page_of_a_pdf_stays_within_the_announced_bytes(server: DecodeServer) -> None:  # F6
+    encoded = pdfs.pdf(pdfs.TEXT, box=b"0 0 3500 3500")
+
+    async def ask() -> tuple[int, PdfPage]:
+        process, slots = server.fork(), SlotPool(1 << 30)
+        try:
+            before = peak_bytes(process)
+            [page] = (await process.exchange(PdfJob(encoded, PdfLimits(ImageLimits())))).pages or []
+            layout = LAYOUT.image(page.width, page.height, LAYOUT.settings)
+            slot = slots.acquire(layout.num_pixel_bytes)
+            assert slot is not None
+            job = PageJob(encoded, FAMILY, dict(LAYOUT.settings), layout, page, slot.ref)
+            descriptor = open_descriptor(slot.ref)
+            answer = await asyncio.wait_for(process.exchange(job, descriptor), 120)
+            os.close(descriptor)
+            assert answer.failure is None
+            return peak_bytes(process) - before, page
+        finally:
+            process.kill()
+            slots.close()
+
+    peak, page = asyncio.run(ask())
+    assert (page.width, page.height) == (7000, 7000)
+    assert peak < page.width * page.height * BYTES_PER_PIXEL + NOISE_BYTES
