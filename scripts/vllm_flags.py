@@ -16,7 +16,8 @@ Type the same line with another first word:
     saccade serve ./Qwen3-VL-2B --max-model-len 32k --limit-mm-per-prompt '{"image": 4}' --api-key KEY
 
 Clients stay as they are: the port is 8000, and the [API](api/index.md) has OpenAI's fields and vLLM's. A YAML file for
-`--config` works too. If a flag cannot be served, the start fails and says why.
+`--config` works too. If a flag cannot be served, the start fails and says why. `LLM.chat` is there too:
+[Python](python.md#from-vllm).
 
 ## What differs
 
