@@ -11,6 +11,7 @@ import pytest
 from server import Server, free_port, serving
 from waiting import wait_until
 
+pytestmark = pytest.mark.ci
 ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "src/saccade/cli/bundled/images"
 TEXTS = sorted(IMAGES.glob("texts/*.png"))
