@@ -174,7 +174,7 @@ def test_text_alone_needs_no_pixels(tiny_qwen3_vl: Path, tmp_path: Path) -> None
 def test_segments_rotate_within_the_bound_and_each_replays_by_itself(tiny_qwen3_vl: Path, tmp_path: Path) -> None:
     asked = [
         engines.request(tiny_qwen3_vl, [5, (SMALL if seed % 3 else WIDE, seed), 7], str(seed), seed, max_tokens=12)
-        for seed in range(40)
+        for seed in range(60)
     ]
     asked[::7] = [msgspec.structs.replace(one, num_samples=2) for one in asked[::7]]
     expected = one_by_one(engines.engine(tiny_qwen3_vl), asked, 4)
