@@ -138,7 +138,7 @@ async def besiege(server: Server, load: Honest, attacks: tuple[str, ...], second
 
 def takes(flag: str) -> bool:
     """Whether `saccade serve` has *flag*."""
-    command = (sys.executable, "-m", "saccade.cli.main", "serve", "--help")
+    command = (sys.executable, "-m", "saccade.cli.main", "serve", "--help-all")
     return flag in subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
