@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from saccade.errors import SaccadeError, WorkerFailed, WorkerUnavailable
 from saccade.gateway.chat import Chat, ChatRequest, TokenizeRequest
-from saccade.gateway.images.collect import EncodedImage, ImageCollector
+from saccade.gateway.images.collect import EncodedImage, ImageCollector, num_encoded_bytes
 from saccade.gateway.images.pixels import PixelPreparer, PixelResend, PromptImages
 from saccade.gateway.output.answer import AnswerOutput
 from saccade.gateway.output.sampling import sampling_params
@@ -91,7 +91,7 @@ class Pipeline:
         with request.place():
             layouts = [image.layout for image in images]
             draft = await self.prompts.draft(
-                served, params, _with_pages(chat, images), layouts, _num_bytes(images), salt=request.tenant.salt
+                served, params, _with_pages(chat, images), layouts, num_encoded_bytes(images), salt=request.tenant.salt
             )
             return draft.token_ids
 
@@ -99,7 +99,7 @@ class Pipeline:
         """Collect the images of *chat*, and charge its tenant for them. Raises RequestError that names the field."""
         request.account.begin_images(len(chat.images))
         images = await self.images.collect(request, served, chat.images, salt)
-        request.account.use_images(_num_bytes(images))
+        request.account.use_images(num_encoded_bytes(images))
         return images
 
     async def _draft(self, request: Request, part: Part, images: Sequence[EncodedImage]) -> Prompt:
@@ -109,7 +109,7 @@ class Pipeline:
         layouts = [image.layout for image in images]
         chat = _with_pages(part.chat, images)
         draft = await self.prompts.draft(
-            served, params, chat, layouts, _num_bytes(images), as_vllm_chat=all_take_chats, salt=part.salt
+            served, params, chat, layouts, num_encoded_bytes(images), as_vllm_chat=all_take_chats, salt=part.salt
         )
         grammar = part.answer_grammar
         sampling = sampling_params(params, served, draft.token_ids, None if grammar is None else grammar.grammar)
@@ -180,7 +180,7 @@ class Pipeline:
         resources.callback(attempt.release_unsent)
         if media.images:
             # Requests that waited for the same image continue at the same moment.
-            async with request.turn(media.num_encoded_bytes):
+            async with request.turn(num_encoded_bytes(media.images)):
                 pass
         return attempt
 
@@ -192,8 +192,3 @@ def _with_pages(chat: Chat, images: Sequence[EncodedImage]) -> Chat:
     numbers = [0 if image.page is None else image.page.number for image in images]
     firsts = [position for position, number in enumerate(numbers) if number == 0]
     return chat.with_pages([stop - first for first, stop in pairwise([*firsts, len(images)])])
-
-
-def _num_bytes(images: Sequence[EncodedImage]) -> int:
-    # Pages of a PDF share its bytes.
-    return sum({id(image.encoded): len(image.encoded) for image in images}.values())

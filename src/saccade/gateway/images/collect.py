@@ -86,8 +86,7 @@ class ImageCollector:
 
         await all_or_none(read(position) for position in range(len(pending)))
         collected = [image for position in range(len(pending)) for image in images[position]]
-        # Pages of a PDF share its bytes.
-        request.memory.keep(sum({id(image.encoded): len(image.encoded) for image in collected}.values()))
+        request.memory.keep(num_encoded_bytes(collected))
         return collected
 
     async def _open(
@@ -180,9 +179,8 @@ class ImageCollector:
 
     def _check_together(self, images: Sequence[EncodedImage]) -> None:
         """Raise ImageTooLarge if the *images* of one request so far are too large together."""
-        num_bytes = sum({id(image.encoded): len(image.encoded) for image in images}.values())
         for number, limit, unit in (
-            (num_bytes, self.max_encoded_bytes, "bytes"),
+            (num_encoded_bytes(images), self.max_encoded_bytes, "bytes"),
             (sum(image.num_pixels for image in images), self.limits.max_request_pixels, "pixels"),
         ):
             if number > limit:
@@ -190,3 +188,8 @@ class ImageCollector:
                     f"The images and videos have more than {limit} {unit} together; send fewer or smaller.",
                     "messages",
                 )
+
+
+def num_encoded_bytes(images: Sequence[EncodedImage]) -> int:
+    """Return the bytes of the files of *images*; what several share, such as the pages of a PDF, counts once."""
+    return sum({id(image.encoded): len(image.encoded) for image in images}.values())

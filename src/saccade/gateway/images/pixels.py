@@ -14,7 +14,7 @@ import msgspec
 
 from saccade.errors import InternalError, RequestError, UnsupportedParameter, WorkerUnavailable
 from saccade.gateway.concurrency import all_or_none
-from saccade.gateway.images.collect import EncodedImage
+from saccade.gateway.images.collect import EncodedImage, num_encoded_bytes
 from saccade.gateway.images.decode_pool.pool import DecodePool, PreparedImage
 from saccade.gateway.images.processor_cache import ProcessorCache
 from saccade.gateway.request import Request
@@ -34,11 +34,6 @@ class PromptImages:
     images: tuple[EncodedImage, ...] = ()
     spans: tuple[tuple[Span, ...], ...] = ()
     held_hashes: frozenset[bytes] = frozenset()
-
-    @property
-    def num_encoded_bytes(self) -> int:
-        """Bytes of the encoded images; those that images share count once."""
-        return sum({id(image.encoded): len(image.encoded) for image in self.images}.values())
 
     @property
     def num_pixel_bytes(self) -> int:
@@ -208,7 +203,7 @@ class PixelResend:
         self._salt = salt
         self._request = request
         self._resources = resources
-        request.memory.keep((media if keeps_all else self._media).num_encoded_bytes)
+        request.memory.keep(num_encoded_bytes((media if keeps_all else self._media).images))
 
     async def __call__(self, media: Sequence[int]) -> tuple[MediaPixels, ...]:
         """Return the slots or inline pixels of *media*, by index; each holds one reference to its slot.
