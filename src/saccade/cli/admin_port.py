@@ -1,12 +1,35 @@
 """Calls of a running gateway's admin port."""
 
+from typing import TypeVar
+
 import httpx2
 import msgspec
 
 from saccade.errors import InvalidApiKey, StartupError
 from saccade.gateway.apis.admin import TENANT_HEADER
+from saccade.transport.framing import UNREADABLE
 
 TIMEOUT_SECONDS = 60.0
+
+T = TypeVar("T")
+
+
+def require_key(admin_key: str | None, user: str = "--gateway") -> str:
+    """Return *admin_key*. Raises StartupError that says what *user* needs if there is none."""
+    if admin_key is None:
+        raise StartupError(f"{user} needs an --admin-key of that gateway: pass one, or set SACCADE_ADMIN_KEY.")
+    return admin_key
+
+
+def read(gateway: str, path: str, admin_key: str, kind: type[T], command: str) -> T:
+    """Return the answer of *gateway* to a GET as a value of *kind*. Raises StartupError.
+
+    *command* is the one that reads it, for the error about a gateway with other answers.
+    """
+    try:
+        return msgspec.json.decode(call(gateway, path, admin_key), type=kind)
+    except UNREADABLE as error:
+        raise StartupError(f"The gateway has another version: run the `{command}` of that version.") from error
 
 
 def call(gateway: str, path: str, admin_key: str, body: bytes | None = None, api_key: str | None = None) -> bytes:

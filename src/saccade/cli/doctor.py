@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.text import Text
 
 from saccade.cli import exit_codes
+from saccade.cli.admin_port import require_key
 from saccade.cli.fleet_checks import check_fleet, reports_of_gateway, reports_of_workers
 from saccade.cli.machine_checks import Finding, State, check_machine, check_model
 from saccade.config import Many, Port, Switch
-from saccade.errors import StartupError
 from saccade.transport.credentials import WorkerCredentials, read_token
 
 COLOURS: dict[State, str] = {"ok": "green", "warning": "yellow", "failed": "bold red"}
@@ -72,10 +72,8 @@ async def _findings(model: Path | None, port: int, fleet: FleetFlags) -> list[Fi
     if fleet.gateway is None:
         token = None if fleet.worker_token_file is None else read_token(fleet.worker_token_file)
         reports = await reports_of_workers(fleet.worker_url, WorkerCredentials(token))
-    elif fleet.admin_key is None:
-        raise StartupError("--gateway needs an --admin-key of that gateway: pass one, or set SACCADE_ADMIN_KEY.")
     else:
-        reports = reports_of_gateway(fleet.gateway, fleet.admin_key)
+        reports = reports_of_gateway(fleet.gateway, require_key(fleet.admin_key))
     return [finding async for finding in check_fleet(reports)]
 
 

@@ -7,9 +7,8 @@ from random import Random
 
 import msgspec
 
-from saccade.cli.admin_port import call
+from saccade.cli.admin_port import read
 from saccade.cli.machine_checks import Finding, State
-from saccade.errors import StartupError
 from saccade.gateway.config import RoutingSettings
 from saccade.gateway.workers.cache_listener import ALONE, CacheListener, exactness
 from saccade.gateway.workers.pool import WorkerPool
@@ -18,7 +17,6 @@ from saccade.routing.index import BlockIndex
 from saccade.routing.router import Router
 from saccade.supervisor.tree import until
 from saccade.transport.credentials import WorkerCredentials
-from saccade.transport.framing import UNREADABLE
 from saccade.transport.kv_transfer.channel import NONCE_BYTES
 
 FEED_SECONDS = 15.0
@@ -27,12 +25,15 @@ FEED_SECONDS = 15.0
 CONNECT_SECONDS = 5.0
 
 
+class _Workers(msgspec.Struct):
+    """The answer to GET /workers."""
+
+    workers: list[WorkerReport]
+
+
 def reports_of_gateway(gateway: str, admin_key: str) -> list[WorkerReport]:
     """Return what the gateway with the admin port *gateway*, a URL, knows of its workers. Raises StartupError."""
-    try:
-        return msgspec.json.decode(call(gateway, "/workers", admin_key), type=dict[str, list[WorkerReport]])["workers"]
-    except (*UNREADABLE, KeyError) as error:
-        raise StartupError("The gateway has another version: run the `saccade doctor` of that version.") from error
+    return read(gateway, "/workers", admin_key, _Workers, "saccade doctor").workers
 
 
 async def reports_of_workers(urls: Sequence[str], credentials: WorkerCredentials) -> list[WorkerReport]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from saccade.cli.admin_port import call
+from saccade.cli.admin_port import call, require_key
 from saccade.errors import StartupError
 
 
@@ -15,13 +15,12 @@ def show_route(gateway: str, admin_key: str | None, api_key: str | None, chat: P
 
     *gateway* is the URL of the admin port; *api_key* names the tenant whose caches count.
     """
-    if admin_key is None:
-        raise StartupError("--gateway needs an --admin-key of that gateway: pass one, or set SACCADE_ADMIN_KEY.")
+    key = require_key(admin_key)
     try:
         body = chat.read_bytes()
     except OSError as error:
         raise StartupError(f"Cannot read {chat}: {error.strerror}.") from error
-    answer = call(gateway, "/route", admin_key, body, api_key)
+    answer = call(gateway, "/route", key, body, api_key)
     if as_json:
         print(msgspec.json.format(answer).decode())
     else:

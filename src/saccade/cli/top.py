@@ -6,19 +6,16 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Annotated
 
-import msgspec
 from cyclopts import Parameter
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from saccade.cli.admin_port import call
+from saccade.cli.admin_port import read, require_key
 from saccade.config import Switch
-from saccade.errors import StartupError
 from saccade.gateway.apis.board import Board
 from saccade.protocol.engine_load import Load
-from saccade.transport.framing import UNREADABLE
 
 SECONDS = 1.0
 MAX_ERRORS = 10
@@ -42,23 +39,19 @@ def top(
     once
         Print the board once and end, as if stdout is not a terminal.
     """
-    if admin_key is None:
-        raise StartupError("`saccade top` needs an --admin-key of the gateway: pass one, or set SACCADE_ADMIN_KEY.")
+    key = require_key(admin_key, "`saccade top`")
 
-    def read() -> Board:
-        try:
-            return msgspec.json.decode(call(gateway, "/board", admin_key), type=Board)
-        except UNREADABLE as error:
-            raise StartupError("The gateway has another version: run the `saccade top` of that version.") from error
+    def now() -> Board:
+        return read(gateway, "/board", key, Board, "saccade top")
 
-    console, board = Console(), read()
+    console, board = Console(), now()
     if once or not console.is_terminal:
         Console(width=None if console.is_terminal else PIPE_COLUMNS).print(frame(board, board))
         return
     with contextlib.suppress(KeyboardInterrupt), Live(frame(board, board), console=console, screen=True) as live:
         while True:
             time.sleep(SECONDS)
-            before, board = board, read()
+            before, board = board, now()
             live.update(frame(board, before))
 
 
