@@ -7,7 +7,6 @@ import shutil
 import socket
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from importlib.metadata import Distribution, PathDistribution
 from pathlib import Path
 from random import Random
 
@@ -18,6 +17,7 @@ import scripted
 from described_worker import Described
 from fronts import DESCRIPTION
 from tables import table
+from torch_builds import build
 
 from saccade.cli.fleet_checks import check_fleet, check_transfers, reports_of_gateway, reports_of_workers
 from saccade.cli.machine_checks import (
@@ -48,16 +48,6 @@ def test_this_machine_has_a_finding_of_each_kind() -> None:
     assert {"torch", "shared memory", "open files", "port", "decode processes"} <= findings.keys()
     assert findings["port"].state == "ok"
     assert all(finding.state == "ok" or finding.fix or "." in finding.detail for finding in findings.values())
-
-
-def build(folder: Path, library: str) -> Distribution:
-    """A build of torch, as pip lays it out."""
-    information = folder / "torch-2.13.0.dist-info"
-    information.mkdir()
-    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.13.0\n")
-    (folder / "torch" / "lib").mkdir(parents=True)
-    (folder / "torch" / "lib" / library).touch()
-    return PathDistribution(information)
 
 
 def test_a_cpu_build_of_torch_wastes_a_gpu(tmp_path: Path) -> None:

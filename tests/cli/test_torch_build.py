@@ -1,21 +1,11 @@
 """A CUDA build of torch on a machine without a GPU is said at start."""
 
-from importlib.metadata import Distribution, PathDistribution
 from pathlib import Path
 
 import pytest
+from torch_builds import build
 
 from saccade.cli.torch_build import installed_torch, unused_cuda
-
-
-def build(folder: Path, library: str) -> Distribution:
-    """A build of torch, as pip lays it out."""
-    information = folder / "torch-2.13.0.dist-info"
-    information.mkdir()
-    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.13.0\n")
-    (folder / "torch" / "lib").mkdir(parents=True)
-    (folder / "torch" / "lib" / library).touch()
-    return PathDistribution(information)
 
 
 @pytest.mark.parametrize(
