@@ -99,11 +99,12 @@ def main() -> None:
     arguments = parser.parse_args()
     end_with_what_was_started()
     table = [*HEAD, *(row.line(name) for name, row in measure(arguments.repeats).items())]
-    where = [*provenance(), f"- server: `saccade serve {' '.join(FLAGS)}`, {arguments.repeats} times each fault"]
+    server = ["- server:", f"  `saccade serve {' '.join(FLAGS)}`,", f"  {arguments.repeats} times each fault"]
+    where = [*provenance(), *server]
     arguments.out.write_text("\n".join(["# Faults", "", *where, "", *table]) + "\n")
     page = arguments.page.read_text()
     before, after = page.partition(BEGIN)[0], page.partition(END)[2]
-    arguments.page.write_text(before + BEGIN + "\n".join([*where, "", *table, "", ""]) + END + after)
+    arguments.page.write_text(before + BEGIN + "\n".join(["", *where, "", *table, "", ""]) + END + after)
 
 
 if __name__ == "__main__":
