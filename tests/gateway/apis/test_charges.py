@@ -1,8 +1,10 @@
 """What the requests of a tenant cost, seen through the gateway."""
 
+import base64
 import hashlib
 from pathlib import Path
 
+import pdfs
 import pytest
 import scripted
 from waiting import wait_until
@@ -65,3 +67,15 @@ def test_answer_is_charged_during_the_stream_and_fully_at_its_end(tiny_qwen3_vl:
             wait_until(lambda: charged() >= 3 + 64)
             stream.close()
         wait_until(lambda: charged() == 3 + 70)
+
+
+def test_pages_of_a_pdf_are_charged_as_one_file(tiny_qwen3_vl: Path, tmp_path: Path) -> None:
+    file = pdfs.pdf(pdfs.TEXT, pdfs.SQUARE)
+    url = f"data:application/pdf;base64,{base64.b64encode(file).decode()}"
+    part = {"type": "image_url", "image_url": {"url": url}}
+    with scripted.running(tiny_qwen3_vl, GatewayConfig(api_keys_file=keys_file(tmp_path))) as gateway:
+        gateway.answer_two_tokens()
+        body = {"messages": [{"role": "user", "content": [part]}]}
+        answer = gateway.ask("POST", "/v1/chat/completions", body, Authorization=f"Bearer {KEY}")
+        assert len(answer.json["usage"]["prompt_tokens_details"]["images"]) == 2
+        assert gateway.metric("saccade_tenant_picture_bytes_total", tenant="acme") == len(file)
