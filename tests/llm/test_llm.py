@@ -41,6 +41,11 @@ def children() -> set[psutil.Process]:
     return {one for one in psutil.Process().children(recursive=True) if one.status() != psutil.STATUS_ZOMBIE}
 
 
+def started_since(before: set[psutil.Process]) -> set[psutil.Process]:
+    """All processes below this one that neither *before* has nor one of its processes started, such as its engines."""
+    return {one for one in children() - before if before.isdisjoint(one.parents())}
+
+
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
     with LLM(max_num_seqs=4) as llm:
@@ -73,7 +78,7 @@ def test_image_in_any_form_gets_the_tokens_that_http_gives(llm: LLM) -> None:
         results = llm.chat([conversation(form) for form in forms], params)
     before = children()
     with saccade.serve(served_model_name="reader", api_key="secret") as server:
-        started = children() - before
+        started = started_since(before)
         assert server.model == "reader"
         http = httpx2.Client(headers={"authorization": "Bearer secret"}, timeout=60)
         form = {"files": {"file": path.read_bytes()}, "data": {"purpose": "vision"}}
@@ -159,7 +164,8 @@ def test_killed_engine_fails_its_chats_and_comes_back(llm: LLM) -> None:
 async def test_streams_and_chats_run_in_one_event_loop() -> None:
     before = children()
     async with AsyncLLM(max_num_seqs=2) as llm:
-        started = children() - before
+        started = started_since(before)
+        assert any("saccade.engine" in one.cmdline() for one in started)
         deltas = [delta async for delta in llm.stream(conversation(TEXTS[0]), GREEDY)]
         assert "".join(delta.text for delta in deltas) == written(TEXTS[0])
         assert [delta.finish_reason for delta in deltas if delta.finish_reason] == ["stop"]
