@@ -1,0 +1,109 @@
+"""CPU of a text request beside Dynamo's front end: `python -m benchmarks.gateway.dynamo --python DYNAMO_PYTHON`.
+
+Dynamo is not installed by Saccade: make a virtual environment and `pip install ai-dynamo-runtime==1.6.1 aiohttp msgspec
+pyzmq prometheus-client tqdm zstandard certifi transformers && pip install --no-deps ai-dynamo==1.6.1`. Both sides route
+by KV to two workers without engines: Dynamo's to its own mocker, ours to `benchmarks.gateway.native_worker`. A mocker
+sends every token by itself; our worker sends answers of up to 64 tokens in one delta, longer ones token by token.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gateway.cases import QWEN
+from benchmarks.gateway.load import Load
+from benchmarks.gateway.model_folder import write_model
+from benchmarks.gateway.rows import figures
+from benchmarks.measured import MODEL, answers, commit, end_with_what_was_started, free_ports, machine, process
+
+READY_SECONDS = 120.0
+NUM_WORKERS = 2
+DYNAMO, SACCADE = "dynamo", "saccade"
+ROWS = {"24 tokens, whole": 0, "128 tokens, streamed": 128}
+LIMIT = 1.5
+
+
+@contextlib.contextmanager
+def dynamo(python: Path, folder: Path, log: int, work: Path) -> Iterator[tuple[str, int]]:
+    """Yield the URL and process id of Dynamo's front end before two mocked engines."""
+    port = free_ports(1)[0]
+    environment = {"DYN_FILE_KV": str(work / "dynamo-kv"), "HF_HUB_OFFLINE": "1"}
+    environment |= {"DYN_TCP_RPC_HOST": "127.0.0.1", "DYN_EVENT_PLANE_HOST": "127.0.0.1"}
+    planes = ["--discovery-backend", "file", "--request-plane", "tcp", "--event-plane", "zmq"]
+    mocker = [python, "-m", "dynamo.mocker", "--model-path", folder, "--model-name", MODEL, *planes]
+    mocker += ["--num-workers", str(NUM_WORKERS), "--block-size", "16", "--speedup-ratio", "1000"]
+    front = [python, "-m", "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", str(port), *planes]
+    front += ["--router-mode", "kv", "--kv-cache-block-size", "16"]
+    with process([str(word) for word in mocker], log, environment):
+        with process([str(word) for word in front], log, environment) as started:
+            yield f"http://127.0.0.1:{port}", started.pid
+
+
+@contextlib.contextmanager
+def saccade(folder: Path, log: int) -> Iterator[tuple[str, int]]:
+    """Yield the URL and process id of our gateway before two workers without engines."""
+    port, *worker_ports = free_ports(1 + NUM_WORKERS)
+    with contextlib.ExitStack() as running:
+        for worker_port in worker_ports:
+            words = ["-m", "benchmarks.gateway.native_worker", str(folder), "--model", MODEL]
+            running.enter_context(process([sys.executable, *words, "--port", str(worker_port)], log, {}))
+        command = [sys.executable, "-m", "saccade.cli.main", "gateway", "--log-level", "WARNING", "--port", str(port)]
+        command += [word for one in worker_ports for word in ("--worker-url", f"grpc://127.0.0.1:{one}")]
+        started = running.enter_context(process(command, log, {}))
+        yield f"http://127.0.0.1:{port}", started.pid
+
+
+def rows(system: str, python: Path, folder: Path, work: Path, num_requests: int) -> Iterator[dict[str, Any]]:
+    """Start *system*, and yield the figures of each row."""
+    with (work / "log").open("ab") as log:
+        running = dynamo(python, folder, log.fileno(), work) if system == DYNAMO else saccade(folder, log.fileno())
+        with running as (url, pid):
+            deadline = time.monotonic() + READY_SECONDS
+            while not answers(url):
+                if time.monotonic() > deadline:
+                    raise RuntimeError(f"{system} did not become ready; {work / 'log'} tells more")
+                time.sleep(0.2)
+            for name, stream_tokens in ROWS.items():
+                count = num_requests // 4 if stream_tokens else num_requests
+                ours = system == SACCADE
+                load = Load(url, MODEL, 32, count, 200, gateway_pid=pid, stream_tokens=stream_tokens)
+                load = replace(load, receipts=ours, max_tokens=64 if ours else 24)
+                yield {"row": name, "system": system, **figures(load)}
+
+
+def main() -> None:
+    """Measure in turns, and print every row and the ratios as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--python", type=Path, required=True, help="Python of the environment that has Dynamo")
+    parser.add_argument("--work", type=Path, default=Path("/tmp/saccade-benchmark-dynamo"))
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--requests", type=int, default=4000)
+    options = parser.parse_args()
+    end_with_what_was_started()
+    options.work.mkdir(parents=True, exist_ok=True)
+    folder = write_model(options.work / QWEN, QWEN)
+    measured: list[dict[str, Any]] = []
+    for repeat in range(options.repeats):
+        for system in (DYNAMO, SACCADE) if repeat % 2 == 0 else (SACCADE, DYNAMO):
+            for row in rows(system, options.python, folder, options.work, options.requests):
+                measured.append(row)
+                print(json.dumps(row), flush=True)
+    for name in ROWS:
+        theirs, ours = (
+            statistics.mean(row["gateway_cpu_ms"] for row in measured if (row["row"], row["system"]) == (name, system))
+            for system in (DYNAMO, SACCADE)
+        )
+        print(json.dumps({"row": name, "dynamo_ms": theirs, "saccade_ms": ours, "ratio": round(ours / theirs, 2)}))
+    print(json.dumps({"machine": machine(), "commit": commit(), "goal": LIMIT, "cores": os.cpu_count()}))
+
+
+if __name__ == "__main__":
+    main()
