@@ -3,31 +3,30 @@
 Dynamo is not installed by Saccade: make a virtual environment and `pip install ai-dynamo-runtime==1.6.1 aiohttp msgspec
 pyzmq prometheus-client tqdm zstandard certifi transformers && pip install --no-deps ai-dynamo==1.6.1`. Both sides route
 by KV to two workers without engines: Dynamo's to its own mocker, ours to `benchmarks.gateway.native_worker`. A mocker
-sends every token by itself; our worker sends answers of up to 64 tokens in one delta, longer ones token by token.
+sends every token by itself; our worker sends such an answer in one delta.
 """
 
 import argparse
 import contextlib
 import json
-import os
 import statistics
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gateway.cases import QWEN
 from benchmarks.gateway.load import Load
 from benchmarks.gateway.model_folder import write_model
+from benchmarks.gateway.receipt import RECEIPT_TOKENS
 from benchmarks.gateway.rows import figures
 from benchmarks.measured import MODEL, answers, commit, end_with_what_was_started, free_ports, machine, process
 
 READY_SECONDS = 120.0
 NUM_WORKERS = 2
 DYNAMO, SACCADE = "dynamo", "saccade"
-ROWS = {"24 tokens, whole": 0, "128 tokens, streamed": 128}
+NUM_TOKENS = 24
 LIMIT = 1.5
 
 
@@ -42,9 +41,11 @@ def dynamo(python: Path, folder: Path, log: int, work: Path) -> Iterator[tuple[s
     mocker += ["--num-workers", str(NUM_WORKERS), "--block-size", "16", "--speedup-ratio", "1000"]
     front = [python, "-m", "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", str(port), *planes]
     front += ["--router-mode", "kv", "--kv-cache-block-size", "16"]
-    with process([str(word) for word in mocker], log, environment):
-        with process([str(word) for word in front], log, environment) as started:
-            yield f"http://127.0.0.1:{port}", started.pid
+    with (
+        process([str(word) for word in mocker], log, environment),
+        process([str(word) for word in front], log, environment) as started,
+    ):
+        yield f"http://127.0.0.1:{port}", started.pid
 
 
 @contextlib.contextmanager
@@ -61,22 +62,21 @@ def saccade(folder: Path, log: int) -> Iterator[tuple[str, int]]:
         yield f"http://127.0.0.1:{port}", started.pid
 
 
-def rows(system: str, python: Path, folder: Path, work: Path, num_requests: int) -> Iterator[dict[str, Any]]:
-    """Start *system*, and yield the figures of each row."""
+def measure(system: str, python: Path, folder: Path, work: Path, num_requests: int) -> dict[str, Any]:
+    """Return the figures of *num_requests* answers of NUM_TOKENS tokens."""
     with (work / "log").open("ab") as log:
-        running = dynamo(python, folder, log.fileno(), work) if system == DYNAMO else saccade(folder, log.fileno())
+        is_ours = system == SACCADE
+        running = saccade(folder, log.fileno()) if is_ours else dynamo(python, folder, log.fileno(), work)
         with running as (url, pid):
             deadline = time.monotonic() + READY_SECONDS
             while not answers(url):
                 if time.monotonic() > deadline:
                     raise RuntimeError(f"{system} did not become ready; {work / 'log'} tells more")
                 time.sleep(0.2)
-            for name, stream_tokens in ROWS.items():
-                count = num_requests // 4 if stream_tokens else num_requests
-                ours = system == SACCADE
-                load = Load(url, MODEL, 32, count, 200, gateway_pid=pid, stream_tokens=stream_tokens)
-                load = replace(load, receipts=ours, max_tokens=64 if ours else 24)
-                yield {"row": name, "system": system, **figures(load)}
+            # Our worker's receipt has about as many tokens.
+            max_tokens = RECEIPT_TOKENS if is_ours else NUM_TOKENS
+            load = Load(url, MODEL, 32, num_requests, 200, gateway_pid=pid, max_tokens=max_tokens, receipts=is_ours)
+            return {"system": system, **figures(load)}
 
 
 def main() -> None:
@@ -93,16 +93,14 @@ def main() -> None:
     measured: list[dict[str, Any]] = []
     for repeat in range(options.repeats):
         for system in (DYNAMO, SACCADE) if repeat % 2 == 0 else (SACCADE, DYNAMO):
-            for row in rows(system, options.python, folder, options.work, options.requests):
-                measured.append(row)
-                print(json.dumps(row), flush=True)
-    for name in ROWS:
-        theirs, ours = (
-            statistics.mean(row["gateway_cpu_ms"] for row in measured if (row["row"], row["system"]) == (name, system))
-            for system in (DYNAMO, SACCADE)
-        )
-        print(json.dumps({"row": name, "dynamo_ms": theirs, "saccade_ms": ours, "ratio": round(ours / theirs, 2)}))
-    print(json.dumps({"machine": machine(), "commit": commit(), "goal": LIMIT, "cores": os.cpu_count()}))
+            measured.append(measure(system, options.python, folder, options.work, options.requests))
+            print(json.dumps(measured[-1]), flush=True)
+    theirs, ours = (
+        statistics.mean(row["gateway_cpu_ms"] for row in measured if row["system"] == system)
+        for system in (DYNAMO, SACCADE)
+    )
+    ratios = {"dynamo_ms": theirs, "saccade_ms": ours, "ratio": ours / theirs, "goal": LIMIT}
+    print(json.dumps({"machine": machine(), "commit": commit(), **ratios}))
 
 
 if __name__ == "__main__":
