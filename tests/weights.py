@@ -9,17 +9,23 @@ from saccade.engine.executor.weight_filler import fill
 from saccade.engine.executor.weight_formats import Quantisation
 from saccade.engine.executor.weight_plan import make_plan
 from saccade.nn.formats.fp8 import Fp8
-from saccade.nn.formats.int4_group import Int4Group
 from saccade.nn.formats.nvfp4 import Nvfp4
+from saccade.nn.formats.packed_ints import awq, compressed, gptq
 from saccade.nn.formats.quantised import WHOLE_ROW, WeightFormat
 from saccade.nn.parallel import ALONE, Ranks
 
 FORMATS: dict[str, WeightFormat] = {
-    "int4": Int4Group(32),
+    "int4": compressed(4, 32),
     "fp8": Fp8(),
     "nvfp4": Nvfp4(),
     "fp8 rows": Fp8((1, WHOLE_ROW), "weight_scale"),
     "fp8 tensor": Fp8(None, "weight_scale"),
+    "int4 zeros": compressed(4, 32, symmetric=False),
+    "int8 rows": compressed(8),
+    "awq": awq(32),
+    "gptq": gptq(4, 32),
+    "gptq int8": gptq(8, 32, zeros_offset=0),
+    "nvfp4 packed": Nvfp4("nvfp4-pack-quantized", "weight_packed", "weight_global_scale", is_divisor=True),
 }
 
 

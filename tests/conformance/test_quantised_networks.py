@@ -22,7 +22,8 @@ from saccade.nn.formats.quantised import QuantisedLinear
 from saccade.nn.layers import Linear
 
 Tensors = dict[str, torch.Tensor]
-COLUMNS = {"int4": 32, "nvfp4": 16}
+COLUMNS = {"int4": 32, "nvfp4": 16, "int4 zeros": 32, "int8 rows": 4, "awq": 32, "gptq": 32, "gptq int8": 32,
+           "nvfp4 packed": 16}  # fmt: skip
 """What the columns of a weight must be a multiple of."""
 EVERYDAY = {("qwen3_vl_moe", "fp8")}
 CASES = [

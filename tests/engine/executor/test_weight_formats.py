@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from references.formats import COMPRESSED, FLOAT, FP8, GROUP, ROWS
+from references.formats import AWQ, COMPRESSED, FLOAT, FP8, GPTQ, GROUP, NVFP4_PACKED, ROWS
 from tables import table
 
 from saccade.engine.executor.weight_formats import IgnoreList, Quantisation, read_quantisation
@@ -43,6 +43,11 @@ def test_a_checkpoint_without_formats(tmp_path: Path) -> None:
         ({"quantization_config": FP8}, {"quantization": NVFP4}, "fp8", None),
         ({}, {"quantization": {"quant_algo": "FP8", "exclude_modules": ["a.b*"]}}, "scale for each tensor", "a.bc"),
         ({"quantization_config": {**FLOAT, "ignore": ["lm_head"]}}, None, "scale for each row", "lm_head"),
+        ({"quantization_config": NVFP4_PACKED}, None, "nvfp4-pack-quantized", None),
+        ({"quantization_config": {**AWQ, "modules_to_not_convert": ["visual"]}}, None, "AWQ", "visual.blocks.0"),
+        ({"quantization_config": {**GPTQ, "bits": 8, "group_size": -1, "dynamic": None}}, None, "GPTQ, 8 bits", None),
+        ({"quantization_config": {"quant_method": "fp8", "activation_scheme": "static"}}, None, "each tensor", None),
+        ({"quantization_config": {**FP8, "activation_scheme": "static"}}, None, "each block", None),
     ],
 )
 def test_formats_are_read_from_every_place(
@@ -68,6 +73,21 @@ def rows(**changes: Any) -> dict[str, Any]:
 
 def mixed(layers: dict[str, Any]) -> dict[str, Any]:
     return {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+
+
+@table(
+    ("changes", "words"),
+    [
+        ({"actorder": "weight"}, ["4 bits"]),
+        ({"actorder": "static", "symmetric": False}, ["4 bits, asymmetric"]),
+        ({"num_bits": 8, "strategy": "channel", "group_size": None}, ["8 bits"]),
+        ({"group_size": -1}, ["4 bits"]),
+    ],
+)
+def test_forms_of_packed_ints(tmp_path: Path, changes: dict[str, Any], words: list[str]) -> None:
+    found = read(tmp_path, {"quantization_config": without(COMPRESSED, **changes)})
+    assert found is not None
+    assert all(word in found.formats for word in words)
 
 
 @pytest.mark.parametrize(
@@ -101,11 +121,20 @@ def test_layers_have_formats_of_their_own(tmp_path: Path) -> None:
 @table(
     ("found", "words"),
     [
-        ({"quant_method": "awq"}, ["'awq'", "compressed-tensors, fp8, modelopt"]),
+        ({"quant_method": "bitsandbytes"}, ["'bitsandbytes'", "awq, compressed-tensors, fp8, gptq, modelopt"]),
+        ({**AWQ, "version": "gemv"}, ["version 'gemv'", "gemm"]),
+        ({**AWQ, "zero_point": False}, ["zero_point False"]),
+        ({**AWQ, "bits": 8}, ["bits 8", "4"]),
+        ({**AWQ, "group_size": 12}, ["group_size", "12"]),
+        ({**GPTQ, "desc_act": True}, ["desc_act True"]),
+        ({**GPTQ, "bits": 3}, ["bits 3", "4, 8"]),
+        ({**GPTQ, "dynamic": {"-:a": {}}}, ["dynamic"]),
+        ({**GPTQ, "checkpoint_format": "marlin"}, ["'marlin'", "gptq, gptq_v2"]),
         ({}, ["None is not known"]),
-        ({**COMPRESSED, "format": "nvfp4-pack-quantized"}, ["'nvfp4-pack-quantized'", "pack-quantized"]),
-        (without(COMPRESSED, num_bits=8), ["num_bits 8"]),
-        (without(COMPRESSED, symmetric=False), ["symmetric False"]),
+        ({**COMPRESSED, "format": "int-quantized"}, ["'int-quantized'", "pack-quantized"]),
+        ({**COMPRESSED, "format": "nvfp4-pack-quantized"}, ["weights.type 'int'", "'float'"]),
+        (without(COMPRESSED, num_bits=3), ["num_bits 3", "4, 8"]),
+        (without(COMPRESSED, strategy="tensor"), ["strategy 'tensor'", "'group', 'channel'"]),
         (without(COMPRESSED, actorder="group"), ["actorder 'group'"]),
         (without(COMPRESSED, group_size=12), ["group_size", "12"]),
         ({**COMPRESSED, "config_groups": {}}, ["config_groups"]),
@@ -115,12 +144,12 @@ def test_layers_have_formats_of_their_own(tmp_path: Path) -> None:
         ({"quant_method": "modelopt", "quant_algo": ["FP8"]}, ["quant_algo ['FP8']"]),
         ({**COMPRESSED, "ignore": "lm_head"}, ["`ignore` must be a list"]),
         ({**COMPRESSED, "ignore": ["re:(("]}, ["'((' ", "regular expression"]),
-        ({"quant_method": "fp8"}, ["weight_block_size None"]),
+        ({**FP8, "weight_block_size": [128]}, ["weight_block_size [128]"]),
         ({**FP8, "fmt": "e5m2"}, ["fmt 'e5m2'"]),
-        ({**FP8, "activation_scheme": "static"}, ["activation_scheme 'static'"]),
+        ({**FP8, "scale_fmt": "ue8m0"}, ["scale_fmt 'ue8m0'"]),
         (
             {"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"},
-            ["quant_algo 'W4A16_AWQ'", "NVFP4, FP8, MIXED_PRECISION"],
+            ["quant_algo 'W4A16_AWQ'", "NVFP4, W4A16_NVFP4, FP8, MIXED_PRECISION"],
         ),
         ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, ["`quantized_layers`"]),
         (mixed({"a": {"quant_algo": "FP8"}, "b.c": {"quant_algo": "W4A8_AWQ"}}), ["b.c", "quant_algo 'W4A8_AWQ'"]),

@@ -168,6 +168,20 @@ def test_faulty_expert_tensors_are_refused(
     assert all(word in error.value.message for word in words), error.value.message
 
 
+@table("bias", [torch.zeros(HIDDEN), torch.ones(HIDDEN)])
+def test_bias_that_only_the_checkpoint_has(
+    tmp_path: Path, weights: dict[str, torch.Tensor], bias: torch.Tensor
+) -> None:
+    """AutoGPTQ gives one to every layer; of zeros it changes nothing."""
+    stored, _ = quantised(one_by_one(weights), "gptq")
+    stored["mlp.experts.2.down_proj.bias"] = bias
+    if bias.any():
+        with pytest.raises(StartupError, match=r"not know: mlp\.experts\.2\.down_proj\.bias"):
+            load(tmp_path, stored, "gptq")
+    else:
+        load(tmp_path, stored, "gptq")
+
+
 def joined(weights: dict[str, torch.Tensor], transposed: bool) -> tuple[Tensors, dict[str, torch.Tensor]]:
     """All experts in one tensor, with scales of BLOCKS, and what they stand for, as the network stacks it."""
     stored, values = {}, {}

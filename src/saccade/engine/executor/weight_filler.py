@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from saccade.engine.executor.weight_files import STORED_DTYPES, Checkpoint
-from saccade.engine.executor.weight_places import PLAIN, Cut, Filling, WeightPlace, field_slices
+from saccade.engine.executor.weight_places import PLAIN, Cut, Filling, WeightPlace, field_slices, is_turned
 from saccade.engine.executor.weight_plan import LoadPlan
 from saccade.nn.formats.quantised import Part, QuantisedWeight
 
@@ -131,15 +131,21 @@ def _read(filling: Filling, place: WeightPlace, parts: tuple[Part, ...], checkpo
             if target.expert not in (None, expert):
                 continue
             if isinstance(part, QuantisedWeight):
+                fields = [(end, values, part.format.fields[end]) for end, values in part.fields.items()]
                 pieces = [
-                    (values, filling.fields[end], field_slices(part.format.fields[end], part.region, target, expert))
-                    for end, values in part.fields.items()
+                    (
+                        values,
+                        filling.fields[end],
+                        field_slices(field, part.region, target, expert),
+                        is_turned(field, target),
+                    )
+                    for end, values, field in fields
                 ]
             else:
-                pieces = [(part, filling.fields[PLAIN], place.slices(cut, target, expert))]
-            for values, tensor, slices in pieces:
+                pieces = [(part, filling.fields[PLAIN], place.slices(cut, target, expert), target.transposed)]
+            for values, tensor, slices, turned in pieces:
                 source = checkpoint.read(tensor.name, slices)
-                source = source.transpose(-1, -2) if target.transposed else source
+                source = source.transpose(-1, -2) if turned else source
                 _copy(values if expert is None else values[index], source)
 
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from saccade.errors import StartupError
 from saccade.nn.formats.fp8 import Fp8
-from saccade.nn.formats.int4_group import PER_WORD, Int4Group
 from saccade.nn.formats.nvfp4 import GROUP_SIZE, Nvfp4
+from saccade.nn.formats.packed_ints import WORD, awq, compressed, gptq
 from saccade.nn.formats.quantised import WHOLE_ROW, Cell, WeightFormat
 from saccade.protocol.model_files import CONFIG
 
@@ -20,6 +20,8 @@ KEY = "quantization_config"
 REGEX = "re:"
 SCALE = "weight_scale"
 """The field of scales in most formats."""
+
+NOT_CONVERTED = "modules_to_not_convert"
 
 
 @dataclass(frozen=True)
@@ -126,20 +128,35 @@ def _compressed_tensors(section: Mapping[str, Any], source: str) -> Quantisation
     weights = [group.get("weights") for group in groups.values()] if isinstance(groups, dict) else []
     if not weights or not all(isinstance(weight, dict) for weight in weights):
         raise StartupError(f"{source}: `config_groups` must describe `weights`.")
-    fixed, read = COMPRESSED[kind]
+    allowed, read = COMPRESSED[kind]
     for weight in weights:
-        for key, value in fixed.items():
-            if weight.get(key) != value:
-                raise _unknown(source, f"weights.{key}", weight.get(key), repr(value))
+        for key, values in allowed.items():
+            if weight.get(key) not in values:
+                raise _unknown(source, f"weights.{key}", weight.get(key), ", ".join(map(repr, values)))
     return Quantisation(read(weights, source), _ignored(section, "ignore", source), source)
 
 
 def _packed(weights: Sequence[Mapping[str, Any]], source: str) -> WeightFormat:
-    size, *others = (weight.get("group_size") for weight in weights)
-    is_one = all(other == size for other in others)
-    if not is_one or not isinstance(size, int) or size < PER_WORD or size % PER_WORD:
-        raise StartupError(f"{source}: `group_size` must be one multiple of {PER_WORD}, not {size!r}.")
-    return Int4Group(size)
+    kinds = {(weight["num_bits"], weight["strategy"], weight["symmetric"]) for weight in weights}
+    sizes = [weight.get("group_size") for weight in weights]
+    if len(kinds) > 1 or any(size != sizes[0] for size in sizes):
+        raise StartupError(f"{source}: all of `config_groups` must have the same form of weights.")
+    bits, strategy, symmetric = kinds.pop()
+    size = WHOLE_ROW if strategy == "channel" else _group_size(sizes[0], bits, source)
+    return compressed(bits, size, symmetric=symmetric)
+
+
+def _group_size(size: object, bits: int, source: str) -> int:
+    """Return the number of columns that share a scale; -1 is the whole row."""
+    if size == -1:
+        return WHOLE_ROW
+    if type(size) is not int or size < 1 or size % (WORD // bits):
+        raise StartupError(f"{source}: `group_size` must be one multiple of {WORD // bits}, not {size!r}.")
+    return size
+
+
+def _nvfp4(weights: Sequence[Mapping[str, Any]], source: str) -> WeightFormat:
+    return Nvfp4("compressed-tensors nvfp4-pack-quantized", "weight_packed", "weight_global_scale", is_divisor=True)
 
 
 def _float(weights: Sequence[Mapping[str, Any]], source: str) -> WeightFormat:
@@ -164,28 +181,66 @@ def _cell(weight: Mapping[str, Any], source: str) -> Cell | None:
             raise _unknown(source, "weights.strategy", value, "tensor, channel, block")
 
 
-Check = tuple[Mapping[str, Any], Callable[[Sequence[Mapping[str, Any]], str], WeightFormat]]
+Check = tuple[Mapping[str, tuple[object, ...]], Callable[[Sequence[Mapping[str, Any]], str], WeightFormat]]
 COMPRESSED: Mapping[str, Check] = MappingProxyType(
     {
         "pack-quantized": (
-            {"symmetric": True, "num_bits": 4, "type": "int", "strategy": "group", "actorder": None},
+            {
+                "num_bits": (4, 8),
+                "type": ("int",),
+                "symmetric": (True, False),
+                "strategy": ("group", "channel"),
+                # By weight, the order was that of the calibration only: the checkpoint is as without.
+                "actorder": (None, "weight", "static"),
+            },
             _packed,
         ),
-        "float-quantized": ({"symmetric": True, "num_bits": 8, "type": "float"}, _float),
+        "float-quantized": ({"symmetric": (True,), "num_bits": (8,), "type": ("float",)}, _float),
+        "nvfp4-pack-quantized": (
+            {"num_bits": (4,), "type": ("float",), "symmetric": (True,), "group_size": (GROUP_SIZE,)},
+            _nvfp4,
+        ),
     }
 )
-"""The required values of each `format` of compressed-tensors, and a reader of the others."""
+"""The allowed values of each `format` of compressed-tensors, and a reader of the others."""
 
 
 def _fp8(section: Mapping[str, Any], source: str) -> Quantisation:
-    for key, value in {"fmt": "e4m3", "activation_scheme": "dynamic", "scale_fmt": "float"}.items():
-        if section.get(key, value) != value:
-            raise _unknown(source, key, section[key], value)
+    _check(section, source, {"fmt": ("e4m3",), "activation_scheme": ("dynamic", "static"), "scale_fmt": ("float",)})
+    ignored = _ignored(section, NOT_CONVERTED, source)
     match section.get("weight_block_size"):
+        case None:
+            return Quantisation(Fp8(None, SCALE), ignored, source)
         case [int(rows), int(columns)] if min(rows, columns) > 0:
-            return Quantisation(Fp8((rows, columns)), _ignored(section, "modules_to_not_convert", source), source)
+            return Quantisation(Fp8((rows, columns)), ignored, source)
         case block_size:
             raise _unknown(source, "weight_block_size", block_size, "[128, 128]")
+
+
+def _awq(section: Mapping[str, Any], source: str) -> Quantisation:
+    _check(section, source, {"bits": (4,), "zero_point": (True,), "version": ("gemm",)})
+    size = _group_size(section.get("group_size"), 4, source)
+    return Quantisation(awq(size), _ignored(section, NOT_CONVERTED, source), source)
+
+
+GPTQ_OFFSETS: Mapping[str, int] = MappingProxyType({"gptq": 1, "gptq_v2": 0})
+"""The number that is added to a stored zero point, by `checkpoint_format`."""
+
+
+def _gptq(section: Mapping[str, Any], source: str) -> Quantisation:
+    _check(section, source, {"desc_act": (False,), "checkpoint_format": tuple(GPTQ_OFFSETS), "dynamic": ({},)})
+    bits, offset = section.get("bits"), GPTQ_OFFSETS[section.get("checkpoint_format") or "gptq"]
+    if bits not in (4, 8):
+        raise _unknown(source, "bits", bits, "4, 8")
+    size = _group_size(section.get("group_size"), bits, source)
+    return Quantisation(gptq(bits, size, zeros_offset=offset), _ignored(section, NOT_CONVERTED, source), source)
+
+
+def _check(section: Mapping[str, Any], source: str, allowed: Mapping[str, tuple[object, ...]]) -> None:
+    """Raise StartupError if *section* has a key with a value that is not *allowed*; null counts as absent."""
+    for key, values in allowed.items():
+        if section.get(key) is not None and section[key] not in values:
+            raise _unknown(source, key, section[key], ", ".join(map(str, values)))
 
 
 def _modelopt(section: Mapping[str, Any], source: str) -> Quantisation:
@@ -212,11 +267,13 @@ def _algorithm(section: Mapping[str, Any], source: str, supported: Iterable[str]
 
 
 MIXED = "MIXED_PRECISION"
-ALGORITHMS: Mapping[str, WeightFormat] = MappingProxyType({"NVFP4": Nvfp4(), "FP8": Fp8(None, SCALE)})
-"""Formats of Model Optimizer, by `quant_algo`."""
+ALGORITHMS: Mapping[str, WeightFormat] = MappingProxyType(
+    {"NVFP4": Nvfp4(), "W4A16_NVFP4": Nvfp4(), "FP8": Fp8(None, SCALE)}
+)
+"""Formats of Model Optimizer, by `quant_algo`: how it rounds activations does not matter here."""
 
 METHODS: Mapping[str, Callable[[Mapping[str, Any], str], Quantisation]] = MappingProxyType(
-    {"compressed-tensors": _compressed_tensors, "fp8": _fp8, "modelopt": _modelopt}
+    {"awq": _awq, "compressed-tensors": _compressed_tensors, "fp8": _fp8, "gptq": _gptq, "modelopt": _modelopt}
 )
 """Readers of the formats' sections, by `quant_method`."""
 

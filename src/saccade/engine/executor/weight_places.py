@@ -118,7 +118,12 @@ class WeightPlace(NamedTuple):
 def field_slices(field: WeightField, region: Region, target: Target, expert: int | None) -> tuple[slice, ...]:
     """Return the part of a tensor with *target*, a field of a quantised weight, that *region* touches for *expert*."""
     slices = field.slices(region)
-    return (*_of_expert(target, expert), *(slices[::-1] if target.transposed else slices))
+    return (*_of_expert(target, expert), *(slices[::-1] if is_turned(field, target) else slices))
+
+
+def is_turned(field: WeightField, target: Target) -> bool:
+    """Return whether the checkpoint has the last two dimensions of *field* in another order than memory."""
+    return field.is_transposed != target.transposed
 
 
 def _of_expert(target: Target, expert: int | None) -> tuple[slice, ...]:

@@ -1,7 +1,7 @@
-"""Match the tensors of a checkpoint, by the headers of its files, to a network's parameters. No values are read.
+"""Match the tensors of a checkpoint, by the headers of its files, to a network's parameters.
 
 Every tensor fills a parameter, or the family or the format declares it as not needed. Every parameter is filled once.
-All faults are reported together.
+All faults are reported together. No values are read, but those of biases that only the checkpoint has.
 """
 
 import re
@@ -15,7 +15,7 @@ from torch import nn
 
 from saccade.engine.executor.weight_files import Checkpoint, StoredTensor, listed
 from saccade.engine.executor.weight_formats import Quantisation
-from saccade.engine.executor.weight_places import PLAIN, Filling, Slot, WeightPlace
+from saccade.engine.executor.weight_places import PLAIN, Filling, Slot, WeightPlace, is_turned
 from saccade.errors import StartupError
 from saccade.nn.formats.quantised import Region, WeightFormat
 from saccade.nn.parallel import Ranks
@@ -79,6 +79,8 @@ def make_plan(network: nn.Module, checkpoint: Checkpoint, quantisation: Quantisa
     faults = _Faults()
     for filling in _fillings(network, checkpoint, quantisation, plan):
         place = places.get(filling.target.parameter)
+        if place is None and quantisation is not None and _is_idle_bias(filling, checkpoint, quantisation):
+            continue
         if place is None or not place.takes(filling.target):
             faults.unexpected.extend(f"{tensor.name} ({tensor.file})" for tensor in filling.fields.values())
             continue
@@ -119,6 +121,13 @@ def _fillings(
             yield Filling(target, used, (format.transposed() or format) if target.transposed else format)
     for tensor in scales:
         _note_kv_scale(tensor, network, siblings, plan)
+
+
+def _is_idle_bias(filling: Filling, checkpoint: Checkpoint, quantisation: Quantisation) -> bool:
+    """Return whether a tensor is a bias of zeros: AutoGPTQ gives one to every quantised layer."""
+    name = next(iter(filling.fields.values())).name
+    module, _, end = name.rpartition(".")
+    return end == "bias" and quantisation.format_of(module) is not None and not checkpoint.read(name).any()
 
 
 class _FieldOf(NamedTuple):
@@ -183,11 +192,11 @@ def _wrong(place: WeightPlace, filling: Filling) -> list[str]:
         return [f"{fields[0][0].name}: the network does not take {place.name} in a quantised format"]
     *experts, rows, columns = place.checkpoint_shape(target._replace(transposed=False))
     whole = Region(0, rows, 0, columns)
-    shapes = ((tensor, field.dtypes, field.shape(whole)) for tensor, field in fields)
+    shapes = ((tensor, field, field.shape(whole)) for tensor, field in fields)
     return [
         text
-        for tensor, dtypes, shape in shapes
-        for text in _unlike(tensor, dtypes, (*experts, *(shape[::-1] if target.transposed else shape)))
+        for tensor, field, shape in shapes
+        for text in _unlike(tensor, field.dtypes, (*experts, *(shape[::-1] if is_turned(field, target) else shape)))
     ]
 
 

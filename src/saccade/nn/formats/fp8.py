@@ -48,9 +48,7 @@ class Fp8:
         codes = fields["weight"].view(torch.uint8)
         values_OI = looked_up(codes, _table(codes.device))
         scales = fields[self._scale].float()
-        if self.cell is None or not self._has_blocks:
-            return values_OI * scales
-        return scaled(values_OI, scales, self.cell, region)
+        return values_OI * scales if self.cell is None else scaled(values_OI, scales, self.cell, region)
 
 
 @lru_cache(maxsize=8)

@@ -1,6 +1,7 @@
 """NVFP4: four-bit floats (e2m1) with a scale (e4m3) for 16 of them, and one (float32) for the weight.
 
-Source: NVIDIA's Model Optimizer, modelopt/torch/quantization/qtensor/nvfp4_tensor.py (NVFP4QTensor.dequantize).
+Sources: NVIDIA's Model Optimizer, modelopt/torch/quantization/qtensor/nvfp4_tensor.py (NVFP4QTensor.dequantize);
+compressed-tensors, compressors/nvfp4 and quantization/lifecycle/forward.py.
 """
 
 from collections.abc import Mapping
@@ -18,27 +19,40 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 class Nvfp4:
-    """Two columns a byte, the first in the lower bits. Both scales are multiplied first, as the source does."""
+    """Two columns a byte, the first in the lower bits. Both scales are multiplied first, as the source does.
 
-    name = "modelopt NVFP4"
-    unused = ("input_scale",)
+    The weight's scale has the name *whole*; with *is_divisor* the checkpoint has its inverse.
+    """
+
     joins_experts = False
-    fields: Mapping[str, WeightField] = MappingProxyType(
-        {
-            "weight": WeightField(("U8",), (1, PER_BYTE)),
-            "weight_scale": WeightField(("F8_E4M3",), (1, GROUP_SIZE)),
-            "weight_scale_2": WeightField(("F32",), None),
-        }
-    )
+
+    def __init__(
+        self,
+        name: str = "modelopt NVFP4",
+        values: str = "weight",
+        whole: str = "weight_scale_2",
+        *,
+        is_divisor: bool = False,
+    ) -> None:
+        self.name, self._values, self._whole, self._is_divisor = name, values, whole, is_divisor
+        self.unused = ("input_scale", "input_global_scale")
+        self.fields: Mapping[str, WeightField] = MappingProxyType(
+            {
+                values: WeightField(("U8",), (1, PER_BYTE)),
+                "weight_scale": WeightField(("F8_E4M3",), (1, GROUP_SIZE)),
+                whole: WeightField(("F32",), None),
+            }
+        )
 
     def transposed(self) -> None:
         """Return None: columns are packed, rows are not."""
 
     def dequantise(self, fields: Mapping[str, torch.Tensor], region: Region) -> torch.Tensor:
         """Return value * (scale of the group * scale of the weight)."""
-        packed = fields["weight"]
+        packed, whole = fields[self._values], fields[self._whole].float()
         values = looked_up(packed, _table(packed.device)).narrow(-1, region.column % PER_BYTE, region.num_columns)
-        scales = fields["weight_scale"].float() * fields["weight_scale_2"].float()
+        scales = fields["weight_scale"].float()
+        scales = scales / whole if self._is_divisor else scales * whole
         return scaled(values, scales, (1, GROUP_SIZE), region)
 
 

@@ -43,11 +43,13 @@ class WeightField(NamedTuple):
     """A tensor that stores part of a weight. *dtypes* are those that checkpoints may have, by their safetensors names.
 
     A value belongs to *cell*, rows x columns of the weight, and the tensor is [ceil(O / rows), ceil(I / columns)]. None
-    is a field with one value for the whole weight, [] or [1].
+    is a field with one value for the whole weight, [] or [1]. With *is_transposed*, the checkpoint's tensor has the two
+    dimensions in the other order; in memory it has this one.
     """
 
     dtypes: tuple[str, ...]
     cell: Cell | None
+    is_transposed: bool = False
 
     def slices(self, region: Region) -> tuple[slice, ...]:
         """Return the part of the tensor whose cells *region* touches."""
@@ -189,14 +191,24 @@ def looked_up(bytes_OB: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     return rows.index_select(0, bytes_OB.flatten().int()).view(torch.float32).view(len(bytes_OB), -1)
 
 
-def scaled(values_OI: torch.Tensor, scales: torch.Tensor, cell: Cell, region: Region) -> torch.Tensor:
-    """Multiply *values_OI*, the values of *region*, by the scales of their cells, all float32."""
-    rows, columns = cell
+def scaled(
+    values_OI: torch.Tensor, scales: torch.Tensor, cell: Cell, region: Region, zeros_OC: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Multiply *values_OI*, the values of *region*, by the scales of their cells, all float32.
+
+    *zeros_OC* are subtracted before: one for each row and each cell's columns.
+    """
+    rows = cell[0]
+    # A whole row is one cell.
+    columns = min(cell[1], region.column + region.num_columns)
     row = torch.arange(region.row, region.row + region.num_rows, device=scales.device)
     scales_OC = scales.index_select(-2, row // rows - region.row // rows)
     # Columns are filled up to whole cells, so that one multiplication serves all.
     before = region.column % columns
     after = -(region.column + region.num_columns) % columns
     whole = functional.pad(values_OI, (before, after)) if before or after else values_OI
-    product: torch.Tensor = (whole.unflatten(-1, (-1, columns)) * scales_OC.unsqueeze(-1)).flatten(-2)
+    values_OCX: torch.Tensor = whole.unflatten(-1, (-1, columns))
+    if zeros_OC is not None:
+        values_OCX = values_OCX - zeros_OC.unsqueeze(-1)
+    product: torch.Tensor = (values_OCX * scales_OC.unsqueeze(-1)).flatten(-2)
     return product.narrow(-1, before, region.num_columns)

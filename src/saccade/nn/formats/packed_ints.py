@@ -1,0 +1,109 @@
+"""Whole numbers of 4 or 8 bits packed in words of 32, in groups of columns with a scale and perhaps a zero point.
+
+Sources: compressed-tensors, compressors/pack_quantized (unpack_from_int32) and quantization/lifecycle/forward.py;
+AutoAWQ, awq/utils/packing_utils.py; AutoGPTQ, nn_modules/qlinear; GPTQModel, for checkpoint_format "gptq_v2".
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from saccade.nn.formats.quantised import WHOLE_ROW, Region, WeightField, looked_up, scaled
+
+WORD = 32
+FLOATS = ("BF16", "F16", "F32")
+AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+"""The place in a word of each of eight successive outputs."""
+
+
+@dataclass(frozen=True)
+class PackedInts:
+    """*bits* of a number, stored without sign; *group_size* columns share a scale, all of them with WHOLE_ROW.
+
+    *values*, *scales* and *zeros* are the ends of the fields' names; without *zeros*, the zero point is the middle.
+    Words of zero points have several rows of one group, those of values several columns of one row, or with
+    *packs_rows* several rows of one column. *places* are a number's place in its word, by its row; None is its own.
+    *zeros_offset* is added to a stored zero point. With *is_transposed* the checkpoint stores [I, O].
+    """
+
+    name: str
+    bits: int
+    group_size: int
+    values: str
+    scales: str
+    zeros: str | None = None
+    unused: tuple[str, ...] = ()
+    packs_rows: bool = False
+    places: tuple[int, ...] | None = None
+    zeros_offset: int = 0
+    is_transposed: bool = False
+    joins_experts = False
+
+    @property
+    def fields(self) -> Mapping[str, WeightField]:
+        """Words of values, scales, and words of zero points."""
+        per_word, turned = WORD // self.bits, self.is_transposed
+        fields = {
+            self.values: WeightField(("I32",), (per_word, 1) if self.packs_rows else (1, per_word), turned),
+            self.scales: WeightField(FLOATS, (1, self.group_size), turned),
+        }
+        if self.zeros is not None:
+            fields[self.zeros] = WeightField(("I32",), (per_word, self.group_size), turned)
+        return fields
+
+    def transposed(self) -> None:
+        """Return None: values are packed along one side only."""
+
+    def dequantise(self, fields: Mapping[str, torch.Tensor], region: Region) -> torch.Tensor:
+        """Return (value - zero point) * scale."""
+        words, scales = fields[self.values], fields[self.scales].float()
+        middle = 1 << self.bits - 1 if self.zeros is None else 0
+        if self.packs_rows:
+            values = self._unpacked_rows(words, region) - middle
+        else:
+            # Torch and safetensors store the lowest byte of a word first.
+            codes = words.view(torch.uint8)
+            values = looked_up(codes, _nibbles(middle, words.device)) if self.bits == 4 else codes.float() - middle
+            values = values.narrow(-1, region.column % (WORD // self.bits), region.num_columns)
+        zeros = None if self.zeros is None else self._unpacked_rows(fields[self.zeros], region) + self.zeros_offset
+        return scaled(values, scales, (1, self.group_size), region, zeros)
+
+    def _unpacked_rows(self, words: torch.Tensor, region: Region) -> torch.Tensor:
+        """Return the numbers of *region*'s rows in float32, from words that have several rows each."""
+        per_word = WORD // self.bits
+        shifts = torch.tensor(self.places or range(per_word), dtype=torch.int32, device=words.device) * self.bits
+        numbers = (words.unsqueeze(1) >> shifts.view(1, -1, 1)) & ((1 << self.bits) - 1)
+        return numbers.flatten(0, 1).narrow(0, region.row % per_word, region.num_rows).float()
+
+
+@lru_cache(maxsize=8)
+def _nibbles(middle: int, device: torch.device) -> torch.Tensor:
+    """Return the two values of every byte, less *middle*, [256, 2]."""
+    codes = torch.arange(256, device=device)
+    return torch.stack((codes % 16, codes // 16), -1).float() - middle
+
+
+def compressed(bits: int = 4, group_size: int = WHOLE_ROW, *, symmetric: bool = True) -> PackedInts:
+    """Return compressed-tensors' format "pack-quantized"."""
+    zeros = None if symmetric else "weight_zero_point"
+    kind = "" if symmetric else ", asymmetric"
+    name = f"compressed-tensors pack-quantized, {bits} bits{kind}"
+    return PackedInts(name, bits, group_size, "weight_packed", "weight_scale", zeros, unused=("weight_shape",))
+
+
+def awq(group_size: int = WHOLE_ROW) -> PackedInts:
+    """Return AutoAWQ's format "gemm"."""
+    return PackedInts(
+        "AWQ, 4 bits", 4, group_size, "qweight", "scales", "qzeros",
+        packs_rows=True, places=AWQ_PLACES, is_transposed=True,
+    )  # fmt: skip
+
+
+def gptq(bits: int = 4, group_size: int = WHOLE_ROW, *, zeros_offset: int = 1) -> PackedInts:
+    """Return AutoGPTQ's format, whose stored zero points are less by one; those of "gptq_v2" are not."""
+    return PackedInts(
+        f"GPTQ, {bits} bits", bits, group_size, "qweight", "scales", "qzeros",
+        unused=("g_idx",), zeros_offset=zeros_offset, is_transposed=True,
+    )  # fmt: skip
