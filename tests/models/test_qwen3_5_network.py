@@ -241,7 +241,7 @@ def test_keys_that_releases_leave_out(network_folder: Callable[[str], Path]) -> 
     ("path", "value", "words"),
     [
         ("text_config.rope_parameters.mrope_section", [3, 2, 2], "mrope_section"),  # [eng] 45
-        ("text_config.rope_parameters.rope_type", "yarn", "yarn"),
+        ("text_config.rope_parameters.rope_type", "dynamic", "dynamic"),
         ("text_config.attn_output_gate", False, "attn_output_gate"),
         ("text_config.layer_types", ["full_attention"], "layer_types"),
         ("text_config.layer_types", ["linear_attention"] * 5, "layer_types"),

@@ -183,7 +183,7 @@ def test_rope_may_be_spelt_the_newer_way(tiny_qwen3_vl: Path) -> None:
         ("text_config.rope_scaling.mrope_section", [6, 5, 6], "mrope_section"),  # [eng] 45
         ("text_config.rope_scaling.mrope_section", [6, 10], "mrope_section"),
         ("text_config.rope_scaling.mrope_interleaved", False, "mrope_interleaved"),
-        ("text_config.rope_scaling.rope_type", "yarn", "yarn"),
+        ("text_config.rope_scaling.rope_type", "dynamic", "dynamic"),
         ("text_config.hidden_size", "128", "hidden_size"),
         ("text_config.hidden_act", "relu", "hidden_act"),
         ("text_config.num_key_value_heads", 3, "num_key_value_heads"),

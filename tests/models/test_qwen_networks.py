@@ -21,6 +21,7 @@ from saccade.models.network import Target
 from saccade.models.qwen2_5_vl.network import frame_windows
 from saccade.models.spec import MediaShape
 from saccade.nn.backends.torch_sdpa import VisionAttentionBackend
+from saccade.nn.rope import inverse_frequencies
 
 NAMES = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl_moe"]
 SIZES = [(28, 28), (150, 100), (90, 230), (224, 224), (252, 29), (61, 420)]
@@ -185,6 +186,43 @@ def test_text_may_have_a_section_of_its_own(name: str, network_folder: Callable[
     assert build(nested).loads_head == build(original).loads_head == (name == "qwen2_5_vl")
 
 
+YARN = {"type": "yarn", "factor": 4, "original_max_position_embeddings": 1000}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_yarn_added_as_the_readmes_say(name: str, network_folder: Callable[[str], Path]) -> None:
+    """Frequencies and magnitude equal transformers'; the length follows the factor."""
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    config = config_of(network_folder(name))
+    text = config.get("text_config", config)
+    text["rope_scaling"] = {**text["rope_scaling"], **YARN}
+    text["rope_scaling"].pop("rope_type", None)
+    text["max_position_embeddings"] = 1000
+    ours = build(config)
+    assert ours.spec.max_position_embeddings == 4000
+    with torch.device("meta"):
+        theirs = AutoModelForImageTextToText.from_config(AutoConfig.for_model(**config)).model.language_model.rotary_emb
+    on_cpu = type(theirs)(theirs.config)
+    rope = ours.spec.text.rope
+    found = inverse_frequencies(rope.theta, 2 * len(rope.divisors), torch.device("cpu"), rope.divisors)
+    torch.testing.assert_close(found, on_cpu.inv_freq, rtol=1e-6, atol=0)
+    assert rope.magnitude == pytest.approx(on_cpu.attention_scaling) != 1
+
+
+def test_axes_that_the_config_leaves_out(network_folder: Callable[[str], Path]) -> None:
+    """Releases of Qwen3-VL without `rope_scaling` have the axes of the class, as in transformers."""
+    config = config_of(network_folder("qwen3_vl_moe"))
+    text = config["text_config"]
+    text["head_dim"] = 128
+    for rope in ({}, None, {"rope_type": "default"}):
+        text["rope_scaling"] = rope
+        assert models.load_spec("qwen3_vl", config).text.mrope_section == (24, 20, 20)
+    text["rope_scaling"] = {"mrope_section": [24, 20, 20]}
+    with pytest.raises(StartupError, match="mrope_interleaved"):
+        models.load_spec("qwen3_vl", config)
+
+
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
@@ -204,7 +242,8 @@ def test_the_top_level_decides_whether_embeddings_are_tied(config: dict[str, Any
     [
         ("qwen2_vl", "rope_scaling.mrope_section", [4, 3, 6], "mrope_section"),  # [eng] 45
         ("qwen2_vl", "rope_scaling.mrope_interleaved", True, "mrope_interleaved"),
-        ("qwen2_vl", "rope_scaling.type", "yarn", "yarn"),
+        ("qwen2_vl", "rope_scaling.type", "dynamic", "dynamic"),
+        ("qwen2_vl", "rope_scaling.type", "yarn", "factor"),
         ("qwen2_vl", "hidden_size", 97, "hidden_size"),
         ("qwen2_vl", "use_sliding_window", True, "use_sliding_window"),
         ("qwen2_vl", "vision_config.embed_dim", None, "embed_dim"),

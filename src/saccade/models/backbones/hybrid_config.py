@@ -5,13 +5,15 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from saccade.errors import StartupError
-from saccade.models.backbones.model_config import integer, section
-from saccade.models.backbones.qwen_config import QwenTextConfig
+from saccade.models.backbones.model_config import integer
+from saccade.models.backbones.qwen_config import NORMED_STYLE, QwenTextConfig
+from saccade.models.backbones.rope_scaling import rope_section
 from saccade.models.spec import NETWORK_DTYPE, HeadCut, KvSpec, Paged, Recurrent
 
 LINEAR, FULL = "linear_attention", "full_attention"
 FULL_ATTENTION_INTERVAL = 4
 PARTIAL_ROTARY_FACTOR = 0.25
+STYLE = NORMED_STYLE._replace(mrope_section=(11, 11, 10))
 """Defaults of the releases' configuration class, for checkpoints that leave the keys out."""
 
 
@@ -75,12 +77,11 @@ class HybridConfig(QwenTextConfig):
         """Read `text_config`. Raises StartupError, naming the key."""
         if not text.get("attn_output_gate", True):
             raise StartupError("config.json: `attn_output_gate` is false; this network has an output gate.")
-        key = "rope_parameters" if "rope_parameters" in text else "rope_scaling"
         factor = text.get("partial_rotary_factor", PARTIAL_ROTARY_FACTOR)
-        filled = {**text, key: {"partial_rotary_factor": factor, **section(text, key)}}
+        filled = {**text, "rope_parameters": {"partial_rotary_factor": factor, **rope_section(text)}}
         if "shared_expert_intermediate_size" in text:
             filled["intermediate_size"] = integer(text, "shared_expert_intermediate_size")
-        shared = QwenTextConfig.read(filled)
+        shared = QwenTextConfig.read(filled, STYLE)
         return cls(
             **{field.name: getattr(shared, field.name) for field in fields(shared)},
             delta_net=DeltaNetConfig.read(text),

@@ -138,7 +138,8 @@ class HybridDecoder(EmbeddingDecoder):
         """Compute the values derived from the loaded weights and their device."""
         device = self.embedding_VE.device
         self.axes = torch.tensor(interleaved_axes(self.config.mrope_section), device=device)
-        self.frequencies = inverse_frequencies(self.config.rope_theta, self.config.rotary_dim, device)
+        rope = self.config.rope
+        self.frequencies = inverse_frequencies(rope.theta, 2 * len(rope.divisors), device, rope.divisors)
         for module in self.modules():
             if isinstance(module, OffsetNorm | GatedAttention | GatedDeltaNet):
                 module.finish()
@@ -147,7 +148,7 @@ class HybridDecoder(EmbeddingDecoder):
         """Return normalised hidden states [N, E]."""
         # Each rotated channel is rotated by one of the three axes.
         angles = context.positions.index_select(0, self.axes).t() * self.frequencies
-        rotation = cos_sin(angles, x_NE.dtype)
+        rotation = cos_sin(angles, x_NE.dtype, self.config.rope.magnitude)
         for layer in self.layers:
             x_NE = layer(x_NE, rotation, context)
         return self.norm(x_NE)  # type: ignore[no-any-return]

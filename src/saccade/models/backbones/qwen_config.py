@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Self
 
 from saccade.errors import StartupError
 from saccade.models.backbones.model_config import choice, integer, number, section
+from saccade.models.backbones.rope_scaling import Rope, longest, read_rope, rope_section
 from saccade.models.spec import KvSpec, Paged
 
 ACTIVATIONS = ("gelu", "gelu_pytorch_tanh", "quick_gelu", "silu")
@@ -15,17 +16,19 @@ class TextStyle(NamedTuple):
     """Properties of an architecture that config.json does not have.
 
     *normed_heads*: queries and keys are normalised per head, and config.json names the head size. *qkv_bias*: queries,
-    keys and values have biases. *interleaved_axes*: the channels of M-RoPE's axes alternate.
+    keys and values have biases. *interleaved_axes*: the channels of M-RoPE's axes alternate. *mrope_section* applies
+    if config.json has none.
     """
 
     normed_heads: bool = True
     qkv_bias: bool = False
     interleaved_axes: bool = True
+    mrope_section: tuple[int, int, int] | None = (24, 20, 20)
 
 
 NORMED_STYLE = TextStyle()
-"""The style of Qwen3."""
-BIASED_STYLE = TextStyle(normed_heads=False, qkv_bias=True, interleaved_axes=False)
+"""The style of Qwen3-VL."""
+BIASED_STYLE = TextStyle(normed_heads=False, qkv_bias=True, interleaved_axes=False, mrope_section=None)
 """The style of Qwen2."""
 
 
@@ -71,10 +74,7 @@ class ExpertsConfig:
 
 @dataclass(frozen=True)
 class QwenTextConfig:
-    """The text half of config.json, checked. *attention_bias*: all four matrices of the attention have biases.
-
-    The first *rotary_dim* channels of a head are rotated.
-    """
+    """The text half of config.json, checked. *attention_bias*: all four matrices of the attention have biases."""
 
     vocab_size: int
     hidden_size: int
@@ -86,8 +86,7 @@ class QwenTextConfig:
     max_position_embeddings: int
     norm_eps: float
     attention_bias: bool
-    rope_theta: float
-    rotary_dim: int
+    rope: Rope
     mrope_section: tuple[int, int, int]
     style: TextStyle = NORMED_STYLE
     experts: ExpertsConfig | None = None
@@ -98,11 +97,12 @@ class QwenTextConfig:
         choice(text, "hidden_act", ("silu",))
         if text.get("use_sliding_window"):
             raise StartupError("config.json: `use_sliding_window` is true; this network attends to all tokens only.")
-        # Older releases have rope_scaling next to rope_theta; newer ones put both into rope_parameters.
-        rope = section(text, "rope_parameters" if "rope_parameters" in text else "rope_scaling")
-        theta = rope if "rope_theta" in rope else text
         num_heads = integer(text, "num_attention_heads")
         head_dim = integer(text, "head_dim") if style.normed_heads else _even_share(text, num_heads)
+        max_positions, rotary_factor = (
+            longest(text),
+            number({"partial_rotary_factor": 1.0, **rope_section(text)}, "partial_rotary_factor"),
+        )
         config = cls(
             vocab_size=integer(text, "vocab_size"),
             hidden_size=integer(text, "hidden_size"),
@@ -111,21 +111,20 @@ class QwenTextConfig:
             num_heads=num_heads,
             num_kv_heads=integer(text, "num_key_value_heads"),
             head_dim=head_dim,
-            max_position_embeddings=integer(text, "max_position_embeddings"),
+            max_position_embeddings=max_positions,
             norm_eps=number(text, "rms_norm_eps"),
             attention_bias=bool(text.get("attention_bias", False)),
-            rope_theta=number(theta, "rope_theta"),
-            rotary_dim=int(head_dim * number({"partial_rotary_factor": 1.0, **rope}, "partial_rotary_factor")),
-            mrope_section=_mrope_section(rope, style.interleaved_axes),
+            rope=read_rope(text, head_dim, max_positions, rotary_factor),
+            mrope_section=_mrope_section(rope_section(text), style),
             style=style,
             experts=ExpertsConfig.read(text),
         )
         if config.num_heads % config.num_kv_heads:
             raise StartupError("config.json: `num_attention_heads` must be a multiple of `num_key_value_heads`.")
-        if 2 * sum(config.mrope_section) != config.rotary_dim:
+        if sum(config.mrope_section) != len(config.rope.divisors):
             raise StartupError(
                 f"config.json: `mrope_section` {list(config.mrope_section)} must sum to half of the rotated "
-                f"channels of `head_dim` ({config.rotary_dim // 2}), not {sum(config.mrope_section)}."
+                f"channels of `head_dim` ({len(config.rope.divisors)}), not {sum(config.mrope_section)}."
             )
         return config
 
@@ -143,13 +142,11 @@ def _even_share(text: Mapping[str, Any], num_heads: int) -> int:
     return hidden_size // num_heads
 
 
-def _mrope_section(rope: Mapping[str, Any], interleaved: bool) -> tuple[int, int, int]:
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind not in ("default", "mrope"):
-        raise StartupError(f"config.json: rope type {kind!r} is not served.")
-    if bool(rope.get("mrope_interleaved", False)) != interleaved:
+def _mrope_section(rope: Mapping[str, Any], style: TextStyle) -> tuple[int, int, int]:
+    interleaved = style.interleaved_axes
+    if bool(rope.get("mrope_interleaved", interleaved and "mrope_section" not in rope)) != interleaved:
         raise StartupError(f"config.json: `mrope_interleaved` must be {str(interleaved).lower()} for this network.")
-    match rope.get("mrope_section"):
+    match rope.get("mrope_section", style.mrope_section):
         case [int(time), int(height), int(width)] if min(time, height, width) >= 0:
             return time, height, width
         case given:

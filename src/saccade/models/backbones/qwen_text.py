@@ -105,7 +105,8 @@ class QwenTextDecoder(EmbeddingDecoder):
         device = self.embedding_VE.device
         axes = interleaved_axes if self.config.style.interleaved_axes else chunked_axes
         self.axes = torch.tensor(axes(self.config.mrope_section), device=device)
-        self.frequencies = inverse_frequencies(self.config.rope_theta, self.config.rotary_dim, device)
+        rope = self.config.rope
+        self.frequencies = inverse_frequencies(rope.theta, 2 * len(rope.divisors), device, rope.divisors)
         for layer in self.layers:
             layer.self_attn.join()  # type: ignore[union-attr,operator]
 
@@ -119,7 +120,7 @@ class QwenTextDecoder(EmbeddingDecoder):
         """Return normalised hidden states [N, E]; features[i] is added at *rows* after layer i."""
         # Each channel is rotated by one of the three axes.
         angles = context.positions.index_select(0, self.axes).t() * self.frequencies
-        rotation = cos_sin(angles, x_NE.dtype)
+        rotation = cos_sin(angles, x_NE.dtype, self.config.rope.magnitude)
         for index, layer in enumerate(self.layers):
             x_NE = layer(x_NE, rotation, context)
             if rows is not None and index < len(features):

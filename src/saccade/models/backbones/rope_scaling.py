@@ -44,22 +44,41 @@ class _Source(NamedTuple):
         return integer(self.text, "max_position_embeddings") if holder is None else integer(holder, key, least=2)
 
 
-def read_rope(text: Mapping[str, Any], head_dim: int, max_model_len: int) -> Rope:
+def rope_section(text: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the decoder's keys of its rotary positions, {} if there are none. Raises StartupError.
+
+    Older releases have `rope_scaling` next to `rope_theta`; newer ones put both into `rope_parameters`.
+    """
+    key = "rope_parameters" if text.get("rope_parameters") else "rope_scaling"
+    return section(text, key) if text.get(key) else {}
+
+
+def read_rope(text: Mapping[str, Any], head_dim: int, max_model_len: int, rotary_factor: float = 1.0) -> Rope:
     """Return the rotary frequencies of a decoder that serves sequences of up to *max_model_len* tokens.
 
-    The length chooses between longrope's two sets of factors, once for all sequences of any length. Raises
-    StartupError, naming the key.
+    *rotary_factor* is the part of a head's channels that the decoder rotates. The length chooses between longrope's two
+    sets of factors, once for all sequences of any length. Raises StartupError, naming the key.
     """
-    # Older releases have rope_scaling next to rope_theta; newer ones put both into rope_parameters.
-    key = "rope_parameters" if text.get("rope_parameters") else "rope_scaling"
-    scaling: Mapping[str, Any] = section(text, key) if text.get(key) else {}
+    scaling = rope_section(text)
     kind = str(scaling.get("rope_type", scaling.get("type", "default")))
     if kind not in READERS:
         raise StartupError(f"config.json: rope type {kind!r} is not served; known: {', '.join(READERS)}.")
-    if scaling.get("partial_rotary_factor", text.get("partial_rotary_factor", 1)) != 1:
-        raise StartupError("config.json: only a `partial_rotary_factor` of 1 is served by this network.")
+    if scaling.get("partial_rotary_factor", text.get("partial_rotary_factor", rotary_factor)) != rotary_factor:
+        raise StartupError(f"config.json: only a `partial_rotary_factor` of {rotary_factor} is served by this network.")
     theta = number(scaling if "rope_theta" in scaling else text, "rope_theta")
-    return READERS[kind](_Source(text, scaling, theta, head_dim // 2, max_model_len))
+    return READERS[kind](_Source(text, scaling, theta, int(head_dim * rotary_factor) // 2, max_model_len))
+
+
+def longest(text: Mapping[str, Any]) -> int:
+    """Return the longest sequence in tokens: `max_position_embeddings`, or what YaRN makes of the length of training.
+
+    Who adds YaRN as a release's README says may leave `max_position_embeddings` as it is. Raises StartupError.
+    """
+    scaling, stated = rope_section(text), integer(text, "max_position_embeddings")
+    original = scaling.get("original_max_position_embeddings")
+    if scaling.get("rope_type", scaling.get("type")) != "yarn" or original is None:
+        return stated
+    return max(stated, int(integer(scaling, "original_max_position_embeddings") * number(scaling, "factor")))
 
 
 def _default(source: _Source) -> Rope:
@@ -135,6 +154,14 @@ def _factors(scaling: Mapping[str, Any], key: str, num_pairs: int) -> tuple[floa
 
 
 READERS: Mapping[str, Callable[[_Source], Rope]] = MappingProxyType(
-    {"default": _default, "linear": _linear, "llama3": _llama3, "yarn": _yarn, "longrope": _longrope, "su": _longrope}
+    {
+        "default": _default,
+        "linear": _linear,
+        "llama3": _llama3,
+        "yarn": _yarn,
+        "longrope": _longrope,
+        "su": _longrope,
+        "mrope": _default,
+    }
 )
-"""Readers by the type in config.json; `su` is the name of longrope in early releases."""
+"""Readers by the type in config.json. Of early releases, `su` is longrope, and `mrope` the default on three axes."""
