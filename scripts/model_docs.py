@@ -51,7 +51,9 @@ image. The tests use synthetic checkpoints, and no release's own file is in the 
 of the releases' templates, and the tests train their vocabularies. The reference for pixels and token ids is transformers. For Kimi-K2.5 and
 Phi-3-vision it is a second implementation (`tests/references/`), written for this project from a description of the releases' code.
 
-`generation_config.json` gives the defaults of sampling: `do_sample: false` means temperature 0 unless the request says otherwise.
+`generation_config.json` gives the defaults of sampling, as in vLLM: temperature, `top_p`, `top_k`, `min_p`, `repetition_penalty`,
+`presence_penalty`, `frequency_penalty`, and `max_new_tokens` as `max_tokens`. `do_sample: false` means temperature 0. A request overrides each of
+them, `--override-generation-config` replaces them, and `--hf-overrides` does so for `config.json`.
 
 `saccade inspect MODEL IMAGE...` shows a model's input: sizes, grids, token ids, hashes.
 

@@ -9,7 +9,7 @@ from tables import table
 from saccade import models
 from saccade.errors import StartupError
 from saccade.models.family import Family
-from saccade.models.files import engine_config, image_processor, parse_json, read_model_files
+from saccade.models.files import engine_config, image_processor, parse_json, read_model_files, with_overrides
 from saccade.protocol.description import ModelFiles
 
 FAMILY = models.families()["qwen3_vl"]
@@ -31,6 +31,17 @@ def test_folder_without_config_is_refused(tmp_path: Path) -> None:
 def test_malformed_file_is_named(content: bytes) -> None:
     with pytest.raises(StartupError, match=r"preprocessor_config\.json"):
         parse_json(ModelFiles(files={"preprocessor_config.json": content}), "preprocessor_config.json")
+
+
+def test_overrides_change_the_values_that_they_name() -> None:
+    files = ModelFiles(files={"config.json": b'{"a": 1, "text_config": {"b": 2, "rope_scaling": {"c": 3}}}', "x": b"y"})
+    changes = '{"text_config": {"rope_scaling": {"type": "yarn"}, "b": null}, "d": [4]}'
+    changed = with_overrides(files, changes, '{"temperature": 0.5}')
+    text = {"b": None, "rope_scaling": {"c": 3, "type": "yarn"}}
+    assert parse_json(changed, "config.json") == {"a": 1, "text_config": text, "d": [4]}
+    assert parse_json(changed, "generation_config.json") == {"temperature": 0.5}
+    assert changed.files["x"] == b"y"
+    assert with_overrides(files, None, None) == files
 
 
 @pytest.mark.parametrize("config", [{"architectures": ["A", "B"]}, {"architectures": "A"}, {"architectures": [1]}])

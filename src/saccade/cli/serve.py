@@ -38,7 +38,7 @@ from saccade.errors import StartupError
 from saccade.gateway.config import SECRET, MediaSettings, ServerSettings
 from saccade.gateway.served_models.model_probe import ModelProbe
 from saccade.llm.serving import api_url, reachable
-from saccade.models.files import read_chat_template, read_model_files, with_chat_template
+from saccade.models.files import read_chat_template, read_model_files, with_chat_template, with_overrides
 from saccade.supervisor.checkpoint import resolve_model
 from saccade.supervisor.tree import ChildSpec, Tree, until
 from saccade.supervisor.worker_child import worker_child
@@ -79,7 +79,8 @@ def serve(
     names = served_names(model, folder, engine) if model is not None else _bundled_names(engine)
     # The worker reports errors in weights. Errors in files that only the gateway reads would be in the log only.
     template = read_chat_template(server.chat_template)
-    ModelProbe(names[0], with_chat_template(read_model_files(folder), template)).run()
+    files = with_overrides(read_model_files(folder), engine.hf_overrides, engine.override_generation_config)
+    ModelProbe(names[0], with_chat_template(files, template)).run()
     shared_memory.sweep()
     with tempfile.TemporaryDirectory(prefix="saccade-") as private:  # made with mode 0700
         socket = Path(private) / "worker.sock"

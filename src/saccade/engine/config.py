@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, get_args
 from cyclopts import Group, Parameter, Token
 from cyclopts.validators import Number
 
-from saccade.config import GIB, MIB, Count, Seconds, Size, Switch
+from saccade.config import GIB, MIB, Count, JsonObject, Seconds, Size, Switch
 from saccade.errors import StartupError
 from saccade.protocol.description import Role
 
@@ -46,6 +46,10 @@ class EngineSettings:
     "The model's names in the API; answers have the first. By default a hub id as given, or a folder's last part."
     max_model_len: Count | None = None
     "Tokens of prompt and answer together; by default the model's own limit."
+    hf_overrides: JsonObject | None = None
+    "Values that replace those of the model's config.json, as JSON; objects are merged."
+    override_generation_config: JsonObject | None = None
+    "Values that replace those of the model's generation_config.json, as JSON, such as a temperature."
     max_num_seqs: Count = 64
     "Sequences that run at a time."
     max_num_batched_tokens: Count = 2048

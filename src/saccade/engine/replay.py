@@ -33,7 +33,7 @@ from saccade.engine.recording import (
 from saccade.engine.self_description import describe_machine
 from saccade.engine.startup import allocate, make_runner
 from saccade.errors import StartupError
-from saccade.models.files import read_model_files
+from saccade.models.files import read_model_files, with_overrides
 from saccade.protocol.output import TokenLogprob
 
 JOB_SECONDS = 600.0
@@ -186,7 +186,8 @@ def fresh_executor(header: Header, changes: dict[str, str], progress: Progress) 
         raise StartupError(f"The model folder {folder} of the recording does not exist. Name another with --model.")
     # A replay may change settings that the fingerprint depends on.
     recorded = dataclasses.replace(header.config, model_dir=config.model_dir)
-    if model_fingerprint(recorded, read_model_files(folder)) != header.machine.weights:
+    files = with_overrides(read_model_files(folder), config.hf_overrides, config.override_generation_config)
+    if model_fingerprint(recorded, files) != header.machine.weights:
         raise StartupError(f"{folder} holds other weights or files than the model of the recording.")
     with closed_on_failure(Peers(ranks_of(config))) as peers:
         peers.start(config)

@@ -13,6 +13,7 @@ from saccade.protocol.model_files import (
     CHAT_TEMPLATE_JINJA,
     CONFIG,
     GATEWAY_FILES,
+    GENERATION_CONFIG,
     MAX_FILE_BYTES,
     PREPROCESSOR_CONFIG,
     PROCESSOR_CONFIG,
@@ -52,6 +53,26 @@ def read_chat_template(template: str | None) -> bytes | None:
 def with_chat_template(files: ModelFiles, template: bytes | None) -> ModelFiles:
     """Return *files* with *template* instead of the model's own; None keeps that."""
     return files if template is None else ModelFiles(files={**files.files, CHAT_TEMPLATE_JINJA: template})
+
+
+def with_overrides(files: ModelFiles, config: str | None, generation: str | None) -> ModelFiles:
+    """Return *files* with values of --hf-overrides in config.json, and of --override-generation-config in its file.
+
+    Both are JSON objects. An object in an object changes the values that it names, and no others. Raises StartupError.
+    """
+    changed = dict(files.files)
+    for name, override in ((CONFIG, config), (GENERATION_CONFIG, generation)):
+        if override is not None:
+            changed[name] = json.dumps(_merged(parse_json(files, name), json.loads(override))).encode()
+    return ModelFiles(files=changed)
+
+
+def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(values)
+    for key, change in changes.items():
+        own = merged.get(key)
+        merged[key] = _merged(own, change) if isinstance(own, dict) and isinstance(change, dict) else change
+    return merged
 
 
 def parse_json(files: ModelFiles, name: str) -> Mapping[str, Any]:

@@ -2,37 +2,69 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from saccade.errors import StartupError
 from saccade.protocol.model_files import GENERATION_CONFIG
 
+BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
+    "temperature": (0, 1e6),
+    "top_p": (1e-6, 1),
+    "top_k": (-1, 1e9),
+    "min_p": (0, 1),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+    "repetition_penalty": (0.01, 100),
+    "max_new_tokens": (1, 1e9),
+}
+"""The least and the largest value of each parameter; vLLM reads the same ones."""
+
 
 @dataclass(frozen=True)
 class GenerationDefaults:
-    """Sampling parameters of requests that set none; *eos_token_ids* end every answer."""
+    """Sampling parameters of requests that set none; *eos_token_ids* end every answer.
 
-    temperature: float
-    top_p: float
-    top_k: int
-    eos_token_ids: tuple[int, ...]
+    Without *max_new_tokens*, an answer may be as long as the context.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    max_new_tokens: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+
+    def max_tokens(self, room: int) -> int:
+        """Return the most tokens of an answer without a limit of its own; the context has *room*."""
+        return room if self.max_new_tokens is None else min(room, self.max_new_tokens)
 
 
 def generation_defaults(generation: Mapping[str, Any], config: Mapping[str, Any]) -> GenerationDefaults:
-    """Return the defaults in generation_config.json; end-of-sequence ids else from config.json. Raises StartupError."""
+    """Return the defaults in generation_config.json; end-of-sequence ids else from config.json. Raises StartupError.
+
+    With `do_sample: false` the temperature is 0.
+    """
     text_config = config.get("text_config") or {}
     eos: int | list[int] = next(
         (c["eos_token_id"] for c in (generation, config, text_config) if c.get("eos_token_id") is not None), []
     )
     eos_token_ids = tuple(eos) if isinstance(eos, list) else (eos,)
-    temperature = generation.get("temperature", 1.0) if generation.get("do_sample", True) else 0.0
-    defaults = GenerationDefaults(
-        temperature=temperature,
-        top_p=generation.get("top_p", 1.0),
-        top_k=generation.get("top_k", 0),
-        eos_token_ids=eos_token_ids,
-    )
-    numbers = (defaults.temperature, defaults.top_p, defaults.top_k, *eos_token_ids)
-    if not all(isinstance(number, int | float) and number >= 0 for number in numbers):
-        raise StartupError(f"{GENERATION_CONFIG}: temperature, top_p, top_k and eos_token_id must be numbers.")
-    return defaults
+    if not all(type(token_id) is int and token_id >= 0 for token_id in eos_token_ids):
+        raise StartupError(f"{GENERATION_CONFIG}: eos_token_id must be a whole number or a list of them, not {eos!r}.")
+    values = {key: _parameter(key, generation[key]) for key in BOUNDS if generation.get(key) is not None}
+    if not generation.get("do_sample", True):
+        values["temperature"] = 0.0
+    values["top_k"] = max(values.get("top_k", 0), 0)
+    return GenerationDefaults(**values, eos_token_ids=eos_token_ids)
+
+
+def _parameter(key: str, value: Any) -> Any:
+    least, most = BOUNDS[key]
+    kinds = (int,) if key in ("top_k", "max_new_tokens") else (int, float)
+    if type(value) in kinds and least <= value <= most:
+        return value
+    kind = "a whole number" if len(kinds) == 1 else "a number"
+    raise StartupError(f"{GENERATION_CONFIG}: {key} must be {kind} from {least:g} to {most:g}, not {value!r}.")

@@ -100,6 +100,25 @@ def test_generation_defaults(generation: dict[str, Any], config: dict[str, Any],
     assert (defaults.temperature, defaults.top_p, defaults.top_k, defaults.eos_token_ids) == expected
 
 
+def test_all_of_vllms_defaults_are_read() -> None:
+    generation = {"min_p": 0.1, "presence_penalty": 1.5, "frequency_penalty": -1, "repetition_penalty": 1.05,
+                  "max_new_tokens": 100, "top_k": -1}  # fmt: skip
+    defaults = generation_defaults(generation, {})
+    assert {key: getattr(defaults, key) for key in generation} == {**generation, "top_k": 0}
+    assert [defaults.max_tokens(room) for room in (99, 101)] == [99, 100]
+    assert generation_defaults(dict.fromkeys(generation), {}) == generation_defaults({}, {})
+
+
+@table(
+    ("key", "value"),
+    [("repetition_penalty", 0), ("min_p", 2), ("presence_penalty", "1"), ("max_new_tokens", 0), ("max_new_tokens", 1.5),
+     ("top_p", float("nan")), ("top_k", True), ("eos_token_id", [1, None])],
+)  # fmt: skip
+def test_wrong_default_names_its_key(key: str, value: object) -> None:
+    with pytest.raises(StartupError, match=rf"generation_config\.json: {key}"):
+        generation_defaults({key: value}, {})
+
+
 async def _until_built() -> None:
     await asyncio.gather(*(task for task in asyncio.all_tasks() if task.get_name() == "model tiny"))
 

@@ -39,6 +39,8 @@ def _features(config: EngineConfig, files: ModelFiles) -> Iterator[bytes]:
     parsed = engine_config(files, models.families()[family], config.max_model_len)
     if factors := models.load_spec(family, parsed).rope_factors:
         yield b"rope factors " + factors.encode()
+    if config.hf_overrides is not None:
+        yield b"config " + config.hf_overrides.encode()
     if config.kv_cache_dtype != "auto":
         yield b"kv cache dtype " + config.kv_cache_dtype.encode()
 

@@ -16,7 +16,7 @@ from saccade.engine.executor.weight_filler import Progress, fill, fill_randomly
 from saccade.engine.executor.weight_formats import read_quantisation
 from saccade.engine.executor.weight_plan import LoadPlan, make_plan
 from saccade.errors import StartupError
-from saccade.models.files import engine_config, image_processor, parse_json, read_model_files
+from saccade.models.files import engine_config, image_processor, parse_json, read_model_files, with_overrides
 from saccade.models.network import Network
 from saccade.nn.cpu import multiplies_bfloat16
 from saccade.nn.parallel import ALONE, Ranks
@@ -51,7 +51,7 @@ def load_model(config: EngineConfig, progress: Progress, ranks: Ranks = ALONE) -
     # each new length of a prompt, and plans that are never released.
     torch.backends.cuda.enable_cudnn_sdp(False)
     folder = Path(config.model_dir)
-    files = read_model_files(folder)
+    files = with_overrides(read_model_files(folder), config.hf_overrides, config.override_generation_config)
     # The network is first built without storage, so that no float32 copy and no random initial values are created.
     parsed, network = empty_network(files, config.max_model_len, ranks)
     device = choose_device(config.device, ranks)

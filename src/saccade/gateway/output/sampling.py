@@ -24,7 +24,7 @@ def sampling_params(
     each other or name tokens that the model does not have.
     """
     defaults = served.defaults
-    max_tokens = _max_tokens(request, len(prompt), served.max_model_len)
+    max_tokens = _max_tokens(request, len(prompt), served)
     eos_token_ids = () if request.ignore_eos else defaults.eos_token_ids
     stop_token_ids = (*eos_token_ids, *_valid_ids("stop_token_ids", request.stop_token_ids or (), served))
     return SamplingParams(
@@ -32,10 +32,10 @@ def sampling_params(
         temperature=float(_or_default(request.temperature, defaults.temperature)),
         top_p=float(_or_default(request.top_p, defaults.top_p)),
         top_k=int(max(_or_default(request.top_k, defaults.top_k), 0)),
-        min_p=request.min_p or 0.0,
-        presence_penalty=request.presence_penalty or 0.0,
-        frequency_penalty=request.frequency_penalty or 0.0,
-        repetition_penalty=float(_or_default(request.repetition_penalty, 1.0)),
+        min_p=float(_or_default(request.min_p, defaults.min_p)),
+        presence_penalty=float(_or_default(request.presence_penalty, defaults.presence_penalty)),
+        frequency_penalty=float(_or_default(request.frequency_penalty, defaults.frequency_penalty)),
+        repetition_penalty=float(_or_default(request.repetition_penalty, defaults.repetition_penalty)),
         logit_bias=_logit_bias(request, served),
         allowed_token_ids=_allowed_token_ids(request, served),
         seed=request.seed,
@@ -145,7 +145,8 @@ def _min_tokens(request: ChatRequest, max_tokens: int) -> int:
     return min_tokens
 
 
-def _max_tokens(request: ChatRequest, num_prompt_tokens: int, max_model_len: int) -> int:
+def _max_tokens(request: ChatRequest, num_prompt_tokens: int, served: ServedModel) -> int:
+    max_model_len = served.max_model_len
     room = max_model_len - num_prompt_tokens
     limit = request.max_answer_tokens
     if room < 1:
@@ -153,4 +154,4 @@ def _max_tokens(request: ChatRequest, num_prompt_tokens: int, max_model_len: int
     if limit is not None and limit > room:
         field = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
         raise ContextLengthExceeded.of(max_model_len, num_prompt_tokens, limit, field)
-    return room if limit is None else limit
+    return served.defaults.max_tokens(room) if limit is None else limit

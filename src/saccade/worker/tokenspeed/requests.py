@@ -93,14 +93,14 @@ def _sampling(message: pb.GenerateRequest, defaults: GenerationDefaults, room: i
 
     stop_token_ids = (*(() if params.ignore_eos else defaults.eos_token_ids), *params.stop_token_ids)
     return SamplingParams(
-        max_tokens=params.max_new_tokens if params.HasField("max_new_tokens") else room,
+        max_tokens=params.max_new_tokens if params.HasField("max_new_tokens") else defaults.max_tokens(room),
         temperature=number("temperature", float(defaults.temperature)),
         top_p=number("top_p", float(defaults.top_p)),
         top_k=max(0, params.top_k if params.HasField("top_k") else int(defaults.top_k)),
-        min_p=number("min_p", 0.0),
-        presence_penalty=number("presence_penalty", 0.0),
-        frequency_penalty=number("frequency_penalty", 0.0),
-        repetition_penalty=number("repetition_penalty", 1.0),
+        min_p=number("min_p", float(defaults.min_p)),
+        presence_penalty=number("presence_penalty", float(defaults.presence_penalty)),
+        frequency_penalty=number("frequency_penalty", float(defaults.frequency_penalty)),
+        repetition_penalty=number("repetition_penalty", float(defaults.repetition_penalty)),
         logit_bias={_token_id(key): bias for key, bias in params.logit_bias.items()},
         seed=params.sampling_seed if params.HasField("sampling_seed") else None,
         min_tokens=params.min_new_tokens,
