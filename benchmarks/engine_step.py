@@ -23,7 +23,7 @@ def measure(engine: Engine, batch: int, prompt: int, tokens: int) -> None:
     sampling = SamplingParams(max_tokens=tokens, temperature=0)
     for number in range(batch):
         token_ids = [(number + index) % 100 for index in range(prompt)]
-        engine.submit(0, EngineRequest(request_id=f"{batch}-{number}", token_ids=token_ids, sampling=sampling))
+        engine.requests.submit(0, EngineRequest(request_id=f"{batch}-{number}", token_ids=token_ids, sampling=sampling))
     while engine.scheduler.waiting or any(sequence.num_pending_tokens > 1 for sequence in engine.scheduler.running):
         engine.step()
     before, steps, count = engine.load(), [], 0

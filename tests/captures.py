@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from saccade.engine.executor.decode_graphs import Captured, Compute
+from saccade.engine.executor.graphs import Captured, Compute
 
 
 class Again:

@@ -14,6 +14,7 @@ import torch
 
 from saccade import models
 from saccade.engine.config import EngineConfig
+from saccade.engine.core.step import SamplingInput, StepInput
 from saccade.engine.executor.local import LocalExecutor
 from saccade.engine.loop import Engine
 from saccade.engine.startup import start
@@ -180,7 +181,7 @@ def drain(
     """Submit, step until there is no work, and collect what is said to *connection*."""
     outcome = Outcome()
     for submitted in requests:
-        engine.submit(connection, submitted)
+        engine.requests.submit(connection, submitted)
     while engine.has_work:
         frame = engine.step().get(connection)
         outcome.steps += 1
@@ -257,6 +258,20 @@ def spoil_unused(engine: Engine) -> None:
         for tensor in cache.live if isinstance(cache, RecurrentState) else cache:
             if isinstance(tensor, torch.Tensor):
                 tensor[rows if isinstance(cache, RecurrentState) else blocks] = float("nan")
+
+
+def steps_of(engine: Engine, each: Callable[[StepInput], object] = lambda _: None) -> list[SamplingInput]:
+    """Return a list that fills with the engine's sampling inputs. *each* is called with every step before it runs."""
+    found: list[SamplingInput] = []
+    launch = engine.executor.launch
+
+    def launching(step: StepInput, sampling: SamplingInput) -> None:
+        each(step)
+        found.append(sampling)
+        launch(step, sampling)
+
+    engine.executor.launch = launching  # type: ignore[method-assign]
+    return found
 
 
 def record_logits(engine: Engine) -> dict[str, list[torch.Tensor]]:

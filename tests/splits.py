@@ -44,7 +44,7 @@ class Pair:
         """Send both legs, as a gateway does."""
         legs = legs_of(request, self.prefill.description.kv_transfer_address or "")
         for engine, leg in zip((self.prefill, self.decode), legs, strict=True):
-            engine.submit(0, leg)
+            engine.requests.submit(0, leg)
 
     def step(self) -> None:
         """Run a step of each engine that has work."""

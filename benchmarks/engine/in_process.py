@@ -60,7 +60,7 @@ def main() -> None:
         for _ in range(2):
             for _ in range(num_clients):
                 serial += 1
-                engine.submit(0, request(serial, size, num_tokens))
+                engine.requests.submit(0, request(serial, size, num_tokens))
             steps, began = [], time.perf_counter()
             while engine.has_work:
                 step_began = time.perf_counter()

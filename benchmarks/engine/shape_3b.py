@@ -172,7 +172,9 @@ def answer_by_saccade(folder: Path, threads: int) -> Callable[[Prompt], int]:
         )
         sampling = SamplingParams(max_tokens=NUM_TOKENS, temperature=0)
         media = (item,) if num_patches else ()
-        engine.submit(0, EngineRequest(request_id="3b", token_ids=question.token_ids, sampling=sampling, media=media))
+        engine.requests.submit(
+            0, EngineRequest(request_id="3b", token_ids=question.token_ids, sampling=sampling, media=media)
+        )
         num_tokens = 0
         while engine.has_work:
             for frame in engine.step().values():

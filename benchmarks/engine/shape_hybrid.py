@@ -92,7 +92,7 @@ def _tensor(name: str, shape: tuple[int, ...], drawn: torch.Tensor) -> torch.Ten
 def ours(engine: Engine, number: int) -> tuple[float, float, list[int]]:
     """Answer the prompt; return seconds to the first token, seconds between tokens, and the ids."""
     sampling = SamplingParams(max_tokens=ANSWER_TOKENS, temperature=0)
-    engine.submit(0, EngineRequest(request_id=str(number), token_ids=PROMPT, sampling=sampling))
+    engine.requests.submit(0, EngineRequest(request_id=str(number), token_ids=PROMPT, sampling=sampling))
     began, times, ids = time.perf_counter(), list[float](), list[int]()
     while engine.has_work:
         for frame in engine.step().values():

@@ -10,10 +10,11 @@ import torch
 from saccade.engine.config import EngineConfig
 from saccade.engine.core.step import Chunk, EncodeJob, EncoderInput, RowStart, StepInput, TableChange
 from saccade.engine.executor.caches import Caches, CacheSizes
-from saccade.engine.executor.decode_graphs import Capture, DecodeGraphs
+from saccade.engine.executor.decode_graphs import DecodeGraphs
 from saccade.engine.executor.encoder import Encoder
 from saccade.engine.executor.encoder_graphs import EncoderGraphs
 from saccade.engine.executor.execution import Execution, prepare
+from saccade.engine.executor.graphs import Capture
 from saccade.engine.executor.loader import LoadedModel, load_model
 from saccade.engine.executor.memory import block_format
 from saccade.engine.executor.model_runner import ModelRunner

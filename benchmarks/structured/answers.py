@@ -80,7 +80,7 @@ def _answers(
             sampling = SamplingParams(max_tokens=MAX_TOKENS, seed=seed * 1000 + number, grammar=grammar)
             asked[name], tokens[name] = schema, []
             token_ids = [(7 * index + number + place) % 500 for place in range(12)]
-            engine.submit(0, EngineRequest(request_id=name, token_ids=token_ids, sampling=sampling))
+            engine.requests.submit(0, EngineRequest(request_id=name, token_ids=token_ids, sampling=sampling))
     while engine.has_work:
         for frame in engine.step().values():
             for delta in frame.deltas:

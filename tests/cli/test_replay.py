@@ -1,5 +1,6 @@
 """`saccade replay` from outside: exit status, and what it shows."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import engines
@@ -71,7 +72,7 @@ def test_a_moved_model_is_named(
     recorded: Path, tiny_qwen3_vl: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     recording = open_recording(recorded)
-    recordings.rewrite(recorded, config=recording.header.config.__class__("/nowhere/at/all", "tiny"))
+    recordings.rewrite(recorded, config=replace(recording.header.config, model_dir="/nowhere/at/all"))
     assert run(["replay", str(recorded)]) == 2
     assert "Name another with --model." in capsys.readouterr().err
 

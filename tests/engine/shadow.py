@@ -5,6 +5,7 @@ that the core gave each row the right blocks, pixels and states, whatever happen
 """
 
 import random
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -130,6 +131,7 @@ class ShadowExecutor:
         self._encoder_outputs: dict[int, bytes] = {}
         self._last: dict[int, int] = {}
         self._jobs: list[EncodeJob] = []
+        self._outputs: deque[StepOutput] = deque()
 
     def check_device(self) -> None:
         """A device that has not failed."""
@@ -147,8 +149,8 @@ class ShadowExecutor:
     def close(self) -> None:
         """It holds no process."""
 
-    def execute(self, step: StepInput, sampling: SamplingInput) -> StepOutput:
-        """Return the tokens that follow the step's chunks. Raises StepFailed."""
+    def launch(self, step: StepInput, sampling: SamplingInput) -> None:
+        """Compute the tokens that follow the step's chunks. Raises StepFailed."""
         for output_id in step.drop:
             self._encoder_outputs.pop(output_id, None)
         for row in step.ended:
@@ -181,8 +183,11 @@ class ShadowExecutor:
             if chunk.draws:
                 self._last[chunk.row] = drawn(self._context(chunk.row, chunk.start + chunk.num_tokens))
                 tokens.append(self._last[chunk.row])
-        scores: list[list[object]] = [[] for _ in sampling.prompt_scores]
-        return StepOutput(step.number, tokens, [], scores, failed_encodings=failed, sent=sent)
+        self._outputs.append(StepOutput(step.number, tokens, failed_encodings=failed, sent=sent))
+
+    def collect(self) -> StepOutput:
+        """Return the output of the oldest step."""
+        return self._outputs.popleft()
 
     def _context(self, row: int, num_tokens: int) -> bytes:
         place = num_tokens - 1

@@ -89,11 +89,11 @@ class Clients:
         if chance < 0.35:
             self._submit()
         elif chance < 0.42 and self.requests:
-            self.engine.abort(*rng.choice(list(self.requests)), rng.choice((None, 0, 1, 2)))
+            self.engine.requests.abort(*rng.choice(list(self.requests)), rng.choice((None, 0, 1, 2)))
         elif 0.42 <= chance < 0.43:
             self._hang_up(rng.randrange(NUM_CONNECTIONS))
         elif 0.43 <= chance < 0.45:
-            self.engine.reset_caches(prefix=rng.random() < 0.5, media=rng.random() < 0.5)
+            self.engine.scheduler.reset_caches(prefix=rng.random() < 0.5, media=rng.random() < 0.5)
 
     def _submit(self) -> None:
         rng, name = self.rng, str(len(self.requests))
@@ -116,10 +116,10 @@ class Clients:
             media=items,
             num_samples=rng.choice((1, 1, 1, 2, 3, 4)),
         )
-        self.engine.submit(connection, request)
+        self.engine.requests.submit(connection, request)
 
     def _hang_up(self, connection: int) -> None:
-        self.engine.hangup(connection)
+        self.engine.requests.hangup(connection)
         for key in [key for key in self.requests if key[0] == connection]:
             for index in range(self.requests[key].num_samples):
                 self.ends.setdefault((*key, index), FinishReason.ABORT)
@@ -135,7 +135,7 @@ class Clients:
             places = places[:-1]
         items = self.requests[connection, name].media
         found = tuple(MediaPixels(place, inline=self.pixels[items[place].content_hash]) for place in places)
-        self.engine.supply(connection, SupplyPixels(request_id=name, media=found))
+        self.engine.requests.supply(connection, SupplyPixels(request_id=name, media=found))
 
     def _take(self, frames: Mapping[int, StepFrame]) -> None:
         for connection, frame in frames.items():

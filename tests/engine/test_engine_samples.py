@@ -11,7 +11,7 @@ import pytest
 from tables import table
 
 from saccade.engine.core.seeds import sample_seed
-from saccade.engine.core.step import SamplingInput, StepInput, StepOutput
+from saccade.engine.core.step import StepInput
 from saccade.engine.loop import Engine
 from saccade.protocol.output import FinishReason, TokenDelta
 from saccade.protocol.request import EngineRequest
@@ -79,15 +79,12 @@ def test_samples_equal_requests_of_one_sample(
     inline = several(tiny_qwen3_vl, 4, [5, (WIDE, 1), text])
     asked, slot = by_slot(inline, pool)
     computed: Counter[int] = Counter()
-    executor = engines.local(subject)
-    execute = executor.execute
 
-    def counting(step: StepInput, sampling: SamplingInput) -> StepOutput:
+    def count(step: StepInput) -> None:
         index_of = {sequence.row: sequence.index for sequence in subject.scheduler.running}
         computed.update({index_of[chunk.row]: chunk.num_tokens for chunk in step.chunks})
-        return execute(step, sampling)
 
-    executor.execute = counting  # type: ignore[method-assign]
+    engines.steps_of(subject, count)
     told = engines.drain(subject, asked)
     load = subject.load()
     assert load.encoded_items_total == 1
@@ -186,7 +183,7 @@ def test_samples_of_an_image_that_came_by_its_hash(tiny_qwen3_vl: Path) -> None:
     item = msgspec.structs.replace(inline.media[0], inline=None)
 
     def lose_everything() -> None:
-        subject.reset_caches(prefix=True, media=True)
+        subject.scheduler.reset_caches(prefix=True, media=True)
 
     told = engines.drain(subject, msgspec.structs.replace(inline, media=(item,)), each_step=lose_everything)
     assert {name: answer.token_ids for name, answer in told.answers.items()} == expected
@@ -210,9 +207,9 @@ def test_one_sample_is_aborted(tiny_qwen3_vl: Path, pool: SlotPool, steps: int, 
     def abort() -> None:
         if subject.load().steps_total == steps:
             for which in (index, index, 99):
-                subject.abort(0, "a", which)
+                subject.requests.abort(0, "a", which)
 
-    subject.submit(0, asked)
+    subject.requests.submit(0, asked)
     abort()
     told = engines.drain(subject, each_step=abort)
     expected = alone(engines.engine(tiny_qwen3_vl), inline)
@@ -230,9 +227,9 @@ def test_one_sample_is_aborted(tiny_qwen3_vl: Path, pool: SlotPool, steps: int, 
 def test_the_whole_request_is_aborted(tiny_qwen3_vl: Path, pool: SlotPool, steps: int) -> None:  # [eng] 17, 27
     subject = engines.engine(tiny_qwen3_vl, max_num_seqs=2, max_num_batched_tokens=16)
     asked, slot = by_slot(several(tiny_qwen3_vl, 4, max_tokens=12), pool)
-    subject.submit(0, asked)
+    subject.requests.submit(0, asked)
     released = [name for _ in range(steps) for frame in subject.step().values() for name in frame.released]
-    subject.abort(0, "a")
+    subject.requests.abort(0, "a")
     told = engines.drain(subject)
     assert released + told.released == [slot]
     assert [told.answers[name].finish_reason for name in names(4)] == [FinishReason.ABORT] * 4
@@ -243,9 +240,9 @@ def test_the_whole_request_is_aborted(tiny_qwen3_vl: Path, pool: SlotPool, steps
 
 def test_closed_connection_ends_its_samples(tiny_qwen3_vl: Path) -> None:
     subject = engines.engine(tiny_qwen3_vl, max_num_seqs=2)
-    subject.submit(4, several(tiny_qwen3_vl, 4))
+    subject.requests.submit(4, several(tiny_qwen3_vl, 4))
     deltas(subject, 2)
-    subject.hangup(4)
+    subject.requests.hangup(4)
     assert idle(subject)
 
 
@@ -253,7 +250,7 @@ def test_failure_is_reported_once(tiny_qwen3_vl: Path, pool: SlotPool, monkeypat
     subject = engines.engine(tiny_qwen3_vl)
     dead, _ = by_slot(several(tiny_qwen3_vl, 4), pool)
     pool.close()
-    subject.submit(0, dead)
+    subject.requests.submit(0, dead)
     [delta] = deltas(subject)
     assert (delta.finish_reason, delta.failure is not None) == (FinishReason.ERROR, True)
     assert idle(subject)
@@ -261,10 +258,10 @@ def test_failure_is_reported_once(tiny_qwen3_vl: Path, pool: SlotPool, monkeypat
     def broken(*_: Any) -> None:
         raise RuntimeError
 
-    subject.submit(0, several(tiny_qwen3_vl, 4))
+    subject.requests.submit(0, several(tiny_qwen3_vl, 4))
     other = engines.request(tiny_qwen3_vl, [9], "other")
     deltas(subject, 3)
-    subject.submit(0, other)
+    subject.requests.submit(0, other)
     with monkeypatch.context() as patch:
         patch.setattr(engines.module(subject).language_model, "forward", broken)
         failed = deltas(subject)
@@ -296,6 +293,6 @@ def test_samples_have_times_of_their_own(tiny_qwen3_vl: Path) -> None:  # F10
     assert min(first.queue_seconds, first.decode_seconds, second.prefill_seconds, second.decode_seconds) > 0
     assert second.queue_seconds > first.queue_seconds + first.prefill_seconds / 2
     assert second.encode_seconds == other.encode_seconds == other.decode_seconds == 0
-    subject.submit(0, asked)
-    subject.abort(0, "a")
+    subject.requests.submit(0, asked)
+    subject.requests.abort(0, "a")
     assert [delta.times for delta in deltas(subject)] == [None, None]  # it never ran

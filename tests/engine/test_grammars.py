@@ -176,11 +176,11 @@ def test_a_wrong_grammar_fails_its_request_alone(subject: Engine, tiny_qwen3_vl:
 
 def test_an_abort_while_the_grammar_is_compiled(subject: Engine, tiny_qwen3_vl: Path, vocabulary: Vocabulary) -> None:
     grammar = Grammar("json_schema", json.dumps({**CARD, "title": "never compiled before"}))
-    subject.submit(0, msgspec.structs.replace(held(tiny_qwen3_vl, grammar, "first"), num_samples=2))
-    subject.submit(0, held(tiny_qwen3_vl, grammar, "second"))
+    subject.requests.submit(0, msgspec.structs.replace(held(tiny_qwen3_vl, grammar, "first"), num_samples=2))
+    subject.requests.submit(0, held(tiny_qwen3_vl, grammar, "second"))
     # Sample 1 takes the place of sample 0, and still waits for the grammar.
-    subject.abort(0, "first", 0)
-    subject.abort(0, "second")
+    subject.requests.abort(0, "first", 0)
+    subject.requests.abort(0, "second")
     answers = engines.drain(subject).answers
     assert answers["first"].finish_reason is answers["second"].finish_reason is FinishReason.ABORT
     assert_valid(answers["first#1"], vocabulary)
@@ -210,7 +210,7 @@ def test_masks_are_recorded_and_replayed(tiny_qwen3_vl: Path, tmp_path: Path, vo
 
 def test_a_model_without_a_tokenizer_refuses_by_name(tiny_qwen3_vl: Path) -> None:
     subject = engines.engine(tiny_qwen3_vl)
-    subject.grammars = grammars.NoGrammars()
+    subject.requests.grammars = grammars.NoGrammars()
     failure = engines.drain(subject, held(tiny_qwen3_vl)).answers["a"].failure
     assert failure is not None
     assert (failure.code, failure.param) == ("unsupported_parameter", "grammar")

@@ -14,7 +14,6 @@ from saccade.engine.core.encoder_cache import EncoderCache
 from saccade.engine.core.images import EncoderKey
 from saccade.engine.core.rows import Rows
 from saccade.engine.core.schedule import Schedule
-from saccade.engine.core.step import SamplingInput, StepInput, StepOutput
 from saccade.engine.core.step_builder import StepBuilder
 from saccade.engine.executor.batch import build_batch
 from saccade.engine.executor.rows import RowBuffers
@@ -173,15 +172,8 @@ def test_a_cached_text_hides_no_image(plain: Engine, tiny_qwen3_vl: Path) -> Non
 
 def test_images_of_one_step_are_bounded(tiny_qwen3_vl: Path) -> None:  # D4, [eng] 25
     subject = engines.engine(tiny_qwen3_vl, encode_budget_patches=70, max_num_batched_tokens=512)
-    executor = engines.local(subject)
-    execute = executor.execute
     steps: list[list[int]] = []
-
-    def recording(step: StepInput, sampling: SamplingInput) -> StepOutput:
-        steps.extend([prod(image.grid) for image in job.images] for job in step.jobs)
-        return execute(step, sampling)
-
-    executor.execute = recording  # type: ignore[method-assign]
+    engines.steps_of(subject, lambda step: steps.extend([prod(one.grid) for one in job.images] for job in step.jobs))
     parts: list[Any] = [part for seed in range(6) for part in ((SMALL, seed), 1)]
     told = engines.drain(
         subject,
@@ -195,8 +187,8 @@ def test_images_of_one_step_are_bounded(tiny_qwen3_vl: Path) -> None:  # D4, [en
 
 def test_an_abort_that_arrives_with_its_request_leaves_no_work(tiny_qwen3_vl: Path) -> None:  # [eng] 27
     subject = engines.engine(tiny_qwen3_vl)
-    subject.submit(0, engines.request(tiny_qwen3_vl, [4, (SMALL, 1), 4], "aborted"))
-    subject.abort(0, "aborted")
+    subject.requests.submit(0, engines.request(tiny_qwen3_vl, [4, (SMALL, 1), 4], "aborted"))
+    subject.requests.abort(0, "aborted")
     told = engines.drain(subject, engines.request(tiny_qwen3_vl, [5], "other", text_seed=9))
     assert told.answers["aborted"].finish_reason == FinishReason.ABORT
     load = subject.load()

@@ -89,14 +89,13 @@ class NoWaiting(TorchFunctionMode):
         return found
 
 
-def test_a_step_is_launched_and_sampled_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_is_launched_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     waited = []
     monkeypatch.setattr(logprobs.HostCopy, "wait", lambda copy: waited.append(copy) or [])
     subject = executor(META)
     with NoWaiting() as mode:
         for step, wanted in (prefill(), decode()):
-            subject.submit(step)
-            subject.sample(wanted)
+            subject.launch(step, wanted)
         with pytest.raises(AssertionError, match="an index"):  # the check itself works
             torch.zeros(9, device=META)[[1, 2]]
     assert mode.num_copies > 4
@@ -104,12 +103,14 @@ def test_a_step_is_launched_and_sampled_without_waiting(monkeypatch: pytest.Monk
 
 
 def test_launched_ahead_equals_one_by_one() -> None:
-    """A step may be submitted and sampled before the last one was collected."""
+    """A step may be launched before the last one was collected."""
     one_by_one, ahead = executor(CPU), executor(CPU)
-    expected = [one_by_one.execute(*call) for call in (prefill(), decode())]
+    expected = []
     for step, wanted in (prefill(), decode()):
-        ahead.submit(step)
-        ahead.sample(wanted)
+        one_by_one.launch(step, wanted)
+        expected.append(one_by_one.collect())
+    for step, wanted in (prefill(), decode()):
+        ahead.launch(step, wanted)
     found = [ahead.collect(), ahead.collect()]
     for one, other in zip(expected, found, strict=True):
         assert (one.number, one.token_ids, one.logprobs) == (other.number, other.token_ids, other.logprobs)
@@ -121,8 +122,7 @@ def test_launched_ahead_equals_one_by_one() -> None:
 def test_the_sampling_of_another_step_is_refused() -> None:
     subject = executor(CPU)
     (first, wanted), (_, other) = prefill(), decode()
-    subject.submit(first)
-    with pytest.raises(ValueError, match="step 1 is to be sampled next, not 2"):
-        subject.sample(other)
-    subject.sample(wanted)
+    with pytest.raises(ValueError, match="step 1 cannot be sampled as step 2"):
+        subject.launch(first, other)
+    subject.launch(first, wanted)
     assert subject.collect().number == 1

@@ -53,9 +53,9 @@ def test_an_idle_engine_keeps_no_encoder_output_that_was_dropped(tiny_qwen3_vl: 
     subject = engines.engine(tiny_qwen3_vl, encoder_cache_bytes=0)
     engines.drain(subject, engines.request(tiny_qwen3_vl, [5, (WIDE, 1), 4], max_tokens=1))
     assert engines.local(subject).runner.encoder_outputs == {}
-    subject.submit(0, engines.request(tiny_qwen3_vl, [5, (SMALL, 1), 4, (WIDE, 2), 4, 700], max_tokens=8))
+    subject.requests.submit(0, engines.request(tiny_qwen3_vl, [5, (SMALL, 1), 4, (WIDE, 2), 4, 700], max_tokens=8))
     subject.step()
-    subject.hangup(0)
+    subject.requests.hangup(0)
     engines.drain(subject)
     assert engines.local(subject).runner.encoder_outputs == {}
     assert engines.is_idle(subject)
@@ -83,7 +83,7 @@ def test_reset_clears_the_named_caches(prefix: bool, media: bool, tiny_qwen3_vl:
     subject = engines.engine(tiny_qwen3_vl)
     asked = engines.request(tiny_qwen3_vl, [5, (WIDE, 7), 9], "first", max_tokens=4)
     first = engines.drain(subject, asked).answers["first"]
-    subject.reset_caches(prefix=prefix, media=media)
+    subject.scheduler.reset_caches(prefix=prefix, media=media)
     second = engines.drain(subject, msgspec.structs.replace(asked, request_id="second")).answers["second"]
     assert second.token_ids == first.token_ids
     assert (second.num_cached_tokens == 0) == prefix
@@ -95,7 +95,7 @@ def test_reset_spares_entries_in_use(tiny_qwen3_vl: Path) -> None:
     subject = engines.engine(tiny_qwen3_vl)
     asked = engines.request(tiny_qwen3_vl, [5, (WIDE, 7), 40], max_tokens=12)
     expected = engines.drain(subject, asked).answers["a"].token_ids
-    reset = engines.drain(subject, asked, each_step=lambda: subject.reset_caches(prefix=True, media=True))
+    reset = engines.drain(subject, asked, each_step=lambda: subject.scheduler.reset_caches(prefix=True, media=True))
     assert reset.answers["a"].token_ids == expected
     assert engines.is_idle(subject)
 
@@ -166,14 +166,14 @@ def test_slots_go_back_once_and_only_misses_are_read(
 def test_abort_gives_back_everything(tiny_qwen3_vl: Path, pool: SlotPool, when: str) -> None:  # [eng] 17, 27
     subject = engines.engine(tiny_qwen3_vl)
     asked = by_slot(engines.request(tiny_qwen3_vl, [4, (SMALL, 1), 4], max_tokens=50), pool)
-    subject.submit(7, asked)
+    subject.requests.submit(7, asked)
     released = []
     if when == "running":
         released += subject.step()[7].released
-    subject.abort(7, "a")
-    subject.abort(7, "unknown")
+    subject.requests.abort(7, "a")
+    subject.requests.abort(7, "unknown")
     if when == "hung up":
-        subject.hangup(7)
+        subject.requests.hangup(7)
         assert not subject.has_work
     else:
         frame = subject.step()[7]
@@ -220,7 +220,7 @@ def test_dropped_cached_image_is_computed_again(tiny_qwen3_vl: Path, pool: SlotP
         if subject.load().steps_total == before + 4:
             for sequence in list(subject.scheduler.running):
                 subject.scheduler.preempt(sequence)
-            subject.reset_caches(prefix=True, media=False)
+            subject.scheduler.reset_caches(prefix=True, media=False)
 
     before = subject.load().steps_total
     told = engines.drain(subject, asked, each_step=lose_everything)
@@ -323,10 +323,10 @@ def test_an_image_that_cannot_be_encoded_fails_its_request_alone(
 
 def test_connections_get_their_own_deltas(shared: Engine, tiny_qwen3_vl: Path) -> None:
     for connection in (1, 2):
-        shared.submit(connection, engines.request(tiny_qwen3_vl, [9], f"{connection}", text_seed=connection))
+        shared.requests.submit(connection, engines.request(tiny_qwen3_vl, [9], f"{connection}", text_seed=connection))
     for connection, frame in shared.step().items():
         assert [delta.request_id for delta in frame.deltas] == [str(connection)]
-    shared.hangup(1)
+    shared.requests.hangup(1)
     while shared.has_work:
         assert set(shared.step()) == {2}
 

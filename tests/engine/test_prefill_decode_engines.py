@@ -41,7 +41,7 @@ def shared(tiny_qwen3_vl: Path) -> Iterator[Pair]:
 def pair(shared: Pair) -> Iterator[Pair]:
     """The same pair without anything in its caches; nothing may be left in it after a test."""
     for engine in (shared.prefill, shared.decode):
-        engine.reset_caches(prefix=True, media=True)
+        engine.scheduler.reset_caches(prefix=True, media=True)
     shared.first, shared.second = engines.Outcome(), engines.Outcome()
     yield shared
     shared.run_until_idle()
@@ -117,7 +117,7 @@ def test_disconnected_client_leaves_nothing(pair: Pair, tiny_qwen3_vl: Path, sta
     pair.submit(msgspec.structs.replace(asked, num_samples=num_samples))
     reach(pair, stage, "a")
     for engine in (pair.prefill, pair.decode):
-        engine.abort(0, "a")
+        engine.requests.abort(0, "a")
     pair.run_until_idle()
     assert all(answer.failure is None for answer in pair.second.answers.values())
 
@@ -138,7 +138,7 @@ def test_ended_leg_ends_the_other(
     else:
         pair.step()
     engine, other = (pair.prefill, pair.second) if gone == "prefill" else (pair.decode, pair.first)
-    engine.hangup(0)
+    engine.requests.hangup(0)
     pair.run(lambda: other.answers["a"].finish_reason is not None, "ended")
     failure = other.answers["a"].failure
     assert failure is not None
@@ -151,7 +151,7 @@ def test_prompt_without_a_decode_worker_times_out(tiny_qwen3_vl: Path) -> None:
     engine = engines.engine(tiny_qwen3_vl, **role)
     try:
         first, _ = legs_of(engines.request(tiny_qwen3_vl, [40]), "")
-        engine.submit(0, first)
+        engine.requests.submit(0, first)
         outcome = engines.Outcome()
         wait_until(lambda: _told(engine, outcome))
         failure = outcome.answers["a"].failure
@@ -168,8 +168,8 @@ def test_prompt_times_out_if_a_sample_never_begins(tiny_qwen3_vl: Path) -> None:
     engine = engines.engine(tiny_qwen3_vl, **role)
     try:
         asked = msgspec.structs.replace(engines.request(tiny_qwen3_vl, [40]), num_samples=2)
-        engine.submit(0, legs_of(asked, "")[0])
-        engine.abort(0, "a", 1)
+        engine.requests.submit(0, legs_of(asked, "")[0])
+        engine.requests.abort(0, "a", 1)
         outcome = engines.Outcome()
         wait_until(lambda: _told(engine, outcome))
         failure = outcome.answers["a"].failure
@@ -189,16 +189,16 @@ def test_requests_do_not_deadlock(tiny_qwen3_vl: Path) -> None:
         ]
         (first_a, second_a), (first_b, second_b) = (legs(pair, one) for one in asked)
         for engine, leg in ((pair.prefill, first_a), (pair.decode, second_b)):
-            engine.submit(0, leg)
+            engine.requests.submit(0, leg)
         pair.run(lambda: held(pair) and bool(receiving(pair)), "each worker is full")
         for engine, leg in ((pair.prefill, first_b), (pair.decode, second_a)):
-            engine.submit(0, leg)
+            engine.requests.submit(0, leg)
         pair.run(lambda: pair.second.answers["b"].finish_reason is not None, "the other is answered")
         failure = pair.first.answers["a"].failure
         assert failure is not None
         assert failure.code == "peer_failed"
         assert pair.second.answers["b"].failure is None
-        pair.decode.abort(0, "a")
+        pair.decode.requests.abort(0, "a")
         pair.run_until_idle()
 
 
@@ -212,18 +212,18 @@ def test_engine_that_waits_for_transfers_does_not_spin(tiny_qwen3_vl: Path) -> N
     engine = engines.engine(tiny_qwen3_vl, role="prefill", kv_transfer_bind="127.0.0.1:0", max_num_seqs=1)
     try:
         for name in "ab":
-            engine.submit(0, legs_of(engines.request(tiny_qwen3_vl, [40], name), "")[0])
+            engine.requests.submit(0, legs_of(engines.request(tiny_qwen3_vl, [40], name), "")[0])
         while engine.has_work:
             engine.step()
         assert (len(engine.scheduler.sending), len(engine.scheduler.waiting)) == (1, 1)
-        engine.submit(0, legs_of(engines.request(tiny_qwen3_vl, [40], "c"), "")[0])
+        engine.requests.submit(0, legs_of(engines.request(tiny_qwen3_vl, [40], "c"), "")[0])
         while engine.has_work:
             engine.step()
-        engine.abort(0, "a")
+        engine.requests.abort(0, "a")
         while engine.has_work:
             engine.step()
         assert [sequence.request_id for sequence in engine.scheduler.sending] == ["b"]
-        engine.hangup(0)
+        engine.requests.hangup(0)
         assert engine.load().num_running == 0
     finally:
         engine.close()
@@ -247,10 +247,10 @@ def test_preempted_decode_leg_asks_for_its_pixels(
     reach(pair, "decoding", "a")
     [sequence] = pair.decode.scheduler.running
     pair.decode.scheduler.preempt(sequence)
-    pair.decode.reset_caches(prefix=True, media=True)
+    pair.decode.scheduler.reset_caches(prefix=True, media=True)
     frame = pair.decode.step()[0]
     assert [wanted.media for wanted in frame.pixels_wanted] == [[0]]
-    pair.decode.supply(0, SupplyPixels(request_id="a", media=(MediaPixels(0, inline=asked.media[0].inline),)))
+    pair.decode.requests.supply(0, SupplyPixels(request_id="a", media=(MediaPixels(0, inline=asked.media[0].inline),)))
     pair.run_until_idle()
     assert pair.second.answers["a"].token_ids == alone(asked)
 
@@ -263,7 +263,7 @@ def test_prefill_leg_requests_missing_pixels(
     pair.submit(msgspec.structs.replace(asked, media=media))
     frame = pair.prefill.step()[0]
     assert [wanted.media for wanted in frame.pixels_wanted] == [[0]]
-    pair.prefill.supply(0, SupplyPixels(request_id="a", media=(MediaPixels(0, inline=asked.media[0].inline),)))
+    pair.prefill.requests.supply(0, SupplyPixels(request_id="a", media=(MediaPixels(0, inline=asked.media[0].inline),)))
     pair.run_until_idle()
     assert pair.second.answers["a"].token_ids == alone(asked)
 
@@ -315,8 +315,8 @@ def test_legs_that_cannot_be_served_are_refused(
 def test_key_serves_one_request(pair: Pair, tiny_qwen3_vl: Path) -> None:
     first, second = legs(pair, engines.request(tiny_qwen3_vl, [40]))
     for engine, leg, outcome in ((pair.prefill, first, pair.first), (pair.decode, second, pair.second)):
-        engine.submit(0, msgspec.structs.replace(leg, request_id="one"))
-        engine.submit(0, msgspec.structs.replace(leg, request_id="other"))
+        engine.requests.submit(0, msgspec.structs.replace(leg, request_id="one"))
+        engine.requests.submit(0, msgspec.structs.replace(leg, request_id="other"))
         pair.run(lambda outcome=outcome: outcome.answers["other"].failure is not None, "refused")  # type: ignore[misc]
         failure = outcome.answers["other"].failure
         assert failure is not None

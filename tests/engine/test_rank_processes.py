@@ -81,7 +81,7 @@ def test_a_step_that_fails_on_rank_0_ends_the_engine(tiny_qwen3_vl: Path, monkey
         raise RuntimeError("broken")
 
     with engines.on_ranks(tiny_qwen3_vl) as subject:
-        subject.submit(0, engines.request(tiny_qwen3_vl, [9]))
+        subject.requests.submit(0, engines.request(tiny_qwen3_vl, [9]))
         rank = rank_of(os.getpid())
         monkeypatch.setattr(engines.module(subject).language_model, "forward", broken)
         with pytest.raises(RuntimeError, match="rank 0"):

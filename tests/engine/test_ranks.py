@@ -131,7 +131,7 @@ def test_pixels_stay_until_the_last_rank_has_read(
     late.suspend()
     timer = threading.Thread(target=resume)
     timer.start()
-    subject.submit(0, first)
+    subject.requests.submit(0, first)
     subject.step()
     # The step with the first images does not end, and so no other takes their place, before the late rank has read.
     assert was_resumed.is_set()

@@ -23,7 +23,7 @@ from saccade.engine.recording import (
     Recorder,
     StepCollected,
     StepFailed,
-    StepSubmitted,
+    StepLaunched,
     open_recording,
 )
 from saccade.errors import StartupError
@@ -49,7 +49,7 @@ def one_by_one(engine: Engine, asked: list[EngineRequest], num_steps: int = 1) -
     def submit_another() -> None:
         is_time = engine.load().steps_total % num_steps == 0
         if is_time and (following := next(coming, None)) is not None:
-            engine.submit(0, following)
+            engine.requests.submit(0, following)
 
     answers = engines.drain(engine, asked[0], each_step=submit_another).answers
     return {name: answer.token_ids for name, answer in answers.items()}
@@ -122,7 +122,7 @@ def test_a_tampered_token_is_the_first_difference(recorded: Path) -> None:
     [step] = [
         record.step
         for record in records(recorded)
-        if isinstance(record, StepSubmitted) and record.step.number == victim.number
+        if isinstance(record, StepLaunched) and record.step.number == victim.number
     ]
     assert outcome.first.row == [chunk.row for chunk in step.chunks if chunk.draws][1]
 
@@ -193,7 +193,7 @@ def test_segments_rotate_within_the_bound_and_each_replays_by_itself(tiny_qwen3_
     full = [file for file, outcome in outcomes.items() if outcome.num_tokens]
     assert len(full) > len(files) // 2
     middle = records(full[len(full) // 2])
-    first = next(record.step for record in middle if isinstance(record, StepSubmitted) and record.step.chunks)
+    first = next(record.step for record in middle if isinstance(record, StepLaunched) and record.step.chunks)
     assert first.number > 1
     assert all(chunk.start == 0 for chunk in first.chunks)
 
@@ -219,15 +219,15 @@ def test_a_segment_waits_for_a_job_beside_the_steps_and_no_step_does(tiny_qwen3_
             return encode(job)
 
         executor.async_encoder = AsyncEncoder(wait_and_encode, 1)
-        subject.submit(0, engines.request(tiny_qwen3_vl, [20], "text", max_tokens=60))
+        subject.requests.submit(0, engines.request(tiny_qwen3_vl, [20], "text", max_tokens=60))
         for _ in range(2):
             subject.step()
-        subject.submit(0, engines.request(tiny_qwen3_vl, [5, (WIDE, 1), 4], "beside"))
+        subject.requests.submit(0, engines.request(tiny_qwen3_vl, [5, (WIDE, 1), 4], "beside"))
         subject.step()
         assert len(subject.scheduler.encoder_scheduler.jobs) == 1
         recordings.recorder(subject).rest_seconds = 0
         recordings.recorder(subject).close()
-        subject.submit(0, engines.request(tiny_qwen3_vl, [5, (WIDE, 2), 4], "within"))
+        subject.requests.submit(0, engines.request(tiny_qwen3_vl, [5, (WIDE, 2), 4], "within"))
         told = [delta for _ in range(12) for frame in subject.step().values() for delta in frame.deltas]
         assert sum(delta.request_id == "text" for delta in told) == 12
         assert any(delta.request_id == "within" for delta in told)
@@ -258,7 +258,7 @@ def test_a_sequence_that_cannot_be_computed_again_puts_a_segment_off(tiny_qwen3_
         # Until its first token, a segment could begin: its gateway would be asked for the image.
         num_segments = []
         subject.recorder, kept = None, subject.recorder
-        subject.submit(0, by_hash)
+        subject.requests.submit(0, by_hash)
         subject.step()
         subject.recorder = kept
         told = engines.drain(
@@ -373,7 +373,7 @@ def damaged(file: Path) -> None:
 
 
 def newer(file: Path) -> None:
-    recordings.rewrite(file, format=2)
+    recordings.rewrite(file, format=3)
 
 
 def other_weights(file: Path) -> None:
@@ -386,7 +386,7 @@ def other_weights(file: Path) -> None:
     [
         (garbage, "not a recording"),
         (damaged, "record 1 cannot be read"),
-        (newer, "format 2"),
+        (newer, "format 3"),
         (other_weights, "other weights"),
         (Path.unlink, "Cannot read"),
     ],

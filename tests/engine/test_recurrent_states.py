@@ -15,7 +15,7 @@ from tables import table
 
 from saccade.engine.config import EngineConfig
 from saccade.engine.core.cache_events import WatchedCaches
-from saccade.engine.core.step import SamplingInput, StateMove, StepInput, StepOutput
+from saccade.engine.core.step import StateMove
 from saccade.engine.executor import memory
 from saccade.engine.loop import Engine
 from saccade.identity.blocks import block_keys, root_key
@@ -101,13 +101,7 @@ def test_preemption_changes_no_answer(folder: Path, oracle: Oracle, enable_prefi
 def test_samples_begin_from_the_prompt_s_checkpoint(folder: Path, oracle: Oracle) -> None:
     subject = engine(folder)
     restored: list[StateMove] = []
-    execute = subject.executor.execute
-
-    def watched(step: StepInput, sampling: SamplingInput) -> StepOutput:
-        restored.extend(step.restore)
-        return execute(step, sampling)
-
-    subject.executor.execute = watched  # type: ignore[method-assign]
+    engines.steps_of(subject, lambda step: restored.extend(step.restore))
     # Drawn tokens can make rounding grow beyond the tolerance, in the reference more than here; those of this seed do not.
     asked = msgspec.structs.replace(prompt(folder, temperature=1.0, max_tokens=12, seed=1), num_samples=3)
     outcome = check(oracle, subject, asked)
@@ -180,7 +174,7 @@ def test_events_have_the_places_where_a_prompt_can_resume(folder: Path) -> None:
     events = msgspec.msgpack.decode(message.payload, type=KvEvents).events
     assert {event.key for event in events if isinstance(event, StateStored)} == states
     assert len(states) <= 3
-    subject.reset_caches(prefix=True, media=False)
+    subject.scheduler.reset_caches(prefix=True, media=False)
     follow()
     assert not states
 

@@ -64,14 +64,15 @@ def check(model: LoadedModel, subject: Engine, *asked: EngineRequest) -> engines
 def steps_of(subject: Engine) -> list[tuple[bytes, bytes, StepOutput]]:
     """Return a list that fills with the steps that the engine has executed, serialised, and their outputs."""
     found: list[tuple[bytes, bytes, StepOutput]] = []
-    execute = subject.executor.execute
+    steps: list[bytes] = []
+    samplings = engines.steps_of(subject, lambda step: steps.append(msgspec.msgpack.encode(step)))
+    collect = subject.executor.collect
 
-    def recording(step: StepInput, sampling: SamplingInput) -> StepOutput:
-        output = execute(step, sampling)
-        found.append((msgspec.msgpack.encode(step), msgspec.msgpack.encode(sampling), output))
+    def recording() -> StepOutput:
+        found.append((steps[len(found)], msgspec.msgpack.encode(samplings[len(found)]), output := collect()))
         return output
 
-    subject.executor.execute = recording  # type: ignore[method-assign]
+    subject.executor.collect = recording  # type: ignore[method-assign]
     return found
 
 
@@ -148,7 +149,7 @@ def test_a_reset_forgets_every_kind(model: LoadedModel) -> None:
     for _ in range(2):
         outcome = check(model, subject, *asked)
         assert not any(answer.num_cached_tokens for answer in outcome.answers.values())
-        subject.reset_caches(prefix=True, media=False)
+        subject.scheduler.reset_caches(prefix=True, media=False)
         engines.poison(subject)
 
 
@@ -163,9 +164,10 @@ def test_executors_that_get_the_same_steps_hold_the_same(model: LoadedModel) -> 
     assert any(step.save for step in moves)
     assert subject.load().preemptions_total > 0
     for step, sampling, output in steps:
-        again = engines.local(twin).execute(
+        engines.local(twin).launch(
             msgspec.msgpack.decode(step, type=StepInput), msgspec.msgpack.decode(sampling, type=SamplingInput)
         )
+        again = engines.local(twin).collect()
         assert (again.number, again.token_ids) == (output.number, output.token_ids)
     for own, other in zip(engines.cache_tensors(subject), engines.cache_tensors(twin), strict=True):
         torch.testing.assert_close(own, other, rtol=0, atol=0, equal_nan=True)

@@ -4,6 +4,7 @@ import random
 from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -194,13 +195,13 @@ class Pair:
         # With as many requests as rows, one step has room for all of their prompts.
         num_tokens = None if max_num_seqs is None else MAX_MODEL_LEN * max_num_seqs
         form = KvForm(b"f", "a", "a", BLOCK_SIZE, BLOCK_BYTES, DIGEST_BYTES if self.is_recurrent else 0)
+        connector = kv_sender.KvSender if role == "prefill" else kv_receiver.KvReceiver
         return Engine(
             ShadowExecutor(self.rng, self.is_recurrent, failing),  # type: ignore[arg-type]
             shadow.scheduler(self.rng, self.is_recurrent, rows, blocks, num_tokens),
             RequestValidator(SPEC, b"f" * 32, MAX_MODEL_LEN),  # type: ignore[arg-type]
             SimpleNamespace(role=role),  # type: ignore[arg-type]
-            transfers=End(self.wire, events),  # type: ignore[arg-type]
-            kv_form=form,
+            connect=partial(connector, End(self.wire, events), form),  # type: ignore[arg-type]
         )
 
     def submit(self) -> None:
@@ -234,18 +235,18 @@ class Pair:
         self.requests[name] = request
         legs = [(self.prefill, first), (self.decode, request)]
         for engine, leg in legs if rng.random() < 0.5 else legs[::-1]:
-            engine.submit(0, leg)
+            engine.requests.submit(0, leg)
 
     def disturb(self) -> None:
         """Have a client leave, whole or from one sample, or the caches emptied."""
         if self.rng.random() < 0.06 and self.requests:
             name, index = self.rng.choice(list(self.requests)), self.rng.choice((None, 0, 1))
             if self.rng.random() < 0.5:
-                self.decode.abort(0, name, index)
+                self.decode.requests.abort(0, name, index)
             if self.rng.random() < 0.7:
-                self.prefill.abort(0, name, None)
+                self.prefill.requests.abort(0, name, None)
         elif self.rng.random() < 0.02:
-            self.rng.choice((self.prefill, self.decode)).reset_caches(prefix=True, media=True)
+            self.rng.choice((self.prefill, self.decode)).scheduler.reset_caches(prefix=True, media=True)
 
     def step(self) -> None:
         """Do what the gateway and the wire do in one turn, and run a step of each engine that has work."""
@@ -254,12 +255,12 @@ class Pair:
             failed = FinishReason.ERROR in over or (None not in over and FinishReason.ABORT in over)
             if failed and name not in self._prefill_ended:
                 self._prefill_ended.add(name)
-                self.prefill.abort(0, name, None)
+                self.prefill.requests.abort(0, name, None)
         if self._wanted and self.rng.random() < 0.5:
             engine, name, places = self._wanted.pop(0)
             items = self.requests[name].media
             found = tuple(MediaPixels(place, inline=self.pixels[items[place].content_hash]) for place in places)
-            engine.supply(0, SupplyPixels(request_id=name, media=found))
+            engine.requests.supply(0, SupplyPixels(request_id=name, media=found))
         self.wire.turn()
         for engine in (self.prefill, self.decode):
             if engine.has_work:

@@ -13,7 +13,7 @@ import torch
 from saccade.engine.core.step import StepOutput
 from saccade.engine.executor.local import LocalExecutor
 from saccade.engine.loop import Engine
-from saccade.engine.recording import JobsTaken, Record, StepCollected, StepSampled, StepSubmitted, open_recording
+from saccade.engine.recording import JobsTaken, Record, StepCollected, StepLaunched, open_recording
 from saccade.engine.replay import fresh_executor
 from saccade.nn.context import KvCache
 from saccade.protocol.request import EngineRequest
@@ -49,9 +49,9 @@ def answer(engine: Engine, requests: list[EngineRequest]) -> None:
 
     def between_steps() -> None:
         if (following := next(coming, None)) is not None:
-            engine.submit(0, following)
+            engine.requests.submit(0, following)
         if engine.load().steps_total == 16:
-            engine.abort(0, "5")
+            engine.requests.abort(0, "5")
 
     engines.drain(engine, requests[0], each_step=between_steps)
 
@@ -72,10 +72,8 @@ def execute(executor: LocalExecutor, records: list[Record]) -> Iterator[StepOutp
     """Send *records* to *executor*; yield what it gives."""
     for record in records:
         match record:
-            case StepSubmitted(step):
-                executor.submit(step)
-            case StepSampled(sampling):
-                executor.sample(sampling)
+            case StepLaunched(step, sampling):
+                executor.launch(step, sampling)
             case StepCollected(output):
                 got = executor.collect()
                 # How long it took is no part of the answer.
@@ -94,8 +92,8 @@ def test_executors_with_equal_steps_have_equal_outputs_and_contents(recorded: Pa
     before = torch.get_num_threads()
     recording = open_recording(recorded)
     records = list(recording.records())
-    steps = [record.step for record in records if isinstance(record, StepSubmitted)]
-    samplings = [record.sampling for record in records if isinstance(record, StepSampled)]
+    steps = [record.step for record in records if isinstance(record, StepLaunched)]
+    samplings = [record.sampling for record in records if isinstance(record, StepLaunched)]
     jobs = [job for step in steps for job in step.jobs]
     # Everything that a step can hold is there.
     assert any(chunk.start and chunk.num_tokens > 1 for step in steps for chunk in step.chunks)

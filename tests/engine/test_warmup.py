@@ -14,7 +14,6 @@ from tables import table
 
 from saccade.engine import startup, warmup
 from saccade.engine.config import EngineConfig
-from saccade.engine.core.step import SamplingInput, StepInput, StepOutput
 from saccade.engine.executor import memory
 from saccade.engine.executor.caches import Caches
 from saccade.engine.executor.execution import most_patches, prepare
@@ -88,26 +87,19 @@ def test_copies_of_the_longest_context_are_measured(tiny_qwen3_vl: Path) -> None
 def test_warm_up_that_fails_names_the_cause(tiny_qwen3_vl: Path) -> None:
     subject = engines.engine(tiny_qwen3_vl)
 
-    def fails(*_: object) -> StepOutput:
+    def fails(*_: object) -> None:
         raise RuntimeError("the kernel did not compile\nand a second line")
 
-    subject.executor.execute = fails  # type: ignore[method-assign]
+    subject.executor.launch = fails  # type: ignore[method-assign]
     with pytest.raises(StartupError, match=r"first request: RuntimeError: the kernel did not compile$"):
         warmup.run(subject, 33)
 
 
 def test_all_rows_draw_in_one_step_when_memory_is_measured(tiny_qwen3_vl: Path) -> None:
     subject = engines.engine(tiny_qwen3_vl, max_num_seqs=4)
-    num_drawn: list[int] = []
-    execute = subject.executor.execute
-
-    def counted(step: StepInput, sampling: SamplingInput) -> StepOutput:
-        num_drawn.append(len(sampling.counts))
-        return execute(step, sampling)
-
-    subject.executor.execute = counted  # type: ignore[method-assign]
+    steps = engines.steps_of(subject)
     warmup.run(subject, 33, num_rows=4)
-    assert max(num_drawn) == 4
+    assert max(len(sampling.counts) for sampling in steps) == 4
 
 
 @table("name", ["qwen2_vl", "qwen2_5_vl", "llava", "llava_next", "phi3_v", "smolvlm", "kimi_k25"])

@@ -70,6 +70,8 @@ class Loop:
         self.iteration = 0
         self.load_sent_at = 0.0
         self.draining = False
+        transfers = engine.kv_connector.transfers
+        self._wake_fds = () if transfers is None else (transfers.wake_fd,)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[GatewayCommand] = msgspec.msgpack.Decoder(GatewayCommand)
 
@@ -77,7 +79,7 @@ class Loop:
         """Process messages and steps. Raises ChannelClosed when the front is gone."""
         while True:
             busy = self.engine.has_work or self.engine.feed.busy
-            for message in self.channel.receive(0 if busy else HEARTBEAT_SECONDS, self.engine.kv_connector.wake_fds):
+            for message in self.channel.receive(0 if busy else HEARTBEAT_SECONDS, self._wake_fds):
                 if isinstance(message, Shutdown):
                     return
                 self._take(message)
@@ -102,7 +104,7 @@ class Loop:
             case Forward(connection, command):
                 self._command(connection, command)
             case Hangup(connection):
-                self.engine.hangup(connection)
+                self.engine.requests.hangup(connection)
             case Watch(watcher, blocks, images):
                 self.engine.feed.watch(watcher, WatchedCaches(blocks, images))
             case Unwatch(watcher):
@@ -117,14 +119,16 @@ class Loop:
             request_id = partial_decode.salvage(encoded).request_id
             logger.warning("dropped a malformed command", request_id=request_id, connection=connection)
             if request_id is not None:
-                self.engine.refuse(connection, request_id, InvalidValue("The worker could not read this request."))
+                self.engine.requests.refuse(
+                    connection, request_id, InvalidValue("The worker could not read this request.")
+                )
             return
         match command:
             case EngineRequest():
-                self.engine.submit(connection, command)
+                self.engine.requests.submit(connection, command)
             case SupplyPixels():
-                self.engine.supply(connection, command)
+                self.engine.requests.supply(connection, command)
             case Abort(request_id=request_id, index=index):
-                self.engine.abort(connection, request_id, index)
+                self.engine.requests.abort(connection, request_id, index)
             case ResetCaches(prefix=prefix, media=media):
-                self.engine.reset_caches(prefix=prefix, media=media)
+                self.engine.scheduler.reset_caches(prefix=prefix, media=media)

@@ -21,12 +21,13 @@ import structlog
 from blake3 import blake3
 
 from saccade.engine.config import EngineConfig
-from saccade.engine.core.step import JobDone, SamplingInput, StepInput, StepOutput
+from saccade.engine.core.scheduler import Scheduler
+from saccade.engine.core.step import EncoderInput, JobDone, SamplingInput, StepInput, StepOutput, with_pixels
 from saccade.engine.executor.protocol import Executor
 from saccade.errors import StartupError
 from saccade.transport.framing import PREFIX_BYTES, UNREADABLE, framed, length
 
-FORMAT = 1
+FORMAT = 2
 SUFFIX = ".steps"
 
 NUM_SEGMENTS = 8
@@ -75,29 +76,15 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     config: EngineConfig
 
 
-class LeftOut(msgspec.Struct, frozen=True, array_like=True):
-    """A stand-in for pixels that were not recorded; *digest* is their blake3."""
-
-    output_id: int
-    num_bytes: int
-    digest: bytes
-
-
-class StepSubmitted(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
-    """A submitted step; the images of *left_out* have no pixels."""
+class StepLaunched(msgspec.Struct, frozen=True, array_like=True, tag="launch"):
+    """A launched step. Without `record_pixels`, `digest` stands in for the pixels of its images."""
 
     step: StepInput
-    left_out: tuple[LeftOut, ...] = ()
-
-
-class StepSampled(msgspec.Struct, frozen=True, array_like=True, tag="sample"):
-    """The sampling of the oldest unsampled step."""
-
     sampling: SamplingInput
 
 
 class StepCollected(msgspec.Struct, frozen=True, array_like=True, tag="collect"):
-    """The output of the oldest sampled step."""
+    """The output of the oldest launched step."""
 
     output: StepOutput
 
@@ -114,7 +101,7 @@ class StepFailed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
     error: str
 
 
-Record = StepSubmitted | StepSampled | StepCollected | JobsTaken | StepFailed
+Record = StepLaunched | StepCollected | JobsTaken | StepFailed
 
 
 class RecordingSegment:
@@ -213,6 +200,16 @@ class Recorder:
         """Whether the next segment should start."""
         return self._segment is None and time.monotonic() - self._began >= self.rest_seconds
 
+    def begin_if_due(self, scheduler: Scheduler) -> None:
+        """Start a segment if one is due, with empty rows and caches; the running sequences are computed again.
+
+        Background jobs end first. Until then, no further job begins.
+        """
+        encoder_scheduler = scheduler.encoder_scheduler
+        encoder_scheduler.begins_no_jobs = self.is_due and scheduler.can_start_over
+        if encoder_scheduler.begins_no_jobs and not encoder_scheduler.jobs and self.begin():
+            scheduler.start_over()
+
     def begin(self) -> bool:
         """Start a segment; return whether its file could be created.
 
@@ -242,18 +239,13 @@ class Recorder:
             segment.join()
         self.executor.close()
 
-    def submit(self, step: StepInput) -> None:
+    def launch(self, step: StepInput, sampling: SamplingInput) -> None:
         """Record *step* before it is computed: if the step ends the process, it is the last record of its segment."""
         if self._segment is not None:
-            self._record(StepSubmitted(step) if self._header.config.record_pixels else without_pixels(step))
+            recorded = step if self._header.config.record_pixels else with_pixels(step, digest)
+            self._record(StepLaunched(recorded, sampling))
         with self._recording_failure():
-            self.executor.submit(step)
-
-    def sample(self, sampling: SamplingInput) -> None:
-        """Record *sampling* before tokens are drawn."""
-        self._record(StepSampled(sampling))
-        with self._recording_failure():
-            self.executor.sample(sampling)
+            self.executor.launch(step, sampling)
 
     def collect(self) -> StepOutput:
         """Record the output of the oldest step."""
@@ -261,11 +253,6 @@ class Recorder:
             output = self.executor.collect()
         self._record(StepCollected(output))
         return output
-
-    def execute(self, step: StepInput, sampling: SamplingInput) -> StepOutput:
-        self.submit(step)
-        self.sample(sampling)
-        return self.collect()
 
     def finished_jobs(self, timeout_seconds: float = 0.0) -> list[JobDone]:
         """Record the jobs that ended."""
@@ -319,15 +306,9 @@ class Recorder:
             total -= size
 
 
-def without_pixels(step: StepInput) -> StepSubmitted:
-    """Return *step* as a record with a length and a digest in place of each image's pixels."""
-    images = [image for job in step.jobs for image in job.images]
-    left_out = tuple(LeftOut(p.output_id, len(p.pixels), blake3(p.pixels).digest()) for p in images)
-    jobs = tuple(
-        msgspec.structs.replace(job, images=tuple(msgspec.structs.replace(p, pixels=b"") for p in job.images))
-        for job in step.jobs
-    )
-    return StepSubmitted(msgspec.structs.replace(step, jobs=jobs) if jobs else step, left_out)
+def digest(image: EncoderInput) -> bytes:
+    """Return what stands in a recording for the pixels of *image*: their length, as 8 bytes, and their blake3."""
+    return len(image.pixels).to_bytes(8, "big") + blake3(image.pixels).digest()
 
 
 def recording_folder(config: EngineConfig) -> Path:

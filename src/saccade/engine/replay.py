@@ -27,8 +27,7 @@ from saccade.engine.recording import (
     Recording,
     StepCollected,
     StepFailed,
-    StepSampled,
-    StepSubmitted,
+    StepLaunched,
 )
 from saccade.engine.self_description import describe_machine
 from saccade.engine.startup import allocate, make_runner
@@ -65,14 +64,6 @@ class ReplayResult:
     first: Difference | None
 
 
-@dataclass(frozen=True)
-class _Step:
-    """A submitted step: the rows that draw, in the output's order, and the sequence id of each row."""
-
-    drawing: tuple[int, ...]
-    sequence_ids: dict[int, int]
-
-
 class Replay:
     """Repeats the recorded calls on *executor*. Compares token ids and, with *is_exact*, log probabilities bit for bit.
 
@@ -83,8 +74,7 @@ class Replay:
         self._executor = executor
         self._is_exact = is_exact
         self._sequence_ids: dict[int, int] = {}
-        self._submitted: deque[_Step] = deque()
-        self._sampled: deque[tuple[_Step, SamplingInput]] = deque()
+        self._launched: deque[tuple[StepInput, dict[int, int], SamplingInput]] = deque()
         self._compared: set[int] = set()
         self._different: set[int] = set()
         self._first: Difference | None = None
@@ -98,11 +88,8 @@ class Replay:
 
     def _take(self, record: Record) -> None:
         match record:
-            case StepSubmitted(step):
-                self._submit(step)
-            case StepSampled(sampling):
-                self._sampled.append((self._submitted.popleft(), sampling))
-                self._executor.sample(sampling)
+            case StepLaunched(step, sampling):
+                self._launch(step, sampling)
             case StepCollected(output):
                 self._compare(output, self._executor.collect())
             case JobsTaken(jobs):
@@ -111,12 +98,11 @@ class Replay:
             case StepFailed(error):
                 self._note(None, f"the step fails with {error}", "the step does not fail")
 
-    def _submit(self, step: StepInput) -> None:
+    def _launch(self, step: StepInput, sampling: SamplingInput) -> None:
         self._number = step.number
         self._sequence_ids.update((start.row, start.sequence_id) for start in step.started)
-        rows = {chunk.row: self._sequence_ids[chunk.row] for chunk in step.chunks}
-        self._submitted.append(_Step(tuple(chunk.row for chunk in step.chunks if chunk.draws), rows))
-        self._executor.submit(step)
+        self._launched.append((step, {chunk.row: self._sequence_ids[chunk.row] for chunk in step.chunks}, sampling))
+        self._executor.launch(step, sampling)
 
     def _finished_jobs(self, num_jobs: int) -> list[tuple[int, str]]:
         ends: list[tuple[int, str]] = []
@@ -125,31 +111,19 @@ class Replay:
         return ends
 
     def _compare(self, expected: StepOutput, got: StepOutput) -> None:
-        step, sampling = self._sampled.popleft()
+        step, sequence_ids, sampling = self._launched.popleft()
         self._number = expected.number
         self._num_steps += 1
         self._num_tokens += len(expected.token_ids)
-        self._compared.update(step.sequence_ids.values())
+        self._compared.update(sequence_ids.values())
+        rows = (chunk.row for chunk in step.chunks if chunk.draws)
         expected_tokens, tokens = (zip_longest(output.token_ids, output.logprobs) for output in (expected, got))
-        for row, one, other in zip_longest(step.drawing, expected_tokens, tokens):
-            self._compare_token(step, row, one, other)
-        if self._is_exact:
-            scores = zip_longest(sampling.prompt_scores, expected.prompt_logprobs, got.prompt_logprobs)
-            for score, one, other in scores:
-                self._note((score.row, step.sequence_ids[score.row]), one, other)
-
-    def _compare_token(
-        self,
-        step: _Step,
-        row: int,
-        expected: tuple[int, TokenLogprob | None] | None,
-        got: tuple[int, TokenLogprob | None] | None,
-    ) -> None:
-        whose = (row, step.sequence_ids[row])
-        if self._is_exact:
-            self._note(whose, expected, got)
-        else:
-            self._note(whose, expected and expected[0], got and got[0])
+        for row, one, other in zip_longest(rows, expected_tokens, tokens):
+            whose = (row, sequence_ids[row])
+            self._note(whose, *((one, other) if self._is_exact else (one and one[0], other and other[0])))
+        scores = zip_longest(sampling.prompt_scores, expected.prompt_logprobs, got.prompt_logprobs)
+        for score, one, other in scores if self._is_exact else ():
+            self._note((score.row, sequence_ids[score.row]), one, other)
 
     def _note(self, whose: tuple[int, int] | None, expected: object, got: object) -> None:
         """Record a difference if two values of the row and sequence *whose* are not equal to the last bit."""
@@ -201,15 +175,15 @@ def fresh_executor(header: Header, changes: dict[str, str], progress: Progress) 
 
 def check_images(recording: Recording) -> None:
     """Read *recording* to its end. Raises StartupError if it is damaged or contains images without pixels."""
-    images = []
-    for record in recording.records():
-        if isinstance(record, StepSubmitted):
-            grids = {image.output_id: image.grid for job in record.step.jobs for image in job.images}
-            for one in record.left_out:
-                grid = "x".join(map(str, grids[one.output_id]))
-                place = f"step {record.step.number}, encoder output {one.output_id}"
-                images.append(f"{place}: grid {grid}, {one.num_bytes} bytes, blake3 {one.digest.hex()}")
-    if images:
+    images = [
+        f"step {record.step.number}, encoder output {image.output_id}: grid {'x'.join(map(str, image.grid))}, "
+        f"{int.from_bytes(image.pixels[:8], 'big')} bytes, blake3 {image.pixels[8:].hex()}"
+        for record in recording.records()
+        if isinstance(record, StepLaunched)
+        for job in record.step.jobs
+        for image in job.images
+    ]
+    if images and not recording.header.config.record_pixels:
         raise StartupError(
             f"{recording.path} was recorded without pixels (--record-pixels), and cannot be replayed without those of "
             f"{len(images)} images:\n" + "\n".join(images)

@@ -13,6 +13,8 @@ from saccade.engine.core.grammars import Grammars
 from saccade.engine.core.kv.blocks import PagedBlocks
 from saccade.engine.core.kv.manager import BlockManager, StateGroup
 from saccade.engine.core.kv.state_checkpoints import StateCheckpoints
+from saccade.engine.core.kv_receiver import KvReceiver
+from saccade.engine.core.kv_sender import KvSender
 from saccade.engine.core.request_validation import MediaMemory, RequestValidator
 from saccade.engine.core.scheduler import Budgets, Scheduler
 from saccade.engine.executor import memory
@@ -133,7 +135,7 @@ def make_runner(
         max_model_len = memory.model_length(config, max_positions, caches.sizes.num_blocks)
         max_blocks = -(-max_model_len // config.block_size)
         runner.graphs = DecodeGraphs(model.network, execution.backend, caches, max_blocks)
-        for done, total in runner.graphs.prepare():
+        for done, total in runner.graphs.by_size.prepare():
             progress("capturing CUDA graphs", done, total)
     return runner
 
@@ -176,7 +178,8 @@ def assemble(
     form = kv_form(description, caches)
     transfers = KvTransfers(TransferConfig(form, config.kv_transfer_bind, config.kv_transfer_seconds))
     described = msgspec.structs.replace(description, kv_transfer_address=transfers.address)
-    return Engine(executor, scheduler, validator, described, transfers=transfers, kv_form=form)
+    connector = KvSender if config.role == "prefill" else KvReceiver
+    return Engine(executor, scheduler, validator, described, connect=partial(connector, transfers, form))
 
 
 def _grammars(config: EngineConfig, model: LoadedModel) -> Grammars | None:

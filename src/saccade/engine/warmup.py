@@ -29,7 +29,7 @@ def run(engine: Engine, num_text_tokens: int, grid: Grid | None = None, num_rows
 
 def _run(engine: Engine, requests: Iterable[EngineRequest]) -> None:
     for request in requests:
-        engine.submit(0, request)
+        engine.requests.submit(0, request)
     while engine.has_work:
         for frame in engine.step().values():
             for failure in (delta.failure for delta in frame.deltas if delta.failure is not None):

@@ -164,16 +164,7 @@ class PaperExecutor:
         self.lands = True
         self.fails = False
 
-    def submit(self, step: StepInput) -> None:
-        raise NotImplementedError
-
-    def sample(self, sampling: SamplingInput) -> None:
-        raise NotImplementedError
-
-    def collect(self) -> StepOutput:
-        raise NotImplementedError
-
-    def execute(self, step: StepInput, sampling: SamplingInput) -> StepOutput:
+    def launch(self, step: StepInput, sampling: SamplingInput) -> None:
         self.held.difference_update(step.drop)
         for job in step.jobs:
             self.faults += ["wrong pixels" for image in job.images if set(image.pixels) != {image.grid[2]}]
@@ -186,7 +177,10 @@ class PaperExecutor:
             raise RuntimeError("on paper")
         shown = {slice_.output_id for chunk in step.chunks for slice_ in chunk.media}
         self.faults += ["a chunk shows what is not encoded" for output_id in shown if output_id not in self.held]
-        return StepOutput(step.number, [1 for chunk in step.chunks if chunk.draws])
+        self.output = StepOutput(step.number, [1 for chunk in step.chunks if chunk.draws])
+
+    def collect(self) -> StepOutput:
+        return self.output
 
     def finished_jobs(self, timeout_seconds: float = 0.0) -> list[JobDone]:
         if not self.jobs or not (self.lands or timeout_seconds):
@@ -284,7 +278,7 @@ class Machine(RuleBasedStateMachine):
             num_samples=num_samples,
         )
         self.open[request.request_id] = connection, request
-        self.engine.submit(connection, request)
+        self.engine.requests.submit(connection, request)
 
     @precondition(lambda self: self.wanted)
     @rule(which=st.integers(0, 99), how=st.sampled_from(("inline", "slot", "wrong")))
@@ -298,17 +292,17 @@ class Machine(RuleBasedStateMachine):
                 media.append(MediaPixels(index, slot=self.slot(connection, content)))
             else:
                 media.append(MediaPixels(index, inline=content[how == "wrong" :]))
-        self.engine.supply(connection, SupplyPixels(request_id=request_id, media=tuple(media)))
+        self.engine.requests.supply(connection, SupplyPixels(request_id=request_id, media=tuple(media)))
 
     @precondition(lambda self: self.open)
     @rule(which=st.integers(0, 99), index=st.one_of(st.none(), st.integers(0, 2)))
     def abort(self, which: int, index: int | None) -> None:
         request_id = sorted(self.open)[which % len(self.open)]
-        self.engine.abort(self.open[request_id][0], request_id, index)
+        self.engine.requests.abort(self.open[request_id][0], request_id, index)
 
     @rule(connection=st.integers(0, 1))
     def hang_up(self, connection: int) -> None:
-        self.engine.hangup(connection)
+        self.engine.requests.hangup(connection)
         mine = {request_id for request_id, (owner, _) in self.open.items() if owner == connection}
         self.wanted = {name: media for name, media in self.wanted.items() if name not in mine}
         self.gone.update(name for name, owner in self.lent.items() if owner == connection)
@@ -321,7 +315,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(prefix=st.booleans(), media=st.booleans())
     def forget(self, prefix: bool, media: bool) -> None:
-        self.engine.reset_caches(prefix=prefix, media=media)
+        self.engine.scheduler.reset_caches(prefix=prefix, media=media)
 
     @rule(steps=st.integers(1, 3), lands=st.booleans(), fails=st.sampled_from((False, False, False, True)))
     def work(self, steps: int, lands: bool, fails: bool) -> None:
@@ -362,7 +356,7 @@ class Machine(RuleBasedStateMachine):
         assert paged(self.engine.scheduler).num_free_blocks == load.num_blocks
         assert not cache.pins
         assert self.lent.keys() - self.gone <= self.released.keys(), "a slot is not given up"
-        self.engine.reset_caches(prefix=True, media=True)
+        self.engine.scheduler.reset_caches(prefix=True, media=True)
         self.step()
         assert (len(cache), self.executor.held) == (0, set())
 

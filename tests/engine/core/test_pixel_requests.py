@@ -85,7 +85,7 @@ def test_absent_image_is_requested_once_and_the_answer_is_the_same(
     subject = engines.engine(tiny_qwen3_vl)
     asked = engines.request(tiny_qwen3_vl, [4, (SMALL, 1), 3, (SMALL, 2), 3, (SMALL, 1), 2])
     expected = engines.drain(engines.engine(tiny_qwen3_vl), asked).answers["a"].token_ids
-    subject.submit(0, by_hash(asked, "hash", 1))
+    subject.requests.submit(0, by_hash(asked, "hash", 1))
     frame = step(subject)
     assert [(wanted.request_id, wanted.media) for wanted in frame.pixels_wanted] == [("hash", [0, 2])]
     assert frame.deltas == []
@@ -99,7 +99,7 @@ def test_absent_image_is_requested_once_and_the_answer_is_the_same(
         slots = [in_slot(pixels.inline or b"", pool) for pixels in answer.media]
         media = tuple(MediaPixels(pixels.index, slot) for pixels, slot in zip(answer.media, slots, strict=True))
         answer = msgspec.structs.replace(answer, media=media)
-    subject.supply(0, answer)
+    subject.requests.supply(0, answer)
     told = engines.drain(subject)
     assert told.answers["hash"].token_ids == expected
     assert sorted(told.released) == sorted(pixels.slot.name for pixels in answer.media if pixels.slot)
@@ -123,7 +123,7 @@ def test_image_that_another_request_failed_to_supply_is_requested(tiny_qwen3_vl:
     told = engines.drain(subject, msgspec.structs.replace(asked, request_id="dead", media=(dead,)), by_hash(asked))
     assert told.answers["dead"].failure is not None
     assert told.answers["hash"].finish_reason is None
-    subject.supply(0, pixels_of(asked, "hash", 0))
+    subject.requests.supply(0, pixels_of(asked, "hash", 0))
     assert len(engines.drain(subject).answers["hash"].token_ids) == 8
     assert engines.is_idle(subject)
 
@@ -137,15 +137,15 @@ def test_wrong_answer_fails_its_request_alone(
 ) -> None:
     subject = engines.engine(tiny_qwen3_vl)
     asked = engines.request(tiny_qwen3_vl, [4, (SMALL, 1), 3, (SMALL, 2), 3])
-    subject.submit(0, by_hash(asked, "hash", 1))
-    subject.submit(0, engines.request(tiny_qwen3_vl, [9], "other"))
+    subject.requests.submit(0, by_hash(asked, "hash", 1))
+    subject.requests.submit(0, engines.request(tiny_qwen3_vl, [9], "other"))
     step(subject)
     content = (asked.media[0].inline or b"")[cut:]
     slots = [in_slot(content, pool) for _ in indices]
     media = tuple(
         MediaPixels(index, slot, content if twice else None) for index, slot in zip(indices, slots, strict=True)
     )
-    subject.supply(0, SupplyPixels(request_id="hash", media=media))
+    subject.requests.supply(0, SupplyPixels(request_id="hash", media=media))
     told = engines.drain(subject)
     failure = told.answers["hash"].failure
     assert failure is not None
@@ -158,8 +158,8 @@ def test_wrong_answer_fails_its_request_alone(
 def test_unrequested_pixels_fail_their_request(tiny_qwen3_vl: Path) -> None:
     subject = engines.engine(tiny_qwen3_vl)
     asked = engines.request(tiny_qwen3_vl, [4, (SMALL, 1), 3])
-    subject.submit(0, asked)
-    subject.supply(0, pixels_of(asked, "a", 0))
+    subject.requests.submit(0, asked)
+    subject.requests.supply(0, pixels_of(asked, "a", 0))
     assert engines.drain(subject).answers["a"].failure is not None
 
 
@@ -169,12 +169,12 @@ def test_parked_sequences_end_and_late_pixels_are_released(
 ) -> None:  # [eng] 17
     subject = engines.engine(tiny_qwen3_vl)
     asked = engines.request(tiny_qwen3_vl, [4, (SMALL, 1), 3])
-    subject.submit(0, by_hash(asked))
+    subject.requests.submit(0, by_hash(asked))
     assert step(subject).pixels_wanted
     if end == "abort":
-        subject.abort(0, "hash")
+        subject.requests.abort(0, "hash")
     elif end == "hangup":
-        subject.hangup(0)
+        subject.requests.hangup(0)
     elif end == "late":
         deadline = time.monotonic() + pixel_requests.ANSWER_SECONDS
         monkeypatch.setattr(pixel_requests, "time", SimpleNamespace(monotonic=lambda: deadline))
@@ -183,7 +183,7 @@ def test_parked_sequences_end_and_late_pixels_are_released(
     assert (failure.code if failure else None) == ("worker_unavailable" if end == "late" else None)
     assert engines.is_idle(subject)
     slot = in_slot(asked.media[0].inline or b"", pool)
-    subject.supply(0, SupplyPixels(request_id="hash", media=(MediaPixels(0, slot),)))
+    subject.requests.supply(0, SupplyPixels(request_id="hash", media=(MediaPixels(0, slot),)))
     assert engines.drain(subject).released == [slot.name]
 
 
@@ -196,19 +196,19 @@ def test_deadlines_stay_in_order_if_a_request_id_is_reused(
 
     def ask(request_id: str, after_seconds: float) -> None:
         monkeypatch.setattr(pixel_requests, "time", SimpleNamespace(monotonic=lambda: now + after_seconds))
-        subject.submit(0, by_hash(asked, request_id))
+        subject.requests.submit(0, by_hash(asked, request_id))
         assert [wanted.request_id for wanted in step(subject).pixels_wanted] == [request_id]
 
     ask("again", 0)
     ask("other", 10)
-    subject.abort(0, "again")
+    subject.requests.abort(0, "again")
     ask("again", 20)
     late = now + pixel_requests.ANSWER_SECONDS + 11
     monkeypatch.setattr(pixel_requests, "time", SimpleNamespace(monotonic=lambda: late))
     told = engines.drain(subject).answers
     assert told["other"].failure is not None
     assert told["again"].failure is None
-    subject.abort(0, "again")
+    subject.requests.abort(0, "again")
     assert engines.is_idle(subject)
 
 
@@ -222,7 +222,7 @@ def test_encoder_output_stays_while_a_sequence_without_pixels_needs_it(tiny_qwen
         if subject.load().steps_total == before + 4:
             for sequence in list(subject.scheduler.running):
                 subject.scheduler.preempt(sequence)
-            subject.reset_caches(prefix=True, media=False)
+            subject.scheduler.reset_caches(prefix=True, media=False)
 
     before = subject.load().steps_total
     other = engines.request(tiny_qwen3_vl, [4, (WIDE, 2), 3], "other")
@@ -241,10 +241,10 @@ def test_no_pixels_are_requested_after_the_first_token(tiny_qwen3_vl: Path) -> N
     subject = engines.engine(tiny_qwen3_vl, encoder_cache_bytes=0)
     asked = engines.request(tiny_qwen3_vl, [4, (SMALL, 1), 30], max_tokens=12)
     engines.drain(subject, asked)
-    subject.submit(0, by_hash(asked))
+    subject.requests.submit(0, by_hash(asked))
     assert step(subject).deltas  # the prefix has the image
     subject.scheduler.preempt(next(iter(subject.scheduler.running)))
-    subject.reset_caches(prefix=True, media=False)
+    subject.scheduler.reset_caches(prefix=True, media=False)
     assert failure_code(engines.drain(subject)) == "worker_unavailable"
     assert engines.is_idle(subject)
 
@@ -257,10 +257,10 @@ def test_one_pixel_request_names_every_image_sent_by_hash(tiny_qwen3_vl: Path, h
     engines.drain(subject, engines.request(tiny_qwen3_vl, [4, (SMALL, 1), 30], text_seed=1))
     asked = engines.request(tiny_qwen3_vl, [4, (SMALL, 1), 30, (SMALL, 2), 3], text_seed=seed)
     expected = engines.drain(engines.engine(tiny_qwen3_vl), asked).answers["a"].token_ids
-    subject.submit(0, by_hash(asked))
+    subject.requests.submit(0, by_hash(asked))
     assert step(subject).pixels_wanted[0].media == [0, 1]
-    subject.reset_caches(prefix=True, media=True)
-    subject.supply(0, pixels_of(asked, "hash", 0, 1))
+    subject.scheduler.reset_caches(prefix=True, media=True)
+    subject.requests.supply(0, pixels_of(asked, "hash", 0, 1))
     assert engines.drain(subject).answers["hash"].token_ids == expected
     assert engines.is_idle(subject)
 
@@ -268,9 +268,9 @@ def test_one_pixel_request_names_every_image_sent_by_hash(tiny_qwen3_vl: Path, h
 def test_samples_share_supplied_pixels(tiny_qwen3_vl: Path) -> None:  # [eng] 3
     subject = engines.engine(tiny_qwen3_vl, enable_prefix_caching=False, encoder_cache_bytes=0)
     asked = msgspec.structs.replace(engines.request(tiny_qwen3_vl, [4, (SMALL, 1), 3]), num_samples=3)
-    subject.submit(0, by_hash(asked))
+    subject.requests.submit(0, by_hash(asked))
     assert len(step(subject).pixels_wanted) == 1
-    subject.supply(0, pixels_of(asked, "hash", 0))
+    subject.requests.supply(0, pixels_of(asked, "hash", 0))
     ended = []
     while subject.has_work:
         frame = step(subject)
@@ -289,8 +289,8 @@ def test_every_end_releases_the_slots(tiny_qwen3_vl: Path, pool: SlotPool) -> No
     bad = msgspec.structs.replace(with_slot, request_id="bad", token_ids=[*asked.token_ids[:-1], 10**6])
     assert engines.drain(subject, bad).released == [slot.name]
     # An id that is in use: the second request is dropped, what it lent is not.
-    subject.submit(0, asked)
-    subject.submit(0, with_slot)
+    subject.requests.submit(0, asked)
+    subject.requests.submit(0, with_slot)
     told = engines.drain(subject)
     assert told.released == [slot.name]
     assert told.answers["a"].finish_reason is FinishReason.LENGTH

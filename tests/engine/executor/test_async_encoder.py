@@ -77,10 +77,10 @@ def test_decodes_go_on_beside_encoding_with_the_same_answers(subject: Engine, ti
     alone = engines.engine(tiny_qwen3_vl, threads=1, max_model_len=400)
     expected = {one.request_id: engines.drain(alone, one).answers[one.request_id].token_ids for one in (text, *asked)}
     gate = Gate(subject)
-    subject.submit(0, text)
+    subject.requests.submit(0, text)
     assert tokens(subject, 3) == {"text": 3}
     for one in asked:
-        subject.submit(0, one)
+        subject.requests.submit(0, one)
     # The first image of each waits behind the gate, in one job.
     during = tokens(subject, 20)
     assert during["text"] == 20
@@ -111,10 +111,10 @@ def test_nothing_is_encoded_in_background_without_decodes(subject: Engine, tiny_
 def test_failed_job_ends_the_requests_that_wait_for_it(subject: Engine, tiny_qwen3_vl: Path) -> None:
     gate = Gate(subject)
     gate.spoil = 1
-    subject.submit(0, engines.request(tiny_qwen3_vl, [20], "text", max_tokens=30))
+    subject.requests.submit(0, engines.request(tiny_qwen3_vl, [20], "text", max_tokens=30))
     tokens(subject, 2)
-    subject.submit(0, asked := engines.request(tiny_qwen3_vl, [5, (WIDE, 1), 4], "bad"))
-    subject.submit(1, msgspec.structs.replace(asked, request_id="bad too"))
+    subject.requests.submit(0, asked := engines.request(tiny_qwen3_vl, [5, (WIDE, 1), 4], "bad"))
+    subject.requests.submit(1, msgspec.structs.replace(asked, request_id="bad too"))
     tokens(subject, 2)
     gate.open()
     mine = engines.drain(subject)
@@ -124,7 +124,7 @@ def test_failed_job_ends_the_requests_that_wait_for_it(subject: Engine, tiny_qwe
     assert "spoilt" not in failure.message
     assert mine.answers["text"].finish_reason == FinishReason.LENGTH
     assert engines.is_idle(subject)
-    subject.submit(0, engines.request(tiny_qwen3_vl, [20], "text", max_tokens=30))
+    subject.requests.submit(0, engines.request(tiny_qwen3_vl, [20], "text", max_tokens=30))
     tokens(subject, 2)
     again = engines.drain(subject, asked)
     assert again.answers["bad"].finish_reason == FinishReason.LENGTH
@@ -133,14 +133,14 @@ def test_failed_job_ends_the_requests_that_wait_for_it(subject: Engine, tiny_qwe
 def test_an_abort_leaves_nothing_and_the_encoder_output_serves_the_next(subject: Engine, tiny_qwen3_vl: Path) -> None:
     gate = Gate(subject)
     asked = engines.request(tiny_qwen3_vl, [5, (WIDE, 1), 4], "gone")
-    subject.submit(0, engines.request(tiny_qwen3_vl, [20], "text", max_tokens=60))
+    subject.requests.submit(0, engines.request(tiny_qwen3_vl, [20], "text", max_tokens=60))
     tokens(subject, 2)
-    subject.submit(0, asked)
+    subject.requests.submit(0, asked)
     tokens(subject, 2)
-    subject.abort(0, "gone")
+    subject.requests.abort(0, "gone")
     # By its hash alone: what is under way need not be asked for.
     by_hash = [msgspec.structs.replace(item, inline=None) for item in asked.media]
-    subject.submit(0, msgspec.structs.replace(asked, request_id="next", media=tuple(by_hash)))
+    subject.requests.submit(0, msgspec.structs.replace(asked, request_id="next", media=tuple(by_hash)))
     assert "next" not in tokens(subject, 3)
     gate.open()
     told = engines.drain(subject)
@@ -151,9 +151,9 @@ def test_an_abort_leaves_nothing_and_the_encoder_output_serves_the_next(subject:
 
 def test_idle_engine_waits_for_the_lane(subject: Engine, tiny_qwen3_vl: Path) -> None:
     gate = Gate(subject)
-    subject.submit(0, engines.request(tiny_qwen3_vl, [20], "text", max_tokens=4))
+    subject.requests.submit(0, engines.request(tiny_qwen3_vl, [20], "text", max_tokens=4))
     tokens(subject, 2)
-    subject.submit(0, engines.request(tiny_qwen3_vl, [5, (WIDE, 1), 4], "image"))
+    subject.requests.submit(0, engines.request(tiny_qwen3_vl, [5, (WIDE, 1), 4], "image"))
     assert tokens(subject, 6) == {"text": 2}
     gate.open()
     assert engines.drain(subject).answers["image"].finish_reason == FinishReason.LENGTH
@@ -162,10 +162,10 @@ def test_idle_engine_waits_for_the_lane(subject: Engine, tiny_qwen3_vl: Path) ->
 def test_a_second_job_stands_ready_and_one_more_image_is_encoded_within_a_step(tiny_qwen3_vl: Path) -> None:
     subject = engines.engine(tiny_qwen3_vl, threads=2, max_model_len=400, encode_budget_patches=96)
     gate = Gate(subject)
-    subject.submit(0, engines.request(tiny_qwen3_vl, [20], "text", max_tokens=60))
+    subject.requests.submit(0, engines.request(tiny_qwen3_vl, [20], "text", max_tokens=60))
     tokens(subject, 2)
     for seed, name in enumerate(("first", "second", "within", "later")):
-        subject.submit(0, engines.request(tiny_qwen3_vl, [5, (WIDE, seed), 4], name, max_tokens=2))
+        subject.requests.submit(0, engines.request(tiny_qwen3_vl, [5, (WIDE, seed), 4], name, max_tokens=2))
     during = tokens(subject, 4)
     assert during == {"text": 4, "within": 2}
     # Two are in the background, and the fourth has to wait until the decodes had their time.
@@ -182,10 +182,10 @@ def test_a_failed_job_leaves_the_next_alone(tiny_qwen3_vl: Path) -> None:
     subject = engines.engine(tiny_qwen3_vl, threads=2, max_model_len=400, encode_budget_patches=96)
     gate = Gate(subject)
     gate.spoil = 1
-    subject.submit(0, engines.request(tiny_qwen3_vl, [20], "text", max_tokens=60))
+    subject.requests.submit(0, engines.request(tiny_qwen3_vl, [20], "text", max_tokens=60))
     tokens(subject, 2)
-    subject.submit(0, engines.request(tiny_qwen3_vl, [5, (WIDE, 1), 4], "bad"))
-    subject.submit(0, engines.request(tiny_qwen3_vl, [5, (WIDE, 2), 4], "good"))
+    subject.requests.submit(0, engines.request(tiny_qwen3_vl, [5, (WIDE, 1), 4], "bad"))
+    subject.requests.submit(0, engines.request(tiny_qwen3_vl, [5, (WIDE, 2), 4], "good"))
     tokens(subject, 3)
     assert len(subject.scheduler.encoder_scheduler.jobs) == 2
     gate.open()
@@ -198,7 +198,7 @@ def test_a_failed_job_leaves_the_next_alone(tiny_qwen3_vl: Path) -> None:
 def test_one_thread_has_no_lane(tiny_qwen3_vl: Path) -> None:
     plain = engines.engine(tiny_qwen3_vl, threads=1)
     gate = Gate(plain)
-    plain.submit(0, engines.request(tiny_qwen3_vl, [20], "text", max_tokens=30))
+    plain.requests.submit(0, engines.request(tiny_qwen3_vl, [20], "text", max_tokens=30))
     tokens(plain, 2)
     told = engines.drain(plain, engines.request(tiny_qwen3_vl, [5, (WIDE, 1), 4], "image"))
     assert told.answers["image"].finish_reason == FinishReason.LENGTH
@@ -218,7 +218,7 @@ def test_job_is_reported_if_its_step_fails_at_once(
         update(step)
 
     monkeypatch.setattr(runner, "update", fail)
-    subject.submit(0, engines.request(tiny_qwen3_vl, [20], "text", max_tokens=30))
+    subject.requests.submit(0, engines.request(tiny_qwen3_vl, [20], "text", max_tokens=30))
     tokens(subject, 2)
     told = engines.drain(subject, engines.request(tiny_qwen3_vl, [(WIDE, 1), 4], "image"))
     assert told.answers["text"].failure is not None
@@ -255,7 +255,7 @@ def test_request_fails_alone_if_no_thread_can_start(
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    subject.submit(0, engines.request(tiny_qwen3_vl, [20], "text", max_tokens=30))
+    subject.requests.submit(0, engines.request(tiny_qwen3_vl, [20], "text", max_tokens=30))
     tokens(subject, 2)
     asked = engines.request(tiny_qwen3_vl, [5, (WIDE, 1), 4], "bad")
     with monkeypatch.context() as patch:

@@ -89,7 +89,7 @@ def test_row_counts_are_powers_of_two_up_to_the_maximum() -> None:
 
 def test_answers_equal_those_without_graphs(subject: Engine, tiny_qwen3_vl: Path) -> None:  # [eng] 33
     expected = engines.drain(subject, *asked(tiny_qwen3_vl)).answers
-    subject.reset_caches(prefix=True, media=True)
+    subject.scheduler.reset_caches(prefix=True, media=True)
     _, again = with_graphs(subject)
     found = engines.drain(subject, *asked(tiny_qwen3_vl)).answers
     assert {name: answer.token_ids for name, answer in found.items()} == {
@@ -149,7 +149,7 @@ def test_other_steps_run_without_a_graph(three_rows: Decoding, reason: str) -> N
     graphs = runner.graphs
     assert graphs is not None
     if reason == "rows":
-        graphs.row_counts = [1, 2]
+        graphs.by_size.sizes = [1, 2]
     elif reason == "blocks":
         graphs = DecodeGraphs(runner.network, runner.backend, runner.caches, 1, again)
     assert graphs.run(batch) is None
@@ -159,7 +159,7 @@ def test_other_steps_run_without_a_graph(three_rows: Decoding, reason: str) -> N
 def test_all_graphs_are_captured_before_the_first_step(subject: Engine) -> None:
     runner, again = with_graphs(subject)
     assert runner.graphs is not None
-    assert list(runner.graphs.prepare()) == [(number, 4) for number in range(4)]
+    assert list(runner.graphs.by_size.prepare()) == [(number, 4) for number in range(4)]
     assert again.num_captures == 4
     assert again.replayed == []
 
@@ -168,7 +168,7 @@ def test_graphs_share_one_pool_of_memory(subject: Engine, monkeypatch: pytest.Mo
     """The largest is captured first, so the pool then does not grow."""
     cuda = PlayedCuda(monkeypatch)
     runner, _ = with_graphs(subject)
-    list(DecodeGraphs(runner.network, runner.backend, runner.caches, MAX_BLOCKS).prepare())
+    list(DecodeGraphs(runner.network, runner.backend, runner.caches, MAX_BLOCKS).by_size.prepare())
     assert cuda.pools == [(0, 1)] * 4
 
 

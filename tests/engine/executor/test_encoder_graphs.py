@@ -120,7 +120,7 @@ def test_features_equal_those_without_graphs(
         assert len(again.replayed) == before + 1
         # The smallest budget that holds the images.
         cost = sum(network.spec.encode_cost(item.grid) for item in chosen)
-        budget = next(budget for budget in encoder.graphs.budgets if budget >= cost)
+        budget = next(budget for budget in encoder.graphs.by_size.sizes if budget >= cost)
         assert again.replayed[-1] == network.spec.item_tokens(network.spec.padding_grid(budget))
         for key, features in expected.items():
             torch.testing.assert_close(outcome.features[key], features, **TOLERANCE)
@@ -181,7 +181,7 @@ def test_jobs_beside_the_steps_use_no_graph(
 def test_all_graphs_are_captured_before_the_first_image(load: Callable[[str], Any]) -> None:
     encoder, again = with_graphs(load("qwen3_vl"), 1024)
     assert encoder.graphs is not None
-    assert list(encoder.graphs.prepare()) == [(0, 3), (1, 3), (2, 3)]
+    assert list(encoder.graphs.by_size.prepare()) == [(0, 3), (1, 3), (2, 3)]
     assert (again.num_captures, again.replayed) == (3, [])
 
 
@@ -190,15 +190,15 @@ def test_a_failed_capture_names_the_flag(load: Callable[[str], Any]) -> None:
         raise RuntimeError("operation not permitted when stream is capturing")
 
     graphs = EncoderGraphs(load("qwen3_vl"), BordersBackend(), 256, fail)
-    with pytest.raises(StartupError, match=r"256 patches: .* is capturing. Start with --no-mm-encoder-cuda-graph"):
-        list(graphs.prepare())
+    with pytest.raises(StartupError, match=r"size 256 cannot .* is capturing. Start with --no-mm-encoder-cuda-graph"):
+        list(graphs.by_size.prepare())
 
 
 def test_graphs_share_one_pool_of_memory(load: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = PlayedCuda(monkeypatch)
     graphs = EncoderGraphs(load("qwen3_vl"), BordersBackend(), 512)
-    list(graphs.prepare())
-    assert cuda.pools == [(0, 1)] * len(graphs.budgets)
+    list(graphs.by_size.prepare())
+    assert cuda.pools == [(0, 1)] * len(graphs.by_size.sizes)
 
 
 @table(

@@ -76,12 +76,12 @@ def test_preemption_keeps_the_mask(tiny_qwen3_vl: Path) -> None:
 @pytest.mark.parametrize("end", ["abort", "hangup"])
 def test_a_mask_goes_with_its_request(end: str, tiny_qwen3_vl: Path) -> None:
     subject = engines.engine(tiny_qwen3_vl)
-    subject.submit(3, several(tiny_qwen3_vl, 2))
+    subject.requests.submit(3, several(tiny_qwen3_vl, 2))
     while not len(engines.local(subject).runner.allowed):
         subject.step()
     if end == "abort":
-        subject.abort(3, "a")
+        subject.requests.abort(3, "a")
     else:
-        subject.hangup(3)
+        subject.requests.hangup(3)
     engines.drain(subject, engines.request(tiny_qwen3_vl, [4], "other", max_tokens=1))
     assert len(engines.local(subject).runner.allowed) == 0

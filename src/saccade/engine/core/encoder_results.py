@@ -9,7 +9,7 @@ from saccade.engine.core.images import EncoderKey
 from saccade.engine.core.requests import Requests
 from saccade.engine.core.schedule import Schedule
 from saccade.engine.core.scheduler import Scheduler
-from saccade.engine.core.step import JobDone, StepOutput
+from saccade.engine.core.step import JobDone, StepInput, StepOutput
 from saccade.errors import InternalError
 
 logger = structlog.get_logger(__name__)
@@ -23,6 +23,12 @@ class EncoderResults:
         self._cache = scheduler.encoder_scheduler.encoder_cache
         self._requests = requests
         self._counters = counters
+
+    def begin(self, schedule: Schedule, step: StepInput) -> None:
+        """Note the images that jobs of *step* encode in the background."""
+        for job in step.jobs:
+            if job.background:
+                self._scheduler.encoder_scheduler.jobs[job.job_id] = frozenset(schedule.background)
 
     def take_jobs(self, jobs: Iterable[JobDone]) -> bool:
         """Take the images that were encoded in the background. Return whether a job failed."""

@@ -9,16 +9,14 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
-from saccade.engine.core.kv_connector import check_key
+from saccade.engine.core.kv_connector import STEP_FAILED, KvConnector, check_key
 from saccade.engine.core.requests import Requests
 from saccade.engine.core.schedule import Schedule
 from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.core.sequence import Sequence
 from saccade.engine.core.step import KvReceive
-from saccade.errors import InvalidValue, PeerFailed, WorkerFailed
+from saccade.errors import InternalError, InvalidValue, PeerFailed, WorkerFailed
 from saccade.protocol.kv_transfer import KvForm, Prefilled, ReceiveKv
-from saccade.protocol.output import FinishReason, TokenLogprob
-from saccade.protocol.request import EngineRequest
 from saccade.transport.kv_transfer.events import Event, PieceArrived, PromptComputed, TransferEnded
 from saccade.transport.kv_transfer.service import MAX_PIECE_BYTES, KvTransfers
 
@@ -31,47 +29,50 @@ SAMPLE_ENDED = "The first sample of the request ended before the prompt's state 
 
 @dataclass(slots=True, eq=False)
 class _IncomingPrompt:
-    """The prompt of a decode leg. *next_block* arrives next; *num_pending* pieces are not written yet."""
+    """The prompt of a decode leg. *next_block* arrives next; it is None until the transfer has begun.
+
+    *num_pending* pieces are not written yet.
+    """
 
     key: bytes
     sequence: Sequence
-    next_block: int
+    next_block: int | None = None
     prefilled: Prefilled | None = None
     arrived: deque[PieceArrived] = field(default_factory=deque)
     num_pending: int = 0
     state: bytes = b""
 
 
-class KvReceiver:
+class KvReceiver(KvConnector):
     """The decode legs by the keys of their transfers."""
 
     def __init__(self, transfers: KvTransfers, form: KvForm, scheduler: Scheduler, requests: Requests) -> None:
-        self.transfers = transfers
+        self.transfers: KvTransfers = transfers
         self._form = form
         self._scheduler = scheduler
         self._requests = requests
-        self._keys: set[bytes] = set()
         self._prompts: dict[bytes, _IncomingPrompt] = {}
-        self._planned_writes: list[_IncomingPrompt] = []
-        self._orphans: list[Sequence] = []
+        self._planned_writes: deque[list[_IncomingPrompt]] = deque()
 
     @property
     def has_work(self) -> bool:
-        has_pieces = any(prompt.arrived for prompt in self._prompts.values())
-        return has_pieces or bool(self._orphans) or self.transfers.has_events
+        prompts = self._prompts.values()
+        return self.transfers.has_events or any(
+            one.arrived or one.sequence.finish_reason is not None for one in prompts
+        )
 
-    @property
-    def wake_fds(self) -> tuple[int, ...]:
-        return (self.transfers.wake_fd,)
+    def open(self, sequence: Sequence) -> None:
+        """Note a decode leg; its transfer begins when there is room for its state.
 
-    def check(self, request: EngineRequest) -> None:
-        """Raise InvalidValue for a prefill leg, and for a decode leg that can never begin."""
+        Raises InvalidValue for a prefill leg, and for a decode leg that can never begin.
+        """
+        request = sequence.request
         kv_transfer = request.kv_transfer
         if kv_transfer is None:
             return
         if not isinstance(kv_transfer, ReceiveKv):
             raise InvalidValue("A decode worker serves no prefill legs.", "kv_transfer")
-        check_key(kv_transfer.key, self._keys)
+        check_key(kv_transfer.key, self._prompts)
         num_blocks = -(-len(request.token_ids) // self._form.block_size) + request.num_samples - 1
         rows, blocks = self._scheduler.budgets.max_num_seqs, self._scheduler.block_manager.paged_blocks.num_blocks
         if request.num_samples > rows or num_blocks > blocks:
@@ -80,30 +81,19 @@ class KvReceiver:
                 "blocks, and begins all samples of a request together.",
                 "n",
             )
+        self._prompts[kv_transfer.key] = _IncomingPrompt(kv_transfer.key, sequence)
 
-    def open(self, sequence: Sequence) -> None:
-        """Note the key of a decode leg; its transfer begins when there is room for its state."""
-        if isinstance(kv_transfer := sequence.request.kv_transfer, ReceiveKv):
-            self._keys.add(kv_transfer.key)
-
-    def keep(self, sequence: Sequence, logprob: TokenLogprob | None, reason: FinishReason | None, now: float) -> bool:
-        """Return False: a decode leg reports its tokens at once."""
-        return False
-
-    def poll(self) -> None:
+    def settle(self) -> None:
         for event in self.transfers.events():
-            if (prompt := self._prompts.get(event.key)) is not None:
+            prompt = self._prompts.get(event.key)
+            if prompt is not None and prompt.sequence.finish_reason is None:
                 self._take(prompt, event)
-        orphans, self._orphans = self._orphans, []
-        for sequence in orphans:
-            self._requests.fail(sequence, WorkerFailed(SAMPLE_ENDED))
-
-    def _begin(self, sequence: Sequence, num_cached_blocks: int) -> None:
-        """Begin the transfer for a sequence with reserved room, from block *num_cached_blocks* on."""
-        kv_transfer = sequence.request.kv_transfer
-        if isinstance(kv_transfer, ReceiveKv):
-            self._prompts[kv_transfer.key] = _IncomingPrompt(kv_transfer.key, sequence, num_cached_blocks)
-            self.transfers.pull(kv_transfer.key, kv_transfer.source, num_cached_blocks)
+        for prompt in [one for one in self._prompts.values() if one.sequence.finish_reason is not None]:
+            del self._prompts[prompt.key]
+            if prompt.next_block is not None:
+                self.transfers.cancel(prompt.key)
+            for sample in [one for one in prompt.sequence.forks if one.finish_reason is None][:1]:
+                self._requests.fail(sample, WorkerFailed(SAMPLE_ENDED))
 
     def _take(self, prompt: _IncomingPrompt, event: Event) -> None:
         match event:
@@ -115,7 +105,7 @@ class KvReceiver:
                 prompt.state = content
                 self.transfers.taken(prompt.key)
             case PieceArrived(_, piece):
-                if not (piece.start == prompt.next_block < piece.stop <= len(prompt.sequence.block_table)):
+                if piece.start != prompt.next_block or not piece.start < piece.stop <= len(prompt.sequence.block_table):
                     self._fail(prompt, PeerFailed(OUT_OF_ORDER))
                     return
                 prompt.next_block = piece.stop
@@ -125,29 +115,24 @@ class KvReceiver:
                 self._fail(prompt, event.error)
         self._complete_if_whole(prompt)
 
-    def on_end(self, sequence: Sequence) -> None:
-        """Cancel the transfer of a sequence that has ended."""
-        kv_transfer = sequence.request.kv_transfer
-        if isinstance(kv_transfer, ReceiveKv) and sequence.awaits_kv and sequence.index == 0:
-            self._keys.discard(kv_transfer.key)
-            if self._prompts.pop(kv_transfer.key, None) is not None:
-                self.transfers.cancel(kv_transfer.key)
-            self._orphans += [sample for sample in sequence.forks if sample.finish_reason is None][:1]
-
     def plan(self, schedule: Schedule) -> None:
         """Begin the transfers of requests that the step admits, and add the writes of this step."""
         for sequence, num_cached_blocks in schedule.admitted.items():
-            self._begin(sequence, num_cached_blocks)
+            if isinstance(kv_transfer := sequence.request.kv_transfer, ReceiveKv):
+                self._prompts[kv_transfer.key].next_block = num_cached_blocks
+                self.transfers.pull(kv_transfer.key, kv_transfer.source, num_cached_blocks)
         room = STEP_BYTES
+        writes = []
         for prompt in self._prompts.values():
             while room > 0 and prompt.arrived:
                 _, piece, content = prompt.arrived.popleft()
                 room -= len(content)
-                self._planned_writes.append(prompt)
+                writes.append(prompt)
                 schedule.receive += [
                     KvReceive(tuple(sample.block_table[piece.start : piece.stop]), content)
                     for sample in self._owners(prompt, piece.stop)
                 ]
+        self._planned_writes.append(writes)
 
     def _owners(self, prompt: _IncomingPrompt, stop: int) -> list[Sequence]:
         """Return the samples that have their own blocks for a piece that ends at block *stop*."""
@@ -155,33 +140,26 @@ class KvReceiver:
         samples = self._scheduler.receiving[prompt.sequence]
         return [prompt.sequence] if is_shared else [sample for sample in samples if sample.finish_reason is None]
 
-    def on_executed(self, contents: tuple[bytes, ...]) -> None:
+    def executed(self, contents: tuple[bytes, ...] | None) -> None:
         """Note that the step wrote the planned pieces. Requests whose state is complete begin to decode."""
-        writes, self._planned_writes = self._planned_writes, []
-        for prompt in writes:
-            prompt.num_pending -= 1
-            if prompt.key in self._prompts:
+        for prompt in self._planned_writes.popleft():
+            if contents is None:
+                self._requests.fail(prompt.sequence, InternalError(STEP_FAILED))
+            elif prompt.sequence.finish_reason is None:
+                prompt.num_pending -= 1
                 self.transfers.taken(prompt.key)
                 self._complete_if_whole(prompt)
 
-    def close(self) -> None:
-        self.transfers.close()
-
-    def take_planned(self) -> list[Sequence]:
-        writes, self._planned_writes = self._planned_writes, []
-        return [prompt.sequence for prompt in writes]
-
     def _fail(self, prompt: _IncomingPrompt, error: WorkerFailed) -> None:
-        # Ending the sequence cancels the transfer.
+        # `settle` cancels the transfer of a sequence that has ended.
         self._requests.fail(prompt.sequence, error)
 
     def _complete_if_whole(self, prompt: _IncomingPrompt) -> None:
         is_whole = prompt.next_block == len(prompt.sequence.block_table) and not prompt.num_pending
         has_state = len(prompt.state) == self._form.state_nbytes
-        if prompt.key not in self._prompts or prompt.prefilled is None or not (is_whole and has_state):
+        if prompt.sequence.finish_reason is not None or prompt.prefilled is None or not (is_whole and has_state):
             return
         del self._prompts[prompt.key]
-        self._keys.discard(prompt.key)
         self.transfers.received(prompt.key)
         samples = self._scheduler.receiving[prompt.sequence]
         self._scheduler.finish_receiving(prompt.sequence)

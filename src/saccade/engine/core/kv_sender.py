@@ -6,20 +6,20 @@ pieces, at most STEP_BYTES in one step. A piece has full blocks, or only the las
 states.
 """
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from saccade.engine.core.kv_connector import check_key
+from saccade.engine.core.kv_connector import STEP_FAILED, KvConnector, check_key
 from saccade.engine.core.requests import Requests
 from saccade.engine.core.schedule import Schedule
 from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.core.sequence import Sequence
 from saccade.engine.core.step import KvSend
-from saccade.errors import InvalidValue, PeerFailed
+from saccade.errors import InternalError, InvalidValue, PeerFailed
 from saccade.protocol.kv_transfer import FirstToken, KvForm, Piece, Prefilled, SendKv
 from saccade.protocol.output import FinishReason, TokenLogprob
-from saccade.protocol.request import EngineRequest
 from saccade.transport.kv_transfer.events import Delivered, Event, PieceTaken, StateRequested, TransferEnded
 from saccade.transport.kv_transfer.service import MAX_PIECE_BYTES, KvTransfers
 
@@ -52,27 +52,26 @@ class _OutgoingPrompt:
     num_untaken: int = 0
 
 
-class KvSender:
+class KvSender(KvConnector):
     """The prefill legs by the keys of their transfers."""
 
     def __init__(self, transfers: KvTransfers, form: KvForm, scheduler: Scheduler, requests: Requests) -> None:
-        self.transfers = transfers
+        self.transfers: KvTransfers = transfers
         self._form = form
         self._scheduler = scheduler
         self._requests = requests
         self._prompts: dict[bytes, _OutgoingPrompt] = {}
-        self._planned_copies: list[tuple[_OutgoingPrompt, Piece]] = []
+        self._planned_copies: deque[list[tuple[_OutgoingPrompt, Piece]]] = deque()
 
     @property
     def has_work(self) -> bool:
-        return self.transfers.has_events or any(self._next(prompt) is not None for prompt in self._prompts.values())
+        prompts = self._prompts.values()
+        is_urgent = any(one.sequence.finish_reason is not None or self._next(one) is not None for one in prompts)
+        return self.transfers.has_events or is_urgent
 
-    @property
-    def wake_fds(self) -> tuple[int, ...]:
-        return (self.transfers.wake_fd,)
-
-    def check(self, request: EngineRequest) -> None:
-        """Raise InvalidValue for a decode leg, and for an impossible prefill leg."""
+    def open(self, sequence: Sequence) -> None:
+        """Begin a prefill leg. Raises InvalidValue for a decode leg, and for an impossible prefill leg."""
+        request = sequence.request
         kv_transfer = request.kv_transfer
         if kv_transfer is None:
             return
@@ -93,17 +92,17 @@ class KvSender:
                 "blocks, and begins no prompt without room for all samples.",
                 "n",
             )
+        self._prompts[kv_transfer.key] = _OutgoingPrompt(kv_transfer.key, sequence, request.num_samples)
+        self.transfers.offer(kv_transfer.key)
 
-    def open(self, sequence: Sequence) -> None:
-        """Begin a leg if the request of *sequence*, its sample 0, is one."""
-        if isinstance(kv_transfer := sequence.request.kv_transfer, SendKv):
-            self._prompts[kv_transfer.key] = _OutgoingPrompt(kv_transfer.key, sequence, sequence.request.num_samples)
-            self.transfers.offer(kv_transfer.key)
-
-    def poll(self) -> None:
+    def settle(self) -> None:
         for event in self.transfers.events():
-            if (prompt := self._prompts.get(event.key)) is not None:
+            prompt = self._prompts.get(event.key)
+            if prompt is not None and prompt.sequence.finish_reason is None:
                 self._take(prompt, event)
+        for prompt in [one for one in self._prompts.values() if one.sequence.finish_reason is not None]:
+            del self._prompts[prompt.key]
+            self.transfers.withdraw(prompt.key)
 
     def keep(self, sequence: Sequence, logprob: TokenLogprob | None, reason: FinishReason | None, now: float) -> bool:
         """Note the first token of a sample. Return whether the sample ends only when its state is delivered."""
@@ -141,37 +140,30 @@ class KvSender:
                 del self._prompts[prompt.key]
                 self._requests.fail(prompt.sequence, event.error)
 
-    def on_end(self, sequence: Sequence) -> None:
-        """Withdraw the transfer of a sequence that has ended."""
-        if (prompt := self._prompt_of(sequence)) is not None and prompt.sequence is sequence:
-            del self._prompts[prompt.key]
-            self.transfers.withdraw(prompt.key)
-
     def plan(self, schedule: Schedule) -> None:
         """Add the pieces that this step copies, those of the oldest leg first."""
         room = STEP_BYTES
+        copies = []
         for prompt in self._prompts.values():
             while room > 0 and (piece := self._next(prompt)) is not None:
                 table = prompt.sequence.block_table
                 row = prompt.sequence.row if piece.is_state else None
                 schedule.send.append(KvSend(tuple(table[piece.start : piece.stop]), row))
                 room -= self._form.state_nbytes if piece.is_state else self._nbytes(piece)
-                self._planned_copies.append((prompt, piece))
+                copies.append((prompt, piece))
                 self._advance(prompt, piece)
+        self._planned_copies.append(copies)
 
-    def on_executed(self, contents: tuple[bytes, ...]) -> None:
+    def executed(self, contents: tuple[bytes, ...] | None) -> None:
         """Send the step's copies."""
-        copies, self._planned_copies = self._planned_copies, []
+        copies = self._planned_copies.popleft()
+        if contents is None:
+            for prompt, _ in copies:
+                self._requests.fail(prompt.sequence, InternalError(STEP_FAILED))
+            return
         for (prompt, piece), content in zip(copies, contents, strict=True):
-            if prompt.key in self._prompts:
+            if prompt.sequence.finish_reason is None:
                 self.transfers.send(prompt.key, piece, content)
-
-    def close(self) -> None:
-        self.transfers.close()
-
-    def take_planned(self) -> list[Sequence]:
-        copies, self._planned_copies = self._planned_copies, []
-        return [prompt.sequence for prompt, _ in copies]
 
     def _nbytes(self, piece: Piece) -> int:
         return (piece.stop - piece.start) * self._form.block_nbytes

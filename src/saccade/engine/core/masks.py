@@ -1,7 +1,7 @@
 """The tokens that rows may draw in a step, if a grammar or the end of their reasoning limits them. No torch."""
 
 from saccade.engine.core.grammar_matcher import add_ids, no_words
-from saccade.engine.core.schedule import Schedule
+from saccade.engine.core.schedule import Fail, Schedule
 from saccade.engine.core.sequence import Sequence
 from saccade.errors import InvalidValue
 
@@ -9,21 +9,21 @@ Masks = dict[Sequence, bytes]
 """Sets of token ids: bit i of a mask, in little-endian order, is set for token id i."""
 
 
-def masks_of(schedule: Schedule, vocab_size: int) -> tuple[Masks, dict[Sequence, InvalidValue]]:
-    """Return the masks of sequences that draw in this step, and the errors of those that no token can continue."""
-    masks, errors = Masks(), dict[Sequence, InvalidValue]()
-    for sequence, num_tokens in schedule.chunks.items():
+def masks_of(schedule: Schedule, vocab_size: int, fail: Fail) -> Masks:
+    """Return the masks of sequences that draw in this step, after those that no token can continue have failed."""
+    masks = Masks()
+    for sequence, num_tokens in list(schedule.chunks.items()):
         if sequence.num_computed_tokens + num_tokens < sequence.num_tokens:
             continue
         budget = sequence.sampling.thinking_budget
         if budget is not None and must_end_reasoning(sequence):
             masks[sequence] = add_ids(no_words(vocab_size), [budget.end_id], vocab_size).tobytes()
-        elif sequence.matcher is not None:
+        elif sequence.matcher is not None and sequence in schedule.chunks:
             try:
                 masks[sequence] = sequence.matcher.mask()
             except InvalidValue as error:
-                errors[sequence] = error.at("grammar")
-    return masks, errors
+                fail(sequence, error.at("grammar"))
+    return masks
 
 
 def must_end_reasoning(sequence: Sequence) -> bool:

@@ -8,13 +8,14 @@ preempted sequence computes its prompt here.
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import structlog
 
 from saccade.engine.core.frame_builder import FrameBuilder
 from saccade.engine.core.images import EncoderKey, State
-from saccade.engine.core.scheduler import Schedule, Scheduler
+from saccade.engine.core.schedule import Fail, Schedule
+from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.core.sequence import Sequence
 from saccade.errors import InternalError, SaccadeError, WorkerUnavailable
 from saccade.protocol.kv_transfer import ReceiveKv
@@ -30,9 +31,6 @@ logger = structlog.get_logger(__name__)
 
 PixelsByKey = dict[EncoderKey, bytes]
 """Patches to encode, in order."""
-
-Fail = Callable[[Sequence, SaccadeError], object]
-"""Ends the request of a sequence, and removes it from the step."""
 
 
 class PixelRequests:
@@ -50,10 +48,17 @@ class PixelRequests:
         return first is not None and first <= time.monotonic()
 
     def serve(self, schedule: Schedule, fail: Fail) -> PixelsByKey:
-        """Return the pixels to encode in this step, request missing ones, and fail requests past their deadline."""
+        """Return the pixels to encode in this step, request missing ones, and fail requests past their deadline.
+
+        An image without pixels is not encoded after all.
+        """
         self._expire(fail)
         pixels = self._read(schedule, fail)
         self._ask(schedule, fail)
+        for key in schedule.encode.keys() - pixels:
+            self._scheduler.encoder_scheduler.encoder_cache.abandon(key)
+            del schedule.encode[key]
+            schedule.background.discard(key)
         return pixels
 
     def _expire(self, fail: Fail) -> None:

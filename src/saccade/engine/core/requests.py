@@ -1,12 +1,17 @@
-"""The active requests: their samples, their ends, and their output."""
+"""The active requests: their arrival, their samples, their ends, and their output."""
 
 import time
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass
+
+import structlog
 
 from saccade.engine.core.counters import Counters
 from saccade.engine.core.frame_builder import FrameBuilder
+from saccade.engine.core.grammars import Grammars, NoGrammars
+from saccade.engine.core.kv_connector import KvConnector
+from saccade.engine.core.pixel_requests import PixelRequests
+from saccade.engine.core.request_validation import RequestValidator
 from saccade.engine.core.schedule import Schedule
 from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.core.sequence import Sequence
@@ -15,8 +20,9 @@ from saccade.engine.core.step_builder import PlannedStep
 from saccade.errors import SaccadeError
 from saccade.protocol.kv_transfer import SendKv
 from saccade.protocol.output import Failure, FinishReason, TokenDelta, TokenLogprob
+from saccade.protocol.request import EngineRequest, SupplyPixels
 
-Keeps = Callable[[Sequence, TokenLogprob | None, FinishReason | None, float], bool]
+logger = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
@@ -35,27 +41,65 @@ class Requests:
     the prompt from the prefix cache, so each computes at most one block and draws its own first token. Without a prefix
     cache each sample computes the whole prompt again; its images are not encoded again while the encoder cache has room
     for them. If the prompt's state is received, all samples are sequences from the start, and begin together. Slots are
-    released when the last sample ends. *frames* collects the output. *on_end* is called with every sequence that has
-    ended, *keeps* with every drawn token: it returns whether the token is reported later.
+    released when the last sample ends. *frames* collects the output. *kv_connector* hears of every drawn token.
     """
 
-    def __init__(self, scheduler: Scheduler, max_model_len: int) -> None:
+    def __init__(
+        self, scheduler: Scheduler, validator: RequestValidator, grammars: Grammars | NoGrammars, counters: Counters
+    ) -> None:
         self.frames = FrameBuilder()
-        self.on_end: Callable[[Sequence], None] = lambda _: None
-        self.keeps: Keeps = lambda *_: False
+        self.pixels = PixelRequests(scheduler, self.frames)
+        self.kv_connector = KvConnector()
+        self.grammars = grammars
         self._scheduler = scheduler
-        self._max_model_len = max_model_len
+        self._validator = validator
+        self._counters = counters
         self._open: dict[int, dict[str, _RequestState]] = defaultdict(dict)
+        self._num_arrived = 0
 
-    def __contains__(self, key: tuple[int, str]) -> bool:
-        return self._find(*key) is not None
+    @property
+    def has_work(self) -> bool:
+        """Whether there is output, a request for pixels has expired, or a grammar is being compiled."""
+        return bool(self.frames) or self.pixels.overdue or self.grammars.is_busy
+
+    def close(self) -> None:
+        """End transfers, and give up grammars that are not compiled yet."""
+        if self.kv_connector.transfers is not None:
+            self.kv_connector.transfers.close()
+        self.grammars.close()
 
     def samples(self, connection: int, request_id: str) -> list[Sequence]:
         """Return the samples that are sequences now; all share the same images and pixels."""
         request = self._find(connection, request_id)
         return [] if request is None else list(request.live.values())
 
-    def open(self, sequence: Sequence, num_samples: int) -> None:
+    def submit(self, connection: int, request: EngineRequest) -> None:
+        """Queue a request; if it is invalid, its only delta is the error."""
+        slots = [item.slot.name for item in request.media if item.slot is not None]
+        if self._find(connection, request.request_id) is not None:
+            logger.warning(
+                "dropped a request with a duplicate id", request_id=request.request_id, connection=connection
+            )
+            self.frames.released_slots(connection).extend(slots)
+            return
+        self._num_arrived += 1
+        try:
+            self._scheduler.check_queue()
+            sequence = self._validator.validated(connection, request, self._num_arrived)
+            self.kv_connector.open(sequence)
+            if sequence.grammar is not None:
+                self.grammars.begin(sequence, sequence.grammar)
+        except SaccadeError as error:
+            self.frames.released_slots(connection).extend(slots)
+            self.refuse(connection, request.request_id, error)
+            return
+        sequence.clock.arrived = time.perf_counter()
+        self._num_arrived += request.num_samples - 1
+        if not sequence.awaits_kv:  # else the prefill worker counts them
+            self._counters.prompt_tokens_total += sequence.num_prompt_tokens
+        self._open_samples(sequence, request.num_samples)
+
+    def _open_samples(self, sequence: Sequence, num_samples: int) -> None:
         """Queue the first sample of a request; num_samples arrival numbers are reserved from this sample's on."""
         request = _RequestState({0: sequence}, list(range(1, num_samples)))
         self._open[sequence.connection][sequence.request_id] = request
@@ -67,11 +111,20 @@ class Requests:
             self._scheduler.encoder_scheduler.hold(sequence)
         self._scheduler.add(sequence)
 
+    def take_grammars(self, timeout_seconds: float) -> None:
+        """Queue the requests whose grammar is compiled, and fail those with an error; wait for one."""
+        for ready in self.grammars.take(self.samples, timeout_seconds):
+            for sequence in self.samples(ready.connection, ready.request_id):
+                if ready.error is not None:
+                    self.fail(sequence, ready.error)
+                elif sequence in self._scheduler.parked:
+                    self._scheduler.resume(sequence)
+
     def refuse(self, connection: int, request_id: str, error: SaccadeError) -> None:
         """Send an error for a request that never became a sequence."""
         self.frames.say(connection, TokenDelta(request_id, [], FinishReason.ERROR, failure=_failure(error)))
 
-    def commit(self, schedule: Schedule, plan: PlannedStep, output: StepOutput, counters: Counters) -> None:
+    def commit(self, schedule: Schedule, plan: PlannedStep, output: StepOutput) -> None:
         """Record that a step was executed: sequences get their tokens, and those that are complete end.
 
         Sequences that have ended since the step was planned get nothing.
@@ -88,12 +141,14 @@ class Requests:
                 # Before the commit, which unpins the encoder outputs that the request's other samples also need.
                 self._start_samples(sequence)
         if num_tokens := self._scheduler.commit(schedule):
-            counters.count_step(num_tokens)
-        counters.generated_tokens_total += len(draws)
+            self._counters.count_step(num_tokens)
+        self._counters.generated_tokens_total += len(draws)
+        self._counters.batch_seconds_total += output.batch_seconds
+        self._counters.network_seconds_total += output.network_seconds
         for sequence, token_id, logprob in draws:
             sequence.token_ids.append(token_id)
             reason = self.finish_reason(sequence, token_id)
-            if not self.keeps(sequence, logprob, reason, now):
+            if not self.kv_connector.keep(sequence, logprob, reason, now):
                 self.answer(sequence, logprob, reason, now)
 
     def finish_reason(self, sequence: Sequence, token_id: int) -> FinishReason | None:
@@ -104,7 +159,7 @@ class Requests:
                 return FinishReason.STOP
         if token_id in sequence.sampling.stop_token_ids:
             return FinishReason.STOP
-        full = sequence.num_tokens >= self._max_model_len
+        full = sequence.num_tokens >= self._validator.max_model_len
         return FinishReason.LENGTH if full or sequence.num_generated_tokens >= sequence.sampling.max_tokens else None
 
     def _start_samples(self, sequence: Sequence) -> None:
@@ -135,6 +190,10 @@ class Requests:
         self.frames.say(sequence.connection, delta)
         if reason is not None:
             self._end(sequence, reason)
+
+    def supply(self, connection: int, answer: SupplyPixels) -> None:
+        """Accept the pixels that were requested from a gateway. If the request has ended, its slots are released."""
+        self.pixels.take(connection, answer, self.samples(connection, answer.request_id), self.fail)
 
     def abort(self, connection: int, request_id: str, index: int | None = None) -> None:
         """End a request, or its sample *index*, without further work. An unknown request is ignored."""
@@ -178,6 +237,11 @@ class Requests:
             self._end(sample, FinishReason.ERROR)
         return samples
 
+    def fail_in(self, schedule: Schedule, sequence: Sequence, error: SaccadeError) -> None:
+        """End the whole request of *sequence*, and remove its samples from *schedule*."""
+        for sample in self.fail(sequence, error):
+            schedule.chunks.pop(sample, None)
+
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         request = self._open[sequence.connection][sequence.request_id]
         sequence.finish_reason = reason
@@ -190,7 +254,6 @@ class Requests:
             self._scheduler.encoder_scheduler.hold(following)
             self._scheduler.add_samples(sequence, [following])
         self._scheduler.remove(sequence)
-        self.on_end(sequence)
         if not request.live:
             for image in sequence.images:
                 image.release(self.frames.released_slots(sequence.connection))

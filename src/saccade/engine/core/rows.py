@@ -1,6 +1,7 @@
 """Map running sequences to the executors' rows, and track the executors' state of each row."""
 
 import itertools
+import time
 from dataclasses import dataclass
 
 from saccade.engine.core.sequence import Sequence
@@ -28,6 +29,8 @@ class Rows:
         """Assign a row to *sequence*, which has none, and return the start for executors."""
         sequence.row = self._free.pop()
         self._states[sequence.row] = _RowState()
+        if sequence.clock.scheduled is None:
+            sequence.clock.scheduled = time.perf_counter()
         return RowStart(sequence.row, next(self._ids), sequence.sampling, sequence.positions.delta)
 
     def end(self, sequence: Sequence) -> None:

@@ -1,10 +1,15 @@
 """The plan of one step. No torch."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from saccade.engine.core.images import EncoderKey, RequestImage
 from saccade.engine.core.sequence import Sequence
 from saccade.engine.core.step import KvReceive, KvSend
+from saccade.errors import SaccadeError
+
+Fail = Callable[[Sequence, SaccadeError], object]
+"""Ends the request of a sequence, and removes it from the step."""
 
 
 @dataclass(slots=True)

@@ -211,12 +211,20 @@ class Scheduler:
         )
 
     def start_over(self) -> None:
-        """Free the state of every sequence between two steps. No job may be running."""
+        """Free the state of every sequence between two steps, and empty the caches. No job may be running."""
         self._newest_preempted = max((one.arrival for one in self.running), default=self._newest_preempted)
         for sequence in list(self.running):
             self.preempt(sequence)
         for sequence in (*self.waiting, *self.parked):
             self.encoder_scheduler.unpin(sequence)
+        self.reset_caches(prefix=True, media=True)
+
+    def reset_caches(self, *, prefix: bool, media: bool) -> None:
+        """Drop KV blocks and encoder outputs that no request uses; watchers of the caches are notified."""
+        if prefix:
+            self.block_manager.clear()
+        if media:
+            self.encoder_scheduler.encoder_cache.clear()
 
     def _release(self, sequence: Sequence) -> None:
         self.block_manager.release(sequence)

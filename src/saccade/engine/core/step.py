@@ -7,6 +7,8 @@ outputs, end and start rows, change block tables, restore states, receive KV sta
 states, send KV state, sample.
 """
 
+from collections.abc import Callable
+
 import msgspec
 
 from saccade.protocol.output import TokenLogprob
@@ -199,3 +201,10 @@ class StepOutput(msgspec.Struct, frozen=True):
     network_seconds: float = 0.0
     failed_encodings: tuple[int, ...] = ()
     sent: tuple[bytes, ...] = ()
+
+
+def with_pixels(step: StepInput, change: Callable[[EncoderInput], bytes]) -> StepInput:
+    """Return *step* with other pixels of its images."""
+    replace = msgspec.structs.replace
+    jobs = [replace(job, images=tuple(replace(p, pixels=change(p)) for p in job.images)) for job in step.jobs]
+    return replace(step, jobs=tuple(jobs)) if jobs else step

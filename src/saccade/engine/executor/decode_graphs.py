@@ -1,66 +1,25 @@
 """Replay decodes as CUDA graphs: one graph for each of a few numbers of rows, over buffers that never move.
 
-A graph repeats the kernels of one call with the same addresses and sizes. So a step's input is copied into the graph's
-buffers, padding rows fill the graph's number of rows, and the attention backend must read lengths and block tables only
-on the device (AttentionBackend.captures_decodes). A padding row reads and writes the padding block and the padding row
-of the caches, which belong to no sequence. A step with other chunks runs without a graph.
-
-CUDA has never captured these graphs: tests replace `capture` by a function that calls again. Shapes: n rows of a step,
-B of a graph, M blocks of the longest table, E hidden size.
+A step's input is copied into the buffers, padding rows fill the graph's number of rows, and the attention backend must
+read lengths and block tables only on the device (AttentionBackend.captures_decodes). A padding row reads and writes the
+padding block and the padding row of the caches, which belong to no sequence. A step with other chunks runs without a
+graph. Shapes: n rows of a step, B of a graph, M blocks of the longest table, E hidden size.
 """
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from saccade.engine.executor.batch import Batch
 from saccade.engine.executor.caches import Caches
+from saccade.engine.executor.graphs import Capture, Compute, Graphs
 from saccade.models.network import Network
 from saccade.nn.context import AttentionBackend, ForwardContext, PagedLayout
 from saccade.nn.experts import Experts
 from saccade.nn.formats.quantised import QuantisedLinear
 from saccade.nn.layers import Linear
 from saccade.nn.ops import FASTER
-
-Compute = Callable[[], torch.Tensor]
-
-
-class Captured(NamedTuple):
-    """A call that `replay` repeats; its result is then in *output*."""
-
-    output: torch.Tensor
-    replay: Callable[[], None]
-
-
-Capture = Callable[[Compute], Captured]
-
-
-class CudaCapture:
-    """Captures calls in CUDA graphs that share one pool of memory.
-
-    Replaying another of the graphs overwrites a call's output, so read or copy it before. Capture the call that needs
-    the most memory first: the pool then does not grow.
-    """
-
-    def __init__(self) -> None:
-        self._pool: Any = None
-
-    def __call__(self, compute: Compute) -> Captured:
-        """Capture a call. A call before it compiles and allocates, so that the capture does not."""
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            compute()
-        torch.cuda.current_stream().wait_stream(stream)
-        if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            output = compute()
-        return Captured(output, graph.replay)
 
 
 def refusal(module: nn.Module, backend: AttentionBackend, device: torch.device, dtype: torch.dtype) -> str | None:
@@ -109,31 +68,23 @@ class DecodeGraphs:
         max_blocks: int,
         capture: Capture | None = None,
     ) -> None:
-        self.row_counts = row_counts(caches.sizes.num_rows)
+        self.by_size = Graphs(row_counts(caches.sizes.num_rows), self._make, "--no-cuda-graphs", capture)
         self._network = network
         self._backend = backend
         self._caches = caches
-        self._capture = capture or CudaCapture()
-        self._captured: dict[int, Captured] = {}
         most, device = caches.sizes.num_rows, network.device
         shapes = ((most,), (3, most), (most,), (most, max_blocks), (most,), (most,))
         self._buffers = _Buffers(*(torch.zeros(shape, dtype=torch.int64, device=device) for shape in shapes))
-
-    def prepare(self) -> Iterable[tuple[int, int]]:
-        """Capture all graphs, the largest first; yield how many are done, and how many there are."""
-        for number, count in enumerate(reversed(self.row_counts)):
-            yield number, len(self.row_counts)
-            self._pad(0, count)
-            self._graph(count)
 
     def run(self, batch: Batch) -> torch.Tensor | None:
         """Return the hidden states [n, E] of a step; None if the step must run without a graph."""
         layout = batch.layout
         num_rows, num_blocks = layout.block_tables.shape
-        is_small = num_rows <= self.row_counts[-1] and num_blocks <= self._buffers.tables.shape[1]
+        is_small = num_rows <= self.by_size.sizes[-1] and num_blocks <= self._buffers.tables.shape[1]
         if layout.num_decodes < num_rows or batch.media_rows is not None or not is_small:
             return None
-        count = next(count for count in self.row_counts if count >= num_rows)
+        # Before the copies: the capture of another size pads all its rows.
+        count, graph = self.by_size.of(num_rows)
         buffers = self._buffers
         buffers.input_ids[:num_rows].copy_(batch.input_ids)
         buffers.positions[:, :num_rows].copy_(batch.positions)
@@ -142,7 +93,6 @@ class DecodeGraphs:
         buffers.lengths[:num_rows].copy_(layout.context_lengths)
         buffers.rows[:num_rows].copy_(layout.rows)
         self._pad(num_rows, count)
-        graph = self._graph(count)
         graph.replay()
         # A copy, since the next replay may come before tokens were sampled from these.
         return graph.output[:num_rows].clone()
@@ -160,14 +110,9 @@ class DecodeGraphs:
         ):
             buffer.fill_(value)
 
-    @torch.inference_mode()
-    def _graph(self, count: int) -> Captured:
-        if count not in self._captured:
-            self._captured[count] = self._capture(self._compute(count))
-        return self._captured[count]
-
-    def _compute(self, count: int) -> Compute:
-        """Return a call of the network over the first *count* rows of the buffers."""
+    def _make(self, count: int) -> tuple[int, Compute]:
+        """Return *count*, and a call of the network over the first *count* rows of the buffers."""
+        self._pad(0, count)
         buffers = self._buffers
         layout = PagedLayout(
             slot_mapping=buffers.slots[:count],
@@ -181,4 +126,4 @@ class DecodeGraphs:
         )
         plan = self._backend.plan(layout, self._network.dtype)
         context = ForwardContext(buffers.positions[:, :count], layout, self._caches.layers, self._backend, plan)
-        return lambda: self._network(buffers.input_ids[:count], context)
+        return count, lambda: self._network(buffers.input_ids[:count], context)

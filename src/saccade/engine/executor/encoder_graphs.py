@@ -1,16 +1,15 @@
 """Replay the vision encoder as CUDA graphs: one graph for each of a few budgets, which are numbers of patches.
 
-A graph repeats the kernels of one call with the same addresses and sizes. So images are packed up to a budget, and a
-padding image takes the remaining patches: it is a separate sequence, and no other patch attends to it. The pixels and
-the network's metadata are copied into the graph's buffers. Sequences without patches are added up to the graph's number
-of sequences, and the attention backend must read the sequences' borders on the device
-(VisionAttentionBackend.captures_packed). Images that do not fit run without a graph.
+Images are packed up to a budget, and a padding image takes the remaining patches: it is a separate sequence, and no
+other patch attends to it. The pixels and the network's metadata are copied into the graph's buffers. Sequences without
+patches are added up to the graph's number of sequences, and the attention backend must read the sequences' borders on
+the device (VisionAttentionBackend.captures_packed). Images that do not fit run without a graph.
 
-CUDA has never captured these graphs: tests replace `capture` by a function that calls again. Shapes: B bytes of pixels,
+Shapes: B bytes of pixels,
 U tokens, W width of features.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
 from dataclasses import fields, is_dataclass, replace
 from math import prod
@@ -18,8 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from saccade.engine.executor.decode_graphs import Capture, Captured, CudaCapture
-from saccade.errors import StartupError
+from saccade.engine.executor.graphs import Capture, Compute, Graphs
 from saccade.models.network import Network
 from saccade.models.spec import MediaShape
 from saccade.nn.context import PackedLayout, VisionAttentionBackend
@@ -36,12 +34,11 @@ class Replayed(NamedTuple):
     counts: list[int]
 
 
-class _Graph(NamedTuple):
-    """A captured call, and its input: bytes and the network's metadata."""
+class _Input(NamedTuple):
+    """The buffers of a graph: bytes and the network's metadata."""
 
     pixels_B: torch.Tensor
     metadata: Any
-    captured: Captured
 
 
 def refusal(network: Network, backend: VisionAttentionBackend, cuts_encoder: bool) -> str | None:
@@ -97,56 +94,35 @@ class EncoderGraphs:
         self, network: Network, backend: VisionAttentionBackend, most: int, capture: Capture | None = None
     ) -> None:
         self._unit = unit(network)
-        self.budgets = budgets(most, self._unit)
+        self.by_size = Graphs(budgets(most, self._unit), self._make, "--no-mm-encoder-cuda-graph", capture)
         self._network = network
         self._backend = backend
-        self._capture = capture or CudaCapture()
-        self._graphs: dict[int, _Graph] = {}
-
-    def prepare(self) -> Iterable[tuple[int, int]]:
-        """Capture all graphs, the largest first; yield how many are done, and how many there are.
-
-        Raises StartupError if CUDA cannot capture the encoder.
-        """
-        for number, budget in enumerate(reversed(self.budgets)):
-            yield number, len(self.budgets)
-            try:
-                self._graph(budget)
-            except RuntimeError as error:
-                raise StartupError(
-                    f"The vision encoder cannot be captured as a CUDA graph of {budget} patches: {error}. "
-                    "Start with --no-mm-encoder-cuda-graph."
-                ) from error
 
     def packs(self, costs: Ordered[int]) -> tuple[list[list[int]], list[int]]:
         """Return the groups of images that a graph may encode, by index, and the images that none can."""
-        return packs(costs, self.budgets[-1], MAX_IMAGES)
+        return packs(costs, self.by_size.sizes[-1], MAX_IMAGES)
 
     def run(self, pixels_B: torch.Tensor, items: Ordered[MediaShape]) -> Replayed | None:
         """Return the features of images within the largest budget; None if they need another shape of input."""
         num_patches = sum(self._network.spec.encode_cost(item.grid) for item in items)
-        budget = next(budget for budget in self.budgets if budget >= num_patches)
+        budget = next(size for size in self.by_size.sizes if size >= num_patches)
         added = [self._padding(budget - num_patches)] if budget > num_patches else []
         metadata, counts = self._network.prepare([*items, *added], self._backend)
-        graph = self._graph(budget)
-        if not _fits(metadata, graph.metadata):
+        buffers, graph = self.by_size.of(budget)
+        if not _fits(metadata, buffers.metadata):
             return None
-        _fill(graph.metadata, metadata)
-        graph.pixels_B[: len(pixels_B)].copy_(pixels_B)
-        graph.captured.replay()
+        _fill(buffers.metadata, metadata)
+        buffers.pixels_B[: len(pixels_B)].copy_(pixels_B)
+        graph.replay()
         counts = counts[: len(items)]
-        return Replayed(graph.captured.output[: sum(counts)], counts)
+        return Replayed(graph.output[: sum(counts)], counts)
 
-    @torch.inference_mode()
-    def _graph(self, budget: int) -> _Graph:
-        if budget not in self._graphs:
-            network, spec = self._network, self._network.spec
-            num_bytes = prod(spec.pixel_shape(self._padding(budget).grid))
-            pixels_B = torch.zeros(num_bytes, dtype=torch.uint8, device=network.device)
-            metadata = _buffers([network.prepare(items, self._backend)[0] for items in self._extremes(budget)])
-            captured = self._capture(lambda: network.encode(pixels_B, metadata))
-            self._graphs[budget] = _Graph(pixels_B, metadata, captured)
-        return self._graphs[budget]
+    def _make(self, budget: int) -> tuple[_Input, Compute]:
+        network, spec = self._network, self._network.spec
+        num_bytes = prod(spec.pixel_shape(self._padding(budget).grid))
+        pixels_B = torch.zeros(num_bytes, dtype=torch.uint8, device=network.device)
+        metadata = _buffers([network.prepare(items, self._backend)[0] for items in self._extremes(budget)])
+        return _Input(pixels_B, metadata), lambda: network.encode(pixels_B, metadata)
 
     def _extremes(self, budget: int) -> Iterator[list[MediaShape]]:
         """Yield images of *budget* patches together: those with the longest sequences, and those with the most."""

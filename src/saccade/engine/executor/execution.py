@@ -50,7 +50,7 @@ class Execution:
 
         Call it before the KV pool is sized, so that the graphs' memory counts.
         """
-        return () if self.encoder_graphs is None else self.encoder_graphs.prepare()
+        return () if self.encoder_graphs is None else self.encoder_graphs.by_size.prepare()
 
 
 def prepare(config: EngineConfig, model: LoadedModel) -> Execution:
@@ -92,7 +92,7 @@ def choose_encoder_graphs(
         logger.warning("the vision encoder runs without CUDA graphs", reason=reason)
         return None, f"; no CUDA graphs: {reason}"
     graphs = EncoderGraphs(model.network, backend, encode_budget(config, model))
-    return graphs, f"; CUDA graphs for up to {graphs.budgets[-1]} patches"
+    return graphs, f"; CUDA graphs for up to {graphs.by_size.sizes[-1]} patches"
 
 
 def encode_budget(config: EngineConfig, model: LoadedModel) -> int:

@@ -9,17 +9,17 @@ import torch
 
 from saccade.engine.core.step import JobDone, SamplingInput, StepInput, StepOutput
 from saccade.engine.executor.async_encoder import AsyncEncoder
-from saccade.engine.executor.model_runner import Forwarded, Launched, ModelRunner, collect
+from saccade.engine.executor.model_runner import Drawing, Forwarded, ModelRunner, collect
 from saccade.engine.executor.ranks.peers import Peers
 
 logger = structlog.get_logger(__name__)
 
 
-class _Sampled(NamedTuple):
-    """A step whose sampling was launched."""
+class _Launched(NamedTuple):
+    """A step whose tokens are being drawn; *seconds* were spent on launching that."""
 
     forwarded: Forwarded
-    launched: Launched
+    drawing: Drawing
     seconds: float
 
 
@@ -33,39 +33,29 @@ class LocalExecutor:
         self.device = str(runner.device)
         self.dtype = str(runner.dtype).removeprefix("torch.")
         self.async_encoder = AsyncEncoder(runner.encoder.encode, runner.threads.background)
-        self._forwarded: deque[Forwarded] = deque()
-        self._sampled: deque[_Sampled] = deque()
+        self._launched: deque[_Launched] = deque()
         self._num_begun = self._num_ended = 0
 
-    def submit(self, step: StepInput) -> None:
-        """Launch the network; on a CPU, run it."""
+    def launch(self, step: StepInput, sampling: SamplingInput) -> None:
+        if sampling.number != step.number:
+            raise ValueError(f"step {step.number} cannot be sampled as step {sampling.number}")
         self._num_begun += 1
         # First, because these jobs are reported even if the step fails.
         for job in step.jobs:
             if job.background:
                 self.async_encoder.begin(job)
-        self.peers.submit(step)
+        self.peers.launch(step)
         self.runner.update(step)
-        self._forwarded.append(self.runner.forward(step, encodes_in_background=self.async_encoder.is_busy))
-        self._num_ended += 1
-
-    def sample(self, sampling: SamplingInput) -> None:
-        """Launch the sampling from the oldest hidden states; on a CPU, run it. Raises ValueError for another step."""
-        if sampling.number != self._forwarded[0].step.number:
-            raise ValueError(f"step {self._forwarded[0].step.number} is to be sampled next, not {sampling.number}")
-        self._num_begun += 1
-        forwarded = self._forwarded.popleft()
+        forwarded = self.runner.forward(step, encodes_in_background=self.async_encoder.is_busy)
         began = time.perf_counter()
-        self.peers.sample()
-        launched = self.runner.draw(forwarded, sampling)
-        self._sampled.append(_Sampled(forwarded, launched, time.perf_counter() - began))
+        drawing = self.runner.draw(forwarded, sampling)
+        self._launched.append(_Launched(forwarded, drawing, time.perf_counter() - began))
         self._num_ended += 1
 
     def collect(self) -> StepOutput:
-        """Wait for the oldest sampled step."""
-        forwarded, launched, seconds = self._sampled.popleft()
+        forwarded, drawing, seconds = self._launched.popleft()
         began = time.perf_counter()
-        result = collect(launched)
+        result = collect(drawing)
         seconds += time.perf_counter() - began
         return StepOutput(
             forwarded.step.number,
@@ -78,11 +68,6 @@ class LocalExecutor:
             forwarded.failed_encodings,
             forwarded.sent,
         )
-
-    def execute(self, step: StepInput, sampling: SamplingInput) -> StepOutput:
-        self.submit(step)
-        self.sample(sampling)
-        return self.collect()
 
     def finished_jobs(self, timeout_seconds: float = 0.0) -> list[JobDone]:
         """Store the features that were encoded in the background, and return the jobs that ended."""

@@ -35,7 +35,7 @@ class Forwarded(NamedTuple):
     sent: tuple[bytes, ...] = ()
 
 
-class Launched(NamedTuple):
+class Drawing(NamedTuple):
     """Token ids and log probabilities that are being computed and copied to the host; *copy* is None without any.
 
     *scored* are the drawn tokens whose log probabilities are requested, as indices.
@@ -127,12 +127,12 @@ class ModelRunner:
         return tuple(kv_copies.read(self.caches, send) for send in step.send)
 
     @torch.inference_mode()
-    def draw(self, forwarded: Forwarded, sampling: SamplingInput) -> Launched:
+    def draw(self, forwarded: Forwarded, sampling: SamplingInput) -> Drawing:
         """Sample from a step's hidden states, compute the requested log probabilities, and wait for neither."""
         batch, hidden = forwarded.batch, forwarded.hidden
         scored = tuple(index for index, num_top in enumerate(sampling.num_top) if num_top is not None)
         if batch is None or hidden is None or not (batch.drawing or sampling.prompt_scores):
-            return Launched(None, sampling, scored)
+            return Drawing(None, sampling, scored)
         params = [self.rows.sampling(row) for row in batch.drawing]
         # Log probabilities are the model's own, so the raw logits are kept: sampling changes the logits in place.
         logits = self.network.logits(hidden.index_select(0, batch.sample_rows))
@@ -148,7 +148,7 @@ class ModelRunner:
             results.append(logprobs.score(raw, ids.index_select(0, scored_on_device), num_top))
         starts = dict(zip((chunk.row for chunk in forwarded.step.chunks), batch.starts.tolist(), strict=True))
         results += [self._score_prompt(hidden, scoring, starts[scoring.row]) for scoring in sampling.prompt_scores]
-        return Launched(logprobs.begin_copy(results), sampling, scored)
+        return Drawing(logprobs.begin_copy(results), sampling, scored)
 
     @torch.inference_mode()
     def receive_drawn(self, forwarded: Forwarded) -> None:
@@ -179,12 +179,12 @@ class ModelRunner:
         )
 
 
-def collect(launched: Launched) -> DrawResult:
+def collect(drawing: Drawing) -> DrawResult:
     """Wait for the results of `draw`."""
-    if launched.copy is None:
+    if drawing.copy is None:
         return DrawResult([], [], [])
-    sampling, scored = launched.sampling, launched.scored
-    ids, *scores = launched.copy.wait()
+    sampling, scored = drawing.sampling, drawing.scored
+    ids, *scores = drawing.copy.wait()
     token_ids = [int(token_id) for token_id in ids]
     logprob_of: dict[int, TokenLogprob] = {}
     if scored:

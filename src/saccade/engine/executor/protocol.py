@@ -6,26 +6,20 @@ from saccade.engine.core.step import JobDone, SamplingInput, StepInput, StepOutp
 
 
 class Executor(Protocol):
-    """Computes steps in the order of submission. Executors that get the same values hold the same state.
+    """Computes steps in the order of their launch. Executors that get the same values hold the same state.
 
-    Each step is submitted, sampled and collected once. An exception in one of these calls ends the step's requests; the
-    executor continues with the next step, unless check_device() raises.
+    Each step is launched and collected once; another one may be launched before it is collected. An exception in one of
+    these calls ends the step's requests; the executor continues with the next step, unless check_device() raises.
     """
 
     device: str
     dtype: str
 
-    def submit(self, step: StepInput) -> None:
-        """Start to compute *step*."""
-
-    def sample(self, sampling: SamplingInput) -> None:
-        """Start to draw the tokens of the oldest unsampled step; *sampling* must have its number."""
+    def launch(self, step: StepInput, sampling: SamplingInput) -> None:
+        """Start to compute *step* and to draw its tokens; *sampling* must have its number. On a CPU, do it."""
 
     def collect(self) -> StepOutput:
-        """Wait for the output of the oldest sampled step, and return it."""
-
-    def execute(self, step: StepInput, sampling: SamplingInput) -> StepOutput:
-        """Submit, sample and collect one step."""
+        """Wait for the output of the oldest launched step, and return it."""
 
     def finished_jobs(self, timeout_seconds: float = 0.0) -> list[JobDone]:
         """Return the background jobs that ended, each once; wait at most *timeout_seconds* for one."""

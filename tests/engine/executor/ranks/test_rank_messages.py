@@ -19,9 +19,8 @@ def step(grid: object) -> StepInput:
     "sent",
     [
         messages.LoadWeights(EngineConfig("folder", "name", tensor_parallel_size=3, aliases=("other",))),
-        messages.Submit(step((1, 2, 3)), (messages.PixelsPlace(5, 0, 3),)),
+        messages.Launch(step((1, 2, 3)), (messages.PixelsPlace(5, 0, 3),)),
         messages.Allocate(9),
-        messages.DrawTokens(),
     ],
 )
 def test_commands_arrive_unchanged(sent: messages.Command) -> None:
@@ -38,4 +37,4 @@ def test_commands_arrive_unchanged(sent: messages.Command) -> None:
 def test_no_tensor_crosses_on_any_device(device: str) -> None:
     grid = torch.ones(3, dtype=torch.int64, device=device)
     with pytest.raises(TypeError, match=f"A tensor on {device} cannot cross"):
-        messages.encode(messages.Submit(step(grid), ()))
+        messages.encode(messages.Launch(step(grid), ()))

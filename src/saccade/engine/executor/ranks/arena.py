@@ -8,9 +8,7 @@ after all of them have read.
 import mmap
 import os
 
-import msgspec
-
-from saccade.engine.core.step import EncodeJob, StepInput
+from saccade.engine.core.step import StepInput, with_pixels
 from saccade.engine.executor.ranks.messages import PixelsPlace
 
 ARENA_BYTES = 64 << 20
@@ -35,14 +33,15 @@ class PixelArena:
                 self._memory[stop : stop + num_bytes] = image.pixels
                 places.append(PixelsPlace(image.output_id, stop, num_bytes))
                 stop += num_bytes
-        return _with_pixels(step, {place.output_id: b"" for place in places}), tuple(places)
+        stored = {place.output_id for place in places}
+        return with_pixels(step, lambda p: b"" if p.output_id in stored else p.pixels), tuple(places)
 
     def restore(self, step: StepInput, places: tuple[PixelsPlace, ...]) -> StepInput:
         """Return the original step from the results of `store`."""
         if not places:
             return step
         pixels = {place.output_id: self._memory[place.start : place.start + place.num_bytes] for place in places}
-        return _with_pixels(step, pixels)
+        return with_pixels(step, lambda p: pixels.get(p.output_id, p.pixels))
 
     def close(self) -> None:
         self._memory.close()
@@ -53,14 +52,3 @@ def create_arena() -> int:
     descriptor = os.memfd_create("saccade-pixels")
     os.ftruncate(descriptor, ARENA_BYTES)
     return descriptor
-
-
-def _with_pixels(step: StepInput, pixels: dict[int, bytes]) -> StepInput:
-    """Return *step* with other *pixels*, by encoder output id."""
-    replace = msgspec.structs.replace
-
-    def job(one: EncodeJob) -> EncodeJob:
-        images = tuple(replace(p, pixels=pixels.get(p.output_id, p.pixels)) for p in one.images)
-        return replace(one, images=images)
-
-    return replace(step, jobs=tuple(job(one) for one in step.jobs))

@@ -1,13 +1,12 @@
 """A rank other than 0: execute the commands of rank 0 on this rank's part of the network."""
 
 import gc
-from collections import deque
 
 from saccade.engine.config import EngineConfig
 from saccade.engine.executor import memory
 from saccade.engine.executor.execution import Execution, prepare
 from saccade.engine.executor.loader import LoadedModel, load_model
-from saccade.engine.executor.model_runner import Forwarded, ModelRunner
+from saccade.engine.executor.model_runner import ModelRunner
 from saccade.engine.executor.ranks import messages
 from saccade.engine.executor.ranks.arena import PixelArena
 from saccade.engine.executor.ranks.peers import ranks_of
@@ -23,7 +22,6 @@ class RankMember:
         self._link = link
         self._arena = arena
         self._rendezvous = rendezvous
-        self._forwarded: deque[Forwarded] = deque()
 
     def run(self) -> int:
         """Serve until rank 0 ends it; return the exit status. Raises ChannelClosed if rank 0 is gone."""
@@ -64,12 +62,10 @@ class RankMember:
                     runner = ModelRunner(model.network, execution, memory.allocate(config, model, num_blocks))
                 case messages.Renew():
                     runner = ModelRunner(model.network, execution, runner.caches)
-                case messages.Submit(step, places):
+                case messages.Launch(step, places):
                     complete = self._arena.restore(step, places)
                     runner.update(complete)
-                    self._forwarded.append(runner.forward(complete, encodes_in_background=False))
-                case messages.DrawTokens():
-                    runner.receive_drawn(self._forwarded.popleft())
+                    runner.receive_drawn(runner.forward(complete, encodes_in_background=False))
                 case _:
                     return
 

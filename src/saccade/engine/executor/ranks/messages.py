@@ -44,22 +44,18 @@ class PixelsPlace(msgspec.Struct, frozen=True, array_like=True):
     num_bytes: int
 
 
-class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
-    """Compute a step. Its images with *places* have their pixels in the arena."""
+class Launch(msgspec.Struct, frozen=True, array_like=True, tag="launch"):
+    """Compute a step, and receive the tokens that rank 0 draws. Images with *places* have their pixels in the arena."""
 
     step: StepInput
     places: tuple[PixelsPlace, ...]
-
-
-class DrawTokens(msgspec.Struct, frozen=True, array_like=True, tag="sample"):
-    """Receive the tokens that rank 0 draws for the oldest submitted step."""
 
 
 class Leave(msgspec.Struct, frozen=True, array_like=True, tag="leave"):
     """End."""
 
 
-Command = LoadWeights | Join | Measure | Allocate | Renew | Submit | DrawTokens | Leave
+Command = LoadWeights | Join | Measure | Allocate | Renew | Launch | Leave
 
 
 class WeightsLoaded(msgspec.Struct, frozen=True, array_like=True, tag="loaded"):

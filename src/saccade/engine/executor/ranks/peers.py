@@ -125,14 +125,10 @@ class Peers:
         """Make the ranks forget all rows and encoder outputs."""
         self._send(messages.Renew())
 
-    def submit(self, step: StepInput) -> None:
-        """Make the ranks compute *step*."""
+    def launch(self, step: StepInput) -> None:
+        """Make the ranks compute *step*, and receive its tokens from rank 0."""
         if self._arena is not None:
-            self._send(messages.Submit(*self._arena.store(step)))
-
-    def sample(self) -> None:
-        """Make the ranks receive the tokens of the oldest step that rank 0 has not sampled yet."""
-        self._send(messages.DrawTokens())
+            self._send(messages.Launch(*self._arena.store(step)))
 
     def close(self, *, is_in_step: bool = False) -> None:
         """End the processes; kill those that do not end in time. *is_in_step*: a collective may still be under way."""
