@@ -5,7 +5,7 @@ MODEL ?=
 ARGS ?=
 export VENV
 
-.PHONY: install demo serve test check trace docs format conformance peers browser json-schema-suite clients soak faults siege clean
+.PHONY: install demo serve test check trace docs format conformance peers real browser json-schema-suite clients soak faults siege clean
 
 install: $(VENV)/.installed
 
@@ -51,6 +51,10 @@ conformance: $(VENV)/.installed-dev
 # Installs real vLLM and real SMG beside Saccade, 4 GB in .cache/peers, and runs the tests that need them.
 peers: $(VENV)/.installed-dev
 	scripts/peers $(ARGS)
+
+# Installs configurations and vocabularies of releases, 40 MB in .cache/real, and runs the tests that read them.
+real: $(VENV)/.installed-dev
+	scripts/real $(ARGS)
 
 # Tests the pages in Chromium, which it installs if there is none and the user is root. ARGS=images makes their images.
 browser: $(VENV)/.installed-dev

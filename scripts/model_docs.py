@@ -38,6 +38,21 @@ the start says why. Nothing of this has run on a GPU.
 - Formats of quantised weights, by `quant_method` in config.json: {formats} ([formats](formats.md)).
 - `--kv-cache-dtype`: {cache_dtypes}.
 """
+RELEASES = """## Releases known to fit
+
+`make real` reads the config.json of these releases, from the package `aiconfigurator-core`. The network has as many parameters as the name says, and
+every layer that the configuration quantises has a place in it:
+
+- Qwen3-VL: Qwen3-VL-2B-Instruct, Qwen3-VL-4B-Instruct, Qwen3-VL-8B-Instruct, Qwen3-VL-32B-Instruct, Qwen3-VL-32B-Thinking,
+  Qwen3-VL-30B-A3B-Instruct, Qwen3-VL-235B-A22B-Instruct;
+- Qwen3.5: Qwen3.5-27B, Qwen3.5-35B-A3B, Qwen3.5-122B-A10B, Qwen3.5-397B-A17B, Qwen3.5-122B-A10B-NVFP4, Qwen3.5-397B-A17B-NVFP4;
+- Qwen3.6: Qwen3.6-27B-NVFP4, Qwen3.6-35B-A3B-NVFP4;
+- Kimi: Kimi-K2.5, Kimi-K2.5-NVFP4, Kimi-K2.6-NVFP4, Kimi-K2.7-Code-NVFP4.
+
+It also compares token ids of the vocabularies of Qwen3 and Qwen3.6 with those of tiktoken. The names, shapes and formats of all 208,550 tensors of
+Kimi-K2.5 are in `tests/conformance/test_release_headers.py`. No weights of a release were loaded by a test: weights, layers and logits are those
+of tiny checkpoints in the releases' form.
+"""
 FILES = """## Files of a model
 
 A folder in hub layout holds `config.json`, `generation_config.json` and `preprocessor_config.json`. It holds a tokenizer (`tokenizer.json`, or
@@ -72,7 +87,7 @@ def document() -> str:
     header = ("family", "architectures", "model_type", "placeholder", "switches", "engine", "other wires")
     table = [_line(header), _line(["---"] * len(header)), *rows]
     sections = [_section(name) for name in families]
-    return "\n".join((INTRODUCTION, "\n".join(table), "", _limits(families), _engine(), FILES, *sections))
+    return "\n".join((INTRODUCTION, "\n".join(table), "", _limits(families), RELEASES, _engine(), FILES, *sections))
 
 
 def _limits(families: Mapping[str, Family]) -> str:

@@ -27,7 +27,7 @@ class TextStyle(NamedTuple):
 
 
 NORMED_STYLE = TextStyle()
-"""The style of Qwen3-VL."""
+"""The style of Qwen3."""
 BIASED_STYLE = TextStyle(normed_heads=False, qkv_bias=True, interleaved_axes=False, mrope_section=None)
 """The style of Qwen2."""
 
