@@ -17,6 +17,7 @@ REQUIREMENTS = [
     for line in (
         *PROJECT["dependencies"],
         *EXTRAS["cpu"],
+        *EXTRAS["eval"],
         *EXTRAS["ray"],
         *EXTRAS["docs"],
         *EXTRAS["browser"],

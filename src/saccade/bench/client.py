@@ -32,8 +32,8 @@ class Record(msgspec.Struct, frozen=True):
     """One request. *started* is in seconds since the run began, other times are in ms since the request was sent.
 
     *text_ms* has the arrival of each event with text or reasoning, *last_ms* that of the last event of a choice,
-    *end_ms* the end of the answer. *cached_tokens* is None if the server does not report it. *error* is a kind of
-    error, *example* what the server answered.
+    *end_ms* the end of the answer. *cached_tokens* is None if the server does not report it, *finish_reason* if the
+    answer did not end. *error* is a kind of error, *example* what the server answered.
     """
 
     conversation: int
@@ -45,6 +45,7 @@ class Record(msgspec.Struct, frozen=True):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int | None = None
+    finish_reason: str | None = None
     error: str | None = None
     example: str | None = None
 
@@ -57,6 +58,7 @@ class AnswerReader:
     last_ms: float = 0.0
     texts: list[str] = field(default_factory=list)
     usage: dict[str, Any] = field(default_factory=dict)
+    finish_reason: str | None = None
     error: object = None
     is_done: bool = False
     _rest: bytes = b""
@@ -76,6 +78,7 @@ class AnswerReader:
         self.usage = event.get("usage") or self.usage
         for choice in event.get("choices") or ():
             self.last_ms = now_ms
+            self.finish_reason = choice.get("finish_reason") or self.finish_reason
             delta = choice.get("delta") or {}
             if delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning"):
                 self.text_ms.append(now_ms)
@@ -134,10 +137,21 @@ class Server:
             prompt_tokens=usage.get("prompt_tokens") or 0,
             completion_tokens=usage.get("completion_tokens") or len(reader.text_ms),
             cached_tokens=details.get("cached_tokens"),
+            finish_reason=reader.finish_reason,
             error=kind,
             example=example and re.sub(r"[^\x20-\x7e\xa0-\uffff]+", " ", example)[:EXAMPLE_LENGTH],
         )
         return measured, "".join(reader.texts)
+
+    async def post(self, path: str, body: bytes) -> tuple[int, str, str]:
+        """Send *body*; return status, text and request id of the answer. Without an answer, 0 and what went wrong."""
+        headers = _headers(self.key) | {"content-type": "application/json"}
+        try:
+            async with self.session.post(f"{self.root}{path}", data=io.BytesIO(body), headers=headers) as response:
+                name = response.headers.get("x-request-id", "")
+                return response.status, await response.text(errors="replace"), name
+        except (TimeoutError, aiohttp.ClientError) as error:
+            return 0, next(words for kind, (_, words) in FAULTS.items() if isinstance(error, kind)), ""
 
     async def metrics(self) -> str:
         """Return the text of /metrics, "" if the server does not show it."""
@@ -150,8 +164,8 @@ class Server:
         except (TimeoutError, aiohttp.ClientError):
             return ""
 
-    async def explored(self) -> "Server":
-        """Return the server with its model, its version, and whether it takes ignore_eos. Raises StartupError."""
+    async def named(self) -> "Server":
+        """Return the server with its model and version. Raises StartupError if it lists no model."""
         version = re.search(r'"version"\s*:\s*"([^"]+)"', await self._get("/version", self.key))
         listed = re.search(r'"id"\s*:\s*"([^"]+)"', await self._get("/v1/models", self.key))
         model = self.model or (listed[1] if listed else "")
@@ -160,7 +174,11 @@ class Server:
                 f"{self.root}/v1/models names no model. Is the URL right, and the server ready? --api-key gives the "
                 "server's key, --model a name."
             )
-        server = dataclasses.replace(self, model=model, version=version[1] if version else "")
+        return dataclasses.replace(self, model=model, version=version[1] if version else "")
+
+    async def explored(self) -> "Server":
+        """Return the server as `named`, and whether it takes ignore_eos. Raises StartupError."""
+        server = await self.named()
         body = [{"role": "user", "content": "Hello"}]
         first, _ = await server.ask(server.body(body, 1), Record(0, 0, 0.0))
         if first.error in ("HTTP 400", "HTTP 422"):

@@ -6,11 +6,11 @@ from rich.console import Console
 
 from saccade.bench.client import Server, new_session
 from saccade.bench.page import page
-from saccade.bench.report import Result, Table, measure
+from saccade.bench.report import Result, measure
 from saccade.bench.settings import BenchSettings
 from saccade.cli import exit_codes
+from saccade.cli.output import aligned, check_writable
 from saccade.config import Many
-from saccade.errors import StartupError
 
 SETTINGS = BenchSettings()
 
@@ -42,11 +42,7 @@ def bench(
     metrics_key
         The key of /metrics, by default the API key; give it twice if the servers differ.
     """
-    for file in filter(None, (settings.json, settings.html)):
-        try:
-            file.touch()
-        except OSError as error:
-            raise StartupError(f"Cannot write {file}: {error.strerror}.") from error
+    check_writable(settings.json, settings.html)
     keys, metrics_keys, models = ((words or ("",)) * 2 for words in (api_key, metrics_key, model))
     sides = [(url, keys[0], metrics_keys[0], models[0])]
     if other is not None:
@@ -57,7 +53,7 @@ def bench(
         if not server["takes_ignore_eos"]:
             print(f"{label} does not take ignore_eos: its model decides how long answers are.")
     for table in result.tables:
-        print(f"\n{table.title}", *_aligned(table), *table.notes(), sep="\n")
+        print(f"\n{table.title}", *aligned(table.lines(), len(table.columns) + 1), *table.notes(), sep="\n")
     print(f"\nThe same requests again: --seed {result.seed}")
     if settings.json is not None:
         settings.json.write_bytes(msgspec.json.encode(result, enc_hook=str))
@@ -72,15 +68,3 @@ async def _measure(sides: list[tuple[str, str, str, str]], settings: BenchSettin
     async with new_session(settings.timeout) as session:
         servers = [Server(url, session, key, metrics_key, model) for url, key, metrics_key, model in sides]
         return await measure(servers, settings, progress.print)
-
-
-def _aligned(table: Table) -> list[str]:
-    """Return the lines of *table*: names on the left, numbers on the right, and words about a ratio at the end."""
-    lines = list(table.lines())
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    aligned = [[cell.rjust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
-    last = len(table.columns) + 2
-    return [
-        "  ".join((line[0].ljust(widths[0]), *cells[1:last], *line[last:])).rstrip()
-        for line, cells in zip(lines, aligned, strict=True)
-    ]

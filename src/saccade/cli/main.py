@@ -30,6 +30,8 @@ COMMANDS = {
     "pull": "Fetch a model from the hub.",
     "demo": "Start the bundled model, ask it about the bundled images, and stop.",
     "bench": "Measure a running server, or compare two.",
+    "eval": "Measure how right a server's answers are, or compare two.",
+    "batch": "Run a file of requests against a server.",
     "key": "Make a key for the file of --api-keys-file.",
     "doctor": "Check this machine, a model's folder, or a running fleet.",
     "inspect": "Show a model's input for images.",

@@ -1,0 +1,45 @@
+"""What `saccade bench`, `saccade eval` and `saccade batch` have in common: files that they write, and tables."""
+
+import contextlib
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from saccade.errors import StartupError
+from saccade.eval.runner import Journal
+
+
+def check_writable(*files: Path | None) -> None:
+    """Raise StartupError if one of *files* cannot be written, before an hour of measurement ends with it."""
+    for file in filter(None, files):
+        try:
+            file.touch()
+        except OSError as error:
+            raise StartupError(f"Cannot write {file}: {error.strerror}.") from error
+
+
+@contextlib.contextmanager
+def resumable(journal: Journal) -> Iterator[None]:
+    """Close *journal* at the end, and say on Ctrl-C how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(
+            f"saccade: {len(journal.results)} answers are in {journal.path}; the same command goes on", file=sys.stderr
+        )
+        raise
+    finally:
+        journal.close()
+
+
+def aligned(lines: Iterable[Sequence[str]], num_numbers: int) -> list[str]:
+    """Return a line for each of *lines*: a name on the left, *num_numbers* cells on the right, and words after them."""
+    cells = list(lines)
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if 0 < index <= num_numbers else cell.ljust(width)
+            for index, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in cells
+    ]

@@ -1,0 +1,75 @@
+"""Ask many things at a time, and keep the answers in a file: the next run goes on from there."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from saccade.errors import StartupError
+
+T = TypeVar("T")
+RETRY_SECONDS = (1.0, 4.0, 15.0)
+
+
+class Journal:
+    """A JSONL file of results by key. Those of an earlier run are kept if they are good; the others are asked again."""
+
+    def __init__(
+        self, path: Path, key: Callable[[Mapping[str, Any]], object], is_good: Callable[[Mapping[str, Any]], bool]
+    ) -> None:
+        """Read *path* if it exists. Raises StartupError if it is no such file, or cannot be written."""
+        self.results: dict[object, Mapping[str, Any]] = {}
+        self.path = path
+        self._key = key
+        try:
+            lines = path.read_bytes().splitlines() if path.exists() else []
+            for number, line in enumerate(lines, 1):
+                try:
+                    result = msgspec.json.decode(line, type=dict[str, Any])
+                    if is_good(result):
+                        self.results[key(result)] = result
+                except (msgspec.MsgspecError, KeyError) as error:
+                    if number < len(lines):  # the last line may have been cut off
+                        raise StartupError(f"{path}, line {number}, is no result of an earlier run.") from error
+            if len(self.results) < len(lines):
+                other = path.with_name(f"{path.name}.new")
+                other.write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in self.results.values()))
+                other.replace(path)
+            self._file = path.open("ab", buffering=0)
+        except OSError as error:
+            raise StartupError(f"Cannot use {path}: {error.strerror}.") from error
+
+    def add(self, result: Mapping[str, Any]) -> None:
+        """Append *result*."""
+        self.results[self._key(result)] = result
+        self._file.write(msgspec.json.encode(result) + b"\n")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+async def run_all(items: Iterable[T], ask: Callable[[T], Awaitable[None]], at_once: int) -> None:
+    """Call *ask* with each of *items*, *at_once* at a time. Items are made one by one, in a thread."""
+    iterator, turn, end = iter(items), asyncio.Lock(), object()
+
+    async def client() -> None:
+        while True:
+            async with turn:
+                item: Any = await asyncio.to_thread(next, iterator, end)
+            if item is end:
+                return
+            await ask(item)
+
+    await asyncio.gather(*(client() for _ in range(at_once)))
+
+
+async def retried(ask: Callable[[], Awaitable[T]], is_transient: Callable[[T], bool]) -> T:
+    """Call *ask* again, after some seconds, as long as its result is transient; return the last result."""
+    for seconds in RETRY_SECONDS:
+        if not is_transient(result := await ask()):
+            return result
+        await asyncio.sleep(seconds)
+    return await ask()

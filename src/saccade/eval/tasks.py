@@ -1,0 +1,124 @@
+"""The benchmarks by name: which columns they have, what follows a question, and the rule that scores its answers."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from saccade.errors import StartupError
+from saccade.eval import drawn, scoring
+from saccade.eval.questions import Question, categories_of, first, options_of, parts_of, texts
+from saccade.eval.rows import Row, files_of, is_taken, spread
+
+DRAWN = "ocr"
+PUBLISHED = ("ocrbench", "docvqa", "chartqa", "mmmu-pro", "mmmu")
+FORMULAS = frozenset({"HME100k", "Handwritten Mathematical Expression Recognition"})
+
+# The prompts of the benchmarks, word for word: scores with others could not be compared with published ones.
+SHORT = "Answer the question using a single word or phrase."
+LETTER = "Answer with the option letter from the given choices directly."
+LAST_LINE = (
+    "The last line of your response should be of the following format: 'Answer: $LETTER' (without quotes) where LETTER "
+    "is one of options."
+)
+THINK = f"{LAST_LINE} Think step by step before answering."
+STEPS = f"Answer the preceding multiple choice question. {THINK}"
+VISION = f"{LETTER} {LAST_LINE}"
+VISION_STEPS = f"Write out the multiple-choice question in the image and then solve it. {THINK}"
+
+
+class Task(NamedTuple):
+    """A benchmark: *columns* may have a row's category, *prompt* follows the question.
+
+    Without a *rule* its questions have options, or are open ones of MMMU.
+    """
+
+    rule: Callable[[str, Sequence[str]], float] | None
+    columns: Sequence[str] = ("category",)
+    prompt: str = ""
+
+
+PROMPTS = {(True, False): LETTER, (True, True): STEPS, (False, False): VISION, (False, True): VISION_STEPS}
+"""By whether the question is a text, and whether the answer has steps."""
+
+TASKS = {
+    "ocr": Task(scoring.contains, ("type",)),
+    "ocrbench": Task(scoring.contains, ("type", "question_type", "category")),
+    "docvqa": Task(scoring.anls, ("question_types", "category"), SHORT),
+    "chartqa": Task(scoring.relaxed, ("type", "split", "human_or_machine"), SHORT),
+    "mmmu-pro": Task(None, ("subject", "category")),
+    "mmmu": Task(None, ("subject", "category")),
+    "contains": Task(scoring.contains),
+    "anls": Task(scoring.anls),
+    "relaxed": Task(scoring.relaxed),
+    "choice": Task(None),
+}
+"""ocr is drawn here; the last four are for files of your own."""
+
+
+class Source(NamedTuple):
+    """The questions of the task *name*, from *files*, or generated ones if there are none.
+
+    *images* is the folder of images that the files name; *limit* takes that many questions, evenly over all;
+    *has_steps* asks for steps of reasoning before the answer.
+    """
+
+    name: str
+    files: Sequence[Path] = ()
+    images: Path | None = None
+    limit: int | None = None
+    has_steps: bool = False
+
+    def questions(self) -> Iterator[Question]:
+        """Yield the questions; every call reads the files again. Raises StartupError."""
+        if self.files:
+            for number, file, row in spread(self.files, self.limit):
+                yield self._question(number, file, row)
+        else:
+            for number in filter(partial(is_taken, drawn.TOTAL, self.limit), range(drawn.TOTAL)):
+                yield self._question(number, Path(), drawn.row(number))
+
+    def _question(self, number: int, file: Path, row: Row) -> Question:
+        task, answers = TASKS[self.name], texts(first(row, "answers", "answer", "label"))
+        if answers in ([], ["?"]):
+            raise StartupError(f"Row {number + 1} of {file} has no answer. A test split often has none.")
+        name = first(row, "id", "questionId", "question_id", "index")
+        options, is_open = options_of(row), row.get("question_type") == "open"
+        categories = categories_of(row, task.columns, file)
+        rule, prompt = task.rule, task.prompt
+        if rule is None and is_open:
+            rule, prompt = scoring.open_answer, SHORT
+        elif rule is None and not options:
+            raise StartupError(f"Row {number + 1} of {file} has no options.")
+        elif rule is None:
+            rule = partial(scoring.choice, options=options, is_pro=self.name == "mmmu-pro")
+            prompt = PROMPTS[bool(row.get("question")), self.has_steps]
+        elif rule is scoring.contains and not FORMULAS.isdisjoint((*categories, row.get("dataset_name"))):
+            rule = scoring.contains_formula
+        return Question(
+            number,
+            str(number if name is None else name),
+            categories,
+            parts_of(row, () if is_open else options, prompt, self.images or file.parent),
+            answers,
+            lambda text: rule(scoring.spoken(text), answers),
+        )
+
+
+def source_of(words: Sequence[str], images: Path | None, limit: int | None, has_steps: bool) -> Source:
+    """Return the source that *words* name: a task, files or folders, or a task and then files.
+
+    The task of files is in their paths if no word names it: `data/DocVQA_VAL.tsv`. Raises StartupError.
+    """
+    names = [word for word in words[:1] if word in TASKS]
+    files = [file for word in words[len(names) :] for file in files_of(Path(word))]
+    if not files and names in ([], [DRAWN]):
+        return Source(DRAWN, (), images, limit, has_steps)
+    if not files:
+        raise StartupError(f"{names[0]} needs its files, which are not downloaded: `saccade eval URL {names[0]} FILE`.")
+    path = re.sub(r"[^a-z]", "", str(files[0].absolute()).lower())
+    known = names or [name for name in PUBLISHED if name.replace("-", "") in path]
+    if not known or known == [DRAWN]:
+        raise StartupError(f"Which task has {files[0]}? Name it before the file: {', '.join(TASKS)}.")
+    return Source(known[0], files, images, limit, has_steps)

@@ -1,0 +1,36 @@
+"""How many things are asked at a time, and what a file of results keeps."""
+
+import asyncio
+from pathlib import Path
+
+from saccade.eval.runner import Journal, run_all
+
+
+async def test_as_many_at_a_time_as_wanted() -> None:
+    barrier, answers, num_open = asyncio.Barrier(3), [], [0]
+
+    async def ask(item: int) -> None:
+        num_open[0] += 1
+        assert num_open[0] <= 3
+        await barrier.wait()  # for two others: with fewer at a time it would wait for ever
+        num_open[0] -= 1
+        answers.append(item)
+
+    await run_all(range(9), ask, 3)
+    assert sorted(answers) == list(range(9))
+
+
+def test_a_journal_drops_what_is_not_good(tmp_path: Path) -> None:
+    def journal() -> Journal:
+        return Journal(tmp_path / "j.jsonl", lambda line: line["name"], lambda line: line["good"])
+
+    first = journal()
+    for name, good in (("a", True), ("b", False), ("c", True)):
+        first.add({"name": name, "good": good})
+    first.close()
+    second = journal()
+    assert list(second.results) == ["a", "c"]
+    second.add({"name": "b", "good": True})
+    second.close()
+    assert (tmp_path / "j.jsonl").read_text().count("\n") == 3
+    assert not (tmp_path / "j.jsonl.new").exists()
