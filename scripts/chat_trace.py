@@ -44,7 +44,7 @@ class Budget:
 
 
 PREPARATION = Budget(files=69, moves=300)
-LATER_DELTA = Budget(files=9, moves=13)
+LATER_DELTA = Budget(files=8, moves=11)
 
 
 @dataclass

@@ -30,7 +30,7 @@ def test_text_streams_without_broken_characters(text: str, tokenizer: Tokenizer)
 @pytest.mark.parametrize("name", ["llava", "phi3_v", "qwen2_vl", "kimi_k25"])
 def test_a_text_that_goes_on_keeps_its_first_space(name: str, tokenizer_of: Callable[[str], Tokenizer]) -> None:
     tokenizer = tokenizer_of(name)
-    space = next(token_id for token_id in range(tokenizer.num_tokens) if tokenizer.token_bytes(token_id) == b" ")
+    space = next(token_id for token_id in range(tokenizer.num_tokens) if tokenizer.bytes_of[token_id] == b" ")
     detokenizer = Detokenizer(tokenizer, continues=True)
     assert detokenizer.push([space, space]) + detokenizer.finish() == "  "
 

@@ -38,7 +38,7 @@ def test_special_tokens_of_the_template_are_single_ids(kind: str, tokenizer_of: 
         encoded = tokenizer.encode([Segment(content, is_special=True)])
         assert encoded in ([token_id], [*bos, token_id])
         assert tokenizer.token_id(content) == token_id
-        assert tokenizer.token_bytes(token_id) == content.encode()
+        assert tokenizer.bytes_of[token_id] == content.encode()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -73,7 +73,7 @@ def test_any_ids_stream_as_they_decode_whole(
     token_ids = [token_id for row in data.draw(ids) for token_id in row]
     if kind == "kimi_k25":
         shown = [token_id for token_id in token_ids if not tokenizer.is_special(token_id)]
-        whole = b"".join(map(tokenizer.token_bytes, shown)).decode(errors="replace")
+        whole = b"".join(tokenizer.bytes_of[token_id] for token_id in shown).decode(errors="replace")
     else:
         whole = reference_of(kind).decode(token_ids, skip_special_tokens=True)
     detokenizer = Detokenizer(tokenizer)

@@ -129,7 +129,7 @@ def test_ids_outside_the_vocabulary_are_not_kept(tokenizer: Tokenizer) -> None:
     tracemalloc.start()
     try:
         for token_id in outside:
-            assert tokenizer.token_bytes(token_id) == b""
+            assert tokenizer.bytes_of[token_id] == b""
         kept, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -32,7 +32,7 @@ def read_vocabulary(model_files: ModelFiles, vocab_size: int) -> Vocabulary:
     tags = frozenset(tokenizer.special_tokens.values())
     special = [number for number in range(vocab_size) if number in tags or tokenizer.is_special(number)]
     # llguidance knows special tokens by their names in <>; ids outside the tokenizer have none.
-    tokens = [tokenizer.token_bytes(token_id) for token_id in range(min(vocab_size, tokenizer.num_tokens))]
+    tokens = [tokenizer.bytes_of[token_id] for token_id in range(min(vocab_size, tokenizer.num_tokens))]
     tokens += [b""] * (vocab_size - len(tokens))
     for token_id in special:
         tokens[token_id] = b"<special %d>" % token_id

@@ -53,7 +53,7 @@ class Detokenizer:
     """
 
     def __init__(self, tokenizer: Tokenizer, rules: TextRules = PLAIN, *, continues: bool = False) -> None:
-        self._tokenizer = tokenizer
+        self._hidden_ids, self._num_known = tokenizer.hidden_ids, tokenizer.num_tokens
         self._stream = tokenizer.stream(continues=continues)
         self._rules = rules
         self._stops = [StopString(text) for text in rules.stop]
@@ -76,7 +76,7 @@ class Detokenizer:
             if self.stopped:
                 break
             self.num_tokens += 1
-            if self._rules.shows_special or not self._tokenizer.is_special(token_id):
+            if self._rules.shows_special or (token_id < self._num_known and token_id not in self._hidden_ids):
                 text += self._release(self._stream.push(token_id))
         return text
 

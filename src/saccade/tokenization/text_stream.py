@@ -1,7 +1,7 @@
 """Decode token ids to text one by one, with the same result as decoding the whole sequence."""
 
 import codecs
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 REPLACEMENT = "\ufffd"
@@ -20,12 +20,12 @@ class TextStream(Protocol):
 class ByteStream:
     """For byte-level vocabularies: the text is the concatenation of all tokens' bytes; incomplete characters wait."""
 
-    def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
-        self._token_bytes = token_bytes
+    def __init__(self, bytes_of: Mapping[int, bytes]) -> None:
+        self._bytes_of = bytes_of
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token_id: int) -> str:
-        return self._decoder.decode(self._token_bytes(token_id))
+        return self._decoder.decode(self._bytes_of[token_id])
 
     def finish(self) -> str:
         """Return the replacement of a character that stayed incomplete."""
@@ -40,19 +40,17 @@ class ByteFallbackStream:
     added them. The rules are those of the `tokenizers` library (decoders/byte_fallback.rs, decoders/strip.rs).
     """
 
-    def __init__(
-        self, token_bytes: Callable[[int], bytes], byte_token_ids: Collection[int], num_stripped: int = 0
-    ) -> None:
-        self._token_bytes = token_bytes
+    def __init__(self, bytes_of: Mapping[int, bytes], byte_token_ids: Collection[int], num_stripped: int = 0) -> None:
+        self._bytes_of = bytes_of
         self._byte_token_ids = byte_token_ids
         self._num_stripped = num_stripped
         self._row = bytearray()
 
     def push(self, token_id: int) -> str:
         if token_id in self._byte_token_ids:
-            self._row += self._token_bytes(token_id)
+            self._row += self._bytes_of[token_id]
             return ""
-        return self._strip(self._end_row() + self._token_bytes(token_id).decode())
+        return self._strip(self._end_row() + self._bytes_of[token_id].decode())
 
     def finish(self) -> str:
         """Return the text of the byte tokens that were held back."""

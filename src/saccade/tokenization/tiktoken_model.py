@@ -18,7 +18,7 @@ from saccade.errors import StartupError
 from saccade.tokenization.added_tokens import declared_tokens
 from saccade.tokenization.text_bound import TextBound
 from saccade.tokenization.text_stream import ByteStream, TextStream
-from saccade.tokenization.tokenizer import PIECE_CHARACTERS, Pieces, Segment, Tokenizer, check_length
+from saccade.tokenization.tokenizer import PIECE_CHARACTERS, Pieces, Segment, Tokenizer, TokenTable, check_length
 
 NUM_RESERVED = 256
 CHUNK_CHARACTERS = 400_000
@@ -58,10 +58,11 @@ class TiktokenTokenizer(Tokenizer):
             raise StartupError("tokenizer_config.json: `added_tokens_decoder` gives two reserved ids the same content.")
         shown = {token_id for token_id in reserved if declared.get(token_id, {}).get("special") is False}
         shown -= {self.special_tokens.get(token, token) if isinstance(token, str) else token for token in protected}
-        self._special_ids = frozenset(reserved) - shown
+        self.hidden_ids = frozenset(reserved) - shown
         self._encoding = tiktoken.Encoding(
             "tiktoken.model", pat_str=pattern, mergeable_ranks=ranks, special_tokens=self.special_tokens
         )
+        self.bytes_of = TokenTable(self._encoding.decode_single_token_bytes, self.num_tokens)
 
     def encode(self, segments: Iterable[Segment], pieces: Pieces | None = None) -> list[int]:
         """Return the ids of a rendered prompt. Raises InvalidValue for more than MAX_TEXT_BYTES."""
@@ -78,22 +79,14 @@ class TiktokenTokenizer(Tokenizer):
                 token_ids += self._encoding.encode_ordinary(piece.text)
         return token_ids
 
-    def token_bytes(self, token_id: int) -> bytes:
-        if not 0 <= token_id < self.num_tokens:
-            return b""
-        return self._encoding.decode_single_token_bytes(token_id)
-
     def token_id(self, content: str) -> int | None:
         try:
             return self._encoding.encode_single_token(content)
         except KeyError:
             return None
 
-    def is_special(self, token_id: int) -> bool:
-        return token_id in self._special_ids or not 0 <= token_id < self.num_tokens
-
     def stream(self, *, continues: bool = False) -> TextStream:
-        return ByteStream(self.token_bytes)
+        return ByteStream(self.bytes_of)
 
 
 def _read_ranks(model: bytes) -> dict[bytes, int]:

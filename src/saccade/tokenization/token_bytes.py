@@ -1,7 +1,7 @@
 """How the tokens of a tokenizer.json represent bytes, according to the decoder that the file declares."""
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
 from saccade.errors import StartupError
@@ -19,8 +19,8 @@ class TokenBytes(Protocol):
     def to_bytes(self, token: str) -> bytes:
         """Return the bytes that *token* adds to a text."""
 
-    def stream(self, token_bytes: Callable[[int], bytes], continues: bool) -> TextStream:
-        """Return a decoder of ids, given a function from an id to its bytes; the ids may *continue* a text."""
+    def stream(self, bytes_of: Mapping[int, bytes], continues: bool) -> TextStream:
+        """Return a decoder of ids, given the bytes of each id; the ids may *continue* a text."""
 
     def longest(self, vocab: Collection[str], byte_fallback: bool) -> int:
         """Return the most bytes of text that a token of *vocab* represents, 0 if *vocab* cannot represent all text."""
@@ -36,8 +36,8 @@ class ByteLevel:
         except KeyError:
             return token.encode()
 
-    def stream(self, token_bytes: Callable[[int], bytes], continues: bool) -> TextStream:
-        return ByteStream(token_bytes)
+    def stream(self, bytes_of: Mapping[int, bytes], continues: bool) -> TextStream:
+        return ByteStream(bytes_of)
 
     def longest(self, vocab: Collection[str], byte_fallback: bool) -> int:
         """Return the most bytes that a token of *vocab* represents, 0 if a byte has no token."""
@@ -55,8 +55,8 @@ class ByteFallback:
         byte = _BYTE_TOKEN.fullmatch(token)
         return bytes.fromhex(byte[1]) if byte else token.replace(SPACE, " ").encode()
 
-    def stream(self, token_bytes: Callable[[int], bytes], continues: bool) -> TextStream:
-        return ByteFallbackStream(token_bytes, self._byte_token_ids, 0 if continues else self._num_stripped)
+    def stream(self, bytes_of: Mapping[int, bytes], continues: bool) -> TextStream:
+        return ByteFallbackStream(bytes_of, self._byte_token_ids, 0 if continues else self._num_stripped)
 
     def longest(self, vocab: Collection[str], byte_fallback: bool) -> int:
         """Return the most bytes that a token of *vocab* represents; users may type the character for spaces, too."""

@@ -30,14 +30,31 @@ Pieces = Callable[[Sequence[str], Callable[[str], list[int]]], list[int]]
 """Returns the ids of texts together. It may know some from before, and calls the function for the others."""
 
 
+class TokenTable(dict[int, bytes]):
+    """The bytes that each id adds to a text, read when they are first needed. An id that is no token adds none."""
+
+    def __init__(self, read: Callable[[int], bytes], num_tokens: int) -> None:
+        self._read = read
+        self._num_tokens = num_tokens
+
+    def __missing__(self, token_id: int) -> bytes:
+        if not 0 <= token_id < self._num_tokens:
+            return b""
+        known = self[token_id] = self._read(token_id)
+        return known
+
+
 class Tokenizer(ABC):
     """Text to token ids and back, for one checkpoint.
 
-    *special_tokens* are the strings that become single ids if a template writes them, and only then; *num_tokens* is
-    one more than the highest id; *text_bound* is a lower bound of a text's tokens.
+    *special_tokens* are the strings that become single ids if a template writes them, and only then; answers omit the
+    *hidden_ids*. *num_tokens* is one more than the highest id; *text_bound* is a lower bound of a text's tokens. A
+    character may need several tokens of *bytes_of*.
     """
 
     special_tokens: Mapping[str, int]
+    hidden_ids: frozenset[int]
+    bytes_of: TokenTable
     num_tokens: int
     text_bound: TextBound
 
@@ -54,16 +71,12 @@ class Tokenizer(ABC):
         return self.encode(segments, pieces)
 
     @abstractmethod
-    def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes that *token_id* adds to a text; a character may need several tokens."""
-
-    @abstractmethod
     def token_id(self, content: str) -> int | None:
         """Return the id of the token *content*, None if there is none."""
 
-    @abstractmethod
     def is_special(self, token_id: int) -> bool:
         """Return whether *token_id* is omitted from answers or is not a token of this model."""
+        return token_id in self.hidden_ids or not 0 <= token_id < self.num_tokens
 
     @abstractmethod
     def stream(self, *, continues: bool = False) -> TextStream:

@@ -20,7 +20,7 @@ from saccade.tokenization.added_tokens import merge_special_tokens
 from saccade.tokenization.text_bound import read_bound
 from saccade.tokenization.text_stream import TextStream
 from saccade.tokenization.token_bytes import read_token_bytes
-from saccade.tokenization.tokenizer import PIECE_CHARACTERS, Pieces, Segment, Tokenizer, check_length
+from saccade.tokenization.tokenizer import PIECE_CHARACTERS, Pieces, Segment, Tokenizer, TokenTable, check_length
 
 PLAIN_WORD = "a"
 
@@ -47,7 +47,7 @@ class JsonTokenizer(Tokenizer):
         vocab = self._tokenizer.get_vocab(with_added_tokens=True)
         self.num_tokens = max(vocab.values()) + 1
         hidden = self._find_special_tokens(protected)
-        self._hidden_ids = frozenset(hidden.values())
+        self.hidden_ids = frozenset(hidden.values())
         self.special_tokens = hidden | self._protect_tags()
         self._special_ids = frozenset(self.special_tokens.values())
         self._before = [] if tokenizer_config.get("add_bos_token") is False else self._find_ids_before_text()
@@ -57,7 +57,7 @@ class JsonTokenizer(Tokenizer):
         added = self._tokenizer.get_added_tokens_decoder().values()
         self.text_bound = read_bound(parsed, self._token_bytes, model_vocab, added)
         self._tokenizer.encode_special_tokens = True
-        self._bytes_of: dict[int, bytes] = {}
+        self.bytes_of = TokenTable(self._read_bytes, self.num_tokens)
 
     def encode(self, segments: Iterable[Segment], pieces: Pieces | None = None) -> list[int]:
         """Return the ids of a rendered prompt, with the BOS of the file's post-processor before the text.
@@ -107,26 +107,16 @@ class JsonTokenizer(Tokenizer):
             )
         return [self._special_of.get(token_id, token_id) for token_id in ids]
 
-    def token_bytes(self, token_id: int) -> bytes:
-        if not 0 <= token_id < self.num_tokens:
-            return b""
-        known = self._bytes_of.get(token_id)
-        if known is None:
-            token = self._tokenizer.id_to_token(token_id)
-            known = self._bytes_of[token_id] = self._token_bytes.to_bytes(token or "")
-        return known
-
     def token_id(self, content: str) -> int | None:
         """Return the id of the token *content* of tokenizer.json, None if there is none."""
         token_id: int | None = self._tokenizer.token_to_id(content)
         return token_id
 
-    def is_special(self, token_id: int) -> bool:
-        """Return whether *token_id* is a special token and no tag, or is not a token of this model."""
-        return token_id in self._hidden_ids or not 0 <= token_id < self.num_tokens
-
     def stream(self, *, continues: bool = False) -> TextStream:
-        return self._token_bytes.stream(self.token_bytes, continues)
+        return self._token_bytes.stream(self.bytes_of, continues)
+
+    def _read_bytes(self, token_id: int) -> bytes:
+        return self._token_bytes.to_bytes(self._tokenizer.id_to_token(token_id) or "")
 
     def _begins_with_bos(self, segments: Sequence[Segment]) -> bool:
         if not self._before or not segments or not segments[0].is_special:

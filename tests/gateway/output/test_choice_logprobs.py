@@ -46,7 +46,7 @@ def test_entry(tokenizer: JsonTokenizer) -> None:
     end = tokenizer.special_tokens["<|im_end|>"]
     given = [TokenLogprob(-0.5, 1, [emoji[0], end], [-0.5, -math.inf]), TokenLogprob(-math.inf, 9)]
     head, last = choice_logprobs(tokenizer, [emoji[0], end], given).content
-    raw = tokenizer.token_bytes(emoji[0])
+    raw = tokenizer.bytes_of[emoji[0]]
     assert (head.bytes, head.token, head.logprob) == (list(raw), raw.decode(errors="replace"), -0.5)
     assert "\ufffd" in head.token
     assert [(top.token, top.logprob) for top in head.top_logprobs] == [(head.token, -0.5), ("<|im_end|>", -9999.0)]
@@ -67,7 +67,7 @@ def test_every_token_has_its_entry_once(stream: bool, gateway: scripted.Gateway,
     answer = gateway.chat(stream=stream, logprobs=True, top_logprobs=2)
     found = entries(answer)
     assert [entry["logprob"] for entry in found] == [-number / 8 for number in range(len(ids))]
-    assert [bytes(entry["bytes"]) for entry in found] == [tokenizer.token_bytes(token_id) for token_id in ids]
+    assert [bytes(entry["bytes"]) for entry in found] == [tokenizer.bytes_of[token_id] for token_id in ids]
     assert all([top["logprob"] for top in entry["top_logprobs"]] == [0.0, -0.125] for entry in found)
 
 

@@ -57,7 +57,7 @@ def prompt_logprobs(
 
 
 def _entry(tokenizer: Tokenizer, token_id: int, logprob: TokenLogprob) -> TokenLogprobs:
-    spelled = tokenizer.token_bytes(token_id)
+    spelled = tokenizer.bytes_of[token_id]
     return TokenLogprobs(
         token=_text(spelled),
         logprob=max(logprob.logprob, LOWEST),
@@ -67,7 +67,7 @@ def _entry(tokenizer: Tokenizer, token_id: int, logprob: TokenLogprob) -> TokenL
 
 
 def _top(tokenizer: Tokenizer, token_id: int, logprob: float) -> TopLogprob:
-    spelled = tokenizer.token_bytes(token_id)
+    spelled = tokenizer.bytes_of[token_id]
     return TopLogprob(_text(spelled), max(logprob, LOWEST), list(spelled))
 
 
@@ -76,7 +76,7 @@ def _ranked(tokenizer: Tokenizer, token_id: int, logprob: TokenLogprob) -> dict[
     for rank, (top_id, top_logprob) in enumerate(zip(logprob.top_ids, logprob.top_logprobs, strict=False), start=1):
         ranked.setdefault(top_id, (top_logprob, rank))
     return {
-        str(known_as): PromptLogprob(max(value, LOWEST), rank, _text(tokenizer.token_bytes(known_as)))
+        str(known_as): PromptLogprob(max(value, LOWEST), rank, _text(tokenizer.bytes_of[known_as]))
         for known_as, (value, rank) in ranked.items()
     }
 

@@ -179,7 +179,7 @@ class CompletionObject(_CompletionWriter):
         places = TextPlaces(tokenizer, as_ids, continues=False).of(token_ids)
         entries = choice_logprobs(tokenizer, token_ids[1:], answer.prompt_logprobs).content
         first = CompletionLogprobs(
-            places[:1], [None], [tokenizer.token_bytes(token_ids[0]).decode(errors="replace")], [None]
+            places[:1], [None], [tokenizer.bytes_of[token_ids[0]].decode(errors="replace")], [None]
         )
         return _Echoed(text, _joined(first, _in_text(entries, places[1:], self._num_top)), ranked)
 
