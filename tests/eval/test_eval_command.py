@@ -63,7 +63,7 @@ async def test_scores_by_category(capsys: pytest.CaptureFixture[str], tmp_path: 
     shown = capsys.readouterr().out
     assert lines(shown)["all"] == ["10", "90.0 (59.6 to 98.2)"]
     assert lines(shown)["Scene Text-centric VQA"] == ["2", "50.0 (9.5 to 90.5)"]
-    assert "A: 10 answers in " in shown
+    assert "A: 10 requests, 64 at a time: " in shown
     assert {(one["max_tokens"], one["temperature"], one["model"]) for one in server.bodies} == {(1024, 0, "m")}
     assert not any("seed" in one or "ignore_eos" in one or "chat_template_kwargs" in one for one in server.bodies)
     written = json.loads((tmp_path / "e.json").read_text())

@@ -60,7 +60,7 @@ def eval(
         settings.json.write_bytes(msgspec.json.encode(result, enc_hook=str))
     if settings.html is not None:
         settings.html.write_text(page(result, source))
-    return exit_codes.ERROR if any(one.answer.error for side in sides for one in side.answers) else 0
+    return exit_codes.ERROR if any(one.error for side in sides for one in side.answers) else 0
 
 
 async def _examine(

@@ -2,7 +2,7 @@
 
 import functools
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,36 +20,31 @@ TRANSIENT = ("no connection", "connection broken", "stream broken off", "HTTP 42
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """A line of the file of answers. *digest* is of the request, *ms* the time that the answer took."""
+    """An answer to a question, the *run*-th one from 0. *score* is from 0 to 1, and 0 for an *error*.
 
-    server: str
+    *example* is what the server said of the error.
+    """
+
     number: int
     run: int
-    digest: str
+    name: str
+    categories: Sequence[str]
+    question: str
+    expected: Sequence[str]
     text: str
+    score: float
     finish_reason: str | None
     completion_tokens: int
     ms: float
-    error: str | None = None
-    example: str | None = None
-
-
-class Scored(msgspec.Struct, frozen=True):
-    """An answer with its question. *score* is from 0 to 1, and 0 for an answer with an error."""
-
-    name: str
-    categories: list[str]
-    question: str
-    expected: list[str]
-    score: float
-    answer: Answer
+    error: str | None
+    example: str | None
 
 
 class Side(NamedTuple):
     """The answers of one server, of which *num_new* came now, in *wall_seconds*."""
 
     server: Server
-    answers: list[Scored]
+    answers: list[Answer]
     num_new: int
     wall_seconds: float
 
@@ -57,11 +52,11 @@ class Side(NamedTuple):
 def open_journal(settings: EvalSettings, source: Source) -> Journal:
     """Open the file of answers. Raises StartupError."""
     path = settings.answers or Path(f"eval-{source.name}.jsonl")
-    return Journal(path, key, lambda line: line["error"] is None)
+    return Journal(path, _key, lambda line: line["error"] is None)
 
 
-def key(line: Mapping[str, Any]) -> object:
-    """Return what tells an answer from others: another model, setting or text is another digest."""
+def _key(line: Mapping[str, Any]) -> object:
+    """Return what tells a line from others. Another model, setting or text is another digest of the request."""
     return line["server"], line["number"], line["run"], line["digest"]
 
 
@@ -74,9 +69,8 @@ def body(server: Server, question: Question, run: int, settings: EvalSettings) -
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    max_tokens = settings.max_tokens or (None if settings.thinking or settings.cot else DEFAULT_MAX_TOKENS)
-    if max_tokens is not None:
-        fields["max_tokens"] = max_tokens
+    if settings.max_tokens or not (settings.thinking or settings.cot):
+        fields["max_tokens"] = settings.max_tokens or DEFAULT_MAX_TOKENS
     if settings.temperature:
         fields["seed"] = run
     if settings.thinking is not None:
@@ -88,47 +82,34 @@ async def examine(
     server: Server, source: Source, settings: EvalSettings, journal: Journal, tell: Callable[[int], None]
 ) -> Side:
     """Ask what *journal* does not have. *tell* gets the number of answers after each. Raises StartupError."""
-    answers: list[Scored] = []
-    num_new, begin = 0, time.perf_counter()
+    answers: list[Answer] = []
+    num_old, begin = len(journal.results), time.perf_counter()
 
     def items() -> Iterator[tuple[Question, int, bytes]]:
         for question in source.questions():
             yield from ((question, run, body(server, question, run, settings)) for run in range(settings.runs))
 
     async def ask(item: tuple[Question, int, bytes]) -> None:
-        nonlocal num_new
         question, run, content = item
-        place = {"server": server.root, "number": question.number, "run": run, "digest": _digest(content)}
-        line = journal.results.get(key(place))
-        if line is None:
+        digest = blake3.blake3(content).hexdigest(length=16)
+        place: dict[str, Any] = {"server": server.root, "number": question.number, "run": run, "digest": digest}
+        if (line := journal.results.get(_key(place))) is None:
             once = functools.partial(server.ask, content, Record(question.number, run, 0.0))
             record, text = await retried(once, lambda result: result[0].error in TRANSIENT)
             line = place | _outcome(record, text)
             journal.add(line)
-            num_new += 1
-        answer = msgspec.convert(line, Answer)
-        score = 0.0 if answer.error else question.rule(answer.text)
-        categories, expected = list(question.categories), list(question.answers)
-        answers.append(Scored(question.name, categories, question.text, expected, score, answer))
+        fields = {"name": question.name, "categories": question.categories, "question": question.text}
+        score = 0.0 if line["error"] else question.rule(line["text"])
+        answers.append(msgspec.convert({**line, **fields, "expected": question.answers, "score": score}, Answer))
         tell(len(answers))
 
     await run_all(items(), ask, settings.concurrency)
-    answers.sort(key=lambda one: (one.answer.number, one.answer.run))
-    return Side(server, answers, num_new, time.perf_counter() - begin)
+    answers.sort(key=lambda one: (one.number, one.run))
+    return Side(server, answers, len(journal.results) - num_old, time.perf_counter() - begin)
 
 
-def _digest(content: bytes) -> str:
-    return blake3.blake3(content).hexdigest(length=16)
-
-
-def _outcome(record: Record, text: str) -> dict[str, object]:
-    """Return the other fields of an Answer. An answer without text is a wrong one, not an error."""
-    is_answer = record.error in (None, NO_TEXT)
-    return {
-        "text": text,
-        "finish_reason": record.finish_reason,
-        "completion_tokens": record.completion_tokens,
-        "ms": round(record.end_ms, 1),
-        "error": None if is_answer else record.error,
-        "example": None if is_answer else record.example,
-    }
+def _outcome(record: Record, text: str) -> dict[str, Any]:
+    """Return the other fields of a line. An answer without text is a wrong one, not an error."""
+    error = None if record.error == NO_TEXT else record.error
+    fields = {"text": text, "finish_reason": record.finish_reason, "completion_tokens": record.completion_tokens}
+    return fields | {"ms": round(record.end_ms, 1), "error": error, "example": error and record.example}

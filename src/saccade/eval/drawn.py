@@ -8,7 +8,7 @@ import bisect
 import io
 import itertools
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from PIL import Image, ImageDraw, ImageFont
 
@@ -37,6 +37,7 @@ NAMES = ("Anna Berger", "Carlos Diaz", "Emma Fox", "Ivan Petrov", "John Hill", "
 INKS = ("black", "darkred", "darkgreen", "navy", "purple", "saddlebrown")
 SIGNS = ("red", "green", "blue", "orange", "purple", "brown")
 PAPER = (250, 248, 240)
+DIGITS = "0123456789"
 READ = "What does it say?"
 
 
@@ -59,10 +60,7 @@ def row(number: int) -> Row:
 
 
 def _draw(kind: str, rng: random.Random) -> Drawing:
-    word, other = rng.sample(WORDS.split(), 2)
-    code, number = (
-        "".join(rng.choices(signs, k=rng.randint(2, 8))) for signs in ("ABCDEFGHJKLMNPRTUVWXY2346789", "0123456789")
-    )
+    word = rng.choice(WORDS.split())
     match kind.split()[0]:
         case "Irregular":
             angle = rng.choice((-1, 1)) * rng.randint(10, 40)
@@ -70,23 +68,30 @@ def _draw(kind: str, rng: random.Random) -> Drawing:
         case "Artistic":
             return READ, word, _line(word, rng, border=rng.randint(2, 4))
         case "Handwriting":
-            phrase = f"{word} {other}".lower()
-            return READ, phrase, _handwriting(phrase, rng)
+            return READ, word.lower(), _handwriting(word.lower(), rng)
         case "Scene":
             return _street(rng)
         case "Doc-oriented":
-            name, fields = _form(rng, code)
-            return f"What is the {name}?", fields[name], _page([f"{word} LTD", ""], fields)
+            date = f"{rng.randint(1, 28):02}.{rng.randint(1, 12):02}.20{rng.randint(10, 26)}"
+            fields = {
+                "invoice number": _signs(rng),
+                "customer": rng.choice(NAMES),
+                "date": date,
+                "phone": _signs(rng, DIGITS),
+            }
+            return _page(f"{word} LTD", fields, "What is the {}?", rng)
         case "Key":
-            goods = [one.lower() for one in rng.sample(WORDS.split(), 3)]
-            prices = {name: f"{rng.randint(50, 9999) / 100:.2f}" for name in (*goods, "tax", "total")}
-            name = rng.choice((*goods, "tax", "total"))
-            question = f"How much is the {name} on this receipt? Answer with the number in the image."
-            return question, prices[name], _page([f"{word} SHOP", code, ""], prices)
+            names = (*rng.sample(WORDS.lower().split(), 3), "tax", "total")
+            prices = {name: f"{rng.randint(50, 9999) / 100:.2f}" for name in names}
+            return _page(f"{word} SHOP", prices, "How much is the {}? Answer with the number in the image.", rng)
         case "Handwritten":
             return _formula(rng)
-    text = {"Regular": word, "Digit": number, "Non-Semantic": code}[kind.split()[0]]
+    text = {"Regular": word, "Digit": _signs(rng, DIGITS), "Non-Semantic": _signs(rng)}[kind.split()[0]]
     return READ, text, _line(text, rng)
+
+
+def _signs(rng: random.Random, signs: str = "ABCDEFGHJKLMNPRTUVWXY2346789") -> str:
+    return "".join(rng.choices(signs, k=rng.randint(2, 8)))
 
 
 def _font(size: int = SIZE) -> ImageFont.FreeTypeFont:
@@ -134,38 +139,20 @@ def _street(rng: random.Random) -> Drawing:
     return f"What does the {colours[0]} sign say?", words[0], image
 
 
-def _form(rng: random.Random, code: str) -> tuple[str, dict[str, str]]:
-    """Return the name of a field, and all fields."""
-    fields = {
-        "invoice number": code,
-        "customer": rng.choice(NAMES),
-        "date": f"{rng.randint(1, 28):02}.{rng.randint(1, 12):02}.20{rng.randint(10, 26)}",
-        "phone": f"{rng.randint(100, 999)}-{rng.randint(1000, 9999)}",
-    }
-    return rng.choice((*fields,)), fields
-
-
-def _page(head: Sequence[str], fields: Mapping[str, str]) -> Image.Image:
-    """Draw a printed page."""
-    lines = [*head, *(f"{name.capitalize()}: {value}" for name, value in fields.items())]
+def _page(head: str, fields: Mapping[str, str], question: str, rng: random.Random) -> Drawing:
+    """Draw a printed page, and ask for a field."""
+    lines = [head, "", *(f"{name.capitalize()}: {value}" for name, value in fields.items())]
     image = Image.new("RGB", (480, 40 * len(lines) + 40), "white")
     ImageDraw.Draw(image).multiline_text((30, 15), "\n".join(lines), "black", _font(), spacing=8)
-    return image
+    name = rng.choice((*fields,))
+    return question.format(name), fields[name], image
 
 
 def _formula(rng: random.Random) -> Drawing:
-    """Draw a fraction, a power and a number. The answer is LaTeX, in the form of HME100K."""
-    (x, y), under, power, number = rng.sample("abmnxyz", 2), rng.randint(2, 99), rng.randint(2, 9), rng.randint(10, 999)
-    image = Image.new("RGB", (360, 130), PAPER)
-    draw, left = ImageDraw.Draw(image), 92 + _font().getlength(f"+ {y}")
-    draw.line((25, 62, 75, 62), "black", 2)
-    for place, text, size, anchor in (
-        ((50, 38), x, SIZE, "mm"),
-        ((50, 88), str(under), SIZE, "mm"),
-        ((90, 64), f"+ {y}", SIZE, "lm"),
-        ((left, 46), str(power), SIZE * 2 // 3, "lm"),
-        ((left + 26, 64), f"= {number}", SIZE, "lm"),
-    ):
-        draw.text(place, text, "black", _font(size), anchor=anchor)
-    latex = f"\\frac {{ {x} }} {{ {under} }} + {y} ^ {{ {power} }} = {number}"
-    return "Write the formula in the image in LaTeX.", latex, image
+    """Draw a product, a power and a sum. The answer is LaTeX, in the form of HME100K."""
+    (x, y), power, (a, b) = rng.sample("abmnxyz", 2), rng.randint(2, 9), rng.sample(range(2, 999), 2)
+    image, left = Image.new("RGB", (400, 100), PAPER), 30.0
+    for text, size, top in ((f"{a}{x}", SIZE, 55), (str(power), SIZE * 2 // 3, 38), (f"+ {y} = {b}", SIZE, 55)):
+        ImageDraw.Draw(image).text((left, top), text, "black", _font(size), anchor="lm")
+        left += _font(size).getlength(text) + 4
+    return "Write the formula in the image in LaTeX.", f"{a} {x} ^ {{ {power} }} + {y} = {b}", image

@@ -8,7 +8,7 @@ from html import escape
 from PIL import Image
 
 from saccade.bench import page as bench_page
-from saccade.eval.ask import Scored
+from saccade.eval.ask import Answer
 from saccade.eval.questions import Question, data_url
 from saccade.eval.report import Rate, Report
 from saccade.eval.rows import is_taken
@@ -59,11 +59,11 @@ def page(result: Report, source: Source) -> str:
     return "\n".join((*parts, f"<pre>{escape(f'{result.settings} {result.versions}')}</pre>"))
 
 
-def _wrong(sides: Sequence[Sequence[Scored]]) -> dict[int, bool]:
+def _wrong(sides: Sequence[Sequence[Answer]]) -> dict[int, bool]:
     """Return the numbers of questions with a wrong answer, and whether all their scores are the same."""
     scores: dict[int, set[float]] = {}
-    for one in (one for side in sides for one in side if one.answer.error is None):
-        scores.setdefault(one.answer.number, set()).add(one.score)
+    for one in (one for side in sides for one in side if one.error is None):
+        scores.setdefault(one.number, set()).add(one.score)
     return {number: len(values) == 1 for number, values in scores.items() if values != {1.0}}
 
 
@@ -75,7 +75,7 @@ def _some(wrong: Mapping[int, bool]) -> set[int]:
     return {*different, *(number for index, number in enumerate(others) if is_listed(index))}
 
 
-def _article(question: Question, sides: Sequence[Sequence[Scored]]) -> str:
+def _article(question: Question, sides: Sequence[Sequence[Answer]]) -> str:
     images = "".join(f'<img src="{_small(part)}">' for part in question.parts if isinstance(part, bytes))
     text = "".join(part for part in question.parts if isinstance(part, str))
     parts = [
@@ -83,9 +83,9 @@ def _article(question: Question, sides: Sequence[Sequence[Scored]]) -> str:
     ]
     parts += [f"<p>{escape(text)}</p>", f"<p><small>right:</small> {escape(' or '.join(question.answers))}</p>"]
     for label, side in zip("AB", sides, strict=False):
-        for one in (one for one in side if one.answer.number == question.number):
+        for one in (one for one in side if one.number == question.number):
             style = "right" if one.score == 1 else "wrong"
-            answer = one.answer.text or one.answer.error or "(no text)"
+            answer = one.text or one.error or "(no text)"
             parts.append(f'<p class="{style}"><small>{label}, {one.score:.2g}:</small> {escape(answer)}</p>')
     return "".join((*parts, "</div></article>"))
 

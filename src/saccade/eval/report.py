@@ -8,7 +8,7 @@ from importlib.metadata import version
 
 import msgspec
 
-from saccade.eval.ask import Scored, Side
+from saccade.eval.ask import Answer, Side
 from saccade.eval.settings import EvalSettings
 
 Z = 1.96
@@ -46,7 +46,7 @@ class Report(msgspec.Struct, frozen=True):
     versions: Mapping[str, str]
     lines: Sequence[Line]
     notes: Sequence[str]
-    answers: Sequence[Sequence[Scored]]
+    answers: Sequence[Sequence[Answer]]
 
 
 def score(means: Sequence[float]) -> Rate | None:
@@ -69,59 +69,53 @@ def difference(pairs: Sequence[tuple[float, float]]) -> Rate | None:
     return Rate(100 * mean, 100 * (mean - half), 100 * (mean + half))
 
 
-def by_question(answers: Sequence[Scored]) -> dict[int, float]:
-    """Return the mean score over the runs, by the number of the question; failed requests are left out."""
-    scores: dict[int, list[float]] = {}
-    for one in answers:
-        if one.answer.error is None:
-            scores.setdefault(one.answer.number, []).append(one.score)
-    return {number: sum(values) / len(values) for number, values in scores.items()}
-
-
-def lines(sides: Sequence[Sequence[Scored]]) -> list[Line]:
-    """Return one line for each category, and one for all questions."""
+def lines(sides: Sequence[Sequence[Answer]]) -> list[Line]:
+    """Return one line for each category, and one for all questions. Failed requests are in no score."""
     categories: dict[str, dict[int, None]] = {}
-    for one in (one for side in sides for one in side):
-        for name in one.categories:
-            categories.setdefault(name, {})[one.answer.number] = None
-        categories.setdefault(ALL, {})[one.answer.number] = None
-    every, means = categories.pop(ALL, {}), [by_question(side) for side in sides]
+    scores: list[dict[int, list[float]]] = [{} for _ in sides]
+    for side, answers in enumerate(sides):
+        for one in answers:
+            for name in (*one.categories, ALL):
+                categories.setdefault(name, {})[one.number] = None
+            if one.error is None:
+                scores[side].setdefault(one.number, []).append(one.score)
+    every = categories.pop(ALL, {})
+    means = [{number: sum(runs) / len(runs) for number, runs in side.items()} for side in scores]
     table = []
     for name, numbers in (categories | {ALL: every}).items():
-        scores = [score([side[number] for number in numbers if number in side]) for side in means]
+        rates = [score([side[number] for number in numbers if number in side]) for side in means]
         both = [(means[0][number], means[-1][number]) for number in numbers if all(number in side for side in means)]
-        table.append(Line(name, len(numbers), scores, difference(both) if len(sides) > 1 else None))
+        table.append(Line(name, len(numbers), rates, difference(both) if len(sides) > 1 else None))
     return table
 
 
 def _notes(label: str, side: Side, settings: EvalSettings) -> Iterator[str]:
-    answers = side.answers
+    answers = [one for one in side.answers if one.error is None]
     if side.num_new:
-        yield (
-            f"{label}: {side.num_new} answers in {side.wall_seconds:.1f} s, {settings.concurrency} at a time: "
-            f"{side.num_new / side.wall_seconds:.1f} a second"
-        )
-    if num_old := len(answers) - side.num_new:
+        speed = f"{side.wall_seconds:.1f} s, {side.num_new / side.wall_seconds:.1f} a second"
+        yield f"{label}: {side.num_new} requests, {settings.concurrency} at a time: {speed}"
+    if num_old := len(side.answers) - side.num_new:
         yield f"{label}: {num_old} answers are of an earlier run"
+    if answers:
+        yield f"{label}: {sum(one.completion_tokens for one in answers) / len(answers):.1f} tokens in an answer, mean"
     if settings.runs > 1:
-        runs = [[one.score for one in answers if one.answer.run == run] for run in range(settings.runs)]
-        yield f"{label}: the runs have {', '.join(f'{100 * sum(run) / max(1, len(run)):.1f}' for run in runs)} %"
-    if num_cut := sum(one.answer.finish_reason == "length" for one in answers):
+        rates = [score([one.score for one in answers if one.run == run]) for run in range(settings.runs)]
+        yield f"{label}: the runs have {', '.join(f'{rate.mean:.1f}' for rate in rates if rate)} %"
+    if num_cut := sum(one.finish_reason == "length" for one in answers):
         yield f"{label}: {num_cut} answers were cut off at the limit of tokens (--max-tokens)"
-    failed = [one.answer for one in answers if one.answer.error is not None]
+    failed = [one for one in side.answers if one.error is not None]
     for kind, count in Counter(one.error for one in failed).items():
         example = next(one.example for one in failed if one.error == kind)
         yield f"{label}: {count} x {kind}, not in the scores, such as: {example}. The same command asks them again"
 
 
-def _agreement(a: Sequence[Scored], b: Sequence[Scored]) -> str:
-    """Return a sentence about the answers that both servers gave."""
-    others = {(one.answer.number, one.answer.run): one for one in b if one.answer.error is None}
-    pairs = [(one, others.get((one.answer.number, one.answer.run))) for one in a if one.answer.error is None]
-    both = [(one, other) for one, other in pairs if other is not None]
-    same = sum(one.answer.text == other.answer.text for one, other in both)
-    better, worse = (sum(sign * (one.score - other.score) > 0 for one, other in both) for sign in (1, -1))
-    return f"Of {len(both)} answers {same} have the same text; A is better in {better}, B in {worse}"
+def _agreement(a: Sequence[Answer], b: Sequence[Answer]) -> str:
+    """Return a sentence about the questions that both servers answered."""
+    others = {(one.number, one.run): one for one in b if one.error is None}
+    pairs = [(one, others[one.number, one.run]) for one in a if one.error is None and (one.number, one.run) in others]
+    same = sum(one.text == other.text for one, other in pairs)
+    better, worse = (sum(sign * (one.score - other.score) > 0 for one, other in pairs) for sign in (1, -1))
+    return f"Of {len(pairs)} answers {same} have the same text; A is better in {better}, B in {worse}"
 
 
 def report(task: str, sides: Sequence[Side], settings: EvalSettings) -> Report:
