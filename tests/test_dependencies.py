@@ -19,6 +19,7 @@ REQUIREMENTS = [
         *EXTRAS["cpu"],
         *EXTRAS["eval"],
         *EXTRAS["ray"],
+        *EXTRAS["tracing"],
         *EXTRAS["docs"],
         *EXTRAS["browser"],
         *EXTRAS["dev"],

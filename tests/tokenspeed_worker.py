@@ -53,6 +53,7 @@ class TokenSpeedWorker(rpc.TokenSpeedSchedulerServicer):
         self.script: list[Any] = [chunk(1, 2, cached_tokens=3), complete(1, 2, reason="length")]
         self.consume: Callable[[pb.TensorData], bytes] | None = None
         self.requests: list[pb.GenerateRequest] = []
+        self.metadata: dict[str, str] = {}
         self.pixels: list[bytes] = []
         self.aborted: list[str] = []
         self.cancelled = 0
@@ -72,6 +73,7 @@ class TokenSpeedWorker(rpc.TokenSpeedSchedulerServicer):
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
         self.requests.append(request)
+        self.metadata = dict(context.invocation_metadata())
         if self.consume is not None:
             self.pixels += [self.consume(item.encoder_input) for item in request.mm_inputs.items]
         try:

@@ -3,11 +3,13 @@
 import contextlib
 import platform
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import torch
+from collector import collecting
 from faults import roles, segments
 from server import Server
 
@@ -47,6 +49,34 @@ def holdings(server: Server, seconds: float) -> Holdings:
 def _shared_bytes(server: Server) -> int:
     ours = {str(process.pid) for process in server.tree()}
     return sum(Path("/dev/shm", name).stat().st_size for name in segments(server) if name.split("-")[1] in ours)
+
+
+@dataclass
+class Traces:
+    """The *flags* of a server that sends traces, and the number of spans that came, once the block has ended."""
+
+    flags: tuple[str, ...] = ()
+    num_spans: int = 0
+
+    def violations(self) -> list[str]:
+        """Return what must not be, in words."""
+        return ["no span came to the collector"] if self.flags and not self.num_spans else []
+
+    def report(self) -> list[str]:
+        """Return a line of Markdown, if there were traces."""
+        return [f"- traces: {self.num_spans} spans came to a collector"] if self.flags else []
+
+
+@contextlib.contextmanager
+def traces(sample: float | None) -> Iterator[Traces]:
+    """Collect the traces of the part *sample* of the requests while the block runs; none if it is None."""
+    if sample is None:
+        yield Traces()
+        return
+    with collecting() as collector:
+        found = Traces(("--otlp-traces-endpoint", collector.endpoint, "--trace-sample", str(sample)))
+        yield found
+        found.num_spans = collector.num_spans
 
 
 def provenance() -> list[str]:

@@ -1,6 +1,6 @@
 """Siege: a real server, honest clients, and beside them every attack at once; what the honest clients notice of it.
 
-    python -m benchmarks.reliability.siege [--minutes 5] [--keys] [--out benchmarks/results/siege.md]
+    python -m benchmarks.reliability.siege [--minutes 5] [--keys] [--trace-sample 1] [--out benchmarks/results/siege.md]
     python -m benchmarks.reliability.siege --only tarpit [--minutes 3] [--out benchmarks/results/siege-tarpit.md]
 
 The bundled model, everything on loopback. Eight clients with images and eight with text ask in a closed loop, first
@@ -9,6 +9,7 @@ with --keys they also use a key of their own. The exit status is 1 where an hone
 passes its budget, or something is left behind 10 s after the attackers stopped; times are reported only.
 Before that, the largest bodies are sent for BODIES_SECONDS to the server alone, refused or abandoned.
 With --only one attack runs, beside text alone, in turn: quiet, attack, quiet, attack.
+With --trace-sample the server sends traces of this part of the requests to a collector in this process.
 """
 
 import argparse
@@ -29,7 +30,7 @@ from server import Server, serving
 
 from benchmarks.measured import MIB, ROOT, end_with_what_was_started
 from benchmarks.reliability import siege_report
-from benchmarks.reliability.processes import provenance
+from benchmarks.reliability.processes import provenance, traces
 from benchmarks.reliability.siege_attacks import ATTACKS, Plan, encoded
 from benchmarks.reliability.siege_honest import Honest, honest
 from benchmarks.reliability.siege_payloads import MAX_BODY_BYTES
@@ -169,6 +170,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, help="by default 5, or 3 with --only")
     parser.add_argument("--keys", action="store_true", help="two tenants and the attackers with a key each")
+    parser.add_argument("--trace-sample", type=float, metavar="PART", help="send traces of this part of the requests")
     parser.add_argument("--only", choices=ATTACKS, metavar="ATTACK", help=f"one of: {', '.join(ATTACKS)}")
     parser.add_argument("--out", type=Path, help="by default benchmarks/results/siege.md, or siege-ATTACK.md")
     return parser
@@ -181,6 +183,7 @@ def main() -> int:
     # A shell that starts this program in the background has SIGINT ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     suffix = f"-{arguments.only.replace(' ', '-')}" if arguments.only else "-keys" if arguments.keys else ""
+    suffix += "" if arguments.trace_sample is None else "-traced"
     out = arguments.out or ROOT / f"benchmarks/results/siege{suffix}.md"
     minutes = arguments.minutes or (3.0 if arguments.only else 5.0)
     flags = SERVER_FLAGS + ((MEMORY_FLAG, str(REQUEST_MEMORY_BYTES)) if takes(MEMORY_FLAG) else ())
@@ -188,15 +191,16 @@ def main() -> int:
     phases = [(False, QUIET_PART * 60 * minutes), (True, BESIEGED_PART * 60 * minutes)]
     if arguments.only:
         phases = [(False, ONLY_PART * 60 * minutes), (True, ONLY_PART * 60 * minutes)] * 2
-    with besieged_server(flags, keys) as server:
+    with traces(arguments.trace_sample) as traced, besieged_server(flags + traced.flags, keys) as server:
         clients = TEXT_CLIENTS if arguments.only else CLIENTS
         load = honest(server, HONEST_KEYS if keys else (), clients, has_probes=not arguments.only)
         siege = asyncio.run(besiege(server, load, (arguments.only,) if arguments.only else tuple(ATTACKS), phases))
         tree = server.tree()
     if server.process.returncode or any(process.is_running() for process in tree):
         siege.left.append(f"the server ended with {server.process.returncode}, or left a process")
+    siege.left += traced.violations()
     verdicts = siege_report.verdicts(siege, budgets(flags), bool(arguments.only))
-    where = [*provenance(), f"- server: `saccade serve {' '.join(flags)}`"]
+    where = [*provenance(), f"- server: `saccade serve {' '.join(flags)}`", *traced.report()]
     text = "\n".join(["# Siege", "", *where, "", *siege_report.report(siege, verdicts)]) + "\n"
     out.write_text(text)
     print(text)

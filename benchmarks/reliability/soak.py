@@ -1,13 +1,13 @@
 """Soak: a real server, mixed requests with aborts, small caches; every answer equals the quiet run's, memory is flat.
 
-    python -m benchmarks.reliability.soak [--minutes 30] [--out benchmarks/results/soak.md]
+    python -m benchmarks.reliability.soak [--minutes 30] [--trace-sample 1] [--out benchmarks/results/soak.md]
 
 The bundled model in float32. The catalogue of soak_requests.py is asked one by one first, and the answers are kept;
 then clients ask at random for --minutes, leave some requests half-way, and compare every answer that they wait for. The
 KV pool, the encoder cache and the caches of the gateway are small, so that blocks are evicted, sequences preempted,
 images encoded and decoded again: the server's metrics must show it. The exit status is 1 if an answer differs, a
 request fails, a process other than a decode process was replaced, or memory, descriptors or /dev/shm grow over the
-second half.
+second half. With --trace-sample the server sends traces of this part of the requests to a collector in this process.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from server import Server, serving
 
 from benchmarks.measured import MIB, ROOT, end_with_what_was_started
 from benchmarks.reliability import soak_report
-from benchmarks.reliability.processes import Holdings, holdings, provenance
+from benchmarks.reliability.processes import Holdings, holdings, provenance, traces
 from benchmarks.reliability.siege_watch import pids
 from benchmarks.reliability.soak_requests import Chat, Clients, Request, catalogue
 
@@ -154,22 +154,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/soak.md")
+    parser.add_argument("--trace-sample", type=float, metavar="PART", help="send traces of this part of the requests")
+    parser.add_argument("--out", type=Path, help="by default benchmarks/results/soak.md, or soak-traced.md with traces")
     arguments = parser.parse_args()
+    out = arguments.out or ROOT / f"benchmarks/results/soak{'' if arguments.trace_sample is None else '-traced'}.md"
     end_with_what_was_started()
-    with serving(*SERVER_FLAGS) as server:
+    with traces(arguments.trace_sample) as traced, serving(*SERVER_FLAGS, *traced.flags) as server:
         tally, looks = asyncio.run(run(server, 60 * arguments.minutes, arguments.seed))
         metrics = {name: server.settled(name) for name in soak_report.METRICS}
         tree = server.tree()
         idle = {name: server.metric(name) for name in soak_report.MUST_BE_ZERO}
-    tally.violations += soak_report.violations(metrics, idle, looks)
+    tally.violations += soak_report.violations(metrics, idle, looks) + traced.violations()
     if server.process.returncode or any(process.is_running() for process in tree):
         tally.violations.append(f"the server ended with {server.process.returncode}, or left a process")
     report = soak_report.report(arguments.minutes, tally.asked, tally.outcomes, metrics, looks, tally.violations)
-    text = (
-        "\n".join(["# Soak", "", *provenance(), f"- server: `saccade serve {' '.join(SERVER_FLAGS)}`", *report]) + "\n"
-    )
-    arguments.out.write_text(text)
+    where = [*provenance(), f"- server: `saccade serve {' '.join(SERVER_FLAGS)}`", *traced.report()]
+    text = "\n".join(["# Soak", "", *where, *report]) + "\n"
+    out.write_text(text)
     print(text)
     return 1 if tally.violations else 0
 

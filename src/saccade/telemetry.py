@@ -23,6 +23,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, G
 
 from saccade.log_writer import LineWriter, LogOutput
 from saccade.metric_registry import MetricRegistry
+from saccade.tracing.trace import TRACE
 
 METRICS_CONTENT_TYPE = CONTENT_TYPE_LATEST
 _ARGUMENT = re.compile(r"%[-.0-9]*[a-z]")
@@ -156,9 +157,12 @@ class Metrics:
         """Return a registry whose failures these metrics count."""
         return MetricRegistry(lambda collector: self._failed_collectors.labels(collector).inc())
 
-    def observe_stage(self, stage: str, seconds: float) -> None:
-        """Record that *stage*, one of STAGES, took *seconds*."""
-        self._stages[stage].observe(seconds)
+    def observe_stages(self, seconds: dict[str, float]) -> None:
+        """Record how many *seconds* each of some STAGES took; they followed one another, and the last ends now."""
+        for stage, spent in seconds.items():
+            self._stages[stage].observe(spent)
+        if (trace := TRACE.get()) is not None:
+            trace.add(seconds)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -167,7 +171,7 @@ class Metrics:
         try:
             yield
         finally:
-            self.observe_stage(name, time.perf_counter() - start)
+            self.observe_stages({name: time.perf_counter() - start})
 
     def render(self) -> bytes:
         """Return all metrics in Prometheus' text format."""

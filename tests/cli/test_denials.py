@@ -43,7 +43,6 @@ SIGNS: Final[Mapping[str, str]] = {
     "--speculative-config": "specul|eagle|medusa|draft.model",
     "--middleware --worker-cls": "plugin|^flag .*(middleware|worker.cls)",
     "--tool-parser-plugin": "tool.server|mcp",
-    "--otlp-traces-endpoint": "otlp|telemetry.trac|traces|opentelemetry",
     "--video-pruning-rate": "prun",
 }
 """The flags whose notes deny a feature: what a name in the interface, or of a module, would contain if it were there."""

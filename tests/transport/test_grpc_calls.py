@@ -41,6 +41,7 @@ class Echo(grpc.GenericRpcHandler):
 
     def __init__(self) -> None:
         self.go_on = asyncio.Event()
+        self.metadata: dict[str, str] = {}
         self.num_cancelled = self.num_open = self.most_open = 0
 
     def service(self, _: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
@@ -48,6 +49,7 @@ class Echo(grpc.GenericRpcHandler):
 
     async def say(self, request: bytes, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
         self.num_open += 1
+        self.metadata = dict(context.invocation_metadata() or ())
         self.most_open = max(self.most_open, self.num_open)
         try:
             for line in request.split(b"\n"):
@@ -98,6 +100,14 @@ async def test_messages_come_in_order_and_then_the_status() -> None:
         heard = await asyncio.gather(*(ended(calls, b"%d\n\nlast" % number) for number in range(20)))
     assert [one.messages for one in heard] == [[b"%d" % number, b"", b"last"] for number in range(20)]
     assert {one.status for one in heard} == {(grpc.StatusCode.OK, "")}
+
+
+async def test_metadata_reaches_the_server() -> None:
+    async with echoing() as (echo, calls, _):
+        heard = Heard()
+        await calls.begin(PATH, b"a", heard, [(b"traceparent", b"00-1-2-01")])
+        await until(lambda: heard.status)
+    assert echo.metadata["traceparent"] == "00-1-2-01"
 
 
 async def test_error_has_its_code_and_its_details() -> None:

@@ -160,6 +160,13 @@ async def test_request(slots: Slots) -> None:
     assert side == {"patches_per_image": ([1], "int64", eight), "a_grid": ([1, 3], "int64", grid)}
 
 
+async def test_a_trace_goes_on_in_metadata(slots: Slots) -> None:
+    worker = TokenSpeedWorker()
+    async with listening(worker) as url, registered(url, slots) as client:
+        await answer(client, msgspec.structs.replace(ask(), traceparent="00-1-2-01"))
+    assert worker.metadata["traceparent"] == "00-1-2-01"
+
+
 @pytest.mark.parametrize(("stops", "ignored"), [((), True), ((9,), True), ((7, 9), False)])
 async def test_end_of_sequence_counts_when_it_is_among_the_stop_ids(
     slots: Slots, stops: tuple[int, ...], ignored: bool

@@ -527,6 +527,13 @@ async def test_the_workers_key(caplog: pytest.LogCaptureFixture, tmp_path: Path)
     assert server.headers[0]["Authorization"] == f"Bearer {files.token}"
 
 
+async def test_a_trace_goes_on_in_a_header() -> None:
+    server = VllmServer()
+    async with listening(server) as url, registered(url) as client:
+        await answer(client, msgspec.structs.replace(ask(), traceparent="00-1-2-01"))
+    assert server.headers[-1]["traceparent"] == "00-1-2-01"
+
+
 async def test_tls_in_both_directions(tmp_path: Path) -> None:
     files = Files(tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

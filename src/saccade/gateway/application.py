@@ -32,6 +32,7 @@ from saccade.models.files import read_chat_template
 from saccade.protocol.description import ModelFiles
 from saccade.protocol.gateway_calls import Work
 from saccade.telemetry import Metrics
+from saccade.tracing.tracer import Tracer
 from saccade.transport import lasting_task
 
 
@@ -52,6 +53,7 @@ class Application:
     ) -> None:
         self.metrics = metrics = Metrics()
         self._access_log = access_log or AccessLog()
+        self._tracer = Tracer.of(config.tracing)
         self.limits = Limits.of(config)
         self._fleet = fleet
         num_processes = 1 if config.member is None else config.member.size
@@ -86,7 +88,7 @@ class Application:
         self.parts = PartReader(self.model_registry, self.pipeline.prompts, RequestGrammars())
         self._apis = Apis(config, self.bodies, self.parts, self.pipeline, self.siblings)
         router = Router(self._apis.routes, redirect_slashes=False)
-        self.asgi = guarded(router, config, self._api_keys, metrics, self._access_log)
+        self.asgi = guarded(router, config, self._api_keys, metrics, self._access_log, self._tracer)
         self._following: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -107,6 +109,8 @@ class Application:
         if self.siblings is not None:
             await self.siblings.close()
         await self.media.close()
+        if self._tracer is not None:
+            await asyncio.to_thread(self._tracer.close)
 
     async def preview(self, scope: Scope, receive: Receive, api_key: bytes) -> RouteReport:
         """Return where the chat in a request would go now if the tenant with *api_key* sent it. Raises SaccadeError."""

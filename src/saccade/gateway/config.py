@@ -35,6 +35,7 @@ from saccade.media.pdf_pages import PdfLimits
 from saccade.media.video_header import VideoLimits
 from saccade.models.family import ReasoningParser, ToolParser
 from saccade.routing.policy import Policy
+from saccade.tracing.tracer import NO_TRACES, TraceSettings
 from saccade.transport.credentials import NO_CREDENTIALS, WorkerCredentials
 
 LONE_WORKER_QUEUE = 8
@@ -187,6 +188,7 @@ class ServerSettings:
     "A Host name that a server without keys accepts, or *.suffix; may be given many times. IP addresses are accepted."
     metrics_without_key: Switch = False
     "Serve /metrics to clients without a key."
+    tracing: TraceSettings = NO_TRACES
     page: bool = True
     "Serve a page for browsers at /, and the description of the API at /docs; neither needs a key."
     admin_port: Port | None = None

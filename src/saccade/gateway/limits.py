@@ -10,6 +10,7 @@ import contextlib
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Self, TypeVar
 
@@ -179,7 +180,7 @@ class WorkThreads:
         *num_bytes*, the size of its input, decides whose turns it shares.
         """
         if is_long:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+            return await asyncio.get_running_loop().run_in_executor(self._threads, copy_context().run, work)
         async with self._admission.turn(num_bytes):
             return work()
 

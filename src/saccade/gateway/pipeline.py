@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 
+from msgspec import UNSET
+
 from saccade.errors import SaccadeError, WorkerFailed, WorkerUnavailable
 from saccade.gateway.chat import Chat, ChatRequest, TokenizeRequest
 from saccade.gateway.images.collect import EncodedImage, ImageCollector, num_encoded_bytes
@@ -22,6 +24,7 @@ from saccade.gateway.workers.attempt import Attempt
 from saccade.gateway.workers.dispatch import Dispatcher, Preview, Prompt, media_runs
 from saccade.protocol.request import EngineRequest
 from saccade.telemetry import Metrics
+from saccade.tracing.trace import TRACE
 
 logger = logging.getLogger(__name__)
 
@@ -154,6 +157,7 @@ class Pipeline:
             images.clear()
         resources.enter_context(await request.pixels(media.num_pixel_bytes))
         items = await self.pixels.prepare(served.family, media, prompt.salt, request.client)
+        trace = TRACE.get()
         engine_request = EngineRequest(
             request_id=output.answer.id,
             token_ids=prompt.token_ids,
@@ -161,6 +165,7 @@ class Pipeline:
             media=items,
             salt=prompt.salt,
             num_samples=prompt.num_samples,
+            traceparent=UNSET if trace is None else trace.traceparent,
         )
         # The worker may ask for images that were sent by their hash; it has the pixels of the others. The decode
         # worker of a pair has the pixels of none.

@@ -73,6 +73,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     *num_samples* answers are drawn, each with deltas under its index; prompt and images are computed once.
     *kv_transfer* makes it one leg of a request that two workers serve; send it only to workers whose Description has
     the role for it. The request of a decode leg has no pixels; its gateway supplies them at any time if asked.
+    *traceparent* names the request's span for engines that send spans of their own; ours answers with SampleTimes.
     """
 
     request_id: str
@@ -82,6 +83,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     salt: bytes = b""
     num_samples: int = 1
     kv_transfer: SendKv | ReceiveKv | None = None
+    traceparent: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class MediaPixels(msgspec.Struct, frozen=True, array_like=True):

@@ -76,13 +76,18 @@ class GrpcCalls:
         self._connections: list[_Connection] = []
         self._lock = asyncio.Lock()
 
-    async def begin(self, path: str, message: bytes, receiver: Receiver) -> "Call":
-        """Send *message* to the method *path*. Raises OSError, such as TimeoutError, if the server does not accept."""
+    async def begin(
+        self, path: str, message: bytes, receiver: Receiver, metadata: Iterable[tuple[bytes, bytes]] = ()
+    ) -> "Call":
+        """Send *message* with *metadata* to the method *path*.
+
+        Raises OSError, such as TimeoutError, if the server does not accept.
+        """
         async with self._lock:
             connection = next((one for one in self._connections if one.takes_calls), None)
             if connection is None:
                 connection = await self._connect()
-        call = Call(connection, path, message, receiver)
+        call = Call(connection, path, message, receiver, metadata)
         connection.begin(call)
         return call
 
@@ -103,9 +108,17 @@ class GrpcCalls:
 class Call:
     """A call of the method *path* under way."""
 
-    def __init__(self, connection: "_Connection", path: str, message: bytes, receiver: Receiver) -> None:
+    def __init__(
+        self,
+        connection: "_Connection",
+        path: str,
+        message: bytes,
+        receiver: Receiver,
+        metadata: Iterable[tuple[bytes, bytes]],
+    ) -> None:
         self.path = path
         self.receiver = receiver
+        self.metadata = metadata
         self.unsent = memoryview(b"\0%b%b" % (len(message).to_bytes(4, "big"), message))
         self.stream_id = 0
         self.status: tuple[grpc.StatusCode, str] = grpc.StatusCode.UNKNOWN, "the server sent no status"
@@ -333,6 +346,7 @@ class _Connection(asyncio.Protocol):
                     (b":authority", self._authority),
                     (b"te", b"trailers"),
                     (b"content-type", b"application/grpc"),
+                    *call.metadata,
                 ),
             )
             self._send(call)

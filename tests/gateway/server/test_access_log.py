@@ -114,7 +114,7 @@ async def test_warnings_reach_the_line(pipe: tuple[int, int]) -> None:
 
     writer = LineWriter(pipe[1], lambda _: b"")
     log = AccessLog(LogOutput(writer, logging.INFO, is_terminal=False))
-    scope: Scope = {"type": "http", "method": "POST", "headers": []}
+    scope: Scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
     await TelemetryMiddleware(app, Metrics(), log)(scope, silence, nothing)
     assert writer.flush()
     line = json.loads(os.read(pipe[0], 4096))

@@ -138,9 +138,7 @@ class PixelPreparer:
                 pixels = await self.pool.image(image.encoded, family, image.settings, image.layout, client)
             else:
                 pixels = await self.pool.video(image.encoded, image.video, family, image.settings, image.layout, client)
-            self.metrics.observe_stage("queue", pixels.waited_seconds)
-            for stage, seconds in msgspec.structs.asdict(pixels.seconds).items():
-                self.metrics.observe_stage(stage, seconds)
+            self.metrics.observe_stages({"queue": pixels.waited_seconds, **msgspec.structs.asdict(pixels.seconds)})
             return pixels
 
         try:

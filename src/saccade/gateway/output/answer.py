@@ -17,6 +17,7 @@ from saccade.gateway.tenants.account import Account
 from saccade.protocol.media import ImageLayout, Span
 from saccade.protocol.output import FinishReason, SampleTimes, TokenDelta, TokenLogprob
 from saccade.telemetry import ENGINE_STAGES, Metrics
+from saccade.tracing.trace import TRACE
 
 
 class ImageUsage(Struct, frozen=True):
@@ -105,6 +106,8 @@ class Answer:
         self._metrics = metrics
         self._account = account
         self._itl_seconds = metrics.itl_seconds.labels(served.name)
+        # Deltas come in the context of their connection.
+        self._trace = TRACE.get()
         self._begun_at = time.perf_counter()
         self._ttft_seconds: float | None = None
         self._num_open = len(self.choices)
@@ -217,6 +220,8 @@ class Answer:
                 if self._ttft_seconds is None:
                     self._ttft_seconds = now - self._begun_at
                     self._metrics.ttft_seconds.labels(self.served.name).observe(self._ttft_seconds)
+                    if self._trace is not None:
+                        self._trace.note_first_token()
             choice.last_token_at = now
         if delta.times is not None:
             self._observe_times(delta.times)
@@ -225,6 +230,8 @@ class Answer:
         if times is not None:
             seconds = {stage: getattr(times, f"{stage}_seconds") for stage in ENGINE_STAGES}
             self._metrics.answers.observe_engine(self.served.name, seconds)
+            if self._trace is not None:
+                self._trace.add_engine(seconds)
 
     def _measure(self, reasons: Sequence[str]) -> None:
         model, answers = self.served.name, self._metrics.answers

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Iterable
 from contextvars import ContextVar
 from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 from prometheus_client.core import CounterMetricFamily, Metric
@@ -51,6 +52,31 @@ class RequestLine(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="e
     code: str | None = None
     reason: str | None = None
     warnings: str = ""
+
+
+SPAN_ATTRIBUTES = {
+    "method": "http.request.method",
+    "route": "http.route",
+    "status": "http.response.status_code",
+    "request_id": "saccade.request_id",
+    "tenant": "saccade.tenant",
+    "worker": "saccade.worker",
+    "images": "saccade.images",
+    "code": "error.type",
+    "id": "gen_ai.response.id",
+    "model": "gen_ai.request.model",
+    "prompt_tokens": "gen_ai.usage.input_tokens",
+    "cached_tokens": "gen_ai.usage.cache_read.input_tokens",
+    "completion_tokens": "gen_ai.usage.output_tokens",
+    "finish_reasons": "gen_ai.response.finish_reasons",
+}
+"""Fields of a line, and their names in the span of the request: OpenTelemetry's, if it has one."""
+
+
+def span_attributes(line: RequestLine) -> dict[str, Any]:
+    """Return what *line* contains, for the span of its request."""
+    values = {name: getattr(line, field) for field, name in SPAN_ATTRIBUTES.items()}
+    return {name: value for name, value in values.items() if value not in (None, "")}
 
 
 _line: ContextVar[RequestLine | None] = ContextVar("saccade.request_line", default=None)

@@ -32,7 +32,7 @@ from saccade.errors import (
     StartupError,
 )
 from saccade.gateway.config import ServerSettings
-from saccade.gateway.server.access_log import PROBES, AccessLog
+from saccade.gateway.server.access_log import POLLED, PROBES, AccessLog, span_attributes
 from saccade.gateway.server.body import ClientDisconnected
 from saccade.gateway.server.error_body import (
     UNFORESEEN,
@@ -45,6 +45,7 @@ from saccade.gateway.server.origins import AllowedOrigins
 from saccade.gateway.tenants.account import ACCOUNT, Account
 from saccade.gateway.tenants.api_keys import ApiKeyStore
 from saccade.telemetry import Metrics
+from saccade.tracing.tracer import Tracer
 
 OPEN_PATHS = PROBES
 """Paths that need no key."""
@@ -113,12 +114,13 @@ _logger = structlog.get_logger(__name__)
 
 
 class TelemetryMiddleware:
-    """Gives every request an id (the client's x-request-id if it is well formed), and logs and counts the request."""
+    """Gives every request an id (the client's x-request-id if it is well formed), and logs, counts and traces it."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, access_log: AccessLog) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, access_log: AccessLog, tracer: Tracer | None = None) -> None:
         self._app = app
         self._metrics = metrics
         self._access_log = access_log
+        self._tracer = tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -142,6 +144,9 @@ class TelemetryMiddleware:
         # Every request has its own task, so nothing needs to be unbound.
         structlog.contextvars.bind_contextvars(request_id=request_id)
         line = self._access_log.begin(request_id, scope["method"], status)
+        trace = None
+        if self._tracer is not None and scope["path"] not in POLLED:
+            trace = self._tracer.begin(scope["headers"])
         try:
             await self._app(scope, receive, send_identified)
         finally:
@@ -154,10 +159,18 @@ class TelemetryMiddleware:
             if (account := scope.get(ACCOUNT)) is not None:
                 line.tenant = account.tenant.name
             self._access_log.end(line)
+            if self._tracer is not None and trace is not None:
+                has_failed = line.status >= 500 or (line.status == 200 and line.code is not None)
+                self._tracer.end(trace, f"{line.method} {route}", span_attributes(line), has_failed=has_failed)
 
 
 def guarded(
-    app: ASGIApp, config: ServerSettings, api_keys: ApiKeyStore, metrics: Metrics, access_log: AccessLog
+    app: ASGIApp,
+    config: ServerSettings,
+    api_keys: ApiKeyStore,
+    metrics: Metrics,
+    access_log: AccessLog,
+    tracer: Tracer | None,
 ) -> ASGIApp:
     """Return *app* inside all middleware; CORS is set for the allowed origins."""
     hosts = (config.host, *config.allowed_hosts)
@@ -173,7 +186,7 @@ def guarded(
             allow_headers=("*",),
             expose_headers=EXPOSED_HEADERS,
         )
-    app = TelemetryMiddleware(app, metrics, access_log)
+    app = TelemetryMiddleware(app, metrics, access_log, tracer)
     return below(config.root_path, app) if config.root_path else app
 
 

@@ -393,6 +393,7 @@ class _SmgStream:
         client: SmgClient,
     ) -> None:
         self._request_id = request.request_id
+        self._metadata = [(b"traceparent", request.traceparent.encode())] if request.traceparent else []
         self._sink = sink
         self._links = links
         self._client = client
@@ -429,7 +430,7 @@ class _SmgStream:
     async def _send(self, message: Callable[[], Coroutine[Any, Any, Any]]) -> None:
         try:
             encoded = (await message()).SerializeToString()
-            self._call = await self._client.calls.begin(self._client.method, encoded, self)
+            self._call = await self._client.calls.begin(self._client.method, encoded, self, self._metadata)
         except OSError as error:
             logger.warning("worker %s does not accept a connection: %s", self._client.url, error)
             self._fail(WorkerUnavailable(NOT_READY))

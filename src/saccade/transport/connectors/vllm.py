@@ -203,7 +203,7 @@ class VllmClient:
     ) -> AsyncGenerator[TokenDelta, None]:
         answer = VllmAnswer(request)
         body = await _made(request, partial(chat_body, request, session.server.description.model, chat))
-        async with contextlib.aclosing(self._stream(session, CHAT, body, answer)) as deltas:
+        async with contextlib.aclosing(self._stream(session, CHAT, body, answer, request.traceparent)) as deltas:
             async for delta in deltas:
                 self._compare(request, answer)
                 yield delta
@@ -227,7 +227,7 @@ class VllmClient:
         server = session.server
         body = await _made(request, partial(generate_body, request, server.description.model, server.form))
         noted = False
-        async with contextlib.aclosing(self._stream(session, GENERATE, body, answer)) as deltas:
+        async with contextlib.aclosing(self._stream(session, GENERATE, body, answer, request.traceparent)) as deltas:
             async for delta in deltas:
                 if not noted:
                     session.note_sent(request)
@@ -235,10 +235,10 @@ class VllmClient:
                 yield delta
 
     async def _stream(
-        self, session: _VllmSession, path: str, body: bytes, answer: VllmAnswer
+        self, session: _VllmSession, path: str, body: bytes, answer: VllmAnswer, traceparent: str | msgspec.UnsetType
     ) -> AsyncGenerator[TokenDelta, None]:
         """POST *body* and yield what the server streams. If the caller stops early, the response is closed at once."""
-        response = await session.http.stream(path, body)
+        response = await session.http.stream(path, body, traceparent)
         del body
         try:
             if response.status != HTTPStatus.OK:

@@ -127,11 +127,14 @@ class Http:
         """Return status and body of the answer to a POST of JSON, which must come within *seconds*."""
         return await self._whole("POST", path, body, seconds)
 
-    async def stream(self, path: str, body: bytes) -> aiohttp.ClientResponse:
+    async def stream(
+        self, path: str, body: bytes, traceparent: str | msgspec.UnsetType = msgspec.UNSET
+    ) -> aiohttp.ClientResponse:
         """POST JSON and return the answer once its head has arrived. Close the answer to abort it."""
+        headers = {**JSON, "traceparent": traceparent} if traceparent else JSON
         try:
             # Bytes would be written in one piece, which blocks the event loop.
-            response = await self._session.post(path, data=io.BytesIO(body), headers=JSON, allow_redirects=False)
+            response = await self._session.post(path, data=io.BytesIO(body), headers=headers, allow_redirects=False)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise WorkerUnavailable(UNREACHABLE) from error
         except RuntimeError as error:
