@@ -22,7 +22,7 @@ TRANSIENT = ("no connection", "connection broken", "stream broken off", "HTTP 42
 class Answer(msgspec.Struct, frozen=True):
     """An answer to a question, the *run*-th one from 0. *score* is from 0 to 1, and 0 for an *error*.
 
-    *example* is what the server said of the error.
+    *example* has the words of the server.
     """
 
     number: int
