@@ -1,98 +1,117 @@
-"""Check and time on a GPU what only a GPU can run, and write the figures to benchmarks/results/gpu.md.
+"""Check and time on a GPU what only a GPU can run, in the minutes that there are.
 
-    python -m benchmarks.gpu --model DIR [--dtype auto] [--patches 256 1024 4096 64 576] [--rows 1 8 64]
+    python -m benchmarks.gpu --minutes 25 [--out build/gpu] [--model DIR]
 
-Exit status: 0, 1 if a check failed, 2 on a machine without CUDA or with a model that cannot be loaded. It has never run
-on a GPU.
+Each part runs in a process of its own, the most important first. Its results go to --out, so the same command goes on
+after an interruption. The page of all results is page.md there. Models have random weights, made on the device, unless
+--model names one. It has never run on a GPU; --rehearse runs every part on a CPU, with a tiny model.
+
+Exit status: 0; 1 if a check failed or a part broke off; 2 on a machine without CUDA.
 """
 
 import argparse
-import gc
-import platform
+import os
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import get_args
 
 import torch
 
-from benchmarks.gpu import checks
-from benchmarks.gpu.checks import Check
-from benchmarks.gpu.subject import load
-from benchmarks.gpu.timings import Timing, all_timings
-from benchmarks.measured import ROOT, commit
-from saccade.engine.config import Dtype, EngineConfig
-from saccade.errors import StartupError
-
-RESULTS = ROOT / "benchmarks" / "results" / "gpu.md"
+from benchmarks.gpu import plan
+from benchmarks.gpu.checks import FAILURES, line
+from benchmarks.gpu.found import findings
+from benchmarks.gpu.parts import PARTS, PREDICTED, Refused, Setting
+from benchmarks.gpu.plan import BROKEN, DONE, FAILED, REFUSED, Part, Record
+from benchmarks.gpu.scale import FULL, REHEARSAL
+from benchmarks.measured import ROOT
 
 
 def main() -> int:
-    """Run everything on the model that --model names."""
+    """Run all parts, or the one that --part names in this process."""
     arguments = _parser().parse_args()
-    if not torch.cuda.is_available():
-        print("benchmarks.gpu needs a GPU: torch finds no CUDA device here.", file=sys.stderr)
+    if not arguments.rehearse and not torch.cuda.is_available():
+        print("benchmarks.gpu needs a GPU: torch finds no CUDA device here. --rehearse needs none.", file=sys.stderr)
         return 2
-    config = EngineConfig(
-        arguments.model, "benchmark", device="cuda", dtype=arguments.dtype, max_num_seqs=max(arguments.rows)
-    )
-    try:
-        results, timings = measure(config, arguments.patches, tuple(arguments.rows))
-    except StartupError as error:
-        print(error.message, file=sys.stderr)
-        return 2
-    gc.collect()
-    torch.cuda.empty_cache()
-    results.append(checks.contexts(replace(config, tensor_parallel_size=2, num_blocks=256)))
-    RESULTS.write_text(report(_machine(), arguments.model, results, timings))
-    print(RESULTS.read_text())
-    return 1 if checks.has_failed(results) else 0
+    found = findings()
+    identity = plan.identity_of({**found, "model": arguments.model or "", "rehearse": str(arguments.rehearse)})
+    if arguments.part:
+        setting = Setting(REHEARSAL if arguments.rehearse else FULL, arguments.out / "models", arguments.model)
+        part = next(part for part in PARTS if part.name == arguments.part)
+        _print(part, run_part(part, setting, arguments.out / f"{part.name}.json", identity))
+        return 0
+    for name, value in found.items():
+        print(f"{name}: {value}")
+    options = [
+        *(["--rehearse"] if arguments.rehearse else []),
+        *(["--model", arguments.model] if arguments.model else []),
+    ]
+    command = [sys.executable, "-m", "benchmarks.gpu", "--out", str(arguments.out), *options]
+    records = {}
+    run = plan.run_in_process(command, arguments.out, _environment(rehearse=arguments.rehearse))
+    for part, record in plan.go(tuple(PARTS), arguments.out, identity, arguments.minutes * 60, run):
+        records[part] = record
+        _print(part, record)
+        (arguments.out / "page.md").write_text(page(found, records))
+    return 1 if has_failed(records.values()) else 0
 
 
 @torch.inference_mode()
-def measure(
-    config: EngineConfig, patches: Sequence[int], num_rows: tuple[int, ...]
-) -> tuple[list[Check], list[Timing]]:
-    """Return the checks of one device, and the times. Raises StartupError for a model that cannot be loaded."""
-    subject = load(config, patches)
-    results = [*checks.decoder_backends(subject), *checks.vision_backends(subject)]
-    return results, list(all_timings(subject, num_rows))
+def run_part(part: Part, setting: Setting, path: Path, identity: str) -> Record:
+    """Run a part, and write its rows as they come."""
+    record, began = Record(identity, BROKEN, "it did not end"), time.monotonic()
+    try:
+        for row in PARTS[part](setting):
+            record.rows.append(row)
+            record.write(path)
+    except Refused as error:
+        record.outcome, record.reason = REFUSED, str(error)
+    except torch.OutOfMemoryError as error:
+        record.outcome, record.reason = REFUSED, f"the GPU's memory does not suffice: {line(error)}"
+    except FAILURES as error:
+        record.reason = line(error)
+    else:
+        record.outcome, record.reason = DONE, ""
+    record.seconds = time.monotonic() - began
+    record.write(path)
+    return record
 
 
-def report(machine: str, model: str, results: Sequence[Check], timings: Sequence[Timing]) -> str:
+def page(found: Mapping[str, str], records: Mapping[Part, Record]) -> str:
     """Return the page of results."""
-    return "\n".join(
-        [
-            "# On a GPU",
-            "",
-            f"Machine: {machine}",
-            f"Commit: {commit()}",
-            f"Command: `python -m benchmarks.gpu --model {Path(model).name}`",
-            "",
-            "| check | result | |",
-            "|---|---|---|",
-            *(f"| {check.name} | {check.result} | {check.detail.replace('|', '/')} |" for check in results),
-            "",
-            "| call | median ms |",
-            "|---|---|",
-            *(f"| {timing.name} | {timing.milliseconds:.3f} |" for timing in timings),
-            "",
-        ]
-    )
+    lines = ["# On a GPU", "", *(f"- {name}: {value}" for name, value in found.items()), "", PREDICTED]
+    for part, record in records.items():
+        ending = "" if record.outcome == DONE else f" **{record.outcome}**: {record.reason}"
+        lines += ["", f"## {part.name}: {part.about}", "", f"{record.seconds:.0f} s.{ending}"]
+        if record.rows:
+            rows = (f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in record.rows)
+            lines += ["", "| check or call | result | |", "|---|---|---|", *rows]
+    return "\n".join([*lines, ""])
 
 
-def _machine() -> str:
-    name, count = torch.cuda.get_device_name(), torch.cuda.device_count()
-    return f"{count} x {name}, torch {torch.__version__}, CUDA {torch.version.cuda}, Python {platform.python_version()}"
+def has_failed(records: Iterable[Record]) -> bool:
+    """Return whether a check failed, or a part broke off."""
+    return any(record.outcome == BROKEN or any(row.result == FAILED for row in record.rows) for record in records)
+
+
+def _print(part: Part, record: Record) -> None:
+    print(f"\n{part.name}: {record.outcome}, {record.seconds:.0f} s {record.reason}".rstrip())
+    for row in record.rows:
+        print(f"  {row.name}: {row.result} {row.detail}".rstrip(), flush=True)
+
+
+def _environment(*, rehearse: bool) -> Mapping[str, str]:
+    path = os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    return {**os.environ, "PYTHONPATH": path, **({"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"} if rehearse else {})}
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="a folder with the model's files")
-    parser.add_argument("--dtype", default="auto", choices=get_args(Dtype))
-    parser.add_argument("--patches", type=int, nargs="+", default=[256, 1024, 4096, 64, 576], help="of each image")
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 64], help="of each decode step that is timed")
+    parser.add_argument("--minutes", type=float, default=25.0, help="when to begin no further part")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "gpu", help="the folder of the results")
+    parser.add_argument("--model", help="a folder with a model's files, to run instead of random weights")
+    parser.add_argument("--rehearse", action="store_true", help="run every part on the CPU, with a tiny model")
+    parser.add_argument("--part", choices=[part.name for part in PARTS], help="run this part alone, in this process")
     return parser
 
 

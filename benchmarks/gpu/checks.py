@@ -1,58 +1,90 @@
-"""The checks: backends and graphs against plain PyTorch's attention, no wait in the encoder, one context a rank."""
+"""The checks: backends, graphs and operations against plain PyTorch, no wait in the encoder, one context a rank."""
 
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import NamedTuple
 
 import torch
 
+from benchmarks.gpu.plan import FAILED, NOT_RUN, PASSED, Row
+from benchmarks.gpu.scale import Scale
 from benchmarks.gpu.subject import Subject
 from saccade.engine.config import EngineConfig
+from saccade.engine.executor import decode_graphs
 from saccade.engine.executor.encoder_graphs import refusal
 from saccade.engine.executor.execution import decoder_workload, tower_workload
 from saccade.engine.startup import start
 from saccade.errors import StartupError
-from saccade.nn.backends import BACKENDS, PLAIN, VISION_BACKENDS, load_backend, load_vision_backend
+from saccade.nn import ops
+from saccade.nn.backends import PLAIN, load_backend, load_vision_backend
 
-PASSED, FAILED, NOT_RUN = "passed", "FAILED", "not run"
 TOLERANCES = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 """Largest difference, as a part of the largest value of plain PyTorch."""
 
 FAILURES = (RuntimeError, ValueError, StartupError)
 ROWS = 5
+EXPERTS, CHOICES, WIDTH, TOKENS = 16, 4, 256, 40
 
 
-class Check(NamedTuple):
-    """What was checked, how it ended, and the difference or the reason."""
+def operations(device: torch.device, device_type: str = "cuda") -> Iterator[Row]:
+    """Compare each operation that has a version for *device_type* with its plain twin, on *device*."""
+    for (name, _, dtype), module in ops.FASTER.items():
+        if (name, _, dtype) != (name, device_type, dtype):
+            continue
+        label = f"{name}, {module.rpartition('.')[2]}, {str(dtype).removeprefix('torch.')}"
+        if name not in INPUTS:
+            yield Row(label, NOT_RUN, "benchmarks.gpu.checks has no input for it")
+            continue
+        arguments = INPUTS[name](device, dtype)
+        fast = getattr(ops.resolve(device_type, dtype), name)
+        yield compared(label, partial(fast, *arguments), getattr(ops.PLAIN, name)(*arguments))
 
-    name: str
-    result: str
-    detail: str
+
+def _experts(device: torch.device, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    draw = torch.Generator(device).manual_seed(0)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=draw, device=device, dtype=dtype) * shape[-1] ** -0.5
+
+    # Some ids belong to another rank.
+    scores = torch.rand(TOKENS, EXPERTS + 2, generator=draw, device=device)
+    weights, ids = scores.topk(CHOICES, -1)
+    inputs = torch.randn(TOKENS, WIDTH, generator=draw, device=device).to(dtype)
+    return inputs, random(EXPERTS, 2 * WIDTH, WIDTH), random(EXPERTS, WIDTH, WIDTH), ids, weights
 
 
-def decoder_backends(subject: Subject) -> Iterator[Check]:
+INPUTS: dict[str, Callable[[torch.device, torch.dtype], tuple[torch.Tensor, ...]]] = {"experts": _experts}
+
+
+def decoder_backends(subject: Subject, scale: Scale) -> Iterator[Row]:
     """Compare each backend of the text decoder that can compute the model, and its graphs, with plain PyTorch."""
     workload = decoder_workload(subject.config, subject.model)
     expected = subject.decoding(load_backend(PLAIN, workload), ROWS, with_graphs=False)()
-    for name, entry in BACKENDS.items():
-        if entry.device_type not in (None, subject.model.network.device.type):
-            continue
+    for name in scale.decoders:
         if name != PLAIN:
-            yield _compared(f"decoder, {name}", partial(_decoded, subject, name), expected)
+            yield compared(f"decoder, {name}", partial(_decoded, subject, name), expected)
         yield _decode_graphs(subject, name, expected)
 
 
-def _decode_graphs(subject: Subject, name: str, expected: torch.Tensor) -> Check:
-    label, workload = f"decoder, {name}, CUDA graphs", decoder_workload(subject.config, subject.model)
+def graphs_refusal(subject: Subject, name: str) -> str | None:
+    """Return why decodes by the backend *name* cannot be captured; None if they can."""
+    network = subject.model.network
     try:
-        backend = load_backend(name, workload)
+        backend = load_backend(name, decoder_workload(subject.config, subject.model))
     except StartupError as error:
-        return Check(label, NOT_RUN, error.message)
-    if not backend.captures_decodes:
-        return Check(label, NOT_RUN, f"{name} depends on lengths that the host knows")
-    return _compared(label, lambda: subject.decoding(backend, ROWS, with_graphs=True)(), expected)
+        return error.message
+    device = network.device if subject.capture is None else torch.device("cuda")
+    reason = decode_graphs.refusal(subject.model.module, backend, device, network.dtype)
+    return None if reason is None else f"--cuda-graphs {reason}"
+
+
+def _decode_graphs(subject: Subject, name: str, expected: torch.Tensor) -> Row:
+    label = f"decoder, {name}, CUDA graphs"
+    if (reason := graphs_refusal(subject, name)) is not None:
+        return Row(label, NOT_RUN, reason)
+    backend = load_backend(name, decoder_workload(subject.config, subject.model))
+    return compared(label, lambda: subject.decoding(backend, ROWS, with_graphs=True)(), expected)
 
 
 def _decoded(subject: Subject, name: str) -> torch.Tensor:
@@ -64,32 +96,37 @@ def _encoded(subject: Subject, name: str, count: int) -> torch.Tensor:
     return subject.prepared(load_vision_backend(name, tower_workload(subject.model)), count)()
 
 
-def vision_backends(subject: Subject) -> Iterator[Check]:
+def vision_backends(subject: Subject, scale: Scale) -> Iterator[Row]:
     """Compare each backend of the vision encoder, and its graphs, with plain PyTorch; and look for waits."""
-    workload, most = tower_workload(subject.model), len(subject.images)
+    most = len(subject.images)
     counts = sorted({1, min(2, most), most})
-    plain = load_vision_backend(PLAIN, workload)
-    for name, entry in VISION_BACKENDS.items():
-        if entry.device_type not in (None, subject.model.network.device.type):
-            continue
+    plain = load_vision_backend(PLAIN, tower_workload(subject.model))
+    for name in scale.towers:
         for count in counts:
             expected = subject.prepared(plain, count)()
             if name != PLAIN:
                 call = partial(_encoded, subject, name, count)
-                yield _compared(f"vision encoder, {name}, {count} images", call, expected)
+                yield compared(f"vision encoder, {name}, {count} images", call, expected)
             yield _encoder_graphs(subject, name, count, expected)
-        yield _waits(subject, name)
+        yield waits(subject, name)
 
 
-def _encoder_graphs(subject: Subject, name: str, count: int, expected: torch.Tensor) -> Check:
-    label = f"vision encoder, {name}, {count} images, CUDA graphs"
+def encoder_refusal(subject: Subject, name: str) -> str | None:
+    """Return why the graphs of the vision encoder cannot be made with the backend *name*; None if they can."""
     try:
         backend = load_vision_backend(name, tower_workload(subject.model))
     except StartupError as error:
-        return Check(label, NOT_RUN, error.message)
-    reason = refusal(subject.model.network, backend, cuts_encoder=False)
-    if reason is not None:
-        return Check(label, NOT_RUN, reason)
+        return error.message
+    if subject.capture is not None and backend.captures_packed:
+        return None
+    return refusal(subject.model.network, backend, cuts_encoder=False)
+
+
+def _encoder_graphs(subject: Subject, name: str, count: int, expected: torch.Tensor) -> Row:
+    label = f"vision encoder, {name}, {count} images, CUDA graphs"
+    if (reason := encoder_refusal(subject, name)) is not None:
+        return Row(label, NOT_RUN, reason)
+    backend = load_vision_backend(name, tower_workload(subject.model))
 
     def encode() -> torch.Tensor:
         outcome = subject.encoder(backend, with_graphs=True).encode_together(subject.job(count))
@@ -97,44 +134,42 @@ def _encoder_graphs(subject: Subject, name: str, count: int, expected: torch.Ten
             raise RuntimeError("the encoder failed; its log says why")
         return torch.cat([outcome.features[image.output_id] for image in subject.images[:count]])
 
-    return _compared(label, encode, expected)
+    return compared(label, encode, expected)
 
 
-def _waits(subject: Subject, name: str) -> Check:
+def waits(subject: Subject, name: str) -> Row:
     """Have torch raise where the host waits for the device within `encode`."""
     label = f"vision encoder, {name}: the host does not wait"
     if subject.model.network.device.type != "cuda":
-        return Check(label, NOT_RUN, "this needs a GPU")
+        return Row(label, NOT_RUN, "this needs a GPU")
     try:
         call = subject.prepared(load_vision_backend(name, tower_workload(subject.model)), len(subject.images))
         call()  # what is compiled at the first call may wait
         torch.cuda.set_sync_debug_mode("error")
         call()
     except FAILURES as error:
-        return Check(label, NOT_RUN if isinstance(error, StartupError) else FAILED, _line(error))
+        return failure(label, error)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    return Check(label, PASSED, "")
+    return Row(label, PASSED)
 
 
-def contexts(config: EngineConfig) -> Check:
+def contexts(config: EngineConfig) -> Row:
     """Start two ranks, and see whether the second has a context on its own GPU alone."""
     label = "one CUDA context a rank"
-    if torch.cuda.device_count() < 2:
-        return Check(label, NOT_RUN, "this machine has one GPU")
     torch.zeros(1, device="cuda")
     before = _contexts()
     if not before:
-        return Check(label, NOT_RUN, "nvidia-smi lists no processes here")
+        return Row(label, NOT_RUN, "nvidia-smi lists no processes here")
     try:
         engine = start(config, lambda *_: None)
     except FAILURES as error:
-        return Check(label, FAILED, _line(error))
+        return Row(label, FAILED, line(error))
     try:
         added = _contexts() - before
     finally:
         engine.close()
-    return Check(label, PASSED if sorted(added.values()) == [1] else FAILED, f"added by the second rank: {dict(added)}")
+    return Row(label, PASSED if sorted(added.values()) == [1] else FAILED, f"added by the second rank: {dict(added)}")
 
 
 def _contexts() -> Counter[str]:
@@ -144,22 +179,25 @@ def _contexts() -> Counter[str]:
     return Counter(line.strip() for line in listed.stdout.splitlines() if line.strip())
 
 
-def _compared(name: str, call: Callable[[], torch.Tensor], expected: torch.Tensor) -> Check:
+def compared(name: str, call: Callable[[], torch.Tensor], expected: torch.Tensor) -> Row:
+    """Return whether *call* gives *expected*, within the tolerance of its dtype."""
     try:
         actual = call()
     except FAILURES as error:
-        return Check(name, NOT_RUN if isinstance(error, StartupError) else FAILED, _line(error))
+        return failure(name, error)
     largest = float(expected.float().abs().max())
     difference = float((actual.float() - expected.float()).abs().max()) / largest
     # A NaN is not at most anything.
     result = PASSED if difference <= TOLERANCES[expected.dtype] else FAILED
-    return Check(name, result, f"differs by {difference:.1e} of the largest value")
+    return Row(name, result, f"differs by {difference:.1e} of the largest value")
 
 
-def _line(error: Exception) -> str:
+def failure(name: str, error: Exception) -> Row:
+    """Return the row of a call that raised: a refusal, or too little memory, is no failure."""
+    is_refusal = isinstance(error, StartupError | torch.OutOfMemoryError)
+    return Row(name, NOT_RUN if is_refusal else FAILED, line(error))
+
+
+def line(error: Exception) -> str:
+    """Return an error in one line."""
     return " ".join(str(error).split())[:300]
-
-
-def has_failed(checks: Iterable[Check]) -> bool:
-    """Return whether any check failed."""
-    return any(check.result == FAILED for check in checks)

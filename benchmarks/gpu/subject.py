@@ -1,4 +1,4 @@
-"""A loaded model, random images, and the two calls that are compared: encode images, decode one token a row."""
+"""A loaded model, random images, and the calls that are compared and timed: encode images, compute prompts, decode."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -8,22 +8,33 @@ import numpy as np
 import torch
 
 from saccade.engine.config import EngineConfig
-from saccade.engine.core.step import Chunk, EncodeJob, EncoderInput, RowStart, StepInput, TableChange
+from saccade.engine.core.step import (
+    Chunk,
+    EncodeJob,
+    EncoderInput,
+    RowCounts,
+    RowStart,
+    SamplingInput,
+    StepInput,
+    StepOutput,
+    TableChange,
+)
 from saccade.engine.executor.caches import Caches, CacheSizes
 from saccade.engine.executor.decode_graphs import DecodeGraphs
 from saccade.engine.executor.encoder import Encoder
 from saccade.engine.executor.encoder_graphs import EncoderGraphs
 from saccade.engine.executor.execution import Execution, prepare
-from saccade.engine.executor.graphs import Capture
+from saccade.engine.executor.graphs import Capture, Captured, Compute
 from saccade.engine.executor.loader import LoadedModel, load_model
+from saccade.engine.executor.local import LocalExecutor
 from saccade.engine.executor.memory import block_format
 from saccade.engine.executor.model_runner import ModelRunner
-from saccade.models.spec import MediaShape
-from saccade.nn.context import AttentionBackend, VisionAttentionBackend
+from saccade.models.spec import Grid, MediaShape, ModelSpec
+from saccade.nn.context import AttentionBackend, KvCache, VisionAttentionBackend
 from saccade.protocol.request import SamplingParams
 
-BLOCKS_OF_ROW = 4
 PROMPT_TOKENS = 40
+GREEDY = SamplingParams(max_tokens=9, temperature=0)
 
 
 @dataclass(frozen=True)
@@ -56,18 +67,30 @@ class Subject:
         metadata, _ = network.prepare([MediaShape(image.grid) for image in chosen], backend)
         return lambda: network.encode(pixels, metadata)
 
-    def decoding(self, backend: AttentionBackend, num_rows: int, *, with_graphs: bool) -> Callable[[], torch.Tensor]:
-        """Return a call that decodes one token of each row behind a prompt, and returns hidden states [rows, E]."""
+    def rows(
+        self, backend: AttentionBackend, num_rows: int, num_tokens: int, sampling: SamplingParams = GREEDY
+    ) -> "Rows":
+        """Return *num_rows* rows with caches for *num_tokens* each, and one more for graphs."""
         network, config = self.model.network, self.config
-        sizes = CacheSizes(num_rows * BLOCKS_OF_ROW, config.block_size, num_rows, 0, num_padding=1)
+        num_blocks = -(-num_tokens // config.block_size)
+        sizes = CacheSizes(num_rows * num_blocks, config.block_size, num_rows, 0, num_padding=1)
         caches = Caches(network.spec.kv_specs, sizes, network.dtype, network.device, block_format(config, self.model))
         runner = ModelRunner(network, replace(self.execution, backend=backend, encoder_graphs=None), caches)
+        rows = Rows(LocalExecutor(runner), num_rows, num_blocks, self.capture)
+        rows.start(sampling)
+        return rows
+
+    def decoding(self, backend: AttentionBackend, num_rows: int, *, with_graphs: bool) -> Callable[[], torch.Tensor]:
+        """Return a call that decodes one token of each row after a prompt, and returns hidden states [rows, E]."""
+        rows = self.rows(backend, num_rows, PROMPT_TOKENS + 1)
         if with_graphs:
-            runner.graphs = DecodeGraphs(network, backend, caches, BLOCKS_OF_ROW, self.capture)
-        first = _prompts(num_rows)
-        runner.update(first)
+            rows.use_graphs()
+        runner = rows.executor.runner
+        draw = np.random.default_rng(1)
+        prompts = [tuple(draw.integers(0, 100, PROMPT_TOKENS).tolist()) for _ in range(num_rows)]
+        first = StepInput(2, chunks=tuple(Chunk(row, 0, PROMPT_TOKENS, ids) for row, ids in enumerate(prompts)))
         runner.forward(first, encodes_in_background=False)
-        step = StepInput(2, chunks=tuple(Chunk(row, PROMPT_TOKENS, 1, (7,), draws=True) for row in range(num_rows)))
+        step = StepInput(3, chunks=rows.decodes(PROMPT_TOKENS))
 
         def decode() -> torch.Tensor:
             hidden = runner.forward(step, encodes_in_background=False).hidden
@@ -78,28 +101,80 @@ class Subject:
         return decode
 
 
+class Rows:
+    """An executor whose rows have all their blocks."""
+
+    def __init__(self, executor: LocalExecutor, num_rows: int, num_blocks: int, capture: Capture | None) -> None:
+        self.executor, self.num_rows, self.num_blocks = executor, num_rows, num_blocks
+        self._capture = capture
+        self._number = 0
+
+    def start(self, sampling: SamplingParams) -> None:
+        """Start the rows, which sample with *sampling*."""
+        rows, blocks = range(self.num_rows), self.num_blocks
+        self.executor.runner.update(
+            StepInput(
+                1,
+                started=tuple(RowStart(row, row, sampling, 0) for row in rows),
+                tables=tuple(TableChange(row, 0, tuple(range(row * blocks, (row + 1) * blocks))) for row in rows),
+            )
+        )
+
+    def fill(self) -> None:
+        """Fill the caches with random keys and values, in place of prompts."""
+        for layer in self.executor.runner.caches.layers:
+            if isinstance(layer, KvCache):
+                layer.keys.normal_()
+                layer.values.normal_()
+
+    def use_graphs(self) -> None:
+        """Capture decodes as CUDA graphs from now on."""
+        runner = self.executor.runner
+        runner.graphs = DecodeGraphs(runner.network, runner.backend, runner.caches, self.num_blocks, self._capture)
+
+    def decodes(self, context: int) -> tuple[Chunk, ...]:
+        """Return chunks of one token after *context* tokens of each row."""
+        return tuple(Chunk(row, context, 1, (7,), draws=True) for row in range(self.num_rows))
+
+    def step(self, chunks: tuple[Chunk, ...], uniforms: bool = False, counts: tuple[RowCounts, ...] = ()) -> StepOutput:
+        """Compute *chunks* and draw; with *uniforms* at random."""
+        self.launch(chunks, uniforms, counts)
+        return self.executor.collect()
+
+    def launch(self, chunks: tuple[Chunk, ...], uniforms: bool = False, counts: tuple[RowCounts, ...] = ()) -> None:
+        """Launch a step; self.executor collects it."""
+        self._number += 1
+        numbers = (0.5,) * len(chunks) if uniforms else ()
+        sampling = SamplingInput(self._number, uniforms=numbers, counts=counts)
+        self.executor.launch(StepInput(self._number, chunks=chunks), sampling)
+
+
+def again(compute: Compute) -> Captured:
+    """Capture by keeping the call, for a rehearsal without CUDA."""
+    output = compute()
+    return Captured(output, lambda: output.copy_(compute()))
+
+
+def grid_of(spec: ModelSpec, patches: int) -> Grid:
+    """Return the grid of an image of *patches*: a square, else a strip, else a smaller square."""
+    square = spec.square_grid(patches)
+    return square if spec.encode_cost(square) == patches else spec.padding_grid(patches) or square
+
+
 def load(config: EngineConfig, patches: Sequence[int], capture: Capture | None = None) -> Subject:
-    """Load a model, with a random square image for each number of *patches*. Raises StartupError."""
-    model = load_model(config, lambda *_: None)
+    """Load a model, with a random image for each number of *patches*. Raises StartupError."""
+    return subject_of(config, load_model(config, lambda *_: None), patches, capture)
+
+
+def subject_of(
+    config: EngineConfig, model: LoadedModel, patches: Sequence[int], capture: Capture | None = None
+) -> Subject:
+    """Choose how to compute a loaded model. Raises StartupError."""
     spec, draw = model.network.spec, np.random.default_rng(0)
-    grids = [spec.square_grid(count) for count in patches]
+    grids = [grid_of(spec, count) for count in patches]
     pixels = [draw.integers(0, 256, prod(spec.pixel_shape(grid)), np.uint8).tobytes() for grid in grids]
     images = tuple(
         EncoderInput(number, "image", grid, None, content)
         for number, (grid, content) in enumerate(zip(grids, pixels, strict=True))
     )
     return Subject(config, model, prepare(config, model), images, capture)
-
-
-def _prompts(num_rows: int) -> StepInput:
-    """Return a step that computes a prompt of random text in each row."""
-    draw, sampling = np.random.default_rng(1), SamplingParams(max_tokens=9, temperature=0)
-    prompts = [tuple(draw.integers(0, 100, PROMPT_TOKENS).tolist()) for _ in range(num_rows)]
-    return StepInput(
-        1,
-        started=tuple(RowStart(row, row, sampling, 0) for row in range(num_rows)),
-        tables=tuple(
-            TableChange(row, 0, tuple(range(row * BLOCKS_OF_ROW, (row + 1) * BLOCKS_OF_ROW))) for row in range(num_rows)
-        ),
-        chunks=tuple(Chunk(row, 0, PROMPT_TOKENS, ids, draws=True) for row, ids in enumerate(prompts)),
-    )

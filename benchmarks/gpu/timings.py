@@ -1,89 +1,188 @@
-"""How long a decode step and an encoding take, by backend, without and with graphs: medians."""
+"""How long steps and encodings take, by backend, without and with graphs: medians."""
 
+import gc
 import statistics
 import time
+from array import array
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from functools import partial
 
+import msgspec
 import torch
 
-from benchmarks.gpu.checks import FAILURES
-from benchmarks.gpu.subject import Subject
-from saccade.engine.executor.encoder_graphs import refusal
+from benchmarks.gpu.checks import FAILURES, encoder_refusal, failure, graphs_refusal
+from benchmarks.gpu.plan import NOT_RUN, Row
+from benchmarks.gpu.scale import Scale
+from benchmarks.gpu.subject import GREEDY, Rows, Subject
+from saccade.engine.core.step import Chunk, RowCounts
 from saccade.engine.executor.execution import decoder_workload, tower_workload
-from saccade.nn.backends import BACKENDS, VISION_BACKENDS, load_backend, load_vision_backend
+from saccade.nn.backends import load_backend, load_vision_backend
+from saccade.nn.context import AttentionBackend
 
-WARM, REPEATS = 3, 20
-
-
-class Timing(NamedTuple):
-    """A call and its median in milliseconds."""
-
-    name: str
-    milliseconds: float
+WARM, STEPS = 3, 8
+SAMPLING = msgspec.structs.replace(
+    GREEDY, temperature=1.0, repetition_penalty=1.1, frequency_penalty=0.1, presence_penalty=0.1
+)
 
 
-def all_timings(subject: Subject, num_rows: tuple[int, ...]) -> Iterator[Timing]:
-    """Measure what can compute the model; what cannot is left out, and the checks say why."""
-    device_type = subject.model.network.device.type
-    for name in (name for name, entry in BACKENDS.items() if entry.device_type in (None, device_type)):
-        for count in num_rows:
+def decodes(subject: Subject, scale: Scale, cases: tuple[tuple[int, int], ...]) -> Iterator[Row]:
+    """Time a whole step, drawing included, for *cases* of rows and tokens after which they decode."""
+    for count, context in cases:
+        for name in scale.decoders:
             for with_graphs in (False, True):
+                label = f"decode step, {count} rows after {context} tokens, {name}"
                 yield from _measured(
-                    f"decode step of {count} rows, {name}", _decode(subject, name, count, with_graphs), with_graphs
-                )
-    for name in (name for name, entry in VISION_BACKENDS.items() if entry.device_type in (None, device_type)):
-        for count in sorted({1, len(subject.images)}):
-            for with_graphs in (False, True):
-                yield from _measured(
-                    f"encoding {count} images, {name}", _encode(subject, name, count, with_graphs), with_graphs
+                    label + ", CUDA graphs" * with_graphs, scale, _decode(subject, name, count, context, with_graphs)
                 )
 
 
-Make = Callable[[], Callable[[], object] | None]
+Make = Callable[[], Callable[[], object] | str]
+"""Returns the call to time, or why there is none."""
 
 
-def _decode(subject: Subject, name: str, num_rows: int, with_graphs: bool) -> Make:
-    def make() -> Callable[[], object] | None:
-        backend = load_backend(name, decoder_workload(subject.config, subject.model))
-        if with_graphs and not backend.captures_decodes:
-            return None
-        return subject.decoding(backend, num_rows, with_graphs=with_graphs)
+def _decode(subject: Subject, name: str, count: int, context: int, with_graphs: bool) -> Make:
+    def make() -> Callable[[], object] | str:
+        rows = _rows(subject, name, count, context, with_graphs)
+        if isinstance(rows, str):
+            return rows
+        chunks = rows.decodes(context)
+        return lambda: rows.step(chunks)
 
     return make
 
 
-def _encode(subject: Subject, name: str, count: int, with_graphs: bool) -> Make:
-    def make() -> Callable[[], object] | None:
+def _rows(subject: Subject, name: str, count: int, context: int, with_graphs: bool) -> Rows | str:
+    """Return rows whose caches hold random prompts, or why there are no graphs."""
+    if with_graphs and (reason := graphs_refusal(subject, name)) is not None:
+        return reason
+    rows = subject.rows(_backend(subject, name), count, context + 1)
+    rows.fill()
+    if with_graphs:
+        rows.use_graphs()
+    return rows
+
+
+def prompts(subject: Subject, scale: Scale) -> Iterator[Row]:
+    """Compute prompts of many lengths, one after the other, twice: what a library makes for each new length shows."""
+    for name in scale.decoders:
+        label = f"{len(scale.prompts)} prompts of {scale.prompts[0]} to {scale.prompts[-1]} tokens, {name}"
+        try:
+            rows = subject.rows(_backend(subject, name), 1, max(scale.prompts) + 1)
+            prompt_seconds(rows, scale.prompts[0] + 1)  # what is compiled at the first call
+            first, again = ([prompt_seconds(rows, length) for length in scale.prompts] for _ in range(2))
+        except FAILURES as error:
+            yield failure(label, error)
+            continue
+        for words, times in (("each for the first time", first), ("again", again)):
+            yield Row(
+                f"{label}, {words}", _ms(statistics.median(times)), f"sum {_ms(sum(times))}, longest {_ms(max(times))}"
+            )
+        weights = sum(
+            parameter.numel() for key, parameter in subject.model.module.named_parameters() if ".layers." in key
+        )
+        rate = 2 * weights * scale.prompts[-1] / again[-1] / 1e12
+        yield Row(f"prompt of {scale.prompts[-1]} tokens, {name}", _ms(again[-1]), f"{rate:.0f} TFLOP/s in matrices")
+
+
+def prompt_seconds(rows: Rows, length: int) -> float:
+    """Return the seconds of a step that computes a prompt and draws."""
+    return _seconds(lambda: rows.step((Chunk(0, 0, length, (7,) * length, draws=True),)))
+
+
+def encodings(subject: Subject, scale: Scale) -> Iterator[Row]:
+    """Time the encoding of one image, without and with graphs."""
+    patches = subject.model.network.spec.encode_cost(subject.images[0].grid)
+    for name in scale.towers:
+        for with_graphs in (False, True):
+            label = f"encoding an image of {patches} patches, {name}"
+            yield from _measured(label + ", CUDA graphs" * with_graphs, scale, _encode(subject, name, with_graphs))
+
+
+def _encode(subject: Subject, name: str, with_graphs: bool) -> Make:
+    def make() -> Callable[[], object] | str:
+        if with_graphs and (reason := encoder_refusal(subject, name)) is not None:
+            return reason
         backend = load_vision_backend(name, tower_workload(subject.model))
-        if with_graphs and refusal(subject.model.network, backend, cuts_encoder=False) is not None:
-            return None
-        encoder, job = subject.encoder(backend, with_graphs=with_graphs), subject.job(count)
+        encoder, job = subject.encoder(backend, with_graphs=with_graphs), subject.job(1)
         return lambda: encoder.encode_together(job)
 
     return make
 
 
-def _measured(name: str, make: Make, with_graphs: bool) -> Iterator[Timing]:
+def penalties(subject: Subject, scale: Scale) -> Iterator[Row]:
+    """Time steps whose rows have penalties for some number of token ids."""
+    for seen in scale.seen:
+        ids = array("q", range(seen)).tobytes()
+        counts = array("q", [1] * seen).tobytes()
+
+        def make(ids: bytes = ids, counts: bytes = counts) -> Callable[[], object]:
+            rows = subject.rows(subject.execution.backend, scale.most_rows, scale.context + 1, SAMPLING)
+            chunks = rows.decodes(scale.context)
+            given = tuple(RowCounts(row, ids, counts) for row in range(scale.most_rows)) if ids else ()
+            return lambda: rows.step(chunks, uniforms=True, counts=given)
+
+        yield from _measured(f"decode step, {scale.most_rows} rows, penalties for {seen} token ids each", scale, make)
+
+
+def ahead(subject: Subject, scale: Scale) -> Iterator[Row]:
+    """Time steps that are launched after the one before is collected, and before."""
+    for name in scale.decoders:
+        for with_graphs in (False, True):
+            for is_ahead in (False, True):
+                label = f"decode step of {scale.rows[0]} rows, {name}{', CUDA graphs' * with_graphs}"
+                make = partial(_successive, subject, scale, name, with_graphs, is_ahead)
+                for row in _measured(label + ", launched ahead" * is_ahead, scale, make):
+                    yield row._replace(detail=row.detail or f"of {STEPS} steps together")
+
+
+def _successive(
+    subject: Subject, scale: Scale, name: str, with_graphs: bool, is_ahead: bool
+) -> Callable[[], object] | str:
+    rows = _rows(subject, name, scale.rows[0], scale.context, with_graphs)
+    if isinstance(rows, str):
+        return rows
+    # The token is the one that the step before draws; it is on the device.
+    chunks = tuple(Chunk(chunk.row, chunk.start, 1, None, draws=True) for chunk in rows.decodes(scale.context))
+
+    def run() -> None:
+        for number in range(STEPS):
+            rows.launch(chunks)
+            if number or not is_ahead:
+                rows.executor.collect()
+        if is_ahead:
+            rows.executor.collect()
+
+    return run
+
+
+def _backend(subject: Subject, name: str) -> AttentionBackend:
+    return load_backend(name, decoder_workload(subject.config, subject.model))
+
+
+def _measured(name: str, scale: Scale, make: Make) -> Iterator[Row]:
+    gc.collect()  # two sets of caches would not fit
     try:
         call = make()
-        if call is not None:
-            yield Timing(f"{name}{', CUDA graphs' if with_graphs else ''}", 1000 * _median_seconds(call))
-    except FAILURES:
-        return
+        if isinstance(call, str):
+            yield Row(name, NOT_RUN, call)
+            return
+        for _ in range(min(WARM, scale.repeats)):
+            call()
+        yield Row(name, _ms(statistics.median(_seconds(call) for _ in range(scale.repeats))))
+    except FAILURES as error:
+        yield failure(name, error)
 
 
-def _median_seconds(call: Callable[[], object]) -> float:
-    for _ in range(WARM):
-        call()
-    seconds = []
-    for _ in range(REPEATS):
-        _wait()
-        began = time.perf_counter()
-        call()
-        _wait()
-        seconds.append(time.perf_counter() - began)
-    return statistics.median(seconds)
+def _seconds(call: Callable[[], object]) -> float:
+    _wait()
+    began = time.perf_counter()
+    call()
+    _wait()
+    return time.perf_counter() - began
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.2f} ms"
 
 
 def _wait() -> None:
