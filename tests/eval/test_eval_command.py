@@ -1,6 +1,8 @@
 """`saccade eval` against servers that answer by a script."""
 
 import asyncio
+import base64
+import io
 import json
 import re
 from collections.abc import Callable
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from scripted_server import ScriptedServer, event, listening, stream, usage
 from tables import table
 
@@ -109,6 +112,17 @@ async def test_two_servers(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
     assert lines(shown)["all"] == ["10", "100.0 (72.2 to 100.0)", "70.0 (39.7 to 89.2)", "-30.0 (-59.9 to -0.1)"]
     assert "Of 10 answers 7 have the same text; A is better in 3, B in 0" in shown
     assert (tmp_path / "e.html").read_text().count("<article>") == 3
+
+
+async def test_a_page_has_large_images_in_small(tmp_path: Path) -> None:
+    Image.new("RGB", (2000, 1000)).save(tmp_path / "large.png")
+    (tmp_path / "mine.jsonl").write_text(json.dumps({"question": "q", "answer": "yes", "image": "large.png"}))
+    async with listening(ScriptedServer()) as server:
+        await asyncio.to_thread(run, ["eval", server.url, "contains", "mine.jsonl", "--html", "e.html"])
+    image = re.search(r'src="data:image/jpeg;base64,([^"]+)"', (tmp_path / "e.html").read_text())
+    assert image
+    with Image.open(io.BytesIO(base64.b64decode(image[1]))) as small:
+        assert small.size == (800, 400)
 
 
 async def test_what_flags_send(capsys: pytest.CaptureFixture[str]) -> None:

@@ -150,10 +150,11 @@ def test_mmmu(tmp_path: Path) -> None:
         "question_type": "open",
     }
     first, second = questions(write(tmp_path / "MMMU/Art/validation-0.parquet", [row, free]))
-    parts = [A, " and ", B, "?\nA. red\nB. ", A, f"\n{LETTER}"]
+    letter = "Answer with the option's letter from the given choices directly."
+    parts = [A, " and ", B, "?\n\n(A) red\n(B) ", A, f"\n\n{letter}"]
     assert shape(first) == ("validation_Art_Theory_3", ["Art_Theory"], parts, ["B"])
     assert (first.rule("The answer is B."), first.rule("A")) == (1, 0)
-    assert second.parts[2:] == ["How many in ", A, f"?\n{SHORT}"]
+    assert second.parts[2:] == ["How many in ", A, f"?\n\n{SHORT}"]
     assert second.rule("So there are 24") == 1
     line = {
         "index": 1,
@@ -167,7 +168,7 @@ def test_mmmu(tmp_path: Path) -> None:
     (only,) = questions(
         write(tmp_path / "MMMU_DEV_VAL.tsv", [line | {"split": split} for split in ("dev", "validation")])
     )
-    assert shape(only) == ("1", ["Math"], [A, B, f"?\nA. x\nB. y\n{LETTER}"], ["A"])
+    assert shape(only) == ("1", ["Math"], [A, B, f"?\n\n(A) x\n(B) y\n\n{letter}"], ["A"])
 
 
 def test_mmmu_pro(tmp_path: Path) -> None:
@@ -206,6 +207,22 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
     assert shape(questions("anls", file)[2]) == ("2", ["mine"], [A, "2?"], ["yes"])
     (only,) = questions("choice", write(tmp_path / "own.jsonl", [rows[0] | {"options": ["yes", "no"], "answer": "A"}]))
     assert only.parts == [A, f"0?\nA. yes\nB. no\n{LETTER}"]
+
+
+@table(
+    ("path", "name"),
+    [
+        ("DocVQA_VAL.tsv", "docvqa"),
+        ("MMMU_Pro_10c.tsv", "mmmu-pro"),
+        ("MMMU/Art/validation.parquet", "mmmu"),
+        ("MMMU_Pro/vision/test.parquet", "mmmu-pro"),
+        ("ocrbench runs/chart_qa/test_human.json", "chartqa"),
+    ],
+)
+def test_the_path_names_the_task(path: str, name: str, tmp_path: Path) -> None:
+    (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / path).touch()
+    assert source_of([str(tmp_path / path)], None, None, has_steps=False).name == name
 
 
 def test_generated_questions_are_the_same_at_every_call() -> None:

@@ -82,15 +82,12 @@ def categories_of(row: Row, columns: Sequence[str], file: Path) -> list[str]:
     return [file.stem.removeprefix("test_")] if file.stem.startswith("test_") and "imgname" in row else []
 
 
-def parts_of(row: Row, options: Sequence[str], prompt: str, folder: Path) -> list[str | bytes]:
-    """Return the question, its options and *prompt*, with each image in the place of its `<image 1>`, or before them.
+def parts_of(text: str, row: Row, folder: Path) -> list[str | bytes]:
+    """Return *text* and the images of *row*, each in the place of its `<image 1>`, or before the text.
 
     Raises StartupError if an image is missing.
     """
-    lines = [str(first(row, "question", "query") or "")]
-    if lines != [""]:  # the image of MMMU-Pro's vision split shows question and options
-        lines += (f"{letter}. {option}" for letter, option in zip(LETTERS, options, strict=False))
-    pieces = re.split(r"<image (\d)>", "\n".join(filter(None, (*lines, prompt))))
+    pieces = re.split(r"<image (\d)>", text)
     images = {str(number): image for number, image in enumerate(_images(row, folder), 1)}
     before = [image for number, image in images.items() if number not in pieces[1::2]]
     places = (images.get(piece, f"<image {piece}>") if index % 2 else piece for index, piece in enumerate(pieces))

@@ -18,6 +18,7 @@ FORMULAS = frozenset({"HME100k", "Handwritten Mathematical Expression Recognitio
 # The prompts of the benchmarks, word for word: scores with others could not be compared with published ones.
 SHORT = "Answer the question using a single word or phrase."
 LETTER = "Answer with the option letter from the given choices directly."
+MMMU_LETTER = "Answer with the option's letter from the given choices directly."
 LAST_LINE = (
     "The last line of your response should be of the following format: 'Answer: $LETTER' (without quotes) where LETTER "
     "is one of options."
@@ -39,20 +40,17 @@ class Task(NamedTuple):
     prompt: str = ""
 
 
-PROMPTS = {(True, False): LETTER, (True, True): STEPS, (False, False): VISION, (False, True): VISION_STEPS}
-"""By whether the question is a text, and whether the answer has steps."""
-
 TASKS = {
     "ocr": Task(scoring.contains, ("type",)),
     "ocrbench": Task(scoring.contains, ("type", "question_type", "category")),
     "docvqa": Task(scoring.anls, ("question_types", "category"), SHORT),
     "chartqa": Task(scoring.relaxed, ("type", "split", "human_or_machine"), SHORT),
-    "mmmu-pro": Task(None, ("subject", "category")),
-    "mmmu": Task(None, ("subject", "category")),
+    "mmmu-pro": Task(None, ("subject", "category"), LETTER),
+    "mmmu": Task(None, ("subject", "category"), MMMU_LETTER),
     "contains": Task(scoring.contains),
     "anls": Task(scoring.anls),
     "relaxed": Task(scoring.relaxed),
-    "choice": Task(None),
+    "choice": Task(None, prompt=LETTER),
 }
 """ocr is drawn here; the last four are for files of your own."""
 
@@ -83,27 +81,34 @@ class Source(NamedTuple):
         task, answers = TASKS[self.name], texts(first(row, "answers", "answer", "label"))
         if answers in ([], ["?"]):
             raise StartupError(f"Row {number + 1} of {file} has no answer. A test split often has none.")
-        name = first(row, "id", "questionId", "question_id", "index")
+        name, text = first(row, "id", "questionId", "question_id", "index"), first(row, "question", "query") or ""
         options, is_open = options_of(row), row.get("question_type") == "open"
-        categories = categories_of(row, task.columns, file)
-        rule, prompt = task.rule, task.prompt
+        categories, rule, prompt = categories_of(row, task.columns, file), task.rule, task.prompt
         if rule is None and is_open:
             rule, prompt = scoring.open_answer, SHORT
         elif rule is None and not options:
             raise StartupError(f"Row {number + 1} of {file} has no options.")
         elif rule is None:
-            rule = partial(scoring.choice, options=options, is_pro=self.name == "mmmu-pro")
-            prompt = PROMPTS[bool(row.get("question")), self.has_steps]
+            rule = partial(scoring.choice, options=options, is_pro=self.name != "mmmu")
+            direct, steps = (prompt, STEPS) if text else (VISION, VISION_STEPS)
+            prompt = steps if self.has_steps else direct
         elif rule is scoring.contains and not FORMULAS.isdisjoint((*categories, row.get("dataset_name"))):
             rule = scoring.contains_formula
         return Question(
             number,
             str(number if name is None else name),
             categories,
-            parts_of(row, () if is_open else options, prompt, self.images or file.parent),
+            parts_of(_prompt(self.name, text, [] if is_open else options, prompt), row, self.images or file.parent),
             answers,
             lambda text: rule(scoring.spoken(text), answers),
         )
+
+
+def _prompt(name: str, question: str, options: Sequence[str], prompt: str) -> str:
+    """Return the whole text. Without a question, as in MMMU-Pro's vision split, the image shows the options too."""
+    form, between = ("({}) {}", "\n\n") if name == "mmmu" else ("{}. {}", "\n")
+    listed = "\n".join(map(form.format, scoring.LETTERS, options if question else ()))
+    return between.join(filter(None, (question, listed, prompt)))
 
 
 def source_of(words: Sequence[str], images: Path | None, limit: int | None, has_steps: bool) -> Source:
@@ -118,7 +123,8 @@ def source_of(words: Sequence[str], images: Path | None, limit: int | None, has_
     if not files:
         raise StartupError(f"{names[0]} needs its files, which are not downloaded: `saccade eval URL {names[0]} FILE`.")
     path = re.sub(r"[^a-z]", "", str(files[0].absolute()).lower())
-    known = names or [name for name in PUBLISHED if name.replace("-", "") in path]
-    if not known or known == [DRAWN]:
+    places = {name: path.rfind(name.replace("-", "")) for name in PUBLISHED}
+    name = names[0] if names else max(places, key=places.__getitem__)
+    if name == DRAWN or (not names and places[name] < 0):
         raise StartupError(f"Which task has {files[0]}? Name it before the file: {', '.join(TASKS)}.")
-    return Source(known[0], files, images, limit, has_steps)
+    return Source(name, files, images, limit, has_steps)
