@@ -3,6 +3,10 @@
 import asyncio
 from pathlib import Path
 
+import pytest
+from tables import table
+
+from saccade.errors import StartupError
 from saccade.eval.runner import Journal, run_all
 
 
@@ -18,6 +22,15 @@ async def test_as_many_at_a_time_as_wanted() -> None:
 
     await run_all(range(9), ask, 3)
     assert sorted(answers) == list(range(9))
+
+
+@table("content", ["a", "a\n", '{"other": 1}\n', '["name"]\n', '{"name": "a"}\n{"'])
+def test_a_foreign_file_stays_as_it_is(content: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.txt"
+    file.write_text(content)
+    with pytest.raises(StartupError, match="line 1, is no result"):
+        Journal(file, lambda line: line["name"], lambda line: bool(line["good"]))
+    assert file.read_text() == content
 
 
 def test_a_journal_drops_what_is_not_good(tmp_path: Path) -> None:

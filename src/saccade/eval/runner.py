@@ -24,16 +24,18 @@ class Journal:
         self.path = path
         self._key = key
         try:
-            lines = path.read_bytes().splitlines() if path.exists() else []
+            content = path.read_bytes() if path.exists() else b""
+            lines, end = content.splitlines(), content.rpartition(b"\n")[2]
+            if end.startswith(b'{"'):  # a last line that was cut off
+                lines.pop()
             for number, line in enumerate(lines, 1):
                 try:
                     result = msgspec.json.decode(line, type=dict[str, Any])
                     if is_good(result):
                         self.results[key(result)] = result
-                except (msgspec.MsgspecError, KeyError) as error:
-                    if number < len(lines):  # the last line may have been cut off
-                        raise StartupError(f"{path}, line {number}, is no result of an earlier run.") from error
-            if len(self.results) < len(lines):
+                except (msgspec.MsgspecError, KeyError, TypeError) as error:
+                    raise StartupError(f"{path}, line {number}, is no result of an earlier run.") from error
+            if len(self.results) < len(lines) or end:
                 other = path.with_name(f"{path.name}.new")
                 other.write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in self.results.values()))
                 other.replace(path)
