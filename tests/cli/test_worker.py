@@ -58,6 +58,7 @@ def test_without_flags_the_address_is_a_socket_of_this_user(tmp_path: Path, monk
         (["--serve-tokenspeed", "50051"], "HOST:PORT"),
         (["--serve-tokenspeed", "0.0.0.0:50051"], "--serve-tokenspeed-to-anyone"),
         (["--serve-tokenspeed-to-anyone"], "--serve-tokenspeed HOST:PORT"),
+        (["--otlp-traces-endpoint", "http://127.0.0.1:4317"], "needs --serve-tokenspeed"),
     ],
 )
 def test_flags_that_do_not_fit_are_refused_before_the_model_is_loaded(

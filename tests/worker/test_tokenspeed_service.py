@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import msgspec
 import pytest
+from collector import collecting
 from fronts import Front
 from smg_grpc_proto.generated import common_pb2
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
@@ -23,8 +24,9 @@ from saccade.identity.blocks import root_key
 from saccade.protocol.description import Description
 from saccade.protocol.engine_load import Load
 from saccade.protocol.kv_events import BlockRemoved, BlockStored, KvEvents, MediaPlace
-from saccade.protocol.output import Failure, FinishReason, StepFrame, TokenDelta, TokenLogprob
+from saccade.protocol.output import Failure, FinishReason, SampleTimes, StepFrame, TokenDelta, TokenLogprob
 from saccade.protocol.request import Abort, EngineRequest, GatewayCommand, ResetCaches
+from saccade.tracing.tracer import TraceSettings
 from saccade.transport import shared_memory
 from saccade.transport.connectors.smg_model import unpack_bundle
 from saccade.transport.gateway_streams import GatewayStream, Refused
@@ -125,6 +127,29 @@ async def test_whole_answer(model: Model, engine: Engine) -> None:
     assert complete.WhichOneof("matched_stop") is None
     (request,) = engine.requests
     assert (request.token_ids, request.salt, request.media) == ([*BEFORE, *AFTER], SALT, ())
+
+
+async def test_a_call_becomes_a_trace_that_continues_its_gateway_s(
+    model: Model, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+    engine.script = [
+        {"token_ids": [40]},
+        {"token_ids": [41], "finish_reason": LENGTH, "times": SampleTimes(1e-5, 2e-5, 3e-5)},
+    ]
+    trace_id = "0af7651916cd43dd8448eb211c80319c"
+    with collecting() as collector:
+        async with calling(engine, tracing=TraceSettings(collector.endpoint, 0)) as stub:
+            await answers(stub, model.message(request_id="r0"))
+            metadata = (("traceparent", f"00-{trace_id}-b7ad6b7169203331-01"),)
+            assert [response async for response in stub.Generate(model.message(), metadata=metadata)]
+        spans = {span.name: span for span in collector.spans}
+    assert len(collector.spans) == len(spans) == 4
+    call = spans.pop("Generate")
+    assert (call.trace_id, call.parent, call.has_failed) == (trace_id, "b7ad6b7169203331", False)
+    assert call.attributes == {"saccade.request_id": "r1", "gen_ai.usage.input_tokens": 3}
+    assert spans.keys() == {"engine.queue", "engine.prefill", "engine.decode"}
+    assert {span.parent for span in spans.values()} == {call.id}
 
 
 async def test_streamed_answer(model: Model, engine: Engine) -> None:

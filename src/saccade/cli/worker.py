@@ -22,6 +22,7 @@ from saccade.engine.config import EngineSettings, SplitSettings
 from saccade.errors import StartupError
 from saccade.supervisor.checkpoint import resolve_model
 from saccade.telemetry import configure_logging
+from saccade.tracing.tracer import NO_TRACES, TraceSettings
 from saccade.transport import private_sockets, shared_memory
 from saccade.transport.access import Access
 from saccade.transport.credentials import read_authorities, read_identity, read_token
@@ -62,6 +63,7 @@ class AccessFlags:
     "Serve SMG gateways too, over TokenSpeed's wire at this HOST:PORT; cache events there need --kv-events-token-ids."
     serve_tokenspeed_to_anyone: Annotated[bool, Parameter(negative="")] = False
     "Allow --serve-tokenspeed at an address that other machines can reach, although this wire has no credentials."
+    tracing: TraceSettings = NO_TRACES
 
     def bind(self) -> str:
         """Return `host:port` or `unix:/path`. Raises StartupError."""
@@ -90,10 +92,16 @@ class AccessFlags:
     def tokenspeed(self) -> TokenSpeedPort | None:
         """Return where TokenSpeed's wire is served, None for nowhere. Raises StartupError."""
         if self.serve_tokenspeed is None:
+            if self.tracing.endpoint is not None:
+                raise StartupError(
+                    "--otlp-traces-endpoint needs --serve-tokenspeed: Saccade's own gateways send the spans of workers."
+                )
             if self.serve_tokenspeed_to_anyone:
                 raise StartupError("--serve-tokenspeed-to-anyone needs --serve-tokenspeed HOST:PORT.")
             return None
-        port = TokenSpeedPort(self.serve_tokenspeed, self.serve_tokenspeed_to_anyone, self.kv_events_token_ids)
+        port = TokenSpeedPort(
+            self.serve_tokenspeed, self.serve_tokenspeed_to_anyone, self.kv_events_token_ids, self.tracing
+        )
         port.check()
         return port
 

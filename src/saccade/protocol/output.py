@@ -47,6 +47,16 @@ class SampleTimes(msgspec.Struct, frozen=True, array_like=True):
     decode_seconds: float
     encode_seconds: float = 0.0
 
+    @property
+    def by_stage(self) -> dict[str, float]:
+        """The same by the names of the stages."""
+        return {
+            "queue": self.queue_seconds,
+            "encode": self.encode_seconds,
+            "prefill": self.prefill_seconds,
+            "decode": self.decode_seconds,
+        }
+
 
 class TokenDelta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """The tokens that one step added to sample *index* of a request. Only the sample's last delta has *finish_reason*.

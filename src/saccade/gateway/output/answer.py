@@ -16,7 +16,7 @@ from saccade.gateway.server.access_log import line_of_request
 from saccade.gateway.tenants.account import Account
 from saccade.protocol.media import ImageLayout, Span
 from saccade.protocol.output import FinishReason, SampleTimes, TokenDelta, TokenLogprob
-from saccade.telemetry import ENGINE_STAGES, Metrics
+from saccade.telemetry import Metrics
 from saccade.tracing.trace import TRACE
 
 
@@ -228,10 +228,9 @@ class Answer:
 
     def _observe_times(self, times: SampleTimes | None) -> None:
         if times is not None:
-            seconds = {stage: getattr(times, f"{stage}_seconds") for stage in ENGINE_STAGES}
-            self._metrics.answers.observe_engine(self.served.name, seconds)
+            self._metrics.answers.observe_engine(self.served.name, times.by_stage)
             if self._trace is not None:
-                self._trace.add_engine(seconds)
+                self._trace.add_engine(times.by_stage)
 
     def _measure(self, reasons: Sequence[str]) -> None:
         model, answers = self.served.name, self._metrics.answers

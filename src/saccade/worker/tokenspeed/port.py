@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from saccade.errors import StartupError
+from saccade.tracing.tracer import NO_TRACES, TraceSettings
 from saccade.transport.access import is_loopback
 
 
@@ -11,12 +12,13 @@ class TokenSpeedPort:
     """The address of the wire, *bind* as `host:port`, and its permissions.
 
     *is_open* allows an address that other machines can reach, although the wire cannot authenticate callers.
-    *kv_events* shows callers the token ids of blocks, which are the prompts.
+    *kv_events* shows callers the token ids of blocks, which are the prompts. *tracing* is for the requests of callers.
     """
 
     bind: str
     is_open: bool = False
     kv_events: bool = False
+    tracing: TraceSettings = NO_TRACES
 
     def check(self) -> None:
         """Raise StartupError if *bind* is malformed, or if strangers could call although *is_open* is not set."""

@@ -1,5 +1,6 @@
 """The port of TokenSpeed's wire: plain gRPC without credentials, because an SMG gateway has none."""
 
+import asyncio
 import logging
 from collections.abc import Callable
 
@@ -8,6 +9,7 @@ from smg_grpc_proto.generated.tokenspeed_scheduler_pb2_grpc import add_TokenSpee
 
 from saccade.errors import StartupError
 from saccade.protocol.description import Description
+from saccade.tracing.tracer import Tracer
 from saccade.transport.gateway_streams import Front
 from saccade.transport.wire import SERVER_OPTIONS
 from saccade.worker.local_client import LocalClient
@@ -30,7 +32,8 @@ class TokenSpeedServer:
         self._server = grpc.aio.server(
             interceptors=[ErrorBorder()], options=SERVER_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS
         )
-        service = TokenSpeedService(self._client, kv_events=port.kv_events)
+        self._tracer = Tracer.of(port.tracing)
+        service = TokenSpeedService(self._client, kv_events=port.kv_events, tracer=self._tracer)
         add_TokenSpeedSchedulerServicer_to_server(service, self._server)
         self.port = 0
 
@@ -53,3 +56,5 @@ class TokenSpeedServer:
         """Stop listening and cancel the open calls."""
         await self._server.stop(grace=0.5)
         await self._client.close()
+        if self._tracer is not None:
+            await asyncio.to_thread(self._tracer.close)

@@ -19,6 +19,7 @@ from smg_grpc_proto.generated.tokenspeed_scheduler_pb2_grpc import TokenSpeedSch
 from saccade.errors import RequestError, SaccadeError, WorkerUnavailable
 from saccade.identity.blocks import root_key
 from saccade.protocol.request import EngineRequest
+from saccade.tracing.tracer import Tracer
 from saccade.transport import shared_memory
 from saccade.worker.local_client import LocalClient
 from saccade.worker.tokenspeed import tensors
@@ -41,11 +42,13 @@ class TokenSpeedService(TokenSpeedSchedulerServicer):  # type: ignore[misc]
     """Answers calls with the engine of *client*.
 
     Cache events are served only with *kv_events*. Methods raise SaccadeError, which ErrorBorder converts to statuses.
+    *tracer* traces requests, whose gateway cannot see the engine's stages.
     """
 
-    def __init__(self, client: LocalClient, *, kv_events: bool = False) -> None:
+    def __init__(self, client: LocalClient, *, kv_events: bool = False, tracer: Tracer | None = None) -> None:
         self._client = client
         self._kv_events = kv_events
+        self._tracer = tracer
         self._model: WireModel | None = None
         self._building = asyncio.Lock()
         self._conversions = asyncio.Semaphore(MAX_CONVERSIONS)
@@ -55,6 +58,7 @@ class TokenSpeedService(TokenSpeedSchedulerServicer):  # type: ignore[misc]
     async def Generate(self, message: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
         """Answer one request: chunks if it streams, then one complete answer for each sample."""
         name = message.request_id
+        trace = None if self._tracer is None else self._tracer.begin(_headers(context))
         request, answer = await self._begun(message)
         if name in self._ids:
             raise RequestError(f"The request id {name!r} is in use.", "request_id")
@@ -62,6 +66,8 @@ class TokenSpeedService(TokenSpeedSchedulerServicer):  # type: ignore[misc]
         try:
             async with contextlib.aclosing(self._client.generate(request)) as deltas:
                 async for delta in deltas:
+                    if trace is not None and delta.times is not None:
+                        trace.add_engine(delta.times.by_stage)
                     for response in answer.take(delta):
                         yield response
                     if not answer.num_open:
@@ -71,6 +77,9 @@ class TokenSpeedService(TokenSpeedSchedulerServicer):  # type: ignore[misc]
                         self._client.abort_sample(request.request_id, delta.index)
         finally:
             del self._ids[name]
+            if self._tracer is not None and trace is not None:
+                attributes = {"saccade.request_id": name, "gen_ai.usage.input_tokens": len(request.token_ids)}
+                self._tracer.end(trace, "Generate", attributes, has_failed=answer.num_open > 0)
 
     async def _begun(self, message: pb.GenerateRequest) -> tuple[EngineRequest, ResponseBuilder]:
         """Return the engine's request, with its images, and its responses. Removes the files of the message."""
@@ -234,3 +243,9 @@ class TokenSpeedService(TokenSpeedSchedulerServicer):  # type: ignore[misc]
                         yield batch
         except SaccadeError as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, error.message)
+
+
+def _headers(context: Any) -> list[tuple[bytes, bytes]]:
+    """Return the metadata that a call came with."""
+    metadata = context.invocation_metadata() or ()
+    return [(name.encode(), value.encode() if isinstance(value, str) else value) for name, value in metadata]
