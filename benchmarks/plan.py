@@ -44,6 +44,7 @@ def step(scheduler: Scheduler, builder: StepBuilder) -> float:
     began = time.process_time()
     schedule = scheduler.schedule()
     planned = builder.build(schedule, {})
+    scheduler.launch(schedule)
     scheduler.commit(schedule)
     seconds = time.process_time() - began
     for sequence in planned.drawing:
@@ -57,7 +58,7 @@ def until_preemption(num_sequences: int) -> float:
     for sequence in list(scheduler.running)[::2]:
         # As if its answer were longer by all the blocks that are left, and by those of one more sequence.
         sequence.token_ids += [1] * (BLOCK_SIZE * (NUM_PROMPT_TOKENS // BLOCK_SIZE + 2))
-        sequence.num_computed_tokens = sequence.num_tokens - 1
+        sequence.num_computed_tokens = sequence.num_launched_tokens = sequence.num_tokens - 1
     seconds = step(scheduler, builder)
     assert scheduler.num_preemptions >= num_sequences // 4
     return seconds

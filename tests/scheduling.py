@@ -110,9 +110,10 @@ def run(
         for image_run, shown in owner.media_between(first, first + num_tokens):
             assert shown.key in subject.encoder_scheduler.encoder_cache, (image_run, "is needed and not encoded")
         compute(owner, num_tokens)
+    subject.launch(step)
     subject.commit(step)
     for owner in list(step.chunks):
-        if owner.num_pending_tokens == 0:
+        if owner.num_computed_tokens == owner.num_tokens:
             owner.token_ids.append(0)
             if owner.num_generated_tokens >= owner.sampling.max_tokens:
                 subject.remove(owner)

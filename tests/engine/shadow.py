@@ -131,7 +131,9 @@ class ShadowExecutor:
         self._encoder_outputs: dict[int, bytes] = {}
         self._last: dict[int, int] = {}
         self._jobs: list[EncodeJob] = []
-        self._outputs: deque[StepOutput] = deque()
+        self._outputs: deque[StepOutput | None] = deque()
+        self._writers: deque[dict[int, int]] = deque()
+        self.num_launched_ahead = 0
 
     def check_device(self) -> None:
         """A device that has not failed."""
@@ -150,7 +152,9 @@ class ShadowExecutor:
         """It holds no process."""
 
     def launch(self, step: StepInput, sampling: SamplingInput) -> None:
-        """Compute the tokens that follow the step's chunks. Raises StepFailed."""
+        """Compute the tokens that follow the step's chunks. Raises StepFailed, now or when the step is collected."""
+        assert sampling.number == step.number
+        self._check_reuse(step)
         for output_id in step.drop:
             self._encoder_outputs.pop(output_id, None)
         for row in step.ended:
@@ -176,18 +180,40 @@ class ShadowExecutor:
             + (b"" if send.row is None else self._states[send.row])
             for send in step.send
         )
-        if self._rng.random() < self._failing:
+        fails = self._rng.random() < self._failing
+        if fails and self._rng.random() < 0.5:
             raise StepFailed
         tokens = []
         for chunk in step.chunks:
             if chunk.draws:
                 self._last[chunk.row] = drawn(self._context(chunk.row, chunk.start + chunk.num_tokens))
                 tokens.append(self._last[chunk.row])
-        self._outputs.append(StepOutput(step.number, tokens, failed_encodings=failed, sent=sent))
+        self.num_launched_ahead += bool(self._outputs)
+        output = StepOutput(step.number, tokens, failed_encodings=failed, sent=sent)
+        self._outputs.append(None if fails else output)
+        self._writers.append(
+            {
+                self._tables[chunk.row][place // BLOCK_SIZE]: chunk.row
+                for chunk in step.chunks
+                for place in range(chunk.start, chunk.start + chunk.num_tokens)
+            }
+        )
 
     def collect(self) -> StepOutput:
-        """Return the output of the oldest step."""
-        return self._outputs.popleft()
+        """Return the output of the oldest step. Raises StepFailed."""
+        self._writers.popleft()
+        output = self._outputs.popleft()
+        if output is None:
+            raise StepFailed
+        return output
+
+    def _check_reuse(self, step: StepInput) -> None:
+        """Check that no row ends, and no block goes to another row, while a step in flight writes it."""
+        for writers in self._writers:
+            assert not set(step.ended) & set(writers.values()), "a row ends while a step computes it"
+            for change in step.tables:
+                owners = {writers.get(block, change.row) for block in change.blocks}
+                assert owners == {change.row}, "a block is reused while a step writes it"
 
     def _context(self, row: int, num_tokens: int) -> bytes:
         place = num_tokens - 1

@@ -23,7 +23,7 @@ Sample = tuple[int, str, int]
 class Clients:
     """An engine of a random shape, its gateways, and what was answered; *failing* is the share of failures."""
 
-    def __init__(self, seed: int, failing: float) -> None:
+    def __init__(self, seed: int, failing: float, steps_ahead: int) -> None:
         self.rng = rng = random.Random(seed)
         num_rows, num_blocks = rng.randint(1, 6), rng.randint(24, 60)
         self.max_model_len = min(num_blocks * BLOCK_SIZE, 120)
@@ -39,11 +39,13 @@ class Clients:
             background_jobs=rng.random() < 0.5,
             encoder_cache_bytes=rng.choice((0, 500, 10**6)),
         )
+        self.executor = ShadowExecutor(rng, is_recurrent, failing)
         self.engine = Engine(
-            ShadowExecutor(rng, is_recurrent, failing),  # type: ignore[arg-type]
+            self.executor,  # type: ignore[arg-type]
             scheduler,
             RequestValidator(SPEC, b"f" * 32, self.max_model_len),  # type: ignore[arg-type]
             SimpleNamespace(role="both"),  # type: ignore[arg-type]
+            steps_ahead=steps_ahead,
         )
         self.requests: dict[Request, EngineRequest] = {}
         self.pixels: dict[bytes, bytes] = {}
@@ -153,28 +155,31 @@ class Clients:
                     self.ends[sample] = delta.finish_reason
 
 
-def fuzz(seeds: range, failing: float) -> int:
+def fuzz(seeds: range, failing: float, steps_ahead: int) -> int:
     """Run an engine for each seed; return how many samples ended by themselves."""
     num_answered = 0
     for seed in seeds:
-        clients = Clients(seed, failing)
+        clients = Clients(seed, failing, steps_ahead)
         clients.run()
-        assert clients.check() == [], f"seed {seed}, failing {failing}"
+        assert clients.check() == [], f"seed {seed}, failing {failing}, steps ahead {steps_ahead}"
+        assert bool(clients.executor.num_launched_ahead) == bool(steps_ahead)
         num_answered += sum(end in (FinishReason.STOP, FinishReason.LENGTH) for end in clients.ends.values())
     return num_answered
 
 
+@pytest.mark.parametrize("steps_ahead", [0, 1])
 @pytest.mark.parametrize("failing", [0.0, 0.03])
-def test_every_answer_is_the_one_computed_alone(failing: float) -> None:
-    assert fuzz(range(15), failing)
+def test_every_answer_is_the_one_computed_alone(failing: float, steps_ahead: int) -> None:
+    assert fuzz(range(10), failing, steps_ahead)
     fresh = random.SystemRandom().randrange(10**9)
     print(f"fresh seed {fresh}")
-    fuzz(range(fresh, fresh + 1), failing)
+    fuzz(range(fresh, fresh + 1), failing, steps_ahead)
 
 
 @pytest.mark.conformance
-def test_every_answer_of_many_is_the_one_computed_alone() -> None:
+@pytest.mark.parametrize("steps_ahead", [0, 1])
+def test_every_answer_of_many_is_the_one_computed_alone(steps_ahead: int) -> None:
     fresh = random.SystemRandom().randrange(10**9)
     for failing in (0.0, 0.03):
-        fuzz(range(1000, 1600), failing)
-        fuzz(range(fresh, fresh + 50), failing)
+        fuzz(range(1000, 1600), failing, steps_ahead)
+        fuzz(range(fresh, fresh + 50), failing, steps_ahead)

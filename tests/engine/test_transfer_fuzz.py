@@ -5,6 +5,7 @@ from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -174,10 +175,16 @@ class Pair:
     """Both engines, the gateway's half of every request, and what was answered."""
 
     def __init__(
-        self, seed: int, failing: float, num_samples: tuple[int, ...], max_num_seqs: int | None = None
+        self,
+        seed: int,
+        failing: float,
+        num_samples: tuple[int, ...],
+        max_num_seqs: int | None = None,
+        steps_ahead: int = 0,
     ) -> None:
         self.rng = random.Random(seed)
         self.num_samples = num_samples
+        self.steps_ahead = steps_ahead
         self.is_recurrent = self.rng.random() < 0.5
         self.wire = Wire(self.rng, failing)
         self.prefill = self._engine("prefill", self.wire.to_prefill, failing, max_num_seqs)
@@ -202,6 +209,7 @@ class Pair:
             RequestValidator(SPEC, b"f" * 32, MAX_MODEL_LEN),  # type: ignore[arg-type]
             SimpleNamespace(role=role),  # type: ignore[arg-type]
             connect=partial(connector, End(self.wire, events), form),  # type: ignore[arg-type]
+            steps_ahead=self.steps_ahead,
         )
 
     def submit(self) -> None:
@@ -338,20 +346,22 @@ def fuzz(seeds: range, failing: float = 0.0, **settings: Any) -> None:
         assert num_answered(pair), f"seed {seed}"
 
 
-def test_every_answer_is_the_one_computed_alone() -> None:
-    fuzz(range(12), num_samples=(1, 1, 2, 3))
+@pytest.mark.parametrize("steps_ahead", [0, 1])
+def test_every_answer_is_the_one_computed_alone(steps_ahead: int) -> None:
+    fuzz(range(8), num_samples=(1, 1, 2, 3), steps_ahead=steps_ahead)
 
 
-def test_every_answer_is_right_while_transfers_steps_and_images_fail() -> None:
-    fuzz(range(100, 106), failing=0.03, num_samples=(1, 1, 2, 3))
+@pytest.mark.parametrize("steps_ahead", [0, 1])
+def test_every_answer_is_right_while_transfers_steps_and_images_fail(steps_ahead: int) -> None:
+    fuzz(range(100, 104), failing=0.03, num_samples=(1, 1, 2, 3), steps_ahead=steps_ahead)
 
 
 @pytest.mark.conformance
 def test_every_answer_of_many_is_the_one_computed_alone() -> None:
     fresh = random.SystemRandom().randrange(10**9)
-    for failing in (0.0, 0.03):
-        fuzz(range(1000, 1300), failing, num_samples=(1, 1, 2, 3))
-        fuzz(range(fresh, fresh + 20), failing, num_samples=(1, 1, 2, 3))
+    for failing, steps_ahead in product((0.0, 0.03), (0, 1)):
+        fuzz(range(1000, 1150), failing, num_samples=(1, 1, 2, 3), steps_ahead=steps_ahead)
+        fuzz(range(fresh, fresh + 10), failing, num_samples=(1, 1, 2, 3), steps_ahead=steps_ahead)
 
 
 @pytest.mark.parametrize(("max_num_seqs", "num_samples"), [(64, 2), (4, 2), (4, 3), (4, 4), (2, 2)])

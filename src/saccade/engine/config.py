@@ -93,6 +93,8 @@ class EngineSettings:
     "Repeat decode steps as CUDA graphs; needs a GPU and --attention-backend triton. Never run on a GPU yet."
     mm_encoder_cuda_graph: bool = False
     "Repeat the vision encoder as CUDA graphs; the summary of the start says why not. Never run on a GPU yet."
+    async_scheduling: bool | None = None
+    "Launch a step before the tokens of the last one are collected; by default on a GPU only."
     threads: Count | None = None
     "CPU threads of the network, in each process; by default OMP_NUM_THREADS, else one less than there are cores."
     tensor_parallel_size: Annotated[Count, Parameter(alias="-tp")] = 1

@@ -1,8 +1,7 @@
 """The engine: settle, schedule, plan, launch, collect and commit. Requests go in, a frame per connection comes out."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 
 import structlog
@@ -35,7 +34,8 @@ class Engine:
     """Runs the steps of *requests*, which come and go between steps. *recorder* is *executor*, or None.
 
     *connect* makes the connector of an engine that takes part in requests that two workers serve. Without *grammars*,
-    requests with a grammar are refused. *cause* is the failure of the last step that failed.
+    requests with a grammar are refused. When a step is launched, *steps_ahead* (0 or 1) may still be in flight. *cause*
+    is the failure of the last step that failed.
     """
 
     def __init__(
@@ -47,6 +47,7 @@ class Engine:
         recorder: Recorder | None = None,
         grammars: Grammars | None = None,
         connect: Callable[[Scheduler, Requests], KvConnector] = lambda *_: KvConnector(),
+        steps_ahead: int = 0,
     ) -> None:
         self.executor = executor
         self.recorder = recorder
@@ -62,25 +63,32 @@ class Engine:
         self.kv_connector = self.requests.kv_connector = connect(scheduler, self.requests)
         self._encoder_results = EncoderResults(scheduler, self.requests, self.counters)
         self._steps = StepBuilder(scheduler.rows, self._encoder_cache, manager.checkpoints)
+        self._steps_ahead = steps_ahead
         self._launched: deque[tuple[Schedule, PlannedStep]] = deque()
 
     @property
     def has_work(self) -> bool:
         """Whether `step` has work or output."""
         has_work = self.scheduler.has_work or self.requests.has_work or self.kv_connector.has_work
-        return has_work or self._encoder_cache.has_dropped
+        return has_work or self._encoder_cache.has_dropped or bool(self._launched)
 
     def step(self) -> dict[int, StepFrame]:
         """Run one step and return its output, by connection."""
         self.counters.steps_total += 1
         with self.counters.timed("schedule_seconds_total"):
             self._settle()
+        is_recording_due = self.recorder is not None and self.recorder.is_due
+        if self._launched and (is_recording_due or not self.scheduler.can_go_ahead):
+            self._collect(0)
+        with self.counters.timed("schedule_seconds_total"):
+            if self.recorder is not None:
+                self.recorder.begin_if_due(self.scheduler)
             schedule = self.scheduler.schedule()
             self.kv_connector.plan(schedule)
         with self.counters.timed("batch_seconds_total"):
             plan = self._plan(schedule)
         self._launch(schedule, plan)
-        self._collect()
+        self._collect(self._steps_ahead if schedule.chunks else 0)
         if not schedule.chunks:
             # Without chunks, the step only waits for an image to be encoded.
             self._take_jobs(WAIT_SECONDS)
@@ -96,11 +104,9 @@ class Engine:
         self.executor.close()
 
     def _settle(self) -> None:
-        """Take what has happened since the last step: encoded images, transfers, a recording that is due, grammars."""
+        """Take what has happened since the last step: encoded images, transfers, grammars."""
         self._take_jobs(0.0)
         self.kv_connector.settle()
-        if self.recorder is not None:
-            self.recorder.begin_if_due(self.scheduler)
         self.requests.take_grammars(0.0 if self.scheduler.has_work else WAIT_SECONDS)
 
     def _take_jobs(self, timeout_seconds: float) -> None:
@@ -115,36 +121,38 @@ class Engine:
 
     def _launch(self, schedule: Schedule, plan: PlannedStep) -> None:
         self._encoder_results.begin(schedule, plan.step)
-        with self._failing_with(schedule):
+        self.scheduler.launch(schedule)
+        try:
             self.executor.launch(plan.step, plan.sampling)
+        except Exception as error:
+            self._collect(0)
+            self._fail(schedule, error)
+        else:
             self._launched.append((schedule, plan))
 
-    def _collect(self) -> None:
-        """Wait for the oldest launched step, and commit its results."""
-        if not self._launched:
-            return
-        schedule, plan = self._launched.popleft()
-        output = None
-        with self._failing_with(schedule):
-            output = self.executor.collect()
-        if output is None:
-            return
-        with self.counters.timed("postprocess_seconds_total"):
-            if self._encoder_results.take_step(schedule, output):
-                self.executor.check_device()
-            self.requests.commit(schedule, plan, output)
-            self.kv_connector.executed(output.sent)
+    def _collect(self, num_in_flight: int) -> None:
+        """Wait for launched steps, the oldest first, until *num_in_flight* are left, and commit their results."""
+        while len(self._launched) > num_in_flight:
+            schedule, plan = self._launched.popleft()
+            try:
+                output = self.executor.collect()
+            except Exception as error:
+                self._fail(schedule, error)
+                continue
+            with self.counters.timed("postprocess_seconds_total"):
+                if self._encoder_results.take_step(schedule, output):
+                    self.executor.check_device()
+                self.requests.commit(schedule, plan, output)
+                self.kv_connector.executed(output.sent)
 
-    @contextmanager
-    def _failing_with(self, schedule: Schedule) -> Iterator[None]:
-        """If the block fails, so do the requests of *schedule*."""
-        try:
-            yield
-        except Exception as error:
-            self.cause = cause(error)
-            logger.exception("a step failed", request_ids=sorted({sequence.request_id for sequence in schedule.chunks}))
-            self.executor.check_device()
-            for sequence in schedule.chunks:
+    def _fail(self, schedule: Schedule, error: Exception) -> None:
+        """Fail the requests of a step that failed, and of the steps in flight, which were launched after it."""
+        self.cause = cause(error)
+        logger.error("a step failed", request_ids=sorted({one.request_id for one in schedule.chunks}), exc_info=error)
+        self.executor.check_device()
+        for step in (schedule, *(later for later, _ in self._launched)):
+            for sequence in step.chunks:
                 self.requests.fail(sequence, InternalError(STEP_FAILED))
-            self.kv_connector.executed(None)
-            self._encoder_results.abandon(schedule.encoded_within)
+        self.kv_connector.executed(None)
+        self._encoder_results.abandon(schedule.encoded_within)
+        self.scheduler.commit(schedule)

@@ -173,13 +173,15 @@ def assemble(
         description, takes_grammars=grammars is not None, takes_thinking_budgets=config.role == "both"
     )
     validator = RequestValidator(spec, model.fingerprint, max_model_len, limits, config.seed)
+    is_ahead = network.device.type == "cuda" if config.async_scheduling is None else config.async_scheduling
+    new_engine = partial(Engine, recorder or executor, scheduler, validator, steps_ahead=int(is_ahead))
     if config.role == "both":
-        return Engine(recorder or executor, scheduler, validator, description, recorder, grammars)
+        return new_engine(description, recorder, grammars)
     form = kv_form(description, caches)
     transfers = KvTransfers(TransferConfig(form, config.kv_transfer_bind, config.kv_transfer_seconds))
     described = msgspec.structs.replace(description, kv_transfer_address=transfers.address)
     connector = KvSender if config.role == "prefill" else KvReceiver
-    return Engine(executor, scheduler, validator, described, connect=partial(connector, transfers, form))
+    return new_engine(described, connect=partial(connector, transfers, form))
 
 
 def _grammars(config: EngineConfig, model: LoadedModel) -> Grammars | None:

@@ -66,6 +66,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     grammar: Grammar | None = None
     thinking_budget: ThinkingBudget | None = None
 
+    @property
+    def penalises(self) -> bool:
+        """Whether penalties change the logits."""
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
+
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     """A prompt for the engine. *salt* separates tenants in every cache of blocks and encoder outputs.

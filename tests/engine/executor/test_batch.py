@@ -35,7 +35,7 @@ def sequence(length: int, computed: int, table: list[int], *spans: Span, answer:
     positions = MultimodalPositions([GridSpan(span.start, (1, 1, span.length)) for span in spans])
     made = Sequence(0, request, 0, 0, b"", positions)
     made.token_ids += [100 + index for index in range(answer)]
-    made.num_computed_tokens = computed
+    made.num_computed_tokens = made.num_launched_tokens = computed
     made.block_table = array("q", table)
     for image in made.images:
         CACHE.begin(image.key, 1)

@@ -10,8 +10,9 @@ from tables import table
 
 from saccade.engine.core.seeds import sample_seed, uniforms
 from saccade.engine.core.sequence import Sequence
-from saccade.engine.core.step_builder import sampling_input
+from saccade.engine.core.step_builder import row_counts, sampling_input
 from saccade.engine.executor.masks import AllowedTokens
+from saccade.engine.executor.penalties import Penalties
 from saccade.engine.executor.sampler import Sampler
 from saccade.models.positions import MultimodalPositions
 from saccade.protocol.request import EngineRequest, SamplingParams
@@ -39,8 +40,9 @@ def sampled(logits: torch.Tensor, sequences: Ordered[Sequence]) -> list[int]:
         sequence.row = number
         allowed.start(number, sequence.sampling.allowed_token_ids)
     params = [sequence.sampling for sequence in sequences]
-    sampler = Sampler((FORBIDDEN,), allowed, CPU)
-    return sampler(logits, range(len(sequences)), params, sampling_input(1, sequences)).tolist()
+    sampler = Sampler((FORBIDDEN,), allowed, Penalties(len(sequences), logits.shape[1], CPU), CPU)
+    counts = tuple(row_counts(sequence) for sequence in sequences if sequence.penalised)
+    return sampler(logits, range(len(sequences)), params, sampling_input(1, sequences, counts=counts)).tolist()
 
 
 def draw(rows: list[Sequence], logits: torch.Tensor = LOGITS) -> list[int]:

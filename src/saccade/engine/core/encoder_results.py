@@ -25,7 +25,8 @@ class EncoderResults:
         self._counters = counters
 
     def begin(self, schedule: Schedule, step: StepInput) -> None:
-        """Note the images that jobs of *step* encode in the background."""
+        """Note the images that a launched step encodes, within it and in the background."""
+        self._scheduler.encoder_scheduler.launched.update(schedule.encoded_within)
         for job in step.jobs:
             if job.background:
                 self._scheduler.encoder_scheduler.jobs[job.job_id] = frozenset(schedule.background)
@@ -47,6 +48,7 @@ class EncoderResults:
     def take_step(self, schedule: Schedule, output: StepOutput) -> bool:
         """Take the images that were encoded within the step. Return whether one failed."""
         within = schedule.encoded_within
+        self._scheduler.encoder_scheduler.launched.difference_update(within)
         failed = {key for key in within if self._cache.output_id(key) in output.failed_encodings}
         self._complete([key for key in within if key not in failed], output.encode_seconds)
         for sequence in {sequence for key in within for sequence, _ in schedule.encode[key]}:
@@ -58,6 +60,7 @@ class EncoderResults:
     def abandon(self, keys: Iterable[EncoderKey]) -> None:
         """Forget images that are not encoded after all."""
         for key in keys:
+            self._scheduler.encoder_scheduler.launched.discard(key)
             self._cache.abandon(key)
 
     def _complete(self, keys: Iterable[EncoderKey], seconds: float) -> None:

@@ -37,6 +37,7 @@ class EncodeCosts:
 
 class EncoderScheduler:
     """Plans the encoder. *budget_patches* limits each step and each job in the *background*; *jobs* has their images.
+    Steps in flight encode the images of *launched*.
 
     While *begins_no_jobs* is set, every image is encoded within a step.
     """
@@ -46,6 +47,7 @@ class EncoderScheduler:
     ) -> None:
         self.encoder_cache = cache
         self.jobs: dict[int, frozenset[EncoderKey]] = {}
+        self.launched: set[EncoderKey] = set()
         self.begins_no_jobs = False
         self.num_hits = 0
         self.costs = costs
@@ -84,10 +86,11 @@ class EncoderScheduler:
 
     def plan(self, sequence: Sequence, num_tokens: int, step: Schedule, remaining: RemainingBudget) -> int:
         """Plan the encoder's work for a chunk, and return its length. It ends before an image that stays unencoded."""
-        start = sequence.num_computed_tokens
+        start = sequence.num_launched_tokens
         for run, image in sequence.media_between(start, start + num_tokens):
             is_claimed = image.is_claimed(sequence.index) or self._claim(sequence, image, step, remaining)
-            is_there = image.state is State.ENCODED or (image.key in step.encode and image.key not in step.background)
+            is_in_step = image.key in step.encode and image.key not in step.background
+            is_there = image.state is State.ENCODED or is_in_step or image.key in self.launched
             if not (is_claimed and is_there):
                 return max(0, run.start - start)
         return num_tokens

@@ -13,7 +13,7 @@ def masks_of(schedule: Schedule, vocab_size: int, fail: Fail) -> Masks:
     """Return the masks of sequences that draw in this step, after those that no token can continue have failed."""
     masks = Masks()
     for sequence, num_tokens in list(schedule.chunks.items()):
-        if sequence.num_computed_tokens + num_tokens < sequence.num_tokens:
+        if sequence.num_launched_tokens + num_tokens < sequence.num_expected_tokens:
             continue
         budget = sequence.sampling.thinking_budget
         if budget is not None and must_end_reasoning(sequence):

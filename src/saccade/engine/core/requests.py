@@ -94,6 +94,7 @@ class Requests:
             self.refuse(connection, request.request_id, error)
             return
         sequence.clock.arrived = time.perf_counter()
+        sequence.max_num_tokens = min(sequence.max_num_tokens, self._validator.max_model_len)
         self._num_arrived += request.num_samples - 1
         if not sequence.awaits_kv:  # else the prefill worker counts them
             self._counters.prompt_tokens_total += sequence.num_prompt_tokens
@@ -113,7 +114,7 @@ class Requests:
 
     def take_grammars(self, timeout_seconds: float) -> None:
         """Queue the requests whose grammar is compiled, and fail those with an error; wait for one."""
-        for ready in self.grammars.take(self.samples, timeout_seconds):
+        for ready in self.grammars.take(self.samples, timeout_seconds) if self.grammars.is_busy else ():
             for sequence in self.samples(ready.connection, ready.request_id):
                 if ready.error is not None:
                     self.fail(sequence, ready.error)
@@ -159,8 +160,7 @@ class Requests:
                 return FinishReason.STOP
         if token_id in sequence.sampling.stop_token_ids:
             return FinishReason.STOP
-        full = sequence.num_tokens >= self._validator.max_model_len
-        return FinishReason.LENGTH if full or sequence.num_generated_tokens >= sequence.sampling.max_tokens else None
+        return FinishReason.LENGTH if sequence.num_tokens >= sequence.max_num_tokens else None
 
     def _start_samples(self, sequence: Sequence) -> None:
         """Queue the samples that wait for the prompt of *sequence*. Call before its first token is added."""

@@ -51,7 +51,9 @@ class Scheduler:
 
     A sequence is *waiting* (by arrival), *running* (in order of admission) or *parked*. If the prompt's state goes to
     another engine, the sequence is *sending* after its first token. If it comes from one, all samples are *receiving*,
-    by their sample 0. Both hold blocks, and rows now or soon. The cost of a plan is linear in the number of sequences.
+    by their sample 0. Both hold blocks, and rows now or soon. A sequence that ended while a step in flight computes one
+    token too many is *leaving*: its row and blocks are free when that step is collected. The cost of a plan is linear
+    in the number of sequences.
 
     The state of a prompt is sent when every sample has its first token. So such a prompt is admitted only with rows for
     all samples and blocks for one more of them, which are kept. The other samples go before everything else that waits,
@@ -72,6 +74,7 @@ class Scheduler:
         self.running: dict[Sequence, None] = {}
         self.parked: dict[Sequence, None] = {}
         self.sending: dict[Sequence, None] = {}
+        self.leaving: dict[Sequence, None] = {}
         self.receiving: dict[Sequence, list[Sequence]] = {}
         self.num_preemptions = 0
         self.num_cached_tokens = 0
@@ -89,7 +92,14 @@ class Scheduler:
     @property
     def num_admitted(self) -> int:
         """Number of sequences that need a row."""
-        return len(self.running) + len(self.sending) + sum(map(len, self.receiving.values()))
+        return len(self.running) + len(self.sending) + len(self.leaving) + sum(map(len, self.receiving.values()))
+
+    @property
+    def can_go_ahead(self) -> bool:
+        """Whether a step can be planned while another one is in flight: a sequence can go on, and none is preempted."""
+        blocks = self.block_manager.paged_blocks
+        num_missing = sum(max(0, blocks.num_missing(sequence)) for sequence in self.running)
+        return num_missing <= blocks.num_free_blocks and not all(sequence.waits_for_commit for sequence in self.running)
 
     def check_queue(self) -> None:
         """Raise QueueFull if the maximum number of sequences is waiting."""
@@ -109,13 +119,14 @@ class Scheduler:
         """Plan a step. Admits and preempts sequences, reserves their blocks and pins the encoder outputs they need."""
         step = Schedule()
         remaining = RemainingBudget(self.budgets.max_num_batched_tokens, self.budgets.encode_budget_patches)
-        decodes = [sequence for sequence in self.running if sequence.num_pending_tokens == 1]
+        ready = [sequence for sequence in self.running if not sequence.waits_for_commit]
+        decodes = [sequence for sequence in ready if sequence.num_pending_tokens == 1]
         self.encoder_scheduler.begin(any(sequence.num_generated_tokens for sequence in decodes))
         victims = self._victims()
         for sequence in decodes:
             if sequence in self.running and self._make_room(sequence, victims, step):
                 self._add_chunk(sequence, step, remaining)
-        self._continue(step, remaining)
+        self._continue([one for one in ready if one in self.running and one not in step.chunks], step, remaining)
         self._admit(step, remaining)
         for sequence in [owner for owner, num_tokens in step.chunks.items() if num_tokens < owner.num_pending_tokens]:
             self._add_chunk(sequence, step, remaining)
@@ -125,10 +136,20 @@ class Scheduler:
         self._is_blocked = not self.running and bool(self.sending or self.receiving)
         return step
 
+    def launch(self, step: Schedule) -> None:
+        """Record that *step* is in flight: the next one is planned from its end."""
+        for sequence, num_tokens in step.chunks.items():
+            sequence.num_launched_tokens += num_tokens
+            sequence.num_steps_in_flight += 1
+
     def commit(self, step: Schedule) -> int:
         """Record the tokens that *step* computed, except those of sequences that have ended; return their number."""
         num_computed = 0
         for sequence, num_tokens in step.chunks.items():
+            sequence.num_steps_in_flight -= 1
+            if sequence in self.leaving and not sequence.num_steps_in_flight:
+                del self.leaving[sequence]
+                self._release(sequence)
             if sequence.finish_reason is not None:
                 continue
             start = sequence.num_computed_tokens
@@ -140,7 +161,6 @@ class Scheduler:
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a sequence, which ended or lacks pixels, from every queue, and free its state."""
-        self._is_blocked = False
         if sequence in self.running:
             del self.running[sequence]
         elif sequence in self.parked:
@@ -151,7 +171,10 @@ class Scheduler:
             del self.receiving[sequence]
         else:
             self._unqueue(sequence)
-        self._release(sequence)
+        if sequence.num_steps_in_flight:
+            self.leaving[sequence] = None
+        else:
+            self._release(sequence)
         self.encoder_scheduler.unpin(sequence)
 
     def keep(self, sequence: Sequence) -> None:
@@ -168,9 +191,15 @@ class Scheduler:
                 self.running[sample] = None
 
     def park(self, sequence: Sequence, step: Schedule, media: list[int]) -> None:
-        """Remove *sequence* from the step and the queues until resume(): it lacks the pixels of *media*."""
-        self.remove(sequence)
+        """Remove *sequence* from the step and the queues until resume(): it lacks the pixels of *media*.
+
+        If a step in flight computes it, it is only removed from the step; the next one parks it.
+        """
         step.chunks.pop(sequence, None)
+        if sequence.num_steps_in_flight:
+            step.missing_images.pop(sequence, None)
+            return
+        self.remove(sequence)
         step.missing_images[sequence] = media
         self.parked[sequence] = None
 
@@ -227,6 +256,7 @@ class Scheduler:
             self.encoder_scheduler.encoder_cache.clear()
 
     def _release(self, sequence: Sequence) -> None:
+        self._is_blocked = False
         self.block_manager.release(sequence)
         self.rows.end(sequence)
         sequence.received_state = b""
@@ -290,9 +320,8 @@ class Scheduler:
         step.admitted[sequence] = num_held
         return True
 
-    def _continue(self, step: Schedule, remaining: RemainingBudget) -> None:
+    def _continue(self, rest: list[Sequence], step: Schedule, remaining: RemainingBudget) -> None:
         """Add chunks for running sequences that have none in this step yet, mostly prompts."""
-        rest = [sequence for sequence in self.running if sequence not in step.chunks]
         later = deque(sequence for sequence in rest if sequence.num_pending_tokens > 1)
         for sequence in rest:
             if later and later[0] is sequence:
@@ -315,7 +344,7 @@ class Scheduler:
         if num_tokens > room:
             shares = later is not None and self._is_before_shorter(sequence, later)
             num_tokens = -(-room // 2) if shares else room
-        if num_tokens > 1:
+        if num_tokens > 1 or sequence.num_steps_in_flight:
             num_tokens = self.block_manager.chunk(sequence, num_tokens)
         if sequence.images and num_tokens > num_planned:
             num_tokens = self.encoder_scheduler.plan(sequence, num_tokens, step, remaining)

@@ -10,12 +10,11 @@ import msgspec
 from saccade.engine.core.grammar_matcher import GrammarMatcher
 from saccade.engine.core.images import EncoderKey, RequestImage
 from saccade.engine.core.seeds import sample_seed
-from saccade.engine.core.token_counts import TokenCounts
 from saccade.identity.blocks import MediaRun, block_key
 from saccade.models.spec import Positions
 from saccade.protocol.kv_transfer import ReceiveKv, SendKv
 from saccade.protocol.output import FinishReason, SampleTimes, TokenLogprob
-from saccade.protocol.request import EngineRequest, SamplingParams
+from saccade.protocol.request import EngineRequest
 
 
 @dataclass(slots=True)
@@ -38,19 +37,19 @@ class Clock:
 class Sequence:
     """A prompt, its answer so far, and the number of their tokens with computed KV state.
 
-    *token_ids* holds prompt and answer. The first *num_computed_tokens* have KV state. A step computes some of the
-    rest; when none is left, the step samples the next token. A preempted sequence starts again from 0: prompt and
-    answer are then one long prompt. *block_table* names the paged blocks; *replaced_blocks* are the entries that were
-    exchanged and not yet reported to executors. *row* is the executors' row of the sequence while it runs. *runs* (by
-    start) map tokens to the *images* that they show; all samples of the request share the images. *arrival* orders
-    sequences and is unique. A sequence is sample *index* of its request. *samples_start* is set while other samples
-    wait for this one: the token from which they will compute. *penalised*: penalties change its logits. *shaped*:
-    penalties, biases or a minimum length change its logits. *matcher* constrains the answer to the request's *grammar*;
-    it is None until the grammar is compiled. Executors get *sampling* without the grammar's text. *prompt_logprobs*, if
-    requested, are the known log probabilities of token_ids[1:]. *awaits_kv* is set until the prompt's state has come
-    from a prefill worker; sample 0 then has the other samples in *forks*. *received_state* is the recurrent state of
-    its next row. *completes_prompt*: another sample's prompt, whose state will be sent, waits for this one's first
-    token.
+    *token_ids* holds prompt and answer, at most *max_num_tokens*. The first *num_computed_tokens* have KV state. A step
+    computes some of the rest; when none is left, the step samples the next token. The *num_steps_in_flight*, which are
+    launched but not collected, compute the first *num_launched_tokens*. A preempted sequence starts again from 0:
+    prompt and answer are then one long prompt. *block_table* names the paged blocks; *replaced_blocks* are the entries
+    that were exchanged and not yet reported to executors. *row* is the executors' row of the sequence while it runs.
+    *runs* (by start) map tokens to the *images* that they show; all samples of the request share the images. *arrival*
+    orders sequences and is unique. A sequence is sample *index* of its request. *samples_start* is set while other
+    samples wait for this one: the token from which they will compute. *penalised*: penalties change its logits.
+    *matcher* constrains the answer to the request's *grammar*; it is None until the grammar is compiled. Executors get
+    *sampling* without the grammar's text. *prompt_logprobs*, if requested, are the known log probabilities of
+    token_ids[1:]. *awaits_kv* is set until the prompt's state has come from a prefill worker; sample 0 then has the
+    other samples in *forks*. *received_state* is the recurrent state of its next row. *completes_prompt*: another
+    sample's prompt, whose state will be sent, waits for this one's first token.
     """
 
     def __init__(
@@ -75,12 +74,14 @@ class Sequence:
             self.sampling = msgspec.structs.replace(request.sampling, grammar=None)
         self.request_seed = seed
         self.seed = sample_seed(seed, index)
-        self.penalised = _penalises(request.sampling)
-        self.shaped = self.penalised or _biases(request.sampling)
+        self.penalised = request.sampling.penalises
         self.clock = Clock()
         self.token_ids = list(request.token_ids)
         self.num_prompt_tokens = len(request.token_ids)
+        self.max_num_tokens = self.num_prompt_tokens + request.sampling.max_tokens
         self.num_computed_tokens = 0
+        self.num_launched_tokens = 0
+        self.num_steps_in_flight = 0
         self.num_cached_tokens: int | None = None
         self.block_table = array("q")
         self.replaced_blocks: list[int] = []
@@ -92,7 +93,6 @@ class Sequence:
         self._place_media()
         self._keys = [root]
         self.finish_reason: FinishReason | None = None
-        self._token_counts: TokenCounts | None = None
         self.awaits_kv = isinstance(request.kv_transfer, ReceiveKv)
         self.completes_prompt = False
         self.forks: list[Sequence] = []
@@ -105,6 +105,7 @@ class Sequence:
         sample = Sequence(
             self.connection, self.request, arrival, self.request_seed, self._keys[0], self.positions, index
         )
+        sample.max_num_tokens = self.max_num_tokens
         sample.num_cached_tokens = self.num_cached_tokens
         sample.clock.arrived = self.clock.arrived
         sample._keys = list(self._keys)
@@ -135,9 +136,34 @@ class Sequence:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
+    def num_expected_tokens(self) -> int:
+        """Number of tokens, with those that steps in flight draw."""
+        num_tokens = len(self.token_ids)
+        return num_tokens if num_tokens > self.num_launched_tokens else self.num_launched_tokens + 1
+
+    @property
+    def num_expected_answer_tokens(self) -> int:
+        """Number of tokens of the answer, with those that steps in flight draw."""
+        return self.num_expected_tokens - self.num_prompt_tokens
+
+    @property
     def num_pending_tokens(self) -> int:
-        """Number of tokens without KV state; 1 in decode."""
-        return len(self.token_ids) - self.num_computed_tokens
+        """Number of tokens that no launched step computes; 1 in decode."""
+        num_tokens = len(self.token_ids) - self.num_launched_tokens
+        return num_tokens if num_tokens > 0 else 1
+
+    @property
+    def waits_for_commit(self) -> bool:
+        """Whether the next chunk can be planned only when the steps in flight are collected.
+
+        A mask needs the last token, and the answer may end with the one that is being drawn.
+        """
+        if not self.num_steps_in_flight:
+            return False
+        if self.num_expected_tokens == len(self.token_ids):
+            return not self.reads_prefix_cache
+        has_mask = self.matcher is not None or self.sampling.thinking_budget is not None
+        return has_mask or self.num_expected_tokens >= self.max_num_tokens or not self.reads_prefix_cache
 
     @property
     def awaits_grammar(self) -> bool:
@@ -153,15 +179,6 @@ class Sequence:
     def reads_prefix_cache(self) -> bool:
         """Whether state may be reused: not while prompt log probabilities are missing, which need its logits."""
         return self.prompt_logprobs is None or len(self.prompt_logprobs) >= self.num_prompt_tokens - 1
-
-    @property
-    def token_counts(self) -> TokenCounts:
-        """Tokens of the answer by id, and those of the prompt if the repetition penalty needs them."""
-        if self._token_counts is None:
-            repetition = self.sampling.repetition_penalty != 1
-            self._token_counts = TokenCounts(self.token_ids[: self.num_prompt_tokens] if repetition else ())
-        self._token_counts.update(self.token_ids, self.num_prompt_tokens)
-        return self._token_counts
 
     @property
     def recomputable(self) -> bool:
@@ -193,11 +210,3 @@ class Sequence:
             runs = [run for run, _ in self.media_between(start, stop)]
             self._keys.append(block_key(self._keys[-1], self.token_ids[start:stop], start, runs))
         return self._keys[1 : num_blocks + 1]
-
-
-def _penalises(sampling: SamplingParams) -> bool:
-    return bool(sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1)
-
-
-def _biases(sampling: SamplingParams) -> bool:
-    return bool(sampling.logit_bias or sampling.min_tokens)

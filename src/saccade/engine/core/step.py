@@ -131,7 +131,10 @@ class StepInput(msgspec.Struct, frozen=True):
 
 
 class RowCounts(msgspec.Struct, frozen=True, array_like=True):
-    """Token counts for penalties: int64 *ids*, and int64 *counts*, how often each id occurs in the answer."""
+    """The tokens of a row with penalties: int64 *ids*, and int64 *counts*, how often each occurs in the answer.
+
+    They come with the row's first draw. Executors add the tokens that they draw for the row.
+    """
 
     row: int
     ids: bytes

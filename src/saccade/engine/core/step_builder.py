@@ -1,5 +1,7 @@
 """Convert a schedule to the values that executors take: StepInput, and SamplingInput for the tokens drawn after it."""
 
+from array import array
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
@@ -76,6 +78,7 @@ class StepBuilder:
         )
         chunks = tuple(self._chunk(owner, schedule.chunks[owner]) for owner in owners)
         drawing = tuple(owner for owner, chunk in zip(owners, chunks, strict=True) if chunk.draws)
+        counts = tuple(row_counts(owner) for owner in drawing if owner.penalised and not self._rows.has_drawn(owner))
         for owner in drawing:
             self._rows.note_draw(owner)
         within = {key: content for key, content in pixels.items() if key not in schedule.background}
@@ -96,13 +99,13 @@ class StepBuilder:
             send=tuple(schedule.send),
         )
         prompts = _prompt_scores(zip(owners, chunks, strict=True))
-        sampling = sampling_input(self._num_steps, drawing, tuple(scores for _, scores in prompts), masks)
+        sampling = sampling_input(self._num_steps, drawing, tuple(scores for _, scores in prompts), masks, counts)
         return PlannedStep(step, sampling, drawing, tuple(owner for owner, _ in prompts))
 
     def _state_moves(self, starting: Iterable[Sequence], schedule: Schedule) -> tuple[Moves, Moves]:
         if self._checkpoints is None:
             return (), ()
-        stops = {owner: owner.num_computed_tokens + num_tokens for owner, num_tokens in schedule.chunks.items()}
+        stops = {owner: owner.num_launched_tokens + num_tokens for owner, num_tokens in schedule.chunks.items()}
         return self._checkpoints.moves(starting, stops)
 
     def _job(self, pixels: Mapping[EncoderKey, bytes], background: bool) -> EncodeJob:
@@ -114,9 +117,9 @@ class StepBuilder:
         return EncodeJob(self._num_jobs, tuple(images), background)
 
     def _chunk(self, sequence: Sequence, num_tokens: int) -> Chunk:
-        start = sequence.num_computed_tokens
+        start = sequence.num_launched_tokens
         stop = start + num_tokens
-        row, draws = Rows.row_of(sequence), stop == sequence.num_tokens
+        row, draws = Rows.row_of(sequence), stop == sequence.num_expected_tokens
         if num_tokens == 1 and draws and self._rows.has_drawn(sequence):
             return Chunk(row, start, 1, None, draws=True)
         positions = b""
@@ -139,34 +142,39 @@ def sampling_input(
     drawing: Ordered[Sequence],
     prompt_scores: tuple[PromptScores, ...] = (),
     masks: Mapping[Sequence, bytes] = NO_MASKS,
+    counts: tuple[RowCounts, ...] = (),
 ) -> SamplingInput:
     """Return the sampling parameters for the next token of each of *drawing*; each must have a row."""
     params = [sequence.sampling for sequence in drawing]
     numbers: tuple[float, ...] = ()
     if any(param.temperature >= GREEDY_BELOW for param in params):
-        seeds, indices = [s.seed for s in drawing], [s.num_generated_tokens for s in drawing]
+        seeds, indices = [s.seed for s in drawing], [s.num_expected_answer_tokens for s in drawing]
         numbers = tuple(uniforms(seeds, indices).tolist())
     num_top: tuple[int | None, ...] = ()
     if any(param.num_logprobs is not None for param in params):
         num_top = tuple(param.num_logprobs for param in params)
-    shaped = [sequence for sequence in drawing if sequence.shaped]
     return SamplingInput(
         number=number,
         uniforms=numbers,
         num_top=num_top,
         # A grammar comes before the minimum length: when it is complete, only an end token may follow.
         too_short=tuple(
-            Rows.row_of(s) for s in shaped if s not in masks and s.num_generated_tokens < s.sampling.min_tokens
+            Rows.row_of(sequence)
+            for sequence, param in zip(drawing, params, strict=True)
+            if param.min_tokens and param.min_tokens > sequence.num_expected_answer_tokens and sequence not in masks
         ),
-        counts=tuple(_counts(sequence) for sequence in shaped if sequence.penalised),
+        counts=counts,
         prompt_scores=prompt_scores,
         masks=tuple(RowMask(Rows.row_of(sequence), masks[sequence]) for sequence in drawing if sequence in masks),
     )
 
 
-def _counts(sequence: Sequence) -> RowCounts:
-    tokens = sequence.token_counts
-    return RowCounts(Rows.row_of(sequence), tokens.ids.tobytes(), tokens.counts.tobytes())
+def row_counts(sequence: Sequence) -> RowCounts:
+    """Return the tokens of the answer by id, and those of the prompt if the repetition penalty needs them."""
+    prompt, answer = sequence.token_ids[: sequence.num_prompt_tokens], sequence.token_ids[sequence.num_prompt_tokens :]
+    counts = Counter(dict.fromkeys(prompt if sequence.sampling.repetition_penalty != 1 else (), 0))
+    counts.update(answer)
+    return RowCounts(Rows.row_of(sequence), array("q", counts).tobytes(), array("q", counts.values()).tobytes())
 
 
 def _prompt_scores(chunks: Iterable[tuple[Sequence, Chunk]]) -> Prompts:

@@ -44,7 +44,8 @@ class LocalExecutor:
         for job in step.jobs:
             if job.background:
                 self.async_encoder.begin(job)
-        self.peers.launch(step)
+        if self.peers.ranks.size > 1:
+            self.peers.launch(step)
         self.runner.update(step)
         forwarded = self.runner.forward(step, encodes_in_background=self.async_encoder.is_busy)
         began = time.perf_counter()

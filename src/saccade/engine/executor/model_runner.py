@@ -14,6 +14,7 @@ from saccade.engine.executor.decode_graphs import DecodeGraphs
 from saccade.engine.executor.encoder import Encoder
 from saccade.engine.executor.execution import Execution
 from saccade.engine.executor.masks import AllowedTokens
+from saccade.engine.executor.penalties import Penalties
 from saccade.engine.executor.rows import RowBuffers
 from saccade.engine.executor.sampler import Sampler
 from saccade.models.network import Network
@@ -68,7 +69,8 @@ class ModelRunner:
         self.device = network.device
         self.dtype = network.dtype
         self.allowed = AllowedTokens(network.spec.vocab_size, self.device)
-        self.sampler = Sampler(network.spec.placeholder_token_ids, self.allowed, self.device)
+        penalties = Penalties(caches.sizes.num_rows, network.spec.vocab_size, self.device)
+        self.sampler = Sampler(network.spec.placeholder_token_ids, self.allowed, penalties, self.device)
         self.rows = RowBuffers(caches.sizes.num_rows, self.device)
         self.encoder_outputs: dict[int, torch.Tensor] = {}
         self.caches = caches

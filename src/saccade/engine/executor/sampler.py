@@ -6,9 +6,9 @@ The batching of requests therefore changes no draw (beyond the last bits of logi
 
 The order of processing is that of vLLM's V1 sampler (vllm/v1/sample/sampler.py): log probabilities are taken from the
 unprocessed logits (executor.logprobs); then allowed ids and grammars (executor.masks), minimum length, biases and
-penalties (executor.logits_processors) apply; greedy rows take the largest logit; the others are divided by their
-temperature and cut by min_p, top_k and top_p, in this order. Ids of media placeholders are removed before everything
-else. Shapes: R rows, V vocabulary, K the largest top_k of the batch.
+penalties (executor.logits_processors, executor.penalties) apply; greedy rows take the largest logit; the others are
+divided by their temperature and cut by min_p, top_k and top_p, in this order. Ids of media placeholders are removed
+before everything else. Shapes: R rows, V vocabulary, K the largest top_k of the batch.
 """
 
 from collections.abc import Sequence as Ordered
@@ -21,6 +21,7 @@ import torch
 from saccade.engine.core.step import GREEDY_BELOW, SamplingInput
 from saccade.engine.executor import logits_processors
 from saccade.engine.executor.masks import AllowedTokens, GrammarMasks
+from saccade.engine.executor.penalties import Penalties
 from saccade.nn.transfer import transfer
 from saccade.protocol.request import SamplingParams
 
@@ -40,29 +41,38 @@ class _Draws:
 class Sampler:
     """Greedy and random sampling. *forbidden* ids, the media placeholders, are never sampled; *allowed* holds masks."""
 
-    def __init__(self, forbidden: Ordered[int], allowed: AllowedTokens, device: torch.device) -> None:
+    def __init__(
+        self, forbidden: Ordered[int], allowed: AllowedTokens, penalties: Penalties, device: torch.device
+    ) -> None:
         self._forbidden = torch.tensor(forbidden, dtype=torch.int64, device=device)
         self._allowed = allowed
+        self._penalties = penalties
         self._grammar_masks = GrammarMasks(device)
 
     def __call__(
         self, logits_RV: torch.Tensor, rows: Ordered[int], params: Ordered[SamplingParams], sampling: SamplingInput
     ) -> torch.Tensor:
-        """Return a token id for each of *rows*, int64 [R], drawn with *params*. Changes the logits in place."""
+        """Return a token id for each of *rows*, int64 [R], drawn with *params*. Changes the logits in place.
+
+        The tokens count for the penalties of the rows' next ones.
+        """
         logits_RV.index_fill_(1, self._forbidden, float("-inf"))
         self._allowed.apply(logits_RV, rows)
         self._grammar_masks.apply(logits_RV, rows, sampling.masks)
-        shaped = bool(sampling.counts or sampling.too_short) or any(param.logit_bias for param in params)
-        if not shaped and not sampling.uniforms:
-            return _largest(logits_RV)
-        vocab_size = logits_RV.shape[1]
-        arrays = logits_processors.host_arrays(rows, params, sampling, vocab_size) if shaped else []
-        draws = _draws(params, sampling.uniforms, vocab_size) if sampling.uniforms else None
-        on_device = transfer(arrays if draws is None else [*arrays, draws.array], logits_RV.device)
-        if shaped:
-            logits_processors.process(logits_RV, on_device)
-        greedy_R = _largest(logits_RV)
-        return greedy_R if draws is None else _draw(logits_RV, greedy_R, on_device[-1], draws)
+        if sampling.too_short or any(param.logit_bias for param in params):
+            arrays = logits_processors.host_arrays(rows, params, sampling, logits_RV.shape[1])
+            logits_processors.process(logits_RV, transfer(arrays, logits_RV.device))
+        if sampling.counts:
+            self._penalties.start(sampling.counts)
+        places = [place for place, param in enumerate(params) if param.penalises]
+        penalised = self._penalties.apply(logits_RV, rows, params, places) if places else None
+        ids_R = _largest(logits_RV)
+        if sampling.uniforms:
+            draws = _draws(params, sampling.uniforms, logits_RV.shape[1])
+            ids_R = _draw(logits_RV, ids_R, transfer([draws.array], logits_RV.device)[0], draws)
+        if penalised is not None:
+            self._penalties.note(penalised, ids_R)
+        return ids_R
 
 
 def _largest(logits_RV: torch.Tensor) -> torch.Tensor:

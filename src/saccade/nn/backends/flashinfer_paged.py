@@ -46,7 +46,8 @@ class FlashinferPlan:
     """A step of S sequences with B blocks in total. The borders int32 [S + 1] and lengths int32 [S] are on the host.
 
     *query_borders* count tokens, *block_borders* blocks; *blocks* int32 [B] is on the device; *last_lengths* count the
-    tokens in each sequence's last block. *kinds* are the kinds of layers that FlashInfer has planned for.
+    tokens in each sequence's last block. *kinds* are the kinds of layers that FlashInfer has planned for, with the
+    wrappers of this *turn*.
     """
 
     query_borders: torch.Tensor
@@ -54,6 +55,7 @@ class FlashinferPlan:
     blocks: torch.Tensor
     last_lengths: torch.Tensor
     block_size: int
+    turn: int
     kinds: set[_Kind] = field(default_factory=set)
 
 
@@ -67,7 +69,8 @@ class AttentionBackend(PagedAttention):
 
     def __init__(self) -> None:
         self._workspace: torch.Tensor | None = None
-        self._wrappers: dict[_Kind, Any] = {}
+        self._wrappers: dict[tuple[_Kind, int], Any] = {}
+        self._num_plans = 0
 
     @staticmethod
     def unavailable(workload: Workload) -> str | None:
@@ -81,7 +84,11 @@ class AttentionBackend(PagedAttention):
         return reason
 
     def plan(self, layout: PagedLayout, dtype: torch.dtype) -> FlashinferPlan:
-        """Bring the lengths and block tables into FlashInfer's form, without reading a value from the device."""
+        """Bring the lengths and block tables into FlashInfer's form, without reading a value from the device.
+
+        A wrapper's plan lies in buffers that its kernels read while the host plans the next step: two take turns.
+        """
+        self._num_plans += 1
         contexts = np.array(layout.host_context_lengths, np.int64)
         num_blocks = -(-contexts // layout.block_size)
         width = layout.block_tables.shape[1]
@@ -93,6 +100,7 @@ class AttentionBackend(PagedAttention):
             layout.block_tables.flatten().index_select(0, on_device).int(),
             torch.from_numpy((contexts - 1) % layout.block_size + 1).int(),
             layout.block_size,
+            self._num_plans % 2,
         )
 
     def attend(
@@ -114,9 +122,9 @@ class AttentionBackend(PagedAttention):
         if self._workspace is None:
             # Zeros, as FlashInfer's examples have it. Wrappers can share it, since layers run one after the other.
             self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-        if kind not in self._wrappers:
-            self._wrappers[kind] = BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD")
-        wrapper = self._wrappers[kind]
+        if (kind, plan.turn) not in self._wrappers:
+            self._wrappers[kind, plan.turn] = BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD")
+        wrapper = self._wrappers[kind, plan.turn]
         if kind not in plan.kinds:
             plan.kinds.add(kind)
             wrapper.plan(

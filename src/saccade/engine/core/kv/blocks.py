@@ -62,6 +62,10 @@ class PagedBlocks:
                 return index
         return min(num_blocks, len(keys))
 
+    def num_missing(self, sequence: Sequence) -> int:
+        """Return how many blocks the table lacks for the next token of a running sequence."""
+        return self._blocks_for(sequence.num_expected_tokens) - len(sequence.block_table)
+
     def fits(self, keys: Ordered[bytes], num_tokens: int, headroom_blocks: int) -> bool:
         """Whether enough blocks are free in addition to those that *keys* name."""
         revived = sum(self._block_of[key] in self._cached for key in keys)

@@ -35,7 +35,10 @@ class StateGroup(Protocol):
         """Make the state of block *index*, which is full and computed, reusable under *key*."""
 
     def chunk(self, sequence: Sequence, num_tokens: int) -> int:
-        """Return how many of the next *num_tokens*, at least 1, to compute at once; fewer to keep a state."""
+        """Return how many of the next *num_tokens* to compute at once; fewer to keep a state.
+
+        0 if the key of that state needs a token that a step in flight draws.
+        """
 
     def release(self, sequence: Sequence) -> None:
         """Release all state of the sequence; committed state stays reusable."""
@@ -74,7 +77,7 @@ class BlockManager:
             return False
         for group in self.groups:
             group.admit(sequence, keys, num_tokens)
-        sequence.num_computed_tokens = len(keys) * self.block_size
+        sequence.num_computed_tokens = sequence.num_launched_tokens = len(keys) * self.block_size
         return True
 
     def reserve(self, samples: Ordered[Sequence], headroom_blocks: int) -> int | None:
@@ -130,13 +133,14 @@ class BlockManager:
         return keys[:limit]
 
     def extend(self, sequence: Sequence) -> bool:
-        """Reserve room for all known tokens of *sequence*; return False if a group has none."""
-        return all(group.extend(sequence, sequence.num_tokens) for group in self.groups)
+        """Reserve room for all expected tokens of *sequence*; return False if a group has none."""
+        return all(group.extend(sequence, sequence.num_expected_tokens) for group in self.groups)
 
     def commit(self, sequence: Sequence, num_computed_tokens: int) -> None:
         """Set the computed tokens of *sequence*, and make the blocks that became full reusable."""
         first, last = (count // self.block_size for count in (sequence.num_computed_tokens, num_computed_tokens))
         sequence.num_computed_tokens = num_computed_tokens
+        sequence.num_launched_tokens = max(sequence.num_launched_tokens, num_computed_tokens)
         if not self.enable_prefix_caching or first == last:
             return
         keys = sequence.block_keys(last, self.block_size)
@@ -147,7 +151,7 @@ class BlockManager:
     def release(self, sequence: Sequence) -> None:
         for group in self.groups:
             group.release(sequence)
-        sequence.num_computed_tokens = 0
+        sequence.num_computed_tokens = sequence.num_launched_tokens = 0
 
     def clear(self) -> None:
         """Drop the state that no sequence needs, in every group."""

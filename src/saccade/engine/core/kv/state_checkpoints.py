@@ -34,8 +34,7 @@ class StateCheckpoints:
         self._free = list(range(num_checkpoints - 1, -1, -1))
         self._checkpoint_of: OrderedDict[bytes, int] = OrderedDict()
         self._resume_keys: dict[Sequence, bytes] = {}
-        self._saving: dict[bytes, int] = {}
-        self._saved_by: dict[Sequence, bytes] = {}
+        self._saving: dict[bytes, tuple[Sequence, int]] = {}
 
     def reusable(self, keys: Ordered[bytes], num_blocks: int) -> int:
         """Return the number of blocks in the longest prefix that has a checkpoint."""
@@ -56,12 +55,17 @@ class StateCheckpoints:
         return True
 
     def chunk(self, sequence: Sequence, num_tokens: int) -> int:
-        """Return the number of tokens up to the next boundary, or *num_tokens* if that is less."""
-        start = sequence.num_computed_tokens
+        """Return the number of tokens up to the next boundary, or *num_tokens* if that is less.
+
+        Return 0 at a boundary after a token that a step in flight draws: the state's key needs it.
+        """
+        start = sequence.num_launched_tokens
         if not self.num_checkpoints:
             return num_tokens
         stops = [start - start % self._interval + self._interval, self._last_boundary(sequence)]
-        return min([num_tokens, *(stop - start for stop in stops if stop > start)])
+        num_tokens = min([num_tokens, *(stop - start for stop in stops if stop > start)])
+        is_known = start + num_tokens <= sequence.num_tokens
+        return num_tokens if is_known or (start + num_tokens) % self._interval else 0
 
     def moves(self, sequences: Iterable[Sequence], stops: Mapping[Sequence, int]) -> tuple[Moves, Moves]:
         """Return the moves that restore states for *sequences*, and those that save them for chunks ending at *stops*.
@@ -83,17 +87,18 @@ class StateCheckpoints:
 
     def commit(self, sequence: Sequence, index: int, key: bytes) -> None:
         """Store the checkpoint that the step saved under *key*, if it is the one after block *index*."""
-        if self._saved_by.get(sequence) == key:
-            del self._saved_by[sequence]
-            self._checkpoint_of[key] = self._saving.pop(key)
+        owner, checkpoint = self._saving.get(key, (None, 0))
+        if owner is sequence:
+            del self._saving[key]
+            self._checkpoint_of[key] = checkpoint
             if self.on_event is not None:
                 self.on_event(StateStored(key))
 
     def release(self, sequence: Sequence) -> None:
         """Drop the checkpoints of *sequence* that are not restored or committed yet."""
         self._resume_keys.pop(sequence, None)
-        if (key := self._saved_by.pop(sequence, None)) is not None:
-            self._free.append(self._saving.pop(key))
+        for key in [key for key, (owner, _) in self._saving.items() if owner is sequence]:
+            self._free.append(self._saving.pop(key)[1])
 
     def clear(self) -> None:
         """Drop every checkpoint that no sequence waits for."""
@@ -124,7 +129,7 @@ class StateCheckpoints:
             return None
         checkpoint = self._free.pop() if self._free else self._evict(restored)
         if checkpoint is not None:
-            self._saving[key], self._saved_by[sequence] = checkpoint, key
+            self._saving[key] = sequence, checkpoint
         return checkpoint
 
     def _evict(self, restored: Set[int]) -> int | None:
