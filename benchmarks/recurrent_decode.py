@@ -14,8 +14,9 @@ import torch
 from benchmarks.measured import commit, machine
 from saccade.engine.executor.caches import Caches, CacheSizes
 from saccade.models.backbones.gated_delta_net import GatedDeltaNet
-from saccade.models.backbones.hybrid_config import HybridConfig
 from saccade.models.backbones.hybrid_text import GatedAttention, HybridDecoder
+from saccade.models.backbones.text_config import HybridConfig
+from saccade.models.qwen_vl.spec import PARTIAL
 from saccade.models.spec import KvSpec, Paged
 from saccade.nn.backends.torch_sdpa import AttentionBackend
 from saccade.nn.context import ForwardContext, PagedLayout
@@ -103,7 +104,7 @@ def _timing(mixer: GatedDeltaNet | GatedAttention, seconds: dict[type, float]) -
 def main() -> None:
     """Print a table: medians of a step's milliseconds of processor time, which other processes change little."""
     torch.set_num_threads(1)
-    config = HybridConfig.of(TEXT)
+    config = HybridConfig.read(TEXT, PARTIAL)
     made = decoder(config)
     sizes = CacheSizes(NUM_SEQUENCES * max(CONTEXTS) // BLOCK, BLOCK, NUM_SEQUENCES, 0)
     caches = Caches(specs(config), sizes, torch.float32, DEVICE)

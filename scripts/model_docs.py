@@ -86,7 +86,7 @@ def document() -> str:
     rows = [_row(name, family) for name, family in families.items()]
     header = ("family", "architectures", "model_type", "placeholder", "switches", "engine", "other wires")
     table = [_line(header), _line(["---"] * len(header)), *rows]
-    sections = [_section(name) for name in families]
+    sections = map(_section, sorted({models.folder_of(name) for name in families}))
     return "\n".join((INTRODUCTION, "\n".join(table), "", _limits(families), RELEASES, _engine(), FILES, *sections))
 
 
@@ -146,10 +146,10 @@ def _line(cells: tuple[str, ...] | list[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def _section(name: str) -> str:
-    readme = (ROOT / "src" / "saccade" / "models" / name / "README.md").read_text()
+def _section(folder: str) -> str:
+    readme = (ROOT / "src" / "saccade" / "models" / folder / "README.md").read_text()
     _, _, body = readme.partition("\n")
-    return f"## {name}\n{body.replace(chr(10) + '#', chr(10) + '##')}"
+    return f"## {folder}\n{body.replace(chr(10) + '#', chr(10) + '##')}"
 
 
 def main() -> None:

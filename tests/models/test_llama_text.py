@@ -2,7 +2,8 @@
 
 import itertools
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -12,9 +13,11 @@ from tables import table
 from weights import fill_from
 
 from saccade.errors import StartupError
+from saccade.models.backbones.grouped_query_text import GroupedQueryDecoder
 from saccade.models.backbones.image_text_network import ImageTextNetwork
-from saccade.models.backbones.llama_config import LlamaTextConfig
-from saccade.models.backbones.llama_text import LlamaTextDecoder, decoder_target
+from saccade.models.backbones.names import target_of
+from saccade.models.backbones.text_config import PHI3, TextConfig
+from saccade.models.network import Target
 from saccade.nn.backends.torch_sdpa import AttentionBackend
 from saccade.nn.context import ForwardContext, KvCache, PagedLayout
 
@@ -52,16 +55,35 @@ def reference(kind: str, config: dict[str, Any]) -> Any:
     return model.eval()
 
 
-def load(config: LlamaTextConfig, model: Any, folder: Path) -> ImageTextNetwork:
-    settings = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
-    network: Any = ImageTextNetwork(LlamaTextDecoder(config), settings, config, tied=config.tied)
-    network.locate = lambda name: None if config.tied and "lm_head" in name else decoder_target(name, "language_model")
+class Words:
+    """A layout of images that there are none of."""
+
+    settings: ClassVar[Any] = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+
+    def __init__(self, *_: Any) -> None:
+        """Read nothing."""
+
+
+class TextNetwork(ImageTextNetwork):
+    """A decoder and a head."""
+
+    layout, decoder = Words, GroupedQueryDecoder  # type: ignore[assignment]
+
+    def target(self, name: str) -> Target:
+        return target_of(name, PREFIXES)
+
+
+PREFIXES = [("model.", "language_model.")]
+
+
+def load(config: TextConfig, model: Any, folder: Path) -> ImageTextNetwork:
+    network = TextNetwork(SimpleNamespace(text=config), {}, {})
     save_file(
         {name: value.contiguous().clone() for name, value in model.state_dict().items()}, folder / "all.safetensors"
     )
     fill_from(network, folder / "all.safetensors")
     network.finish()
-    return network  # type: ignore[no-any-return]
+    return network
 
 
 def context(start: int, stop: int, caches: list[KvCache]) -> ForwardContext:
@@ -88,7 +110,7 @@ def test_logits_equal_the_reference(name: str, tmp_path: Path) -> None:
     kind, changes = SUBJECTS[name]
     given = {**BASE, **changes}
     model = reference(kind, given)
-    config = LlamaTextConfig.read(given, max_model_len=MAX_MODEL_LEN)
+    config = TextConfig.read(given, PHI3, max_model_len=MAX_MODEL_LEN)
     network = load(config, model, tmp_path)
     caches = [
         KvCache(*(torch.full((8, BLOCK, spec.num_kv_heads, spec.key_width), float("nan")) for _ in range(2)))
@@ -105,7 +127,7 @@ def test_logits_equal_the_reference(name: str, tmp_path: Path) -> None:
 
 def test_fused_and_separate_names() -> None:
     names = ("model.layers.2.self_attn.k_proj.weight", "model.layers.2.self_attn.qkv_proj.weight", "lm_head.weight")
-    assert [decoder_target(name, "text")[:2] for name in names] == [
+    assert [target_of(name, [("model.", "text.")])[:2] for name in names] == [
         ("text.layers.2.self_attn.qkv_proj.weight", 1),
         ("text.layers.2.self_attn.qkv_proj.weight", None),
         ("lm_head.weight", None),
@@ -115,9 +137,10 @@ def test_fused_and_separate_names() -> None:
 def test_defaults_stand_for_missing_keys_alone() -> None:
     silent = {key: value for key, value in BASE.items() if key not in ("rms_norm_eps", "num_key_value_heads")}
     defaults = {"rms_norm_eps": 1e-6, "num_key_value_heads": 3, "sliding_window": 20}
-    config = LlamaTextConfig.read({**silent, "sliding_window": None}, defaults)
+    style = PHI3._replace(defaults={**PHI3.defaults, **defaults})
+    config = TextConfig.read({**silent, "sliding_window": None}, style)
     assert (config.norm_eps, config.num_kv_heads, config.sliding_window) == (1e-6, 3, None)
-    assert LlamaTextConfig.read(silent, defaults).sliding_window == 20
+    assert TextConfig.read(silent, style).sliding_window == 20
 
 
 @table(
@@ -133,4 +156,4 @@ def test_defaults_stand_for_missing_keys_alone() -> None:
 )
 def test_wrong_config_names_the_key(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(StartupError, match=words):
-        LlamaTextConfig.read({**BASE, **changes})
+        TextConfig.read({**BASE, **changes}, PHI3)

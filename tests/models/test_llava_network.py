@@ -18,7 +18,7 @@ from saccade.engine.executor.loader import load_model
 from saccade.errors import InvalidValue, StartupError
 from saccade.models.llava import tiles
 from saccade.models.llava.layout import Layout
-from saccade.models.llava.spec import DEFAULTS, TEXT_DEFAULTS, Spec
+from saccade.models.llava.spec import DEFAULTS, STYLES, Spec
 from saccade.models.spec import MediaShape, Paged
 from saccade.nn.backends.torch_sdpa import VisionAttentionBackend
 from saccade.protocol.media import MediaItem
@@ -145,7 +145,8 @@ def test_missing_settings_equal_the_reference() -> None:
     for reference in (LlavaConfig(), LlavaNextConfig()):
         assert {key: getattr(reference, key) for key in DEFAULTS} == DEFAULTS
     for text in (LlamaConfig(), MistralConfig()):
-        defaults = TEXT_DEFAULTS[text.model_type]
+        defaults = dict(STYLES[text.model_type].defaults)
+        assert defaults.pop("rope_theta") == text.rope_parameters["rope_theta"]
         assert {key: getattr(text, key) for key in defaults} == defaults
     kinds = {"llava": "llama", "llava_next": "mistral"}
     llava, following = (

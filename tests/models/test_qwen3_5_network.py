@@ -120,14 +120,10 @@ def test_layers_of_all_ranks_add_up(
     contexts = [context(whole.spec, ranks) for ranks in (Ranks(), *(Silent(rank, size) for rank in range(size)))]
     for index, layer in enumerate(whole.language_model.layers):
         layers = [layer, *(part.language_model.layers[index] for part in parts)]
-        if layer.is_full:
-            angles = contexts[0].positions[0][:, None] * whole.language_model.frequencies
-            rotation = cos_sin(angles, torch.float32)
-            results = [
-                one.self_attn.add_to(nothing, x, rotation, its) for one, its in zip(layers, contexts, strict=True)
-            ]
-        else:
-            results = [one.linear_attn.add_to(nothing, x, its) for one, its in zip(layers, contexts, strict=True)]
+        angles = contexts[0].positions[0][:, None] * whole.language_model.frequencies
+        rotation = cos_sin(angles, torch.float32)
+        mixers = [getattr(one, layer.mixer_name) for one in layers]
+        results = [mixer.add_to(nothing, x, rotation, its) for mixer, its in zip(mixers, contexts, strict=True)]
         torch.testing.assert_close(sum(results[1:]), results[0], atol=1e-5, rtol=1e-4)
         mixed = [one.mlp.add_to(nothing, x) for one in layers]
         torch.testing.assert_close(sum(mixed[1:]), mixed[0], atol=1e-5, rtol=1e-4)

@@ -16,7 +16,7 @@ from vision_backends import RecordingBackend
 from saccade.engine.config import EngineConfig
 from saccade.engine.executor.loader import load_model
 from saccade.errors import StartupError
-from saccade.models.qwen3_vl.layout import Layout
+from saccade.models.qwen_vl.layout import Layout16
 from saccade.models.spec import MediaShape
 from saccade.nn.backends.torch_sdpa import VisionAttentionBackend
 
@@ -205,7 +205,7 @@ def test_wrong_config_names_the_key(tiny_qwen3_vl: Path, path: str, value: objec
 @pytest.mark.parametrize("preprocessor", [{}, {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6]}])
 def test_engine_normalises_as_the_gateway_says(tiny_qwen3_vl: Path, preprocessor: Any) -> None:  # A3
     config = config_of(tiny_qwen3_vl)
-    settings = Layout(config, preprocessor).settings
+    settings = Layout16(config, preprocessor).settings
     assert build(config, preprocessor).mean_std == [settings["image_mean"], settings["image_std"]]
 
 

@@ -15,10 +15,10 @@ from vision_backends import RecordingBackend
 
 from saccade import models
 from saccade.errors import StartupError
-from saccade.models.backbones.model_config import ties_embeddings
-from saccade.models.backbones.qwen_text import MixtureOfExperts
+from saccade.models.backbones.grouped_query_text import MixtureOfExperts
+from saccade.models.backbones.text_config import text_section
 from saccade.models.network import Target
-from saccade.models.qwen2_5_vl.network import frame_windows
+from saccade.models.qwen_vl.towers import frame_windows
 from saccade.models.spec import MediaShape
 from saccade.nn.backends.torch_sdpa import VisionAttentionBackend
 from saccade.nn.rope import inverse_frequencies
@@ -234,7 +234,7 @@ def test_axes_that_the_config_leaves_out(network_folder: Callable[[str], Path]) 
     ],
 )
 def test_the_top_level_decides_whether_embeddings_are_tied(config: dict[str, Any], expected: bool) -> None:
-    assert ties_embeddings(config) == expected
+    assert text_section(config)["tie_word_embeddings"] == expected
 
 
 @table(

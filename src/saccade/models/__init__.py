@@ -1,9 +1,10 @@
-"""Find model families: each has a folder here."""
+"""Find model families: each has a folder here, some together."""
 
 import importlib
 import importlib.util
 import pkgutil
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from saccade.errors import StartupError
@@ -13,14 +14,42 @@ from saccade.models.spec import ModelSpec
 SHARED = frozenset({"backbones", "preprocessing"})
 
 
+@cache
+def _declared() -> dict[str, tuple[str, Family]]:
+    """Return each family's folder and declaration: one of FAMILIES of the folder, or one with the folder's name.
+
+    The result is kept, because confined processes cannot list folders.
+    """
+    by_name = {}
+    for module in pkgutil.iter_modules(__path__):
+        if module.ispkg and module.name not in SHARED:
+            package = importlib.import_module(f"{__name__}.{module.name}")
+            in_folder = getattr(package, "FAMILIES", None) or {module.name: package.FAMILY}
+            by_name |= {name: (module.name, family) for name, family in in_folder.items()}
+    return dict(sorted(by_name.items()))
+
+
 def families() -> dict[str, Family]:
-    """Return every family by its folder's name. Does not import torch."""
-    names = (module.name for module in pkgutil.iter_modules(__path__) if module.ispkg and module.name not in SHARED)
-    return {name: importlib.import_module(f"{__name__}.{name}").FAMILY for name in names}
+    """Return every family by its name. Does not import torch."""
+    return {name: family for name, (_, family) in _declared().items()}
+
+
+def folder_of(name: str) -> str:
+    """Return the name of the folder of the family *name*."""
+    return _declared()[name][0]
+
+
+def _module(name: str, module: str) -> str:
+    return f"{__name__}.{folder_of(name)}.{module}"
+
+
+def _part(name: str, module: str, part: str) -> Any:
+    """Return the class *part* of the family *name*, in a module of its folder."""
+    return getattr(importlib.import_module(_module(name, module)), families()[name].parts.get(part, part))
 
 
 def find(architecture: str) -> str:
-    """Return the folder name of the family of *architecture*, spelt as in config.json. Raises StartupError."""
+    """Return the name of the family of *architecture*, spelt as in config.json. Raises StartupError."""
     all_families = families()
     matches = [name for name, family in all_families.items() if architecture in family.architectures]
     if len(matches) != 1:
@@ -41,7 +70,7 @@ def family_of(config: Mapping[str, Any]) -> str:
 
 
 def find_by_type(model_type: str) -> str:
-    """Return the folder name of the only family with *model_type*. Raises StartupError."""
+    """Return the name of the only family with *model_type*. Raises StartupError."""
     all_families = families()
     matches = [name for name, family in all_families.items() if model_type in family.model_types]
     if len(matches) != 1:
@@ -55,49 +84,44 @@ def find_by_type(model_type: str) -> str:
 
 def load_layout(name: str) -> type[Layout]:
     """Return the part of the family that runs in the gateway. No torch."""
-    part: type[Layout] = importlib.import_module(f"{__name__}.{name}.layout").Layout
-    return part
+    return _part(name, "layout", "Layout")  # type: ignore[no-any-return]
 
 
 def load_pixels(name: str) -> type[Pixels]:
     """Return the part of the family that runs in a decode process."""
-    part: type[Pixels] = importlib.import_module(f"{__name__}.{name}.pixels").Pixels
-    return part
+    return _part(name, "pixels", "Pixels")  # type: ignore[no-any-return]
 
 
 def takes_videos(name: str) -> bool:
     """Return whether the family *name* takes videos."""
-    return importlib.util.find_spec(f"{__name__}.{name}.video") is not None
+    return importlib.util.find_spec(_module(name, "video")) is not None
 
 
 def load_video_layout(name: str) -> type[VideoLayout]:
     """Return the part for videos that runs in the gateway, of a family that takes them. No torch."""
-    part: type[VideoLayout] = importlib.import_module(f"{__name__}.{name}.video").VideoLayout
-    return part
+    return _part(name, "video", "VideoLayout")  # type: ignore[no-any-return]
 
 
 def load_video_pixels(name: str) -> type[VideoPixels]:
     """Return the part for videos that runs in a decode process, of a family that takes them."""
-    part: type[VideoPixels] = importlib.import_module(f"{__name__}.{name}.pixels").VideoPixels
-    return part
+    return _part(name, "pixels", "VideoPixels")  # type: ignore[no-any-return]
 
 
 def has_network(name: str) -> bool:
     """Return whether Saccade's own engine runs the family *name*."""
-    return importlib.util.find_spec(f"{__name__}.{name}.network") is not None
+    return importlib.util.find_spec(_module(name, "network")) is not None
 
 
 def load_spec(name: str, config: Mapping[str, Any]) -> ModelSpec:
     """Return the spec of a model of this family. No torch. Raises StartupError."""
     _check_has_network(name)
-    spec: ModelSpec = importlib.import_module(f"{__name__}.{name}.spec").Spec.read(config)
-    return spec
+    return _part(name, "spec", "Spec").read(config)  # type: ignore[no-any-return]
 
 
 def load_network(name: str) -> Any:
     """Return the class of the family's network. Imports torch. Raises StartupError if there is none."""
     _check_has_network(name)
-    return importlib.import_module(f"{__name__}.{name}.network").Network
+    return _part(name, "network", "Network")
 
 
 def _check_has_network(name: str) -> None:

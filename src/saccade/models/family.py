@@ -1,7 +1,7 @@
 """The interface of a model family: its declaration, its part in the gateway, its part in decode processes."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
@@ -37,7 +37,8 @@ class Family:
     code does. *external_grid* is the name of an image's grid on external wires; without it images cannot be sent over
     them. *plain_positions*: a token's position is its place in the prompt, whatever images come before it.
     *ships_image_settings*: the releases include the settings of their image processor, so a folder without these is
-    incomplete. *limits* are sentences for docs/models.md about what is not served.
+    incomplete. *limits* are sentences for docs/models.md about what is not served. *parts* are the names of the
+    family's own classes in a folder of several families; another part has the name of its interface.
     """
 
     architectures: tuple[str, ...]
@@ -55,6 +56,7 @@ class Family:
     plain_positions: bool = False
     ships_image_settings: bool = True
     limits: tuple[str, ...] = ()
+    parts: Mapping[str, str] = field(default_factory=dict)
 
     def placeholder_token_id(self, config: Mapping[str, Any]) -> int | None:
         """Return the placeholder's id in config.json, None if it has none. Raises StartupError."""

@@ -2,11 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from math import isqrt, prod
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from saccade.errors import InvalidValue
+from saccade.models.positions import PlainPositions
 from saccade.protocol.media import MediaItem
 
 Grid = tuple[int, int, int]
@@ -99,65 +102,149 @@ class Positions(Protocol):
         """Return the positions [3, stop - start] of tokens [start, stop)."""
 
 
-class ModelSpec(Protocol):
-    """A model's spec, from its configuration. *kv_specs* has one entry for each layer.
-
-    *placeholder_of* maps a modality to its token id. Grids are (frames, rows, columns) in patches; of a video, frames
-    are groups of those that share patches. Original sizes are (height, width) of the image before resizing, if the
-    wire carries them.
-    """
-
-    @property
-    def kv_specs(self) -> tuple[KvSpec, ...]: ...
+class TextHalf(Protocol):
+    """The configuration of a text half."""
 
     @property
     def vocab_size(self) -> int: ...
 
     @property
+    def hidden_size(self) -> int: ...
+
+    @property
     def max_position_embeddings(self) -> int: ...
 
     @property
-    def rope_factors(self) -> str:
-        """The set of rotary factors that the settings chose; empty for a model with one set."""
+    def rope(self) -> Any: ...
 
     @property
-    def placeholder_of(self) -> Mapping[str, int]: ...
+    def kv_specs(self) -> tuple[KvSpec, ...]: ...
 
-    @property
-    def placeholder_token_ids(self) -> tuple[int, ...]: ...
+
+class ModelSpec:
+    """A model's spec, from its configuration.
+
+    A family gives *text* and *placeholder_of*, the token id of each modality, and the first methods below; of the
+    others, it overrides those whose values differ. Grids are (frames, rows, columns) in patches; of a video, frames are
+    groups of those that share patches. Original sizes are (height, width) of the image before resizing, if the wire
+    carries them.
+    """
+
+    text: TextHalf
+    placeholder_of: Mapping[str, int]
 
     def item_tokens(self, grid: Grid, original_size: Size | None = None) -> int:
         """Return the number of placeholder tokens of a media item. Raises InvalidValue for an impossible grid."""
+        raise NotImplementedError
 
-    def pixel_shape(self, grid: Grid) -> tuple[int, ...]:
-        """Return the shape of the uint8 pixels of a grid on the wire, as the family's Layout gives it."""
+    def pixel_shape(self, grid: Grid, modality: str = IMAGE) -> tuple[int, ...]:
+        """Return the shape of the uint8 pixels of a grid on the wire, as the family's layouts give it."""
+        raise NotImplementedError
 
-    def video_pixel_shape(self, grid: Grid) -> tuple[int, ...]:
-        """Return the shape of the uint8 pixels of a video's grid; for models with a placeholder for videos only."""
+    def encode_cost(self, grid: Grid) -> int:
+        """Return the number of patches that the vision encoder processes."""
+        raise NotImplementedError
+
+    def square_grid(self, max_patches: int) -> Grid:
+        """Return the grid of a square image of at most *max_patches* patches; at least the smallest grid."""
+        raise NotImplementedError
 
     def video_parts(self, grid: Grid, most_patches: int) -> list[Grid]:
         """Return the grids of a video's parts, of at most *most_patches*, which may be encoded one after another.
 
         A part is larger if frames that see each other are. Only for models with a placeholder for videos.
         """
-
-    def encode_cost(self, grid: Grid) -> int:
-        """Return the number of patches that the vision encoder processes."""
-
-    def encoder_output_values(self, grid: Grid, original_size: Size | None = None) -> int:
-        """Return the number of values in the features of a media item."""
-
-    def square_grid(self, max_patches: int) -> Grid:
-        """Return the grid of a square image of at most *max_patches* patches; at least the smallest grid."""
+        raise NotImplementedError
 
     def padding_grid(self, num_patches: int) -> Grid | None:
         """Return the grid of an image of exactly *num_patches* patches, a multiple of the smallest image's.
 
         None if the family has no such images for every multiple.
         """
+        return None
 
     def span_lengths(self, grid: Grid, modality: str) -> tuple[int, ...] | None:
         """Return the lengths of an item's runs of placeholders, on which positions depend; None if they do not."""
+        return None
 
     def positions(self, media: Sequence[MediaItem]) -> Positions:
         """Return the positions of a sequence that shows *media*, whose spans were checked."""
+        return PlainPositions()
+
+    @property
+    def feature_width(self) -> int:
+        """Number of values in a token's features."""
+        return self.text.hidden_size
+
+    def encoder_output_values(self, grid: Grid, original_size: Size | None = None) -> int:
+        """Return the number of values in the features of a media item."""
+        return self.item_tokens(grid, original_size) * self.feature_width
+
+    @property
+    def kv_specs(self) -> tuple[KvSpec, ...]:
+        """What each layer keeps of a sequence."""
+        return self.text.kv_specs
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of rows of the embedding."""
+        return self.text.vocab_size
+
+    @property
+    def max_position_embeddings(self) -> int:
+        """The model's longest sequence, in tokens."""
+        return self.text.max_position_embeddings
+
+    @property
+    def rope_factors(self) -> str:
+        """The set of rotary factors that the settings chose; empty for a model with one set."""
+        return str(self.text.rope.factors)
+
+    @property
+    def placeholder_token_ids(self) -> tuple[int, ...]:
+        """The ids of all placeholders."""
+        return tuple(dict.fromkeys(self.placeholder_of.values()))
+
+
+class MergedPatchSpec(ModelSpec):
+    """The spec of images of one frame, and videos, of whose patches vision.merge_size squared become one token."""
+
+    vision: Any
+
+    @property
+    def joint_frames(self) -> int:
+        """The number of frames of a grid that see each other in the tower."""
+        return 1
+
+    def item_tokens(self, grid: Grid, original_size: Size | None = None) -> int:
+        """Return one token for every merged square of patches. Raises InvalidValue for a grid that cannot be merged."""
+        frames, rows, columns = grid
+        merge = self.vision.merge_size
+        if min(grid) < 1 or rows % merge or columns % merge:
+            raise InvalidValue(
+                "An image's grid must be one frame, or in a video several, of rows and columns that are multiples of "
+                f"{merge}, not {tuple(grid)}."
+            )
+        return int(frames * rows * columns // merge**2)
+
+    def video_parts(self, grid: Grid, most_patches: int) -> list[Grid]:
+        """Return the grids of the parts of a video, each of whole runs of frames that see each other."""
+        frames, rows, columns = grid
+        run = self.joint_frames
+        length = run * max(1, most_patches // (run * rows * columns))
+        return [(min(length, frames - first), rows, columns) for first in range(0, frames, length)]
+
+    def encode_cost(self, grid: Grid) -> int:
+        """Return the number of patches."""
+        return prod(grid)
+
+    def square_grid(self, max_patches: int) -> Grid:
+        """Return a square of whole merged squares."""
+        merge = self.vision.merge_size
+        side = max(merge, isqrt(max_patches) // merge * merge)
+        return 1, side, side
+
+    def padding_grid(self, num_patches: int) -> Grid | None:
+        """Return one row of merged squares."""
+        merge = self.vision.merge_size
+        return 1, merge, num_patches // merge

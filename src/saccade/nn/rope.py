@@ -43,7 +43,9 @@ def cos_sin(angles: torch.Tensor, dtype: torch.dtype, magnitude: float = 1.0) ->
     """
     if angles.ndim != 2:
         raise ValueError(f"A rotation takes one angle for each token and channel, [N, D / 2], not {[*angles.shape]}.")
-    cos, sin = angles.cos() * magnitude, angles.sin() * magnitude
+    cos, sin = angles.cos(), angles.sin()
+    if magnitude != 1:
+        cos, sin = cos * magnitude, sin * magnitude
     return torch.cat((cos, cos), -1).unsqueeze(1).to(dtype), torch.cat((-sin, sin), -1).unsqueeze(1).to(dtype)
 
 

@@ -169,7 +169,7 @@ import torch
 from pathlib import Path
 from saccade.engine.config import EngineConfig
 from saccade.engine.executor import loader
-from saccade.models.qwen3_vl import spec, network  # imported before memory is measured
+from saccade.models.qwen_vl import spec, network  # imported before memory is measured
 from saccade.nn.parallel import Ranks
 
 def anonymous():

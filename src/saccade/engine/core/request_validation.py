@@ -10,7 +10,7 @@ from saccade.engine.core.sequence import Sequence
 from saccade.errors import ContextLengthExceeded, InvalidValue
 from saccade.identity.blocks import root_key
 from saccade.identity.content import HASH_BYTES
-from saccade.models.spec import IMAGE, VIDEO, ModelSpec
+from saccade.models.spec import IMAGE, ModelSpec
 from saccade.protocol.media import MediaItem, Span
 from saccade.protocol.request import MAX_NUM_SAMPLES, EngineRequest, SamplingParams, ThinkingBudget
 
@@ -148,8 +148,7 @@ class RequestValidator:
             )
 
     def _check_pixels(self, item: MediaItem, param: str) -> None:
-        of_modality = self.spec.video_pixel_shape if item.modality == VIDEO else self.spec.pixel_shape
-        shape = of_modality(item.grid)
+        shape = self.spec.pixel_shape(item.grid, item.modality)
         if tuple(item.pixel_shape) != shape or item.pixel_dtype != "uint8":
             raise InvalidValue(
                 f"This image's pixels must be uint8 of shape {shape}, not {item.pixel_dtype} of {item.pixel_shape}.",

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
 from saccade.errors import StartupError
-from saccade.models.backbones.model_config import choice, integer, number
+from saccade.models.backbones.model_config import choice, values_of
 from saccade.models.preprocessing.processor_config import CHANNELS
 
 SILENT: Mapping[str, Any] = MappingProxyType(
@@ -41,29 +41,21 @@ LARGE_336: Mapping[str, Any] = MappingProxyType(
 class ClipConfig:
     """A tower for square images. Sizes of images and patches are in pixels; *depth* counts blocks."""
 
-    depth: int
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    image_size: int
-    patch_size: int
+    depth: Annotated[int, "num_hidden_layers"]
+    hidden_size: Annotated[int, "hidden_size"]
+    intermediate_size: Annotated[int, "intermediate_size"]
+    num_heads: Annotated[int, "num_attention_heads"]
+    image_size: Annotated[int, "image_size"]
+    patch_size: Annotated[int, "patch_size"]
     activation: str
-    norm_eps: float
+    norm_eps: Annotated[float, "layer_norm_eps"]
 
     @classmethod
     def read(cls, vision: Mapping[str, Any]) -> "ClipConfig":
         """Read a `vision_config`. Raises StartupError, naming the key."""
         vision = {**SILENT, **vision}
-        config = cls(
-            depth=integer(vision, "num_hidden_layers"),
-            hidden_size=integer(vision, "hidden_size"),
-            intermediate_size=integer(vision, "intermediate_size"),
-            num_heads=integer(vision, "num_attention_heads"),
-            image_size=integer(vision, "image_size"),
-            patch_size=integer(vision, "patch_size"),
-            activation=choice(vision, "hidden_act", ("quick_gelu", "gelu", "gelu_pytorch_tanh")),
-            norm_eps=number(vision, "layer_norm_eps"),
-        )
+        activation = choice(vision, "hidden_act", ("quick_gelu", "gelu", "gelu_pytorch_tanh"))
+        config = cls(activation=activation, **values_of(cls, vision))
         if config.hidden_size % config.num_heads:
             raise StartupError(
                 "config.json: the vision tower's `hidden_size` must be a multiple of `num_attention_heads`."

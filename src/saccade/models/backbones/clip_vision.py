@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from saccade.models.backbones.clip_config import ClipConfig
+from saccade.models.backbones.names import target_of
 from saccade.models.network import Target
 from saccade.models.preprocessing.processor_config import CHANNELS
 from saccade.nn.context import PackedLayout, VisionAttentionBackend, check_metadata
@@ -19,8 +20,6 @@ from saccade.nn.layers import LayerNorm, Linear
 from saccade.nn.ops import ACTIVATIONS
 from saccade.nn.parallel import ALONE, Ranks
 from saccade.nn.vision import IN_THE_ENCODER, PatchEmbedding, packed_sequences
-
-FUSED = (("self_attn.q_proj.", 0), ("self_attn.k_proj.", 1), ("self_attn.v_proj.", 2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +131,7 @@ class ClipTower(nn.Module):
         block = name.removeprefix("encoder.layers.").partition(".")[0]
         if block.isdecimal() and self.num_blocks <= int(block) < self.config.depth:
             return None
-        for part, partition in FUSED:
-            if part in name:
-                return Target(name.replace(part, "self_attn.qkv_proj."), partition)
-        return Target(name)
+        return target_of(name)
 
     def finish(self) -> None:
         """Compute the values derived from the loaded weights."""

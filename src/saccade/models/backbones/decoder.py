@@ -1,29 +1,66 @@
-"""Shared parts of text decoders: the embedding table, a layer's order, its gated MLP, and rotary positions on one axis.
+"""Shared parts of text decoders: the embedding table, the order of layers and of a layer, its MLP, rotary positions.
 
 Shapes: N tokens, E hidden size, V vocabulary.
 """
 
-from collections.abc import Iterable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
-from saccade.models.backbones.rope_scaling import Rope
+from saccade.models.backbones.text_config import DecoderConfig
 from saccade.nn.context import ForwardContext
 from saccade.nn.layers import Layer, Linear, RMSNorm
 from saccade.nn.ops import SILU
 from saccade.nn.parallel import Ranks
-from saccade.nn.rope import inverse_frequencies
+from saccade.nn.rope import chunked_axes, cos_sin, interleaved_axes, inverse_frequencies
+
+Norm = Callable[[int, float], nn.Module]
+"""A norm's class; takes the number of channels and the epsilon."""
 
 
-class EmbeddingDecoder(nn.Module):
-    """A text decoder's embedding table. A subclass adds the layers, `finish` and `forward`."""
+class DecoderLayer(nn.Module):
+    """A mixer of tokens, then the MLP or experts; each reads a normalised input, and adds its result to the residual.
 
-    def __init__(self, vocab_size: int, hidden_size: int) -> None:
+    `add_to` of *mixer*, which has the name *mixer_name* in checkpoints, takes the residual, its input, the decoder's
+    rotation, and the context; that of *mlp* the residual and its input.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        mixer: nn.Module,
+        mlp: nn.Module,
+        norm: Norm = RMSNorm,
+        mixer_name: str = "self_attn",
+    ) -> None:
         super().__init__()
+        self.input_layernorm = norm(config.hidden_size, config.norm_eps)
+        self.mixer_name = mixer_name
+        self.add_module(mixer_name, mixer)
+        self.post_attention_layernorm = norm(config.hidden_size, config.norm_eps)
+        self.mlp = mlp
+
+    def forward(self, x_NE: torch.Tensor, rotation: Any, context: ForwardContext) -> torch.Tensor:
+        """Map [N, E] to [N, E]."""
+        mixer = getattr(self, self.mixer_name)
+        x_NE = mixer.add_to(x_NE, self.input_layernorm(x_NE), rotation, context)
+        return self.mlp.add_to(x_NE, self.post_attention_layernorm(x_NE))  # type: ignore[operator,no-any-return]
+
+
+class TextDecoder(nn.Module):
+    """Maps embeddings to hidden states. Features may be added after the first layers, at chosen rows."""
+
+    def __init__(self, config: DecoderConfig, layers: Iterable[nn.Module], norm: Norm = RMSNorm) -> None:
+        super().__init__()
+        self.config = config
         self.embed_tokens = nn.Module()
-        self.embed_tokens.weight = nn.Parameter(torch.empty(vocab_size, hidden_size), requires_grad=False)
+        table = torch.empty(config.vocab_size, config.hidden_size)
+        self.embed_tokens.weight = nn.Parameter(table, requires_grad=False)
+        self.layers = nn.ModuleList(layers)
+        self.norm = norm(config.hidden_size, config.norm_eps)
+        self.axes = self.frequencies = torch.empty(0)
 
     @property
     def embedding_VE(self) -> torch.Tensor:
@@ -34,70 +71,36 @@ class EmbeddingDecoder(nn.Module):
         """Map ids int64 [N] to [N, E]."""
         return self.embedding_VE.index_select(0, input_ids)
 
-
-class DecoderLayer(nn.Module):
-    """Attention, then the MLP or experts; each reads a normalised input, and its result is added to the residual.
-
-    `add_to` of *attention* takes the residual, its input, the decoder's rotation, and the context; that of *mlp* the
-    residual and its input.
-    """
-
-    def __init__(self, attention: nn.Module, mlp: nn.Module, hidden_size: int, norm_eps: float) -> None:
-        super().__init__()
-        self.input_layernorm = RMSNorm(hidden_size, norm_eps)
-        self.self_attn = attention
-        self.post_attention_layernorm = RMSNorm(hidden_size, norm_eps)
-        self.mlp = mlp
-
-    def forward(self, x_NE: torch.Tensor, rotation: Any, context: ForwardContext) -> torch.Tensor:
-        """Map [N, E] to [N, E]."""
-        x_NE = self.self_attn.add_to(x_NE, self.input_layernorm(x_NE), rotation, context)  # type: ignore[operator]
-        return self.mlp.add_to(x_NE, self.post_attention_layernorm(x_NE))  # type: ignore[operator,no-any-return]
-
-
-class RotaryConfig(Protocol):
-    """The configuration of a decoder with rotary positions."""
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def hidden_size(self) -> int: ...
-
-    @property
-    def norm_eps(self) -> float: ...
-
-    @property
-    def rope(self) -> Rope: ...
-
-
-class RotaryDecoder(EmbeddingDecoder):
-    """Maps embeddings to hidden states. A token's position is that of the first axis.
-
-    *rotary_width* channels are rotated. A subclass adds `rotation`.
-    """
-
-    def __init__(self, config: RotaryConfig, layers: Iterable[nn.Module], rotary_width: int) -> None:
-        super().__init__(config.vocab_size, config.hidden_size)
-        self.rope, self.rotary_width = config.rope, rotary_width
-        self.layers = nn.ModuleList(layers)
-        self.norm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.frequencies = torch.empty(0)
-
     def finish(self) -> None:
         """Compute the values derived from the loaded weights and their device."""
-        rope, device = self.rope, self.embedding_VE.device
-        self.frequencies = inverse_frequencies(rope.theta, self.rotary_width, device, rope.divisors)
+        rope, device = self.config.rope, self.embedding_VE.device
+        num_pairs = len(rope.divisors)
+        axes = interleaved_axes if self.config.style.axes == "interleaved" else chunked_axes
+        self.axes = torch.tensor(axes(self.config.mrope_section or (num_pairs, 0, 0)), device=device)
+        self.frequencies = inverse_frequencies(rope.theta, 2 * num_pairs, device, rope.divisors)
+        for module in (*self.layers.modules(), self.norm):
+            if callable(finish := getattr(module, "finish", None)):
+                finish()
 
     def rotation(self, angles: torch.Tensor, dtype: torch.dtype) -> Any:
-        """Return the rotation for the layers' attention, from angles [N, rotary_width / 2]."""
-        raise NotImplementedError
+        """Return the rotation for the layers' mixers, from an angle for each token and pair of channels."""
+        return cos_sin(angles, dtype, self.config.rope.magnitude)
 
-    def forward(self, x_NE: torch.Tensor, context: ForwardContext) -> torch.Tensor:
-        """Return normalised hidden states [N, E]."""
-        rotation = self.rotation(context.positions[0].unsqueeze(1) * self.frequencies, x_NE.dtype)
-        for layer in self.layers:
+    def forward(
+        self,
+        x_NE: torch.Tensor,
+        context: ForwardContext,
+        rows: torch.Tensor | None = None,
+        features: Sequence[torch.Tensor] = (),
+    ) -> torch.Tensor:
+        """Return normalised hidden states [N, E]; features[i] is added at *rows* after layer i."""
+        # Each rotated pair of channels is rotated by one of the three axes.
+        angles = context.positions.index_select(0, self.axes).t() * self.frequencies
+        rotation = self.rotation(angles, x_NE.dtype)
+        for index, layer in enumerate(self.layers):
             x_NE = layer(x_NE, rotation, context)
+            if rows is not None and index < len(features):
+                x_NE.index_add_(0, rows, features[index])
         return self.norm(x_NE)  # type: ignore[no-any-return]
 
 

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from saccade.errors import StartupError
-from saccade.models.backbones.model_config import choice, integer, number
-from saccade.models.backbones.rope_scaling import Rope, read_rope
-from saccade.models.spec import Latent
+from saccade.models.backbones.model_config import check_equal, integer, values_of
+from saccade.models.backbones.rope_scaling import read_rope
+from saccade.models.backbones.text_config import DecoderConfig, TextStyle
+from saccade.models.spec import KvSpec, Latent
 
 
 @dataclass(frozen=True)
@@ -18,31 +19,23 @@ class ExpertConfig:
     weights of a token's experts are multiplied by *scaling*; with *normalised* they sum to 1 before that.
     """
 
-    num_experts: int
-    num_chosen: int
-    intermediate_size: int
+    num_experts: Annotated[int, "n_routed_experts"]
+    num_chosen: Annotated[int, "num_experts_per_tok"]
+    intermediate_size: Annotated[int, "moe_intermediate_size"]
     shared_intermediate_size: int
-    num_groups: int
-    num_chosen_groups: int
+    num_groups: Annotated[int, "n_group"]
+    num_chosen_groups: Annotated[int, "topk_group"]
     normalised: bool
-    scaling: float
+    scaling: Annotated[float, "routed_scaling_factor"]
 
     @classmethod
     def read(cls, text: Mapping[str, Any]) -> "ExpertConfig":
         """Read `text_config`. Raises StartupError, naming the key."""
-        for key, supported in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc"), ("moe_layer_freq", 1)):
-            if text.get(key, supported) != supported:
-                raise StartupError(f"config.json: `{key}` is {text[key]!r}; this network knows {supported!r}.")
-        width = integer(text, "moe_intermediate_size")
+        check_equal(text, {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1})
         config = cls(
-            num_experts=integer(text, "n_routed_experts"),
-            num_chosen=integer(text, "num_experts_per_tok"),
-            intermediate_size=width,
-            shared_intermediate_size=width * integer(text, "n_shared_experts"),
-            num_groups=integer(text, "n_group"),
-            num_chosen_groups=integer(text, "topk_group"),
+            shared_intermediate_size=integer(text, "moe_intermediate_size") * integer(text, "n_shared_experts"),
             normalised=bool(text.get("norm_topk_prob", True)),
-            scaling=number(text, "routed_scaling_factor"),
+            **values_of(cls, text),
         )
         per_group, rest = divmod(config.num_experts, config.num_groups)
         if rest or (config.num_groups > 1 and per_group < 2):
@@ -54,9 +47,9 @@ class ExpertConfig:
         return config
 
 
-@dataclass(frozen=True)
-class DeepseekTextConfig:
-    """The decoder's part of config.json, checked.
+@dataclass(frozen=True, kw_only=True)
+class DeepseekTextConfig(DecoderConfig):
+    """Attention over latents.
 
     A token's keys come from *latent_width* channels, shared by all heads, and *rope_width* rotated channels;
     a head's query has *plain_width* and *rope_width* channels, its value *value_width*. *query_latent_width* is None if
@@ -64,57 +57,35 @@ class DeepseekTextConfig:
     experts. Checkpoints may hold *num_draft_layers* after the last layer, which predict further tokens.
     """
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
+    latent_width: Annotated[int, "kv_lora_rank"]
+    plain_width: Annotated[int, "qk_nope_head_dim"]
+    rope_width: Annotated[int, "qk_rope_head_dim"]
+    value_width: Annotated[int, "v_head_dim"]
+    query_latent_width: int | None
     num_draft_layers: int
     num_dense_layers: int
-    num_heads: int
-    latent_width: int
-    query_latent_width: int | None
-    plain_width: int
-    rope_width: int
-    value_width: int
-    max_position_embeddings: int
-    norm_eps: float
-    attention_bias: bool
-    rope: Rope
     experts: ExpertConfig | None
 
     @classmethod
-    def read(cls, text: Mapping[str, Any]) -> "DeepseekTextConfig":
-        """Read `text_config`. Raises StartupError, naming the key."""
-        choice(text, "hidden_act", ("silu",))
+    def more(cls, text: Mapping[str, Any], style: TextStyle, max_model_len: int | None) -> dict[str, Any]:
         num_layers, num_dense = integer(text, "num_hidden_layers"), integer(text, "first_k_dense_replace", least=0)
-        rope_width, max_positions = integer(text, "qk_rope_head_dim"), integer(text, "max_position_embeddings")
+        max_positions = integer(text, "max_position_embeddings")
         if text.get("rope_interleave", True) is not True:
             raise StartupError("config.json: `rope_interleave` must be true for this network.")
         for key in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim"):
             if integer(text, key) % 2:
                 raise StartupError(f"config.json: `{key}` must be even, not {text[key]}.")
-        return cls(
-            vocab_size=integer(text, "vocab_size"),
-            hidden_size=integer(text, "hidden_size"),
-            intermediate_size=integer(text, "intermediate_size"),
-            num_layers=num_layers,
-            num_draft_layers=integer({"num_nextn_predict_layers": 0, **text}, "num_nextn_predict_layers", least=0),
-            num_dense_layers=min(num_dense, num_layers),
-            num_heads=integer(text, "num_attention_heads"),
-            latent_width=integer(text, "kv_lora_rank"),
-            query_latent_width=None if text.get("q_lora_rank") is None else integer(text, "q_lora_rank"),
-            plain_width=integer(text, "qk_nope_head_dim"),
-            rope_width=rope_width,
-            value_width=integer(text, "v_head_dim"),
-            max_position_embeddings=max_positions,
-            norm_eps=number(text, "rms_norm_eps"),
-            attention_bias=bool(text.get("attention_bias", False)),
-            rope=read_rope(text, rope_width, max_positions),
-            experts=ExpertConfig.read(text) if num_dense < num_layers else None,
-        )
+        return {
+            "query_latent_width": None if text.get("q_lora_rank") is None else integer(text, "q_lora_rank"),
+            "num_draft_layers": integer({"num_nextn_predict_layers": 0, **text}, "num_nextn_predict_layers", least=0),
+            "num_dense_layers": min(num_dense, num_layers),
+            "max_position_embeddings": max_positions,
+            "rope": read_rope(text, integer(text, "qk_rope_head_dim"), max_positions),
+            "experts": ExpertConfig.read(text) if num_dense < num_layers else None,
+        }
 
     @property
-    def kv_specs(self) -> tuple[Latent, ...]:
+    def kv_specs(self) -> tuple[KvSpec, ...]:
         """Return latent attention for every layer."""
         return (Latent(self.latent_width, self.rope_width),) * self.num_layers
 

@@ -9,7 +9,7 @@ width of a query, R rotated width, W latent width, C = W + R, V value width of a
 import torch
 from torch import nn
 
-from saccade.models.backbones.decoder import DecoderLayer, GatedMlp, RotaryDecoder
+from saccade.models.backbones.decoder import DecoderLayer, GatedMlp, TextDecoder
 from saccade.models.backbones.deepseek_config import DeepseekTextConfig, ExpertConfig
 from saccade.nn.context import ForwardContext
 from saccade.nn.experts import Experts
@@ -60,7 +60,7 @@ class LatentAttention(Layer):
         self.o_proj = Linear(outputs, config.hidden_size, bias, split="inputs", ranks=ranks)
         self.to_keys_QKW = self.to_values_QWV = torch.empty(0)
 
-    def absorb(self) -> None:
+    def finish(self) -> None:
         """Split the loaded kv_b_proj into the matrices of keys and of values, in the network's dtype."""
         if self.kv_b_proj is None:
             return
@@ -149,29 +149,21 @@ class ExpertMlp(nn.Module):
         return self.shared_experts.add_to(residual_NE + routed_NE, x_NE)
 
 
-class DeepseekTextDecoder(RotaryDecoder):
+class DeepseekTextDecoder(TextDecoder):
     """Maps embeddings to hidden states."""
 
     def __init__(self, config: DeepseekTextConfig, ranks: Ranks = ALONE) -> None:
-        layers = (_layer(config, layer, ranks) for layer in range(config.num_layers))
-        super().__init__(config, layers, config.rope_width)
-
-    def finish(self) -> None:
-        """Compute the values derived from the loaded weights and their device."""
-        super().finish()
-        for layer in self.layers:
-            layer.self_attn.absorb()  # type: ignore[union-attr,operator]
+        super().__init__(config, (_layer(config, layer, ranks) for layer in range(config.num_layers)))
 
     def rotation(self, angles: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Return complex numbers [N, 1, R / 2] for `ops.rotary_pairs`."""
-        return cos_sin_pairs(angles) * self.rope.magnitude
+        return cos_sin_pairs(angles) * self.config.rope.magnitude
 
 
 def _layer(config: DeepseekTextConfig, layer: int, ranks: Ranks) -> DecoderLayer:
-    attention = LatentAttention(config, layer, ranks.attention)
     mlp: GatedMlp | ExpertMlp
     if config.experts is None or layer < config.num_dense_layers:
         mlp = GatedMlp(config.hidden_size, config.intermediate_size, ranks)
     else:
         mlp = ExpertMlp(config.hidden_size, config.experts, ranks)
-    return DecoderLayer(attention, mlp, config.hidden_size, config.norm_eps)
+    return DecoderLayer(config, LatentAttention(config, layer, ranks.attention), mlp)

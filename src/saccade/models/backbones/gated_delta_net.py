@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from saccade.models.backbones.hybrid_config import DeltaNetConfig
+from saccade.models.backbones.text_config import DeltaNetConfig
 from saccade.nn.context import ForwardContext
 from saccade.nn.layers import Layer, Linear, RMSNorm
-from saccade.nn.ops import SILU
+from saccade.nn.ops import SILU, CosSin
 from saccade.nn.parallel import Ranks, Sharding, shards_of
 
 UNIT_EPS = 1e-6
@@ -66,7 +66,7 @@ class GatedDeltaNet(Layer):
         self.rate_H = -self.A_log.exp()
         self.norm_weight = self.norm.weight.float()
 
-    def add_to(self, residual_NE: torch.Tensor, x_NE: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+    def add_to(self, residual_NE: torch.Tensor, x_NE: torch.Tensor, _: CosSin, context: ForwardContext) -> torch.Tensor:
         """Return the residual plus the layer's result for *x_NE*; update the states of the step's sequences."""
         states, inputs = context.recurrent_state(self.layer).live
         rows, lengths = context.layout.rows, context.layout.query_lengths

@@ -8,16 +8,14 @@ D head size.
 import torch
 from torch import nn
 
-from saccade.models.backbones.decoder import EmbeddingDecoder, GatedMlp
+from saccade.models.backbones.decoder import DecoderLayer, GatedMlp, TextDecoder
 from saccade.models.backbones.gated_delta_net import GatedDeltaNet
-from saccade.models.backbones.hybrid_config import HybridConfig
-from saccade.models.backbones.qwen_config import ExpertsConfig
-from saccade.models.backbones.qwen_text import MixtureOfExperts
+from saccade.models.backbones.grouped_query_text import MixtureOfExperts, mlp_of
+from saccade.models.backbones.text_config import ExpertsConfig, HybridConfig, TextConfig
 from saccade.nn.context import ForwardContext
 from saccade.nn.layers import Attention, Layer, Linear
 from saccade.nn.ops import CosSin
 from saccade.nn.parallel import ALONE, Ranks
-from saccade.nn.rope import cos_sin, interleaved_axes, inverse_frequencies
 
 
 class OffsetNorm(Layer):
@@ -84,7 +82,7 @@ class GatedAttention(Layer):
 class SharedExpertMixture(MixtureOfExperts):
     """A mixture of experts plus an MLP for all tokens, weighted by a sigmoid gate for each token."""
 
-    def __init__(self, config: HybridConfig, experts: ExpertsConfig, ranks: Ranks) -> None:
+    def __init__(self, config: TextConfig, experts: ExpertsConfig, ranks: Ranks) -> None:
         super().__init__(config, experts, ranks)
         self.shared_expert = GatedMlp(config.hidden_size, config.intermediate_size, ranks)
         self.shared_expert_gate = Linear(config.hidden_size, 1, bias=False)
@@ -95,60 +93,16 @@ class SharedExpertMixture(MixtureOfExperts):
         return super().add_to(residual_NE, x_NE) + share_N1 * self.shared_expert(x_NE)  # type: ignore[no-any-return]
 
 
-class HybridLayer(nn.Module):
-    """Attention or a delta net, then the MLP or the experts; each reads a normalised input and adds to the residual."""
-
-    def __init__(self, config: HybridConfig, layer: int, ranks: Ranks) -> None:
-        super().__init__()
-        self.is_full = layer in config.full_attention
-        self.input_layernorm = OffsetNorm(config.hidden_size, config.norm_eps)
-        if self.is_full:
-            self.self_attn = GatedAttention(config, layer, ranks.attention)
-        else:
-            shared, hidden_size = ranks.attention, config.hidden_size
-            self.linear_attn = GatedDeltaNet(config.delta_net, hidden_size, config.norm_eps, layer, shared)
-        self.post_attention_layernorm = OffsetNorm(config.hidden_size, config.norm_eps)
-        self.mlp = (
-            GatedMlp(config.hidden_size, config.intermediate_size, ranks)
-            if config.experts is None
-            else SharedExpertMixture(config, config.experts, ranks)
-        )
-
-    def forward(self, x_NE: torch.Tensor, cos_sin: CosSin, context: ForwardContext) -> torch.Tensor:
-        """Map [N, E] to [N, E]."""
-        normed_NE = self.input_layernorm(x_NE)
-        if self.is_full:
-            x_NE = self.self_attn.add_to(x_NE, normed_NE, cos_sin, context)
-        else:
-            x_NE = self.linear_attn.add_to(x_NE, normed_NE, context)
-        return self.mlp.add_to(x_NE, self.post_attention_layernorm(x_NE))
-
-
-class HybridDecoder(EmbeddingDecoder):
+class HybridDecoder(TextDecoder):
     """Maps embeddings to hidden states."""
 
     def __init__(self, config: HybridConfig, ranks: Ranks = ALONE) -> None:
-        super().__init__(config.vocab_size, config.hidden_size)
-        self.config = config
-        self.layers = nn.ModuleList(HybridLayer(config, layer, ranks) for layer in range(config.num_layers))
-        self.norm = OffsetNorm(config.hidden_size, config.norm_eps)
-        self.axes = self.frequencies = torch.empty(0)
+        super().__init__(config, (_layer(config, layer, ranks) for layer in range(config.num_layers)), OffsetNorm)
 
-    def finish(self) -> None:
-        """Compute the values derived from the loaded weights and their device."""
-        device = self.embedding_VE.device
-        self.axes = torch.tensor(interleaved_axes(self.config.mrope_section), device=device)
-        rope = self.config.rope
-        self.frequencies = inverse_frequencies(rope.theta, 2 * len(rope.divisors), device, rope.divisors)
-        for module in self.modules():
-            if isinstance(module, OffsetNorm | GatedAttention | GatedDeltaNet):
-                module.finish()
 
-    def forward(self, x_NE: torch.Tensor, context: ForwardContext) -> torch.Tensor:
-        """Return normalised hidden states [N, E]."""
-        # Each rotated channel is rotated by one of the three axes.
-        angles = context.positions.index_select(0, self.axes).t() * self.frequencies
-        rotation = cos_sin(angles, x_NE.dtype, self.config.rope.magnitude)
-        for layer in self.layers:
-            x_NE = layer(x_NE, rotation, context)
-        return self.norm(x_NE)  # type: ignore[no-any-return]
+def _layer(config: HybridConfig, layer: int, ranks: Ranks) -> DecoderLayer:
+    mlp = mlp_of(config, layer, ranks, SharedExpertMixture)
+    if layer in config.full_attention:
+        return DecoderLayer(config, GatedAttention(config, layer, ranks.attention), mlp, OffsetNorm)
+    mixer = GatedDeltaNet(config.delta_net, config.hidden_size, config.norm_eps, layer, ranks.attention)
+    return DecoderLayer(config, mixer, mlp, OffsetNorm, "linear_attn")

@@ -5,53 +5,39 @@ W = E, except for families with several features for each token.
 """
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import torch
 
+from saccade.models.backbones.decoder import TextDecoder
+from saccade.models.family import Layout
+from saccade.models.network import Target
 from saccade.nn.context import ForwardContext
 from saccade.nn.layers import Layer, Linear
 from saccade.nn.parallel import ALONE, Ranks
 
 
-class Decoder(Protocol):
-    """A text decoder, a torch module."""
-
-    @property
-    def embedding_VE(self) -> torch.Tensor:
-        """The embedding table, which determines the device and dtype of the network."""
-
-    def finish(self) -> None:
-        """Compute the values derived from the loaded weights and their device."""
-
-    def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Map ids int64 [N] to [N, E]."""
-
-    def __call__(self, x_NE: torch.Tensor, context: ForwardContext) -> torch.Tensor:
-        """Return normalised hidden states [N, E]."""
-
-
 class ImageTextNetwork(Layer):
-    """models.network.Network, except for names and images. Parameters are empty until the loader has filled them."""
+    """models.network.Network, except for images. Parameters are empty until the loader has filled them.
 
-    language_model: Decoder
+    A family names the classes of its parts: *decoder* is made from the spec's text and the ranks. It adds `target`,
+    `prepare` and `encode`.
+    """
+
+    layout: ClassVar[type[Layout]]
+    decoder: ClassVar[type[Any]]
 
     def __init__(
-        self,
-        language_model: torch.nn.Module,
-        settings: Mapping[str, Any],
-        text: Any,
-        *,
-        tied: bool,
-        ranks: Ranks = ALONE,
+        self, spec: Any, config: Mapping[str, Any], preprocessor: Mapping[str, Any], ranks: Ranks = ALONE
     ) -> None:
-        """*settings* are those of the family's Layout; with *tied* the embedding is the matrix of the logits."""
         super().__init__()
+        self.spec, text = spec, spec.text
         # Only rank 0 computes logits.
         self.has_logits = ranks.rank == 0
-        self.loads_head = self.has_logits and not tied
-        self.language_model = language_model  # type: ignore[assignment]
+        self.loads_head = self.has_logits and not text.tied
+        self.language_model: TextDecoder = self.decoder(text, ranks)
         self.lm_head = Linear(text.hidden_size, text.vocab_size, bias=False) if self.loads_head else None
+        settings = self.layout(config, preprocessor).settings
         self.mean_std = [settings["image_mean"], settings["image_std"]]
         self.scaled_mean_std = torch.empty(0)
 
@@ -63,9 +49,24 @@ class ImageTextNetwork(Layer):
     def dtype(self) -> torch.dtype:
         return self.language_model.embedding_VE.dtype
 
+    def target(self, name: str) -> Target | None:
+        """Return the place of the release's tensor *name*; None if no network of the family needs it."""
+        raise NotImplementedError
+
+    def locate(self, name: str) -> Target | None:
+        """Return the parameter that the checkpoint's tensor *name* fills; None if the tensor is not needed.
+
+        Not needed are a head that is not loaded, and the rotary frequencies that old releases hold.
+        """
+        target = None if name.endswith(".rotary_emb.inv_freq") else self.target(name)
+        is_head = target is not None and target.parameter == "lm_head.weight"
+        return None if is_head and not self.loads_head else target
+
     def finish(self) -> None:
         """Compute the values derived from loaded weights and their device. Call once, after loading."""
-        self.language_model.finish()
+        for part in self.children():
+            if callable(finish := getattr(part, "finish", None)):
+                finish()
         self.scaled_mean_std = torch.tensor(self.mean_std, dtype=torch.float32, device=self.device) * 255
         if self.has_logits and not self.loads_head:
             # A separate layer shares the embedding's tensor, and is packed like other layers if that is faster.
@@ -84,11 +85,16 @@ class ImageTextNetwork(Layer):
         media_rows: torch.Tensor | None = None,
         media_UW: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return hidden states [N, E] for ids int64 [N]; media_UW replaces the embeddings at *media_rows* int64 [U]."""
+        """Return hidden states [N, E] for ids int64 [N]; media_UW replaces the embeddings at *media_rows* int64 [U].
+
+        Of several features of a token, the others are added after the first layers.
+        """
         x_NE = self.language_model.embed(input_ids)
-        if media_rows is not None and media_UW is not None:
-            x_NE.index_copy_(0, media_rows, media_UW)
-        return self.language_model(x_NE, context)
+        if media_rows is None or media_UW is None:
+            return self.language_model(x_NE, context)  # type: ignore[no-any-return]
+        main, *deep = media_UW.split(x_NE.shape[1], dim=1)
+        x_NE.index_copy_(0, media_rows, main)
+        return self.language_model(x_NE, context, media_rows, deep)  # type: ignore[no-any-return]
 
     def logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
         """Return logits [R, V] in float32. Only rank 0 can."""

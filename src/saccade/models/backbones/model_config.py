@@ -1,12 +1,12 @@
 """Read values from a checkpoint's config.json; a missing or wrong value raises StartupError, which names its key."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, get_type_hints
 
 from saccade.errors import StartupError
 
 CONFIG = "config.json"
-TIED = "tie_word_embeddings"
 
 
 def section(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -41,8 +41,30 @@ def choice(config: Mapping[str, Any], key: str, supported: tuple[str, ...]) -> s
     return str(value)
 
 
-def ties_embeddings(config: Mapping[str, Any]) -> bool:
-    """Return whether the embedding is also the matrix of the logits. If the top level has the key, it decides."""
-    text = config.get("text_config")
-    within = text.get(TIED) if isinstance(text, Mapping) else False
-    return bool(config.get(TIED, within))
+def flag(config: Mapping[str, Any], key: str) -> bool:
+    """Return the truth of the value under *key*, false if there is none."""
+    return bool(config.get(key, False))
+
+
+READERS: Mapping[type, Callable[[Mapping[str, Any], str], Any]] = MappingProxyType(
+    {int: integer, float: number, bool: flag}
+)
+
+
+def values_of(kind: type, config: Mapping[str, Any], spellings: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return the values of those fields of the dataclass *kind* that name their key. Raises StartupError.
+
+    A field names its key by its type: `depth: Annotated[int, "num_hidden_layers"]`. Another of *spellings* counts if
+    *config* has it, or not the key.
+    """
+    others = {key: other for key, other in (spellings or {}).items() if other in config or key not in config}
+    hints = get_type_hints(kind, include_extras=True).items()
+    keys = {name: (hint.__origin__, hint.__metadata__[0]) for name, hint in hints if hasattr(hint, "__metadata__")}
+    return {name: READERS[type_](config, others.get(key, key)) for name, (type_, key) in keys.items()}
+
+
+def check_equal(config: Mapping[str, Any], supported: Mapping[str, Any]) -> None:
+    """Raise StartupError if *config* has another value than *supported* under one of its keys."""
+    for key, value in supported.items():
+        if config.get(key, value) != value:
+            raise StartupError(f"{CONFIG}: `{key}` is {config[key]!r}; this network knows {value!r}.")

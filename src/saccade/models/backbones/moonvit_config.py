@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
 from saccade.errors import StartupError
-from saccade.models.backbones.model_config import integer, number
+from saccade.models.backbones.model_config import check_equal, number, values_of
 
 RELEASE: Mapping[str, str] = MappingProxyType(
     {
@@ -44,14 +44,14 @@ class MoonVitConfig:
     *table_rows* and *table_columns* are those of the learned positions. A clip has at most *clip_frames* frames.
     """
 
-    depth: int
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    table_rows: int
-    table_columns: int
-    clip_frames: int
-    patch_size: int
+    depth: Annotated[int, "num_hidden_layers"]
+    hidden_size: Annotated[int, "hidden_size"]
+    intermediate_size: Annotated[int, "intermediate_size"]
+    num_heads: Annotated[int, "num_attention_heads"]
+    table_rows: Annotated[int, "pos_emb_height"]
+    table_columns: Annotated[int, "pos_emb_width"]
+    clip_frames: Annotated[int, "pos_emb_time"]
+    patch_size: Annotated[int, "patch_size"]
     merge_size: int
     projector_eps: float
     out_hidden_size: int
@@ -59,18 +59,9 @@ class MoonVitConfig:
     @classmethod
     def read(cls, config: Mapping[str, Any], vision: Mapping[str, Any], out_hidden_size: int) -> "MoonVitConfig":
         """Read `vision_config`, and *config* around it; *out_hidden_size* is the decoder's. Raises StartupError."""
-        for key, supported in FIXED.items():
-            if vision.get(key, supported) != supported:
-                raise StartupError(f"config.json: `{key}` is {vision[key]!r}; this network knows {supported!r}.")
+        check_equal(vision, FIXED)
         tower = cls(
-            depth=_either(vision, "num_hidden_layers"),
-            hidden_size=_either(vision, "hidden_size"),
-            intermediate_size=_either(vision, "intermediate_size"),
-            num_heads=_either(vision, "num_attention_heads"),
-            table_rows=_either(vision, "pos_emb_height"),
-            table_columns=_either(vision, "pos_emb_width"),
-            clip_frames=_either({"pos_emb_time": CLIP_FRAMES, **vision}, "pos_emb_time"),
-            patch_size=integer(vision, "patch_size"),
+            **values_of(cls, {"pos_emb_time": CLIP_FRAMES, **vision}, RELEASE),
             merge_size=_merge_size(vision),
             projector_eps=_projector_eps(config, vision),
             out_hidden_size=out_hidden_size,
@@ -86,11 +77,6 @@ class MoonVitConfig:
             if holder.get(key, width) != width:
                 raise StartupError(f"config.json: `{key}` is {holder[key]!r}, but the network needs {width}.")
         return tower
-
-
-def _either(vision: Mapping[str, Any], key: str) -> int:
-    release = RELEASE[key]
-    return integer(vision, release if release in vision or key not in vision else key)
 
 
 def _merge_size(vision: Mapping[str, Any]) -> int:

@@ -11,11 +11,10 @@ import torch
 
 from saccade.models.backbones.deepseek_text import DeepseekTextDecoder
 from saccade.models.backbones.image_text_network import ImageTextNetwork
-from saccade.models.backbones.model_config import ties_embeddings
 from saccade.models.backbones.moonvit import MoonVitMetadata, MoonVitProjector, MoonVitTower
 from saccade.models.kimi_k25.layout import Layout
 from saccade.models.kimi_k25.spec import Spec
-from saccade.models.kimi_k25.weights import locate
+from saccade.models.kimi_k25.weights import target
 from saccade.models.network import Target
 from saccade.models.preprocessing.processor_config import CHANNELS
 from saccade.models.spec import MediaShape
@@ -26,25 +25,20 @@ from saccade.nn.parallel import ALONE, Ranks
 class Network(ImageTextNetwork):
     """The engine's network of the family. Parameters are empty until the loader has filled them and called `finish`."""
 
+    layout = Layout
+    decoder = DeepseekTextDecoder
+
     def __init__(
         self, spec: Spec, config: Mapping[str, Any], preprocessor: Mapping[str, Any], ranks: Ranks = ALONE
     ) -> None:
-        text, vision = spec.text, spec.vision
-        settings = Layout(config, preprocessor).settings
-        super().__init__(DeepseekTextDecoder(text, ranks), settings, text, tied=ties_embeddings(config), ranks=ranks)
-        self.spec = spec
-        self.patch_values = CHANNELS * vision.patch_size**2
-        self.vision_tower = MoonVitTower(vision, ranks.encoder)
-        self.mm_projector = MoonVitProjector(vision)
+        super().__init__(spec, config, preprocessor, ranks)
+        self.patch_values = CHANNELS * spec.vision.patch_size**2
+        self.vision_tower = MoonVitTower(spec.vision, ranks.encoder)
+        self.mm_projector = MoonVitProjector(spec.vision)
 
-    def locate(self, name: str) -> Target | None:
-        """Return the parameter that the checkpoint's tensor *name* fills; None if the tensor is not needed."""
-        return locate(name, self.spec.text, self.loads_head)
-
-    def finish(self) -> None:
-        """Compute the values derived from loaded weights and their device. Call once, after loading."""
-        self.vision_tower.finish()
-        super().finish()
+    def target(self, name: str) -> Target | None:
+        """Return the place of the release's tensor *name*."""
+        return target(name, self.spec.text)
 
     def prepare(
         self, items: Sequence[MediaShape], backend: VisionAttentionBackend

@@ -1,6 +1,6 @@
 """The spec of Kimi-K2.5 for the engine's core, from its configuration. No torch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil, prod
 from typing import Any
@@ -9,12 +9,10 @@ from saccade.errors import StartupError
 from saccade.models.backbones.deepseek_config import DeepseekTextConfig
 from saccade.models.backbones.model_config import section
 from saccade.models.backbones.moonvit_config import MoonVitConfig
-from saccade.models.backbones.shared_spec import MergedPatchSpec
+from saccade.models.backbones.text_config import DEEPSEEK, text_section
 from saccade.models.kimi_k25 import FAMILY
-from saccade.models.positions import PlainPositions
 from saccade.models.preprocessing.processor_config import CHANNELS
-from saccade.models.spec import IMAGE, VIDEO, Grid, Size
-from saccade.protocol.media import MediaItem
+from saccade.models.spec import IMAGE, VIDEO, Grid, MergedPatchSpec, Size
 
 
 @dataclass(frozen=True)
@@ -24,12 +22,11 @@ class Spec(MergedPatchSpec):
     text: DeepseekTextConfig
     vision: MoonVitConfig
     placeholder_of: Mapping[str, int]
-    placeholder_token_ids: tuple[int, ...]
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> "Spec":
         """Read config.json. Raises StartupError, naming the key."""
-        text = DeepseekTextConfig.read(section(config, "text_config"))
+        text = DeepseekTextConfig.read(text_section(config), DEEPSEEK)
         vision = MoonVitConfig.read(config, section(config, "vision_config"), text.hidden_size)
         placeholder = FAMILY.placeholder_token_id(config)
         if placeholder is None or placeholder >= text.vocab_size:
@@ -37,7 +34,7 @@ class Spec(MergedPatchSpec):
                 f"config.json: `{FAMILY.placeholder_keys[0]}` must be a token id below `vocab_size` "
                 f"({text.vocab_size}), not {placeholder!r}."
             )
-        return cls(text, vision, {IMAGE: placeholder, VIDEO: placeholder}, (placeholder,))
+        return cls(text, vision, {IMAGE: placeholder, VIDEO: placeholder})
 
     def item_tokens(self, grid: Grid, original_size: Size | None = None) -> int:
         """Return as many tokens for a clip of frames as for one. Raises InvalidValue as for other families."""
@@ -49,18 +46,6 @@ class Spec(MergedPatchSpec):
         """The number of frames of a clip."""
         return self.vision.clip_frames
 
-    def pixel_shape(self, grid: Grid) -> tuple[int, ...]:
-        """Return (patches, channels, height, width)."""
-        return prod(grid), CHANNELS, self.vision.patch_size, self.vision.patch_size
-
-    def video_pixel_shape(self, grid: Grid) -> tuple[int, ...]:
+    def pixel_shape(self, grid: Grid, modality: str = IMAGE) -> tuple[int, ...]:
         """Return (patches of all frames, channels, height, width)."""
-        return self.pixel_shape(grid)
-
-    def encoder_output_values(self, grid: Grid, original_size: Size | None = None) -> int:
-        """Return the number of values: one vector of the text's width for each token."""
-        return self.item_tokens(grid, original_size) * self.vision.out_hidden_size
-
-    def positions(self, media: Sequence[MediaItem]) -> PlainPositions:
-        """Return positions that count all tokens."""
-        return PlainPositions()
+        return prod(grid), CHANNELS, self.vision.patch_size, self.vision.patch_size

@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 from saccade.models.backbones.clip_vision import ClipTower, ViewMetadata, view_patches
+from saccade.models.backbones.grouped_query_text import GroupedQueryDecoder
 from saccade.models.backbones.image_text_network import ImageTextNetwork
-from saccade.models.backbones.llama_text import LlamaTextDecoder
 from saccade.models.llava import tiles
 from saccade.models.llava.layout import Layout
 from saccade.models.llava.spec import Spec
-from saccade.models.llava.weights import locate
+from saccade.models.llava.weights import target
 from saccade.models.network import Target
 from saccade.models.preprocessing.processor_config import CHANNELS
 from saccade.models.spec import MediaShape
@@ -60,25 +60,21 @@ class LlavaProjector(nn.Module):
 class Network(ImageTextNetwork):
     """The engine's network of the family. Parameters are empty until the loader has filled them and called `finish`."""
 
+    layout = Layout
+    decoder = GroupedQueryDecoder
+
     def __init__(
         self, spec: Spec, config: Mapping[str, Any], preprocessor: Mapping[str, Any], ranks: Ranks = ALONE
     ) -> None:
-        settings = Layout(config, preprocessor).settings
-        super().__init__(LlamaTextDecoder(spec.text, ranks), settings, spec.text, tied=spec.text.tied, ranks=ranks)
-        self.spec = spec
+        super().__init__(spec, config, preprocessor, ranks)
         self.vision_tower = ClipTower(spec.vision, spec.num_vision_blocks, ranks.encoder)
         self.multi_modal_projector = LlavaProjector(spec)
         newline_E = nn.Parameter(torch.empty(spec.text.hidden_size), requires_grad=False)
         self.image_newline = newline_E if spec.has_tiles else None
 
-    def locate(self, name: str) -> Target | None:
-        """Return the parameter that the checkpoint's tensor *name* fills; None if the tensor is not needed."""
-        return locate(name, self.vision_tower, self.loads_head)
-
-    def finish(self) -> None:
-        """Compute the values derived from loaded weights and their device. Call once, after loading."""
-        self.vision_tower.finish()
-        super().finish()
+    def target(self, name: str) -> Target | None:
+        """Return the place of the release's tensor *name*; None if the network does not need it."""
+        return target(name, self.vision_tower)
 
     def prepare(self, items: Sequence[MediaShape], backend: VisionAttentionBackend) -> tuple[LlavaMetadata, list[int]]:
         """Return the metadata of *items* for `encode`, and each item's token count."""

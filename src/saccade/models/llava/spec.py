@@ -1,6 +1,6 @@
 """The spec of LLaVA-1.5 and LLaVA-NeXT for the engine's core, from their configuration. No torch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isqrt
 from types import MappingProxyType
@@ -8,27 +8,15 @@ from typing import Any
 
 from saccade.errors import InvalidValue, StartupError
 from saccade.models.backbones.clip_config import ClipConfig
-from saccade.models.backbones.llama_config import LLAMA, LlamaTextConfig
 from saccade.models.backbones.model_config import choice, section
-from saccade.models.backbones.shared_spec import TextSpec
+from saccade.models.backbones.text_config import LLAMA, MISTRAL, TextConfig, TextStyle
 from saccade.models.llava import FAMILY, tiles
 from saccade.models.llava.settings import has_class_token, has_tiles, tower
-from saccade.models.positions import PlainPositions
 from saccade.models.preprocessing.processor_config import CHANNELS
-from saccade.models.spec import PLACEHOLDER_TOKEN_ID, Grid, Size
-from saccade.protocol.media import MediaItem
+from saccade.models.spec import IMAGE, PLACEHOLDER_TOKEN_ID, Grid, ModelSpec, Size
 
-MISTRAL: Mapping[str, Any] = MappingProxyType(
-    {
-        **LLAMA,
-        "intermediate_size": 14336,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 131072,
-        "sliding_window": 4096,
-    }
-)
-TEXT_DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType({"llama": LLAMA, "mistral": MISTRAL})
-"""The defaults of a text_config, by its model_type: transformers, LlamaConfig and MistralConfig."""
+STYLES: Mapping[str, TextStyle] = MappingProxyType({"llama": LLAMA, "mistral": MISTRAL})
+"""By the model_type of a text_config."""
 
 DEFAULTS: Mapping[str, Any] = MappingProxyType(
     {
@@ -42,14 +30,14 @@ DEFAULTS: Mapping[str, Any] = MappingProxyType(
 
 
 @dataclass(frozen=True)
-class Spec(TextSpec):
+class Spec(ModelSpec):
     """models.spec.ModelSpec, and the validated parts of config.json for the network.
 
     The features of an image are those after block *num_vision_blocks* of the vision tower. *has_tiles* is LLaVA-NeXT.
     With *has_class_token*, a view's features begin with the class token's.
     """
 
-    text: LlamaTextConfig
+    text: TextConfig
     vision: ClipConfig
     num_vision_blocks: int
     projector_activation: str
@@ -57,7 +45,6 @@ class Spec(TextSpec):
     has_tiles: bool
     has_class_token: bool
     placeholder_of: Mapping[str, int]
-    placeholder_token_ids: tuple[int, ...]
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> "Spec":
@@ -80,7 +67,6 @@ class Spec(TextSpec):
             has_tiles=has_tiles(config),
             has_class_token=has_class_token(config),
             placeholder_of={"image": image_token_id},
-            placeholder_token_ids=(image_token_id,),
         )
 
     def item_tokens(self, grid: Grid, original_size: Size | None = None) -> int:
@@ -119,17 +105,13 @@ class Spec(TextSpec):
             raise InvalidValue(f"An image's original size must be at least 1 x 1, not {height} x {width}.")
         return tiles.unpadded(height, width, rows, columns)
 
-    def pixel_shape(self, grid: Grid) -> tuple[int, ...]:
+    def pixel_shape(self, grid: Grid, modality: str = IMAGE) -> tuple[int, ...]:
         """Return the shape of the square view, or of the base view and the tiles."""
         view = (CHANNELS, self.vision.image_size, self.vision.image_size)
         return (self.num_views(grid), *view) if self.has_tiles else view
 
     def encode_cost(self, grid: Grid) -> int:
         return self.num_views(grid) * self.vision.num_patches
-
-    def encoder_output_values(self, grid: Grid, original_size: Size | None = None) -> int:
-        """Return the number of values: one vector for each token."""
-        return self.item_tokens(grid, original_size) * self.text.hidden_size
 
     def square_grid(self, max_patches: int) -> Grid:
         """Return the square view, or a square of tiles that leaves room for the base view."""
@@ -138,17 +120,10 @@ class Spec(TextSpec):
         side = isqrt(max(1, num_tiles)) * self.vision.side
         return 1, side, side
 
-    def padding_grid(self, num_patches: int) -> None:
-        """Return None: an image consists of whole views."""
 
-    def positions(self, media: Sequence[MediaItem]) -> PlainPositions:
-        """Return positions that are the tokens' indices."""
-        return PlainPositions()
-
-
-def _text(config: Mapping[str, Any]) -> LlamaTextConfig:
+def _text(config: Mapping[str, Any]) -> TextConfig:
     """Read the text half. The releases leave out most keys that have the defaults of their model_type."""
     text = {} if config.get("text_config") is None else section(config, "text_config")
-    kind = choice({"model_type": "llama", **text}, "model_type", tuple(TEXT_DEFAULTS))
+    kind = choice({"model_type": "llama", **text}, "model_type", tuple(STYLES))
     tied = bool(config.get("tie_word_embeddings", False) or text.get("tie_word_embeddings", False))
-    return LlamaTextConfig.read({**text, "tie_word_embeddings": tied}, TEXT_DEFAULTS[kind])
+    return TextConfig.read({**text, "tie_word_embeddings": tied}, STYLES[kind])

@@ -14,13 +14,13 @@ from torch import nn
 from torch.nn import functional
 
 from saccade.models.backbones.clip_vision import ClipTower, ViewMetadata, view_patches
+from saccade.models.backbones.grouped_query_text import GroupedQueryDecoder
 from saccade.models.backbones.image_text_network import ImageTextNetwork
-from saccade.models.backbones.llama_text import LlamaTextDecoder
 from saccade.models.network import Target
 from saccade.models.phi3_v.hd_order import feature_order
 from saccade.models.phi3_v.layout import CROP, PATCH, TOKENS_PER_SIDE, Layout
 from saccade.models.phi3_v.spec import Spec, crops
-from saccade.models.phi3_v.weights import locate
+from saccade.models.phi3_v.weights import target
 from saccade.models.preprocessing.processor_config import CHANNELS
 from saccade.models.spec import MediaShape
 from saccade.nn.context import VisionAttentionBackend
@@ -55,26 +55,22 @@ class Phi3Projector(nn.Module):
 class Network(ImageTextNetwork):
     """The engine's network of the family. Parameters are empty until the loader has filled them and called `finish`."""
 
+    layout = Layout
+    decoder = GroupedQueryDecoder
+
     def __init__(
         self, spec: Spec, config: Mapping[str, Any], preprocessor: Mapping[str, Any], ranks: Ranks = ALONE
     ) -> None:
-        settings = Layout(config, preprocessor).settings
-        super().__init__(LlamaTextDecoder(spec.text, ranks), settings, spec.text, tied=spec.text.tied, ranks=ranks)
-        self.spec = spec
+        super().__init__(spec, config, preprocessor, ranks)
         merged = 4 * spec.vision.hidden_size
         self.vision_tower = ClipTower(spec.vision, spec.num_blocks, ranks.encoder)
         self.newline = nn.Parameter(torch.empty(1, 1, 1, merged), requires_grad=False)
         self.separator = nn.Parameter(torch.empty(1, 1, merged), requires_grad=False)
         self.projector = Phi3Projector(merged, spec.text.hidden_size)
 
-    def locate(self, name: str) -> Target | None:
-        """Return the parameter that the checkpoint's tensor *name* fills; None if the tensor is not needed."""
-        return locate(name, self.vision_tower.locate, self.loads_head)
-
-    def finish(self) -> None:
-        """Compute the values derived from loaded weights and their device. Call once, after loading."""
-        self.vision_tower.finish()
-        super().finish()
+    def target(self, name: str) -> Target | None:
+        """Return the place of the release's tensor *name*; None if the network does not need it."""
+        return target(name, self.vision_tower.locate)
 
     def prepare(self, items: Sequence[MediaShape], backend: VisionAttentionBackend) -> tuple[Phi3Metadata, list[int]]:
         """Return the metadata of *items* for `encode`, and each item's token count."""

@@ -1,40 +1,36 @@
 """The spec of Phi-3-vision for the engine's core, from its configuration. No torch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isqrt
 from typing import Any
 
 from saccade.errors import InvalidValue, StartupError
 from saccade.models.backbones.clip_config import LARGE_336, ClipConfig
-from saccade.models.backbones.llama_config import LlamaTextConfig
 from saccade.models.backbones.model_config import choice, integer, section
-from saccade.models.backbones.shared_spec import TextSpec
+from saccade.models.backbones.text_config import PHI3, TextConfig
 from saccade.models.phi3_v.layout import CROP, PATCH, num_tokens
-from saccade.models.positions import PlainPositions
-from saccade.models.spec import MAX_MODEL_LEN, PLACEHOLDER_TOKEN_ID, Grid, Size
-from saccade.protocol.media import MediaItem
+from saccade.models.spec import IMAGE, MAX_MODEL_LEN, PLACEHOLDER_TOKEN_ID, Grid, ModelSpec, Size
 
 CROP_PATCHES = CROP // PATCH
 
 
 @dataclass(frozen=True)
-class Spec(TextSpec):
+class Spec(ModelSpec):
     """models.spec.ModelSpec, and the validated parts of config.json for the network.
 
     *num_blocks* is the number of blocks of the vision tower that compute the features.
     """
 
-    text: LlamaTextConfig
+    text: TextConfig
     vision: ClipConfig
     num_blocks: int
     placeholder_of: Mapping[str, int]
-    placeholder_token_ids: tuple[int, ...]
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> "Spec":
         """Read config.json as models.files.engine_config returns it. Raises StartupError, naming the key."""
-        text = LlamaTextConfig.read(config, max_model_len=config.get(MAX_MODEL_LEN))
+        text = TextConfig.read(config, PHI3, max_model_len=config.get(MAX_MODEL_LEN))
         embedding = section(config, "embd_layer")
         choice(embedding, "projection_cls", ("mlp",))
         choice(embedding, "hd_transform_order", ("sub_glb",))
@@ -55,18 +51,13 @@ class Spec(TextSpec):
             )
         token_id = _placeholder(config, text.vocab_size)
         num_blocks = vision.num_blocks(processor["layer_idx"])
-        return cls(text, vision, num_blocks, {"image": token_id}, (token_id,))
-
-    @property
-    def rope_factors(self) -> str:
-        """Return longrope's set, which `max_model_len` chooses."""
-        return self.text.rope.factors
+        return cls(text, vision, num_blocks, {"image": token_id})
 
     def item_tokens(self, grid: Grid, original_size: Size | None = None) -> int:
         """Return the tokens of crops and global view. Raises InvalidValue for a grid that is not of whole crops."""
         return num_tokens(*crops(grid))
 
-    def pixel_shape(self, grid: Grid) -> tuple[int, int, int]:
+    def pixel_shape(self, grid: Grid, modality: str = IMAGE) -> tuple[int, int, int]:
         """Return the shape of the padded image, (channels, height, width)."""
         return 3, grid[1] * PATCH, grid[2] * PATCH
 
@@ -74,21 +65,10 @@ class Spec(TextSpec):
         """Return the number of patches of crops and global view."""
         return grid[1] * grid[2] + CROP_PATCHES**2
 
-    def encoder_output_values(self, grid: Grid, original_size: Size | None = None) -> int:
-        """Return the number of values: one vector for each token."""
-        return self.item_tokens(grid) * self.text.hidden_size
-
     def square_grid(self, max_patches: int) -> Grid:
         """Return a square of whole crops, which leaves room for the global view."""
         side = max(1, isqrt(max(0, max_patches // CROP_PATCHES**2 - 1))) * CROP_PATCHES
         return 1, side, side
-
-    def positions(self, media: Sequence[MediaItem]) -> PlainPositions:
-        """Return positions that do not depend on images."""
-        return PlainPositions()
-
-    def padding_grid(self, num_patches: int) -> None:
-        """Return None: an image consists of whole crops and a global view."""
 
 
 def crops(grid: Grid) -> tuple[int, int]:

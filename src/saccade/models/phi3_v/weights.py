@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from saccade.models.backbones.llama_text import decoder_target
+from saccade.models.backbones.names import target_of
 from saccade.models.network import Target
 
 EMBEDDING = "model.vision_embed_tokens."
@@ -19,17 +19,15 @@ OWN = {
 }
 
 
-def locate(name: str, tower: Callable[[str], Target | None], loads_head: bool) -> Target | None:
+def target(name: str, tower: Callable[[str], Target | None]) -> Target | None:
     """Return the target of the checkpoint tensor *name*; None if it is not needed.
 
     *tower* does the same for the vision tower's own names.
     """
     if name.startswith(TOWER):
-        target = tower(name.removeprefix(TOWER))
-        return target and target._replace(parameter=f"vision_tower.{target.parameter}")
+        place = tower(name.removeprefix(TOWER))
+        return place and place._replace(parameter=f"vision_tower.{place.parameter}")
     if name.startswith(EMBEDDING):
         own = name.removeprefix(EMBEDDING)
         return Target(OWN.get(own, own))
-    if not loads_head and name == "lm_head.weight":
-        return None
-    return decoder_target(name, "language_model")
+    return target_of(name, (("model.", "language_model."),))

@@ -1,12 +1,20 @@
 """Check values of a checkpoint's preprocessor_config.json; each function raises StartupError with the key."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from saccade.errors import StartupError
 from saccade.protocol.model_files import PREPROCESSOR_CONFIG
 
 CHANNELS = 3
+CLIP_COLOURS: Mapping[str, Any] = MappingProxyType(
+    {
+        "image_mean": [0.48145466, 0.4578275, 0.40821073],
+        "image_std": [0.26862954, 0.26130258, 0.27577711],
+    }
+)
+HALF_COLOURS: Mapping[str, Any] = MappingProxyType({"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]})
 
 
 def check_fixed(preprocessor: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:

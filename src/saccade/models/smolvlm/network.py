@@ -13,13 +13,12 @@ from torch import nn
 
 from saccade.models.backbones.clip_config import ClipConfig
 from saccade.models.backbones.clip_vision import ClipBlock, ViewMetadata, view_patches
+from saccade.models.backbones.grouped_query_text import GroupedQueryDecoder
 from saccade.models.backbones.image_text_network import ImageTextNetwork
-from saccade.models.backbones.llama_text import LlamaTextDecoder
-from saccade.models.network import Target
 from saccade.models.preprocessing.processor_config import CHANNELS
 from saccade.models.smolvlm.layout import Layout
 from saccade.models.smolvlm.spec import Spec
-from saccade.models.smolvlm.weights import locate
+from saccade.models.smolvlm.weights import target
 from saccade.models.spec import MediaShape
 from saccade.nn.context import VisionAttentionBackend
 from saccade.nn.layers import LayerNorm, Linear
@@ -62,6 +61,10 @@ class SiglipTower(nn.Module):
         self.encoder.layers = nn.ModuleList(ClipBlock(config, ranks) for _ in range(config.depth))
         self.post_layernorm = LayerNorm(config.hidden_size, config.norm_eps)
 
+    def finish(self) -> None:
+        """Compute the values derived from the loaded weights."""
+        self.embeddings.finish()
+
     def prepare(self, num_views: int, backend: VisionAttentionBackend) -> ViewMetadata:
         """Return the metadata of *num_views* views, computed on the host and copied without a device sync."""
         lengths = (self.num_patches,) * num_views
@@ -95,23 +98,16 @@ class Connector(nn.Module):
 class Network(ImageTextNetwork):
     """The engine's network of the family. Parameters are empty until the loader has filled them and called `finish`."""
 
+    layout = Layout
+    decoder = GroupedQueryDecoder
+    target = staticmethod(target)
+
     def __init__(
         self, spec: Spec, config: Mapping[str, Any], preprocessor: Mapping[str, Any], ranks: Ranks = ALONE
     ) -> None:
-        settings = Layout(config, preprocessor).settings
-        super().__init__(LlamaTextDecoder(spec.text, ranks), settings, spec.text, tied=spec.text.tied, ranks=ranks)
-        self.spec = spec
+        super().__init__(spec, config, preprocessor, ranks)
         self.vision_model = SiglipTower(spec.vision, ranks.encoder)
         self.connector = Connector(spec)
-
-    def locate(self, name: str) -> Target | None:
-        """Return the parameter that the checkpoint's tensor *name* fills; None if the tensor is not needed."""
-        return locate(name, self.loads_head)
-
-    def finish(self) -> None:
-        """Compute the values derived from loaded weights and their device. Call once, after loading."""
-        self.vision_model.embeddings.finish()
-        super().finish()
 
     def prepare(self, items: Sequence[MediaShape], backend: VisionAttentionBackend) -> tuple[ViewMetadata, list[int]]:
         """Return the metadata of *items* for `encode`, and each item's token count."""

@@ -1,38 +1,34 @@
 """The spec of Idefics3 and SmolVLM for the engine's core, from their configuration. No torch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isqrt
 from typing import Any
 
 from saccade.errors import InvalidValue, StartupError
 from saccade.models.backbones.clip_config import ClipConfig
-from saccade.models.backbones.llama_config import LLAMA, LlamaTextConfig
 from saccade.models.backbones.model_config import choice, section
-from saccade.models.backbones.shared_spec import TextSpec
-from saccade.models.positions import PlainPositions
+from saccade.models.backbones.text_config import LLAMA, TextConfig
 from saccade.models.preprocessing.processor_config import CHANNELS
 from saccade.models.smolvlm import FAMILY
 from saccade.models.smolvlm.layout import num_views
 from saccade.models.smolvlm.settings import scale, tower
-from saccade.models.spec import PLACEHOLDER_TOKEN_ID, Grid, Size
-from saccade.protocol.media import MediaItem
+from saccade.models.spec import IMAGE, PLACEHOLDER_TOKEN_ID, Grid, ModelSpec, Size
 
 DEFAULT_IMAGE_TOKEN_ID = 128257
 
 
 @dataclass(frozen=True)
-class Spec(TextSpec):
+class Spec(ModelSpec):
     """models.spec.ModelSpec, and the validated parts of config.json for the network.
 
     *scale* x *scale* patches become one token.
     """
 
-    text: LlamaTextConfig
+    text: TextConfig
     vision: ClipConfig
     scale: int
     placeholder_of: Mapping[str, int]
-    placeholder_token_ids: tuple[int, ...]
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> "Spec":
@@ -44,7 +40,7 @@ class Spec(TextSpec):
             raise StartupError(
                 f"config.json: `image_token_id` is {token_id}, but `text_config.vocab_size` is only {text.vocab_size}."
             )
-        return cls(text, vision, scale(config, vision), {"image": token_id}, (token_id,))
+        return cls(text, vision, scale(config, vision), {"image": token_id})
 
     def item_tokens(self, grid: Grid, original_size: Size | None = None) -> int:
         """Return the tokens of all views. Raises InvalidValue for a grid that does not consist of whole tiles."""
@@ -61,7 +57,7 @@ class Spec(TextSpec):
             )
         return num_views(rows // side, columns // side)
 
-    def pixel_shape(self, grid: Grid) -> tuple[int, ...]:
+    def pixel_shape(self, grid: Grid, modality: str = IMAGE) -> tuple[int, ...]:
         """Return the shape of the views."""
         return self.num_views(grid), CHANNELS, self.vision.image_size, self.vision.image_size
 
@@ -69,26 +65,15 @@ class Spec(TextSpec):
         """Return the number of patches of all views."""
         return self.num_views(grid) * self.vision.num_patches
 
-    def encoder_output_values(self, grid: Grid, original_size: Size | None = None) -> int:
-        """Return the number of values: one vector for each token."""
-        return self.item_tokens(grid) * self.text.hidden_size
-
     def square_grid(self, max_patches: int) -> Grid:
         """Return a square of tiles that leaves room for the view of the whole image."""
         side = max(1, isqrt(max(0, max_patches // self.vision.num_patches - 1))) * self.vision.side
         return 1, side, side
 
-    def padding_grid(self, num_patches: int) -> None:
-        """Return None: an image consists of whole views."""
 
-    def positions(self, media: Sequence[MediaItem]) -> PlainPositions:
-        """Return positions that do not depend on images."""
-        return PlainPositions()
-
-
-def _text(config: Mapping[str, Any]) -> LlamaTextConfig:
+def _text(config: Mapping[str, Any]) -> TextConfig:
     """Read the text half. The top level decides whether the head is tied; the norms' epsilon defaults to 1e-5."""
     text = {"rms_norm_eps": 1e-5} if config.get("text_config") is None else section(config, "text_config")
     choice({"model_type": "llama", **text}, "model_type", ("llama",))
     tied = bool(config.get("tie_word_embeddings", False))
-    return LlamaTextConfig.read({**text, "tie_word_embeddings": tied}, LLAMA)
+    return TextConfig.read({**text, "tie_word_embeddings": tied}, LLAMA)

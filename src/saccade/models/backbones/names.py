@@ -1,11 +1,14 @@
-"""Map names of checkpoint tensors to the parameters of backbones.qwen_network."""
+"""Map names of checkpoint tensors to parameters of decoders: parts of fused matrices, and experts one by one."""
 
 import re
 from collections.abc import Sequence
 
 from saccade.models.network import Target
 
-FUSED = (
+Prefixes = Sequence[tuple[str, str]]
+Fused = Sequence[tuple[str, str, int | None]]
+
+FUSED: Fused = (
     (".q_proj.", ".qkv_proj.", 0),
     (".k_proj.", ".qkv_proj.", 1),
     (".v_proj.", ".qkv_proj.", 2),
@@ -18,13 +21,12 @@ EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 EXPERT_PARTS = {"gate": ("gate_up_proj", 0), "up": ("gate_up_proj", 1), "down": ("down_proj", None)}
 
 
-def locate(name: str, prefixes: Sequence[tuple[str, str]], loads_head: bool) -> Target | None:
-    """Return the target of the checkpoint tensor *name*; None for the head unless *loads_head*.
+def target_of(name: str, prefixes: Prefixes = (), fused: Fused = FUSED) -> Target:
+    """Return the target of the checkpoint tensor *name*.
 
-    *prefixes* are pairs of the checkpoint's and the network's; the first that fits is replaced.
+    *prefixes* are pairs of the checkpoint's and the network's; the first that fits is replaced. So is the first part of
+    *fused*, which may name a partition.
     """
-    if not loads_head and name == "lm_head.weight":
-        return None
     for theirs, ours in prefixes:
         if name.startswith(theirs):
             name = ours + name.removeprefix(theirs)
@@ -32,7 +34,7 @@ def locate(name: str, prefixes: Sequence[tuple[str, str]], loads_head: bool) -> 
     if (single := EXPERT.fullmatch(name)) is not None:
         parameter, partition = EXPERT_PARTS[single[3]]
         return Target(f"{single[1]}.{parameter}", partition, int(single[2]))
-    for theirs, ours, partition in FUSED:
+    for theirs, ours, part in fused:
         if theirs in name:
-            return Target(name.replace(theirs, ours), partition)
+            return Target(name.replace(theirs, ours), part)
     return Target(name)

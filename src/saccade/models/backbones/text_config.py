@@ -1,0 +1,320 @@
+"""The config.json of text decoders, checked: one reader, and a table of what their styles differ in. No torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, NamedTuple, Self
+
+from saccade.errors import StartupError
+from saccade.models.backbones.model_config import choice, integer, number, section, values_of
+from saccade.models.backbones.rope_scaling import Rope, longest, read_rope, rope_section
+from saccade.models.spec import NETWORK_DTYPE, HeadCut, KvSpec, Paged, Recurrent
+
+COMMON: Mapping[str, Any] = MappingProxyType({"hidden_act": "silu"})
+LLAMA_COMMON: Mapping[str, Any] = MappingProxyType({**COMMON, "rope_theta": 10000.0})
+"""The common defaults of transformers' LlamaConfig, MistralConfig and Phi3Config."""
+
+LLAMA_DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {
+        **LLAMA_COMMON,
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-6,
+    }
+)
+"""The defaults of transformers' LlamaConfig."""
+
+MISTRAL_DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {
+        **LLAMA_DEFAULTS,
+        "intermediate_size": 14336,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+        "sliding_window": 4096,
+    }
+)
+"""The defaults of transformers' MistralConfig."""
+
+
+class TextStyle(NamedTuple):
+    """Properties of an architecture that config.json does not have, and the *defaults* of missing keys.
+
+    *normed_heads*: queries and keys are normalised per head, and config.json names the head size. *qkv_bias*: queries,
+    keys and values have biases. *has_window*: `sliding_window` counts. *axes*: how the channels of M-RoPE's axes lie,
+    None for positions on one axis; *mrope_section* applies if config.json has none. *rotary_factor* is the part of a
+    head's channels that is rotated if config.json does not say; None for decoders that know only 1.
+    """
+
+    defaults: Mapping[str, Any] = COMMON
+    normed_heads: bool = False
+    qkv_bias: bool = False
+    has_window: bool = False
+    axes: Literal["chunked", "interleaved"] | None = None
+    mrope_section: tuple[int, int, int] | None = None
+    rotary_factor: float | None = None
+
+
+PHI3 = TextStyle(LLAMA_COMMON, has_window=True)
+LLAMA = TextStyle(LLAMA_DEFAULTS, has_window=True)
+MISTRAL = TextStyle(MISTRAL_DEFAULTS, has_window=True)
+DEEPSEEK = TextStyle()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig:
+    """The keys of all decoders."""
+
+    vocab_size: Annotated[int, "vocab_size"]
+    hidden_size: Annotated[int, "hidden_size"]
+    intermediate_size: Annotated[int, "intermediate_size"]
+    num_layers: Annotated[int, "num_hidden_layers"]
+    num_heads: Annotated[int, "num_attention_heads"]
+    norm_eps: Annotated[float, "rms_norm_eps"]
+    attention_bias: Annotated[bool, "attention_bias"]
+    tied: Annotated[bool, "tie_word_embeddings"]
+    "The embedding table is also the matrix of the logits."
+    max_position_embeddings: int
+    rope: Rope
+    style: TextStyle
+    mrope_section: tuple[int, int, int] | None = None
+
+    @classmethod
+    def read(cls, text: Mapping[str, Any], style: TextStyle, max_model_len: int | None = None) -> Self:
+        """Read the decoder's keys *text*. Raises StartupError, naming the key.
+
+        *max_model_len* is the length of the longest sequence to serve, None that of the model. See read_rope.
+        """
+        text = {**style.defaults, **text}
+        choice(text, "hidden_act", ("silu",))
+        return cls(style=style, **values_of(cls, text), **cls.more(text, style, max_model_len))
+
+    @classmethod
+    def more(cls, text: Mapping[str, Any], style: TextStyle, max_model_len: int | None) -> dict[str, Any]:
+        """Return the fields that name no key. Raises StartupError, naming the key."""
+        raise NotImplementedError
+
+    @property
+    def kv_specs(self) -> tuple[KvSpec, ...]:
+        """Return what each layer keeps of a sequence."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertsConfig:
+    """Mixture of experts: of *num_experts* MLPs, *num_chosen* compute each token in the layers with such an MLP.
+
+    *layers* are the indices of these layers; the others have a dense MLP. With *normalised*, the weights of the chosen
+    experts sum to 1.
+    """
+
+    num_experts: int
+    num_chosen: Annotated[int, "num_experts_per_tok"]
+    intermediate_size: Annotated[int, "moe_intermediate_size"]
+    normalised: bool
+    layers: frozenset[int]
+
+    @classmethod
+    def read(cls, text: Mapping[str, Any]) -> "ExpertsConfig | None":
+        """Read the decoder's keys; None for a dense model. Raises StartupError, naming the key."""
+        key = next((key for key in ("num_experts", "num_local_experts") if text.get(key)), None)
+        if key is None:
+            return None
+        step = integer({"decoder_sparse_step": 1, **text}, "decoder_sparse_step")
+        dense = text.get("mlp_only_layers") or []
+        layers = range(integer(text, "num_hidden_layers"))
+        config = cls(
+            num_experts=integer(text, key),
+            normalised=bool(text.get("norm_topk_prob", True)),
+            layers=frozenset(layer for layer in layers if layer not in dense and (layer + 1) % step == 0),
+            **values_of(cls, text),
+        )
+        if config.num_chosen > config.num_experts:
+            raise StartupError(f"config.json: `num_experts_per_tok` must be at most `{key}`, {config.num_experts}.")
+        return config
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextConfig(DecoderConfig):
+    """Grouped-query attention. *attention_bias*: all four matrices of the attention have biases.
+
+    *sliding_window* is the number of tokens, including itself, that a token attends to; None if no sequence is longer.
+    """
+
+    mlp_bias: Annotated[bool, "mlp_bias"]
+    num_kv_heads: int
+    head_dim: int
+    sliding_window: int | None
+    experts: ExpertsConfig | None
+
+    @classmethod
+    def more(cls, text: Mapping[str, Any], style: TextStyle, max_model_len: int | None) -> dict[str, Any]:
+        if text.get("use_sliding_window"):
+            raise StartupError("config.json: `use_sliding_window` is true; this network attends to all tokens only.")
+        num_heads = integer(text, "num_attention_heads")
+        num_kv_heads = _or(text, "num_key_value_heads", num_heads)
+        if num_heads % num_kv_heads:
+            raise StartupError("config.json: `num_attention_heads` must be a multiple of `num_key_value_heads`.")
+        head_dim = _head_dim(text, num_heads, style)
+        max_positions = longest(text) if style.axes else integer(text, "max_position_embeddings")
+        window = _or(text, "sliding_window", max_positions) if style.has_window else max_positions
+        rope = read_rope(text, head_dim, max_model_len or max_positions, _rotary_factor(text, style))
+        return {
+            "max_position_embeddings": max_positions,
+            "num_kv_heads": num_kv_heads,
+            "head_dim": head_dim,
+            "sliding_window": window if window < max_positions else None,
+            "rope": rope,
+            "mrope_section": _mrope_section(text, style, len(rope.divisors)),
+            "experts": ExpertsConfig.read(text),
+        }
+
+    @property
+    def kv_specs(self) -> tuple[KvSpec, ...]:
+        """Return paged attention for every layer."""
+        return (Paged(self.num_kv_heads, self.head_dim, self.head_dim),) * self.num_layers
+
+
+def text_section(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the text model's keys: `text_config`, or all of an older, flat config.json. Raises StartupError.
+
+    If the top level says whether the embedding is tied, it decides.
+    """
+    text = section(config, "text_config") if "text_config" in config else config
+    tied = "tie_word_embeddings"
+    return {**text, tied: bool(config.get(tied, text.get(tied, False)))}
+
+
+def _or(text: Mapping[str, Any], key: str, otherwise: int) -> int:
+    """Return the whole number under *key*, *otherwise* if it is null or missing."""
+    return otherwise if text.get(key) is None else integer(text, key)
+
+
+def _head_dim(text: Mapping[str, Any], num_heads: int, style: TextStyle) -> int:
+    if style.normed_heads or text.get("head_dim") is not None:
+        head_dim = integer(text, "head_dim")
+    else:
+        head_dim, rest = divmod(integer(text, "hidden_size"), num_heads)
+        if rest:
+            raise StartupError("config.json: `hidden_size` must be a multiple of `num_attention_heads`.")
+    if head_dim % 2:
+        raise StartupError(f"config.json: a head must have an even number of channels, not {head_dim}.")
+    return head_dim
+
+
+def _rotary_factor(text: Mapping[str, Any], style: TextStyle) -> float:
+    if style.rotary_factor is None:
+        return 1.0
+    key = "partial_rotary_factor"
+    return number({key: style.rotary_factor, **text, **rope_section(text)}, key)
+
+
+def _mrope_section(text: Mapping[str, Any], style: TextStyle, num_pairs: int) -> tuple[int, int, int] | None:
+    """Return the channels of each of M-RoPE's axes, which sum to *num_pairs*; None for one axis."""
+    if style.axes is None:
+        return None
+    rope, interleaved = rope_section(text), style.axes == "interleaved"
+    if bool(rope.get("mrope_interleaved", interleaved and "mrope_section" not in rope)) != interleaved:
+        raise StartupError(f"config.json: `mrope_interleaved` must be {str(interleaved).lower()} for this network.")
+    match rope.get("mrope_section", style.mrope_section):
+        case [int(time), int(height), int(width)] if min(time, height, width) >= 0:
+            if (total := time + height + width) != num_pairs:
+                raise StartupError(
+                    f"config.json: `mrope_section` {[time, height, width]} must sum to half of the rotated channels "
+                    f"of `head_dim` ({num_pairs}), not {total}."
+                )
+            return time, height, width
+        case given:
+            raise StartupError(f"config.json: `mrope_section` must be three whole numbers, not {given!r}.")
+
+
+LINEAR, FULL = "linear_attention", "full_attention"
+FULL_ATTENTION_INTERVAL = 4
+"""The default of the releases' configuration class, for checkpoints that leave the key out."""
+SHARED_WIDTH = "shared_expert_intermediate_size"
+
+
+@dataclass(frozen=True)
+class DeltaNetConfig:
+    """The layers with a state. Each key head serves equally many value heads."""
+
+    num_key_heads: Annotated[int, "linear_num_key_heads"]
+    num_value_heads: Annotated[int, "linear_num_value_heads"]
+    key_width: Annotated[int, "linear_key_head_dim"]
+    value_width: Annotated[int, "linear_value_head_dim"]
+    num_taps: Annotated[int, "linear_conv_kernel_dim"]
+
+    @classmethod
+    def read(cls, text: Mapping[str, Any]) -> "DeltaNetConfig":
+        """Read the decoder's keys. Raises StartupError, naming the key."""
+        integer(text, "linear_conv_kernel_dim", least=2)
+        config = cls(**values_of(cls, text))
+        if config.num_value_heads % config.num_key_heads:
+            raise StartupError("config.json: `linear_num_value_heads` must be a multiple of `linear_num_key_heads`.")
+        return config
+
+    @property
+    def heads(self) -> tuple[int, int, int]:
+        """Number of heads of queries, keys and values."""
+        return self.num_key_heads, self.num_key_heads, self.num_value_heads
+
+    @property
+    def widths(self) -> tuple[int, int, int]:
+        """Number of channels of queries, keys and values."""
+        keys = self.num_key_heads * self.key_width
+        return keys, keys, self.num_value_heads * self.value_width
+
+    @property
+    def state(self) -> Recurrent:
+        """A layer's state of a sequence: that of the delta rule, and the last inputs of the convolution."""
+        rule = (self.num_value_heads, self.key_width, self.value_width)
+        inputs = (self.num_taps - 1, sum(self.widths))
+        parts = tuple((heads, width // heads) for heads, width in zip(self.heads, self.widths, strict=True))
+        cuts = (HeadCut(0, ((self.num_value_heads, 1),)), HeadCut(1, parts))
+        return Recurrent((rule, inputs), ("float32", NETWORK_DTYPE), cuts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HybridConfig(TextConfig):
+    """*full_attention* are the layers that attend to all tokens; each of the others has the state of *delta_net*.
+
+    With experts, *intermediate_size* is the shared one's.
+    """
+
+    delta_net: DeltaNetConfig
+    full_attention: frozenset[int]
+
+    @classmethod
+    def read(cls, text: Mapping[str, Any], style: TextStyle, max_model_len: int | None = None) -> Self:
+        if not text.get("attn_output_gate", True):
+            raise StartupError("config.json: `attn_output_gate` is false; this network has an output gate.")
+        if SHARED_WIDTH in text:
+            text = {**text, "intermediate_size": integer(text, SHARED_WIDTH)}
+        return super().read(text, style, max_model_len)
+
+    @classmethod
+    def more(cls, text: Mapping[str, Any], style: TextStyle, max_model_len: int | None) -> dict[str, Any]:
+        own = {"delta_net": DeltaNetConfig.read(text), "full_attention": _full_attention(text)}
+        return {**super().more(text, style, max_model_len), **own}
+
+    @property
+    def kv_specs(self) -> tuple[KvSpec, ...]:
+        """Return paged attention for some layers, and a recurrent state for the others."""
+        paged, recurrent = Paged(self.num_kv_heads, self.head_dim, self.head_dim), self.delta_net.state
+        return tuple(paged if layer in self.full_attention else recurrent for layer in range(self.num_layers))
+
+
+def _full_attention(text: Mapping[str, Any]) -> frozenset[int]:
+    kinds, num_layers = text.get("layer_types"), integer(text, "num_hidden_layers")
+    if kinds is None:
+        interval = integer({"full_attention_interval": FULL_ATTENTION_INTERVAL, **text}, "full_attention_interval")
+        kinds = [LINEAR if (layer + 1) % interval else FULL for layer in range(num_layers)]
+    if not isinstance(kinds, list) or len(kinds) != num_layers or not set(kinds) <= {LINEAR, FULL}:
+        raise StartupError(f"config.json: `layer_types` must name {num_layers} layers, each {LINEAR} or {FULL}.")
+    full_layers = frozenset(layer for layer, kind in enumerate(kinds) if kind == FULL)
+    if not full_layers:
+        raise StartupError(f"config.json: `layer_types` must name at least one layer of {FULL}.")
+    return full_layers

@@ -1,0 +1,51 @@
+"""Qwen's vision-language models, from Qwen2-VL to Qwen3.6: one family each, and a table of what they differ in."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from saccade.models.family import Family
+
+QWEN2 = Family(
+    architectures=("Qwen2VLForConditionalGeneration",),
+    model_types=("qwen2_vl",),
+    placeholder="<|image_pad|>",
+    video_placeholder="<|video_pad|>",
+    template_switches=("add_vision_id",),
+    tool_format="hermes",
+    external_grid="image_grid_thw",
+    limits=("The engine refuses text networks with `use_sliding_window`.",),
+    parts={"Layout": "Layout14", "VideoLayout": "VideoLayout14", "Spec": "Spec2", "Network": "Network2"},
+)
+QWEN3 = replace(
+    QWEN2,
+    architectures=("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"),
+    model_types=("qwen3_vl", "qwen3_vl_moe"),
+    limits=(),
+    parts={"Layout": "Layout16", "VideoLayout": "VideoLayout16", "Spec": "Spec3", "Network": "Network3"},
+)
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {
+        "qwen2_vl": QWEN2,
+        "qwen2_5_vl": replace(
+            QWEN2,
+            architectures=("Qwen2_5_VLForConditionalGeneration",),
+            model_types=("qwen2_5_vl",),
+            parts={**QWEN2.parts, "Spec": "WindowedSpec", "Network": "WindowedNetwork"},
+        ),
+        "qwen3_vl": QWEN3,
+        "qwen3_5": replace(
+            QWEN3,
+            architectures=("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"),
+            model_types=("qwen3_5", "qwen3_5_moe"),
+            # preserve_thinking is a switch of 3.6, whose checkpoints have the same architectures.
+            template_switches=("add_vision_id", "enable_thinking", "preserve_thinking"),
+            tool_format="qwen3_coder",
+            limits=(
+                "The layer that drafts one more token (`mtp.*`) is not loaded: the engine does no speculative "
+                "decoding.",
+            ),
+            parts={**QWEN3.parts, "Spec": "HybridSpec", "Network": "HybridNetwork"},
+        ),
+    }
+)

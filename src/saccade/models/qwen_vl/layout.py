@@ -1,0 +1,24 @@
+"""Grid and token count of an image, from its dimensions. Runs in the gateway: no torch."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from saccade.models.preprocessing.processor_config import CLIP_COLOURS, HALF_COLOURS
+from saccade.models.preprocessing.smart_resize import SmartResizeLayout
+
+PATCHES_14: Mapping[str, Any] = {"patch_size": 14, "temporal_patch_size": 2, "merge_size": 2, **CLIP_COLOURS}
+PATCHES_16: Mapping[str, Any] = {"patch_size": 16, "temporal_patch_size": 2, "merge_size": 2, **HALF_COLOURS}
+
+
+class Layout14(SmartResizeLayout):
+    """Patches of 14 x 14, merged 2 x 2 into one token."""
+
+    defaults: ClassVar[Mapping[str, Any]] = {**PATCHES_14, "min_pixels": 56 * 56, "max_pixels": 28 * 28 * 1280}
+    """Defaults of the reference processor for missing keys: transformers 5.23, Qwen2VLImageProcessor."""
+
+
+class Layout16(SmartResizeLayout):
+    """Patches of 16 x 16, merged 2 x 2 into one token; 64 to 16384 tokens an image."""
+
+    defaults: ClassVar[Mapping[str, Any]] = {**PATCHES_16, "min_pixels": 256 * 256, "max_pixels": 4096 * 4096}
+    """The values of the releases' preprocessor_config.json, which apply to missing keys."""

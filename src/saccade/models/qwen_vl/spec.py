@@ -1,0 +1,115 @@
+"""The specs for the engine's core, from config.json. No torch."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from saccade.errors import StartupError
+from saccade.models.backbones.model_config import integer, section
+from saccade.models.backbones.text_config import HybridConfig, TextConfig, TextStyle, text_section
+from saccade.models.positions import GridSpan, MultimodalPositions
+from saccade.models.qwen_vl.tower_config import (
+    FlatTowerConfig,
+    Tower2Config,
+    Tower3Config,
+    TowerConfig,
+    WindowedConfig,
+)
+from saccade.models.spec import IMAGE, VIDEO, Grid, MergedPatchSpec
+from saccade.protocol.media import MediaItem
+
+BIASED = TextStyle(qkv_bias=True, axes="chunked", rotary_factor=1.0)
+NORMED = TextStyle(normed_heads=True, axes="interleaved", mrope_section=(24, 20, 20), rotary_factor=1.0)
+PARTIAL = NORMED._replace(mrope_section=(11, 11, 10), rotary_factor=0.25)
+
+
+@dataclass(frozen=True)
+class QwenSpec(MergedPatchSpec):
+    """models.spec.ModelSpec. With *divides_videos* there is text between the groups of a video's frames, so that each
+    has the positions of an image.
+    """
+
+    text_config: ClassVar[type[TextConfig]] = TextConfig
+    style: ClassVar[TextStyle] = NORMED
+    tower: ClassVar[type[TowerConfig]]
+    divides_videos: ClassVar[bool] = True
+
+    text: TextConfig
+    vision: Any
+    placeholder_of: Mapping[str, int]
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> Self:
+        """Read config.json. Raises StartupError, naming the key."""
+        text = cls.text_config.read(text_section(config), cls.style)
+        vision = cls.tower.read(section(config, "vision_config"))
+        if vision.out_hidden_size != text.hidden_size:
+            raise StartupError("config.json: the vision tower's `out_hidden_size` must equal the text `hidden_size`.")
+        if vision.num_features > 1 + text.num_layers:
+            raise StartupError("config.json: more `deepstack_visual_indexes` than text layers.")
+        placeholders = {kind: integer(config, f"{kind}_token_id", least=0) for kind in (IMAGE, VIDEO)}
+        if max(placeholders.values()) >= text.vocab_size:
+            raise StartupError("config.json: `image_token_id` and `video_token_id` must be below `vocab_size`.")
+        return cls(text, vision, placeholders)
+
+    @property
+    def feature_width(self) -> int:
+        """Values of a token's features: one vector of the last block and of each deepstack block."""
+        return int(self.vision.out_hidden_size * self.vision.num_features)
+
+    def pixel_shape(self, grid: Grid, modality: str = IMAGE) -> tuple[int, ...]:
+        """Return (patches, values per patch: of a video, of all frames of its group)."""
+        frames = self.vision.temporal_patch_size if modality == VIDEO else 1
+        return prod(grid), self.vision.patch_values * frames
+
+    def span_lengths(self, grid: Grid, modality: str) -> tuple[int, ...]:
+        """Return the lengths of an item's runs of placeholders: one run, or one for each group of a video's frames."""
+        num_runs = grid[0] if modality == VIDEO and self.divides_videos else 1
+        return (self.item_tokens(grid) // num_runs,) * num_runs
+
+    def positions(self, media: Sequence[MediaItem]) -> MultimodalPositions:
+        """Return the positions; tokens of an image or video have those of the merged grid."""
+        return MultimodalPositions(sorted(span for item in media for span in self._grid_spans(item)))
+
+    def time_step(self, item: MediaItem) -> float:
+        """Return the distance of the positions of successive groups of a video's frames."""
+        return 1.0
+
+    def _grid_spans(self, item: MediaItem) -> Iterator[GridSpan]:
+        merge = self.vision.merge_size
+        frames, rows, columns = item.grid
+        grid = frames // len(item.spans), rows // merge, columns // merge
+        for span in item.spans:
+            yield GridSpan(span.start, grid, self.time_step(item))
+
+
+class Spec2(QwenSpec):
+    """Qwen2-VL."""
+
+    style, tower, divides_videos = BIASED, Tower2Config, False
+
+
+class WindowedSpec(QwenSpec):
+    """Qwen2.5-VL."""
+
+    style, tower, divides_videos = BIASED, WindowedConfig, False
+
+    def time_step(self, item: MediaItem) -> float:
+        """Return the distance of the positions of successive groups: one second, if the item has none."""
+        seconds = 1.0 if item.seconds_per_group is None else item.seconds_per_group
+        return float(np.float32(self.vision.tokens_per_second) * np.float32(seconds)) if item.modality == VIDEO else 1.0
+
+
+class Spec3(QwenSpec):
+    """Qwen3-VL, dense or with experts."""
+
+    tower = Tower3Config
+
+
+class HybridSpec(QwenSpec):
+    """Qwen3.5, dense or with experts."""
+
+    style, tower, text_config = PARTIAL, FlatTowerConfig, HybridConfig

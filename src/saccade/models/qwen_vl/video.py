@@ -1,0 +1,40 @@
+"""Frames, grid, token count and prompt of a video, from its header. Runs in the gateway: no torch."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from saccade.models.preprocessing.smart_video import SmartVideoLayout
+from saccade.models.preprocessing.timed_video import TimedVideoLayout
+from saccade.models.qwen_vl.layout import PATCHES_14, PATCHES_16
+
+FRAMES: Mapping[str, Any] = {"fps": 2.0, "min_frames": 4, "max_frames": 768}
+
+
+class VideoLayout14(SmartVideoLayout):
+    """Patches of two frames of 14 x 14, merged 2 x 2 into one token; two frames a second, of 128 to 768 tokens each."""
+
+    template_tokens = ("<|video_pad|>",)
+    defaults: ClassVar[Mapping[str, Any]] = {
+        **PATCHES_14,
+        **FRAMES,
+        "min_pixels": 128 * 28 * 28,
+        "max_pixels": 768 * 28 * 28,
+        "max_video_tokens": 128_000,
+    }
+    """Defaults of the reference processor, Qwen2VLVideoProcessor of transformers 5.23; its `fps` is the releases'."""
+
+
+class VideoLayout16(TimedVideoLayout):
+    """Patches of two frames of 16 x 16, merged 2 x 2 into one token; two frames a second, each pair with its time."""
+
+    around = ("<|vision_start|>", "<|vision_end|>")
+    template_tokens = ("<|vision_start|>", "<|video_pad|>", "<|vision_end|>")
+    defaults: ClassVar[Mapping[str, Any]] = {
+        **PATCHES_16,
+        **FRAMES,
+        "min_pixels": 4096,
+        "max_pixels": 25_165_824,
+        "cap_pixels_per_frame": False,
+        "max_video_tokens": 768,
+    }
+    """Defaults of the reference processor for videos (transformers 5.23); the limits of pixels are the releases'."""
