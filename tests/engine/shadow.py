@@ -85,7 +85,7 @@ class Spec:
     def item_tokens(self, grid: tuple[int, int, int], original_size: object = None) -> int:
         return grid[1] * grid[2] // 4
 
-    def pixel_shape(self, grid: tuple[int, int, int]) -> tuple[int, int]:
+    def pixel_shape(self, grid: tuple[int, int, int], modality: str = "image") -> tuple[int, int]:
         return grid[1] * grid[2], 4
 
     def encode_cost(self, grid: tuple[int, int, int]) -> int:

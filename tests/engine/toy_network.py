@@ -39,7 +39,7 @@ class Spec:
     def item_tokens(self, grid: Grid, original_size: Size | None = None) -> int:
         return 0
 
-    def pixel_shape(self, grid: Grid) -> tuple[int, int]:
+    def pixel_shape(self, grid: Grid, modality: str = "image") -> tuple[int, int]:
         return 0, 0
 
     def encode_cost(self, grid: Grid) -> int:

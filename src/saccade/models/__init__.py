@@ -20,7 +20,7 @@ def _declared() -> dict[str, tuple[str, Family]]:
 
     The result is kept, because confined processes cannot list folders.
     """
-    by_name = {}
+    by_name: dict[str, tuple[str, Family]] = {}
     for module in pkgutil.iter_modules(__path__):
         if module.ispkg and module.name not in SHARED:
             package = importlib.import_module(f"{__name__}.{module.name}")

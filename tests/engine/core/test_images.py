@@ -130,7 +130,7 @@ class Spec:
     def item_tokens(self, grid: Grid, original_size: tuple[int, int] | None = None) -> int:
         return grid[1] * grid[2] // 4
 
-    def pixel_shape(self, grid: Grid) -> tuple[int, int]:
+    def pixel_shape(self, grid: Grid, modality: str = "image") -> tuple[int, int]:
         return grid[1] * grid[2], 1
 
     def encode_cost(self, grid: Grid) -> int:

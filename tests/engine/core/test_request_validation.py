@@ -70,10 +70,8 @@ class ImageSpec(Spec):
     def encoder_output_values(self, grid: tuple[int, int, int], original_size: Any = None) -> int:
         return 10 * grid[0] * grid[1] * grid[2]
 
-    def pixel_shape(self, grid: tuple[int, int, int]) -> tuple[int, ...]:
+    def pixel_shape(self, grid: tuple[int, int, int], modality: str = "image") -> tuple[int, ...]:
         return (grid[0] * grid[1] * grid[2],)
-
-    video_pixel_shape = pixel_shape
 
     def span_lengths(self, grid: tuple[int, int, int], modality: str) -> None:
         return None
