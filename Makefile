@@ -5,7 +5,7 @@ MODEL ?=
 ARGS ?=
 export VENV
 
-.PHONY: install demo serve test check trace docs format conformance peers real browser json-schema-suite clients soak faults siege clean
+.PHONY: install demo serve test check trace docs format conformance peers real browser json-schema-suite clients report soak faults siege clean
 
 install: $(VENV)/.installed
 
@@ -67,6 +67,11 @@ clients: $(VENV)/.installed-dev
 # SUITE is a checkout of github.com/json-schema-org/JSON-Schema-Test-Suite; docs/json-schema.md has the result.
 json-schema-suite: $(VENV)/.installed-dev
 	$(BIN)/python scripts/json_schema_suite.py $(SUITE)
+
+# Measures docs/figures.md, part by part, and goes on after an interruption:
+# make report ARGS="--vllm VENV --smg SMG --turbojpeg FOLDER"
+report: $(VENV)/.installed-dev
+	$(BIN)/python -m benchmarks.report $(ARGS)
 
 # Half an hour of mixed load: make soak ARGS="--minutes 2" for a trial.
 soak: $(VENV)/.installed-dev

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import platform
+import shlex
 import signal
 import socket
 import subprocess
@@ -12,6 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -83,6 +85,19 @@ def machine() -> str:
 
 
 def commit() -> str:
-    """Return the commit that is measured, and whether it has been changed."""
-    command = ["git", "describe", "--always", "--dirty"]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+    """Return the commit that is measured, with `-dirty` if other files than results and pages have been changed."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+
+    # A program writes its results while others are still to be measured.
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results", ":!docs")
+    return git("rev-parse", "--short=9", "HEAD") + ("-dirty" if changed else "")
+
+
+def write(out: Path, module: str, rows: Sequence[Mapping[str, Any]], **facts: object) -> None:
+    """Write *rows* as JSON, with machine, commit, the command that runs *module*, and more *facts*."""
+    # Where things lie on this machine is nobody's business.
+    command = shlex.join(["python", "-m", module, *(Path(word).name for word in sys.argv[1:])])
+    everything = {"machine": machine(), "commit": commit(), "command": command, **facts, "rows": rows}
+    out.write_text(json.dumps(everything, indent=1) + "\n")

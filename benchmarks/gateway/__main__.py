@@ -9,18 +9,15 @@ import argparse
 import itertools
 import json
 import os
-import shlex
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.gateway import report
 from benchmarks.gateway.cases import CASES, Case
 from benchmarks.gateway.model_folder import write_model
 from benchmarks.gateway.rows import measure
 from benchmarks.gateway.systems import SMG, SYSTEMS, Setup, running
-from benchmarks.measured import ROOT, commit, end_with_what_was_started, machine
+from benchmarks.measured import end_with_what_was_started, write
 
 
 def arguments() -> argparse.Namespace:
@@ -30,7 +27,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--smg", type=path, default=environment.get("SACCADE_BENCHMARK_SMG"), help="SMG's executable")
     parser.add_argument("--turbojpeg", type=path, help="the folder of libturbojpeg.so.0, for SMG")
     parser.add_argument("--work", type=path, default=Path(tempfile.gettempdir()) / "saccade-benchmark-gateway")
-    parser.add_argument("--out", type=path, default=ROOT / "benchmarks/results/gateway.json")
+    parser.add_argument("--out", type=path, default=Path("gateway.json"))
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--scale", type=float, default=1.0, help="how long, against the rows as they are written")
     parser.add_argument("--only", default="", help="run the rows whose name holds this")
@@ -40,7 +37,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measure, print every row as it comes, and write JSON and Markdown."""
+    """Measure, print every row as it comes, and write JSON."""
     options = arguments()
     end_with_what_was_started()
     systems = [system for system in options.systems if system != SMG or options.smg]
@@ -55,15 +52,7 @@ def main() -> None:
             own = [case for case in cases if (case.family, case.caches) == (family, caches)]
             for system in systems if repeat % 2 == 0 else reversed(systems):
                 rows += run(system, setup, folder, own, options, repeat)
-    facts = {
-        "Machine": machine(),
-        "Commit": commit(),
-        "SMG": smg_version(options.smg) if options.smg else "not measured",
-        # Where things lie on this machine is nobody's business.
-        "Command": shlex.join(["python", "-m", "benchmarks.gateway", *(Path(word).name for word in sys.argv[1:])]),
-    }
-    options.out.write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
-    options.out.with_suffix(".md").write_text(report.markdown(facts, rows))
+    write(options.out, "benchmarks.gateway", rows, smg=smg_version(options.smg) if options.smg else "not measured")
 
 
 def run(

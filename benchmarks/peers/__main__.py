@@ -19,14 +19,15 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import aiohttp
 
-from benchmarks.measured import ROOT, answers, commit, end_with_what_was_started, free_ports, machine, process
+from benchmarks.measured import ROOT, answers, end_with_what_was_started, free_ports, process, write
 
 sys.path.append(str(ROOT / "tests"))
 
@@ -45,6 +46,7 @@ NUM_WARM = 3
 READY_SECONDS = 180.0
 SETTLE_SECONDS = 0.5
 SEED = 18
+NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -142,10 +144,12 @@ def row(system: str, results: Sequence[Answered]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def gateway(command: Sequence[str], port: int, log: Path) -> Iterator[str]:
+def gateway(
+    command: Sequence[str], port: int, log: Path, environment: Mapping[str, str] = NO_VARIABLES
+) -> Iterator[str]:
     """Start a gateway and yield its URL when it answers."""
     url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + READY_SECONDS
-    with log.open("ab") as output, process(command, output.fileno(), {}) as started:
+    with log.open("ab") as output, process(command, output.fileno(), environment) as started:
         while not answers(url):
             if started.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"{command[0]} did not become ready:\n{log.read_text()[-2000:]}")
@@ -178,7 +182,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=24)
     parser.add_argument("--asks", type=int, default=4)
     parser.add_argument("--clients", type=int, default=4)
-    parser.add_argument("--out", type=Path, help="a file for the table, which is printed anyway")
+    parser.add_argument("--out", type=Path, help="a file for the rows, which are printed anyway")
     chosen = parser.parse_args()
     end_with_what_was_started()
     os.environ["SACCADE_VLLM_VENV"] = str(chosen.vllm)
@@ -204,31 +208,14 @@ def main() -> None:
                 time.sleep(SETTLE_SECONDS)
                 rows.append(row(system, asyncio.run(run(url, all_asks, chosen.clients))))
             print(rows[-1], flush=True)
-    table = markdown(rows, chosen, num_blocks)
-    print(table)
     if chosen.out is not None:
-        chosen.out.write_text(table)
+        write(chosen.out, "benchmarks.peers", rows, blocks=num_blocks - 1)
 
 
 def empty(worker: VllmServer) -> None:
     """Empty a worker's caches of blocks, images and encoder outputs."""
     for cache in ("prefix", "mm", "encoder"):
         worker.call(f"/reset_{cache}_cache", method="POST")
-
-
-def markdown(rows: Sequence[dict[str, Any]], chosen: argparse.Namespace, num_blocks: int) -> str:
-    """Return the page of results."""
-    lines = ["# Two real vLLM workers: Saccade beside SMG", "", f"Machine: {machine()}  ", f"Commit: {commit()}  "]
-    lines += [f"Command: python -m benchmarks.peers {' '.join(sys.argv[1:])}  ", ""]
-    lines += [
-        f"vLLM 0.32.0 for CPUs, a tiny Qwen3-VL, {num_blocks - 1} blocks of {BLOCK_SIZE} tokens a worker;",
-        f"{chosen.images} images of {IMAGE_TOKENS} tokens, {chosen.asks} questions about each, {chosen.clients}",
-        "clients. All prompts together need 1.5 times one worker's blocks.",
-        "",
-        "| " + " | ".join(rows[0]) + " |",
-        "|---" * len(rows[0]) + "|",
-    ]
-    return "\n".join([*lines, *("| " + " | ".join(map(str, each.values())) + " |" for each in rows), ""])
 
 
 if __name__ == "__main__":
