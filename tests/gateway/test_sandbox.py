@@ -15,9 +15,10 @@ import pytest
 
 from saccade.gateway import confinement
 from saccade.gateway.images.decode_pool import server as media_server
-from saccade.gateway.images.decode_pool.job import ImageJob
+from saccade.gateway.images.decode_pool.job import PixelJob
 from saccade.gateway.images.decode_pool.server import DecodeProcess, DecodeServer
 from saccade.media.header import ImageLimits
+from saccade.media.video_header import VideoLimits
 from saccade.protocol.media import ImageLayout
 from saccade.transport.shared_memory import FOLDER, Slot, SlotPool, open_descriptor, read_slot
 
@@ -67,7 +68,7 @@ def found(process: DecodeProcess, code: str, slot: Slot | None = None) -> Any:
         descriptor = None if slot is None else open_descriptor(slot.ref)
         try:
             ref = None if slot is None else slot.ref
-            job = ImageJob(code.encode(), "none", {}, LAYOUT, ImageLimits(), ref)
+            job = PixelJob(code.encode(), "none", {}, LAYOUT, ImageLimits(), VideoLimits(), slot=ref)
             answer = await asyncio.wait_for(process.exchange(job, descriptor), 20)
         finally:
             if descriptor is not None:

@@ -15,7 +15,7 @@ from saccade.gateway.images.file_store import FileStore
 from saccade.gateway.images.media_loader import MediaLoader, decode_data_url, is_data_url
 from saccade.gateway.limits import WorkThreads
 from saccade.gateway.request import Request
-from saccade.gateway.served_models.served_model import ServedModel
+from saccade.gateway.served_models.served_model import ServedModel, VideoSide
 from saccade.identity.content import content_hash
 from saccade.media.header import ImageLimits, read_header
 from saccade.media.pdf_pages import DECODER as PDF_DECODER
@@ -92,90 +92,72 @@ class ImageCollector:
     async def _open(
         self, request: Request, served: ServedModel, source: ImageSource, salt: bytes
     ) -> list[EncodedImage]:
-        if isinstance(source.options, VideoOptions):
-            return [await self._open_video(request, served, source, source.options, salt)]
-        options = source.options
-
-        def read(content: bytes) -> EncodedImage | bytes:
-            """Return the image in *content*; a PDF is returned as it is."""
+        options, videos = source.options, served.videos
+        if isinstance(options, VideoOptions):
+            if videos is None:
+                raise UnsupportedParameter("This model takes no videos here.")
+            settings = videos.layout.settings_for(options)
+            content = await self._read(request, source, salt)
+            header = await self.video_header(content, request.client)
+            work = partial(self._video, served, videos, settings, source.field, content, header)
+        else:
+            content = await self._read(request, source, salt)
             if content.startswith(PDF_SIGNATURE):
-                return content
-            header = read_header(content)
-            self.limits.check(header, len(content))
-            settings = served.layout.settings_for(options)
-            layout = served.layout.image(*header.upright, settings)
-            with self.metrics.stage("hash"):
-                known_as = content_hash(content, served.fingerprint(settings))
-            return EncodedImage(source.field, content, header.width * header.height, known_as, layout, settings)
-
-        if is_data_url(source.url):
-            num_bytes = len(source.url)
-            is_long = num_bytes > THREAD_FROM_BYTES
-            image = await self.threads.run(is_long, num_bytes, lambda: read(decode_data_url(source.url)))
-        else:
-            if source.content is not None:
-                content = source.content
-            elif is_file_id(source.url):
-                content = self.files.get(request.tenant.id, source.url, source.field).content
-                request.memory.take(len(content))
+                pages = await self.pdf_pages(content, request.client)
+                work = partial(self._pages, served, options, source.field, content, pages)
             else:
-                content = await self.loader.fetch(request, source.url, salt)
-            image = await self.threads.run(len(content) > THREAD_FROM_BYTES, len(content), partial(read, content))
-        if isinstance(image, EncodedImage):
-            return [image]
-        return await self._open_pdf(request, served, source, options, image)
+                work = partial(self._image, served, options, source.field, content)
+        return await self.threads.run(len(content) > THREAD_FROM_BYTES, len(content), work)
 
-    async def _open_pdf(
-        self, request: Request, served: ServedModel, source: ImageSource, options: ImageOptions, content: bytes
-    ) -> list[EncodedImage]:
-        """Return the pages of the PDF in *content* as images."""
-        pages = await self.pdf_pages(content, request.client)
-        settings = served.layout.settings_for(options)
-
-        def read() -> list[EncodedImage]:
-            with self.metrics.stage("hash"):
-                file_hash = content_hash(content, served.fingerprint({**settings, "pdf": PDF_DECODER}))
-                hashes = [content_hash(file_hash, msgspec.json.encode(page)) for page in pages]
-            return [
-                EncodedImage(
-                    source.field,
-                    content,
-                    page.width * page.height,
-                    known_as,
-                    served.layout.image(page.width, page.height, settings),
-                    settings,
-                    page=page,
-                )
-                for page, known_as in zip(pages, hashes, strict=True)
-            ]
-
-        return await self.threads.run(len(content) > THREAD_FROM_BYTES, len(content), read)
-
-    async def _open_video(
-        self, request: Request, served: ServedModel, source: ImageSource, options: VideoOptions, salt: bytes
-    ) -> EncodedImage:
-        if served.videos is None:
-            raise UnsupportedParameter("This model takes no videos here.")
-        videos = served.videos
-        settings = videos.layout.settings_for(options)
+    async def _read(self, request: Request, source: ImageSource, salt: bytes) -> bytes:
+        """Return the file of *source*."""
+        url = source.url
         if source.content is not None:
-            content = source.content
-        elif is_data_url(source.url):
-            num_bytes = len(source.url)
-            content = await self.threads.run(
-                num_bytes > THREAD_FROM_BYTES, num_bytes, lambda: decode_data_url(source.url)
-            )
-        else:
-            content = await self.loader.fetch(request, source.url, salt)
-        header = await self.video_header(content, request.client)
+            return source.content
+        if is_data_url(url):
+            return await self.threads.run(len(url) > THREAD_FROM_BYTES, len(url), partial(decode_data_url, url))
+        if is_file_id(url):
+            content = self.files.get(request.tenant.id, url, source.field).content
+            request.memory.take(len(content))
+            return content
+        return await self.loader.fetch(request, url, salt)
 
-        def read() -> EncodedImage:
-            layout = videos.layout.video(header, settings)
-            with self.metrics.stage("hash"):
-                known_as = content_hash(content, served.video_fingerprint(settings))
-            return EncodedImage(source.field, content, header.width * header.height, known_as, layout, settings, header)
+    def _image(self, served: ServedModel, options: ImageOptions, field: str, content: bytes) -> list[EncodedImage]:
+        header = read_header(content)
+        self.limits.check(header, len(content))
+        settings = served.layout.settings_for(options)
+        layout = served.layout.image(*header.upright, settings)
+        with self.metrics.stage("hash"):
+            known_as = content_hash(content, served.fingerprint(settings))
+        return [EncodedImage(field, content, header.width * header.height, known_as, layout, settings)]
 
-        return await self.threads.run(len(content) > THREAD_FROM_BYTES, len(content), read)
+    def _pages(
+        self, served: ServedModel, options: ImageOptions, field: str, content: bytes, pages: list[PdfPage]
+    ) -> list[EncodedImage]:
+        settings = served.layout.settings_for(options)
+        with self.metrics.stage("hash"):
+            file_hash = content_hash(content, served.fingerprint({**settings, "pdf": PDF_DECODER}))
+        images = []
+        for page in pages:
+            layout = served.layout.image(page.width, page.height, settings)
+            known_as = content_hash(file_hash, msgspec.json.encode(page))
+            num_pixels = page.width * page.height
+            images.append(EncodedImage(field, content, num_pixels, known_as, layout, settings, page=page))
+        return images
+
+    def _video(
+        self,
+        served: ServedModel,
+        videos: VideoSide,
+        settings: Mapping[str, Any],
+        field: str,
+        content: bytes,
+        header: VideoHeader,
+    ) -> list[EncodedImage]:
+        layout = videos.layout.video(header, settings)
+        with self.metrics.stage("hash"):
+            known_as = content_hash(content, served.video_fingerprint(settings))
+        return [EncodedImage(field, content, header.width * header.height, known_as, layout, settings, header)]
 
     def _check_together(self, images: Sequence[EncodedImage]) -> None:
         """Raise ImageTooLarge if the *images* of one request so far are too large together."""

@@ -132,12 +132,9 @@ class PixelPreparer:
 
     async def _pixels(self, family: str, image: EncodedImage, salt: bytes, client: Hashable) -> PreparedImage:
         async def prepare() -> PreparedImage:
-            if image.page is not None:
-                pixels = await self.pool.page(image.encoded, image.page, family, image.settings, image.layout, client)
-            elif image.video is None:
-                pixels = await self.pool.image(image.encoded, family, image.settings, image.layout, client)
-            else:
-                pixels = await self.pool.video(image.encoded, image.video, family, image.settings, image.layout, client)
+            pixels = await self.pool.image(
+                image.encoded, family, image.settings, image.layout, client, image.video, image.page
+            )
             self.metrics.observe_stages({"queue": pixels.waited_seconds, **msgspec.structs.asdict(pixels.seconds)})
             return pixels
 

@@ -20,11 +20,9 @@ from tables import table
 from saccade import models
 from saccade.gateway.images.decode_pool.job import (
     ImageAnswer,
-    ImageJob,
-    PageJob,
     PdfJob,
+    PixelJob,
     VideoHeaderJob,
-    VideoJob,
 )
 from saccade.gateway.images.decode_pool.server import DecodeProcess, DecodeServer
 from saccade.media.header import ImageLimits, read_header
@@ -133,7 +131,9 @@ def decoded(
                 slot = slots.acquire(expected.num_pixel_bytes)
                 assert slot is not None
                 before = peak_bytes(process)
-                job = ImageJob(image, family, dict(layout_of.settings), expected, ImageLimits(), slot.ref)
+                job = PixelJob(
+                    image, family, dict(layout_of.settings), expected, ImageLimits(), VideoLimits(), slot=slot.ref
+                )
                 descriptor = open_descriptor(slot.ref)
                 answer = await asyncio.wait_for(process.exchange(job, descriptor), 120)
                 os.close(descriptor)
@@ -234,7 +234,9 @@ def test_video_stays_within_the_announced_bytes(server: DecodeServer, codec: str
             layout = layout_of.video(header, settings)
             slot = slots.acquire(layout.num_pixel_bytes)
             assert slot is not None
-            job = VideoJob(encoded, "qwen2_vl", dict(settings), layout, header, VideoLimits(), slot.ref)
+            job = PixelJob(
+                encoded, "qwen2_vl", dict(settings), layout, ImageLimits(), VideoLimits(), header, slot=slot.ref
+            )
             descriptor = open_descriptor(slot.ref)
             answer = await asyncio.wait_for(process.exchange(job, descriptor), 120)
             os.close(descriptor)
@@ -260,7 +262,8 @@ def test_page_of_a_pdf_stays_within_the_announced_bytes(server: DecodeServer) ->
             layout = LAYOUT.image(page.width, page.height, LAYOUT.settings)
             slot = slots.acquire(layout.num_pixel_bytes)
             assert slot is not None
-            job = PageJob(encoded, FAMILY, dict(LAYOUT.settings), layout, page, slot.ref)
+            settings, limits = dict(LAYOUT.settings), (ImageLimits(), VideoLimits())
+            job = PixelJob(encoded, FAMILY, settings, layout, *limits, page=page, slot=slot.ref)
             descriptor = open_descriptor(slot.ref)
             answer = await asyncio.wait_for(process.exchange(job, descriptor), 120)
             os.close(descriptor)

@@ -5,7 +5,7 @@ confine it.
 """
 
 import struct
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -23,10 +23,27 @@ PID = struct.Struct("<i")
 """The fork server's answer to a socket: the id of the new process, sent with its pidfd."""
 
 
-class ImageJob(msgspec.Struct, frozen=True, array_like=True, tag="image"):
+class VideoHeaderJob(msgspec.Struct, frozen=True, array_like=True, tag="video header"):
+    """Read the header of the *encoded* video."""
+
+    medium: ClassVar = "video"
+    encoded: bytes
+    limits: VideoLimits
+
+
+class PdfJob(msgspec.Struct, frozen=True, array_like=True, tag="pdf"):
+    """Read the sizes of the pages of the *encoded* PDF."""
+
+    medium: ClassVar = "PDF"
+    encoded: bytes
+    limits: PdfLimits
+
+
+class PixelJob(msgspec.Struct, frozen=True, array_like=True, tag="pixels"):
     """Decode *encoded* and write the patches of *layout* to *slot*, or send them back if there is no slot.
 
-    The slot's descriptor is sent along; its name only serves in messages.
+    *encoded* is an image, a video with the header *video*, or a PDF of which *page* is decoded. Those come from a
+    VideoHeaderJob or a PdfJob. The slot's descriptor is sent along; its name only serves in messages.
 
     *family* is a folder of saccade.models; *settings* are its Layout's. *layout* is of the upright image.
     """
@@ -36,58 +53,21 @@ class ImageJob(msgspec.Struct, frozen=True, array_like=True, tag="image"):
     settings: dict[str, Any]
     layout: ImageLayout
     limits: ImageLimits
+    video_limits: VideoLimits
+    video: VideoHeader | None = None
+    page: PdfPage | None = None
     slot: SlotRef | None = None
 
-
-class VideoHeaderJob(msgspec.Struct, frozen=True, array_like=True, tag="video header"):
-    """Read the header of the *encoded* video."""
-
-    encoded: bytes
-    limits: VideoLimits
-
-
-class VideoJob(msgspec.Struct, frozen=True, array_like=True, tag="video"):
-    """As ImageJob, for the *encoded* video; *header* comes from a VideoHeaderJob."""
-
-    encoded: bytes
-    family: str
-    settings: dict[str, Any]
-    layout: ImageLayout
-    header: VideoHeader
-    limits: VideoLimits
-    slot: SlotRef | None = None
-
-
-class PdfJob(msgspec.Struct, frozen=True, array_like=True, tag="pdf"):
-    """Read the sizes of the pages of the *encoded* PDF."""
-
-    encoded: bytes
-    limits: PdfLimits
-
-
-class PageJob(msgspec.Struct, frozen=True, array_like=True, tag="page"):
-    """As ImageJob, for a *page* of the *encoded* PDF; *page* comes from a PdfJob."""
-
-    encoded: bytes
-    family: str
-    settings: dict[str, Any]
-    layout: ImageLayout
-    page: PdfPage
-    slot: SlotRef | None = None
+    @property
+    def medium(self) -> str:
+        """What is decoded, for errors: image, video or PDF."""
+        return "PDF" if self.page is not None else "image" if self.video is None else "video"
 
 
 SizeJob = VideoHeaderJob | PdfJob
 """Jobs without pixels."""
 
-PixelJob = ImageJob | VideoJob | PageJob
 Job = SizeJob | PixelJob
-
-
-def medium_of(job: Job) -> str:
-    """Return what *job* decodes, for errors."""
-    if isinstance(job, PdfJob | PageJob):
-        return "PDF"
-    return "image" if isinstance(job, ImageJob) else "video"
 
 
 class StageSeconds(msgspec.Struct, frozen=True, array_like=True):

@@ -31,16 +31,12 @@ from saccade.gateway.config import MediaSettings
 from saccade.gateway.confinement import MEASURES
 from saccade.gateway.images.decode_pool.job import (
     ImageAnswer,
-    ImageJob,
     Job,
-    PageJob,
     PdfJob,
     PixelJob,
     SizeJob,
     StageSeconds,
     VideoHeaderJob,
-    VideoJob,
-    medium_of,
 )
 from saccade.gateway.images.decode_pool.queue import DecodeQueue, Turn, draining
 from saccade.gateway.images.decode_pool.server import DecodeProcess, DecodeServer
@@ -148,16 +144,27 @@ class DecodePool:
         settings: Mapping[str, Any],
         layout: ImageLayout,
         client: Hashable = None,
+        video: VideoHeader | None = None,
+        page: PdfPage | None = None,
     ) -> PreparedImage:
-        """Return the patches of *encoded*; *layout* and *settings* come from *family*'s Layout.
+        """Return the patches of *encoded*: an image, a video with the header *video*, or a *page* of a PDF.
 
-        The image waits for a process in the turns of *client*. The caller holds the slot until release().
-        Raises RequestError for a bad image, DeadlineExceeded for one that takes too long, Draining after close().
+        *layout* and *settings* come from *family*'s Layout. The job waits for a process in the turns of *client*. The
+        caller holds the slot until release(). Raises RequestError for a bad image, DeadlineExceeded for one that takes
+        too long, Draining after close(); for a video as video_header() does.
         """
-        limits, header = self._config.image_limits, read_header(encoded)
-        limits.check(header, len(encoded))
-        job = ImageJob(encoded, family, dict(settings), layout, limits)
-        return await self._tried(job, header.decoded_bytes, self._fill, client)
+        limits = self._config.image_limits
+        if video is not None:
+            num_bytes = decoded_bytes(video)
+        elif page is not None:
+            # A page may show images that are larger than itself.
+            num_bytes = max(HEADER_BYTES, page.width * page.height * BYTES_PER_PIXEL)
+        else:
+            header = read_header(encoded)
+            limits.check(header, len(encoded))
+            num_bytes = header.decoded_bytes
+        job = PixelJob(encoded, family, dict(settings), layout, limits, self._config.video_limits, video, page)
+        return await self._tried(job, num_bytes, self._fill, client)
 
     async def video_header(self, encoded: bytes, client: Hashable = None) -> VideoHeader:
         """Return the header of an encoded video, in a turn of *client*.
@@ -173,19 +180,6 @@ class DecodePool:
             raise InternalError("A decode process answered without the video's header.")
         return _checked(header, self._config.video_limits)
 
-    async def video(
-        self,
-        encoded: bytes,
-        header: VideoHeader,
-        family: str,
-        settings: Mapping[str, Any],
-        layout: ImageLayout,
-        client: Hashable = None,
-    ) -> PreparedImage:
-        """As image(), for a video with *header*. Raises as video_header() does."""
-        job = VideoJob(encoded, family, dict(settings), layout, header, self._config.video_limits)
-        return await self._tried(job, decoded_bytes(header), self._fill, client)
-
     async def pdf_pages(self, encoded: bytes, client: Hashable = None) -> list[PdfPage]:
         """Return the pages of an encoded PDF, in a turn of *client*. Raises as image() does."""
         limits = self._config.pdf_limits
@@ -195,21 +189,6 @@ class DecodePool:
         # A compromised process may have invented them.
         limits.check(pages)
         return pages
-
-    async def page(
-        self,
-        encoded: bytes,
-        page: PdfPage,
-        family: str,
-        settings: Mapping[str, Any],
-        layout: ImageLayout,
-        client: Hashable = None,
-    ) -> PreparedImage:
-        """As image(), for a *page* of an encoded PDF."""
-        job = PageJob(encoded, family, dict(settings), layout, page)
-        # A page may show images that are larger than itself.
-        num_bytes = max(HEADER_BYTES, page.width * page.height * BYTES_PER_PIXEL)
-        return await self._tried(job, num_bytes, self._fill, client)
 
     async def _tried(self, job: J, nbytes: int, work: Work[J, T], client: Hashable = None) -> T:
         """Return the result of *work* on *job*; if its process dies, try again in another one."""
@@ -224,7 +203,7 @@ class DecodePool:
         raise InternalError("No decode process lives long enough for the image; the request can be sent again.")
 
     async def _attempt(self, job: J, nbytes: int, work: Work[J, T], client: Hashable) -> T:
-        is_video = isinstance(job, VideoHeaderJob | VideoJob)
+        is_video = job.medium == "video"
         loop = asyncio.get_running_loop()
         arrived = loop.time()
         turn = await self._queue.enter(nbytes, is_video=is_video, client=client)
@@ -326,13 +305,13 @@ class DecodePool:
     async def _ask(self, process: DecodeProcess, job: Job, slot: int | None) -> ImageAnswer:
         """Return the answer of *process*; if this raises, the process has ended."""
         error: SaccadeError | ProcessDied
-        is_video = isinstance(job, VideoHeaderJob | VideoJob)
+        is_video = job.medium == "video"
         limit = self._config.video_timeout_seconds if is_video else self._config.decode_timeout_seconds
         try:
             async with asyncio.timeout(limit):
                 return await process.exchange(job, slot)
         except TimeoutError:
-            error = DeadlineExceeded(f"Decoding the {medium_of(job)} took longer than {limit:g} seconds.")
+            error = DeadlineExceeded(f"Decoding the {job.medium} took longer than {limit:g} seconds.")
         except (OSError, *UNREADABLE):
             error = ProcessDied()
         # The slot may be used again only when the process can no longer write to it.
@@ -393,9 +372,8 @@ def log_confinement(measures: tuple[str, ...]) -> None:
 
 
 def _ended_twice(job: Job) -> InvalidImage | InvalidVideo:
-    medium = medium_of(job)
-    error = InvalidVideo if medium == "video" else InvalidImage
-    return error(f"Decoding the {medium} ended its process twice: the {medium} may be damaged.")
+    error = InvalidVideo if job.medium == "video" else InvalidImage
+    return error(f"Decoding the {job.medium} ended its process twice: the {job.medium} may be damaged.")
 
 
 def _checked(header: VideoHeader, limits: VideoLimits) -> VideoHeader:

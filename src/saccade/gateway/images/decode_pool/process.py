@@ -35,14 +35,11 @@ from saccade.gateway.images.decode_pool.job import (
     Confinement,
     ImageAnswer,
     Job,
-    PageJob,
     PdfJob,
     PixelJob,
     StageSeconds,
     VideoHeaderJob,
-    VideoJob,
     frame,
-    medium_of,
 )
 from saccade.media import pdf, video
 from saccade.media.decode import decode
@@ -133,17 +130,16 @@ def answer(job: Job, slot: int | None) -> ImageAnswer:
     except SaccadeError as error:
         return ImageAnswer(failure=Failure(error.code, error.message))
     except MemoryError:
-        medium = medium_of(job)
-        code = VideoTooLarge.code if medium == "video" else ImageTooLarge.code
-        return ImageAnswer(failure=Failure(code, f"The {medium} takes more memory than one may use."))
+        code = VideoTooLarge.code if job.medium == "video" else ImageTooLarge.code
+        return ImageAnswer(failure=Failure(code, f"The {job.medium} takes more memory than one may use."))
 
 
 def _writer(job: PixelJob) -> Callable[[npt.NDArray[Any]], None]:
     """Return a function that writes the patches: an image is decoded before it, video frames during it."""
-    if isinstance(job, VideoJob):
-        frames = video.read_frames(job.encoded, job.header, job.layout.frames, job.limits)
+    if job.video is not None:
+        frames = video.read_frames(job.encoded, job.video, job.layout.frames, job.video_limits)
         return partial(models.load_video_pixels(job.family)(job.settings).write, frames, job.layout)
-    image = pdf.render(job.encoded, job.page) if isinstance(job, PageJob) else decode(job.encoded, job.limits)
+    image = decode(job.encoded, job.limits) if job.page is None else pdf.render(job.encoded, job.page)
     return partial(models.load_pixels(job.family)(job.settings).write, image, job.layout)
 
 
@@ -170,7 +166,7 @@ def _prepare(job: PixelJob, slot: int | None) -> ImageAnswer:
         preprocess = write(buffer)
         inline = bytes(buffer)
     rest = time.perf_counter() - decoded - preprocess
-    if isinstance(job, VideoJob):
+    if job.video is not None:
         return ImageAnswer(StageSeconds(preprocess, 0.0, rest), inline)
     return ImageAnswer(StageSeconds(decoded - began, preprocess, rest), inline)
 
