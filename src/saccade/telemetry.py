@@ -19,7 +19,7 @@ from types import TracebackType
 
 import msgspec
 import structlog
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram
 
 from saccade.log_writer import LineWriter, LogOutput
 from saccade.metric_registry import MetricRegistry
@@ -172,10 +172,6 @@ class Metrics:
             yield
         finally:
             self.observe_stages({name: time.perf_counter() - start})
-
-    def render(self) -> bytes:
-        """Return all metrics in Prometheus' text format."""
-        return generate_latest(self.registry)
 
     async def watch_event_loop(self) -> None:
         """Record the event loop's lag at intervals, until cancelled."""

@@ -19,10 +19,9 @@ from waiting import wait_until
 
 from saccade.errors import StartupError
 from saccade.gateway import app
-from saccade.gateway.apis.admin import HOST, Admin, Controls
+from saccade.gateway.admin import HOST, Admin
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.server.access_log import AccessLog
-from saccade.telemetry import Metrics
 from saccade.transport import lasting_task
 
 RESETS = {"/reset_prefix_cache": (True, False), "/reset_mm_cache": (False, True)}
@@ -223,17 +222,8 @@ def test_a_chat_that_would_be_refused_is_refused(admin: Port) -> None:
 
 
 def test_admin_port_needs_a_key(served: scripted.Gateway) -> None:
-    application = served.application
-    controls = Controls(application.preview, application.media.forget, application.tenants, application.works)
     with pytest.raises(StartupError, match="--admin-key"):
-        Admin(
-            (),
-            application.routing.members,
-            application.routing.listener,
-            controls,
-            Metrics(),
-            AccessLog(),
-        )
+        Admin((), served.application, AccessLog())
 
 
 OTHER = "grpc://127.0.0.1:1"

@@ -6,7 +6,7 @@ import httpx2
 import msgspec
 
 from saccade.errors import InvalidApiKey, StartupError
-from saccade.gateway.apis.admin import TENANT_HEADER
+from saccade.gateway.admin import TENANT_HEADER
 from saccade.transport.framing import UNREADABLE
 
 TIMEOUT_SECONDS = 60.0

@@ -17,7 +17,7 @@ from saccade import config
 from saccade.cli import exit_codes
 from saccade.cli.flags import is_ready
 from saccade.errors import StartupError
-from saccade.gateway.apis.admin import HOST
+from saccade.gateway.admin import HOST
 from saccade.gateway.app import reserve
 from saccade.gateway.config import INDEXER, SECRET, Member, ServerSettings
 from saccade.supervisor.tree import ChildSpec, Tree, until

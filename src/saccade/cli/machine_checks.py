@@ -16,7 +16,7 @@ import msgspec
 from saccade.cli.screen import shared_memory_problem, size
 from saccade.cli.torch_build import CUDA_LIBRARY, has_gpu, installed_torch, unused_cuda
 from saccade.errors import StartupError
-from saccade.gateway.apis.admin import HOST as LOOPBACK
+from saccade.gateway.admin import HOST as LOOPBACK
 from saccade.gateway.app import listen
 from saccade.gateway.config import ConnectionLimits, MediaSettings
 from saccade.gateway.confinement import MEASURES, environment

@@ -1,8 +1,7 @@
 """The operator's port: a second listener on loopback, with its own keys, for commands that no tenant may send."""
 
 import time
-from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Collection
 
 import msgspec
 from starlette.requests import Request
@@ -14,18 +13,16 @@ from saccade.errors import BodyTooLarge, InvalidValue, StartupError, WorkerUnava
 from saccade.gateway.apis.board import board
 from saccade.gateway.apis.pages import page
 from saccade.gateway.apis.routes import route
-from saccade.gateway.processes.siblings import Siblings, booked_together
+from saccade.gateway.application import Application
+from saccade.gateway.processes.siblings import booked_together
 from saccade.gateway.server.access_log import AccessLog
 from saccade.gateway.server.middleware import GuardMiddleware, Keys, TelemetryMiddleware
 from saccade.gateway.server.origins import AllowedOrigins
 from saccade.gateway.tenants.api_keys import ApiKeyStore
-from saccade.gateway.tenants.report import TenantReport
-from saccade.gateway.workers.cache_listener import CacheView
 from saccade.gateway.workers.connectors import check_url
-from saccade.gateway.workers.discovery import Discovery
-from saccade.gateway.workers.report import RouteReport, WorkerReport, worker_report
+from saccade.gateway.workers.report import WorkerReport, worker_report
 from saccade.protocol.gateway_calls import Work
-from saccade.telemetry import METRICS_CONTENT_TYPE, Metrics
+from saccade.telemetry import METRICS_CONTENT_TYPE
 from saccade.transport.framing import UNREADABLE
 
 HOST = "127.0.0.1"
@@ -37,21 +34,6 @@ SOURCE = "POST /workers"
 MAX_BODY_BYTES = 16 << 10
 
 
-@dataclass(frozen=True)
-class Controls:
-    """The gateway's functions that the port may call.
-
-    *preview* returns where the chat in a request would go if the tenant with an API key sent it, b"" for no key;
-    *forget_media* empties the gateway's caches; *tenants* returns the usage of tenants, *works* the
-    work of each process that shares the port.
-    """
-
-    preview: Callable[[Scope, Receive, bytes], Awaitable[RouteReport]]
-    forget_media: Callable[[], None]
-    tenants: Callable[[], Awaitable[list[TenantReport]]]
-    works: Callable[[], Awaitable[list[Work]]]
-
-
 class _WorkerUrl(msgspec.Struct, forbid_unknown_fields=True):
     """The body of a request that adds or removes a worker."""
 
@@ -61,28 +43,14 @@ class _WorkerUrl(msgspec.Struct, forbid_unknown_fields=True):
 class Admin:
     """An ASGI application that shows, adds and removes workers, shows routes, and empties caches.
 
-    Every path but PAGE needs one of *keys*. *members* are the workers, and *listener* knows what they hold. *siblings*
-    are the processes that share the port. Raises StartupError without a key.
+    Every path but PAGE needs one of *keys*. Raises StartupError without a key.
     """
 
-    def __init__(
-        self,
-        keys: Collection[str],
-        members: Discovery,
-        listener: CacheView,
-        controls: Controls,
-        metrics: Metrics,
-        access_log: AccessLog,
-        siblings: Siblings | None = None,
-    ) -> None:
+    def __init__(self, keys: Collection[str], app: Application, access_log: AccessLog) -> None:
         if not keys:
             raise StartupError("--admin-port needs an --admin-key.")
-        self._fleet = members.fleet
-        self._members = members
-        self._listener = listener
-        self._controls = controls
-        self._siblings = siblings
-        self._metrics = metrics
+        self._app = app
+        self._members, self._fleet = app.routing.members, app.routing.members.fleet
         router = Router(
             [
                 route("GET", PAGE, page("board.html")),
@@ -100,32 +68,31 @@ class Admin:
         )
         admin_keys = Keys(ApiKeyStore(keys, kind="admin"), {PAGE})
         guarded = GuardMiddleware(router, admin_keys, AllowedOrigins((), (), keyless=False))
-        self._app = TelemetryMiddleware(guarded, metrics, access_log)
+        self._asgi = TelemetryMiddleware(guarded, app.metrics, access_log)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app(scope, receive, send)
+        await self._asgi(scope, receive, send)
 
     async def workers(self, request: Request) -> Response:
         """GET /workers: each worker's health and load, the known contents of its caches, and its bookings.
 
         The bookings are those of all processes that share the port; the breaker is this process's.
         """
-        return _json({"workers": self._reports(await self._controls.works())})
+        return _json({"workers": self._reports(await self._app.siblings.works())})
 
     async def board(self, request: Request) -> Response:
         """GET /board: what happens now: requests, workers, hit rates, tenants, and the last errors."""
-        works = await self._controls.works()
-        return _json(board(time.time(), self._reports(works), await self._controls.tenants(), works))
+        works = await self._app.siblings.works()
+        return _json(board(time.time(), self._reports(works), await self._app.tenants(), works))
 
     async def show_metrics(self, request: Request) -> Response:
         """GET /metrics: as on the API's port."""
-        page = self._metrics.render() if self._siblings is None else await self._siblings.metrics()
-        return Response(page, media_type=METRICS_CONTENT_TYPE)
+        return Response(await self._app.siblings.metrics(), media_type=METRICS_CONTENT_TYPE)
 
     def _reports(self, works: list[Work]) -> list[WorkerReport]:
         """Return the report of every worker, with the bookings of all processes."""
         workers = (*self._fleet.clients, *self._fleet.leaving)
-        reports = [worker_report(worker, self._fleet, self._listener) for worker in workers]
+        reports = [worker_report(worker, self._fleet, self._app.routing.listener) for worker in workers]
         return [msgspec.structs.replace(report, booked=booked_together(works, report.url)) for report in reports]
 
     async def add_worker(self, request: Request) -> Response:
@@ -150,7 +117,7 @@ class Admin:
 
     async def _url(self, request: Request) -> str:
         """Return the url in a body. Raises InvalidValue, also if several processes share the port."""
-        if self._siblings is not None:
+        if self._app.siblings.are_several:
             raise InvalidValue(
                 "With --gateway-processes over 1 workers are added and removed by --workers-file.", "url"
             )
@@ -165,11 +132,11 @@ class Admin:
         The header x-api-key names the tenant whose caches count; it is optional if the gateway has no API keys.
         """
         api_key = request.headers.get(TENANT_HEADER, "").encode()
-        return _json(await self._controls.preview(request.scope, request.receive, api_key))
+        return _json(await self._app.preview(request.scope, request.receive, api_key))
 
     async def usage(self, request: Request) -> Response:
         """GET /usage: the limits per minute of each tenant of the keys file, and its usage since the gateway began."""
-        return _json({"tenants": await self._controls.tenants()})
+        return _json({"tenants": await self._app.tenants()})
 
     async def reset_prefix_cache(self, request: Request) -> Response:
         """POST /reset_prefix_cache: the workers drop every KV block that no running request uses."""
@@ -177,11 +144,7 @@ class Admin:
 
     async def reset_mm_cache(self, request: Request) -> Response:
         """POST /reset_mm_cache: the gateway drops images and URLs, the workers unused encoder outputs."""
-        missed = []
-        if self._siblings is None:
-            self._controls.forget_media()
-        else:
-            missed = await self._siblings.forget_media()
+        missed = await self._app.siblings.forget_media()
         answer = self._reset(media=True)
         if missed:
             raise WorkerUnavailable(

@@ -18,7 +18,7 @@ from prometheus_client import ProcessCollector
 from starlette.types import ASGIApp
 
 from saccade.errors import StartupError
-from saccade.gateway.apis.admin import HOST, Admin, Controls
+from saccade.gateway.admin import HOST, Admin
 from saccade.gateway.application import Application
 from saccade.gateway.config import ConnectionLimits, GatewayConfig
 from saccade.gateway.images.decode_pool.pool import DecodePool
@@ -214,9 +214,7 @@ async def administered(
     if listener is None:
         yield
         return
-    controls = Controls(app.preview, app.media.forget, app.tenants, app.works)
-    admin = Admin(keys, app.routing.members, app.routing.listener, controls, app.metrics, log, app.siblings)
-    server = _AdminServer(_settings(admin, Connections(ADMIN_CONNECTIONS)))
+    server = _AdminServer(_settings(Admin(keys, app, log), Connections(ADMIN_CONNECTIONS)))
     serving = lasting_task.begin(lambda: server.serve([listener]), "admin port")
     try:
         yield

@@ -40,7 +40,7 @@ class Application:
     """The rooms of a gateway; *asgi* is what a server calls. A caller in Python uses *parts* and *pipeline*.
 
     *limits* are what all requests share, *metrics* what is measured, *model_registry* has the served models, and
-    *routing* the workers. *siblings* are the processes that share the port, None if it is alone.
+    *routing* the workers. *siblings* are the processes that share the port.
     """
 
     def __init__(
@@ -66,11 +66,9 @@ class Application:
         parsers = Parsers(config.tool_call_parser, config.reasoning_parser)
         self.model_registry = ModelRegistry(fleet, models, parsers, read_chat_template(config.chat_template))
         self.media = Media(config, pool, self.limits.admission, metrics)
-        self.siblings = None
-        if config.member is not None:
-            self.siblings = Siblings(
-                config.member, self._work, self.media.forget, metrics.registry, of_engines, self._api_keys.usages
-            )
+        self.siblings = Siblings(
+            config.member, self._work, self.media.forget, metrics.registry, of_engines, self._api_keys.usages
+        )
         self.bodies = BodyReader.of(config, self.limits)
         self.pipeline = Pipeline(
             images=self.media.images,
@@ -95,8 +93,7 @@ class Application:
         """Prepare to fetch images and follow the keys file; connect to siblings and their indexer. Raises OSError."""
         await self.media.start()
         self._following = lasting_task.begin(self._api_keys.follow, "keys file")
-        if self.siblings is not None:
-            await self.siblings.start()
+        await self.siblings.start()
         self.routing.start()
 
     async def close(self) -> None:
@@ -106,8 +103,7 @@ class Application:
             await asyncio.gather(self._following, return_exceptions=True)
         self.parts.grammars.close()
         await self.routing.close()
-        if self.siblings is not None:
-            await self.siblings.close()
+        await self.siblings.close()
         await self.media.close()
         if self._tracer is not None:
             await asyncio.to_thread(self._tracer.close)
@@ -125,12 +121,7 @@ class Application:
 
     async def tenants(self) -> list[TenantReport]:
         """Return what each tenant of the keys file may use and has used, at all processes that share the port."""
-        usages = [self._api_keys.usages()] if self.siblings is None else await self.siblings.usages()
-        return tenant_reports(self._api_keys.named, usages)
-
-    async def works(self) -> list[Work]:
-        """Return the work of every process that shares the port, this one first."""
-        return [self._work()] if self.siblings is None else await self.siblings.works()
+        return tenant_reports(self._api_keys.named, await self.siblings.usages())
 
     def _work(self) -> Work:
         num_requests, num_waiting = self.limits.admission.num_requests, self.routing.dispatcher.num_waiting

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from prometheus_client import generate_latest
 from tables import table
 from web import IMAGE, Resolver, answer, fetching, serving
 
@@ -222,7 +223,7 @@ async def test_metrics() -> None:
         await read(loader, f"http://127.0.0.1:{web.port}/", b"")
         with pytest.raises(InvalidImageUrl):
             await read(loader, "http://127.0.0.2/", b"")
-    lines = metrics.render().decode().splitlines()
+    lines = generate_latest(metrics.registry).decode().splitlines()
     assert 'saccade_fetches_total{outcome="ok"} 1.0' in lines
     assert 'saccade_fetches_total{outcome="invalid_image_url"} 1.0' in lines
     assert f"saccade_fetch_bytes_total {float(len(IMAGE))}" in lines

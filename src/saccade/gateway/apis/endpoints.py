@@ -24,7 +24,7 @@ from saccade.gateway.served_models.model_registry import ModelRegistry
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.gateway.server.body import BodyReader, while_connected
 from saccade.gateway.server.middleware import WARNINGS
-from saccade.telemetry import METRICS_CONTENT_TYPE, Metrics
+from saccade.telemetry import METRICS_CONTENT_TYPE
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,8 @@ class Endpoints:
     bodies: BodyReader
     model_registry: ModelRegistry
     pipeline: Pipeline
-    metrics: Metrics
     strict_parameters: bool
-    siblings: Siblings | None = None
+    siblings: Siblings
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
@@ -99,14 +98,11 @@ class Endpoints:
 
     async def load(self, request: Request) -> Response:
         """GET /load: the number of requests in work, in all processes that share the port."""
-        if self.siblings is None:
-            return _json({"server_load": self.bodies.limits.admission.num_requests})
         return _json({"server_load": sum(work.num_requests for work in await self.siblings.works())})
 
     async def show_metrics(self, request: Request) -> Response:
         """GET /metrics: of this process, or of all processes that share the port, each with a label."""
-        page = self.metrics.render() if self.siblings is None else await self.siblings.metrics()
-        return Response(page, media_type=METRICS_CONTENT_TYPE)
+        return Response(await self.siblings.metrics(), media_type=METRICS_CONTENT_TYPE)
 
     async def version(self, request: Request) -> Response:
         """GET /version."""

@@ -58,7 +58,7 @@ class Apis:
         bodies: BodyReader,
         parts: PartReader,
         pipeline: Pipeline,
-        siblings: Siblings | None,
+        siblings: Siblings,
     ) -> None:
         strict, images = config.strict_parameters, pipeline.images
         self._chats = ChatEndpoint(bodies, parts, pipeline, config.ping_interval_seconds)
@@ -72,7 +72,7 @@ class Apis:
             "/v1/messages": Messages(strict),
             "/v1/responses": responses,
         }
-        endpoints = Endpoints(bodies, parts.model_registry, pipeline, pipeline.metrics, strict, siblings)
+        endpoints = Endpoints(bodies, parts.model_registry, pipeline, strict, siblings)
         files = Files(images.files, bodies, images.limits, images.threads)
         self.routes = _routes(self._chats, apis, endpoints, responses, files)
         if config.page:

@@ -1,4 +1,4 @@
-"""Queries between the gateway processes that share a port, so that each can answer for all.
+"""Queries between the gateway processes that share a port, so that each can answer for all; or one that is alone.
 
 On their page of metrics every sample has the label `gateway_process`, and nothing is summed. A process that does not
 answer is missing from the page; a sum would fall and rise again, which Prometheus would treat as a restart.
@@ -77,13 +77,14 @@ T = TypeVar("T")
 class Siblings:
     """Answers the siblings of *member*, and queries them. A sibling that does not answer in time is left out.
 
-    *work*, *forget_media* and *usages* (by tenant) are this process's own. *registry* has its metrics, *shared* those
-    that are equal in every process, such as the engines' reports.
+    A process that is alone has no *member*, and answers for itself. *work*, *forget_media* and *usages* (by tenant) are
+    this process's own. *registry* has its metrics, *shared* those that are equal in every process, such as the engines'
+    reports.
     """
 
     def __init__(
         self,
-        member: Member,
+        member: Member | None,
         work: Callable[[], Work],
         forget_media: Callable[[], None],
         registry: CollectorRegistry,
@@ -96,20 +97,31 @@ class Siblings:
         self._registry = registry
         self._shared = shared
         self._usages = usages
-        self._clients = {name: CallClient(path) for name, path in member.siblings.items()}
-        self._indexer = CallClient(member.indexer)
         self._decoder: msgspec.msgpack.Decoder[SiblingRequest] = msgspec.msgpack.Decoder(SiblingRequest)
-        self._server = CallServer(member.own, self.answer)
+        self._server: CallServer | None = None
+        self._clients: dict[str, CallClient] = {}
+        self._indexer: dict[str, CallClient] = {}
+        if member is not None:
+            self._server = CallServer(member.own, self.answer)
+            self._clients = {name: CallClient(path) for name, path in member.siblings.items()}
+            self._indexer = {INDEXER: CallClient(member.indexer)}
+
+    @property
+    def are_several(self) -> bool:
+        """Whether several processes share the port."""
+        return self._member is not None
 
     async def start(self) -> None:
         """Begin to listen and to connect. Raises OSError."""
-        await self._server.start()
-        for client in (*self._clients.values(), self._indexer):
+        if self._server is not None:
+            await self._server.start()
+        for client in (*self._clients.values(), *self._indexer.values()):
             client.start()
 
     async def close(self) -> None:
-        self._server.stop()
-        await asyncio.gather(*(client.close() for client in (*self._clients.values(), self._indexer)))
+        if self._server is not None:
+            self._server.stop()
+        await asyncio.gather(*(client.close() for client in (*self._clients.values(), *self._indexer.values())))
 
     def answer(self, request: bytes) -> bytes:
         """Return the encoded answer to an encoded SiblingRequest. Raises UNREADABLE."""
@@ -126,8 +138,9 @@ class Siblings:
 
     async def metrics(self) -> bytes:
         """Return the metrics of all processes, in Prometheus' text format."""
-        clients = {**self._clients, INDEXER: self._indexer}
-        pages = await self._answers(clients, ShowMetrics(), list[MetricFamily])
+        if self._member is None:
+            return generate_latest(self._registry)
+        pages = await self._answers(self._clients | self._indexer, ShowMetrics(), list[MetricFamily])
         own = {str(self._member.number): families(self._registry)}
         return render(dict(sorted((own | pages).items())), self._shared)
 
