@@ -11,8 +11,9 @@ import dataclasses
 import json
 import os
 import re
+import sys
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -146,16 +147,27 @@ def parse_toml(content: bytes) -> dict[str, Any]:
         raise StartupError("It has a value that is nested too deeply, or a number of too many digits.") from error
 
 
-def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return *environment* without Saccade's variables, for a child process that gets all settings from its parent."""
-    return {name: value for name, value in environment.items() if not name.startswith(PREFIX)}
+def program(*words: str, settings: Iterable["DataclassInstance"] = ()) -> tuple[list[str], dict[str, str]]:
+    """Return the command `saccade` with *words* and *settings* for a child process, and its environment.
+
+    A child gets all settings from its parent, so this process's variables are left out. Secret settings, which repr()
+    leaves out, are in the environment, which other users of the machine cannot read.
+    """
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+    command = [sys.executable, "-m", "saccade.cli.main", *words]
+    for flags in settings:
+        command += to_arguments(flags)
+        environment |= {
+            _variable(name): " ".join(value) for name, value, at in flags_of(flags) if not at.repr and value
+        }
+    return command, environment
 
 
-def to_arguments(flags: "DataclassInstance", secret: Sequence[str] = ()) -> list[str]:
-    """Return *flags* as command-line arguments, without flags at their default and without *secret* ones."""
+def to_arguments(flags: "DataclassInstance", left_out: Sequence[str] = ()) -> list[str]:
+    """Return *flags* as command-line arguments, without flags at their default, secret ones and those *left_out*."""
     arguments: list[str] = []
-    for name, value, default in flags_of(flags):
-        if value == default or name in secret:
+    for name, value, field in flags_of(flags):
+        if value == field.default or name in left_out or not field.repr:
             continue
         if isinstance(value, bool):
             arguments.append(name if value else f"--no-{name.removeprefix('--')}")
@@ -165,18 +177,12 @@ def to_arguments(flags: "DataclassInstance", secret: Sequence[str] = ()) -> list
     return arguments
 
 
-def to_environment(flags: "DataclassInstance", secret: Sequence[str]) -> dict[str, str]:
-    """Return the *secret* flags as environment variables, which other users of the machine cannot read."""
-    values_by_name = {name: value for name, value, _ in flags_of(flags) if name in secret}
-    return {_variable(name): " ".join(values) for name, values in values_by_name.items() if values}
-
-
 def _variable(flag: str) -> str:
     return PREFIX + flag.removeprefix("--").replace("-", "_").upper()
 
 
-def flags_of(settings: "DataclassInstance") -> Iterator[tuple[str, Any, Any]]:
-    """Yield the name, value and default of every flag of *settings* and of the dataclasses in it."""
+def flags_of(settings: "DataclassInstance") -> Iterator[tuple[str, Any, "dataclasses.Field[Any]"]]:
+    """Yield the name, value and field of every flag of *settings* and of the dataclasses in it."""
     hints = get_type_hints(type(settings), include_extras=True)
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
@@ -185,4 +191,4 @@ def flags_of(settings: "DataclassInstance") -> Iterator[tuple[str, Any, Any]]:
             yield from flags_of(value)
         elif NO_FLAG not in parameters:
             names = [name for one in parameters for name in one.name or ()]
-            yield names[0] if names else f"--{field.name.replace('_', '-')}", value, field.default
+            yield names[0] if names else f"--{field.name.replace('_', '-')}", value, field

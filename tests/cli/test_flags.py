@@ -53,7 +53,7 @@ def value(written: str, kind: type) -> object:
 )
 def test_page_lists_every_flag_with_its_default(section: str, flags: Any, others: set[str]) -> None:
     page = documented(section)
-    fields = {name.removeprefix("--"): default for name, _, default in flags_of(flags())}
+    fields = {name.removeprefix("--"): field.default for name, _, field in flags_of(flags())}
     assert set(page) == set(fields) | others
     for name, default in fields.items():
         if default is None:

@@ -17,7 +17,6 @@ from saccade.cli.main import COMMANDS, make_app, run
 from saccade.cli.vllm_flags import COMMANDS as COMMANDS_OF_VLLM
 from saccade.engine.config import EngineSettings
 from saccade.gateway.config import (
-    SECRET,
     ConnectionLimits,
     DispatchLimits,
     MediaSettings,
@@ -351,9 +350,10 @@ def test_flags_survive_the_way_to_a_child(monkeypatch: pytest.MonkeyPatch) -> No
     default = EngineSettings()
     unset = [name for name in vars(engine) if getattr(engine, name) == getattr(default, name)]
     assert unset == []
-    for name, value in config.to_environment(server, SECRET).items():
-        monkeypatch.setenv(name, value)
-    arguments = [word for flags in (server, media, engine) for word in config.to_arguments(flags, SECRET)]
+    command, environment = config.program(settings=(server, media, engine))
+    for name in ("SACCADE_API_KEY", "SACCADE_ADMIN_KEY"):
+        monkeypatch.setenv(name, environment[name])
+    arguments = command[3:]
     assert not {"k1", "k3"} & set(arguments)
     assert parse(*arguments) == {"server": server, "media": media, "engine": engine}
 
@@ -400,8 +400,10 @@ def test_model_after_served_names_gets_a_hint(tiny_qwen3_vl: Path, capsys: pytes
     assert f"`saccade serve {tiny_qwen3_vl} --served-model-name tiny`" in capsys.readouterr().err
 
 
-def test_child_gets_no_setting_from_our_environment() -> None:
-    assert config.without_settings({"SACCADE_PORT": "1", "PATH": "/bin"}) == {"PATH": "/bin"}
+def test_child_gets_no_setting_from_our_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SACCADE_PORT", "1")
+    _, environment = config.program("serve")
+    assert ("SACCADE_PORT" in environment, environment["PATH"]) == (False, os.environ["PATH"])
 
 
 def test_nested_settings_have_flags() -> None:

@@ -1,11 +1,9 @@
 """`saccade demo --workers N`: several workers and one gateway, and what happens when a worker is killed."""
 
 import contextlib
-import os
 import secrets
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -18,7 +16,7 @@ from rich.console import Console
 from saccade.cli.admin_port import call
 from saccade.cli.bundled import BUNDLED_NAME, bundled
 from saccade.cli.client import about, ask_about
-from saccade.config import without_settings
+from saccade.config import program
 from saccade.errors import StartupError
 from saccade.llm.serving import free_port
 from saccade.processes.parent_death import tied
@@ -94,9 +92,9 @@ def _running(num_workers: int, image: Path) -> Iterator[_Fleet]:
         log = Path(private) / "log"
 
         def start(*words: str, **variables: str) -> "subprocess.Popen[bytes]":
-            command = tied([sys.executable, "-m", "saccade.cli.main", *words, "--log-level", "ERROR"], signal.SIGTERM)
+            command, environment = program(*words, "--log-level", "ERROR")
             with log.open("ab") as stderr:
-                process = subprocess.Popen(command, stderr=stderr, env=without_settings(os.environ) | variables)
+                process = subprocess.Popen(tied(command, signal.SIGTERM), stderr=stderr, env=environment | variables)
             stack.callback(process.wait)
             stack.callback(process.terminate)
             return process

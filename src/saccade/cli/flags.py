@@ -3,11 +3,14 @@
 from pathlib import Path
 from typing import Literal
 
+from saccade.cli.bundled import BUNDLED_NAME, bundled
 from saccade.engine.config import EngineConfig, EngineSettings
+from saccade.errors import StartupError
 from saccade.gateway.config import MediaSettings, ServerSettings
 from saccade.gateway.server.tls import tls_context
 from saccade.gateway.tenants.api_keys import MAX_BYTES, flag_keys, read_keys_file
 from saccade.models.files import read_chat_template
+from saccade.supervisor.checkpoint import resolve_model
 from saccade.supervisor.tree import answers_ready
 from saccade.watched_file import WatchedFile
 
@@ -19,9 +22,23 @@ SERVER, MEDIA, ENGINE = ServerSettings(), MediaSettings(), EngineSettings()
 """Every flag at its default."""
 
 
-def served_names(model: str, folder: Path, flags: EngineSettings) -> tuple[str, ...]:
-    """Return the model's names in the API, without duplicates: the flag's, else that of default_name()."""
-    return tuple(dict.fromkeys(flags.served_model_name)) or (default_name(model, folder),)
+def model_folder(model: str | None, flags: EngineSettings) -> Path:
+    """Return the folder of *model*, None for the bundled one. Raises StartupError."""
+    return resolve_model(str(bundled("model")) if model is None else model, weights=flags.load_format != "dummy")
+
+
+def served_names(model: str | None, folder: Path, flags: EngineSettings) -> tuple[str, ...]:
+    """Return the model's names in the API, without duplicates: the flag's, else that of default_name().
+
+    Raises StartupError if there is no *model*, but one seems to be parsed as a name.
+    """
+    names = flags.served_model_name
+    if model is None and len(names) > 1 and ("/" in names[-1] or Path(names[-1]).expanduser().is_dir()):
+        raise StartupError(
+            f"--served-model-name takes all words after it, so {names[-1]} was read as a name. Write MODEL first: "
+            f"`saccade serve {names[-1]} --served-model-name {' '.join(names[:-1])}`."
+        )
+    return tuple(dict.fromkeys(names)) or (BUNDLED_NAME if model is None else default_name(model, folder),)
 
 
 def default_name(model: str, folder: Path) -> str:
@@ -29,7 +46,7 @@ def default_name(model: str, folder: Path) -> str:
     return folder.name if Path(model).expanduser().is_dir() else model
 
 
-def engine_config(model: str, folder: Path, flags: EngineSettings) -> EngineConfig:
+def engine_config(model: str | None, folder: Path, flags: EngineSettings) -> EngineConfig:
     """Return the settings of an engine. Raises StartupError for settings that cannot work."""
     name, *aliases = served_names(model, folder, flags)
     config = EngineConfig(str(folder), name, tuple(aliases), **vars(flags))

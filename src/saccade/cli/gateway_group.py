@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import dataclasses
-import os
 import socket
 import sys
 import tempfile
@@ -19,10 +18,9 @@ from saccade.cli.flags import is_ready
 from saccade.errors import StartupError
 from saccade.gateway.admin import HOST
 from saccade.gateway.app import reserve
-from saccade.gateway.config import INDEXER, SECRET, Member, ServerSettings
+from saccade.gateway.config import INDEXER, Member, ServerSettings
 from saccade.supervisor.tree import ChildSpec, Tree, until
 
-PROGRAM = (sys.executable, "-m", "saccade.cli.main", "gateway")
 STOP_SECONDS = 5.0
 """Time that a process may take to end after its drain."""
 
@@ -86,13 +84,13 @@ def child_specs(
 ) -> tuple[ChildSpec, ...]:
     """Return the gateway processes, which drain concurrently, and the indexer, which ends after them."""
     own = dataclasses.replace(server, gateway_processes=1)
-    environment = config.without_settings(os.environ) | config.to_environment(server, SECRET)
 
     def spec(name: str, member: str, *, ends_with_previous: bool) -> ChildSpec:
         flags = MemberFlags(member, server.gateway_processes, folder)
+        command, environment = config.program("gateway", *arguments, settings=(own, flags))
         return ChildSpec(
             name=name,
-            command=(*PROGRAM, *arguments, *config.to_arguments(own, SECRET), *config.to_arguments(flags)),
+            command=command,
             stop_seconds=stop_seconds,
             environment=environment,
             error_codes=exit_codes.WITH_MESSAGE,

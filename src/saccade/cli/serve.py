@@ -3,8 +3,6 @@
 import asyncio
 import dataclasses
 import logging
-import os
-import sys
 import tempfile
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +12,7 @@ from rich.console import Console
 
 from saccade import config
 from saccade.cli import exit_codes
-from saccade.cli.bundled import BUNDLED_NAME, bundled
+from saccade.cli.bundled import bundled
 from saccade.cli.flags import (
     ENGINE,
     MEDIA,
@@ -22,6 +20,7 @@ from saccade.cli.flags import (
     LogLevel,
     check_server_files,
     is_ready,
+    model_folder,
     served_names,
 )
 from saccade.cli.screen import (
@@ -34,19 +33,15 @@ from saccade.cli.screen import (
     warn_of_unused_cuda,
 )
 from saccade.engine.config import EngineSettings
-from saccade.errors import StartupError
-from saccade.gateway.config import SECRET, MediaSettings, ServerSettings
+from saccade.gateway.config import MediaSettings, ServerSettings
 from saccade.gateway.served_models.model_probe import ModelProbe
 from saccade.llm.serving import api_url, reachable
 from saccade.models.files import read_chat_template, read_model_files, with_chat_template, with_overrides
-from saccade.supervisor.checkpoint import resolve_model
 from saccade.supervisor.tree import ChildSpec, Tree, until
 from saccade.supervisor.worker_child import worker_child
 from saccade.telemetry import configure_logging
 from saccade.transport import shared_memory
 from saccade.transport.client import WorkerClient
-
-PROGRAM = (sys.executable, "-m", "saccade.cli.main")
 
 
 def serve(
@@ -74,9 +69,8 @@ def serve(
     warn_of_open_host(console, server)
     warn_of_shared_memory(console, media.shared_memory_bytes)
     check_server_files(server)
-    has_weights = engine.load_format != "dummy"
-    folder = resolve_model(str(bundled("model")) if model is None else model, weights=has_weights)
-    names = served_names(model, folder, engine) if model is not None else _bundled_names(engine)
+    folder = model_folder(model, engine)
+    names = served_names(model, folder, engine)
     # The worker reports errors in weights. Errors in files that only the gateway reads would be in the log only.
     template = read_chat_template(server.chat_template)
     files = with_overrides(read_model_files(folder), engine.hf_overrides, engine.override_generation_config)
@@ -94,34 +88,16 @@ def serve(
         return asyncio.run(_run(specs, socket, server, console if summary else None))
 
 
-def _bundled_names(engine: EngineSettings) -> tuple[str, ...]:
-    """Return the bundled model's names. Raises StartupError if MODEL seems to be parsed as one of them."""
-    names = engine.served_model_name
-    if len(names) > 1 and ("/" in names[-1] or Path(names[-1]).expanduser().is_dir()):
-        raise StartupError(
-            f"--served-model-name takes all words after it, so {names[-1]} was read as a name. Write MODEL first: "
-            f"`saccade serve {names[-1]} --served-model-name {' '.join(names[:-1])}`."
-        )
-    return tuple(dict.fromkeys(names)) or (BUNDLED_NAME,)
-
-
 def _gateway(
     socket: Path, server: ServerSettings, media: MediaSettings, log_level: str, request_lines: bool
 ) -> ChildSpec:
+    words = ("gateway", "--worker-url", f"unix:{socket}", "--log-level", log_level)
+    lines = ["--request-lines"] if request_lines else []
+    command, environment = config.program(*words, *lines, settings=(server, media))
     return ChildSpec(
         name="gateway",
-        command=(
-            *PROGRAM,
-            "gateway",
-            "--worker-url",
-            f"unix:{socket}",
-            "--log-level",
-            log_level,
-            *(["--request-lines"] if request_lines else []),
-            *config.to_arguments(server, SECRET),
-            *config.to_arguments(media),
-        ),
-        environment=config.without_settings(os.environ) | config.to_environment(server, SECRET),
+        command=command,
+        environment=environment,
         # Several gateway processes end one after the other only after their drain: processes, then their indexer.
         stop_seconds=server.shutdown_timeout_seconds + 5.0 * (1 if server.gateway_processes == 1 else 4),
         error_codes=exit_codes.WITH_MESSAGE,

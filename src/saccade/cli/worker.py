@@ -15,12 +15,10 @@ from cyclopts import Group, Parameter
 from cyclopts.validators import Number
 from rich.console import Console
 
-from saccade.cli.bundled import BUNDLED_NAME, bundled
-from saccade.cli.flags import ENGINE, LogLevel, engine_config
+from saccade.cli.flags import ENGINE, LogLevel, engine_config, model_folder
 from saccade.cli.screen import StartProgress, show_summary, warn_of_remote_code, warn_of_unused_cuda
 from saccade.engine.config import EngineSettings, SplitSettings
 from saccade.errors import StartupError
-from saccade.supervisor.checkpoint import resolve_model
 from saccade.telemetry import configure_logging
 from saccade.tracing.tracer import NO_TRACES, TraceSettings
 from saccade.transport import private_sockets, shared_memory
@@ -141,11 +139,7 @@ def worker(
     tokenspeed = access.tokenspeed()
     if summary:  # else the parent prints it
         warn_of_unused_cuda(console)
-    if model is None:
-        model, names = str(bundled("model")), engine.served_model_name or (BUNDLED_NAME,)
-        engine = dataclasses.replace(engine, served_model_name=names)
-    folder = resolve_model(model, weights=engine.load_format != "dummy")
-    settings = engine_config(model, folder, engine)
+    settings = engine_config(model, model_folder(model, engine), engine)
     settings = dataclasses.replace(
         settings,
         kv_events_token_ids=access.kv_events_token_ids,

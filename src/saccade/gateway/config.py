@@ -45,9 +45,6 @@ has something to begin with, and few, because its own queue knows no tenants."""
 DEFAULT_PROCESSES = min(4, len(os.sched_getaffinity(0)))
 DEFAULT_REQUEST_MEMORY = default_request_memory_bytes()
 INDEXER = "indexer"
-SECRET = ("--api-key", "--admin-key")
-"""Flags whose values a parent passes to its children by the environment, since `ps` shows arguments."""
-
 NumMedia = Annotated[int, msgspec.Meta(ge=0)]
 _OLD_LIMIT = re.compile(r"(\w+)=(\d+)")
 _OLD_LIMITS = re.compile(rf"{_OLD_LIMIT.pattern}(,{_OLD_LIMIT.pattern})*")

@@ -7,13 +7,12 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from typing import Any, Self
 
 from saccade import config
 from saccade.errors import StartupError
-from saccade.gateway.config import SECRET, ServerSettings
+from saccade.gateway.config import ServerSettings
 from saccade.llm.settings import read_settings
 from saccade.processes.parent_death import tied
 
@@ -69,11 +68,8 @@ def serve(model: str | os.PathLike[str] | None = None, **settings: Any) -> Serve
         raise StartupError("A server from Python has a port with plain HTTP: leave out uds and ssl_certfile.")
     if _get(read.server, "/ready")[0]:
         raise StartupError(f"A server answers at {read.server.host}:{read.server.port} already: choose another port.")
-    command = [sys.executable, "-m", "saccade.cli.main", "serve", "--no-summary"]
-    command += [] if model is None else [os.fspath(model)]
-    for flags in (read.server, read.engine, read.media):
-        command += config.to_arguments(flags, SECRET)
-    environment = config.without_settings(os.environ) | config.to_environment(read.server, SECRET)
+    names = [] if model is None else [os.fspath(model)]
+    command, environment = config.program("serve", "--no-summary", *names, settings=read)
     # Its own process group: a terminal's Ctrl-C reaches this process alone, which then stops the server.
     process = subprocess.Popen(tied(command, signal.SIGINT), stdin=subprocess.DEVNULL, env=environment)
     server = Server(process, read.server)

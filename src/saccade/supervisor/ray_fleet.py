@@ -9,7 +9,6 @@ import logging
 import os
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -35,8 +34,6 @@ ANSWER_SECONDS = 5.0
 
 CONNECT_SECONDS = 5.0
 
-PROGRAM = ("-m", "saccade.cli.main")
-
 logger = logging.getLogger(__name__)
 
 
@@ -61,11 +58,9 @@ class WorkerActor:
         shown = f"[{host}]" if ":" in host else host
         self._url = f"grpc://{shown}:{port}"
         self._stopping = False
-        command = (sys.executable, *PROGRAM, "worker", *arguments, "--host", host, "--port", str(port))
+        command, environment = config.program("worker", *arguments, "--host", host, "--port", str(port))
         # Ray runs this in the process's main thread. The child's death is tied to that thread's end.
-        self._process = subprocess.Popen(
-            tied(command, SIGTERM), stdin=subprocess.DEVNULL, env=config.without_settings(os.environ)
-        )
+        self._process = subprocess.Popen(tied(command, SIGTERM), stdin=subprocess.DEVNULL, env=environment)
         threading.Thread(target=self._end_with_it, name="wait for the worker", daemon=True).start()
 
     def url(self) -> str:

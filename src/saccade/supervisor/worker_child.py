@@ -1,7 +1,5 @@
 """The worker as a child on a private socket, for `saccade serve` and for callers in Python."""
 
-import os
-import sys
 from collections.abc import Collection
 from pathlib import Path
 
@@ -23,11 +21,7 @@ def worker_child(
     It drains by itself for *shutdown_timeout_seconds* if a signal reaches all processes; after the end of its gateway
     it has no open requests.
     """
-    command = (sys.executable, "-m", "saccade.cli.main", "worker", *([] if model is None else [model]))
+    names = [] if model is None else [model]
     flags = ("--uds", str(socket), "--shutdown-timeout", str(shutdown_timeout_seconds), "--log-level", log_level)
-    return ChildSpec(
-        name="worker",
-        command=(*command, *flags, "--no-summary", *config.to_arguments(engine)),
-        environment=config.without_settings(os.environ),
-        error_codes=error_codes,
-    )
+    command, environment = config.program("worker", *names, *flags, "--no-summary", settings=[engine])
+    return ChildSpec(name="worker", command=command, environment=environment, error_codes=error_codes)

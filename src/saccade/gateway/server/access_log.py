@@ -127,28 +127,14 @@ class AccessLog:
     def end(self, line: RequestLine) -> None:
         """Keep the error of *line*, if it has one and is no probe's, and write the line."""
         if line.code is not None and line.route not in PROBES:
-            self.errors.appendleft(_error(line, line.code))
+            fields = msgspec.structs.asdict(line) | {"time": line.timestamp.timestamp(), "message": line.reason or ""}
+            self.errors.appendleft(msgspec.convert(fields, RequestError))
         if line.route in POLLED and line.status in (200, 503):
             if self._hides_probes:
                 return
             line.level = "debug"
         if self._write is not None:
             self._write(self._render(line) + b"\n")
-
-
-def _error(line: RequestLine, code: str) -> RequestError:
-    return RequestError(
-        time=line.timestamp.timestamp(),
-        request_id=line.request_id,
-        method=line.method,
-        route=line.route,
-        status=line.status,
-        code=code,
-        message=line.reason or "",
-        model=line.model,
-        worker=line.worker,
-        tenant=line.tenant,
-    )
 
 
 class LogMetrics(Collector):
