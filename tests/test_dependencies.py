@@ -35,7 +35,7 @@ PINNED = {
 PLACES = {
     "uvicorn": ("gateway/server/connection.py", "uvicorn.protocols.http.httptools_impl"),  # not its public interface
     "numba": ("nn/amx/kernel.py", "numba.extending"),  # the compiler's inside
-    "msgspec": ("gateway/json_faults.py", "Expected `"),  # the text of its errors
+    "msgspec": ("gateway/json_body.py", "Expected `"),  # the text of its errors
     "pillow": ("media/resample.py", "Pillow 13"),  # pixels, bit for bit
 }
 """What has an upper bound, and the file and the words that are the reason."""

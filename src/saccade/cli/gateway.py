@@ -14,9 +14,8 @@ from saccade.cli.flags import MEDIA, SERVER, LogLevel, check_server_files, defau
 from saccade.cli.gateway_group import MEMBER_FLAGS, MemberFlags
 from saccade.config import Many
 from saccade.errors import StartupError
-from saccade.gateway import app
+from saccade.gateway import app, siblings
 from saccade.gateway.config import GatewayConfig, MediaSettings, RoutingSettings, ServerSettings, SourceConfig
-from saccade.gateway.processes import indexer
 from saccade.gateway.served_models.model_probe import ModelProbe
 from saccade.gateway.workers.connectors import check_url
 from saccade.gateway.workers.pool import WorkerPool
@@ -116,7 +115,9 @@ def gateway(
     member = group.member()
     if member is not None and group.is_indexer:
         uvloop.run(
-            indexer.serve(_fleet(credentials, models), member.indexer, worker_url, sources, routing.routing_index_bytes)
+            siblings.serve_index(
+                _fleet(credentials, models), member.indexer, worker_url, sources, routing.routing_index_bytes
+            )
         )
         return 0
     config = GatewayConfig(

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from saccade.cli.admin_port import read, require_key
 from saccade.config import Switch
-from saccade.gateway.apis.board import Board
+from saccade.gateway.admin import Board
 from saccade.protocol.engine_load import Load
 
 SECONDS = 1.0

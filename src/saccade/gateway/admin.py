@@ -1,7 +1,8 @@
 """The operator's port: a second listener on loopback, with its own keys, for commands that no tenant may send."""
 
+import itertools
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import msgspec
 from starlette.requests import Request
@@ -10,18 +11,19 @@ from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
 from saccade.errors import BodyTooLarge, InvalidValue, StartupError, WorkerUnavailable
-from saccade.gateway.apis.board import board
+from saccade.gateway.apis.openapi import server_version
 from saccade.gateway.apis.pages import page
 from saccade.gateway.apis.routes import route
 from saccade.gateway.application import Application
-from saccade.gateway.processes.siblings import booked_together
-from saccade.gateway.server.access_log import AccessLog
+from saccade.gateway.server.access_log import MAX_ERRORS, AccessLog
 from saccade.gateway.server.middleware import GuardMiddleware, Keys, TelemetryMiddleware
 from saccade.gateway.server.origins import AllowedOrigins
+from saccade.gateway.siblings import booked_together
 from saccade.gateway.tenants.api_keys import ApiKeyStore
+from saccade.gateway.tenants.report import TenantReport
 from saccade.gateway.workers.connectors import check_url
 from saccade.gateway.workers.report import WorkerReport, worker_report
-from saccade.protocol.gateway_calls import Work
+from saccade.protocol.gateway_calls import RequestError, Work
 from saccade.telemetry import METRICS_CONTENT_TYPE
 from saccade.transport.framing import UNREADABLE
 
@@ -175,3 +177,50 @@ async def _url(request: Request) -> str:
 
 def _json(value: object) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+class Board(msgspec.Struct, frozen=True, kw_only=True):
+    """What happens at a gateway at *time*, in seconds since 1970, in all of its *num_processes*.
+
+    *num_requests* are being served; *num_waiting* of them wait because every worker has all that it may have. Hit rates
+    are shares from 0 to 1 since the engines began, of prompt tokens and of images; None if there were none. Rates per
+    second follow from two boards: the fields of a worker's load that end in `_total` only grow. *errors* are the last
+    requests that were refused or failed, newest first.
+    """
+
+    version: str
+    time: float
+    num_processes: int
+    num_requests: int
+    num_waiting: int
+    prefix_hit_rate: float | None
+    encoder_hit_rate: float | None
+    workers: Sequence[WorkerReport]
+    tenants: Sequence[TenantReport]
+    errors: Sequence[RequestError]
+
+
+def board(
+    time: float, workers: Sequence[WorkerReport], tenants: Sequence[TenantReport], works: Sequence[Work]
+) -> Board:
+    """Return the board of the processes with *works*."""
+    loads = [worker.load for worker in workers if worker.load is not None]
+    hits = sum(load.encoder_cache_hits_total for load in loads)
+    cached_tokens = sum(load.cached_tokens_total for load in loads)
+    errors = itertools.chain.from_iterable(work.errors for work in works)
+    return Board(
+        version=server_version(),
+        time=time,
+        num_processes=len(works),
+        num_requests=sum(work.num_requests for work in works),
+        num_waiting=sum(work.num_waiting for work in works),
+        prefix_hit_rate=_share(cached_tokens, sum(load.prompt_tokens_total for load in loads)),
+        encoder_hit_rate=_share(hits, hits + sum(load.encoded_items_total for load in loads)),
+        workers=workers,
+        tenants=tenants,
+        errors=sorted(errors, key=lambda error: error.time, reverse=True)[:MAX_ERRORS],
+    )
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None

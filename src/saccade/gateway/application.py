@@ -13,15 +13,15 @@ from saccade.gateway.images.decode_pool.pool import DecodePool
 from saccade.gateway.images.media import Media
 from saccade.gateway.parts import PartReader
 from saccade.gateway.pipeline import Pipeline
-from saccade.gateway.processes.siblings import Siblings
 from saccade.gateway.prompt.draft import PromptDrafter
-from saccade.gateway.prompt.request_defaults import read_defaults
+from saccade.gateway.prompt.media_options import read_defaults
 from saccade.gateway.request import Limits
 from saccade.gateway.served_models.model_registry import ModelRegistry
 from saccade.gateway.served_models.tool_call_tokens import Parsers
 from saccade.gateway.server.access_log import AccessLog
 from saccade.gateway.server.body import BodyReader
 from saccade.gateway.server.middleware import guarded
+from saccade.gateway.siblings import Siblings
 from saccade.gateway.structured_output.grammars import RequestGrammars
 from saccade.gateway.tenants.api_keys import ApiKeyStore
 from saccade.gateway.tenants.report import TenantMetrics, TenantReport, tenant_reports

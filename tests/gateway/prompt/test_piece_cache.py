@@ -10,8 +10,7 @@ from tables import table
 from saccade.errors import InvalidValue
 from saccade.gateway.apis.chat import parse_chat
 from saccade.gateway.limits import Admission, WorkThreads
-from saccade.gateway.prompt.draft import PromptDrafter
-from saccade.gateway.prompt.piece_cache import ENTRY_BYTES, PieceCache
+from saccade.gateway.prompt.draft import PIECE_BYTES, PieceCache, PromptDrafter
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.media.header import MediaLimits
 from saccade.models.files import read_model_files
@@ -48,7 +47,7 @@ def test_another_tenant_or_tokenizer_knows_nothing(salt: bytes, tokenizer: bytes
 
 
 def test_texts_used_least_recently_are_forgotten() -> None:
-    cache, encoder = PieceCache(2 * (ENTRY_BYTES + 8)), Encoder()
+    cache, encoder = PieceCache(2 * (PIECE_BYTES + 8)), Encoder()
     encode = partial(cache.encode, b"salt", b"tokenizer")
     for text in ("ab", "cd", "ab", "ef", "ab", "cd"):
         encode([text], encoder)

@@ -10,9 +10,8 @@ from tables import table
 from saccade.errors import StartupError
 from saccade.gateway.chat import ChatMessage, ChatRequest
 from saccade.gateway.config import GatewayConfig
-from saccade.gateway.prompt.media_options import read_media_options
+from saccade.gateway.prompt.media_options import read_defaults, read_media_options
 from saccade.gateway.prompt.messages import read_chat
-from saccade.gateway.prompt.request_defaults import read_defaults
 from saccade.models import families
 
 QWEN3_5 = families()["qwen3_5"]

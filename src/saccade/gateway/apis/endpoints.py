@@ -19,11 +19,11 @@ from saccade.gateway.apis.models import (
 )
 from saccade.gateway.apis.openapi import describe, server_version
 from saccade.gateway.pipeline import Pipeline
-from saccade.gateway.processes.siblings import Siblings
 from saccade.gateway.served_models.model_registry import ModelRegistry
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.gateway.server.body import BodyReader, while_connected
 from saccade.gateway.server.middleware import WARNINGS
+from saccade.gateway.siblings import Siblings
 from saccade.telemetry import METRICS_CONTENT_TYPE
 
 

@@ -20,11 +20,11 @@ from saccade.gateway.apis.responses.writer import Responses
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.parts import PartReader
 from saccade.gateway.pipeline import Pipeline
-from saccade.gateway.processes.siblings import Siblings
 from saccade.gateway.server.body import BodyReader
 from saccade.gateway.server.connection import CONNECTION
 from saccade.gateway.server.middleware import PAGE_PATHS, ROUTE
 from saccade.gateway.server.origins import check_json
+from saccade.gateway.siblings import Siblings
 from saccade.gateway.tenants.account import ACCOUNT, Account
 from saccade.gateway.workers.dispatch import Preview
 

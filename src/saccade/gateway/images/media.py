@@ -11,8 +11,7 @@ from saccade.gateway.images.collect import ImageCollector
 from saccade.gateway.images.decode_pool.pool import DecodePool
 from saccade.gateway.images.file_store import FileStore
 from saccade.gateway.images.media_loader import MediaLoader, UrlCache
-from saccade.gateway.images.pixels import PixelPreparer
-from saccade.gateway.images.processor_cache import ProcessorCache
+from saccade.gateway.images.pixels import PixelPreparer, ProcessorCache
 from saccade.gateway.limits import Admission, WorkThreads
 from saccade.media.fetch import Fetcher
 from saccade.metric_registry import filled

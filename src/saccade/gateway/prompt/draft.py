@@ -4,17 +4,21 @@ A prompt that is too long is refused by the bytes of its text first, before anyt
 tokens are counted from its header alone, so a refusal costs little: no pixel is decoded.
 """
 
+import threading
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from blake3 import blake3
+
+from saccade.byte_lru import TenantLru
 from saccade.errors import ContextLengthExceeded, InvalidValue, RequestError, TooManyImages, UnsupportedParameter
 from saccade.gateway.chat import IMAGE_PART, Chat, ChatRequest, PlainPrompt, TokenizeRequest
 from saccade.gateway.limits import WorkThreads
+from saccade.gateway.prompt.media_options import NO_DEFAULTS, RequestDefaults
 from saccade.gateway.prompt.messages import num_characters, read_chat
-from saccade.gateway.prompt.piece_cache import PieceCache
 from saccade.gateway.prompt.placeholders import expand, write_images
-from saccade.gateway.prompt.request_defaults import NO_DEFAULTS, RequestDefaults
 from saccade.gateway.prompt.tools import check_history, check_served, texts_in
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.media.header import MediaLimits
@@ -28,10 +32,40 @@ THREAD_FROM_CHARACTERS = 16 * 1024
 """Longer text is processed in a thread; shorter text takes less time than the switch to a thread."""
 
 PIECES_BYTES = 32 << 20
-"""Of token ids that are kept for the next turns of long chats: four bytes for each token."""
+"""Of token ids of texts that are kept for the next turns of long chats: four bytes for each token."""
 
 MAX_UTF8_BYTES = 4
 """Bytes of a character, at most."""
+
+PIECE_BYTES = 256
+"""Bytes of one of them besides its ids, at most."""
+
+
+class PieceCache:
+    """The ids of each tenant's texts: the time that a prompt takes tells a tenant nothing about others."""
+
+    def __init__(self, budget_bytes: int) -> None:
+        self._ids: TenantLru[bytes, array[int]] = TenantLru(budget_bytes)
+        self._lock = threading.Lock()
+
+    def encode(
+        self, salt: bytes, tokenizer: bytes, texts: Sequence[str], encode: Callable[[str], list[int]]
+    ) -> list[int]:
+        """Return the ids of *texts* together: those that the tenant with *salt* has used, and what *encode* returns.
+
+        *tokenizer* names the tokenizer. Threads may call this at the same time.
+        """
+        token_ids: list[int] = []
+        for text in texts:
+            key = blake3(tokenizer).update(text.encode(errors="surrogatepass")).digest()
+            with self._lock:
+                ids = self._ids.of(salt).get(key)
+            if ids is None:
+                ids = array("I", encode(text))
+                with self._lock:
+                    self._ids.put(salt, key, ids, PIECE_BYTES + ids.itemsize * len(ids))
+            token_ids += ids
+        return token_ids
 
 
 @dataclass(frozen=True)

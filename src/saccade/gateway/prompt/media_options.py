@@ -1,11 +1,15 @@
-"""Options of a request for all its images and videos: vLLM's `mm_processor_kwargs` and `media_io_kwargs`."""
+"""Options of a request for all its images and videos, vLLM's `mm_processor_kwargs` and `media_io_kwargs`; and what the
+operator sets for requests that do not set it.
+"""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, Final
 
-from saccade.errors import InvalidValue, UnsupportedParameter
+from saccade import models
+from saccade.errors import InvalidValue, RequestError, StartupError, UnsupportedParameter
 from saccade.models.family import VideoOptions
 
 MAX_PIXELS = 2**31
@@ -123,3 +127,33 @@ def _unknown_key(key: str, alternatives: str) -> UnsupportedParameter:
 def excerpt(name: str) -> str:
     """Return a client's *name*, cut if it is long, for an error."""
     return name if len(name) <= MAX_SHOWN_CHARACTERS else name[:MAX_SHOWN_CHARACTERS] + "…"
+
+
+@dataclass(frozen=True)
+class RequestDefaults:
+    """*switches* are for models whose template has them; *media* counts for each limit by itself."""
+
+    switches: Mapping[str, Any] = field(default_factory=dict)
+    media: MediaOptions = NO_OPTIONS
+
+
+NO_DEFAULTS = RequestDefaults()
+
+
+def read_defaults(template_kwargs: str | None, processor_kwargs: str | None) -> RequestDefaults:
+    """Return the values of --default-chat-template-kwargs and --mm-processor-kwargs, JSON objects.
+
+    Raises StartupError for a name that no model has, or a wrong value.
+    """
+    switches = json.loads(template_kwargs or "{}")
+    known = sorted({switch for family in models.families().values() for switch in family.template_switches})
+    if unknown := [name for name in switches if name not in known]:
+        raise StartupError(
+            f"--default-chat-template-kwargs: no model has the switch {unknown[0]}; known: {', '.join(known)}."
+        )
+    if any(not isinstance(value, str | int | float | None) for value in switches.values()):
+        raise StartupError("--default-chat-template-kwargs: values must be true, false, null, numbers or strings.")
+    try:
+        return RequestDefaults(switches, read_media_options(json.loads(processor_kwargs or "{}"), None))
+    except RequestError as error:
+        raise StartupError(f"--mm-processor-kwargs: {error.message}") from error

@@ -23,8 +23,7 @@ from saccade.gateway.chat import (
     url_of_file,
 )
 from saccade.gateway.json_body import decode, parse
-from saccade.gateway.prompt.media_options import MediaOptions, excerpt, read_media_options
-from saccade.gateway.prompt.request_defaults import NO_DEFAULTS, RequestDefaults
+from saccade.gateway.prompt.media_options import NO_DEFAULTS, MediaOptions, RequestDefaults, excerpt, read_media_options
 from saccade.gateway.prompt.tools import num_tool_characters, read_calls, read_tools
 from saccade.models.family import Family, ImageOptions
 from saccade.tokenization.chat_template import Message

@@ -17,8 +17,8 @@ from saccade.errors import BodyTooLarge, InvalidValue, UnsupportedMediaType
 from saccade.gateway.config import ServerSettings
 from saccade.gateway.limits import LARGE_BODY_BYTES
 from saccade.gateway.request import COPIES, Limits, Request
-from saccade.gateway.server.client_address import TrustedProxies
 from saccade.gateway.server.connection import CONNECTION, Connection
+from saccade.gateway.server.origins import TrustedProxies
 from saccade.gateway.tenants.account import ACCOUNT, Account
 
 STEP_BYTES = 1 << 20

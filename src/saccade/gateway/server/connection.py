@@ -19,8 +19,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from saccade.errors import QueueFull, RequestTimeout, SaccadeError
 from saccade.gateway.config import ConnectionLimits
-from saccade.gateway.server.client_address import client_key
 from saccade.gateway.server.error_body import encode_error
+from saccade.gateway.server.origins import client_key
 
 CONNECTION = "saccade.connection"
 """Key of the ASGI scope for the request's Connection."""

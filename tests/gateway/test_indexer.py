@@ -15,7 +15,7 @@ from fronts import DESCRIPTION, Front
 from prometheus_client import CollectorRegistry
 from waiting import until
 
-from saccade.gateway.processes.indexer import Indexer
+from saccade.gateway.siblings import Indexer
 from saccade.gateway.workers import shared_index
 from saccade.gateway.workers.cache_listener import ALONE, AWAY
 from saccade.gateway.workers.metrics import RoutingCollector

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from waiting import until
 
 from saccade.gateway.config import ConnectionLimits, DispatchLimits, GatewayConfig, Member
-from saccade.gateway.processes.siblings import Siblings, booked_together
+from saccade.gateway.siblings import Siblings, booked_together
 from saccade.gateway.tenants.account import Account, Limits, Tenant
 from saccade.gateway.tenants.report import tenant_reports
 from saccade.protocol.gateway_calls import Booked, TenantUsage, Work
