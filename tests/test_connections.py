@@ -60,8 +60,7 @@ ALLOWED = {
     "cli/fleet_checks.py": {"open_connection"},  # workers that the operator names
     "cli/machine_checks.py": {"httpx2"},  # this machine's own port
     "bench/client.py": {"aiohttp"},  # the servers that the user names
-    "cli/demo.py": {"openai"},  # its own server, on loopback
-    "cli/demo_workers.py": {"openai"},  # its own gateway, on loopback
+    "cli/demo.py": {"openai"},  # its own server or gateway, on loopback
     "cli/ask.py": {"openai"},  # the server that the user names
     "cli/client.py": {"openai"},  # names of types
     "llm/serving.py": {"http.client"},  # its own child, on loopback

@@ -1,19 +1,20 @@
 """`saccade inspect`: show a model's input for images, by the gateway's own code, or where a chat would go."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import msgspec
 from cyclopts import Group, Parameter
 from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
+from saccade.cli.admin_port import call, require_key
 from saccade.cli.bundled import bundled
-from saccade.cli.inspect_route import show_route
 from saccade.cli.inspection import Stopwatch, draft_of, resized
 from saccade.engine.config import EngineConfig
 from saccade.engine.executor.fingerprint import model_fingerprint
@@ -189,3 +190,37 @@ def _show_keys(console: Console, folder: Path, images: Sequence[EncodedImage], d
     if len(numbers) < len(keys):
         console.print("`--blocks` shows all keys.", highlight=False)
     console.print()
+
+
+def show_route(gateway: str, admin_key: str | None, api_key: str | None, chat: Path, *, as_json: bool) -> None:
+    """Print where *chat*, the body of a chat completion request as a JSON file, would go. Raises StartupError.
+
+    *gateway* is the URL of the admin port; *api_key* names the tenant whose caches count.
+    """
+    key = require_key(admin_key)
+    answer = call(gateway, "/route", key, _read(chat), api_key)
+    if as_json:
+        print(msgspec.json.format(answer).decode())
+    else:
+        print(*_lines(msgspec.json.decode(answer)), sep="\n")
+
+
+def _lines(route: dict[str, Any]) -> Iterator[str]:
+    """Yield *route* for people: the choice first, then every worker with the sum of its cost."""
+    yield f"worker    {route['worker']}: {route['reason']}"
+    yield f"model     {route['model']}"
+    yield f"prompt    {route['prompt_tokens']} tokens"
+    for image in route["pictures"]:
+        yield f"image   {image['tokens']} tokens from {image['start']} on"
+    yield f"policy    {route['policy']}"
+    for one in route["candidates"]:
+        why = f" ({one['exactness_reason']})" if one["exactness_reason"] else ""
+        total = one["cost"].pop("total")
+        terms = " + ".join(f"{value:g} {name.replace('_', ' ')}" for name, value in one["cost"].items())
+        yield ""
+        yield f"{one['worker']}{', chosen' if one['chosen'] else ''}"
+        yield f"  {one['exactness']}{why}: holds {one['overlap_blocks']} of {one['num_blocks']} blocks"
+        yield f"  cost {total:g} = {terms}"
+    for one in route["excluded"]:
+        yield ""
+        yield f"{one['worker']}, not a candidate: {one['reason']}"
