@@ -15,7 +15,7 @@ from kustomize import render
 from saccade.cli.main import make_app
 from saccade.gateway.app import HOST
 from saccade.gateway.config import SourceConfig
-from saccade.gateway.workers.sources import check_dns_url
+from saccade.gateway.workers.discovery import check_dns_url
 from saccade.transport.credentials import TOO_OPEN
 
 pytestmark = pytest.mark.ci

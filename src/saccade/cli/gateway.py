@@ -18,8 +18,8 @@ from saccade.gateway import app, siblings
 from saccade.gateway.config import GatewayConfig, MediaSettings, RoutingSettings, ServerSettings, SourceConfig
 from saccade.gateway.served_models.model_probe import ModelProbe
 from saccade.gateway.workers.connectors import check_url
+from saccade.gateway.workers.discovery import check_dns_url
 from saccade.gateway.workers.pool import WorkerPool
-from saccade.gateway.workers.sources import check_dns_url
 from saccade.models.files import read_chat_template, read_model_files, with_chat_template
 from saccade.protocol.description import ModelFiles
 from saccade.supervisor.checkpoint import resolve_model

@@ -18,12 +18,11 @@ from saccade.gateway.application import Application
 from saccade.gateway.server.access_log import MAX_ERRORS, AccessLog
 from saccade.gateway.server.middleware import GuardMiddleware, Keys, TelemetryMiddleware
 from saccade.gateway.server.origins import AllowedOrigins
-from saccade.gateway.siblings import booked_together
 from saccade.gateway.tenants.api_keys import ApiKeyStore
 from saccade.gateway.tenants.report import TenantReport
 from saccade.gateway.workers.connectors import check_url
 from saccade.gateway.workers.report import WorkerReport, worker_report
-from saccade.protocol.gateway_calls import RequestError, Work
+from saccade.protocol.gateway_calls import Booked, RequestError, Work, total
 from saccade.telemetry import METRICS_CONTENT_TYPE
 from saccade.transport.framing import UNREADABLE
 
@@ -95,7 +94,8 @@ class Admin:
         """Return the report of every worker, with the bookings of all processes."""
         workers = (*self._fleet.clients, *self._fleet.leaving)
         reports = [worker_report(worker, self._fleet, self._app.routing.listener) for worker in workers]
-        return [msgspec.structs.replace(report, booked=booked_together(works, report.url)) for report in reports]
+        booked = [total(Booked, [work.booked.get(one.url, Booked()) for work in works]) for one in reports]
+        return [msgspec.structs.replace(one, booked=own) for one, own in zip(reports, booked, strict=True)]
 
     async def add_worker(self, request: Request) -> Response:
         """POST /workers: add the worker at the url in the body, until DELETE /workers or the gateway's end."""

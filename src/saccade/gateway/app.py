@@ -26,8 +26,8 @@ from saccade.gateway.process_memory import give_back_large_blocks
 from saccade.gateway.server.access_log import AccessLog, LogMetrics, access_log
 from saccade.gateway.server.connection import Connections, allow_descriptors
 from saccade.gateway.server.tls import tls_context
+from saccade.gateway.workers.discovery import find_workers
 from saccade.gateway.workers.pool import WorkerPool
-from saccade.gateway.workers.sources import find_workers
 from saccade.log_writer import LogOutput
 from saccade.protocol.description import ModelFiles
 from saccade.transport import lasting_task, private_sockets

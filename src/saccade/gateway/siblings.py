@@ -19,11 +19,9 @@ from prometheus_client.registry import Collector
 
 from saccade.gateway.config import INDEXER, Member, RoutingSettings, SourceConfig
 from saccade.gateway.workers.cache_listener import CacheListener
-from saccade.gateway.workers.discovery import Discovery
+from saccade.gateway.workers.discovery import Discovery, find_workers
 from saccade.gateway.workers.pool import WorkerPool
-from saccade.gateway.workers.sources import find_workers
 from saccade.protocol.gateway_calls import (
-    Booked,
     FeedState,
     FindOverlaps,
     ForgetMedia,
@@ -191,17 +189,6 @@ class Siblings:
 
         await asyncio.gather(*(ask(name, client) for name, client in clients.items()))
         return answers
-
-
-def booked_together(works: list[Work], url: str) -> Booked:
-    """Return the sum of the processes' bookings at the worker *url*."""
-    each = [work.booked.get(url, Booked()) for work in works]
-    return Booked(
-        requests=sum(one.requests for one in each),
-        prompt_tokens=sum(one.prompt_tokens for one in each),
-        prefill_tokens=sum(one.prefill_tokens for one in each),
-        decode_blocks=sum(one.decode_blocks for one in each),
-    )
 
 
 class Indexer:

@@ -1,8 +1,13 @@
 """Requests between the processes of one gateway: each has a tag, and one type of answer."""
 
+from collections.abc import Sequence
+from typing import TypeVar
+
 import msgspec
 
 from saccade.protocol.exactness import Exactness
+
+S = TypeVar("S", bound=msgspec.Struct)
 
 
 class FindOverlaps(msgspec.Struct, frozen=True, array_like=True, tag="find-overlaps"):
@@ -74,6 +79,11 @@ class Booked(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int = 0
     prefill_tokens: int = 0
     decode_blocks: int = 0
+
+
+def total(kind: type[S], values: Sequence[S]) -> S:
+    """Return a *kind*, whose fields are numbers, that is the sum of *values*."""
+    return kind(**{name: sum(getattr(value, name) for value in values) for name in kind.__struct_fields__})
 
 
 class RequestError(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,11 +13,10 @@ from prometheus_client import CollectorRegistry
 from waiting import until
 
 from saccade.errors import StartupError
-from saccade.gateway.workers import sources
-from saccade.gateway.workers.discovery import Discovery, Source
+from saccade.gateway.workers import discovery
+from saccade.gateway.workers.discovery import Discovery, Source, WorkersDns, WorkersFile
 from saccade.gateway.workers.metrics import SourceCollector
 from saccade.gateway.workers.pool import WorkerPool
-from saccade.gateway.workers.sources import WorkersDns, WorkersFile
 
 ONE, TWO, THREE = (f"grpc://10.0.0.{number}:9000" for number in (1, 2, 3))
 
@@ -135,7 +134,7 @@ async def test_a_file_that_cannot_be_read_keeps_its_workers(tmp_path: Path, capl
         path.mkdir()
         await until(lambda: "Is a directory" in caplog.text)
         path.rmdir()
-        write(path, "#" * (sources.MAX_FILE_BYTES + 1))
+        write(path, "#" * (discovery.MAX_FILE_BYTES + 1))
         await until(lambda: "bytes" in caplog.text)
         assert (seen.urls, seen.count) == ((ONE,), 1)
         write(path, TWO)
@@ -146,8 +145,8 @@ async def test_a_file_that_cannot_be_read_keeps_its_workers(tmp_path: Path, capl
 
 
 async def test_every_address_of_a_name_is_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "MIN_DNS_SECONDS", 0.01)
-    monkeypatch.setattr(sources, "MAX_DNS_SECONDS", 0.01)
+    monkeypatch.setattr(discovery, "MIN_DNS_SECONDS", 0.01)
+    monkeypatch.setattr(discovery, "MAX_DNS_SECONDS", 0.01)
     addresses = {A: [bytes([10, 0, 0, number]) for number in range(2, 42)], AAAA: [b"\xfd" + bytes(14) + b"\1"]}
     async with (
         naming(addresses) as (server, resolver),

@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 from saccade.gateway.tenants.account import Account
 from saccade.gateway.tenants.api_keys import ApiKeyStore
 from saccade.metric_registry import filled
-from saccade.protocol.gateway_calls import TenantUsage
+from saccade.protocol.gateway_calls import TenantUsage, total
 
 NO_USAGE = TenantUsage()
 DESCRIPTIONS = {
@@ -47,16 +47,10 @@ def tenant_reports(accounts: Mapping[str, Account], usages: Sequence[Mapping[str
                 requests_per_minute=tenant.limits.requests,
                 tokens_per_minute=tenant.limits.tokens,
                 picture_bytes_per_minute=tenant.limits.picture_bytes,
-                usage=_together([of_process.get(name, NO_USAGE) for of_process in usages]),
+                usage=total(TenantUsage, [of_process.get(name, NO_USAGE) for of_process in usages]),
             )
         )
     return reports
-
-
-def _together(usages: Sequence[TenantUsage]) -> TenantUsage:
-    """Return the sum of *usages*."""
-    names = [field.name for field in msgspec.structs.fields(TenantUsage)]
-    return TenantUsage(**{name: sum(getattr(usage, name) for usage in usages) for name in names})
 
 
 class TenantMetrics(Collector):

@@ -2,6 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from saccade.gateway.chat import (
@@ -271,15 +272,9 @@ class DeletedResponse(Struct, frozen=True):
 
 def usage_of(usage: Usage) -> ResponseUsage:
     """Return *usage* in the format of Responses."""
-    prompt = usage.prompt_tokens_details
     return ResponseUsage(
         usage.prompt_tokens,
-        InputTokensDetails(
-            prompt.cached_tokens,
-            image_tokens=prompt.image_tokens,
-            video_tokens=prompt.video_tokens,
-            images=prompt.images,
-        ),
+        InputTokensDetails(**msgspec.structs.asdict(usage.prompt_tokens_details)),
         usage.completion_tokens,
         OutputTokensDetails(usage.completion_tokens_details.reasoning_tokens),
         usage.total_tokens,
