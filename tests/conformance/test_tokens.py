@@ -26,7 +26,7 @@ from subjects import SUBJECTS, Sides, Subject
 
 from saccade import models
 from saccade.errors import InvalidValue
-from saccade.gateway.prompt.placeholders import expand, write_images
+from saccade.gateway.prompt.draft import expand, write_images
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.models.files import read_model_files
 from saccade.tokenization.tokenizer import Segment

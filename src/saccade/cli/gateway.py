@@ -1,32 +1,83 @@
-"""`saccade gateway`: an HTTP server for workers that run elsewhere."""
+"""`saccade gateway`: an HTTP server for workers that run elsewhere.
 
+With --gateway-processes over 1, several gateways share a port, and an index that one more process keeps.
+"""
+
+import asyncio
+import contextlib
 import dataclasses
 import logging
+import socket
+import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import uvloop
 from cyclopts import Group, Parameter
 
-from saccade import config as settings
-from saccade.cli import gateway_group
-from saccade.cli.flags import MEDIA, SERVER, LogLevel, check_server_files, default_name
-from saccade.cli.gateway_group import MEMBER_FLAGS, MemberFlags
+from saccade import config
+from saccade.cli import exit_codes
+from saccade.cli.flags import MEDIA, SERVER, LogLevel, check_server_files, default_name, is_ready
 from saccade.config import Many
 from saccade.errors import StartupError
 from saccade.gateway import app, siblings
-from saccade.gateway.config import GatewayConfig, MediaSettings, RoutingSettings, ServerSettings, SourceConfig
+from saccade.gateway.admin import HOST
+from saccade.gateway.app import reserve
+from saccade.gateway.config import (
+    INDEXER,
+    GatewayConfig,
+    MediaSettings,
+    Member,
+    RoutingSettings,
+    ServerSettings,
+    SourceConfig,
+)
 from saccade.gateway.served_models.model_probe import ModelProbe
-from saccade.gateway.workers.connectors import check_url
 from saccade.gateway.workers.discovery import check_dns_url
 from saccade.gateway.workers.pool import WorkerPool
+from saccade.gateway.workers.worker import check_url
 from saccade.models.files import read_chat_template, read_model_files, with_chat_template
 from saccade.protocol.description import ModelFiles
 from saccade.supervisor.checkpoint import resolve_model
+from saccade.supervisor.tree import ChildSpec, Tree, until
 from saccade.telemetry import configure_logging
 from saccade.transport.connectors import vllm_http
 from saccade.transport.credentials import WorkerCredentials, read_authorities, read_identity, read_token
 from saccade.transport.wire import TLS_SCHEME
+
+STOP_SECONDS = 5.0
+"""Time that a process may take to end after its drain."""
+
+
+@Parameter(name="*", show=False)
+@dataclass(frozen=True)
+class MemberFlags:
+    """The flags that a parent passes: `saccade serve`, or the supervisor of several gateway processes.
+
+    *group_member* is a gateway's number or `indexer`, and empty if there is only one process. With *request_lines* each
+    request has a short line on the terminal.
+    """
+
+    group_member: str = ""
+    group_size: int = 1
+    group_folder: Path | None = None
+    request_lines: bool = False
+
+    @property
+    def is_indexer(self) -> bool:
+        return self.group_member == INDEXER
+
+    def member(self) -> Member | None:
+        """Return which of several processes this is, None if it is the only one. Raises StartupError."""
+        if not self.group_member:
+            return None
+        if self.group_folder is None or not (self.is_indexer or self.group_member.isdecimal()):
+            raise StartupError("--group-member is set by Saccade itself; use --gateway-processes.")
+        return Member(self.group_folder, 0 if self.is_indexer else int(self.group_member), self.group_size)
+
+
+MEMBER_FLAGS = MemberFlags()
 
 
 @Parameter(name="*", group=Group("Workers", sort_key=2))
@@ -109,30 +160,23 @@ def gateway(
     if server.gateway_processes > 1:
         arguments = [word for url in worker_url for word in ("--worker-url", url)]
         arguments += [word for one in model for word in ("--model", one)]
-        arguments += [word for flags in (workers, routing, media) for word in settings.to_arguments(flags)]
+        arguments += [word for flags in (workers, routing, media) for word in config.to_arguments(flags)]
         arguments += ["--log-level", log_level, *(["--request-lines"] if group.request_lines else [])]
-        return gateway_group.run(server, arguments, server.shutdown_timeout_seconds + gateway_group.STOP_SECONDS)
+        return _run_several(server, arguments)
     member = group.member()
     if member is not None and group.is_indexer:
-        uvloop.run(
-            siblings.serve_index(
-                _fleet(credentials, models), member.indexer, worker_url, sources, routing.routing_index_bytes
-            )
-        )
+        # The indexer sends no request, and so holds no slot.
+        fleet = WorkerPool((), lambda _: None, model_files=models, credentials=credentials)
+        uvloop.run(siblings.serve_index(fleet, member.indexer, worker_url, sources, routing.routing_index_bytes))
         return 0
-    config = GatewayConfig(
+    gateway_config = GatewayConfig(
         **(vars(server) | vars(media) | vars(routing)),
         worker_urls=worker_url,
         worker_credentials=credentials,
         worker_sources=sources,
     )
-    uvloop.run(app.serve(config if member is None else config.shared(member), models, logs))
+    uvloop.run(app.serve(gateway_config if member is None else gateway_config.shared(member), models, logs))
     return 0
-
-
-def _fleet(credentials: WorkerCredentials, models: dict[str, ModelFiles]) -> WorkerPool:
-    """Return the indexer's fleet, which sends no request and so holds no slot."""
-    return WorkerPool((), lambda _: None, model_files=models, credentials=credentials)
 
 
 def _given(model: str, template: bytes | None) -> tuple[str, ModelFiles]:
@@ -146,3 +190,44 @@ def _given(model: str, template: bytes | None) -> tuple[str, ModelFiles]:
     files = with_chat_template(read_model_files(folder), template)
     ModelProbe(name, files).run()
     return name, files
+
+
+def _run_several(server: ServerSettings, arguments: list[str]) -> int:
+    """Run several gateway processes until a signal; return the exit code. Raises StartupError.
+
+    *arguments* are the flags of each process, without those of *server*.
+    """
+    if not hasattr(socket, "SO_REUSEPORT") or not sys.platform.startswith("linux"):
+        raise StartupError(
+            "--gateway-processes over 1 needs Linux, whose kernel spreads connections over processes that share a port."
+        )
+    with contextlib.ExitStack() as stack:
+        # The ports are reserved for the processes, so that a port in use is reported once.
+        stack.enter_context(reserve(server.host, server.port))
+        if server.admin_port is not None:
+            stack.enter_context(reserve(HOST, server.admin_port, "--admin-port"))
+        # made with mode 0700
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="saccade-gateways-")))
+        specs = _child_specs(server, arguments, folder)
+        return asyncio.run(Tree(specs, lambda: until(lambda: is_ready(server))).run())
+
+
+def _child_specs(server: ServerSettings, arguments: list[str], folder: Path) -> tuple[ChildSpec, ...]:
+    """Return the gateway processes, which drain concurrently, and the indexer, which ends after them."""
+    own = dataclasses.replace(server, gateway_processes=1)
+
+    def spec(name: str, member: str, *, ends_with_previous: bool) -> ChildSpec:
+        flags = MemberFlags(member, server.gateway_processes, folder)
+        command, environment = config.program("gateway", *arguments, settings=(own, flags))
+        return ChildSpec(
+            name=name,
+            command=command,
+            stop_seconds=server.shutdown_timeout_seconds + STOP_SECONDS,
+            environment=environment,
+            error_codes=exit_codes.WITH_MESSAGE,
+            ends_with_previous=ends_with_previous,
+        )
+
+    numbers = range(server.gateway_processes)
+    gateways = [spec(f"gateway process {one}", str(one), ends_with_previous=True) for one in numbers]
+    return (*gateways, spec(INDEXER, INDEXER, ends_with_previous=False))

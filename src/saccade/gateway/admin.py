@@ -20,8 +20,8 @@ from saccade.gateway.server.middleware import GuardMiddleware, Keys, TelemetryMi
 from saccade.gateway.server.origins import AllowedOrigins
 from saccade.gateway.tenants.api_keys import ApiKeyStore
 from saccade.gateway.tenants.report import TenantReport
-from saccade.gateway.workers.connectors import check_url
 from saccade.gateway.workers.report import WorkerReport, worker_report
+from saccade.gateway.workers.worker import check_url
 from saccade.protocol.gateway_calls import Booked, RequestError, Work, total
 from saccade.telemetry import METRICS_CONTENT_TYPE
 from saccade.transport.framing import UNREADABLE
@@ -118,12 +118,20 @@ class Admin:
         return self._sources_of(url)
 
     async def _url(self, request: Request) -> str:
-        """Return the url in a body. Raises InvalidValue, also if several processes share the port."""
+        """Return the url in a body. Raises BodyTooLarge and InvalidValue, also if several processes share the port."""
         if self._app.siblings.are_several:
             raise InvalidValue(
                 "With --gateway-processes over 1 workers are added and removed by --workers-file.", "url"
             )
-        return await _url(request)
+        body = b""
+        async for piece in request.stream():
+            body += piece
+            if len(body) > MAX_BODY_BYTES:
+                raise BodyTooLarge(f"The body has more than {MAX_BODY_BYTES} bytes.")
+        try:
+            return msgspec.json.decode(body, type=_WorkerUrl).url
+        except UNREADABLE as error:
+            raise InvalidValue('The body must be JSON with one field: {"url": "grpc://HOST:PORT"}.', "url") from error
 
     def _sources_of(self, url: str) -> Response:
         return _json({"url": url, "sources": self._members.sources_of(url)})
@@ -160,19 +168,6 @@ class Admin:
         if missed:
             raise WorkerUnavailable(f"These workers did not take the command: {', '.join(missed)}; the others did.")
         return Response()
-
-
-async def _url(request: Request) -> str:
-    """Return the url in a body. Raises InvalidValue and BodyTooLarge."""
-    body = b""
-    async for piece in request.stream():
-        body += piece
-        if len(body) > MAX_BODY_BYTES:
-            raise BodyTooLarge(f"The body has more than {MAX_BODY_BYTES} bytes.")
-    try:
-        return msgspec.json.decode(body, type=_WorkerUrl).url
-    except UNREADABLE as error:
-        raise InvalidValue('The body must be JSON with one field: {"url": "grpc://HOST:PORT"}.', "url") from error
 
 
 def _json(value: object) -> Response:

@@ -47,9 +47,6 @@ from saccade.gateway.tenants.api_keys import ApiKeyStore
 from saccade.telemetry import Metrics
 from saccade.tracing.tracer import Tracer
 
-OPEN_PATHS = PROBES
-"""Paths that need no key."""
-
 MAX_NEAR_CHARACTERS = 64
 """A longer path is no misspelt route."""
 
@@ -62,14 +59,14 @@ MESSAGES_PATH = "/v1/messages"
 
 
 class Keys:
-    """Checks the keys of requests. Neither OPEN_PATHS nor *more_open_paths* need a key.
+    """Checks the keys of requests. Neither PROBES nor *more_open_paths* need a key.
 
     Keys of the keys file do not open /metrics, which shows what every tenant uses.
     """
 
     def __init__(self, api_keys: ApiKeyStore, more_open_paths: Collection[str] = ()) -> None:
         self._api_keys = api_keys
-        self._open_paths = OPEN_PATHS.union(more_open_paths)
+        self._open_paths = PROBES.union(more_open_paths)
 
     def account(self, path: str, headers: Sequence[tuple[bytes, bytes]]) -> Account:
         """Return the account of the key in *headers*; for paths without key, everybody's. Raises InvalidApiKey."""
@@ -205,7 +202,7 @@ def below(root_path: str, app: ASGIApp) -> ASGIApp:
 class GuardMiddleware:
     """Checks path and raw headers, and turns every exception of the application into a response.
 
-    OPEN_PATHS pass. For all other paths it checks Host and Origin, then the key; then the request is routed. Responses
+    PROBES pass. For all other paths it checks Host and Origin, then the key; then the request is routed. Responses
     have headers with the rest of the tenant's limits.
     """
 
@@ -229,7 +226,7 @@ class GuardMiddleware:
         try:
             # Without an app in the scope, Starlette's router would answer unknown paths itself, in plain text.
             scope["app"] = self
-            if scope["path"] not in OPEN_PATHS:
+            if scope["path"] not in PROBES:
                 self._web_pages.check(scope["method"], scope["headers"])
             scope[ACCOUNT] = self._keys.account(scope["path"], scope["headers"])
             await self._app(scope, receive, send_watched)

@@ -17,9 +17,8 @@ from urllib.parse import urlsplit
 
 from saccade.errors import StartupError
 from saccade.gateway.config import SourceConfig
-from saccade.gateway.workers.connectors import check_url, is_half, targets
 from saccade.gateway.workers.pool import WorkerPool
-from saccade.gateway.workers.worker import Worker
+from saccade.gateway.workers.worker import Worker, check_url, is_half, targets
 from saccade.media.resolver import DnsResolver
 from saccade.transport import lasting_task
 from saccade.watched_file import WatchedFile

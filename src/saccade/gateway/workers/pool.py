@@ -8,8 +8,7 @@ from types import MappingProxyType
 
 from saccade.errors import ModelNotFound, WorkerUnavailable
 from saccade.gateway.workers.compatibility import Compatibility
-from saccade.gateway.workers.connectors import Hooks, clients, targets
-from saccade.gateway.workers.worker import Worker
+from saccade.gateway.workers.worker import Hooks, Worker, clients, targets
 from saccade.protocol.description import Description, ModelFiles
 from saccade.transport.credentials import NO_CREDENTIALS, WorkerCredentials
 
