@@ -170,8 +170,7 @@ class ChatCompletionEvents:
     """Writes `chat.completion.chunk` events: the role of every choice, texts, finish reasons, usage if requested."""
 
     def __init__(self, answer: Answer) -> None:
-        options = answer.request.stream_options
-        self._with_usage, self._with_each_usage = (False, False) if options is None else StreamOptions.usages(options)
+        self._with_usage, self._with_each_usage = StreamOptions.usages(answer.request.stream_options)
         self._answer = answer
         self._template = ChatCompletionChunk(
             id=answer.id,

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -24,6 +24,8 @@ from saccade.media.pdf_pages import PdfPage
 from saccade.models.family import ImageOptions, VideoOptions
 from saccade.protocol.media import ImageLayout, VideoHeader
 from saccade.telemetry import Metrics
+
+T = TypeVar("T")
 
 THREAD_FROM_BYTES = 1 << 20
 """A longer image is read in a thread; a shorter one takes less time than the switch to a thread."""
@@ -97,32 +99,37 @@ class ImageCollector:
             if videos is None:
                 raise UnsupportedParameter("This model takes no videos here.")
             settings = videos.layout.settings_for(options)
-            content = await self._read(request, source, salt)
+            content = await self._read(request, source, salt, bytes)
             header = await self.video_header(content, request.client)
             work = partial(self._video, served, videos, settings, source.field, content, header)
-        else:
-            content = await self._read(request, source, salt)
-            if content.startswith(PDF_SIGNATURE):
-                pages = await self.pdf_pages(content, request.client)
-                work = partial(self._pages, served, options, source.field, content, pages)
-            else:
-                work = partial(self._image, served, options, source.field, content)
-        return await self.threads.run(len(content) > THREAD_FROM_BYTES, len(content), work)
+            return await self._run(len(content), work)
+        opened = await self._read(request, source, salt, partial(self._image, served, options, source.field))
+        if isinstance(opened, list):
+            return opened
+        pages = await self.pdf_pages(opened, request.client)
+        return await self._run(len(opened), partial(self._pages, served, options, source.field, opened, pages))
 
-    async def _read(self, request: Request, source: ImageSource, salt: bytes) -> bytes:
-        """Return the file of *source*."""
-        url = source.url
-        if source.content is not None:
-            return source.content
-        if is_data_url(url):
-            return await self.threads.run(len(url) > THREAD_FROM_BYTES, len(url), partial(decode_data_url, url))
-        if is_file_id(url):
+    async def _read(self, request: Request, source: ImageSource, salt: bytes, then: Callable[[bytes], T]) -> T:
+        """Return what *then* returns of the file of *source*. A data: URL is decoded in the same turn."""
+        url, content = source.url, source.content
+        if content is None and is_data_url(url):
+            return await self._run(len(url), lambda: then(decode_data_url(url)))
+        if content is None and is_file_id(url):
             content = self.files.get(request.tenant.id, url, source.field).content
             request.memory.take(len(content))
-            return content
-        return await self.loader.fetch(request, url, salt)
+        elif content is None:
+            content = await self.loader.fetch(request, url, salt)
+        return await self._run(len(content), partial(then, content))
 
-    def _image(self, served: ServedModel, options: ImageOptions, field: str, content: bytes) -> list[EncodedImage]:
+    async def _run(self, num_bytes: int, work: Callable[[], T]) -> T:
+        return await self.threads.run(num_bytes > THREAD_FROM_BYTES, num_bytes, work)
+
+    def _image(
+        self, served: ServedModel, options: ImageOptions, field: str, content: bytes
+    ) -> list[EncodedImage] | bytes:
+        """Return the image in *content*; a PDF is returned as it is."""
+        if content.startswith(PDF_SIGNATURE):
+            return content
         header = read_header(content)
         self.limits.check(header, len(content))
         settings = served.layout.settings_for(options)
