@@ -1,4 +1,4 @@
-"""Where requests come from: the client behind proxies, and checks of Host and Origin for servers without keys.
+"""Who sends a request: its client, which proxies may forward, and checks of Host and Origin for servers without keys.
 
 Any page in a browser on the same machine can send requests to a server on localhost; the browser adds the page's origin
 in the header Origin. A page can also point its own name at 127.0.0.1 (DNS rebinding). Its requests then have the

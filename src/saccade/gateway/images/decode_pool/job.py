@@ -60,7 +60,7 @@ class PixelJob(msgspec.Struct, frozen=True, array_like=True, tag="pixels"):
 
     @property
     def medium(self) -> str:
-        """What is decoded, for errors: image, video or PDF."""
+        """The medium, for errors: image, video or PDF."""
         return "PDF" if self.page is not None else "image" if self.video is None else "video"
 
 
