@@ -346,6 +346,8 @@ def test_flags_survive_the_way_to_a_child(monkeypatch: pytest.MonkeyPatch) -> No
         load_format="dummy",
         seed=3,
         record_pixels=True,
+        hf_overrides='{"a": 1}',
+        override_generation_config='{"b": 2}',
     )
     default = EngineSettings()
     unset = [name for name in vars(engine) if getattr(engine, name) == getattr(default, name)]
