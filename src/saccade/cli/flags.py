@@ -35,8 +35,8 @@ def served_names(model: str | None, folder: Path, flags: EngineSettings) -> tupl
     names = flags.served_model_name
     if model is None and len(names) > 1 and ("/" in names[-1] or Path(names[-1]).expanduser().is_dir()):
         raise StartupError(
-            f"--served-model-name takes all words after it, so {names[-1]} was read as a name. Write MODEL first, as in "
-            f"`saccade serve {names[-1]} --served-model-name {' '.join(names[:-1])}`."
+            f"--served-model-name takes all words after it, so {names[-1]} was read as a name. Write MODEL first, as "
+            f"in `saccade serve {names[-1]} --served-model-name {' '.join(names[:-1])}`."
         )
     return tuple(dict.fromkeys(names)) or (BUNDLED_NAME if model is None else default_name(model, folder),)
 
