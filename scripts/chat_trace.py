@@ -43,7 +43,7 @@ class Budget:
     moves: int
 
 
-PREPARATION = Budget(files=69, moves=300)
+PREPARATION = Budget(files=65, moves=300)
 LATER_DELTA = Budget(files=8, moves=11)
 
 
