@@ -52,7 +52,8 @@ conformance: $(VENV)/.installed-dev
 peers: $(VENV)/.installed-dev
 	scripts/peers $(ARGS)
 
-# Installs configurations and vocabularies of releases, 40 MB in .cache/real, and runs the tests that read them.
+# Installs configurations and vocabularies of releases and sources of libraries for GPUs in .cache/real, and runs the
+# tests that read them.
 real: $(VENV)/.installed-dev
 	scripts/real $(ARGS)
 

@@ -1,7 +1,7 @@
 """Libraries for GPUs as they are published, played on a CPU: their signatures, what they demand, and the right result.
 
-Source of the signatures and demands: flashinfer/prefill.py and flashinfer/cudnn/prefill.py of FlashInfer's release 0.6,
-torch/nn/attention/varlen.py of the installed torch. A call that the library would refuse, or would compute wrongly, fails
+Source of the signatures and demands: flashinfer/prefill.py and flashinfer/cudnn/prefill.py of FlashInfer's release
+0.7.2, which tests/real reads itself; torch/nn/attention/varlen.py of the installed torch. A call that the library would refuse, or would compute wrongly, fails
 an assertion.
 """
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu import plan
-from benchmarks.gpu.checks import FAILURES, line
+from benchmarks.gpu.checks import line
 from benchmarks.gpu.found import findings
 from benchmarks.gpu.parts import PARTS, PREDICTED, Refused, Setting
 from benchmarks.gpu.plan import BROKEN, DONE, FAILED, REFUSED, Part, Record
@@ -68,7 +68,7 @@ def run_part(part: Part, setting: Setting, path: Path, identity: str) -> Record:
         record.outcome, record.reason = REFUSED, str(error)
     except torch.OutOfMemoryError as error:
         record.outcome, record.reason = REFUSED, f"the GPU's memory does not suffice: {line(error)}"
-    except FAILURES as error:
+    except Exception as error:
         record.reason = line(error)
     else:
         record.outcome, record.reason = DONE, ""

@@ -5,12 +5,11 @@ import statistics
 import time
 from array import array
 from collections.abc import Callable, Iterator
-from functools import partial
 
 import msgspec
 import torch
 
-from benchmarks.gpu.checks import FAILURES, encoder_refusal, failure, graphs_refusal
+from benchmarks.gpu.checks import encoder_refusal, failure, graphs_refusal
 from benchmarks.gpu.plan import NOT_RUN, Row
 from benchmarks.gpu.scale import Scale
 from benchmarks.gpu.subject import GREEDY, Rows, Subject
@@ -19,7 +18,7 @@ from saccade.engine.executor.execution import decoder_workload, tower_workload
 from saccade.nn.backends import load_backend, load_vision_backend
 from saccade.nn.context import AttentionBackend
 
-WARM, STEPS = 3, 8
+WARM = 3
 SAMPLING = msgspec.structs.replace(
     GREEDY, temperature=1.0, repetition_penalty=1.1, frequency_penalty=0.1, presence_penalty=0.1
 )
@@ -70,7 +69,7 @@ def prompts(subject: Subject, scale: Scale) -> Iterator[Row]:
             rows = subject.rows(_backend(subject, name), 1, max(scale.prompts) + 1)
             prompt_seconds(rows, scale.prompts[0] + 1)  # what is compiled at the first call
             first, again = ([prompt_seconds(rows, length) for length in scale.prompts] for _ in range(2))
-        except FAILURES as error:
+        except Exception as error:
             yield failure(label, error)
             continue
         for words, times in (("each for the first time", first), ("again", again)):
@@ -86,7 +85,7 @@ def prompts(subject: Subject, scale: Scale) -> Iterator[Row]:
 
 def prompt_seconds(rows: Rows, length: int) -> float:
     """Return the seconds of a step that computes a prompt and draws."""
-    return _seconds(lambda: rows.step((Chunk(0, 0, length, (7,) * length, draws=True),)))
+    return seconds_of(lambda: rows.step((Chunk(0, 0, length, (7,) * length, draws=True),)))
 
 
 def encodings(subject: Subject, scale: Scale) -> Iterator[Row]:
@@ -110,49 +109,17 @@ def _encode(subject: Subject, name: str, with_graphs: bool) -> Make:
 
 
 def penalties(subject: Subject, scale: Scale) -> Iterator[Row]:
-    """Time steps whose rows have penalties for some number of token ids."""
+    """Time steps whose rows have penalties for some number of token ids, which came with their first draw."""
     for seen in scale.seen:
-        ids = array("q", range(seen)).tobytes()
-        counts = array("q", [1] * seen).tobytes()
+        ids, counts = array("q", range(seen)).tobytes(), array("q", [1] * seen).tobytes()
 
         def make(ids: bytes = ids, counts: bytes = counts) -> Callable[[], object]:
             rows = subject.rows(subject.execution.backend, scale.most_rows, scale.context + 1, SAMPLING)
             chunks = rows.decodes(scale.context)
-            given = tuple(RowCounts(row, ids, counts) for row in range(scale.most_rows)) if ids else ()
-            return lambda: rows.step(chunks, uniforms=True, counts=given)
+            rows.step(chunks, uniforms=True, counts=tuple(RowCounts(row, ids, counts) for row in range(rows.num_rows)))
+            return lambda: rows.step(chunks, uniforms=True)
 
         yield from _measured(f"decode step, {scale.most_rows} rows, penalties for {seen} token ids each", scale, make)
-
-
-def ahead(subject: Subject, scale: Scale) -> Iterator[Row]:
-    """Time steps that are launched after the one before is collected, and before."""
-    for name in scale.decoders:
-        for with_graphs in (False, True):
-            for is_ahead in (False, True):
-                label = f"decode step of {scale.rows[0]} rows, {name}{', CUDA graphs' * with_graphs}"
-                make = partial(_successive, subject, scale, name, with_graphs, is_ahead)
-                for row in _measured(label + ", launched ahead" * is_ahead, scale, make):
-                    yield row._replace(detail=row.detail or f"of {STEPS} steps together")
-
-
-def _successive(
-    subject: Subject, scale: Scale, name: str, with_graphs: bool, is_ahead: bool
-) -> Callable[[], object] | str:
-    rows = _rows(subject, name, scale.rows[0], scale.context, with_graphs)
-    if isinstance(rows, str):
-        return rows
-    # The token is the one that the step before draws; it is on the device.
-    chunks = tuple(Chunk(chunk.row, chunk.start, 1, None, draws=True) for chunk in rows.decodes(scale.context))
-
-    def run() -> None:
-        for number in range(STEPS):
-            rows.launch(chunks)
-            if number or not is_ahead:
-                rows.executor.collect()
-        if is_ahead:
-            rows.executor.collect()
-
-    return run
 
 
 def _backend(subject: Subject, name: str) -> AttentionBackend:
@@ -168,12 +135,13 @@ def _measured(name: str, scale: Scale, make: Make) -> Iterator[Row]:
             return
         for _ in range(min(WARM, scale.repeats)):
             call()
-        yield Row(name, _ms(statistics.median(_seconds(call) for _ in range(scale.repeats))))
-    except FAILURES as error:
+        yield Row(name, _ms(statistics.median(seconds_of(call) for _ in range(scale.repeats))))
+    except Exception as error:
         yield failure(name, error)
 
 
-def _seconds(call: Callable[[], object]) -> float:
+def seconds_of(call: Callable[[], object]) -> float:
+    """Return how long a call takes, the device's work included."""
     _wait()
     began = time.perf_counter()
     call()

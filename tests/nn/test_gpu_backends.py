@@ -10,6 +10,7 @@ import published
 import pytest
 import torch
 from attention import BATCHES, HEADS, OPTIONS, assert_close, attend, attend_packed
+from structlog.testing import capture_logs
 
 from saccade.errors import StartupError
 from saccade.nn.backends import AUTO, PLAIN, Workload, compilers, load_backend, load_vision_backend, trial, why
@@ -224,6 +225,16 @@ def test_compiled_kernels_need_no_compiler(monkeypatch: pytest.MonkeyPatch) -> N
     module.__spec__ = ModuleSpec("flashinfer_jit_cache", None)
     monkeypatch.setitem(sys.modules, "flashinfer_jit_cache", module)
     assert load_backend(FLASHINFER, DECODER).name == FLASHINFER
+
+
+def test_the_first_use_says_that_kernels_are_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", str(tmp_path))
+    for is_compiled in (False, True):
+        if is_compiled:
+            (tmp_path / ".cache" / "flashinfer" / "0.7.2" / "90a" / "cached_ops" / "batch_prefill").mkdir(parents=True)
+        with capture_logs() as lines:
+            attend(decoder(), [1], [1], torch.float16, 64, dim=64)
+        assert ["half a minute" in line["event"] for line in lines] == [True] * (not is_compiled)
 
 
 def test_an_old_release_of_flashinfer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The compilers that kernels need at their first use, and the sentence about a missing one."""
+"""The compilers that kernels need at their first use, and the sentences about a missing one and about the wait."""
 
 import os
 import shutil
@@ -28,4 +28,15 @@ def no_cuda_compiler() -> str | None:
     return (
         f"it compiles its kernels at their first use, and finds no {' and no '.join(tools)}: install the CUDA "
         "toolkit and ninja, or FlashInfer's package of compiled kernels, flashinfer-jit-cache"
+    )
+
+
+def compilation() -> str | None:
+    """Return what FlashInfer's first use costs on this machine; None if it has its kernels compiled."""
+    folder = Path(os.environ.get("FLASHINFER_WORKSPACE_BASE") or Path.home(), ".cache", "flashinfer")
+    if find_spec("flashinfer_jit_cache") is not None or any(folder.glob("*/*/cached_ops/*")):
+        return None
+    return (
+        "FlashInfer compiles kernels now, as it does at their first use: others report half a minute for each size of "
+        f"heads and number format. Later starts find them in {folder}"
     )

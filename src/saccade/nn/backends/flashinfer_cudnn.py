@@ -1,9 +1,9 @@
 """Attention of vision towers on a GPU by cuDNN, through FlashInfer's cudnn_batch_prefill_with_kv_cache.
 
 cuDNN builds a graph for each number of sequences and each longest sequence. So both are rounded up to a few values:
-added sequences have length 0. Source of the arguments: flashinfer/cudnn/prefill.py, release 0.6.
+added sequences have length 0. Source of the arguments: flashinfer/cudnn/prefill.py, release 0.7.2.
 
-It has never run on a GPU: tests compare its arguments with the published signature.
+It has never run on a GPU: tests/real binds its call to the releases' own signature.
 """
 
 from typing import NamedTuple

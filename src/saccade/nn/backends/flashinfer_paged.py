@@ -1,10 +1,9 @@
 """Attention of decoders on a GPU by FlashInfer's kernels for paged caches, for prefill chunks and decodes in one call.
 
-Source of the arguments: BatchPrefillWithPagedKVCacheWrapper in flashinfer/prefill.py, releases 0.6 and 0.7.2.
-FlashInfer compiles its kernels at the first use, which needs a CUDA toolkit, or takes them from its package of compiled
-ones.
+Source of the arguments: BatchPrefillWithPagedKVCacheWrapper in flashinfer/prefill.py, release 0.7.2. FlashInfer
+compiles its kernels at the first use, which needs a CUDA toolkit, or takes them from its package of compiled ones.
 
-It has never run on a GPU: tests compare its arguments with the published signature.
+It has never run on a GPU: tests/real binds its calls to the releases' own signatures.
 """
 
 import re
@@ -13,14 +12,17 @@ from typing import Any, NamedTuple
 
 import flashinfer
 import numpy as np
+import structlog
 import torch
 from flashinfer import BatchPrefillWithPagedKVCacheWrapper
 
-from saccade.nn.backends.compilers import no_cuda_compiler
+from saccade.nn.backends.compilers import compilation, no_cuda_compiler
 from saccade.nn.backends.paged import PagedAttention, Scoring
 from saccade.nn.backends.workload import HALF, Workload, not_for_latents, not_in, not_on_gpu
 from saccade.nn.context import ForwardContext, KvCache, PagedLayout
 from saccade.nn.transfer import to_device
+
+logger = structlog.get_logger(__name__)
 
 WORKSPACE_BYTES = 128 << 20
 HEAD_SIZES = (64, 128, 256)
@@ -120,6 +122,8 @@ class AttentionBackend(PagedAttention):
     def _wrapper_for(self, kind: _Kind, plan: FlashinferPlan, device: torch.device) -> Any:
         """Return the wrapper for *kind*, planned for the step."""
         if self._workspace is None:
+            if (notice := compilation()) is not None:
+                logger.warning(notice)
             # Zeros, as FlashInfer's examples have it. Wrappers can share it, since layers run one after the other.
             self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         if (kind, plan.turn) not in self._wrappers:

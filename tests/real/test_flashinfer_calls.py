@@ -1,0 +1,143 @@
+"""Each call of Saccade to FlashInfer, bound to the signatures of its releases: names, order, shapes and dtypes."""
+
+import ast
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import published
+import pytest
+import torch
+from attention import BATCHES, OPTIONS, attend, attend_packed
+from libraries import ROOT, Library
+from packaging.requirements import Requirement
+
+from saccade.nn.backends import Workload, load_backend, load_vision_backend
+from saccade.nn.backends.workload import HALF
+
+pytestmark = pytest.mark.real
+SOURCES = ROOT / "src" / "saccade"
+GPU = torch.device("cuda")
+WRAPPER, CUDNN = "flashinfer.BatchPrefillWithPagedKVCacheWrapper", "flashinfer.cudnn.cudnn_batch_prefill_with_kv_cache"
+BOUND = {WRAPPER, CUDNN, "flashinfer.__version__"}
+"""What the tests of this file bind; `test_nothing_else_is_used` holds the list against the source."""
+
+Bind = Callable[..., None]
+
+
+@pytest.fixture
+def checked(flashinfer: Library, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Play the library as `published` does, and bind each call first. The result counts checked tensors by function."""
+    published.install(monkeypatch)
+    counts: dict[str, int] = {}
+    known: dict[str, int] = {}
+
+    def bind(name: str, *args: Any, **kwargs: Any) -> None:
+        call = flashinfer.call(name)
+        arguments = call.bind(*args, **kwargs)
+        counts[name] = counts.get(name, 0) + call.check(arguments, known)
+
+    monkeypatch.setattr(sys.modules["flashinfer"], WRAPPER.rpartition(".")[2], _wrapper(bind, known))
+    original = published.cudnn_batch_prefill_with_kv_cache
+
+    def cudnn(*args: Any, **kwargs: Any) -> Any:
+        known.clear()
+        bind(CUDNN, *args, **kwargs)
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(sys.modules["flashinfer.cudnn"], CUDNN.rpartition(".")[2], cudnn)
+    return counts
+
+
+def _wrapper(bind: Bind, known: dict[str, int]) -> type:
+    class Wrapper(published.BatchPrefillWithPagedKVCacheWrapper):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            bind(f"{WRAPPER}.__init__", *args, **kwargs)
+            super().__init__(*args, **kwargs)
+
+        def plan(self, *args: Any, **kwargs: Any) -> None:
+            known.clear()
+            bind(f"{WRAPPER}.plan", *args, **kwargs)
+            self.known = dict(known, head_dim=kwargs.get("head_dim_qk", args[6]))
+            super().plan(*args, **kwargs)
+
+        def run(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+            known.clear()
+            known.update(self.known)
+            bind(f"{WRAPPER}.run", *args, **kwargs)
+            return super().run(*args, **kwargs)
+
+    return Wrapper
+
+
+def test_paged_attention(checked: dict[str, int]) -> None:
+    for dtype in HALF:
+        backend = load_backend("flashinfer", Workload(GPU, dtype, head_sizes=frozenset({(64, 64)})))
+        for queries, contexts in BATCHES:
+            attend(backend, queries, contexts, dtype, 64, dim=64)
+        for options in OPTIONS:
+            attend(backend, [1, 1, 7, 4], [30, 2, 7, 40], dtype, 64, options, dim=64)
+    assert checked[f"{WRAPPER}.plan"] > 4 * len(BATCHES)
+    assert checked[f"{WRAPPER}.run"] > 3 * len(BATCHES)
+
+
+def test_attention_of_towers(checked: dict[str, int]) -> None:
+    for dtype in HALF:
+        backend = load_vision_backend("flashinfer_cudnn", Workload(GPU, dtype, head_sizes=frozenset({(72, 72)})))
+        for lengths in ((6,), (3, 8, 1), (7,) * 70):
+            attend_packed(backend, lengths, dtype, dim=72)
+    assert checked[CUDNN] >= 7 * 2 * 3
+
+
+def test_a_call_that_the_library_refuses_is_found(flashinfer: Library) -> None:
+    plan, run = flashinfer.call(f"{WRAPPER}.plan"), flashinfer.call(f"{WRAPPER}.run")
+    with pytest.raises(TypeError, match="missing a required argument: 'page_size'"):
+        plan.bind(1, 2, 3, 4, 5, 6, 7)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'scale'"):
+        run.bind(1, 2, scale=1.0)
+    indptr = torch.zeros(4, dtype=torch.int32)
+    with pytest.raises(AssertionError, match=r"paged_kv_last_page_len is \[4\].*not"):
+        plan.check(plan.bind(indptr, indptr, indptr, indptr, 4, 2, 64, 16), {})
+    cudnn = flashinfer.call(CUDNN)
+    with pytest.raises(AssertionError, match=r"batch_offsets_q is .*torch.int64, not \['int32'\]"):
+        cudnn.check({"batch_offsets_q": indptr.long()}, {"batch_size": 3})
+
+
+def test_the_extra_brings_no_package_of_another_version(flashinfer: Library) -> None:
+    """Kernels that are compiled elsewhere come from packages that must have the library's own version."""
+    (metadata,) = flashinfer.root.glob("*.dist-info/METADATA")
+    lines = metadata.read_text().partition("\n\n")[0].splitlines()
+    needed = [Requirement(line.partition(": ")[2]) for line in lines if line.startswith("Requires-Dist")]
+    needed = [one for one in needed if one.marker is None or one.marker.evaluate({"extra": ""})]
+    assert not {"flashinfer-cubin", "flashinfer-jit-cache"} & {one.name for one in needed}
+    (torch_needed,) = (one for one in needed if one.name == "torch")
+    assert torch_needed.specifier.contains(torch.__version__)
+
+
+def test_nothing_else_is_used() -> None:
+    used = {name for path in SOURCES.rglob("*.py") for name in _used(path)}
+    assert used == BOUND
+
+
+def _used(path: Path) -> Iterator[str]:
+    """Yield what a file takes from libraries for GPUs, by dotted names."""
+    tree = ast.parse(path.read_text())
+    modules = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and _is_gpu_library(node.module):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            modules |= {alias.asname or alias.name for alias in node.names if _is_gpu_library(alias.name)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) in modules:
+            yield ast.unparse(node)
+        elif (
+            isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr" and ast.unparse(node.args[0]) in modules
+        ):
+            yield f"{ast.unparse(node.args[0])}.{ast.literal_eval(node.args[1])}"
+
+
+def _is_gpu_library(module: str | None) -> bool:
+    names = ("flashinfer", "deep_gemm", "flash_attn", "flash_attn_interface", "flash_mla", "sgl_kernel", "vllm", "fla")
+    return (module or "").partition(".")[0] in names
