@@ -198,8 +198,8 @@ class FairQueue:
             self._last_turns.popitem(last=False)
 
     @staticmethod
-    def _fits(taken: int, weight: int, capacity: int) -> bool:
-        return (not taken and capacity > 0) or taken + weight <= capacity
+    def _fits(used: int, weight: int, capacity: int) -> bool:
+        return (not used and capacity > 0) or used + weight <= capacity
 
 
 class Turn:

@@ -156,7 +156,7 @@ def gateway(
     logs = configure_logging(logging.getLevelNamesMapping()[log_level])
     logs = dataclasses.replace(logs, has_short_lines=group.request_lines)
     template = read_chat_template(server.chat_template)
-    models = dict(_given(one, template) for one in model)
+    models = dict(_model_files(one, template) for one in model)
     if server.gateway_processes > 1:
         arguments = [word for url in worker_url for word in ("--worker-url", url)]
         arguments += [word for one in model for word in ("--model", one)]
@@ -179,7 +179,7 @@ def gateway(
     return 0
 
 
-def _given(model: str, template: bytes | None) -> tuple[str, ModelFiles]:
+def _model_files(model: str, template: bytes | None) -> tuple[str, ModelFiles]:
     """Return a model's name and files, with *template* if it is not None.
 
     Raises StartupError if the files are wrong, before the first request.

@@ -182,7 +182,7 @@ def _parts(schema: Mapping[str, Any], path: str) -> Iterator[tuple[str, Schema]]
     for keyword in MAPS:
         if isinstance(schema.get(keyword), dict):
             named = schema[keyword].items()
-            yield from ((f"{path}.{keyword}.{shown(name)}", part) for name, part in named if isinstance(part, dict))
+            yield from ((f"{path}.{keyword}.{excerpt(name)}", part) for name, part in named if isinstance(part, dict))
 
 
 def _schemas(root: Schema, param: str) -> list[tuple[str, Schema]]:
@@ -198,6 +198,6 @@ def _schemas(root: Schema, param: str) -> list[tuple[str, Schema]]:
     raise InvalidValue(f"`{param}` is nested more than {MAX_DEPTH} schemas deep.", param)
 
 
-def shown(name: str) -> str:
+def excerpt(name: str) -> str:
     """Return the first 64 characters of a client's *name*, with `?` for all except visible ASCII."""
     return "".join(character if "!" <= character <= "~" else "?" for character in name[:64])

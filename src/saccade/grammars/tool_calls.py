@@ -12,7 +12,7 @@ import msgspec
 
 from saccade.errors import InvalidValue, UnsupportedParameter
 from saccade.grammars.compiler import WHITE_SPACE
-from saccade.grammars.json_schema import OPTIONS, Schema, SupportedSchema, shown
+from saccade.grammars.json_schema import OPTIONS, Schema, SupportedSchema, excerpt
 from saccade.grammars.property_types import property_types
 
 TEXT_KEYWORDS: Final = ("pattern", "format", "minLength", "maxLength")
@@ -77,7 +77,7 @@ def read_parameters(
     if tokens.format != "qwen3_coder":
         return enforced
     for name, schema in _properties(enforced.schema).items():
-        place = f"{function.place}.properties.{shown(name)}"
+        place = f"{function.place}.properties.{excerpt(name)}"
         if not name or set(name) & set("<>\n\r"):
             raise InvalidValue(f"`{function.place}.properties`: a parameter's name has no <, > or line break.", place)
         refused = [keyword for keyword in TEXT_KEYWORDS if _is_text(name, enforced.schema) and keyword in schema]

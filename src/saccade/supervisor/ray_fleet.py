@@ -55,8 +55,8 @@ class WorkerActor:
     def __init__(self, arguments: Sequence[str]) -> None:
         host = get_node_ip_address()
         port = _free_port(host)
-        shown = f"[{host}]" if ":" in host else host
-        self._url = f"grpc://{shown}:{port}"
+        address = f"[{host}]" if ":" in host else host
+        self._url = f"grpc://{address}:{port}"
         self._stopping = False
         command, environment = config.program("worker", *arguments, "--host", host, "--port", str(port))
         # Ray runs this in the process's main thread. The child's death is tied to that thread's end.

@@ -104,17 +104,17 @@ class ChatTemplate:
         tool_variables = self._tool_variables(tools) if tools else {"tools": None}
         mark = f"{secrets.token_hex(8)} " if continues else ""
 
-        def render(written: Callable[[str], str]) -> str:
-            variables = {name: written(v) if isinstance(v, str) else v for name, v in user_variables.items()} | {
+        def render(encode: Callable[[str], str]) -> str:
+            variables = {name: encode(v) if isinstance(v, str) else v for name, v in user_variables.items()} | {
                 **self._variables,
-                "messages": _marked(self._rewrite(messages, written), mark),
+                "messages": _marked(self._rewrite(messages, encode), mark),
                 "add_generation_prompt": add_generation_prompt,
-                **{name: _written(value, written, TOOL_KEYS) for name, value in tool_variables.items()},
+                **{name: _map_strings(value, encode, TOOL_KEYS) for name, value in tool_variables.items()},
                 "documents": None,
                 "strftime_now": now.strftime,
             }
-            prompt = self._program.render(written, variables)
-            return _cut(prompt, mark, written(_last_text(messages))) if continues else prompt
+            prompt = self._program.render(encode, variables)
+            return _cut(prompt, mark, encode(_last_text(messages))) if continues else prompt
 
         return self._provenance.split(render)
 
@@ -149,12 +149,12 @@ class ChatTemplate:
     def _loses(self, messages: Sequence[Message], probes: Sequence[str]) -> bool:
         """Return whether the template accepts *messages*, and does not write all of *probes*."""
         try:
-            written = "".join(segment.text for segment in self.render(messages))
+            text = "".join(segment.text for segment in self.render(messages))
         except InvalidValue:
             return False
-        return not all(probe in written for probe in probes)
+        return not all(probe in text for probe in probes)
 
-    def _rewrite(self, messages: Sequence[Message], written: Callable[[str], str]) -> list[dict[str, Any]]:
+    def _rewrite(self, messages: Sequence[Message], encode: Callable[[str], str]) -> list[dict[str, Any]]:
         """Return a new copy of the messages for each rendering, because a template may keep what it gets."""
         copies = []
         numbers = count(1)
@@ -162,20 +162,18 @@ class ChatTemplate:
             copy = dict(message)
             for field in TEXT_FIELDS:
                 if copy.get(field) is not None:
-                    copy[field] = written(copy[field])
+                    copy[field] = encode(copy[field])
             if "tool_calls" in copy:
-                copy["tool_calls"] = [_written(call, written, CALL_KEYS) for call in copy["tool_calls"]]
+                copy["tool_calls"] = [_map_strings(call, encode, CALL_KEYS) for call in copy["tool_calls"]]
             content = message["content"]
             if isinstance(content, str):
-                copy["content"] = _text_part(written(content)) if self._loses_strings else written(content)
+                copy["content"] = _text_part(encode(content)) if self._loses_strings else encode(content)
             elif self._tag is not None:
-                parts = (
-                    written(part["text"]) if "text" in part else self._tag.write(next(numbers)) for part in content
-                )
+                parts = (encode(part["text"]) if "text" in part else self._tag.write(next(numbers)) for part in content)
                 copy["content"] = "".join(parts)
             else:
                 copy["content"] = [
-                    part | {"text": written(part["text"])} if "text" in part else dict(part) for part in content
+                    part | {"text": encode(part["text"])} if "text" in part else dict(part) for part in content
                 ]
             copies.append(copy)
         return copies
@@ -240,17 +238,17 @@ def _read_json(content: bytes) -> object:
     return parsed.get("chat_template") if isinstance(parsed, dict) else parsed
 
 
-def _written(value: Any, written: Callable[[str], str], known: Collection[str]) -> Any:
-    """Return a copy of the JSON *value* with all its strings passed through *written*, except *known* keys."""
+def _map_strings(value: Any, encode: Callable[[str], str], known: Collection[str]) -> Any:
+    """Return a copy of the JSON *value* with all its strings passed through *encode*, except *known* keys."""
     match value:
         case str():
-            return written(value)
+            return encode(value)
         case dict():
             return {
-                key if key in known else written(key): _written(item, written, known) for key, item in value.items()
+                key if key in known else encode(key): _map_strings(item, encode, known) for key, item in value.items()
             }
         case list():
-            return [_written(item, written, known) for item in value]
+            return [_map_strings(item, encode, known) for item in value]
     return value
 
 

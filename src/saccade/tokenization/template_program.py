@@ -81,13 +81,13 @@ class TemplateProgram:
             raise StartupError("The chat template cannot be compiled: it is nested too deeply or too large.") from error
         self._environment = environment
 
-    def render(self, written: Callable[[str], str], variables: Mapping[str, Any]) -> str:
-        """Return the template's text for *variables*, in which every string of a user was passed through *written*.
+    def render(self, encode: Callable[[str], str], variables: Mapping[str, Any]) -> str:
+        """Return the template's text for *variables*, in which every string of a user was passed through *encode*.
 
         Raises InvalidValue if the template refuses the variables, fails, exceeds the meter's limits, or writes more
         than MAX_RENDERED_CHARACTERS. These are errors of the request: the same request would fail again.
         """
-        looked_for = {name: written(text) for name, text in self._looked_for.items()}
+        looked_for = {name: encode(text) for name, text in self._looked_for.items()}
         chunks: list[str] = []
         num_characters = 0
         context = self._template.new_context({**variables, **looked_for})

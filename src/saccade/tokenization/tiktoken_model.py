@@ -56,9 +56,9 @@ class TiktokenTokenizer(Tokenizer):
         self.special_tokens = {content: token_id for token_id, content in names.items()}
         if len(self.special_tokens) != NUM_RESERVED:
             raise StartupError("tokenizer_config.json: `added_tokens_decoder` gives two reserved ids the same content.")
-        shown = {token_id for token_id in reserved if declared.get(token_id, {}).get("special") is False}
-        shown -= {self.special_tokens.get(token, token) if isinstance(token, str) else token for token in protected}
-        self.hidden_ids = frozenset(reserved) - shown
+        visible = {token_id for token_id in reserved if declared.get(token_id, {}).get("special") is False}
+        visible -= {self.special_tokens.get(token, token) if isinstance(token, str) else token for token in protected}
+        self.hidden_ids = frozenset(reserved) - visible
         self._encoding = tiktoken.Encoding(
             "tiktoken.model", pat_str=pattern, mergeable_ranks=ranks, special_tokens=self.special_tokens
         )

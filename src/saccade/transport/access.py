@@ -101,11 +101,11 @@ class _TokenGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         self._refusal = grpc.stream_stream_rpc_method_handler(_refuse)
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], details: Any) -> Any:
-        if details.method in OPEN_METHODS or self._shown(details.invocation_metadata):
+        if details.method in OPEN_METHODS or self._has_token(details.invocation_metadata):
             return await continuation(details)
         return self._refusal
 
-    def _shown(self, metadata: Any) -> bool:
+    def _has_token(self, metadata: Any) -> bool:
         tokens = [value for key, value in metadata or () if key == "authorization"]
         return len(tokens) == 1 and hmac.compare_digest(tokens[0].encode(), self._expected)
 

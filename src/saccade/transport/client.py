@@ -104,7 +104,7 @@ class _NativeSession:
         self._encoder = msgspec.msgpack.Encoder()
         self._open: dict[str, _SentRequest] = {}
         self._arrivals = Arrivals(self._take)
-        self._lent: Counter[str] = Counter()
+        self._loans: Counter[str] = Counter()
 
     async def outbound(self) -> AsyncIterator[bytes]:
         """Yield the commands to send; never ends."""
@@ -117,8 +117,8 @@ class _NativeSession:
             self._on_released(slots_of(request))
             raise InternalError(f"The request id {request.request_id} is in use already.")
         self._send(request, slots_of(request))
-        sent = self._open[request.request_id] = _SentRequest(self, request, sink)
-        return sent
+        stream = self._open[request.request_id] = _SentRequest(self, request, sink)
+        return stream
 
     def send_pixels(self, pixels: SupplyPixels) -> None:
         """Send pixels that the worker asked for, unless their request has left. Raises ImageTooLarge."""
@@ -139,7 +139,7 @@ class _NativeSession:
                 "be sent to this worker. Send fewer or smaller ones.",
                 "messages",
             )
-        self._lent.update(slots)
+        self._loans.update(slots)
         self._outbound.put_nowait(encoded)
 
     def abort_sample(self, request_id: str, index: int) -> None:
@@ -164,30 +164,30 @@ class _NativeSession:
             self._on_released(released)
 
     def _take(self, message: TokenDelta | PixelsWanted) -> None:
-        if (sent := self._open.get(message.request_id)) is not None:
+        if (stream := self._open.get(message.request_id)) is not None:
             try:
-                sent.take(message)
+                stream.take(message)
             except Exception as error:
                 # The error fails this request, not the stream that carries all.
                 self.leave(message.request_id, finished=False)
-                sent.fail(error)
+                stream.fail(error)
 
     def fail(self, sentence: str) -> None:
         """Fail every open request, and take back every slot: the worker reads none of them any more."""
         self._arrivals.finish()
         failed = list(self._open.values())
         self._open.clear()
-        for sent in failed:
-            sent.fail(WorkerFailed(sentence))
-        if released := list(self._lent.elements()):
-            self._lent.clear()
+        for stream in failed:
+            stream.fail(WorkerFailed(sentence))
+        if released := list(self._loans.elements()):
+            self._loans.clear()
             self._on_released(released)
 
     def _returned(self, name: str) -> bool:
         """Note that one use of a slot is over; return False if none was open, which only a faulty worker causes."""
-        if self._lent[name] <= 0:
+        if self._loans[name] <= 0:
             return False
-        self._lent[name] -= 1
+        self._loans[name] -= 1
         return True
 
 

@@ -255,7 +255,7 @@ class _Connection(asyncio.Protocol):
     def _frames(self, data: bytes) -> bytes:
         """Return the whole frames in *data* and before it, except GOAWAY: after that, h2 takes no frame of any call."""
         data, first, start = self._part_of_frame + data, 0, 0
-        kept = []
+        frames = []
         while len(data) - start >= FRAME_HEADER_BYTES:
             num_bytes = int.from_bytes(data[start : start + 3], "big")
             if num_bytes > self._http.max_inbound_frame_size:
@@ -264,13 +264,13 @@ class _Connection(asyncio.Protocol):
             if end > len(data):
                 break
             if data[start + 3] == GOAWAY:
-                kept.append(data[first:start])
+                frames.append(data[first:start])
                 first = end
                 self._drain(int.from_bytes(data[start + FRAME_HEADER_BYTES : end][:4], "big"))
             start = end
         self._part_of_frame = data[start:]
-        kept.append(data[first:start])
-        return b"".join(kept)
+        frames.append(data[first:start])
+        return b"".join(frames)
 
     def _drain(self, last_stream_id: int) -> None:
         """Take no further calls; the server has not begun those after *last_stream_id*."""

@@ -126,12 +126,12 @@ def owner_only() -> Iterator[None]:
 def bound(path: Path, uids: Collection[int]) -> socket.socket:
     """Return a socket at *path* for its owner and *uids*, not listening yet. Raises OSError and StartupError."""
     with contextlib.ExitStack() as undo:
-        made = undo.enter_context(socket.socket(socket.AF_UNIX))
+        listener = undo.enter_context(socket.socket(socket.AF_UNIX))
         with owner_only():
-            made.bind(str(path))
+            listener.bind(str(path))
         admit(path, uids)
         undo.pop_all()
-    return made
+    return listener
 
 
 def admit(path: Path, uids: Collection[int]) -> None:

@@ -28,15 +28,15 @@ class Chain(NamedTuple):
     """A prompt up to the end of a page.
 
     *keys* are those of its last complete block, or the root's if not *has_block*: one for each salt that the prompt may
-    have. *token_ids* and *runs* follow that block. *image* is the image whose first *shown* tokens have come and whose
-    others must follow; None between images.
+    have. *token_ids* and *runs* follow that block. *image* is the image whose first *num_shown* tokens have come and
+    whose others must follow; None between images.
     """
 
     keys: tuple[tuple[bytes, bytes], ...]
     token_ids: tuple[int, ...] = ()
     runs: tuple[MediaRun, ...] = ()
     image: SentImage | None = None
-    shown: int = 0
+    num_shown: int = 0
     has_block: bool = False
 
 
@@ -135,7 +135,7 @@ def _grown(chain: Chain, token_ids: Sequence[int], sent: SentImages) -> Chain | 
 
 
 def _with_text(chain: Chain, token_ids: tuple[int, ...]) -> Chain | None:
-    if chain.image is not None and _place(chain.image, chain.shown)[0]:
+    if chain.image is not None and _place(chain.image, chain.num_shown)[0]:
         return None
     return chain._replace(token_ids=chain.token_ids + token_ids)
 
@@ -145,27 +145,27 @@ def _with_image(chain: Chain, image: SentImage | None, num_tokens: int) -> Chain
     if image is None or chain.image not in (None, image):
         return None
     keys = tuple(pair for pair in chain.keys if pair[0] == image.salt)
-    runs, start, shown = list(chain.runs), len(chain.token_ids), chain.shown
+    runs, start, num_shown = list(chain.runs), len(chain.token_ids), chain.num_shown
     stop = start + num_tokens
     while start < stop:
-        before, left = _place(image, shown)
+        before, left = _place(image, num_shown)
         length = min(left, stop - start)
         if before and runs:
             runs[-1] = runs[-1]._replace(length=runs[-1].length + length)
         else:
-            runs.append(MediaRun(start, length, image.content_hash, shown))
+            runs.append(MediaRun(start, length, image.content_hash, num_shown))
         start += length
-        shown = (shown + length) % sum(image.spans)
+        num_shown = (num_shown + length) % sum(image.spans)
     token_ids = chain.token_ids + (image.placeholder,) * num_tokens
-    grown = Chain(keys, token_ids, tuple(runs), image if shown else None, shown, chain.has_block)
+    grown = Chain(keys, token_ids, tuple(runs), image if num_shown else None, num_shown, chain.has_block)
     return grown if keys else None
 
 
-def _place(image: SentImage, shown: int) -> tuple[int, int]:
-    """Return how many tokens of the span of an image's token *shown* come before it, and how many remain."""
+def _place(image: SentImage, num_shown: int) -> tuple[int, int]:
+    """Return how many tokens of the span of an image's token *num_shown* come before it, and how many remain."""
     stop = 0
     for length in image.spans:
         stop += length
-        if shown < stop:
+        if num_shown < stop:
             break
-    return shown - (stop - length), stop - shown
+    return num_shown - (stop - length), stop - num_shown

@@ -35,8 +35,8 @@ def source_of(server: Any, host: str) -> EventSource | None:
     if source is None:
         return None
     endpoints = [source.endpoint] if source.replay_endpoint is None else [source.endpoint, source.replay_endpoint]
-    shown = f"[{host}]" if ":" in host else host
-    return source if all(endpoint.startswith(f"tcp://{shown}:") for endpoint in endpoints) else None
+    address = f"[{host}]" if ":" in host else host
+    return source if all(endpoint.startswith(f"tcp://{address}:") for endpoint in endpoints) else None
 
 
 async def follow(source: EventSource, pages: Pages) -> AsyncGenerator[KvEvents, None]:

@@ -61,9 +61,9 @@ class SentImages:
         if self._pad is None:
             return
         for item in request.media:
-            pad, sent = self._pad(item, request.salt), _sent(item, request)
-            before = self._images.pop(pad, sent)
-            self._images[pad] = sent if sent == before else AMBIGUOUS
+            pad, image = self._pad(item, request.salt), _image(item, request)
+            before = self._images.pop(pad, image)
+            self._images[pad] = image if image == before else AMBIGUOUS
             if len(self._images) > MAX_IMAGES:
                 del self._images[next(iter(self._images))]
 
@@ -73,7 +73,7 @@ class SentImages:
         return None if image is AMBIGUOUS else image
 
 
-def _sent(item: MediaItem, request: EngineRequest) -> SentImage:
+def _image(item: MediaItem, request: EngineRequest) -> SentImage:
     ids = [request.token_ids[span.start : span.start + span.length] for span in item.spans]
     placeholders = set[int]().union(*ids)
     if len(placeholders) != 1:

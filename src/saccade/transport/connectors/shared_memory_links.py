@@ -37,17 +37,17 @@ class Links:
     on_released: Callable[[Sequence[str]], None]
     on_discarded: Callable[[Sequence[str]], None]
     slots: list[str]
-    _lent: dict[str, str] = field(default_factory=dict)
+    _loans: dict[str, str] = field(default_factory=dict)
 
     def lend(self, slot: SlotRef) -> str | None:
         """Return a new name for the data of *slot*; None if no link can be made."""
-        name = f"smg-tokenspeed-{os.getpid()}-{time.clock_gettime_ns(time.CLOCK_BOOTTIME)}-{len(self._lent)}"
+        name = f"smg-tokenspeed-{os.getpid()}-{time.clock_gettime_ns(time.CLOCK_BOOTTIME)}-{len(self._loans)}"
         try:
             os.link(FOLDER / slot.name, FOLDER / name)
         except OSError:
             return None
         self.slots.remove(slot.name)
-        self._lent[name] = slot.name
+        self._loans[name] = slot.name
         return name
 
     def put_back(self, slot: SlotRef) -> None:
@@ -57,19 +57,19 @@ class Links:
 
     def collect(self) -> None:
         """Release the slots whose links the consumer has unlinked."""
-        if not self._lent:
+        if not self._loans:
             return
-        consumed = [name for name in self._lent if not os.path.lexists(FOLDER / name)]
+        consumed = [name for name in self._loans if not os.path.lexists(FOLDER / name)]
         if consumed:
-            self.on_released([self._lent.pop(name) for name in consumed])
+            self.on_released([self._loans.pop(name) for name in consumed])
 
     def settle(self, *, sent: bool) -> None:
         """Release the remaining slots; but discard those whose link still exists, if it was *sent* to a consumer."""
-        unread = {name for name in self._lent if shared_memory.unlink(name) and sent}
-        discarded = [self._lent[name] for name in unread]
-        released = self.slots + [slot for name, slot in self._lent.items() if name not in unread]
+        unread = {name for name in self._loans if shared_memory.unlink(name) and sent}
+        discarded = [self._loans[name] for name in unread]
+        released = self.slots + [slot for name, slot in self._loans.items() if name not in unread]
         self.slots = []
-        self._lent = {}
+        self._loans = {}
         if released:
             self.on_released(released)
         if discarded:

@@ -204,9 +204,9 @@ def parsed(body: bytes) -> Any:
 def _socket(info: tuple[Any, ...]) -> socket.socket:
     """Return a socket that notices a vanished peer while a request waits for its first token."""
     family, kind, protocol, *_ = info
-    made = socket.socket(family, kind, protocol)
-    made.setblocking(False)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection = socket.socket(family, kind, protocol)
+    connection.setblocking(False)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 20), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
-        made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    return made
+        connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return connection

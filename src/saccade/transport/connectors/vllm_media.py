@@ -65,8 +65,8 @@ def read_form(rendered: Any) -> ImageForm:
         raise StartupError("its images are not two tensors, patches and grid") from error
     if dtype not in BYTES_PER_VALUE or not is_known or math.prod(counts) != num_patches:
         raise StartupError(f"its patches of {dtype} are not joined as they would be here")
-    kept = {key: value for key, value in field.items() if key != "slices"}
-    return ImageForm(modality, name, dtype, tuple(shape), kept, grid_name, list(grid[3:]))
+    rest = {key: value for key, value in field.items() if key != "slices"}
+    return ImageForm(modality, name, dtype, tuple(shape), rest, grid_name, list(grid[3:]))
 
 
 def encoded(form: ImageForm, item: MediaItem) -> bytes:

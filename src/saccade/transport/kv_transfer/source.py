@@ -313,6 +313,6 @@ def _mismatch(ours: KvForm, theirs: KvForm) -> str:
     for field in msgspec.structs.fields(KvForm):
         here, there = getattr(ours, field.name), getattr(theirs, field.name)
         if here != there:
-            shown = ("other models or weights",) if field.name == "fingerprint" else (here, there)
-            return f"The workers differ in {field.name}: {' and '.join(map(str, shown))}. Start both alike."
+            values = ("other models or weights",) if field.name == "fingerprint" else (here, there)
+            return f"The workers differ in {field.name}: {' and '.join(map(str, values))}. Start both alike."
     return ""
