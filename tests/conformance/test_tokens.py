@@ -29,6 +29,7 @@ from saccade.errors import InvalidValue
 from saccade.gateway.prompt.draft import expand, write_images
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.models.files import read_model_files
+from saccade.models.tool_formats import FORMATS
 from saccade.tokenization.tokenizer import Segment
 
 Both = Callable[[str], Sides]
@@ -95,7 +96,8 @@ def expanded(model: ServedModel, segments: Sequence[Segment], num_images: int) -
 
 def told_of_tools(both: Sides, chat: Conversation) -> dict[str, Any]:
     """The variables that the release's code makes of tools. Kimi-K2.5's are tested in models/test_kimi_k25_tools.py."""
-    made = models.families()[both.family].tool_variables
+    form = models.families()[both.family].tool_format
+    made = None if form is None else FORMATS[form].variables
     if not chat.tools:
         return {}
     return {"tools": list(chat.tools)} if made is None else dict(made(chat.tools))

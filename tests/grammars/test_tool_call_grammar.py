@@ -10,11 +10,11 @@ import pytest
 from tables import table
 
 from saccade.errors import InvalidValue, UnsupportedParameter
-from saccade.gateway.output.tool_calls import FORMATS
 from saccade.gateway.structured_output.constraint import Constraint
 from saccade.gateway.structured_output.trial import Outcome, try_constraint
 from saccade.grammars.compiler import FIRST_TAG_ID, byte_vocabulary, compile_grammar
-from saccade.grammars.tool_calls import CallConstraint, ContentConstraint, FunctionConstraint, ToolCallTokens
+from saccade.models.tool_formats import FORMATS
+from saccade.models.tool_formats.form import CallConstraint, ContentConstraint, FunctionConstraint, ToolCallTokens
 from saccade.protocol.request import Grammar
 
 BEGIN, END, SECTION, SECTION_END, SEPARATOR = range(FIRST_TAG_ID, FIRST_TAG_ID + 5)
@@ -86,7 +86,7 @@ def parsed(form: str, ids: list[int]) -> list[tuple[str, Any]]:
         elif token == SEPARATOR:
             parts.append([])
         elif token == END:
-            call = FORMATS[form](
+            call = FORMATS[form].parse(
                 [bytes(part).decode() for part in parts], {name: {"parameters": s} for name, s in FUNCTIONS.items()}
             )
             assert call is not None

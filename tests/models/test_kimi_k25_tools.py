@@ -8,7 +8,7 @@ from typing import Any
 
 from tables import table
 
-from saccade.models.kimi_k25.tool_declarations import tool_variables
+from saccade.models.tool_formats.kimi_k2 import tool_variables
 
 
 def declared(*functions: dict[str, Any]) -> str | None:

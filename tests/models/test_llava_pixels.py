@@ -16,7 +16,8 @@ from saccade.errors import InternalError, InvalidValue, StartupError, Unsupporte
 from saccade.models.family import ImageOptions
 from saccade.models.llava.layout import Layout
 from saccade.models.llava.pixels import Pixels
-from saccade.models.llava.settings import DEFAULT_PINPOINTS, DEFAULTS
+from saccade.models.llava.settings import DEFAULT_PINPOINTS
+from saccade.models.preprocessing.processor_config import CLIP_COLOURS
 
 CONFIG = {"architectures": ["LlavaForConditionalGeneration"], "vision_config": {"image_size": 56, "patch_size": 14}}
 NEXT = {**CONFIG, "architectures": ["LlavaNextForConditionalGeneration"]}
@@ -173,5 +174,5 @@ def test_defaults_are_the_reference_processors() -> None:
     from transformers import CLIPImageProcessor, LlavaNextImageProcessor
 
     for reference in (CLIPImageProcessor(), LlavaNextImageProcessor()):
-        assert {key: list(getattr(reference, key)) for key in DEFAULTS} == DEFAULTS
+        assert {key: list(getattr(reference, key)) for key in CLIP_COLOURS} == CLIP_COLOURS
     assert LlavaNextImageProcessor().image_grid_pinpoints == DEFAULT_PINPOINTS

@@ -15,8 +15,8 @@ from llguidance import LLMatcher
 from real.installed import TIKTOKEN, TOKENIZER
 from tables import table
 
-from saccade.gateway.served_models.tool_call_tokens import tool_call_tokens
 from saccade.grammars.compiler import Vocabulary, compile_grammar
+from saccade.models.tool_formats import tool_call_tokens
 from saccade.protocol.request import Grammar
 from saccade.tokenization.chat_template import ChatTemplate
 from saccade.tokenization.tokenizer import Segment

@@ -17,7 +17,7 @@ from saccade.gateway.prompt.draft import PromptDrafter
 from saccade.gateway.prompt.media_options import read_defaults
 from saccade.gateway.request import Limits
 from saccade.gateway.served_models.model_registry import ModelRegistry
-from saccade.gateway.served_models.tool_call_tokens import Parsers
+from saccade.gateway.served_models.parsers import Parsers
 from saccade.gateway.server.access_log import AccessLog
 from saccade.gateway.server.body import BodyReader
 from saccade.gateway.server.middleware import guarded

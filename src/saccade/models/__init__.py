@@ -11,7 +11,7 @@ from saccade.errors import StartupError
 from saccade.models.family import Family, Layout, Pixels, VideoLayout, VideoPixels
 from saccade.models.spec import ModelSpec
 
-SHARED = frozenset({"backbones", "preprocessing"})
+SHARED = frozenset({"backbones", "preprocessing", "tool_formats"})
 
 
 @cache

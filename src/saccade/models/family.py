@@ -1,6 +1,6 @@
 """The interface of a model family: its declaration, its part in the gateway, its part in decode processes."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -10,15 +10,9 @@ import numpy.typing as npt
 from saccade.errors import StartupError
 from saccade.protocol.media import ImageLayout, VideoHeader
 
-ToolFormat = Literal["hermes", "qwen3_coder", "kimi_k2"]
-"""The form of a model's tool calls; the names are those of vLLM's parsers."""
-
 ToolParser = Literal["auto", "none", "hermes", "qwen3_coder", "kimi_k2"]
 ReasoningParser = Literal["auto", "none", "qwen3", "deepseek_r1", "kimi_k2"]
-"""The operator's choice: "auto" is the family's parser, "none" leaves reasoning in the content."""
-
-ToolVariables = Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]]
-"""From tools to the variables that describe them to a chat template: texts and JSON values."""
+"""The operator's choice: "auto" is the family's parser, "none" leaves calls and reasoning in the content."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +26,10 @@ class Family:
     *video_placeholder* is the token that is repeated for a video; None if videos are not served. With *split_at_images*
     every stretch of text between images is tokenised separately, each with a BOS.
     *tiktoken_pattern* splits text before a tiktoken.model encodes it. *template_switches* are the
-    `chat_template_kwargs` of the releases' templates. *tool_format* is the form of the releases' tool calls, None if
-    they were not trained for any. *tool_variables* computes template variables from the tools, if the release's own
-    code does. *external_grid* is the name of an image's grid on external wires; without it images cannot be sent over
-    them. *plain_positions*: a token's position is its place in the prompt, whatever images come before it.
+    `chat_template_kwargs` of the releases' templates. *tool_format* names the form of the releases' tool calls, one of
+    models.tool_formats; None if they were not trained for any. *external_grid* is the name of an image's grid on
+    external wires; without it images cannot be sent over them. *plain_positions*: a token's position is its place in
+    the prompt, whatever images come before it.
     *ships_image_settings*: the releases include the settings of their image processor, so a folder without these is
     incomplete. *limits* are sentences for docs/models.md about what is not served. *parts* are the names of the
     family's own classes in a folder of several families; another part has the name of its interface.
@@ -50,8 +44,7 @@ class Family:
     split_at_images: bool = False
     tiktoken_pattern: str | None = None
     template_switches: tuple[str, ...] = ()
-    tool_format: ToolFormat | None = None
-    tool_variables: ToolVariables | None = None
+    tool_format: str | None = None
     external_grid: str | None = None
     plain_positions: bool = False
     ships_image_settings: bool = True

@@ -6,9 +6,10 @@ from typing import Any
 
 from tables import table
 
-from saccade.gateway.output.tool_calls import FORMATS, ParsedCall, declared
+from saccade.gateway.output.tool_calls import declared
 from saccade.grammars.property_types import typed
-from saccade.models.family import ToolFormat
+from saccade.models.tool_formats import FORMATS
+from saccade.models.tool_formats.form import ParsedCall
 
 PARAMETERS = {
     "type": "object",
@@ -30,8 +31,8 @@ PARAMETERS = {
 FUNCTIONS = declared([{"type": "function", "function": {"name": "f", "parameters": PARAMETERS}}])
 
 
-def parse(tool_format: ToolFormat, *parts: str) -> ParsedCall | None:
-    return FORMATS[tool_format](parts, FUNCTIONS)
+def parse(tool_format: str, *parts: str) -> ParsedCall | None:
+    return FORMATS[tool_format].parse(parts, FUNCTIONS)
 
 
 @table(
@@ -51,7 +52,7 @@ def parse(tool_format: ToolFormat, *parts: str) -> ParsedCall | None:
         ("kimi_k2", ["f", "{}"], {}),
     ],
 )  # fmt: skip
-def test_calls(tool_format: ToolFormat, parts: Sequence[str], arguments: dict[str, Any]) -> None:
+def test_calls(tool_format: str, parts: Sequence[str], arguments: dict[str, Any]) -> None:
     call = parse(tool_format, *parts)
     assert call is not None
     assert (call.name, call.arguments) == ("f", json.dumps(arguments, ensure_ascii=False))
@@ -82,7 +83,7 @@ def test_calls(tool_format: ToolFormat, parts: Sequence[str], arguments: dict[st
         ("kimi_k2", ["functions.f:0", "{"]),
     ],
 )
-def test_malformed_calls(tool_format: ToolFormat, parts: Sequence[str]) -> None:
+def test_malformed_calls(tool_format: str, parts: Sequence[str]) -> None:
     assert parse(tool_format, *parts) is None
 
 

@@ -12,15 +12,15 @@ from tables import table
 
 from saccade.gateway.output.choice import GeneratedChoice
 from saccade.gateway.output.tool_calls import GeneratedCall, ToolCallReader
+from saccade.gateway.served_models.parsers import Parsers
 from saccade.gateway.served_models.served_model import ServedModel
-from saccade.gateway.served_models.tool_call_tokens import Parsers, tool_call_tokens
-from saccade.models.family import ToolFormat
 from saccade.models.files import read_model_files
+from saccade.models.tool_formats import tool_call_tokens
 from saccade.protocol.output import FinishReason, TokenDelta
 from saccade.tokenization.detokenizer import Detokenizer, TextRules
 from saccade.tokenization.tokenizer import Segment
 
-RELEASES: dict[ToolFormat, str] = {"hermes": "qwen3_vl", "qwen3_coder": "qwen3_5", "kimi_k2": "kimi_k25"}
+RELEASES: dict[str, str] = {"hermes": "qwen3_vl", "qwen3_coder": "qwen3_5", "kimi_k2": "kimi_k25"}
 TOOLS = [
     {"type": "function", "function": {"name": "look", "parameters": {"properties": {
         "text": {"type": "string"}, "count": {"type": "integer"}, "box": {"type": "array"}, "more": {"type": "object"},
@@ -31,7 +31,7 @@ TAGS = (
     "<tool_call>", "</tool_call>", "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>",
     "<|tool_call_argument_begin|>", "<|tool_call_end|>",
 )  # fmt: skip
-Models = Callable[[ToolFormat], ServedModel]
+Models = Callable[[str], ServedModel]
 Read = tuple[str, list[tuple[int, str, dict[str, Any]]], str | None, int]
 
 
@@ -49,7 +49,7 @@ def ids_of(model: ServedModel, *pieces: str) -> list[int]:
     return model.tokenizer.encode([Segment(piece, piece in TAGS) for piece in pieces if piece])
 
 
-def written(tool_format: ToolFormat, number: int, name: str, arguments: dict[str, Any]) -> list[str]:
+def written(tool_format: str, number: int, name: str, arguments: dict[str, Any]) -> list[str]:
     """A call as models write it, between its tags."""
     if tool_format == "kimi_k2":
         return [
@@ -66,7 +66,7 @@ def written(tool_format: ToolFormat, number: int, name: str, arguments: dict[str
     return ["<tool_call>", f"\n{body}\n", "</tool_call>"]
 
 
-def section(tool_format: ToolFormat, calls: list[list[str]]) -> list[str]:
+def section(tool_format: str, calls: list[list[str]]) -> list[str]:
     """Several calls as models write them."""
     between = [] if tool_format == "kimi_k2" else ["\n"]
     pieces = [piece for call in calls for piece in (*between, *call)]
@@ -118,7 +118,7 @@ called = st.one_of(
 
 
 @pytest.mark.parametrize("tool_format", RELEASES)
-def test_generated_calls_are_read_back(tool_format: ToolFormat, models: Models) -> None:  # F13
+def test_generated_calls_are_read_back(tool_format: str, models: Models) -> None:  # F13
     """1,000 calls of each format, cut at every border between tokens; tags in arguments are text."""
     model, num_calls = models(tool_format), 0
 
@@ -140,7 +140,7 @@ def test_generated_calls_are_read_back(tool_format: ToolFormat, models: Models) 
 
 
 @pytest.mark.parametrize("tool_format", RELEASES)
-def test_calls_cut_anywhere_are_read_alike(tool_format: ToolFormat, models: Models) -> None:  # F13
+def test_calls_cut_anywhere_are_read_alike(tool_format: str, models: Models) -> None:  # F13
     model = models(tool_format)
     calls = [written(tool_format, 0, "look", {"text": "é你", "box": [1]}), written(tool_format, 1, "get-time.2", {})]
     ids = ids_of(model, "I look.\n\n", *section(tool_format, calls), "\nDone. ")
@@ -152,7 +152,7 @@ def test_calls_cut_anywhere_are_read_alike(tool_format: ToolFormat, models: Mode
 
 @table("tool_format", RELEASES)
 @table("fault", ["name", "arguments", "no end", "two begins", "alone", "end alone"])
-def test_malformed_calls_are_content(tool_format: ToolFormat, fault: str, models: Models) -> None:  # F13
+def test_malformed_calls_are_content(tool_format: str, fault: str, models: Models) -> None:  # F13
     model = models(tool_format)
     call = written(tool_format, 0, "look", {"count": 1})
     pieces = {
@@ -169,7 +169,7 @@ def test_malformed_calls_are_content(tool_format: ToolFormat, fault: str, models
 
 
 @pytest.mark.parametrize("tool_format", RELEASES)
-def test_text_that_looks_like_a_call_is_content(tool_format: ToolFormat, models: Models) -> None:  # F13
+def test_text_that_looks_like_a_call_is_content(tool_format: str, models: Models) -> None:  # F13
     model = models(tool_format)
     text = "".join(section(tool_format, [written(tool_format, 0, "look", {"count": 1})]))
     ids = model.tokenizer.encode_text(text)
@@ -178,7 +178,7 @@ def test_text_that_looks_like_a_call_is_content(tool_format: ToolFormat, models:
 
 
 @pytest.mark.parametrize("tool_format", RELEASES)
-def test_one_call_if_parallel_calls_are_not_allowed(tool_format: ToolFormat, models: Models) -> None:
+def test_one_call_if_parallel_calls_are_not_allowed(tool_format: str, models: Models) -> None:
     model = models(tool_format)
     call = written(tool_format, 0, "look", {"count": 1})
     ids, first = ids_of(model, *section(tool_format, [call, call])), ids_of(model, *section(tool_format, [call]))
@@ -189,7 +189,7 @@ def test_one_call_if_parallel_calls_are_not_allowed(tool_format: ToolFormat, mod
 
 
 @pytest.mark.parametrize("tool_format", RELEASES)
-def test_a_call_that_only_lacks_its_end_is_read(tool_format: ToolFormat, models: Models) -> None:
+def test_a_call_that_only_lacks_its_end_is_read(tool_format: str, models: Models) -> None:
     model = models(tool_format)
     begin = [TAGS[2]] if tool_format == "kimi_k2" else []
     ids = ids_of(model, *begin, *written(tool_format, 0, "look", {"count": 1})[:-1])
@@ -198,7 +198,7 @@ def test_a_call_that_only_lacks_its_end_is_read(tool_format: ToolFormat, models:
 
 
 @pytest.mark.parametrize("tool_format", RELEASES)
-def test_stop_strings_hold_for_content_only(tool_format: ToolFormat, models: Models) -> None:
+def test_stop_strings_hold_for_content_only(tool_format: str, models: Models) -> None:
     model = models(tool_format)
     call = section(tool_format, [written(tool_format, 0, "look", {"text": "STOP"})])
     ids = ids_of(model, "a ", *call, "b STOP", *call)
@@ -208,7 +208,7 @@ def test_stop_strings_hold_for_content_only(tool_format: ToolFormat, models: Mod
 
 
 def test_ids_are_the_models_own_or_new(models: Models) -> None:
-    def call_ids(tool_format: ToolFormat) -> list[str]:
+    def call_ids(tool_format: str) -> list[str]:
         model = models(tool_format)
         assert model.tool_calls is not None
         reader = ToolCallReader(model.tool_calls, model.tokenizer, TOOLS)

@@ -8,7 +8,7 @@ import pytest
 from saccade.errors import InvalidValue
 from saccade.gateway.chat import ChatRequest
 from saccade.gateway.structured_output.constraint import Constraint, with_calls
-from saccade.grammars.tool_calls import CallConstraint, ContentConstraint, ToolCallTokens
+from saccade.models.tool_formats.form import CallConstraint, ContentConstraint, ToolCallTokens
 
 TOKENS = ToolCallTokens("hermes", 1, 2)
 SCHEMA = Constraint("json_schema", '{"type":"object"}', "response_format.json_schema.schema", strict=True)

@@ -6,120 +6,19 @@ tools, and a malformed one becomes content, including its tags. Arguments become
 later turns (json.dumps), so that the turn that a client sends back begins with the tokens that the model generated.
 """
 
-import json
-import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
 
-import msgspec
-
-from saccade.grammars.property_types import typed
-from saccade.grammars.tool_calls import ToolCallTokens
-from saccade.models.family import ToolFormat
+from saccade.models.tool_formats import FORMATS
+from saccade.models.tool_formats.form import Declared, ToolCallTokens
 from saccade.tokenization.chat_template import Tool
 from saccade.tokenization.tokenizer import Tokenizer
-
-FUNCTION, PARAMETER = "<function=", "<parameter="
-END_FUNCTION, END_PARAMETER = "</function>", "</parameter>"
-_KIMI_ID: Final = re.compile(r"(?:functions\.)?(?P<name>.+?)(?::\d+)?", re.DOTALL)
-
-
-@dataclass(frozen=True)
-class ParsedCall:
-    """A call of the tool *name*; *arguments* are a JSON object as text. *id* is the model's own, if it writes one."""
-
-    name: str
-    arguments: str
-    id: str | None = None
-
-
-Declared = Mapping[str, Mapping[str, Any]]
-"""The request's functions by name."""
-
-Parse = Callable[[Sequence[str], Declared], ParsedCall | None]
 
 
 def declared(tools: Sequence[Tool]) -> Declared:
     """Return the functions of *tools* by name."""
     return {tool["function"]["name"]: tool["function"] for tool in tools}
-
-
-def parse_hermes(parts: Sequence[str], functions: Declared) -> ParsedCall | None:
-    """Parse `{"name": ..., "arguments": {...}}`."""
-    match _json("".join(parts)):
-        case {"name": str(name), "arguments": dict(arguments)} if name in functions:
-            return ParsedCall(name, _to_json(arguments))
-    return None
-
-
-def parse_qwen3_coder(parts: Sequence[str], functions: Declared) -> ParsedCall | None:
-    """Parse `<function=NAME>`, for each argument `<parameter=NAME>` value `</parameter>`, `</function>`.
-
-    One line break after a parameter's tag and one before its end do not belong to the value. The function's schema
-    determines the type of the value.
-    """
-    text = "".join(parts).strip()
-    name, bracket, rest = text.removeprefix(FUNCTION).partition(">")
-    if not text.startswith(FUNCTION) or not bracket or name not in functions or not rest.endswith(END_FUNCTION):
-        return None
-    schema = functions[name].get("parameters") or {}
-    values = _parameters(rest.removesuffix(END_FUNCTION))
-    if values is None:
-        return None
-    return ParsedCall(name, _to_json({key: typed(value, key, schema) for key, value in values.items()}))
-
-
-def parse_kimi_k2(parts: Sequence[str], functions: Declared) -> ParsedCall | None:
-    """Parse `functions.NAME:INDEX`, which is also the call's id, and the arguments after the separator."""
-    if len(parts) != 2:
-        return None
-    call_id, arguments = parts[0].strip(), _json(parts[1])
-    named = _KIMI_ID.fullmatch(call_id)
-    if named is None or named["name"] not in functions or not isinstance(arguments, dict):
-        return None
-    return ParsedCall(named["name"], _to_json(arguments), call_id)
-
-
-FORMATS: Final[Mapping[ToolFormat, Parse]] = {
-    "hermes": parse_hermes,
-    "qwen3_coder": parse_qwen3_coder,
-    "kimi_k2": parse_kimi_k2,
-}
-
-
-def _parameters(text: str) -> dict[str, str] | None:
-    """Return the values by name. A value ends at the first end tag that another parameter or nothing follows."""
-    parameters: dict[str, str] = {}
-    text = text.strip()
-    while text:
-        name, bracket, rest = text.removeprefix(PARAMETER).partition(">")
-        if not text.startswith(PARAMETER) or not bracket:
-            return None
-        end = rest.find(END_PARAMETER)
-        while end >= 0:
-            after = rest[end + len(END_PARAMETER) :].lstrip()
-            if not after or after.startswith(PARAMETER):
-                break
-            end = rest.find(END_PARAMETER, end + 1)
-        else:
-            return None
-        parameters[name] = rest[:end].removeprefix("\n").removesuffix("\n")
-        text = after
-    return parameters
-
-
-def _json(text: str) -> Any:
-    """Return the JSON value in *text*, None if it is not valid JSON."""
-    try:
-        return msgspec.json.decode(text.strip())
-    except (msgspec.MsgspecError, RecursionError, UnicodeError):
-        return None
-
-
-def _to_json(arguments: Mapping[str, Any]) -> str:
-    return json.dumps(arguments, ensure_ascii=False)
 
 
 @dataclass(frozen=True)
@@ -146,7 +45,7 @@ class ToolCallReader:
         self._tokens = tokens
         self._tokenizer = tokenizer
         self._functions: Declared = declared(tools)
-        self._parse = FORMATS[tokens.format]
+        self._parse = FORMATS[tokens.format].parse
         self._many = many
         self._pending: list[int] = []
         self._num_called = 0

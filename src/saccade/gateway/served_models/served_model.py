@@ -9,14 +9,15 @@ from typing import Any, NamedTuple
 
 from saccade import models
 from saccade.errors import InvalidValue, StartupError
-from saccade.gateway.served_models.tool_call_tokens import DECLARED, Parsers, tool_call_tokens
-from saccade.grammars.tool_calls import ToolCallTokens
+from saccade.gateway.served_models.parsers import DECLARED, Parsers
 from saccade.identity.content import files_digest, processor_fingerprint
 from saccade.media import video_header
 from saccade.media.decode import DECODER
 from saccade.models import files
 from saccade.models.family import Family, Layout, VideoLayout
 from saccade.models.generation_defaults import GenerationDefaults, generation_defaults
+from saccade.models.tool_formats import FORMATS, tool_call_tokens
+from saccade.models.tool_formats.form import ToolCallTokens
 from saccade.protocol.description import Description, ModelFiles
 from saccade.protocol.media import ImageLayout
 from saccade.protocol.model_files import (
@@ -285,10 +286,11 @@ def text_side(
     template_file = _template_file(model_files)
     begin(template_file)
     variables, reason = special_variables(tokenizer_config), ""
+    tool_variables = FORMATS[family.tool_format].variables if family.tool_format is not None else None
     for image_tag in (None, tag):
         try:
             special_tokens = {*tokenizer.special_tokens, *video_tokens}
-            template = ChatTemplate(source, special_tokens, variables, image_tag, family.tool_variables)
+            template = ChatTemplate(source, special_tokens, variables, image_tag, tool_variables)
             if tokenizer.encode(template.render(PROBE)).count(token_id) == 1:
                 return TextSide(tokenizer, template, token_id)
         except InvalidValue as error:

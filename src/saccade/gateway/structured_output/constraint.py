@@ -16,7 +16,7 @@ from msgspec import UNSET, Raw, UnsetType
 from saccade.errors import InvalidValue, UnsupportedParameter
 from saccade.gateway.chat import ChatRequest
 from saccade.gateway.prompt.tools import read_choice
-from saccade.grammars.tool_calls import CallConstraint, ContentConstraint, FunctionConstraint, ToolCallTokens
+from saccade.models.tool_formats.form import CallConstraint, ContentConstraint, FunctionConstraint, ToolCallTokens
 from saccade.tokenization.chat_template import Tool
 
 ANY_OBJECT = '{"type": "object"}'

@@ -18,7 +18,8 @@ from saccade.gateway.limited_child import ChildLimits, LimitedChild, begin
 from saccade.gateway.structured_output.constraint import Constraint
 from saccade.grammars.compiler import FIRST_TAG_ID, byte_vocabulary, compile_grammar
 from saccade.grammars.json_schema import Schema, SchemaReader
-from saccade.grammars.tool_calls import CallConstraint, read_parameters, write_grammar
+from saccade.models.tool_formats import FORMATS, write_grammar
+from saccade.models.tool_formats.form import CallConstraint
 from saccade.protocol.request import Grammar
 
 NICENESS = 5
@@ -114,9 +115,10 @@ def _compiled(constraint: Constraint, vocabulary: LLTokenizer) -> Outcome:
 
 def _calls(constraint: Constraint, vocabulary: LLTokenizer) -> Outcome:
     calls, dropped, functions = msgspec.json.decode(constraint.text, type=CallConstraint), [], []
+    form = FORMATS[calls.tokens.format]
     for function in calls.functions:
         reader = SchemaReader(function.place, function.strict, lambda schema: _compiles(vocabulary, schema))
-        result = read_parameters(function, calls.tokens, reader.read)
+        result = form.limits(function, reader.read(msgspec.json.encode(function.parameters).decode()))
         dropped += result.dropped
         functions.append(msgspec.structs.replace(function, parameters=result.schema))
     content = calls.content

@@ -1,7 +1,6 @@
 """Kimi-K2.5."""
 
 from saccade.models.family import Family
-from saccade.models.kimi_k25.tool_declarations import tool_variables
 
 PATTERN = "|".join(
     (
@@ -30,5 +29,4 @@ FAMILY = Family(
     tool_format="kimi_k2",
     external_grid="grid_thws",
     plain_positions=True,
-    tool_variables=tool_variables,
 )

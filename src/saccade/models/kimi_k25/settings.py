@@ -14,8 +14,7 @@ RELEASE: Mapping[str, Any] = {
     "merge_size": 2,
     "in_patch_limit": 16_384,
     "patch_limit_on_one_side": 512,
-    "image_mean": [0.5, 0.5, 0.5],
-    "image_std": [0.5, 0.5, 0.5],
+    **processor_config.HALF_COLOURS,
 }
 """The release's values, which apply to missing keys; transformers has the same values as class defaults."""
 

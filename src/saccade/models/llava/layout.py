@@ -6,42 +6,26 @@ Source of the counts: transformers 5.23, models/llava/processing_llava.py, model
 from collections.abc import Mapping
 from typing import Any
 
-from saccade.errors import InvalidValue, UnsupportedParameter
-from saccade.models.family import ImageOptions
 from saccade.models.llava import tiles
 from saccade.models.llava.settings import resolve
+from saccade.models.preprocessing.fixed_sizes import FixedSizeLayout
 from saccade.models.preprocessing.processor_config import CHANNELS
 from saccade.protocol.media import ImageLayout
 
 
-class Layout:
+class Layout(FixedSizeLayout):
     """Layout of LLaVA-1.5 (one square view) and LLaVA-NeXT (a base view, then tiles in higher resolution)."""
 
     def __init__(self, config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> None:
         self.settings: Mapping[str, Any] = resolve(config, preprocessor)
 
-    def settings_for(self, options: ImageOptions) -> Mapping[str, Any]:
-        """Return `settings`; for `detail: low` only with the pinpoints of least area. Raises InvalidValue."""
-        for key in ("min_pixels", "max_pixels"):
-            if getattr(options, key) is not None:
-                raise InvalidValue(
-                    f"{key} is not supported: this model has fixed image sizes; leave it out.", "mm_processor_kwargs"
-                )
-        if options.detail != "low" or self.settings["pinpoints"] is None:
-            return self.settings
-        pinpoints = tiles.smallest(self.settings["pinpoints"])
-        return self.settings if pinpoints == self.settings["pinpoints"] else {**self.settings, "pinpoints": pinpoints}
+    def low_detail(self) -> Mapping[str, Any]:
+        """Return the pinpoints of least area."""
+        return {"pinpoints": self.settings["pinpoints"] and tiles.smallest(self.settings["pinpoints"])}
 
     def image(self, width: int, height: int, settings: Mapping[str, Any]) -> ImageLayout:
         """Return grid (1, rows, columns), tokens, and the shape of the views: [3, s, s], or [1 + tiles, 3, s, s]."""
         return image_layout(width, height, settings)
-
-    def external(self, layout: ImageLayout, dtype: str) -> ImageLayout:
-        """Raise UnsupportedParameter: external wires have no format for this family's images."""
-        raise UnsupportedParameter(
-            "This worker takes no images for this model: the wire to it has no format for them. Saccade's own "
-            "workers take them."
-        )
 
 
 def image_layout(width: int, height: int, settings: Mapping[str, Any]) -> ImageLayout:

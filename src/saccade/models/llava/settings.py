@@ -13,12 +13,6 @@ TOWER = "clip_vision_model"
 NEXT_ARCHITECTURE = "LlavaNextForConditionalGeneration"
 NEXT_MODEL_TYPE = "llava_next"
 DEFAULT_EDGE = 224
-DEFAULTS: Mapping[str, list[float]] = {
-    "image_mean": [0.48145466, 0.4578275, 0.40821073],
-    "image_std": [0.26862954, 0.26130258, 0.27577711],
-}
-"""Defaults of the reference processors for keys that preprocessor_config.json lacks."""
-
 DEFAULT_PINPOINTS = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
 FIXED: Mapping[str, Any] = {
     "do_resize": True,
@@ -49,7 +43,7 @@ def resolve(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> dict[
         )
     if not anyres:
         processor_config.check_fixed(preprocessor, {"do_pad": False})
-    mean, std = (preprocessor.get(key) or default for key, default in DEFAULTS.items())
+    mean, std = (preprocessor.get(key) or default for key, default in processor_config.CLIP_COLOURS.items())
     return {
         "image_size": image_size,
         "patch_size": vision.patch_size,

@@ -7,27 +7,20 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from saccade.errors import ImageTooLarge, InvalidValue, StartupError, UnsupportedParameter
-from saccade.models.family import ImageOptions
+from saccade.errors import ImageTooLarge, StartupError
 from saccade.models.preprocessing import processor_config
+from saccade.models.preprocessing.fixed_sizes import FixedSizeLayout
 from saccade.protocol.media import ImageLayout
 
 CROP = 336
 PATCH = 14
 TOKENS_PER_CROP = 144
 TOKENS_PER_SIDE = 12
-LOW_DETAIL_CROPS = 1
-CLIP: Mapping[str, list[float]] = {
-    "image_mean": [0.48145466, 0.4578275, 0.40821073],
-    "image_std": [0.26862954, 0.26130258, 0.27577711],
-}
-"""Defaults of the release's processor for keys that preprocessor_config.json lacks."""
-
 EMBEDDING: Mapping[str, Any] = {"use_hd_transform": True, "with_learnable_separator": True}
 """The values in config.json's embd_layer that the token count below assumes."""
 
 
-class Layout:
+class Layout(FixedSizeLayout):
     """Layout of Phi-3-vision: a global view of the whole image and crops of 336 x 336, 144 tokens each."""
 
     def __init__(self, config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> None:
@@ -38,34 +31,20 @@ class Layout:
                     f"config.json sets embd_layer.{key} to {embedding[key]!r}; only {value!r} is supported."
                 )
         processor_config.check_fixed(preprocessor, {"num_img_tokens": TOKENS_PER_CROP})
-        mean, std = (preprocessor.get(key) or default for key, default in CLIP.items())
+        mean, std = (preprocessor.get(key) or default for key, default in processor_config.CLIP_COLOURS.items())
         self.settings: Mapping[str, Any] = {
             "num_crops": processor_config.whole_number(preprocessor.get("num_crops"), "num_crops"),
             "image_mean": processor_config.one_per_channel(mean, "image_mean"),
             "image_std": processor_config.deviations(std, "image_std"),
         }
 
-    def settings_for(self, options: ImageOptions) -> Mapping[str, Any]:
-        """Return `settings`; for `detail: low` with one crop. Raises InvalidValue."""
-        for key in ("min_pixels", "max_pixels"):
-            if getattr(options, key) is not None:
-                raise InvalidValue(
-                    f"{key} is not supported: this model has fixed image sizes; leave it out.", "mm_processor_kwargs"
-                )
-        if options.detail != "low" or self.settings["num_crops"] == LOW_DETAIL_CROPS:
-            return self.settings
-        return {**self.settings, "num_crops": LOW_DETAIL_CROPS}
+    def low_detail(self) -> Mapping[str, Any]:
+        """Return one crop."""
+        return {"num_crops": 1}
 
     def image(self, width: int, height: int, settings: Mapping[str, Any]) -> ImageLayout:
         """Return the padded image's grid (1, rows, columns) and shape [3, height, width]. Raises ImageTooLarge."""
         return image_layout(width, height, settings)
-
-    def external(self, layout: ImageLayout, dtype: str) -> ImageLayout:
-        """Raise UnsupportedParameter: external wires have no format for this family's images."""
-        raise UnsupportedParameter(
-            "This worker takes no images for this model: the wire to it has no format for them. Saccade's own "
-            "workers take them."
-        )
 
 
 class Fitted(NamedTuple):

@@ -7,8 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from saccade.errors import InvalidValue, UnsupportedParameter
-from saccade.models.family import ImageOptions
+from saccade.models.preprocessing.fixed_sizes import FixedSizeLayout
 from saccade.models.preprocessing.processor_config import CHANNELS
 from saccade.models.smolvlm.settings import resolve
 from saccade.protocol.media import ImageLayout
@@ -19,33 +18,19 @@ MAX_EDGE = 4096
 """Pixels; a larger longest_edge has no effect."""
 
 
-class Layout:
+class Layout(FixedSizeLayout):
     """Layout of Idefics3 and SmolVLM: square tiles in high resolution, then the whole image in one square view."""
 
     def __init__(self, config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> None:
         self.settings: Mapping[str, Any] = resolve(config, preprocessor)
 
-    def settings_for(self, options: ImageOptions) -> Mapping[str, Any]:
-        """Return `settings`; for `detail: low` without tiles. Raises InvalidValue."""
-        for key in ("min_pixels", "max_pixels"):
-            if getattr(options, key) is not None:
-                raise InvalidValue(
-                    f"{key} is not supported: this model has fixed image sizes; leave it out.", "mm_processor_kwargs"
-                )
-        if options.detail != "low" or not self.settings["splits"]:
-            return self.settings
-        return {**self.settings, "splits": False}
+    def low_detail(self) -> Mapping[str, Any]:
+        """Return no tiles."""
+        return {"splits": False}
 
     def image(self, width: int, height: int, settings: Mapping[str, Any]) -> ImageLayout:
         """Return grid (1, rows, columns) of the tiled image in patches, views [V, 3, s, s], and the text around."""
         return image_layout(width, height, settings)
-
-    def external(self, layout: ImageLayout, dtype: str) -> ImageLayout:
-        """Raise UnsupportedParameter: external wires have no format for this family's images."""
-        raise UnsupportedParameter(
-            "This worker takes no images for this model: the wire to it has no format for them. Saccade's own "
-            "workers take them."
-        )
 
 
 def image_layout(width: int, height: int, settings: Mapping[str, Any]) -> ImageLayout:

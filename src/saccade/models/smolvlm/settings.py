@@ -19,8 +19,7 @@ SILENT: Mapping[str, Any] = MappingProxyType(
         "max_image_size": {"longest_edge": 364},
         "resample": 1,
         "do_image_splitting": True,
-        "image_mean": [0.5, 0.5, 0.5],
-        "image_std": [0.5, 0.5, 0.5],
+        **processor_config.HALF_COLOURS,
     }
 )
 """The defaults of preprocessor_config.json: transformers, Idefics3ImageProcessor."""

@@ -1,13 +1,45 @@
-"""Tools as Kimi-K2.5's template takes them: declared as types of TypeScript, in its variable `tools_ts_str`.
+"""Calls of Kimi-K2 in a section of tags, and the tools as its templates take them: types of TypeScript.
 
-Source of the form: the releases' tool_declaration_ts.py and tokenization_kimi.py. As there, keys are sorted first. If
-the form cannot express the schema of one tool, the template itself declares all tools as JSON.
+A call is `functions.NAME:INDEX`, a separator, and its arguments as JSON. The declaration is in the template's variable
+`tools_ts_str`. Source of its form: the releases' tool_declaration_ts.py and tokenization_kimi.py. As there, keys are
+sorted first. If the form cannot express the schema of one tool, the template itself declares all tools as JSON.
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
+
+from saccade.models.tool_formats import form
+
+TAGS = form.ToolTags(
+    "<|tool_call_begin|>",
+    "<|tool_call_end|>",
+    "<|tool_calls_section_begin|>",
+    "<|tool_calls_section_end|>",
+    "<|tool_call_argument_begin|>",
+)
+CALL_ID: Final = re.compile(r"(?:functions\.)?(?P<name>.+?)(?::\d+)?", re.DOTALL)
+
+
+def parse(parts: Sequence[str], functions: form.Declared) -> form.ParsedCall | None:
+    """Parse `functions.NAME:INDEX`, which is also the call's id, and the arguments after the separator."""
+    if len(parts) != 2:
+        return None
+    call_id, arguments = parts[0].strip(), form.json_of(parts[1])
+    named = CALL_ID.fullmatch(call_id)
+    if named is None or named["name"] not in functions or not isinstance(arguments, dict):
+        return None
+    return form.ParsedCall(named["name"], form.to_json(arguments), call_id)
+
+
+def _rules(index: int, function: form.FunctionConstraint, tokens: form.ToolCallTokens) -> Iterator[str]:
+    name = f"{form.quoted(f'functions.{function.name}:')} /[0-9]{{1,3}}/"
+    ends = form.tag(tokens.separator_id), form.tag(tokens.end_id)
+    yield f"call_{index}: {form.tag(tokens.begin_id)} {name} {ends[0]} arguments_{index} {ends[1]}"
+    yield f"arguments_{index}: {form.json_rule(function.parameters)}"
+
 
 INDENT: Final = "  "
 SELF: Final = "parameters"
@@ -240,3 +272,6 @@ def _check_enum(values: Any, schema: Mapping[str, Any]) -> None:
     allowed = PYTHON_TYPES.get(declared) if isinstance(declared, str) else None
     if allowed is not None and not all(value is None or isinstance(value, allowed) for value in values):
         raise _CannotSay
+
+
+FORMAT = form.ToolFormat(TAGS, parse, _rules, variables=tool_variables)

@@ -1,0 +1,35 @@
+"""Layouts of images for models with fixed sizes of views, whose images no external wire takes. No torch."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from saccade.errors import InvalidValue, UnsupportedParameter
+from saccade.models.family import ImageOptions
+from saccade.protocol.media import ImageLayout
+
+
+class FixedSizeLayout:
+    """models.family.Layout. A family adds `image`; `low_detail` are the settings for `detail: low`."""
+
+    settings: Mapping[str, Any]
+
+    def low_detail(self) -> Mapping[str, Any]:
+        """Return the settings that differ for `detail: low`."""
+        raise NotImplementedError
+
+    def settings_for(self, options: ImageOptions) -> Mapping[str, Any]:
+        """Return `settings`, changed for `detail: low`. Raises InvalidValue."""
+        for key in ("min_pixels", "max_pixels"):
+            if getattr(options, key) is not None:
+                raise InvalidValue(
+                    f"{key} is not supported: this model has fixed image sizes; leave it out.", "mm_processor_kwargs"
+                )
+        changed = {**self.settings, **(self.low_detail() if options.detail == "low" else {})}
+        return self.settings if changed == self.settings else changed
+
+    def external(self, layout: ImageLayout, dtype: str) -> ImageLayout:
+        """Raise UnsupportedParameter: external wires have no format for the family's images."""
+        raise UnsupportedParameter(
+            "This worker takes no images for this model: the wire to it has no format for them. Saccade's own "
+            "workers take them."
+        )

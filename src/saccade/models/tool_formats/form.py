@@ -1,0 +1,152 @@
+"""What each form of tool calls has, and the grammar of answers that call tools, in llguidance's form of Lark.
+
+The calls have the form in which the releases' chat templates write them in later turns. A tag of a call is one token,
+`<[id]>`, and no text: nothing else in an answer can be taken for it.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import msgspec
+
+from saccade.grammars.compiler import WHITE_SPACE
+from saccade.grammars.json_schema import OPTIONS, Schema, SupportedSchema
+
+
+class ToolTags(NamedTuple):
+    """The tags of a form. A section may enclose the calls; *separator* divides a call's name from its arguments."""
+
+    begin: str
+    end: str
+    section_begin: str | None = None
+    section_end: str | None = None
+    separator: str | None = None
+
+
+class ToolCallTokens(msgspec.Struct, frozen=True):
+    """A form of calls, and the ids of its tags in a vocabulary; None for a tag that the form does not have."""
+
+    format: str
+    begin_id: int
+    end_id: int
+    section_begin_id: int | None = None
+    section_end_id: int | None = None
+    separator_id: int | None = None
+
+    def renumbered(self, first_id: int) -> "ToolCallTokens":
+        """Return the same tags with ids from *first_id* on, for a vocabulary without a model."""
+        optional = (self.section_begin_id, self.section_end_id, self.separator_id)
+        others = (None if tag is None else first_id + place for place, tag in enumerate(optional, 2))
+        return ToolCallTokens(self.format, first_id, first_id + 1, *others)
+
+
+class FunctionConstraint(msgspec.Struct, frozen=True):
+    """A function whose arguments match *parameters*, a schema of the type object, found at *place* of the request."""
+
+    name: str
+    parameters: Schema
+    place: str
+    strict: bool = False
+
+
+class ContentConstraint(msgspec.Struct, frozen=True):
+    """An answer without calls: JSON that matches the schema in *text*, found at *place* of the request."""
+
+    text: str
+    place: str
+    strict: bool = False
+
+
+class CallConstraint(msgspec.Struct, frozen=True):
+    """Answers that call *functions* once, or more often with *many*.
+
+    Without *must_call* an answer may be *content* instead; if that is None, any text, also before the calls.
+    """
+
+    functions: list[FunctionConstraint]
+    tokens: ToolCallTokens
+    must_call: bool
+    many: bool
+    content: ContentConstraint | None = None
+
+
+@dataclass(frozen=True)
+class ParsedCall:
+    """A call of the tool *name*; *arguments* are a JSON object as text. *id* is the model's own, if it writes one."""
+
+    name: str
+    arguments: str
+    id: str | None = None
+
+
+Declared = Mapping[str, Mapping[str, Any]]
+"""The request's functions by name."""
+
+
+def _as_it_is(_: FunctionConstraint, enforced: SupportedSchema) -> SupportedSchema:
+    return enforced
+
+
+@dataclass(frozen=True)
+class ToolFormat:
+    """A form of tool calls.
+
+    *parse* reads a call from its text, in parts if it has separators; None if it is no call of a declared function.
+    *rules* yields the grammar's rules of the call of function *index*, from `call_INDEX` on. *limits* refuses or drops
+    what the form cannot enforce of a function's schema. *variables* computes template variables from the tools, if the
+    releases' own code does.
+    """
+
+    tags: ToolTags
+    parse: Callable[[Sequence[str], Declared], ParsedCall | None]
+    rules: Callable[[int, FunctionConstraint, ToolCallTokens], Iterator[str]]
+    limits: Callable[[FunctionConstraint, SupportedSchema], SupportedSchema] = _as_it_is
+    variables: Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]] | None = None
+
+    def grammar(self, calls: CallConstraint) -> str:
+        """Return the Lark grammar of *calls*, whose schemas can be enforced."""
+        tokens = calls.tokens
+        lines = [f"call: {' | '.join(f'call_{index}' for index in range(len(calls.functions)))}"]
+        for index, function in enumerate(calls.functions):
+            lines.extend(self.rules(index, function, tokens))
+        if tokens.section_begin_id is not None:
+            several = f"{tag(tokens.section_begin_id)} call{'+' if calls.many else ''} {tag(tokens.section_end_id)}"
+        else:
+            several = 'call ("\\n" call)*' if calls.many else "call"
+        if calls.content is not None:
+            start = [f"start: {several} | content", f"content: {json_rule(json.loads(calls.content.text))}"]
+        elif calls.must_call:
+            start = [f"start: {several}"]
+        else:
+            start = [f"start: free | free {several}", "free: /(?s:.*)/"]
+        return "\n".join((*start, *lines))
+
+
+def json_rule(schema: Schema) -> str:
+    """Return the right side of a rule for JSON that matches *schema*."""
+    return f"%json {json.dumps({**schema, OPTIONS: {'whitespace_pattern': WHITE_SPACE}})}"
+
+
+def quoted(text: str) -> str:
+    """Return *text* as a terminal of a grammar."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def tag(token_id: int | None) -> str:
+    """Return a token as a terminal of a grammar."""
+    return f"<[{token_id}]>"
+
+
+def json_of(text: str) -> Any:
+    """Return the JSON value in *text*, None if it is not valid JSON."""
+    try:
+        return msgspec.json.decode(text.strip())
+    except (msgspec.MsgspecError, RecursionError, UnicodeError):
+        return None
+
+
+def to_json(arguments: Mapping[str, Any]) -> str:
+    """Return *arguments* as chat templates write them in later turns."""
+    return json.dumps(arguments, ensure_ascii=False)
