@@ -20,6 +20,7 @@ from saccade.models.backbones.text_config import PHI3, TextConfig
 from saccade.models.network import Target
 from saccade.nn.backends.torch_sdpa import AttentionBackend
 from saccade.nn.context import ForwardContext, KvCache, PagedLayout
+from saccade.nn.parallel import Ranks
 
 BLOCK, NUM_TOKENS = 8, 45
 BASE: dict[str, Any] = {
@@ -68,6 +69,9 @@ class TextNetwork(ImageTextNetwork):
     """A decoder and a head."""
 
     layout, decoder = Words, GroupedQueryDecoder  # type: ignore[assignment]
+
+    def build(self, spec: Any, ranks: Ranks) -> None:
+        """Create nothing: there are no images."""
 
     def target(self, name: str) -> Target:
         return target_of(name, PREFIXES)

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from saccade.errors import StartupError
+from saccade.models.spec import PLACEHOLDER_TOKEN_ID
 from saccade.protocol.media import ImageLayout, VideoHeader
 
 ToolParser = Literal["auto", "none", "hermes", "qwen3_coder", "kimi_k2"]
@@ -58,6 +59,20 @@ class Family:
         if token_id is not None and (type(token_id) is not int or token_id < 0):
             raise StartupError(
                 f"config.json: {key} is the id of {self.placeholder} and must be a whole number, not {token_id!r}."
+            )
+        return token_id
+
+    def placeholder_below(self, config: Mapping[str, Any], vocab_size: int, default: int | None = None) -> int:
+        """Return the placeholder's id in config.json, else in the tokenizer, else *default*. Raises StartupError."""
+        stated = (self.placeholder_token_id(config), config.get(PLACEHOLDER_TOKEN_ID), default)
+        token_id = next((one for one in stated if one is not None), None)
+        if type(token_id) is not int or not 0 <= token_id < vocab_size:
+            places = " or ".join(
+                (*(f"`{key}` of config.json" for key in self.placeholder_keys), "the tokenizer's files")
+            )
+            raise StartupError(
+                f"The id of {self.placeholder}, which stands for images, is {token_id!r}; it must be in {places}, and "
+                f"below `vocab_size`, {vocab_size}."
             )
         return token_id
 

@@ -13,11 +13,11 @@ from torch import nn
 
 from saccade.models.backbones.clip_config import ClipConfig
 from saccade.models.backbones.names import target_of
+from saccade.models.backbones.vision_mlp import VisionMlp
 from saccade.models.network import Target
 from saccade.models.preprocessing.processor_config import CHANNELS
 from saccade.nn.context import PackedLayout, VisionAttentionBackend, check_metadata
 from saccade.nn.layers import LayerNorm, Linear
-from saccade.nn.ops import ACTIVATIONS
 from saccade.nn.parallel import ALONE, Ranks
 from saccade.nn.vision import IN_THE_ENCODER, PatchEmbedding, packed_sequences
 
@@ -56,20 +56,6 @@ class ClipAttention(nn.Module):
         return self.out_proj.add_to(residual_TE, metadata.backend.packed(q_THD, k_THD, v_THD, metadata.layout))
 
 
-class Mlp(nn.Module):
-    """Two linear layers with biases, and an activation between them."""
-
-    def __init__(self, config: ClipConfig, ranks: Ranks) -> None:
-        super().__init__()
-        self.fc1 = Linear(config.hidden_size, config.intermediate_size, split="outputs", ranks=ranks)
-        self.fc2 = Linear(config.intermediate_size, config.hidden_size, split="inputs", ranks=ranks)
-        self.activation = ACTIVATIONS[config.activation]
-
-    def add_to(self, residual_TE: torch.Tensor, x_TE: torch.Tensor) -> torch.Tensor:
-        """Return *residual_TE* plus the MLP of *x_TE*."""
-        return self.fc2.add_to(residual_TE, self.fc1(x_TE, self.activation))
-
-
 class ClipBlock(nn.Module):
     """Attention, then the MLP; each reads a normalised input, and its result is added to the residual."""
 
@@ -78,7 +64,7 @@ class ClipBlock(nn.Module):
         self.layer_norm1 = LayerNorm(config.hidden_size, config.norm_eps)
         self.self_attn = ClipAttention(config.hidden_size, config.num_heads, ranks)
         self.layer_norm2 = LayerNorm(config.hidden_size, config.norm_eps)
-        self.mlp = Mlp(config, ranks)
+        self.mlp = VisionMlp(config, ranks)
 
     def forward(self, x_TE: torch.Tensor, metadata: ViewMetadata) -> torch.Tensor:
         """Map [T, E] to [T, E]."""

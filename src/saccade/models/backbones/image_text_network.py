@@ -20,8 +20,8 @@ from saccade.nn.parallel import ALONE, Ranks
 class ImageTextNetwork(Layer):
     """models.network.Network, except for images. Parameters are empty until the loader has filled them.
 
-    A family names the classes of its parts: *decoder* is made from the spec's text and the ranks. It adds `target`,
-    `prepare` and `encode`.
+    A family names the classes of its parts: *decoder* is made from the spec's text and the ranks. It adds `build`,
+    `target`, `prepare` and `encode`.
     """
 
     layout: ClassVar[type[Layout]]
@@ -40,6 +40,11 @@ class ImageTextNetwork(Layer):
         settings = self.layout(config, preprocessor).settings
         self.mean_std = [settings["image_mean"], settings["image_std"]]
         self.scaled_mean_std = torch.empty(0)
+        self.build(spec, ranks)
+
+    def build(self, spec: Any, ranks: Ranks) -> None:
+        """Create the parts for images."""
+        raise NotImplementedError
 
     @property
     def device(self) -> torch.device:

@@ -22,10 +22,11 @@ from torch import nn
 from torch.nn import functional
 
 from saccade.models.backbones.moonvit_config import MoonVitConfig
+from saccade.models.backbones.vision_mlp import VisionMlp
 from saccade.models.preprocessing.processor_config import CHANNELS
 from saccade.nn.context import PackedLayout, VisionAttentionBackend, check_metadata
 from saccade.nn.layers import LayerNorm, Linear
-from saccade.nn.ops import GELU, GELU_TANH
+from saccade.nn.ops import GELU
 from saccade.nn.parallel import ALONE, Ranks
 from saccade.nn.rope import cos_sin_pairs, inverse_frequencies
 from saccade.nn.transfer import to_device
@@ -150,17 +151,10 @@ def mean_of_frames(x_PE: torch.Tensor, clips: ClipMetadata) -> torch.Tensor:
     return (frames_MFE.float() * clips.shares).sum(1).to(x_PE.dtype)
 
 
-class MoonVitMlp(nn.Module):
-    """Two linear layers with biases, and an activation between them."""
+class MoonVitMlp(VisionMlp):
+    """The names of the releases."""
 
-    def __init__(self, config: MoonVitConfig, ranks: Ranks) -> None:
-        super().__init__()
-        self.fc0 = Linear(config.hidden_size, config.intermediate_size, split="outputs", ranks=ranks)
-        self.fc1 = Linear(config.intermediate_size, config.hidden_size, split="inputs", ranks=ranks)
-
-    def add_to(self, residual_PE: torch.Tensor, x_PE: torch.Tensor) -> torch.Tensor:
-        """Return *residual_PE* plus the MLP of *x_PE*."""
-        return self.fc1.add_to(residual_PE, self.fc0(x_PE, GELU_TANH))
+    names = ("fc0", "fc1")
 
 
 class MoonVitBlock(nn.Module):

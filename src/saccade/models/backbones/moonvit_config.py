@@ -55,6 +55,7 @@ class MoonVitConfig:
     merge_size: int
     projector_eps: float
     out_hidden_size: int
+    activation: str = "gelu_pytorch_tanh"
 
     @classmethod
     def read(cls, config: Mapping[str, Any], vision: Mapping[str, Any], out_hidden_size: int) -> "MoonVitConfig":

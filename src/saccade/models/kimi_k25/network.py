@@ -4,8 +4,7 @@ Shapes: N tokens, B bytes of pixels, P patches, I values of a patch, E hidden si
 V vocabulary, U tokens of images in the step.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
@@ -19,7 +18,7 @@ from saccade.models.network import Target
 from saccade.models.preprocessing.processor_config import CHANNELS
 from saccade.models.spec import MediaShape
 from saccade.nn.context import VisionAttentionBackend
-from saccade.nn.parallel import ALONE, Ranks
+from saccade.nn.parallel import Ranks
 
 
 class Network(ImageTextNetwork):
@@ -28,10 +27,8 @@ class Network(ImageTextNetwork):
     layout = Layout
     decoder = DeepseekTextDecoder
 
-    def __init__(
-        self, spec: Spec, config: Mapping[str, Any], preprocessor: Mapping[str, Any], ranks: Ranks = ALONE
-    ) -> None:
-        super().__init__(spec, config, preprocessor, ranks)
+    def build(self, spec: Spec, ranks: Ranks) -> None:
+        """Create the parts for images."""
         self.patch_values = CHANNELS * spec.vision.patch_size**2
         self.vision_tower = MoonVitTower(spec.vision, ranks.encoder)
         self.mm_projector = MoonVitProjector(spec.vision)

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from math import ceil, prod
 from typing import Any
 
-from saccade.errors import StartupError
 from saccade.models.backbones.deepseek_config import DeepseekTextConfig
 from saccade.models.backbones.model_config import section
 from saccade.models.backbones.moonvit_config import MoonVitConfig
@@ -28,12 +27,7 @@ class Spec(MergedPatchSpec):
         """Read config.json. Raises StartupError, naming the key."""
         text = DeepseekTextConfig.read(text_section(config), DEEPSEEK)
         vision = MoonVitConfig.read(config, section(config, "vision_config"), text.hidden_size)
-        placeholder = FAMILY.placeholder_token_id(config)
-        if placeholder is None or placeholder >= text.vocab_size:
-            raise StartupError(
-                f"config.json: `{FAMILY.placeholder_keys[0]}` must be a token id below `vocab_size` "
-                f"({text.vocab_size}), not {placeholder!r}."
-            )
+        placeholder = FAMILY.placeholder_below(config, text.vocab_size)
         return cls(text, vision, {IMAGE: placeholder, VIDEO: placeholder})
 
     def item_tokens(self, grid: Grid, original_size: Size | None = None) -> int:

@@ -4,9 +4,8 @@ Formulas: transformers, modeling_llava.py and modeling_llava_next.py. Shapes: N 
 views of all images, F features of all views, E hidden size, R rows to predict from, U tokens of images.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +24,7 @@ from saccade.models.spec import MediaShape
 from saccade.nn.context import VisionAttentionBackend
 from saccade.nn.layers import Linear
 from saccade.nn.ops import ACTIVATIONS
-from saccade.nn.parallel import ALONE, Ranks
+from saccade.nn.parallel import Ranks
 from saccade.nn.transfer import to_device
 from saccade.nn.vision import grid_list
 
@@ -63,10 +62,8 @@ class Network(ImageTextNetwork):
     layout = Layout
     decoder = GroupedQueryDecoder
 
-    def __init__(
-        self, spec: Spec, config: Mapping[str, Any], preprocessor: Mapping[str, Any], ranks: Ranks = ALONE
-    ) -> None:
-        super().__init__(spec, config, preprocessor, ranks)
+    def build(self, spec: Spec, ranks: Ranks) -> None:
+        """Create the parts for images."""
         self.vision_tower = ClipTower(spec.vision, spec.num_vision_blocks, ranks.encoder)
         self.multi_modal_projector = LlavaProjector(spec)
         newline_E = nn.Parameter(torch.empty(spec.text.hidden_size), requires_grad=False)

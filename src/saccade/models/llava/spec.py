@@ -6,14 +6,14 @@ from math import isqrt
 from types import MappingProxyType
 from typing import Any
 
-from saccade.errors import InvalidValue, StartupError
+from saccade.errors import InvalidValue
 from saccade.models.backbones.clip_config import ClipConfig
 from saccade.models.backbones.model_config import choice, section
 from saccade.models.backbones.text_config import LLAMA, MISTRAL, TextConfig, TextStyle
 from saccade.models.llava import FAMILY, tiles
 from saccade.models.llava.settings import has_class_token, has_tiles, tower
 from saccade.models.preprocessing.processor_config import CHANNELS
-from saccade.models.spec import IMAGE, PLACEHOLDER_TOKEN_ID, Grid, ModelSpec, Size
+from saccade.models.spec import IMAGE, Grid, ModelSpec, Size
 
 STYLES: Mapping[str, TextStyle] = MappingProxyType({"llama": LLAMA, "mistral": MISTRAL})
 """By the model_type of a text_config."""
@@ -51,13 +51,7 @@ class Spec(ModelSpec):
         """Read config.json. Raises StartupError, naming the key."""
         text, vision = _text(config), tower(config)
         stated = {**DEFAULTS, **{key: config[key] for key in DEFAULTS if config.get(key) is not None}}
-        stated_ids = (FAMILY.placeholder_token_id(config), config.get(PLACEHOLDER_TOKEN_ID))
-        image_token_id = next((one for one in stated_ids if one is not None), DEFAULTS["image_token_index"])
-        if image_token_id >= text.vocab_size:
-            raise StartupError(
-                f"config.json: `image_token_index` is {image_token_id}, but `text_config.vocab_size` is only "
-                f"{text.vocab_size}."
-            )
+        image_token_id = FAMILY.placeholder_below(config, text.vocab_size, DEFAULTS["image_token_index"])
         return cls(
             text=text,
             vision=vision,

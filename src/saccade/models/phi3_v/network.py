@@ -5,9 +5,8 @@ V views (a global view and crops of each image), S side of a view in pixels, C c
 size, R rows to predict from, U tokens of images in the step, W = E.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -26,7 +25,7 @@ from saccade.models.spec import MediaShape
 from saccade.nn.context import VisionAttentionBackend
 from saccade.nn.layers import Linear
 from saccade.nn.ops import GELU
-from saccade.nn.parallel import ALONE, Ranks
+from saccade.nn.parallel import Ranks
 from saccade.nn.transfer import to_device
 
 
@@ -58,10 +57,8 @@ class Network(ImageTextNetwork):
     layout = Layout
     decoder = GroupedQueryDecoder
 
-    def __init__(
-        self, spec: Spec, config: Mapping[str, Any], preprocessor: Mapping[str, Any], ranks: Ranks = ALONE
-    ) -> None:
-        super().__init__(spec, config, preprocessor, ranks)
+    def build(self, spec: Spec, ranks: Ranks) -> None:
+        """Create the parts for images."""
         merged = 4 * spec.vision.hidden_size
         self.vision_tower = ClipTower(spec.vision, spec.num_blocks, ranks.encoder)
         self.newline = nn.Parameter(torch.empty(1, 1, 1, merged), requires_grad=False)

@@ -9,8 +9,9 @@ from saccade.errors import InvalidValue, StartupError
 from saccade.models.backbones.clip_config import LARGE_336, ClipConfig
 from saccade.models.backbones.model_config import choice, integer, section
 from saccade.models.backbones.text_config import PHI3, TextConfig
+from saccade.models.phi3_v import FAMILY
 from saccade.models.phi3_v.layout import CROP, PATCH, num_tokens
-from saccade.models.spec import IMAGE, MAX_MODEL_LEN, PLACEHOLDER_TOKEN_ID, Grid, ModelSpec, Size
+from saccade.models.spec import IMAGE, MAX_MODEL_LEN, Grid, ModelSpec, Size
 
 CROP_PATCHES = CROP // PATCH
 
@@ -49,7 +50,7 @@ class Spec(ModelSpec):
                 f"config.json: `img_processor.image_dim_out` is {processor['image_dim_out']}, but the vision tower's "
                 f"`hidden_size` is {vision.hidden_size}."
             )
-        token_id = _placeholder(config, text.vocab_size)
+        token_id = FAMILY.placeholder_below(config, text.vocab_size)
         num_blocks = vision.num_blocks(processor["layer_idx"])
         return cls(text, vision, num_blocks, {"image": token_id})
 
@@ -80,13 +81,3 @@ def crops(grid: Grid) -> tuple[int, int]:
             f"{tuple(grid)}."
         )
     return height // CROP_PATCHES, width // CROP_PATCHES
-
-
-def _placeholder(config: Mapping[str, Any], vocab_size: int) -> int:
-    token_id = config.get(PLACEHOLDER_TOKEN_ID)
-    if type(token_id) is not int or not 0 <= token_id < vocab_size:
-        raise StartupError(
-            "The tokenizer's files must have the token <|image|>, which stands for images, with an id below "
-            f"`vocab_size` ({vocab_size}) in config.json; its id is {token_id!r}."
-        )
-    return token_id

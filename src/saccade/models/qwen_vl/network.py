@@ -4,7 +4,7 @@ Shapes: N tokens, B bytes of pixels, P patches, C values of a patch, E hidden si
 V vocabulary, U tokens of images in the step, W = E * number of features of a token.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -19,7 +19,7 @@ from saccade.models.qwen_vl.spec import QwenSpec
 from saccade.models.qwen_vl.towers import QwenTower, Tower2, Tower3, WindowedTower
 from saccade.models.spec import VIDEO, MediaShape
 from saccade.nn.context import VisionAttentionBackend
-from saccade.nn.parallel import ALONE, Ranks
+from saccade.nn.parallel import Ranks
 from saccade.nn.vision import grid_list
 
 
@@ -36,10 +36,8 @@ class QwenNetwork(ImageTextNetwork):
     decoder: ClassVar[type[Any]] = GroupedQueryDecoder
     tower: ClassVar[type[QwenTower]]
 
-    def __init__(
-        self, spec: QwenSpec, config: Mapping[str, Any], preprocessor: Mapping[str, Any], ranks: Ranks = ALONE
-    ) -> None:
-        super().__init__(spec, config, preprocessor, ranks)
+    def build(self, spec: QwenSpec, ranks: Ranks) -> None:
+        """Create the parts for images."""
         self.visual = self.tower(spec.vision, ranks.encoder)
 
     def prepare(self, items: Sequence[MediaShape], backend: VisionAttentionBackend) -> tuple[Any, list[int]]:

@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn import functional
 
 from saccade.models.backbones.decoder import Norm
+from saccade.models.backbones.vision_mlp import VisionMlp
 from saccade.models.preprocessing.processor_config import CHANNELS
 from saccade.models.qwen_vl.tower_config import Tower3Config, TowerConfig, WindowedConfig
 from saccade.models.spec import Grid
@@ -103,18 +104,10 @@ def axial_cos_sin(places_P2: torch.Tensor, head_dim: int) -> torch.Tensor:
     return cos_sin_pairs((places_P2.unsqueeze(-1) * frequencies).flatten(1))
 
 
-class VisionMlp(nn.Module):
-    """Two linear layers with biases, and an activation between them."""
+class QwenMlp(VisionMlp):
+    """The names of Qwen3-VL."""
 
-    def __init__(self, config: TowerConfig, ranks: Ranks = ALONE) -> None:
-        super().__init__()
-        self.linear_fc1 = Linear(config.hidden_size, config.intermediate_size, split="outputs", ranks=ranks)
-        self.linear_fc2 = Linear(config.intermediate_size, config.hidden_size, split="inputs", ranks=ranks)
-        self.activation = ACTIVATIONS[config.activation]
-
-    def add_to(self, residual_PE: torch.Tensor, x_PE: torch.Tensor) -> torch.Tensor:
-        """Return *residual_PE* plus the MLP of *x_PE*."""
-        return self.linear_fc2.add_to(residual_PE, self.linear_fc1(x_PE, self.activation))
+    names = ("linear_fc1", "linear_fc2")
 
 
 class VisionBlock(nn.Module):
@@ -173,7 +166,7 @@ class QwenTower(nn.Module):
     """Patches to blocks to a merger. Of a tower of *norm* RMSNorm, blocks have gated MLPs."""
 
     norm: Norm = LayerNorm
-    mlp: type[nn.Module] = VisionMlp
+    mlp: type[nn.Module] = QwenMlp
     patch_bias = False
 
     def __init__(self, config: Any, ranks: Ranks = ALONE) -> None:

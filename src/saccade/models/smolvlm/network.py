@@ -5,8 +5,7 @@ bytes of pixels, V views of all images, S the side of a view in pixels, P patche
 D values of a patch, C channels of the vision tower, E hidden size, R rows to predict from, U tokens of images, W = E.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -22,7 +21,7 @@ from saccade.models.smolvlm.weights import target
 from saccade.models.spec import MediaShape
 from saccade.nn.context import VisionAttentionBackend
 from saccade.nn.layers import LayerNorm, Linear
-from saccade.nn.parallel import ALONE, Ranks
+from saccade.nn.parallel import Ranks
 from saccade.nn.vision import PatchEmbedding, grid_list, packed_sequences
 
 
@@ -102,10 +101,8 @@ class Network(ImageTextNetwork):
     decoder = GroupedQueryDecoder
     target = staticmethod(target)
 
-    def __init__(
-        self, spec: Spec, config: Mapping[str, Any], preprocessor: Mapping[str, Any], ranks: Ranks = ALONE
-    ) -> None:
-        super().__init__(spec, config, preprocessor, ranks)
+    def build(self, spec: Spec, ranks: Ranks) -> None:
+        """Create the parts for images."""
         self.vision_model = SiglipTower(spec.vision, ranks.encoder)
         self.connector = Connector(spec)
 

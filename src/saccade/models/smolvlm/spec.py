@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import isqrt
 from typing import Any
 
-from saccade.errors import InvalidValue, StartupError
+from saccade.errors import InvalidValue
 from saccade.models.backbones.clip_config import ClipConfig
 from saccade.models.backbones.model_config import choice, section
 from saccade.models.backbones.text_config import LLAMA, TextConfig
@@ -13,7 +13,7 @@ from saccade.models.preprocessing.processor_config import CHANNELS
 from saccade.models.smolvlm import FAMILY
 from saccade.models.smolvlm.layout import num_views
 from saccade.models.smolvlm.settings import scale, tower
-from saccade.models.spec import IMAGE, PLACEHOLDER_TOKEN_ID, Grid, ModelSpec, Size
+from saccade.models.spec import IMAGE, Grid, ModelSpec, Size
 
 DEFAULT_IMAGE_TOKEN_ID = 128257
 
@@ -34,12 +34,7 @@ class Spec(ModelSpec):
     def read(cls, config: Mapping[str, Any]) -> "Spec":
         """Read config.json. Raises StartupError, naming the key."""
         text, vision = _text(config), tower(config)
-        stated = (FAMILY.placeholder_token_id(config), config.get(PLACEHOLDER_TOKEN_ID), DEFAULT_IMAGE_TOKEN_ID)
-        token_id = next(one for one in stated if one is not None)
-        if token_id >= text.vocab_size:
-            raise StartupError(
-                f"config.json: `image_token_id` is {token_id}, but `text_config.vocab_size` is only {text.vocab_size}."
-            )
+        token_id = FAMILY.placeholder_below(config, text.vocab_size, DEFAULT_IMAGE_TOKEN_ID)
         return cls(text, vision, scale(config, vision), {"image": token_id})
 
     def item_tokens(self, grid: Grid, original_size: Size | None = None) -> int:
