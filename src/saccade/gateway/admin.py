@@ -51,7 +51,7 @@ class Admin:
         if not keys:
             raise StartupError("--admin-port needs an --admin-key.")
         self._app = app
-        self._members, self._fleet = app.routing.members, app.routing.members.fleet
+        self._discovery, self._fleet = app.routing.discovery, app.routing.discovery.fleet
         router = Router(
             [
                 route("GET", PAGE, page("board.html")),
@@ -104,17 +104,17 @@ class Admin:
             check_url(url)
         except StartupError as error:
             raise InvalidValue(error.message, "url") from error
-        await self._members.want(SOURCE, url)
+        await self._discovery.want(SOURCE, url)
         return self._sources_of(url)
 
     async def remove_worker(self, request: Request) -> Response:
         """DELETE /workers: drop the worker at the url in the body, which POST /workers had added."""
         url = await self._url(request)
-        sources = self._members.sources_of(url)
+        sources = self._discovery.sources_of(url)
         if SOURCE not in sources:
             origin = f"it comes from {', '.join(sources)}, so take it out there" if sources else "there is none at it"
             raise InvalidValue(f"No worker at this url was added by {SOURCE}: {origin}.", "url")
-        await self._members.drop(SOURCE, url)
+        await self._discovery.drop(SOURCE, url)
         return self._sources_of(url)
 
     async def _url(self, request: Request) -> str:
@@ -134,7 +134,7 @@ class Admin:
             raise InvalidValue('The body must be JSON with one field: {"url": "grpc://HOST:PORT"}.', "url") from error
 
     def _sources_of(self, url: str) -> Response:
-        return _json({"url": url, "sources": self._members.sources_of(url)})
+        return _json({"url": url, "sources": self._discovery.sources_of(url)})
 
     async def route(self, request: Request) -> Response:
         """POST /route: where the chat in the body would go now, and why. It is not sent.

@@ -119,10 +119,10 @@ async def connected(
     app = create_app(config, fleet, pool, models, logs)
     try:
         await app.start()
-        await find_workers(app.routing.members, config.worker_urls, config.worker_sources)
+        await find_workers(app.routing.discovery, config.worker_urls, config.worker_sources)
         yield app
     finally:
-        await app.routing.members.close()
+        await app.routing.discovery.close()
         await fleet.close()
         await app.close()
         await pool.close()

@@ -262,12 +262,12 @@ async def serve_index(
         loop.add_signal_handler(number, ended.set)
     indexer = Indexer(fleet, path, index_bytes)
     # No request runs here: a dropped worker is forgotten at once.
-    members = Discovery(fleet, lambda _: 0, 0.0)
+    discovery = Discovery(fleet, lambda _: 0, 0.0)
     await indexer.start()
     try:
-        await find_workers(members, urls, sources)
+        await find_workers(discovery, urls, sources)
         logger.info("the indexer follows the workers' caches")
         await ended.wait()
     finally:
-        await members.close()
+        await discovery.close()
         await indexer.close()

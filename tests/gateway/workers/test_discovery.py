@@ -39,7 +39,7 @@ class Gateway:
     router: Router
     listener: CacheListener
     dispatcher: Dispatcher
-    members: Discovery
+    discovery: Discovery
     registry: CollectorRegistry
 
     @property
@@ -65,11 +65,11 @@ async def gateway(drain_seconds: float = 60.0) -> AsyncIterator[Gateway]:
     metrics = DecisionMetrics(registry, lambda worker: exactness(worker, listener))
     dispatcher = Dispatcher(fleet, router, metrics)
     registry.register(RoutingCollector(fleet, listener))
-    members = Discovery(fleet, dispatcher.num_requests_at, drain_seconds)
+    discovery = Discovery(fleet, dispatcher.num_requests_at, drain_seconds)
     try:
-        yield Gateway(fleet, router, listener, dispatcher, members, registry)
+        yield Gateway(fleet, router, listener, dispatcher, discovery, registry)
     finally:
-        await members.close()
+        await discovery.close()
         await listener.close()
         await fleet.close()
 
@@ -106,7 +106,7 @@ async def test_lines_about_a_worker_lack_the_id_of_the_request_that_added_it(
         try:
             async with gateway() as running:
                 async with serving(place):
-                    await running.members.want("POST /workers", url(place))
+                    await running.discovery.want("POST /workers", url(place))
                     await until(lambda: f"worker {url(place)} is ready" in contexts.lines)
                 await until(lambda: f"worker {url(place)} is not ready" in contexts.lines)
         finally:
@@ -118,14 +118,14 @@ async def test_a_removed_worker_finishes_its_requests_and_is_forgotten(tmp_path:
     a, b = folder(tmp_path, "a"), folder(tmp_path, "b")
     async with serving(a) as worker, serving(b), gateway() as running:
         fleet, router = running.fleet, running.router
-        await running.members.replace("file", [url(a), url(b)])
+        await running.discovery.replace("file", [url(a), url(b)])
         await until(lambda: all(client.ready for client in fleet.clients))
         await until(lambda: all(not running.listener.feed(client).reason for client in fleet.clients))
         first = fleet.clients[0]
         stalled = ask("r", [STALL])
         requests = [asyncio.create_task(running.answer(stalled))]
         await until(lambda: first.load and first.load.num_running)
-        await running.members.replace("file", [url(b)])
+        await running.discovery.replace("file", [url(b)])
         assert [client.url for client in fleet.leaving] == [url(a)]
         assert why_excluded(first, fleet) == "it was removed, and finishes its requests"
         assert [await running.answer(ask(f"n{number}", [1])) for number in range(4)] == [url(b)] * 4
@@ -165,12 +165,12 @@ async def test_holdings_of_a_removed_worker_are_forgotten() -> None:  # E5
 async def test_requests_that_outlive_the_deadline_fail(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     a, b = folder(tmp_path, "a"), folder(tmp_path, "b")
     async with serving(a), serving(b), gateway(drain_seconds=0.1) as running:
-        await running.members.replace("file", [url(a)])
+        await running.discovery.replace("file", [url(a)])
         await until(lambda: running.fleet.ready)
         first = running.fleet.clients[0]
         request = asyncio.create_task(running.answer(ask("r", [STALL])))
         await until(lambda: first.load and first.load.num_running)
-        await running.members.replace("file", [])
+        await running.discovery.replace("file", [])
         with pytest.raises(WorkerFailed):
             await request
         await until(lambda: not running.fleet.leaving)
@@ -181,14 +181,14 @@ async def test_requests_that_outlive_the_deadline_fail(tmp_path: Path, caplog: p
 async def test_draining_worker_that_returns_keeps_its_requests(tmp_path: Path) -> None:
     a = folder(tmp_path, "a")
     async with serving(a), gateway() as running:
-        await running.members.replace("file", [url(a)])
+        await running.discovery.replace("file", [url(a)])
         await until(lambda: running.fleet.ready)
         (first,) = running.fleet.clients
         request = asyncio.create_task(running.answer(ask("r", [STALL])))
         await until(lambda: first.load and first.load.num_running)
-        await running.members.replace("file", [])
+        await running.discovery.replace("file", [])
         assert running.urls == set()
-        await running.members.replace("file", [url(a)])
+        await running.discovery.replace("file", [url(a)])
         assert running.fleet.clients == (first,)
         assert running.fleet.leaving == ()
         assert not request.done()
@@ -201,11 +201,11 @@ async def test_removed_worker_that_returns_serves_again(tmp_path: Path) -> None:
     a = folder(tmp_path, "a")
     async with serving(a), gateway() as running:
         for _ in range(2):
-            await running.members.replace("file", [url(a)])
+            await running.discovery.replace("file", [url(a)])
             # The second time the old connection may still be closing; the worker is added when that is over.
             await until(lambda: running.fleet.ready)
             assert await running.answer(ask("r", [1])) == url(a)
-            await running.members.replace("file", [])
+            await running.discovery.replace("file", [])
             await asyncio.sleep(0)
         await until(lambda: not running.fleet.leaving)
 
@@ -223,36 +223,36 @@ async def test_an_unforeseen_error_does_not_keep_a_worker_from_leaving(
 
     async with serving(a), gateway() as running:
         running.fleet.on_forget(forget)
-        await running.members.replace("file", [url(a)])
+        await running.discovery.replace("file", [url(a)])
         await until(lambda: running.fleet.ready)
-        await running.members.replace("file", [])
+        await running.discovery.replace("file", [])
         await until(lambda: not running.fleet.leaving)
         assert [record.levelno for record in caplog.records if record.exc_info] == [logging.CRITICAL]
-        await running.members.replace("file", [url(a)])
+        await running.discovery.replace("file", [url(a)])
         await until(lambda: running.fleet.ready)
 
 
 async def test_worker_of_two_sources_stays_until_both_remove_it() -> None:
     async with gateway() as running:
-        members = running.members
-        await members.replace("file", ["grpc://127.0.0.1:1"])
-        await members.want("admin", "grpc://127.0.0.1:1")
-        await members.want("admin", "grpc://127.0.0.1:2")
-        assert members.sources_of("grpc://127.0.0.1:1") == ("file", "admin")
+        discovery = running.discovery
+        await discovery.replace("file", ["grpc://127.0.0.1:1"])
+        await discovery.want("admin", "grpc://127.0.0.1:1")
+        await discovery.want("admin", "grpc://127.0.0.1:2")
+        assert discovery.sources_of("grpc://127.0.0.1:1") == ("file", "admin")
         assert len(running.fleet.clients) == 2
-        await members.drop("admin", "grpc://127.0.0.1:1")
+        await discovery.drop("admin", "grpc://127.0.0.1:1")
         assert running.urls == {"grpc://127.0.0.1:1", "grpc://127.0.0.1:2"}
-        await members.replace("file", [])
+        await discovery.replace("file", [])
         assert running.urls == {"grpc://127.0.0.1:2"}
 
 
 async def test_half_of_a_pair_waits_for_the_other(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     async with gateway() as running:
-        await running.members.replace("file", ["sglang://127.0.0.1:1?role=prefill", "grpc://127.0.0.1:2"])
+        await running.discovery.replace("file", ["sglang://127.0.0.1:1?role=prefill", "grpc://127.0.0.1:2"])
         assert running.urls == {"grpc://127.0.0.1:2"}
         assert "used when both are known" in caplog.text
-        await running.members.want("admin", "sglang://127.0.0.1:3?role=decode")
+        await running.discovery.want("admin", "sglang://127.0.0.1:3?role=decode")
         assert len(running.urls) == 2
-        await running.members.drop("admin", "sglang://127.0.0.1:3?role=decode")
+        await running.discovery.drop("admin", "sglang://127.0.0.1:3?role=decode")
         assert running.urls == {"grpc://127.0.0.1:2"}

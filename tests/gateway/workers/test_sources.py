@@ -13,8 +13,7 @@ from prometheus_client import CollectorRegistry
 from waiting import until
 
 from saccade.errors import StartupError
-from saccade.gateway.workers import discovery
-from saccade.gateway.workers.discovery import Discovery, Source, WorkersDns, WorkersFile
+from saccade.gateway.workers.discovery import MAX_FILE_BYTES, Discovery, Source, WorkersDns, WorkersFile
 from saccade.gateway.workers.metrics import SourceCollector
 from saccade.gateway.workers.pool import WorkerPool
 
@@ -96,8 +95,8 @@ async def test_file_that_is_followed_again_gives_its_workers_again(tmp_path: Pat
 async def test_a_metric_tells_whether_a_source_is_used(tmp_path: Path) -> None:
     path, registry = tmp_path / "workers", CollectorRegistry()
     fleet = WorkerPool((), lambda _: None)
-    members = Discovery(fleet, lambda _: 0, 0.0)
-    registry.register(SourceCollector(members))
+    discovery = Discovery(fleet, lambda _: 0, 0.0)
+    registry.register(SourceCollector(discovery))
     assert list(registry.collect()) == []
 
     def is_current(source: str) -> float | None:
@@ -105,12 +104,12 @@ async def test_a_metric_tells_whether_a_source_is_used(tmp_path: Path) -> None:
 
     write(path, "# none")
     async with naming({A: [b"\x0a\0\0\1"]}) as (_, resolver):
-        members.follow(WorkersFile(path, 0.01))
-        members.follow(WorkersDns("grpc://workers.test:9000", resolver))
-        members.follow(WorkersDns("grpc://unknown.test:9000", resolver))
+        discovery.follow(WorkersFile(path, 0.01))
+        discovery.follow(WorkersDns("grpc://workers.test:9000", resolver))
+        discovery.follow(WorkersDns("grpc://unknown.test:9000", resolver))
         try:
             await until(lambda: is_current("--worker-dns grpc://unknown.test:9000") == 0)
-            await until(lambda: members.sources_of(ONE) == ("--worker-dns grpc://workers.test:9000",))
+            await until(lambda: discovery.sources_of(ONE) == ("--worker-dns grpc://workers.test:9000",))
             assert is_current("--worker-dns grpc://workers.test:9000") == 1
             for content in ("", "nonsense"):
                 write(path, content)
@@ -120,7 +119,7 @@ async def test_a_metric_tells_whether_a_source_is_used(tmp_path: Path) -> None:
             path.unlink()
             await until(lambda: is_current("--workers-file") == 0)
         finally:
-            await members.close()
+            await discovery.close()
             await fleet.close()
 
 
@@ -134,7 +133,7 @@ async def test_a_file_that_cannot_be_read_keeps_its_workers(tmp_path: Path, capl
         path.mkdir()
         await until(lambda: "Is a directory" in caplog.text)
         path.rmdir()
-        write(path, "#" * (discovery.MAX_FILE_BYTES + 1))
+        write(path, "#" * (MAX_FILE_BYTES + 1))
         await until(lambda: "bytes" in caplog.text)
         assert (seen.urls, seen.count) == ((ONE,), 1)
         write(path, TWO)
@@ -145,8 +144,8 @@ async def test_a_file_that_cannot_be_read_keeps_its_workers(tmp_path: Path, capl
 
 
 async def test_every_address_of_a_name_is_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(discovery, "MIN_DNS_SECONDS", 0.01)
-    monkeypatch.setattr(discovery, "MAX_DNS_SECONDS", 0.01)
+    monkeypatch.setattr("saccade.gateway.workers.discovery.MIN_DNS_SECONDS", 0.01)
+    monkeypatch.setattr("saccade.gateway.workers.discovery.MAX_DNS_SECONDS", 0.01)
     addresses = {A: [bytes([10, 0, 0, number]) for number in range(2, 42)], AAAA: [b"\xfd" + bytes(14) + b"\1"]}
     async with (
         naming(addresses) as (server, resolver),

@@ -308,12 +308,12 @@ def check_dns_url(url: str) -> None:
     check_url(url)
 
 
-async def find_workers(members: Discovery, urls: Sequence[str], sources: SourceConfig) -> None:
+async def find_workers(discovery: Discovery, urls: Sequence[str], sources: SourceConfig) -> None:
     """Connect to the workers at *urls*, and follow *sources*. Raises StartupError if *urls* has half of a pair."""
     if not sources:
         targets(urls)
-    await members.replace(FLAGS, urls)
+    await discovery.replace(FLAGS, urls)
     if sources.file is not None:
-        members.follow(WorkersFile(sources.file))
+        discovery.follow(WorkersFile(sources.file))
     for url in sources.dns:
-        members.follow(WorkersDns(url))
+        discovery.follow(WorkersDns(url))

@@ -160,8 +160,8 @@ class DispatchCollector(Collector):
 class SourceCollector(Collector):
     """Whether the current content of each source of workers is used; no metric without sources."""
 
-    def __init__(self, members: Discovery) -> None:
-        self._members = members
+    def __init__(self, discovery: Discovery) -> None:
+        self._discovery = discovery
 
     def collect(self) -> Iterable[Metric]:
         current = GAUGE(
@@ -169,7 +169,7 @@ class SourceCollector(Collector):
             "Whether what the source of workers says now is used; if not, its last workers stay.",
             labels=("source",),
         )
-        sources = self._members.sources
+        sources = self._discovery.sources
         yield from [filled(current, [((one.name,), float(not one.fault)) for one in sources])] if sources else []
 
 

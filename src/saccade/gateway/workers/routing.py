@@ -20,7 +20,7 @@ from saccade.routing.router import Router
 
 
 class Routing:
-    """*dispatcher* sends requests to the workers of *fleet*; *members* adds and removes workers.
+    """*dispatcher* sends requests to the workers of *fleet*; *discovery* adds and removes workers.
 
     *listener* knows what the workers' caches hold; with several gateway processes it asks their indexer. Metrics go to
     *registry*, those of the engines to *of_engines*.
@@ -37,10 +37,10 @@ class Routing:
         self.listener: CacheView = self._index or CacheListener(fleet, router)
         decisions = DecisionMetrics(registry, partial(exactness, listener=self.listener))
         self.dispatcher = Dispatcher(fleet, router, decisions, config.dispatch_limits, self._index)
-        self.members = Discovery(fleet, self.dispatcher.num_requests_at, config.worker_sources.drain_seconds)
+        self.discovery = Discovery(fleet, self.dispatcher.num_requests_at, config.worker_sources.drain_seconds)
         registry.register(RoutingCollector(fleet, self.listener))
         registry.register(DispatchCollector(self.dispatcher))
-        registry.register(SourceCollector(self.members))
+        registry.register(SourceCollector(self.discovery))
         of_engines.register(FleetCollector(fleet))
 
     def start(self) -> None:
@@ -50,7 +50,7 @@ class Routing:
 
     async def close(self) -> None:
         """Stop discovery and the feeds of cache events."""
-        await self.members.close()
+        await self.discovery.close()
         await self.listener.close()
 
     def booked(self) -> dict[str, Booked]:
