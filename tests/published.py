@@ -40,31 +40,113 @@ def check_workspace(workspace: torch.Tensor) -> None:
     assert workspace.data_ptr() % 16 == 0
 
 
-class BatchPrefillWithPagedKVCacheWrapper:
-    """flashinfer.BatchPrefillWithPagedKVCacheWrapper, with the parameters that have been published."""
+class _Paged:
+    """What both wrappers for paged caches demand and compute."""
 
     num_made = 0
+
+    def _make(self, workspace: torch.Tensor, kv_layout: str, use_cuda_graph: bool) -> None:
+        check_workspace(workspace)
+        assert kv_layout == "NHD"
+        assert not use_cuda_graph
+        type(self).num_made += 1
+        self.num_plans = 0
+
+    def _planned(
+        self,
+        qo_indptr: torch.Tensor,
+        pages: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        heads: tuple[int, int, int],
+        page_size: int,
+        dtypes: tuple[Any, Any],
+        options: dict[str, Any],
+    ) -> None:
+        indptr, indices, last_page_len = pages
+        count = len(qo_indptr) - 1
+        has_borders(qo_indptr, count)
+        has_borders(indptr, count)
+        has_form(indices, (int(indptr[-1]),), torch.int32)
+        has_form(last_page_len, (count,), torch.int32)
+        assert ((last_page_len >= 1) & (last_page_len <= page_size)).all()
+        assert heads[0] % heads[1] == 0
+        assert dtypes[0] in HALF
+        assert dtypes[1] in (dtypes[0], torch.float8_e4m3fn)
+        assert heads[2] in (64, 128, 256)
+        self.heads, self.page_size, self.dtypes = heads, page_size, dtypes
+        self.borders = qo_indptr.tolist()
+        self.lengths = (indptr.diff() - 1) * page_size + last_page_len
+        self.pages = indices.split(indptr.diff().tolist())
+        # The library's window counts the tokens to the left of a query's own.
+        window = None if options["window_left"] < 0 else options["window_left"] + 1
+        self.options = {"scale": options["sm_scale"], "window": window, "soft_cap": options["logits_soft_cap"] or None}
+        self.num_plans += 1
+
+    def run(
+        self,
+        q: torch.Tensor,
+        paged_kv_cache: tuple[torch.Tensor, torch.Tensor],
+        *,
+        k_scale: float | None = None,
+        v_scale: float | None = None,
+    ) -> torch.Tensor:
+        num_heads, num_kv_heads, width = self.heads
+        has_form(q, (self.borders[-1], num_heads, width), self.dtypes[0])
+        for cache in paged_kv_cache:
+            has_form(cache, (len(cache), self.page_size, num_kv_heads, width), self.dtypes[1])
+        outputs = []
+        for number, (pages, length) in enumerate(zip(self.pages, self.lengths.tolist(), strict=True)):
+            k, v = (
+                cache[pages.long()].flatten(0, 1)[:length].double() * (1.0 if scale is None else scale)
+                for cache, scale in zip(paged_kv_cache, (k_scale, v_scale), strict=True)
+            )
+            own = q[self.borders[number] : self.borders[number + 1]]
+            outputs.append(reference(own, k, v, causal=True, **self.options))
+        return torch.cat(outputs).to(q.dtype).view(len(q), num_heads, width)
+
+
+class BatchDecodeWithPagedKVCacheWrapper(_Paged):
+    """flashinfer.BatchDecodeWithPagedKVCacheWrapper, with the parameters that Saccade uses."""
 
     def __init__(
         self,
         float_workspace_buffer: torch.Tensor,
         kv_layout: str = "NHD",
         use_cuda_graph: bool = False,
-        qo_indptr_buf: torch.Tensor | None = None,
-        paged_kv_indptr_buf: torch.Tensor | None = None,
-        paged_kv_indices_buf: torch.Tensor | None = None,
-        paged_kv_last_page_len_buf: torch.Tensor | None = None,
-        custom_mask_buf: torch.Tensor | None = None,
-        mask_indptr_buf: torch.Tensor | None = None,
+        use_tensor_cores: bool = False,
+        *,
         backend: str = "auto",
-        jit_args: list[Any] | None = None,
-        jit_kwargs: dict[str, Any] | None = None,
     ) -> None:
-        check_workspace(float_workspace_buffer)
-        assert kv_layout == "NHD"
-        assert not use_cuda_graph
-        type(self).num_made += 1
-        self.num_plans = 0
+        # Only tensor cores take all groups of heads, and only FA2 splits long contexts.
+        assert use_tensor_cores
+        assert backend == "fa2"
+        self._make(float_workspace_buffer, kv_layout, use_cuda_graph)
+
+    def plan(
+        self,
+        indptr: torch.Tensor,
+        indices: torch.Tensor,
+        last_page_len: torch.Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        page_size: int,
+        *,
+        q_data_type: torch.dtype = torch.float16,
+        kv_data_type: torch.dtype | None = None,
+        **options: Any,
+    ) -> None:
+        heads, dtypes = (num_qo_heads, num_kv_heads, head_dim), (q_data_type, kv_data_type)
+        borders = torch.arange(len(indptr), dtype=torch.int32)
+        self._planned(borders, (indptr, indices, last_page_len), heads, page_size, dtypes, options)
+
+
+class BatchPrefillWithPagedKVCacheWrapper(_Paged):
+    """flashinfer.BatchPrefillWithPagedKVCacheWrapper, with the parameters that Saccade uses."""
+
+    def __init__(
+        self, float_workspace_buffer: torch.Tensor, kv_layout: str = "NHD", use_cuda_graph: bool = False
+    ) -> None:
+        self._make(float_workspace_buffer, kv_layout, use_cuda_graph)
 
     def plan(
         self,
@@ -76,69 +158,16 @@ class BatchPrefillWithPagedKVCacheWrapper:
         num_kv_heads: int,
         head_dim_qk: int,
         page_size: int,
-        head_dim_vo: int | None = None,
-        custom_mask: torch.Tensor | None = None,
-        packed_custom_mask: torch.Tensor | None = None,
+        *,
         causal: bool = False,
-        pos_encoding_mode: str = "NONE",
-        use_fp16_qk_reduction: bool = False,
-        sm_scale: float | None = None,
-        window_left: int = -1,
-        logits_soft_cap: float | None = None,
-        rope_scale: float | None = None,
-        rope_theta: float | None = None,
         q_data_type: torch.dtype = torch.float16,
         kv_data_type: torch.dtype | None = None,
-        o_data_type: torch.dtype | None = None,
-        non_blocking: bool = True,
+        **options: Any,
     ) -> None:
-        count = len(qo_indptr) - 1
-        has_borders(qo_indptr, count)
-        has_borders(paged_kv_indptr, count)
-        has_form(paged_kv_indices, (int(paged_kv_indptr[-1]),), torch.int32)
-        has_form(paged_kv_last_page_len, (count,), torch.int32)
-        assert ((paged_kv_last_page_len >= 1) & (paged_kv_last_page_len <= page_size)).all()
-        assert num_qo_heads % num_kv_heads == 0
-        assert q_data_type in HALF
-        assert kv_data_type == q_data_type
-        assert head_dim_qk in (64, 128, 256)
-        assert (causal, pos_encoding_mode) == (True, "NONE")
-        self.heads = (num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo or head_dim_qk)
-        self.page_size, self.dtype = page_size, q_data_type
-        self.borders = qo_indptr.tolist()
-        self.lengths = (paged_kv_indptr.diff() - 1) * page_size + paged_kv_last_page_len
-        self.pages = paged_kv_indices.split(paged_kv_indptr.diff().tolist())
-        # The library's window counts the tokens to the left of a query's own.
-        window = None if window_left < 0 else window_left + 1
-        self.options = {"scale": sm_scale, "window": window, "soft_cap": logits_soft_cap or None}
-        self.num_plans += 1
-
-    def run(
-        self,
-        q: torch.Tensor,
-        paged_kv_cache: tuple[torch.Tensor, torch.Tensor],
-        *args: Any,
-        q_scale: float | None = None,
-        k_scale: float | None = None,
-        v_scale: float | None = None,
-        out: torch.Tensor | None = None,
-        lse: torch.Tensor | None = None,
-        return_lse: bool = False,
-        enable_pdl: bool | None = None,
-        window_left: int | None = None,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        assert not args
-        num_heads, num_kv_heads, key_width, value_width = self.heads
-        has_form(q, (self.borders[-1], num_heads, key_width), self.dtype)
-        for cache, width in zip(paged_kv_cache, (key_width, value_width), strict=True):
-            has_form(cache, (len(cache), self.page_size, num_kv_heads, width), self.dtype)
-        outputs = []
-        for number, (pages, length) in enumerate(zip(self.pages, self.lengths.tolist(), strict=True)):
-            k, v = (cache[pages.long()].flatten(0, 1)[:length] for cache in paged_kv_cache)
-            own = q[self.borders[number] : self.borders[number + 1]]
-            outputs.append(reference(own, k, v, causal=True, **self.options))  # type: ignore[arg-type]
-        return torch.cat(outputs).to(self.dtype).view(len(q), num_heads, value_width)
+        assert causal
+        pages = paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len
+        heads, dtypes = (num_qo_heads, num_kv_heads, head_dim_qk), (q_data_type, kv_data_type)
+        self._planned(qo_indptr, pages, heads, page_size, dtypes, options)
 
 
 def cudnn_batch_prefill_with_kv_cache(
@@ -224,7 +253,8 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make `flashinfer` importable, and have torch find a GPU. Backends that import flashinfer are imported anew."""
     monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
     library, cudnn = ModuleType("flashinfer"), ModuleType("flashinfer.cudnn")
-    library.BatchPrefillWithPagedKVCacheWrapper = BatchPrefillWithPagedKVCacheWrapper  # type: ignore[attr-defined]
+    for wrapper in (BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper):
+        setattr(library, wrapper.__name__, wrapper)
     cudnn.cudnn_batch_prefill_with_kv_cache = cudnn_batch_prefill_with_kv_cache  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "flashinfer", library)
     monkeypatch.setitem(sys.modules, "flashinfer.cudnn", cudnn)

@@ -125,6 +125,8 @@ def _kernels(setting: Setting) -> Iterator[Row]:
     yield from checks.operations(torch.device(setting.scale.device))
     subject = setting.load("2b", setting.scale.patches)
     yield from checks.decoder_backends(subject, setting.scale)
+    cached = replace(subject, config=replace(subject.config, kv_cache_dtype="fp8"))
+    yield from _named("FP8 KV cache: ", checks.decoder_backends(cached, setting.scale))
     yield from checks.vision_backends(subject, setting.scale)
 
 

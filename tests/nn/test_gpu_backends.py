@@ -48,6 +48,19 @@ def test_flashinfer(queries: list[int], contexts: list[int], dtype: torch.dtype)
     assert_close(output, expected, ulps=2)
 
 
+def test_flashinfer_reads_a_cache_in_float8() -> None:
+    cached = replace(HALVES, cache_dtype=torch.float8_e4m3fn)
+    output, expected = attend(
+        load_backend(FLASHINFER, cached), [1, 1, 7, 4], [30, 2, 7, 40], torch.float16, 64, dim=64, scales=(0.01, 0.02)
+    )
+    assert_close(output, expected, ulps=2)
+    backend, workload = decoder_tried(AUTO, cached)
+    assert backend.name == FLASHINFER
+    assert cost_of_cache(workload) is None
+    _, workload = decoder_tried(PLAIN, cached)
+    assert "no kernel reads a KV cache in float8_e4m3fn" in (cost_of_cache(workload) or "")
+
+
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_flashinfer_with_options(options: dict[str, float]) -> None:
     output, expected = attend(decoder(), [1, 1, 7, 4], [30, 2, 7, 40], torch.float16, 64, options, dim=64)
@@ -56,10 +69,11 @@ def test_flashinfer_with_options(options: dict[str, float]) -> None:
 
 def test_flashinfer_plans_once_a_step_for_all_layers_of_a_kind() -> None:
     backend = decoder()
-    before = published.BatchPrefillWithPagedKVCacheWrapper.num_made
+    wrappers = published.BatchDecodeWithPagedKVCacheWrapper, published.BatchPrefillWithPagedKVCacheWrapper
+    before = [wrapper.num_made for wrapper in wrappers]
     for options in ({}, {"window": 4}, {}, {"window": 4}):
         attend(backend, [1, 5], [9, 12], torch.float16, 64, options, dim=64)
-    assert published.BatchPrefillWithPagedKVCacheWrapper.num_made - before == 2
+    assert [wrapper.num_made - count for wrapper, count in zip(wrappers, before, strict=True)] == [2, 2]
 
 
 @pytest.mark.parametrize("scale", [None, 0.5])
@@ -110,7 +124,8 @@ def test_auto_on_a_gpu() -> None:
     assert load_backend(AUTO, latents).name == PLAIN
     assert "not flashinfer: it has no attention over latents" in why(AUTO, load_backend(AUTO, latents), latents)
     cached = Workload(GPU, torch.bfloat16, torch.float8_e4m3fn)
-    assert load_backend(AUTO, cached).name == PLAIN
+    assert load_backend(AUTO, cached).name == FLASHINFER
+    assert load_backend(AUTO, replace(cached, dtype=torch.float32)).name == PLAIN
     assert load_backend(AUTO, Workload(GPU, torch.float32)).name == "triton"
 
 

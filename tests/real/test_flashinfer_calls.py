@@ -19,8 +19,9 @@ from saccade.nn.backends.workload import HALF
 pytestmark = pytest.mark.real
 SOURCES = ROOT / "src" / "saccade"
 GPU = torch.device("cuda")
-WRAPPER, CUDNN = "flashinfer.BatchPrefillWithPagedKVCacheWrapper", "flashinfer.cudnn.cudnn_batch_prefill_with_kv_cache"
-BOUND = {WRAPPER, CUDNN, "flashinfer.__version__"}
+DECODE, PREFILL = "flashinfer.BatchDecodeWithPagedKVCacheWrapper", "flashinfer.BatchPrefillWithPagedKVCacheWrapper"
+CUDNN = "flashinfer.cudnn.cudnn_batch_prefill_with_kv_cache"
+BOUND = {DECODE, PREFILL, CUDNN, "flashinfer.__version__"}
 """What the tests of this file bind; `test_nothing_else_is_used` holds the list against the source."""
 
 Bind = Callable[..., None]
@@ -38,7 +39,8 @@ def checked(flashinfer: Library, monkeypatch: pytest.MonkeyPatch) -> dict[str, i
         arguments = call.bind(*args, **kwargs)
         counts[name] = counts.get(name, 0) + call.check(arguments, known)
 
-    monkeypatch.setattr(sys.modules["flashinfer"], WRAPPER.rpartition(".")[2], _wrapper(bind, known))
+    for name in (DECODE, PREFILL):
+        monkeypatch.setattr(sys.modules["flashinfer"], name.rpartition(".")[2], _wrapper(name, bind, known))
     original = published.cudnn_batch_prefill_with_kv_cache
 
     def cudnn(*args: Any, **kwargs: Any) -> Any:
@@ -50,23 +52,25 @@ def checked(flashinfer: Library, monkeypatch: pytest.MonkeyPatch) -> dict[str, i
     return counts
 
 
-def _wrapper(bind: Bind, known: dict[str, int]) -> type:
-    class Wrapper(published.BatchPrefillWithPagedKVCacheWrapper):
+def _wrapper(name: str, bind: Bind, known: dict[str, int]) -> type:
+    played: Any = getattr(published, name.rpartition(".")[2])
+
+    class Wrapper(played):  # type: ignore[misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            bind(f"{WRAPPER}.__init__", *args, **kwargs)
+            bind(f"{name}.__init__", *args, **kwargs)
             super().__init__(*args, **kwargs)
 
         def plan(self, *args: Any, **kwargs: Any) -> None:
             known.clear()
-            bind(f"{WRAPPER}.plan", *args, **kwargs)
-            self.known = dict(known, head_dim=kwargs.get("head_dim_qk", args[6]))
+            bind(f"{name}.plan", *args, **kwargs)
+            self.known = dict(known, head_dim=args[5 if name == DECODE else 6])
             super().plan(*args, **kwargs)
 
         def run(self, *args: Any, **kwargs: Any) -> torch.Tensor:
             known.clear()
             known.update(self.known)
-            bind(f"{WRAPPER}.run", *args, **kwargs)
-            return super().run(*args, **kwargs)
+            bind(f"{name}.run", *args, **kwargs)
+            return super().run(*args, **kwargs)  # type: ignore[no-any-return]
 
     return Wrapper
 
@@ -78,8 +82,10 @@ def test_paged_attention(checked: dict[str, int]) -> None:
             attend(backend, queries, contexts, dtype, 64, dim=64)
         for options in OPTIONS:
             attend(backend, [1, 1, 7, 4], [30, 2, 7, 40], dtype, 64, options, dim=64)
-    assert checked[f"{WRAPPER}.plan"] > 4 * len(BATCHES)
-    assert checked[f"{WRAPPER}.run"] > 3 * len(BATCHES)
+        attend(backend, [1, 1, 7, 4], [30, 2, 7, 40], dtype, 64, dim=64, scales=(0.01, 0.02))
+    for wrapper in (DECODE, PREFILL):
+        assert checked[f"{wrapper}.plan"] > 3 * len(BATCHES)
+        assert checked[f"{wrapper}.run"] > 3 * len(BATCHES)
 
 
 def test_attention_of_towers(checked: dict[str, int]) -> None:
@@ -91,11 +97,13 @@ def test_attention_of_towers(checked: dict[str, int]) -> None:
 
 
 def test_a_call_that_the_library_refuses_is_found(flashinfer: Library) -> None:
-    plan, run = flashinfer.call(f"{WRAPPER}.plan"), flashinfer.call(f"{WRAPPER}.run")
+    plan, run = flashinfer.call(f"{PREFILL}.plan"), flashinfer.call(f"{PREFILL}.run")
     with pytest.raises(TypeError, match="missing a required argument: 'page_size'"):
         plan.bind(1, 2, 3, 4, 5, 6, 7)
     with pytest.raises(TypeError, match="unexpected keyword argument 'scale'"):
         run.bind(1, 2, scale=1.0)
+    with pytest.raises(TypeError, match=r"has no parameters \['causal'\]"):
+        flashinfer.call(f"{DECODE}.plan").bind(1, 2, 3, 4, 5, 6, 7, causal=True)
     indptr = torch.zeros(4, dtype=torch.int32)
     with pytest.raises(AssertionError, match=r"paged_kv_last_page_len is \[4\].*not"):
         plan.check(plan.bind(indptr, indptr, indptr, indptr, 4, 2, 64, 16), {})

@@ -1,7 +1,7 @@
-"""Attention of decoders on a GPU by FlashInfer's kernels for paged caches, for prefill chunks and decodes in one call.
+"""Attention of decoders on a GPU by FlashInfer's kernels for paged caches: a call for decodes, one for prefill chunks.
 
-Source of the arguments: BatchPrefillWithPagedKVCacheWrapper in flashinfer/prefill.py, release 0.7.2. FlashInfer
-compiles its kernels at the first use, which needs a CUDA toolkit, or takes them from its package of compiled ones.
+Source of the arguments: flashinfer/decode.py and flashinfer/prefill.py, release 0.7.2. FlashInfer compiles its kernels
+at the first use, which needs a CUDA toolkit, or takes them from its package of compiled ones.
 
 It has never run on a GPU: tests/real binds its calls to the releases' own signatures.
 """
@@ -14,7 +14,7 @@ import flashinfer
 import numpy as np
 import structlog
 import torch
-from flashinfer import BatchPrefillWithPagedKVCacheWrapper
+from flashinfer import BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper
 
 from saccade.nn.backends.compilers import compilation, no_cuda_compiler
 from saccade.nn.backends.paged import PagedAttention, Scoring
@@ -26,6 +26,7 @@ logger = structlog.get_logger(__name__)
 
 WORKSPACE_BYTES = 128 << 20
 HEAD_SIZES = (64, 128, 256)
+CACHES = (torch.float8_e4m3fn,)
 OLDEST = (0, 7, 2)
 """The first release with WORKSPACE_BYTES enough: older ones need more for models of 64 heads or 4 key/value heads."""
 
@@ -35,30 +36,36 @@ class _Kind(NamedTuple):
 
     num_heads: int
     num_kv_heads: int
-    key_width: int
-    value_width: int
+    width: int
     scale: float | None
     window: int | None
     soft_cap: float | None
     dtype: torch.dtype
+    cache_dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """The blocks of S sequences, B in total. The borders int32 [S + 1] and lengths int32 [S] are on the host.
+
+    *borders* count blocks; *blocks* int32 [B] is on the device; *last_lengths* count the tokens in each sequence's last
+    block. *kinds* are the kinds of layers that FlashInfer has planned for.
+    """
+
+    borders: torch.Tensor
+    blocks: torch.Tensor
+    last_lengths: torch.Tensor
+    kinds: set[_Kind] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
 class FlashinferPlan:
-    """A step of S sequences with B blocks in total. The borders int32 [S + 1] and lengths int32 [S] are on the host.
+    """A step's *decodes* and *prefills*, None without any; *query_borders* int32 count the tokens of the prefills."""
 
-    *query_borders* count tokens, *block_borders* blocks; *blocks* int32 [B] is on the device; *last_lengths* count the
-    tokens in each sequence's last block. *kinds* are the kinds of layers that FlashInfer has planned for, with the
-    wrappers of this *turn*.
-    """
-
-    query_borders: torch.Tensor
-    block_borders: torch.Tensor
-    blocks: torch.Tensor
-    last_lengths: torch.Tensor
     block_size: int
-    turn: int
-    kinds: set[_Kind] = field(default_factory=set)
+    decodes: Pages | None
+    prefills: Pages | None
+    query_borders: torch.Tensor
 
 
 class AttentionBackend(PagedAttention):
@@ -71,13 +78,13 @@ class AttentionBackend(PagedAttention):
 
     def __init__(self) -> None:
         self._workspace: torch.Tensor | None = None
-        self._wrappers: dict[tuple[_Kind, int], Any] = {}
-        self._num_plans = 0
+        self._decoders: dict[_Kind, Any] = {}
+        self._prefillers: dict[_Kind, Any] = {}
 
     @staticmethod
     def unavailable(workload: Workload) -> str | None:
         """Return why this backend cannot compute *workload*; None if it can."""
-        reason = not_on_gpu(workload) or not_in(workload, HALF) or not_for_latents(workload)
+        reason = not_on_gpu(workload) or not_in(workload, HALF, CACHES) or not_for_latents(workload)
         reason = reason or older_than(OLDEST) or no_cuda_compiler()
         others = sorted(pair for pair in workload.head_sizes if pair[0] != pair[1] or pair[0] not in HEAD_SIZES)
         if reason is None and others:
@@ -86,23 +93,21 @@ class AttentionBackend(PagedAttention):
         return reason
 
     def plan(self, layout: PagedLayout, dtype: torch.dtype) -> FlashinferPlan:
-        """Bring the lengths and block tables into FlashInfer's form, without reading a value from the device.
-
-        A wrapper's plan lies in buffers that its kernels read while the host plans the next step: two take turns.
-        """
-        self._num_plans += 1
+        """Bring the lengths and block tables into FlashInfer's form, without reading a value from the device."""
         contexts = np.array(layout.host_context_lengths, np.int64)
-        num_blocks = -(-contexts // layout.block_size)
+        counts = -(-contexts // layout.block_size)
         width = layout.block_tables.shape[1]
-        index = np.concatenate([row * width + np.arange(count) for row, count in enumerate(num_blocks)])
+        index = np.concatenate([row * width + np.arange(count) for row, count in enumerate(counts)])
         on_device = to_device(index, layout.block_tables.device)
+        blocks = layout.block_tables.flatten().index_select(0, on_device).int()
+        last_lengths = torch.from_numpy((contexts - 1) % layout.block_size + 1).int()
+        first = layout.num_decodes
+        decoded = int(counts[:first].sum())
         return FlashinferPlan(
-            _borders(np.array(layout.query_lengths, np.int64)),
-            _borders(num_blocks),
-            layout.block_tables.flatten().index_select(0, on_device).int(),
-            torch.from_numpy((contexts - 1) % layout.block_size + 1).int(),
             layout.block_size,
-            self._num_plans % 2,
+            Pages(_borders(counts[:first]), blocks[:decoded], last_lengths[:first]) if first else None,
+            Pages(_borders(counts[first:]), blocks[decoded:], last_lengths[first:]) if first < len(counts) else None,
+            _borders(np.array(layout.query_lengths[first:], np.int64)),
         )
 
     def attend(
@@ -113,43 +118,82 @@ class AttentionBackend(PagedAttention):
         context: ForwardContext,
         scoring: Scoring,
     ) -> torch.Tensor:
-        """Attend with all tokens of the step in one call."""
-        k_NKD, v_NKW = own
-        kind = _Kind(q_NQD.shape[1], k_NKD.shape[1], k_NKD.shape[2], v_NKW.shape[2], *scoring, q_NQD.dtype)
-        wrapper = self._wrapper_for(kind, context.plan, q_NQD.device)
-        return wrapper.run(q_NQD.contiguous(), (cache.keys, cache.values)).flatten(1)  # type: ignore[no-any-return]
+        """Attend with the decodes in one call, and with the prefill chunks in another."""
+        plan: FlashinferPlan = context.plan
+        kind = _Kind(q_NQD.shape[1], own[0].shape[1], q_NQD.shape[2], *scoring, q_NQD.dtype, cache.keys.dtype)
+        is_scaled = kind.cache_dtype != kind.dtype
+        scales = {"k_scale": cache.key_scale, "v_scale": cache.value_scale} if is_scaled else {}
+        q, num_decodes = q_NQD.contiguous(), context.layout.num_decodes
+        outputs = []
+        if plan.decodes is not None:
+            wrapper = self._decoder(kind, plan, plan.decodes, q.device)
+            outputs.append(wrapper.run(q[:num_decodes], (cache.keys, cache.values), **scales))
+        if plan.prefills is not None:
+            wrapper = self._prefiller(kind, plan, plan.prefills, q.device)
+            outputs.append(wrapper.run(q[num_decodes:], (cache.keys, cache.values), **scales))
+        return (outputs[0] if len(outputs) == 1 else torch.cat(outputs)).flatten(1)
 
-    def _wrapper_for(self, kind: _Kind, plan: FlashinferPlan, device: torch.device) -> Any:
-        """Return the wrapper for *kind*, planned for the step."""
+    def _decoder(self, kind: _Kind, plan: FlashinferPlan, pages: Pages, device: torch.device) -> Any:
+        """Return the wrapper for decodes of *kind*, planned for the step."""
+        if kind not in self._decoders:
+            # Its own choice for Hopper, FA3, gives each query head the whole context: FA2 splits long contexts, and
+            # reads the keys of heads that share them once.
+            self._decoders[kind] = BatchDecodeWithPagedKVCacheWrapper(
+                self._workspace_on(device), "NHD", use_tensor_cores=True, backend="fa2"
+            )
+        if kind not in pages.kinds:
+            pages.kinds.add(kind)
+            self._decoders[kind].plan(
+                pages.borders,
+                pages.blocks,
+                pages.last_lengths,
+                kind.num_heads,
+                kind.num_kv_heads,
+                kind.width,
+                plan.block_size,
+                **_options(kind),
+            )
+        return self._decoders[kind]
+
+    def _prefiller(self, kind: _Kind, plan: FlashinferPlan, pages: Pages, device: torch.device) -> Any:
+        """Return the wrapper for prefill chunks of *kind*, planned for the step."""
+        if kind not in self._prefillers:
+            self._prefillers[kind] = BatchPrefillWithPagedKVCacheWrapper(self._workspace_on(device), "NHD")
+        if kind not in pages.kinds:
+            pages.kinds.add(kind)
+            self._prefillers[kind].plan(
+                plan.query_borders,
+                pages.borders,
+                pages.blocks,
+                pages.last_lengths,
+                kind.num_heads,
+                kind.num_kv_heads,
+                kind.width,
+                plan.block_size,
+                causal=True,
+                **_options(kind),
+            )
+        return self._prefillers[kind]
+
+    def _workspace_on(self, device: torch.device) -> torch.Tensor:
         if self._workspace is None:
             if (notice := compilation()) is not None:
                 logger.warning(notice)
-            # Zeros, as FlashInfer's examples have it. Wrappers can share it, since layers run one after the other.
+            # Zeros, as the wrapper for decodes needs. Wrappers can share it, since calls run one after the other.
             self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-        if (kind, plan.turn) not in self._wrappers:
-            self._wrappers[kind, plan.turn] = BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD")
-        wrapper = self._wrappers[kind, plan.turn]
-        if kind not in plan.kinds:
-            plan.kinds.add(kind)
-            wrapper.plan(
-                plan.query_borders,
-                plan.block_borders,
-                plan.blocks,
-                plan.last_lengths,
-                kind.num_heads,
-                kind.num_kv_heads,
-                kind.key_width,
-                plan.block_size,
-                head_dim_vo=kind.value_width,
-                causal=True,
-                sm_scale=kind.scale,
-                # FlashInfer's window counts the tokens before the query's own.
-                window_left=-1 if kind.window is None else kind.window - 1,
-                logits_soft_cap=kind.soft_cap,
-                q_data_type=kind.dtype,
-                kv_data_type=kind.dtype,
-            )
-        return wrapper
+        return self._workspace
+
+
+def _options(kind: _Kind) -> dict[str, Any]:
+    """Return the arguments that both wrappers' plans have in common."""
+    return {
+        "sm_scale": kind.scale,
+        # FlashInfer's window counts the tokens before the query's own.
+        "window_left": -1 if kind.window is None else kind.window - 1,
+        "logits_soft_cap": kind.soft_cap,
+        "q_data_type": kind.dtype,
+        "kv_data_type": kind.cache_dtype,
+    }
 
 
 def older_than(oldest: tuple[int, ...]) -> str | None:

@@ -38,7 +38,7 @@ def tried(
 ) -> tuple[Backend, Workload]:
     """Load the backend of the name *requested*, and try it; for auto, try the next after a failure.
 
-    Return it, and *workload* with the failures. Raises StartupError if none can compute.
+    Return it, and *workload* with the failures and with what the backend does. Raises StartupError if none can compute.
     """
     while True:
         backend = load(requested, workload)
@@ -49,7 +49,7 @@ def tried(
             reason = f"its trial failed ({cause(error)})"
             workload = dataclasses.replace(workload, failed={**workload.failed, backend.name: reason})
         else:
-            return backend, workload
+            return backend, dataclasses.replace(workload, is_cache_read=not getattr(backend, "copies_prefixes", True))
 
 
 def of_decoder(backend: AttentionBackend, workload: Workload) -> None:

@@ -15,7 +15,8 @@ class Workload:
 
     *cache_dtype* is the dtype of cached keys and values, None for *dtype*. *head_sizes* are the pairs (width of a key,
     width of a value) of all heads; empty if they are not known. With *is_captured*, auto prefers backends whose decodes
-    can be captured in CUDA graphs. *failed* has reasons against backends, by name.
+    can be captured in CUDA graphs. *is_cache_read* is set if a kernel of the chosen backend reads the cache in place.
+    *failed* has reasons against backends, by name.
     """
 
     device: torch.device = CPU
@@ -24,12 +25,13 @@ class Workload:
     head_sizes: frozenset[tuple[int, int]] = frozenset()
     has_latent_layers: bool = False
     is_captured: bool = False
+    is_cache_read: bool = False
     failed: Mapping[str, str] = field(default_factory=dict)
 
 
 def cost_of_cache(workload: Workload) -> str | None:
     """Return the cost of the cache's number format in words, if no kernel reads it; None if it costs nothing."""
-    if workload.device.type == "cpu" or workload.cache_dtype in (None, workload.dtype):
+    if workload.device.type == "cpu" or workload.is_cache_read or workload.cache_dtype in (None, workload.dtype):
         return None
     return (
         f"no kernel reads a KV cache in {_name(workload.cache_dtype)}: every step copies the whole context of every "
@@ -45,11 +47,11 @@ def not_on_gpu(workload: Workload) -> str | None:
     return None if torch.cuda.is_available() else "torch finds no CUDA device"
 
 
-def not_in(workload: Workload, dtypes: Sequence[torch.dtype]) -> str | None:
-    """Return the reason against a backend for *dtypes* that reads only caches in the queries' dtype."""
+def not_in(workload: Workload, dtypes: Sequence[torch.dtype], caches: Sequence[torch.dtype] = ()) -> str | None:
+    """Return the reason against a backend for *dtypes* that reads only caches in the queries' dtype or in *caches*."""
     if workload.dtype not in dtypes:
         return f"it computes in {' and '.join(map(_name, dtypes))}, not in {_name(workload.dtype)}"
-    if workload.cache_dtype not in (None, workload.dtype):
+    if workload.cache_dtype not in (None, workload.dtype, *caches):
         return f"it reads no KV cache in {_name(workload.cache_dtype)}"
     return None
 
