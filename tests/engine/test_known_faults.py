@@ -12,11 +12,9 @@ import torch
 
 from saccade.engine.core.encoder_cache import EncoderCache
 from saccade.engine.core.images import EncoderKey
-from saccade.engine.core.rows import Rows
 from saccade.engine.core.schedule import Schedule
-from saccade.engine.core.step_builder import StepBuilder
-from saccade.engine.executor.batch import build_batch
-from saccade.engine.executor.rows import RowBuffers
+from saccade.engine.core.step_builder import Rows, StepBuilder
+from saccade.engine.executor.batch import RowBuffers, build_batch
 from saccade.engine.loop import Engine
 from saccade.errors import QueueFull
 from saccade.nn.context import ForwardContext

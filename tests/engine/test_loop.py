@@ -1,7 +1,9 @@
 """The engine as a whole: answers, caches, slots, aborts, failures. Real model, real shared memory."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import engines
@@ -47,6 +49,25 @@ def by_slot(asked: EngineRequest, pool: SlotPool) -> EngineRequest:
 
 def names(asked: EngineRequest) -> list[str]:
     return [item.slot.name for item in asked.media if item.slot is not None]
+
+
+def test_a_step_with_an_image_enters_at_most_25_files(shared: Engine, tiny_qwen3_vl: Path) -> None:
+    """A budget: a reader who follows a step opens these files of the engine."""
+    entered: set[str] = set()
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        name = frame.f_code.co_filename
+        if event == "call" and "/saccade/engine/" in name:
+            entered.add(name)
+
+    shared.requests.submit(0, engines.request(tiny_qwen3_vl, [5, (WIDE, 77), 9], "traced", max_tokens=2))
+    sys.setprofile(note)
+    try:
+        shared.step()
+    finally:
+        sys.setprofile(None)
+    engines.drain(shared)
+    assert len(entered) <= 25, sorted(entered)
 
 
 def test_an_idle_engine_keeps_no_encoder_output_that_was_dropped(tiny_qwen3_vl: Path) -> None:

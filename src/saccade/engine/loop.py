@@ -11,12 +11,11 @@ from saccade.engine.core.counters import Counters
 from saccade.engine.core.encoder_results import EncoderResults
 from saccade.engine.core.grammars import Grammars, NoGrammars
 from saccade.engine.core.kv_connector import STEP_FAILED, KvConnector
-from saccade.engine.core.masks import masks_of
 from saccade.engine.core.request_validation import RequestValidator
 from saccade.engine.core.requests import Requests
 from saccade.engine.core.schedule import Schedule
 from saccade.engine.core.scheduler import Scheduler
-from saccade.engine.core.step_builder import PlannedStep, StepBuilder
+from saccade.engine.core.step_builder import PlannedStep, StepBuilder, masks_of
 from saccade.engine.executor.protocol import Executor
 from saccade.engine.recording import Recorder
 from saccade.errors import InternalError, cause

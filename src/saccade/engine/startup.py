@@ -163,8 +163,7 @@ def assemble(
         # With ranks, a background encoding would use the collectives that the steps use.
         background_jobs=network.device.type == "cpu" and execution.threads.background > 0 and model.ranks.size == 1,
     )
-    itemsize = network.dtype.itemsize
-    costs = EncodeCosts(spec.encode_cost, lambda *shape: spec.encoder_output_values(*shape) * itemsize)
+    costs = EncodeCosts.of(spec, network.dtype.itemsize)
     scheduler = Scheduler(budgets, block_manager, EncoderCache(config.encoder_cache_bytes), costs)
     executor = LocalExecutor(make_runner(config, model, execution, caches, progress), peers)
     recorder = None if config.record_steps is None else Recorder(executor, _header(config, model, execution, caches))

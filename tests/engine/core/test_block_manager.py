@@ -9,8 +9,8 @@ from tables import table
 
 from saccade.engine.core.kv.blocks import PagedBlocks
 from saccade.engine.core.kv.manager import BlockManager
-from saccade.engine.core.rows import Rows
 from saccade.engine.core.sequence import Sequence
+from saccade.engine.core.step_builder import Rows
 from saccade.identity.blocks import block_keys, root_key
 from saccade.models.positions import MultimodalPositions
 from saccade.protocol.media import MediaItem, Span

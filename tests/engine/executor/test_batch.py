@@ -7,14 +7,12 @@ import pytest
 import torch
 
 from saccade.engine.core.encoder_cache import EncoderCache
-from saccade.engine.core.rows import Rows
 from saccade.engine.core.schedule import Schedule
 from saccade.engine.core.sequence import Sequence
 from saccade.engine.core.step import Chunk, StepInput, TableChange
-from saccade.engine.core.step_builder import StepBuilder
+from saccade.engine.core.step_builder import Rows, StepBuilder
 from saccade.engine.executor import batch
-from saccade.engine.executor.batch import Batch, build_batch
-from saccade.engine.executor.rows import RowBuffers
+from saccade.engine.executor.batch import Batch, RowBuffers, build_batch
 from saccade.models.positions import GridSpan, MultimodalPositions
 from saccade.nn.transfer import transfer
 from saccade.protocol.media import MediaItem, Span

@@ -38,7 +38,8 @@ def sampled(logits: torch.Tensor, sequences: Ordered[Sequence]) -> list[int]:
     allowed = AllowedTokens(logits.shape[1], CPU)
     for number, sequence in enumerate(sequences):
         sequence.row = number
-        allowed.start(number, sequence.sampling.allowed_token_ids)
+        if ids := sequence.sampling.allowed_token_ids:
+            allowed.start(number, ids)
     params = [sequence.sampling for sequence in sequences]
     sampler = Sampler((FORBIDDEN,), allowed, Penalties(len(sequences), logits.shape[1], CPU), CPU)
     counts = tuple(row_counts(sequence) for sequence in sequences if sequence.penalised)

@@ -17,7 +17,7 @@ from saccade.engine.core.images import EncoderKey, RequestImage, State, Until
 from saccade.engine.core.kv.manager import BlockManager
 from saccade.engine.core.schedule import RemainingBudget, Schedule
 from saccade.engine.core.sequence import Sequence
-from saccade.models.spec import Grid, Size
+from saccade.models.spec import Grid, ModelSpec, Size
 
 PATCHES_A_STEP = 80
 """Number of patches that take about as long to encode as one decode step; measured with a small network on a CPU."""
@@ -33,6 +33,11 @@ class EncodeCosts:
 
     patches: Callable[[Grid], int]
     num_bytes: Callable[[Grid, Size | None], int]
+
+    @staticmethod
+    def of(spec: ModelSpec, itemsize: int) -> "EncodeCosts":
+        """Return the costs for the model of *spec*, whose features have *itemsize* bytes each."""
+        return EncodeCosts(spec.encode_cost, lambda *shape: spec.encoder_output_values(*shape) * itemsize)
 
 
 class EncoderScheduler:

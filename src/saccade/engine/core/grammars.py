@@ -4,8 +4,9 @@ One thread compiles, so that neither a step nor another request waits for the in
 request waits in the scheduler, parked, until its grammar is compiled.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from types import MappingProxyType
 from typing import NamedTuple
 
 import structlog
@@ -44,7 +45,8 @@ class _LoadedVocabulary(NamedTuple):
 class Grammars:
     """Compiled grammars. *read_vocabulary* reads the model's tokens, on the thread; it may raise StartupError.
 
-    Tokens have ids below *vocab_size*, the number of logits; *never_drawn* are ids that the sampler removes.
+    Tokens have ids below *vocab_size*, the number of logits; *never_drawn* are ids that the sampler removes. Requests of
+    *pending* wait for their grammar.
     """
 
     def __init__(
@@ -56,12 +58,7 @@ class Grammars:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         self._loaded = self._thread.submit(self._load, read_vocabulary)
         self._compiled: ByteLru[tuple[bytes, str, str], Future[LLMatcher]] = ByteLru(CACHE_BYTES)
-        self._pending: dict[tuple[int, str], Future[LLMatcher]] = {}
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether a request waits for its grammar."""
-        return bool(self._pending)
+        self.pending: dict[tuple[int, str], Future[LLMatcher]] = {}
 
     def begin(self, sequence: Sequence, grammar: Grammar) -> None:
         """Compile *grammar* for the request of *sequence*, unless it is compiled."""
@@ -71,18 +68,18 @@ class Grammars:
         if compiled is None or _is_broken(compiled):
             compiled = self._thread.submit(self._compile, grammar)
             self._compiled.put(key, compiled, max(SMALLEST_BYTES, len(grammar.text) * BYTES_PER_CHARACTER))
-        self._pending[(sequence.connection, sequence.request_id)] = compiled
+        self.pending[(sequence.connection, sequence.request_id)] = compiled
 
     def take(self, samples: Callable[[int, str], list[Sequence]], timeout_seconds: float) -> list[Ready]:
         """Give matchers to the samples of requests whose grammar is compiled, and return the requests.
 
         Wait at most *timeout_seconds* for one. *samples* returns a request's samples; none if it has ended.
         """
-        if timeout_seconds and self._pending:
-            wait(self._pending.values(), timeout_seconds, return_when="FIRST_COMPLETED")
+        if timeout_seconds and self.pending:
+            wait(self.pending.values(), timeout_seconds, return_when="FIRST_COMPLETED")
         ready = []
-        for key in [key for key, compiled in self._pending.items() if compiled.done()]:
-            compiled = self._pending.pop(key)
+        for key in [key for key, compiled in self.pending.items() if compiled.done()]:
+            compiled = self.pending.pop(key)
             error = _error_of(compiled)
             for sequence in samples(*key) if error is None else ():
                 sequence.matcher = self._matcher(compiled.result(), sequence)
@@ -115,7 +112,7 @@ class Grammars:
 class NoGrammars:
     """The Grammars of an engine that cannot constrain answers."""
 
-    is_busy = False
+    pending: Mapping[tuple[int, str], object] = MappingProxyType({})
 
     def begin(self, sequence: Sequence, grammar: Grammar) -> None:
         """Raise UnsupportedParameter."""

@@ -60,7 +60,7 @@ class Requests:
     @property
     def has_work(self) -> bool:
         """Whether there is output, a request for pixels has expired, or a grammar is being compiled."""
-        return bool(self.frames) or self.pixels.overdue or self.grammars.is_busy
+        return bool(self.frames) or self.pixels.overdue or bool(self.grammars.pending)
 
     def close(self) -> None:
         """End transfers, and give up grammars that are not compiled yet."""
@@ -114,7 +114,7 @@ class Requests:
 
     def take_grammars(self, timeout_seconds: float) -> None:
         """Queue the requests whose grammar is compiled, and fail those with an error; wait for one."""
-        for ready in self.grammars.take(self.samples, timeout_seconds) if self.grammars.is_busy else ():
+        for ready in self.grammars.take(self.samples, timeout_seconds) if self.grammars.pending else ():
             for sequence in self.samples(ready.connection, ready.request_id):
                 if ready.error is not None:
                     self.fail(sequence, ready.error)

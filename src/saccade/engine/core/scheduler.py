@@ -22,9 +22,9 @@ from saccade.engine.core.encoder_cache import EncoderCache
 from saccade.engine.core.encoder_scheduler import EncodeCosts, EncoderScheduler
 from saccade.engine.core.images import CLAIMS
 from saccade.engine.core.kv.manager import BlockManager
-from saccade.engine.core.rows import Rows
 from saccade.engine.core.schedule import RemainingBudget, Schedule
 from saccade.engine.core.sequence import Sequence
+from saccade.engine.core.step_builder import Rows
 from saccade.errors import QueueFull
 
 __all__ = ["Budgets", "Schedule", "Scheduler"]

@@ -166,6 +166,21 @@ class Sequence:
         return has_mask or self.num_expected_tokens >= self.max_num_tokens or not self.reads_prefix_cache
 
     @property
+    def must_end_reasoning(self) -> bool:
+        """Whether the next token of the answer is the end of its reasoning, which has used up its budget.
+
+        This depends on the answer's tokens only, so preemption, replay and samples keep no state for it.
+        """
+        budget = self.sampling.thinking_budget
+        if budget is None:
+            return False
+        begin = self.num_prompt_tokens + (budget.start_id is not None)
+        if self.num_tokens != begin + budget.num_tokens:
+            return False
+        is_reasoning = budget.start_id is None or self.token_ids[begin - 1] == budget.start_id
+        return is_reasoning and budget.end_id not in self.token_ids[begin:]
+
+    @property
     def awaits_grammar(self) -> bool:
         return self.grammar is not None and self.matcher is None
 
@@ -210,3 +225,10 @@ class Sequence:
             runs = [run for run, _ in self.media_between(start, stop)]
             self._keys.append(block_key(self._keys[-1], self.token_ids[start:stop], start, runs))
         return self._keys[1 : num_blocks + 1]
+
+
+def row_of(sequence: Sequence) -> int:
+    """Return the row of *sequence*. Raises ValueError if it has none."""
+    if sequence.row is None:
+        raise ValueError(f"the sequence of request {sequence.request_id!r} has no row")
+    return sequence.row

@@ -1,5 +1,7 @@
 """Convert a schedule to the values that executors take: StepInput, and SamplingInput for the tokens drawn after it."""
 
+import itertools
+import time
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -10,12 +12,12 @@ from types import MappingProxyType
 import numpy as np
 
 from saccade.engine.core.encoder_cache import EncoderCache
+from saccade.engine.core.grammar_matcher import add_ids, no_words
 from saccade.engine.core.images import EncoderKey
 from saccade.engine.core.kv.state_checkpoints import Moves, StateCheckpoints
-from saccade.engine.core.rows import Rows
-from saccade.engine.core.schedule import Schedule
+from saccade.engine.core.schedule import Fail, Schedule
 from saccade.engine.core.seeds import uniforms
-from saccade.engine.core.sequence import Sequence
+from saccade.engine.core.sequence import Sequence, row_of
 from saccade.engine.core.step import (
     GREEDY_BELOW,
     Chunk,
@@ -26,14 +28,79 @@ from saccade.engine.core.step import (
     PromptScores,
     RowCounts,
     RowMask,
+    RowStart,
     SamplingInput,
     StepInput,
     TableChange,
 )
+from saccade.errors import InvalidValue
 
 Prompts = list[tuple[Sequence, PromptScores]]
 
+Masks = dict[Sequence, bytes]
+"""Sets of token ids: bit i of a mask, in little-endian order, is set for token id i."""
+
 NO_MASKS: Mapping[Sequence, bytes] = MappingProxyType({})
+
+
+@dataclass(slots=True)
+class _RowState:
+    """The executors' state of a row: entries of its block table, and whether they sampled its last token."""
+
+    num_blocks: int = 0
+    has_drawn: bool = False
+
+
+class Rows:
+    """Rows 0 to max_rows - 1. A sequence takes a row at its first step, and loses it when it ends or is preempted."""
+
+    def __init__(self, max_rows: int) -> None:
+        self._free = list(range(max_rows - 1, -1, -1))
+        self._states: dict[int, _RowState] = {}
+        self._ended_rows: list[int] = []
+        self._ids = itertools.count(1)
+
+    def start(self, sequence: Sequence) -> RowStart:
+        """Assign a row to *sequence*, which has none, and return the start for executors."""
+        sequence.row = self._free.pop()
+        self._states[sequence.row] = _RowState()
+        if sequence.clock.scheduled is None:
+            sequence.clock.scheduled = time.perf_counter()
+        return RowStart(sequence.row, next(self._ids), sequence.sampling, sequence.positions.delta)
+
+    def end(self, sequence: Sequence) -> None:
+        """Free the row of *sequence*, if it has one."""
+        if sequence.row is None:
+            return
+        del self._states[sequence.row]
+        self._ended_rows.append(sequence.row)
+        self._free.append(sequence.row)
+        sequence.row = None
+
+    def take_ended_rows(self) -> tuple[int, ...]:
+        rows, self._ended_rows = tuple(self._ended_rows), []
+        return rows
+
+    def table_change(self, sequence: Sequence) -> TableChange | None:
+        """Return the change in the block table of a sequence with a row since the last call; None if there is none."""
+        state = self._of(sequence)
+        start = min([state.num_blocks, *sequence.replaced_blocks])
+        if start == len(sequence.block_table):
+            return None
+        state.num_blocks = len(sequence.block_table)
+        sequence.replaced_blocks.clear()
+        return TableChange(row_of(sequence), start, tuple(sequence.block_table[start:]))
+
+    def has_drawn(self, sequence: Sequence) -> bool:
+        """Whether the last token of *sequence* was sampled in its current row."""
+        return self._of(sequence).has_drawn
+
+    def note_draw(self, sequence: Sequence) -> None:
+        """Record that a token is sampled for *sequence* in its row."""
+        self._of(sequence).has_drawn = True
+
+    def _of(self, sequence: Sequence) -> _RowState:
+        return self._states[row_of(sequence)]
 
 
 @dataclass(frozen=True)
@@ -70,7 +137,7 @@ class StepBuilder:
         ended_rows = self._rows.take_ended_rows()
         starting = [owner for owner in owners if owner.row is None]
         row_starts = tuple(self._rows.start(owner) for owner in starting)
-        states = [KvReceive((), owner.received_state, Rows.row_of(owner)) for owner in starting if owner.received_state]
+        states = [KvReceive((), owner.received_state, row_of(owner)) for owner in starting if owner.received_state]
         for owner in starting:
             owner.received_state = b""
         tables: tuple[TableChange, ...] = tuple(
@@ -119,7 +186,7 @@ class StepBuilder:
     def _chunk(self, sequence: Sequence, num_tokens: int) -> Chunk:
         start = sequence.num_launched_tokens
         stop = start + num_tokens
-        row, draws = Rows.row_of(sequence), stop == sequence.num_expected_tokens
+        row, draws = row_of(sequence), stop == sequence.num_expected_tokens
         if num_tokens == 1 and draws and self._rows.has_drawn(sequence):
             return Chunk(row, start, 1, None, draws=True)
         positions = b""
@@ -135,6 +202,23 @@ class StepBuilder:
             shift = run.offset - run.start
             output_id = self._encoder_cache.output_id(image.key)
             yield MediaSlice(begin - start, output_id, begin + shift, end + shift)
+
+
+def masks_of(schedule: Schedule, vocab_size: int, fail: Fail) -> Masks:
+    """Return the masks of sequences that draw in this step, after those that no token can continue have failed."""
+    masks = Masks()
+    for sequence, num_tokens in list(schedule.chunks.items()):
+        if sequence.num_launched_tokens + num_tokens < sequence.num_expected_tokens:
+            continue
+        budget = sequence.sampling.thinking_budget
+        if budget is not None and sequence.must_end_reasoning:
+            masks[sequence] = add_ids(no_words(vocab_size), [budget.end_id], vocab_size).tobytes()
+        elif sequence.matcher is not None and sequence in schedule.chunks:
+            try:
+                masks[sequence] = sequence.matcher.mask()
+            except InvalidValue as error:
+                fail(sequence, error.at("grammar"))
+    return masks
 
 
 def sampling_input(
@@ -159,13 +243,13 @@ def sampling_input(
         num_top=num_top,
         # A grammar comes before the minimum length: when it is complete, only an end token may follow.
         too_short=tuple(
-            Rows.row_of(sequence)
+            row_of(sequence)
             for sequence, param in zip(drawing, params, strict=True)
             if param.min_tokens and param.min_tokens > sequence.num_expected_answer_tokens and sequence not in masks
         ),
         counts=counts,
         prompt_scores=prompt_scores,
-        masks=tuple(RowMask(Rows.row_of(sequence), masks[sequence]) for sequence in drawing if sequence in masks),
+        masks=tuple(RowMask(row_of(sequence), masks[sequence]) for sequence in drawing if sequence in masks),
     )
 
 
@@ -174,7 +258,7 @@ def row_counts(sequence: Sequence) -> RowCounts:
     prompt, answer = sequence.token_ids[: sequence.num_prompt_tokens], sequence.token_ids[sequence.num_prompt_tokens :]
     counts = Counter(dict.fromkeys(prompt if sequence.sampling.repetition_penalty != 1 else (), 0))
     counts.update(answer)
-    return RowCounts(Rows.row_of(sequence), array("q", counts).tobytes(), array("q", counts.values()).tobytes())
+    return RowCounts(row_of(sequence), array("q", counts).tobytes(), array("q", counts.values()).tobytes())
 
 
 def _prompt_scores(chunks: Iterable[tuple[Sequence, Chunk]]) -> Prompts:

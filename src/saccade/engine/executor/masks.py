@@ -29,9 +29,7 @@ class AllowedTokens:
         return len(self._forbidden_V)
 
     def start(self, row: int, allowed: AllowedIds) -> None:
-        """Assign a mask to *row* if only some ids are allowed."""
-        if not allowed:
-            return
+        """Assign a mask to *row*, which may draw *allowed* ids only."""
         mask_V = self._forbidden_V.get(allowed)
         if mask_V is None:
             (ids,) = transfer([np.array(allowed, np.int64)], self._device)
@@ -52,7 +50,7 @@ class AllowedTokens:
 
     def apply(self, logits_RV: torch.Tensor, rows: Ordered[int]) -> None:
         """Set the logits of all ids but the allowed ones to -inf, in place; logits i belong to rows[i]."""
-        for index, row in enumerate(rows if self._mask_of else ()):
+        for index, row in enumerate(rows):
             if row in self._mask_of:
                 logits_RV[index].masked_fill_(self._mask_of[row], float("-inf"))
 
@@ -66,8 +64,6 @@ class GrammarMasks:
 
     def apply(self, logits_RV: torch.Tensor, rows: Ordered[int], masks: Ordered[RowMask]) -> None:
         """Set the logits outside the masks to -inf, in place; logits i belong to rows[i]. *masks* are in that order."""
-        if not masks:
-            return
         index_of = {row: index for index, row in enumerate(rows)}
         (packed,) = transfer([np.stack([np.frombuffer(mask.bits, np.uint8) for mask in masks])], logits_RV.device)
         for mask, bytes_B in zip(masks, packed, strict=True):

@@ -8,14 +8,13 @@ import torch
 
 from saccade.engine.core.step import PromptScores, SamplingInput, StepInput
 from saccade.engine.executor import kv_copies, logprobs
-from saccade.engine.executor.batch import Batch, build_batch
+from saccade.engine.executor.batch import Batch, RowBuffers, build_batch
 from saccade.engine.executor.caches import Caches
 from saccade.engine.executor.decode_graphs import DecodeGraphs
 from saccade.engine.executor.encoder import Encoder
 from saccade.engine.executor.execution import Execution
 from saccade.engine.executor.masks import AllowedTokens
 from saccade.engine.executor.penalties import Penalties
-from saccade.engine.executor.rows import RowBuffers
 from saccade.engine.executor.sampler import Sampler
 from saccade.models.network import Network
 from saccade.nn.context import ForwardContext
@@ -85,7 +84,8 @@ class ModelRunner:
         self.rows.end(step.ended)
         self.rows.start(step.started)
         for start in step.started:
-            self.allowed.start(start.row, start.sampling.allowed_token_ids)
+            if allowed := start.sampling.allowed_token_ids:
+                self.allowed.start(start.row, allowed)
         if step.ended:
             self.allowed.prune()
         self.rows.change_tables(step.tables)

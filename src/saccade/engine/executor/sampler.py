@@ -57,8 +57,10 @@ class Sampler:
         The tokens count for the penalties of the rows' next ones.
         """
         logits_RV.index_fill_(1, self._forbidden, float("-inf"))
-        self._allowed.apply(logits_RV, rows)
-        self._grammar_masks.apply(logits_RV, rows, sampling.masks)
+        if any(param.allowed_token_ids for param in params):
+            self._allowed.apply(logits_RV, rows)
+        if sampling.masks:
+            self._grammar_masks.apply(logits_RV, rows, sampling.masks)
         if sampling.too_short or any(param.logit_bias for param in params):
             arrays = logits_processors.host_arrays(rows, params, sampling, logits_RV.shape[1])
             logits_processors.process(logits_RV, transfer(arrays, logits_RV.device))

@@ -9,8 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from collections.abc import Sequence as Ordered
 
-from saccade.engine.core.rows import Rows
-from saccade.engine.core.sequence import Sequence
+from saccade.engine.core.sequence import Sequence, row_of
 from saccade.engine.core.step import StateMove
 from saccade.protocol.kv_events import KvEvent, StateRemoved, StateStored
 
@@ -73,13 +72,13 @@ class StateCheckpoints:
         Call it once a step: a checkpoint that the step restores is not evicted for one that it saves.
         """
         restore = tuple(
-            StateMove(Rows.row_of(sequence), self._checkpoint_of[self._resume_keys.pop(sequence)])
+            StateMove(row_of(sequence), self._checkpoint_of[self._resume_keys.pop(sequence)])
             for sequence in sequences
             if sequence in self._resume_keys
         )
         restored = {move.checkpoint for move in restore}
         save = tuple(
-            StateMove(Rows.row_of(sequence), checkpoint)
+            StateMove(row_of(sequence), checkpoint)
             for sequence, stop in stops.items()
             if (checkpoint := self._checkpoint_to_save(sequence, stop, restored)) is not None
         )
