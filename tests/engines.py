@@ -29,9 +29,6 @@ Grid = tuple[int, int, int]
 
 def engine(folder: Path, **settings: Any) -> Engine:
     """A warm engine on the CPU; float32 and small pools unless told otherwise."""
-    import os
-
-    settings = {"async_scheduling": bool(os.environ.get("AHEAD")), **settings}
     defaults = {"device": "cpu", "dtype": "float32", "num_blocks": 256, "max_num_seqs": 8}
     return start(EngineConfig(str(folder), "tiny", **{**defaults, **settings}), lambda *_: None)
 

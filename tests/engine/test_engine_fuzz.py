@@ -170,7 +170,7 @@ def fuzz(seeds: range, failing: float, steps_ahead: int) -> int:
 @pytest.mark.parametrize("steps_ahead", [0, 1])
 @pytest.mark.parametrize("failing", [0.0, 0.03])
 def test_every_answer_is_the_one_computed_alone(failing: float, steps_ahead: int) -> None:
-    assert fuzz(range(10), failing, steps_ahead)
+    assert fuzz(range(7), failing, steps_ahead)
     fresh = random.SystemRandom().randrange(10**9)
     print(f"fresh seed {fresh}")
     fuzz(range(fresh, fresh + 1), failing, steps_ahead)

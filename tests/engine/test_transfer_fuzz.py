@@ -348,12 +348,12 @@ def fuzz(seeds: range, failing: float = 0.0, **settings: Any) -> None:
 
 @pytest.mark.parametrize("steps_ahead", [0, 1])
 def test_every_answer_is_the_one_computed_alone(steps_ahead: int) -> None:
-    fuzz(range(8), num_samples=(1, 1, 2, 3), steps_ahead=steps_ahead)
+    fuzz(range(6), num_samples=(1, 1, 2, 3), steps_ahead=steps_ahead)
 
 
 @pytest.mark.parametrize("steps_ahead", [0, 1])
 def test_every_answer_is_right_while_transfers_steps_and_images_fail(steps_ahead: int) -> None:
-    fuzz(range(100, 104), failing=0.03, num_samples=(1, 1, 2, 3), steps_ahead=steps_ahead)
+    fuzz(range(100, 103), failing=0.03, num_samples=(1, 1, 2, 3), steps_ahead=steps_ahead)
 
 
 @pytest.mark.conformance

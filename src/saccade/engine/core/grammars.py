@@ -45,7 +45,7 @@ class _LoadedVocabulary(NamedTuple):
 class Grammars:
     """Compiled grammars. *read_vocabulary* reads the model's tokens, on the thread; it may raise StartupError.
 
-    Tokens have ids below *vocab_size*, the number of logits; *never_drawn* are ids that the sampler removes. Requests of
+    Tokens have ids below *vocab_size*, the number of logits; the sampler removes the ids of *never_drawn*. Requests of
     *pending* wait for their grammar.
     """
 

@@ -76,6 +76,10 @@ class Sequence:
         self.seed = sample_seed(seed, index)
         self.penalised = request.sampling.penalises
         self.clock = Clock()
+        budget = request.sampling.thinking_budget
+        self._reasoning_limit = -1
+        if budget is not None:
+            self._reasoning_limit = len(request.token_ids) + (budget.start_id is not None) + budget.num_tokens
         self.token_ids = list(request.token_ids)
         self.num_prompt_tokens = len(request.token_ids)
         self.max_num_tokens = self.num_prompt_tokens + request.sampling.max_tokens
@@ -160,10 +164,11 @@ class Sequence:
         """
         if not self.num_steps_in_flight:
             return False
-        if self.num_expected_tokens == len(self.token_ids):
+        num_tokens = self.num_expected_tokens
+        if num_tokens == len(self.token_ids):
             return not self.reads_prefix_cache
-        has_mask = self.matcher is not None or self.sampling.thinking_budget is not None
-        return has_mask or self.num_expected_tokens >= self.max_num_tokens or not self.reads_prefix_cache
+        has_mask = self.matcher is not None or num_tokens == self._reasoning_limit
+        return has_mask or num_tokens >= self.max_num_tokens or not self.reads_prefix_cache
 
     @property
     def must_end_reasoning(self) -> bool:
@@ -172,11 +177,9 @@ class Sequence:
         This depends on the answer's tokens only, so preemption, replay and samples keep no state for it.
         """
         budget = self.sampling.thinking_budget
-        if budget is None:
+        if budget is None or self.num_expected_tokens != self._reasoning_limit:
             return False
-        begin = self.num_prompt_tokens + (budget.start_id is not None)
-        if self.num_tokens != begin + budget.num_tokens:
-            return False
+        begin = self._reasoning_limit - budget.num_tokens
         is_reasoning = budget.start_id is None or self.token_ids[begin - 1] == budget.start_id
         return is_reasoning and budget.end_id not in self.token_ids[begin:]
 
