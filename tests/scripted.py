@@ -134,7 +134,7 @@ class Gateway:
 
     port: int
     worker: ScriptedWorker
-    fleet: WorkerPool
+    worker_pool: WorkerPool
     application: app.Application
     server: Any
     loop: asyncio.AbstractEventLoop
@@ -278,16 +278,16 @@ def _running(
         with decode_servers.shared():
             pool = DecodePool(config)
         await pool.start()
-        fleet = WorkerPool((), pool.release)
+        worker_pool = WorkerPool((), pool.release)
         worker = ScriptedWorker(describe(folder) if described else None, pool, ready=described)
-        fleet.add(worker)  # type: ignore[arg-type]
+        worker_pool.add(worker)  # type: ignore[arg-type]
         listener = app.listen("127.0.0.1", 0) if config.uds is None else app.listen_unix(config.uds)
-        application = app.create_app(config, fleet, pool, logs=log)
+        application = app.create_app(config, worker_pool, pool, logs=log)
         await application.start()
         server = app.DrainingServer(application, config)
         port = listener.getsockname()[1] if config.uds is None else 0
         loop = asyncio.get_running_loop()
-        started.append(Gateway(port, worker, fleet, application, server, loop, log, log_file, tls, config.uds))
+        started.append(Gateway(port, worker, worker_pool, application, server, loop, log, log_file, tls, config.uds))
         ready.set()
         try:
             await server.serve([listener])

@@ -81,16 +81,16 @@ async def indexing(urls: list[str], path: Path) -> AsyncIterator[Indexer]:
 @contextlib.asynccontextmanager
 async def asking(urls: list[str], path: Path) -> AsyncIterator[tuple[WorkerPool, SharedIndex]]:
     """A gateway process's fleet, and its view of the indexer at *path*."""
-    fleet = WorkerPool(urls, lambda _: None)
-    shared = SharedIndex(fleet, Router("auto", BlockIndex(0), Random(0)), path)
-    await fleet.start()
+    worker_pool = WorkerPool(urls, lambda _: None)
+    shared = SharedIndex(worker_pool, Router("auto", BlockIndex(0), Random(0)), path)
+    await worker_pool.start()
     shared.start()
     try:
-        await until(lambda: all(client.ready for client in fleet.clients))
-        yield fleet, shared
+        await until(lambda: all(client.ready for client in worker_pool.clients))
+        yield worker_pool, shared
     finally:
         await shared.close()
-        await fleet.close()
+        await worker_pool.close()
 
 
 async def test_two_processes_share_one_indexer(tmp_path: Path) -> None:  # E5
@@ -98,19 +98,19 @@ async def test_two_processes_share_one_indexer(tmp_path: Path) -> None:  # E5
     async with (
         fronts(tmp_path, 3, 1) as urls,
         indexing(urls, path),
-        asking(urls, path) as (fleet, one),
+        asking(urls, path) as (worker_pool, one),
         asking(urls, path) as (_, other),
     ):
         targets = [*(LookupTarget(url, PARTITION) for url in urls), LookupTarget("unix:/none", OTHER)]
         for shared in (one, other):
-            for worker in fleet.clients:
+            for worker in worker_pool.clients:
                 await until(partial(is_known, shared, worker))
             found = await shared.overlaps(targets, {PARTITION: KEYS, OTHER: KEYS})
             assert [found[target.name] for target in targets] == [Overlap(3, True), Overlap(1, True), Overlap()]
-        report = worker_report(fleet.clients[0], fleet, one)
+        report = worker_report(worker_pool.clients[0], worker_pool, one)
         assert (report.exactness, report.reason, report.holdings.blocks) == ("EXACT", "", 3)
         registry = CollectorRegistry()
-        registry.register(RoutingCollector(fleet, one))
+        registry.register(RoutingCollector(worker_pool, one))
         assert registry.get_sample_value("saccade_router_indexed_blocks", {"worker": urls[0]}) == 3
         assert registry.get_sample_value("saccade_router_snapshots_total", {"worker": urls[1]}) == 1
         assert (registry.get_sample_value("saccade_router_index_bytes") or 0) > 0
@@ -125,16 +125,16 @@ async def test_without_an_indexer_nothing_is_known_and_one_that_comes_knows_all(
 ) -> None:  # E5
     caplog.set_level(logging.INFO)
     path = tmp_path / "indexer.sock"
-    async with fronts(tmp_path, 2, 0) as urls, asking(urls, path) as (fleet, shared):
+    async with fronts(tmp_path, 2, 0) as urls, asking(urls, path) as (worker_pool, shared):
         targets = [LookupTarget(url, PARTITION) for url in urls]
         for _ in range(2):
             assert await shared.overlaps(targets, {PARTITION: KEYS}) == {}
-            report = worker_report(fleet.clients[0], fleet, shared)
+            report = worker_report(worker_pool.clients[0], worker_pool, shared)
             assert (report.exactness, report.reason, report.holdings.blocks) == ("NONE", UNREACHABLE, 0)
             async with indexing(urls, path):
-                await until(lambda: not shared.feed(fleet.clients[0]).reason)
+                await until(lambda: not shared.feed(worker_pool.clients[0]).reason)
                 assert (await shared.overlaps(targets, {PARTITION: KEYS}))[urls[0]] == Overlap(2, True)
-            await until(lambda: shared.feed(fleet.clients[0]).reason == UNREACHABLE)
+            await until(lambda: shared.feed(worker_pool.clients[0]).reason == UNREACHABLE)
     assert caplog.text.count(f"the caches of all workers are NONE: {UNREACHABLE}") == 2
 
 
@@ -159,19 +159,19 @@ async def test_an_indexer_that_hangs_costs_one_wait(tmp_path: Path, monkeypatch:
         return frames
 
     server = await asyncio.get_running_loop().create_unix_server(stream, str(path))
-    fleet = WorkerPool((), lambda _: None)
+    worker_pool = WorkerPool((), lambda _: None)
     for url in ("unix:/a", "unix:/b"):
-        fleet.add(Described(url, DESCRIPTION))
-    shared = SharedIndex(fleet, Router("auto", BlockIndex(0), Random(0)), path)
+        worker_pool.add(Described(url, DESCRIPTION))
+    shared = SharedIndex(worker_pool, Router("auto", BlockIndex(0), Random(0)), path)
     shared.start()
     try:
-        await until(lambda: shared.feed(fleet.clients[0]).reason == "")
-        assert shared.feed(fleet.clients[1]).reason == AWAY
+        await until(lambda: shared.feed(worker_pool.clients[0]).reason == "")
+        assert shared.feed(worker_pool.clients[1]).reason == AWAY
         target = [LookupTarget("unix:/a", PARTITION)]
         for _ in range(5):
             assert await shared.overlaps(target, {PARTITION: KEYS}) == {}
         assert len(looked_up) == 1
-        assert shared.feed(fleet.clients[0]).reason == UNREACHABLE
+        assert shared.feed(worker_pool.clients[0]).reason == UNREACHABLE
     finally:
         await shared.close()
         server.close()
@@ -179,10 +179,10 @@ async def test_an_indexer_that_hangs_costs_one_wait(tmp_path: Path, monkeypatch:
 
 async def test_a_worker_is_never_more_exact_than_either_process_sees(tmp_path: Path) -> None:  # E5
     """The indexer has read the events; the gateway has seen what the worker answers."""
-    fleet = WorkerPool((), lambda _: None)
+    worker_pool = WorkerPool((), lambda _: None)
     text, exact = Described("unix:/text", DESCRIPTION), Described("unix:/exact", DESCRIPTION)
     for worker in (text, exact):
-        fleet.add(worker)
+        worker_pool.add(worker)
     degraded = Exactness("DEGRADED", "its events began later")
     known = [
         FeedState(url="unix:/text", exactness=Exactness("EXACT")),
@@ -190,11 +190,11 @@ async def test_a_worker_is_never_more_exact_than_either_process_sees(tmp_path: P
     ]
     server = CallServer(tmp_path / "i.sock", lambda _: msgspec.msgpack.encode(KnownWorkers(known, 0)))
     await server.start()
-    shared = SharedIndex(fleet, Router("auto", BlockIndex(0), Random(0)), tmp_path / "i.sock")
+    shared = SharedIndex(worker_pool, Router("auto", BlockIndex(0), Random(0)), tmp_path / "i.sock")
     shared.start()
     try:
         await until(lambda: not shared.feed(text).reason)
-        reports = [worker_report(worker, fleet, shared) for worker in (text, exact)]
+        reports = [worker_report(worker, worker_pool, shared) for worker in (text, exact)]
         assert [report.exactness for report in reports] == ["TEXT_PREFIX", "DEGRADED"]
         assert reports[1].reason == degraded.reason
     finally:
@@ -203,10 +203,10 @@ async def test_a_worker_is_never_more_exact_than_either_process_sees(tmp_path: P
 
 
 async def test_a_fleet_of_one_needs_no_indexer(tmp_path: Path) -> None:
-    fleet = WorkerPool((), lambda _: None)
-    fleet.add(Described("unix:/a", DESCRIPTION))
-    shared = SharedIndex(fleet, Router("auto", BlockIndex(0), Random(0)), tmp_path / "none.sock")
-    assert shared.feed(fleet.clients[0]).reason == ALONE
+    worker_pool = WorkerPool((), lambda _: None)
+    worker_pool.add(Described("unix:/a", DESCRIPTION))
+    shared = SharedIndex(worker_pool, Router("auto", BlockIndex(0), Random(0)), tmp_path / "none.sock")
+    assert shared.feed(worker_pool.clients[0]).reason == ALONE
 
 
 async def test_a_request_whose_target_has_no_keys_is_malformed(tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ def held(
             getattr(Stage(gateway, web, list(waiting)), stage)(connection),
         ):
             yield connection
-        limits, router = gateway.application.limits, gateway.application.routing.listener.router
+        limits, router = gateway.application.limits, gateway.application.routing.cache_view.router
         wait_until(lambda: (limits.admission.num_requests, limits.memory.num_bytes, limits.pixels.weight) == (0, 0, 0))
         assert gateway.metric("saccade_router_queue_pending_requests") == 0
         assert not any(work.num_requests for work in router.work.values())

@@ -38,13 +38,13 @@ def gateway_of(
             for number in range(2, num_workers + 1)
         ]
         for other in others:
-            gateway.loop.call_soon_threadsafe(gateway.fleet.add, other)
-        wait_until(lambda: len(gateway.fleet.clients) == num_workers)
+            gateway.loop.call_soon_threadsafe(gateway.worker_pool.add, other)
+        wait_until(lambda: len(gateway.worker_pool.clients) == num_workers)
         yield gateway, [first, *others]
 
 
 def booked(gateway: scripted.Gateway) -> int:
-    return sum(work.num_requests for work in gateway.application.routing.listener.router.work.values())
+    return sum(work.num_requests for work in gateway.application.routing.cache_view.router.work.values())
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -166,8 +166,8 @@ def gateway(
     member = group.member()
     if member is not None and group.is_indexer:
         # The indexer sends no request, and so holds no slot.
-        fleet = WorkerPool((), lambda _: None, model_files=models, credentials=credentials)
-        uvloop.run(siblings.serve_index(fleet, member.indexer, worker_url, sources, routing.routing_index_bytes))
+        worker_pool = WorkerPool((), lambda _: None, model_files=models, credentials=credentials)
+        uvloop.run(siblings.serve_index(worker_pool, member.indexer, worker_url, sources, routing.routing_index_bytes))
         return 0
     gateway_config = GatewayConfig(
         **(vars(server) | vars(media) | vars(routing)),

@@ -51,7 +51,7 @@ class Admin:
         if not keys:
             raise StartupError("--admin-port needs an --admin-key.")
         self._app = app
-        self._discovery, self._fleet = app.routing.discovery, app.routing.discovery.fleet
+        self._discovery, self._worker_pool = app.routing.discovery, app.routing.discovery.worker_pool
         router = Router(
             [
                 route("GET", PAGE, page("board.html")),
@@ -92,8 +92,8 @@ class Admin:
 
     def _reports(self, works: list[Work]) -> list[WorkerReport]:
         """Return the report of every worker, with the bookings of all processes."""
-        workers = (*self._fleet.clients, *self._fleet.leaving)
-        reports = [worker_report(worker, self._fleet, self._app.routing.listener) for worker in workers]
+        workers = (*self._worker_pool.clients, *self._worker_pool.leaving)
+        reports = [worker_report(worker, self._worker_pool, self._app.routing.cache_view) for worker in workers]
         booked = [total(Booked, [work.booked.get(one.url, Booked()) for work in works]) for one in reports]
         return [msgspec.structs.replace(one, booked=own) for one, own in zip(reports, booked, strict=True)]
 
@@ -164,7 +164,7 @@ class Admin:
 
     def _reset(self, *, prefix: bool = False, media: bool = False) -> Response:
         """Send the command; requests after it find the caches empty."""
-        missed = self._fleet.reset_caches(prefix=prefix, media=media)
+        missed = self._worker_pool.reset_caches(prefix=prefix, media=media)
         if missed:
             raise WorkerUnavailable(f"These workers did not take the command: {', '.join(missed)}; the others did.")
         return Response()

@@ -60,16 +60,16 @@ _logger = structlog.get_logger(__name__)
 
 def create_app(
     config: GatewayConfig,
-    fleet: WorkerPool,
+    worker_pool: WorkerPool,
     pool: DecodePool,
     models: Mapping[str, ModelFiles] = NONE_GIVEN,
     logs: LogOutput | None = None,
 ) -> Application:
-    """Return the ASGI application. Call within a running event loop; start and close *fleet* and *pool* around it.
+    """Return the ASGI application. Call within an event loop; start and close *worker_pool* and *pool* around it.
 
     *models* are files, by model name, that replace those of the workers. *logs* gets a line for every request.
     """
-    application = Application(config, fleet, pool, models, access_log(logs))
+    application = Application(config, worker_pool, pool, models, access_log(logs))
     registry = application.metrics.registry
     ProcessCollector(registry=registry)
     if logs is not None:
@@ -115,15 +115,15 @@ async def connected(
     pool = DecodePool(config)
     await pool.start()
     discard = partial(pool.release, reusable=False)
-    fleet = WorkerPool((), pool.release, discard, models, config.worker_credentials, config.assume_same_release)
-    app = create_app(config, fleet, pool, models, logs)
+    worker_pool = WorkerPool((), pool.release, discard, models, config.worker_credentials, config.assume_same_release)
+    app = create_app(config, worker_pool, pool, models, logs)
     try:
         await app.start()
         await find_workers(app.routing.discovery, config.worker_urls, config.worker_sources)
         yield app
     finally:
         await app.routing.discovery.close()
-        await fleet.close()
+        await worker_pool.close()
         await app.close()
         await pool.close()
 

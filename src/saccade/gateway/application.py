@@ -46,7 +46,7 @@ class Application:
     def __init__(
         self,
         config: GatewayConfig,
-        fleet: WorkerPool,
+        worker_pool: WorkerPool,
         pool: DecodePool,
         models: Mapping[str, ModelFiles],
         access_log: AccessLog | None = None,
@@ -55,16 +55,16 @@ class Application:
         self._access_log = access_log or AccessLog()
         self._tracer = Tracer.of(config.tracing)
         self.limits = Limits.of(config)
-        self._fleet = fleet
+        self._worker_pool = worker_pool
         num_processes = 1 if config.member is None else config.member.size
         self._api_keys = ApiKeyStore(config.api_keys, config.api_keys_file, config.admin_keys, num_processes)
         metrics.registry.register(TenantMetrics(self._api_keys))
         metrics.requests_in_flight.set_function(lambda: self.limits.admission.num_requests)
         # What every process of several shows alike is shown once.
         of_engines = metrics.registry if config.member is None else metrics.new_registry()
-        self.routing = Routing(config, fleet, metrics.registry, of_engines)
+        self.routing = Routing(config, worker_pool, metrics.registry, of_engines)
         parsers = Parsers(config.tool_call_parser, config.reasoning_parser)
-        self.model_registry = ModelRegistry(fleet, models, parsers, read_chat_template(config.chat_template))
+        self.model_registry = ModelRegistry(worker_pool, models, parsers, read_chat_template(config.chat_template))
         self.media = Media(config, pool, self.limits.admission, metrics)
         self.siblings = Siblings(
             config.member, self._work, self.media.forget, metrics.registry, of_engines, self._api_keys.usages
@@ -117,7 +117,9 @@ class Application:
                 "The caches of tenants are apart: name one of the gateway's API keys in the header x-api-key.",
                 "x-api-key",
             ) from error
-        return route_report(await self._apis.preview(scope, receive, account), self._fleet, self.routing.listener)
+        return route_report(
+            await self._apis.preview(scope, receive, account), self._worker_pool, self.routing.cache_view
+        )
 
     async def tenants(self) -> list[TenantReport]:
         """Return what each tenant of the keys file may use and has used, at all processes that share the port."""

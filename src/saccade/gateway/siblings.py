@@ -192,11 +192,13 @@ class Siblings:
 
 
 class Indexer:
-    """Answers gateway processes at the Unix socket *path* from an index of *index_bytes* of the workers of *fleet*."""
+    """Answers gateway processes at the Unix socket *path* from an index of *index_bytes* of *worker_pool*."""
 
-    def __init__(self, fleet: WorkerPool, path: Path, index_bytes: int = RoutingSettings.routing_index_bytes) -> None:
-        self._fleet = fleet
-        self._listener = CacheListener(fleet, Router("auto", BlockIndex(index_bytes), Random()))
+    def __init__(
+        self, worker_pool: WorkerPool, path: Path, index_bytes: int = RoutingSettings.routing_index_bytes
+    ) -> None:
+        self._worker_pool = worker_pool
+        self._listener = CacheListener(worker_pool, Router("auto", BlockIndex(index_bytes), Random()))
         self._lookup = LocalLookup(self._listener.router.index)
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
@@ -207,12 +209,12 @@ class Indexer:
     async def start(self) -> None:
         """Begin to listen, and to connect to the workers. Raises OSError."""
         await self._server.start()
-        await self._fleet.start()
+        await self._worker_pool.start()
 
     async def close(self) -> None:
         self._server.stop()
         await self._listener.close()
-        await self._fleet.close()
+        await self._worker_pool.close()
 
     def answer(self, request: bytes) -> bytes:
         """Return the encoded answer to an encoded IndexRequest. Raises UNREADABLE."""
@@ -234,7 +236,7 @@ class Indexer:
 
     def _feed_states(self) -> KnownWorkers:
         workers = []
-        for worker in self._fleet.clients:
+        for worker in self._worker_pool.clients:
             feed = self._listener.feed(worker)
             workers.append(
                 FeedState(
@@ -253,16 +255,16 @@ class Indexer:
 
 
 async def serve_index(
-    fleet: WorkerPool, path: Path, urls: Sequence[str], sources: SourceConfig, index_bytes: int
+    worker_pool: WorkerPool, path: Path, urls: Sequence[str], sources: SourceConfig, index_bytes: int
 ) -> None:
     """Run an indexer until SIGTERM or SIGINT, for the workers at *urls* and of *sources*. Raises StartupError."""
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in SIGNALS:
         loop.add_signal_handler(number, ended.set)
-    indexer = Indexer(fleet, path, index_bytes)
+    indexer = Indexer(worker_pool, path, index_bytes)
     # No request runs here: a dropped worker is forgotten at once.
-    discovery = Discovery(fleet, lambda _: 0, 0.0)
+    discovery = Discovery(worker_pool, lambda _: 0, 0.0)
     await indexer.start()
     try:
         await find_workers(discovery, urls, sources)

@@ -90,8 +90,8 @@ async def running(folder: Path, socket: Path, encoder_cache_bytes: int) -> Async
     config = GatewayConfig(num_decode_processes=1, mm_processor_cache_gb=0)
     with decode_servers.shared():
         pool = DecodePool(config)
-    fleet = WorkerPool([worker.server.bind], pool.release)
-    application = app.create_app(config, fleet, pool)
+    worker_pool = WorkerPool([worker.server.bind], pool.release)
+    application = app.create_app(config, worker_pool, pool)
     listener = app.listen("127.0.0.1", 0)
     server = app.DrainingServer(application, GatewayConfig(shutdown_timeout_seconds=0))
     async with contextlib.AsyncExitStack() as stack:
@@ -99,7 +99,7 @@ async def running(folder: Path, socket: Path, encoder_cache_bytes: int) -> Async
         stack.push_async_callback(lambda: work)
         stack.callback(worker.stop)
         await worker.ready()
-        for part in (pool, application, fleet):
+        for part in (pool, application, worker_pool):
             await part.start()
             stack.push_async_callback(part.close)
         serving = asyncio.create_task(server.serve([listener]))
@@ -110,7 +110,7 @@ async def running(folder: Path, socket: Path, encoder_cache_bytes: int) -> Async
         while status != 200:
             async with aiohttp.ClientSession() as session, session.get(address) as response:
                 status = response.status
-        yield Stack(listener.getsockname()[1], application, fleet.clients[0], pool)  # type: ignore[arg-type]
+        yield Stack(listener.getsockname()[1], application, worker_pool.clients[0], pool)  # type: ignore[arg-type]
 
 
 async def test_images_are_sent_by_hash_while_the_worker_has_them(tiny_qwen3_vl: Path, tmp_path: Path) -> None:

@@ -52,14 +52,14 @@ def without_child(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def built(*workers: Described) -> tuple[ModelRegistry, WorkerPool]:
     """A registry that has tried the models of *workers*."""
-    fleet = WorkerPool((), lambda _: None)
-    registry = ModelRegistry(fleet, {})
+    worker_pool = WorkerPool((), lambda _: None)
+    registry = ModelRegistry(worker_pool, {})
     for worker in workers:
-        fleet.add(worker)  # type: ignore[arg-type]
+        worker_pool.add(worker)  # type: ignore[arg-type]
     for worker in workers:
-        fleet.changed(worker)  # type: ignore[arg-type]
+        worker_pool.changed(worker)  # type: ignore[arg-type]
     await tried()
-    return registry, fleet
+    return registry, worker_pool
 
 
 async def tried() -> None:
@@ -72,10 +72,10 @@ async def test_the_only_model_cannot_be_served(broken: Description) -> None:
 
 
 async def test_a_model_that_can_be_served_keeps_the_gateway(broken: Description, sound: Description) -> None:
-    registry, fleet = await built(Described(broken), served := Described(sound))
+    registry, worker_pool = await built(Described(broken), served := Described(sound))
     assert registry.unservable.cancelled()
     served.description = msgspec.structs.replace(broken, model=sound.model)
-    fleet.changed(served)  # type: ignore[arg-type]
+    worker_pool.changed(served)  # type: ignore[arg-type]
     await tried()
     assert registry.models() == []
 
@@ -92,10 +92,10 @@ async def test_a_request_may_leave_out_the_only_model(sound: Description) -> Non
 
 
 async def test_a_worker_that_has_described_nothing_may_have_another_model(broken: Description) -> None:
-    registry, fleet = await built(Described(broken), late := Described(None, ready=False))
+    registry, worker_pool = await built(Described(broken), late := Described(None, ready=False))
     assert not registry.unservable.done()
     late.description, late.ready = broken, True
-    fleet.changed(late)  # type: ignore[arg-type]
+    worker_pool.changed(late)  # type: ignore[arg-type]
     assert registry.unservable.done()
 
 

@@ -59,23 +59,23 @@ async def listening(
     servers = [WorkerServer(front, f"unix:{folder}/{number}.sock") for number, front in enumerate(fronts)]
     for server in servers:
         await server.start()
-    fleet = WorkerPool([server.address for server in servers], lambda _: None)
-    listener = CacheListener(fleet, Router("auto", BlockIndex(max_bytes), Random(0)))
-    await fleet.start()
+    worker_pool = WorkerPool([server.address for server in servers], lambda _: None)
+    listener = CacheListener(worker_pool, Router("auto", BlockIndex(max_bytes), Random(0)))
+    await worker_pool.start()
     try:
-        await until(lambda: all(client.ready for client in fleet.clients))
-        yield fronts, fleet, listener
+        await until(lambda: all(client.ready for client in worker_pool.clients))
+        yield fronts, worker_pool, listener
     finally:
         await listener.close()
-        await fleet.close()
+        await worker_pool.close()
         for server in servers:
             await server.stop()
 
 
 async def test_each_worker_is_known_by_its_own_feed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    async with listening(tmp_path, 2) as (fronts, fleet, listener):
-        a, b = fleet.clients
+    async with listening(tmp_path, 2) as (fronts, worker_pool, listener):
+        a, b = worker_pool.clients
         index = listener.router.index
         await until(lambda: fronts[0].feeds and fronts[1].feeds)
         assert listener.feed(a).reason == STARTING
@@ -86,11 +86,11 @@ async def test_each_worker_is_known_by_its_own_feed(tmp_path: Path, caplog: pyte
         assert listener.feed(a).reason == ""
         assert index.overlaps(PARTITION, KEYS).get(b.url) == 0
         assert f"worker {a.url} are EXACT" in caplog.text
-        report = worker_report(a, fleet, listener)
+        report = worker_report(a, worker_pool, listener)
         assert (report.exactness, report.holdings.blocks, report.ready) == ("EXACT", 3, True)
-        assert worker_report(b, fleet, listener).exactness == "NONE"
+        assert worker_report(b, worker_pool, listener).exactness == "NONE"
         registry = CollectorRegistry()
-        registry.register(RoutingCollector(fleet, listener))
+        registry.register(RoutingCollector(worker_pool, listener))
         assert registry.get_sample_value("saccade_router_exact", {"worker": a.url, "reason": ""}) == 1
         assert registry.get_sample_value("saccade_router_indexed_blocks", {"worker": a.url}) == 3
         assert registry.get_sample_value("saccade_router_events_total", {"worker": a.url}) == 3
@@ -98,8 +98,8 @@ async def test_each_worker_is_known_by_its_own_feed(tmp_path: Path, caplog: pyte
 
 @table("fault", ["gap", "reordered", "repeated", "another snapshot", "restart", "nonsense"])
 async def test_lost_feed_is_cleared_and_requested_again(tmp_path: Path, fault: str) -> None:
-    async with listening(tmp_path, 2) as (fronts, fleet, listener):
-        front, a = fronts[0], fleet.clients[0]
+    async with listening(tmp_path, 2) as (fronts, worker_pool, listener):
+        front, a = fronts[0], worker_pool.clients[0]
         index = listener.router.index
         await until(lambda: front.feeds)
         front.say(1, *KEYS, snapshot=True)
@@ -124,15 +124,15 @@ async def test_lost_feed_is_cleared_and_requested_again(tmp_path: Path, fault: s
 
 
 async def test_an_orphan_is_dropped_and_shown(tmp_path: Path) -> None:
-    async with listening(tmp_path, 2) as (fronts, fleet, listener):
-        front, a = fronts[0], fleet.clients[0]
+    async with listening(tmp_path, 2) as (fronts, worker_pool, listener):
+        front, a = fronts[0], worker_pool.clients[0]
         await until(lambda: front.feeds)
         orphan = BlockStored(KEYS[1], KEYS[0], [], is_first=False)
         front.feeds[-1].send(msgspec.msgpack.encode(KvEvents(1, [orphan], snapshot=True)))
         await until(lambda: not listener.feed(a).reason)
         assert listener.router.index.num_blocks(a.url) == 0
         registry = CollectorRegistry()
-        registry.register(RoutingCollector(fleet, listener))
+        registry.register(RoutingCollector(worker_pool, listener))
         assert registry.get_sample_value("saccade_router_orphans_total", {"worker": a.url}) == 1
         assert registry.get_sample_value("saccade_router_lost_feeds_total", {"worker": a.url}) == 0
         assert registry.get_sample_value("saccade_router_breaker_closed", {"worker": a.url}) == 1
@@ -171,12 +171,12 @@ class Changing(Flooding):
 
 async def test_a_level_that_changes_within_a_feed_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:  # E5
     caplog.set_level(logging.INFO)
-    fleet = WorkerPool((), lambda _: None)
-    listener = CacheListener(fleet, Router("auto", BlockIndex(1 << 20), Random(0)))
+    worker_pool = WorkerPool((), lambda _: None)
+    listener = CacheListener(worker_pool, Router("auto", BlockIndex(1 << 20), Random(0)))
     workers = [Changing(f"w{number}", 0) for number in range(2)]
     for worker in workers:
-        fleet.add(worker)  # type: ignore[arg-type]
-    fleet.changed(fleet.clients[0])
+        worker_pool.add(worker)  # type: ignore[arg-type]
+    worker_pool.changed(worker_pool.clients[0])
     await until(lambda: caplog.text.count("are DEGRADED") == 2)
     await asyncio.sleep(0.01)
     await listener.close()
@@ -187,8 +187,8 @@ async def test_a_level_that_changes_within_a_feed_is_logged_once(caplog: pytest.
 
 async def test_flood_of_events_leaves_the_loop_to_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No turn of the loop learns more than one message of at most EVENTS_PER_TURN events, however many workers."""
-    fleet = WorkerPool((), lambda _: None)
-    listener = CacheListener(fleet, Router("auto", BlockIndex(1 << 30), Random(0)))
+    worker_pool = WorkerPool((), lambda _: None)
+    listener = CacheListener(worker_pool, Router("auto", BlockIndex(1 << 30), Random(0)))
     turns, learnt = itertools.count(), []
     take = BlockIndex.take
     turn = 0
@@ -199,8 +199,8 @@ async def test_flood_of_events_leaves_the_loop_to_requests(tmp_path: Path, monke
 
     monkeypatch.setattr(BlockIndex, "take", noted)
     for number in range(4):
-        fleet.add(Flooding(f"w{number}", 5 * EVENTS_PER_TURN // 2))  # type: ignore[arg-type]
-    fleet.changed(fleet.clients[0])
+        worker_pool.add(Flooding(f"w{number}", 5 * EVENTS_PER_TURN // 2))  # type: ignore[arg-type]
+    worker_pool.changed(worker_pool.clients[0])
     while len(learnt) < 40:
         await asyncio.sleep(0)
         turn = next(turns)
@@ -212,8 +212,8 @@ async def test_flood_of_events_leaves_the_loop_to_requests(tmp_path: Path, monke
 
 async def test_a_worker_that_does_not_fit_is_not_known(tmp_path: Path) -> None:
     room = 2 * DESCRIPTION.num_blocks
-    async with listening(tmp_path, 2, max_bytes=room * BYTES_PER_KEY) as (fronts, fleet, listener):
-        a, b = fleet.clients
+    async with listening(tmp_path, 2, max_bytes=room * BYTES_PER_KEY) as (fronts, worker_pool, listener):
+        a, b = worker_pool.clients
         await until(lambda: fronts[0].feeds and fronts[1].feeds)
         fronts[0].say(1, KEYS[0], snapshot=True)
         await until(lambda: not listener.feed(a).reason)
@@ -225,10 +225,10 @@ async def test_a_worker_that_does_not_fit_is_not_known(tmp_path: Path) -> None:
 
 
 async def test_a_worker_for_which_there_is_no_room_is_not_followed(tmp_path: Path) -> None:
-    async with listening(tmp_path, 2, max_bytes=0) as (_, fleet, listener):
-        await until(lambda: all("--routing-index-bytes" in listener.feed(one).reason for one in fleet.clients))
+    async with listening(tmp_path, 2, max_bytes=0) as (_, worker_pool, listener):
+        await until(lambda: all("--routing-index-bytes" in listener.feed(one).reason for one in worker_pool.clients))
         page = CollectorRegistry()
-        page.register(RoutingCollector(fleet, listener))
+        page.register(RoutingCollector(worker_pool, listener))
         assert page.get_sample_value("saccade_router_unindexed_workers") == 2
 
 
@@ -263,19 +263,19 @@ async def following(
     workers: Sequence[Full], max_bytes: int, waits: list[float], sizes: list[int]
 ) -> AsyncIterator[tuple[WorkerPool, CacheListener]]:
     """A listener for whom no time passes; *waits* and *sizes* get every sleep, and the index's size then."""
-    fleet = WorkerPool((), lambda _: None)
+    worker_pool = WorkerPool((), lambda _: None)
 
     async def sleep(seconds: float) -> None:
         waits.append(seconds)
         sizes.append(listener.index_bytes)
         await asyncio.sleep(0)
 
-    listener = CacheListener(fleet, Router("auto", BlockIndex(max_bytes), Random(0)), sleep)
+    listener = CacheListener(worker_pool, Router("auto", BlockIndex(max_bytes), Random(0)), sleep)
     for worker in workers:
-        fleet.add(worker)  # type: ignore[arg-type]
-    fleet.changed(fleet.clients[0])
+        worker_pool.add(worker)  # type: ignore[arg-type]
+    worker_pool.changed(worker_pool.clients[0])
     try:
-        yield fleet, listener
+        yield worker_pool, listener
     finally:
         await listener.close()
 
@@ -292,9 +292,9 @@ async def test_of_a_fleet_larger_than_the_index_a_steady_part_is_known() -> None
     waits: list[float] = []
     sizes: list[int] = []
     max_bytes = 50 * BYTES_PER_KEY * 67 // 2  # of 33.5 workers
-    async with following(workers, max_bytes, waits, sizes) as (fleet, listener):
+    async with following(workers, max_bytes, waits, sizes) as (worker_pool, listener):
         registry = CollectorRegistry()
-        registry.register(RoutingCollector(fleet, listener))
+        registry.register(RoutingCollector(worker_pool, listener))
         await until(lambda: workers[0].num_told > 1)
         known = exact_workers(workers, listener)
         assert len(known) == 33
@@ -323,8 +323,8 @@ async def test_workers_that_hold_more_than_they_announce_do_not_drive_out_others
 
 
 async def test_a_worker_that_is_away_is_not_known(tmp_path: Path) -> None:
-    async with listening(tmp_path, 2) as (fronts, fleet, listener):
-        a = fleet.clients[0]
+    async with listening(tmp_path, 2) as (fronts, worker_pool, listener):
+        a = worker_pool.clients[0]
         await until(lambda: fronts[0].feeds)
         fronts[0].say(1, KEYS[0], snapshot=True)
         await until(lambda: not listener.feed(a).reason)
@@ -334,16 +334,16 @@ async def test_a_worker_that_is_away_is_not_known(tmp_path: Path) -> None:
 
 
 async def test_a_fleet_of_one_is_not_listened_to(tmp_path: Path) -> None:
-    async with listening(tmp_path, 1) as ((front,), fleet, listener):
+    async with listening(tmp_path, 1) as ((front,), worker_pool, listener):
         await until(lambda: front.watchers)
         assert front.watched == [(False, True)]
-        assert listener.feed(fleet.clients[0]).reason == ALONE
+        assert listener.feed(worker_pool.clients[0]).reason == ALONE
 
 
 async def test_a_worker_without_reports_is_served_all_the_same(tmp_path: Path) -> None:
-    fleet = WorkerPool(["tokenspeed://127.0.0.1:1", f"unix:{tmp_path}/w.sock"], lambda _: None)
-    listener = CacheListener(fleet, Router("auto", BlockIndex(0), Random(0)))
-    silent, away = fleet.clients
+    worker_pool = WorkerPool(["tokenspeed://127.0.0.1:1", f"unix:{tmp_path}/w.sock"], lambda _: None)
+    listener = CacheListener(worker_pool, Router("auto", BlockIndex(0), Random(0)))
+    silent, away = worker_pool.clients
     assert listener.feed(silent).reason == silent.exactness.reason
-    assert worker_report(silent, fleet, listener).exactness == "NONE"
+    assert worker_report(silent, worker_pool, listener).exactness == "NONE"
     assert listener.feed(away).reason == AWAY

@@ -108,20 +108,20 @@ def test_worker_of_another_release_gets_work_only_if_assumed_compatible(
     first, like = Described("unix:/first", native()), Described("vllm://like:1", described())
     other = Described("vllm://other:1", described({"tokenizer.json": {"model": "b"}}))
     for assumed in ((), (DESCRIPTION.model,)):
-        fleet = WorkerPool((), lambda _: None, assumed_releases=assumed)
+        worker_pool = WorkerPool((), lambda _: None, assumed_releases=assumed)
         announced: list[Any] = []
-        fleet.on_model(announced.append)
+        worker_pool.on_model(announced.append)
         for worker in (first, like, other):
-            fleet.add(worker)
-            fleet.changed(worker)  # type: ignore[arg-type]
-        served = fleet.model(DESCRIPTION.model).workers
+            worker_pool.add(worker)
+            worker_pool.changed(worker)  # type: ignore[arg-type]
+        served = worker_pool.model(DESCRIPTION.model).workers
         assert [worker.url for worker in served] == [w.url for w in (first, like, *((other,) if assumed else ()))]
         reason = "" if assumed else "it serves another release of its model than the first worker: tokenizer.json"
-        assert why_excluded(fleet.clients[-1], fleet) == reason
+        assert why_excluded(worker_pool.clients[-1], worker_pool) == reason
         # A worker of the same release that takes the first one's place brings nothing new.
         first.ready = False
-        fleet.changed(first)  # type: ignore[arg-type]
-        fleet.changed(like)  # type: ignore[arg-type]
+        worker_pool.changed(first)  # type: ignore[arg-type]
+        worker_pool.changed(like)  # type: ignore[arg-type]
         assert len(announced) == 1
         first.ready = True
     said = [record.getMessage() for record in caplog.records]

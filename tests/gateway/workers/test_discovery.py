@@ -35,7 +35,7 @@ from saccade.transport import lasting_task
 class Gateway:
     """The parts of a gateway that know workers."""
 
-    fleet: WorkerPool
+    worker_pool: WorkerPool
     router: Router
     listener: CacheListener
     dispatcher: Dispatcher
@@ -44,7 +44,7 @@ class Gateway:
 
     @property
     def urls(self) -> set[str]:
-        return {client.url for client in self.fleet.clients}
+        return {client.url for client in self.worker_pool.clients}
 
     async def answer(self, request: EngineRequest) -> str:
         """Send *request* and return the url of its worker."""
@@ -59,19 +59,19 @@ class Gateway:
 
 @contextlib.asynccontextmanager
 async def gateway(drain_seconds: float = 60.0) -> AsyncIterator[Gateway]:
-    fleet, registry = WorkerPool((), lambda _: None), CollectorRegistry()
+    worker_pool, registry = WorkerPool((), lambda _: None), CollectorRegistry()
     router = Router("round_robin", BlockIndex(1 << 20), Random(0))
-    listener = CacheListener(fleet, router)
+    listener = CacheListener(worker_pool, router)
     metrics = DecisionMetrics(registry, lambda worker: exactness(worker, listener))
-    dispatcher = Dispatcher(fleet, router, metrics)
-    registry.register(RoutingCollector(fleet, listener))
-    discovery = Discovery(fleet, dispatcher.num_requests_at, drain_seconds)
+    dispatcher = Dispatcher(worker_pool, router, metrics)
+    registry.register(RoutingCollector(worker_pool, listener))
+    discovery = Discovery(worker_pool, dispatcher.num_requests_at, drain_seconds)
     try:
-        yield Gateway(fleet, router, listener, dispatcher, discovery, registry)
+        yield Gateway(worker_pool, router, listener, dispatcher, discovery, registry)
     finally:
         await discovery.close()
         await listener.close()
-        await fleet.close()
+        await worker_pool.close()
 
 
 def folder(root: Path, name: str) -> Path:
@@ -117,22 +117,22 @@ async def test_lines_about_a_worker_lack_the_id_of_the_request_that_added_it(
 async def test_a_removed_worker_finishes_its_requests_and_is_forgotten(tmp_path: Path) -> None:
     a, b = folder(tmp_path, "a"), folder(tmp_path, "b")
     async with serving(a) as worker, serving(b), gateway() as running:
-        fleet, router = running.fleet, running.router
+        worker_pool, router = running.worker_pool, running.router
         await running.discovery.replace("file", [url(a), url(b)])
-        await until(lambda: all(client.ready for client in fleet.clients))
-        await until(lambda: all(not running.listener.feed(client).reason for client in fleet.clients))
-        first = fleet.clients[0]
+        await until(lambda: all(client.ready for client in worker_pool.clients))
+        await until(lambda: all(not running.listener.feed(client).reason for client in worker_pool.clients))
+        first = worker_pool.clients[0]
         stalled = ask("r", [STALL])
         requests = [asyncio.create_task(running.answer(stalled))]
         await until(lambda: first.load and first.load.num_running)
         await running.discovery.replace("file", [url(b)])
-        assert [client.url for client in fleet.leaving] == [url(a)]
-        assert why_excluded(first, fleet) == "it was removed, and finishes its requests"
+        assert [client.url for client in worker_pool.leaving] == [url(a)]
+        assert why_excluded(first, worker_pool) == "it was removed, and finishes its requests"
         assert [await running.answer(ask(f"n{number}", [1])) for number in range(4)] == [url(b)] * 4
         assert first.ready
         assert not requests[0].done()
         requests[0].cancel()  # its client leaves: it was the last request
-        await until(lambda: not fleet.leaving)
+        await until(lambda: not worker_pool.leaving)
         assert not first.ready
         assert not worker.relay.draining
         await until(lambda: running.urls == {url(b)})
@@ -166,14 +166,14 @@ async def test_requests_that_outlive_the_deadline_fail(tmp_path: Path, caplog: p
     a, b = folder(tmp_path, "a"), folder(tmp_path, "b")
     async with serving(a), serving(b), gateway(drain_seconds=0.1) as running:
         await running.discovery.replace("file", [url(a)])
-        await until(lambda: running.fleet.ready)
-        first = running.fleet.clients[0]
+        await until(lambda: running.worker_pool.ready)
+        first = running.worker_pool.clients[0]
         request = asyncio.create_task(running.answer(ask("r", [STALL])))
         await until(lambda: first.load and first.load.num_running)
         await running.discovery.replace("file", [])
         with pytest.raises(WorkerFailed):
             await request
-        await until(lambda: not running.fleet.leaving)
+        await until(lambda: not running.worker_pool.leaving)
         assert "is removed with 1 unfinished requests" in caplog.text
         assert running.router.work == {}
 
@@ -182,15 +182,15 @@ async def test_draining_worker_that_returns_keeps_its_requests(tmp_path: Path) -
     a = folder(tmp_path, "a")
     async with serving(a), gateway() as running:
         await running.discovery.replace("file", [url(a)])
-        await until(lambda: running.fleet.ready)
-        (first,) = running.fleet.clients
+        await until(lambda: running.worker_pool.ready)
+        (first,) = running.worker_pool.clients
         request = asyncio.create_task(running.answer(ask("r", [STALL])))
         await until(lambda: first.load and first.load.num_running)
         await running.discovery.replace("file", [])
         assert running.urls == set()
         await running.discovery.replace("file", [url(a)])
-        assert running.fleet.clients == (first,)
-        assert running.fleet.leaving == ()
+        assert running.worker_pool.clients == (first,)
+        assert running.worker_pool.leaving == ()
         assert not request.done()
         request.cancel()
         await asyncio.gather(request, return_exceptions=True)
@@ -203,11 +203,11 @@ async def test_removed_worker_that_returns_serves_again(tmp_path: Path) -> None:
         for _ in range(2):
             await running.discovery.replace("file", [url(a)])
             # The second time the old connection may still be closing; the worker is added when that is over.
-            await until(lambda: running.fleet.ready)
+            await until(lambda: running.worker_pool.ready)
             assert await running.answer(ask("r", [1])) == url(a)
             await running.discovery.replace("file", [])
             await asyncio.sleep(0)
-        await until(lambda: not running.fleet.leaving)
+        await until(lambda: not running.worker_pool.leaving)
 
 
 async def test_an_unforeseen_error_does_not_keep_a_worker_from_leaving(
@@ -222,14 +222,14 @@ async def test_an_unforeseen_error_does_not_keep_a_worker_from_leaving(
             raise errors.pop()
 
     async with serving(a), gateway() as running:
-        running.fleet.on_forget(forget)
+        running.worker_pool.on_forget(forget)
         await running.discovery.replace("file", [url(a)])
-        await until(lambda: running.fleet.ready)
+        await until(lambda: running.worker_pool.ready)
         await running.discovery.replace("file", [])
-        await until(lambda: not running.fleet.leaving)
+        await until(lambda: not running.worker_pool.leaving)
         assert [record.levelno for record in caplog.records if record.exc_info] == [logging.CRITICAL]
         await running.discovery.replace("file", [url(a)])
-        await until(lambda: running.fleet.ready)
+        await until(lambda: running.worker_pool.ready)
 
 
 async def test_worker_of_two_sources_stays_until_both_remove_it() -> None:
@@ -239,7 +239,7 @@ async def test_worker_of_two_sources_stays_until_both_remove_it() -> None:
         await discovery.want("admin", "grpc://127.0.0.1:1")
         await discovery.want("admin", "grpc://127.0.0.1:2")
         assert discovery.sources_of("grpc://127.0.0.1:1") == ("file", "admin")
-        assert len(running.fleet.clients) == 2
+        assert len(running.worker_pool.clients) == 2
         await discovery.drop("admin", "grpc://127.0.0.1:1")
         assert running.urls == {"grpc://127.0.0.1:1", "grpc://127.0.0.1:2"}
         await discovery.replace("file", [])

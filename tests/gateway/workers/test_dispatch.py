@@ -61,12 +61,12 @@ def url(folder: Path) -> str:
 
 @contextlib.asynccontextmanager
 async def fleet_of(*places: Path, released: list[str]) -> AsyncIterator[WorkerPool]:
-    fleet = WorkerPool([url(place) for place in places], released.extend)
-    await fleet.start()
+    worker_pool = WorkerPool([url(place) for place in places], released.extend)
+    await worker_pool.start()
     try:
-        yield fleet
+        yield worker_pool
     finally:
-        await fleet.close()
+        await worker_pool.close()
 
 
 async def answer(dispatcher: Dispatcher, request: EngineRequest, model: str = "echo") -> list[int]:
@@ -77,24 +77,24 @@ async def answer(dispatcher: Dispatcher, request: EngineRequest, model: str = "e
 async def test_fleet_follows_its_workers(tmp_path: Path) -> None:
     (a,) = folders(tmp_path, "a")
     seen: list[Model] = []
-    async with fleet_of(a, released=[]) as fleet:
-        fleet.on_model(seen.append)
-        assert not fleet.ready
+    async with fleet_of(a, released=[]) as worker_pool:
+        worker_pool.on_model(seen.append)
+        assert not worker_pool.ready
         with pytest.raises(WorkerUnavailable):
-            fleet.model("echo")
+            worker_pool.model("echo")
         async with serving(a):
-            await until(lambda: fleet.ready)
+            await until(lambda: worker_pool.ready)
             assert [model.name for model in seen] == ["echo"]
             assert seen[0].description.files.files == {"config.json": b"{}"}
-            assert [model.name for model in fleet.models()] == ["echo"]
+            assert [model.name for model in worker_pool.models()] == ["echo"]
             with pytest.raises(ModelNotFound, match="served: echo") as failure:
-                fleet.model("other")
+                worker_pool.model("other")
             assert failure.value.param == "model"
-        await until(lambda: not fleet.ready)
+        await until(lambda: not worker_pool.ready)
         with pytest.raises(WorkerUnavailable):
-            fleet.model("echo")
+            worker_pool.model("echo")
         async with serving(a):
-            await until(lambda: fleet.ready)
+            await until(lambda: worker_pool.ready)
         async with serving(a, fingerprint="g"):
             await until(lambda: len(seen) == 2)
         assert [model.description.fingerprint for model in seen] == [b"f", b"g"]
@@ -102,42 +102,42 @@ async def test_fleet_follows_its_workers(tmp_path: Path) -> None:
 
 async def test_work_goes_where_least_is_in_flight(tmp_path: Path) -> None:
     a, b = folders(tmp_path, "a", "b")
-    async with serving(a), serving(b), fleet_of(a, b, released=[]) as fleet:
-        await until(lambda: all(client.ready for client in fleet.clients))
-        dispatcher = Dispatcher(fleet)
+    async with serving(a), serving(b), fleet_of(a, b, released=[]) as worker_pool:
+        await until(lambda: all(client.ready for client in worker_pool.clients))
+        dispatcher = Dispatcher(worker_pool)
         stalled = [asyncio.create_task(answer(dispatcher, ask(f"r{n}", [STALL]))) for n in range(4)]
-        await until(lambda: [client.load and client.load.num_running for client in fleet.clients] == [2, 2])
+        await until(lambda: [client.load and client.load.num_running for client in worker_pool.clients] == [2, 2])
         assert dispatcher.num_requests == 4
         for task in stalled:
             task.cancel()
         await asyncio.gather(*stalled, return_exceptions=True)
         assert dispatcher.num_requests == 0
-        await until(lambda: [client.load and client.load.num_running for client in fleet.clients] == [0, 0])
+        await until(lambda: [client.load and client.load.num_running for client in worker_pool.clients] == [0, 0])
         assert await answer(dispatcher, ask("next", [1, 2])) == [1, 2]
 
 
 async def test_worker_with_another_model_of_the_same_name_gets_no_work(tmp_path: Path) -> None:
     a, b = folders(tmp_path, "a", "b")
-    async with serving(a), serving(b, fingerprint="g"), fleet_of(a, b, released=[]) as fleet:
-        await until(lambda: all(client.ready for client in fleet.clients))
-        assert [worker.url for worker in fleet.model("echo").workers] == [url(a)]
+    async with serving(a), serving(b, fingerprint="g"), fleet_of(a, b, released=[]) as worker_pool:
+        await until(lambda: all(client.ready for client in worker_pool.clients))
+        assert [worker.url for worker in worker_pool.model("echo").workers] == [url(a)]
 
 
 async def test_models_are_told_apart_by_name(tmp_path: Path) -> None:
     a, b = folders(tmp_path, "a", "b")
-    async with serving(a), serving(b, model="other"), fleet_of(a, b, released=[]) as fleet:
-        await until(lambda: all(client.ready for client in fleet.clients))
-        assert [model.name for model in fleet.models()] == ["echo", "other"]
-        assert [worker.url for worker in fleet.model("other").workers] == [url(b)]
+    async with serving(a), serving(b, model="other"), fleet_of(a, b, released=[]) as worker_pool:
+        await until(lambda: all(client.ready for client in worker_pool.clients))
+        assert [model.name for model in worker_pool.models()] == ["echo", "other"]
+        assert [worker.url for worker in worker_pool.model("other").workers] == [url(b)]
 
 
 async def test_alias_means_its_model_and_a_models_own_name_wins(tmp_path: Path) -> None:
     a, b = folders(tmp_path, "a", "b")
     names = {"model": "one", "aliases": ["first", "two"]}
-    async with serving(a, **names), serving(b, model="two"), fleet_of(a, b, released=[]) as fleet:
-        await until(lambda: all(client.ready for client in fleet.clients))
-        assert [fleet.model(name).name for name in ("one", "first", "two")] == ["one", "one", "two"]
-        assert [(model.name, fleet.aliases(model.name)) for model in fleet.models()] == [
+    async with serving(a, **names), serving(b, model="two"), fleet_of(a, b, released=[]) as worker_pool:
+        await until(lambda: all(client.ready for client in worker_pool.clients))
+        assert [worker_pool.model(name).name for name in ("one", "first", "two")] == ["one", "one", "two"]
+        assert [(model.name, worker_pool.aliases(model.name)) for model in worker_pool.models()] == [
             ("one", ("first",)),
             ("two", ()),
         ]
@@ -151,22 +151,22 @@ async def test_without_a_worker_there_is_no_place(
     tmp_path: Path, model: str, place: str, error: type[SaccadeError]
 ) -> None:
     (a,) = folders(tmp_path, "a")
-    async with serving(a), fleet_of(tmp_path / place, released=[]) as fleet:
-        await until(lambda: fleet.ready or place == "nowhere")
+    async with serving(a), fleet_of(tmp_path / place, released=[]) as worker_pool:
+        await until(lambda: worker_pool.ready or place == "nowhere")
         with pytest.raises(error):
-            await answer(Dispatcher(fleet), ask("r", [1]), model)
+            await answer(Dispatcher(worker_pool), ask("r", [1]), model)
 
 
 async def test_slots_come_back_when_the_worker_is_gone_before_the_request_is_sent(tmp_path: Path) -> None:
     released: list[str] = []
     (a,) = folders(tmp_path, "a")
-    async with fleet_of(a, released=released) as fleet:
-        dispatcher = Dispatcher(fleet)
+    async with fleet_of(a, released=released) as worker_pool:
+        dispatcher = Dispatcher(worker_pool)
         async with contextlib.AsyncExitStack() as held:
             async with serving(a, shm_namespace=shared_memory.namespace()):
-                await until(lambda: fleet.ready)
+                await until(lambda: worker_pool.ready)
                 placement = await held.enter_async_context(dispatcher.place("echo", Prompt([1])))
-            await until(lambda: not fleet.ready)
+            await until(lambda: not worker_pool.ready)
             with pytest.raises(WorkerUnavailable):
                 async with contextlib.aclosing(stream(dispatcher, placement, ask("r", [1], "slot", "slot"))) as deltas:
                     await anext(deltas)
@@ -193,16 +193,16 @@ async def test_pixels_travel_inline_to_another_machine_or_user(tmp_path: Path, p
         memory[:] = pixels
     request = ask("r", [1], slot.ref.name, generation=slot.ref.generation)
     journal = tmp_path / "journal"
-    fleet = WorkerPool([url(a)], lambda names: [pool.release(name) for name in names])
-    await fleet.start()
+    worker_pool = WorkerPool([url(a)], lambda names: [pool.release(name) for name in names])
+    await worker_pool.start()
     try:
         async with serving(a, shm_namespace=place, journal=str(journal)):
-            await until(lambda: fleet.ready)
-            assert await answer(Dispatcher(fleet), request) == [1]
+            await until(lambda: worker_pool.ready)
+            assert await answer(Dispatcher(worker_pool), request) == [1]
             assert journal.read_text() == ("" if same_machine else f"inline {pixels.hex()}\n")
             assert pool.num_used == 0
     finally:
-        await fleet.close()
+        await worker_pool.close()
         pool.close()
 
 
@@ -237,29 +237,29 @@ async def test_pixels_that_are_brought_later_travel_the_same_way(tmp_path: Path,
     async def supply(media: Sequence[int]) -> tuple[MediaPixels, ...]:
         return tuple(MediaPixels(index, slot.ref) for index in media)
 
-    fleet = WorkerPool([url(a)], lambda names: [pool.release(name) for name in names])
-    await fleet.start()
+    worker_pool = WorkerPool([url(a)], lambda names: [pool.release(name) for name in names])
+    await worker_pool.start()
     try:
         async with serving(a, shm_namespace=shared_memory.namespace() if same_machine else "elsewhere"):
-            await until(lambda: fleet.ready)
-            asking = Asking(fleet.clients[0].description)
+            await until(lambda: worker_pool.ready)
+            asking = Asking(worker_pool.clients[0].description)
             placement = Placement(asking, "uint8")  # type: ignore[arg-type]
-            async for _ in stream(Dispatcher(fleet), placement, ask("r", [1]), supply):
+            async for _ in stream(Dispatcher(worker_pool), placement, ask("r", [1]), supply):
                 pass
         assert asking.brought == ((MediaPixels(2, slot.ref) if same_machine else MediaPixels(2, inline=b"abc")),)
         assert pool.num_used == same_machine  # it comes back from the worker
     finally:
-        await fleet.close()
+        await worker_pool.close()
         pool.close()
 
 
 async def test_engine_that_dies_fails_the_request_and_its_work_is_forgotten(tmp_path: Path) -> None:
     (a,) = folders(tmp_path, "a")
-    async with serving(a) as worker, fleet_of(a, released=[]) as fleet:
-        await until(lambda: fleet.ready)
-        dispatcher = Dispatcher(fleet)
+    async with serving(a) as worker, fleet_of(a, released=[]) as worker_pool:
+        await until(lambda: worker_pool.ready)
+        dispatcher = Dispatcher(worker_pool)
         request = asyncio.create_task(answer(dispatcher, ask("r", [STALL])))
-        await until(lambda: fleet.clients[0].load and fleet.clients[0].load.num_running)
+        await until(lambda: worker_pool.clients[0].load and worker_pool.clients[0].load.num_running)
         worker.relay.on_lost("The engine is gone.")
         with pytest.raises(WorkerFailed):
             await request
@@ -304,12 +304,12 @@ def scripted(
     lookup: Lookup | None = None,
 ):
     """Scripted workers by url, the router, and a dispatcher to them."""
-    fleet = WorkerPool((), lambda _: None)
+    worker_pool = WorkerPool((), lambda _: None)
     workers = {url: Scripted(url, max_num_seqs) for url in urls}
     for worker in workers.values():
-        fleet.add(worker)  # type: ignore[arg-type]
+        worker_pool.add(worker)  # type: ignore[arg-type]
     router = Router(policy, BlockIndex(1 << 20), Random(0))
-    return workers, router, Dispatcher(fleet, router, limits=limits, lookup=lookup)
+    return workers, router, Dispatcher(worker_pool, router, limits=limits, lookup=lookup)
 
 
 async def test_a_worker_that_keeps_failing_is_passed_over_until_a_trial_succeeds(
@@ -544,10 +544,10 @@ async def test_delayed_lookup_chooses_among_ready_workers() -> None:
             return {"a": Overlap(3, is_exact=True), "b": Overlap(0, is_exact=True)}
 
     workers, router, _ = scripted("a", "b")
-    fleet = WorkerPool((), lambda _: None)
+    worker_pool = WorkerPool((), lambda _: None)
     for worker in workers.values():
-        fleet.add(worker)  # type: ignore[arg-type]
-    dispatcher = Dispatcher(fleet, router, lookup=Slow())
+        worker_pool.add(worker)  # type: ignore[arg-type]
+    dispatcher = Dispatcher(worker_pool, router, lookup=Slow())
     async with dispatcher.place("echo", Prompt(list(range(64)))) as placement:
         assert placement.worker.url == "b"
     workers["a"].ready = workers["b"].ready = True

@@ -166,12 +166,12 @@ class Cluster:
 def cluster(**roles: str) -> Cluster:
     """A fleet of scripted workers by url."""
     released: list[str] = []
-    fleet = WorkerPool([], released.extend)
+    worker_pool = WorkerPool([], released.extend)
     workers = {url: ScriptedWorker(url, role, released) for url, role in roles.items()}
     for worker in workers.values():
-        fleet.add(worker)
+        worker_pool.add(worker)
     router = Router("round_robin", BlockIndex(1 << 20), Random(0))
-    return Cluster(Dispatcher(fleet, router), workers, router, released)
+    return Cluster(Dispatcher(worker_pool, router), workers, router, released)
 
 
 def ask(max_tokens: int = 3, **changes: Any) -> EngineRequest:

@@ -28,11 +28,11 @@ class Shown:
     """A fleet of described workers, and where the prompt would go in it."""
 
     def __init__(self, policy: Policy, *workers: Described, temperature: float = 0.0, worker_queue: int = 9) -> None:
-        self.fleet = WorkerPool((), lambda _: None)
+        self.worker_pool = WorkerPool((), lambda _: None)
         for worker in workers:
-            self.fleet.add(worker)
+            self.worker_pool.add(worker)
         self.router = Router(policy, BlockIndex(1 << 20), Random(0), temperature)
-        self.dispatcher = Dispatcher(self.fleet, self.router, limits=DispatchLimits(worker_queue=worker_queue))
+        self.dispatcher = Dispatcher(self.worker_pool, self.router, limits=DispatchLimits(worker_queue=worker_queue))
 
     def hold(self, worker: str, count: int) -> None:
         """Have *worker* report the first blocks of the prompt."""
@@ -44,7 +44,7 @@ class Shown:
     async def report(self) -> RouteReport:
         """Ask for the route; nothing listens to the workers here."""
         preview = await self.dispatcher.preview("m", PROMPT)
-        return route_report(preview, self.fleet, CacheListener(WorkerPool((), lambda _: None), self.router))
+        return route_report(preview, self.worker_pool, CacheListener(WorkerPool((), lambda _: None), self.router))
 
 
 A, B = Described("unix:/a", DESCRIPTION), Described("unix:/b", DESCRIPTION)
@@ -122,9 +122,9 @@ async def test_workers_that_are_no_candidates_are_named() -> None:
 async def test_unknown_overlap_has_its_reason() -> None:
     text = Described("unix:/text", DESCRIPTION)
     shown = Shown("cost", A, text)
-    listener = CacheListener(shown.fleet, shown.router)
+    listener = CacheListener(shown.worker_pool, shown.router)
     listener.feed(text).reason = ""
-    report = route_report(await shown.dispatcher.preview("m", PROMPT), shown.fleet, listener)
+    report = route_report(await shown.dispatcher.preview("m", PROMPT), shown.worker_pool, listener)
     a, known = report.candidates
     assert (a.exactness, a.exactness_reason) == ("NONE", "it is not ready")
     assert (known.exactness, known.exactness_reason) == (TEXT_PREFIX.level, TEXT_PREFIX.reason)

@@ -94,8 +94,8 @@ async def test_file_that_is_followed_again_gives_its_workers_again(tmp_path: Pat
 
 async def test_a_metric_tells_whether_a_source_is_used(tmp_path: Path) -> None:
     path, registry = tmp_path / "workers", CollectorRegistry()
-    fleet = WorkerPool((), lambda _: None)
-    discovery = Discovery(fleet, lambda _: 0, 0.0)
+    worker_pool = WorkerPool((), lambda _: None)
+    discovery = Discovery(worker_pool, lambda _: 0, 0.0)
     registry.register(SourceCollector(discovery))
     assert list(registry.collect()) == []
 
@@ -120,7 +120,7 @@ async def test_a_metric_tells_whether_a_source_is_used(tmp_path: Path) -> None:
             await until(lambda: is_current("--workers-file") == 0)
         finally:
             await discovery.close()
-            await fleet.close()
+            await worker_pool.close()
 
 
 async def test_a_file_that_cannot_be_read_keeps_its_workers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

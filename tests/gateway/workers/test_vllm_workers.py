@@ -33,13 +33,13 @@ def fleet_of(checkpoint: Callable[[str], Path]) -> Any:
 
     @contextlib.asynccontextmanager
     async def made(*urls: str) -> AsyncIterator[WorkerPool]:
-        fleet = WorkerPool(urls, lambda _: None, model_files=given)
-        await fleet.start()
+        worker_pool = WorkerPool(urls, lambda _: None, model_files=given)
+        await worker_pool.start()
         try:
-            await until(lambda: all(client.ready for client in fleet.clients))
-            yield fleet
+            await until(lambda: all(client.ready for client in worker_pool.clients))
+            yield worker_pool
         finally:
-            await fleet.close()
+            await worker_pool.close()
 
     return made
 
@@ -61,8 +61,8 @@ async def answer(dispatcher: Dispatcher, request: EngineRequest, error: InvalidV
 
 async def test_prompts_that_need_token_ids_go_to_workers_that_accept_them(fleet_of: Any) -> None:  # E5
     chats, tokens = servers()
-    async with listening(chats) as one, listening(tokens) as other, fleet_of(one, other) as fleet:
-        dispatcher = Dispatcher(fleet)
+    async with listening(chats) as one, listening(tokens) as other, fleet_of(one, other) as worker_pool:
+        dispatcher = Dispatcher(worker_pool)
         assert dispatcher.takers_of_chats("m") == (True, False)
         for number in range(4):
             assert await answer(dispatcher, ask(name=f"r{number}"), ERROR) == [1]
@@ -72,8 +72,8 @@ async def test_prompts_that_need_token_ids_go_to_workers_that_accept_them(fleet_
 
 async def test_prompts_that_need_token_ids_are_refused_without_such_a_worker(fleet_of: Any) -> None:  # E5
     chats, _ = servers()
-    async with listening(chats) as url, fleet_of(url) as fleet:
-        dispatcher = Dispatcher(fleet)
+    async with listening(chats) as url, fleet_of(url) as worker_pool:
+        dispatcher = Dispatcher(worker_pool)
         assert dispatcher.takers_of_chats("m") == (True, True)
         with pytest.raises(InvalidValue, match="why"):
             await answer(dispatcher, ask(), ERROR)
@@ -84,8 +84,8 @@ async def test_prompts_that_need_token_ids_are_refused_without_such_a_worker(fle
 
 async def test_workers_that_accept_token_ids_are_preferred(fleet_of: Any) -> None:
     _, tokens = servers()
-    async with listening(tokens) as url, fleet_of(url) as fleet:
-        dispatcher = Dispatcher(fleet)
+    async with listening(tokens) as url, fleet_of(url) as worker_pool:
+        dispatcher = Dispatcher(worker_pool)
         assert dispatcher.takers_of_chats("m") == (False, False)
         request = ask(image())
         async with dispatcher.place("m", Prompt(request.token_ids)) as placement:
@@ -95,9 +95,9 @@ async def test_workers_that_accept_token_ids_are_preferred(fleet_of: Any) -> Non
 
 async def test_every_rank_is_a_target(fleet_of: Any) -> None:
     _, tokens = servers()
-    async with listening(tokens) as url, fleet_of(f"{url}?ranks=2") as fleet:
-        assert [client.url for client in fleet.clients] == [f"{url}?rank=0", f"{url}?rank=1"]
-        dispatcher = Dispatcher(fleet, Router("round_robin", BlockIndex(1 << 20), Random(1)))
+    async with listening(tokens) as url, fleet_of(f"{url}?ranks=2") as worker_pool:
+        assert [client.url for client in worker_pool.clients] == [f"{url}?rank=0", f"{url}?rank=1"]
+        dispatcher = Dispatcher(worker_pool, Router("round_robin", BlockIndex(1 << 20), Random(1)))
         for number in range(2):
             await answer(dispatcher, ask(name=f"r{number}"))
     assert {headers["X-data-parallel-rank"] for headers in tokens.headers} == {"0", "1"}

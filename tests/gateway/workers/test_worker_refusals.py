@@ -39,11 +39,11 @@ LONG = Prompt(list(range(100)), sampling=SamplingParams(max_tokens=29))
 
 
 def dispatcher(*workers: Described, queue: int = 64) -> tuple[WorkerPool, Dispatcher]:
-    fleet = WorkerPool((), lambda _: None)
+    worker_pool = WorkerPool((), lambda _: None)
     for worker in workers:
-        fleet.add(worker)
+        worker_pool.add(worker)
     router = Router("round_robin", BlockIndex(1 << 20), Random(0))
-    return fleet, Dispatcher(fleet, router, limits=DispatchLimits(worker_queue=queue))
+    return worker_pool, Dispatcher(worker_pool, router, limits=DispatchLimits(worker_queue=queue))
 
 
 async def placed(over: Dispatcher, prompt: Prompt, times: int = 4) -> set[str]:
@@ -87,10 +87,10 @@ async def test_a_context_that_is_too_short_is_passed_over() -> None:
 
 
 async def test_the_operator_sees_why() -> None:
-    fleet, over = dispatcher(Refusing("tokenspeed://a:1", DESCRIPTION), Described("unix:/b", DESCRIPTION))
+    worker_pool, over = dispatcher(Refusing("tokenspeed://a:1", DESCRIPTION), Described("unix:/b", DESCRIPTION))
     preview = await over.preview(MODEL, IMAGE)
     listener = CacheListener(WorkerPool((), lambda _: None), Router("auto", BlockIndex(1), Random(0)))
-    report = route_report(preview, fleet, listener)
+    report = route_report(preview, worker_pool, listener)
     assert report.worker == "unix:/b"
     assert [(one.worker, one.reason) for one in report.excluded] == [
         ("tokenspeed://a:1", "it cannot serve this request: No images here.")

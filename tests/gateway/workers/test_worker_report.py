@@ -30,10 +30,10 @@ def test_every_reason_has_its_words() -> None:
         Described("unix:/other", other): "it serves another release of its model than the first worker: weights",
         Described("unix:/else", msgspec.structs.replace(other, model="else")): "",
     }
-    fleet = WorkerPool((), lambda _: None)
+    worker_pool = WorkerPool((), lambda _: None)
     for worker in expected:
-        fleet.add(worker)
-    assert {worker.url: why_excluded(worker, fleet) for worker in fleet.clients} == {
+        worker_pool.add(worker)
+    assert {worker.url: why_excluded(worker, worker_pool) for worker in worker_pool.clients} == {
         worker.url: reason for worker, reason in expected.items()
     }
 
@@ -41,18 +41,18 @@ def test_every_reason_has_its_words() -> None:
 async def test_a_worker_is_never_called_more_exact_than_its_kind(caplog: pytest.LogCaptureFixture) -> None:  # E5
     caplog.set_level(logging.INFO)
     text, exact = Described("unix:/text", DESCRIPTION), Described("unix:/exact", DESCRIPTION)
-    fleet = WorkerPool((), lambda _: None)
-    listener = CacheListener(fleet, Router("auto", BlockIndex(1 << 20), Random(0)))
+    worker_pool = WorkerPool((), lambda _: None)
+    listener = CacheListener(worker_pool, Router("auto", BlockIndex(1 << 20), Random(0)))
     for worker in (text, exact):
-        fleet.add(worker)
-    fleet.changed(text)
+        worker_pool.add(worker)
+    worker_pool.changed(text)
     try:
-        await until(lambda: all(not listener.feed(worker).reason for worker in fleet.clients))
+        await until(lambda: all(not listener.feed(worker).reason for worker in worker_pool.clients))
         registry = CollectorRegistry()
-        registry.register(RoutingCollector(fleet, listener))
+        registry.register(RoutingCollector(worker_pool, listener))
         said = {}
-        for worker in fleet.clients:
-            report = worker_report(worker, fleet, listener)
+        for worker in worker_pool.clients:
+            report = worker_report(worker, worker_pool, listener)
             labels = {"worker": worker.url, "reason": report.reason}
             said[worker.url] = (report.exactness, registry.get_sample_value("saccade_router_exact", labels))
         assert said == {"unix:/text": ("TEXT_PREFIX", 0), "unix:/exact": ("EXACT", 1)}
@@ -64,14 +64,14 @@ async def test_a_worker_is_never_called_more_exact_than_its_kind(caplog: pytest.
 
 async def test_a_breaker_is_shown_with_its_reason() -> None:
     worker = Described("unix:/a", DESCRIPTION)
-    fleet = WorkerPool((), lambda _: None)
-    fleet.add(worker)
-    listener = CacheListener(fleet, Router("auto", BlockIndex(1 << 20), Random(0)))
-    (client,) = fleet.clients
-    report = worker_report(client, fleet, listener)
+    worker_pool = WorkerPool((), lambda _: None)
+    worker_pool.add(worker)
+    listener = CacheListener(worker_pool, Router("auto", BlockIndex(1 << 20), Random(0)))
+    (client,) = worker_pool.clients
+    report = worker_report(client, worker_pool, listener)
     assert (report.breaker.state, report.excluded) == ("closed", "")
     for _ in range(FAILURES):
         listener.router.breakers.failed(worker.url, "it hangs", now=1e9)
-    report = worker_report(client, fleet, listener)
+    report = worker_report(client, worker_pool, listener)
     assert report.breaker.state == "open"
     assert "it hangs" in report.excluded

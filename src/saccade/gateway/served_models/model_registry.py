@@ -19,7 +19,7 @@ _logger = structlog.get_logger(__name__)
 
 
 class ModelRegistry:
-    """The served models of *fleet*, built from its workers' descriptions; a model that cannot be built is logged.
+    """The served models of *worker_pool*, built from its workers' descriptions; a model that cannot be built is logged.
 
     *parsers* are the operator's choice of parsers for answers. *model_files*, by model name, replace the files that the
     workers send, and *chat_template* replaces the template in them. *unservable* gets the reason when all workers have
@@ -28,12 +28,12 @@ class ModelRegistry:
 
     def __init__(
         self,
-        fleet: WorkerPool,
+        worker_pool: WorkerPool,
         model_files: Mapping[str, ModelFiles],
         parsers: Parsers = DECLARED,
         chat_template: bytes | None = None,
     ) -> None:
-        self._fleet = fleet
+        self._worker_pool = worker_pool
         self._model_files = model_files
         self._parsers = parsers
         self._chat_template = chat_template
@@ -42,24 +42,28 @@ class ModelRegistry:
         self._building: set[asyncio.Task[None]] = set()
         self._refused: dict[str, StartupError] = {}
         self.unservable: asyncio.Future[StartupError] = asyncio.get_running_loop().create_future()
-        fleet.on_model(self._on_model)
-        fleet.on_change(self._judge)
-        for model in fleet.models():
+        worker_pool.on_model(self._on_model)
+        worker_pool.on_change(self._judge)
+        for model in worker_pool.models():
             self._on_model(model)
 
     @property
     def ready(self) -> bool:
         """Whether a worker is ready and its model is built."""
-        return self._fleet.ready and any(model.workers and model.name in self._models for model in self._fleet.models())
+        return self._worker_pool.ready and any(
+            model.workers and model.name in self._models for model in self._worker_pool.models()
+        )
 
     def models(self) -> list[ServedModel]:
         """Return the models that requests can name, ready or not."""
-        return [self._models[model.name] for model in self._fleet.models() if model.name in self._models]
+        return [self._models[model.name] for model in self._worker_pool.models() if model.name in self._models]
 
     def names(self) -> list[tuple[str, ServedModel]]:
         """Return every name that requests can use, with its model; a model's own name precedes its aliases."""
-        served = [(model, self._models[model.name]) for model in self._fleet.models() if model.name in self._models]
-        return [(name, one) for model, one in served for name in (model.name, *self._fleet.aliases(model.name))]
+        served = [
+            (model, self._models[model.name]) for model in self._worker_pool.models() if model.name in self._models
+        ]
+        return [(name, one) for model, one in served for name in (model.name, *self._worker_pool.aliases(model.name))]
 
     def get(self, name: str | None) -> ServedModel:
         """Return the model that requests call *name*; None means the only one.
@@ -67,11 +71,11 @@ class ModelRegistry:
         Raises ModelNotFound and WorkerUnavailable.
         """
         if name is None:
-            names = [model.name for model in self._fleet.models()]
+            names = [model.name for model in self._worker_pool.models()]
             if len(names) > 1:
                 raise ModelNotFound(f"Send `model`: name one of the models {', '.join(names)}.", "model")
             name = "".join(names)
-        served = self._models.get(self._fleet.model(name).name)
+        served = self._models.get(self._worker_pool.model(name).name)
         if served is None:
             raise WorkerUnavailable(f"The model {name!r} is not ready yet; try again shortly.")
         return served
@@ -112,7 +116,7 @@ class ModelRegistry:
 
     def _judge(self) -> None:
         """Settle *unservable* if no worker has, or may yet describe, a model that can be served."""
-        described = [client.description for client in self._fleet.clients]
+        described = [client.description for client in self._worker_pool.clients]
         reasons = [None if description is None else self._refused.get(description.model) for description in described]
         first = next(iter(reasons), None)
         if first is not None and all(reasons) and not self.unservable.done():

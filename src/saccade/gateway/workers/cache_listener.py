@@ -79,14 +79,14 @@ class CacheView(Protocol):
         """Stop the feeds or the polls."""
 
 
-def exactness(worker: Worker, listener: CacheView) -> Exactness:
+def exactness(worker: Worker, cache_view: CacheView) -> Exactness:
     """Return how exact the index of *worker* is now: at its best once all its events have arrived."""
-    missing = listener.feed(worker).reason
-    return Exactness("NONE", missing) if missing else listener.exactness(worker)
+    missing = cache_view.feed(worker).reason
+    return Exactness("NONE", missing) if missing else cache_view.exactness(worker)
 
 
 class CacheListener:
-    """Follows the feed of every ready worker of *fleet*, each in a task, and updates the index of *router*.
+    """Follows the feed of every ready worker of *worker_pool*, each in a task, and updates the index of *router*.
 
     It does not follow a single worker. A lost feed is requested again; until it is back, nothing is known of its
     worker. Events never take more than half of the event loop: after EVENTS_PER_TURN events all feeds pause for
@@ -94,22 +94,22 @@ class CacheListener:
     """
 
     def __init__(
-        self, fleet: WorkerPool, router: Router, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+        self, worker_pool: WorkerPool, router: Router, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     ) -> None:
         self.router = router
-        self._fleet = fleet
+        self._worker_pool = worker_pool
         self._sleep = sleep
         self._feeds: dict[str, Feed] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._scopes: dict[str, asyncio.Timeout] = {}
         self._turn = asyncio.Lock()
         self._num_since_pause = 0
-        fleet.on_change(self._listen)
-        fleet.on_forget(self._forget)
+        worker_pool.on_change(self._listen)
+        worker_pool.on_forget(self._forget)
 
     def feed(self, worker: Worker) -> Feed:
         """Return the state of the feed of *worker*."""
-        if len(self._fleet.clients) < 2:
+        if len(self._worker_pool.clients) < 2:
             return Feed(ALONE)
         if worker.exactness.level == "NONE":
             return Feed(worker.exactness.reason)
@@ -152,7 +152,7 @@ class CacheListener:
 
     def _listen(self) -> None:
         """Follow workers that have become ready; drop the expectations of those that are not, or were replaced."""
-        for worker in self._fleet.clients if len(self._fleet.clients) > 1 else ():
+        for worker in self._worker_pool.clients if len(self._worker_pool.clients) > 1 else ():
             if not worker.ready:
                 self.router.expect_nothing(worker.url)
             running = self._tasks.get(worker.url)

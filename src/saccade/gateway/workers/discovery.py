@@ -67,15 +67,15 @@ class _Leaving:
 
 
 class Discovery:
-    """Keeps the workers of *fleet* to the urls of the sources; a worker of several sources stays until all drop it.
+    """Keeps *worker_pool* to the urls of the sources; a worker of several sources stays until all drop it.
 
     A dropped worker gets no new requests. Its connection is closed once *num_requests* of its url is zero, or after
     *drain_seconds*, which fails what still runs there. If a source wants it again before that, it is taken back as it
     is. *sources* are the followed sources.
     """
 
-    def __init__(self, fleet: WorkerPool, num_requests: Callable[[str], int], drain_seconds: float) -> None:
-        self.fleet = fleet
+    def __init__(self, worker_pool: WorkerPool, num_requests: Callable[[str], int], drain_seconds: float) -> None:
+        self.worker_pool = worker_pool
         self._num_requests = num_requests
         self._drain_seconds = drain_seconds
         self._urls: dict[str, tuple[str, ...]] = {}
@@ -149,11 +149,11 @@ class Discovery:
             del self._leaving[target]
             self._clients[target] = tuple(leaving.clients)
             for client in leaving.clients:
-                self.fleet.add(client)
+                self.worker_pool.add(client)
             logger.info("worker %s is added again, and gets requests", target)
             return
         try:
-            self._clients[target] = joined = self.fleet.join(target)
+            self._clients[target] = joined = self.worker_pool.join(target)
         except StartupError as error:
             logger.error("worker %s cannot be used: %s", target, error.message)
             return
@@ -163,7 +163,7 @@ class Discovery:
     def _remove(self, target: str) -> None:
         leaving = _Leaving(self._clients.pop(target))
         for client in leaving.clients:
-            self.fleet.remove(client)
+            self.worker_pool.remove(client)
         self._leaving[target] = leaving
         leaving.task = lasting_task.begin(partial(self._let_go, target, leaving), f"departure of worker {target}")
 
@@ -181,7 +181,7 @@ class Discovery:
         await asyncio.gather(*(client.close() for client in leaving.clients))
         await self._idle(leaving.clients)
         for client in leaving.clients:
-            await self.fleet.forget(client)
+            await self.worker_pool.forget(client)
         logger.info("worker %s is closed", target)
         if self._leaving.get(target) is leaving:
             del self._leaving[target]

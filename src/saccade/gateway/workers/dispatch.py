@@ -143,14 +143,14 @@ class _Query:
 
 
 class Dispatcher:
-    """Sends each request to the worker of *fleet* that *router* chooses, given the overlaps from *lookup*.
+    """Sends each request to the worker of *worker_pool* that *router* chooses, given the overlaps from *lookup*.
 
     *metrics* records every choice. *num_retried* counts by model the requests that were sent to another worker.
     """
 
     def __init__(
         self,
-        fleet: WorkerPool,
+        worker_pool: WorkerPool,
         router: Router | None = None,
         metrics: DecisionMetrics | None = None,
         limits: DispatchLimits = DEFAULT_LIMITS,
@@ -161,15 +161,15 @@ class Dispatcher:
         self._queues = defaultdict[str, FairQueue](self._queue)
         self._num_booked: Counter[str] = Counter()
         self._timer: asyncio.TimerHandle | None = None
-        self._fleet = fleet
+        self._worker_pool = worker_pool
         self._router = router or Router("auto", BlockIndex(RoutingSettings.routing_index_bytes), Random())
         self._lookup = lookup or LocalLookup(self._router.index)
         self._metrics = metrics or DecisionMetrics(CollectorRegistry(), lambda worker: worker.exactness)
         self._keys = PromptKeys()
         # Workers other than Saccade's do not report which user they run as.
         self._namespaces = (shared_memory.readers(), shared_memory.namespace())
-        fleet.on_change(self.advance)
-        fleet.on_forget(self._forget)
+        worker_pool.on_change(self.advance)
+        worker_pool.on_forget(self._forget)
 
     @property
     def num_waiting(self) -> int:
@@ -190,16 +190,16 @@ class Dispatcher:
 
     def release(self, slots: Sequence[str]) -> None:
         """Release *slots* that were not sent."""
-        self._fleet.release(slots)
+        self._worker_pool.release(slots)
 
     def takers_of_chats(self, model: str) -> tuple[bool, bool]:
         """Return whether any worker of *model* takes chats only, and whether all do. Raises as place() does."""
-        chats_only = [takes_chats_only(worker) for worker in self._fleet.model(model).workers]
+        chats_only = [takes_chats_only(worker) for worker in self._worker_pool.model(model).workers]
         return any(chats_only), all(chats_only)
 
     async def preview(self, model: str, prompt: Prompt) -> Preview:
         """Return where place() would put a prompt now. Raises ModelNotFound and WorkerUnavailable."""
-        serving = self._fleet.model(model)
+        serving = self._worker_pool.model(model)
         free = self._free_places(serving, prompt, frozenset())
         with_room = [worker for worker in serving.workers if free.get(worker.url)]
         allowed = [worker for worker in serving.workers if worker.url in free]
@@ -214,13 +214,13 @@ class Dispatcher:
         If every worker is at its limit, wait until one is not. Raises ModelNotFound, WorkerUnavailable, QueueFull, and
         the prompt's own error if no worker can take it.
         """
-        serving = self._fleet.model(model)
+        serving = self._worker_pool.model(model)
         name, free = serving.name, dict[str, int]()
         queue = self._queues[name]
 
         def has_room() -> bool:
             nonlocal serving, free
-            serving = self._fleet.model(model)
+            serving = self._worker_pool.model(model)
             free = self._free_places(serving, prompt, excluded)
             # Some requests have their turn but are not booked yet.
             return sum(free.values()) > queue.weight - self._num_booked[name]
@@ -365,7 +365,7 @@ class Dispatcher:
                 overlaps = await self._lookup.overlaps(
                     [LookupTarget(name, part) for name, part, *_ in options], routed.keys
                 )
-            ready = {worker.url for worker in self._fleet.clients if worker.ready}
+            ready = {worker.url for worker in self._worker_pool.clients if worker.ready}
             options = [option for option in options if option.name in ready]
             if not options:
                 raise WorkerUnavailable(f"No worker of the model {model.name!r} is ready; try again shortly.")
@@ -400,7 +400,7 @@ class Dispatcher:
         except shared_memory.SlotError as error:
             raise InternalError("An image was lost on its way to the worker; the request can be sent again.") from error
         finally:
-            self._fleet.release(slots)
+            self._worker_pool.release(slots)
 
 
 def media_runs(images: Iterable[tuple[bytes, Sequence[Span]]]) -> tuple[MediaRun, ...]:

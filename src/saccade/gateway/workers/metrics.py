@@ -108,12 +108,12 @@ STEP_STAGES = ("schedule", "batch", "encode", "network", "postprocess")
 class RoutingCollector(Collector):
     """Metrics of what the router knows of each worker."""
 
-    def __init__(self, fleet: WorkerPool, listener: CacheView) -> None:
-        self._fleet = fleet
-        self._listener = listener
+    def __init__(self, worker_pool: WorkerPool, cache_view: CacheView) -> None:
+        self._worker_pool = worker_pool
+        self._cache_view = cache_view
 
     def collect(self) -> Iterable[Metric]:
-        workers, view = self._fleet.clients, self._listener
+        workers, view = self._worker_pool.clients, self._cache_view
         exact = GAUGE(
             "saccade_router_exact", "Whether all that the worker holds is known.", labels=("worker", "reason")
         )
@@ -176,11 +176,11 @@ class SourceCollector(Collector):
 class FleetCollector(Collector):
     """The last Load of every worker; a worker that is away counts as idle."""
 
-    def __init__(self, fleet: WorkerPool) -> None:
-        self._fleet = fleet
+    def __init__(self, worker_pool: WorkerPool) -> None:
+        self._worker_pool = worker_pool
 
     def collect(self) -> Iterable[Metric]:
-        clients = self._fleet.clients
+        clients = self._worker_pool.clients
         described = [(client, client.description) for client in clients if client.description is not None]
         loads = [((description.model, client.url), client.load or Load()) for client, description in described]
         for kind, name, words, read in OF_ENGINES:

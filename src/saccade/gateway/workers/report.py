@@ -53,10 +53,10 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
     load: Load | None
 
 
-def worker_report(worker: Worker, fleet: WorkerPool, listener: CacheView) -> WorkerReport:
+def worker_report(worker: Worker, worker_pool: WorkerPool, cache_view: CacheView) -> WorkerReport:
     """Return the report of *worker* as of now."""
-    description, router = worker.description, listener.router
-    known = exactness(worker, listener)
+    description, router = worker.description, cache_view.router
+    known = exactness(worker, cache_view)
     breaker = router.breakers.report(worker.url, time.monotonic())
     work = router.work[worker.url]
     return WorkerReport(
@@ -69,11 +69,11 @@ def worker_report(worker: Worker, fleet: WorkerPool, listener: CacheView) -> Wor
         kv_transfer_address=description.kv_transfer_address if description else None,
         ready=worker.ready,
         draining=_drains(worker),
-        excluded=why_excluded(worker, fleet) or breaker.reason,
+        excluded=why_excluded(worker, worker_pool) or breaker.reason,
         breaker=breaker,
         exactness=known.level,
         reason=known.reason,
-        holdings=Holdings(blocks=listener.num_blocks(worker.url), states=listener.num_states(worker.url)),
+        holdings=Holdings(blocks=cache_view.num_blocks(worker.url), states=cache_view.num_states(worker.url)),
         booked=booked(work),
         load=worker.load,
     )
@@ -89,17 +89,17 @@ def booked(work: WorkInFlight) -> Booked:
     )
 
 
-def why_excluded(worker: Worker, fleet: WorkerPool) -> str:
+def why_excluded(worker: Worker, worker_pool: WorkerPool) -> str:
     """Return why *worker* gets no requests for its model, "" if it gets them."""
-    if worker in fleet.leaving:
+    if worker in worker_pool.leaving:
         return "it was removed, and finishes its requests"
     if _drains(worker):
         return "it drains"
     if not worker.ready or worker.description is None:
         return "it is not ready"
-    model = fleet.model(worker.description.model)
+    model = worker_pool.model(worker.description.model)
     if worker not in model.workers:
-        difference = fleet.releases.difference(worker.description, model.description)
+        difference = worker_pool.releases.difference(worker.description, model.description)
         return f"it serves another release of its model than the first worker: {difference}"
     return ""
 
@@ -154,8 +154,8 @@ class RouteReport(msgspec.Struct, frozen=True, kw_only=True):
     excluded: list[ExcludedWorker]
 
 
-def route_report(preview: Preview, fleet: WorkerPool, listener: CacheView) -> RouteReport:
-    """Return *preview* with the state of the workers of *fleet*."""
+def route_report(preview: Preview, worker_pool: WorkerPool, cache_view: CacheView) -> RouteReport:
+    """Return *preview* with the state of the workers of *worker_pool*."""
     return RouteReport(
         model=preview.model.name,
         prompt_tokens=len(preview.prompt.token_ids),
@@ -163,16 +163,16 @@ def route_report(preview: Preview, fleet: WorkerPool, listener: CacheView) -> Ro
         policy=preview.choice.policy,
         worker=preview.choice.chosen.name,
         reason=_reason(preview.choice),
-        candidates=[_candidate(each, preview, listener) for each in preview.choice.candidates],
-        excluded=_excluded(preview, fleet, listener),
+        candidates=[_candidate(each, preview, cache_view) for each in preview.choice.candidates],
+        excluded=_excluded(preview, worker_pool, cache_view),
     )
 
 
-def _excluded(preview: Preview, fleet: WorkerPool, listener: CacheView) -> list[ExcludedWorker]:
+def _excluded(preview: Preview, worker_pool: WorkerPool, cache_view: CacheView) -> list[ExcludedWorker]:
     """Return the workers of the model that are no candidates, and why."""
     candidates = {candidate.name for candidate in preview.choice.candidates}
-    others = [worker for worker in fleet.clients if worker.url not in candidates]
-    reports = [(worker, worker_report(worker, fleet, listener)) for worker in others]
+    others = [worker for worker in worker_pool.clients if worker.url not in candidates]
+    reports = [(worker, worker_report(worker, worker_pool, cache_view)) for worker in others]
     return [
         ExcludedWorker(
             report.url,
@@ -188,9 +188,9 @@ def _refused(worker: Worker, prompt: Prompt) -> str:
     return f"it cannot serve this request: {error.message}" if error is not None else ""
 
 
-def _candidate(candidate: Candidate, preview: Preview, listener: CacheView) -> CandidateReport:
+def _candidate(candidate: Candidate, preview: Preview, cache_view: CacheView) -> CandidateReport:
     worker = next(each for each in preview.model.workers if each.url == candidate.name)
-    known = exactness(worker, listener)
+    known = exactness(worker, cache_view)
     block_size = (worker.description or preview.model.description).block_size
     return CandidateReport(
         worker=worker.url,

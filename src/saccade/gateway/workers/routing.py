@@ -20,28 +20,28 @@ from saccade.routing.router import Router
 
 
 class Routing:
-    """*dispatcher* sends requests to the workers of *fleet*; *discovery* adds and removes workers.
+    """*dispatcher* sends requests to the workers of *worker_pool*; *discovery* adds and removes workers.
 
-    *listener* knows what the workers' caches hold; with several gateway processes it asks their indexer. Metrics go to
-    *registry*, those of the engines to *of_engines*.
+    *cache_view* knows what the workers' caches hold; with several gateway processes it asks their indexer. Metrics go
+    to *registry*, those of the engines to *of_engines*.
     """
 
     def __init__(
-        self, config: GatewayConfig, fleet: WorkerPool, registry: CollectorRegistry, of_engines: CollectorRegistry
+        self, config: GatewayConfig, worker_pool: WorkerPool, registry: CollectorRegistry, of_engines: CollectorRegistry
     ) -> None:
         index = BlockIndex(config.routing_index_bytes)
         self._router = router = Router(
             config.routing_policy, index, Random(), config.routing_temperature, assumes=config.routing_assumptions
         )
-        self._index = None if config.member is None else SharedIndex(fleet, router, config.member.indexer)
-        self.listener: CacheView = self._index or CacheListener(fleet, router)
-        decisions = DecisionMetrics(registry, partial(exactness, listener=self.listener))
-        self.dispatcher = Dispatcher(fleet, router, decisions, config.dispatch_limits, self._index)
-        self.discovery = Discovery(fleet, self.dispatcher.num_requests_at, config.worker_sources.drain_seconds)
-        registry.register(RoutingCollector(fleet, self.listener))
+        self._index = None if config.member is None else SharedIndex(worker_pool, router, config.member.indexer)
+        self.cache_view: CacheView = self._index or CacheListener(worker_pool, router)
+        decisions = DecisionMetrics(registry, partial(exactness, cache_view=self.cache_view))
+        self.dispatcher = Dispatcher(worker_pool, router, decisions, config.dispatch_limits, self._index)
+        self.discovery = Discovery(worker_pool, self.dispatcher.num_requests_at, config.worker_sources.drain_seconds)
+        registry.register(RoutingCollector(worker_pool, self.cache_view))
         registry.register(DispatchCollector(self.dispatcher))
         registry.register(SourceCollector(self.discovery))
-        of_engines.register(FleetCollector(fleet))
+        of_engines.register(FleetCollector(worker_pool))
 
     def start(self) -> None:
         """Connect to the indexer, if there is one."""
@@ -51,7 +51,7 @@ class Routing:
     async def close(self) -> None:
         """Stop discovery and the feeds of cache events."""
         await self.discovery.close()
-        await self.listener.close()
+        await self.cache_view.close()
 
     def booked(self) -> dict[str, Booked]:
         """Return the bookings at each worker, by its url."""

@@ -43,9 +43,9 @@ class SharedIndex:
     enough for that; look-ups resume once the indexer answers a poll.
     """
 
-    def __init__(self, fleet: WorkerPool, router: Router, path: Path) -> None:
+    def __init__(self, worker_pool: WorkerPool, router: Router, path: Path) -> None:
         self.router = router
-        self._fleet = fleet
+        self._worker_pool = worker_pool
         self._calls = CallClient(path)
         self._encoder = msgspec.msgpack.Encoder()
         self._overlaps: msgspec.msgpack.Decoder[Overlaps] = msgspec.msgpack.Decoder(Overlaps)
@@ -54,7 +54,7 @@ class SharedIndex:
         self._known: dict[str, FeedState] = {}
         self._task: asyncio.Task[None] | None = None
         self.index_bytes = 0
-        fleet.on_change(self._forget_expectations)
+        worker_pool.on_change(self._forget_expectations)
 
     def start(self) -> None:
         """Begin to connect; returns at once."""
@@ -88,7 +88,7 @@ class SharedIndex:
 
     def feed(self, worker: Worker) -> Feed:
         """Return the state of the feed of *worker*."""
-        if len(self._fleet.clients) < 2:
+        if len(self._worker_pool.clients) < 2:
             return Feed(ALONE)
         if not self._is_reached:
             return Feed(UNREACHABLE)
@@ -148,6 +148,6 @@ class SharedIndex:
 
     def _forget_expectations(self) -> None:
         """Drop the expectations for workers that are not ready, or were replaced."""
-        for worker in self._fleet.clients:
+        for worker in self._worker_pool.clients:
             if not worker.ready:
                 self.router.expect_nothing(worker.url)
