@@ -124,7 +124,7 @@ def test_grammar_over_the_whole_vocabulary(tmp_path: Path) -> None:
     """The tokens of an answer that matches are allowed one by one, as the model divides the text."""
     tokenizer = tokenizer_of("qwen3")
     special = sorted(tokenizer.special_tokens.values())
-    tokens = [tokenizer.token_bytes(token_id) for token_id in range(tokenizer.num_tokens)]
+    tokens = [tokenizer.bytes_of[token_id] for token_id in range(tokenizer.num_tokens)]
     for token_id in special:
         tokens[token_id] = b"<special %d>" % token_id
     vocabulary = Vocabulary(tokens, special, [151645], tokenizer.encode_text).build()

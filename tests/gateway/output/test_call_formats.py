@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 from tables import table
 
 from saccade.gateway.output.tool_calls import declared
 from saccade.grammars.property_types import typed
+from saccade.models.family import ToolParser
 from saccade.models.tool_formats import FORMATS
 from saccade.models.tool_formats.form import ParsedCall
 
@@ -29,6 +30,10 @@ PARAMETERS = {
     "$defs": {"Box": {"type": "object"}},
 }
 FUNCTIONS = declared([{"type": "function", "function": {"name": "f", "parameters": PARAMETERS}}])
+
+
+def test_every_form_may_be_chosen_by_the_operator() -> None:
+    assert set(get_args(ToolParser)) == {"auto", "none", *FORMATS}
 
 
 def parse(tool_format: str, *parts: str) -> ParsedCall | None:
