@@ -8,7 +8,7 @@ an assertion.
 import inspect
 import sys
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -170,6 +170,65 @@ class BatchPrefillWithPagedKVCacheWrapper(_Paged):
         self._planned(qo_indptr, pages, heads, page_size, dtypes, options)
 
 
+class MLAPlanMetadata(NamedTuple):
+    """flashinfer.mla.MLAPlanMetadata, in its form of borders and indices."""
+
+    qo_indptr: torch.Tensor
+    kv_indptr: torch.Tensor
+    kv_indices: torch.Tensor
+    kv_len_arr: torch.Tensor
+
+    @classmethod
+    def csr(cls, *args: torch.Tensor) -> "MLAPlanMetadata":
+        return cls(*args)
+
+
+class BatchMLAPagedAttentionWrapper:
+    """flashinfer.mla.BatchMLAPagedAttentionWrapper, with the parameters that Saccade uses."""
+
+    def __init__(self, float_workspace_buffer: torch.Tensor) -> None:
+        check_workspace(float_workspace_buffer)
+        self.num_plans = 0
+
+    def plan(
+        self,
+        *,
+        metadata: MLAPlanMetadata,
+        num_heads: int,
+        head_dim_ckv: int,
+        head_dim_kpe: int,
+        page_size: int,
+        causal: bool,
+        sm_scale: float,
+        q_data_type: torch.dtype,
+        kv_data_type: torch.dtype,
+    ) -> None:
+        count = len(metadata.kv_len_arr)
+        has_borders(metadata.qo_indptr, count)
+        has_borders(metadata.kv_indptr, count)
+        has_form(metadata.kv_indices, (int(metadata.kv_indptr[-1]),), torch.int32)
+        has_form(metadata.kv_len_arr, (count,), torch.int32)
+        assert (metadata.kv_indptr.diff() == -(-metadata.kv_len_arr // page_size)).all()
+        assert causal
+        assert q_data_type == kv_data_type
+        assert q_data_type in HALF
+        self.metadata, self.page_size, self.scale, self.dtype = metadata, page_size, sm_scale, q_data_type
+        self.form = num_heads, head_dim_ckv + head_dim_kpe
+        self.value_width = head_dim_ckv
+        self.num_plans += 1
+
+    def run(self, *, query: torch.Tensor, kv_cache: torch.Tensor) -> torch.Tensor:
+        borders, pages, indices, lengths = (part.tolist() for part in self.metadata)
+        has_form(query, (borders[-1], *self.form), self.dtype)
+        has_form(kv_cache, (len(kv_cache), self.page_size, self.form[1]), self.dtype)
+        outputs = []
+        for number, length in enumerate(lengths):
+            latents = kv_cache[indices[pages[number] : pages[number + 1]]].flatten(0, 1)[:length].unsqueeze(1)
+            own = query[borders[number] : borders[number + 1]]
+            outputs.append(reference(own, latents, latents[..., : self.value_width], causal=True, scale=self.scale))
+        return torch.cat(outputs).to(self.dtype).view(len(query), self.form[0], self.value_width)
+
+
 def cudnn_batch_prefill_with_kv_cache(
     q: torch.Tensor,
     k_cache: torch.Tensor,
@@ -252,13 +311,16 @@ def varlen_attn(*args: Any, **kwargs: Any) -> torch.Tensor:
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make `flashinfer` importable, and have torch find a GPU. Backends that import flashinfer are imported anew."""
     monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
-    library, cudnn = ModuleType("flashinfer"), ModuleType("flashinfer.cudnn")
+    library, cudnn, mla = (ModuleType(name) for name in ("flashinfer", "flashinfer.cudnn", "flashinfer.mla"))
     for wrapper in (BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper):
         setattr(library, wrapper.__name__, wrapper)
     cudnn.cudnn_batch_prefill_with_kv_cache = cudnn_batch_prefill_with_kv_cache  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "flashinfer", library)
+    for part in (BatchMLAPagedAttentionWrapper, MLAPlanMetadata):
+        setattr(mla, part.__name__, part)
     monkeypatch.setitem(sys.modules, "flashinfer.cudnn", cudnn)
-    for name in ("flashinfer_paged", "flashinfer_cudnn", "torch_varlen"):
+    monkeypatch.setitem(sys.modules, "flashinfer.mla", mla)
+    for name in ("flashinfer_latents", "flashinfer_paged", "flashinfer_cudnn", "torch_varlen"):
         # Set before it is deleted, so that the module is forgotten at the end.
         monkeypatch.setitem(sys.modules, f"saccade.nn.backends.{name}", ModuleType(name))
         del sys.modules[f"saccade.nn.backends.{name}"]

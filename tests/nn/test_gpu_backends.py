@@ -10,6 +10,9 @@ import published
 import pytest
 import torch
 from attention import BATCHES, HEADS, OPTIONS, assert_close, attend, attend_packed
+from latents import WIDTH, draw, step
+from latents import attend as attend_latents
+from latents import reference as latent_reference
 from structlog.testing import capture_logs
 
 from saccade.errors import StartupError
@@ -67,6 +70,18 @@ def test_flashinfer_with_options(options: dict[str, float]) -> None:
     assert_close(output, expected, ulps=2)
 
 
+@pytest.mark.parametrize(("queries", "contexts"), BATCHES)
+def test_flashinfer_attends_to_latents(queries: list[int], contexts: list[int]) -> None:
+    q, latents = draw(queries, contexts, torch.float16)
+    backend = load_backend(FLASHINFER, Workload(GPU, torch.float16, has_latent_layers=True))
+    output = attend_latents(backend, step(queries, contexts, torch.float16), q, latents)
+    expected = [
+        latent_reference(own, latent.unsqueeze(1).expand(-1, own.shape[1], -1), latent[:, None, :WIDTH].expand(-1, own.shape[1], -1))
+        for own, latent in zip(q.split(queries), latents, strict=True)
+    ]  # fmt: skip
+    assert_close(output, torch.cat(expected), ulps=4)
+
+
 def test_flashinfer_plans_once_a_step_for_all_layers_of_a_kind() -> None:
     backend = decoder()
     wrappers = published.BatchDecodeWithPagedKVCacheWrapper, published.BatchPrefillWithPagedKVCacheWrapper
@@ -121,8 +136,12 @@ def test_auto_on_a_gpu() -> None:
     assert "not torch_varlen: its heads have a multiple of 8 channels" in why(AUTO, load_vision_backend(AUTO, odd), odd)
     assert load_backend(AUTO, odd).name == "triton"
     latents = Workload(GPU, torch.bfloat16, has_latent_layers=True)
-    assert load_backend(AUTO, latents).name == PLAIN
-    assert "not flashinfer: it has no attention over latents" in why(AUTO, load_backend(AUTO, latents), latents)
+    assert load_backend(AUTO, latents).name == FLASHINFER
+    cached = replace(latents, cache_dtype=torch.float8_e4m3fn)
+    assert load_backend(AUTO, cached).name == PLAIN
+    assert "not triton: it reads no KV cache in float8_e4m3fn" in why(AUTO, load_backend(AUTO, cached), cached)
+    with pytest.raises(StartupError, match="it has no attention over latents"):
+        load_backend("triton", latents)
     cached = Workload(GPU, torch.bfloat16, torch.float8_e4m3fn)
     assert load_backend(AUTO, cached).name == FLASHINFER
     assert load_backend(AUTO, replace(cached, dtype=torch.float32)).name == PLAIN
@@ -183,6 +202,8 @@ def decoder_tried(asked: str, workload: Workload = HALVES) -> tuple[AttentionBac
 def test_backends_pass_their_trials() -> None:
     for name in (FLASHINFER, "triton", PLAIN):
         assert decoder_tried(name)[0].name == name
+    for name in (FLASHINFER, PLAIN):
+        assert decoder_tried(name, replace(HALVES, has_latent_layers=True))[0].name == name
     tower = replace(HALVES, head_sizes=frozenset({(72, 72)}))
     for name in (VARLEN, CUDNN, "triton", PLAIN):
         trial.of_tower(load_vision_backend(name, tower), on_cpu(tower))

@@ -4,6 +4,7 @@ Names are dotted, such as flashinfer.BatchPrefillWithPagedKVCacheWrapper.plan.
 """
 
 import ast
+import contextlib
 import inspect
 import math
 import os
@@ -23,7 +24,10 @@ from torch.nn import functional
 
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(os.environ.get("SACCADE_REAL", ROOT / ".cache" / "real"))
-KEPT = {"flashinfer_api", "overload", "no_grad", "register_custom_op", "backend_requirement"}
+KEPT = {
+    "flashinfer_api", "overload", "no_grad", "register_custom_op", "backend_requirement", "classmethod",
+    "_warn_on_positional_mla_arguments",
+}  # fmt: skip
 """Decorators that keep a function's signature."""
 
 SHAPE = re.compile(r"``([\[(][^`]*[\])])``")
@@ -185,6 +189,10 @@ class Library:
         """Return the member *name* of a module or class, and the module that defines it; imports are followed."""
         found: tuple[str, Any] | None = None
         for statement in _statements(node):
+            if isinstance(statement, ast.ImportFrom) and statement.names[0].name == "*" and found is None:
+                source = self._source(module, statement)
+                with contextlib.suppress(LookupError):
+                    found = self._member(source, self._module(source), name)
             if name not in _defined(statement):
                 continue
             if isinstance(statement, ast.ImportFrom):

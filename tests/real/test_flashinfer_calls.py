@@ -10,6 +10,8 @@ import published
 import pytest
 import torch
 from attention import BATCHES, OPTIONS, attend, attend_packed
+from latents import attend as attend_latents
+from latents import draw, step
 from libraries import ROOT, Library
 from packaging.requirements import Requirement
 
@@ -21,7 +23,8 @@ SOURCES = ROOT / "src" / "saccade"
 GPU = torch.device("cuda")
 DECODE, PREFILL = "flashinfer.BatchDecodeWithPagedKVCacheWrapper", "flashinfer.BatchPrefillWithPagedKVCacheWrapper"
 CUDNN = "flashinfer.cudnn.cudnn_batch_prefill_with_kv_cache"
-BOUND = {DECODE, PREFILL, CUDNN, "flashinfer.__version__"}
+LATENTS, METADATA = "flashinfer.mla.BatchMLAPagedAttentionWrapper", "flashinfer.mla.MLAPlanMetadata"
+BOUND = {DECODE, PREFILL, CUDNN, LATENTS, METADATA, "flashinfer.__version__"}
 """What the tests of this file bind; `test_nothing_else_is_used` holds the list against the source."""
 
 Bind = Callable[..., None]
@@ -41,6 +44,14 @@ def checked(flashinfer: Library, monkeypatch: pytest.MonkeyPatch) -> dict[str, i
 
     for name in (DECODE, PREFILL):
         monkeypatch.setattr(sys.modules["flashinfer"], name.rpartition(".")[2], _wrapper(name, bind, known))
+    monkeypatch.setattr(sys.modules["flashinfer.mla"], LATENTS.rpartition(".")[2], _wrapper(LATENTS, bind, known))
+    csr = published.MLAPlanMetadata.csr
+
+    def bound_csr(*args: Any) -> Any:
+        bind(f"{METADATA}.csr", *args)
+        return csr(*args)
+
+    monkeypatch.setattr(published.MLAPlanMetadata, "csr", bound_csr)
     original = published.cudnn_batch_prefill_with_kv_cache
 
     def cudnn(*args: Any, **kwargs: Any) -> Any:
@@ -63,7 +74,7 @@ def _wrapper(name: str, bind: Bind, known: dict[str, int]) -> type:
         def plan(self, *args: Any, **kwargs: Any) -> None:
             known.clear()
             bind(f"{name}.plan", *args, **kwargs)
-            self.known = dict(known, head_dim=args[5 if name == DECODE else 6])
+            self.known = dict(known, head_dim=args[5 if name == DECODE else 6]) if args else dict(known)
             super().plan(*args, **kwargs)
 
         def run(self, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -86,6 +97,15 @@ def test_paged_attention(checked: dict[str, int]) -> None:
     for wrapper in (DECODE, PREFILL):
         assert checked[f"{wrapper}.plan"] > 3 * len(BATCHES)
         assert checked[f"{wrapper}.run"] > 3 * len(BATCHES)
+
+
+def test_latent_attention(checked: dict[str, int]) -> None:
+    """The library's documents name no shapes here; `published` does."""
+    for dtype in HALF:
+        backend = load_backend("flashinfer", Workload(GPU, dtype, has_latent_layers=True))
+        for queries, contexts in BATCHES:
+            attend_latents(backend, step(queries, contexts, dtype), *draw(queries, contexts, dtype))
+    assert {f"{LATENTS}.__init__", f"{LATENTS}.plan", f"{LATENTS}.run", f"{METADATA}.csr"} <= checked.keys()
 
 
 def test_attention_of_towers(checked: dict[str, int]) -> None:

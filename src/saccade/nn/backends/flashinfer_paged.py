@@ -17,8 +17,10 @@ import torch
 from flashinfer import BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper
 
 from saccade.nn.backends.compilers import compilation, no_cuda_compiler
+from saccade.nn.backends.flashinfer_latents import LatentAttention, borders
 from saccade.nn.backends.paged import PagedAttention, Scoring
-from saccade.nn.backends.workload import HALF, Workload, not_for_latents, not_in, not_on_gpu
+from saccade.nn.backends.workload import HALF, Workload, not_in, not_on_gpu
+from saccade.nn.cache_values import CacheValues
 from saccade.nn.context import ForwardContext, KvCache, PagedLayout
 from saccade.nn.transfer import to_device
 
@@ -60,9 +62,13 @@ class Pages:
 
 @dataclass(frozen=True, slots=True)
 class FlashinferPlan:
-    """A step's *decodes* and *prefills*, None without any; *query_borders* int32 count the tokens of the prefills."""
+    """A step's *decodes* and *prefills*, None without any; *query_borders* int32 count the tokens of the prefills.
+
+    *blocks* int32 are those of all sequences, on the device.
+    """
 
     block_size: int
+    blocks: torch.Tensor
     decodes: Pages | None
     prefills: Pages | None
     query_borders: torch.Tensor
@@ -80,11 +86,12 @@ class AttentionBackend(PagedAttention):
         self._workspace: torch.Tensor | None = None
         self._decoders: dict[_Kind, Any] = {}
         self._prefillers: dict[_Kind, Any] = {}
+        self._latents = LatentAttention(self._workspace_on)
 
     @staticmethod
     def unavailable(workload: Workload) -> str | None:
         """Return why this backend cannot compute *workload*; None if it can."""
-        reason = not_on_gpu(workload) or not_in(workload, HALF, CACHES) or not_for_latents(workload)
+        reason = not_on_gpu(workload) or not_in(workload, HALF, () if workload.has_latent_layers else CACHES)
         reason = reason or older_than(OLDEST) or no_cuda_compiler()
         others = sorted(pair for pair in workload.head_sizes if pair[0] != pair[1] or pair[0] not in HEAD_SIZES)
         if reason is None and others:
@@ -105,9 +112,10 @@ class AttentionBackend(PagedAttention):
         decoded = int(counts[:first].sum())
         return FlashinferPlan(
             layout.block_size,
-            Pages(_borders(counts[:first]), blocks[:decoded], last_lengths[:first]) if first else None,
-            Pages(_borders(counts[first:]), blocks[decoded:], last_lengths[first:]) if first < len(counts) else None,
-            _borders(np.array(layout.query_lengths[first:], np.int64)),
+            blocks,
+            Pages(borders(counts[:first]), blocks[:decoded], last_lengths[:first]) if first else None,
+            Pages(borders(counts[first:]), blocks[decoded:], last_lengths[first:]) if first < len(counts) else None,
+            borders(np.array(layout.query_lengths[first:], np.int64)),
         )
 
     def attend(
@@ -132,6 +140,21 @@ class AttentionBackend(PagedAttention):
             wrapper = self._prefiller(kind, plan, plan.prefills, q.device)
             outputs.append(wrapper.run(q[num_decodes:], (cache.keys, cache.values), **scales))
         return (outputs[0] if len(outputs) == 1 else torch.cat(outputs)).flatten(1)
+
+    def latent(
+        self,
+        q_NQC: torch.Tensor,
+        latent_NC: torch.Tensor,
+        layer: int,
+        context: ForwardContext,
+        *,
+        value_width: int,
+        scale: float,
+    ) -> torch.Tensor:
+        """Write latents, then attend to the cache."""
+        cache, layout = context.latent_cache(layer), context.layout
+        CacheValues(cache.latents.flatten(0, 1), cache.scale).write(layout.slot_mapping, latent_NC)
+        return self._latents(q_NQC, cache.latents, layout, context.plan.blocks, value_width=value_width, scale=scale)
 
     def _decoder(self, kind: _Kind, plan: FlashinferPlan, pages: Pages, device: torch.device) -> Any:
         """Return the wrapper for decodes of *kind*, planned for the step."""
@@ -208,7 +231,3 @@ def older_than(oldest: tuple[int, ...]) -> str | None:
         if is_older
         else None
     )
-
-
-def _borders(lengths: "np.ndarray[Any, np.dtype[np.int64]]") -> torch.Tensor:
-    return torch.from_numpy(np.concatenate(([0], lengths.cumsum()))).int()

@@ -17,6 +17,7 @@ from saccade.nn.context import (
     AttentionBackend,
     ForwardContext,
     KvCache,
+    LatentCache,
     PackedLayout,
     PagedLayout,
     VisionAttentionBackend,
@@ -24,6 +25,8 @@ from saccade.nn.context import (
 
 NUM_HEADS = 2
 BLOCK_SIZE = 16
+LATENT, LATENT_HEADS = (512, 64), 16
+"""The widths of the two parts of a latent in all releases, and heads of a rank."""
 
 Backend = TypeVar("Backend", AttentionBackend, VisionAttentionBackend)
 
@@ -53,7 +56,7 @@ def tried(
 
 
 def of_decoder(backend: AttentionBackend, workload: Workload) -> None:
-    """Attend with a decode, a whole prompt and a chunk after a prefix, for every size of heads."""
+    """Attend with a decode, a whole prompt and a chunk after a prefix, for every size of heads, and over latents."""
     device = workload.device
     queries, contexts = (1, 2, 2), (3, 2, 5)
     layout = PagedLayout(
@@ -66,6 +69,8 @@ def of_decoder(backend: AttentionBackend, workload: Workload) -> None:
         block_size=BLOCK_SIZE,
         rows=torch.arange(3, device=device),
     )
+    positions = torch.zeros(3, sum(queries), dtype=torch.int64, device=device)
+    plan = backend.plan(layout, workload.dtype)
     for sizes in sorted(workload.head_sizes):
         keys, values = (
             torch.zeros(3, BLOCK_SIZE, 1, size, dtype=workload.cache_dtype or workload.dtype, device=device)
@@ -75,9 +80,13 @@ def of_decoder(backend: AttentionBackend, workload: Workload) -> None:
             torch.ones(sum(queries), num_heads, size, dtype=workload.dtype, device=device)
             for num_heads, size in ((NUM_HEADS, sizes[0]), (1, sizes[0]), (1, sizes[1]))
         )
-        positions = torch.zeros(3, sum(queries), dtype=torch.int64, device=device)
-        plan = backend.plan(layout, workload.dtype)
         backend.paged(q, k, v, 0, ForwardContext(positions, layout, [KvCache(keys, values)], backend, plan))
+    if workload.has_latent_layers:
+        width = sum(LATENT)
+        latents = torch.zeros(3, BLOCK_SIZE, width, dtype=workload.cache_dtype or workload.dtype, device=device)
+        q = torch.ones(sum(queries), LATENT_HEADS, width, dtype=workload.dtype, device=device)
+        step = ForwardContext(positions, layout, [LatentCache(latents)], backend, plan)
+        backend.latent(q, q[:, 0], 0, step, value_width=LATENT[0], scale=1.0)
     _wait(device)
 
 
