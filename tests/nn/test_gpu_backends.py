@@ -91,6 +91,16 @@ def test_flashinfer_plans_once_a_step_for_all_layers_of_a_kind() -> None:
     assert [wrapper.num_made - count for wrapper, count in zip(wrappers, before, strict=True)] == [2, 2]
 
 
+def test_flashinfer_plans_the_next_step_in_other_wrappers() -> None:
+    """A step ahead: the kernels of the last step may still read its plan."""
+    backend = decoder()
+    wrappers = published.BatchDecodeWithPagedKVCacheWrapper, published.BatchPrefillWithPagedKVCacheWrapper
+    before = [wrapper.num_made for wrapper in wrappers]
+    for _ in range(4):
+        attend(backend, [1, 5], [9, 12], torch.float16, 64, {}, dim=64)
+    assert [wrapper.num_made - count for wrapper, count in zip(wrappers, before, strict=True)] == [2, 2]
+
+
 @pytest.mark.parametrize("scale", [None, 0.5])
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("name", [CUDNN, VARLEN])

@@ -181,8 +181,6 @@ class Recorder:
         rest_seconds: float = REST_SECONDS,
         max_queued_bytes: int = MAX_QUEUED_BYTES,
     ) -> None:
-        self.device = executor.device
-        self.dtype = executor.dtype
         self.executor = executor
         self._header = header
         self._folder = recording_folder(header.config)

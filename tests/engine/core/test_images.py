@@ -155,8 +155,6 @@ class PaperExecutor:
     *faults* is what is wrong: the engine would take an exception for a step that failed.
     """
 
-    device = dtype = "paper"
-
     def __init__(self) -> None:
         self.faults: list[str] = []
         self.held: set[int] = set()

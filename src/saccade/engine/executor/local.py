@@ -30,8 +30,6 @@ class LocalExecutor:
         self.runner = runner
         self.peers = Peers() if peers is None else peers
         self.peers.renew()
-        self.device = str(runner.device)
-        self.dtype = str(runner.dtype).removeprefix("torch.")
         self.async_encoder = AsyncEncoder(runner.encoder.encode, runner.threads.background)
         self._launched: deque[_Launched] = deque()
         self._num_begun = self._num_ended = 0

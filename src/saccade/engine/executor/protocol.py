@@ -12,9 +12,6 @@ class Executor(Protocol):
     these calls ends the step's requests; the executor continues with the next step, unless check_device() raises.
     """
 
-    device: str
-    dtype: str
-
     def launch(self, step: StepInput, sampling: SamplingInput) -> None:
         """Start to compute *step* and to draw its tokens; *sampling* must have its number. On a CPU, do it."""
 

@@ -26,11 +26,11 @@ class _Kind(NamedTuple):
 
 
 class LatentAttention:
-    """Wrappers by the kind of layer, each with the step that it is planned for; *workspace* is shared."""
+    """Wrappers by the kind of layer and turn, each with the step that it is planned for; *workspace* is shared."""
 
     def __init__(self, workspace: Callable[[torch.device], torch.Tensor]) -> None:
         self._workspace = workspace
-        self._wrappers: dict[_Kind, tuple[Any, PagedLayout | None]] = {}
+        self._wrappers: dict[tuple[_Kind, int], tuple[Any, PagedLayout | None]] = {}
 
     def __call__(
         self,
@@ -38,16 +38,17 @@ class LatentAttention:
         latents: torch.Tensor,
         layout: PagedLayout,
         blocks: torch.Tensor,
+        turn: int,
         *,
         value_width: int,
         scale: float,
     ) -> torch.Tensor:
         """Attend causally to *latents* [num_blocks, block_size, C]; return [N, Q, value_width].
 
-        *blocks* int32 are the blocks of all sequences, one after the other, on the device.
+        *blocks* int32 are the blocks of all sequences, one after the other, on the device. *turn* is the step's.
         """
         kind = _Kind(q_NQC.shape[1], value_width, q_NQC.shape[2], scale, q_NQC.dtype)
-        wrapper, planned = self._wrappers.get(kind, (None, None))
+        wrapper, planned = self._wrappers.get((kind, turn), (None, None))
         if wrapper is None:
             wrapper = BatchMLAPagedAttentionWrapper(self._workspace(q_NQC.device))
         if planned is not layout:
@@ -68,7 +69,7 @@ class LatentAttention:
                 q_data_type=kind.dtype,
                 kv_data_type=kind.dtype,
             )
-            self._wrappers[kind] = wrapper, layout
+            self._wrappers[kind, turn] = wrapper, layout
         return wrapper.run(query=q_NQC.contiguous(), kv_cache=latents)  # type: ignore[no-any-return]
 
 

@@ -64,7 +64,7 @@ class Pages:
 class FlashinferPlan:
     """A step's *decodes* and *prefills*, None without any; *query_borders* int32 count the tokens of the prefills.
 
-    *blocks* int32 are those of all sequences, on the device.
+    *blocks* int32 are those of all sequences, on the device. The wrappers of its *turn*, 0 or 1, compute it.
     """
 
     block_size: int
@@ -72,6 +72,7 @@ class FlashinferPlan:
     decodes: Pages | None
     prefills: Pages | None
     query_borders: torch.Tensor
+    turn: int
 
 
 class AttentionBackend(PagedAttention):
@@ -84,8 +85,9 @@ class AttentionBackend(PagedAttention):
 
     def __init__(self) -> None:
         self._workspace: torch.Tensor | None = None
-        self._decoders: dict[_Kind, Any] = {}
-        self._prefillers: dict[_Kind, Any] = {}
+        self._decoders: dict[tuple[_Kind, int], Any] = {}
+        self._prefillers: dict[tuple[_Kind, int], Any] = {}
+        self._num_plans = 0
         self._latents = LatentAttention(self._workspace_on)
 
     @staticmethod
@@ -100,7 +102,11 @@ class AttentionBackend(PagedAttention):
         return reason
 
     def plan(self, layout: PagedLayout, dtype: torch.dtype) -> FlashinferPlan:
-        """Bring the lengths and block tables into FlashInfer's form, without reading a value from the device."""
+        """Bring the lengths and block tables into FlashInfer's form, without reading a value from the device.
+
+        Kernels read a wrapper's plan while the host plans the next step. So there are two sets of wrappers, in turn.
+        """
+        self._num_plans += 1
         contexts = np.array(layout.host_context_lengths, np.int64)
         counts = -(-contexts // layout.block_size)
         width = layout.block_tables.shape[1]
@@ -116,6 +122,7 @@ class AttentionBackend(PagedAttention):
             Pages(borders(counts[:first]), blocks[:decoded], last_lengths[:first]) if first else None,
             Pages(borders(counts[first:]), blocks[decoded:], last_lengths[first:]) if first < len(counts) else None,
             borders(np.array(layout.query_lengths[first:], np.int64)),
+            self._num_plans % 2,
         )
 
     def attend(
@@ -152,21 +159,22 @@ class AttentionBackend(PagedAttention):
         scale: float,
     ) -> torch.Tensor:
         """Write latents, then attend to the cache."""
-        cache, layout = context.latent_cache(layer), context.layout
+        cache, layout, plan = context.latent_cache(layer), context.layout, context.plan
         CacheValues(cache.latents.flatten(0, 1), cache.scale).write(layout.slot_mapping, latent_NC)
-        return self._latents(q_NQC, cache.latents, layout, context.plan.blocks, value_width=value_width, scale=scale)
+        return self._latents(q_NQC, cache.latents, layout, plan.blocks, plan.turn, value_width=value_width, scale=scale)
 
     def _decoder(self, kind: _Kind, plan: FlashinferPlan, pages: Pages, device: torch.device) -> Any:
         """Return the wrapper for decodes of *kind*, planned for the step."""
-        if kind not in self._decoders:
+        key = kind, plan.turn
+        if key not in self._decoders:
             # Its own choice for Hopper, FA3, gives each query head the whole context: FA2 splits long contexts, and
             # reads the keys of heads that share them once.
-            self._decoders[kind] = BatchDecodeWithPagedKVCacheWrapper(
+            self._decoders[key] = BatchDecodeWithPagedKVCacheWrapper(
                 self._workspace_on(device), "NHD", use_tensor_cores=True, backend="fa2"
             )
         if kind not in pages.kinds:
             pages.kinds.add(kind)
-            self._decoders[kind].plan(
+            self._decoders[key].plan(
                 pages.borders,
                 pages.blocks,
                 pages.last_lengths,
@@ -176,15 +184,16 @@ class AttentionBackend(PagedAttention):
                 plan.block_size,
                 **_options(kind),
             )
-        return self._decoders[kind]
+        return self._decoders[key]
 
     def _prefiller(self, kind: _Kind, plan: FlashinferPlan, pages: Pages, device: torch.device) -> Any:
         """Return the wrapper for prefill chunks of *kind*, planned for the step."""
-        if kind not in self._prefillers:
-            self._prefillers[kind] = BatchPrefillWithPagedKVCacheWrapper(self._workspace_on(device), "NHD")
+        key = kind, plan.turn
+        if key not in self._prefillers:
+            self._prefillers[key] = BatchPrefillWithPagedKVCacheWrapper(self._workspace_on(device), "NHD")
         if kind not in pages.kinds:
             pages.kinds.add(kind)
-            self._prefillers[kind].plan(
+            self._prefillers[key].plan(
                 plan.query_borders,
                 pages.borders,
                 pages.blocks,
@@ -196,7 +205,7 @@ class AttentionBackend(PagedAttention):
                 causal=True,
                 **_options(kind),
             )
-        return self._prefillers[kind]
+        return self._prefillers[key]
 
     def _workspace_on(self, device: torch.device) -> torch.Tensor:
         if self._workspace is None:
