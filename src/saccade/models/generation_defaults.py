@@ -9,7 +9,7 @@ from saccade.protocol.model_files import GENERATION_CONFIG
 
 BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
     "temperature": (0, 1e6),
-    "top_p": (1e-6, 1),
+    "top_p": (0.001, 1),
     "top_k": (-1, 1e9),
     "min_p": (0, 1),
     "presence_penalty": (-2, 2),

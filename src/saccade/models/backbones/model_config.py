@@ -54,8 +54,8 @@ READERS: Mapping[type, Callable[[Mapping[str, Any], str], Any]] = MappingProxyTy
 def values_of(kind: type, config: Mapping[str, Any], spellings: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Return the values of those fields of the dataclass *kind* that name their key. Raises StartupError.
 
-    A field names its key by its type: `depth: Annotated[int, "num_hidden_layers"]`. Another of *spellings* counts if
-    *config* has it, or not the key.
+    A field names its key in its type: `depth: Annotated[int, "num_hidden_layers"]`. *spellings* are other names of
+    keys; such a name counts if *config* has it, or lacks the key.
     """
     others = {key: other for key, other in (spellings or {}).items() if other in config or key not in config}
     hints = get_type_hints(kind, include_extras=True).items()

@@ -152,7 +152,7 @@ def mean_of_frames(x_PE: torch.Tensor, clips: ClipMetadata) -> torch.Tensor:
 
 
 class MoonVitMlp(VisionMlp):
-    """The names of the releases."""
+    """Has the names of the releases."""
 
     names = ("fc0", "fc1")
 

@@ -105,7 +105,7 @@ def axial_cos_sin(places_P2: torch.Tensor, head_dim: int) -> torch.Tensor:
 
 
 class QwenMlp(VisionMlp):
-    """The names of Qwen3-VL."""
+    """Has the names of Qwen3-VL; those of Qwen2-VL are renamed."""
 
     names = ("linear_fc1", "linear_fc2")
 
@@ -163,7 +163,10 @@ class VisionGatedMlp(Layer):
 
 
 class QwenTower(nn.Module):
-    """Patches to blocks to a merger. Of a tower of *norm* RMSNorm, blocks have gated MLPs."""
+    """Embedded patches, blocks and a merger. A family's tower names its *norm* and its blocks' *mlp*.
+
+    With *patch_bias*, the embedding of patches has a bias. `prepare` and `forward` are the tower's own.
+    """
 
     norm: Norm = LayerNorm
     mlp: type[nn.Module] = QwenMlp
