@@ -19,7 +19,7 @@ from saccade.errors import StartupError
 from saccade.gateway.workers.prefill_decode import legs_of
 from saccade.protocol.kv_transfer import ReceiveKv, SendKv
 from saccade.protocol.output import FinishReason
-from saccade.protocol.request import EngineRequest, MediaPixels, SamplingParams, SupplyPixels
+from saccade.protocol.request import EngineRequest, Grammar, MediaPixels, SamplingParams, SupplyPixels
 from saccade.transport.kv_transfer.channel import new_key
 
 WIDE = (1, 6, 16)
@@ -310,6 +310,15 @@ def test_legs_that_cannot_be_served_are_refused(
     answer = engines.drain(engine, asked).answers["a"]
     assert answer.failure is not None
     assert (answer.failure.code, answer.failure.param) == ("invalid_value", param)
+
+
+def test_a_leg_with_a_grammar_leaves_no_transfer(pair: Pair, tiny_qwen3_vl: Path) -> None:
+    asked = engines.request(tiny_qwen3_vl, [40], grammar=Grammar("json_schema", "{}"))
+    for engine, leg in zip((pair.prefill, pair.decode), legs(pair, asked), strict=True):
+        failure = engines.drain(engine, leg).answers["a"].failure
+        assert failure is not None
+        assert failure.param == "grammar"
+        assert splits.is_idle(engine)
 
 
 def test_key_serves_one_request(pair: Pair, tiny_qwen3_vl: Path) -> None:

@@ -86,9 +86,9 @@ class Requests:
         try:
             self._scheduler.check_queue()
             sequence = self._validator.validated(connection, request, self._num_arrived)
-            self.kv_connector.open(sequence)
             if sequence.grammar is not None:
                 self.grammars.begin(sequence, sequence.grammar)
+            self.kv_connector.open(sequence)
         except SaccadeError as error:
             self.frames.released_slots(connection).extend(slots)
             self.refuse(connection, request.request_id, error)

@@ -208,9 +208,11 @@ def masks_of(schedule: Schedule, vocab_size: int, fail: Fail) -> Masks:
     """Return the masks of sequences that draw in this step, after those that no token can continue have failed."""
     masks = Masks()
     for sequence, num_tokens in list(schedule.chunks.items()):
+        budget = sequence.sampling.thinking_budget
+        if budget is None and sequence.matcher is None:
+            continue
         if sequence.num_launched_tokens + num_tokens < sequence.num_expected_tokens:
             continue
-        budget = sequence.sampling.thinking_budget
         if budget is not None and sequence.must_end_reasoning:
             masks[sequence] = add_ids(no_words(vocab_size), [budget.end_id], vocab_size).tobytes()
         elif sequence.matcher is not None and sequence in schedule.chunks:
