@@ -24,7 +24,7 @@ from benchmarks.gpu.found import findings
 from benchmarks.gpu.parts import PARTS, PREDICTED, Refused, Setting
 from benchmarks.gpu.plan import BROKEN, DONE, FAILED, REFUSED, Part, Record
 from benchmarks.gpu.scale import FULL, REHEARSAL
-from benchmarks.measured import ROOT
+from benchmarks.measured import ROOT, end_with_what_was_started
 
 
 def main() -> int:
@@ -33,6 +33,7 @@ def main() -> int:
     if not arguments.rehearse and not torch.cuda.is_available():
         print("benchmarks.gpu needs a GPU: torch finds no CUDA device here. --rehearse needs none.", file=sys.stderr)
         return 2
+    end_with_what_was_started()
     found = findings()
     identity = plan.identity_of({**found, "model": arguments.model or "", "rehearse": str(arguments.rehearse)})
     if arguments.part:

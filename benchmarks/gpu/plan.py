@@ -84,10 +84,9 @@ def go(parts: Sequence[Part], folder: Path, identity: str, seconds: float, run: 
         if record is None or record.identity != identity or not record.is_final:
             left = deadline - time.monotonic()
             if left < part.seconds:
-                yield (
-                    part,
-                    Record(identity, LATE, f"it takes about {part.seconds} s, and {max(0, left):.0f} s are left"),
-                )
+                rows = record.rows if record is not None and record.identity == identity else []
+                reason = f"it takes about {part.seconds} s, and {max(0, left):.0f} s are left"
+                yield part, Record(identity, LATE, reason, rows=rows)
                 continue
             Record(identity, BROKEN, "it began, and left no result").write(path)
             run(part, min(left, PATIENCE * part.seconds))
