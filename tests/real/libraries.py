@@ -9,8 +9,10 @@ import inspect
 import math
 import os
 import re
+import shutil
 import subprocess
 import sys
+import time
 import tomllib
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +25,7 @@ import torch
 from torch.nn import functional
 
 ROOT = Path(__file__).parents[2]
+NEW_SECONDS = 3 * 86400
 FOLDER = Path(os.environ.get("SACCADE_REAL", ROOT / ".cache" / "real"))
 KEPT = {
     "flashinfer_api", "overload", "no_grad", "register_custom_op", "backend_requirement", "classmethod",
@@ -42,17 +45,20 @@ def requirement(library: str) -> str:
 
 
 def unpacked(library: str, release: str) -> Path:
-    """Return the folder of a release's wheel, *release* or "newest", without what it requires."""
+    """Return the folder of a release's wheel, without what it requires. Of "newest", one of the last days counts."""
     name = f"{library}{'' if release == 'newest' else f'=={release}'}"
     folder = FOLDER / name
-    if not (folder / ".whole").exists():
+    whole = folder / ".whole"
+    if release == "newest" and whole.exists() and time.time() - whole.stat().st_mtime > NEW_SECONDS:
+        shutil.rmtree(folder)
+    if not whole.exists():
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "download", "--no-deps"]
         subprocess.run([*pip, "--only-binary", ":all:", "--dest", str(folder), name], check=True)
         (wheel,) = folder.glob("*.whl")
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(folder, [entry for entry in archive.namelist() if entry.endswith((".py", "METADATA"))])
         wheel.unlink()
-        (folder / ".whole").touch()
+        whole.touch()
     return folder
 
 
