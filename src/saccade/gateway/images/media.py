@@ -1,7 +1,6 @@
 """Constructs the fetching, collecting and caching of a gateway's images and videos, and the preparation of pixels."""
 
 from collections.abc import Iterable
-from typing import Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -64,21 +63,10 @@ class Media:
         self.threads.close()
 
 
-class Cache(Protocol):
-    """The counts of a cache."""
-
-    num_hits: int
-    num_misses: int
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes that are kept."""
-
-
 class CacheCollector(Collector):
     """Metrics of *cache*, named `saccade_<name>_cache_*`."""
 
-    def __init__(self, name: str, cache: Cache) -> None:
+    def __init__(self, name: str, cache: UrlCache | ProcessorCache) -> None:
         self._name = f"saccade_{name}_cache"
         self._cache = cache
 

@@ -133,9 +133,7 @@ class DecodePool:
         await self._in_thread(self._server.start)
         for _ in range(self._config.num_decode_processes):
             await self._add_process()
-        for process in self._processes:
-            log_confinement(process.measures)
-            break
+        log_confinement(next(iter(self._processes)).measures)
 
     async def image(
         self,
