@@ -48,13 +48,9 @@ class Engine:
         connect: Callable[[Scheduler, Requests], KvConnector] = lambda *_: KvConnector(),
         steps_ahead: int = 0,
     ) -> None:
-        self.executor = executor
-        self.recorder = recorder
-        self.scheduler = scheduler
-        self.validator = validator
-        self.description = description
-        self.cause = ""
-        self.counters = Counters()
+        self.executor, self.recorder, self.scheduler = executor, recorder, scheduler
+        self.validator, self.description, self.cause = validator, description, ""
+        self.counters, self._steps_ahead = Counters(), steps_ahead
         self._encoder_cache = scheduler.encoder_scheduler.encoder_cache
         manager = scheduler.block_manager
         self.feed = CacheFeed(manager.paged_blocks, self._encoder_cache, manager.checkpoints)
@@ -62,7 +58,6 @@ class Engine:
         self.kv_connector = self.requests.kv_connector = connect(scheduler, self.requests)
         self._encoder_results = EncoderResults(scheduler, self.requests, self.counters)
         self._steps = StepBuilder(scheduler.rows, self._encoder_cache, manager.checkpoints)
-        self._steps_ahead = steps_ahead
         self._launched: deque[tuple[Schedule, PlannedStep]] = deque()
 
     @property
@@ -76,12 +71,9 @@ class Engine:
         self.counters.steps_total += 1
         with self.counters.timed("schedule_seconds_total"):
             self._settle()
-        is_recording_due = self.recorder is not None and self.recorder.is_due
-        if self._launched and (is_recording_due or not self.scheduler.can_go_ahead):
+        if self._launched and not self.scheduler.can_go_ahead:
             self._collect(0)
         with self.counters.timed("schedule_seconds_total"):
-            if self.recorder is not None:
-                self.recorder.begin_if_due(self.scheduler)
             schedule = self.scheduler.schedule()
             self.kv_connector.plan(schedule)
         with self.counters.timed("batch_seconds_total"):
@@ -89,8 +81,7 @@ class Engine:
         self._launch(schedule, plan)
         self._collect(self._steps_ahead if schedule.chunks else 0)
         if not schedule.chunks:
-            # Without chunks, the step only waits for an image to be encoded.
-            self._take_jobs(WAIT_SECONDS)
+            self._take_jobs(WAIT_SECONDS)  # The step only waits for an image to be encoded.
         return self.requests.frames.take()
 
     def load(self) -> Load:
@@ -103,9 +94,11 @@ class Engine:
         self.executor.close()
 
     def _settle(self) -> None:
-        """Take what has happened since the last step: encoded images, transfers, grammars."""
+        """Take what has happened since the last step: encoded images, transfers, a recording that is due, grammars."""
         self._take_jobs(0.0)
         self.kv_connector.settle()
+        if self.recorder is not None:
+            self.recorder.begin_if_due(self.scheduler, partial(self._collect, 0))
         self.requests.take_grammars(0.0 if self.scheduler.has_work else WAIT_SECONDS)
 
     def _take_jobs(self, timeout_seconds: float) -> None:

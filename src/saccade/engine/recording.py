@@ -11,7 +11,7 @@ import queue
 import stat
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -198,11 +198,13 @@ class Recorder:
         """Whether the next segment should start."""
         return self._segment is None and time.monotonic() - self._began >= self.rest_seconds
 
-    def begin_if_due(self, scheduler: Scheduler) -> None:
+    def begin_if_due(self, scheduler: Scheduler, collect: Callable[[], None]) -> None:
         """Start a segment if one is due, with empty rows and caches; the running sequences are computed again.
 
-        Background jobs end first. Until then, no further job begins.
+        Background jobs end first. Until then, no further job begins. *collect* ends the steps in flight.
         """
+        if self.is_due:
+            collect()
         encoder_scheduler = scheduler.encoder_scheduler
         encoder_scheduler.begins_no_jobs = self.is_due and scheduler.can_start_over
         if encoder_scheduler.begins_no_jobs and not encoder_scheduler.jobs and self.begin():
