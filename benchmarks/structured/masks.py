@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import torch
 from llguidance import LLMatcher, LLTokenizer
+from saccade.grammars.tool_calls import CallConstraint, FunctionConstraint, ToolCallTokens
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from benchmarks.structured.schemas import Schema, bounded_schema
@@ -25,7 +26,6 @@ from saccade.engine.executor.masks import GrammarMasks
 from saccade.gateway.structured_output.constraint import ANY_OBJECT, Constraint, Kind
 from saccade.gateway.structured_output.trial import try_constraint
 from saccade.grammars.compiler import Vocabulary, compile_grammar
-from saccade.grammars.tool_calls import CallConstraint, FunctionConstraint, ToolCallTokens
 from saccade.protocol.request import Grammar
 from saccade.tokenization.token_bytes import ByteLevel
 

@@ -208,7 +208,7 @@ class Pair:
             shadow.scheduler(self.rng, self.is_recurrent, rows, blocks, num_tokens),
             RequestValidator(SPEC, b"f" * 32, MAX_MODEL_LEN),  # type: ignore[arg-type]
             SimpleNamespace(role=role),  # type: ignore[arg-type]
-            connect=partial(connector, End(self.wire, events), form),  # type: ignore[arg-type]
+            new_connector=partial(connector, End(self.wire, events), form),  # type: ignore[arg-type]
             steps_ahead=self.steps_ahead,
         )
 

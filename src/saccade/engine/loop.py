@@ -32,9 +32,9 @@ logger = structlog.get_logger(__name__)
 class Engine:
     """Runs the steps of *requests*, which come and go between steps. *recorder* is *executor*, or None.
 
-    *connect* makes the connector of an engine that takes part in requests that two workers serve. Without *grammars*,
-    requests with a grammar are refused. When a step is launched, *steps_ahead* (0 or 1) may still be in flight. *cause*
-    is the failure of the last step that failed.
+    *new_connector* makes the KV connector of an engine that takes part in requests that two workers serve. Without
+    *grammars*, requests with a grammar are refused. When a step is launched, *steps_ahead* (0 or 1) may still be in
+    flight. *cause* is the failure of the last step that failed.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Engine:
         description: Description,
         recorder: Recorder | None = None,
         grammars: Grammars | None = None,
-        connect: Callable[[Scheduler, Requests], KvConnector] = lambda *_: KvConnector(),
+        new_connector: Callable[[Scheduler, Requests], KvConnector] = lambda *_: KvConnector(),
         steps_ahead: int = 0,
     ) -> None:
         self.executor, self.recorder, self.scheduler = executor, recorder, scheduler
@@ -55,7 +55,7 @@ class Engine:
         manager = scheduler.block_manager
         self.feed = CacheFeed(manager.paged_blocks, self._encoder_cache, manager.checkpoints)
         self.requests = Requests(scheduler, validator, grammars or NoGrammars(), self.counters)
-        self.kv_connector = self.requests.kv_connector = connect(scheduler, self.requests)
+        self.kv_connector = self.requests.kv_connector = new_connector(scheduler, self.requests)
         self._encoder_results = EncoderResults(scheduler, self.requests, self.counters)
         self._steps = StepBuilder(scheduler.rows, self._encoder_cache, manager.checkpoints)
         self._launched: deque[tuple[Schedule, PlannedStep]] = deque()

@@ -180,7 +180,7 @@ def assemble(
     transfers = KvTransfers(TransferConfig(form, config.kv_transfer_bind, config.kv_transfer_seconds))
     described = msgspec.structs.replace(description, kv_transfer_address=transfers.address)
     connector = KvSender if config.role == "prefill" else KvReceiver
-    return new_engine(described, connect=partial(connector, transfers, form))
+    return new_engine(described, new_connector=partial(connector, transfers, form))
 
 
 def _grammars(config: EngineConfig, model: LoadedModel) -> Grammars | None:
