@@ -97,7 +97,7 @@ def _signs(rng: random.Random, signs: str = "ABCDEFGHJKLMNPRTUVWXY2346789") -> s
 def _font(size: int = SIZE) -> ImageFont.FreeTypeFont:
     font = ImageFont.load_default(size)
     if not isinstance(font, ImageFont.FreeTypeFont):
-        raise StartupError("The generated images need a Pillow with FreeType: `pip install --force-reinstall pillow`.")
+        raise StartupError("The generated images need a Pillow with FreeType; install pillow from its wheel.")
     return font
 
 
