@@ -322,6 +322,18 @@ def test_cancelled_transfer_ends_at_the_other_end() -> None:
             destination.wait_until_closed()
 
 
+def test_transfer_cancelled_at_once_ends_at_the_other_end() -> None:
+    with ends() as (source, destination):
+        key = new_key()
+        source.transfers.offer(key)
+        destination.transfers.pull(key, address(source), 0)
+        destination.transfers.cancel(key)
+        source.next(StateRequested)
+        assert type(source.next(TransferEnded).error) is PeerFailed
+        source.wait_until_closed()
+        destination.wait_until_closed()
+
+
 @pytest.mark.parametrize("hosts", [1, 2])
 @table(("piece", "num_bytes"), [(Piece(0, 1), 999), (Piece(0, 2), 1000), (Piece(3, 3, True), 78)])
 def test_pieces_of_wrong_size_end_the_transfer(

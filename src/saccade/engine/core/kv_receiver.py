@@ -124,7 +124,8 @@ class KvReceiver(KvConnector):
         room = STEP_BYTES
         writes = []
         for prompt in self._prompts.values():
-            while room > 0 and prompt.arrived:
+            # A step in flight that failed may have ended the sequence after `settle`.
+            while room > 0 and prompt.arrived and prompt.sequence.finish_reason is None:
                 _, piece, content = prompt.arrived.popleft()
                 room -= len(content)
                 writes.append(prompt)

@@ -49,6 +49,9 @@ class KvDestination:
         self._tell = tell
         self._replies: dict[bytes, asyncio.Queue[FromDestination]] = {}
         self._tasks: dict[bytes, asyncio.Task[None]] = {}
+        # Transfers that have not sent their request yet, and those among them that are cancelled.
+        self._unsent: set[bytes] = set()
+        self._unwanted: set[bytes] = set()
 
     @property
     def num_open(self) -> int:
@@ -65,6 +68,7 @@ class KvDestination:
         task = asyncio.create_task(self._run(key, source, first_block), name=f"KV transfer from {source}")
         self._tasks[key] = task
         self._replies[key] = asyncio.Queue()
+        self._unsent.add(key)
         task.add_done_callback(lambda _: self._forget(key))
 
     def reply(self, key: bytes, message: FromDestination) -> None:
@@ -73,12 +77,19 @@ class KvDestination:
             self._replies[key].put_nowait(message)
 
     def cancel(self, key: bytes) -> None:
-        """Close the connection of a transfer. An unknown key is no error."""
-        if key in self._tasks:
+        """Close the connection of a transfer, after its request: the source notices no end of one that never asked.
+
+        An unknown key is no error.
+        """
+        if key in self._unsent:
+            self._unwanted.add(key)
+        elif key in self._tasks:
             self._tasks[key].cancel()
 
     def _forget(self, key: bytes) -> None:
         del self._tasks[key], self._replies[key]
+        self._unsent.discard(key)
+        self._unwanted.discard(key)
 
     async def _run(self, key: bytes, source: str, first_block: int) -> None:
         try:
@@ -103,6 +114,9 @@ class KvDestination:
         async with asyncio.timeout(self._config.timeout_seconds):
             channel = await self._opened(key, streams)
             await channel.send(Pull(first_block, self._config.form, shared_memory.readers()))
+        self._unsent.discard(key)
+        if key in self._unwanted:
+            return
         replying = asyncio.create_task(self._reply(self._replies[key], channel))
         receiving = asyncio.create_task(self._receive(key, channel))
         try:
