@@ -10,8 +10,8 @@ import argparse
 import contextlib
 import json
 import statistics
+import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,18 +21,19 @@ from benchmarks.gateway.load import Load
 from benchmarks.gateway.model_folder import write_model
 from benchmarks.gateway.receipt import RECEIPT_TOKENS
 from benchmarks.gateway.rows import figures
+from benchmarks.gateway.systems import wait
 from benchmarks.measured import MODEL, answers, commit, end_with_what_was_started, free_ports, machine, process
 
-READY_SECONDS = 120.0
 NUM_WORKERS = 2
+Process = subprocess.Popen[bytes]
 DYNAMO, SACCADE = "dynamo", "saccade"
 NUM_TOKENS = 24
 LIMIT = 1.5
 
 
 @contextlib.contextmanager
-def dynamo(python: Path, folder: Path, log: int, work: Path) -> Iterator[tuple[str, int]]:
-    """Yield the URL and process id of Dynamo's front end before two mocked engines."""
+def dynamo(python: Path, folder: Path, log: int, work: Path) -> Iterator[tuple[str, Process]]:
+    """Yield the URL and the process of Dynamo's front end before two mocked engines."""
     port = free_ports(1)[0]
     environment = {"DYN_FILE_KV": str(work / "dynamo-kv"), "HF_HUB_OFFLINE": "1"}
     environment |= {"DYN_TCP_RPC_HOST": "127.0.0.1", "DYN_EVENT_PLANE_HOST": "127.0.0.1"}
@@ -45,12 +46,12 @@ def dynamo(python: Path, folder: Path, log: int, work: Path) -> Iterator[tuple[s
         process([str(word) for word in mocker], log, environment),
         process([str(word) for word in front], log, environment) as started,
     ):
-        yield f"http://127.0.0.1:{port}", started.pid
+        yield f"http://127.0.0.1:{port}", started
 
 
 @contextlib.contextmanager
-def saccade(folder: Path, log: int) -> Iterator[tuple[str, int]]:
-    """Yield the URL and process id of our gateway before two workers without engines."""
+def saccade(folder: Path, log: int) -> Iterator[tuple[str, Process]]:
+    """Yield the URL and the process of our gateway before two workers without engines."""
     port, *worker_ports = free_ports(1 + NUM_WORKERS)
     with contextlib.ExitStack() as running:
         for worker_port in worker_ports:
@@ -59,7 +60,7 @@ def saccade(folder: Path, log: int) -> Iterator[tuple[str, int]]:
         command = [sys.executable, "-m", "saccade.cli.main", "gateway", "--log-level", "WARNING", "--port", str(port)]
         command += [word for one in worker_ports for word in ("--worker-url", f"grpc://127.0.0.1:{one}")]
         started = running.enter_context(process(command, log, {}))
-        yield f"http://127.0.0.1:{port}", started.pid
+        yield f"http://127.0.0.1:{port}", started
 
 
 def measure(system: str, python: Path, folder: Path, work: Path, num_requests: int) -> dict[str, Any]:
@@ -67,15 +68,13 @@ def measure(system: str, python: Path, folder: Path, work: Path, num_requests: i
     with (work / "log").open("ab") as log:
         is_ours = system == SACCADE
         running = saccade(folder, log.fileno()) if is_ours else dynamo(python, folder, log.fileno(), work)
-        with running as (url, pid):
-            deadline = time.monotonic() + READY_SECONDS
-            while not answers(url):
-                if time.monotonic() > deadline:
-                    raise RuntimeError(f"{system} did not become ready; {work / 'log'} tells more")
-                time.sleep(0.2)
+        with running as (url, started):
+            wait(started, lambda: answers(url))
             # Our worker's receipt has about as many tokens.
             max_tokens = RECEIPT_TOKENS if is_ours else NUM_TOKENS
-            load = Load(url, MODEL, 32, num_requests, 200, gateway_pid=pid, max_tokens=max_tokens, receipts=is_ours)
+            load = Load(
+                url, MODEL, 32, num_requests, 200, gateway_pid=started.pid, max_tokens=max_tokens, receipts=is_ours
+            )
             return {"system": system, **figures(load)}
 
 

@@ -54,14 +54,14 @@ def running(system: str, setup: Setup, folder: Path, *, caches: bool) -> Iterato
     with contextlib.ExitStack() as stack:
         log = stack.enter_context((setup.logs / f"{system.replace(', ', '-').replace(' ', '-')}.log").open("ab"))
         worker = stack.enter_context(process([*worker_command, "--port", str(worker_port)], log.fileno(), {}))
-        _wait(worker, lambda: _listens(worker_port))
+        wait(worker, lambda: _listens(worker_port))
         if system == SMG:
             command, environment = _smg(setup, worker_port, port, metrics_port, caches=caches)
         else:
             command, environment = _saccade(system, setup, worker_port, port, caches=caches), {}
         gateway = stack.enter_context(process(command, log.fileno(), environment))
         started = Running(f"http://127.0.0.1:{port}", gateway, worker)
-        _wait(gateway, lambda: answers(started.url))
+        wait(gateway, lambda: answers(started.url))
         yield started
 
 
@@ -85,7 +85,7 @@ def _saccade(system: str, setup: Setup, worker_port: int, port: int, *, caches: 
     return [*command, *setup.gateway_arguments]
 
 
-def _wait(started: subprocess.Popen[bytes], condition: Callable[[], bool]) -> None:
+def wait(started: subprocess.Popen[bytes], condition: Callable[[], bool]) -> None:
     """Wait until *condition* holds. Raises RuntimeError where the process ends, or takes too long."""
     deadline = time.monotonic() + READY_SECONDS
     while not condition():

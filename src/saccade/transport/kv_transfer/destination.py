@@ -41,24 +41,30 @@ class KvDestinationConfig:
     max_content_bytes: int
 
 
+@dataclasses.dataclass
+class _Transfer:
+    """One transfer: its task, and the *replies* that the task sends. *is_unwanted*: it ends once it *is_requested*."""
+
+    task: asyncio.Task[None]
+    replies: asyncio.Queue[FromDestination] = dataclasses.field(default_factory=asyncio.Queue)
+    is_requested: bool = False
+    is_unwanted: bool = False
+
+
 class KvDestination:
     """The transfers of one decode worker, one task each. Every method runs in the event loop of the transfers."""
 
     def __init__(self, config: KvDestinationConfig, tell: Tell) -> None:
         self._config = config
         self._tell = tell
-        self._replies: dict[bytes, asyncio.Queue[FromDestination]] = {}
-        self._tasks: dict[bytes, asyncio.Task[None]] = {}
-        # Transfers that have not sent their request yet, and those among them that are cancelled.
-        self._unsent: set[bytes] = set()
-        self._unwanted: set[bytes] = set()
+        self._transfers: dict[bytes, _Transfer] = {}
 
     @property
     def num_open(self) -> int:
-        return len(self._tasks)
+        return len(self._transfers)
 
     async def close(self) -> None:
-        tasks = list(self._tasks.values())
+        tasks = [transfer.task for transfer in self._transfers.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -66,30 +72,24 @@ class KvDestination:
     def pull(self, key: bytes, source: str, first_block: int) -> None:
         """Receive the state of a prompt from block *first_block* on from the worker at *source*, host:port."""
         task = asyncio.create_task(self._run(key, source, first_block), name=f"KV transfer from {source}")
-        self._tasks[key] = task
-        self._replies[key] = asyncio.Queue()
-        self._unsent.add(key)
-        task.add_done_callback(lambda _: self._forget(key))
+        self._transfers[key] = _Transfer(task)
+        task.add_done_callback(lambda _: self._transfers.pop(key))
 
     def reply(self, key: bytes, message: FromDestination) -> None:
         """Tell the source that a piece, or the whole state, is used. A transfer that has ended is no error."""
-        if key in self._replies:
-            self._replies[key].put_nowait(message)
+        if (transfer := self._transfers.get(key)) is not None:
+            transfer.replies.put_nowait(message)
 
     def cancel(self, key: bytes) -> None:
         """Close the connection of a transfer, after its request: the source notices no end of one that never asked.
 
         An unknown key is no error.
         """
-        if key in self._unsent:
-            self._unwanted.add(key)
-        elif key in self._tasks:
-            self._tasks[key].cancel()
-
-    def _forget(self, key: bytes) -> None:
-        del self._tasks[key], self._replies[key]
-        self._unsent.discard(key)
-        self._unwanted.discard(key)
+        if (transfer := self._transfers.get(key)) is None:
+            return
+        if transfer.is_requested:
+            transfer.task.cancel()
+        transfer.is_unwanted = True
 
     async def _run(self, key: bytes, source: str, first_block: int) -> None:
         try:
@@ -114,10 +114,11 @@ class KvDestination:
         async with asyncio.timeout(self._config.timeout_seconds):
             channel = await self._opened(key, streams)
             await channel.send(Pull(first_block, self._config.form, shared_memory.readers()))
-        self._unsent.discard(key)
-        if key in self._unwanted:
+        transfer = self._transfers[key]
+        transfer.is_requested = True
+        if transfer.is_unwanted:
             return
-        replying = asyncio.create_task(self._reply(self._replies[key], channel))
+        replying = asyncio.create_task(self._reply(transfer.replies, channel))
         receiving = asyncio.create_task(self._receive(key, channel))
         try:
             done, _ = await asyncio.wait((replying, receiving), return_when=asyncio.FIRST_COMPLETED)
