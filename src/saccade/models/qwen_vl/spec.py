@@ -38,7 +38,7 @@ class QwenSpec(MergedPatchSpec):
     divides_videos: ClassVar[bool] = True
 
     text: TextConfig
-    vision: Any
+    vision: TowerConfig
     placeholder_of: Mapping[str, int]
 
     @classmethod
@@ -58,7 +58,7 @@ class QwenSpec(MergedPatchSpec):
     @property
     def feature_width(self) -> int:
         """Values of a token's features: one vector of the last block and of each deepstack block."""
-        return int(self.vision.out_hidden_size * self.vision.num_features)
+        return self.vision.out_hidden_size * self.vision.num_features
 
     def pixel_shape(self, grid: Grid, modality: str = IMAGE) -> tuple[int, ...]:
         """Return (patches, values per patch: of a video, of all frames of its group)."""
@@ -94,6 +94,8 @@ class Spec2(QwenSpec):
 
 class WindowedSpec(QwenSpec):
     """Qwen2.5-VL."""
+
+    vision: WindowedConfig
 
     style, tower, divides_videos = BIASED, WindowedConfig, False
 

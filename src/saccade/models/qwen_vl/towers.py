@@ -171,8 +171,9 @@ class QwenTower(nn.Module):
     norm: Norm = LayerNorm
     mlp: type[nn.Module] = QwenMlp
     patch_bias = False
+    config: TowerConfig
 
-    def __init__(self, config: Any, ranks: Ranks = ALONE) -> None:
+    def __init__(self, config: TowerConfig, ranks: Ranks = ALONE) -> None:
         super().__init__()
         self.config = config
         kernel = (CHANNELS, config.temporal_patch_size, config.patch_size, config.patch_size)
@@ -217,6 +218,7 @@ class WindowedTower(QwenTower):
     """Qwen2.5-VL's: most blocks attend within windows."""
 
     norm, mlp = RMSNorm, VisionGatedMlp
+    config: WindowedConfig
 
     def prepare(self, grids: Sequence[Grid], backend: VisionAttentionBackend) -> WindowedMetadata:
         merge, device = self.config.merge_size, self.device
@@ -255,6 +257,7 @@ class Tower3(QwenTower):
     """Qwen3-VL's: learned positions, resampled to each grid, and features of deepstack blocks."""
 
     patch_bias = True
+    config: Tower3Config
 
     def __init__(self, config: Tower3Config, ranks: Ranks = ALONE) -> None:
         super().__init__(config, ranks)
