@@ -188,7 +188,8 @@ def _role(process: psutil.Process) -> str:
 
 
 def only(server: Server, role: str) -> psutil.Process:
-    """Return the one process of *role*."""
+    """Return the one process of *role*, as soon as there is one: it may have just been started. Raises TimeoutError."""
+    wait_for(lambda: len(roles(server)[role]) == 1)
     (process,) = roles(server)[role]
     return process
 

@@ -112,7 +112,11 @@ def held(pair: Pair) -> bool:
 
 @pytest.mark.parametrize("num_samples", [1, 3])
 @pytest.mark.parametrize("stage", STAGES)
-def test_disconnected_client_leaves_nothing(pair: Pair, tiny_qwen3_vl: Path, stage: str, num_samples: int) -> None:
+def test_disconnected_client_leaves_nothing(
+    pair: Pair, tiny_qwen3_vl: Path, stage: str, num_samples: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # If the decode leg connects after the prompt's end, its connection waits so long for the prompt.
+    monkeypatch.setattr("saccade.transport.kv_transfer.source.HANDSHAKE_SECONDS", 0.5)
     asked = engines.request(tiny_qwen3_vl, [5, (WIDE, 1), 70], max_tokens=50, temperature=1.0)
     pair.submit(msgspec.structs.replace(asked, num_samples=num_samples))
     reach(pair, stage, "a")
