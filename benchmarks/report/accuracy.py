@@ -24,7 +24,12 @@ from server import Server, serving
 
 from saccade.cli.bundled import bundled
 
-QUESTIONS = ("text", "colour", "shape", "shape_colour")
+QUESTIONS = {
+    "text": "the text",
+    "colour": "the text's colour",
+    "shape": "the shape",
+    "shape_colour": "the shape's colour",
+}
 SEED = 9_000_000
 CLIENTS = 8
 
@@ -44,7 +49,7 @@ def row(kind: str, server: Server, reference: Reference, num_images: int) -> dic
     theirs = [reference.complete(*reference_messages(item.image, item.question)).text for item in items]
     answers = [item.answer for item in items]
     return {
-        "question": items[0].question,
+        "question": QUESTIONS[kind],
         "images": num_images,
         "saccade": sum(map(str.__eq__, ours, answers)),
         "transformers": sum(map(str.__eq__, theirs, answers)),
