@@ -24,11 +24,11 @@ from saccade.engine.executor.loader import load_model
 from saccade.errors import InvalidValue, StartupError
 from saccade.models.backbones.deepseek_config import ExpertConfig
 from saccade.models.backbones.deepseek_text import ExpertRouter
-from saccade.models.backbones.moonvit import bicubic_taps
 from saccade.models.network import Target
 from saccade.models.spec import MediaShape
 from saccade.nn.backends.torch_sdpa import VisionAttentionBackend
 from saccade.nn.context import PackedLayout
+from saccade.nn.vision import bicubic_taps
 
 # In order: odd numbers of merged rows, the size of the table, one larger, one long, the smallest.
 GRIDS = [(1, 6, 10), (1, 8, 8), (1, 18, 22), (1, 2, 40), (1, 2, 2)]

@@ -4,9 +4,8 @@ Grids are (frames, rows, columns) in patches, on the CPU. Patches come in merge-
 columns / m, m, m). Shapes: P patches, Q heads, D head size, E hidden size.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +22,9 @@ Grid = tuple[int, int, int]
 IN_THE_ENCODER = "heads in its vision encoder (`--mm-encoder-tp-mode data` does not cut it)"
 """The shared unit, in errors."""
 
+KEYS_A = np.float32(-0.75)
+"""The free number of the bicubic kernel (Keys 1981, IEEE TASSP 29) in PyTorch's interpolation."""
+
 
 def grid_list(grids: Iterable[Sequence[int] | torch.Tensor]) -> list[Grid]:
     """Return grids as host integers, from triples or from the rows of a CPU tensor [n, 3]."""
@@ -36,10 +38,15 @@ def patch_coordinates(grid: Grid, merge: int) -> tuple[npt.NDArray[np.int64], np
     return row.ravel(), column.ravel()
 
 
-def bilinear_taps(
-    position: npt.NDArray[np.int64], size: int, side: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-    """Return the two table entries [P, 2] and their weights that resample *side* entries to *size*, corners aligned.
+Taps = tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]
+"""Entries of a table of learned positions for each patch, and their weights in the patch's position."""
+
+TapRule = Callable[[npt.NDArray[np.int64], int, int], Taps]
+"""Maps the places [P] of patches along a side of *size* patches to entries [P, T] of a side of *side* entries."""
+
+
+def aligned_taps(position: npt.NDArray[np.int64], size: int, side: int) -> Taps:
+    """Return the two entries [P, 2] and their weights that resample *side* entries to *size*, corners aligned.
 
     Formula: transformers, vision_utils.py, get_vision_interpolation_indices_and_weights.
     """
@@ -48,6 +55,35 @@ def bilinear_taps(
     high = np.minimum(low + 1, side - 1)
     share = (place - low).astype(np.float32)
     return np.stack((low, high), 1), np.stack((1 - share, share), 1)
+
+
+def centred_taps(position: npt.NDArray[np.int64], size: int, side: int) -> Taps:
+    """Return the same, with the outer edges aligned. Entries outside of the table are those at its border."""
+    place = _centres(position, size, side)
+    low = np.floor(place)
+    share = (place - low).astype(np.float32)
+    entries = low.astype(np.int64)[:, None] + np.arange(2)
+    return entries.clip(0, side - 1), np.stack((1 - share, share), 1)
+
+
+def bicubic_taps(position: npt.NDArray[np.int64], size: int, side: int) -> Taps:
+    """Return the four entries [P, 4] and their weights that resample *side* entries to *size*.
+
+    The rule is that of functional.interpolate with bicubic, without aligned corners and antialiasing. Entries outside
+    of the table are those at its border. If *size* is *side*, the weights are exactly 0, 1, 0, 0.
+    """
+    place = _centres(position, size, side)
+    low = np.floor(place)
+    entries = low.astype(np.int64)[:, None] + np.arange(-1, 3)
+    distance = np.abs(place[:, None] - entries.astype(np.float32))
+    near = ((KEYS_A + 2) * distance - (KEYS_A + 3)) * distance * distance + 1
+    far = ((KEYS_A * distance - 5 * KEYS_A) * distance + 8 * KEYS_A) * distance - 4 * KEYS_A
+    return entries.clip(0, side - 1), np.where(distance <= 1, near, far).astype(np.float32)
+
+
+def _centres(position: npt.NDArray[np.int64], size: int, side: int) -> npt.NDArray[np.float32]:
+    """Return where the centres of patches lie among the entries of a table."""
+    return (position.astype(np.float32) + np.float32(0.5)) * np.float32(side) / np.float32(size) - np.float32(0.5)
 
 
 @lru_cache(maxsize=32)
@@ -59,28 +95,18 @@ def frame_coordinates(grid: Grid, merge: int) -> npt.NDArray[np.float32]:
     return np.stack(patch_coordinates(grid, merge), 1).astype(np.float32)
 
 
-class FramePlaces(NamedTuple):
-    """The places of one frame's patches, in merge-block order. The arrays are cached: do not write to them.
-
-    *coordinates* float32 [rows * columns, 2] are row and column. *taps* int64 [rows * columns, 4] are entries of the
-    table of learned positions; a patch's position is their sum, weighted by *tap_weights* float32 of the same shape.
-    """
-
-    coordinates: npt.NDArray[np.float32]
-    taps: npt.NDArray[np.int64]
-    tap_weights: npt.NDArray[np.float32]
-
-
 @lru_cache(maxsize=32)
-def frame_places(grid: Grid, merge: int, side: int) -> FramePlaces:
-    """Return the places of one frame, for a table of side x side. Successive images often have one size."""
+def table_taps(grid: Grid, merge: int, table: tuple[int, int], rule: TapRule) -> Taps:
+    """Return the entries of a *table* of rows x columns for the patches of one frame, in merge-block order.
+
+    Do not write to the arrays: they are cached.
+    """
     row, column = patch_coordinates(grid, merge)
-    rows, row_weights = bilinear_taps(row, grid[1], side)
-    columns, column_weights = bilinear_taps(column, grid[2], side)
-    indices = rows[:, :, None] * side + columns[:, None, :]
+    rows, row_weights = rule(row, grid[1], table[0])
+    columns, column_weights = rule(column, grid[2], table[1])
+    entries = rows[:, :, None] * table[1] + columns[:, None, :]
     weights = row_weights[:, :, None] * column_weights[:, None, :]
-    coordinates = np.stack((row, column), 1).astype(np.float32)
-    return FramePlaces(coordinates, indices.reshape(-1, 4), weights.reshape(-1, 4))
+    return entries.reshape(len(row), -1), weights.reshape(len(row), -1)
 
 
 def packed_layout(grids: Sequence[Grid], device: torch.device) -> PackedLayout:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from saccade.errors import StartupError
 from saccade.models.backbones.model_config import choice, values_of
@@ -51,7 +51,7 @@ class ClipConfig:
     norm_eps: Annotated[float, "layer_norm_eps"]
 
     @classmethod
-    def read(cls, vision: Mapping[str, Any]) -> "ClipConfig":
+    def read(cls, vision: Mapping[str, Any]) -> Self:
         """Read a `vision_config`. Raises StartupError, naming the key."""
         vision = {**SILENT, **vision}
         activation = choice(vision, "hidden_act", ("quick_gelu", "gelu", "gelu_pytorch_tanh"))

@@ -13,10 +13,8 @@ E hidden size, D head size, F frames of a clip, U merged patches, X text width.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 from torch.nn import functional
@@ -30,12 +28,18 @@ from saccade.nn.ops import GELU
 from saccade.nn.parallel import ALONE, Ranks
 from saccade.nn.rope import cos_sin_pairs, inverse_frequencies
 from saccade.nn.transfer import to_device
-from saccade.nn.vision import Grid, PackedSelfAttention, PatchEmbedding, packed_sequences, patch_coordinates
+from saccade.nn.vision import (
+    Grid,
+    PackedSelfAttention,
+    PatchEmbedding,
+    bicubic_taps,
+    frame_coordinates,
+    packed_sequences,
+    table_taps,
+)
 
 NORM_EPS = 1e-5
 ROPE_THETA = 10000.0
-KEYS_A = np.float32(-0.75)
-"""The free number of the bicubic kernel (Keys 1981, IEEE TASSP 29) in PyTorch's interpolation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,29 +78,6 @@ class MoonVitMetadata:
         check_metadata(self.backend, self.layout)
 
 
-class Places(NamedTuple):
-    """The places of one frame's patches, in merge-block order.
-
-    *places* float32 [P, 2] are column and row; the other fields are those of MoonVitMetadata for this frame.
-    """
-
-    order: npt.NDArray[np.int64]
-    places: npt.NDArray[np.float32]
-    taps: npt.NDArray[np.int64]
-    tap_weights: npt.NDArray[np.float32]
-
-
-def frame_places(grid: Grid, merge: int, table: tuple[int, int]) -> Places:
-    """Return the places of one frame, for a *table* of (rows, columns)."""
-    row, column = patch_coordinates(grid, merge)
-    rows, row_weights = bicubic_taps(row, grid[1], table[0])
-    columns, column_weights = bicubic_taps(column, grid[2], table[1])
-    taps = rows[:, :, None] * table[1] + columns[:, None, :]
-    weights = row_weights[:, :, None] * column_weights[:, None, :]
-    places = np.stack((column, row), 1).astype(np.float32)
-    return Places(row * grid[2] + column, places, taps.reshape(-1, 16), weights.reshape(-1, 16))
-
-
 def clips_of(grid: Grid, most: int) -> list[Grid]:
     """Return the grids of the clips of a video or image, each of *most* frames but the last."""
     frames, rows, columns = grid
@@ -126,23 +107,6 @@ def times_table(num_times: int, width: int) -> torch.Tensor:
     frequencies = 1.0 / (ROPE_THETA ** (torch.arange(0, width, 2).float() / width))
     angles = torch.outer(torch.arange(num_times).float(), frequencies)
     return torch.cat((torch.zeros(1, width), torch.cat((angles.sin(), angles.cos()), 1)))
-
-
-def bicubic_taps(
-    position: npt.NDArray[np.int64], size: int, side: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-    """Return the four table entries [P, 4] and their weights that resample *side* entries to *size*.
-
-    The rule is that of functional.interpolate with bicubic, without aligned corners and antialiasing. Entries outside
-    of the table are those at its border. If *size* is *side*, the weights are exactly 0, 1, 0, 0.
-    """
-    place = (position.astype(np.float32) + np.float32(0.5)) * np.float32(side) / np.float32(size) - np.float32(0.5)
-    low = np.floor(place)
-    entries = low.astype(np.int64)[:, None] + np.arange(-1, 3)
-    distance = np.abs(place[:, None] - entries.astype(np.float32))
-    near = ((KEYS_A + 2) * distance - (KEYS_A + 3)) * distance * distance + 1
-    far = ((KEYS_A * distance - 5 * KEYS_A) * distance + 8 * KEYS_A) * distance - 4 * KEYS_A
-    return entries.clip(0, side - 1), np.where(distance <= 1, near, far).astype(np.float32)
 
 
 def mean_of_frames(x_PE: torch.Tensor, clips: ClipMetadata) -> torch.Tensor:
@@ -219,13 +183,15 @@ class MoonVitTower(nn.Module):
         device, config = self.table_TE.device, self.config
         table = config.table_rows, config.table_columns
         clips = [clip for grid in grids for clip in clips_of(grid, config.clip_frames)]
-        frames: list[Places] = []
-        for grid in grids:
-            frames += [frame_places(grid, config.merge_size, table)] * grid[0]
-        starts = np.cumsum([0, *(len(frame.order) for frame in frames)])
-        order = np.concatenate([start + frame.order for start, frame in zip(starts, frames, strict=False)])
-        _, *rest = (np.concatenate(arrays) for arrays in zip(*frames, strict=True))
-        order_P, place_P2, taps_P, weights_P = (to_device(array, device) for array in (order, *rest))
+        frames = [grid for grid in grids for _ in range(grid[0])]
+        starts = np.cumsum([0, *(rows * columns for _, rows, columns in frames)])
+        coordinates = [frame_coordinates(frame, config.merge_size) for frame in frames]
+        # Raster order is row * columns + column.
+        orders = (places @ (columns, 1) for places, (_, _, columns) in zip(coordinates, frames, strict=True))
+        order = np.concatenate([start + one.astype(np.int64) for start, one in zip(starts, orders, strict=False)])
+        taps = [table_taps(frame, config.merge_size, table, bicubic_taps) for frame in frames]
+        host = (order, np.concatenate(coordinates)[:, ::-1], *map(np.concatenate, zip(*taps, strict=True)))
+        order_P, place_P2, taps_P, weights_P = (to_device(array, device) for array in host)
         frequencies = inverse_frequencies(ROPE_THETA, config.hidden_size // config.num_heads // 2, device)
         # Pairs of channels rotate by the column and by the row, alternately.
         angles = (place_P2.unsqueeze(1) * frequencies.unsqueeze(1)).flatten(1)

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-from saccade.errors import InvalidValue, UnsupportedParameter
+from saccade.errors import InvalidValue
 from saccade.models.family import ImageOptions
-from saccade.protocol.media import ImageLayout
+from saccade.models.preprocessing.own_wire import OwnWireLayout
 
 
-class FixedSizeLayout:
+class FixedSizeLayout(OwnWireLayout):
     """models.family.Layout. A family adds `image`; `low_detail` are the settings for `detail: low`."""
 
     settings: Mapping[str, Any]
@@ -26,10 +26,3 @@ class FixedSizeLayout:
                 )
         changed = {**self.settings, **(self.low_detail() if options.detail == "low" else {})}
         return self.settings if changed == self.settings else changed
-
-    def external(self, layout: ImageLayout, dtype: str) -> ImageLayout:
-        """Raise UnsupportedParameter: external wires have no format for the family's images."""
-        raise UnsupportedParameter(
-            "This worker takes no images for this model: the wire to it has no format for them. Saccade's own "
-            "workers take them."
-        )

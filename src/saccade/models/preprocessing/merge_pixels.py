@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from saccade.errors import InternalError
 from saccade.media import rgbx
 from saccade.media.resize import resize
 from saccade.models.preprocessing import patchify, smart_resize
@@ -18,13 +19,24 @@ class PatchifyPixels:
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._settings = settings
 
+    @staticmethod
+    def layout_of(width: int, height: int, settings: Mapping[str, Any]) -> ImageLayout:
+        """Return the layout of an image, by the rule of the family's layout."""
+        return smart_resize.image_layout(width, height, settings)
+
     def write(self, image: npt.NDArray[np.uint8], layout: ImageLayout, out: npt.NDArray[Any]) -> None:
         """Write the patches of *image* [height, width, 3] into *out* of layout.pixel_shape.
 
         Raises InternalError if *layout* is for another size, MemoryError if an allocation fails.
         """
         height, width, _ = image.shape
-        smart_resize.check_layout(width, height, self._settings, layout)
+        own = self.layout_of(width, height, self._settings)
+        if (own.resized_height, own.resized_width, own.grid) != (
+            layout.resized_height,
+            layout.resized_width,
+            layout.grid,
+        ):
+            raise InternalError("The image's decoded size differs from the size for which its tokens were counted.")
         side = self._settings["patch_size"] * self._settings["merge_size"]
         columns = layout.resized_width // side
         bands = _bands(image, layout, side)

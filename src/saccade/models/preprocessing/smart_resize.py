@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from saccade.errors import ImageTooLarge, InternalError, InvalidValue, StartupError
+from saccade.errors import ImageTooLarge, InvalidValue, StartupError
 from saccade.models.family import ImageOptions, VideoOptions
 from saccade.models.preprocessing.processor_config import (
     CHANNELS,
@@ -48,12 +48,17 @@ TOWER_KEYS = (
 
 
 class SmartResizeLayout:
-    """Layout of an image from its dimensions. A family adds its data.
+    """Layout of an image from its dimensions. A family adds its data, and its *layout_of* if the rule differs.
 
     *defaults* apply to keys that preprocessor_config.json lacks.
     """
 
     defaults: ClassVar[Mapping[str, Any]]
+
+    @staticmethod
+    def layout_of(width: int, height: int, settings: Mapping[str, Any]) -> ImageLayout:
+        """Return the layout of an upright image of *width* x *height* pixels. Raises ImageTooLarge."""
+        return image_layout(width, height, settings)
 
     def __init__(self, config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> None:
         self.settings: Mapping[str, Any] = resolve(preprocessor, self.defaults)
@@ -65,7 +70,7 @@ class SmartResizeLayout:
 
     def image(self, width: int, height: int, settings: Mapping[str, Any]) -> ImageLayout:
         """Return grid (1, rows, columns), tokens and patch shape. Raises ImageTooLarge."""
-        return image_layout(width, height, settings)
+        return self.layout_of(width, height, settings)
 
     def external(self, layout: ImageLayout, dtype: str) -> ImageLayout:
         """Return *layout* with the reference's patches, [3 * temporal_patch_size * patch_size * patch_size] each."""
@@ -124,16 +129,21 @@ def check_tower(config: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
             )
 
 
+def check_aspect(width: int, height: int) -> None:
+    """Raise ImageTooLarge if one side is over 200 times the other."""
+    if max(width, height) > MAX_ASPECT * min(width, height):
+        raise ImageTooLarge(
+            f"The image has {width} x {height} pixels; its long side may be at most {MAX_ASPECT} times its short one."
+        )
+
+
 def resized(width: int, height: int, settings: Mapping[str, Any]) -> tuple[int, int]:
     """Return (height, width) of the resized image: near the original, divisible by a merged patch, within the limits.
 
     Python's round half to even is part of the rule. Raises ImageTooLarge if one side is over 200 times the other.
     """
+    check_aspect(width, height)
     factor = settings["patch_size"] * settings["merge_size"]
-    if max(width, height) > MAX_ASPECT * min(width, height):
-        raise ImageTooLarge(
-            f"The image has {width} x {height} pixels; its long side may be at most {MAX_ASPECT} times its short one."
-        )
     rows, columns = round(height / factor), round(width / factor)
     if rows * columns * factor * factor > settings["max_pixels"]:
         shrink = math.sqrt(height * width / settings["max_pixels"])
@@ -208,10 +218,3 @@ def image_layout(width: int, height: int, settings: Mapping[str, Any]) -> ImageL
         num_tokens=rows * columns // merge**2,
         pixel_shape=(rows * columns, CHANNELS * patch * patch),
     )
-
-
-def check_layout(width: int, height: int, settings: Mapping[str, Any], layout: ImageLayout) -> None:
-    """Raise InternalError if *layout*, of any wire, is for another size or other settings."""
-    own = image_layout(width, height, settings)
-    if (own.resized_height, own.resized_width, own.grid) != (layout.resized_height, layout.resized_width, layout.grid):
-        raise InternalError("The image's decoded size differs from the size for which its tokens were counted.")

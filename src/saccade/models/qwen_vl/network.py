@@ -1,79 +1,32 @@
-"""A vision tower, its projector and a text decoder as one network; families differ in the tower and in names.
+"""The networks of Qwen's families: each is a tower and a decoder."""
 
-Shapes: N tokens, B bytes of pixels, P patches, C values of a patch, E hidden size, R rows to predict from,
-V vocabulary, U tokens of images in the step, W = E * number of features of a token.
-"""
-
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
-
-import torch
-
-from saccade.models.backbones.grouped_query_text import GroupedQueryDecoder
 from saccade.models.backbones.hybrid_text import HybridDecoder
-from saccade.models.backbones.image_text_network import ImageTextNetwork
+from saccade.models.backbones.merging_network import MergingNetwork
+from saccade.models.backbones.merging_tower import MergingTower
 from saccade.models.qwen_vl import weights
 from saccade.models.qwen_vl.layout import Layout14, Layout16
-from saccade.models.qwen_vl.spec import QwenSpec
-from saccade.models.qwen_vl.towers import QwenTower, Tower2, Tower3, WindowedTower
-from saccade.models.spec import VIDEO, MediaShape
-from saccade.nn.context import VisionAttentionBackend
-from saccade.nn.parallel import Ranks
-from saccade.nn.vision import grid_list
+from saccade.models.qwen_vl.towers import Tower3, WindowedTower
 
 
-@dataclass(frozen=True, slots=True)
-class VideoMetadata:
-    """The *tower*'s metadata for videos, whose patches have the pixels of all frames of a group."""
-
-    tower: Any
-
-
-class QwenNetwork(ImageTextNetwork):
-    """models.network.Network. *tower* is made from the spec's vision and the encoder's ranks."""
-
-    decoder: ClassVar[type[Any]] = GroupedQueryDecoder
-    tower: ClassVar[type[QwenTower]]
-
-    def build(self, spec: QwenSpec, ranks: Ranks) -> None:
-        """Create the parts for images."""
-        self.visual = self.tower(spec.vision, ranks.encoder)
-
-    def prepare(self, items: Sequence[MediaShape], backend: VisionAttentionBackend) -> tuple[Any, list[int]]:
-        """Return the metadata of *items*, all of one modality, for `encode`, and each item's token count."""
-        grids = grid_list(item.grid for item in items)
-        metadata = self.visual.prepare(grids, backend)
-        counts = [self.spec.item_tokens(grid) for grid in grids]
-        return VideoMetadata(metadata) if items[0].modality == VIDEO else metadata, counts
-
-    def encode(self, pixels_B: torch.Tensor, metadata: Any) -> torch.Tensor:
-        """Map uint8 patches to features [U, W], item after item."""
-        num_values = self.spec.vision.patch_values
-        if isinstance(metadata, VideoMetadata):
-            metadata, num_values = metadata.tower, num_values * self.spec.vision.temporal_patch_size
-        return self.visual(self.normalised(pixels_B.view(-1, num_values), self.dtype), metadata)  # type: ignore[no-any-return]
-
-
-class Network2(QwenNetwork):
+class Network2(MergingNetwork):
     """Qwen2-VL."""
 
-    layout, tower, target = Layout14, Tower2, staticmethod(weights.target2)
+    layout, tower, target = Layout14, MergingTower, staticmethod(weights.target2)
 
 
-class WindowedNetwork(QwenNetwork):
+class WindowedNetwork(MergingNetwork):
     """Qwen2.5-VL."""
 
     layout, tower, target = Layout14, WindowedTower, staticmethod(weights.target2)
 
 
-class Network3(QwenNetwork):
+class Network3(MergingNetwork):
     """Qwen3-VL."""
 
     layout, tower, target = Layout16, Tower3, staticmethod(weights.target3)
 
 
-class HybridNetwork(QwenNetwork):
+class HybridNetwork(MergingNetwork):
     """Qwen3.5."""
 
     layout, tower, target = Layout16, Tower3, staticmethod(weights.hybrid_target)

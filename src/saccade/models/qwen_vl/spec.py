@@ -1,16 +1,15 @@
 """The specs for the engine's core, from config.json. No torch."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
 from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from saccade.errors import StartupError
+from saccade.models.backbones.grid_spec import GridSpec
 from saccade.models.backbones.model_config import integer, section
 from saccade.models.backbones.text_config import HybridConfig, TextConfig, TextStyle, text_section
-from saccade.models.positions import GridSpan, MultimodalPositions
 from saccade.models.qwen_vl.tower_config import (
     FlatTowerConfig,
     Tower2Config,
@@ -18,7 +17,7 @@ from saccade.models.qwen_vl.tower_config import (
     TowerConfig,
     WindowedConfig,
 )
-from saccade.models.spec import IMAGE, VIDEO, Grid, MergedPatchSpec
+from saccade.models.spec import IMAGE, VIDEO
 from saccade.protocol.media import MediaItem
 
 BIASED = TextStyle(qkv_bias=True, axes="chunked", rotary_factor=1.0)
@@ -27,15 +26,12 @@ PARTIAL = NORMED._replace(mrope_section=(11, 11, 10), rotary_factor=0.25)
 
 
 @dataclass(frozen=True)
-class QwenSpec(MergedPatchSpec):
-    """models.spec.ModelSpec. With *divides_videos* there is text between the groups of a video's frames, so that each
-    has the positions of an image.
-    """
+class QwenSpec(GridSpec):
+    """models.spec.ModelSpec."""
 
     text_config: ClassVar[type[TextConfig]] = TextConfig
     style: ClassVar[TextStyle] = NORMED
     tower: ClassVar[type[TowerConfig]]
-    divides_videos: ClassVar[bool] = True
 
     text: TextConfig
     vision: TowerConfig
@@ -59,31 +55,6 @@ class QwenSpec(MergedPatchSpec):
     def feature_width(self) -> int:
         """Values of a token's features: one vector of the last block and of each deepstack block."""
         return self.vision.out_hidden_size * self.vision.num_features
-
-    def pixel_shape(self, grid: Grid, modality: str = IMAGE) -> tuple[int, ...]:
-        """Return (patches, values per patch: of a video, of all frames of its group)."""
-        frames = self.vision.temporal_patch_size if modality == VIDEO else 1
-        return prod(grid), self.vision.patch_values * frames
-
-    def span_lengths(self, grid: Grid, modality: str) -> tuple[int, ...]:
-        """Return the lengths of an item's runs of placeholders: one run, or one for each group of a video's frames."""
-        num_runs = grid[0] if modality == VIDEO and self.divides_videos else 1
-        return (self.item_tokens(grid) // num_runs,) * num_runs
-
-    def positions(self, media: Sequence[MediaItem]) -> MultimodalPositions:
-        """Return the positions; tokens of an image or video have those of the merged grid."""
-        return MultimodalPositions(sorted(span for item in media for span in self._grid_spans(item)))
-
-    def time_step(self, item: MediaItem) -> float:
-        """Return the distance of the positions of successive groups of a video's frames."""
-        return 1.0
-
-    def _grid_spans(self, item: MediaItem) -> Iterator[GridSpan]:
-        merge = self.vision.merge_size
-        frames, rows, columns = item.grid
-        grid = frames // len(item.spans), rows // merge, columns // merge
-        for span in item.spans:
-            yield GridSpan(span.start, grid, self.time_step(item))
 
 
 class Spec2(QwenSpec):

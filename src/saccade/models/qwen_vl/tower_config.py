@@ -16,6 +16,7 @@ class TowerConfig:
     """The fields of all towers; *defaults* are values of keys that the releases leave out."""
 
     defaults: ClassVar[Mapping[str, Any]] = {}
+    norm_eps: ClassVar[float] = 1e-6
 
     depth: Annotated[int, "depth"]
     hidden_size: Annotated[int, "hidden_size"]
@@ -48,6 +49,11 @@ class TowerConfig:
     def head_dim(self) -> int:
         """Channels of one head."""
         return self.hidden_size // self.num_heads
+
+    @property
+    def kernel(self) -> tuple[int, ...]:
+        """Channels, frames, height and width of a patch."""
+        return CHANNELS, self.temporal_patch_size, self.patch_size, self.patch_size
 
     @property
     def patch_values(self) -> int:

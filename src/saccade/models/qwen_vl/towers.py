@@ -1,74 +1,36 @@
 """The vision towers: patches to features in the text network's space.
 
-Formulas: transformers, modeling_qwen2_vl.py, modeling_qwen2_5_vl.py (Qwen2_5_VisionTransformerPretrainedModel) and
-modeling_qwen3_vl.py (Qwen3VLVision*). Encoder contract: `prepare` does all that depends on grids, on the host;
-`forward` then runs without a device sync. Shapes: P patches, C channels * height * width of a patch, E hidden size,
-D head size, U merged patches, X text width, W = X * number of features of a token.
+Formulas: transformers, modeling_qwen2_5_vl.py (Qwen2_5_VisionTransformerPretrainedModel) and modeling_qwen3_vl.py
+(Qwen3VLVision*); Qwen2-VL's tower is `backbones/merging_tower.py`, which says what the others are made of.
+Shapes: P patches, C channels * height * width of a patch, E hidden size, U merged patches, X text width, W = X * number
+of features of a token.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
-from torch.nn import functional
 
-from saccade.models.backbones.decoder import Norm
-from saccade.models.backbones.vision_mlp import VisionMlp
-from saccade.models.preprocessing.processor_config import CHANNELS
-from saccade.models.qwen_vl.tower_config import Tower3Config, TowerConfig, WindowedConfig
-from saccade.models.spec import Grid
-from saccade.nn.context import PackedLayout, VisionAttentionBackend, check_metadata
-from saccade.nn.layers import Layer, LayerNorm, Linear, RMSNorm
-from saccade.nn.ops import ACTIVATIONS, GELU
-from saccade.nn.parallel import ALONE, Ranks
-from saccade.nn.rope import cos_sin_pairs, inverse_frequencies
-from saccade.nn.transfer import to_device
-from saccade.nn.vision import (
-    FramePlaces,
-    PackedSelfAttention,
-    PatchEmbedding,
-    frame_coordinates,
-    frame_places,
-    packed_layout,
-    packed_sequences,
+from saccade.models.backbones.merging_tower import (
+    BlockMetadata,
+    LearnedMetadata,
+    LearnedTower,
+    MergingTower,
+    PatchMerger,
+    axial_cos_sin,
 )
-
-NORM_EPS = 1e-6
-ROPE_THETA = 10000.0
-
-
-@dataclass(frozen=True, slots=True)
-class BlockMetadata:
-    """A block's metadata: which patches attend to each other, and their rotations.
-
-    *cos_sin* complex64 [P, 1, D / 2] is the argument of `ops.rotary_pairs`. Raises ValueError for a layout without the
-    backend's metadata.
-    """
-
-    layout: PackedLayout
-    cos_sin: torch.Tensor
-    backend: VisionAttentionBackend
-
-    def __post_init__(self) -> None:
-        """Check the host's values, once a call."""
-        check_metadata(self.backend, self.layout)
-
-
-@dataclass(frozen=True, slots=True)
-class LearnedMetadata:
-    """The metadata that depends only on grids; `prepare` computes it.
-
-    *taps* int64 [P, 4] and *tap_weights* [P, 4] resample the learned positions; *block* is for every block.
-    """
-
-    block: BlockMetadata
-    taps: torch.Tensor
-    tap_weights: torch.Tensor
+from saccade.models.qwen_vl.tower_config import Tower3Config, WindowedConfig
+from saccade.models.spec import Grid
+from saccade.nn.context import VisionAttentionBackend
+from saccade.nn.layers import Layer, Linear, RMSNorm
+from saccade.nn.ops import ACTIVATIONS
+from saccade.nn.parallel import ALONE, Ranks
+from saccade.nn.transfer import to_device
+from saccade.nn.vision import frame_coordinates, packed_layout, packed_sequences
 
 
 @lru_cache(maxsize=32)
@@ -98,54 +60,6 @@ class WindowedMetadata:
     restored: torch.Tensor
 
 
-def axial_cos_sin(places_P2: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """Return the rotations [P, 1, D / 2] of patches at (row, column): half of the angles by row, half by column."""
-    frequencies = inverse_frequencies(ROPE_THETA, head_dim // 2, places_P2.device)
-    return cos_sin_pairs((places_P2.unsqueeze(-1) * frequencies).flatten(1))
-
-
-class QwenMlp(VisionMlp):
-    """Has the names of Qwen3-VL; those of Qwen2-VL are renamed."""
-
-    names = ("linear_fc1", "linear_fc2")
-
-
-class VisionBlock(nn.Module):
-    """Attention, then *mlp*; each reads a normalised input, and its result is added to the residual."""
-
-    def __init__(self, config: TowerConfig, mlp: nn.Module, norm: Norm, ranks: Ranks) -> None:
-        super().__init__()
-        self.norm1 = norm(config.hidden_size, NORM_EPS)
-        self.attn = PackedSelfAttention(config.hidden_size, config.num_heads, ranks)
-        self.norm2 = norm(config.hidden_size, NORM_EPS)
-        self.mlp = mlp
-
-    def forward(self, x_PE: torch.Tensor, metadata: BlockMetadata) -> torch.Tensor:
-        """Map [P, E] to [P, E]."""
-        x_PE = self.attn.add_to(x_PE, self.norm1(x_PE), metadata.cos_sin, metadata.layout, metadata.backend)
-        return self.mlp.add_to(x_PE, self.norm2(x_PE))  # type: ignore[operator,no-any-return]
-
-
-class PatchMerger(nn.Module):
-    """Concatenate each merge block and project it. The norm comes before the concatenation, or after it."""
-
-    def __init__(
-        self, config: TowerConfig, ranks: Ranks = ALONE, *, norm_merged: bool = False, norm: Norm = LayerNorm
-    ) -> None:
-        super().__init__()
-        self.width = config.hidden_size * config.merge_size**2
-        self.norm_merged = norm_merged
-        self.norm = norm(self.width if norm_merged else config.hidden_size, NORM_EPS)
-        self.linear_fc1 = Linear(self.width, self.width, split="outputs", ranks=ranks)
-        self.linear_fc2 = Linear(self.width, config.out_hidden_size, split="inputs", ranks=ranks)
-
-    def forward(self, x_PE: torch.Tensor) -> torch.Tensor:
-        """Map [P, E] to [U, X]."""
-        x = x_PE.view(-1, self.width) if self.norm_merged else x_PE
-        merged = self.norm(x).view(-1, self.width)
-        return self.linear_fc2(self.linear_fc1(merged, GELU))  # type: ignore[no-any-return]
-
-
 class VisionGatedMlp(Layer):
     """down(activation(gate(x)) * up(x)), with biases."""
 
@@ -162,59 +76,7 @@ class VisionGatedMlp(Layer):
         return self.down_proj.add_to(residual_PE, gated)
 
 
-class QwenTower(nn.Module):
-    """Embedded patches, blocks and a merger. A family's tower names its *norm* and its blocks' *mlp*.
-
-    With *patch_bias*, the embedding of patches has a bias. `prepare` and `forward` are the tower's own.
-    """
-
-    norm: Norm = LayerNorm
-    mlp: type[nn.Module] = QwenMlp
-    patch_bias = False
-    config: TowerConfig
-
-    def __init__(self, config: TowerConfig, ranks: Ranks = ALONE) -> None:
-        super().__init__()
-        self.config = config
-        kernel = (CHANNELS, config.temporal_patch_size, config.patch_size, config.patch_size)
-        self.patch_embed = nn.ModuleDict({"proj": PatchEmbedding(config.hidden_size, kernel, bias=self.patch_bias)})
-        self.blocks = nn.ModuleList(
-            VisionBlock(config, self.mlp(config, ranks), self.norm, ranks) for _ in range(config.depth)
-        )
-        self.merger = PatchMerger(config, ranks, norm=self.norm)
-
-    @property
-    def device(self) -> torch.device:
-        return self.merger.linear_fc1.weight.device
-
-    def finish(self) -> None:
-        """Compute the values derived from the loaded weights."""
-        self.patch_embed["proj"].fold()  # type: ignore[operator]
-        for block in self.blocks:
-            block.attn.pair()  # type: ignore[union-attr,operator]
-
-    def prepare(self, grids: Sequence[Grid], backend: VisionAttentionBackend) -> Any:
-        """Return the metadata of *grids*, computed on the host and copied without a device sync."""
-        raise NotImplementedError
-
-
-class Tower2(QwenTower):
-    """Qwen2-VL's: no learned positions; each frame attends to itself."""
-
-    def prepare(self, grids: Sequence[Grid], backend: VisionAttentionBackend) -> BlockMetadata:
-        frames = (frame_coordinates(grid, self.config.merge_size) for grid in grids for _ in range(grid[0]))
-        places_P2 = to_device(np.concatenate(list(frames)), self.device)
-        return BlockMetadata(packed_layout(grids, self.device), axial_cos_sin(places_P2, self.config.head_dim), backend)
-
-    def forward(self, patches_PC: torch.Tensor, metadata: BlockMetadata) -> torch.Tensor:
-        """Map normalised patches to features [U, X]."""
-        x_PE = self.patch_embed["proj"](patches_PC)
-        for block in self.blocks:
-            x_PE = block(x_PE, metadata)
-        return self.merger(x_PE)  # type: ignore[no-any-return]
-
-
-class WindowedTower(QwenTower):
+class WindowedTower(MergingTower):
     """Qwen2.5-VL's: most blocks attend within windows."""
 
     norm, mlp = RMSNorm, VisionGatedMlp
@@ -253,44 +115,20 @@ class WindowedTower(QwenTower):
         return self.merger(x_PE).index_select(0, metadata.restored)  # type: ignore[no-any-return]
 
 
-class Tower3(QwenTower):
-    """Qwen3-VL's: learned positions, resampled to each grid, and features of deepstack blocks."""
+class Tower3(LearnedTower):
+    """Qwen3-VL's: learned positions, and features of deepstack blocks."""
 
-    patch_bias = True
     config: Tower3Config
 
     def __init__(self, config: Tower3Config, ranks: Ranks = ALONE) -> None:
         super().__init__(config, ranks)
-        self.pos_embed = nn.Module()
-        self.pos_embed.weight = nn.Parameter(torch.empty(config.side**2, config.hidden_size), requires_grad=False)
         self.deepstack_merger_list = nn.ModuleList(
             PatchMerger(config, ranks, norm_merged=True) for _ in config.deepstack_layers
         )
 
-    def finish(self) -> None:
-        super().finish()
-        # Resampling computes weighted sums of four entries in float32.
-        self.pos_embed.weight.data = self.pos_embed.weight.data.float()
-
-    def prepare(self, grids: Sequence[Grid], backend: VisionAttentionBackend) -> LearnedMetadata:
-        device, frames = self.device, list[FramePlaces]()
-        for grid in grids:
-            frames += [frame_places(grid, self.config.merge_size, self.config.side)] * grid[0]
-        host = (np.concatenate(arrays) for arrays in zip(*frames, strict=True))
-        place_P2, taps_P4, weights_P4 = (to_device(array, device) for array in host)
-        cos_sin = axial_cos_sin(place_P2, self.config.head_dim)
-        return LearnedMetadata(BlockMetadata(packed_layout(grids, device), cos_sin, backend), taps_P4, weights_P4)
-
     def forward(self, patches_PC: torch.Tensor, metadata: LearnedMetadata) -> torch.Tensor:
         """Map normalised patches to [U, W]: the main features, then one slice for each deepstack block."""
-        learned_PE = functional.embedding_bag(
-            metadata.taps,
-            self.pos_embed.weight,  # type: ignore[arg-type]
-            per_sample_weights=metadata.tap_weights,
-            mode="sum",
-        )
-        x_PE = self.patch_embed["proj"](patches_PC)
-        x_PE = x_PE + learned_PE.to(x_PE.dtype)
+        x_PE = self.embed(patches_PC, metadata)
         tapped: dict[int, torch.Tensor] = {}
         for index, block in enumerate(self.blocks):
             x_PE = block(x_PE, metadata.block)

@@ -1,0 +1,236 @@
+"""A vision tower that rotates patches by row and column, and joins each square of them into one vector.
+
+Formulas: transformers, modeling_qwen2_vl.py (Qwen2VisionTransformerPretrainedModel), modeling_qwen3_vl.py
+(Qwen3VLVision*) and modeling_paddleocr_vl.py. Encoder contract: `prepare` does all that depends on grids, on the host;
+`forward` then runs without a device sync. Shapes: P patches, C channels * height * width of a patch, E hidden size,
+D head size, T entries of the table for one position, U merged patches, X text width.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from saccade.models.backbones.decoder import Norm
+from saccade.models.backbones.vision_mlp import MlpConfig, VisionMlp
+from saccade.nn.context import PackedLayout, VisionAttentionBackend, check_metadata
+from saccade.nn.layers import LayerNorm, Linear
+from saccade.nn.ops import GELU
+from saccade.nn.parallel import ALONE, Ranks
+from saccade.nn.rope import cos_sin_pairs, inverse_frequencies
+from saccade.nn.transfer import to_device
+from saccade.nn.vision import (
+    Grid,
+    PackedSelfAttention,
+    PatchEmbedding,
+    aligned_taps,
+    frame_coordinates,
+    packed_layout,
+    table_taps,
+)
+
+ROPE_THETA = 10000.0
+
+
+class TowerConfig(MlpConfig, Protocol):
+    """A tower's configuration. *kernel* is (channels, frames, height, width) of a patch, without frames for images."""
+
+    @property
+    def depth(self) -> int: ...
+
+    @property
+    def num_heads(self) -> int: ...
+
+    @property
+    def norm_eps(self) -> float: ...
+
+    @property
+    def merge_size(self) -> int: ...
+
+    @property
+    def out_hidden_size(self) -> int: ...
+
+    @property
+    def kernel(self) -> tuple[int, ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class BlockMetadata:
+    """A block's metadata: which patches attend to each other, and their rotations.
+
+    *cos_sin* complex64 [P, 1, D / 2] is the argument of `ops.rotary_pairs`. Raises ValueError for a layout without the
+    backend's metadata.
+    """
+
+    layout: PackedLayout
+    cos_sin: torch.Tensor
+    backend: VisionAttentionBackend
+
+    def __post_init__(self) -> None:
+        """Check the host's values, once a call."""
+        check_metadata(self.backend, self.layout)
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedMetadata:
+    """The metadata that depends only on grids; `prepare` computes it.
+
+    *taps* int64 [P, T] and *tap_weights* [P, T] resample the learned positions; *block* is for every block.
+    """
+
+    block: BlockMetadata
+    taps: torch.Tensor
+    tap_weights: torch.Tensor
+
+
+def axial_cos_sin(places_P2: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """Return the rotations [P, 1, D / 2] of patches at (row, column): half of the angles by row, half by column."""
+    frequencies = inverse_frequencies(ROPE_THETA, head_dim // 2, places_P2.device)
+    return cos_sin_pairs((places_P2.unsqueeze(-1) * frequencies).flatten(1))
+
+
+class TowerMlp(VisionMlp):
+    """Has the names of Qwen3-VL; those of other releases are renamed."""
+
+    names = ("linear_fc1", "linear_fc2")
+
+
+class VisionBlock(nn.Module):
+    """Attention, then *mlp*; each reads a normalised input, and its result is added to the residual."""
+
+    def __init__(self, config: TowerConfig, mlp: nn.Module, norm: Norm, ranks: Ranks) -> None:
+        super().__init__()
+        self.norm1 = norm(config.hidden_size, config.norm_eps)
+        self.attn = PackedSelfAttention(config.hidden_size, config.num_heads, ranks)
+        self.norm2 = norm(config.hidden_size, config.norm_eps)
+        self.mlp = mlp
+
+    def forward(self, x_PE: torch.Tensor, metadata: BlockMetadata) -> torch.Tensor:
+        """Map [P, E] to [P, E]."""
+        x_PE = self.attn.add_to(x_PE, self.norm1(x_PE), metadata.cos_sin, metadata.layout, metadata.backend)
+        return self.mlp.add_to(x_PE, self.norm2(x_PE))  # type: ignore[operator,no-any-return]
+
+
+class PatchMerger(nn.Module):
+    """Concatenate each merge block and project it. The norm comes before the concatenation, or after it."""
+
+    def __init__(
+        self,
+        config: TowerConfig,
+        ranks: Ranks = ALONE,
+        *,
+        norm_merged: bool = False,
+        norm: Norm = LayerNorm,
+        norm_eps: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.width = config.hidden_size * config.merge_size**2
+        self.norm_merged = norm_merged
+        self.norm = norm(self.width if norm_merged else config.hidden_size, norm_eps or config.norm_eps)
+        self.linear_fc1 = Linear(self.width, self.width, split="outputs", ranks=ranks)
+        self.linear_fc2 = Linear(self.width, config.out_hidden_size, split="inputs", ranks=ranks)
+
+    def forward(self, x_PE: torch.Tensor) -> torch.Tensor:
+        """Map [P, E] to [U, X]."""
+        x = x_PE.view(-1, self.width) if self.norm_merged else x_PE
+        merged = self.norm(x).view(-1, self.width)
+        return self.linear_fc2(self.linear_fc1(merged, GELU))  # type: ignore[no-any-return]
+
+
+class MergingTower(nn.Module):
+    """Embedded patches, blocks and a merger; each frame attends to itself.
+
+    A family's tower names its *norm* and its blocks' *mlp*. With *patch_bias*, the embedding of patches has a bias.
+    """
+
+    norm: Norm = LayerNorm
+    mlp: type[nn.Module] = TowerMlp
+    patch_bias = False
+
+    def __init__(self, config: Any, ranks: Ranks = ALONE) -> None:
+        super().__init__()
+        self.config = config
+        self.patch_embed = nn.ModuleDict(
+            {"proj": PatchEmbedding(config.hidden_size, config.kernel, bias=self.patch_bias)}
+        )
+        self.blocks = nn.ModuleList(
+            VisionBlock(config, self.mlp(config, ranks), self.norm, ranks) for _ in range(config.depth)
+        )
+        self.merger = self.make_merger(ranks)
+
+    def make_merger(self, ranks: Ranks) -> nn.Module:
+        """Return the module that maps the patches [P, E] of the last block to features."""
+        return PatchMerger(self.config, ranks, norm=self.norm)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the parameters."""
+        return self.patch_embed["proj"].weight.device  # type: ignore[return-value]
+
+    def finish(self) -> None:
+        """Compute the values derived from the loaded weights."""
+        self.patch_embed["proj"].fold()  # type: ignore[operator]
+        for block in self.blocks:
+            block.attn.pair()  # type: ignore[union-attr,operator]
+
+    def prepare(self, grids: Sequence[Grid], backend: VisionAttentionBackend) -> Any:
+        """Return the metadata of *grids*, computed on the host and copied without a device sync."""
+        return self.frames(grids, backend)
+
+    def frames(self, grids: Sequence[Grid], backend: VisionAttentionBackend) -> BlockMetadata:
+        """Return the metadata of blocks in which each frame attends to itself."""
+        frames = (frame_coordinates(grid, self.config.merge_size) for grid in grids for _ in range(grid[0]))
+        places_P2 = to_device(np.concatenate(list(frames)), self.device)
+        return BlockMetadata(packed_layout(grids, self.device), axial_cos_sin(places_P2, self.config.head_dim), backend)
+
+    def forward(self, patches_PC: torch.Tensor, metadata: Any) -> torch.Tensor:
+        """Map normalised patches to features [U, X]."""
+        x_PE = self.patch_embed["proj"](patches_PC)
+        for block in self.blocks:
+            x_PE = block(x_PE, metadata)
+        return self.merger(x_PE)  # type: ignore[no-any-return]
+
+
+class LearnedTower(MergingTower):
+    """A tower with a square table of learned positions, which *tap_rule* resamples to each grid."""
+
+    patch_bias = True
+    tap_rule = staticmethod(aligned_taps)
+
+    def __init__(self, config: Any, ranks: Ranks = ALONE) -> None:
+        super().__init__(config, ranks)
+        self.pos_embed = nn.Module()
+        self.pos_embed.weight = nn.Parameter(torch.empty(config.side**2, config.hidden_size), requires_grad=False)
+
+    def finish(self) -> None:
+        super().finish()
+        # Resampling computes weighted sums of entries in float32.
+        self.pos_embed.weight.data = self.pos_embed.weight.data.float()
+
+    def prepare(self, grids: Sequence[Grid], backend: VisionAttentionBackend) -> LearnedMetadata:
+        merge, table = self.config.merge_size, (self.config.side,) * 2
+        frames = [table_taps(grid, merge, table, self.tap_rule) for grid in grids for _ in range(grid[0])]
+        taps_PT, weights_PT = (to_device(np.concatenate(arrays), self.device) for arrays in zip(*frames, strict=True))
+        return LearnedMetadata(self.frames(grids, backend), taps_PT, weights_PT)
+
+    def embed(self, patches_PC: torch.Tensor, metadata: LearnedMetadata) -> torch.Tensor:
+        """Map normalised patches to [P, E], with their positions."""
+        learned_PE = functional.embedding_bag(
+            metadata.taps,
+            self.pos_embed.weight,  # type: ignore[arg-type]
+            per_sample_weights=metadata.tap_weights,
+            mode="sum",
+        )
+        x_PE = self.patch_embed["proj"](patches_PC)
+        return x_PE + learned_PE.to(x_PE.dtype)  # type: ignore[no-any-return]
+
+    def forward(self, patches_PC: torch.Tensor, metadata: LearnedMetadata) -> torch.Tensor:
+        """Map normalised patches to features [U, X]."""
+        x_PE = self.embed(patches_PC, metadata)
+        for block in self.blocks:
+            x_PE = block(x_PE, metadata.block)
+        return self.merger(x_PE)  # type: ignore[no-any-return]
