@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from checkpoints import kimi_k25, llava, phi3_v, qwen, qwen_networks, smolvlm
+from checkpoints import kimi_k25, llava, paddleocr_vl, phi3_v, qwen, qwen_networks, smolvlm
 from checkpoints.qwen3_vl import write_qwen3_vl
 
 CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
@@ -16,6 +16,7 @@ CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
     "llava": llava.write_llava,
     "llava_next": llava.write_llava_next,
     "phi3_v": phi3_v.write,
+    "paddleocr_vl": paddleocr_vl.write,
     **{name: partial(smolvlm.write, name=name) for name in smolvlm.ARCHITECTURES},
 }
 """Writers by the release's name: each fills an empty folder with the files of a gateway and returns it."""
@@ -27,6 +28,7 @@ NETWORKS: dict[str, Callable[[Path], Path]] = {
     "llava": llava.write_llava_network,
     "llava_next": llava.write_llava_next_network,
     "phi3_v": phi3_v.write_network,
+    "paddleocr_vl": paddleocr_vl.write_network,
     **{name: partial(smolvlm.write_network, name=name) for name in smolvlm.ARCHITECTURES},
 }
 """Writers of whole checkpoints, tiny, random, float32, by the release's name."""

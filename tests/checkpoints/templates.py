@@ -202,3 +202,22 @@ PHI3_V = (
     "{% if add_generation_prompt and messages[-1]['role'] != 'assistant' %}{{ '<|assistant|>\\n' }}{% endif %}"
 )
 """Phi-3-vision: content is one string; images are numbered tags in it."""
+
+PADDLEOCR_VL = """{{- cls_token if cls_token is defined else '<|begin_of_sentence|>' -}}
+{%- for message in messages -%}
+{%- set texts = message['content'] | selectattr('type', 'equalto', 'text') | map(attribute='text') | list -%}
+{%- if message['role'] == 'user' -%}
+{{ 'User: ' }}
+{%- for part in message['content'] | selectattr('type', 'equalto', 'image') -%}
+{{ '<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>' }}
+{%- endfor -%}
+{{ texts | join('') + '\\n' }}
+{%- elif message['role'] == 'assistant' -%}
+{{ 'Assistant:\\n' + texts | join('') + (eos_token if eos_token is defined else '</s>') }}
+{%- elif message['role'] == 'system' -%}
+{%- for text in texts -%}{{ text + '\\n' }}{%- endfor -%}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ 'Assistant:\\n' }}{%- endif -%}
+"""
+"""PaddleOCR-VL 1.5 and 1.6: images first, and lists of parts; other roles are left out."""

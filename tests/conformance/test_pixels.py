@@ -13,7 +13,7 @@ import torch
 from differences import DIFFERENCES, as_shown
 from PIL import Image
 from references import Seen
-from references.native import MergedPatches
+from references.native import MergedPatches, RasterPatches
 from subjects import SUBJECTS, Sides
 
 from saccade import models
@@ -26,6 +26,7 @@ from saccade.protocol.media import ImageLayout
 from saccade.transport.shared_memory import read_slot
 
 NAMES = tuple(subject.checkpoint for subject in SUBJECTS)
+MERGING = [subject.checkpoint for subject in SUBJECTS if subject.reference in (MergedPatches, RasterPatches)]
 WIDE_OPEN = ImageLimits(max_side=20_000, max_aspect=20_000)
 CORPUS = images.corpus() | {
     "png I;16": images.encode(images.random_image(75, 51, "I;16")),
@@ -154,7 +155,7 @@ def test_deliberate_differences_exist(kind: str, name: str, sides: Both) -> None
 
 
 @pytest.mark.parametrize("size", [(201, 1), (1, 201), (20_000, 1)])
-@pytest.mark.parametrize("name", [subject.checkpoint for subject in SUBJECTS if subject.reference is MergedPatches])
+@pytest.mark.parametrize("name", MERGING)
 def test_sides_too_unequal_are_refused_as_the_reference_does(name: str, size: tuple[int, int], sides: Both) -> None:
     both = sides(name)
     with pytest.raises(ValueError, match="aspect ratio"):

@@ -11,7 +11,7 @@ from saccade.grammars.compiler import compile_grammar
 from saccade.models.files import read_model_files
 from saccade.protocol.request import Grammar
 
-FAMILIES = ("qwen3_vl", "qwen3_5", "kimi_k25", "llava", "llava_next", "smolvlm", "phi3_v")
+FAMILIES = ("qwen3_vl", "qwen3_5", "kimi_k25", "llava", "llava_next", "smolvlm", "phi3_v", "paddleocr_vl")
 VOCAB_SIZE = 5000
 
 

@@ -3,6 +3,7 @@
 import json
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,25 @@ class MergedPatches(_Text):
         made = self.processor(images=[image], return_tensors="pt")
         grid = tuple(made["image_grid_thw"][0].tolist())
         return Seen(grid[0] * grid[1] * grid[2] // self.processor.merge_size**2, made["pixel_values"], grid)
+
+
+class RasterPatches(MergedPatches):
+    """PaddleOCR-VL: patches in raster order, here put into merged blocks. Content is a list of parts."""
+
+    placeholder = "<|IMAGE_PLACEHOLDER|>"
+
+    def see(self, image: Image.Image) -> Seen:
+        seen = super().see(image)
+        assert seen.grid is not None
+        assert seen.pixel_values is not None
+        merge, (_, rows, columns) = self.processor.merge_size, seen.grid
+        blocks = seen.pixel_values.flatten(1).view(rows // merge, merge, columns // merge, merge, -1)
+        return replace(seen, pixel_values=blocks.transpose(1, 2).flatten(0, 3))
+
+    def render(self, chat: Chat, add_generation_prompt: bool, switches: Mapping[str, Any]) -> str:
+        return super().render(
+            [{**turn, "content": _parts(turn["content"])} for turn in chat], add_generation_prompt, switches
+        )
 
 
 class Crops(_Text):

@@ -92,6 +92,17 @@ class RecurrentOracle(QwenOracle):
     atol = 1e-3
 
 
+class RasterOracle(QwenOracle):
+    """A network with patches in raster order, which the wire has in merged blocks."""
+
+    def pixel_values(self, item: MediaItem) -> torch.Tensor:
+        """Return normalised patches [P, 3, patch, patch]."""
+        merge, (_, rows, columns) = self._preprocessor["merge_size"], item.grid
+        blocks = super().pixel_values(item).view(rows // merge, columns // merge, merge, merge, -1)
+        patch = self._preprocessor["patch_size"]
+        return blocks.transpose(1, 2).reshape(rows * columns, 3, patch, patch)
+
+
 class KimiOracle:
     """A network with whole patches in raster order, normalised as the release does."""
 
@@ -189,6 +200,7 @@ ORACLES: Mapping[str, type[Oracle]] = {
     "qwen3_5": RecurrentOracle,
     "qwen3_5_moe": RecurrentOracle,
     "phi3_v": Phi3VOracle,
+    "paddleocr_vl": RasterOracle,
     "smolvlm": TilesOracle,
     "smolvlm2": TilesOracle,
 }

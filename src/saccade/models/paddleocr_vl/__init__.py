@@ -1,0 +1,9 @@
+"""PaddleOCR-VL, a reader of the regions of documents."""
+
+from saccade.models.family import Family
+
+FAMILY = Family(
+    architectures=("PaddleOCRVLForConditionalGeneration",),
+    model_types=("paddleocr_vl",),
+    placeholder="<|IMAGE_PLACEHOLDER|>",
+)

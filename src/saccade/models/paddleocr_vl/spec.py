@@ -1,0 +1,96 @@
+"""The spec for the engine's core, from config.json. No torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Annotated, Any, Self
+
+from saccade.errors import StartupError
+from saccade.models.backbones.clip_config import ClipConfig
+from saccade.models.backbones.grid_spec import GridSpec
+from saccade.models.backbones.model_config import flag, section
+from saccade.models.backbones.text_config import COMMON, TextConfig, TextStyle, text_section
+from saccade.models.paddleocr_vl import FAMILY
+from saccade.models.preprocessing.processor_config import CHANNELS
+from saccade.models.spec import IMAGE
+
+ERNIE = TextStyle(
+    MappingProxyType(
+        {
+            **COMMON,
+            "vocab_size": 103424,
+            "hidden_size": 1024,
+            "intermediate_size": 3072,
+            "num_hidden_layers": 18,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 2,
+            "head_dim": 128,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 500000.0,
+        }
+    ),
+    axes="chunked",
+    mrope_section=(16, 24, 24),
+)
+"""ERNIE 4.5's decoder, with positions on three axes; defaults of transformers' PaddleOCRTextConfig."""
+
+SILENT_VISION: Mapping[str, Any] = MappingProxyType(
+    {
+        "hidden_size": 1152,
+        "intermediate_size": 4304,
+        "num_hidden_layers": 27,
+        "num_attention_heads": 16,
+        "image_size": 384,
+        "patch_size": 14,
+        "hidden_act": "gelu_pytorch_tanh",
+        "layer_norm_eps": 1e-6,
+        "spatial_merge_size": 2,
+    }
+)
+"""The defaults of transformers' PaddleOCRVisionConfig."""
+
+
+@dataclass(frozen=True)
+class TowerConfig(ClipConfig):
+    """SigLIP's tower for images of any size: *merge_size* squared patches become one token of *out_hidden_size*."""
+
+    merge_size: Annotated[int, "spatial_merge_size"]
+    out_hidden_size: Annotated[int, "out_hidden_size"]
+
+    @property
+    def kernel(self) -> tuple[int, ...]:
+        """Channels, height and width of a patch."""
+        return CHANNELS, self.patch_size, self.patch_size
+
+    @property
+    def patch_values(self) -> int:
+        """Values of one patch."""
+        return CHANNELS * self.patch_size**2
+
+    @property
+    def head_dim(self) -> int:
+        """Channels of one head."""
+        return self.hidden_size // self.num_heads
+
+
+@dataclass(frozen=True)
+class Spec(GridSpec):
+    """models.spec.ModelSpec."""
+
+    text: TextConfig
+    vision: TowerConfig
+    placeholder_of: Mapping[str, int]
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> Self:
+        """Read config.json. Raises StartupError, naming the key."""
+        keys = text_section({"tie_word_embeddings": True, **config})
+        biases = dict.fromkeys(("attention_bias", "mlp_bias"), flag(keys, "use_bias"))
+        text = TextConfig.read({**keys, **biases}, ERNIE)
+        vision = TowerConfig.read(
+            {**SILENT_VISION, **section(config, "vision_config"), "out_hidden_size": text.hidden_size}
+        )
+        if vision.head_dim % 4:
+            raise StartupError("config.json: the vision tower's width must be a multiple of 4 * `num_attention_heads`.")
+        return cls(text, vision, {IMAGE: FAMILY.placeholder_below(config, text.vocab_size)})
