@@ -14,10 +14,13 @@ import time
 from saccade.engine.core.encoder_cache import EncoderCache
 from saccade.engine.core.encoder_scheduler import EncodeCosts
 from saccade.engine.core.kv.manager import BlockManager, PagedBlocks
+from saccade.engine.core.planning import plan_step
 from saccade.engine.core.scheduler import Budgets, Scheduler
 from saccade.engine.core.sequence import Sequence
+from saccade.engine.core.step import StepOutput
 from saccade.engine.core.step_builder import StepBuilder
 from saccade.models.positions import MultimodalPositions
+from saccade.protocol.output import FinishReason
 from saccade.protocol.request import EngineRequest, SamplingParams
 
 BLOCK_SIZE = 16
@@ -28,11 +31,13 @@ def decoding(num_sequences: int, num_blocks_each: int) -> tuple[Scheduler, StepB
     """Return a scheduler whose sequences have each drawn their first token."""
     manager = BlockManager([PagedBlocks(num_sequences * num_blocks_each, BLOCK_SIZE)], BLOCK_SIZE, False)
     budgets = Budgets(num_sequences, NUM_PROMPT_TOKENS * num_sequences, 1024, num_sequences)
-    scheduler = Scheduler(budgets, manager, EncoderCache(0), EncodeCosts(lambda _: 1, lambda _: 1))
+    scheduler = Scheduler(budgets, manager, EncoderCache(0), EncodeCosts(lambda _: 1, lambda *_: 1))
     builder = StepBuilder(scheduler.rows, scheduler.encoder_scheduler.encoder_cache)
     for arrival in range(num_sequences):
         token_ids = [(arrival * 7 + index) % 1000 for index in range(NUM_PROMPT_TOKENS)]
-        request = EngineRequest(request_id=str(arrival), token_ids=token_ids, sampling=SamplingParams(max_tokens=9))
+        request = EngineRequest(
+            request_id=str(arrival), token_ids=token_ids, sampling=SamplingParams(max_tokens=1 << 20)
+        )
         scheduler.add(Sequence(0, request, arrival, arrival, b"", MultimodalPositions([])))
     while scheduler.waiting or any(sequence.num_generated_tokens == 0 for sequence in scheduler.running):
         step(scheduler, builder)
@@ -42,14 +47,12 @@ def decoding(num_sequences: int, num_blocks_each: int) -> tuple[Scheduler, StepB
 def step(scheduler: Scheduler, builder: StepBuilder) -> float:
     """Plan and commit a step; return its seconds."""
     began = time.process_time()
-    schedule = scheduler.schedule()
-    planned = builder.build(schedule, {})
-    scheduler.launch(schedule)
-    scheduler.commit(schedule)
-    seconds = time.process_time() - began
-    for sequence in planned.drawing:
-        sequence.token_ids.append(1)
-    return seconds
+    schedule = plan_step(scheduler)
+    plan = builder.build(schedule)
+    scheduler.launch(schedule, plan.step.jobs)
+    scheduler.commit(schedule, plan, StepOutput(plan.step.number, [1] * len(plan.drawing)))
+    scheduler.frames.take()
+    return time.process_time() - began
 
 
 def until_preemption(num_sequences: int) -> float:
@@ -60,7 +63,7 @@ def until_preemption(num_sequences: int) -> float:
         sequence.token_ids += [1] * (BLOCK_SIZE * (NUM_PROMPT_TOKENS // BLOCK_SIZE + 2))
         sequence.num_computed_tokens = sequence.num_launched_tokens = sequence.num_tokens - 1
     seconds = step(scheduler, builder)
-    assert scheduler.num_preemptions >= num_sequences // 4
+    assert scheduler.counters.preemptions_total >= num_sequences // 4
     return seconds
 
 
@@ -70,7 +73,7 @@ def removal(num_sequences: int) -> float:
     newest_first = list(scheduler.running)[::-1]
     began = time.process_time()
     for sequence in newest_first:
-        scheduler.remove(sequence)
+        scheduler.end(sequence, FinishReason.ABORT)
     return time.process_time() - began
 
 

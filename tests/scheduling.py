@@ -4,14 +4,19 @@ from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from math import prod
+from uuid import uuid4
 
 from saccade.engine.core.encoder_cache import EncoderCache
 from saccade.engine.core.encoder_scheduler import NUM_JOBS, EncodeCosts
 from saccade.engine.core.images import State, Until
 from saccade.engine.core.kv.blocks import PagedBlocks
 from saccade.engine.core.kv.manager import BlockManager, StateGroup
-from saccade.engine.core.scheduler import Budgets, Schedule, Scheduler
+from saccade.engine.core.planning import plan_step
+from saccade.engine.core.schedule import Schedule
+from saccade.engine.core.scheduler import Budgets, Scheduler
 from saccade.engine.core.sequence import Sequence
+from saccade.engine.core.step import JobDone, SamplingInput, StepInput, StepOutput
+from saccade.engine.core.step_builder import PlannedStep
 from saccade.models.positions import MultimodalPositions
 from saccade.protocol.media import MediaItem, Span
 from saccade.protocol.request import EngineRequest, SamplingParams
@@ -49,7 +54,7 @@ def sequence(
 def of(token_ids: Ordered[int], media: tuple[MediaItem, ...], arrival: int, max_tokens: int = 4) -> Sequence:
     """A sequence of these tokens and images."""
     request = EngineRequest(
-        request_id=str(arrival),
+        request_id=uuid4().hex,
         token_ids=list(token_ids),
         sampling=SamplingParams(max_tokens=max_tokens),
         media=media,
@@ -88,7 +93,7 @@ def run(
 
     *begin* is told the plan, and *compute* each chunk of it.
     """
-    step = subject.schedule()
+    step = plan_step(subject)
     check_budgets(subject, step)
     begin(step)
     cache = subject.encoder_scheduler.encoder_cache
@@ -96,10 +101,8 @@ def run(
         assert cache.has_begun(key), "planned, and no room was made"
         assert key not in cache, "encoded though it is held"
         assert not any(key in job for job in subject.encoder_scheduler.jobs.values()), "encoded though it is under way"
-        if key not in step.background:
-            cache.complete(key)
     if step.background:
-        subject.encoder_scheduler.jobs[max(subject.encoder_scheduler.jobs, default=0) + 1] = frozenset(step.background)
+        subject.encoder_scheduler.jobs[max(subject.encoder_scheduler.jobs, default=0) + 1] = step.background
         assert len(subject.encoder_scheduler.jobs) <= NUM_JOBS
     if not step.chunks and subject.encoder_scheduler.jobs:
         land(subject)
@@ -108,22 +111,17 @@ def run(
         assert 0 < num_tokens <= owner.num_pending_tokens
         assert len(owner.block_table) * BLOCK >= first + num_tokens, "no block for a token"
         for image_run, shown in owner.media_between(first, first + num_tokens):
-            assert shown.key in subject.encoder_scheduler.encoder_cache, (image_run, "is needed and not encoded")
+            assert shown.key in cache or shown.key in step.encoded_within, (image_run, "is needed and not encoded")
         compute(owner, num_tokens)
+    drawing = tuple(owner for owner, num_tokens in step.chunks.items() if num_tokens == owner.num_pending_tokens)
     subject.launch(step)
-    subject.commit(step)
-    for owner in list(step.chunks):
-        if owner.num_computed_tokens == owner.num_tokens:
-            owner.token_ids.append(0)
-            if owner.num_generated_tokens >= owner.sampling.max_tokens:
-                subject.remove(owner)
+    subject.commit(step, PlannedStep(StepInput(0), SamplingInput(0), drawing, ()), StepOutput(0, [0] * len(drawing)))
     return step
 
 
 def land(subject: Scheduler) -> None:
     """The oldest background job is done."""
-    for key in subject.encoder_scheduler.jobs.pop(min(subject.encoder_scheduler.jobs)):
-        subject.encoder_scheduler.encoder_cache.complete(key)
+    subject.take_jobs([JobDone(min(subject.encoder_scheduler.jobs), 0.0)])
 
 
 def check_budgets(subject: Scheduler, step: Schedule) -> None:
@@ -136,7 +134,7 @@ def check_budgets(subject: Scheduler, step: Schedule) -> None:
 
 def check_holdings(subject: Scheduler) -> None:
     """Blocks and pins are those of the unfinished sequences, each counted as often as it is held."""
-    blocks, owners = paged(subject), [*subject.running, *subject.waiting, *subject.parked]
+    blocks, owners = paged(subject), [*subject.running, *subject.waiting, *subject.parked, *subject.leaving]
     tables = Counter(block for owner in owners for block in owner.block_table)
     assert [tables[block] for block in range(blocks.num_blocks)] == blocks.references
     check_pins(subject)

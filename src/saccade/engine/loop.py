@@ -7,15 +7,14 @@ from functools import partial
 import structlog
 
 from saccade.engine.core.cache_events import CacheFeed
-from saccade.engine.core.counters import Counters
-from saccade.engine.core.encoder_results import EncoderResults
 from saccade.engine.core.grammars import Grammars, NoGrammars
 from saccade.engine.core.kv_connector import STEP_FAILED, KvConnector
+from saccade.engine.core.planning import plan_step
 from saccade.engine.core.request_validation import RequestValidator
 from saccade.engine.core.requests import Requests
 from saccade.engine.core.schedule import Schedule
 from saccade.engine.core.scheduler import Scheduler
-from saccade.engine.core.step_builder import PlannedStep, StepBuilder, masks_of
+from saccade.engine.core.step_builder import PlannedStep, StepBuilder
 from saccade.engine.executor.protocol import Executor
 from saccade.engine.recording import Recorder
 from saccade.errors import InternalError, cause
@@ -45,19 +44,19 @@ class Engine:
         description: Description,
         recorder: Recorder | None = None,
         grammars: Grammars | None = None,
-        new_connector: Callable[[Scheduler, Requests], KvConnector] = lambda *_: KvConnector(),
+        new_connector: Callable[[Scheduler], KvConnector] = lambda _: KvConnector(),
         steps_ahead: int = 0,
     ) -> None:
         self.executor, self.recorder, self.scheduler = executor, recorder, scheduler
         self.validator, self.description, self.cause = validator, description, ""
-        self.counters, self._steps_ahead = Counters(), steps_ahead
+        self.counters, self._steps_ahead = scheduler.counters, steps_ahead
         self._encoder_cache = scheduler.encoder_scheduler.encoder_cache
         manager = scheduler.block_manager
         self.feed = CacheFeed(manager.paged_blocks, self._encoder_cache, manager.checkpoints)
-        self.requests = Requests(scheduler, validator, grammars or NoGrammars(), self.counters)
-        self.kv_connector = self.requests.kv_connector = new_connector(scheduler, self.requests)
-        self._encoder_results = EncoderResults(scheduler, self.requests, self.counters)
-        self._steps = StepBuilder(scheduler.rows, self._encoder_cache, manager.checkpoints)
+        self.requests = Requests(scheduler, validator, grammars or NoGrammars())
+        self.kv_connector = scheduler.kv_connector = new_connector(scheduler)
+        vocab_size = validator.spec.vocab_size
+        self._steps = StepBuilder(scheduler.rows, self._encoder_cache, manager.checkpoints, vocab_size)
         self._launched: deque[tuple[Schedule, PlannedStep]] = deque()
 
     @property
@@ -74,46 +73,46 @@ class Engine:
         if self._launched and not self.scheduler.can_go_ahead:
             self._collect(0)
         with self.counters.timed("schedule_seconds_total"):
-            schedule = self.scheduler.schedule()
-            self.kv_connector.plan(schedule)
+            schedule = plan_step(self.scheduler)
+            copies = self.kv_connector.plan(schedule)
         with self.counters.timed("batch_seconds_total"):
-            plan = self._plan(schedule)
+            plan = self._steps.build(schedule, copies)
         self._launch(schedule, plan)
         self._collect(self._steps_ahead if schedule.chunks else 0)
         if not schedule.chunks:
             self._take_jobs(WAIT_SECONDS)  # The step only waits for an image to be encoded.
-        return self.requests.frames.take()
+        return self.scheduler.frames.take()
 
     def load(self) -> Load:
         """Return a snapshot of the counters."""
-        return self.counters.load(self.scheduler)
+        return self.scheduler.load()
 
     def close(self) -> None:
-        """End transfers, wait until the recording is written, and end the executor."""
-        self.requests.close()
+        """End transfers, give up grammars, wait until the recording is written, and end the executor."""
+        if self.kv_connector.transfers is not None:
+            self.kv_connector.transfers.close()
+        self.requests.grammars.close()
         self.executor.close()
 
     def _settle(self) -> None:
-        """Take what has happened since the last step: encoded images, transfers, a recording that is due, grammars."""
+        """Take what has happened since the last step: encoded images, transfers, a recording that is due, grammars.
+
+        Requests for pixels expire.
+        """
         self._take_jobs(0.0)
         self.kv_connector.settle()
         if self.recorder is not None:
             self.recorder.begin_if_due(self.scheduler, partial(self._collect, 0))
+        self.requests.pixels.expire()
         self.requests.take_grammars(0.0 if self.scheduler.has_work else WAIT_SECONDS)
 
     def _take_jobs(self, timeout_seconds: float) -> None:
-        if self._encoder_results.take_jobs(self.executor.finished_jobs(timeout_seconds)):
+        if self.scheduler.take_jobs(self.executor.finished_jobs(timeout_seconds)):
             self.executor.check_device()
 
-    def _plan(self, schedule: Schedule) -> PlannedStep:
-        """Return the step as a value, after what cannot be computed is removed from *schedule*."""
-        fail = partial(self.requests.fail_in, schedule)
-        pixels = self.requests.pixels.serve(schedule, fail)
-        return self._steps.build(schedule, pixels, masks_of(schedule, self.validator.spec.vocab_size, fail))
-
     def _launch(self, schedule: Schedule, plan: PlannedStep) -> None:
-        self._encoder_results.begin(schedule, plan.step)
-        self.scheduler.launch(schedule)
+        self.scheduler.launch(schedule, plan.step.jobs)
+        self.requests.pixels.settle(schedule)
         try:
             self.executor.launch(plan.step, plan.sampling)
         except Exception as error:
@@ -132,9 +131,9 @@ class Engine:
                 self._fail(schedule, error)
                 continue
             with self.counters.timed("postprocess_seconds_total"):
-                if self._encoder_results.take_step(schedule, output):
+                if output.failed_encodings:
                     self.executor.check_device()
-                self.requests.commit(schedule, plan, output)
+                self.scheduler.commit(schedule, plan, output)
                 self.kv_connector.executed(output.sent)
 
     def _fail(self, schedule: Schedule, error: Exception) -> None:
@@ -144,7 +143,6 @@ class Engine:
         self.executor.check_device()
         for step in (schedule, *(later for later, _ in self._launched)):
             for sequence in step.chunks:
-                self.requests.fail(sequence, InternalError(STEP_FAILED))
+                self.scheduler.fail(sequence, InternalError(STEP_FAILED))
         self.kv_connector.executed(None)
-        self._encoder_results.abandon(schedule.encoded_within)
-        self.scheduler.commit(schedule)
+        self.scheduler.abandon(schedule)

@@ -1,6 +1,6 @@
 """An image's life: the table of its states, and whole requests in any order of events with an executor on paper."""
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -107,13 +107,11 @@ def test_a_slot_that_cannot_be_read_is_given_up_once() -> None:
         modality="image", content_hash=bytes(32), grid=(1, 2, 4), spans=(Span(0, 2),), pixel_shape=(8, 1), slot=DEAD
     )
     image, names = RequestImage(item, b"", "media[3]"), list[str]()
-    image.pin(0, Until.COMPUTED, is_encoded=False)
     for _ in range(2):
         with pytest.raises(WorkerFailed, match="image") as failure:
             image.read(names)
         assert failure.value.param == "media[3]"
-    image.unpin(0, Until)
-    assert image.state is State.EXPECTED
+    assert not image.has_pixels
     image.release(names)
     assert names == [DEAD.name]
 
@@ -159,6 +157,7 @@ class PaperExecutor:
         self.faults: list[str] = []
         self.held: set[int] = set()
         self.jobs: dict[int, list[int]] = {}
+        self.outputs: deque[StepOutput] = deque()
         self.lands = True
         self.fails = False
 
@@ -175,10 +174,10 @@ class PaperExecutor:
             raise RuntimeError("on paper")
         shown = {slice_.output_id for chunk in step.chunks for slice_ in chunk.media}
         self.faults += ["a chunk shows what is not encoded" for output_id in shown if output_id not in self.held]
-        self.output = StepOutput(step.number, [1 for chunk in step.chunks if chunk.draws])
+        self.outputs.append(StepOutput(step.number, [1 for chunk in step.chunks if chunk.draws]))
 
     def collect(self) -> StepOutput:
-        return self.output
+        return self.outputs.popleft()
 
     def finished_jobs(self, timeout_seconds: float = 0.0) -> list[JobDone]:
         if not self.jobs or not (self.lands or timeout_seconds):
@@ -218,8 +217,11 @@ class Machine(RuleBasedStateMachine):
         patches=st.integers(1, 30),
         cache=st.sampled_from((0, FEATURE_BYTES, 10 * FEATURE_BYTES)),
         background=st.booleans(),
+        steps_ahead=st.integers(0, 1),
     )
-    def start(self, num_blocks: int, seqs: int, tokens: int, patches: int, cache: int, background: bool) -> None:
+    def start(
+        self, num_blocks: int, seqs: int, tokens: int, patches: int, cache: int, background: bool, steps_ahead: int
+    ) -> None:
         self.executor = PaperExecutor()
         scheduler = scheduling.scheduler(
             num_blocks, seqs, tokens, patches, encoder_cache_bytes=cache, background_jobs=background
@@ -229,7 +231,8 @@ class Machine(RuleBasedStateMachine):
             block_size=scheduling.BLOCK, num_blocks=num_blocks, dtype="paper", device="paper", shm_namespace="",
             version="",
         )  # fmt: skip
-        self.engine = Engine(self.executor, scheduler, RequestValidator(Spec(), bytes(32), 60), description)
+        validator = RequestValidator(Spec(), bytes(32), 60)
+        self.engine = Engine(self.executor, scheduler, validator, description, steps_ahead=steps_ahead)
 
     def slot(self, connection: int, content: bytes) -> SlotRef:
         slot = self.pool.acquire(len(content))
@@ -308,8 +311,9 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.engine.scheduler.running)
     @rule(which=st.integers(0, 99))
     def preempt(self, which: int) -> None:
-        running = list(self.engine.scheduler.running)
-        self.engine.scheduler.preempt(running[which % len(running)])
+        idle = [one for one in self.engine.scheduler.running if not one.num_steps_in_flight]
+        for sequence in idle[which % len(idle) :][:1] if idle else ():
+            self.engine.scheduler.preempt(sequence)
 
     @rule(prefix=st.booleans(), media=st.booleans())
     def forget(self, prefix: bool, media: bool) -> None:

@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 from scheduling import FEATURE_BYTES, check_holdings, land, lengths, paged, run, scheduler, sequence
 
 from saccade.engine.core.encoder_scheduler import PATCHES_A_STEP
+from saccade.engine.core.planning import plan_step
 from saccade.engine.core.sequence import Sequence
 from saccade.errors import QueueFull
 from saccade.models.positions import MultimodalPositions
+from saccade.protocol.output import FinishReason
 
 
 def test_decodes_and_prefill_chunks_share_a_step() -> None:
@@ -113,7 +115,7 @@ def test_newest_is_preempted_and_comes_back_first() -> None:
         seen.append(set(lengths(run(subject))))
     preempted = next(step for step, who in enumerate(seen) if who == {1})
     back = next(step for step in range(preempted, len(seen)) if 2 in seen[step])
-    assert subject.num_preemptions == 1
+    assert subject.counters.preemptions_total == 1
     assert next(step for step, who in enumerate(seen) if 3 in who) >= back  # 3 came behind 2 and does not overtake it
 
 
@@ -149,7 +151,7 @@ def test_sequences_that_cannot_be_recomputed_are_preempted_last() -> None:
     subject.add(without := sequence(2, 8, ((0, 2),), max_tokens=5, inline=None))
     subject.encoder_scheduler.encoder_cache.begin(without.images[0].key, FEATURE_BYTES)
     subject.encoder_scheduler.encoder_cache.complete(without.images[0].key)
-    while not subject.num_preemptions:
+    while not subject.counters.preemptions_total:
         run(subject)
     assert [owner.arrival for owner in subject.waiting] == [1]
 
@@ -189,9 +191,9 @@ def test_removed_sequences_do_no_work(state: str) -> None:  # [eng] 27
     subject.add(owner)
     if state == "running":
         run(subject)
-    subject.remove(owner)
+    subject.end(owner, FinishReason.ABORT)
     assert not subject.has_work
-    assert subject.schedule().chunks == {}
+    assert plan_step(subject).chunks == {}
 
 
 def test_full_queue_refuses() -> None:
@@ -270,10 +272,10 @@ def num_compared(num_sequences: int) -> int:
     for arrival in range(num_sequences):
         owner = sequence(arrival, 4, max_tokens=99)
         subject.add(Compared(0, owner.request, arrival, 0, arrival.to_bytes(4), MultimodalPositions([])))
-    while not subject.num_preemptions:
+    while not subject.counters.preemptions_total:
         run(subject)
     for owner in list(subject.running)[::-1]:
-        subject.remove(owner)
+        subject.end(owner, FinishReason.ABORT)
     return Compared.count
 
 

@@ -9,7 +9,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from scheduling import FEATURE_BYTES, check_holdings, paged
 
 from saccade.engine.core.sequence import Sequence
+from saccade.engine.core.step import JobDone
 from saccade.protocol.media import MediaItem
+from saccade.protocol.output import FinishReason
 
 MOST_STEPS = 3000
 PARTS = st.lists(
@@ -61,7 +63,7 @@ class Machine(RuleBasedStateMachine):
     @rule(which=st.integers(0, 99))
     def abort(self, which: int) -> None:
         owner = self.alive.pop(which % len(self.alive))
-        self.subject.remove(owner)
+        self.subject.end(owner, FinishReason.ABORT)
         assert not owner.block_table
         assert not any(image.pins for image in owner.images)
 
@@ -80,12 +82,8 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.subject.encoder_scheduler.jobs)
     @rule()
     def fail_to_encode(self) -> None:
-        keys = self.subject.encoder_scheduler.jobs.pop(min(self.subject.encoder_scheduler.jobs))
-        for key in keys:
-            self.subject.encoder_scheduler.encoder_cache.abandon(key)
-        for owner in [owner for owner in self.subject.running if owner.needs(keys)]:
-            self.subject.remove(owner)
-            self.alive.remove(owner)
+        assert self.subject.take_jobs([JobDone(min(self.subject.encoder_scheduler.jobs), 0.0, failed=True)])
+        self.alive = [*self.subject.running, *self.subject.waiting]
 
     @rule(steps=st.integers(1, 4))
     def work(self, steps: int) -> None:

@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from scheduling import BLOCK, lengths
 
 from saccade.engine.core.kv.state_checkpoints import StateCheckpoints
+from saccade.engine.core.planning import plan_step
 from saccade.engine.core.schedule import Schedule
 from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.core.sequence import Sequence
+from saccade.protocol.output import FinishReason
 
 State = tuple[int, ...]
 
@@ -192,12 +194,12 @@ def test_failed_step_saves_no_checkpoint() -> None:
     for number in range(3):
         owner = scheduling.of(range(BLOCK + 1), (), number)
         subject.add(owner)
-        step = subject.schedule()
+        step = plan_step(subject)
         assert owner.num_cached_tokens == 0
         subject.rows.start(owner)
         _, save = group.moves([owner], step.chunks)
         assert [move.checkpoint for move in save] == [0]
-        subject.remove(owner)
+        subject.end(owner, FinishReason.ABORT)
 
 
 def test_checkpoint_without_its_paged_blocks_is_not_reused() -> None:
@@ -230,7 +232,7 @@ def test_a_group_that_cannot_grow_has_the_newest_preempted() -> None:
     player.step()
     group.num_refusals = 1
     assert set(lengths(player.step())) == {1, 2}  # 2 starts again, with what was kept
-    assert player.subject.num_preemptions == 1
+    assert player.subject.counters.preemptions_total == 1
     scheduling.check_holdings(player.subject)
     while player.subject.has_work:
         player.step()

@@ -42,7 +42,7 @@ def sequence(length: int, computed: int, table: list[int], *spans: Span, answer:
 
 def laid_out(chunks: dict[Sequence, int]) -> tuple[StepInput, Batch]:
     """The step of *chunks*, and the tensors that an executor makes of it."""
-    step = StepBuilder(Rows(8), CACHE).build(Schedule(chunks), {}).step
+    step = StepBuilder(Rows(8), CACHE).build(Schedule(chunks)).step
     rows = RowBuffers(8, CPU)
     rows.start(step.started)
     rows.change_tables(step.tables)

@@ -4,10 +4,9 @@ import time
 from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
-from saccade.engine.core.scheduler import Scheduler
-from saccade.protocol.engine_load import STEP_TOKEN_BOUNDS, Load
+from saccade.protocol.engine_load import STEP_TOKEN_BOUNDS
 
 
 @dataclass(slots=True)
@@ -17,9 +16,12 @@ class Counters:
     steps_total: int = 0
     step_tokens_total: int = 0
     prompt_tokens_total: int = 0
+    cached_tokens_total: int = 0
     generated_tokens_total: int = 0
     encoded_items_total: int = 0
     encoded_patches_total: int = 0
+    encoder_cache_hits_total: int = 0
+    preemptions_total: int = 0
     schedule_seconds_total: float = 0.0
     batch_seconds_total: float = 0.0
     encode_seconds_total: float = 0.0
@@ -38,19 +40,3 @@ class Counters:
         began = time.perf_counter()
         yield
         setattr(self, name, getattr(self, name) + time.perf_counter() - began)
-
-    def load(self, scheduler: Scheduler) -> Load:
-        """Return a snapshot of these counters and of what *scheduler* has."""
-        blocks, encoder = scheduler.block_manager.paged_blocks, scheduler.encoder_scheduler
-        return Load(
-            num_running=scheduler.num_admitted,
-            num_waiting=len(scheduler.waiting) + len(scheduler.parked),
-            num_blocks=blocks.num_blocks,
-            num_free_blocks=blocks.num_free_blocks,
-            cached_tokens_total=scheduler.num_cached_tokens,
-            encoder_cache_hits_total=encoder.num_hits,
-            encoder_cache_bytes=encoder.encoder_cache.used_bytes,
-            preemptions_total=scheduler.num_preemptions,
-            evicted_blocks_total=blocks.num_evicted,
-            **asdict(self) | {"steps_by_tokens": tuple(self.steps_by_tokens)},
-        )

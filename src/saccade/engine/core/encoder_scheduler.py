@@ -9,14 +9,20 @@ within a step until the decodes have had about as much time. A second job is alw
 submitted during a long step that encodes.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Set
 from dataclasses import dataclass
 
+import structlog
+
+from saccade.engine.core.counters import Counters
 from saccade.engine.core.encoder_cache import EncoderCache
+from saccade.engine.core.frame_builder import FrameBuilder
 from saccade.engine.core.images import EncoderKey, RequestImage, State, Until
 from saccade.engine.core.kv.manager import BlockManager
-from saccade.engine.core.schedule import RemainingBudget, Schedule
+from saccade.engine.core.schedule import Draft, Schedule
 from saccade.engine.core.sequence import Sequence
+from saccade.engine.core.step import EncodeJob
+from saccade.errors import InternalError, SaccadeError
 from saccade.models.spec import Grid, ModelSpec, Size
 
 PATCHES_A_STEP = 80
@@ -25,6 +31,8 @@ PATCHES_A_STEP = 80
 
 NUM_JOBS = 2
 """The maximum number of background jobs, including the queued one."""
+
+logger = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -42,25 +50,33 @@ class EncodeCosts:
 
 class EncoderScheduler:
     """Plans the encoder. *budget_patches* limits each step and each job in the *background*; *jobs* has their images.
-    Steps in flight encode the images of *launched*.
+    Steps in flight encode the images of *launched*. *frames* get the names of slots that were read.
 
     While *begins_no_jobs* is set, every image is encoded within a step.
     """
 
     def __init__(
-        self, budget_patches: int, background: bool, manager: BlockManager, cache: EncoderCache, costs: EncodeCosts
+        self,
+        budget_patches: int,
+        background: bool,
+        manager: BlockManager,
+        cache: EncoderCache,
+        costs: EncodeCosts,
+        frames: FrameBuilder,
+        counters: Counters,
     ) -> None:
         self.encoder_cache = cache
-        self.jobs: dict[int, frozenset[EncoderKey]] = {}
+        self.jobs: dict[int, Set[EncoderKey]] = {}
         self.launched: set[EncoderKey] = set()
         self.begins_no_jobs = False
-        self.num_hits = 0
         self.costs = costs
         self._uses_background = False
         self._owed_patches = 0
         self._budget_patches = budget_patches
         self._encodes_in_background = background
         self._block_manager = manager
+        self._frames = frames
+        self._counters = counters
 
     def hold(self, sequence: Sequence) -> None:
         """Pin the encoder outputs that further samples of the request will read, until `share`.
@@ -89,45 +105,62 @@ class EncoderScheduler:
         self._uses_background = self._encodes_in_background and decodes and not self.begins_no_jobs
         self._owed_patches = max(0, self._owed_patches - PATCHES_A_STEP) if self._uses_background else 0
 
-    def plan(self, sequence: Sequence, num_tokens: int, step: Schedule, remaining: RemainingBudget) -> int:
+    def plan(self, sequence: Sequence, num_tokens: int, draft: Draft) -> int:
         """Plan the encoder's work for a chunk, and return its length. It ends before an image that stays unencoded."""
         start = sequence.num_launched_tokens
         for run, image in sequence.media_between(start, start + num_tokens):
-            is_claimed = image.is_claimed(sequence.index) or self._claim(sequence, image, step, remaining)
-            is_in_step = image.key in step.encode and image.key not in step.background
+            is_claimed = image.is_claimed(sequence.index) or self._claim(sequence, image, draft)
+            is_in_step = image.key in draft.encode and image.key not in draft.background
             is_there = image.state is State.ENCODED or is_in_step or image.key in self.launched
             if not (is_claimed and is_there):
                 return max(0, run.start - start)
         return num_tokens
 
-    def _claim(self, sequence: Sequence, image: RequestImage, step: Schedule, remaining: RemainingBudget) -> bool:
+    def launch(self, schedule: Schedule, jobs: Iterable[EncodeJob]) -> None:
+        """Note the images that a launched step encodes, within it and in the background."""
+        self.launched.update(schedule.encoded_within)
+        self.jobs.update((job.job_id, schedule.background) for job in jobs if job.background)
+
+    def abandon(self, keys: Iterable[EncoderKey]) -> None:
+        """Forget images that are not encoded after all."""
+        for key in keys:
+            self.launched.discard(key)
+            self.encoder_cache.abandon(key)
+
+    def _claim(self, sequence: Sequence, image: RequestImage, draft: Draft) -> bool:
         """Pin an image that is encoded, or planned to be, now or in the background. Return False if it cannot be."""
-        if image.key in step.encode:
-            step.encode[image.key].append((sequence, image))
-            self.num_hits += 1
-        elif self.encoder_cache.has_begun(image.key):
-            self.num_hits += 1
+        if self.encoder_cache.has_begun(image.key):
+            self._counters.encoder_cache_hits_total += 1
         elif not image.has_pixels:
-            step.missing_images[sequence] = sequence.images_without_pixels
+            draft.lacking[sequence] = sequence.images_without_pixels
             return False
-        elif self._fits(patches := self.costs.patches(image.key.grid), remaining):
-            self._begin(sequence, image, patches, step)
-            remaining.patches = max(0, remaining.patches - patches)
-        else:
+        elif not (self._fits(image, draft) and self._begin(sequence, image, draft)):
             return False
         self.encoder_cache.pin(image, sequence.index, self._claim_of(sequence, image))
         return True
 
-    def _begin(self, sequence: Sequence, image: RequestImage, patches: int, step: Schedule) -> None:
-        """Plan to encode an image, in this step or in the background."""
+    def _begin(self, sequence: Sequence, image: RequestImage, draft: Draft) -> bool:
+        """Plan to encode an image, in this step or in the background. Return False if it cannot be read."""
+        try:
+            pixels = image.read(self._frames.released_slots(sequence.connection))
+        except SaccadeError as error:
+            draft.unreadable[sequence] = image.key, error
+            return False
+        except Exception:
+            logger.exception("reading an image failed", request_id=sequence.request_id)
+            draft.unreadable[sequence] = image.key, InternalError("Reading the image's pixels failed.", image.param)
+            return False
         self.encoder_cache.begin(image.key, self.costs.num_bytes(image.key.grid, image.key.original_size))
-        step.encode[image.key] = [(sequence, image)]
+        draft.encode[image.key] = pixels
+        patches = self.costs.patches(image.key.grid)
+        draft.patches = max(0, draft.patches - patches)
         if self._uses_background and len(self.jobs) < NUM_JOBS:
-            step.background.add(image.key)
+            draft.background.add(image.key)
         elif self._uses_background:
             self._owed_patches += patches
+        return True
 
-    def missing_images(self, sequence: Sequence) -> list[int]:
+    def lacking_images(self, sequence: Sequence) -> list[int]:
         """Return the indices of the images of *sequence* without pixels, if it needs one that is not encoded either.
 
         The list has all images without pixels: the gateway is asked only once, and other encoder outputs may be evicted
@@ -158,11 +191,11 @@ class EncoderScheduler:
         for image in sequence.images:
             self.encoder_cache.unpin(image, sequence.index, untils)
 
-    def _fits(self, patches: int, remaining: RemainingBudget) -> bool:
+    def _fits(self, image: RequestImage, draft: Draft) -> bool:
         if len(self.jobs) >= NUM_JOBS and self._owed_patches > 0:
             return False
         # An image larger than the whole budget would never fit, so it is encoded alone.
-        return patches <= remaining.patches or remaining.patches == self._budget_patches
+        return self.costs.patches(image.key.grid) <= draft.patches or draft.patches == self._budget_patches
 
     def _claim_of(self, sequence: Sequence, image: RequestImage) -> Until:
         """Return how long a chunk that reads the encoder output of *image* pins it."""

@@ -71,7 +71,7 @@ class Grammars:
         self.pending[(sequence.connection, sequence.request_id)] = compiled
 
     def take(self, samples: Callable[[int, str], list[Sequence]], timeout_seconds: float) -> list[Ready]:
-        """Give matchers to the samples of requests whose grammar is compiled, and return the requests.
+        """Give matchers and first masks to the samples of requests whose grammar is compiled; return the requests.
 
         Wait at most *timeout_seconds* for one. *samples* returns a request's samples; none if it has ended.
         """
@@ -81,8 +81,12 @@ class Grammars:
         for key in [key for key, compiled in self.pending.items() if compiled.done()]:
             compiled = self.pending.pop(key)
             error = _error_of(compiled)
-            for sequence in samples(*key) if error is None else ():
-                sequence.matcher = self._matcher(compiled.result(), sequence)
+            try:
+                for sequence in samples(*key) if error is None else ():
+                    sequence.matcher = self._matcher(compiled.result(), sequence)
+                    sequence.mask = sequence.matcher.mask()
+            except InvalidValue as impossible:
+                error = impossible.at("grammar")
             ready.append(Ready(*key, error))
         return ready
 

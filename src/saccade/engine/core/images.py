@@ -31,7 +31,7 @@ class State(Enum):
     """The state of an image within its request."""
 
     EXPECTED = auto()
-    """The pixels are not here: the gateway believes that a cache holds the image, or the slot could not be read."""
+    """The pixels are not here: the gateway believes that a cache holds the image."""
     REQUESTED = auto()
     """The gateway was asked for the pixels; every sample waits for its answer."""
     AT_HAND = auto()
@@ -131,9 +131,9 @@ class RequestImage:
         self._move(self._without_output())
 
     def read(self, slot_names: list[str]) -> bytes:
-        """Return the patches of an image that is ENCODING, and add the name of a slot that was read to *slot_names*.
+        """Return the patches of an image that is AT_HAND, and add the name of a slot that was read to *slot_names*.
 
-        Raises WorkerFailed if there are no pixels or the slot cannot be read; the image then has no pixels.
+        Raises WorkerFailed if the slot cannot be read, or could not be; the image then has no pixels.
         """
         if self._inline is None:
             self._inline = self._copy(slot_names)

@@ -2,7 +2,7 @@
 
 from collections.abc import Container
 
-from saccade.engine.core.schedule import Schedule
+from saccade.engine.core.schedule import NO_COPIES, KvCopies, Schedule
 from saccade.engine.core.sequence import Sequence
 from saccade.errors import InvalidValue
 from saccade.protocol.kv_transfer import KEY_BYTES
@@ -33,8 +33,9 @@ class KvConnector:
     def settle(self) -> None:
         """Before a step is planned: handle the events of transfers, and end those of requests that have ended."""
 
-    def plan(self, schedule: Schedule) -> None:
-        """Add the copies of a step to its *schedule*. Call once a step."""
+    def plan(self, schedule: Schedule) -> KvCopies:
+        """Return the copies of a step, and begin the transfers of sequences that it admits. Call once a step."""
+        return NO_COPIES
 
     def executed(self, contents: tuple[bytes, ...] | None) -> None:
         """Note that the oldest planned step was executed; *contents* are its copies. None: it failed."""

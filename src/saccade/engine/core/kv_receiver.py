@@ -10,8 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from saccade.engine.core.kv_connector import STEP_FAILED, KvConnector, check_key
-from saccade.engine.core.requests import Requests
-from saccade.engine.core.schedule import Schedule
+from saccade.engine.core.schedule import KvCopies, Schedule
 from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.core.sequence import Sequence
 from saccade.engine.core.step import KvReceive
@@ -46,11 +45,10 @@ class _IncomingPrompt:
 class KvReceiver(KvConnector):
     """The decode legs by the keys of their transfers."""
 
-    def __init__(self, transfers: KvTransfers, form: KvForm, scheduler: Scheduler, requests: Requests) -> None:
+    def __init__(self, transfers: KvTransfers, form: KvForm, scheduler: Scheduler) -> None:
         self.transfers: KvTransfers = transfers
         self._form = form
         self._scheduler = scheduler
-        self._requests = requests
         self._prompts: dict[bytes, _IncomingPrompt] = {}
         self._planned_writes: deque[list[_IncomingPrompt]] = deque()
 
@@ -93,7 +91,7 @@ class KvReceiver(KvConnector):
             if prompt.next_block is not None:
                 self.transfers.cancel(prompt.key)
             for sample in [one for one in prompt.sequence.forks if one.finish_reason is None][:1]:
-                self._requests.fail(sample, WorkerFailed(SAMPLE_ENDED))
+                self._scheduler.fail(sample, WorkerFailed(SAMPLE_ENDED))
 
     def _take(self, prompt: _IncomingPrompt, event: Event) -> None:
         match event:
@@ -115,25 +113,26 @@ class KvReceiver(KvConnector):
                 self._fail(prompt, event.error)
         self._complete_if_whole(prompt)
 
-    def plan(self, schedule: Schedule) -> None:
-        """Begin the transfers of requests that the step admits, and add the writes of this step."""
+    def plan(self, schedule: Schedule) -> KvCopies:
+        """Begin the transfers of requests that the step admits, and return the writes of this step."""
         for sequence, num_cached_blocks in schedule.admitted.items():
             if isinstance(kv_transfer := sequence.request.kv_transfer, ReceiveKv):
                 self._prompts[kv_transfer.key].next_block = num_cached_blocks
                 self.transfers.pull(kv_transfer.key, kv_transfer.source, num_cached_blocks)
         room = STEP_BYTES
-        writes = []
+        writes, receives = list[_IncomingPrompt](), list[KvReceive]()
         for prompt in self._prompts.values():
             # A step in flight that failed may have ended the sequence after `settle`.
             while room > 0 and prompt.arrived and prompt.sequence.finish_reason is None:
                 _, piece, content = prompt.arrived.popleft()
                 room -= len(content)
                 writes.append(prompt)
-                schedule.receive += [
+                receives += [
                     KvReceive(tuple(sample.block_table[piece.start : piece.stop]), content)
                     for sample in self._owners(prompt, piece.stop)
                 ]
         self._planned_writes.append(writes)
+        return KvCopies(receive=tuple(receives))
 
     def _owners(self, prompt: _IncomingPrompt, stop: int) -> list[Sequence]:
         """Return the samples that have their own blocks for a piece that ends at block *stop*."""
@@ -145,7 +144,7 @@ class KvReceiver(KvConnector):
         """Note that the step wrote the planned pieces. Requests whose state is complete begin to decode."""
         for prompt in self._planned_writes.popleft():
             if contents is None:
-                self._requests.fail(prompt.sequence, InternalError(STEP_FAILED))
+                self._scheduler.fail(prompt.sequence, InternalError(STEP_FAILED))
             elif prompt.sequence.finish_reason is None:
                 prompt.num_pending -= 1
                 self.transfers.taken(prompt.key)
@@ -153,7 +152,7 @@ class KvReceiver(KvConnector):
 
     def _fail(self, prompt: _IncomingPrompt, error: WorkerFailed) -> None:
         # `settle` cancels the transfer of a sequence that has ended.
-        self._requests.fail(prompt.sequence, error)
+        self._scheduler.fail(prompt.sequence, error)
 
     def _complete_if_whole(self, prompt: _IncomingPrompt) -> None:
         is_whole = prompt.next_block == len(prompt.sequence.block_table) and not prompt.num_pending
@@ -176,5 +175,4 @@ class KvReceiver(KvConnector):
         sample.num_cached_tokens = 0 if sample.index else prefilled.num_cached_tokens
         if sample.prompt_logprobs is not None:
             sample.prompt_logprobs = prefilled.prompt_logprobs
-        sample.token_ids.append(first.token_id)
-        self._requests.answer(sample, first.logprob, self._requests.finish_reason(sample, first.token_id), now)
+        self._scheduler.answer(sample, [first.logprob], sample.append(first.token_id), now)

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from saccade.engine.core.kv_connector import STEP_FAILED, KvConnector, check_key
-from saccade.engine.core.requests import Requests
-from saccade.engine.core.schedule import Schedule
+from saccade.engine.core.schedule import KvCopies, Schedule
 from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.core.sequence import Sequence
 from saccade.engine.core.step import KvSend
@@ -55,11 +54,10 @@ class _OutgoingPrompt:
 class KvSender(KvConnector):
     """The prefill legs by the keys of their transfers."""
 
-    def __init__(self, transfers: KvTransfers, form: KvForm, scheduler: Scheduler, requests: Requests) -> None:
+    def __init__(self, transfers: KvTransfers, form: KvForm, scheduler: Scheduler) -> None:
         self.transfers: KvTransfers = transfers
         self._form = form
         self._scheduler = scheduler
-        self._requests = requests
         self._prompts: dict[bytes, _OutgoingPrompt] = {}
         self._planned_copies: deque[list[tuple[_OutgoingPrompt, Piece]]] = deque()
 
@@ -133,33 +131,35 @@ class KvSender(KvConnector):
                 prompt.num_untaken -= 1
             case Delivered() if prompt.answer is not None:
                 del self._prompts[prompt.key]
-                self._requests.answer(prompt.sequence, *prompt.answer)
+                logprob, reason, drawn_at = prompt.answer
+                self._scheduler.answer(prompt.sequence, [logprob], reason, drawn_at)
             case Delivered():
-                self._requests.fail(prompt.sequence, PeerFailed("The decode worker ended the transfer too early."))
+                self._scheduler.fail(prompt.sequence, PeerFailed("The decode worker ended the transfer too early."))
             case TransferEnded():
                 del self._prompts[prompt.key]
-                self._requests.fail(prompt.sequence, event.error)
+                self._scheduler.fail(prompt.sequence, event.error)
 
-    def plan(self, schedule: Schedule) -> None:
-        """Add the pieces that this step copies, those of the oldest leg first."""
+    def plan(self, schedule: Schedule) -> KvCopies:
+        """Return the pieces that this step copies, those of the oldest leg first."""
         room = STEP_BYTES
-        copies = []
+        copies, sends = [], []
         for prompt in self._prompts.values():
             while room > 0 and (piece := self._next(prompt)) is not None:
                 table = prompt.sequence.block_table
                 row = prompt.sequence.row if piece.is_state else None
-                schedule.send.append(KvSend(tuple(table[piece.start : piece.stop]), row))
+                sends.append(KvSend(tuple(table[piece.start : piece.stop]), row))
                 room -= self._form.state_nbytes if piece.is_state else self._nbytes(piece)
                 copies.append((prompt, piece))
                 self._advance(prompt, piece)
         self._planned_copies.append(copies)
+        return KvCopies(send=tuple(sends))
 
     def executed(self, contents: tuple[bytes, ...] | None) -> None:
         """Send the step's copies."""
         copies = self._planned_copies.popleft()
         if contents is None:
             for prompt, _ in copies:
-                self._requests.fail(prompt.sequence, InternalError(STEP_FAILED))
+                self._scheduler.fail(prompt.sequence, InternalError(STEP_FAILED))
             return
         for (prompt, piece), content in zip(copies, contents, strict=True):
             if prompt.sequence.finish_reason is None:

@@ -1,34 +1,31 @@
-"""The plan of one step. No torch."""
+"""The plan of one step, finished and in the making. No torch."""
 
-from collections.abc import Callable
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from saccade.engine.core.images import EncoderKey, RequestImage
+from saccade.engine.core.images import EncoderKey
 from saccade.engine.core.sequence import Sequence
 from saccade.engine.core.step import KvReceive, KvSend
 from saccade.errors import SaccadeError
 
-Fail = Callable[[Sequence, SaccadeError], object]
-"""Ends the request of a sequence, and removes it from the step."""
 
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Schedule:
-    """The work of one step: the number of tokens of each sequence, and the images that must be encoded before them.
+    """The work of one step: the number of tokens of each sequence, and the pixels of images to encode before them.
 
-    *encode* maps a key to the step's sequences that bring or need that image, in order of arrival. Images of
-    *background* are encoded while this step and later ones run, and no chunk of this step extends past the start of
-    such an image. *missing_images* maps parked sequences to the indices of the images whose pixels they lack.
-    *admitted* sequences have room for the state that a prefill worker sends; each maps to its number of cached blocks.
+    Images of *background* are encoded while this step and later ones run, and no chunk of this step extends past the
+    start of such an image. *lacking* maps parked sequences to the indices of the images whose pixels they lack.
+    *unreadable* are sequences that fail: the pixels of an image could not be read. *admitted* sequences have room for
+    the state that a prefill worker sends; each maps to its number of cached blocks.
     """
 
-    chunks: dict[Sequence, int] = field(default_factory=dict)
-    encode: dict[EncoderKey, list[tuple[Sequence, RequestImage]]] = field(default_factory=dict)
-    background: set[EncoderKey] = field(default_factory=set)
-    missing_images: dict[Sequence, list[int]] = field(default_factory=dict)
-    admitted: dict[Sequence, int] = field(default_factory=dict)
-    receive: list[KvReceive] = field(default_factory=list)
-    send: list[KvSend] = field(default_factory=list)
+    chunks: Mapping[Sequence, int]
+    encode: Mapping[EncoderKey, bytes] = field(default_factory=dict)
+    background: Set[EncoderKey] = frozenset()
+    lacking: Mapping[Sequence, list[int]] = field(default_factory=dict)
+    unreadable: Mapping[Sequence, SaccadeError] = field(default_factory=dict)
+    admitted: Mapping[Sequence, int] = field(default_factory=dict)
 
     @property
     def encoded_within(self) -> list[EncoderKey]:
@@ -36,9 +33,31 @@ class Schedule:
         return [key for key in self.encode if key not in self.background]
 
 
+class KvCopies(NamedTuple):
+    """The state that a step receives from other engines, and copies for them."""
+
+    receive: tuple[KvReceive, ...] = ()
+    send: tuple[KvSend, ...] = ()
+
+
+NO_COPIES = KvCopies()
+
+
 @dataclass(slots=True)
-class RemainingBudget:
-    """The rest of the budgets of the step being planned."""
+class Draft:
+    """A Schedule that is being planned, and the rest of its budgets for *tokens* and *patches*."""
 
     tokens: int
     patches: int
+    chunks: dict[Sequence, int] = field(default_factory=dict)
+    encode: dict[EncoderKey, bytes] = field(default_factory=dict)
+    background: set[EncoderKey] = field(default_factory=set)
+    lacking: dict[Sequence, list[int]] = field(default_factory=dict)
+    unreadable: dict[Sequence, tuple[EncoderKey, SaccadeError]] = field(default_factory=dict)
+    admitted: dict[Sequence, int] = field(default_factory=dict)
+
+    def finish(self) -> Schedule:
+        """Return the schedule. An image that one sequence cannot read is no fault if another one brings it."""
+        unreadable = {one: error for one, (key, error) in self.unreadable.items() if key not in self.encode}
+        background = frozenset(self.background)
+        return Schedule(self.chunks, self.encode, background, self.lacking, unreadable, self.admitted)

@@ -1,38 +1,33 @@
-"""Choose the next batch. No torch.
+"""The sequences of an engine: they wait, run, get their tokens and end. No torch.
 
-Every step includes all decodes, then continues unfinished prefills, then admits waiting sequences. Each group is in
-order of arrival, within a token budget, a patch budget for the vision encoder, and the available KV blocks. A decode
-without a free block preempts the newest running sequence, which is computed again later.
-
-Fairness: a prompt that does not end in this step leaves half of the remaining token budget if a later prompt needs at
-most half as many tokens. Waiting costs the shorter prompt relatively more time than the longer one. Tokens that the
-later prompts do not use go to the long prompt after all. So a prompt of s tokens after k <= 8 prompts that each need
-twice as many has its first token at most ceil(s / floor(t / 2**k)) steps after its admission, however long the others
-are, plus one step for each of them that ends meanwhile; t is the step's token budget without its decodes. The first
-prompt never gets less than half of t. Admission itself stays in order of arrival.
+`planning` chooses the work of a step among them, and `Scheduler.commit` takes its results.
 """
 
 import bisect
-from collections import deque
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from itertools import chain, islice, takewhile
+import time
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from dataclasses import asdict, dataclass
 
+import structlog
+
+from saccade.engine.core.counters import Counters
 from saccade.engine.core.encoder_cache import EncoderCache
 from saccade.engine.core.encoder_scheduler import EncodeCosts, EncoderScheduler
-from saccade.engine.core.images import CLAIMS
+from saccade.engine.core.frame_builder import FrameBuilder
+from saccade.engine.core.images import CLAIMS, EncoderKey
 from saccade.engine.core.kv.manager import BlockManager
-from saccade.engine.core.schedule import RemainingBudget, Schedule
+from saccade.engine.core.kv_connector import KvConnector
+from saccade.engine.core.schedule import Schedule
 from saccade.engine.core.sequence import Sequence
-from saccade.engine.core.step_builder import Rows
-from saccade.errors import QueueFull
+from saccade.engine.core.step import EncodeJob, JobDone, StepOutput
+from saccade.engine.core.step_builder import PlannedStep, Rows
+from saccade.errors import InternalError, InvalidValue, QueueFull, SaccadeError
+from saccade.protocol.engine_load import Load
+from saccade.protocol.kv_transfer import SendKv
+from saccade.protocol.output import Failure, FinishReason, TokenDelta, TokenLogprob
 
-__all__ = ["Budgets", "Schedule", "Scheduler"]
-
-NUM_LOOKED_AT = 8
-"""How many later prompts a step examines for shorter ones. After more long prompts, the share would be too small to
-help.
-"""
+logger = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -46,14 +41,29 @@ class Budgets:
     background_jobs: bool = False
 
 
+@dataclass(slots=True)
+class Request:
+    """The *live* samples by index, and the indices of the samples that have not started."""
+
+    live: dict[int, Sequence]
+    unstarted: list[int]
+
+
 class Scheduler:
-    """Waiting and running sequences; `schedule` plans a step, `commit` records that it was done.
+    """The requests by connection and request_id, and their sequences.
 
     A sequence is *waiting* (by arrival), *running* (in order of admission) or *parked*. If the prompt's state goes to
     another engine, the sequence is *sending* after its first token. If it comes from one, all samples are *receiving*,
     by their sample 0. Both hold blocks, and rows now or soon. A sequence that ended while a step in flight computes one
     token too many is *leaving*: its row and blocks are free when that step is collected. The cost of a plan is linear
-    in the number of sequences.
+    in the number of sequences. While the scheduler *is_blocked*, only the end of a transfer makes room.
+
+    A request with n samples is one sequence until its prompt is computed and its first token is drawn. The other
+    samples are then queued as separate sequences, directly after the first by arrival. They reuse the full blocks of
+    the prompt from the prefix cache, so each computes at most one block and draws its own first token. Without a prefix
+    cache each sample computes the whole prompt again; its images are not encoded again while the encoder cache has room
+    for them. If the prompt's state is received, all samples are sequences from the start, and begin together. Slots are
+    released when the last sample ends. *frames* collects the output. *kv_connector* hears of every drawn token.
 
     The state of a prompt is sent when every sample has its first token. So such a prompt is admitted only with rows for
     all samples and blocks for one more of them, which are kept. The other samples go before everything else that waits,
@@ -64,22 +74,27 @@ class Scheduler:
     def __init__(
         self, budgets: Budgets, block_manager: BlockManager, encoder_cache: EncoderCache, costs: EncodeCosts
     ) -> None:
-        self.budgets = budgets
-        self.block_manager = block_manager
+        self.budgets, self.block_manager = budgets, block_manager
+        self.counters, self.frames, self.kv_connector = Counters(), FrameBuilder(), KvConnector()
         self.rows = Rows(budgets.max_num_seqs)
         self.encoder_scheduler = EncoderScheduler(
-            budgets.encode_budget_patches, budgets.background_jobs, block_manager, encoder_cache, costs
+            budgets.encode_budget_patches,
+            budgets.background_jobs,
+            block_manager,
+            encoder_cache,
+            costs,
+            self.frames,
+            self.counters,
         )
+        self.requests: dict[int, dict[str, Request]] = defaultdict(dict)
         self.waiting: list[Sequence] = []
         self.running: dict[Sequence, None] = {}
         self.parked: dict[Sequence, None] = {}
         self.sending: dict[Sequence, None] = {}
         self.leaving: dict[Sequence, None] = {}
         self.receiving: dict[Sequence, list[Sequence]] = {}
-        self.num_preemptions = 0
-        self.num_cached_tokens = 0
+        self.is_blocked = False
         self._newest_preempted = 0
-        self._is_blocked = False
 
     @property
     def has_work(self) -> bool:
@@ -87,7 +102,7 @@ class Scheduler:
 
         Parked sequences wait for pixels and do not count, nor do sequences that wait for the end of a transfer.
         """
-        return bool(self.running or (self.waiting and not self._is_blocked))
+        return bool(self.running or (self.waiting and not self.is_blocked))
 
     @property
     def num_admitted(self) -> int:
@@ -101,51 +116,177 @@ class Scheduler:
         num_missing = sum(max(0, blocks.num_missing(sequence)) for sequence in self.running)
         return num_missing <= blocks.num_free_blocks and not all(sequence.waits_for_commit for sequence in self.running)
 
+    def load(self) -> Load:
+        """Return a snapshot of the counters."""
+        blocks = self.block_manager.paged_blocks
+        return Load(
+            num_running=self.num_admitted,
+            num_waiting=len(self.waiting) + len(self.parked),
+            num_blocks=blocks.num_blocks,
+            num_free_blocks=blocks.num_free_blocks,
+            encoder_cache_bytes=self.encoder_scheduler.encoder_cache.used_bytes,
+            evicted_blocks_total=blocks.num_evicted,
+            **asdict(self.counters) | {"steps_by_tokens": tuple(self.counters.steps_by_tokens)},
+        )
+
     def check_queue(self) -> None:
         """Raise QueueFull if the maximum number of sequences is waiting."""
         if len(self.waiting) + len(self.parked) >= self.budgets.max_num_waiting:
             raise QueueFull(f"{len(self.waiting)} requests are waiting at this worker already; try again shortly.")
 
+    def find(self, connection: int, request_id: str) -> Request | None:
+        """Return a request that has not ended."""
+        return self.requests.get(connection, {}).get(request_id)
+
+    def samples(self, connection: int, request_id: str) -> list[Sequence]:
+        """Return the samples that are sequences now; all share the same images and pixels."""
+        request = self.find(connection, request_id)
+        return [] if request is None else list(request.live.values())
+
     def add(self, sequence: Sequence) -> None:
+        """Queue a request by its sample 0. Arrival numbers for the other samples are reserved from its own on."""
+        request = Request({0: sequence}, list(range(1, sequence.request.num_samples)))
+        self.requests[sequence.connection][sequence.request_id] = request
+        if sequence.awaits_kv:
+            sequence.forks = self._begin_samples(sequence, request)
+        elif request.unstarted:
+            self.encoder_scheduler.hold(sequence)
         self._queue(sequence)
 
-    def add_samples(self, sequence: Sequence, samples: list[Sequence]) -> None:
+    def launch(self, schedule: Schedule, jobs: Iterable[EncodeJob] = ()) -> None:
+        """Record that a step with *jobs* is in flight: the next one is planned from its end."""
+        self.encoder_scheduler.launch(schedule, jobs)
+        for sequence, num_tokens in schedule.chunks.items():
+            sequence.num_launched_tokens += num_tokens
+            sequence.num_steps_in_flight += 1
+
+    def commit(self, schedule: Schedule, plan: PlannedStep, output: StepOutput) -> None:
+        """Take the results of a step: images are encoded, sequences get their tokens, and complete ones end.
+
+        Sequences that have ended since the step was planned get nothing.
+        """
+        now = time.perf_counter()
+        self._take_encoded(schedule, output)
+        for sequence, logprobs in zip(plan.prompts, output.prompt_logprobs, strict=bool(output.prompt_logprobs)):
+            sequence.prompt_logprobs = (sequence.prompt_logprobs or []) + logprobs
+        logprobs_of = output.logprobs or [None] * len(output.token_ids)
+        results = zip(plan.drawing, output.token_ids, logprobs_of, strict=bool(output.token_ids))
+        draws = [result for result in results if result[0].finish_reason is None]
+        for sequence, _, _ in draws:
+            if sequence.num_generated_tokens == 0:
+                sequence.clock.first_token = now
+                # Before the encoder outputs are unpinned that the request's other samples also need.
+                self._start_samples(sequence)
+        added = [(sequence, logprob, sequence.append(token_id)) for sequence, token_id, logprob in draws]
+        if num_tokens := self._land(schedule):
+            self.counters.count_step(num_tokens)
+        self.counters.generated_tokens_total += len(draws)
+        self.counters.batch_seconds_total += output.batch_seconds
+        self.counters.network_seconds_total += output.network_seconds
+        for sequence, logprob, reason in added:
+            if not self.kv_connector.keep(sequence, logprob, reason, now):
+                self.answer(sequence, [logprob], reason, now)
+            if sequence.matcher is not None and reason is None:
+                try:
+                    sequence.mask = sequence.matcher.mask()
+                except InvalidValue as error:
+                    self.fail(sequence, error.at("grammar"))
+
+    def abandon(self, schedule: Schedule) -> None:
+        """Forget a step that failed, whose requests have ended."""
+        self.encoder_scheduler.abandon(schedule.encoded_within)
+        self._land(schedule)
+
+    def take_jobs(self, jobs: Iterable[JobDone]) -> bool:
+        """Take the images that were encoded in the background. Return whether a job failed."""
+        has_failed = False
+        for job in jobs:
+            keys = self.encoder_scheduler.jobs.pop(job.job_id)
+            self._complete(() if job.failed else keys, job.seconds)
+            if job.failed:
+                self._fail_images(keys)
+            has_failed = has_failed or job.failed
+        return has_failed
+
+    def answer(
+        self, sequence: Sequence, logprobs: list[TokenLogprob | None], reason: FinishReason | None, now: float
+    ) -> None:
+        """Send the newest tokens of *sequence*, one for each of *logprobs*; with a *reason*, the sequence ends."""
+        is_first = sequence.num_generated_tokens == len(logprobs)
+        delta = TokenDelta(
+            sequence.request_id,
+            sequence.token_ids[-len(logprobs) :],
+            reason,
+            sequence.num_cached_tokens or 0 if is_first else 0,
+            index=sequence.index,
+            logprobs=[logprob for logprob in logprobs if logprob is not None],
+            prompt_logprobs=sequence.prompt_logprobs or [] if is_first else [],
+            times=None if reason is None else sequence.clock.times(now),
+        )
+        self.frames.say(sequence.connection, delta)
+        if reason is not None:
+            self._finish(sequence, reason)
+
+    def end(self, sequence: Sequence, reason: FinishReason, failure: Failure | None = None) -> None:
+        """End *sequence* without another token."""
+        times = sequence.clock.times(time.perf_counter())
+        delta = TokenDelta(sequence.request_id, [], reason, failure=failure, index=sequence.index, times=times)
+        self.frames.say(sequence.connection, delta)
+        self._finish(sequence, reason)
+
+    def fail(self, sequence: Sequence, error: SaccadeError) -> None:
+        """End the whole request of *sequence* with one error, unless the sequence has ended."""
+        request = self.find(sequence.connection, sequence.request_id)
+        if request is None or sequence.finish_reason is not None:
+            return
+        request.unstarted.clear()
+        self.end(sequence, FinishReason.ERROR, failure_of(error))
+        for sample in list(request.live.values()):
+            self._finish(sample, FinishReason.ERROR)
+
+    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        """End *sequence*, and free what it holds."""
+        request = self.requests[sequence.connection][sequence.request_id]
+        sequence.finish_reason = reason
+        del request.live[sequence.index]
+        if request.unstarted:
+            # It ends before its first token, which the other samples wait for: the next sample takes its place.
+            following = _sample(sequence, request.unstarted.pop(0))
+            request.live[following.index] = following
+            self.encoder_scheduler.hold(following)
+            self._queue_samples(sequence, [following])
+        self.remove(sequence)
+        if not request.live:
+            for image in sequence.images:
+                image.release(self.frames.released_slots(sequence.connection))
+            del self.requests[sequence.connection][sequence.request_id]
+
+    def _begin_samples(self, sequence: Sequence, request: Request) -> list[Sequence]:
+        """Return the samples that have not started as sequences, which are not queued."""
+        samples = [_sample(sequence, index) for index in request.unstarted]
+        request.live.update((sample.index, sample) for sample in samples)
+        request.unstarted.clear()
+        return samples
+
+    def _start_samples(self, sequence: Sequence) -> None:
+        """Queue the samples that wait for the prompt of *sequence*. Call before its first token is added."""
+        samples = self._begin_samples(sequence, self.requests[sequence.connection][sequence.request_id])
+        for sample in samples:
+            # Sample 0 already reports the cached tokens of the request.
+            sample.num_cached_tokens = 0
+            sample.completes_prompt = isinstance(sequence.request.kv_transfer, SendKv)
+        self._queue_samples(sequence, samples)
+
+    def _queue_samples(self, sequence: Sequence, samples: list[Sequence]) -> None:
         """Queue further samples of the request of *sequence*, by their arrival, and give them its pins."""
         self.encoder_scheduler.share(sequence, samples)
         for sample in samples:
             self._queue(sample)
 
-    def schedule(self) -> Schedule:
-        """Plan a step. Admits and preempts sequences, reserves their blocks and pins the encoder outputs they need."""
-        step = Schedule()
-        remaining = RemainingBudget(self.budgets.max_num_batched_tokens, self.budgets.encode_budget_patches)
-        ready = [sequence for sequence in self.running if not sequence.waits_for_commit]
-        decodes = [sequence for sequence in ready if sequence.num_pending_tokens == 1]
-        self.encoder_scheduler.begin(any(sequence.num_generated_tokens for sequence in decodes))
-        victims = self._victims()
-        for sequence in decodes:
-            if sequence in self.running and self._make_room(sequence, victims, step):
-                self._add_chunk(sequence, step, remaining)
-        self._continue([one for one in ready if one in self.running and one not in step.chunks], step, remaining)
-        self._admit(step, remaining)
-        for sequence in [owner for owner, num_tokens in step.chunks.items() if num_tokens < owner.num_pending_tokens]:
-            self._add_chunk(sequence, step, remaining)
-        for sequence in [sequence for sequence in step.missing_images if sequence in self.running]:
-            self.park(sequence, step, step.missing_images[sequence])
-        # Only the end of a transfer makes room then.
-        self._is_blocked = not self.running and bool(self.sending or self.receiving)
-        return step
-
-    def launch(self, step: Schedule) -> None:
-        """Record that *step* is in flight: the next one is planned from its end."""
-        for sequence, num_tokens in step.chunks.items():
-            sequence.num_launched_tokens += num_tokens
-            sequence.num_steps_in_flight += 1
-
-    def commit(self, step: Schedule) -> int:
-        """Record the tokens that *step* computed, except those of sequences that have ended; return their number."""
+    def _land(self, schedule: Schedule) -> int:
+        """End a step's flight, and return how many tokens it computed for sequences that have not ended."""
         num_computed = 0
-        for sequence, num_tokens in step.chunks.items():
+        for sequence, num_tokens in schedule.chunks.items():
             sequence.num_steps_in_flight -= 1
             if sequence in self.leaving and not sequence.num_steps_in_flight:
                 del self.leaving[sequence]
@@ -158,6 +299,32 @@ class Scheduler:
                 self.encoder_scheduler.commit(sequence, start)
             num_computed += num_tokens
         return num_computed
+
+    def _take_encoded(self, schedule: Schedule, output: StepOutput) -> None:
+        """Take the images that were encoded within a step, and fail the requests that need one that was not."""
+        within, cache = schedule.encoded_within, self.encoder_scheduler.encoder_cache
+        self.encoder_scheduler.launched.difference_update(within)
+        failed = [key for key in within if cache.output_id(key) in output.failed_encodings]
+        self._complete([key for key in within if key not in failed], output.encode_seconds)
+        if failed:
+            self._fail_images(failed)
+
+    def _complete(self, keys: Collection[EncoderKey], seconds: float) -> None:
+        for key in keys:
+            self.encoder_scheduler.encoder_cache.complete(key)
+            self.counters.encoded_items_total += 1
+            self.counters.encoded_patches_total += self.encoder_scheduler.costs.patches(key.grid)
+        self.counters.encode_seconds_total += seconds
+        for sequence in [one for one in self.running if one.needs(keys)] if keys else ():
+            sequence.clock.encode_seconds += seconds
+
+    def _fail_images(self, keys: Collection[EncoderKey]) -> None:
+        """Fail the requests that need images that could not be encoded."""
+        waiting = [sequence for sequence in self.running if sequence.needs(keys)]
+        logger.error("encoding failed", request_ids=sorted({sequence.request_id for sequence in waiting}))
+        self.encoder_scheduler.abandon(keys)
+        for sequence in waiting:
+            self.fail(sequence, InternalError("The model failed on an image of this request."))
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a sequence, which ended or lacks pixels, from every queue, and free its state."""
@@ -178,7 +345,7 @@ class Scheduler:
         self.encoder_scheduler.unpin(sequence)
 
     def keep(self, sequence: Sequence) -> None:
-        """Keep the state of a running sequence, which computes no more, until remove()."""
+        """Keep the state of a running sequence, which computes no more, until it ends."""
         del self.running[sequence]
         self.sending[sequence] = None
 
@@ -190,17 +357,9 @@ class Scheduler:
                 sample.awaits_kv = False
                 self.running[sample] = None
 
-    def park(self, sequence: Sequence, step: Schedule, media: list[int]) -> None:
-        """Remove *sequence* from the step and the queues until resume(): it lacks the pixels of *media*.
-
-        If a step in flight computes it, it is only removed from the step; the next one parks it.
-        """
-        step.chunks.pop(sequence, None)
-        if sequence.num_steps_in_flight:
-            step.missing_images.pop(sequence, None)
-            return
+    def park(self, sequence: Sequence) -> None:
+        """Remove *sequence*, which lacks pixels, from the queues until resume()."""
         self.remove(sequence)
-        step.missing_images[sequence] = media
         self.parked[sequence] = None
 
     def resume(self, sequence: Sequence) -> None:
@@ -214,19 +373,7 @@ class Scheduler:
         self._release(sequence)
         self.encoder_scheduler.unpin(sequence, CLAIMS)
         self._queue(sequence)
-        self.num_preemptions += 1
-
-    def _queue(self, sequence: Sequence) -> None:
-        self._is_blocked = False
-        if sequence.awaits_grammar:
-            self.parked[sequence] = None
-            return
-        bisect.insort(self.waiting, sequence, key=_turn)
-
-    def _unqueue(self, sequence: Sequence) -> None:
-        index = bisect.bisect_left(self.waiting, _turn(sequence), key=_turn)
-        if index < len(self.waiting) and self.waiting[index] is sequence:
-            del self.waiting[index]
+        self.counters.preemptions_total += 1
 
     @property
     def can_start_over(self) -> bool:
@@ -255,139 +402,33 @@ class Scheduler:
         if media:
             self.encoder_scheduler.encoder_cache.clear()
 
+    def _queue(self, sequence: Sequence) -> None:
+        self.is_blocked = False
+        if sequence.awaits_grammar:
+            self.parked[sequence] = None
+            return
+        bisect.insort(self.waiting, sequence, key=_turn)
+
+    def _unqueue(self, sequence: Sequence) -> None:
+        index = bisect.bisect_left(self.waiting, _turn(sequence), key=_turn)
+        if index < len(self.waiting) and self.waiting[index] is sequence:
+            del self.waiting[index]
+
     def _release(self, sequence: Sequence) -> None:
-        self._is_blocked = False
+        self.is_blocked = False
         self.block_manager.release(sequence)
         self.rows.end(sequence)
         sequence.received_state = b""
 
-    def _admit(self, step: Schedule, remaining: RemainingBudget) -> None:
-        if not self.waiting:
-            return
-        num_kept_rows, num_kept_blocks = self._kept_for_samples()
-        free_rows = self.budgets.max_num_seqs - self.num_admitted - num_kept_rows
-        while self.waiting and remaining.tokens > 0:
-            sequence = self.waiting[0]
-            num_rows = _num_rows(sequence)
-            if num_rows > free_rows:
-                return
-            if sequence.awaits_kv:
-                if not self._admit_receiving(sequence, step):
-                    return
-                free_rows -= num_rows
-                continue
-            if missing_images := self.encoder_scheduler.missing_images(sequence):
-                self.park(sequence, step, missing_images)
-                continue
-            num_kept_blocks = max(num_kept_blocks, self._num_blocks_to_keep(sequence))
-            # One block of headroom for each running sequence; otherwise the new sequence would be preempted at once.
-            headroom = 0 if sequence.completes_prompt else self.num_admitted + num_kept_blocks
-            if not self.block_manager.admit(sequence, headroom):
-                return
-            free_rows -= num_rows
-            del self.waiting[0]
-            self.running[sequence] = None
-            if sequence.images:
-                # A sample may have pins on images whose tokens are already cached.
-                self.encoder_scheduler.commit(sequence, 0)
-            if sequence.num_cached_tokens is None:
-                sequence.num_cached_tokens = sequence.num_computed_tokens
-                self.num_cached_tokens += sequence.num_computed_tokens
-            self._add_chunk(sequence, step, remaining, later=())
 
-    def _kept_for_samples(self) -> tuple[int, int]:
-        """Return how many rows and blocks are kept for samples of admitted prompts."""
-        first = [sequence for sequence in self.running if sequence.num_samples_to_come]
-        in_front = takewhile(lambda sequence: sequence.completes_prompt, self.waiting)
-        others = [*in_front, *(sequence for sequence in self.parked if sequence.completes_prompt)]
-        num_rows = sum(sequence.num_samples_to_come for sequence in first) + len(others)
-        return num_rows, max(map(self._num_blocks_to_keep, (*first, *others)), default=0)
+def failure_of(error: SaccadeError) -> Failure:
+    """Return *error* as it is sent."""
+    return Failure(error.code, error.message, error.param)
 
-    def _num_blocks_to_keep(self, sequence: Sequence) -> int:
-        """Return the blocks of the largest sample that the prompt of *sequence* waits for before its state is sent."""
-        if not (sequence.num_samples_to_come or sequence.completes_prompt):
-            return 0
-        return self.block_manager.num_sample_blocks(sequence.num_prompt_tokens)
 
-    def _admit_receiving(self, sequence: Sequence, step: Schedule) -> bool:
-        """Reserve blocks for all samples of a prompt whose state is received. Return False if there is no room."""
-        samples = _live_samples(sequence)
-        num_held = self.block_manager.reserve(samples, headroom_blocks=self.num_admitted)
-        if num_held is None:
-            return False
-        del self.waiting[0]
-        self.receiving[sequence] = samples
-        step.admitted[sequence] = num_held
-        return True
-
-    def _continue(self, rest: list[Sequence], step: Schedule, remaining: RemainingBudget) -> None:
-        """Add chunks for running sequences that have none in this step yet, mostly prompts."""
-        later = deque(sequence for sequence in rest if sequence.num_pending_tokens > 1)
-        for sequence in rest:
-            if later and later[0] is sequence:
-                later.popleft()
-            self._add_chunk(sequence, step, remaining, later)
-
-    def _add_chunk(
-        self, sequence: Sequence, step: Schedule, remaining: RemainingBudget, later: Iterable[Sequence] | None = None
-    ) -> None:
-        """Add a chunk of *sequence* to the step, as large as the rest of the budgets allows.
-
-        In all rounds but the last, half of the budget is left if a much shorter prompt is waiting, or is running
-        *later* than this one.
-        """
-        if remaining.tokens == 0:
-            return
-        num_planned = step.chunks.get(sequence, 0)
-        room = num_planned + remaining.tokens
-        num_tokens = sequence.num_pending_tokens
-        if num_tokens > room:
-            shares = later is not None and self._is_before_shorter(sequence, later)
-            num_tokens = -(-room // 2) if shares else room
-        if num_tokens > 1 or sequence.num_steps_in_flight:
-            num_tokens = self.block_manager.chunk(sequence, num_tokens)
-        if sequence.images and num_tokens > num_planned:
-            num_tokens = self.encoder_scheduler.plan(sequence, num_tokens, step, remaining)
-        if num_tokens > num_planned:
-            step.chunks[sequence] = num_tokens
-            remaining.tokens -= num_tokens - num_planned
-
-    def _is_before_shorter(self, sequence: Sequence, later: Iterable[Sequence]) -> bool:
-        """Whether one of the next prompts after *sequence* needs at most half as many tokens."""
-        waiting = self.waiting[: min(NUM_LOOKED_AT, self.budgets.max_num_seqs - len(self.running))]
-        most = sequence.num_pending_tokens // 2
-        return any(
-            other.num_pending_tokens <= most or self.block_manager.num_missing_tokens(other) <= most
-            for other in islice(chain(later, waiting), NUM_LOOKED_AT)
-        )
-
-    def _victims(self) -> Iterator[Sequence]:
-        """Yield running sequences in the order in which decodes preempt them. The sort runs when the first is taken."""
-        # Sequences that cannot be computed again go last; among the others the newest goes first.
-        yield from sorted(self.running, key=lambda victim: (victim.recomputable, victim.arrival), reverse=True)
-
-    def _make_room(self, sequence: Sequence, victims: Iterator[Sequence], step: Schedule) -> bool:
-        """Reserve the block for a decode, preempting other sequences. Return False if *sequence* was preempted."""
-        while not self.block_manager.extend(sequence):
-            victim = next(victims)
-            self.preempt(victim)
-            step.chunks.pop(victim, None)
-            if victim is sequence:
-                return False
-        return True
+def _sample(sequence: Sequence, index: int) -> Sequence:
+    return sequence.sample(index, sequence.arrival + index - sequence.index)
 
 
 def _turn(sequence: Sequence) -> tuple[bool, int]:
     return not sequence.completes_prompt, sequence.arrival
-
-
-def _live_samples(sequence: Sequence) -> list[Sequence]:
-    """Return the unfinished samples of a request whose state is received, by its sample 0."""
-    return [sample for sample in (sequence, *sequence.forks) if sample.finish_reason is None]
-
-
-def _num_rows(sequence: Sequence) -> int:
-    """Return how many rows must be free to admit *sequence*, with those of the samples that its prompt needs."""
-    if sequence.awaits_kv:
-        return len(_live_samples(sequence))
-    return 0 if sequence.completes_prompt else 1 + sequence.num_samples_to_come

@@ -45,11 +45,11 @@ class Sequence:
     *runs* (by start) map tokens to the *images* that they show; all samples of the request share the images. *arrival*
     orders sequences and is unique. A sequence is sample *index* of its request. *samples_start* is set while other
     samples wait for this one: the token from which they will compute. *penalised*: penalties change its logits.
-    *matcher* constrains the answer to the request's *grammar*; it is None until the grammar is compiled. Executors get
-    *sampling* without the grammar's text. *prompt_logprobs*, if requested, are the known log probabilities of
-    token_ids[1:]. *awaits_kv* is set until the prompt's state has come from a prefill worker; sample 0 then has the
-    other samples in *forks*. *received_state* is the recurrent state of its next row. *completes_prompt*: another
-    sample's prompt, whose state will be sent, waits for this one's first token.
+    *matcher* constrains the answer to the request's *grammar*; it is None until the grammar is compiled. *mask* has the
+    ids that it allows next. Executors get *sampling* without the grammar's text. *prompt_logprobs*, if requested, are
+    the known log probabilities of token_ids[1:]. *awaits_kv* is set until the prompt's state has come from a prefill
+    worker; sample 0 then has the other samples in *forks*. *received_state* is the recurrent state of its next row.
+    *completes_prompt*: another sample's prompt, whose state will be sent, waits for this one's first token.
     """
 
     def __init__(
@@ -69,6 +69,7 @@ class Sequence:
         self.arrival = arrival
         self.grammar = request.sampling.grammar
         self.matcher: GrammarMatcher | None = None
+        self.mask = b""
         self.sampling = request.sampling
         if self.grammar is not None:
             self.sampling = msgspec.structs.replace(request.sampling, grammar=None)
@@ -114,9 +115,20 @@ class Sequence:
         sample.clock.arrived = self.clock.arrived
         sample._keys = list(self._keys)
         sample.images = self.images
-        sample.matcher = None if self.matcher is None else self.matcher.copy()
+        sample.matcher, sample.mask = None if self.matcher is None else self.matcher.copy(), self.mask
         sample._place_media()
         return sample
+
+    def append(self, token_id: int) -> FinishReason | None:
+        """Add the next token of the answer. Return why the answer ends with it; None if it goes on."""
+        self.token_ids.append(token_id)
+        if self.matcher is not None:
+            self.matcher.take(token_id)
+            if self.matcher.is_finished:
+                return FinishReason.STOP
+        if token_id in self.sampling.stop_token_ids:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if self.num_tokens >= self.max_num_tokens else None
 
     def _place_media(self) -> None:
         placed = []
@@ -182,6 +194,11 @@ class Sequence:
         begin = self._reasoning_limit - budget.num_tokens
         is_reasoning = budget.start_id is None or self.token_ids[begin - 1] == budget.start_id
         return is_reasoning and budget.end_id not in self.token_ids[begin:]
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether only some ids may be the next token of the answer."""
+        return bool(self.mask) or (self.sampling.thinking_budget is not None and self.must_end_reasoning)
 
     @property
     def awaits_grammar(self) -> bool:

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from saccade.engine.core.encoder_cache import EncoderCache
 from saccade.engine.core.grammar_matcher import add_ids, no_words
 from saccade.engine.core.images import EncoderKey
 from saccade.engine.core.kv.state_checkpoints import Moves, StateCheckpoints
-from saccade.engine.core.schedule import Fail, Schedule
+from saccade.engine.core.schedule import NO_COPIES, KvCopies, Schedule
 from saccade.engine.core.seeds import uniforms
 from saccade.engine.core.sequence import Sequence, row_of
 from saccade.engine.core.step import (
@@ -33,14 +32,8 @@ from saccade.engine.core.step import (
     StepInput,
     TableChange,
 )
-from saccade.errors import InvalidValue
 
 Prompts = list[tuple[Sequence, PromptScores]]
-
-Masks = dict[Sequence, bytes]
-"""Sets of token ids: bit i of a mask, in little-endian order, is set for token id i."""
-
-NO_MASKS: Mapping[Sequence, bytes] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -116,21 +109,22 @@ class PlannedStep:
 class StepBuilder:
     """Numbers steps and jobs, and adds to each step the changes that executors do not have yet."""
 
-    def __init__(self, rows: Rows, encoder_cache: EncoderCache, checkpoints: StateCheckpoints | None = None) -> None:
+    def __init__(
+        self,
+        rows: Rows,
+        encoder_cache: EncoderCache,
+        checkpoints: StateCheckpoints | None = None,
+        vocab_size: int = 0,
+    ) -> None:
         self._rows = rows
+        self._vocab_size = vocab_size
         self._checkpoints = checkpoints
         self._encoder_cache = encoder_cache
         self._num_steps = 0
         self._num_jobs = 0
 
-    def build(
-        self, schedule: Schedule, pixels: Mapping[EncoderKey, bytes], masks: Mapping[Sequence, bytes] = NO_MASKS
-    ) -> PlannedStep:
-        """Return *schedule* as a step. It encodes *pixels* in at most one job within the step and one in the
-        background.
-
-        *masks* belong to sequences that draw.
-        """
+    def build(self, schedule: Schedule, copies: KvCopies = NO_COPIES) -> PlannedStep:
+        """Return *schedule* as a step, which encodes in at most one job within it and one in the background."""
         self._num_steps += 1
         # Single tokens first: backends compute their attention in one call.
         owners = sorted(schedule.chunks, key=lambda sequence: schedule.chunks[sequence] > 1)
@@ -148,8 +142,8 @@ class StepBuilder:
         counts = tuple(row_counts(owner) for owner in drawing if owner.penalised and not self._rows.has_drawn(owner))
         for owner in drawing:
             self._rows.note_draw(owner)
-        within = {key: content for key, content in pixels.items() if key not in schedule.background}
-        outside = {key: content for key, content in pixels.items() if key in schedule.background}
+        within = {key: schedule.encode[key] for key in schedule.encoded_within}
+        outside = {key: pixels for key, pixels in schedule.encode.items() if key in schedule.background}
         jobs = tuple(self._job(part, background) for part, background in ((within, False), (outside, True)) if part)
         restore, save = self._state_moves(starting, schedule)
         step = StepInput(
@@ -162,10 +156,11 @@ class StepBuilder:
             jobs=jobs,
             chunks=chunks,
             save=save,
-            receive=(*schedule.receive, *states),
-            send=tuple(schedule.send),
+            receive=(*copies.receive, *states),
+            send=copies.send,
         )
         prompts = _prompt_scores(zip(owners, chunks, strict=True))
+        masks = tuple(RowMask(row_of(owner), self._mask(owner)) for owner in drawing if owner.has_mask)
         sampling = sampling_input(self._num_steps, drawing, tuple(scores for _, scores in prompts), masks, counts)
         return PlannedStep(step, sampling, drawing, tuple(owner for owner, _ in prompts))
 
@@ -174,6 +169,12 @@ class StepBuilder:
             return (), ()
         stops = {owner: owner.num_launched_tokens + num_tokens for owner, num_tokens in schedule.chunks.items()}
         return self._checkpoints.moves(starting, stops)
+
+    def _mask(self, sequence: Sequence) -> bytes:
+        budget = sequence.sampling.thinking_budget
+        if budget is None or not sequence.must_end_reasoning:
+            return sequence.mask
+        return add_ids(no_words(self._vocab_size), [budget.end_id], self._vocab_size).tobytes()
 
     def _job(self, pixels: Mapping[EncoderKey, bytes], background: bool) -> EncodeJob:
         self._num_jobs += 1
@@ -204,30 +205,11 @@ class StepBuilder:
             yield MediaSlice(begin - start, output_id, begin + shift, end + shift)
 
 
-def masks_of(schedule: Schedule, vocab_size: int, fail: Fail) -> Masks:
-    """Return the masks of sequences that draw in this step, after those that no token can continue have failed."""
-    masks = Masks()
-    for sequence, num_tokens in list(schedule.chunks.items()):
-        budget = sequence.sampling.thinking_budget
-        if budget is None and sequence.matcher is None:
-            continue
-        if sequence.num_launched_tokens + num_tokens < sequence.num_expected_tokens:
-            continue
-        if budget is not None and sequence.must_end_reasoning:
-            masks[sequence] = add_ids(no_words(vocab_size), [budget.end_id], vocab_size).tobytes()
-        elif sequence.matcher is not None and sequence in schedule.chunks:
-            try:
-                masks[sequence] = sequence.matcher.mask()
-            except InvalidValue as error:
-                fail(sequence, error.at("grammar"))
-    return masks
-
-
 def sampling_input(
     number: int,
     drawing: Ordered[Sequence],
     prompt_scores: tuple[PromptScores, ...] = (),
-    masks: Mapping[Sequence, bytes] = NO_MASKS,
+    masks: tuple[RowMask, ...] = (),
     counts: tuple[RowCounts, ...] = (),
 ) -> SamplingInput:
     """Return the sampling parameters for the next token of each of *drawing*; each must have a row."""
@@ -239,19 +221,20 @@ def sampling_input(
     num_top: tuple[int | None, ...] = ()
     if any(param.num_logprobs is not None for param in params):
         num_top = tuple(param.num_logprobs for param in params)
+    masked_rows = {mask.row for mask in masks}
     return SamplingInput(
         number=number,
         uniforms=numbers,
         num_top=num_top,
         # A grammar comes before the minimum length: when it is complete, only an end token may follow.
         too_short=tuple(
-            row_of(sequence)
-            for sequence, param in zip(drawing, params, strict=True)
-            if param.min_tokens and param.min_tokens > sequence.num_expected_answer_tokens and sequence not in masks
+            row
+            for row, sequence in zip(map(row_of, drawing), drawing, strict=True)
+            if sequence.sampling.min_tokens > sequence.num_expected_answer_tokens and row not in masked_rows
         ),
         counts=counts,
         prompt_scores=prompt_scores,
-        masks=tuple(RowMask(row_of(sequence), masks[sequence]) for sequence in drawing if sequence in masks),
+        masks=masks,
     )
 
 

@@ -1,0 +1,198 @@
+"""Choose the next batch. No torch.
+
+Every step includes all decodes, then continues unfinished prefills, then admits waiting sequences. Each group is in
+order of arrival, within a token budget, a patch budget for the vision encoder, and the available KV blocks. A decode
+without a free block preempts the newest running sequence, which is computed again later.
+
+Fairness: a prompt that does not end in this step leaves half of the remaining token budget if a later prompt needs at
+most half as many tokens. Waiting costs the shorter prompt relatively more time than the longer one. Tokens that the
+later prompts do not use go to the long prompt after all. So a prompt of s tokens after k <= 8 prompts that each need
+twice as many has its first token at most ceil(s / floor(t / 2**k)) steps after its admission, however long the others
+are, plus one step for each of them that ends meanwhile; t is the step's token budget without its decodes. The first
+prompt never gets less than half of t. Admission itself stays in order of arrival.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice, takewhile
+
+from saccade.engine.core.schedule import Draft, Schedule
+from saccade.engine.core.scheduler import Scheduler
+from saccade.engine.core.sequence import Sequence
+
+NUM_LOOKED_AT = 8
+"""How many later prompts a step examines for shorter ones. After more long prompts, the share would be too small to
+help.
+"""
+
+
+def plan_step(scheduler: Scheduler) -> Schedule:
+    """Plan a step. Admits and preempts sequences, reserves their blocks and pins the encoder outputs they need."""
+    return _Planner(scheduler).plan()
+
+
+class _Planner:
+    """The plan of one step of *scheduler*."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        budgets = scheduler.budgets
+        self._scheduler = scheduler
+        self._draft = Draft(budgets.max_num_batched_tokens, budgets.encode_budget_patches)
+
+    def plan(self) -> Schedule:
+        scheduler, draft = self._scheduler, self._draft
+        ready = [sequence for sequence in scheduler.running if not sequence.waits_for_commit]
+        decodes = [sequence for sequence in ready if sequence.num_pending_tokens == 1]
+        scheduler.encoder_scheduler.begin(any(sequence.num_generated_tokens for sequence in decodes))
+        victims = self._victims()
+        for sequence in decodes:
+            if sequence in scheduler.running and self._make_room(sequence, victims):
+                self._add_chunk(sequence)
+        self._continue([one for one in ready if one in scheduler.running and one not in draft.chunks])
+        self._admit()
+        for sequence in [owner for owner, num_tokens in draft.chunks.items() if num_tokens < owner.num_pending_tokens]:
+            self._add_chunk(sequence)
+        for sequence in [sequence for sequence in draft.lacking if sequence in scheduler.running]:
+            self._park(sequence)
+        # Only the end of a transfer makes room then.
+        scheduler.is_blocked = not scheduler.running and bool(scheduler.sending or scheduler.receiving)
+        return draft.finish()
+
+    def _admit(self) -> None:
+        scheduler = self._scheduler
+        if not scheduler.waiting:
+            return
+        num_kept_rows, num_kept_blocks = self._kept_for_samples()
+        free_rows = scheduler.budgets.max_num_seqs - scheduler.num_admitted - num_kept_rows
+        while scheduler.waiting and self._draft.tokens > 0:
+            sequence = scheduler.waiting[0]
+            num_rows = _num_rows(sequence)
+            if num_rows > free_rows:
+                return
+            if sequence.awaits_kv:
+                if not self._admit_receiving(sequence):
+                    return
+                free_rows -= num_rows
+                continue
+            if lacking := scheduler.encoder_scheduler.lacking_images(sequence):
+                self._draft.lacking[sequence] = lacking
+                self._park(sequence)
+                continue
+            num_kept_blocks = max(num_kept_blocks, self._num_blocks_to_keep(sequence))
+            # One block of headroom for each running sequence; otherwise the new sequence would be preempted at once.
+            headroom = 0 if sequence.completes_prompt else scheduler.num_admitted + num_kept_blocks
+            if not scheduler.block_manager.admit(sequence, headroom):
+                return
+            free_rows -= num_rows
+            del scheduler.waiting[0]
+            scheduler.running[sequence] = None
+            if sequence.images:
+                # A sample may have pins on images whose tokens are already cached.
+                scheduler.encoder_scheduler.commit(sequence, 0)
+            if sequence.num_cached_tokens is None:
+                sequence.num_cached_tokens = sequence.num_computed_tokens
+                scheduler.counters.cached_tokens_total += sequence.num_computed_tokens
+            self._add_chunk(sequence, later=())
+
+    def _kept_for_samples(self) -> tuple[int, int]:
+        """Return how many rows and blocks are kept for samples of admitted prompts."""
+        scheduler = self._scheduler
+        first = [sequence for sequence in scheduler.running if sequence.num_samples_to_come]
+        in_front = takewhile(lambda sequence: sequence.completes_prompt, scheduler.waiting)
+        others = [*in_front, *(sequence for sequence in scheduler.parked if sequence.completes_prompt)]
+        num_rows = sum(sequence.num_samples_to_come for sequence in first) + len(others)
+        return num_rows, max(map(self._num_blocks_to_keep, (*first, *others)), default=0)
+
+    def _num_blocks_to_keep(self, sequence: Sequence) -> int:
+        """Return the blocks of the largest sample that the prompt of *sequence* waits for before its state is sent."""
+        if not (sequence.num_samples_to_come or sequence.completes_prompt):
+            return 0
+        return self._scheduler.block_manager.num_sample_blocks(sequence.num_prompt_tokens)
+
+    def _admit_receiving(self, sequence: Sequence) -> bool:
+        """Reserve blocks for all samples of a prompt whose state is received. Return False if there is no room."""
+        scheduler, samples = self._scheduler, _live_samples(sequence)
+        num_cached_blocks = scheduler.block_manager.reserve(samples, headroom_blocks=scheduler.num_admitted)
+        if num_cached_blocks is None:
+            return False
+        del scheduler.waiting[0]
+        scheduler.receiving[sequence] = samples
+        self._draft.admitted[sequence] = num_cached_blocks
+        return True
+
+    def _continue(self, rest: list[Sequence]) -> None:
+        """Add chunks for running sequences that have none in this step yet, mostly prompts."""
+        later = deque(sequence for sequence in rest if sequence.num_pending_tokens > 1)
+        for sequence in rest:
+            if later and later[0] is sequence:
+                later.popleft()
+            self._add_chunk(sequence, later)
+
+    def _add_chunk(self, sequence: Sequence, later: Iterable[Sequence] | None = None) -> None:
+        """Add a chunk of *sequence* to the step, as large as the rest of the budgets allows.
+
+        In all rounds but the last, half of the budget is left if a much shorter prompt is waiting, or is running
+        *later* than this one.
+        """
+        draft, scheduler = self._draft, self._scheduler
+        if draft.tokens == 0:
+            return
+        num_planned = draft.chunks.get(sequence, 0)
+        room = num_planned + draft.tokens
+        num_tokens = sequence.num_pending_tokens
+        if num_tokens > room:
+            shares = later is not None and self._is_before_shorter(sequence, later)
+            num_tokens = -(-room // 2) if shares else room
+        if num_tokens > 1 or sequence.num_steps_in_flight:
+            num_tokens = scheduler.block_manager.chunk(sequence, num_tokens)
+        if sequence.images and num_tokens > num_planned:
+            num_tokens = scheduler.encoder_scheduler.plan(sequence, num_tokens, draft)
+        if num_tokens > num_planned:
+            draft.chunks[sequence] = num_tokens
+            draft.tokens -= num_tokens - num_planned
+
+    def _is_before_shorter(self, sequence: Sequence, later: Iterable[Sequence]) -> bool:
+        """Whether one of the next prompts after *sequence* needs at most half as many tokens."""
+        scheduler = self._scheduler
+        waiting = scheduler.waiting[: min(NUM_LOOKED_AT, scheduler.budgets.max_num_seqs - len(scheduler.running))]
+        most = sequence.num_pending_tokens // 2
+        return any(
+            other.num_pending_tokens <= most or scheduler.block_manager.num_missing_tokens(other) <= most
+            for other in islice(chain(later, waiting), NUM_LOOKED_AT)
+        )
+
+    def _victims(self) -> Iterator[Sequence]:
+        """Yield running sequences in the order in which decodes preempt them. The sort runs when the first is taken."""
+        # Sequences that cannot be computed again go last; among the others the newest goes first.
+        running = self._scheduler.running
+        yield from sorted(running, key=lambda victim: (victim.recomputable, victim.arrival), reverse=True)
+
+    def _make_room(self, sequence: Sequence, victims: Iterator[Sequence]) -> bool:
+        """Reserve the block for a decode, preempting other sequences. Return False if *sequence* was preempted."""
+        while not self._scheduler.block_manager.extend(sequence):
+            victim = next(victims)
+            self._scheduler.preempt(victim)
+            self._draft.chunks.pop(victim, None)
+            if victim is sequence:
+                return False
+        return True
+
+    def _park(self, sequence: Sequence) -> None:
+        """Park a sequence that lacks pixels. If a step in flight computes it, a later step parks it."""
+        self._draft.chunks.pop(sequence, None)
+        if sequence.num_steps_in_flight:
+            del self._draft.lacking[sequence]
+        else:
+            self._scheduler.park(sequence)
+
+
+def _live_samples(sequence: Sequence) -> list[Sequence]:
+    """Return the unfinished samples of a request whose state is received, by its sample 0."""
+    return [sample for sample in (sequence, *sequence.forks) if sample.finish_reason is None]
+
+
+def _num_rows(sequence: Sequence) -> int:
+    """Return how many rows must be free to admit *sequence*, with those of the samples that its prompt needs."""
+    if sequence.awaits_kv:
+        return len(_live_samples(sequence))
+    return 0 if sequence.completes_prompt else 1 + sequence.num_samples_to_come
