@@ -11,7 +11,7 @@ import torch
 
 from saccade.engine.loop import Engine
 from saccade.engine.recording import SUFFIX, Header, Record, Recorder, Recording, open_recording
-from saccade.engine.replay import Replay, ReplayResult, check_images, fresh_executor
+from saccade.engine.replay import Replay, ReplayResult, check_images, fresh_engine
 from saccade.transport.framing import framed
 
 
@@ -44,9 +44,9 @@ def replayed(file: Path, **changes: str) -> ReplayResult:
     before = torch.get_num_threads()
     recording = open_recording(file)
     check_images(recording)
-    executor, machine = fresh_executor(recording.header, changes, lambda *_: None)
-    outcome = Replay(executor, is_exact=machine == recording.header.machine).run(recording.records())
-    executor.close()
+    engine, machine = fresh_engine(recording.header, changes, lambda *_: None)
+    outcome = Replay(engine.executor, is_exact=machine == recording.header.machine).run(recording.records())
+    engine.close()
     torch.set_num_threads(before)
     return outcome
 

@@ -72,7 +72,7 @@ def test_a_recorded_run_with_images_is_replayed_equal(recorded: Path, tiny_qwen3
     assert any(isinstance(record, JobsTaken) for record in records(recorded))
     outcome = recordings.replayed(recorded)
     assert outcome.first is None
-    assert outcome.num_different == 0
+    assert not outcome.different
     assert outcome.num_steps == sum(isinstance(record, StepCollected) for record in records(recorded))
     assert outcome.num_tokens == 50
     header = open_recording(recorded).header
@@ -116,7 +116,7 @@ def test_a_tampered_token_is_the_first_difference(recorded: Path) -> None:
     recordings.rewrite(recorded, tamper)
     outcome = recordings.replayed(recorded)
     assert outcome.first is not None
-    assert (outcome.first.number, outcome.num_different) == (victim.number, 1)
+    assert (outcome.first.number, len(outcome.different)) == (victim.number, 1)
     assert outcome.first.expected == f"token {victim.token_ids[1] + 1}"
     assert outcome.first.got == f"token {victim.token_ids[1]}"
     [step] = [
@@ -226,7 +226,7 @@ def test_a_segment_waits_for_a_job_beside_the_steps_and_no_step_does(tiny_qwen3_
         subject.step()
         assert len(subject.scheduler.encoder_scheduler.jobs) == 1
         recordings.recorder(subject).rest_seconds = 0
-        recordings.recorder(subject).close()
+        recordings.recorder(subject).end("")
         subject.requests.submit(0, engines.request(tiny_qwen3_vl, [5, (WIDE, 2), 4], "within"))
         told = [delta for _ in range(12) for frame in subject.step().values() for delta in frame.deltas]
         assert sum(delta.request_id == "text" for delta in told) == 12
@@ -254,7 +254,7 @@ def test_a_sequence_that_cannot_be_computed_again_puts_a_segment_off(tiny_qwen3_
     with recordings.recording_engine(tiny_qwen3_vl, tmp_path) as subject:
         expected = engines.drain(subject, asked).answers["a"].token_ids
         recordings.recorder(subject).rest_seconds = 0
-        recordings.recorder(subject).close()
+        recordings.recorder(subject).end("")
         # Until its first token, a segment could begin: its gateway would be asked for the image.
         num_segments = []
         subject.recorder, kept = None, subject.recorder
@@ -296,11 +296,9 @@ def test_a_slow_disk_ends_the_segment(tiny_qwen3_vl: Path, tmp_path: Path) -> No
         asked = with_images(tiny_qwen3_vl)
         header = open_recording(first_segment(subject, asked[1], tmp_path / "one")).header
         config = header.config.__class__(**{**vars(header.config), "record_steps": str(tmp_path / "two")})
-        slow = Recorder(
-            engines.local(engines.engine(tiny_qwen3_vl)),
-            msgspec.structs.replace(header, config=config),
-            max_queued_bytes=60_000,
-        )
+        executor = engines.local(engines.engine(tiny_qwen3_vl))
+        slow = Recorder(executor, msgspec.structs.replace(header, config=config))
+        slow.max_queued_bytes = 60_000
         subject.executor = subject.recorder = slow
         one_by_one(subject, asked)
     [file] = recordings.segments(tmp_path / "two")
@@ -316,7 +314,7 @@ def test_a_disk_that_refuses_a_segment_costs_no_sequence_its_state(
 
     asked = with_images(tiny_qwen3_vl)
     with recordings.recording_engine(tiny_qwen3_vl, tmp_path) as subject:
-        monkeypatch.setattr("saccade.engine.recording.RecordingSegment", refuse)
+        monkeypatch.setattr("saccade.engine.recording._Segment", refuse)
         recordings.recorder(subject).rest_seconds = 0
         assert len(one_by_one(subject, asked)) == 5
         assert subject.load().preemptions_total == 0
@@ -412,4 +410,4 @@ def test_pixels_are_recorded_with_the_steps_or_not_at_all(tiny_qwen3_vl: Path) -
 
 
 def test_recorder_leaves_no_thread(recorded: Path) -> None:
-    assert "step recorder" not in [thread.name for thread in threading.enumerate()]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("step recorder")]

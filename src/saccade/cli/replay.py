@@ -9,7 +9,7 @@ from rich.console import Console
 
 from saccade.cli import exit_codes
 from saccade.engine.recording import Machine, open_recording
-from saccade.engine.replay import Replay, ReplayResult, check_images, fresh_executor
+from saccade.engine.replay import Replay, ReplayResult, check_images, fresh_engine
 from saccade.errors import StartupError
 from saccade.supervisor.checkpoint import resolve_model
 
@@ -40,7 +40,7 @@ def replay(
         check_images(recording)
         settings = {"model_dir": None if model is None else str(resolve_model(model)), "device": device}
         changes = {name: value for name, value in settings.items() if value is not None}
-        executor, machine = fresh_executor(recording.header, changes, lambda *_: None)
+        engine, machine = fresh_engine(recording.header, changes, lambda *_: None)
     except StartupError as error:
         Console(stderr=True, soft_wrap=True, markup=False, highlight=False).print(f"saccade: {error.message}")
         return exit_codes.CANNOT_REPLAY
@@ -49,8 +49,8 @@ def replay(
         console.print(f"{name}: recorded with {recorded}, here {here}")
     compared = "token ids only" if others else "token ids and log probabilities, to the last bit"
     console.print(f"Compared are {compared}.")
-    outcome = Replay(executor, is_exact=not others).run(recording.records())
-    executor.close()
+    outcome = Replay(engine.executor, is_exact=not others).run(recording.records())
+    engine.close()
     _show(console, outcome)
     return 0 if outcome.first is None else exit_codes.DIFFERENT
 
@@ -69,5 +69,5 @@ def _show(console: Console, outcome: ReplayResult) -> None:
         console.print(f"  got      {first.got}")
     console.print(
         f"{outcome.num_steps} steps with {outcome.num_tokens} tokens were compared; "
-        f"{outcome.num_different} of {outcome.num_sequences} sequences differ."
+        f"{len(outcome.different)} of {len(outcome.sequence_ids)} sequences differ."
     )

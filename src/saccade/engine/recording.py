@@ -7,11 +7,10 @@ record.
 
 import math
 import os
-import queue
 import stat
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,8 +45,6 @@ GATHER_SECONDS = 0.05
 """The time for which the writing thread collects records: each time it wakes, it takes the interpreter from the step's
 thread.
 """
-
-CLOSE_SECONDS = 5.0
 
 FULL = "the segment is full"
 ENDING = "the engine ends"
@@ -104,93 +101,22 @@ class StepFailed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
 Record = StepLaunched | StepCollected | JobsTaken | StepFailed
 
 
-class RecordingSegment:
-    """A new file with a writing thread. Raises OSError if it cannot be created."""
-
-    def __init__(self, path: Path, max_bytes: int, max_queued_bytes: int) -> None:
-        self.path = path
-        self.num_bytes = 0
-        self._num_written_bytes = 0
-        self._max_bytes = max_bytes
-        self._max_queued_bytes = max_queued_bytes
-        self._error: str | None = None
-        self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        self._thread = threading.Thread(target=self._run, name="step recorder", daemon=True)
-        self._thread.start()
-
-    def write(self, payload: bytes) -> str | None:
-        """Queue a record without waiting; return the reason if the segment must end without it, else None."""
-        frame = framed(payload)
-        if self._error is not None:
-            return self._error
-        if self.num_bytes + len(frame) > self._max_bytes:
-            return FULL
-        if self.num_bytes - self._num_written_bytes + len(frame) > self._max_queued_bytes:
-            return "the disk is too slow"
-        self.num_bytes += len(frame)
-        self._queue.put(frame)
-        return None
-
-    def close(self) -> None:
-        """End the file after the queued records, without waiting."""
-        self._queue.put(None)
-
-    @property
-    def is_writing(self) -> bool:
-        """Whether the file may still grow."""
-        return self._thread.is_alive()
-
-    def join(self) -> None:
-        """Wait until everything is written, at most CLOSE_SECONDS."""
-        self._thread.join(CLOSE_SECONDS)
-
-    def _run(self) -> None:
-        with open(self._descriptor, "wb", buffering=0) as file:
-            while (frame := self._queue.get()) is not None:
-                frames = [frame]
-                time.sleep(GATHER_SECONDS)
-                for _ in range(self._queue.qsize()):
-                    if (frame := self._queue.get()) is None:
-                        self.close()
-                    else:
-                        frames.append(frame)
-                self._put(file.fileno(), b"".join(frames))
-
-    def _put(self, descriptor: int, content: bytes) -> None:
-        rest = memoryview(content)
-        try:
-            while rest and self._error is None:
-                rest = rest[os.write(descriptor, rest) :]
-        except OSError as error:
-            self._error = f"writing failed: {error.strerror}"
-        self._num_written_bytes += len(content)
-
-
 class Recorder:
     """An executor.protocol.Executor that records the calls to *executor* and their results.
 
-    Between segments nothing is recorded. If `is_due`, the engine empties rows and caches and calls `begin`.
+    Between segments nothing is recorded. If `is_due`, the engine empties rows and caches and calls `begin`. A thread
+    writes; no call waits for it but `close`.
     """
 
-    def __init__(
-        self,
-        executor: Executor,
-        header: Header,
-        *,
-        rest_seconds: float = REST_SECONDS,
-        max_queued_bytes: int = MAX_QUEUED_BYTES,
-    ) -> None:
+    def __init__(self, executor: Executor, header: Header) -> None:
         self.executor = executor
+        self.rest_seconds, self.max_queued_bytes = REST_SECONDS, MAX_QUEUED_BYTES
         self._header = header
         self._folder = recording_folder(header.config)
-        self._max_bytes = header.config.record_steps_bytes
-        self.rest_seconds = rest_seconds
-        self._max_queued_bytes = max_queued_bytes
-        self._encoder = msgspec.msgpack.Encoder()
-        self._segment: RecordingSegment | None = None
-        self._unwritten: list[RecordingSegment] = []
-        self._num_segments = 0
+        self._max_bytes = header.config.record_steps_bytes // NUM_SEGMENTS
+        self._pool = ThreadPoolExecutor(1, "step recorder")
+        self._segment: _Segment | None = None
+        self._num_bytes: dict[Path, int] = {}
         self._began = -math.inf
 
     @property
@@ -216,27 +142,23 @@ class Recorder:
         Before the next step, no row may be in use, the caches must be empty, and no job may be running.
         """
         self._began = time.monotonic()
-        self._num_segments += 1
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-        path = self._folder / f"{stamp}-{os.getpid()}-{self._num_segments:06}{SUFFIX}"
-        max_bytes = self._max_bytes // NUM_SEGMENTS
+        path = self._folder / f"{stamp}-{os.getpid()}-{len(self._num_bytes) + 1:06}{SUFFIX}"
+        self._num_bytes[path] = 0
         try:
-            self._make_room(max_bytes)
-            self._segment = RecordingSegment(path, max_bytes, self._max_queued_bytes)
+            self._make_room()
+            self._segment = _Segment(path)
         except OSError as error:
             logger.error("steps cannot be recorded", file=str(path), reason=error.strerror)
             return False
-        self._unwritten.append(self._segment)
         logger.info("recording steps", file=str(path))
-        self._write(self._encoder.encode(self._header))
+        self._record(self._header)
         return True
 
     def close(self) -> None:
         """End the segment, wait until it is written, and close the executor."""
-        if self._segment is not None:
-            self._end(ENDING)
-        for segment in self._unwritten:
-            segment.join()
+        self.end(ENDING)
+        self._pool.shutdown()
         self.executor.close()
 
     def launch(self, step: StepInput, sampling: SamplingInput) -> None:
@@ -271,39 +193,84 @@ class Recorder:
             yield
         except Exception as error:
             self._record(StepFailed(f"{type(error).__name__}: {error}"))
-            if self._segment is not None:
-                self._end("a step failed")
+            self.end("a step failed")
             raise
 
-    def _record(self, record: Record) -> None:
-        if self._segment is not None:
-            self._write(self._encoder.encode(record))
+    def _record(self, record: "Header | Record") -> None:
+        if (segment := self._segment) is None:
+            return
+        frame = framed(msgspec.msgpack.encode(record))
+        num_bytes = self._num_bytes[segment.path] + len(frame)
+        if num_bytes > self._max_bytes:
+            self.end(FULL)
+        elif segment.error or num_bytes - segment.num_written > self.max_queued_bytes:
+            self.end(segment.error or "the disk is too slow")
+            self._began = time.monotonic() + DISK_REST_SECONDS
+        else:
+            self._num_bytes[segment.path] = num_bytes
+            if segment.add(frame):
+                self._pool.submit(segment.write)
 
-    def _write(self, payload: bytes) -> None:
-        if self._segment is not None and (reason := self._segment.write(payload)) is not None:
-            self._end(reason)
-            if reason != FULL:
-                self._began = time.monotonic() + DISK_REST_SECONDS
-
-    def _end(self, reason: str) -> None:
-        if self._segment is not None:
+    def end(self, reason: str) -> None:
+        """End the segment, if there is one."""
+        if (segment := self._segment) is not None:
             log = logger.info if reason in (FULL, ENDING) else logger.warning
-            log("closed a segment of recorded steps", file=str(self._segment.path), reason=reason)
-            self._segment.close()
+            log("closed a segment of recorded steps", file=str(segment.path), reason=reason)
+            self._pool.submit(segment.close)
             self._segment = None
 
-    def _make_room(self, num_bytes: int) -> None:
-        """Delete the oldest segments, even of earlier engines, until there is room for another *num_bytes*."""
+    def _make_room(self) -> None:
+        """Delete the oldest segments, even of earlier engines, until there is room for another one."""
         # By name, which begins with the time of the start: the last bytes may be written after the next segment began.
-        sizes = {path: path.stat().st_size for path in sorted(self._folder.glob(f"*{SUFFIX}"))}
-        self._unwritten = [segment for segment in self._unwritten if segment.is_writing]
-        sizes.update((segment.path, segment.num_bytes) for segment in self._unwritten if segment.path in sizes)
+        sizes = {
+            path: max(path.stat().st_size, self._num_bytes.get(path, 0))
+            for path in sorted(self._folder.glob(f"*{SUFFIX}"))
+        }
         total = sum(sizes.values())
         for path, size in sizes.items():
-            if total + num_bytes <= self._max_bytes:
+            if total + self._max_bytes <= self._header.config.record_steps_bytes:
                 return
             path.unlink()
             total -= size
+
+
+class _Segment:
+    """A new file, and the frames to add to it. `write` runs on another thread; after an *error* it writes no more.
+
+    Raises OSError if the file cannot be created.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.num_written, self.error = path, 0, ""
+        self._frames: list[bytes] = []
+        self._is_written = True
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+
+    def add(self, frame: bytes) -> bool:
+        """Add a frame; return whether `write` must be called for it."""
+        self._frames.append(frame)
+        if not self._is_written:
+            return False
+        self._is_written = False
+        return True
+
+    def write(self) -> None:
+        """Write the frames that come within a moment."""
+        time.sleep(GATHER_SECONDS)
+        self._is_written = True
+        frames, self._frames = self._frames, []
+        rest = memoryview(b"".join(frames))
+        self.num_written += len(rest)
+        try:
+            while rest and not self.error:
+                rest = rest[os.write(self._descriptor, rest) :]
+        except OSError as error:
+            self.error = f"writing failed: {error.strerror}"
+
+    def close(self) -> None:
+        """Write the rest, and end the file."""
+        self.write()
+        os.close(self._descriptor)
 
 
 def digest(image: EncoderInput) -> bytes:
@@ -339,21 +306,18 @@ class Recording:
 
     def records(self) -> Iterator[Record]:
         """Yield the complete records. Raises StartupError if one is damaged."""
-        decoder: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
         for number, payload in enumerate(_payloads(self.path)):
-            if number == 0:
-                continue
             try:
-                yield decoder.decode(payload)
+                if number:
+                    yield msgspec.msgpack.decode(payload, type=Record)
             except UNREADABLE as error:
                 raise StartupError(f"{self.path} is damaged: record {number} cannot be read.") from error
 
 
 def open_recording(path: Path) -> Recording:
     """Return the recording at *path*. Raises StartupError if the file is not a recording."""
-    payload = next(_payloads(path), b"")
     try:
-        header = msgspec.msgpack.decode(payload, type=Header)
+        header = msgspec.msgpack.decode(next(_payloads(path), b""), type=Header)
     except UNREADABLE as error:
         raise StartupError(f"{path} is not a recording of steps, or one of another version of Saccade.") from error
     if header.format != FORMAT:
@@ -365,11 +329,8 @@ def _payloads(path: Path) -> Iterator[bytes]:
     """Yield the payloads of complete frames."""
     try:
         with path.open("rb") as file:
-            rest = path.stat().st_size
-            while len(prefix := file.read(PREFIX_BYTES)) == PREFIX_BYTES:
-                rest -= PREFIX_BYTES + length(prefix)
-                if rest < 0:
-                    return
+            size = path.stat().st_size
+            while len(prefix := file.read(PREFIX_BYTES)) == PREFIX_BYTES and file.tell() + length(prefix) <= size:
                 yield file.read(length(prefix))
     except OSError as error:
         raise StartupError(f"Cannot read {path}: {error.strerror}.") from error

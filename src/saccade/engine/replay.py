@@ -3,22 +3,16 @@
 import dataclasses
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from saccade.engine.config import EngineConfig
-from saccade.engine.core.step import SamplingInput, StepInput, StepOutput
-from saccade.engine.executor.execution import prepare
+from saccade.engine.core.step import JobDone, SamplingInput, StepInput, StepOutput
 from saccade.engine.executor.fingerprint import model_fingerprint
-from saccade.engine.executor.loader import load_model
-from saccade.engine.executor.local import LocalExecutor
 from saccade.engine.executor.protocol import Executor
-from saccade.engine.executor.ranks.peers import Peers, closed_on_failure, ranks_of
 from saccade.engine.executor.weight_filler import Progress
+from saccade.engine.loop import Engine
 from saccade.engine.recording import (
     Header,
     JobsTaken,
@@ -30,10 +24,9 @@ from saccade.engine.recording import (
     StepLaunched,
 )
 from saccade.engine.self_description import describe_machine
-from saccade.engine.startup import allocate, make_runner
+from saccade.engine.startup import start
 from saccade.errors import StartupError
 from saccade.models.files import read_model_files, with_overrides
-from saccade.protocol.output import TokenLogprob
 
 JOB_SECONDS = 600.0
 """How long to wait for a background job that ended in the recording."""
@@ -53,15 +46,15 @@ class Difference:
     got: str
 
 
-@dataclass(frozen=True)
+@dataclass
 class ReplayResult:
-    """The result of a replay: the numbers of compared steps, tokens and sequences, and the *first* difference."""
+    """How many steps and tokens were compared, which sequences, which of them differ, and the *first* difference."""
 
-    num_steps: int
-    num_tokens: int
-    num_sequences: int
-    num_different: int
-    first: Difference | None
+    num_steps: int = 0
+    num_tokens: int = 0
+    sequence_ids: set[int] = field(default_factory=set)
+    different: set[int] = field(default_factory=set)
+    first: Difference | None = None
 
 
 class Replay:
@@ -74,103 +67,85 @@ class Replay:
         self._executor = executor
         self._is_exact = is_exact
         self._sequence_ids: dict[int, int] = {}
-        self._launched: deque[tuple[StepInput, dict[int, int], SamplingInput]] = deque()
-        self._compared: set[int] = set()
-        self._different: set[int] = set()
-        self._first: Difference | None = None
-        self._number = self._num_steps = self._num_tokens = 0
+        self._launched: deque[tuple[StepInput, SamplingInput, dict[int, int]]] = deque()
+        self._number = 0
+        self._result = ReplayResult()
 
     def run(self, records: Iterable[Record]) -> ReplayResult:
         """Replay *records*, which must start with the first record of a segment."""
         for record in records:
-            self._take(record)
-        return ReplayResult(self._num_steps, self._num_tokens, len(self._compared), len(self._different), self._first)
+            match record:
+                case StepLaunched(step, sampling):
+                    self._number = step.number
+                    self._sequence_ids.update((start.row, start.sequence_id) for start in step.started)
+                    ids = {chunk.row: self._sequence_ids[chunk.row] for chunk in step.chunks}
+                    self._launched.append((step, sampling, ids))
+                    self._executor.launch(step, sampling)
+                case StepCollected(output):
+                    self._compare(output, self._executor.collect())
+                case JobsTaken(jobs):
+                    self._note(None, *(_ends(side) for side in (jobs, self._finished_jobs(len(jobs)))))
+                case StepFailed(error):
+                    self._note(None, f"the step fails with {error}", "the step does not fail")
+        return self._result
 
-    def _take(self, record: Record) -> None:
-        match record:
-            case StepLaunched(step, sampling):
-                self._launch(step, sampling)
-            case StepCollected(output):
-                self._compare(output, self._executor.collect())
-            case JobsTaken(jobs):
-                expected = [(job.job_id, "failed" if job.failed else "done") for job in jobs]
-                self._note(None, expected, self._finished_jobs(len(jobs)))
-            case StepFailed(error):
-                self._note(None, f"the step fails with {error}", "the step does not fail")
-
-    def _launch(self, step: StepInput, sampling: SamplingInput) -> None:
-        self._number = step.number
-        self._sequence_ids.update((start.row, start.sequence_id) for start in step.started)
-        self._launched.append((step, {chunk.row: self._sequence_ids[chunk.row] for chunk in step.chunks}, sampling))
-        self._executor.launch(step, sampling)
-
-    def _finished_jobs(self, num_jobs: int) -> list[tuple[int, str]]:
-        ends: list[tuple[int, str]] = []
-        while len(ends) < num_jobs and (jobs := self._executor.finished_jobs(JOB_SECONDS)):
-            ends += [(job.job_id, "failed" if job.failed else "done") for job in jobs]
-        return ends
+    def _finished_jobs(self, num_jobs: int) -> list[JobDone]:
+        finished: list[JobDone] = []
+        while len(finished) < num_jobs and (jobs := self._executor.finished_jobs(JOB_SECONDS)):
+            finished += jobs
+        return finished
 
     def _compare(self, expected: StepOutput, got: StepOutput) -> None:
-        step, sequence_ids, sampling = self._launched.popleft()
+        step, sampling, sequence_ids = self._launched.popleft()
         self._number = expected.number
-        self._num_steps += 1
-        self._num_tokens += len(expected.token_ids)
-        self._compared.update(sequence_ids.values())
-        rows = (chunk.row for chunk in step.chunks if chunk.draws)
-        expected_tokens, tokens = (zip_longest(output.token_ids, output.logprobs) for output in (expected, got))
-        for row, one, other in zip_longest(rows, expected_tokens, tokens):
-            whose = (row, sequence_ids[row])
-            self._note(whose, *((one, other) if self._is_exact else (one and one[0], other and other[0])))
-        scores = zip_longest(sampling.prompt_scores, expected.prompt_logprobs, got.prompt_logprobs)
-        for score, one, other in scores if self._is_exact else ():
-            self._note((score.row, sequence_ids[score.row]), one, other)
+        self._result.num_steps += 1
+        self._result.num_tokens += len(expected.token_ids)
+        self._result.sequence_ids.update(sequence_ids.values())
+        rows = [chunk.row for chunk in step.chunks if chunk.draws] + [score.row for score in sampling.prompt_scores]
+        for row, one, other in zip_longest(rows, self._texts(expected), self._texts(got)):
+            self._note((row, sequence_ids[row]), one, other)
 
-    def _note(self, whose: tuple[int, int] | None, expected: object, got: object) -> None:
-        """Record a difference if two values of the row and sequence *whose* are not equal to the last bit."""
-        if msgspec.msgpack.encode(expected) == msgspec.msgpack.encode(got):
+    def _texts(self, output: StepOutput) -> list[str]:
+        """Return the tokens and prompt log probabilities; equal numbers, and only these, have equal texts."""
+        logprobs = output.logprobs if self._is_exact else []
+        tokens = [
+            f"token {one}{f', {logprob}' * (logprob is not None)}"
+            for one, logprob in zip_longest(output.token_ids, logprobs)
+        ]
+        return tokens + [str(scores) for scores in output.prompt_logprobs if self._is_exact]
+
+    def _note(self, whose: tuple[int, int] | None, expected: str | None, got: str | None) -> None:
+        """Record a difference if two values of the row and sequence *whose* are not equal."""
+        if expected == got:
             return
         row, sequence_id = whose or (None, None)
         if sequence_id is not None:
-            self._different.add(sequence_id)
-        if self._first is None:
-            self._first = Difference(self._number, row, sequence_id, _text(expected), _text(got))
+            self._result.different.add(sequence_id)
+        if self._result.first is None:
+            self._result.first = Difference(self._number, row, sequence_id, str(expected), str(got))
 
 
-def _text(value: Any) -> str:
-    """Return a readable form of a token id, a token with its log probability, or another value."""
-    match value:
-        case int(token_id) | (int(token_id), None):
-            return f"token {token_id}"
-        case (int(token_id), TokenLogprob() as logprob):
-            return f"token {token_id}, {logprob}"
-        case _:
-            return str(value)
+def _ends(jobs: Iterable[JobDone]) -> str:
+    return ", ".join(f"job {job.job_id} {'fails' if job.failed else 'ends'}" for job in jobs)
 
 
-def fresh_executor(header: Header, changes: dict[str, str], progress: Progress) -> tuple[LocalExecutor, Machine]:
-    """Return an executor like that of *header*, with *changes* to its EngineConfig, and a description of its machine.
+def fresh_engine(header: Header, changes: dict[str, str], progress: Progress) -> tuple[Engine, Machine]:
+    """Return an engine whose executor is like that of *header*, with *changes* to its EngineConfig, and its machine.
 
-    The caller closes the executor. Raises StartupError if it cannot be created, or if the model folder holds other
-    weights.
+    Raises StartupError if it cannot be created, or if the model folder holds other weights.
     """
-    config: EngineConfig = dataclasses.replace(header.config, **changes)  # type: ignore[arg-type]
-    config.check()
+    recorded = dataclasses.replace(header.config, record_steps=None, record_pixels=False)
+    config: EngineConfig = dataclasses.replace(recorded, **changes)  # type: ignore[arg-type]
     folder = Path(config.model_dir)
     if not folder.is_dir():
         raise StartupError(f"The model folder {folder} of the recording does not exist. Name another with --model.")
     # A replay may change settings that the fingerprint depends on.
-    recorded = dataclasses.replace(header.config, model_dir=config.model_dir)
+    recorded = dataclasses.replace(recorded, model_dir=config.model_dir)
     files = with_overrides(read_model_files(folder), config.hf_overrides, config.override_generation_config)
     if model_fingerprint(recorded, files) != header.machine.weights:
         raise StartupError(f"{folder} holds other weights or files than the model of the recording.")
-    with closed_on_failure(Peers(ranks_of(config))) as peers:
-        peers.start(config)
-        model = load_model(config, progress, peers.ranks)
-        execution = prepare(config, model)
-        peers.join(model.network.device)
-        caches = allocate(config, model, config.num_blocks or 0, peers)
-        runner = make_runner(config, model, execution, caches)
-        return LocalExecutor(runner, peers), describe_machine(model, execution)
+    engine = start(config, progress)
+    return engine, describe_machine(engine.description, header.machine.num_threads)
 
 
 def check_images(recording: Recording) -> None:

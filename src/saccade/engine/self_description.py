@@ -71,19 +71,18 @@ def kv_form(description: Description, caches: Caches) -> KvForm:
     )
 
 
-def describe_machine(model: LoadedModel, execution: Execution) -> Machine:
-    """Return the properties of the machine that affect the last bits of this engine's results."""
-    device = model.network.device
-    backends = (execution.backend.name, execution.vision_backend.name)
+def describe_machine(description: Description, num_threads: int) -> Machine:
+    """Return the properties of the machine that affect the last bits of the results of an engine with *description*."""
+    backends = (description.attention_backend, description.mm_encoder_attn_backend)
     packages = ("saccade", "torch", "numba", *(PACKAGES[name] for name in backends if name in PACKAGES))
     return Machine(
-        weights=model.fingerprint,
-        model_config=blake3(model.files.files[CONFIG]).digest(),
-        backend=f"{execution.backend.name}, {execution.vision_backend.name}",
-        device=_device(model),
-        dtype=str(model.network.dtype).removeprefix("torch."),
-        num_threads=execution.threads.count,
-        processor=_processor(device),
+        weights=description.fingerprint,
+        model_config=blake3(description.files.files[CONFIG]).digest(),
+        backend=", ".join(backends),
+        device=description.device,
+        dtype=description.dtype,
+        num_threads=num_threads,
+        processor=_processor(description.device),
         versions={name: version for name in packages if (version := _version(name))},
     )
 
@@ -94,10 +93,10 @@ def _device(model: LoadedModel) -> str:
     return str(device) if size == 1 else f"{device.type} x {size}"
 
 
-def _processor(device: torch.device) -> str:
+def _processor(device: str) -> str:
     """Return the name of the computing device, and for a CPU the instruction set that torch uses."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_name()
     info = Path("/proc/cpuinfo")
     names = re.findall(r"^model name\s*: (.*)$", info.read_text(), re.MULTILINE) if info.is_file() else []
     return f"{(*names, platform.machine())[0]}, {torch.backends.cpu.get_cpu_capability()}"

@@ -27,7 +27,7 @@ from saccade.engine.executor.model_runner import ModelRunner
 from saccade.engine.executor.ranks.peers import Peers, closed_on_failure, ranks_of
 from saccade.engine.executor.weight_filler import Progress
 from saccade.engine.loop import Engine
-from saccade.engine.recording import Header, Recorder, recording_folder
+from saccade.engine.recording import Header, Machine, Recorder, recording_folder
 from saccade.engine.self_description import describe, describe_machine, kv_form
 from saccade.engine.vocabulary import has_vocabulary, read_vocabulary
 from saccade.models.spec import Grid, ModelSpec
@@ -166,8 +166,9 @@ def assemble(
     costs = EncodeCosts.of(spec, network.dtype.itemsize)
     scheduler = Scheduler(budgets, block_manager, EncoderCache(config.encoder_cache_bytes), costs)
     executor = LocalExecutor(make_runner(config, model, execution, caches, progress), peers)
-    recorder = None if config.record_steps is None else Recorder(executor, _header(config, model, execution, caches))
     description = describe(config, model, execution, max_model_len, num_blocks)
+    machine = describe_machine(description, execution.threads.count)
+    recorder = None if config.record_steps is None else Recorder(executor, _header(config, machine, caches))
     description = msgspec.structs.replace(
         description, takes_grammars=grammars is not None, takes_thinking_budgets=config.role == "both"
     )
@@ -205,12 +206,11 @@ def _groups(config: EngineConfig, caches: Caches) -> list[StateGroup]:
     return groups
 
 
-def _header(config: EngineConfig, model: LoadedModel, execution: Execution, caches: Caches) -> Header:
+def _header(config: EngineConfig, machine: Machine, caches: Caches) -> Header:
     """Return the information that a replay needs to create an identical executor."""
-    machine = describe_machine(model, execution)
     resolved = dataclasses.replace(
         config,
-        device=model.network.device.type,  # type: ignore[arg-type]
+        device=caches.device.type,  # type: ignore[arg-type]
         dtype=machine.dtype,  # type: ignore[arg-type]
         threads=machine.num_threads,
         num_blocks=caches.sizes.num_blocks,
