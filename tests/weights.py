@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import torch
+from references.formats import Tensors
 
 from saccade.engine.executor.weight_files import open_files
 from saccade.engine.executor.weight_filler import fill
@@ -11,7 +12,7 @@ from saccade.engine.executor.weight_plan import make_plan
 from saccade.nn.formats.fp8 import Fp8
 from saccade.nn.formats.nvfp4 import Nvfp4
 from saccade.nn.formats.packed_ints import awq, compressed, gptq
-from saccade.nn.formats.quantised import WHOLE_ROW, WeightFormat
+from saccade.nn.formats.quantised import WHOLE_ROW, QuantisedWeight, Region, WeightFormat
 from saccade.nn.parallel import ALONE, Ranks
 
 FORMATS: dict[str, WeightFormat] = {
@@ -27,6 +28,17 @@ FORMATS: dict[str, WeightFormat] = {
     "gptq int8": gptq(8, 32, zeros_offset=0),
     "nvfp4 packed": Nvfp4("nvfp4-pack-quantized", "weight_packed", "weight_global_scale", is_divisor=True),
 }
+
+
+def held(name: str, stored: Tensors, region: Region) -> QuantisedWeight:
+    """The region of a weight, with those parts of its tensors that a loader reads."""
+    form = FORMATS[name]
+    ordered = {end: stored[end].t() if field.is_transposed else stored[end] for end, field in form.fields.items()}
+    fields = {
+        end: ordered[end][field.slices(region)].clone(memory_format=torch.contiguous_format)
+        for end, field in form.fields.items()
+    }
+    return QuantisedWeight(form, fields, region)
 
 
 def fill_from(

@@ -181,8 +181,10 @@ def _contexts() -> Counter[str]:
     return Counter(line.strip() for line in listed.stdout.splitlines() if line.strip())
 
 
-def compared(name: str, call: Callable[[], torch.Tensor], expected: torch.Tensor) -> Row:
-    """Return whether *call* gives *expected*, within the tolerance of its dtype."""
+def compared(
+    name: str, call: Callable[[], torch.Tensor], expected: torch.Tensor, tolerance: float | None = None
+) -> Row:
+    """Return whether *call* gives *expected*, within *tolerance*, by default that of its dtype."""
     try:
         actual = call()
     except Exception as error:
@@ -190,7 +192,7 @@ def compared(name: str, call: Callable[[], torch.Tensor], expected: torch.Tensor
     largest = float(expected.float().abs().max())
     difference = float((actual.float() - expected.float()).abs().max()) / largest
     # A NaN is not at most anything.
-    result = PASSED if difference <= TOLERANCES[expected.dtype] else FAILED
+    result = PASSED if difference <= (tolerance or TOLERANCES[expected.dtype]) else FAILED
     return Row(name, result, f"differs by {difference:.1e} of the largest value")
 
 

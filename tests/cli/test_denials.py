@@ -38,7 +38,6 @@ SIGNS: Final[Mapping[str, str]] = {
     "--enable-mm-embeds": "^part image_embeds|^flag .*mm.embeds",
     "--pipeline-parallel-size": "pipeline.?parallel",
     "--scheduling-policy": "^field priority$",
-    "--quantization": "quanti[sz]ation",
     "--trust-remote-code --code-revision": "auto.map|dynamic.module",
     "--speculative-config": "specul|eagle|medusa|draft.model",
     "--middleware --worker-cls": "plugin|^flag .*(middleware|worker.cls)",

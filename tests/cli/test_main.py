@@ -329,6 +329,7 @@ def test_flags_survive_the_way_to_a_child(monkeypatch: pytest.MonkeyPatch) -> No
         enable_prefix_caching=False,
         dtype="bfloat16",
         kv_cache_dtype="fp8",
+        quantization="fp8",
         device="cpu",
         attention_backend="torch_sdpa",
         mm_encoder_attn_backend="amx",

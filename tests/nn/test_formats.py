@@ -15,7 +15,7 @@ from references.formats import GROUP, REFERENCES, Tensors
 from tables import table
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
-from weights import FORMATS
+from weights import FORMATS, held
 
 from saccade.nn import ops
 from saccade.nn.formats import quantised
@@ -30,23 +30,12 @@ from saccade.nn.formats.quantised import (
 )
 
 SHAPES = [(7, 96), (150, 320)]
-CONTIGUOUS = torch.contiguous_format
 REGIONS = [Region(0, 150, 0, 320), Region(64, 64, 0, 320), Region(100, 50, 0, 320), Region(0, 150, 160, 160),
            Region(37, 1, 11, 150), Region(127, 2, 127, 2), Region(149, 1, 319, 1)]  # fmt: skip
 
 
 def tensors(name: str, rows: int, columns: int, seed: int = 0) -> Tensors:
     return REFERENCES[name].write(torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)))
-
-
-def held(name: str, stored: Tensors, region: Region) -> QuantisedWeight:
-    """The region of a weight, with those parts of its tensors that a loader reads."""
-    form = FORMATS[name]
-    ordered = {end: stored[end].t() if field.is_transposed else stored[end] for end, field in form.fields.items()}
-    fields = {
-        end: ordered[end][field.slices(region)].clone(memory_format=CONTIGUOUS) for end, field in form.fields.items()
-    }
-    return QuantisedWeight(form, fields, region)
 
 
 def read(name: str, stored: Tensors) -> torch.Tensor:

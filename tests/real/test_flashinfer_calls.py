@@ -14,6 +14,7 @@ from latents import attend as attend_latents
 from latents import draw, step
 from libraries import ROOT, Library
 from packaging.requirements import Requirement
+from published_products import MODULES
 
 from saccade.nn.backends import Workload, load_backend, load_vision_backend
 from saccade.nn.backends.workload import HALF
@@ -24,8 +25,9 @@ GPU = torch.device("cuda")
 DECODE, PREFILL = "flashinfer.BatchDecodeWithPagedKVCacheWrapper", "flashinfer.BatchPrefillWithPagedKVCacheWrapper"
 CUDNN = "flashinfer.cudnn.cudnn_batch_prefill_with_kv_cache"
 LATENTS, METADATA = "flashinfer.mla.BatchMLAPagedAttentionWrapper", "flashinfer.mla.MLAPlanMetadata"
-BOUND = {DECODE, PREFILL, CUDNN, LATENTS, METADATA, "flashinfer.__version__"}
-"""What the tests of this file bind; `test_nothing_else_is_used` holds the list against the source."""
+PRODUCTS = {f"{module}.{function.__name__}" for module, functions in MODULES.items() for function in functions}
+BOUND = {DECODE, PREFILL, CUDNN, LATENTS, METADATA, "flashinfer.__version__", *PRODUCTS}
+"""What the tests of this folder bind; `test_nothing_else_is_used` holds the list against the source."""
 
 Bind = Callable[..., None]
 

@@ -87,7 +87,7 @@ def take_out(arguments: Sequence[str]) -> Arguments:
         token = rest.pop(0)
         name, equals, value = token.partition("=")
         flag = find(name) if token.startswith("-") else None
-        if flag is None or flag.support is Support.SERVED:
+        if flag is None or (flag.support is Support.SERVED and not flag.same_values):
             split.arguments.append(token)
             continue
         values = [value] if equals else _values(flag, rest)
@@ -102,7 +102,7 @@ def take_out(arguments: Sequence[str]) -> Arguments:
 def is_without_effect(name: str, value: object) -> bool:
     """Whether take_out() would remove the flag of the setting *name* with *value*, which come from a settings file."""
     flag = find(name)
-    if flag is None or flag.support is Support.SERVED:
+    if flag is None or (flag.support is Support.SERVED and not flag.same_values):
         return False
     if value is False and flag.takes == "nothing":
         return True

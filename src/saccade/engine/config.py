@@ -74,6 +74,8 @@ class EngineSettings:
     "Reuse the KV cache of prompts that begin alike."
     dtype: Dtype = "auto"
     "The network's number format; auto is the checkpoint's own, but float32 on a CPU without bfloat16."
+    quantization: Annotated[Literal["fp8"] | None, Parameter(alias="-q")] = None
+    "fp8 rounds the text decoder's weights to FP8 after they are loaded; a quantised checkpoint needs no flag."
     kv_cache_dtype: KvCacheDtype = "auto"
     "Number format of the KV cache; auto is the network's, fp8 is e4m3 with the checkpoint's scales, else 1."
     load_format: LoadFormat = "auto"

@@ -7,9 +7,11 @@ of this rank, K experts of a token.
 import torch
 from torch import nn
 
-from saccade.nn.formats.quantised import Part, QuantisedExperts
+from saccade.nn.formats.fp8 import rounded
+from saccade.nn.formats.quantised import Part, QuantisedExperts, kinds_of
 from saccade.nn.layers import Layer
-from saccade.nn.ops import ExpertMatrices
+from saccade.nn.libraries import attempt, kernel
+from saccade.nn.ops import ExpertMatrices, ExpertShare, PackedExperts
 from saccade.nn.parallel import ALONE, Ranks, Sharding
 
 
@@ -25,6 +27,7 @@ class Experts(Layer):
         width = intermediate if are_whole else ranks.divide(intermediate, "channels in each expert")
         share = num_experts // ranks.size if are_whole else num_experts
         self.first = ranks.rank * share if are_whole else 0
+        self.share = ExpertShare(num_experts, ranks.rank, ranks.size) if are_whole else ExpertShare(num_experts, 0, 1)
         self.ranks = ranks
         self.gate_up_proj = nn.Parameter(torch.empty(share, 2 * width, hidden), requires_grad=False)
         self.down_proj = nn.Parameter(torch.empty(share, hidden, width), requires_grad=False)
@@ -36,17 +39,44 @@ class Experts(Layer):
             "down_proj": Sharding((intermediate,), 1, (cuts,)),
         }
         self.quantised: dict[str, QuantisedExperts] = {}
+        self.packed: PackedExperts | None = None
 
     def hold(self, name: str, parts: tuple[Part, ...]) -> None:
         """Multiply by *parts*, one below the other, instead of the empty parameter *name*."""
         num_experts = self.experts[name].lengths()[0]
         self.quantised[name] = QuantisedExperts(parts, num_experts, getattr(self, name).dtype)
 
+    def round_to_fp8(self) -> None:
+        """Replace the loaded matrices by FP8 in blocks."""
+        for name, sharding in self.shardings.items():
+            parts = getattr(self, name).data.split_with_sizes(sharding.lengths(), 1 + sharding.dim)
+            self.hold(name, tuple(rounded(part) for part in parts))
+            setattr(
+                self, name, nn.Parameter(getattr(self, name).new_empty(0, *parts[0].shape[1:]), requires_grad=False)
+            )
+
+    def pack(self) -> None:
+        """Bring quantised experts into the layout of a kernel. Raises Unavailable if none takes them."""
+        if not self.quantised:
+            return
+        kinds = kinds_of([part for matrices in self.quantised.values() for part in matrices.parts])
+        pack_experts = kernel(
+            "pack_experts", kinds if len(self.quantised) == 2 else {*kinds, "plain"}, self.ops.kernels
+        )
+        gate_up, down = (self.quantised[name] for name in self.experts)
+        with attempt():
+            packed = pack_experts(gate_up, down, self.share)
+            ids = torch.zeros(1, 1, dtype=torch.int64, device=self.down_proj.device)
+            packed.apply(self.down_proj.new_zeros(1, self.down_proj.shape[1]), ids, ids.float())
+        self.packed, self.quantised = packed, {}
+
     def forward(self, x_NH: torch.Tensor, expert_ids_NK: torch.Tensor, weights_NK: torch.Tensor) -> torch.Tensor:
         """Return the weighted sum [N, H] of the chosen experts' results, over all ranks.
 
         *expert_ids_NK* int64 count the experts of all ranks; the ids of a token differ. *weights_NK* is float32.
         """
+        if self.packed is not None:
+            return self.ranks.all_reduce(self.packed.apply(x_NH, expert_ids_NK, weights_NK))
         own_ids_NK = expert_ids_NK - self.first
         gate_up: ExpertMatrices = self.quantised.get("gate_up_proj", self.gate_up_proj)
         down: ExpertMatrices = self.quantised.get("down_proj", self.down_proj)

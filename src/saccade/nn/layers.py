@@ -12,9 +12,14 @@ import torch
 from torch import nn
 
 from saccade.nn.context import ForwardContext
-from saccade.nn.formats.quantised import Part, QuantisedLinear
+from saccade.nn.formats.fp8 import rounded
+from saccade.nn.formats.quantised import Part, QuantisedLinear, kinds_of
+from saccade.nn.libraries import Unavailable, attempt, kernel
 from saccade.nn.ops import PLAIN, Activation, Operations, PackedLinear, PlainLinear
 from saccade.nn.parallel import ALONE, Ranks, Sharding, Split, shards_of
+
+LEAST_ROUNDED = 128
+"""The shortest side of a weight that is rounded to FP8: the side of a block."""
 
 
 class Layer(nn.Module):
@@ -29,6 +34,9 @@ class Layer(nn.Module):
     shardings: Mapping[str, Sharding] = MappingProxyType({})
     experts: Mapping[str, Sharding] = MappingProxyType({})
     float32: tuple[str, ...] = ()
+
+    def pack(self) -> None:
+        """Bring loaded weights into the layout of the operations."""
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
         """Move or convert the parameters."""
@@ -63,7 +71,7 @@ class Linear(Layer):
             outputs = Sharding(
                 widths, 0, tuple(shards_of(count, ranks) for count in units or (ranks.size,) * len(widths))
             )
-        self.partitions = outputs.lengths()
+        self.partitions, self.split = outputs.lengths(), split
         self.summed_over = ranks if split == "inputs" and ranks.size > 1 else None
         shardings = {"weight": outputs, "bias": outputs}
         if self.summed_over is not None:
@@ -87,6 +95,12 @@ class Linear(Layer):
         """Multiply by *parts*, one below the other, instead of the empty weight."""
         self.packed = QuantisedLinear(parts, None if self.summed_over else self.bias)
 
+    def round_to_fp8(self) -> None:
+        """Replace the loaded weight by FP8 in blocks, unless it is not cut over ranks, as a router's, or small."""
+        if self.split is not None and min(*self.partitions, self.weight.shape[1]) >= LEAST_ROUNDED:
+            self.hold("weight", (rounded(self.weight.data),))
+            self.weight = nn.Parameter(self.weight.new_empty(0, self.weight.shape[1]), requires_grad=False)
+
     def dequantised(self) -> torch.Tensor:
         """Return the loaded weight [out_features, in_features] of any format. Call it before `pack`."""
         return self.packed.dequantised(self.weight.dtype) if isinstance(self.packed, QuantisedLinear) else self.weight
@@ -98,12 +112,23 @@ class Linear(Layer):
             self.packed = None
 
     def pack(self) -> None:
-        """Pack the loaded weight, and drop the plain one if the packed layout differs."""
+        """Pack the loaded weight, and drop the plain one if the packed layout differs.
+
+        Raises Unavailable if no kernel takes a quantised weight, which then is dequantised at each use.
+        """
+        if isinstance(self.packed, QuantisedLinear):
+            pack_linear = kernel("pack_linear", kinds_of(self.packed.parts), self.ops.kernels)
+            with attempt():
+                packed = pack_linear(self.packed)
+                # A library compiles at the first call, and may fail only then.
+                packed.apply(self.weight.new_zeros(1, self.weight.shape[1]), None)
+            self.packed = packed
+            return
         if self.packed is not None:
             return
-        packed = self.ops.pack_linear(self.weight, None if self.summed_over else self.bias)
-        if not isinstance(packed, PlainLinear):
-            self.packed = packed
+        plain = self.ops.pack_linear(self.weight, None if self.summed_over else self.bias)
+        if not isinstance(plain, PlainLinear):
+            self.packed = plain
             self.weight = nn.Parameter(self.weight.new_empty(0, self.weight.shape[1]), requires_grad=False)
 
     def forward(self, x: torch.Tensor, activation: Activation | None = None) -> torch.Tensor:
@@ -174,9 +199,16 @@ class Attention(NamedTuple):
         )
 
 
-def use_operations(network: nn.Module, operations: Operations) -> None:
-    """Make the layers of a loaded *network* compute with *operations*, and pack its linear layers. Call it once."""
+def use_operations(network: nn.Module, operations: Operations) -> list[str]:
+    """Make the layers of a loaded *network* compute with *operations*, and pack their weights. Call it once.
+
+    Return the reasons why quantised weights stay as they are, and are dequantised at each use.
+    """
+    reasons = set()
     for layer in (module for module in network.modules() if isinstance(module, Layer)):
         layer.ops = operations
-        if isinstance(layer, Linear):
+        try:
             layer.pack()
+        except Unavailable as error:
+            reasons.add(error.reason)
+    return sorted(reasons)

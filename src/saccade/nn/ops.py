@@ -64,6 +64,21 @@ class PlainLinear(NamedTuple):
         return residual_NO + functional.linear(x_NI, self.weight_OI, self.bias_O)
 
 
+class ExpertShare(NamedTuple):
+    """Rank number *rank* of *num_ranks* holds an equal part of *num_experts*."""
+
+    num_experts: int
+    rank: int
+    num_ranks: int
+
+
+class PackedExperts(Protocol):
+    """The matrices of this rank's experts, in the layout that an implementation multiplies."""
+
+    def apply(self, x_NE: torch.Tensor, expert_ids_NK: torch.Tensor, weights_NK: torch.Tensor) -> torch.Tensor:
+        """Return `experts` of this rank [N, E]; the ids count the experts of all ranks."""
+
+
 class ExpertMatrices(Protocol):
     """The weight of each expert; a tensor [experts, O, I], or a format that unpacks only requested parts."""
 
@@ -163,7 +178,10 @@ def experts(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Operations:
-    """An implementation of each operation; the defaults are the plain ones."""
+    """An implementation of each operation; the defaults are the plain ones.
+
+    *kernels* are modules with `pack_linear` or `pack_experts` for quantised weights, by function and kind of format.
+    """
 
     pack_linear: Callable[[torch.Tensor, torch.Tensor | None], PackedLinear] = pack_linear
     rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor] = rms_norm
@@ -192,6 +210,7 @@ class Operations:
         ],
         torch.Tensor,
     ] = delta_rule
+    kernels: Mapping[tuple[str, str], str] = dataclasses.field(default_factory=dict)
 
 
 PLAIN = Operations()
@@ -202,6 +221,17 @@ FASTER: Mapping[tuple[str, str, torch.dtype], str] = MappingProxyType(
         ("experts", "cuda", torch.bfloat16): "saccade.nn.grouped_experts",
     }
 )
+KERNELS: Mapping[tuple[str, str, torch.dtype, str], str] = MappingProxyType(
+    {
+        ("pack_linear", "cuda", torch.bfloat16, "fp8_blocks"): "saccade.nn.formats.flashinfer_fp8",
+        ("pack_linear", "cuda", torch.bfloat16, "fp8_rows"): "saccade.nn.formats.torch_products",
+        ("pack_linear", "cuda", torch.bfloat16, "int4"): "saccade.nn.formats.torch_products",
+        ("pack_linear", "cuda", torch.bfloat16, "nvfp4"): "saccade.nn.formats.flashinfer_nvfp4",
+        ("pack_experts", "cuda", torch.bfloat16, "fp8_blocks"): "saccade.nn.formats.flashinfer_fp8",
+        ("pack_experts", "cuda", torch.bfloat16, "nvfp4"): "saccade.nn.formats.flashinfer_nvfp4",
+    }
+)
+"""Kernels for quantised weights, by function, device type, dtype and kind of format; imported if a model has one."""
 
 
 def resolve(
@@ -213,7 +243,12 @@ def resolve(
         for (operation, *place), module in faster.items()
         if place == [device_type, dtype]
     }
-    return dataclasses.replace(PLAIN, **operations)
+    kernels = {
+        (function, kind): module
+        for (function, *place, kind), module in KERNELS.items()
+        if place == [device_type, dtype]
+    }
+    return dataclasses.replace(PLAIN, **operations, kernels=kernels)
 
 
 def _or_plain(fast: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:

@@ -18,6 +18,9 @@ from saccade.engine.config import EngineConfig
 from saccade.engine.executor.loader import choose_dtype, load_model
 from saccade.engine.executor.weight_files import Checkpoint
 from saccade.errors import StartupError
+from saccade.nn import layers
+from saccade.nn.experts import Experts
+from saccade.nn.layers import Linear
 from saccade.nn.parallel import Ranks
 
 Tensors = dict[str, torch.Tensor]
@@ -343,3 +346,38 @@ def test_dummy_weights_of_a_quantised_checkpoint_are_refused(copy: Path) -> None
     (copy / "config.json").write_text(json.dumps(config))
     with pytest.raises(StartupError, match="quantization_config says that they are quantised"):
         load_model(EngineConfig(str(copy), "tiny", **DUMMY), lambda *_: None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["qwen3_vl", "qwen3_vl_moe"])
+def test_weights_are_rounded_to_fp8_while_they_are_loaded(
+    name: str, network_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The matrices of the decoder's layers and experts alone; answers change little, the fingerprint does."""
+    monkeypatch.setattr(layers, "LEAST_ROUNDED", 16)
+    folder = str(network_folder(name))
+    plain, rounded = (
+        load_model(EngineConfig(folder, "tiny", device="cpu", quantization=choice), lambda *_: None)  # type: ignore[arg-type]
+        for choice in (None, "fp8")
+    )
+    assert plain.fingerprint != rounded.fingerprint
+    assert plain.weights_digest != rounded.weights_digest
+    modules = dict(rounded.module.named_modules())
+    held = {place for place, module in modules.items() if isinstance(module, Linear) and module.packed is not None}
+    expected = {"self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj"}
+    assert {place.split(".", 3)[3] for place in held} == expected
+    assert all(place.startswith("language_model.layers.") for place in held)
+    experts = [module for module in modules.values() if isinstance(module, Experts)]
+    assert all(set(module.quantised) == {"gate_up_proj", "down_proj"} for module in experts)
+    assert bool(experts) == (name == "qwen3_vl_moe")
+    for place in held:
+        exact = plain.module.get_submodule(place).dequantised()  # type: ignore[operator]
+        difference = modules[place].dequantised() - exact  # type: ignore[operator]
+        assert 0 < difference.abs().max() <= exact.abs().max() / 16
+
+
+def test_only_plain_weights_are_rounded(copy: Path) -> None:
+    config = json.loads((copy / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}
+    (copy / "config.json").write_text(json.dumps(config))
+    with pytest.raises(StartupError, match=r"--quantization fp8 rounds plain weights, but .* AWQ, 4 bits"):
+        load_model(EngineConfig(str(copy), "tiny", device="cpu", quantization="fp8"), lambda *_: None)

@@ -26,10 +26,10 @@ def refusal(module: nn.Module, backend: AttentionBackend, device: torch.device, 
     """Return why the decodes of a network cannot be captured, as the rest of a sentence; None if they can.
 
     Experts computed one by one make the host wait for their number, and CUDA does not capture that. Quantised weights
-    are dequantised by several kernels each, over memory of a whole matrix, and have no graphs yet.
+    that no kernel multiplies are dequantised, over memory of a whole matrix, and have no graphs.
     """
     if any(isinstance(layer, Linear) and isinstance(layer.packed, QuantisedLinear) for layer in module.modules()):
-        return "does not take weights in a quantised format: leave it out for this model."
+        return "does not take weights in a quantised format that no kernel multiplies: leave it out for this model."
     experts = [layer for layer in module.modules() if isinstance(layer, Experts)]
     if any(layer.quantised for layer in experts):
         return "does not take experts in a quantised format: which of them a step needs is known while it runs."

@@ -66,19 +66,21 @@ def prepare(config: EngineConfig, model: LoadedModel) -> Execution:
     costs = cost_of_cache(of_decoder)
     if costs is not None:
         logger.warning("the KV cache is slow", reason=costs)
+    reasons = use_operations(model.module, resolve(network.device.type, network.dtype))
+    if reasons and network.device.type == "cuda":
+        logger.warning("quantised weights are dequantised at each use, which is slow", reasons=reasons)
     refused = (
         decode_graphs.refusal(model.module, backend, network.device, network.dtype) if config.cuda_graphs else None
     )
     if refused is not None:
         raise StartupError(f"--cuda-graphs {refused}")
-    use_operations(model.module, resolve(network.device.type, network.dtype))
     graphs, of_graphs = choose_encoder_graphs(config, model, vision_backend)
-    reasons = (
+    choices = (
         why(config.attention_backend, backend, of_decoder) + (f"; {costs}" if costs else ""),
         why(config.mm_encoder_attn_backend, vision_backend, of_tower) + of_graphs,
     )
     threads = choose_threads(config.threads, model.num_parameters, model.ranks.size)
-    return Execution(backend, vision_backend, threads, model.ranks, reasons, graphs, encode_budget(config, model))
+    return Execution(backend, vision_backend, threads, model.ranks, choices, graphs, encode_budget(config, model))
 
 
 def choose_encoder_graphs(

@@ -41,6 +41,8 @@ def _features(config: EngineConfig, files: ModelFiles) -> Iterator[bytes]:
         yield b"rope factors " + factors.encode()
     if config.hf_overrides is not None:
         yield b"config " + config.hf_overrides.encode()
+    if config.quantization is not None:
+        yield b"quantization " + config.quantization.encode()
     if config.kv_cache_dtype != "auto":
         yield b"kv cache dtype " + config.kv_cache_dtype.encode()
 

@@ -13,12 +13,15 @@ from saccade.engine.config import EngineConfig
 from saccade.engine.executor.fingerprint import model_fingerprint, weights_digest
 from saccade.engine.executor.weight_files import Checkpoint, open_checkpoint
 from saccade.engine.executor.weight_filler import Progress, fill, fill_randomly
-from saccade.engine.executor.weight_formats import read_quantisation
+from saccade.engine.executor.weight_formats import Quantisation, read_quantisation
 from saccade.engine.executor.weight_plan import LoadPlan, make_plan
 from saccade.errors import StartupError
+from saccade.models.backbones.decoder import DecoderLayer
 from saccade.models.files import engine_config, image_processor, parse_json, read_model_files, with_overrides
 from saccade.models.network import Network
 from saccade.nn.cpu import multiplies_bfloat16
+from saccade.nn.experts import Experts
+from saccade.nn.layers import Linear
 from saccade.nn.parallel import ALONE, Ranks
 from saccade.protocol.description import ModelFiles
 from saccade.protocol.model_files import CONFIG
@@ -57,6 +60,8 @@ def load_model(config: EngineConfig, progress: Progress, ranks: Ranks = ALONE) -
     device = choose_device(config.device, ranks)
     dtype = choose_dtype(config.dtype, device, parsed)
     quantisation = read_quantisation(parsed, folder)
+    if config.quantization is not None and quantisation is not None:
+        _check_plain(quantisation)
     _check_length(config, network.spec.max_position_embeddings)
     network.to(dtype)
     num_parameters = count_parameters(network)
@@ -73,9 +78,28 @@ def load_model(config: EngineConfig, progress: Progress, ranks: Ranks = ALONE) -
             fill(network, plan, checkpoint, device, progress)
             kv_scales = _kv_scales(plan, checkpoint)
     network.finish()
+    if config.quantization is not None and quantisation is None:
+        _round_to_fp8(network)
     identity = model_fingerprint(config, files)
     weights = weights_digest(config, files)
     return LoadedModel(network.eval(), network, files, identity, num_parameters, ranks, kv_scales, weights)
+
+
+def _check_plain(quantisation: Quantisation) -> None:
+    """Raise StartupError for a *quantisation* other than FP8, which --quantization fp8 leaves as it is."""
+    if not quantisation.is_fp8:
+        raise StartupError(
+            f"--quantization fp8 rounds plain weights, but {quantisation.source} says that they are in the format "
+            f"{quantisation.formats}. Leave the flag out: they are used as they are."
+        )
+
+
+def _round_to_fp8(network: nn.Module) -> None:
+    """Round the weights of the text decoder's layers, and of their experts."""
+    for layer in (module for module in network.modules() if isinstance(module, DecoderLayer)):
+        for part in layer.modules():
+            if isinstance(part, Linear | Experts):
+                part.round_to_fp8()
 
 
 def empty_network(

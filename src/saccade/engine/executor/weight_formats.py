@@ -84,8 +84,16 @@ class Quantisation(NamedTuple):
     @property
     def formats(self) -> str:
         """The names of all formats, for errors."""
-        every = ([] if self.format is None else [self.format]) + list(self.layers.values())
-        return ", ".join(dict.fromkeys(format.name for format in every))
+        return ", ".join(dict.fromkeys(format.name for format in self._every))
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether all formats are FP8."""
+        return all(isinstance(format, Fp8) for format in self._every)
+
+    @property
+    def _every(self) -> list[WeightFormat]:
+        return ([] if self.format is None else [self.format]) + list(self.layers.values())
 
 
 def read_quantisation(config: Mapping[str, Any], folder: Path) -> Quantisation | None:

@@ -117,7 +117,7 @@ def _fillings(
         # Every field of a weight lies where the weight would.
         format, target = formats[weight], network.locate(weight)
         used = {end: tensor for end, tensor in fields.items() if end not in format.unused}
-        if used and target is not None:
+        if used.keys() - set(format.optional) and target is not None:
             yield Filling(target, used, (format.transposed() or format) if target.transposed else format)
     for tensor in scales:
         _note_kv_scale(tensor, network, siblings, plan)
@@ -174,7 +174,8 @@ def _missing_fields(filling: Filling) -> list[str]:
     # If experts are joined in one tensor, the names of fields lack the word `weight`.
     is_whole = tensor.name.endswith(f".{present}")
     start = tensor.name.removesuffix(present if is_whole else present.removeprefix(WEIGHT))
-    absent = ((end, field) for end, field in filling.format.fields.items() if end not in filling.fields)
+    present_or_optional = {*filling.fields, *filling.format.optional}
+    absent = ((end, field) for end, field in filling.format.fields.items() if end not in present_or_optional)
     return [
         f"{start}{end if is_whole else end.removeprefix(WEIGHT)} ({' or '.join(field.dtypes)})" for end, field in absent
     ]

@@ -5,9 +5,10 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from saccade.errors import StartupError, cause
+from saccade.errors import StartupError
 from saccade.nn.backends.workload import Workload
 from saccade.nn.context import AttentionBackend, VisionAttentionBackend
+from saccade.nn.libraries import Unavailable, attempt
 
 __all__ = ["AUTO", "BACKENDS", "PLAIN", "VISION_BACKENDS", "Workload", "load_backend", "load_vision_backend", "why"]
 
@@ -126,11 +127,11 @@ def _reason(name: str, entry: Backend, class_name: str, workload: Workload) -> s
     if name in workload.failed:
         return workload.failed[name]
     try:
-        module = importlib.import_module(entry.module)
-    except ImportError as error:
-        return f"it is not installed ({error}); `{entry.install}` installs it"
-    except Exception as error:  # FlashInfer raises RuntimeError if one of its packages has another version
-        return f"its library fails at import ({cause(error)})"
+        with attempt():
+            module = importlib.import_module(entry.module)
+    except Unavailable as error:
+        install = f"; `{entry.install}` installs it" if isinstance(error.__cause__, ImportError) else ""
+        return f"{error.reason}{install}"
     backend = getattr(module, class_name)
     if workload.is_captured and name != PLAIN and not backend.captures_decodes:
         return "its decodes cannot be captured, which --cuda-graphs needs"

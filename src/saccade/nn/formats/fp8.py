@@ -10,10 +10,15 @@ from functools import cached_property, lru_cache
 from typing import Self
 
 import torch
+from torch.nn import functional
 
-from saccade.nn.formats.quantised import WHOLE_ROW, Cell, Region, WeightField, looked_up, scaled
+from saccade.nn.formats.quantised import WHOLE_ROW, Cell, QuantisedWeight, Region, WeightField, looked_up, scaled
 
 FLOATS = ("F32", "BF16", "F16")
+BLOCK = 128
+LARGEST = 448.0
+"""The largest value of e4m3."""
+
 INVERSE = "weight_scale_inv"
 """In spite of its name, this field of DeepSeek's format is the factor of dequantisation."""
 
@@ -26,29 +31,46 @@ class Fp8:
     """
 
     unused = ("input_scale",)
+    optional = ()
 
-    def __init__(self, cell: Cell | None = (128, 128), scale: str = INVERSE) -> None:
-        self.cell, self._scale = cell, scale
+    def __init__(self, cell: Cell | None = (BLOCK, BLOCK), scale: str = INVERSE) -> None:
+        self.cell, self.scale = cell, scale
         self._has_blocks = cell is not None and cell[1] != WHOLE_ROW
         kind = "block" if self._has_blocks else "tensor" if cell is None else "row"
         self.name = f"fp8 (e4m3 with a scale for each {kind})"
+        self.kind = "fp8_blocks" if self._has_blocks else "fp8_rows"
         self.joins_experts = scale == INVERSE
 
     @cached_property
     def fields(self) -> Mapping[str, WeightField]:
         """Values and scales."""
-        return {"weight": WeightField(("F8_E4M3",), (1, 1)), self._scale: WeightField(FLOATS, self.cell)}
+        return {"weight": WeightField(("F8_E4M3",), (1, 1)), self.scale: WeightField(FLOATS, self.cell)}
 
     def transposed(self) -> Self | None:
         """Return the same format with transposed blocks."""
-        return type(self)(self.cell[::-1], self._scale) if self.cell is not None and self._has_blocks else None
+        return type(self)(self.cell[::-1], self.scale) if self.cell is not None and self._has_blocks else None
 
     def dequantise(self, fields: Mapping[str, torch.Tensor], region: Region) -> torch.Tensor:
         """Return value * scale."""
         codes = fields["weight"].view(torch.uint8)
         values_OI = looked_up(codes, _table(codes.device))
-        scales = fields[self._scale].float()
+        scales = fields[self.scale].float()
         return values_OI * scales if self.cell is None else scaled(values_OI, scales, self.cell, region)
+
+
+def rounded(weight: torch.Tensor) -> QuantisedWeight:
+    """Return a weight [O, I], or one for each expert [E, O, I], rounded to FP8 in blocks: the largest value is 448."""
+    *experts, rows, columns = weight.shape
+    values = torch.empty(weight.shape, dtype=torch.float8_e4m3fn, device=weight.device)
+    scales = torch.empty(*experts, -(-rows // BLOCK), -(-columns // BLOCK), device=weight.device)
+    # One at a time: the copies are in float32.
+    for one, into, of_blocks in zip(*(x.view(-1, *x.shape[-2:]) for x in (weight, values, scales)), strict=True):
+        padded = functional.pad(one.float(), (0, -columns % BLOCK, 0, -rows % BLOCK))
+        blocks = padded.unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK))
+        of_blocks.copy_(blocks.abs().amax((1, 3)).clamp_min(torch.finfo(torch.float32).tiny * LARGEST) / LARGEST)
+        blocks = blocks / of_blocks[:, None, :, None]
+        into.copy_(blocks.flatten(2).flatten(0, 1)[:rows, :columns])
+    return QuantisedWeight(Fp8(), {"weight": values, INVERSE: scales}, Region(0, rows, 0, columns))
 
 
 @lru_cache(maxsize=8)

@@ -21,10 +21,13 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 class Nvfp4:
     """Two columns a byte, the first in the lower bits. Both scales are multiplied first, as the source does.
 
-    The weight's scale has the name *whole*; with *is_divisor* the checkpoint has its inverse.
+    The weight's scale has the name *whole*, that of the activations *activation*, if the checkpoint has it. With
+    *is_divisor* it has the inverse of both.
     """
 
     joins_experts = False
+    kind = "nvfp4"
+    unused = ()
 
     def __init__(
         self,
@@ -34,13 +37,15 @@ class Nvfp4:
         *,
         is_divisor: bool = False,
     ) -> None:
-        self.name, self._values, self._whole, self._is_divisor = name, values, whole, is_divisor
-        self.unused = ("input_scale", "input_global_scale")
+        self.name, self.values, self.whole, self.is_divisor = name, values, whole, is_divisor
+        self.activation = "input_global_scale" if is_divisor else "input_scale"
+        self.optional = (self.activation,)
         self.fields: Mapping[str, WeightField] = MappingProxyType(
             {
                 values: WeightField(("U8",), (1, PER_BYTE)),
                 "weight_scale": WeightField(("F8_E4M3",), (1, GROUP_SIZE)),
                 whole: WeightField(("F32",), None),
+                self.activation: WeightField(("F32",), None),
             }
         )
 
@@ -49,10 +54,10 @@ class Nvfp4:
 
     def dequantise(self, fields: Mapping[str, torch.Tensor], region: Region) -> torch.Tensor:
         """Return value * (scale of the group * scale of the weight)."""
-        packed, whole = fields[self._values], fields[self._whole].float()
+        packed, whole = fields[self.values], fields[self.whole].float()
         values = looked_up(packed, _table(packed.device)).narrow(-1, region.column % PER_BYTE, region.num_columns)
         scales = fields["weight_scale"].float()
-        scales = scales / whole if self._is_divisor else scales * whole
+        scales = scales / whole if self.is_divisor else scales * whole
         return scaled(values, scales, (1, GROUP_SIZE), region)
 
 

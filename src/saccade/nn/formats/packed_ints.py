@@ -40,6 +40,12 @@ class PackedInts:
     zeros_offset: int = 0
     is_transposed: bool = False
     joins_experts = False
+    optional = ()
+
+    @property
+    def kind(self) -> str:
+        """The kind of kernel that takes it."""
+        return f"int{self.bits}"
 
     @property
     def fields(self) -> Mapping[str, WeightField]:
@@ -58,17 +64,34 @@ class PackedInts:
 
     def dequantise(self, fields: Mapping[str, torch.Tensor], region: Region) -> torch.Tensor:
         """Return (value - zero point) * scale."""
-        words, scales = fields[self.values], fields[self.scales].float()
-        middle = 1 << self.bits - 1 if self.zeros is None else 0
+        values = self._numbers(fields[self.values], region, 0 if self.zeros else self._middle)
+        zeros = self._zeros(fields, region) if self.zeros else None
+        return scaled(values, fields[self.scales].float(), (1, self.group_size), region, zeros)
+
+    def codes(
+        self, fields: Mapping[str, torch.Tensor], region: Region
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return the numbers [O, I] without sign, the scales [O, groups] and the zero points of *region*, float32."""
+        scales = fields[self.scales].float()
+        zeros = self._zeros(fields, region) if self.zeros else torch.full_like(scales, self._middle)
+        return self._numbers(fields[self.values], region, 0), scales, zeros
+
+    @property
+    def _middle(self) -> int:
+        return 1 << self.bits - 1
+
+    def _zeros(self, fields: Mapping[str, torch.Tensor], region: Region) -> torch.Tensor:
+        """Return the zero points of the groups that *region* touches."""
+        return self._unpacked_rows(fields[self.zeros or ""], region) + self.zeros_offset
+
+    def _numbers(self, words: torch.Tensor, region: Region, less: int) -> torch.Tensor:
+        """Return the numbers [O, I] of *region*, minus *less*, in float32."""
         if self.packs_rows:
-            values = self._unpacked_rows(words, region) - middle
-        else:
-            # Torch and safetensors store the lowest byte of a word first.
-            codes = words.view(torch.uint8)
-            values = looked_up(codes, _nibbles(middle, words.device)) if self.bits == 4 else codes.float() - middle
-            values = values.narrow(-1, region.column % (WORD // self.bits), region.num_columns)
-        zeros = None if self.zeros is None else self._unpacked_rows(fields[self.zeros], region) + self.zeros_offset
-        return scaled(values, scales, (1, self.group_size), region, zeros)
+            return self._unpacked_rows(words, region) - less
+        # Torch and safetensors store the lowest byte of a word first.
+        codes = words.view(torch.uint8)
+        values = looked_up(codes, _nibbles(less, words.device)) if self.bits == 4 else codes.float() - less
+        return values.narrow(-1, region.column % (WORD // self.bits), region.num_columns)
 
     def _unpacked_rows(self, words: torch.Tensor, region: Region) -> torch.Tensor:
         """Return the numbers of *region*'s rows in float32, from words that have several rows each."""

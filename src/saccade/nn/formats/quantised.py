@@ -69,16 +69,22 @@ class WeightField(NamedTuple):
 class WeightFormat(Protocol):
     """The form of a weight in a checkpoint.
 
-    *fields* are by the ends of their tensors' names. Tensors with an end in *unused* belong to the weight, and are not
-    needed. With *joins_experts*, some releases store a matrix of all experts in one tensor; the names of its fields
-    lack the word `weight`.
+    *kind* names the kernels that take it. *fields* are by the ends of their tensors' names; a checkpoint may lack those
+    in *optional*. Tensors with an end in *unused* belong to the weight, and are not needed. With *joins_experts*, some
+    releases store a matrix of all experts in one tensor; the names of its fields lack the word `weight`.
     """
 
     @property
     def name(self) -> str: ...
 
     @property
+    def kind(self) -> str: ...
+
+    @property
     def fields(self) -> Mapping[str, WeightField]: ...
+
+    @property
+    def optional(self) -> tuple[str, ...]: ...
 
     @property
     def unused(self) -> tuple[str, ...]: ...
@@ -134,6 +140,11 @@ class QuantisedWeight:
 
 Part = QuantisedWeight | torch.Tensor
 """Consecutive rows of a weight, in a format or as they are."""
+
+
+def kinds_of(parts: Sequence[Part]) -> set[str]:
+    """Return the kinds of the formats of *parts*."""
+    return {part.format.kind if isinstance(part, QuantisedWeight) else "plain" for part in parts}
 
 
 class QuantisedLinear(NamedTuple):

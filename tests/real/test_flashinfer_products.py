@@ -1,0 +1,98 @@
+"""Saccade's calls of FlashInfer's products with quantised weights: bound to its releases, and equal to its references."""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import published_products
+import pytest
+import torch
+from libraries import Library
+from products import BF16, BLACKWELL, CHOICES, EXPERTS, HIDDEN, HOPPER, INPUTS, drawn, experts_of, layer_of
+
+from saccade.nn.layers import use_operations
+from saccade.nn.ops import resolve
+
+pytestmark = pytest.mark.real
+TEMPLATES = "flashinfer.trace.templates"
+NAMES = {
+    f"{module}.{function.__name__}"
+    for module, functions in published_products.MODULES.items()
+    for function in functions
+}
+CASES = [("fp8", HOPPER), ("fp8", BLACKWELL), ("nvfp4", BLACKWELL), ("nvfp4 packed", BLACKWELL)]
+"""All that FlashInfer multiplies, and where."""
+
+
+@pytest.fixture
+def calls(
+    flashinfer: Library, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[tuple[int, int]], dict[str, dict[str, Any]]]:
+    """A function that plays the library on a GPU; it returns the last arguments of each call, which is bound first."""
+
+    def install(capability: tuple[int, int]) -> dict[str, dict[str, Any]]:
+        published_products.install(monkeypatch, capability)
+        found: dict[str, dict[str, Any]] = {}
+        for name in NAMES:
+            module, _, function = name.rpartition(".")
+            monkeypatch.setattr(sys.modules[module], function, _bound(flashinfer, name, found))
+        return found
+
+    return install
+
+
+def _bound(library: Library, name: str, found: dict[str, dict[str, Any]]) -> Callable[..., Any]:
+    call, played = library.call(name), getattr(published_products, name.rpartition(".")[2])
+
+    def bound(*args: Any, **kwargs: Any) -> Any:
+        call.bind(*args, **kwargs)
+        found[name] = dict(call.signature.bind(*args, **kwargs).arguments)
+        return played(*args, **kwargs)
+
+    return bound
+
+
+Calls = Callable[[tuple[int, int]], dict[str, dict[str, Any]]]
+
+
+@pytest.mark.parametrize(("name", "capability"), CASES)
+def test_linear_layers(name: str, capability: tuple[int, int], calls: Calls, flashinfer: Library) -> None:
+    found = calls(capability)
+    layer = layer_of(name)
+    assert use_operations(layer, resolve("cuda", BF16)) == []
+    output = layer(drawn(5, INPUTS).to(BF16)) - layer.bias
+    if name != "fp8":
+        arguments = found["flashinfer.mm_fp4"]
+        assert arguments["a"].shape == (5, INPUTS // 2)
+        rows, groups = len(output[0]), INPUTS // 16
+        plain = flashinfer.run(f"{TEMPLATES}.gemm._unswizzle_sf_128x4")(arguments["b_descale"].t(), rows, groups)
+        scales = plain.view(torch.float8_e4m3fn)
+        values = flashinfer.run(f"{TEMPLATES}.moe._dequantize_fp4_tensor")(arguments["b"].t(), scales, False)
+        twin = layer_of(name).dequantised()
+        input_scale = 0.01
+        torch.testing.assert_close((values * arguments["alpha"] / input_scale).to(BF16), twin, rtol=2**-7, atol=1e-6)
+        return
+    hopper, other = "flashinfer.gemm.fp8_blockscale_gemm_sm90", "flashinfer.gemm.gemm_fp8_nt_groupwise"
+    (key,) = found
+    assert key == (hopper if capability == HOPPER else other)
+    expected = flashinfer.run(f"{TEMPLATES}.gemm._{key.rpartition('.')[2]}_reference")(**found[key])[:5]
+    # On Hopper the reference does not round activations.
+    assert (output - expected).abs().max() <= (0.06 if capability == HOPPER else 0.02) * expected.abs().max()
+
+
+@pytest.mark.parametrize(("name", "capability"), CASES[:3])
+def test_experts(name: str, capability: tuple[int, int], calls: Calls, flashinfer: Library) -> None:
+    found = calls(capability)
+    layer, twin = experts_of(name), experts_of(name)
+    assert use_operations(layer, resolve("cuda", BF16)) == []
+    x = drawn(5, HIDDEN).to(BF16)
+    weights, ids = drawn(5, EXPERTS, seed=3).softmax(-1).topk(CHOICES, -1)
+    output = layer(x, ids, weights)
+    (key,) = found
+    routed = key == "flashinfer.fused_moe.trtllm_fp8_block_scale_routed_moe"
+    assert routed == ((name, capability) == ("fp8", BLACKWELL))
+    gate_up, down = (torch.stack([*map(twin.quantised[one].__getitem__, range(EXPERTS))]) for one in twin.experts)
+    ups_first = torch.cat(gate_up.chunk(2, 1)[::-1], 1)
+    reference = flashinfer.run(f"{TEMPLATES}.moe._cutlass_fused_moe_reference")
+    expected = reference(x, ids, weights, ups_first, down)
+    assert (output - expected).abs().max() <= 0.1 * expected.abs().max()
