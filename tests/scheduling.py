@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from saccade.engine.core.encoder_cache import EncoderCache
 from saccade.engine.core.encoder_scheduler import NUM_JOBS, EncodeCosts
-from saccade.engine.core.images import State, Until
+from saccade.engine.core.images import Until
 from saccade.engine.core.kv.blocks import PagedBlocks
 from saccade.engine.core.kv.manager import BlockManager, StateGroup
 from saccade.engine.core.planning import plan_step
@@ -150,12 +150,10 @@ def check_pins(subject: Scheduler) -> None:
         for index, until in shown.pins:
             sample = samples[index]
             assert until is not Until.COMPUTED or shown.end > sample.num_computed_tokens, "is not needed any more"
-            assert until is not Until.STARTED or sample.samples_start is not None
             assert until is Until.ENDED or sample not in subject.parked
     for owner in owners:
         for shown in owner.images:
-            assert (shown.state in (State.ENCODING, State.ENCODED)) == bool(shown.pins)
-            assert shown.state is not State.ENCODED or shown.key in cache
+            assert not shown.pins or cache.has_begun(shown.key)
 
 
 def lengths(step: Schedule) -> dict[int, int]:

@@ -210,7 +210,7 @@ def test_masks_are_recorded_and_replayed(tiny_qwen3_vl: Path, tmp_path: Path, vo
 
 def test_a_model_without_a_tokenizer_refuses_by_name(tiny_qwen3_vl: Path) -> None:
     subject = engines.engine(tiny_qwen3_vl)
-    subject.requests.grammars = grammars.NoGrammars()
+    subject.requests.grammars = None
     failure = engines.drain(subject, held(tiny_qwen3_vl)).answers["a"].failure
     assert failure is not None
     assert (failure.code, failure.param) == ("unsupported_parameter", "grammar")

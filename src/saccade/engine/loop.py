@@ -7,7 +7,7 @@ from functools import partial
 import structlog
 
 from saccade.engine.core.cache_events import CacheFeed
-from saccade.engine.core.grammars import Grammars, NoGrammars
+from saccade.engine.core.grammars import Grammars
 from saccade.engine.core.kv_connector import STEP_FAILED, KvConnector
 from saccade.engine.core.planning import plan_step
 from saccade.engine.core.request_validation import RequestValidator
@@ -53,7 +53,7 @@ class Engine:
         self._encoder_cache = scheduler.encoder_scheduler.encoder_cache
         manager = scheduler.block_manager
         self.feed = CacheFeed(manager.paged_blocks, self._encoder_cache, manager.checkpoints)
-        self.requests = Requests(scheduler, validator, grammars or NoGrammars())
+        self.requests = Requests(scheduler, validator, grammars)
         self.kv_connector = scheduler.kv_connector = new_connector(scheduler)
         vocab_size = validator.spec.vocab_size
         self._steps = StepBuilder(scheduler.rows, self._encoder_cache, manager.checkpoints, vocab_size)
@@ -91,7 +91,8 @@ class Engine:
         """End transfers, give up grammars, wait until the recording is written, and end the executor."""
         if self.kv_connector.transfers is not None:
             self.kv_connector.transfers.close()
-        self.requests.grammars.close()
+        if self.requests.grammars is not None:
+            self.requests.grammars.close()
         self.executor.close()
 
     def _settle(self) -> None:
@@ -104,7 +105,8 @@ class Engine:
         if self.recorder is not None:
             self.recorder.begin_if_due(self.scheduler, partial(self._collect, 0))
         self.requests.pixels.expire()
-        self.requests.take_grammars(0.0 if self.scheduler.has_work else WAIT_SECONDS)
+        if (grammars := self.requests.grammars) is not None and grammars.pending:
+            grammars.take(self.scheduler, 0.0 if self.scheduler.has_work else WAIT_SECONDS)
 
     def _take_jobs(self, timeout_seconds: float) -> None:
         if self.scheduler.take_jobs(self.executor.finished_jobs(timeout_seconds)):

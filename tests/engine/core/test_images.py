@@ -1,7 +1,7 @@
-"""An image's life: the table of its states, and whole requests in any order of events with an executor on paper."""
+"""An image's life: whole requests in any order of events, with an executor on paper."""
 
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -10,9 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from scheduling import FEATURE_BYTES, check_holdings, paged
-from tables import table
 
-from saccade.engine.core.images import TRANSITIONS, RequestImage, State, Until
+from saccade.engine.core.images import RequestImage
 from saccade.engine.core.request_validation import RequestValidator
 from saccade.engine.core.step import JobDone, SamplingInput, StepInput, StepOutput
 from saccade.engine.loop import Engine
@@ -25,81 +24,7 @@ from saccade.protocol.request import EngineRequest, MediaPixels, SamplingParams,
 from saccade.transport.shared_memory import SlotPool, open_slot
 
 PLACEHOLDER = 7
-SAMPLE = 0
-
-BY_HASH = scheduling.image(0, 2, b"a", inline=None)
 DEAD = SlotRef(name="saccade-1-1-0123456789abcdef", generation=1, nbytes=8)
-
-
-def asked() -> RequestImage:
-    image = RequestImage(BY_HASH, b"", "media[0]")
-    image.ask()
-    return image
-
-
-def pinned(is_encoded: bool) -> RequestImage:
-    image = RequestImage(BY_HASH, b"", "media[0]")
-    image.pin(SAMPLE, Until.COMPUTED, is_encoded=is_encoded)
-    return image
-
-
-def released() -> RequestImage:
-    image = RequestImage(BY_HASH, b"", "media[0]")
-    image.release([])
-    return image
-
-
-IN_STATE: Mapping[State, Callable[[], RequestImage]] = {
-    State.EXPECTED: lambda: RequestImage(BY_HASH, b"", "media[0]"),
-    State.REQUESTED: asked,
-    State.AT_HAND: lambda: RequestImage(scheduling.image(0, 2, b"a"), b"", "media[0]"),
-    State.ENCODING: lambda: pinned(is_encoded=False),
-    State.ENCODED: lambda: pinned(is_encoded=True),
-    State.RELEASED: released,
-}
-EVENTS: Mapping[State, Callable[[RequestImage], object]] = {
-    State.REQUESTED: RequestImage.ask,
-    State.AT_HAND: lambda image: image.bring(None, b""),
-    State.ENCODING: lambda image: image.pin(SAMPLE, Until.COMPUTED, is_encoded=False),
-    State.RELEASED: lambda image: image.release([]),
-}
-"""What brings an image into a state, for states into which a single event does."""
-
-
-@table("state", State)
-@table("event", EVENTS)
-def test_an_event_moves_an_image_as_the_table_says_or_raises(state: State, event: State) -> None:
-    image = IN_STATE[state]()
-    assert image.state is state
-    if image.pins and event is not State.RELEASED:
-        event = State.REQUESTED  # a second pin moves nothing, and pixels are brought only where they were asked for
-    if event in TRANSITIONS[state]:
-        EVENTS[event](image)
-        assert image.state is event
-    else:
-        pins = set(image.pins)
-        with pytest.raises(RuntimeError, match=state.name):
-            EVENTS[event](image)
-        assert (image.state, image.pins) == (state, pins)
-
-
-@pytest.mark.parametrize("pixels", [None, b""])
-def test_state_without_pins_follows_the_pixels(pixels: bytes | None) -> None:
-    image = RequestImage(scheduling.image(0, 2, b"a", pixels), b"", "media[0]")
-    before = image.state
-    assert before is (State.EXPECTED if pixels is None else State.AT_HAND)
-    image.pin(0, Until.STARTED, is_encoded=False)
-    image.pin(1, Until.ENDED, is_encoded=False)
-    image.complete()
-    assert not image.unpin(0, Until)
-    assert not image.unpin(1, (Until.COMPUTED,))
-    assert image.state is State.ENCODED
-    assert image.unpin(1, Until)
-    assert not image.unpin(1, Until)
-    assert image.state is before
-    image.pin(0, Until.COMPUTED, is_encoded=False)
-    image.abandon()
-    assert (image.state, image.pins) == (before, set())
 
 
 def test_a_slot_that_cannot_be_read_is_given_up_once() -> None:

@@ -23,7 +23,7 @@ class _CachedImage:
 
 
 class EncoderCache:
-    """Least-recently-used cache with pins. It also moves the pinned images from state to state.
+    """Least-recently-used cache with pins.
 
     *on_event* is called for every image that becomes usable or is removed.
     """
@@ -75,8 +75,6 @@ class EncoderCache:
     def complete(self, key: EncoderKey) -> None:
         entry = self._entry(key)
         entry.is_encoded = True
-        for image in entry.images:
-            image.complete()
         if self.on_event is not None:
             self.on_event(ImageStored(key.salt, key.content_hash))
         self._evict(key)
@@ -86,18 +84,19 @@ class EncoderCache:
         entry = self._entry(key)
         self._entries.pop(key)
         for image in entry.images:
-            image.abandon()
+            image.pins.clear()
         self._dropped.append(entry.output_id)
 
     def pin(self, image: RequestImage, sample: int, until: Until) -> None:
         """Keep the entry of *image*, which is encoded or planned to be, until `unpin`. Raises KeyError."""
-        entry = self._entry(image.key)
-        image.pin(sample, until, is_encoded=entry.is_encoded)
-        entry.images.add(image)
+        self._entry(image.key).images.add(image)
+        image.pins.add((sample, until))
 
     def unpin(self, image: RequestImage, sample: int, untils: Collection[Until] = tuple(Until)) -> None:
         """Undo pins of *sample*, if it has them."""
-        if image.unpin(sample, untils):
+        had_pins = bool(image.pins)
+        image.pins.difference_update((sample, until) for until in untils)
+        if had_pins and not image.pins:
             self._entry(image.key).images.remove(image)
             self._evict(image.key)
 

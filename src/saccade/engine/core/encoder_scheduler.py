@@ -17,7 +17,7 @@ import structlog
 from saccade.engine.core.counters import Counters
 from saccade.engine.core.encoder_cache import EncoderCache
 from saccade.engine.core.frame_builder import FrameBuilder
-from saccade.engine.core.images import EncoderKey, RequestImage, State, Until
+from saccade.engine.core.images import EncoderKey, RequestImage, Until
 from saccade.engine.core.kv.manager import BlockManager
 from saccade.engine.core.schedule import Draft, Schedule
 from saccade.engine.core.sequence import Sequence
@@ -78,27 +78,12 @@ class EncoderScheduler:
         self._frames = frames
         self._counters = counters
 
-    def hold(self, sequence: Sequence) -> None:
-        """Pin the encoder outputs that further samples of the request will read, until `share`.
-
-        The samples reuse the full blocks of the prompt and compute the rest. Without a prefix cache they compute the
-        whole prompt. The outputs kept for samples of all requests stay within the cache's budget, or are one image; the
-        samples encode the rest again.
-        """
-        manager, last = self._block_manager, sequence.num_prompt_tokens - 1
-        sequence.samples_start = last // manager.block_size * manager.block_size if manager.enable_prefix_caching else 0
-
     def share(self, sequence: Sequence, samples: Iterable[Sequence]) -> None:
-        """Give the pins of *sequence* to further samples of its request, and undo the pins that it held for them."""
+        """Pin for further samples of a request the encoder outputs that *sequence* has pinned."""
         for image in sequence.images:
-            is_claimed, is_kept = image.is_claimed(sequence.index), (sequence.index, Until.ENDED) in image.pins
-            for sample in samples:
-                if is_claimed:
-                    self.encoder_cache.pin(image, sample.index, self._claim_of(sample, image))
-                if is_kept:
-                    self.encoder_cache.pin(image, sample.index, Until.ENDED)
-            self.encoder_cache.unpin(image, sequence.index, (Until.STARTED,))
-        sequence.samples_start = None
+            for until in [until for index, until in image.pins if index == sequence.index]:
+                for sample in samples:
+                    self.encoder_cache.pin(image, sample.index, until)
 
     def begin(self, decodes: bool) -> None:
         """Start planning a step. *decodes* says whether a sequence decodes in the step."""
@@ -111,7 +96,7 @@ class EncoderScheduler:
         for run, image in sequence.media_between(start, start + num_tokens):
             is_claimed = image.is_claimed(sequence.index) or self._claim(sequence, image, draft)
             is_in_step = image.key in draft.encode and image.key not in draft.background
-            is_there = image.state is State.ENCODED or is_in_step or image.key in self.launched
+            is_there = image.key in self.encoder_cache or is_in_step or image.key in self.launched
             if not (is_claimed and is_there):
                 return max(0, run.start - start)
         return num_tokens
@@ -136,7 +121,7 @@ class EncoderScheduler:
             return False
         elif not (self._fits(image, draft) and self._begin(sequence, image, draft)):
             return False
-        self.encoder_cache.pin(image, sequence.index, self._claim_of(sequence, image))
+        self.encoder_cache.pin(image, sequence.index, Until.COMPUTED)
         return True
 
     def _begin(self, sequence: Sequence, image: RequestImage, draft: Draft) -> bool:
@@ -173,7 +158,7 @@ class EncoderScheduler:
         absent = [sequence.images[index] for index in indices]
         for image in absent:
             is_here = self.encoder_cache.has_begun(image.key)
-            if image.state is State.REQUESTED or (image.end > num_reused and not is_here):
+            if image.is_requested or (image.end > num_reused and not is_here):
                 return indices
         for image in absent:
             if self.encoder_cache.has_begun(image.key):
@@ -196,19 +181,3 @@ class EncoderScheduler:
             return False
         # An image larger than the whole budget would never fit, so it is encoded alone.
         return self.costs.patches(image.key.grid) <= draft.patches or draft.patches == self._budget_patches
-
-    def _claim_of(self, sequence: Sequence, image: RequestImage) -> Until:
-        """Return how long a chunk that reads the encoder output of *image* pins it."""
-        is_shared = sequence.samples_start is not None and image.end > sequence.samples_start
-        return Until.STARTED if is_shared and self._may_keep(image.key) else Until.COMPUTED
-
-    def _may_keep(self, key: EncoderKey) -> bool:
-        """Whether an encoder output may be kept for samples that have not started, with those kept already."""
-        pins = self.encoder_cache.pins
-        reserved = {other for other, images in pins.items() if any(map(_is_kept_for_samples, images))}
-        num_bytes = sum(self.costs.num_bytes(other.grid, other.original_size) for other in reserved | {key})
-        return key in reserved or not reserved or num_bytes <= self.encoder_cache.budget_bytes
-
-
-def _is_kept_for_samples(image: RequestImage) -> bool:
-    return any(until is Until.STARTED for _, until in image.pins)

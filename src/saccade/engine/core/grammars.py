@@ -4,9 +4,8 @@ One thread compiles, so that neither a step nor another request waits for the in
 request waits in the scheduler, parked, until its grammar is compiled.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from types import MappingProxyType
 from typing import NamedTuple
 
 import structlog
@@ -14,8 +13,9 @@ from llguidance import LLMatcher, LLTokenizer
 
 from saccade.byte_lru import ByteLru
 from saccade.engine.core.grammar_matcher import GrammarMatcher, Words, add_ids, no_words
+from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.core.sequence import Sequence
-from saccade.errors import InternalError, InvalidValue, SaccadeError, UnsupportedParameter
+from saccade.errors import InternalError, InvalidValue, SaccadeError
 from saccade.grammars.compiler import Vocabulary, compile_grammar
 from saccade.protocol.request import Grammar
 
@@ -25,14 +25,6 @@ SMALLEST_BYTES = 256 << 10
 """A compiled grammar counts as this many bytes, or as BYTES_PER_CHARACTER of its text, whichever is more."""
 
 logger = structlog.get_logger(__name__)
-
-
-class Ready(NamedTuple):
-    """A request whose grammar is compiled, or the error that fails it."""
-
-    connection: int
-    request_id: str
-    error: SaccadeError | None
 
 
 class _LoadedVocabulary(NamedTuple):
@@ -70,25 +62,27 @@ class Grammars:
             self._compiled.put(key, compiled, max(SMALLEST_BYTES, len(grammar.text) * BYTES_PER_CHARACTER))
         self.pending[(sequence.connection, sequence.request_id)] = compiled
 
-    def take(self, samples: Callable[[int, str], list[Sequence]], timeout_seconds: float) -> list[Ready]:
-        """Give matchers and first masks to the samples of requests whose grammar is compiled; return the requests.
+    def take(self, scheduler: Scheduler, timeout_seconds: float) -> None:
+        """Queue the requests whose grammar is compiled, with matchers and first masks; fail those with an error.
 
-        Wait at most *timeout_seconds* for one. *samples* returns a request's samples; none if it has ended.
+        Wait at most *timeout_seconds* for one.
         """
         if timeout_seconds and self.pending:
             wait(self.pending.values(), timeout_seconds, return_when="FIRST_COMPLETED")
-        ready = []
         for key in [key for key, compiled in self.pending.items() if compiled.done()]:
             compiled = self.pending.pop(key)
-            error = _error_of(compiled)
+            samples, error = scheduler.samples(*key), _error_of(compiled)
             try:
-                for sequence in samples(*key) if error is None else ():
+                for sequence in samples if error is None else ():
                     sequence.matcher = self._matcher(compiled.result(), sequence)
                     sequence.mask = sequence.matcher.mask()
             except InvalidValue as impossible:
                 error = impossible.at("grammar")
-            ready.append(Ready(*key, error))
-        return ready
+            for sequence in samples:
+                if error is not None:
+                    scheduler.fail(sequence, error)
+                elif sequence in scheduler.parked:
+                    scheduler.resume(sequence)
 
     def close(self) -> None:
         """Give up grammars that are not compiled yet."""
@@ -111,23 +105,6 @@ class Grammars:
         if allowed := sequence.sampling.allowed_token_ids:
             usable = usable & add_ids(no_words(self._vocab_size), allowed, self._vocab_size)
         return GrammarMatcher(compiled, reasoning_end_id, usable, self._loaded.result().end_ids)
-
-
-class NoGrammars:
-    """The Grammars of an engine that cannot constrain answers."""
-
-    pending: Mapping[tuple[int, str], object] = MappingProxyType({})
-
-    def begin(self, sequence: Sequence, grammar: Grammar) -> None:
-        """Raise UnsupportedParameter."""
-        raise UnsupportedParameter("This worker cannot constrain answers by a grammar; leave `grammar` out.", "grammar")
-
-    def take(self, samples: Callable[[int, str], list[Sequence]], timeout_seconds: float) -> list[Ready]:
-        """Return no request."""
-        return []
-
-    def close(self) -> None:
-        pass
 
 
 def _is_broken(compiled: Future[LLMatcher]) -> bool:

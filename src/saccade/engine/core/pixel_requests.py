@@ -9,7 +9,6 @@ preempted sequence computes its prompt here.
 import math
 import time
 
-from saccade.engine.core.images import State
 from saccade.engine.core.schedule import Schedule
 from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.core.sequence import Sequence
@@ -25,7 +24,7 @@ NO_LONGER_HELD = "The worker no longer holds an image of this request; the reque
 
 
 class PixelRequests:
-    """Requests for pixels. Each is open, until its deadline, for the images that are in the state REQUESTED."""
+    """Requests for pixels. Each is open, until its deadline, for the images that are marked as requested."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -57,7 +56,7 @@ class PixelRequests:
         for sequence, media in schedule.lacking.items():
             key = (sequence.connection, sequence.request_id)
             images = [sequence.images[index] for index in media]
-            is_asked = key in self._deadlines and all(image.state is State.REQUESTED for image in images)
+            is_asked = key in self._deadlines and all(image.is_requested for image in images)
             if is_asked or sequence.finish_reason is not None:
                 continue
             has_begun = sequence.index or sequence.num_generated_tokens
@@ -65,7 +64,7 @@ class PixelRequests:
                 self._scheduler.fail(sequence, WorkerUnavailable(NO_LONGER_HELD))
                 continue
             for image in images:
-                image.ask()
+                image.is_requested = True
             # Removed first: a dict keeps the place of a key that is set again, and deadlines are in order.
             self._deadlines.pop(key, None)
             self._deadlines[key] = time.monotonic() + ANSWER_SECONDS
@@ -94,7 +93,7 @@ class PixelRequests:
 
 def _problem(media: tuple[MediaPixels, ...], sequence: Sequence) -> str:
     """Return the fault of the pixels in *media* as a sentence; empty if they match the request for pixels."""
-    indices = [index for index, image in enumerate(sequence.images) if image.state is State.REQUESTED]
+    indices = [index for index, image in enumerate(sequence.images) if image.is_requested]
     if not indices:
         return "The gateway sent pixels that were not requested."
     if sorted(pixels.index for pixels in media) != indices:

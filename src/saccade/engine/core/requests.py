@@ -4,13 +4,15 @@ import time
 
 import structlog
 
-from saccade.engine.core.grammars import Grammars, NoGrammars
+from saccade.engine.core.grammars import Grammars
 from saccade.engine.core.pixel_requests import PixelRequests
 from saccade.engine.core.request_validation import RequestValidator
 from saccade.engine.core.scheduler import Scheduler, failure_of
-from saccade.errors import SaccadeError
+from saccade.errors import SaccadeError, UnsupportedParameter
 from saccade.protocol.output import FinishReason, TokenDelta
 from saccade.protocol.request import EngineRequest, SupplyPixels
+
+NO_GRAMMARS = "This worker cannot constrain answers by a grammar; leave `grammar` out."
 
 logger = structlog.get_logger(__name__)
 
@@ -18,7 +20,7 @@ logger = structlog.get_logger(__name__)
 class Requests:
     """Takes requests by connection and request_id into *scheduler*, once they are valid and have their grammar."""
 
-    def __init__(self, scheduler: Scheduler, validator: RequestValidator, grammars: Grammars | NoGrammars) -> None:
+    def __init__(self, scheduler: Scheduler, validator: RequestValidator, grammars: Grammars | None) -> None:
         self.pixels = PixelRequests(scheduler)
         self.grammars = grammars
         self._scheduler = scheduler
@@ -28,7 +30,7 @@ class Requests:
     @property
     def has_work(self) -> bool:
         """Whether there is output, a request for pixels has expired, or a grammar is being compiled."""
-        return bool(self._scheduler.frames) or self.pixels.overdue or bool(self.grammars.pending)
+        return bool(self._scheduler.frames) or self.pixels.overdue or bool(self.grammars and self.grammars.pending)
 
     def submit(self, connection: int, request: EngineRequest) -> None:
         """Queue a request; if it is invalid, its only delta is the error."""
@@ -43,7 +45,9 @@ class Requests:
         try:
             self._scheduler.check_queue()
             sequence = self._validator.validated(connection, request, self._num_arrived)
-            if sequence.grammar is not None:
+            if sequence.grammar is not None and self.grammars is None:
+                raise UnsupportedParameter(NO_GRAMMARS, "grammar")
+            if sequence.grammar is not None and self.grammars is not None:
                 self.grammars.begin(sequence, sequence.grammar)
             self._scheduler.kv_connector.open(sequence)
         except SaccadeError as error:
@@ -56,16 +60,6 @@ class Requests:
         if not sequence.awaits_kv:  # else the prefill worker counts them
             self._scheduler.counters.prompt_tokens_total += sequence.num_prompt_tokens
         self._scheduler.add(sequence)
-
-    def take_grammars(self, timeout_seconds: float) -> None:
-        """Queue the requests whose grammar is compiled, and fail those with an error; wait for one."""
-        scheduler = self._scheduler
-        for ready in self.grammars.take(scheduler.samples, timeout_seconds) if self.grammars.pending else ():
-            for sequence in scheduler.samples(ready.connection, ready.request_id):
-                if ready.error is not None:
-                    scheduler.fail(sequence, ready.error)
-                elif sequence in scheduler.parked:
-                    scheduler.resume(sequence)
 
     def refuse(self, connection: int, request_id: str, error: SaccadeError) -> None:
         """Send an error for a request that never became a sequence."""

@@ -15,7 +15,7 @@ from saccade.engine.core.counters import Counters
 from saccade.engine.core.encoder_cache import EncoderCache
 from saccade.engine.core.encoder_scheduler import EncodeCosts, EncoderScheduler
 from saccade.engine.core.frame_builder import FrameBuilder
-from saccade.engine.core.images import CLAIMS, EncoderKey
+from saccade.engine.core.images import EncoderKey, Until
 from saccade.engine.core.kv.manager import BlockManager
 from saccade.engine.core.kv_connector import KvConnector
 from saccade.engine.core.schedule import Schedule
@@ -149,8 +149,7 @@ class Scheduler:
         self.requests[sequence.connection][sequence.request_id] = request
         if sequence.awaits_kv:
             sequence.forks = self._begin_samples(sequence, request)
-        elif request.unstarted:
-            self.encoder_scheduler.hold(sequence)
+        sequence.leads_samples = bool(request.unstarted)
         self._queue(sequence)
 
     def launch(self, schedule: Schedule, jobs: Iterable[EncodeJob] = ()) -> None:
@@ -253,7 +252,7 @@ class Scheduler:
             # It ends before its first token, which the other samples wait for: the next sample takes its place.
             following = _sample(sequence, request.unstarted.pop(0))
             request.live[following.index] = following
-            self.encoder_scheduler.hold(following)
+            following.leads_samples = True
             self._queue_samples(sequence, [following])
         self.remove(sequence)
         if not request.live:
@@ -271,6 +270,7 @@ class Scheduler:
     def _start_samples(self, sequence: Sequence) -> None:
         """Queue the samples that wait for the prompt of *sequence*. Call before its first token is added."""
         samples = self._begin_samples(sequence, self.requests[sequence.connection][sequence.request_id])
+        sequence.leads_samples = False
         for sample in samples:
             # Sample 0 already reports the cached tokens of the request.
             sample.num_cached_tokens = 0
@@ -371,7 +371,7 @@ class Scheduler:
         """Free the state of a running sequence between two steps, and queue it again by its arrival."""
         del self.running[sequence]
         self._release(sequence)
-        self.encoder_scheduler.unpin(sequence, CLAIMS)
+        self.encoder_scheduler.unpin(sequence, (Until.COMPUTED,))
         self._queue(sequence)
         self.counters.preemptions_total += 1
 

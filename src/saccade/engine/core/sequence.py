@@ -43,8 +43,8 @@ class Sequence:
     prompt and answer are then one long prompt. *block_table* names the paged blocks; *replaced_blocks* are the entries
     that were exchanged and not yet reported to executors. *row* is the executors' row of the sequence while it runs.
     *runs* (by start) map tokens to the *images* that they show; all samples of the request share the images. *arrival*
-    orders sequences and is unique. A sequence is sample *index* of its request. *samples_start* is set while other
-    samples wait for this one: the token from which they will compute. *penalised*: penalties change its logits.
+    orders sequences and is unique. A sequence is sample *index* of its request. With *leads_samples*, other
+    samples wait for this one's first token. *penalised*: penalties change its logits.
     *matcher* constrains the answer to the request's *grammar*; it is None until the grammar is compiled. *mask* has the
     ids that it allows next. Executors get *sampling* without the grammar's text. *prompt_logprobs*, if requested, are
     the known log probabilities of token_ids[1:]. *awaits_kv* is set until the prompt's state has come from a prefill
@@ -93,7 +93,7 @@ class Sequence:
         self.row: int | None = None
         self.positions = positions
         self.images = [RequestImage(item, request.salt, f"media[{index}]") for index, item in enumerate(request.media)]
-        self.samples_start: int | None = None
+        self.leads_samples = False
         self.runs: list[MediaRun] = []
         self._place_media()
         self._keys = [root]
@@ -207,7 +207,7 @@ class Sequence:
     @property
     def num_samples_to_come(self) -> int:
         """Number of samples that begin at this one's first token; its state is sent only after theirs."""
-        is_first = self.samples_start is not None and isinstance(self.request.kv_transfer, SendKv)
+        is_first = self.leads_samples and isinstance(self.request.kv_transfer, SendKv)
         return self.request.num_samples - 1 if is_first else 0
 
     @property
