@@ -29,7 +29,7 @@ NUM_PROMPT_TOKENS = 92
 
 def decoding(num_sequences: int, num_blocks_each: int) -> tuple[Scheduler, StepBuilder]:
     """Return a scheduler whose sequences have each drawn their first token."""
-    manager = BlockManager([PagedBlocks(num_sequences * num_blocks_each, BLOCK_SIZE)], BLOCK_SIZE, False)
+    manager = BlockManager(PagedBlocks(num_sequences * num_blocks_each, BLOCK_SIZE), enable_prefix_caching=False)
     budgets = Budgets(num_sequences, NUM_PROMPT_TOKENS * num_sequences, 1024, num_sequences)
     scheduler = Scheduler(budgets, manager, EncoderCache(0), EncodeCosts(lambda _: 1, lambda *_: 1))
     builder = StepBuilder(scheduler.rows, scheduler.encoder_scheduler.encoder_cache)

@@ -10,7 +10,8 @@ from saccade.engine.core.encoder_cache import EncoderCache
 from saccade.engine.core.encoder_scheduler import NUM_JOBS, EncodeCosts
 from saccade.engine.core.images import Until
 from saccade.engine.core.kv.blocks import PagedBlocks
-from saccade.engine.core.kv.manager import BlockManager, StateGroup
+from saccade.engine.core.kv.manager import BlockManager
+from saccade.engine.core.kv.state_checkpoints import StateCheckpoints
 from saccade.engine.core.planning import plan_step
 from saccade.engine.core.schedule import Schedule
 from saccade.engine.core.scheduler import Budgets, Scheduler
@@ -67,21 +68,19 @@ def scheduler(
     seqs: int = 4,
     tokens: int = 16,
     patches: int = 64,
-    groups: tuple[StateGroup, ...] = (),
+    checkpoints: StateCheckpoints | None = None,
     encoder_cache_bytes: int = 10_000,
     background_jobs: bool = False,
 ) -> Scheduler:
-    """A scheduler over paged blocks and *groups*."""
-    blocks = BlockManager([PagedBlocks(num_blocks, BLOCK), *groups], BLOCK)
+    """A scheduler over paged blocks and *checkpoints*."""
+    blocks = BlockManager(PagedBlocks(num_blocks, BLOCK), checkpoints)
     budgets = Budgets(seqs, tokens, patches, background_jobs=background_jobs)
     return Scheduler(budgets, blocks, EncoderCache(encoder_cache_bytes), EncodeCosts(prod, lambda *_: FEATURE_BYTES))
 
 
 def paged(subject: Scheduler) -> PagedBlocks:
     """The scheduler's blocks."""
-    group = subject.block_manager.groups[0]
-    assert isinstance(group, PagedBlocks)
-    return group
+    return subject.block_manager.paged_blocks
 
 
 def run(

@@ -284,9 +284,9 @@ def scheduler(
 ) -> Scheduler:
     """Return a scheduler of small random pools, whose steps have at most *num_tokens*; None: few, by chance."""
     caches = rng.random() < 0.8
-    groups: list[object] = [PagedBlocks(num_blocks, BLOCK_SIZE)]
+    checkpoints = None
     if is_recurrent:
-        groups.append(StateCheckpoints(rng.choice([1, 4, 16]) if caches else 0, BLOCK_SIZE, 2))
+        checkpoints = StateCheckpoints(rng.choice([1, 4, 16]) if caches else 0, BLOCK_SIZE, 2)
     return Scheduler(
         Budgets(
             max_num_seqs,
@@ -295,7 +295,7 @@ def scheduler(
             max_num_waiting,
             background_jobs,
         ),
-        BlockManager(groups, BLOCK_SIZE, caches),  # type: ignore[arg-type]
+        BlockManager(PagedBlocks(num_blocks, BLOCK_SIZE), checkpoints, caches),
         EncoderCache(encoder_cache_bytes),
         EncodeCosts(SPEC.encode_cost, SPEC.encoder_output_values),
     )

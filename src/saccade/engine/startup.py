@@ -11,7 +11,7 @@ from saccade.engine.core.encoder_cache import EncoderCache
 from saccade.engine.core.encoder_scheduler import EncodeCosts
 from saccade.engine.core.grammars import Grammars
 from saccade.engine.core.kv.blocks import PagedBlocks
-from saccade.engine.core.kv.manager import BlockManager, StateGroup
+from saccade.engine.core.kv.manager import BlockManager
 from saccade.engine.core.kv.state_checkpoints import StateCheckpoints
 from saccade.engine.core.kv_receiver import KvReceiver
 from saccade.engine.core.kv_sender import KvSender
@@ -154,7 +154,6 @@ def assemble(
     network, spec = model.network, model.network.spec
     num_blocks = caches.sizes.num_blocks
     max_model_len = memory.model_length(config, spec.max_position_embeddings, num_blocks)
-    block_manager = BlockManager(_groups(config, caches), config.block_size, config.enable_prefix_caching)
     budgets = Budgets(
         config.max_num_seqs,
         config.max_num_batched_tokens,
@@ -164,7 +163,7 @@ def assemble(
         background_jobs=network.device.type == "cpu" and execution.threads.background > 0 and model.ranks.size == 1,
     )
     costs = EncodeCosts.of(spec, network.dtype.itemsize)
-    scheduler = Scheduler(budgets, block_manager, EncoderCache(config.encoder_cache_bytes), costs)
+    scheduler = Scheduler(budgets, _block_manager(config, caches), EncoderCache(config.encoder_cache_bytes), costs)
     executor = LocalExecutor(make_runner(config, model, execution, caches, progress), peers)
     description = describe(config, model, execution, max_model_len, num_blocks)
     machine = describe_machine(description, execution.threads.count)
@@ -196,14 +195,13 @@ def _grammars(config: EngineConfig, model: LoadedModel) -> Grammars | None:
     return Grammars(read, spec.vocab_size, spec.placeholder_token_ids)
 
 
-def _groups(config: EngineConfig, caches: Caches) -> list[StateGroup]:
+def _block_manager(config: EngineConfig, caches: Caches) -> BlockManager:
     sizes = caches.sizes
-    groups: list[StateGroup] = [
-        PagedBlocks(sizes.num_blocks, sizes.block_size, keep_contents=config.kv_events_token_ids)
-    ]
+    blocks = PagedBlocks(sizes.num_blocks, sizes.block_size, keep_contents=config.kv_events_token_ids)
+    checkpoints = None
     if caches.has_recurrent_layers:
-        groups.append(StateCheckpoints(sizes.num_checkpoints, sizes.block_size, config.state_snapshot_blocks))
-    return groups
+        checkpoints = StateCheckpoints(sizes.num_checkpoints, sizes.block_size, config.state_snapshot_blocks)
+    return BlockManager(blocks, checkpoints, config.enable_prefix_caching)
 
 
 def _header(config: EngineConfig, machine: Machine, caches: Caches) -> Header:

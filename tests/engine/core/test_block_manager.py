@@ -29,7 +29,7 @@ def sequence(token_ids: list[int], media: tuple[MediaItem, ...] = (), arrival: i
 
 def manager(num_blocks: int = 8) -> tuple[BlockManager, PagedBlocks]:
     paged = PagedBlocks(num_blocks, BLOCK)
-    return BlockManager([paged], BLOCK), paged
+    return BlockManager(paged), paged
 
 
 def check(paged: PagedBlocks, alive: list[Sequence]) -> None:
@@ -126,7 +126,7 @@ def test_leaves_are_evicted_first() -> None:
     blocks.admit(other, headroom_blocks=0)
     again = sequence([*range(8), 99])
     keys = again.block_keys(2, BLOCK)
-    assert blocks.groups[0].reusable(keys, 2) == 2
+    assert blocks.paged_blocks.reusable(keys, 2) == 2
 
 
 def test_equal_blocks_computed_at_once_become_one() -> None:  # [eng] 30

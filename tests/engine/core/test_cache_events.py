@@ -51,7 +51,7 @@ class Subject:
 
     def __init__(self) -> None:
         self.paged = PagedBlocks(8, BLOCK, keep_contents=True)
-        self.blocks = BlockManager([self.paged], BLOCK)
+        self.blocks = BlockManager(self.paged)
         self.encoder_cache = EncoderCache(30)
         self.feed = CacheFeed(self.paged, self.encoder_cache)
         self.alive: list[Sequence] = []
@@ -176,7 +176,7 @@ def test_snapshot_and_increments_give_the_true_state() -> None:  # contract 2
 
 def test_events_have_keys_alone_unless_the_operator_wants_more() -> None:
     paged = PagedBlocks(8, BLOCK)
-    blocks, feed = BlockManager([paged], BLOCK), CacheFeed(paged, EncoderCache(30))
+    blocks, feed = BlockManager(paged), CacheFeed(paged, EncoderCache(30))
     feed.watch(1, BLOCKS)
     feed.take()
     first, second = (sequence([prompt] * 3 * BLOCK, 4, tenant=1, arrival=prompt) for prompt in (77, 88))

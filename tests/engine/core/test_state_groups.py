@@ -20,29 +20,6 @@ from saccade.protocol.output import FinishReason
 State = tuple[int, ...]
 
 
-class Crowded(StateCheckpoints):
-    """A group that has room for *room* sequences, and refuses to grow *num_refusals* times."""
-
-    room = 9
-    num_refusals = 0
-    num_admitted = 0
-
-    def fits(self, keys: Ordered[bytes], num_tokens: int, headroom_blocks: int) -> bool:
-        return self.num_admitted < self.room
-
-    def admit(self, sequence: Sequence, keys: Ordered[bytes], num_tokens: int) -> None:
-        super().admit(sequence, keys, num_tokens)
-        self.num_admitted += 1
-
-    def extend(self, sequence: Sequence, num_tokens: int) -> bool:
-        self.num_refusals -= 1
-        return self.num_refusals < 0
-
-    def release(self, sequence: Sequence) -> None:
-        super().release(sequence)
-        self.num_admitted -= 1
-
-
 class Player:
     """A scheduler, and an executor whose recurrent state is the tokens that went through it: a wrong one shows."""
 
@@ -50,7 +27,7 @@ class Player:
         self, interval: int = 2, num_checkpoints: int = 8, group: StateCheckpoints | None = None, **budgets: int
     ) -> None:
         self.group = group or StateCheckpoints(num_checkpoints, BLOCK, interval)
-        self.subject: Scheduler = scheduling.scheduler(groups=(self.group,), **budgets)
+        self.subject: Scheduler = scheduling.scheduler(checkpoints=self.group, **budgets)
         self.live: dict[int, State] = {}
         self.checkpoints: dict[int, State] = {}
         self.saving: dict[int, int] = {}
@@ -190,7 +167,7 @@ def test_clear_forgets_checkpoints() -> None:
 
 def test_failed_step_saves_no_checkpoint() -> None:
     group = StateCheckpoints(1, BLOCK, 1)
-    subject = scheduling.scheduler(groups=(group,))
+    subject = scheduling.scheduler(checkpoints=group)
     for number in range(3):
         owner = scheduling.of(range(BLOCK + 1), (), number)
         subject.add(owner)
@@ -208,35 +185,6 @@ def test_checkpoint_without_its_paged_blocks_is_not_reused() -> None:
     player.num_cached(range(100, 100 + 5 * BLOCK))
     assert player.num_saved > 6  # all are there still, and alone they are not enough
     assert player.num_cached(range(4 * BLOCK)) <= BLOCK
-
-
-def test_every_group_must_have_room() -> None:
-    group = Crowded(8, BLOCK, 2)
-    group.room = 1
-    player = Player(group=group)
-    for arrival in (1, 2):
-        player.subject.add(scheduling.sequence(arrival, 4, max_tokens=2))
-    steps = []
-    while player.subject.has_work:
-        steps.append(set(lengths(player.step())))
-        scheduling.check_holdings(player.subject)
-    assert steps == [{1}, {1}, {2}, {2}]
-    assert group.num_admitted == 0
-
-
-def test_a_group_that_cannot_grow_has_the_newest_preempted() -> None:
-    group = Crowded(8, BLOCK, 2)
-    player = Player(group=group)
-    for arrival in (1, 2):
-        player.subject.add(scheduling.sequence(arrival, 4, max_tokens=3))
-    player.step()
-    group.num_refusals = 1
-    assert set(lengths(player.step())) == {1, 2}  # 2 starts again, with what was kept
-    assert player.subject.counters.preemptions_total == 1
-    scheduling.check_holdings(player.subject)
-    while player.subject.has_work:
-        player.step()
-    assert group.num_admitted == 0
 
 
 PROMPTS = st.lists(

@@ -56,7 +56,7 @@ class PagedBlocks:
         return len(self._free) + len(self._cached)
 
     def reusable(self, keys: Ordered[bytes], num_blocks: int) -> int:
-        """Return the length of the longest stored prefix of *keys*."""
+        """Return the length of the longest stored prefix of *keys*, at most *num_blocks*."""
         for index in range(min(num_blocks, len(keys))):
             if keys[index] not in self._block_of:
                 return index
@@ -110,10 +110,6 @@ class PagedBlocks:
         sequence.block_table[index] = existing_block
         sequence.replaced_blocks.append(index)
         self._let_go(block)
-
-    def chunk(self, sequence: Sequence, num_tokens: int) -> int:
-        """Return *num_tokens*: blocks are kept wherever a chunk ends."""
-        return num_tokens
 
     def release(self, sequence: Sequence) -> None:
         for block in reversed(sequence.block_table):

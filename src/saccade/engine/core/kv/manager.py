@@ -1,82 +1,39 @@
-"""Manage a sequence's KV state, of every kind that the model has. No torch.
+"""Manage a sequence's KV state, of both kinds that a model may have. No torch.
 
-Each kind is a `StateGroup`: paged attention blocks (PagedBlocks, for keys and values and for latents), and state
-checkpoints (StateCheckpoints, for recurrent states). The manager checks all groups before it admits a sequence, and
-reuses only the prefix from which every group can resume.
+Attention state is in paged blocks, keys and values or latents; recurrent state is kept in checkpoints. Only the prefix
+from which both can resume is reused.
 """
 
 from collections.abc import Sequence as Ordered
-from typing import Protocol
 
 from saccade.engine.core.kv.blocks import PagedBlocks
 from saccade.engine.core.kv.state_checkpoints import StateCheckpoints
 from saccade.engine.core.sequence import Sequence
 
 
-class StateGroup(Protocol):
-    """One kind of KV state, such as paged attention blocks, or checkpoints of a recurrent state.
-
-    *keys* are block keys from the root on. A group never changes a sequence's token counts; the manager does.
-    """
-
-    def reusable(self, keys: Ordered[bytes], num_blocks: int) -> int:
-        """Return the number of blocks, at most *num_blocks*, after which this group can resume. Changes nothing."""
-
-    def fits(self, keys: Ordered[bytes], num_tokens: int, headroom_blocks: int) -> bool:
-        """Whether a sequence of *num_tokens* that reuses *keys* can be admitted. Changes nothing."""
-
-    def admit(self, sequence: Sequence, keys: Ordered[bytes], num_tokens: int) -> None:
-        """Reserve the state of *keys* and room for *num_tokens*. `fits` must have returned True."""
-
-    def extend(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Reserve room for *num_tokens*; return False, without a change, if there is none."""
-
-    def commit(self, sequence: Sequence, index: int, key: bytes) -> None:
-        """Make the state of block *index*, which is full and computed, reusable under *key*."""
-
-    def chunk(self, sequence: Sequence, num_tokens: int) -> int:
-        """Return how many of the next *num_tokens* to compute at once; fewer to keep a state.
-
-        0 if the key of that state needs a token that a step in flight draws.
-        """
-
-    def release(self, sequence: Sequence) -> None:
-        """Release all state of the sequence; committed state stays reusable."""
-
-    def clear(self) -> None:
-        """Drop the reusable state that no sequence needs."""
-
-
 class BlockManager:
-    """Admits sequences, extends them, and keeps their computed state, over all groups."""
+    """Admits sequences, extends them, and keeps their computed state. Most models have no *checkpoints*."""
 
-    def __init__(self, groups: Ordered[StateGroup], block_size: int, enable_prefix_caching: bool = True) -> None:
-        self.groups = groups
-        self.block_size = block_size
+    def __init__(
+        self, paged_blocks: PagedBlocks, checkpoints: StateCheckpoints | None = None, enable_prefix_caching: bool = True
+    ) -> None:
+        self.paged_blocks = paged_blocks
+        self.checkpoints = checkpoints
+        self.block_size = paged_blocks.block_size
         self.enable_prefix_caching = enable_prefix_caching
 
-    @property
-    def paged_blocks(self) -> PagedBlocks:
-        """The group of attention state."""
-        return next(group for group in self.groups if isinstance(group, PagedBlocks))
-
-    @property
-    def checkpoints(self) -> StateCheckpoints | None:
-        """The group of recurrent state; None if the model has none."""
-        return next((group for group in self.groups if isinstance(group, StateCheckpoints)), None)
-
     def admit(self, sequence: Sequence, headroom_blocks: int) -> bool:
-        """Reserve all state for the known tokens of *sequence*, reusing what every group can resume from.
+        """Reserve all state for the known tokens of *sequence*, reusing what it can resume from.
 
         Sets num_computed_tokens. At least the last token is left to compute, since its logits are needed. Returns
-        False, without a change, if a group lacks room; *headroom_blocks* stay free for the running sequences.
+        False, without a change, if there is no room; *headroom_blocks* stay free for the running sequences.
         """
         keys = self._reusable_keys(sequence)
-        num_tokens = sequence.num_tokens
-        if not all(group.fits(keys, num_tokens, headroom_blocks) for group in self.groups):
+        if not self.paged_blocks.fits(keys, sequence.num_tokens, headroom_blocks):
             return False
-        for group in self.groups:
-            group.admit(sequence, keys, num_tokens)
+        self.paged_blocks.admit(sequence, keys, sequence.num_tokens)
+        if self.checkpoints is not None and keys:
+            self.checkpoints.admit(sequence, keys[-1])
         sequence.num_computed_tokens = sequence.num_launched_tokens = len(keys) * self.block_size
         return True
 
@@ -116,25 +73,20 @@ class BlockManager:
         return sequence.num_tokens - len(self._reusable_keys(sequence)) * self.block_size
 
     def chunk(self, sequence: Sequence, num_tokens: int) -> int:
-        """Return how many of the next *num_tokens* to compute at once: the minimum over the groups."""
-        return min(group.chunk(sequence, num_tokens) for group in self.groups)
+        """Return how many of the next *num_tokens* to compute at once; fewer to keep a recurrent state."""
+        return num_tokens if self.checkpoints is None else self.checkpoints.chunk(sequence, num_tokens)
 
     def _reusable_keys(self, sequence: Sequence) -> list[bytes]:
         if not (self.enable_prefix_caching and sequence.reads_prefix_cache):
             return []
         limit = (sequence.num_tokens - 1) // self.block_size
         keys = sequence.block_keys(limit, self.block_size)
-        previous = -1
-        # Some groups can resume only at certain boundaries, so a shorter prefix is checked with all groups again.
-        while limit != previous:
-            previous = limit
-            for group in self.groups:
-                limit = group.reusable(keys, limit)
-        return keys[:limit]
+        limit = self.paged_blocks.reusable(keys, limit)
+        return keys[: limit if self.checkpoints is None else self.checkpoints.reusable(keys, limit)]
 
     def extend(self, sequence: Sequence) -> bool:
-        """Reserve room for all expected tokens of *sequence*; return False if a group has none."""
-        return all(group.extend(sequence, sequence.num_expected_tokens) for group in self.groups)
+        """Reserve room for all expected tokens of *sequence*; return False if there is none."""
+        return self.paged_blocks.extend(sequence, sequence.num_expected_tokens)
 
     def commit(self, sequence: Sequence, num_computed_tokens: int) -> None:
         """Set the computed tokens of *sequence*, and make the blocks that became full reusable."""
@@ -145,15 +97,19 @@ class BlockManager:
             return
         keys = sequence.block_keys(last, self.block_size)
         for index in range(first, last):
-            for group in self.groups:
-                group.commit(sequence, index, keys[index])
+            self.paged_blocks.commit(sequence, index, keys[index])
+            if self.checkpoints is not None:
+                self.checkpoints.commit(sequence, keys[index])
 
     def release(self, sequence: Sequence) -> None:
-        for group in self.groups:
-            group.release(sequence)
+        """Release all state of *sequence*; committed state stays reusable."""
+        self.paged_blocks.release(sequence)
+        if self.checkpoints is not None:
+            self.checkpoints.release(sequence)
         sequence.num_computed_tokens = sequence.num_launched_tokens = 0
 
     def clear(self) -> None:
-        """Drop the state that no sequence needs, in every group."""
-        for group in self.groups:
-            group.clear()
+        """Drop the reusable state that no sequence needs."""
+        self.paged_blocks.clear()
+        if self.checkpoints is not None:
+            self.checkpoints.clear()

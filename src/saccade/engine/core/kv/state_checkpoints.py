@@ -39,19 +39,10 @@ class StateCheckpoints:
         """Return the number of blocks in the longest prefix that has a checkpoint."""
         return next((count for count in range(num_blocks, 0, -1) if keys[count - 1] in self._checkpoint_of), 0)
 
-    def fits(self, keys: Ordered[bytes], num_tokens: int, headroom_blocks: int) -> bool:
-        """Return True: the scheduler admits no more sequences than there are rows."""
-        return True
-
-    def admit(self, sequence: Sequence, keys: Ordered[bytes], num_tokens: int) -> None:
-        """Keep the checkpoint at the end of *keys* until the sequence's first step."""
-        if keys:
-            self._resume_keys[sequence] = keys[-1]
-            self._checkpoint_of.move_to_end(keys[-1])
-
-    def extend(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Return True: a state does not grow."""
-        return True
+    def admit(self, sequence: Sequence, key: bytes) -> None:
+        """Keep the checkpoint of *key* until the sequence's first step."""
+        self._resume_keys[sequence] = key
+        self._checkpoint_of.move_to_end(key)
 
     def chunk(self, sequence: Sequence, num_tokens: int) -> int:
         """Return the number of tokens up to the next boundary, or *num_tokens* if that is less.
@@ -84,8 +75,8 @@ class StateCheckpoints:
         )
         return restore, save
 
-    def commit(self, sequence: Sequence, index: int, key: bytes) -> None:
-        """Store the checkpoint that the step saved under *key*, if it is the one after block *index*."""
+    def commit(self, sequence: Sequence, key: bytes) -> None:
+        """Make the checkpoint reusable that a step of *sequence* saved under *key*, if one did."""
         owner, checkpoint = self._saving.get(key, (None, 0))
         if owner is sequence:
             del self._saving[key]
