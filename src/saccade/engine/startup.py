@@ -166,8 +166,9 @@ def assemble(
     scheduler = Scheduler(budgets, _block_manager(config, caches), EncoderCache(config.encoder_cache_bytes), costs)
     executor = LocalExecutor(make_runner(config, model, execution, caches, progress), peers)
     description = describe(config, model, execution, max_model_len, num_blocks)
-    machine = describe_machine(description, execution.threads.count)
-    recorder = None if config.record_steps is None else Recorder(executor, _header(config, machine, caches))
+    recorder = None
+    if config.record_steps is not None:
+        recorder = Recorder(executor, _header(config, describe_machine(description, execution.threads.count), caches))
     description = msgspec.structs.replace(
         description, takes_grammars=grammars is not None, takes_thinking_budgets=config.role == "both"
     )
