@@ -7,6 +7,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -21,6 +22,8 @@ from saccade.engine.startup import start
 from saccade.errors import StartupError
 from saccade.nn import ops
 from saccade.nn.backends import PLAIN, load_backend, load_vision_backend
+from saccade.nn.context import KvCache
+from saccade.nn.rope import cos_sin
 
 TOLERANCES = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 """Largest difference, as a part of the largest value of plain PyTorch."""
@@ -38,12 +41,22 @@ def operations(device: torch.device, device_type: str = "cuda") -> Iterator[Row]
         if name not in INPUTS:
             yield Row(label, NOT_RUN, "benchmarks.gpu.checks has no input for it")
             continue
-        arguments = INPUTS[name](device, dtype)
-        fast = getattr(ops.resolve(device_type, dtype), name)
-        yield compared(label, partial(fast, *arguments), getattr(ops.PLAIN, name)(*arguments))
+        fast, plain = (getattr(operations, name) for operations in (ops.resolve(device_type, dtype), ops.PLAIN))
+        expected = _result(plain, INPUTS[name](device, dtype))
+        yield compared(label, partial(_result, fast, INPUTS[name](device, dtype)), expected)
 
 
-def _experts(device: torch.device, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+def _result(operation: Callable[..., Any], arguments: tuple[Any, ...]) -> torch.Tensor:
+    """Return all values of an operation's result, and of the cache that it writes to."""
+    result = operation(*arguments)
+    if isinstance(result, torch.Tensor):
+        return result
+    queries, own = result
+    caches = [part for cache in arguments if isinstance(cache, KvCache) for part in (cache.keys, cache.values)]
+    return torch.cat([part.flatten() for part in (queries, *own, *caches)])
+
+
+def _experts(device: torch.device, dtype: torch.dtype) -> tuple[Any, ...]:
     draw = torch.Generator(device).manual_seed(0)
 
     def random(*shape: int) -> torch.Tensor:
@@ -56,7 +69,34 @@ def _experts(device: torch.device, dtype: torch.dtype) -> tuple[torch.Tensor, ..
     return inputs, random(EXPERTS, 2 * WIDTH, WIDTH), random(EXPERTS, WIDTH, WIDTH), ids, weights
 
 
-INPUTS: dict[str, Callable[[torch.device, torch.dtype], tuple[torch.Tensor, ...]]] = {"experts": _experts}
+def _cached_heads(device: torch.device, dtype: torch.dtype) -> tuple[Any, ...]:
+    draw = torch.Generator(device).manual_seed(0)
+    heads, size = 12, 128
+    qkv = torch.randn(TOKENS, heads, size, generator=draw, device=device).to(dtype)
+    weight = torch.rand(heads - 2, size, generator=draw, device=device).to(dtype)
+    rotation = cos_sin(torch.rand(TOKENS, size // 2, generator=draw, device=device) * 100, dtype)
+    keys, values = torch.zeros(2, TOKENS, 16, 2, size, dtype=dtype, device=device)
+    slots = torch.randperm(16 * TOKENS, generator=draw, device=device)[:TOKENS]
+    return qkv, 2, weight, 1e-6, rotation, KvCache(keys, values), slots
+
+
+def _gated_activation(device: torch.device, dtype: torch.dtype) -> tuple[Any, ...]:
+    draw = torch.Generator(device).manual_seed(0)
+    return torch.randn(TOKENS, 2 * WIDTH, generator=draw, device=device).to(dtype), ops.SILU
+
+
+def _add_linear(device: torch.device, dtype: torch.dtype) -> tuple[Any, ...]:
+    draw = torch.Generator(device).manual_seed(0)
+    shapes = (TOKENS, WIDTH), (TOKENS, WIDTH), (WIDTH, WIDTH), (WIDTH,)
+    return tuple(torch.randn(shape, generator=draw, device=device).to(dtype) for shape in shapes)
+
+
+INPUTS: dict[str, Callable[[torch.device, torch.dtype], tuple[Any, ...]]] = {
+    "experts": _experts,
+    "cached_heads": _cached_heads,
+    "gated_activation": _gated_activation,
+    "add_linear": _add_linear,
+}
 
 
 def decoder_backends(subject: Subject, scale: Scale) -> Iterator[Row]:

@@ -1,4 +1,4 @@
-"""Attention backends under whole networks: every one that runs here gives the same logits."""
+"""Attention backends and operations for GPUs under whole networks: every one that runs here gives the same logits."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,8 +9,10 @@ import pytest
 import torch
 from checkpoints import NETWORKS
 
+from saccade.engine.executor import execution
 from saccade.engine.loop import Engine
 from saccade.models.spec import Latent
+from saccade.nn import ops
 
 IMAGES: list[Any] = [3, ((96, 160), 2), 6, ((320, 64), 3), 8]
 ATOL = 1e-4
@@ -35,6 +37,19 @@ def test_triton_gives_the_logits_of_the_plain_backend(folder: Path) -> None:
     has_latent_layers = any(isinstance(layer, Latent) for layer in plain.validator.spec.kv_specs)
     decoder = "torch_sdpa" if has_latent_layers else "triton"
     other = engines.engine(folder, attention_backend=decoder, mm_encoder_attn_backend="triton")
+    (expected_ids, expected), (found_ids, found) = answered(plain, folder), answered(other, folder)
+    torch.testing.assert_close(found, expected, atol=ATOL, rtol=0)
+    assert found_ids == expected_ids
+
+
+@pytest.mark.conformance
+def test_operations_for_gpus_give_the_logits_of_the_plain_ones(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of towers, and with residuals that are overwritten."""
+    plain = engines.engine(folder)
+    names = [name for name, device_type, _ in ops.FASTER if device_type == "cuda" and name != "experts"]
+    faster = {(name, "cpu", torch.float32): "saccade.nn.gpu" for name in names}
+    monkeypatch.setattr(execution, "resolve", lambda *place: ops.resolve(*place, faster))
+    other = engines.engine(folder)
     (expected_ids, expected), (found_ids, found) = answered(plain, folder), answered(other, folder)
     torch.testing.assert_close(found, expected, atol=ATOL, rtol=0)
     assert found_ids == expected_ids

@@ -8,11 +8,11 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from saccade.nn.backends.triton_kernels import decode_kernel, packed_kernel
+from saccade.nn.backends.triton_kernels import decode_kernel, gated_kernel, heads_kernel, packed_kernel
 
 POINTERS = {"float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32"}
-FLOATS = ("scale", "soft_cap")
-INTEGERS = {"cu_seqlens": "*i32", "block_tables": "*i64", "context_lengths": "*i64"}
+FLOATS = ("scale", "soft_cap", "eps")
+INTEGERS = {"cu_seqlens": "*i32", "block_tables": "*i64", "context_lengths": "*i64", "slots": "*i64"}
 
 
 def shared_bytes(kernel: Any, pointers: str, dtype: str, constants: dict[str, Any], capability: int) -> int:
@@ -31,9 +31,12 @@ def main(dtype: str, width: int, tile: int, capability: int) -> None:
     packed = {"WIDTH": width, "ROWS": tile, "COLUMNS": tile}
     decode = {"BLOCK_SIZE": 16, "HEADS": 16, "KEY_WIDTH": width, "VALUE_WIDTH": width, "COLUMNS": tile}
     decode |= {"HAS_WINDOW": True, "HAS_SOFT_CAP": True}
+    heads = {"ROTATED": 10, "KV_HEADS": 2, "SIZE": width, "HALF": width // 2, "WIDTH": width, "HAS_NORM": True}
     found = {
         "packed_kernel": shared_bytes(packed_kernel, "q k v output", dtype, packed, capability),
         "decode_kernel": shared_bytes(decode_kernel, "q keys values output", dtype, decode, capability),
+        "heads_kernel": shared_bytes(heads_kernel, "qkv weight cos sin rotated keys values", dtype, heads, capability),
+        "gated_kernel": shared_bytes(gated_kernel, "x output", dtype, {"COLUMNS": 1024, "IS_SILU": True}, capability),
     }
     sys.stdout.write(json.dumps(found))
 

@@ -90,6 +90,14 @@ class PackedLayout:
     sequence_lengths: tuple[int, ...]
 
 
+class Scoring(NamedTuple):
+    """The options of scores; AttentionBackend.paged describes the fields."""
+
+    scale: float | None
+    window: int | None
+    soft_cap: float | None
+
+
 class AttentionBackend(Protocol):
     """An implementation of a decoder's attention over a paged cache. No method may make the host wait for the device.
 
@@ -122,6 +130,19 @@ class AttentionBackend(Protocol):
         The width W of values may differ from that of keys. Scores are multiplied by *scale*, or by D ** -0.5 if it is
         None. With *soft_cap* c, a score s becomes c * tanh(s / c). With *window*, a token attends to that many tokens,
         including itself.
+        """
+
+    def attend(
+        self,
+        q_NQD: torch.Tensor,
+        own: tuple[torch.Tensor, torch.Tensor],
+        cache: KvCache,
+        context: "ForwardContext",
+        scoring: Scoring,
+    ) -> torch.Tensor:
+        """Attend causally to *cache*, to which the step's keys and values were written; return [N, Q * W].
+
+        *own* are the step's keys [N, K, D] and values [N, K, W] as read from the cache.
         """
 
     def latent(

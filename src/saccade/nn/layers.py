@@ -11,7 +11,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import nn
 
-from saccade.nn.context import ForwardContext
+from saccade.nn.context import ForwardContext, Scoring
 from saccade.nn.formats.fp8 import rounded
 from saccade.nn.formats.quantised import Part, QuantisedLinear, kinds_of
 from saccade.nn.libraries import Unavailable, attempt, kernel
@@ -139,8 +139,12 @@ class Linear(Layer):
         return output if activation is None else activation(output)
 
     def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """Return *residual* [N, out_features] + forward(x)."""
-        return self._multiplied().add_to(residual, x) if self.summed_over is None else residual + self._sum(x)
+        """Return *residual* [N, out_features] + forward(x); may overwrite *residual*."""
+        if self.summed_over is not None:
+            return residual + self._sum(x)
+        if self.packed is not None:
+            return self.packed.add_to(residual, x)
+        return self.ops.add_linear(residual, x, self.weight, self.bias)
 
     def _sum(self, x: torch.Tensor) -> torch.Tensor:
         """Return the sum over all ranks, with the bias added once."""
@@ -193,10 +197,17 @@ class Attention(NamedTuple):
     def __call__(
         self, q_NQD: torch.Tensor, k_NKD: torch.Tensor, v_NKD: torch.Tensor, context: ForwardContext
     ) -> torch.Tensor:
-        """Attend; returns [N, Q * D]."""
+        """Write keys and values into the layer's cache, and attend; returns [N, Q * D]."""
         return context.backend.paged(
             q_NQD, k_NKD, v_NKD, self.layer, context, scale=self.scale, window=self.window, soft_cap=self.soft_cap
         )
+
+    def attend(
+        self, q_NQD: torch.Tensor, own: tuple[torch.Tensor, torch.Tensor], context: ForwardContext
+    ) -> torch.Tensor:
+        """Attend after `ops.cached_heads`, which returns the queries and the step's *own* keys and values."""
+        scoring = Scoring(self.scale, self.window, self.soft_cap)
+        return context.backend.attend(q_NQD, own, context.paged_cache(self.layer), context, scoring)
 
 
 def use_operations(network: nn.Module, operations: Operations) -> list[str]:

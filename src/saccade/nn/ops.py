@@ -14,10 +14,15 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
+import structlog
 import torch
 from torch.nn import functional
 
+from saccade.nn.context import KvCache
 from saccade.nn.delta_rule import causal_conv, delta_rule
+from saccade.nn.libraries import Unavailable, attempt
+
+logger = structlog.get_logger(__name__)
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
 CosSin = tuple[torch.Tensor, torch.Tensor]
@@ -93,6 +98,13 @@ def pack_linear(weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> PackedL
     return PlainLinear(weight_OI, bias_O)
 
 
+def add_linear(
+    residual_NO: torch.Tensor, x_NI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None
+) -> torch.Tensor:
+    """Return residual + x W^T + b [N, O]; may overwrite the residual."""
+    return residual_NO + functional.linear(x_NI, weight_OI, bias_O)
+
+
 def rms_norm(x_NE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Tensor:
     """Return x / sqrt(mean(x^2) + eps) * weight, row by row (Zhang & Sennrich 2019, arXiv:1910.07467).
 
@@ -122,6 +134,27 @@ def norm_rotary(x_NHD: torch.Tensor, weight_HD: torch.Tensor, eps: float, cos_si
     """
     normed_NHD = functional.rms_norm(x_NHD.to(weight_HD.dtype), x_NHD.shape[-1:], None, eps) * weight_HD
     return rotary(normed_NHD.to(x_NHD.dtype), cos_sin)
+
+
+def cached_heads(
+    qkv_NHD: torch.Tensor,
+    num_kv_heads: int,
+    weight_HD: torch.Tensor | None,
+    eps: float,
+    cos_sin: CosSin,
+    cache: KvCache,
+    slot_mapping: torch.Tensor,
+) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+    """Rotate the queries and keys of *qkv_NHD*, with *weight_HD* after a norm; write keys and values to their slots.
+
+    *num_kv_heads* heads of keys come after those of queries, then as many of values. Return the queries, and keys and
+    values as a read of the cache returns them.
+    """
+    num_rotated = qkv_NHD.shape[1] - num_kv_heads
+    qk_NHD, v_NKD = qkv_NHD.split_with_sizes((num_rotated, num_kv_heads), 1)
+    qk_NHD = rotary(qk_NHD, cos_sin) if weight_HD is None else norm_rotary(qk_NHD, weight_HD, eps, cos_sin)
+    q_NQD, k_NKD = qk_NHD.split_with_sizes((num_rotated - num_kv_heads, num_kv_heads), 1)
+    return q_NQD, cache.write(slot_mapping, k_NKD, v_NKD)
 
 
 def rotary_pairs(x_NHD: torch.Tensor, cos_sin_N1C: torch.Tensor) -> torch.Tensor:
@@ -186,8 +219,11 @@ class Operations:
     pack_linear: Callable[[torch.Tensor, torch.Tensor | None], PackedLinear] = pack_linear
     rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor] = rms_norm
     layer_norm: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor] = layer_norm
-    rotary: Callable[[torch.Tensor, CosSin], torch.Tensor] = rotary
-    norm_rotary: Callable[[torch.Tensor, torch.Tensor, float, CosSin], torch.Tensor] = norm_rotary
+    add_linear: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor] = add_linear
+    cached_heads: Callable[
+        [torch.Tensor, int, torch.Tensor | None, float, CosSin, KvCache, torch.Tensor],
+        tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]],
+    ] = cached_heads
     rotary_pairs: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = rotary_pairs
     gated_activation: Callable[[torch.Tensor, Activation], torch.Tensor] = gated_activation
     normalise_pixels: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.dtype], torch.Tensor] = normalise_pixels
@@ -219,6 +255,11 @@ FASTER: Mapping[tuple[str, str, torch.dtype], str] = MappingProxyType(
         ("pack_linear", "cpu", torch.bfloat16): "saccade.nn.cpu",
         ("rotary_pairs", "cpu", torch.bfloat16): "saccade.nn.cpu",
         ("experts", "cuda", torch.bfloat16): "saccade.nn.grouped_experts",
+        **{
+            (operation, "cuda", dtype): "saccade.nn.gpu"
+            for operation in ("add_linear", "cached_heads", "gated_activation")
+            for dtype in (torch.float16, torch.bfloat16)
+        },
     }
 )
 KERNELS: Mapping[tuple[str, str, torch.dtype, str], str] = MappingProxyType(
@@ -237,12 +278,17 @@ KERNELS: Mapping[tuple[str, str, torch.dtype, str], str] = MappingProxyType(
 def resolve(
     device_type: str, dtype: torch.dtype, faster: Mapping[tuple[str, str, torch.dtype], str] = FASTER
 ) -> Operations:
-    """Return the operations for a device type and dtype."""
-    operations = {
-        operation: _or_plain(getattr(importlib.import_module(module), operation), getattr(PLAIN, operation))
-        for (operation, *place), module in faster.items()
-        if place == [device_type, dtype]
-    }
+    """Return the operations for a device type and dtype. Those whose module cannot be imported are the plain ones."""
+    operations = {}
+    for (operation, *place), module in faster.items():
+        if place == [device_type, dtype]:
+            try:
+                with attempt():
+                    fast = getattr(importlib.import_module(module), operation)
+            except Unavailable as error:
+                logger.warning("an operation is slower than it could be", operation=operation, reason=error.reason)
+            else:
+                operations[operation] = _or_plain(fast, getattr(PLAIN, operation))
     kernels = {
         (function, kind): module
         for (function, *place, kind), module in KERNELS.items()

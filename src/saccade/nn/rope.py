@@ -36,7 +36,7 @@ def chunked_axes(section: Sequence[int]) -> list[int]:
 
 
 def cos_sin(angles: torch.Tensor, dtype: torch.dtype, magnitude: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return cosine and sine [N, 1, D] for `ops.norm_rotary`, from float32 angles [N, D / 2]; half of sine is negated.
+    """Return cosine and sine [N, 1, D] for `ops.rotary`, from float32 angles [N, D / 2]; half of sine is negated.
 
     Both are multiplied by *magnitude*, for some ways to lengthen contexts. Raises ValueError for angles of another
     shape: three axes must already be one angle a channel.

@@ -49,16 +49,16 @@ class GroupedQueryAttention(Layer):
         self, residual_NE: torch.Tensor, x_NE: torch.Tensor, cos_sin: CosSin, context: ForwardContext
     ) -> torch.Tensor:
         """Attend over *x_NE*, and return the residual plus the result."""
-        qkv_NHD = self.qkv_proj(x_NE).view(x_NE.shape[0], -1, self.head_dim)
-        num_heads, num_kv_heads = self.attention.num_heads, self.attention.num_kv_heads
-        qk_NHD, v_NKD = qkv_NHD.split_with_sizes((num_heads + num_kv_heads, num_kv_heads), dim=1)
-        if self.q_norm is None:
-            qk_NHD = self.ops.rotary(qk_NHD, cos_sin)
-        else:
-            qk_NHD = self.ops.norm_rotary(qk_NHD, self.qk_weight_HD, self.norm_eps, cos_sin)
-        q_NQD, k_NKD = qk_NHD.split_with_sizes((num_heads, num_kv_heads), dim=1)
-        attended = self.attention(q_NQD, k_NKD, v_NKD, context)
-        return self.o_proj.add_to(residual_NE, attended)
+        q_NQD, own = self.ops.cached_heads(
+            self.qkv_proj(x_NE).view(x_NE.shape[0], -1, self.head_dim),
+            self.attention.num_kv_heads,
+            None if self.q_norm is None else self.qk_weight_HD,
+            self.norm_eps,
+            cos_sin,
+            context.paged_cache(self.attention.layer),
+            context.layout.slot_mapping,
+        )
+        return self.o_proj.add_to(residual_NE, self.attention.attend(q_NQD, own, context))
 
 
 class MixtureOfExperts(nn.Module):

@@ -72,10 +72,16 @@ class GatedAttention(Layer):
         qkv_NHD = self.qkv_proj(x_NE).view(len(x_NE), -1, self.head_dim)
         gated_q, k_NKD, v_NKD = qkv_NHD.split_with_sizes((2 * num_heads, num_kv_heads, num_kv_heads), dim=1)
         q_NQD, gate_NQD = gated_q.unflatten(1, (num_heads, 2)).unbind(2)
-        qk_NHD = torch.cat((q_NQD, k_NKD), 1)
-        qk_NHD = self.ops.norm_rotary(qk_NHD, self.qk_scale_HD, self.norm_eps, cos_sin)
-        q_NQD, k_NKD = qk_NHD.split_with_sizes((num_heads, num_kv_heads), dim=1)
-        attended = self.attention(q_NQD, k_NKD, v_NKD, context)
+        q_NQD, own = self.ops.cached_heads(
+            torch.cat((q_NQD, k_NKD, v_NKD), 1),
+            num_kv_heads,
+            self.qk_scale_HD,
+            self.norm_eps,
+            cos_sin,
+            context.paged_cache(self.attention.layer),
+            context.layout.slot_mapping,
+        )
+        attended = self.attention.attend(q_NQD, own, context)
         return self.o_proj.add_to(residual_NE, attended * gate_NQD.flatten(1).sigmoid())
 
 

@@ -129,11 +129,10 @@ class Tower3(LearnedTower):
     def forward(self, patches_PC: torch.Tensor, metadata: LearnedMetadata) -> torch.Tensor:
         """Map normalised patches to [U, W]: the main features, then one slice for each deepstack block."""
         x_PE = self.embed(patches_PC, metadata)
-        tapped: dict[int, torch.Tensor] = {}
+        deep: dict[int, torch.Tensor] = {}
         for index, block in enumerate(self.blocks):
             x_PE = block(x_PE, metadata.block)
             if index in self.config.deepstack_layers:
-                tapped[index] = x_PE
-        taps = (tapped[layer] for layer in self.config.deepstack_layers)
-        deep = [merger(tap) for merger, tap in zip(self.deepstack_merger_list, taps, strict=True)]
-        return torch.cat([self.merger(x_PE), *deep], dim=-1)
+                # At once: later blocks may overwrite what they add to.
+                deep[index] = self.deepstack_merger_list[self.config.deepstack_layers.index(index)](x_PE)
+        return torch.cat([self.merger(x_PE), *(deep[layer] for layer in self.config.deepstack_layers)], dim=-1)

@@ -18,10 +18,10 @@ from flashinfer import BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPaged
 
 from saccade.nn.backends.compilers import compilation, no_cuda_compiler
 from saccade.nn.backends.flashinfer_latents import LatentAttention, borders
-from saccade.nn.backends.paged import PagedAttention, Scoring
+from saccade.nn.backends.paged import PagedAttention
 from saccade.nn.backends.workload import HALF, Workload, not_in, not_on_gpu
 from saccade.nn.cache_values import CacheValues
-from saccade.nn.context import ForwardContext, KvCache, PagedLayout
+from saccade.nn.context import ForwardContext, KvCache, PagedLayout, Scoring
 from saccade.nn.transfer import to_device
 
 logger = structlog.get_logger(__name__)

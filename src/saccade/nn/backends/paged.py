@@ -3,19 +3,11 @@
 Shapes: N tokens, Q query heads, K key/value heads, D head size, W width of a value.
 """
 
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 
-from saccade.nn.context import ForwardContext, KvCache
-
-
-class Scoring(NamedTuple):
-    """The options of scores; nn.context.AttentionBackend.paged describes the fields."""
-
-    scale: float | None
-    window: int | None
-    soft_cap: float | None
+from saccade.nn.context import ForwardContext, KvCache, Scoring
 
 
 class PagedAttention(Protocol):
@@ -46,7 +38,4 @@ class PagedAttention(Protocol):
         context: ForwardContext,
         scoring: Scoring,
     ) -> torch.Tensor:
-        """Attend causally to *cache*; return [N, Q * W].
-
-        *own* are the step's keys [N, K, D] and values [N, K, W] as read from the cache.
-        """
+        """See nn.context.AttentionBackend.attend."""

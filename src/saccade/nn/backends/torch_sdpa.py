@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from saccade.nn.backends.paged import PagedAttention, Scoring
+from saccade.nn.backends.paged import PagedAttention
 from saccade.nn.backends.workload import HALF, Workload
 from saccade.nn.cache_values import CacheValues
-from saccade.nn.context import ForwardContext, KvCache, PackedLayout, PagedLayout
+from saccade.nn.context import ForwardContext, KvCache, PackedLayout, PagedLayout, Scoring
 from saccade.nn.transfer import to_device
 
 KeysValues = tuple[torch.Tensor, torch.Tensor]

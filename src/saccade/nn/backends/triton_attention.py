@@ -13,10 +13,10 @@ import triton
 
 from saccade.nn.backends import torch_sdpa
 from saccade.nn.backends.compilers import no_c_compiler
-from saccade.nn.backends.paged import PagedAttention, Scoring
+from saccade.nn.backends.paged import PagedAttention
 from saccade.nn.backends.triton_kernels import decode_kernel, packed_kernel
 from saccade.nn.backends.workload import HALF, Workload, not_for_latents, not_for_sizes, not_in, not_on_gpu
-from saccade.nn.context import ForwardContext, KvCache, PackedLayout, PagedLayout
+from saccade.nn.context import ForwardContext, KvCache, PackedLayout, PagedLayout, Scoring
 
 MOST_TILE, TILE_BYTES = 64, 1 << 14
 """A product has at most 64 queries and keys, and 16 KiB of either: several fit into a GPU's shared memory, 99 KiB."""

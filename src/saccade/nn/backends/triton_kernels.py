@@ -1,7 +1,8 @@
-"""Triton's kernels of attention: of vision towers, and of decodes over a paged cache.
+"""Triton's kernels: attention of vision towers, and of decodes over a paged cache; what comes before it; gated MLPs.
 
-Both pass over the keys once, with a running maximum and sum (Milakov & Gimelshein 2018, arXiv:1805.02867; Dao et al.
-2022, arXiv:2205.14135). saccade.nn.backends.triton_attention launches them. Shapes: Q query heads, K key/value heads.
+Attention passes over the keys once, with a running maximum and sum (Milakov & Gimelshein 2018, arXiv:1805.02867; Dao et
+al. 2022, arXiv:2205.14135). saccade.nn.backends.triton_attention launches it, saccade.nn.gpu the others. Shapes: Q
+query heads, K key/value heads.
 """
 
 import triton
@@ -105,3 +106,53 @@ def decode_kernel(
         total, highest = total * shrink + tl.sum(shares, 1), raised
     at = output + (sequence * num_kv_heads * heads_per_kv_head + head)[:, None] * value_size + value_channel[None, :]
     tl.store(at, (result / total[:, None]).to(output.dtype.element_ty), mask=is_head & is_value[None, :])
+
+
+@triton.jit
+def heads_kernel(
+    qkv, weight, cos, sin, slots, rotated, keys, values, token_step, eps,
+    ROTATED: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, HALF: tl.constexpr, WIDTH: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+):  # fmt: skip
+    """Norm and rotate one of ROTATED query and key heads, and write keys and values to the cache.
+
+    Programs: (token, head). WIDTH is SIZE rounded up. HALF pairs of channels are rotated.
+    """
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    channel = tl.arange(0, WIDTH)
+    is_channel, is_rotated = channel < SIZE, channel < 2 * HALF
+    row = qkv + token * token_step + head * SIZE
+    x = tl.load(row + channel, mask=is_channel, other=0.0).to(tl.float32)
+    slot = tl.load(slots + token)
+    if head < ROTATED:
+        partner = tl.where(channel < HALF, channel + HALF, channel - HALF)
+        other = tl.load(row + partner, mask=is_rotated, other=0.0).to(tl.float32)
+        if HAS_NORM:
+            scale = 1 / tl.sqrt(tl.sum(x * x, 0) / SIZE + eps)
+            scales = weight + head * SIZE
+            x *= scale * tl.load(scales + channel, mask=is_channel, other=0.0).to(tl.float32)
+            other *= scale * tl.load(scales + partner, mask=is_rotated, other=0.0).to(tl.float32)
+        angle = token * 2 * HALF + channel
+        x *= tl.load(cos + angle, mask=is_rotated, other=1.0).to(tl.float32)
+        x += other * tl.load(sin + angle, mask=is_rotated, other=0.0).to(tl.float32)
+        result = x.to(rotated.dtype.element_ty)
+        tl.store(rotated + (token * ROTATED + head) * SIZE + channel, result, mask=is_channel)
+        key = head - (ROTATED - KV_HEADS)
+        tl.store(keys + (slot * KV_HEADS + key) * SIZE + channel, result, mask=is_channel & (key >= 0))
+    else:
+        place = (slot * KV_HEADS + head - ROTATED) * SIZE + channel
+        tl.store(values + place, x.to(values.dtype.element_ty), mask=is_channel)
+
+
+@triton.jit
+def gated_kernel(x, output, width, COLUMNS: tl.constexpr, IS_SILU: tl.constexpr):
+    """Multiply COLUMNS ups by activated gates. Programs: (token, columns)."""
+    token, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    is_column = column < width
+    row = x + token * 2 * width + column
+    gate = tl.load(row, mask=is_column, other=0.0).to(tl.float32)
+    up = tl.load(row + width, mask=is_column, other=0.0).to(tl.float32)
+    # GELU's approximation by tanh, as a sigmoid.
+    inner = gate if IS_SILU else 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+    result = gate / (1 + tl.exp(tl.minimum(-inner, 80.0))) * up
+    tl.store(output + token * width + column, result.to(output.dtype.element_ty), mask=is_column)

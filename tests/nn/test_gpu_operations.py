@@ -1,0 +1,173 @@
+"""Operations for GPUs in Triton's interpreter against the plain ones, and the launches of a decoder's layer."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+import torch
+from tables import table
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from saccade.models.backbones.decoder import DecoderLayer, GatedMlp
+from saccade.models.backbones.grouped_query_text import GroupedQueryAttention
+from saccade.models.backbones.text_config import TextConfig, TextStyle
+from saccade.nn import gpu, ops
+from saccade.nn.backends import load_backend
+from saccade.nn.context import ForwardContext, KvCache, PagedLayout
+from saccade.nn.layers import use_operations
+from saccade.nn.ops import GELU, GELU_TANH, PLAIN, SILU, Operations, resolve
+from saccade.nn.parallel import ALONE
+from saccade.nn.rope import cos_sin
+
+HALF = [torch.float16, torch.bfloat16]
+HEADS, KV_HEADS, TOKENS, BLOCK = 4, 2, 2, 4
+SLOTS = torch.tensor([9, 2])
+
+
+def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def cache(size: int, dtype: torch.dtype, seed: int = 7) -> KvCache:
+    return KvCache(*(drawn(5, BLOCK, KV_HEADS, size, seed=seed + one).to(dtype) for one in range(2)))
+
+
+@table("dtype", [*HALF, torch.float32])
+@table(("norm", "part", "size"), [("own", 1, 16), ("none", 2, 24), ("float32", 1, 80)])
+def test_cached_heads(norm: str, part: int, size: int, dtype: torch.dtype) -> None:
+    """Also heads whose rear channels are not rotated, and a weight in float32."""
+    rotation = cos_sin(drawn(TOKENS, size // 2 // part) * 9, dtype)
+    weight = (
+        None if norm == "none" else drawn(HEADS + KV_HEADS, size).abs().to(dtype if norm == "own" else torch.float32)
+    )
+    # Tokens with a gap between them, as a slice of a larger matrix has.
+    qkv = drawn(TOKENS, (HEADS + 2 * KV_HEADS) * size + 8).to(dtype)[:, 8:].view(TOKENS, -1, size)
+    fast, plain = cache(size, dtype), cache(size, dtype)
+    found = gpu.cached_heads(qkv, KV_HEADS, weight, 1e-6, rotation, fast, SLOTS)
+    assert found is not None
+    in_double = KvCache(*(part.double() for part in plain[:2]))
+    cos, sin = (part.double() for part in rotation)
+    weight = None if weight is None else weight.double()
+    expected = ops.cached_heads(qkv.double(), KV_HEADS, weight, 1e-6, (cos, sin), in_double, SLOTS)
+    tolerance = 1e-5 if dtype == torch.float32 else 2**-7 if dtype == torch.bfloat16 else 2**-10
+    for one, other in zip((found[0], *found[1]), (expected[0], *expected[1]), strict=True):
+        assert one.dtype == dtype
+        torch.testing.assert_close(one.double(), other, rtol=tolerance, atol=tolerance)
+    written = fast.keys.flatten(0, 1)[SLOTS], fast.values.flatten(0, 1)[SLOTS]
+    assert all(torch.equal(one, other) for one, other in zip(written, found[1], strict=True))
+    rest = torch.ones(5 * BLOCK, dtype=torch.bool).index_fill(0, SLOTS, False)
+    for one, other in zip(fast[:2], plain[:2], strict=True):
+        assert torch.equal(one.flatten(0, 1)[rest], other.flatten(0, 1)[rest])
+
+
+def test_a_cache_in_another_format_is_written_by_the_plain_operation() -> None:
+    qkv = drawn(TOKENS, HEADS + 2 * KV_HEADS, 16).half()
+    own = cache(16, torch.float32)
+    small = KvCache(*(part.to(torch.float8_e4m3fn) for part in own[:2]), 0.1, 0.2)
+    rotation = cos_sin(drawn(TOKENS, 8), torch.float16)
+    operations = resolve("cuda", torch.float16)
+    found = operations.cached_heads(qkv, KV_HEADS, None, 0.0, rotation, small, SLOTS)
+    expected = ops.cached_heads(qkv, KV_HEADS, None, 0.0, rotation, small, SLOTS)
+    assert torch.equal(found[0], expected[0])
+    assert torch.equal(found[1][1], expected[1][1])
+
+
+@table("dtype", HALF)
+@table("width", [3, 1500])
+@pytest.mark.parametrize("activation", [SILU, GELU_TANH, GELU])
+def test_gated_activation(activation: ops.Activation, width: int, dtype: torch.dtype) -> None:
+    x = 4 * drawn(3, 2 * width).to(dtype)
+    gate, up = x.double().chunk(2, -1)
+    found = resolve("cuda", dtype).gated_activation(x, activation)
+    tolerance = 2**-6 if dtype == torch.bfloat16 else 2**-9
+    torch.testing.assert_close(found.double(), activation(gate) * up, rtol=tolerance, atol=1e-3)
+
+
+@table("has_bias", [True, False])
+def test_add_linear(has_bias: bool) -> None:
+    """The residual is overwritten."""
+    x, residual, weight, bias = drawn(3, 8), drawn(3, 6), drawn(6, 8), drawn(6) if has_bias else None
+    expected = ops.add_linear(residual, x, weight, bias)
+    before = residual.clone()
+    assert torch.equal(ops.add_linear(residual, x, weight, bias), expected)
+    assert torch.equal(residual, before)
+    in_half = [None if one is None else one.half() for one in (residual, x, weight, bias)]
+    found = resolve("cuda", torch.float16).add_linear(*in_half)  # type: ignore[arg-type]
+    torch.testing.assert_close(found.float(), expected, rtol=0.01, atol=0.01)
+    assert found.data_ptr() == in_half[0].data_ptr()  # type: ignore[union-attr]
+
+
+class Launches(TorchDispatchMode):
+    """Counts operations that compute: neither views nor new memory without values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        is_view = any(one.alias_info is not None and not one.alias_info.is_write for one in func._schema.returns)
+        if not is_view and "empty" not in func.__name__:
+            self.names.append(func.__name__)
+        return result
+
+    def as_one(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return *function*, which counts as one."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with self.aside():
+                result = function(*args, **kwargs)
+            self.names.append(name)
+            return result
+
+        return call
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        with _disable_current_modes():
+            yield
+
+
+CONFIG = TextConfig.read(
+    {"vocab_size": 8, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4,
+     "num_key_value_heads": 2, "head_dim": 16, "rms_norm_eps": 1e-6, "max_position_embeddings": 64, "rope_theta": 1e4},
+    TextStyle(normed_heads=True, axes="interleaved", mrope_section=(4, 2, 2)),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("operations", "most"), [(PLAIN, 18), (resolve("cuda", torch.float16), 9)], ids=["plain", "gpu"]
+)
+def test_launches_of_a_decode_layer(operations: Operations, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of Qwen3-VL; attention counts as one, as does each kernel of Triton."""
+    layer = DecoderLayer(CONFIG, GroupedQueryAttention(CONFIG, 0, ALONE), GatedMlp(64, 96, ALONE)).half()
+    for parameter in layer.parameters():
+        parameter.data = drawn(*parameter.shape).half() * 0.1
+    layer.self_attn.finish()  # type: ignore[operator]
+    counter = Launches()
+    kernels = {
+        field.name: counter.as_one(field.name, getattr(operations, field.name))
+        for field in fields(operations)
+        if field.name in ("cached_heads", "gated_activation") and operations is not PLAIN
+    }
+    use_operations(layer, replace(operations, **kernels))
+    backend = load_backend("torch_sdpa")
+    layout = PagedLayout(
+        torch.tensor([3, 8]), torch.tensor([[0], [2]]), torch.tensor([4, 1]), (1, 1), (4, 1), 2, BLOCK, torch.arange(2)
+    )
+    size = CONFIG.head_dim
+    step = ForwardContext(
+        torch.zeros(3, 2, dtype=torch.int64), layout,
+        [KvCache(*torch.zeros(2, 5, BLOCK, CONFIG.num_kv_heads, size).half())], backend, backend.plan(layout, torch.float16),
+    )  # fmt: skip
+    monkeypatch.setattr(backend, "attend", counter.as_one("attention", backend.attend))
+    x, rotation = drawn(2, 64).half(), cos_sin(drawn(2, size // 2), torch.float16)
+    expected = layer(x.clone(), rotation, step)
+    counter.names.clear()
+    with torch.inference_mode(), counter:
+        found = layer(x.clone(), rotation, step)
+    assert torch.equal(found, expected)
+    assert len(counter.names) - 1 <= most, counter.names  # the clone
+    assert counter.names.count("attention") == 1
