@@ -104,7 +104,7 @@ class Engine:
         self.kv_connector.settle()
         if self.recorder is not None:
             self.recorder.begin_if_due(self.scheduler, partial(self._collect, 0))
-        self.requests.pixels.expire()
+        self.requests.expire_pixels()
         if (grammars := self.requests.grammars) is not None and grammars.pending:
             grammars.take(self.scheduler, 0.0 if self.scheduler.has_work else WAIT_SECONDS)
 
@@ -114,7 +114,7 @@ class Engine:
 
     def _launch(self, schedule: Schedule, plan: PlannedStep) -> None:
         self.scheduler.launch(schedule, plan.step.jobs)
-        self.requests.pixels.settle(schedule)
+        self.requests.settle_pixels(schedule)
         try:
             self.executor.launch(plan.step, plan.sampling)
         except Exception as error:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from tables import table
 
-from saccade.engine.core import pixel_requests
+from saccade.engine.core import requests
 from saccade.engine.loop import Engine
 from saccade.protocol.media import SlotRef
 from saccade.protocol.output import FinishReason, StepFrame
@@ -48,6 +48,11 @@ def in_slot(content: bytes, pool: SlotPool) -> SlotRef:
     with open_slot(slot.ref) as view:
         view[:] = content
     return slot.ref
+
+
+def at(seconds: float) -> SimpleNamespace:
+    """The module `time` when its monotonic clock shows *seconds*."""
+    return SimpleNamespace(monotonic=lambda: seconds, perf_counter=time.perf_counter)
 
 
 def step(engine: Engine) -> StepFrame:
@@ -176,8 +181,8 @@ def test_parked_sequences_end_and_late_pixels_are_released(
     elif end == "hangup":
         subject.requests.hangup(0)
     elif end == "late":
-        deadline = time.monotonic() + pixel_requests.ANSWER_SECONDS
-        monkeypatch.setattr(pixel_requests, "time", SimpleNamespace(monotonic=lambda: deadline))
+        deadline = time.monotonic() + requests.ANSWER_SECONDS
+        monkeypatch.setattr(requests, "time", at(deadline))
     told = engines.drain(subject)
     failure = told.answers["hash"].failure
     assert (failure.code if failure else None) == ("worker_unavailable" if end == "late" else None)
@@ -195,7 +200,7 @@ def test_deadlines_stay_in_order_if_a_request_id_is_reused(
     now = time.monotonic()
 
     def ask(request_id: str, after_seconds: float) -> None:
-        monkeypatch.setattr(pixel_requests, "time", SimpleNamespace(monotonic=lambda: now + after_seconds))
+        monkeypatch.setattr(requests, "time", at(now + after_seconds))
         subject.requests.submit(0, by_hash(asked, request_id))
         assert [wanted.request_id for wanted in step(subject).pixels_wanted] == [request_id]
 
@@ -203,8 +208,8 @@ def test_deadlines_stay_in_order_if_a_request_id_is_reused(
     ask("other", 10)
     subject.requests.abort(0, "again")
     ask("again", 20)
-    late = now + pixel_requests.ANSWER_SECONDS + 11
-    monkeypatch.setattr(pixel_requests, "time", SimpleNamespace(monotonic=lambda: late))
+    late = now + requests.ANSWER_SECONDS + 11
+    monkeypatch.setattr(requests, "time", at(late))
     told = engines.drain(subject).answers
     assert told["other"].failure is not None
     assert told["again"].failure is None
