@@ -39,7 +39,6 @@ SIGNS: Final[Mapping[str, str]] = {
     "--pipeline-parallel-size": "pipeline.?parallel",
     "--scheduling-policy": "^field priority$",
     "--trust-remote-code --code-revision": "auto.map|dynamic.module",
-    "--speculative-config": "specul|eagle|medusa|draft.model",
     "--middleware --worker-cls": "plugin|^flag .*(middleware|worker.cls)",
     "--tool-parser-plugin": "tool.server|mcp",
     "--video-pruning-rate": "prun",

@@ -336,6 +336,7 @@ def test_flags_survive_the_way_to_a_child(monkeypatch: pytest.MonkeyPatch) -> No
         cuda_graphs=not EngineSettings().cuda_graphs,
         mm_encoder_cuda_graph=not EngineSettings().mm_encoder_cuda_graph,
         async_scheduling=True,
+        speculative_config='{"c": 3}',
         threads=17,
         tensor_parallel_size=2,
         attention_tensor_parallel_size=1,

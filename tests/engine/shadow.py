@@ -18,6 +18,8 @@ from saccade.engine.core.kv.blocks import PagedBlocks
 from saccade.engine.core.kv.manager import BlockManager
 from saccade.engine.core.kv.state_checkpoints import StateCheckpoints
 from saccade.engine.core.scheduler import Budgets, Scheduler
+from saccade.engine.core.sequence import Sequence
+from saccade.engine.core.speculation import Speculation
 from saccade.engine.core.step import (
     Chunk,
     EncodeJob,
@@ -128,6 +130,7 @@ class ShadowExecutor:
         self._slots: dict[tuple[int, int], bytes] = {}
         self._states: dict[int, bytes] = {}
         self._checkpoints: dict[int, bytes] = {}
+        self._kept: dict[int, list[bytes]] = {}
         self._encoder_outputs: dict[int, bytes] = {}
         self._last: dict[int, int] = {}
         self._jobs: list[EncodeJob] = []
@@ -169,6 +172,8 @@ class ShadowExecutor:
             table[change.start :] = change.blocks
         for move in step.restore:
             self._states[move.row] = self._checkpoints[move.checkpoint]
+        for move in step.rewind:
+            self._states[move.row] = self._kept[move.row][move.checkpoint]
         for receive in step.receive:
             self._receive(receive)
         failed = self._encode(step)
@@ -185,9 +190,11 @@ class ShadowExecutor:
             raise StepFailed
         tokens = []
         for chunk in step.chunks:
-            if chunk.draws:
-                self._last[chunk.row] = drawn(self._context(chunk.row, chunk.start + chunk.num_tokens))
-                tokens.append(self._last[chunk.row])
+            stop = chunk.start + chunk.num_tokens
+            draws = [drawn(self._context(chunk.row, place + 1)) for place in range(stop - chunk.num_draws, stop)]
+            tokens += draws
+            # After proposals, the core tells which of the draws is the last token.
+            self._last |= {chunk.row: draws[0]} if len(draws) == 1 else {chunk.row: -1}
         self.num_launched_ahead += bool(self._outputs)
         output = StepOutput(step.number, tokens, failed_encodings=failed, sent=sent)
         self._outputs.append(None if fails else output)
@@ -249,12 +256,15 @@ class ShadowExecutor:
         for chunk in step.chunks:
             context = self._context(chunk.row, chunk.start)
             assert not self._is_recurrent or self._states[chunk.row] == context, "a state is not that of its context"
+            kept = []
             for place, (token_id, pixel) in enumerate(self._inputs(chunk), chunk.start):
                 context = digest(context, token_id, pixel)
                 slot = (self._tables[chunk.row][place // BLOCK_SIZE], place % BLOCK_SIZE)
                 assert written.setdefault(slot, context) == context, "two rows write one slot"
                 self._slots[slot] = context
+                kept.append(context)
             self._states[chunk.row] = context
+            self._kept[chunk.row] = kept[:-1] if chunk.num_proposed else []
 
     def _inputs(self, chunk: Chunk) -> list[tuple[int, tuple[bytes, int] | None]]:
         """Return token ids of a chunk with the pixels behind its placeholders."""
@@ -270,6 +280,25 @@ class ShadowExecutor:
         return [(token_id, seen.get(place)) for place, token_id in enumerate(token_ids)]
 
 
+class ScriptedProposer:
+    """Proposes what will be drawn, each token with the probability *right*, else any; also tokens after the end."""
+
+    def __init__(self, rng: random.Random, right: float, pixels: Mapping[bytes, bytes]) -> None:
+        self._rng, self._right, self._pixels = rng, right, pixels
+        self._answers: dict[tuple[int, str], list[int]] = {}
+
+    def propose(self, sequence: Sequence, most: int) -> list[int]:
+        key = (sequence.connection, sequence.request_id)
+        if key not in self._answers:
+            self._answers[key] = answer_alone(sequence.request, self._pixels)
+        rest = [*self._answers[key][sequence.num_generated_tokens :], *([7] * most)]
+        rng = self._rng
+        return [
+            token_id if rng.random() < self._right else rng.randrange(NUM_TEXT_IDS)
+            for token_id in rest[: rng.randint(0, most)]
+        ]
+
+
 def scheduler(
     rng: random.Random,
     is_recurrent: bool,
@@ -281,6 +310,7 @@ def scheduler(
     max_num_waiting: int = 200,
     background_jobs: bool = False,
     encoder_cache_bytes: int = 10**6,
+    speculation: Speculation | None = None,
 ) -> Scheduler:
     """Return a scheduler of small random pools, whose steps have at most *num_tokens*; None: few, by chance."""
     caches = rng.random() < 0.8
@@ -298,6 +328,7 @@ def scheduler(
         BlockManager(PagedBlocks(num_blocks, BLOCK_SIZE), checkpoints, caches),
         EncoderCache(encoder_cache_bytes),
         EncodeCosts(SPEC.encode_cost, SPEC.encoder_output_values),
+        speculation,
     )
 
 

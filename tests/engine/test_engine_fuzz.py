@@ -10,6 +10,7 @@ import shadow
 from shadow import BLOCK_SIZE, PLACEHOLDER, SPEC, ShadowExecutor
 
 from saccade.engine.core.request_validation import RequestValidator
+from saccade.engine.core.speculation import Speculation
 from saccade.engine.loop import Engine
 from saccade.protocol.output import FinishReason, StepFrame
 from saccade.protocol.request import EngineRequest, MediaPixels, SamplingParams, SupplyPixels
@@ -23,11 +24,14 @@ Sample = tuple[int, str, int]
 class Clients:
     """An engine of a random shape, its gateways, and what was answered; *failing* is the share of failures."""
 
-    def __init__(self, seed: int, failing: float, steps_ahead: int) -> None:
+    def __init__(self, seed: int, failing: float, steps_ahead: int, speculates: bool) -> None:
         self.rng = rng = random.Random(seed)
         num_rows, num_blocks = rng.randint(1, 6), rng.randint(24, 60)
         self.max_model_len = min(num_blocks * BLOCK_SIZE, 120)
         is_recurrent = rng.random() < 0.5
+        self.pixels: dict[bytes, bytes] = {}
+        # From a second source, so that a seed means the same clients with speculation and without.
+        proposer = shadow.ScriptedProposer(random.Random(seed), (0.0, 0.5, 0.9, 1.0)[seed % 4], self.pixels)
         scheduler = shadow.scheduler(
             rng,
             is_recurrent,
@@ -38,6 +42,7 @@ class Clients:
             max_num_waiting=rng.choice((3, 50)),
             background_jobs=rng.random() < 0.5,
             encoder_cache_bytes=rng.choice((0, 500, 10**6)),
+            speculation=Speculation(proposer, 1 + seed % 5) if speculates else None,
         )
         self.executor = ShadowExecutor(rng, is_recurrent, failing)
         self.engine = Engine(
@@ -48,7 +53,6 @@ class Clients:
             steps_ahead=steps_ahead,
         )
         self.requests: dict[Request, EngineRequest] = {}
-        self.pixels: dict[bytes, bytes] = {}
         self.answers: defaultdict[Sample, list[int]] = defaultdict(list)
         self.ends: dict[Sample, FinishReason] = {}
         self._wanted: list[tuple[int, str, list[int]]] = []
@@ -155,13 +159,15 @@ class Clients:
                     self.ends[sample] = delta.finish_reason
 
 
-def fuzz(seeds: range, failing: float, steps_ahead: int) -> int:
+def fuzz(seeds: range, failing: float, steps_ahead: int, *, speculates: bool = False) -> int:
     """Run an engine for each seed; return how many samples ended by themselves."""
     num_answered = 0
     for seed in seeds:
-        clients = Clients(seed, failing, steps_ahead)
+        clients = Clients(seed, failing, steps_ahead, speculates)
         clients.run()
-        assert clients.check() == [], f"seed {seed}, failing {failing}, steps ahead {steps_ahead}"
+        assert clients.check() == [], (
+            f"seed {seed}, failing {failing}, steps ahead {steps_ahead}, speculates {speculates}"
+        )
         assert bool(clients.executor.num_launched_ahead) == bool(steps_ahead)
         num_answered += sum(end in (FinishReason.STOP, FinishReason.LENGTH) for end in clients.ends.values())
     return num_answered
@@ -176,10 +182,16 @@ def test_every_answer_is_the_one_computed_alone(failing: float, steps_ahead: int
     fuzz(range(fresh, fresh + 1), failing, steps_ahead)
 
 
-@pytest.mark.conformance
 @pytest.mark.parametrize("steps_ahead", [0, 1])
-def test_every_answer_of_many_is_the_one_computed_alone(steps_ahead: int) -> None:
+def test_proposals_change_no_answer(steps_ahead: int) -> None:
+    assert fuzz(range(8, 12), 0.0, steps_ahead, speculates=True)
+
+
+@pytest.mark.conformance
+@pytest.mark.parametrize("speculates", [False, True])
+@pytest.mark.parametrize("steps_ahead", [0, 1])
+def test_every_answer_of_many_is_the_one_computed_alone(steps_ahead: int, speculates: bool) -> None:
     fresh = random.SystemRandom().randrange(10**9)
     for failing in (0.0, 0.03):
-        fuzz(range(1000, 1600), failing, steps_ahead)
-        fuzz(range(fresh, fresh + 50), failing, steps_ahead)
+        fuzz(range(1000, 1600), failing, steps_ahead, speculates=speculates)
+        fuzz(range(fresh, fresh + 50), failing, steps_ahead, speculates=speculates)

@@ -371,7 +371,7 @@ def damaged(file: Path) -> None:
 
 
 def newer(file: Path) -> None:
-    recordings.rewrite(file, format=3)
+    recordings.rewrite(file, format=4)
 
 
 def other_weights(file: Path) -> None:
@@ -384,7 +384,7 @@ def other_weights(file: Path) -> None:
     [
         (garbage, "not a recording"),
         (damaged, "record 1 cannot be read"),
-        (newer, "format 3"),
+        (newer, "format 4"),
         (other_weights, "other weights"),
         (Path.unlink, "Cannot read"),
     ],

@@ -17,7 +17,9 @@ COMMANDS = frozenset({"serve", "worker", "gateway"})
 """The commands that take flags of `vllm serve`."""
 
 
-JSON_FLAGS = frozenset({"--limit-mm-per-prompt", "--mm-processor-kwargs", "--default-chat-template-kwargs"})
+JSON_FLAGS = frozenset(
+    {"--limit-mm-per-prompt", "--mm-processor-kwargs", "--default-chat-template-kwargs", "--speculative-config"}
+)
 """Our flags that take a JSON object, or its keys one by one."""
 
 

@@ -1,5 +1,6 @@
 """The settings of one engine, each with its flag, its default and its help."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -97,6 +98,8 @@ class EngineSettings:
     "Repeat the vision encoder as CUDA graphs; the summary of the start says why not. Never run on a GPU yet."
     async_scheduling: bool | None = None
     "Launch a step before the tokens of the last one are collected; by default on a GPU only."
+    speculative_config: Annotated[JsonObject | None, Parameter(alias="-sc")] = None
+    "Propose tokens and verify them together, as JSON: method (ngram), num_speculative_tokens, prompt_lookup_max, _min."
     threads: Count | None = None
     "CPU threads of the network, in each process; by default OMP_NUM_THREADS, else one less than there are cores."
     tensor_parallel_size: Annotated[Count, Parameter(alias="-tp")] = 1
@@ -163,6 +166,11 @@ class EngineConfig(EngineSettings, SplitSettings):
     "None is as many as *state_snapshot_bytes* hold on each device."
     kv_events_token_ids: bool = False
     "Block events contain the token ids and media from which their blocks' keys were computed."
+
+    @property
+    def num_speculative_tokens(self) -> int:
+        """The most tokens to propose for a step of a sequence."""
+        return json.loads(self.speculative_config)["num_speculative_tokens"] if self.speculative_config else 0
 
     def check(self) -> None:
         """Raise StartupError, naming the setting, if a value is invalid."""

@@ -26,7 +26,7 @@ from saccade.engine.executor.protocol import Executor
 from saccade.errors import StartupError
 from saccade.transport.framing import PREFIX_BYTES, UNREADABLE, framed, length
 
-FORMAT = 2
+FORMAT = 3
 SUFFIX = ".steps"
 
 NUM_SEGMENTS = 8

@@ -101,7 +101,8 @@ class Replay:
         self._result.num_steps += 1
         self._result.num_tokens += len(expected.token_ids)
         self._result.sequence_ids.update(sequence_ids.values())
-        rows = [chunk.row for chunk in step.chunks if chunk.draws] + [score.row for score in sampling.prompt_scores]
+        rows = [chunk.row for chunk in step.chunks for _ in range(chunk.num_draws)]
+        rows += [score.row for score in sampling.prompt_scores]
         for row, one, other in zip_longest(rows, self._texts(expected), self._texts(got)):
             self._note((row, sequence_ids[row]), one, other)
 

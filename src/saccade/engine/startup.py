@@ -17,6 +17,7 @@ from saccade.engine.core.kv_receiver import KvReceiver
 from saccade.engine.core.kv_sender import KvSender
 from saccade.engine.core.request_validation import MediaMemory, RequestValidator
 from saccade.engine.core.scheduler import Budgets, Scheduler
+from saccade.engine.core.speculation import read_speculation
 from saccade.engine.executor import memory
 from saccade.engine.executor.caches import Caches
 from saccade.engine.executor.decode_graphs import DecodeGraphs
@@ -39,6 +40,7 @@ def start(config: EngineConfig, progress: Progress) -> Engine:
     config.check()
     if config.record_steps is not None:
         recording_folder(config)
+    read_speculation(config.speculative_config)
     progress("reading the model's files", 0, 0)
     with closed_on_failure(Peers(ranks_of(config))) as peers:
         peers.start(config)
@@ -163,7 +165,8 @@ def assemble(
         background_jobs=network.device.type == "cpu" and execution.threads.background > 0 and model.ranks.size == 1,
     )
     costs = EncodeCosts.of(spec, network.dtype.itemsize)
-    scheduler = Scheduler(budgets, _block_manager(config, caches), EncoderCache(config.encoder_cache_bytes), costs)
+    blocks, encoder_cache = _block_manager(config, caches), EncoderCache(config.encoder_cache_bytes)
+    scheduler = Scheduler(budgets, blocks, encoder_cache, costs, read_speculation(config.speculative_config))
     executor = LocalExecutor(make_runner(config, model, execution, caches, progress), peers)
     description = describe(config, model, execution, max_model_len, num_blocks)
     recorder = None

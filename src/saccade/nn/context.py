@@ -48,14 +48,37 @@ class LatentCache(NamedTuple):
 class RecurrentState(NamedTuple):
     """One layer's recurrent states: *live* [rows, ...] and *checkpoints* [num_checkpoints, ...] of each of its tensors.
 
-    A layer reads and writes the live states of PagedLayout.rows, and does not use the checkpoints.
+    A layer reads and writes the live states of PagedLayout.rows, and does not use the checkpoints. In a step with
+    proposals it keeps states in the *trail* [num_proposed, rows, ...], from one of which the row goes on.
     """
 
     live: tuple[torch.Tensor, ...]
     checkpoints: tuple[torch.Tensor, ...]
+    trail: tuple[torch.Tensor, ...]
+
+    def keep(self, turn: "Turn") -> None:
+        """Keep the states of a turn's rows that have more tokens."""
+        for live, trail in zip(self.live, self.trail, strict=True):
+            if turn.number < len(trail):
+                trail[turn.number].index_copy_(0, turn.kept_rows, live.index_select(0, turn.kept_rows))
 
 
 LayerCache = KvCache | LatentCache | RecurrentState
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Tokens whose recurrent states are updated together; those of proposals take turns, so that each state is kept.
+
+    *tokens* int64 are the places in the step of whole sequences, or of token *number* of those with proposals, single
+    tokens first. *rows* int64 and *lengths* are their rows and lengths. *kept_rows* int64 have more tokens.
+    """
+
+    number: int
+    tokens: torch.Tensor
+    rows: torch.Tensor
+    lengths: tuple[int, ...]
+    kept_rows: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +88,8 @@ class PagedLayout:
     *slot_mapping* int64 [N] is each token's cache slot (block * block_size + offset); *block_tables* int64 [S, M] is
     padded with any valid block; *context_lengths* int64 [S] counts cached tokens, including this step's.
     *query_lengths* and *host_context_lengths* are the same numbers on the host, so that no backend waits for the
-    device. *rows* int64 [S] is the row of each sequence's recurrent states.
+    device. *rows* int64 [S] is the row of each sequence's recurrent states, which are updated in *turns* if there are
+    any.
     """
 
     slot_mapping: torch.Tensor
@@ -76,6 +100,7 @@ class PagedLayout:
     num_decodes: int
     block_size: int
     rows: torch.Tensor
+    turns: tuple[Turn, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

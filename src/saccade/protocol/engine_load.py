@@ -12,7 +12,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     A step's wall time = schedule + batch + network + postprocess; *encode* is the vision part of network.
     *draining*: the worker finishes its requests and takes no new ones. *evicted_blocks_total* counts cached KV blocks
     that made room for others. *steps_by_tokens* counts steps by their number of tokens: one count for each of
-    STEP_TOKEN_BOUNDS, and one for more.
+    STEP_TOKEN_BOUNDS, and one for more. *drafts_total* counts the times that tokens were proposed for a sequence.
     """
 
     num_running: int = 0
@@ -26,6 +26,9 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens_total: int = 0
     cached_tokens_total: int = 0
     generated_tokens_total: int = 0
+    drafts_total: int = 0
+    draft_tokens_total: int = 0
+    accepted_tokens_total: int = 0
     encoded_items_total: int = 0
     encoded_patches_total: int = 0
     encoder_cache_hits_total: int = 0

@@ -18,6 +18,9 @@ class Counters:
     prompt_tokens_total: int = 0
     cached_tokens_total: int = 0
     generated_tokens_total: int = 0
+    drafts_total: int = 0
+    draft_tokens_total: int = 0
+    accepted_tokens_total: int = 0
     encoded_items_total: int = 0
     encoded_patches_total: int = 0
     encoder_cache_hits_total: int = 0
@@ -33,6 +36,12 @@ class Counters:
         """Count a step that computed *num_tokens*, at least one."""
         self.step_tokens_total += num_tokens
         self.steps_by_tokens[bisect_left(STEP_TOKEN_BOUNDS, num_tokens)] += 1
+
+    def count_draft(self, num_tokens: int, num_accepted: int) -> None:
+        """Count *num_tokens* proposed for one step of a sequence, of which *num_accepted* became part of its answer."""
+        self.drafts_total += 1
+        self.draft_tokens_total += num_tokens
+        self.accepted_tokens_total += num_accepted
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable
+from copy import copy
 
 import numpy as np
 import numpy.typing as npt
@@ -60,6 +61,22 @@ class GrammarMatcher:
             self._is_reasoning = token_id != self._reasoning_end_id
         else:
             self._matcher.consume_token(token_id)
+
+    def masks_after(self, token_ids: Iterable[int]) -> list[bytes]:
+        """Return the masks after each of *token_ids*, up to the first that cannot follow. The matcher stays."""
+        ahead = copy(self)
+        ahead._matcher = self._matcher.deep_copy()
+        masks: list[bytes] = []
+        for token_id in token_ids:
+            if not ahead._is_reasoning and not ahead._matcher.validate_tokens([token_id]):
+                break
+            ahead.take(token_id)
+            try:
+                # After a complete answer no token is drawn that counts.
+                masks.append(self._usable.tobytes() if ahead.is_finished else ahead.mask())
+            except InvalidValue:
+                break
+        return masks
 
     def mask(self) -> bytes:
         """Return the ids that the next token may have, as words. Raises InvalidValue if there are none."""

@@ -19,10 +19,16 @@ from itertools import chain, islice, takewhile
 from saccade.engine.core.schedule import Draft, Schedule
 from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.core.sequence import Sequence
+from saccade.engine.core.speculation import Speculation
 
 NUM_LOOKED_AT = 8
 """How many later prompts a step examines for shorter ones. After more long prompts, the share would be too small to
 help.
+"""
+
+LEAST_DRAWS = 16
+"""With proposals, a step draws at most as many tokens as there may be sequences, or this many if that is more: the
+memory for draws is measured without proposals.
 """
 
 
@@ -48,6 +54,8 @@ class _Planner:
         for sequence in decodes:
             if sequence in scheduler.running and self._make_room(sequence, victims):
                 self._add_chunk(sequence)
+        if scheduler.speculation is not None:
+            self._speculate(scheduler.speculation, [one for one in decodes if one in draft.chunks])
         self._continue([one for one in ready if one in scheduler.running and one not in draft.chunks])
         self._admit()
         for sequence in [owner for owner, num_tokens in draft.chunks.items() if num_tokens < owner.num_pending_tokens]:
@@ -150,6 +158,22 @@ class _Planner:
         if num_tokens > num_planned:
             draft.chunks[sequence] = num_tokens
             draft.tokens -= num_tokens - num_planned
+
+    def _speculate(self, speculation: Speculation, decodes: list[Sequence]) -> None:
+        """Add proposals to the chunks of *decodes*, as far as budget and free blocks go: none preempts a sequence."""
+        scheduler, draft = self._scheduler, self._draft
+        most_draws = max(scheduler.budgets.max_num_seqs, LEAST_DRAWS)
+        room = min(draft.tokens, most_draws - len(scheduler.running) - len(scheduler.waiting))
+        for sequence in decodes:
+            proposal = speculation.proposal(sequence, room)
+            num_proposed = 0 if proposal is None else len(proposal.token_ids)
+            if proposal is None or scheduler.block_manager.chunk(sequence, 1 + num_proposed) <= num_proposed:
+                continue  # A state that is kept for others must not contain proposals.
+            if scheduler.block_manager.extend(sequence, num_proposed):
+                draft.proposals[sequence] = proposal
+                draft.chunks[sequence] += num_proposed
+                draft.tokens -= num_proposed
+                room -= num_proposed
 
     def _is_before_shorter(self, sequence: Sequence, later: Iterable[Sequence]) -> bool:
         """Whether one of the next prompts after *sequence* needs at most half as many tokens."""

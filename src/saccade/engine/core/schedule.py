@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from saccade.engine.core.images import EncoderKey
 from saccade.engine.core.sequence import Sequence
+from saccade.engine.core.speculation import Proposal
 from saccade.engine.core.step import KvReceive, KvSend
 from saccade.errors import SaccadeError
 
@@ -14,10 +15,11 @@ from saccade.errors import SaccadeError
 class Schedule:
     """The work of one step: the number of tokens of each sequence, and the pixels of images to encode before them.
 
-    Images of *background* are encoded while this step and later ones run, and no chunk of this step extends past the
-    start of such an image. *lacking* maps parked sequences to the indices of the images whose pixels they lack.
-    *unreadable* are sequences that fail: the pixels of an image could not be read. *admitted* sequences have room for
-    the state that a prefill worker sends; each maps to its number of cached blocks.
+    A sequence with *proposals* computes its last token and these. Images of *background* are encoded while this step
+    and later ones run, and no chunk of this step extends past the start of such an image. *lacking* maps parked
+    sequences to the indices of the images whose pixels they lack. *unreadable* are sequences that fail: the pixels of
+    an image could not be read. *admitted* sequences have room for the state that a prefill worker sends; each maps to
+    its number of cached blocks.
     """
 
     chunks: Mapping[Sequence, int]
@@ -26,6 +28,7 @@ class Schedule:
     lacking: Mapping[Sequence, list[int]] = field(default_factory=dict)
     unreadable: Mapping[Sequence, SaccadeError] = field(default_factory=dict)
     admitted: Mapping[Sequence, int] = field(default_factory=dict)
+    proposals: Mapping[Sequence, Proposal] = field(default_factory=dict)
 
     @property
     def encoded_within(self) -> list[EncoderKey]:
@@ -55,9 +58,10 @@ class Draft:
     lacking: dict[Sequence, list[int]] = field(default_factory=dict)
     unreadable: dict[Sequence, tuple[EncoderKey, SaccadeError]] = field(default_factory=dict)
     admitted: dict[Sequence, int] = field(default_factory=dict)
+    proposals: dict[Sequence, Proposal] = field(default_factory=dict)
 
     def finish(self) -> Schedule:
         """Return the schedule. An image that one sequence cannot read is no fault if another one brings it."""
         unreadable = {one: error for one, (key, error) in self.unreadable.items() if key not in self.encode}
         background = frozenset(self.background)
-        return Schedule(self.chunks, self.encode, background, self.lacking, unreadable, self.admitted)
+        return Schedule(self.chunks, self.encode, background, self.lacking, unreadable, self.admitted, self.proposals)

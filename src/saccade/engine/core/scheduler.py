@@ -8,6 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 
 import structlog
 
@@ -20,6 +21,7 @@ from saccade.engine.core.kv.manager import BlockManager
 from saccade.engine.core.kv_connector import KvConnector
 from saccade.engine.core.schedule import Schedule
 from saccade.engine.core.sequence import Sequence
+from saccade.engine.core.speculation import NO_PROPOSAL, Speculation
 from saccade.engine.core.step import EncodeJob, JobDone, StepOutput
 from saccade.engine.core.step_builder import PlannedStep, Rows
 from saccade.errors import InternalError, InvalidValue, QueueFull, SaccadeError
@@ -72,9 +74,14 @@ class Scheduler:
     """
 
     def __init__(
-        self, budgets: Budgets, block_manager: BlockManager, encoder_cache: EncoderCache, costs: EncodeCosts
+        self,
+        budgets: Budgets,
+        block_manager: BlockManager,
+        encoder_cache: EncoderCache,
+        costs: EncodeCosts,
+        speculation: Speculation | None = None,
     ) -> None:
-        self.budgets, self.block_manager = budgets, block_manager
+        self.budgets, self.block_manager, self.speculation = budgets, block_manager, speculation
         self.counters, self.frames, self.kv_connector = Counters(), FrameBuilder(), KvConnector()
         self.rows = Rows(budgets.max_num_seqs)
         self.encoder_scheduler = EncoderScheduler(
@@ -170,26 +177,49 @@ class Scheduler:
             sequence.prompt_logprobs = (sequence.prompt_logprobs or []) + logprobs
         logprobs_of = output.logprobs or [None] * len(output.token_ids)
         results = zip(plan.drawing, output.token_ids, logprobs_of, strict=bool(output.token_ids))
-        draws = [result for result in results if result[0].finish_reason is None]
-        for sequence, _, _ in draws:
+        drawn: dict[Sequence, list[tuple[int, TokenLogprob | None]]] = {}
+        for sequence, token_id, logprob in results:
+            if sequence.finish_reason is None:
+                drawn.setdefault(sequence, []).append((token_id, logprob))
+        for sequence in drawn:
             if sequence.num_generated_tokens == 0:
                 sequence.clock.first_token = now
                 # Before the encoder outputs are unpinned that the request's other samples also need.
                 self._start_samples(sequence)
-        added = [(sequence, logprob, sequence.append(token_id)) for sequence, token_id, logprob in draws]
+        added = [(sequence, *self._append(sequence, draws, schedule)) for sequence, draws in drawn.items()]
         if num_tokens := self._land(schedule):
             self.counters.count_step(num_tokens)
-        self.counters.generated_tokens_total += len(draws)
         self.counters.batch_seconds_total += output.batch_seconds
         self.counters.network_seconds_total += output.network_seconds
-        for sequence, logprob, reason in added:
-            if not self.kv_connector.keep(sequence, logprob, reason, now):
-                self.answer(sequence, [logprob], reason, now)
+        for sequence, scores, reason in added:
+            self.counters.generated_tokens_total += len(scores)
+            if not self.kv_connector.keep(sequence, scores[-1], reason, now):
+                self.answer(sequence, scores, reason, now)
             if sequence.matcher is not None and reason is None:
                 try:
                     sequence.mask = sequence.matcher.mask()
                 except InvalidValue as error:
                     self.fail(sequence, error.at("grammar"))
+
+    def _append(
+        self, sequence: Sequence, draws: list[tuple[int, TokenLogprob | None]], schedule: Schedule
+    ) -> tuple[list[TokenLogprob | None], FinishReason | None]:
+        """Add the drawn tokens to *sequence*, up to the first that differs from its proposal, or ends the answer.
+
+        Return their log probabilities, and why the answer ends with the last of them.
+        """
+        logprobs = list[TokenLogprob | None]()
+        reason = None
+        proposed = schedule.proposals.get(sequence, NO_PROPOSAL).token_ids
+        for (token_id, logprob), proposed_id in zip_longest(draws, proposed):
+            logprobs.append(logprob)
+            reason = sequence.append(token_id)
+            if reason is not None or token_id != proposed_id:
+                break
+        if proposed and self.speculation is not None:
+            self.speculation.note(sequence, len(logprobs) - 1)
+            self.counters.count_draft(len(proposed), len(logprobs) - 1)
+        return logprobs, reason
 
     def abandon(self, schedule: Schedule) -> None:
         """Forget a step that failed, whose requests have ended."""
@@ -294,6 +324,12 @@ class Scheduler:
             if sequence.finish_reason is not None:
                 continue
             start = sequence.num_computed_tokens
+            if sequence in schedule.proposals:
+                # The sequence has the tokens that it accepted, and the next one.
+                num_accepted, num_tokens = num_tokens, sequence.num_tokens - 1 - start
+                sequence.num_launched_tokens = start + num_tokens
+                if num_tokens < num_accepted:
+                    self.rows.rewind(sequence, num_tokens - 1)
             self.block_manager.commit(sequence, start + num_tokens)
             if sequence.images:
                 self.encoder_scheduler.commit(sequence, start)

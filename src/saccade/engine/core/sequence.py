@@ -49,7 +49,8 @@ class Sequence:
     ids that it allows next. Executors get *sampling* without the grammar's text. *prompt_logprobs*, if requested, are
     the known log probabilities of token_ids[1:]. *awaits_kv* is set until the prompt's state has come from a prefill
     worker; sample 0 then has the other samples in *forks*. *received_state* is the recurrent state of its next row.
-    *completes_prompt*: another sample's prompt, whose state will be sent, waits for this one's first token.
+    *completes_prompt*: another sample's prompt, whose state will be sent, waits for this one's first token. A sequence
+    that *speculates* may get proposals, which need its last token.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class Sequence:
         self.finish_reason: FinishReason | None = None
         self.awaits_kv = isinstance(request.kv_transfer, ReceiveKv)
         self.completes_prompt = False
+        self.speculates = False
         self.forks: list[Sequence] = []
         self.received_state = b""
         scores_prompt = index == 0 and request.sampling.num_prompt_logprobs is not None
@@ -172,7 +174,7 @@ class Sequence:
     def waits_for_commit(self) -> bool:
         """Whether the next chunk can be planned only when the steps in flight are collected.
 
-        A mask needs the last token, and the answer may end with the one that is being drawn.
+        Masks and proposals need the last token, and the answer may end with the one that is being drawn.
         """
         if not self.num_steps_in_flight:
             return False
@@ -180,7 +182,16 @@ class Sequence:
         if num_tokens == len(self.token_ids):
             return not self.reads_prefix_cache
         has_mask = self.matcher is not None or num_tokens == self._reasoning_limit
-        return has_mask or num_tokens >= self.max_num_tokens or not self.reads_prefix_cache
+        return self.speculates or has_mask or num_tokens >= self.max_num_tokens or not self.reads_prefix_cache
+
+    @property
+    def num_tokens_to_propose(self) -> int:
+        """The most tokens to propose: at most the token after them ends the answer by its length, or its reasoning."""
+        num_tokens = len(self.token_ids)
+        if num_tokens == self.num_prompt_tokens:
+            return 0
+        limit = self.max_num_tokens if self._reasoning_limit < num_tokens else self._reasoning_limit
+        return min(limit, self.max_num_tokens) - num_tokens - 1
 
     @property
     def must_end_reasoning(self) -> bool:

@@ -3,8 +3,8 @@
 A *row* is an index into the executor's buffers; each running sequence has one. A *sequence_id* names one stay of a
 sequence in a row, until the sequence ends or is preempted; the id is never reused. An *output_id* names the encoder
 output of one image and is never reused either. Within a step an executor performs these actions in order: drop encoder
-outputs, end and start rows, change block tables, restore states, receive KV state, encode, run the network, save
-states, send KV state, sample.
+outputs, end and start rows, change block tables, restore and rewind states, receive KV state, encode, run the network,
+save states, send KV state, sample.
 """
 
 from collections.abc import Callable
@@ -72,7 +72,8 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     *token_ids* is None for the one token that was last sampled for this row. *positions* are int32 [3, num_tokens] in
     the machine's byte order; empty if every token's position is its index + the row's position_delta. With *draws*, the
-    step samples a token after the last one.
+    step samples a token after the last one. The last *num_proposed* tokens are proposals, which may be wrong: the step
+    samples a token after each of them, and after the token before them.
     """
 
     row: int
@@ -82,10 +83,15 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
     positions: bytes = b""
     media: tuple[MediaSlice, ...] = ()
     draws: bool = False
+    num_proposed: int = 0
+
+    @property
+    def num_draws(self) -> int:
+        return 1 + self.num_proposed if self.draws else 0
 
 
 class StateMove(msgspec.Struct, frozen=True, array_like=True):
-    """A copy of a row's recurrent states from or to a checkpoint."""
+    """A copy of a row's recurrent states from or to a checkpoint, or from the kept state of that number."""
 
     row: int
     checkpoint: int
@@ -113,8 +119,9 @@ class StepInput(msgspec.Struct, frozen=True):
     """The complete input of an executor for one step. *chunks* of a single token precede longer ones.
 
     *drop* may name outputs that were never made. *restore* initialises rows of *started* from checkpoints; the other
-    started rows have zeroed recurrent states. *save* copies the states at the end of the rows' chunks to checkpoints.
-    Earlier steps, or this one, must have computed the state that *send* names.
+    started rows have zeroed recurrent states. *rewind* takes rows back to a state that their last chunk kept: one with
+    proposals keeps, as number i, the states after each token i but the last. *save* copies the states at the end of the
+    rows' chunks to checkpoints. Earlier steps, or this one, must have computed the state that *send* names.
     """
 
     number: int
@@ -123,6 +130,7 @@ class StepInput(msgspec.Struct, frozen=True):
     started: tuple[RowStart, ...] = ()
     tables: tuple[TableChange, ...] = ()
     restore: tuple[StateMove, ...] = ()
+    rewind: tuple[StateMove, ...] = ()
     jobs: tuple[EncodeJob, ...] = ()
     chunks: tuple[Chunk, ...] = ()
     save: tuple[StateMove, ...] = ()
@@ -133,7 +141,8 @@ class StepInput(msgspec.Struct, frozen=True):
 class RowCounts(msgspec.Struct, frozen=True, array_like=True):
     """The tokens of a row with penalties: int64 *ids*, and int64 *counts*, how often each occurs in the answer.
 
-    They come with the row's first draw. Executors add the tokens that they draw for the row.
+    They come with the row's first draw, and with the first one after proposals. Executors add the tokens that they draw
+    for the row.
     """
 
     row: int
@@ -150,23 +159,23 @@ class PromptScores(msgspec.Struct, frozen=True, array_like=True):
     num_top: int
 
 
-class RowMask(msgspec.Struct, frozen=True, array_like=True):
-    """The tokens that a row may draw: bit i of *bits*, in little-endian order, is set for token id i.
+class DrawMask(msgspec.Struct, frozen=True, array_like=True):
+    """The tokens that draw number *draw* of the step may have: bit i of *bits*, little-endian, is set for token id i.
 
     There are as many bits as logits, rounded up to whole words of 32 bits.
     """
 
-    row: int
+    draw: int
     bits: bytes
 
 
 class SamplingInput(msgspec.Struct, frozen=True):
-    """The parameters of sampling. *uniforms* and *num_top* have an entry for each chunk that draws, in order.
+    """The parameters of sampling. *uniforms* and *num_top* have an entry for each draw of the step, in order of chunks.
 
     *uniforms* are numbers in [0, 1); the list is empty if every row is greedy. *num_top* is the number of most likely
     tokens to return in addition to the drawn one, or None if its log probability is not requested; it is empty if no
-    chunk requests any. *too_short* are rows whose answer is below its minimum length. *masks* belong to rows whose
-    answer follows a grammar, or whose reasoning must end.
+    chunk requests any. *too_short* are the numbers of draws in answers that are below their minimum length. *masks* are
+    for draws in answers that follow a grammar, or whose reasoning must end.
     """
 
     number: int
@@ -175,7 +184,7 @@ class SamplingInput(msgspec.Struct, frozen=True):
     too_short: tuple[int, ...] = ()
     counts: tuple[RowCounts, ...] = ()
     prompt_scores: tuple[PromptScores, ...] = ()
-    masks: tuple[RowMask, ...] = ()
+    masks: tuple[DrawMask, ...] = ()
 
 
 class JobDone(msgspec.Struct, frozen=True, array_like=True):
@@ -187,7 +196,7 @@ class JobDone(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepOutput(msgspec.Struct, frozen=True):
-    """The result of a step: *token_ids* of the chunks that draw, in order, and their log probabilities.
+    """The result of a step: *token_ids* of its draws, in order, and their log probabilities.
 
     *logprobs* has None for a token without requested log probabilities, and is empty if no chunk requests any.
     prompt_logprobs[i] belongs to the i-th PromptScores. *encode_seconds* is the time of jobs within the step, a part of

@@ -4,7 +4,7 @@ import itertools
 import time
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 
@@ -17,18 +17,20 @@ from saccade.engine.core.kv.state_checkpoints import Moves, StateCheckpoints
 from saccade.engine.core.schedule import NO_COPIES, KvCopies, Schedule
 from saccade.engine.core.seeds import uniforms
 from saccade.engine.core.sequence import Sequence, row_of
+from saccade.engine.core.speculation import NO_PROPOSAL
 from saccade.engine.core.step import (
     GREEDY_BELOW,
     Chunk,
+    DrawMask,
     EncodeJob,
     EncoderInput,
     KvReceive,
     MediaSlice,
     PromptScores,
     RowCounts,
-    RowMask,
     RowStart,
     SamplingInput,
+    StateMove,
     StepInput,
     TableChange,
 )
@@ -38,10 +40,14 @@ Prompts = list[tuple[Sequence, PromptScores]]
 
 @dataclass(slots=True)
 class _RowState:
-    """The executors' state of a row: entries of its block table, and whether they sampled its last token."""
+    """The executors' state of a row: entries of its block table, and whether they sampled its last token.
+
+    *kept_state* is the number of the kept recurrent state that the row goes on from, if it is not the last one.
+    """
 
     num_blocks: int = 0
     has_drawn: bool = False
+    kept_state: int | None = None
 
 
 class Rows:
@@ -88,9 +94,23 @@ class Rows:
         """Whether the last token of *sequence* was sampled in its current row."""
         return self._of(sequence).has_drawn
 
-    def note_draw(self, sequence: Sequence) -> None:
-        """Record that a token is sampled for *sequence* in its row."""
-        self._of(sequence).has_drawn = True
+    def note_draw(self, sequence: Sequence, *, is_last: bool) -> None:
+        """Record that a step samples for *sequence*: one token, or with proposals several, any of them the last."""
+        self._of(sequence).has_drawn = is_last
+
+    def rewind(self, sequence: Sequence, number: int) -> None:
+        """Record that *sequence* goes on from the state after token *number* of its last chunk."""
+        self._of(sequence).kept_state = number
+
+    def take_rewinds(self, sequences: Iterable[Sequence]) -> Moves:
+        """Return the moves to the states that *sequences* go on from."""
+        moves: list[StateMove] = []
+        for sequence in sequences:
+            state = self._of(sequence)
+            if state.kept_state is not None:
+                moves.append(StateMove(row_of(sequence), state.kept_state))
+                state.kept_state = None
+        return tuple(moves)
 
     def _of(self, sequence: Sequence) -> _RowState:
         return self._states[row_of(sequence)]
@@ -98,7 +118,10 @@ class Rows:
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """A step to execute, and the sequences of the tokens and log probabilities in its output, in the output's order."""
+    """A step to execute, and the sequences of the tokens and log probabilities in its output, in the output's order.
+
+    A sequence is in *drawing* once for each of its draws.
+    """
 
     step: StepInput
     sampling: SamplingInput
@@ -137,11 +160,12 @@ class StepBuilder:
         tables: tuple[TableChange, ...] = tuple(
             change for owner in owners if (change := self._rows.table_change(owner)) is not None
         )
-        chunks = tuple(self._chunk(owner, schedule.chunks[owner]) for owner in owners)
-        drawing = tuple(owner for owner, chunk in zip(owners, chunks, strict=True) if chunk.draws)
-        counts = tuple(row_counts(owner) for owner in drawing if owner.penalised and not self._rows.has_drawn(owner))
-        for owner in drawing:
-            self._rows.note_draw(owner)
+        chunks = tuple(self._chunk(owner, schedule) for owner in owners)
+        draws = [(owner, chunk.num_draws) for owner, chunk in zip(owners, chunks, strict=True) if chunk.draws]
+        drawing = tuple(owner for owner, num_draws in draws for _ in range(num_draws))
+        counts = tuple(row_counts(owner) for owner, _ in draws if owner.penalised and not self._rows.has_drawn(owner))
+        for owner, num_draws in draws:
+            self._rows.note_draw(owner, is_last=num_draws == 1)
         within = {key: schedule.encode[key] for key in schedule.encoded_within}
         outside = {key: pixels for key, pixels in schedule.encode.items() if key in schedule.background}
         jobs = tuple(self._job(part, background) for part, background in ((within, False), (outside, True)) if part)
@@ -153,6 +177,7 @@ class StepBuilder:
             started=row_starts,
             tables=tables,
             restore=restore,
+            rewind=() if self._checkpoints is None else self._rows.take_rewinds(owners),
             jobs=jobs,
             chunks=chunks,
             save=save,
@@ -160,7 +185,7 @@ class StepBuilder:
             send=copies.send,
         )
         prompts = _prompt_scores(zip(owners, chunks, strict=True))
-        masks = tuple(RowMask(row_of(owner), self._mask(owner)) for owner in drawing if owner.has_mask)
+        masks = tuple(self._masks(draws, schedule))
         sampling = sampling_input(self._num_steps, drawing, tuple(scores for _, scores in prompts), masks, counts)
         return PlannedStep(step, sampling, drawing, tuple(owner for owner, _ in prompts))
 
@@ -169,6 +194,15 @@ class StepBuilder:
             return (), ()
         stops = {owner: owner.num_launched_tokens + num_tokens for owner, num_tokens in schedule.chunks.items()}
         return self._checkpoints.moves(starting, stops)
+
+    def _masks(self, draws: Iterable[tuple[Sequence, int]], schedule: Schedule) -> Iterator[DrawMask]:
+        """Yield the masks of the step's draws, which are given by their sequences and numbers."""
+        draw = 0
+        for owner, num_draws in draws:
+            if owner.has_mask:
+                following = schedule.proposals.get(owner, NO_PROPOSAL).masks
+                yield from itertools.starmap(DrawMask, enumerate((self._mask(owner), *following), draw))
+            draw += num_draws
 
     def _mask(self, sequence: Sequence) -> bytes:
         budget = sequence.sampling.thinking_budget
@@ -184,10 +218,13 @@ class StepBuilder:
             images.append(EncoderInput(output_id, key.modality, key.grid, key.original_size, content))
         return EncodeJob(self._num_jobs, tuple(images), background)
 
-    def _chunk(self, sequence: Sequence, num_tokens: int) -> Chunk:
-        start = sequence.num_launched_tokens
+    def _chunk(self, sequence: Sequence, schedule: Schedule) -> Chunk:
+        start, num_tokens = sequence.num_launched_tokens, schedule.chunks[sequence]
         stop = start + num_tokens
         row, draws = row_of(sequence), stop == sequence.num_expected_tokens
+        if proposal := schedule.proposals.get(sequence):
+            token_ids = (sequence.token_ids[-1], *proposal.token_ids)
+            return Chunk(row, start, num_tokens, token_ids, draws=True, num_proposed=num_tokens - 1)
         if num_tokens == 1 and draws and self._rows.has_drawn(sequence):
             return Chunk(row, start, 1, None, draws=True)
         positions = b""
@@ -209,28 +246,29 @@ def sampling_input(
     number: int,
     drawing: Ordered[Sequence],
     prompt_scores: tuple[PromptScores, ...] = (),
-    masks: tuple[RowMask, ...] = (),
+    masks: tuple[DrawMask, ...] = (),
     counts: tuple[RowCounts, ...] = (),
 ) -> SamplingInput:
-    """Return the sampling parameters for the next token of each of *drawing*; each must have a row."""
+    """Return the sampling parameters of the next draw of each of *drawing*; a sequence may follow itself."""
     params = [sequence.sampling for sequence in drawing]
+    indices = [sequence.num_expected_answer_tokens for sequence in drawing]
+    for draw in range(1, len(drawing)):
+        if drawing[draw] is drawing[draw - 1]:
+            indices[draw] = indices[draw - 1] + 1
     numbers: tuple[float, ...] = ()
     if any(param.temperature >= GREEDY_BELOW for param in params):
-        seeds, indices = [s.seed for s in drawing], [s.num_expected_answer_tokens for s in drawing]
-        numbers = tuple(uniforms(seeds, indices).tolist())
+        numbers = tuple(uniforms([sequence.seed for sequence in drawing], indices).tolist())
     num_top: tuple[int | None, ...] = ()
     if any(param.num_logprobs is not None for param in params):
         num_top = tuple(param.num_logprobs for param in params)
-    masked_rows = {mask.row for mask in masks}
+    masked = {mask.draw for mask in masks}
     return SamplingInput(
         number=number,
         uniforms=numbers,
         num_top=num_top,
         # A grammar comes before the minimum length: when it is complete, only an end token may follow.
         too_short=tuple(
-            row
-            for row, sequence in zip(map(row_of, drawing), drawing, strict=True)
-            if sequence.sampling.min_tokens > sequence.num_expected_answer_tokens and row not in masked_rows
+            draw for draw, param in enumerate(params) if param.min_tokens > indices[draw] and draw not in masked
         ),
         counts=counts,
         prompt_scores=prompt_scores,

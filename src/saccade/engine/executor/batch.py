@@ -3,7 +3,7 @@
 Shapes: N tokens, S chunks, M blocks of the longest table, R rows to sample from, U tokens of media, L decodes.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional
 
 from saccade.engine.core.step import Chunk, MediaSlice, RowStart, TableChange
-from saccade.nn.context import PagedLayout
+from saccade.nn.context import PagedLayout, Turn
 from saccade.nn.transfer import transfer
 from saccade.protocol.request import SamplingParams
 
@@ -91,9 +91,10 @@ class RowBuffers:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One step. *sample_rows* int64 [R] are the last tokens of the chunks that draw, *drawing* their rows.
+    """One step. *sample_rows* int64 [R] are the tokens after which it draws, *drawing* the row of each draw.
 
-    *media_rows* int64 [U] are the tokens that *media* replace. *starts* [S] is the start of each chunk.
+    With *has_proposals*, a row may draw several times. *media_rows* int64 [U] are the tokens that *media* replace.
+    *starts* [S] is the start of each chunk.
     """
 
     input_ids: torch.Tensor
@@ -103,12 +104,18 @@ class Batch:
     sample_rows: torch.Tensor
     drawing: tuple[int, ...]
     drawing_on_device: torch.Tensor
+    has_proposals: bool
     media_rows: torch.Tensor | None
     media: tuple[MediaSlice, ...]
 
 
-def build_batch(chunks: Ordered[Chunk], rows: RowBuffers, block_size: int, device: torch.device) -> Batch:
-    """Lay out *chunks* flat, single tokens first. The rows' tables must be up to date for the step."""
+def build_batch(
+    chunks: Ordered[Chunk], rows: RowBuffers, block_size: int, device: torch.device, *, keeps_states: bool = False
+) -> Batch:
+    """Lay out *chunks* flat, single tokens first. The rows' tables must be up to date for the step.
+
+    With *keeps_states*, recurrent states after proposals are kept.
+    """
     row_of = np.array([chunk.row for chunk in chunks], np.int64)
     lengths = tuple(chunk.num_tokens for chunk in chunks)
     contexts = tuple(chunk.start + chunk.num_tokens for chunk in chunks)
@@ -117,14 +124,16 @@ def build_batch(chunks: Ordered[Chunk], rows: RowBuffers, block_size: int, devic
     ends = np.cumsum(lengths, dtype=np.int64)
     starts = ends - lengths
     input_ids, positions, slots = _tokens(chunks, rows, num_decodes, tables, block_size)
-    sampled = [index for index, chunk in enumerate(chunks) if chunk.draws]
+    num_draws = np.array([chunk.num_draws for chunk in chunks], np.int64)
+    sampled = np.repeat(ends - np.cumsum(num_draws), num_draws) + np.arange(num_draws.sum())
+    drawing = np.repeat(row_of, num_draws)
     latest = [index for index, chunk in enumerate(chunks[:num_decodes]) if chunk.token_ids is None]
     media_rows = [np.empty(0, np.int64)]
     for chunk, start in zip(chunks, starts, strict=True):
         media_rows += [start + piece.offset + np.arange(piece.stop - piece.start) for piece in chunk.media]
     host: tuple[Ints, ...] = (
-        input_ids, positions, slots, np.array(contexts, np.int64), ends[sampled] - 1, np.concatenate(media_rows),
-        row_of[sampled], np.array(latest, np.int64), row_of[latest], row_of,
+        input_ids, positions, slots, np.array(contexts, np.int64), sampled, np.concatenate(media_rows),
+        drawing, np.array(latest, np.int64), row_of[latest], row_of,
     )  # fmt: skip
     on_device = transfer(host if rows.copies_tables else (*host, tables), device)
     if latest:
@@ -144,14 +153,32 @@ def build_batch(chunks: Ordered[Chunk], rows: RowBuffers, block_size: int, devic
             num_decodes=num_decodes,
             block_size=block_size,
             rows=on_device[9],
+            turns=tuple(_turns(chunks, starts, device)) if keeps_states else (),
         ),
         starts=starts,
         sample_rows=on_device[4],
-        drawing=tuple(chunks[index].row for index in sampled),
+        drawing=tuple(drawing.tolist()),
         drawing_on_device=on_device[6],
+        has_proposals=bool(num_draws.max() > 1),
         media_rows=on_device[5] if media else None,
         media=media,
     )
+
+
+def _turns(chunks: Ordered[Chunk], starts: Ints, device: torch.device) -> Iterator[Turn]:
+    """Yield the turns of recurrent states: one for each token of the longest chunk with proposals; none without any."""
+    for number in range(max((chunk.num_tokens for chunk in chunks if chunk.num_proposed), default=0)):
+        members = [
+            (chunk, start + number, 1 if chunk.num_proposed else chunk.num_tokens)
+            for chunk, start in zip(chunks, starts.tolist(), strict=True)
+            if (number < chunk.num_tokens if chunk.num_proposed else number == 0)
+        ]
+        members.sort(key=lambda member: member[2] > 1)
+        tokens = np.concatenate([np.arange(start, start + length) for _, start, length in members])
+        rows = np.array([chunk.row for chunk, _, _ in members], np.int64)
+        kept_rows = np.array([c.row for c, _, _ in members if c.num_proposed and number + 1 < c.num_tokens], np.int64)
+        on_device = transfer([tokens, rows, kept_rows], device)
+        yield Turn(number, on_device[0], on_device[1], tuple(length for _, _, length in members), on_device[2])
 
 
 def _tokens(

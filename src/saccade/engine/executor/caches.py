@@ -30,7 +30,8 @@ class BlockFormat(NamedTuple):
 class CacheSizes:
     """*rows* live states and *checkpoints* for each recurrent layer, *num_blocks* blocks for each other layer.
 
-    *num_padding* further rows and blocks follow, for rows that belong to no sequence (executor.decode_graphs).
+    In a step with proposals, *num_kept* states of each row are kept. *num_padding* further rows and blocks follow, for
+    rows that belong to no sequence (executor.decode_graphs).
     """
 
     num_blocks: int
@@ -38,6 +39,7 @@ class CacheSizes:
     num_rows: int
     num_checkpoints: int
     num_padding: int = 0
+    num_kept: int = 0
 
 
 def specs_of_rank(kv_specs: Ordered[KvSpec], ranks: Ranks) -> tuple[KvSpec, ...]:
@@ -81,14 +83,21 @@ class Caches:
         self.device = device
         states = [cache for cache in self.layers if isinstance(cache, RecurrentState)]
         self._pairs = [pair for state in states for pair in zip(state.live, state.checkpoints, strict=True)]
+        self._trails = [pair for state in states for pair in zip(state.live, state.trail, strict=True)]
 
     @property
     def has_recurrent_layers(self) -> bool:
         return bool(self._pairs)
 
     def begin_rows(self, step: StepInput) -> None:
-        """Zero the live states of started rows, and restore the checkpoints that the step names."""
-        if not self._pairs or not step.started:
+        """Zero the live states of started rows, and restore the checkpoints and kept states that the step names."""
+        if not self._pairs:
+            return
+        if step.rewind:
+            rows, numbers = self._indices(*_sides(step.rewind))
+            for live, trail in self._trails:
+                live.index_copy_(0, rows, trail[numbers, rows])
+        if not step.started:
             return
         started_rows, rows, ids = self._indices([start.row for start in step.started], *_sides(step.restore))
         for live, checkpoints in self._pairs:
@@ -130,14 +139,15 @@ def _block_cache(
 
 
 def _recurrent_state(kv_spec: Recurrent, sizes: CacheSizes, dtype: torch.dtype, device: torch.device) -> RecurrentState:
-    live, checkpoints = (
+    counts = (sizes.num_rows + sizes.num_padding,), (sizes.num_checkpoints,), (sizes.num_kept, sizes.num_rows)
+    live, checkpoints, trail = (
         tuple(
-            _zeros((count, *shape), state_dtype(name, dtype), device)
+            _zeros((*count, *shape), state_dtype(name, dtype), device)
             for shape, name in zip(kv_spec.shapes, kv_spec.dtypes, strict=True)
         )
-        for count in (sizes.num_rows + sizes.num_padding, sizes.num_checkpoints)
+        for count in counts
     )
-    return RecurrentState(live, checkpoints)
+    return RecurrentState(live, checkpoints, trail)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -43,21 +43,19 @@ class _Entries:
         return flat
 
 
-def host_arrays(
-    rows: Ordered[int], params: Ordered[SamplingParams], sampling: SamplingInput, vocab_size: int
-) -> list[Floats]:
-    """Return the input of `process` for each of *rows* with parameters *params*, as float64 arrays.
+def host_arrays(params: Ordered[SamplingParams], sampling: SamplingInput, vocab_size: int) -> list[Floats]:
+    """Return the input of `process` for draws with parameters *params*, as float64 arrays.
 
     The arrays are: biased entries [C], their biases [C]; stop ids of answers below their minimum length [D].
     """
     biased, stops = _Entries(), _Entries()
     biases = array("d")
     too_short = frozenset(sampling.too_short)
-    for index, (row, param) in enumerate(zip(rows, params, strict=True)):
+    for index, param in enumerate(params):
         if param.logit_bias:
             biased.add(index, param.logit_bias)
             biases.extend(param.logit_bias.values())
-        if row in too_short:
+        if index in too_short:
             # Some configurations have stop ids outside the vocabulary; they are never drawn.
             stops.add(index, [token_id for token_id in param.stop_token_ids if 0 <= token_id < vocab_size])
     return [biased.flat(vocab_size), np.array(biases, dtype=np.float64), stops.flat(vocab_size)]

@@ -8,7 +8,7 @@ from collections.abc import Sequence as Ordered
 import numpy as np
 import torch
 
-from saccade.engine.core.step import RowMask
+from saccade.engine.core.step import DrawMask
 from saccade.nn.transfer import transfer
 
 AllowedIds = tuple[int, ...]
@@ -62,10 +62,9 @@ class GrammarMasks:
         bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
         (self._addends,) = transfer([np.where(bits == 1, 0.0, -np.inf).astype(np.float32)], device)
 
-    def apply(self, logits_RV: torch.Tensor, rows: Ordered[int], masks: Ordered[RowMask]) -> None:
-        """Set the logits outside the masks to -inf, in place; logits i belong to rows[i]. *masks* are in that order."""
-        index_of = {row: index for index, row in enumerate(rows)}
+    def apply(self, logits_RV: torch.Tensor, masks: Ordered[DrawMask]) -> None:
+        """Set the logits outside the masks to -inf, in place; logits i are those of draw i."""
         (packed,) = transfer([np.stack([np.frombuffer(mask.bits, np.uint8) for mask in masks])], logits_RV.device)
         for mask, bytes_B in zip(masks, packed, strict=True):
             addends_V = self._addends.index_select(0, bytes_B.int()).view(-1)[: logits_RV.shape[1]]
-            logits_RV[index_of[mask.row]].add_(addends_V)
+            logits_RV[mask.draw].add_(addends_V)

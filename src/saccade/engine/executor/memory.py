@@ -139,7 +139,8 @@ def allocate(config: EngineConfig, model: LoadedModel, num_blocks: int) -> Cache
     kv_specs = specs_of_rank(network.spec.kv_specs, model.ranks.attention)
     checkpoints = num_state_checkpoints(config, kv_specs, network.dtype)
     num_padding = 1 if config.cuda_graphs else 0
-    sizes = CacheSizes(num_blocks, config.block_size, config.max_num_seqs, checkpoints, num_padding)
+    num_kept = config.num_speculative_tokens
+    sizes = CacheSizes(num_blocks, config.block_size, config.max_num_seqs, checkpoints, num_padding, num_kept)
     return Caches(kv_specs, sizes, network.dtype, network.device, block_format(config, model))
 
 

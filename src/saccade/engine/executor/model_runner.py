@@ -47,7 +47,7 @@ class Drawing(NamedTuple):
 
 
 class DrawResult(NamedTuple):
-    """Tokens of the chunks that draw, and log probabilities, in the form of StepOutput."""
+    """Tokens of the step's draws, and log probabilities, in the form of StepOutput."""
 
     token_ids: list[int]
     logprobs: list[TokenLogprob | None]
@@ -107,7 +107,10 @@ class ModelRunner:
         num_tokens = sum(chunk.num_tokens for chunk in step.chunks)
         self.threads.use(num_tokens + num_patches, sum(chunk.start for chunk in step.chunks), encodes_in_background)
         block_size = self.caches.sizes.block_size
-        batch = build_batch(step.chunks, self.rows, block_size, self.device) if step.chunks else None
+        keeps = self.caches.has_recurrent_layers
+        batch = None
+        if step.chunks:
+            batch = build_batch(step.chunks, self.rows, block_size, self.device, keeps_states=keeps)
         built_at = time.perf_counter()
         outcomes = [self.encoder.encode_together(job) for job in jobs]
         for outcome in outcomes:
@@ -140,7 +143,8 @@ class ModelRunner:
         logits = self.network.logits(hidden.index_select(0, batch.sample_rows))
         (scored_on_device,) = transfer([np.array(scored, np.int64)], self.device) if scored else (None,)
         raw = None if scored_on_device is None else logits.index_select(0, scored_on_device)
-        ids = self.sampler(logits, batch.drawing, params, sampling)
+        next_ids = batch.input_ids.roll(-1).index_select(0, batch.sample_rows) if batch.has_proposals else None
+        ids = self.sampler(logits, batch.drawing, params, sampling, next_ids)
         if batch.drawing:
             self.ranks.broadcast(ids, 0)
         self.rows.last_token_ids.index_copy_(0, batch.drawing_on_device, ids)

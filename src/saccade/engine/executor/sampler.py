@@ -11,6 +11,7 @@ divided by their temperature and cut by min_p, top_k and top_p, in this order. I
 before everything else. Shapes: R rows, V vocabulary, K the largest top_k of the batch.
 """
 
+from collections import Counter
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 
@@ -50,24 +51,34 @@ class Sampler:
         self._grammar_masks = GrammarMasks(device)
 
     def __call__(
-        self, logits_RV: torch.Tensor, rows: Ordered[int], params: Ordered[SamplingParams], sampling: SamplingInput
+        self,
+        logits_RV: torch.Tensor,
+        rows: Ordered[int],
+        params: Ordered[SamplingParams],
+        sampling: SamplingInput,
+        next_ids_R: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return a token id for each of *rows*, int64 [R], drawn with *params*. Changes the logits in place.
 
-        The tokens count for the penalties of the rows' next ones.
+        The tokens count for the penalties of the rows' next ones. If a row draws several tokens, *next_ids_R* has the
+        proposal after each draw but its last, which counts for its later draws.
         """
         logits_RV.index_fill_(1, self._forbidden, float("-inf"))
         if any(param.allowed_token_ids for param in params):
             self._allowed.apply(logits_RV, rows)
         if sampling.masks:
-            self._grammar_masks.apply(logits_RV, rows, sampling.masks)
+            self._grammar_masks.apply(logits_RV, sampling.masks)
         if sampling.too_short or any(param.logit_bias for param in params):
-            arrays = logits_processors.host_arrays(rows, params, sampling, logits_RV.shape[1])
+            arrays = logits_processors.host_arrays(params, sampling, logits_RV.shape[1])
             logits_processors.process(logits_RV, transfer(arrays, logits_RV.device))
         if sampling.counts:
             self._penalties.start(sampling.counts)
         places = [place for place, param in enumerate(params) if param.penalises]
-        penalised = self._penalties.apply(logits_RV, rows, params, places) if places else None
+        penalised = None
+        for place_of_rows in _turns(rows, places):
+            if penalised is not None and next_ids_R is not None:
+                self._penalties.note(penalised, next_ids_R)
+            penalised = self._penalties.apply(logits_RV, rows, params, place_of_rows)
         ids_R = _largest(logits_RV)
         if sampling.uniforms:
             draws = _draws(params, sampling.uniforms, logits_RV.shape[1])
@@ -75,6 +86,18 @@ class Sampler:
         if penalised is not None:
             self._penalties.note(penalised, ids_R)
         return ids_R
+
+
+def _turns(rows: Ordered[int], places: Ordered[int]) -> list[list[int]]:
+    """Divide *places* so that no row has two in a part. The last part has the last place of each row, and so on."""
+    turns: list[list[int]] = []
+    num_seen = Counter[int]()
+    for place in reversed(places):
+        num_seen[rows[place]] += 1
+        if num_seen[rows[place]] > len(turns):
+            turns.append([])
+        turns[num_seen[rows[place]] - 1].append(place)
+    return turns[::-1]
 
 
 def _largest(logits_RV: torch.Tensor) -> torch.Tensor:

@@ -74,6 +74,17 @@ OF_ENGINES: tuple[tuple[Kind, str, str, Callable[[Load], float]], ...] = (
         lambda load: load.cached_tokens_total,
     ),
     (COUNTER, "vllm:num_preemptions", "Sequences put back to wait for room.", lambda load: load.preemptions_total),
+    (
+        COUNTER, "vllm:spec_decode_num_drafts", "Times that tokens were proposed for a sequence.",
+        lambda load: load.drafts_total,
+    ),
+    (
+        COUNTER, "vllm:spec_decode_num_draft_tokens", "Tokens proposed.", lambda load: load.draft_tokens_total,
+    ),
+    (
+        COUNTER, "vllm:spec_decode_num_accepted_tokens", "Proposed tokens that became part of an answer.",
+        lambda load: load.accepted_tokens_total,
+    ),
     (COUNTER, "saccade_engine_steps", "Steps of the engine.", lambda load: load.steps_total),
     (
         COUNTER, "saccade_encoded_items", "Images that went through the vision encoder.",

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from saccade.models.backbones.text_config import DeltaNetConfig
-from saccade.nn.context import ForwardContext
+from saccade.nn.context import ForwardContext, RecurrentState
 from saccade.nn.layers import Layer, Linear, RMSNorm
 from saccade.nn.ops import SILU, CosSin
 from saccade.nn.parallel import Ranks, Sharding, shards_of
@@ -68,15 +68,36 @@ class GatedDeltaNet(Layer):
 
     def add_to(self, residual_NE: torch.Tensor, x_NE: torch.Tensor, _: CosSin, context: ForwardContext) -> torch.Tensor:
         """Return the residual plus the layer's result for *x_NE*; update the states of the step's sequences."""
-        states, inputs = context.recurrent_state(self.layer).live
-        rows, lengths = context.layout.rows, context.layout.query_lengths
-        qkv_NC = self.in_proj_qkv(x_NE)
+        layout, state = context.layout, context.recurrent_state(self.layer)
+        qkv_NC, ba_NH = self.in_proj_qkv(x_NE), self.in_proj_ba(x_NE).float()
+        if layout.turns:
+            output_NHW = x_NE.new_empty((len(x_NE), len(self.rate_H), self.value_width), dtype=torch.float32)
+            for turn in layout.turns:
+                part = self._mix(qkv_NC[turn.tokens], ba_NH[turn.tokens], state, turn.rows, turn.lengths)
+                output_NHW.index_copy_(0, turn.tokens, part)
+                state.keep(turn)
+        else:
+            output_NHW = self._mix(qkv_NC, ba_NH, state, layout.rows, layout.query_lengths)
+        normed = self.ops.rms_norm(output_NHW.flatten(0, 1), self.norm_weight, self.norm.eps)
+        gated_NC = normed.view(len(x_NE), -1) * functional.silu(self.in_proj_z(x_NE).float())
+        return self.out_proj.add_to(residual_NE, gated_NC.to(x_NE.dtype))
+
+    def _mix(
+        self,
+        qkv_NC: torch.Tensor,
+        ba_NH: torch.Tensor,
+        state: RecurrentState,
+        rows: torch.Tensor,
+        lengths: tuple[int, ...],
+    ) -> torch.Tensor:
+        """Return the rule's result for projected tokens, float32 [N, H, W]; update the live states of their *rows*."""
+        states, inputs = state.live
         qkv_NC = self.ops.causal_conv(qkv_NC, self.conv1d.taps_TC, inputs, rows, lengths, SILU)
         q_NC, k_NC, v_NC = qkv_NC.split_with_sizes(self.in_proj_qkv.partitions, -1)
         q_NKD, k_NKD = (_unit(part.unflatten(-1, (-1, self.key_width))) for part in (q_NC, k_NC))
-        b_NH, a_NH = self.in_proj_ba(x_NE).float().chunk(2, -1)
+        b_NH, a_NH = ba_NH.chunk(2, -1)
         log_decay_NH = self.rate_H * functional.softplus(a_NH + self.dt_bias)
-        output_NHW = self.ops.delta_rule(
+        return self.ops.delta_rule(
             q_NKD * self.key_width**-0.5,
             k_NKD,
             v_NC.unflatten(-1, (-1, self.value_width)),
@@ -86,9 +107,6 @@ class GatedDeltaNet(Layer):
             rows,
             lengths,
         )
-        normed = self.ops.rms_norm(output_NHW.flatten(0, 1), self.norm_weight, self.norm.eps)
-        gated_NC = normed.view(len(x_NE), -1) * functional.silu(self.in_proj_z(x_NE).float())
-        return self.out_proj.add_to(residual_NE, gated_NC.to(x_NE.dtype))
 
 
 def _unit(x: torch.Tensor) -> torch.Tensor:

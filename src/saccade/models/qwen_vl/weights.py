@@ -23,7 +23,7 @@ TRANSPOSED = (".experts.gate_up_proj", ".experts.down_proj")
 """The releases store each expert's matrices as [inputs, outputs]."""
 
 DRAFT = "mtp."
-"""Of a layer that predicts one more token, for speculative decoding, which this engine does not do."""
+"""Of a layer that predicts one more token, for speculative decoding, which is not loaded."""
 DELTA_NET = ((".in_proj_b.", ".in_proj_ba.", 0), (".in_proj_a.", ".in_proj_ba.", 1))
 
 

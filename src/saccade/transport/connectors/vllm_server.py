@@ -201,6 +201,9 @@ def load_of(samples: Samples, rank: int | None, num_blocks: int) -> Load:
         prompt_tokens_total=int(samples.total("prompt_tokens_total", rank)),
         generated_tokens_total=int(samples.total("generation_tokens_total", rank)),
         cached_tokens_total=int(samples.total("prefix_cache_hits_total", rank)),
+        drafts_total=int(samples.total("spec_decode_num_drafts_total", rank)),
+        draft_tokens_total=int(samples.total("spec_decode_num_draft_tokens_total", rank)),
+        accepted_tokens_total=int(samples.total("spec_decode_num_accepted_tokens_total", rank)),
         preemptions_total=int(samples.total("num_preemptions_total", rank)),
     )
 

@@ -84,9 +84,9 @@ class BlockManager:
         limit = self.paged_blocks.reusable(keys, limit)
         return keys[: limit if self.checkpoints is None else self.checkpoints.reusable(keys, limit)]
 
-    def extend(self, sequence: Sequence) -> bool:
-        """Reserve room for all expected tokens of *sequence*; return False if there is none."""
-        return self.paged_blocks.extend(sequence, sequence.num_expected_tokens)
+    def extend(self, sequence: Sequence, num_proposed: int = 0) -> bool:
+        """Reserve room for all expected tokens of *sequence* and *num_proposed*; return False if there is none."""
+        return self.paged_blocks.extend(sequence, sequence.num_expected_tokens + num_proposed)
 
     def commit(self, sequence: Sequence, num_computed_tokens: int) -> None:
         """Set the computed tokens of *sequence*, and make the blocks that became full reusable."""

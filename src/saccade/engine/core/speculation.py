@@ -1,0 +1,140 @@
+"""Propose tokens that answers may have next; a step computes them with the last token, and keeps those that it draws.
+
+Each token is drawn as without proposals, with its own uniform number; a proposal is accepted while it equals the token
+that is drawn in its place. So no answer depends on proposals, greedy or sampled. No torch.
+"""
+
+import json
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, field
+from itertools import cycle, islice
+from typing import NamedTuple, Protocol
+from weakref import WeakKeyDictionary
+
+from saccade.engine.core.sequence import Sequence
+from saccade.errors import StartupError
+
+CREDIT, PAUSE_TOKENS = 8, 64
+"""A step with proposals costs a sequence 1 of its credit, and an accepted token earns 2. Without credit it pauses."""
+
+
+RUN_LENGTH = 3
+"""How many tokens `PromptLookup` looks for by default."""
+
+
+class Proposal(NamedTuple):
+    """Tokens that may come next, and the masks of the draws after each of them if the answer follows a grammar."""
+
+    token_ids: tuple[int, ...]
+    masks: tuple[bytes, ...] = ()
+
+
+NO_PROPOSAL = Proposal(())
+
+
+class Proposer(Protocol):
+    """Knows what may come next."""
+
+    def propose(self, sequence: Sequence, most: int) -> Ordered[int]:
+        """Return at most *most* tokens that may follow those of *sequence*."""
+
+
+@dataclass(slots=True)
+class _Account:
+    """The *credit* of a sequence for proposals; if it pauses, it *resumes_at* that number of tokens."""
+
+    credit: int = CREDIT
+    resumes_at: int = 0
+
+
+class Speculation:
+    """Takes at most *num_tokens* from *proposer* for a step of a sequence, unless those for its last steps did not pay.
+
+    They pay if at least every other step with proposals has an accepted one.
+    """
+
+    def __init__(self, proposer: Proposer, num_tokens: int) -> None:
+        self._proposer = proposer
+        self.num_tokens = num_tokens
+        self._accounts: WeakKeyDictionary[Sequence, _Account] = WeakKeyDictionary()
+
+    def proposal(self, sequence: Sequence, room: int) -> Proposal | None:
+        """Return at most *room* tokens for the next step of a sequence that decodes; None if there are none."""
+        account = self._accounts.setdefault(sequence, _Account())
+        if not sequence.speculates and sequence.num_tokens >= account.resumes_at:
+            sequence.speculates, account.credit = True, CREDIT
+        most = min(self.num_tokens, room, sequence.num_tokens_to_propose)
+        if most < 1 or not sequence.speculates or sequence.num_steps_in_flight:
+            return None
+        token_ids = tuple(self._proposer.propose(sequence, most))
+        if sequence.matcher is None:
+            return Proposal(token_ids) if token_ids else None
+        masks = tuple(sequence.matcher.masks_after(token_ids))
+        return Proposal(token_ids[: len(masks)], masks) if masks else None
+
+    def note(self, sequence: Sequence, num_accepted: int) -> None:
+        """Note a step with proposals for *sequence*."""
+        account = self._accounts[sequence]
+        account.credit = min(CREDIT, account.credit + 2 * num_accepted - 1)
+        if account.credit <= 0:
+            sequence.speculates, account.resumes_at = False, sequence.num_tokens + PAUSE_TOKENS
+
+
+@dataclass(slots=True)
+class _Index:
+    """Where the last occurrence of each run of tokens stops, of those that stop before token *num_indexed*."""
+
+    stops: dict[tuple[int, ...], int] = field(default_factory=dict)
+    num_indexed: int = 0
+
+
+class PromptLookup:
+    """Proposes what followed the last occurrence of a sequence's last tokens, in its prompt or its answer.
+
+    It looks for the last *longest* tokens, then for fewer, down to *shortest*.
+    """
+
+    def __init__(self, shortest: int = RUN_LENGTH, longest: int = RUN_LENGTH) -> None:
+        self._lengths = range(longest, shortest - 1, -1)
+        self._indices: WeakKeyDictionary[Sequence, _Index] = WeakKeyDictionary()
+
+    def propose(self, sequence: Sequence, most: int) -> Ordered[int]:
+        """Return what followed; if the answer repeats itself, the repetition goes on."""
+        index, token_ids = self._indices.setdefault(sequence, _Index()), sequence.token_ids
+        for stop in range(index.num_indexed, len(token_ids)):
+            for length in self._lengths:
+                index.stops[_run(token_ids, stop, length)] = stop
+        index.num_indexed = len(token_ids)
+        for length in self._lengths:
+            last = index.stops.get(_run(token_ids, len(token_ids), length))
+            if last is not None:
+                return list(islice(cycle(token_ids[last : last + most]), most))
+        return ()
+
+
+def _run(token_ids: Ordered[int], stop: int, length: int) -> tuple[int, ...]:
+    return tuple(token_ids[max(0, stop - length) : stop])
+
+
+def read_speculation(text: str | None) -> Speculation | None:
+    """Return what --speculative-config requests, a JSON object in vLLM's form; None without it. Raises StartupError."""
+    if text is None:
+        return None
+    values = json.loads(text)
+    if (method := values.pop("method", "ngram")) != "ngram":
+        raise StartupError(f"--speculative-config: method {method!r} is not known; the method is ngram.")
+    numbers = {
+        name: values.pop(name, None) for name in ("num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min")
+    }
+    if values:
+        raise StartupError(
+            f"--speculative-config does not take {', '.join(values)}; it takes method, {', '.join(numbers)}."
+        )
+    num_tokens, longest, shortest = numbers.values()
+    longest = longest or shortest or RUN_LENGTH
+    shortest = shortest or longest
+    if not all(isinstance(number, int) and number > 0 for number in (num_tokens, longest, shortest)):
+        raise StartupError(f"--speculative-config: {', '.join(numbers)} are whole numbers of at least 1.")
+    if shortest > longest:
+        raise StartupError("--speculative-config: prompt_lookup_min must not be over prompt_lookup_max.")
+    return Speculation(PromptLookup(shortest, longest), num_tokens)
