@@ -11,10 +11,14 @@ from saccade.engine.core.step import EncodeJob
 
 
 class Encoded(NamedTuple):
-    """Features by encoder output id, [tokens, width], each in separate storage; and the network's time."""
+    """Features by encoder output id, [tokens, width], each in separate storage; and the network's time.
+
+    Images in *failed*, by encoder output id, have features of zeros.
+    """
 
     features: dict[int, torch.Tensor]
     seconds: float
+    failed: tuple[int, ...] = ()
 
 
 Encode = Callable[[EncodeJob], Encoded]

@@ -37,14 +37,6 @@ FAILURES = (RuntimeError, ValueError, MemoryError)
 logger = structlog.get_logger(__name__)
 
 
-class EncodeResult(NamedTuple):
-    """The end of a job within a step. Images in *failed*, by encoder output id, have features of zeros."""
-
-    features: dict[int, torch.Tensor]
-    failed: tuple[int, ...]
-    seconds: float
-
-
 class _Prepared(NamedTuple):
     """Images of one modality, or parts of videos with the arguments of the network's `encode` and each one's tokens."""
 
@@ -81,7 +73,7 @@ class Encoder:
         return Encoded(self._encode_eagerly(job.images), time.perf_counter() - began)
 
     @torch.inference_mode()
-    def encode_together(self, job: EncodeJob) -> EncodeResult:
+    def encode_together(self, job: EncodeJob) -> Encoded:
         """Encode a job's images; every rank must call it with the same job. The rank that fails logs the failure."""
         began = time.perf_counter()
         features = self._cut(job) if self.ranks.cuts_encoder else self._spread(job)
@@ -89,7 +81,7 @@ class Encoder:
         for image in job.images:
             if image.output_id in failed:
                 features[image.output_id] = self._empty(image).zero_()
-        return EncodeResult(features, failed, time.perf_counter() - began)
+        return Encoded(features, time.perf_counter() - began, failed)
 
     def _spread(self, job: EncodeJob) -> dict[int, torch.Tensor]:
         """Return the features of the images that did not fail, each encoded by one rank."""

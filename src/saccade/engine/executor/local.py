@@ -2,25 +2,17 @@
 
 import time
 from collections import deque
-from typing import NamedTuple
 
+import msgspec
 import structlog
 import torch
 
 from saccade.engine.core.step import JobDone, SamplingInput, StepInput, StepOutput
 from saccade.engine.executor.async_encoder import AsyncEncoder
-from saccade.engine.executor.model_runner import Drawing, Forwarded, ModelRunner, collect
+from saccade.engine.executor.model_runner import Drawing, ModelRunner, collect
 from saccade.engine.executor.ranks.peers import Peers
 
 logger = structlog.get_logger(__name__)
-
-
-class _Launched(NamedTuple):
-    """A step whose tokens are being drawn; *seconds* were spent on launching that."""
-
-    forwarded: Forwarded
-    drawing: Drawing
-    seconds: float
 
 
 class LocalExecutor:
@@ -31,7 +23,7 @@ class LocalExecutor:
         self.peers = Peers() if peers is None else peers
         self.peers.renew()
         self.async_encoder = AsyncEncoder(runner.encoder.encode, runner.threads.background)
-        self._launched: deque[_Launched] = deque()
+        self._launched: deque[tuple[StepOutput, Drawing, float]] = deque()
         self._num_begun = self._num_ended = 0
 
     def launch(self, step: StepInput, sampling: SamplingInput) -> None:
@@ -48,25 +40,15 @@ class LocalExecutor:
         forwarded = self.runner.forward(step, encodes_in_background=self.async_encoder.is_busy)
         began = time.perf_counter()
         drawing = self.runner.draw(forwarded, sampling)
-        self._launched.append(_Launched(forwarded, drawing, time.perf_counter() - began))
+        self._launched.append((forwarded.output, drawing, time.perf_counter() - began))
         self._num_ended += 1
 
     def collect(self) -> StepOutput:
-        forwarded, drawing, seconds = self._launched.popleft()
+        output, drawing, seconds = self._launched.popleft()
         began = time.perf_counter()
-        result = collect(drawing)
-        seconds += time.perf_counter() - began
-        return StepOutput(
-            forwarded.step.number,
-            result.token_ids,
-            result.logprobs,
-            result.prompt_logprobs,
-            forwarded.batch_seconds,
-            forwarded.encode_seconds,
-            forwarded.network_seconds + seconds,
-            forwarded.failed_encodings,
-            forwarded.sent,
-        )
+        output = collect(drawing, output)
+        seconds += output.network_seconds + time.perf_counter() - began
+        return msgspec.structs.replace(output, network_seconds=seconds)
 
     def finished_jobs(self, timeout_seconds: float = 0.0) -> list[JobDone]:
         """Store the features that were encoded in the background, and return the jobs that ended."""

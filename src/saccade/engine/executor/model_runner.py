@@ -3,10 +3,11 @@
 import time
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 
-from saccade.engine.core.step import PromptScores, SamplingInput, StepInput
+from saccade.engine.core.step import PromptScores, SamplingInput, StepInput, StepOutput
 from saccade.engine.executor import kv_copies, logprobs
 from saccade.engine.executor.batch import Batch, RowBuffers, build_batch
 from saccade.engine.executor.caches import Caches
@@ -23,16 +24,12 @@ from saccade.protocol.output import TokenLogprob
 
 
 class Forwarded(NamedTuple):
-    """A step's hidden states [N, E], to sample tokens from; None if the step has no chunks."""
+    """A step's hidden states [N, E], to sample tokens from; None if the step has no chunks. *output* lacks draws."""
 
     step: StepInput
     batch: Batch | None
     hidden: torch.Tensor | None
-    batch_seconds: float = 0.0
-    encode_seconds: float = 0.0
-    network_seconds: float = 0.0
-    failed_encodings: tuple[int, ...] = ()
-    sent: tuple[bytes, ...] = ()
+    output: StepOutput
 
 
 class Drawing(NamedTuple):
@@ -44,14 +41,6 @@ class Drawing(NamedTuple):
     copy: logprobs.HostCopy | None
     sampling: SamplingInput
     scored: tuple[int, ...]
-
-
-class DrawResult(NamedTuple):
-    """Tokens of the step's draws, and log probabilities, in the form of StepOutput."""
-
-    token_ids: list[int]
-    logprobs: list[TokenLogprob | None]
-    prompt_logprobs: list[list[TokenLogprob]]
 
 
 class ModelRunner:
@@ -102,7 +91,7 @@ class ModelRunner:
         began_at = time.perf_counter()
         jobs = [job for job in step.jobs if not job.background]
         if not step.chunks and not jobs:
-            return Forwarded(step, None, None, sent=self._send(step))
+            return Forwarded(step, None, None, StepOutput(step.number, sent=self._send(step)))
         num_patches = sum(self.network.spec.encode_cost(p.grid) for job in jobs for p in job.images)
         num_tokens = sum(chunk.num_tokens for chunk in step.chunks)
         self.threads.use(num_tokens + num_patches, sum(chunk.start for chunk in step.chunks), encodes_in_background)
@@ -117,16 +106,15 @@ class ModelRunner:
             self.encoder_outputs.update(outcome.features)
         hidden = None if batch is None else self._forward(batch)
         self.caches.save(step.save)
-        return Forwarded(
-            step,
-            batch,
-            hidden,
-            built_at - began_at,
-            sum(outcome.seconds for outcome in outcomes),
-            time.perf_counter() - built_at,
-            tuple(failed for outcome in outcomes for failed in outcome.failed),
-            self._send(step),
+        output = StepOutput(
+            step.number,
+            batch_seconds=built_at - began_at,
+            encode_seconds=sum(outcome.seconds for outcome in outcomes),
+            network_seconds=time.perf_counter() - built_at,
+            failed_encodings=tuple(failed for outcome in outcomes for failed in outcome.failed),
+            sent=self._send(step),
         )
+        return Forwarded(step, batch, hidden, output)
 
     def _send(self, step: StepInput) -> tuple[bytes, ...]:
         return tuple(kv_copies.read(self.caches, send) for send in step.send)
@@ -185,10 +173,10 @@ class ModelRunner:
         )
 
 
-def collect(drawing: Drawing) -> DrawResult:
-    """Wait for the results of `draw`."""
+def collect(drawing: Drawing, output: StepOutput) -> StepOutput:
+    """Wait for the results of `draw`, and return *output* with them."""
     if drawing.copy is None:
-        return DrawResult([], [], [])
+        return output
     sampling, scored = drawing.sampling, drawing.scored
     ids, *scores = drawing.copy.wait()
     token_ids = [int(token_id) for token_id in ids]
@@ -196,10 +184,11 @@ def collect(drawing: Drawing) -> DrawResult:
     if scored:
         num_tops = [sampling.num_top[index] for index in scored]
         logprob_of = dict(zip(scored, logprobs.unpack(scores.pop(0), num_tops), strict=True))
-    return DrawResult(
-        token_ids,
-        [logprob_of.get(index) for index in range(len(token_ids))] if scored else [],
-        [
+    return msgspec.structs.replace(
+        output,
+        token_ids=token_ids,
+        logprobs=[logprob_of.get(index) for index in range(len(token_ids))] if scored else [],
+        prompt_logprobs=[
             logprobs.unpack(one, [scoring.num_top] * len(one))
             for scoring, one in zip(sampling.prompt_scores, scores, strict=True)
         ],
