@@ -329,7 +329,7 @@ class Scheduler:
                 num_accepted, num_tokens = num_tokens, sequence.num_tokens - 1 - start
                 sequence.num_launched_tokens = start + num_tokens
                 if num_tokens < num_accepted:
-                    self.rows.rewind(sequence, num_tokens - 1)
+                    sequence.kept_state = num_tokens - 1
             self.block_manager.commit(sequence, start + num_tokens)
             if sequence.images:
                 self.encoder_scheduler.commit(sequence, start)

@@ -42,15 +42,16 @@ class Sequence:
     launched but not collected, compute the first *num_launched_tokens*. A preempted sequence starts again from 0:
     prompt and answer are then one long prompt. *block_table* names the paged blocks; *replaced_blocks* are the entries
     that were exchanged and not yet reported to executors. *row* is the executors' row of the sequence while it runs.
-    *runs* (by start) map tokens to the *images* that they show; all samples of the request share the images. *arrival*
-    orders sequences and is unique. A sequence is sample *index* of its request. With *leads_samples*, other
-    samples wait for this one's first token. *penalised*: penalties change its logits.
-    *matcher* constrains the answer to the request's *grammar*; it is None until the grammar is compiled. *mask* has the
-    ids that it allows next. Executors get *sampling* without the grammar's text. *prompt_logprobs*, if requested, are
-    the known log probabilities of token_ids[1:]. *awaits_kv* is set until the prompt's state has come from a prefill
-    worker; sample 0 then has the other samples in *forks*. *received_state* is the recurrent state of its next row.
-    *completes_prompt*: another sample's prompt, whose state will be sent, waits for this one's first token. A sequence
-    that *speculates* may get proposals, which need its last token.
+    They know the first *num_sent_blocks* of the table and, with *has_drawn*, the last token. With *kept_state*, the row
+    goes on from the kept recurrent state of that number. *runs* (by start) map tokens to the *images* that they show;
+    all samples of the request share the images. *arrival* orders sequences and is unique. A sequence is sample *index*
+    of its request. With *leads_samples*, other samples wait for this one's first token. *penalised*: penalties change
+    its logits. *matcher* constrains the answer to the request's *grammar*; it is None until the grammar is compiled.
+    *mask* has the ids that it allows next. Executors get *sampling* without the grammar's text. *prompt_logprobs*, if
+    requested, are the known log probabilities of token_ids[1:]. *awaits_kv* is set until the prompt's state has come
+    from a prefill worker; sample 0 then has the other samples in *forks*. *received_state* is the recurrent state of
+    its next row. *completes_prompt*: another sample's prompt, whose state will be sent, waits for this one's first
+    token. A sequence that *speculates* may get proposals, which need its last token.
     """
 
     def __init__(
@@ -92,6 +93,9 @@ class Sequence:
         self.block_table = array("q")
         self.replaced_blocks: list[int] = []
         self.row: int | None = None
+        self.num_sent_blocks = 0
+        self.has_drawn = False
+        self.kept_state: int | None = None
         self.positions = positions
         self.images = [RequestImage(item, request.salt, f"media[{index}]") for index, item in enumerate(request.media)]
         self.leads_samples = False

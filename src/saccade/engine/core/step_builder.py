@@ -38,31 +38,18 @@ from saccade.engine.core.step import (
 Prompts = list[tuple[Sequence, PromptScores]]
 
 
-@dataclass(slots=True)
-class _RowState:
-    """The executors' state of a row: entries of its block table, and whether they sampled its last token.
-
-    *kept_state* is the number of the kept recurrent state that the row goes on from, if it is not the last one.
-    """
-
-    num_blocks: int = 0
-    has_drawn: bool = False
-    kept_state: int | None = None
-
-
 class Rows:
     """Rows 0 to max_rows - 1. A sequence takes a row at its first step, and loses it when it ends or is preempted."""
 
     def __init__(self, max_rows: int) -> None:
         self._free = list(range(max_rows - 1, -1, -1))
-        self._states: dict[int, _RowState] = {}
         self._ended_rows: list[int] = []
         self._ids = itertools.count(1)
 
     def start(self, sequence: Sequence) -> RowStart:
         """Assign a row to *sequence*, which has none, and return the start for executors."""
         sequence.row = self._free.pop()
-        self._states[sequence.row] = _RowState()
+        sequence.num_sent_blocks, sequence.has_drawn, sequence.kept_state = 0, False, None
         if sequence.clock.scheduled is None:
             sequence.clock.scheduled = time.perf_counter()
         return RowStart(sequence.row, next(self._ids), sequence.sampling, sequence.positions.delta)
@@ -71,7 +58,6 @@ class Rows:
         """Free the row of *sequence*, if it has one."""
         if sequence.row is None:
             return
-        del self._states[sequence.row]
         self._ended_rows.append(sequence.row)
         self._free.append(sequence.row)
         sequence.row = None
@@ -79,41 +65,6 @@ class Rows:
     def take_ended_rows(self) -> tuple[int, ...]:
         rows, self._ended_rows = tuple(self._ended_rows), []
         return rows
-
-    def table_change(self, sequence: Sequence) -> TableChange | None:
-        """Return the change in the block table of a sequence with a row since the last call; None if there is none."""
-        state = self._of(sequence)
-        start = min([state.num_blocks, *sequence.replaced_blocks])
-        if start == len(sequence.block_table):
-            return None
-        state.num_blocks = len(sequence.block_table)
-        sequence.replaced_blocks.clear()
-        return TableChange(row_of(sequence), start, tuple(sequence.block_table[start:]))
-
-    def has_drawn(self, sequence: Sequence) -> bool:
-        """Whether the last token of *sequence* was sampled in its current row."""
-        return self._of(sequence).has_drawn
-
-    def note_draw(self, sequence: Sequence, *, is_last: bool) -> None:
-        """Record that a step samples for *sequence*: one token, or with proposals several, any of them the last."""
-        self._of(sequence).has_drawn = is_last
-
-    def rewind(self, sequence: Sequence, number: int) -> None:
-        """Record that *sequence* goes on from the state after token *number* of its last chunk."""
-        self._of(sequence).kept_state = number
-
-    def take_rewinds(self, sequences: Iterable[Sequence]) -> Moves:
-        """Return the moves to the states that *sequences* go on from."""
-        moves: list[StateMove] = []
-        for sequence in sequences:
-            state = self._of(sequence)
-            if state.kept_state is not None:
-                moves.append(StateMove(row_of(sequence), state.kept_state))
-                state.kept_state = None
-        return tuple(moves)
-
-    def _of(self, sequence: Sequence) -> _RowState:
-        return self._states[row_of(sequence)]
 
 
 @dataclass(frozen=True)
@@ -158,14 +109,15 @@ class StepBuilder:
         for owner in starting:
             owner.received_state = b""
         tables: tuple[TableChange, ...] = tuple(
-            change for owner in owners if (change := self._rows.table_change(owner)) is not None
+            change for owner in owners if (change := table_change(owner)) is not None
         )
         chunks = tuple(self._chunk(owner, schedule) for owner in owners)
         draws = [(owner, chunk.num_draws) for owner, chunk in zip(owners, chunks, strict=True) if chunk.draws]
         drawing = tuple(owner for owner, num_draws in draws for _ in range(num_draws))
-        counts = tuple(row_counts(owner) for owner, _ in draws if owner.penalised and not self._rows.has_drawn(owner))
+        counts = tuple(row_counts(owner) for owner, _ in draws if owner.penalised and not owner.has_drawn)
         for owner, num_draws in draws:
-            self._rows.note_draw(owner, is_last=num_draws == 1)
+            # With proposals, any of the tokens that are drawn may be the last.
+            owner.has_drawn = num_draws == 1
         within = {key: schedule.encode[key] for key in schedule.encoded_within}
         outside = {key: pixels for key, pixels in schedule.encode.items() if key in schedule.background}
         jobs = tuple(self._job(part, background) for part, background in ((within, False), (outside, True)) if part)
@@ -177,7 +129,7 @@ class StepBuilder:
             started=row_starts,
             tables=tables,
             restore=restore,
-            rewind=() if self._checkpoints is None else self._rows.take_rewinds(owners),
+            rewind=() if self._checkpoints is None else _take_rewinds(owners),
             jobs=jobs,
             chunks=chunks,
             save=save,
@@ -225,7 +177,7 @@ class StepBuilder:
         if proposal := schedule.proposals.get(sequence):
             token_ids = (sequence.token_ids[-1], *proposal.token_ids)
             return Chunk(row, start, num_tokens, token_ids, draws=True, num_proposed=num_tokens - 1)
-        if num_tokens == 1 and draws and self._rows.has_drawn(sequence):
+        if num_tokens == 1 and draws and sequence.has_drawn:
             return Chunk(row, start, 1, None, draws=True)
         positions = b""
         media: tuple[MediaSlice, ...] = ()
@@ -240,6 +192,26 @@ class StepBuilder:
             shift = run.offset - run.start
             output_id = self._encoder_cache.output_id(image.key)
             yield MediaSlice(begin - start, output_id, begin + shift, end + shift)
+
+
+def table_change(sequence: Sequence) -> TableChange | None:
+    """Return the change in the block table of a sequence with a row since the last call; None if there is none."""
+    start = min([sequence.num_sent_blocks, *sequence.replaced_blocks])
+    if start == len(sequence.block_table):
+        return None
+    sequence.num_sent_blocks = len(sequence.block_table)
+    sequence.replaced_blocks.clear()
+    return TableChange(row_of(sequence), start, tuple(sequence.block_table[start:]))
+
+
+def _take_rewinds(sequences: Iterable[Sequence]) -> Moves:
+    """Return the moves to the kept states that *sequences* go on from."""
+    moves: list[StateMove] = []
+    for sequence in sequences:
+        if sequence.kept_state is not None:
+            moves.append(StateMove(row_of(sequence), sequence.kept_state))
+            sequence.kept_state = None
+    return tuple(moves)
 
 
 def sampling_input(

@@ -5,8 +5,6 @@ which represents such indices exactly, so that they go to the device in one tran
 step. Shapes: R rows, V vocabulary, C and D entries of each kind.
 """
 
-from array import array
-from collections.abc import Iterable
 from collections.abc import Sequence as Ordered
 
 import numpy as np
@@ -19,46 +17,22 @@ from saccade.protocol.request import SamplingParams
 Floats = npt.NDArray[np.float64]
 
 
-class _Entries:
-    """Token ids of some rows, collected to be converted to entries."""
-
-    def __init__(self) -> None:
-        self._ids = array("q")
-        self._rows: list[int] = []
-        self._lengths: list[int] = []
-
-    def add(self, row: int, token_ids: Iterable[int]) -> None:
-        before = len(self._ids)
-        self._ids.extend(token_ids)
-        self._rows.append(row)
-        self._lengths.append(len(self._ids) - before)
-
-    def rows(self) -> Floats:
-        return np.array(self._rows, dtype=np.float64)
-
-    def flat(self, vocab_size: int) -> Floats:
-        """Return the entries: row * vocab_size + token id."""
-        lengths = np.array(self._lengths, dtype=np.int64)
-        flat: Floats = np.repeat(self.rows(), lengths) * vocab_size + np.array(self._ids)
-        return flat
-
-
 def host_arrays(params: Ordered[SamplingParams], sampling: SamplingInput, vocab_size: int) -> list[Floats]:
     """Return the input of `process` for draws with parameters *params*, as float64 arrays.
 
     The arrays are: biased entries [C], their biases [C]; stop ids of answers below their minimum length [D].
     """
-    biased, stops = _Entries(), _Entries()
-    biases = array("d")
-    too_short = frozenset(sampling.too_short)
-    for index, param in enumerate(params):
-        if param.logit_bias:
-            biased.add(index, param.logit_bias)
-            biases.extend(param.logit_bias.values())
-        if index in too_short:
-            # Some configurations have stop ids outside the vocabulary; they are never drawn.
-            stops.add(index, [token_id for token_id in param.stop_token_ids if 0 <= token_id < vocab_size])
-    return [biased.flat(vocab_size), np.array(biases, dtype=np.float64), stops.flat(vocab_size)]
+    starts = range(0, len(params) * vocab_size, vocab_size)
+    biased = [start + token_id for start, param in zip(starts, params, strict=True) for token_id in param.logit_bias]
+    biases = [bias for param in params for bias in param.logit_bias.values()]
+    # Some configurations have stop ids outside the vocabulary; they are never drawn.
+    stops = [
+        starts[draw] + token_id
+        for draw in sampling.too_short
+        for token_id in params[draw].stop_token_ids
+        if 0 <= token_id < vocab_size
+    ]
+    return [np.array(values, dtype=np.float64) for values in (biased, biases, stops)]
 
 
 def process(logits_RV: torch.Tensor, arrays: Ordered[torch.Tensor]) -> None:
