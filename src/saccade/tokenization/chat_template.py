@@ -4,6 +4,7 @@ import json
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from itertools import count
 from typing import Any
 
@@ -72,6 +73,12 @@ class ChatTemplate:
         """Whether the template silently leaves out calls of earlier turns."""
         self.loses_results = self._loses([*_calling("a"), _RESULT], (_PROBE,))
         """Whether the template silently leaves out results of tools."""
+
+    @cached_property
+    def loses_result_images(self) -> bool:
+        """Whether the template refuses images in results of tools, or leaves them out."""
+        tokens = self._special_texts({**_RESULT, "content": [*_text_part(_PROBE), {"type": "image"}]})
+        return not tokens or tokens == self._special_texts(_RESULT)
 
     def replaced_by(self, source: str) -> "ChatTemplate":
         """Return the template that a request brings for the same model. Raises InvalidValue if it is not a template."""
@@ -153,6 +160,14 @@ class ChatTemplate:
         except InvalidValue:
             return False
         return not all(probe in text for probe in probes)
+
+    def _special_texts(self, result: Message) -> list[str]:
+        """Return the special tokens that the template writes for a call and its *result*, [] if it refuses them."""
+        try:
+            segments = self.render([*_calling("a"), result])
+        except InvalidValue:
+            return []
+        return [segment.text for segment in segments if segment.is_special]
 
     def _rewrite(self, messages: Sequence[Message], encode: Callable[[str], str]) -> list[dict[str, Any]]:
         """Return a new copy of the messages for each rendering, because a template may keep what it gets."""

@@ -18,7 +18,7 @@ from saccade.gateway.chat import IMAGE_PART, Chat, ChatRequest, PlainPrompt, Tok
 from saccade.gateway.limits import WorkThreads
 from saccade.gateway.prompt.media_options import NO_DEFAULTS, RequestDefaults
 from saccade.gateway.prompt.messages import num_characters, read_chat
-from saccade.gateway.prompt.tools import check_history, check_served, texts_in
+from saccade.gateway.prompt.tools import check_history, check_served, place_result_images, texts_in
 from saccade.gateway.served_models.served_model import Placeholders, ServedModel, media_segments
 from saccade.media.header import MediaLimits
 from saccade.models.family import VideoOptions
@@ -101,7 +101,7 @@ class PromptDrafter:
         template = template_of(served, chat)
         check_served(chat.tools, served.tool_calls is not None, template.takes_tools)
         check_history(chat.messages, template)
-        return chat
+        return replace(chat, messages=place_result_images(chat.messages, template))
 
     async def read_long(self, served: ServedModel, request: ChatRequest | TokenizeRequest) -> Chat:
         """As read(), in a thread, for a request that `is_long`."""

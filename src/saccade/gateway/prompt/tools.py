@@ -144,6 +144,33 @@ def check_history(messages: Sequence[Message], template: ChatTemplate) -> None:
             )
 
 
+def place_result_images(messages: list[Message], template: ChatTemplate) -> list[Message]:
+    """Return *messages* with images and videos of results where *template* writes them, in the same order.
+
+    That is in the next turn of the user, or in one of their own if none follows at once, unless results may have them.
+    """
+    results = [message["content"] for message in messages if message["role"] == "tool"]
+    has_media = any(part["type"] != "text" for parts in results if not isinstance(parts, str) for part in parts)
+    if not has_media or not template.loses_result_images:
+        return messages
+    turns: list[Message] = []
+    pending: list[Mapping[str, str]] = []
+    for message in messages:
+        content = message["content"]
+        if message["role"] == "tool":
+            if not isinstance(content, str):
+                pending += [part for part in content if part["type"] != "text"]
+                message = {**message, "content": "\n".join(part["text"] for part in content if part["type"] == "text")}
+        elif pending and message["role"] == "user":
+            parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+            message, pending = {**message, "content": [*pending, *parts]}, []
+        elif pending:
+            turns.append({"role": "user", "content": pending})
+            pending = []
+        turns.append(message)
+    return [*turns, {"role": "user", "content": pending}] if pending else turns
+
+
 def texts_in(value: Any) -> Iterator[str]:
     """Yield all strings of the JSON *value*, keys included."""
     match value:
