@@ -155,15 +155,20 @@ class PatchEmbedding(nn.Module):
 
 
 class PackedSelfAttention(Layer):
-    """Bidirectional attention within each packed sequence, with rotary positions and biases; heads cut over *ranks*."""
+    """Bidirectional attention within each packed sequence, with rotary positions; heads cut over *ranks*.
 
-    def __init__(self, hidden_size: int, num_heads: int, ranks: Ranks = ALONE) -> None:
+    *qkv_bias* and *bias* say whether the two matrices have biases.
+    """
+
+    def __init__(
+        self, hidden_size: int, num_heads: int, ranks: Ranks = ALONE, *, qkv_bias: bool = True, bias: bool = True
+    ) -> None:
         super().__init__()
         self.num_heads = ranks.divide(num_heads, IN_THE_ENCODER)
         self.head_dim = hidden_size // num_heads
         widths, units = (hidden_size,) * 3, (num_heads,) * 3
-        self.qkv = Linear(hidden_size, widths, split="outputs", units=units, ranks=ranks)
-        self.proj = Linear(hidden_size, hidden_size, split="inputs", ranks=ranks)
+        self.qkv = Linear(hidden_size, widths, qkv_bias, split="outputs", units=units, ranks=ranks)
+        self.proj = Linear(hidden_size, hidden_size, bias, split="inputs", ranks=ranks)
 
     def pair(self) -> None:
         """Put the loaded channels i and i + D / 2, which are rotated together, next to each other.
@@ -176,6 +181,10 @@ class PackedSelfAttention(Layer):
             halves = queries_and_keys.unflatten(0, (2 * self.num_heads, 2, -1))
             parameter.data = torch.cat((halves.transpose(1, 2).flatten(0, 2), values))
 
+    def normed(self, qk_PHD: torch.Tensor) -> torch.Tensor:
+        """Return queries and keys before their rotation; some towers normalise them."""
+        return qk_PHD
+
     def add_to(
         self,
         residual_PE: torch.Tensor,
@@ -186,7 +195,7 @@ class PackedSelfAttention(Layer):
     ) -> torch.Tensor:
         """Attend over *x_PE*, and return the residual plus the result. *cos_sin_P1C* goes to `ops.rotary_pairs`."""
         qkv_PHD = self.qkv(x_PE).view(x_PE.shape[0], 3 * self.num_heads, -1)
-        qk_PHD = self.ops.rotary_pairs(qkv_PHD[:, : 2 * self.num_heads], cos_sin_P1C)
+        qk_PHD = self.ops.rotary_pairs(self.normed(qkv_PHD[:, : 2 * self.num_heads]), cos_sin_P1C)
         q_PQD, k_PQD = qk_PHD.chunk(2, dim=1)
         v_PQD = qkv_PHD[:, -self.num_heads :]
         return self.proj.add_to(residual_PE, backend.packed(q_PQD, k_PQD, v_PQD, layout))

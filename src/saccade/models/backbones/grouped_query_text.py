@@ -6,6 +6,8 @@ Shapes: N tokens, E hidden size, Q query heads, K key/value heads, H = Q + K, D 
 token.
 """
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -14,7 +16,6 @@ from saccade.models.backbones.text_config import ExpertsConfig, TextConfig
 from saccade.nn.context import ForwardContext
 from saccade.nn.experts import Experts, softmax_top_k
 from saccade.nn.layers import Attention, Layer, Linear, RMSNorm
-from saccade.nn.ops import CosSin
 from saccade.nn.parallel import ALONE, Ranks
 
 
@@ -46,19 +47,23 @@ class GroupedQueryAttention(Layer):
         self.qk_weight_HD = torch.cat((q_HD, k_HD))
 
     def add_to(
-        self, residual_NE: torch.Tensor, x_NE: torch.Tensor, cos_sin: CosSin, context: ForwardContext
+        self, residual_NE: torch.Tensor, x_NE: torch.Tensor, rotation: Any, context: ForwardContext
     ) -> torch.Tensor:
-        """Attend over *x_NE*, and return the residual plus the result."""
+        """Attend over *x_NE*, and return the residual plus the result; *rotation* is the decoder's."""
+        return self.o_proj.add_to(residual_NE, self.attend(x_NE, rotation, context))
+
+    def attend(self, x_NE: torch.Tensor, rotation: Any, context: ForwardContext) -> torch.Tensor:
+        """Return the attended values [N, Q * D]."""
         q_NQD, own = self.ops.cached_heads(
             self.qkv_proj(x_NE).view(x_NE.shape[0], -1, self.head_dim),
             self.attention.num_kv_heads,
             None if self.q_norm is None else self.qk_weight_HD,
             self.norm_eps,
-            cos_sin,
+            rotation,
             context.paged_cache(self.attention.layer),
             context.layout.slot_mapping,
         )
-        return self.o_proj.add_to(residual_NE, self.attention.attend(q_NQD, own, context))
+        return self.attention.attend(q_NQD, own, context)
 
 
 class MixtureOfExperts(nn.Module):

@@ -18,8 +18,8 @@ from torch.nn import functional
 from saccade.models.backbones.decoder import Norm
 from saccade.models.backbones.vision_mlp import MlpConfig, VisionMlp
 from saccade.nn.context import PackedLayout, VisionAttentionBackend, check_metadata
-from saccade.nn.layers import LayerNorm, Linear
-from saccade.nn.ops import GELU
+from saccade.nn.layers import Layer, LayerNorm, Linear
+from saccade.nn.ops import ACTIVATIONS, GELU
 from saccade.nn.parallel import ALONE, Ranks
 from saccade.nn.rope import cos_sin_pairs, inverse_frequencies
 from saccade.nn.transfer import to_device
@@ -99,13 +99,34 @@ class TowerMlp(VisionMlp):
     names = ("linear_fc1", "linear_fc2")
 
 
-class VisionBlock(nn.Module):
-    """Attention, then *mlp*; each reads a normalised input, and its result is added to the residual."""
+class GatedTowerMlp(Layer):
+    """down(activation(gate(x)) * up(x))."""
 
-    def __init__(self, config: TowerConfig, mlp: nn.Module, norm: Norm, ranks: Ranks) -> None:
+    def __init__(self, config: TowerConfig, ranks: Ranks) -> None:
+        super().__init__()
+        width, bias = self.shape(config)
+        self.gate_up_proj = Linear(config.hidden_size, (width, width), bias, split="outputs", ranks=ranks)
+        self.down_proj = Linear(width, config.hidden_size, bias, split="inputs", ranks=ranks)
+        self.activation = ACTIVATIONS[config.activation]
+
+    @staticmethod
+    def shape(config: Any) -> tuple[int, bool]:
+        """Return the number of gated channels, and whether there are biases."""
+        return config.intermediate_size, True
+
+    def add_to(self, residual_PE: torch.Tensor, x_PE: torch.Tensor) -> torch.Tensor:
+        """Return *residual_PE* plus the MLP of *x_PE*."""
+        gated = self.ops.gated_activation(self.gate_up_proj(x_PE), self.activation)
+        return self.down_proj.add_to(residual_PE, gated)
+
+
+class VisionBlock(nn.Module):
+    """*attn*, then *mlp*; each reads a normalised input, and its result is added to the residual."""
+
+    def __init__(self, config: TowerConfig, attn: PackedSelfAttention, mlp: nn.Module, norm: Norm) -> None:
         super().__init__()
         self.norm1 = norm(config.hidden_size, config.norm_eps)
-        self.attn = PackedSelfAttention(config.hidden_size, config.num_heads, ranks)
+        self.attn = attn
         self.norm2 = norm(config.hidden_size, config.norm_eps)
         self.mlp = mlp
 
@@ -157,10 +178,13 @@ class MergingTower(nn.Module):
         self.patch_embed = nn.ModuleDict(
             {"proj": PatchEmbedding(config.hidden_size, config.kernel, bias=self.patch_bias)}
         )
-        self.blocks = nn.ModuleList(
-            VisionBlock(config, self.mlp(config, ranks), self.norm, ranks) for _ in range(config.depth)
-        )
+        parts = ((self.make_attention(ranks), self.mlp(config, ranks)) for _ in range(config.depth))
+        self.blocks = nn.ModuleList(VisionBlock(config, *own, self.norm) for own in parts)
         self.merger = self.make_merger(ranks)
+
+    def make_attention(self, ranks: Ranks) -> PackedSelfAttention:
+        """Return the attention of one block."""
+        return PackedSelfAttention(self.config.hidden_size, self.config.num_heads, ranks)
 
     def make_merger(self, ranks: Ranks) -> nn.Module:
         """Return the module that maps the patches [P, E] of the last block to features."""
@@ -219,14 +243,17 @@ class LearnedTower(MergingTower):
 
     def embed(self, patches_PC: torch.Tensor, metadata: LearnedMetadata) -> torch.Tensor:
         """Map normalised patches to [P, E], with their positions."""
+        return self.placed(self.patch_embed["proj"](patches_PC), metadata)
+
+    def placed(self, x_PE: torch.Tensor, metadata: LearnedMetadata) -> torch.Tensor:
+        """Add the learned positions."""
         learned_PE = functional.embedding_bag(
             metadata.taps,
             self.pos_embed.weight,  # type: ignore[arg-type]
             per_sample_weights=metadata.tap_weights,
             mode="sum",
         )
-        x_PE = self.patch_embed["proj"](patches_PC)
-        return x_PE + learned_PE.to(x_PE.dtype)  # type: ignore[no-any-return]
+        return x_PE + learned_PE.to(x_PE.dtype)
 
     def forward(self, patches_PC: torch.Tensor, metadata: LearnedMetadata) -> torch.Tensor:
         """Map normalised patches to features [U, X]."""

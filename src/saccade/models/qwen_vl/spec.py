@@ -8,15 +8,10 @@ import numpy as np
 
 from saccade.errors import StartupError
 from saccade.models.backbones.grid_spec import GridSpec
+from saccade.models.backbones.merging_config import MergingConfig
 from saccade.models.backbones.model_config import integer, section
 from saccade.models.backbones.text_config import HybridConfig, TextConfig, TextStyle, text_section
-from saccade.models.qwen_vl.tower_config import (
-    FlatTowerConfig,
-    Tower2Config,
-    Tower3Config,
-    TowerConfig,
-    WindowedConfig,
-)
+from saccade.models.qwen_vl.tower_config import FlatTowerConfig, Tower2Config, Tower3Config, WindowedConfig
 from saccade.models.spec import IMAGE, VIDEO
 from saccade.protocol.media import MediaItem
 
@@ -31,10 +26,10 @@ class QwenSpec(GridSpec):
 
     text_config: ClassVar[type[TextConfig]] = TextConfig
     style: ClassVar[TextStyle] = NORMED
-    tower: ClassVar[type[TowerConfig]]
+    tower: ClassVar[type[MergingConfig]]
 
     text: TextConfig
-    vision: TowerConfig
+    vision: MergingConfig
     placeholder_of: Mapping[str, int]
 
     @classmethod

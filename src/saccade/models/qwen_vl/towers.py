@@ -17,6 +17,7 @@ from torch import nn
 
 from saccade.models.backbones.merging_tower import (
     BlockMetadata,
+    GatedTowerMlp,
     LearnedMetadata,
     LearnedTower,
     MergingTower,
@@ -26,8 +27,7 @@ from saccade.models.backbones.merging_tower import (
 from saccade.models.qwen_vl.tower_config import Tower3Config, WindowedConfig
 from saccade.models.spec import Grid
 from saccade.nn.context import VisionAttentionBackend
-from saccade.nn.layers import Layer, Linear, RMSNorm
-from saccade.nn.ops import ACTIVATIONS
+from saccade.nn.layers import RMSNorm
 from saccade.nn.parallel import ALONE, Ranks
 from saccade.nn.transfer import to_device
 from saccade.nn.vision import frame_coordinates, packed_layout, packed_sequences
@@ -60,26 +60,10 @@ class WindowedMetadata:
     restored: torch.Tensor
 
 
-class VisionGatedMlp(Layer):
-    """down(activation(gate(x)) * up(x)), with biases."""
-
-    def __init__(self, config: WindowedConfig, ranks: Ranks) -> None:
-        super().__init__()
-        width = config.intermediate_size
-        self.gate_up_proj = Linear(config.hidden_size, (width, width), split="outputs", ranks=ranks)
-        self.down_proj = Linear(width, config.hidden_size, split="inputs", ranks=ranks)
-        self.activation = ACTIVATIONS[config.activation]
-
-    def add_to(self, residual_PE: torch.Tensor, x_PE: torch.Tensor) -> torch.Tensor:
-        """Return *residual_PE* plus the MLP of *x_PE*."""
-        gated = self.ops.gated_activation(self.gate_up_proj(x_PE), self.activation)
-        return self.down_proj.add_to(residual_PE, gated)
-
-
 class WindowedTower(MergingTower):
     """Qwen2.5-VL's: most blocks attend within windows."""
 
-    norm, mlp = RMSNorm, VisionGatedMlp
+    norm, mlp = RMSNorm, GatedTowerMlp
     config: WindowedConfig
 
     def prepare(self, grids: Sequence[Grid], backend: VisionAttentionBackend) -> WindowedMetadata:

@@ -1,0 +1,70 @@
+"""The config.json of vision towers that merge patches, checked. No torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Self
+
+from saccade.errors import StartupError
+from saccade.models.backbones.model_config import choice, integer, values_of
+from saccade.models.preprocessing.processor_config import CHANNELS
+
+ACTIVATIONS = ("gelu", "gelu_pytorch_tanh", "quick_gelu", "silu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergingConfig:
+    """The fields of all towers; *defaults* are values of keys that the releases leave out."""
+
+    defaults: ClassVar[Mapping[str, Any]] = {}
+
+    depth: Annotated[int, "depth"]
+    hidden_size: Annotated[int, "hidden_size"]
+    intermediate_size: Annotated[int, "intermediate_size"]
+    num_heads: Annotated[int, "num_heads"]
+    out_hidden_size: Annotated[int, "out_hidden_size"]
+    patch_size: Annotated[int, "patch_size"]
+    merge_size: Annotated[int, "spatial_merge_size"]
+    temporal_patch_size: Annotated[int, "temporal_patch_size"]
+    activation: str
+
+    @classmethod
+    def read(cls, vision: Mapping[str, Any]) -> Self:
+        """Read `vision_config`. Raises StartupError, naming the key."""
+        vision = {**cls.defaults, **vision}
+        activation = choice(vision, "hidden_act", ACTIVATIONS)
+        config = cls(activation=activation, **values_of(cls, vision), **cls.more(vision))
+        if config.hidden_size % (4 * config.num_heads):
+            raise StartupError("config.json: the vision tower's width must be a multiple of 4 * `num_heads`.")
+        if integer(vision, "in_channels") != CHANNELS:
+            raise StartupError(f"config.json: `in_channels` must be {CHANNELS}, not {vision['in_channels']}.")
+        return config
+
+    @classmethod
+    def more(cls, vision: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of a subclass that name no key. Raises StartupError, naming the key."""
+        return {}
+
+    @property
+    def head_dim(self) -> int:
+        """Channels of one head."""
+        return self.hidden_size // self.num_heads
+
+    @property
+    def norm_eps(self) -> float:
+        """The epsilon of the norms."""
+        return 1e-6
+
+    @property
+    def kernel(self) -> tuple[int, ...]:
+        """Channels, frames, height and width of a patch."""
+        return CHANNELS, self.temporal_patch_size, self.patch_size, self.patch_size
+
+    @property
+    def patch_values(self) -> int:
+        """Values of one patch of one frame."""
+        return CHANNELS * self.patch_size * self.patch_size
+
+    @property
+    def num_features(self) -> int:
+        """Vectors of the text model's width that each token of an image has."""
+        return 1

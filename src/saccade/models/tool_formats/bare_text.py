@@ -1,0 +1,111 @@
+"""Calls whose texts have no quotes: what is common to them, whatever the tags around values are."""
+
+import re
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from saccade.errors import InvalidValue, UnsupportedParameter
+from saccade.grammars.json_schema import Schema, SupportedSchema, excerpt
+from saccade.grammars.property_types import property_types
+from saccade.models.tool_formats import form
+
+TEXT_KEYWORDS: Final = ("pattern", "format", "minLength", "maxLength")
+"""Keywords that cannot be enforced for a parameter that a model writes as bare text."""
+
+
+class BareShape(NamedTuple):
+    """The texts of a call: before all parameters and after them, and before a parameter's value and after it.
+
+    `{}` stands for the name.
+    """
+
+    opening: str
+    parameter: str
+    end_parameter: str
+    closing: str = ""
+
+
+def values_in(text: str, opening: re.Pattern[str], end: str) -> dict[str, str] | None:
+    """Return the values in *text* by name; None if there is other text too.
+
+    *opening* is all before a value, with the name as its group. A value ends at the first *end* that another parameter
+    or nothing follows.
+    """
+    values: dict[str, str] = {}
+    text = text.strip()
+    while text:
+        begin = opening.match(text)
+        if begin is None:
+            return None
+        border = text.find(end, begin.end())
+        while border >= 0:
+            after = text[border + len(end) :].lstrip()
+            if not after or opening.match(after):
+                break
+            border = text.find(end, border + 1)
+        else:
+            return None
+        values[begin[1]] = text[begin.end() : border]
+        text = after
+    return values
+
+
+def limits(function: form.FunctionConstraint, enforced: SupportedSchema) -> SupportedSchema:
+    """Refuse or drop what bare text cannot enforce. Raises InvalidValue and UnsupportedParameter."""
+    for name, schema in _properties(enforced.schema).items():
+        place = f"{function.place}.properties.{excerpt(name)}"
+        if not name or set(name) & set("<>\n\r"):
+            raise InvalidValue(f"`{function.place}.properties`: a parameter's name has no <, > or line break.", place)
+        refused = [keyword for keyword in TEXT_KEYWORDS if _is_text(name, enforced.schema) and keyword in schema]
+        if refused and function.strict:
+            raise UnsupportedParameter(
+                f"`{place}.{refused[0]}` cannot be enforced, because this model writes texts without quotes; leave it "
+                "out, or do not set `strict`.",
+                f"{place}.{refused[0]}",
+            )
+        enforced.dropped.extend(f"{place}.{keyword}" for keyword in refused)
+    return enforced
+
+
+def rules(
+    shape: BareShape, index: int, function: form.FunctionConstraint, tokens: form.ToolCallTokens
+) -> Iterator[str]:
+    """Yield the rules of a call of function *index* in *shape*, from `call_INDEX` on."""
+    schema = function.parameters
+    required = schema.get("required") if isinstance(schema.get("required"), list) else []
+    names = [f"parameter_{index}_{number}" for number in range(len(_properties(schema)))]
+    ordered = " ".join(
+        rule if name in (required or []) else f"{rule}?" for rule, name in zip(names, _properties(schema), strict=True)
+    )
+    opening, closing = (
+        form.quoted(text) if text else "" for text in (shape.opening.format(function.name), shape.closing)
+    )
+    yield f"call_{index}: {form.tag(tokens.begin_id)} {opening} {ordered} {closing} {form.tag(tokens.end_id)}"
+    definitions: Schema = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+    for rule, (name, declared) in zip(names, _properties(schema).items(), strict=True):
+        opening, closing = form.quoted(shape.parameter.format(name)), shape.end_parameter
+        if not _is_text(name, schema):
+            yield f"{rule}: {opening} {rule}_value {form.quoted(closing)}"
+            yield f"{rule}_value: {form.json_rule({**definitions, **declared})}"
+        elif texts := _texts(declared):
+            yield f"{rule}: {opening} ({' | '.join(map(form.quoted, texts))}) {form.quoted(closing)}"
+        else:
+            yield f"{rule}: {opening} {rule}_value"
+            yield f"{rule}_value[suffix={form.quoted(closing)}]: /(?s:.*)/"
+
+
+def _properties(schema: Schema) -> dict[str, Schema]:
+    properties = schema.get("properties")
+    items = properties.items() if isinstance(properties, dict) else ()
+    return {name: declared if isinstance(declared, dict) else {} for name, declared in items}
+
+
+def _is_text(name: str, schema: Schema) -> bool:
+    """Return whether the property *name* of *schema* is read as bare text."""
+    return not property_types(name, schema) - {"string"}
+
+
+def _texts(declared: Schema) -> list[str]:
+    """Return the only texts that *declared* allows; none if it allows others."""
+    allowed = [declared["const"]] if "const" in declared else declared.get("enum")
+    return [text for text in allowed if isinstance(text, str)] if isinstance(allowed, list) else []
