@@ -221,3 +221,67 @@ PADDLEOCR_VL = """{{- cls_token if cls_token is defined else '<|begin_of_sentenc
 {%- if add_generation_prompt -%}{{ 'Assistant:\\n' }}{%- endif -%}
 """
 """PaddleOCR-VL 1.5 and 1.6: images first, and lists of parts; other roles are left out."""
+
+GLM_V = """[gMASK]<sop>
+{%- macro show(content) -%}
+{%- if content is string -%}{{ content }}
+{%- else -%}{%- for part in content or [] -%}{%- if part['type'] == 'text' -%}{{ part['text'] }}{%- endif -%}{%- endfor -%}
+{%- endif -%}
+{%- endmacro -%}
+{%- macro lines(content) -%}
+{%- if content is string -%}{{ '\\n' + content }}
+{%- else -%}{%- for part in content -%}
+{%- if part['type'] == 'video' -%}{{ '\\n<|begin_of_video|><|video|><|end_of_video|>' }}
+{%- elif part['type'] == 'image' -%}{{ '\\n<|begin_of_image|><|image|><|end_of_image|>' }}
+{%- elif part['type'] == 'text' -%}{{ '\\n' + part['text'] }}{%- endif -%}
+{%- endfor -%}{%- endif -%}
+{%- endmacro -%}
+{%- if tools -%}
+{{ '<|system|>\\n# Tools\\n\\nYou may call one or more functions to assist with the user query.\\n\\n' }}
+{{- 'You are provided with function signatures within <tools></tools> XML tags:\\n<tools>\\n' }}
+{%- for tool in tools -%}{{ tool | tojson(ensure_ascii=False) + '\\n' }}{%- endfor -%}
+{{ '</tools>\\n\\nFor each function call, output the function name and arguments within XML tags:\\n' }}
+{{- '<tool_call>{function-name}\\n<arg_key>{arg-key}</arg_key>\\n<arg_value>{arg-value}</arg_value>\\n...\\n</tool_call>' }}
+{%- endif -%}
+{%- set last = namespace(query=-1) -%}
+{%- for message in messages -%}
+{%- if message.role == 'user' -%}{%- set last.query = loop.index0 -%}{%- endif -%}
+{%- endfor -%}
+{%- for message in messages -%}
+{%- if message.role == 'user' -%}
+{{ '<|user|>' + lines(message.content) }}
+{%- if enable_thinking is defined and not enable_thinking and not show(message.content).endswith('/nothink') -%}
+{{ '/nothink' }}
+{%- endif -%}
+{%- elif message.role == 'assistant' -%}
+{%- set content = show(message.content) -%}
+{%- set reasoning = '' -%}
+{%- if message.reasoning_content is string -%}
+{%- set reasoning = message.reasoning_content -%}
+{%- elif '</think>' in content -%}
+{%- set reasoning = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') -%}
+{%- set content = content.split('</think>')[-1].lstrip('\\n') -%}
+{%- endif -%}
+{{ '<|assistant|>\\n<think>' + (reasoning | trim if loop.index0 > last.query else '') + '</think>' }}
+{%- if content | trim -%}{{ '\\n' + content | trim }}{%- endif -%}
+{%- for call in message.tool_calls or [] -%}
+{{ '\\n<tool_call>' + call.function.name + '\\n' }}
+{%- for name, value in call.function.arguments | items -%}
+{{ '<arg_key>' + name + '</arg_key>\\n<arg_value>' }}
+{{- value if value is string else value | tojson(ensure_ascii=False) }}{{ '</arg_value>\\n' }}
+{%- endfor -%}
+{{ '</tool_call>' }}
+{%- endfor -%}
+{%- elif message.role == 'tool' -%}
+{%- if loop.first or loop.previtem.role != 'tool' -%}{{ '<|observation|>' }}{%- endif -%}
+{{ '\\n<tool_response>' + lines(message.content) + '\\n</tool_response>' }}
+{%- elif message.role == 'system' -%}
+{{ '<|system|>\\n' + show(message.content) }}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{ '<|assistant|>' }}
+{%- if enable_thinking is defined and not enable_thinking -%}{{ '\\n<think></think>' }}{%- endif -%}
+{%- endif -%}
+"""
+"""GLM-4.5V and 4.6V: parts on lines of their own, reasoning after the last question, calls as pairs of tags."""

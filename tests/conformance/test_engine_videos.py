@@ -31,7 +31,19 @@ CASES = [
     for name in PROMPTS
     for chunk in CHUNKS
 ]
-VIDEO_NETWORKS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "kimi_k25")
+VIDEO_NETWORKS = (
+    "qwen2_vl",
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "qwen3_vl_moe",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "kimi_k25",
+    "glm4v",
+    "glm4v_moe",
+    "glm46v",
+    "glm_ocr",
+)
 
 
 @pytest.fixture(scope="module", params=VIDEO_NETWORKS)

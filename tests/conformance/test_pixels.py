@@ -13,7 +13,7 @@ import torch
 from differences import DIFFERENCES, as_shown
 from PIL import Image
 from references import Seen
-from references.native import MergedPatches, RasterPatches
+from references.native import GlmPatches, MergedPatches, RasterPatches
 from subjects import SUBJECTS, Sides
 
 from saccade import models
@@ -26,7 +26,9 @@ from saccade.protocol.media import ImageLayout
 from saccade.transport.shared_memory import read_slot
 
 NAMES = tuple(subject.checkpoint for subject in SUBJECTS)
-MERGING = [subject.checkpoint for subject in SUBJECTS if subject.reference in (MergedPatches, RasterPatches)]
+MERGING = [
+    subject.checkpoint for subject in SUBJECTS if subject.reference in (MergedPatches, RasterPatches, GlmPatches)
+]
 WIDE_OPEN = ImageLimits(max_side=20_000, max_aspect=20_000)
 CORPUS = images.corpus() | {
     "png I;16": images.encode(images.random_image(75, 51, "I;16")),

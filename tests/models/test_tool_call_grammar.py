@@ -21,6 +21,7 @@ BEGIN, END, SECTION, SECTION_END, SEPARATOR = range(FIRST_TAG_ID, FIRST_TAG_ID +
 FORMS = {
     "hermes": ToolCallTokens("hermes", BEGIN, END),
     "qwen3_coder": ToolCallTokens("qwen3_coder", BEGIN, END),
+    "glm45": ToolCallTokens("glm45", BEGIN, END),
     "kimi_k2": ToolCallTokens("kimi_k2", BEGIN, END, SECTION, SECTION_END, SEPARATOR),
 }
 END_OF_ANSWER = 256
@@ -116,6 +117,7 @@ def test_allowed_text_is_read_as_matching_calls(form: str, must_call: bool, many
 CALLS: dict[str, tuple[str | int, ...]] = {
     "hermes": (BEGIN, '\n{"name": "say", "arguments": {"text": "<b>"}}\n', END),
     "qwen3_coder": (BEGIN, "\n<function=say>\n<parameter=text>\n<b>\n</parameter>\n</function>\n", END),
+    "glm45": (BEGIN, "say\n<arg_key>text</arg_key>\n<arg_value><b></arg_value>\n", END),
     "kimi_k2": (SECTION, BEGIN, "functions.say:0", SEPARATOR, '{"text": "<b>"}', END, SECTION_END),
 }
 

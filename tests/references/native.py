@@ -62,6 +62,12 @@ class MergedPatches(_Text):
         return Seen(grid[0] * grid[1] * grid[2] // self.processor.merge_size**2, made["pixel_values"], grid)
 
 
+class GlmPatches(MergedPatches):
+    """GLM-4.xV: the same patches, with other tokens."""
+
+    placeholder = "<|image|>"
+
+
 class RasterPatches(MergedPatches):
     """PaddleOCR-VL: patches in raster order, here put into merged blocks. Content is a list of parts."""
 

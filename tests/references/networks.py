@@ -92,8 +92,43 @@ class RecurrentOracle(QwenOracle):
     atol = 1e-3
 
 
+class GlmOracle(QwenOracle):
+    """A network that fills images and the frames of videos by one placeholder, so that transformers mixes neither.
+
+    The features are put into their places here. Each pair of frames is an item of its own for the positions.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.placeholder_token_ids = (self.placeholder,)
+
+    @torch.inference_mode()
+    def logits(self, asked: EngineRequest, token_ids: list[int]) -> torch.Tensor:
+        ids = torch.tensor([asked.token_ids + token_ids[:-1]])
+        model = self.model.model
+        embedded, kinds = model.get_input_embeddings()(ids), torch.zeros_like(ids)
+        grids: dict[str, list[tuple[int, ...]]] = {"image": [], "video": []}
+        for item in asked.media:
+            places = [place for span in item.spans for place in range(span.start, span.start + span.length)]
+            embed = model.get_image_features if item.modality == "image" else model.get_video_features
+            features = embed(self.pixel_values(item), torch.tensor([item.grid])).pooler_output
+            embedded[0, places] = torch.cat(tuple(features))
+            kinds[0, places] = 1 if item.modality == "image" else 2
+            grids[item.modality].append(item.grid)
+        image, video = (torch.tensor(grids[kind]) if grids[kind] else None for kind in ("image", "video"))
+        positions, _ = model.get_rope_index(
+            input_ids=ids, mm_token_type_ids=kinds, image_grid_thw=image, video_grid_thw=video
+        )
+        answer = self.model(inputs_embeds=embedded, position_ids=positions)
+        return answer.logits[0, len(asked.token_ids) - 1 :].float()
+
+
 class RasterOracle(QwenOracle):
-    """A network with patches in raster order, which the wire has in merged blocks."""
+    """A network with patches in raster order, which the wire has in merged blocks. It takes no videos."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.placeholder_token_ids = (self.placeholder,)
 
     def pixel_values(self, item: MediaItem) -> torch.Tensor:
         """Return normalised patches [P, 3, patch, patch]."""
@@ -201,6 +236,10 @@ ORACLES: Mapping[str, type[Oracle]] = {
     "qwen3_5_moe": RecurrentOracle,
     "phi3_v": Phi3VOracle,
     "paddleocr_vl": RasterOracle,
+    "glm4v": GlmOracle,
+    "glm4v_moe": GlmOracle,
+    "glm46v": GlmOracle,
+    "glm_ocr": GlmOracle,
     "smolvlm": TilesOracle,
     "smolvlm2": TilesOracle,
 }

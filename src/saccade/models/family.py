@@ -11,8 +11,8 @@ from saccade.errors import StartupError
 from saccade.models.spec import PLACEHOLDER_TOKEN_ID
 from saccade.protocol.media import ImageLayout, VideoHeader
 
-ToolParser = Literal["auto", "none", "hermes", "qwen3_coder", "kimi_k2"]
-ReasoningParser = Literal["auto", "none", "qwen3", "deepseek_r1", "kimi_k2"]
+ToolParser = Literal["auto", "none", "hermes", "qwen3_coder", "kimi_k2", "glm45"]
+ReasoningParser = Literal["auto", "none", "qwen3", "deepseek_r1", "kimi_k2", "glm45"]
 """The operator's choice: "auto" is the family's parser, "none" leaves calls and reasoning in the content."""
 
 

@@ -20,7 +20,7 @@ from saccade.protocol.output import FinishReason, TokenDelta
 from saccade.tokenization.detokenizer import Detokenizer, TextRules
 from saccade.tokenization.tokenizer import Segment
 
-RELEASES: dict[str, str] = {"hermes": "qwen3_vl", "qwen3_coder": "qwen3_5", "kimi_k2": "kimi_k25"}
+RELEASES: dict[str, str] = {"hermes": "qwen3_vl", "qwen3_coder": "qwen3_5", "kimi_k2": "kimi_k25", "glm45": "glm4v"}
 TOOLS = [
     {"type": "function", "function": {"name": "look", "parameters": {"properties": {
         "text": {"type": "string"}, "count": {"type": "integer"}, "box": {"type": "array"}, "more": {"type": "object"},
@@ -56,6 +56,12 @@ def written(tool_format: str, number: int, name: str, arguments: dict[str, Any])
             "<|tool_call_begin|>", f"functions.{name}:{number}", "<|tool_call_argument_begin|>", json.dumps(arguments),
             "<|tool_call_end|>",
         ]  # fmt: skip
+    if tool_format == "glm45":
+        pairs = (
+            f"<arg_key>{key}</arg_key>\n<arg_value>{value if isinstance(value, str) else json.dumps(value)}</arg_value>\n"
+            for key, value in arguments.items()
+        )
+        return ["<tool_call>", f"{name}\n{''.join(pairs)}", "</tool_call>"]
     body = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
     if tool_format == "qwen3_coder":
         values = (
@@ -157,7 +163,9 @@ def test_malformed_calls_are_content(tool_format: str, fault: str, models: Model
     call = written(tool_format, 0, "look", {"count": 1})
     pieces = {
         "name": [piece.replace("look", "book") for piece in call],
-        "arguments": [piece.replace("1", "1]").replace("</parameter>", "") for piece in call],
+        "arguments": [
+            piece.replace("1", "1]").replace("</parameter>", "").replace("</arg_value>", "") for piece in call
+        ],
         "no end": [*call[:-2], call[-2][:-4]],
         "two begins": [call[0], *call[:-2]],
         "alone": call[:1],

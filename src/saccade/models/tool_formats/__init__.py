@@ -4,12 +4,17 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from saccade.models.tool_formats import hermes, kimi_k2, qwen3_coder
+from saccade.models.tool_formats import glm45, hermes, kimi_k2, qwen3_coder
 from saccade.models.tool_formats.form import CallConstraint, ToolCallTokens, ToolFormat
 from saccade.tokenization.tokenizer import Tokenizer
 
 FORMATS: Final[Mapping[str, ToolFormat]] = MappingProxyType(
-    {"hermes": hermes.FORMAT, "qwen3_coder": qwen3_coder.FORMAT, "kimi_k2": kimi_k2.FORMAT}
+    {
+        "hermes": hermes.FORMAT,
+        "qwen3_coder": qwen3_coder.FORMAT,
+        "kimi_k2": kimi_k2.FORMAT,
+        "glm45": glm45.FORMAT,
+    }
 )
 
 

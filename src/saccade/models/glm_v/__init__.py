@@ -1,0 +1,34 @@
+"""GLM's vision-language models: GLM-4.1V, 4.5V and 4.6V, and the document reader GLM-OCR."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from saccade.models.family import Family
+
+DRAFT = "The layer that drafts one more token is not loaded: the engine does no speculative decoding."
+GLM4V = Family(
+    architectures=(
+        "Glm4vForConditionalGeneration",
+        "Glm4vMoeForConditionalGeneration",
+        "Glm46VForConditionalGeneration",
+    ),
+    model_types=("glm4v", "glm4v_moe", "glm46v"),
+    placeholder="<|image|>",
+    # Frames of videos are filled by the placeholder of images.
+    video_placeholder="<|image|>",
+    template_switches=("enable_thinking",),
+    tool_format="glm45",
+    limits=(DRAFT,),
+)
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {
+        "glm4v": GLM4V,
+        "glm_ocr": replace(
+            GLM4V,
+            architectures=("GlmOcrForConditionalGeneration",),
+            model_types=("glm_ocr",),
+            parts={"Spec": "OcrSpec", "Network": "OcrNetwork"},
+        ),
+    }
+)

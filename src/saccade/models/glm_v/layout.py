@@ -1,0 +1,31 @@
+"""Grid and token count of an image, from its dimensions. Runs in the gateway: no torch."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from saccade.models.preprocessing.own_wire import OwnWireLayout
+from saccade.models.preprocessing.processor_config import CLIP_COLOURS
+from saccade.models.preprocessing.smart_resize import SmartResizeLayout, image_layout
+from saccade.protocol.media import ImageLayout
+
+PATCHES: Mapping[str, Any] = {"patch_size": 14, "temporal_patch_size": 2, "merge_size": 2, **CLIP_COLOURS}
+
+
+class Layout(OwnWireLayout, SmartResizeLayout):
+    """Patches of 14 x 14, merged 2 x 2 into one token. An image counts as two frames of a video."""
+
+    defaults: ClassVar[Mapping[str, Any]] = {**PATCHES, "min_pixels": 112 * 112, "max_pixels": 28 * 28 * 15000}
+    """Defaults of the reference processor for missing keys: transformers 5.23, Glm4vImageProcessor."""
+
+    @staticmethod
+    def layout_of(width: int, height: int, settings: Mapping[str, Any]) -> ImageLayout:
+        """Return the layout of an image; one with a side below a token's is enlarged first. Raises ImageTooLarge.
+
+        Limits of pixels are those of all frames of a patch together.
+        """
+        factor = settings["patch_size"] * settings["merge_size"]
+        if min(width, height) < factor:
+            scale = max(factor / height, factor / width)
+            width, height = int(width * scale), int(height * scale)
+        limits = {key: settings[key] / settings["temporal_patch_size"] for key in ("min_pixels", "max_pixels")}
+        return image_layout(width, height, {**settings, **limits})

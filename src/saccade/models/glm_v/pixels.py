@@ -1,0 +1,13 @@
+"""A decoded image or video to the patches of the wire. Runs in a decode process."""
+
+from saccade.models.glm_v.layout import Layout
+from saccade.models.preprocessing.merge_pixels import PatchifyPixels
+from saccade.models.preprocessing.video_patches import MergedVideoPixels as VideoPixels
+
+__all__ = ["Pixels", "VideoPixels"]
+
+
+class Pixels(PatchifyPixels):
+    """Patches of the sizes that the layout chose."""
+
+    layout_of = staticmethod(Layout.layout_of)
