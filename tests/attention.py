@@ -135,3 +135,45 @@ def attend_packed(
     output = backend.packed(q, k, v, PackedLayout(borders, max(lengths), lengths), scale)
     parts = zip(*(tensor.split(lengths) for tensor in (q, k, v)), strict=True)
     return output, torch.cat([reference(*part, causal=False, scale=scale) for part in parts])
+
+
+class CapturedDecodes:
+    """One layer's decodes over buffers that never move, as a CUDA graph has them, by *backend*; heads of 64 channels."""
+
+    def __init__(self, backend: AttentionBackend, dtype: torch.dtype, num_rows: int, num_blocks: int) -> None:
+        self.backend, self.dtype, width = backend, dtype, 64
+        draw = torch.Generator().manual_seed(3)
+        shape = (1 + num_rows * num_blocks, BLOCK, KV_HEADS, width)
+        self.cache = KvCache(*(torch.randn(shape, generator=draw).to(dtype) for _ in range(2)))
+        self.tables = torch.randperm(num_rows * num_blocks, generator=draw).view(num_rows, num_blocks) + 1
+        self.slots, self.lengths = (torch.zeros(num_rows, dtype=torch.int64) for _ in range(2))
+        self.q, self.k, self.v = (
+            torch.randn(num_rows, heads, width, generator=draw).to(dtype) for heads in (HEADS, KV_HEADS, KV_HEADS)
+        )
+        first = self._layout([1] * num_rows)
+        plan = backend.plan_captured(first, dtype)
+        positions = torch.zeros(3, num_rows, dtype=torch.int64)
+        self.context = ForwardContext(positions, first, [self.cache], backend, plan)
+        self._compute()  # as before a capture
+
+    def step(self, contexts: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """What a replay computes after *contexts*, and what it should."""
+        layout = self._layout(contexts)
+        self.backend.replan(self.context.plan, layout)
+        output, expected = self._compute(), []
+        for row, length in enumerate(contexts):
+            keys, values = (part[self.tables[row]].flatten(0, 1)[:length] for part in self.cache[:2])
+            expected.append(reference(self.q[row : row + 1], keys, values, causal=True))
+        return output, torch.cat(expected)
+
+    def _layout(self, contexts: list[int]) -> PagedLayout:
+        last = torch.tensor(contexts) - 1
+        places = self.tables.gather(1, (last // BLOCK).unsqueeze(1)).squeeze(1) * BLOCK + last % BLOCK
+        self.slots.copy_(places)
+        self.lengths.copy_(last + 1)
+        count = len(contexts)
+        rows = torch.arange(count)
+        return PagedLayout(self.slots, self.tables, self.lengths, (1,) * count, tuple(contexts), count, BLOCK, rows)
+
+    def _compute(self) -> torch.Tensor:
+        return self.backend.paged(self.q, self.k, self.v, 0, self.context)

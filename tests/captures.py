@@ -48,6 +48,7 @@ class PlayedCuda:
         self._num_handles += 1
         return 0, self._num_handles
 
-    def _graph(self, graph: Any, pool: Any = None) -> Any:
+    def _graph(self, graph: Any, pool: Any, capture_error_mode: str) -> Any:
+        assert capture_error_mode == "thread_local"
         self.pools.append(pool)
         return nullcontext()

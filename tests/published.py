@@ -45,10 +45,9 @@ class _Paged:
 
     num_made = 0
 
-    def _make(self, workspace: torch.Tensor, kv_layout: str, use_cuda_graph: bool) -> None:
+    def _make(self, workspace: torch.Tensor, kv_layout: str) -> None:
         check_workspace(workspace)
         assert kv_layout == "NHD"
-        assert not use_cuda_graph
         type(self).num_made += 1
         self.num_plans = 0
 
@@ -113,13 +112,19 @@ class BatchDecodeWithPagedKVCacheWrapper(_Paged):
         kv_layout: str = "NHD",
         use_cuda_graph: bool = False,
         use_tensor_cores: bool = False,
-        *,
+        paged_kv_indptr_buffer: torch.Tensor | None = None,
+        paged_kv_indices_buffer: torch.Tensor | None = None,
+        paged_kv_last_page_len_buffer: torch.Tensor | None = None,
         backend: str = "auto",
     ) -> None:
         # Only tensor cores take all groups of heads, and only FA2 splits long contexts.
         assert use_tensor_cores
         assert backend == "fa2"
-        self._make(float_workspace_buffer, kv_layout, use_cuda_graph)
+        self._make(float_workspace_buffer, kv_layout)
+        self.buffers = None
+        if use_cuda_graph:
+            self.buffers = paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer
+            assert all(buffer is not None and buffer.dtype == torch.int32 for buffer in self.buffers)
 
     def plan(
         self,
@@ -136,6 +141,10 @@ class BatchDecodeWithPagedKVCacheWrapper(_Paged):
         **options: Any,
     ) -> None:
         heads, dtypes = (num_qo_heads, num_kv_heads, head_dim), (q_data_type, kv_data_type)
+        if self.buffers is not None:
+            sizes = [len(buffer) for buffer in self.buffers if buffer is not None]
+            assert (len(indptr), len(last_page_len)) == (sizes[0], sizes[2])
+            assert len(indices) <= sizes[1]
         borders = torch.arange(len(indptr), dtype=torch.int32)
         self._planned(borders, (indptr, indices, last_page_len), heads, page_size, dtypes, options)
 
@@ -143,10 +152,8 @@ class BatchDecodeWithPagedKVCacheWrapper(_Paged):
 class BatchPrefillWithPagedKVCacheWrapper(_Paged):
     """flashinfer.BatchPrefillWithPagedKVCacheWrapper, with the parameters that Saccade uses."""
 
-    def __init__(
-        self, float_workspace_buffer: torch.Tensor, kv_layout: str = "NHD", use_cuda_graph: bool = False
-    ) -> None:
-        self._make(float_workspace_buffer, kv_layout, use_cuda_graph)
+    def __init__(self, float_workspace_buffer: torch.Tensor, kv_layout: str = "NHD") -> None:
+        self._make(float_workspace_buffer, kv_layout)
 
     def plan(
         self,

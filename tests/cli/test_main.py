@@ -333,7 +333,7 @@ def test_flags_survive_the_way_to_a_child(monkeypatch: pytest.MonkeyPatch) -> No
         device="cpu",
         attention_backend="torch_sdpa",
         mm_encoder_attn_backend="amx",
-        cuda_graphs=not EngineSettings().cuda_graphs,
+        cuda_graphs=True,
         mm_encoder_cuda_graph=not EngineSettings().mm_encoder_cuda_graph,
         async_scheduling=True,
         speculative_config='{"c": 3}',

@@ -9,7 +9,7 @@ from types import ModuleType
 import published
 import pytest
 import torch
-from attention import BATCHES, HEADS, OPTIONS, assert_close, attend, attend_packed
+from attention import BATCHES, HEADS, OPTIONS, CapturedDecodes, assert_close, attend, attend_packed
 from latents import WIDTH, draw, step
 from latents import attend as attend_latents
 from latents import reference as latent_reference
@@ -89,6 +89,19 @@ def test_flashinfer_plans_once_a_step_for_all_layers_of_a_kind() -> None:
     for options in ({}, {"window": 4}, {}, {"window": 4}):
         attend(backend, [1, 5], [9, 12], torch.float16, 64, options, dim=64)
     assert [wrapper.num_made - count for wrapper, count in zip(wrappers, before, strict=True)] == [2, 2]
+
+
+def test_flashinfer_plans_captured_decodes_again() -> None:
+    """In wrappers with buffers that never move, one for each number of rows; other steps have their own."""
+    backend, made = decoder(), published.BatchDecodeWithPagedKVCacheWrapper.num_made
+    graph = CapturedDecodes(backend, torch.float16, num_rows=3, num_blocks=12)
+    for contexts in ([1, 1, 1], [9, 4, 40], [48, 1, 17]):
+        output, expected = graph.step(contexts)
+        assert_close(output, expected, ulps=2)
+    attend(backend, [1, 1, 1], [9, 3, 5], torch.float16, 64, dim=64)
+    assert published.BatchDecodeWithPagedKVCacheWrapper.num_made == made + 2
+    (wrapper,) = graph.context.plan.captured.values()
+    assert wrapper.num_plans == 4  # one before the capture
 
 
 def test_flashinfer_plans_the_next_step_in_other_wrappers() -> None:
@@ -292,7 +305,7 @@ def test_an_old_release_of_flashinfer_is_refused(monkeypatch: pytest.MonkeyPatch
 
 def test_auto_takes_what_can_be_captured_for_cuda_graphs() -> None:
     captured = replace(DECODER, is_captured=True)
-    assert load_backend(AUTO, captured).name == "triton"
-    assert "not flashinfer: its decodes cannot be captured" in why(AUTO, load_backend(AUTO, captured), captured)
+    assert load_backend(AUTO, captured).name == FLASHINFER
     latents = replace(captured, has_latent_layers=True)
     assert load_backend(AUTO, latents).name == PLAIN
+    assert "not flashinfer: its attention over latents" in why(AUTO, load_backend(AUTO, latents), latents)

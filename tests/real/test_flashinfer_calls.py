@@ -9,7 +9,7 @@ from typing import Any
 import published
 import pytest
 import torch
-from attention import BATCHES, OPTIONS, attend, attend_packed
+from attention import BATCHES, OPTIONS, CapturedDecodes, attend, attend_packed
 from latents import attend as attend_latents
 from latents import draw, step
 from libraries import ROOT, Library
@@ -96,6 +96,7 @@ def test_paged_attention(checked: dict[str, int]) -> None:
         for options in OPTIONS:
             attend(backend, [1, 1, 7, 4], [30, 2, 7, 40], dtype, 64, options, dim=64)
         attend(backend, [1, 1, 7, 4], [30, 2, 7, 40], dtype, 64, dim=64, scales=(0.01, 0.02))
+        CapturedDecodes(backend, dtype, 3, 12).step([9, 4, 40])
     for wrapper in (DECODE, PREFILL):
         assert checked[f"{wrapper}.plan"] > 3 * len(BATCHES)
         assert checked[f"{wrapper}.run"] > 3 * len(BATCHES)

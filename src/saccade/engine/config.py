@@ -92,8 +92,8 @@ class EngineSettings:
         Parameter(alias="--mm-attention-backend"),
     ] = "auto"
     "Backend of the vision encoder's attention; auto is amx in bfloat16 on a CPU that has AMX, with saccade[cpu]."
-    cuda_graphs: bool = False
-    "Repeat decode steps as CUDA graphs; needs a GPU and --attention-backend triton. Never run on a GPU yet."
+    cuda_graphs: bool | None = None
+    "Repeat decode steps as CUDA graphs; by default on a GPU, if the model and the backend can. Never run on one yet."
     mm_encoder_cuda_graph: bool = False
     "Repeat the vision encoder as CUDA graphs; the summary of the start says why not. Never run on a GPU yet."
     async_scheduling: bool | None = None
@@ -193,8 +193,6 @@ class EngineConfig(EngineSettings, SplitSettings):
                 f"--attention-tensor-parallel-size must divide --tensor-parallel-size ({self.tensor_parallel_size}), "
                 f"and {self.attention_tensor_parallel_size} does not."
             )
-        if self.cuda_graphs and self.tensor_parallel_size > 1:
-            raise StartupError("--cuda-graphs needs a --tensor-parallel-size of 1: steps of ranks are not captured.")
         if self.record_pixels and self.record_steps is None:
             raise StartupError("--record-pixels needs --record-steps, the folder to record in.")
         if self.record_steps_bytes < MIB:

@@ -20,11 +20,10 @@ from saccade.engine.core.scheduler import Budgets, Scheduler
 from saccade.engine.core.speculation import read_speculation
 from saccade.engine.executor import memory
 from saccade.engine.executor.caches import Caches
-from saccade.engine.executor.decode_graphs import DecodeGraphs
 from saccade.engine.executor.execution import Execution, encode_budget, most_patches, prepare
 from saccade.engine.executor.loader import LoadedModel, load_model
 from saccade.engine.executor.local import LocalExecutor
-from saccade.engine.executor.model_runner import ModelRunner
+from saccade.engine.executor.model_runner import make_runner
 from saccade.engine.executor.ranks.peers import Peers, closed_on_failure, ranks_of
 from saccade.engine.executor.weight_filler import Progress
 from saccade.engine.loop import Engine
@@ -123,25 +122,6 @@ def measure(
     return memory.measured(config, model, execution.backend, num_blocks)
 
 
-def make_runner(
-    config: EngineConfig,
-    model: LoadedModel,
-    execution: Execution,
-    caches: Caches,
-    progress: Progress = lambda *_: None,
-) -> ModelRunner:
-    """Return the runner of *model* in *caches*; with cuda_graphs, after its graphs are captured."""
-    runner = ModelRunner(model.network, execution, caches)
-    if config.cuda_graphs:
-        max_positions = model.network.spec.max_position_embeddings
-        max_model_len = memory.model_length(config, max_positions, caches.sizes.num_blocks)
-        max_blocks = -(-max_model_len // config.block_size)
-        runner.graphs = DecodeGraphs(model.network, execution.backend, caches, max_blocks)
-        for done, total in runner.graphs.by_size.prepare():
-            progress("capturing CUDA graphs", done, total)
-    return runner
-
-
 def assemble(
     config: EngineConfig,
     model: LoadedModel,
@@ -167,6 +147,8 @@ def assemble(
     costs = EncodeCosts.of(spec, network.dtype.itemsize)
     blocks, encoder_cache = _block_manager(config, caches), EncoderCache(config.encoder_cache_bytes)
     scheduler = Scheduler(budgets, blocks, encoder_cache, costs, read_speculation(config.speculative_config))
+    if peers is not None:
+        peers.renew(config.cuda_graphs is not False)
     executor = LocalExecutor(make_runner(config, model, execution, caches, progress), peers)
     description = describe(config, model, execution, max_model_len, num_blocks)
     recorder = None

@@ -126,8 +126,8 @@ class Scoring(NamedTuple):
 class AttentionBackend(Protocol):
     """An implementation of a decoder's attention over a paged cache. No method may make the host wait for the device.
 
-    *metadata* names the fields of PagedLayout that the backend reads. *captures_decodes* is set if the work that
-    decodes launch does not depend on the host's lengths, so that a CUDA graph can repeat it.
+    *metadata* names the fields of PagedLayout that the backend reads. *captures_decodes* is set if a CUDA graph can
+    repeat the work of decodes, after `replan` if it depends on lengths of the host.
     """
 
     name: str
@@ -137,6 +137,12 @@ class AttentionBackend(Protocol):
 
     def plan(self, layout: PagedLayout, dtype: torch.dtype) -> Any:
         """Return data that all layers of one step share (masks, indices); layers get it as context.plan."""
+
+    def plan_captured(self, layout: PagedLayout, dtype: torch.dtype) -> Any:
+        """Return the plan of decodes that a CUDA graph repeats; later tables have at most the blocks of *layout*."""
+
+    def replan(self, plan: Any, layout: PagedLayout) -> None:
+        """Bring a *plan* of plan_captured to the lengths of *layout*, which has as many rows, before a replay."""
 
     def paged(
         self,

@@ -27,7 +27,7 @@ from saccade.engine.executor.caches import Caches
 from saccade.engine.executor.decode_graphs import DecodeGraphs, row_counts
 from saccade.engine.executor.execution import prepare
 from saccade.engine.executor.loader import load_model
-from saccade.engine.executor.model_runner import ModelRunner
+from saccade.engine.executor.model_runner import ModelRunner, make_runner
 from saccade.engine.loop import Engine
 from saccade.errors import StartupError
 from saccade.nn.backends import Workload, load_backend
@@ -129,6 +129,21 @@ def test_added_rows_write_nothing_of_a_sequence(three_rows: Decoding) -> None:  
             assert sorted(changed) == [[1, 4], [3, 4], [5, 4], [80, 0]]
 
 
+def test_the_backend_plans_each_replay_with_the_lengths_of_the_step(
+    three_rows: Decoding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Added rows have one token."""
+    runner, _, step = three_rows
+    planned: list[Any] = []
+    monkeypatch.setattr(runner.backend, "replan", lambda plan, layout: planned.append((plan, layout)))
+    runner.forward(step, encodes_in_background=False)
+    ((plan, layout),) = planned
+    assert layout.host_context_lengths == (21, 21, 21, 1)
+    assert layout.context_lengths.tolist() == [21, 21, 21, 1]
+    assert layout.num_decodes == 4
+    assert plan is not None
+
+
 def test_hidden_states_outlive_the_next_replay(three_rows: Decoding) -> None:  # [eng] 33
     runner, _, step = three_rows
     first = runner.forward(step, encodes_in_background=False).hidden
@@ -174,7 +189,9 @@ def test_graphs_share_one_pool_of_memory(subject: Engine, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("backend", ["triton", "torch_sdpa"])
 def test_graphs_on_a_cpu_are_refused(tiny_qwen3_vl: Path, backend: str) -> None:
-    with pytest.raises(StartupError, match=f"needs a GPU and --attention-backend triton, not {backend} on cpu"):
+    with pytest.raises(
+        StartupError, match=f"needs a GPU and --attention-backend triton or flashinfer, not {backend} on cpu"
+    ):
         engines.engine(tiny_qwen3_vl, cuda_graphs=True, attention_backend=backend)
 
 
@@ -225,10 +242,32 @@ def test_a_start_captures_graphs_over_padded_caches(tiny_qwen3_vl: Path, monkeyp
         attention_backend="triton",
     )  # fmt: skip
     model = load_model(config, lambda *_: None)
-    execution = prepare(replace(config, cuda_graphs=False), model)
+    execution = replace(prepare(replace(config, cuda_graphs=False), model), captures_decodes=True)
     caches = startup.allocate(config, model)
-    runner = startup.make_runner(config, model, execution, caches, lambda *stage: shown.append(stage))
+    runner = make_runner(config, model, execution, caches, lambda *stage: shown.append(stage))
     assert shown == [("capturing CUDA graphs", number, 3) for number in range(3)]
     assert again.num_captures == 3
     assert runner.graphs is not None
     assert {len(part) for cache in caches.layers for part in cache[:2]} == {10}
+
+
+@pytest.mark.parametrize("is_requested", [None, True])
+def test_a_capture_that_fails_ends_the_start_if_graphs_were_requested(
+    is_requested: bool | None, tiny_qwen3_vl: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(_: Any) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(DecodeGraphs.__init__, "__defaults__", (failing,))
+    config = EngineConfig(
+        str(tiny_qwen3_vl), "tiny", device="cpu", num_blocks=9, max_num_seqs=2, attention_backend="triton"
+    )
+    model = load_model(config, lambda *_: None)
+    execution = replace(prepare(config, model), captures_decodes=True)
+    caches = startup.allocate(replace(config, cuda_graphs=True), model)
+    config = replace(config, cuda_graphs=is_requested)
+    if is_requested:
+        with pytest.raises(StartupError, match=r"not permitted .*Start with --no-cuda-graphs"):
+            make_runner(config, model, execution, caches)
+    else:
+        assert make_runner(config, model, execution, caches).graphs is None

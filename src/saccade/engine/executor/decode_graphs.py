@@ -1,12 +1,13 @@
 """Replay decodes as CUDA graphs: one graph for each of a few numbers of rows, over buffers that never move.
 
-A step's input is copied into the buffers, padding rows fill the graph's number of rows, and the attention backend must
-read lengths and block tables only on the device (AttentionBackend.captures_decodes). A padding row reads and writes the
-padding block and the padding row of the caches, which belong to no sequence. A step with other chunks runs without a
-graph. Shapes: n rows of a step, B of a graph, M blocks of the longest table, E hidden size.
+A step's input is copied into the buffers, and padding rows fill the graph's number of rows. The attention backend reads
+lengths and block tables on the device, or plans again before a replay (AttentionBackend.replan). A padding row reads
+and writes the padding block and the padding row of the caches, which belong to no sequence. A step with other chunks
+runs without a graph. Shapes: n rows of a step, B of a graph, M blocks of the longest table, E hidden size.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,6 +16,7 @@ from saccade.engine.executor.batch import Batch
 from saccade.engine.executor.caches import Caches
 from saccade.engine.executor.graphs import Capture, Compute, Graphs
 from saccade.models.network import Network
+from saccade.models.spec import Latent
 from saccade.nn.context import AttentionBackend, ForwardContext, PagedLayout
 from saccade.nn.experts import Experts
 from saccade.nn.formats.quantised import QuantisedLinear
@@ -34,7 +36,10 @@ def refusal(module: nn.Module, backend: AttentionBackend, device: torch.device, 
     if any(layer.quantised for layer in experts):
         return "does not take experts in a quantised format: which of them a step needs is known while it runs."
     if device.type != "cuda" or not backend.captures_decodes:
-        return f"needs a GPU and --attention-backend triton, not {backend.name} on {device.type}."
+        return f"needs a GPU and --attention-backend triton or flashinfer, not {backend.name} on {device.type}."
+    spec: Any = module.spec
+    if any(isinstance(kv_spec, Latent) for kv_spec in spec.kv_specs):
+        return "does not take attention over latents, which is not captured yet."
     if experts and ("experts", device.type, dtype) not in FASTER:
         return f"does not take experts in {str(dtype).removeprefix('torch.')}: give --dtype bfloat16."
     return None
@@ -84,7 +89,7 @@ class DecodeGraphs:
         if layout.num_decodes < num_rows or batch.media_rows is not None or not is_small:
             return None
         # Before the copies: the capture of another size pads all its rows.
-        count, graph = self.by_size.of(num_rows)
+        (count, plan), graph = self.by_size.of(num_rows)
         buffers = self._buffers
         buffers.input_ids[:num_rows].copy_(batch.input_ids)
         buffers.positions[:, :num_rows].copy_(batch.positions)
@@ -93,6 +98,8 @@ class DecodeGraphs:
         buffers.lengths[:num_rows].copy_(layout.context_lengths)
         buffers.rows[:num_rows].copy_(layout.rows)
         self._pad(num_rows, count)
+        lengths = (*layout.host_context_lengths, *(1,) * (count - num_rows))
+        self._backend.replan(plan, self._layout(lengths))
         graph.replay()
         # A copy, since the next replay may come before tokens were sampled from these.
         return graph.output[:num_rows].clone()
@@ -110,20 +117,24 @@ class DecodeGraphs:
         ):
             buffer.fill_(value)
 
-    def _make(self, count: int) -> tuple[int, Compute]:
-        """Return *count*, and a call of the network over the first *count* rows of the buffers."""
-        self._pad(0, count)
-        buffers = self._buffers
-        layout = PagedLayout(
+    def _layout(self, lengths: tuple[int, ...]) -> PagedLayout:
+        """Return the layout of the buffers' first rows, as many as there are *lengths* of contexts."""
+        count, buffers = len(lengths), self._buffers
+        return PagedLayout(
             slot_mapping=buffers.slots[:count],
             block_tables=buffers.tables[:count],
             context_lengths=buffers.lengths[:count],
             query_lengths=(1,) * count,
-            host_context_lengths=(1,) * count,
+            host_context_lengths=lengths,
             num_decodes=count,
             block_size=self._caches.sizes.block_size,
             rows=buffers.rows[:count],
         )
-        plan = self._backend.plan(layout, self._network.dtype)
+
+    def _make(self, count: int) -> tuple[tuple[int, Any], Compute]:
+        """Return *count* and the plan, and a call of the network over the first *count* rows of the buffers."""
+        self._pad(0, count)
+        buffers, layout = self._buffers, self._layout((1,) * count)
+        plan = self._backend.plan_captured(layout, self._network.dtype)
         context = ForwardContext(buffers.positions[:, :count], layout, self._caches.layers, self._backend, plan)
-        return count, lambda: self._network(buffers.input_ids[:count], context)
+        return (count, plan), lambda: self._network(buffers.input_ids[:count], context)

@@ -44,6 +44,7 @@ class Execution:
     reasons: tuple[str, str] = ("", "")
     encoder_graphs: EncoderGraphs | None = None
     encode_budget: int | None = None
+    captures_decodes: bool = False
 
     def capture_encoder(self) -> Iterable[tuple[int, int]]:
         """Capture the vision encoder's graphs; yield how many are done, and how many there are. Raises StartupError.
@@ -69,18 +70,24 @@ def prepare(config: EngineConfig, model: LoadedModel) -> Execution:
     reasons = use_operations(model.module, resolve(network.device.type, network.dtype))
     if reasons and network.device.type == "cuda":
         logger.warning("quantised weights are dequantised at each use, which is slow", reasons=reasons)
-    refused = (
-        decode_graphs.refusal(model.module, backend, network.device, network.dtype) if config.cuda_graphs else None
-    )
+    captures = memory.may_capture(config, model)
+    refused = decode_graphs.refusal(model.module, backend, network.device, network.dtype) if captures else None
     if refused is not None:
-        raise StartupError(f"--cuda-graphs {refused}")
+        if config.cuda_graphs:
+            raise StartupError(f"--cuda-graphs {refused}")
+        logger.warning("decode steps run without CUDA graphs", reason=f"--cuda-graphs {refused}")
     graphs, of_graphs = choose_encoder_graphs(config, model, vision_backend)
     choices = (
-        why(config.attention_backend, backend, of_decoder) + (f"; {costs}" if costs else ""),
+        why(config.attention_backend, backend, of_decoder)
+        + (f"; {costs}" if costs else "")
+        + (f"; no CUDA graphs: --cuda-graphs {refused}" if refused else ""),
         why(config.mm_encoder_attn_backend, vision_backend, of_tower) + of_graphs,
     )
     threads = choose_threads(config.threads, model.num_parameters, model.ranks.size)
-    return Execution(backend, vision_backend, threads, model.ranks, choices, graphs, encode_budget(config, model))
+    return Execution(
+        *(backend, vision_backend, threads, model.ranks, choices, graphs, encode_budget(config, model)),
+        captures_decodes=captures and refused is None,
+    )
 
 
 def choose_encoder_graphs(
@@ -120,7 +127,7 @@ def decoder_workload(config: EngineConfig, model: LoadedModel) -> Workload:
     sizes = frozenset((kv_spec.key_width, kv_spec.value_width) for kv_spec in kv_specs if isinstance(kv_spec, Paged))
     has_latent_layers = any(isinstance(kv_spec, Latent) for kv_spec in kv_specs)
     cache_dtype = memory.block_format(config, model).dtype
-    is_captured = config.cuda_graphs and config.attention_backend == AUTO
+    is_captured = bool(config.cuda_graphs) and config.attention_backend == AUTO
     return Workload(network.device, network.dtype, cache_dtype, sizes, has_latent_layers, is_captured)
 
 

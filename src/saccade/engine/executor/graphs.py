@@ -47,7 +47,8 @@ class CudaCapture:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # Another thread, NCCL's watch, may call CUDA during a capture.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             output = compute()
         return Captured(output, graph.replay)
 

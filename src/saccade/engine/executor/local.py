@@ -21,7 +21,6 @@ class LocalExecutor:
     def __init__(self, runner: ModelRunner, peers: Peers | None = None) -> None:
         self.runner = runner
         self.peers = Peers() if peers is None else peers
-        self.peers.renew()
         self.async_encoder = AsyncEncoder(runner.encoder.encode, runner.threads.background)
         self._launched: deque[tuple[StepOutput, Drawing, float]] = deque()
         self._num_begun = self._num_ended = 0

@@ -26,6 +26,11 @@ def block_format(config: EngineConfig, model: LoadedModel) -> BlockFormat:
     return BlockFormat(model.network.dtype)
 
 
+def may_capture(config: EngineConfig, model: LoadedModel) -> bool:
+    """Return whether decodes become CUDA graphs if the model and the backend can: by default on a GPU."""
+    return model.network.device.type == "cuda" if config.cuda_graphs is None else config.cuda_graphs
+
+
 def block_bytes(kv_specs: Ordered[KvSpec], block_size: int, dtype: torch.dtype) -> int:
     """Return the size in bytes of one block, whose values have *dtype*, over all layers that have blocks."""
     values = sum(kv_spec.token_values for kv_spec in kv_specs if not isinstance(kv_spec, Recurrent))
@@ -138,7 +143,7 @@ def allocate(config: EngineConfig, model: LoadedModel, num_blocks: int) -> Cache
         torch.cuda.reset_peak_memory_stats(network.device)
     kv_specs = specs_of_rank(network.spec.kv_specs, model.ranks.attention)
     checkpoints = num_state_checkpoints(config, kv_specs, network.dtype)
-    num_padding = 1 if config.cuda_graphs else 0
+    num_padding = int(may_capture(config, model))
     num_kept = config.num_speculative_tokens
     sizes = CacheSizes(num_blocks, config.block_size, config.max_num_seqs, checkpoints, num_padding, num_kept)
     return Caches(kv_specs, sizes, network.dtype, network.device, block_format(config, model))

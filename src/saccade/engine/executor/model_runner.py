@@ -5,22 +5,29 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
+import structlog
 import torch
 
+from saccade.engine.config import EngineConfig
 from saccade.engine.core.step import PromptScores, SamplingInput, StepInput, StepOutput
-from saccade.engine.executor import kv_copies, logprobs
+from saccade.engine.executor import kv_copies, logprobs, memory
 from saccade.engine.executor.batch import Batch, RowBuffers, build_batch
 from saccade.engine.executor.caches import Caches
 from saccade.engine.executor.decode_graphs import DecodeGraphs
 from saccade.engine.executor.encoder import Encoder
 from saccade.engine.executor.execution import Execution
+from saccade.engine.executor.loader import LoadedModel
 from saccade.engine.executor.masks import AllowedTokens
 from saccade.engine.executor.penalties import Penalties
 from saccade.engine.executor.sampler import Sampler
+from saccade.engine.executor.weight_filler import Progress
+from saccade.errors import StartupError
 from saccade.models.network import Network
 from saccade.nn.context import ForwardContext
 from saccade.nn.transfer import transfer
 from saccade.protocol.output import TokenLogprob
+
+logger = structlog.get_logger(__name__)
 
 
 class Forwarded(NamedTuple):
@@ -171,6 +178,31 @@ class ModelRunner:
         return torch.cat(
             [logprobs.score(self.network.logits(before[piece]), target_ids[piece], scoring.num_top) for piece in pieces]
         )
+
+
+def make_runner(
+    config: EngineConfig,
+    model: LoadedModel,
+    execution: Execution,
+    caches: Caches,
+    progress: Progress = lambda *_: None,
+) -> ModelRunner:
+    """Return the runner of *model* in *caches*, after its graphs are captured: every rank at the same time."""
+    runner = ModelRunner(model.network, execution, caches)
+    if execution.captures_decodes and config.cuda_graphs is not False:
+        max_positions = model.network.spec.max_position_embeddings
+        max_model_len = memory.model_length(config, max_positions, caches.sizes.num_blocks)
+        max_blocks = -(-max_model_len // config.block_size)
+        runner.graphs = DecodeGraphs(model.network, execution.backend, caches, max_blocks)
+        try:
+            for done, total in runner.graphs.by_size.prepare():
+                progress("capturing CUDA graphs", done, total)
+        except StartupError as error:
+            if config.cuda_graphs or model.ranks.size > 1:
+                raise
+            logger.warning("decode steps run without CUDA graphs", reason=error.message)
+            runner.graphs = None
+    return runner
 
 
 def collect(drawing: Drawing, output: StepOutput) -> StepOutput:

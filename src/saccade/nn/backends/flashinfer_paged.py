@@ -7,7 +7,7 @@ It has never run on a GPU: tests/real binds its calls to the releases' own signa
 """
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import flashinfer
@@ -64,7 +64,8 @@ class Pages:
 class FlashinferPlan:
     """A step's *decodes* and *prefills*, None without any; *query_borders* int32 count the tokens of the prefills.
 
-    *blocks* int32 are those of all sequences, on the device. The wrappers of its *turn*, 0 or 1, compute it.
+    *blocks* int32 are those of all sequences, on the device. The wrappers of its *turn*, 0 or 1, compute it; those of
+    decodes in a CUDA graph are in *captured*, and take up to *most_blocks* in all.
     """
 
     block_size: int
@@ -73,6 +74,8 @@ class FlashinferPlan:
     prefills: Pages | None
     query_borders: torch.Tensor
     turn: int
+    captured: dict[tuple[_Kind, int], Any] | None = None
+    most_blocks: int = 0
 
 
 class AttentionBackend(PagedAttention):
@@ -80,7 +83,7 @@ class AttentionBackend(PagedAttention):
 
     name = "flashinfer"
     metadata = ("slot_mapping", "block_tables", "query_lengths", "host_context_lengths")
-    captures_decodes = False
+    captures_decodes = True
     copies_prefixes = False
 
     def __init__(self) -> None:
@@ -88,6 +91,7 @@ class AttentionBackend(PagedAttention):
         self._decoders: dict[tuple[_Kind, int], Any] = {}
         self._prefillers: dict[tuple[_Kind, int], Any] = {}
         self._num_plans = 0
+        self._replanned: torch.cuda.Event | None = None
         self._latents = LatentAttention(self._workspace_on)
 
     @staticmethod
@@ -96,6 +100,8 @@ class AttentionBackend(PagedAttention):
         reason = not_on_gpu(workload) or not_in(workload, HALF, () if workload.has_latent_layers else CACHES)
         reason = reason or older_than(OLDEST) or no_cuda_compiler()
         others = sorted(pair for pair in workload.head_sizes if pair[0] != pair[1] or pair[0] not in HEAD_SIZES)
+        if reason is None and workload.is_captured and workload.has_latent_layers:
+            return "its attention over latents cannot be captured, which --cuda-graphs needs"
         if reason is None and others:
             head_sizes = ", ".join(map(str, HEAD_SIZES))
             return f"its keys and values have {head_sizes} channels, not {others[0][0]} and {others[0][1]}"
@@ -124,6 +130,26 @@ class AttentionBackend(PagedAttention):
             borders(np.array(layout.query_lengths[first:], np.int64)),
             self._num_plans % 2,
         )
+
+    def plan_captured(self, layout: PagedLayout, dtype: torch.dtype) -> FlashinferPlan:
+        """Plan with wrappers of its own, whose buffers never move."""
+        return replace(self.plan(layout, dtype), captured={}, most_blocks=layout.block_tables.numel())
+
+    def replan(self, plan: FlashinferPlan, layout: PagedLayout) -> None:
+        """Plan every wrapper of *plan* again.
+
+        A wrapper's plan travels through memory of the host, which the next one overwrites. So the host waits until the
+        last one was copied: until the step before that one ended, whose tokens are collected by then.
+        """
+        if self._replanned is not None:
+            self._replanned.synchronize()
+        fresh = self.plan(layout, torch.float32)
+        if fresh.decodes is not None:
+            for (kind, _), wrapper in (plan.captured or {}).items():
+                _plan_decodes(wrapper, kind, plan.block_size, fresh.decodes)
+        if layout.block_tables.device.type == "cuda":
+            self._replanned = torch.cuda.Event()
+            self._replanned.record()
 
     def attend(
         self,
@@ -165,26 +191,22 @@ class AttentionBackend(PagedAttention):
 
     def _decoder(self, kind: _Kind, plan: FlashinferPlan, pages: Pages, device: torch.device) -> Any:
         """Return the wrapper for decodes of *kind*, planned for the step."""
+        wrappers = self._decoders if plan.captured is None else plan.captured
         key = kind, plan.turn
-        if key not in self._decoders:
+        if key not in wrappers:
             # Its own choice for Hopper, FA3, gives each query head the whole context: FA2 splits long contexts, and
             # reads the keys of heads that share them once.
-            self._decoders[key] = BatchDecodeWithPagedKVCacheWrapper(
-                self._workspace_on(device), "NHD", use_tensor_cores=True, backend="fa2"
+            wrappers[key] = BatchDecodeWithPagedKVCacheWrapper(
+                self._workspace_on(device),
+                "NHD",
+                use_tensor_cores=True,
+                backend="fa2",
+                **({} if plan.captured is None else _buffers(len(pages.last_lengths), plan.most_blocks, device)),
             )
         if kind not in pages.kinds:
             pages.kinds.add(kind)
-            self._decoders[key].plan(
-                pages.borders,
-                pages.blocks,
-                pages.last_lengths,
-                kind.num_heads,
-                kind.num_kv_heads,
-                kind.width,
-                plan.block_size,
-                **_options(kind),
-            )
-        return self._decoders[key]
+            _plan_decodes(wrappers[key], kind, plan.block_size, pages)
+        return wrappers[key]
 
     def _prefiller(self, kind: _Kind, plan: FlashinferPlan, pages: Pages, device: torch.device) -> Any:
         """Return the wrapper for prefill chunks of *kind*, planned for the step."""
@@ -214,6 +236,27 @@ class AttentionBackend(PagedAttention):
             # Zeros, as the wrapper for decodes needs. Wrappers can share it, since calls run one after the other.
             self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         return self._workspace
+
+
+def _buffers(num_rows: int, num_blocks: int, device: torch.device) -> dict[str, Any]:
+    """Return the arguments of a wrapper for CUDA graphs, which copies its plan into these int32 buffers."""
+    sizes = {"paged_kv_indptr_buffer": num_rows + 1, "paged_kv_indices_buffer": num_blocks,
+             "paged_kv_last_page_len_buffer": num_rows}  # fmt: skip
+    buffers = {name: torch.zeros(size, dtype=torch.int32, device=device) for name, size in sizes.items()}
+    return {"use_cuda_graph": True, **buffers}
+
+
+def _plan_decodes(wrapper: Any, kind: _Kind, block_size: int, pages: Pages) -> None:
+    wrapper.plan(
+        pages.borders,
+        pages.blocks,
+        pages.last_lengths,
+        kind.num_heads,
+        kind.num_kv_heads,
+        kind.width,
+        block_size,
+        **_options(kind),
+    )
 
 
 def _options(kind: _Kind) -> dict[str, Any]:

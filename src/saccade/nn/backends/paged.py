@@ -3,15 +3,26 @@
 Shapes: N tokens, Q query heads, K key/value heads, D head size, W width of a value.
 """
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
-from saccade.nn.context import ForwardContext, KvCache, Scoring
+from saccade.nn.context import ForwardContext, KvCache, PagedLayout, Scoring
 
 
 class PagedAttention(Protocol):
-    """A backend's `paged`, which writes and then calls its `attend`."""
+    """A backend's `paged`, which writes and then calls its `attend`; captured plans that depend on no length."""
+
+    def plan(self, layout: PagedLayout, dtype: torch.dtype) -> Any:
+        """See nn.context.AttentionBackend.plan."""
+
+    def plan_captured(self, layout: PagedLayout, dtype: torch.dtype) -> Any:
+        """Return the plan of decodes that a graph repeats."""
+        return self.plan(layout, dtype)
+
+    def replan(self, plan: Any, layout: PagedLayout) -> None:
+        """Change nothing."""
+        return
 
     def paged(
         self,

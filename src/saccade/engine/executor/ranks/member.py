@@ -1,12 +1,13 @@
 """A rank other than 0: execute the commands of rank 0 on this rank's part of the network."""
 
+import dataclasses
 import gc
 
 from saccade.engine.config import EngineConfig
 from saccade.engine.executor import memory
 from saccade.engine.executor.execution import Execution, prepare
 from saccade.engine.executor.loader import LoadedModel, load_model
-from saccade.engine.executor.model_runner import ModelRunner
+from saccade.engine.executor.model_runner import ModelRunner, make_runner
 from saccade.engine.executor.ranks import messages
 from saccade.engine.executor.ranks.arena import PixelArena
 from saccade.engine.executor.ranks.peers import ranks_of
@@ -60,8 +61,9 @@ class RankMember:
                 case messages.Allocate(num_blocks):
                     del runner  # Its caches are freed before the new ones are made.
                     runner = ModelRunner(model.network, execution, memory.allocate(config, model, num_blocks))
-                case messages.Renew():
-                    runner = ModelRunner(model.network, execution, runner.caches)
+                case messages.Renew(captures):
+                    own = config if captures else dataclasses.replace(config, cuda_graphs=False)
+                    runner = make_runner(own, model, execution, runner.caches)
                 case messages.Launch(step, places):
                     complete = self._arena.restore(step, places)
                     runner.update(complete)

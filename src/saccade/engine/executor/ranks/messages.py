@@ -33,7 +33,9 @@ class Allocate(msgspec.Struct, frozen=True, array_like=True, tag="allocate"):
 
 
 class Renew(msgspec.Struct, frozen=True, array_like=True, tag="renew"):
-    """Forget all rows and encoder outputs."""
+    """Forget all rows and encoder outputs; capture the decodes' CUDA graphs, if the engine has any, with *captures*."""
+
+    captures: bool
 
 
 class PixelsPlace(msgspec.Struct, frozen=True, array_like=True):

@@ -121,9 +121,9 @@ class Peers:
         """Replace the caches of all ranks by new ones with *num_blocks* blocks."""
         self._send(messages.Allocate(num_blocks))
 
-    def renew(self) -> None:
+    def renew(self, captures: bool) -> None:
         """Make the ranks forget all rows and encoder outputs."""
-        self._send(messages.Renew())
+        self._send(messages.Renew(captures))
 
     def launch(self, step: StepInput) -> None:
         """Make the ranks compute *step*, and receive its tokens from rank 0."""
