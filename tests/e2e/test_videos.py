@@ -16,6 +16,7 @@ import openai
 import pytest
 import torch
 from checkpoints.vocabulary import write_json
+from PIL import Image
 from references.native import MergedPatches
 from references.networks import image_text_model
 from server import Server, serving
@@ -112,12 +113,15 @@ class Reference:
             **tiny.settings, temporal_patch_size=2, merge_size=2, do_sample_frames=True, fps=2.0
         )
 
-    def see(self, encoded: bytes, **options: Any) -> Any:
+    def see(self, encoded: bytes, indices: list[int] | None = None, **options: Any) -> Any:
         from transformers.video_utils import VideoMetadata
 
         header = read_header(encoded, LIMITS)
-        frames = np.stack(list(read_frames(encoded, header, range(header.num_frames), LIMITS)))
-        metadata = VideoMetadata(total_num_frames=len(frames), fps=header.fps)
+        frames = np.stack(list(read_frames(encoded, header, indices or range(header.num_frames), LIMITS)))
+        metadata = VideoMetadata(total_num_frames=header.num_frames, fps=header.fps)
+        if indices is not None:
+            metadata.frames_indices = np.array(indices)
+            options |= {"do_sample_frames": False, "fps": None}
         return self.videos(
             videos=[torch.from_numpy(frames).permute(0, 3, 1, 2)],
             video_metadata=[metadata],
@@ -210,6 +214,17 @@ def test_options_choose_the_frames(server: Server, reference: Callable[[], Refer
             subject.videos.fps = None
         check(ask(server, video(encoded), QUESTION, **extra), subject.complete([encoded, "What happens?"], **options))
         subject.videos.fps = 2.0
+
+
+def test_frames_that_a_client_sampled(server: Server, reference: Callable[[], Reference]) -> None:
+    encoded, indices = SERVED["h264"], [0, 3, 5]
+    header = read_header(encoded, LIMITS)
+    frames = [Image.fromarray(frame) for frame in read_frames(encoded, header, indices, LIMITS)]
+    url = "data:video/jpeg;base64," + ",".join(chats.data_url(frame).partition(",")[2] for frame in frames)
+    times = {"fps": header.fps, "frames_indices": indices, "total_num_frames": header.num_frames}
+    sampled = {"type": "video_url", "video_url": {"url": url}}
+    answer = ask(server, sampled, QUESTION, media_io_kwargs={"video": times})
+    check(answer, reference().complete([encoded, "What happens?"], indices=indices))
 
 
 def test_a_video_seen_again_is_cached_by_bytes_and_sampling(server: Server) -> None:

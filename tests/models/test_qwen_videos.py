@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -65,20 +65,22 @@ def processor(name: str, settings: str) -> Any:
         return getattr(transformers, name)(**json.loads(settings))
 
 
-def expected(family: str, frames: np.ndarray, fps: float, **changed: Any) -> Any:
-    """Return what the reference makes of all *frames* of a video."""
+def expected(family: str, frames: np.ndarray, header: VideoHeader, **changed: Any) -> Any:
+    """Return what the reference makes of all *frames* of a video, or of those that a client has sampled."""
     from transformers.video_utils import VideoMetadata
 
-    metadata = VideoMetadata(total_num_frames=len(frames), fps=fps)
+    indices = {"frames_indices": list(header.indices)} if header.indices else {}
+    changed |= {"do_sample_frames": False, "fps": None} if header.indices else {}
+    metadata = VideoMetadata(total_num_frames=header.num_frames, fps=header.fps, **indices)
     video = torch.from_numpy(frames).permute(0, 3, 1, 2)
     return reference(family, **changed)(
         videos=[video], video_metadata=[metadata], return_metadata=True, return_tensors="pt"
     )
 
 
-def patches(family: str, frames: np.ndarray, layout: ImageLayout, settings: Mapping[str, Any]) -> np.ndarray:
+def patches(family: str, frames: Iterable[np.ndarray], layout: ImageLayout, settings: Mapping[str, Any]) -> np.ndarray:
     out = np.full(layout.pixel_shape, 7, np.uint8)
-    models.load_video_pixels(family)(settings).write((frames[index] for index in layout.frames), layout, out)
+    models.load_video_pixels(family)(settings).write(frames, layout, out)
     return out
 
 
@@ -90,11 +92,12 @@ def normalised(ours: np.ndarray, settings: Mapping[str, Any]) -> torch.Tensor:
 def check(family: str, frames: np.ndarray, header: VideoHeader, **changed: Any) -> None:
     subject = layout_of(family, **changed)
     layout = subject.video(header, subject.settings)
-    made = expected(family, frames, header.fps, **changed)
+    made = expected(family, frames, header, **changed)
     assert list(layout.frames) == list(made["video_metadata"][0]["frames_indices"])
     assert list(layout.grid) == made["video_grid_thw"][0].tolist()
     assert layout.num_tokens == int(np.prod(layout.grid)) // 4
-    ours = patches(family, frames, layout, subject.settings)
+    sampled = frames if header.indices else frames[list(layout.frames)]
+    ours = patches(family, sampled, layout, subject.settings)
     assert torch.equal(normalised(ours, subject.settings), made["pixel_values_videos"])
     if family in TIMED:
         assert written(layout, subject) == reference_text(made)
@@ -141,6 +144,13 @@ def test_pixels_of_all_frames_are_limited_together(
     frames = np.random.default_rng(num_frames).integers(0, 256, (num_frames, *size[::-1], 3), np.uint8)
     limits = {"size": {"shortest_edge": 60_000, "longest_edge": 900_000}, "max_video_tokens": 40}
     check(family, frames, VideoHeader(num_frames, 7.3, *size), **limits, cap_pixels_per_frame=is_capped)
+
+
+@table("family", FAMILIES)
+@table("indices, total", [((0, 30, 60), 90), ((5, 9), 10), (tuple(range(0, 480, 20)), 500)])
+def test_frames_that_a_client_sampled_equal_the_reference(family: str, indices: tuple[int, ...], total: int) -> None:
+    frames = np.random.default_rng(len(indices)).integers(0, 256, (len(indices), 90, 150, 3), np.uint8)
+    check(family, frames, VideoHeader(total, 29.97, 150, 90, indices))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -65,6 +65,7 @@ EdgesSchema = {
     "additionalProperties": False,
 }
 FramesSchema = {"type": ["integer", "null"], "minimum": 1, "maximum": 2**20}
+IndexSchema = {"type": "integer", "minimum": 0, "exclusiveMaximum": 2**20}
 FpsSchema = {"type": ["number", "null"], "exclusiveMinimum": 0, "maximum": 1000}
 ProcessorSchema = {
     "properties": {
@@ -81,7 +82,12 @@ MediaIoSchema = {
         "image": {"type": ["object", "null"], "maxProperties": 0},
         "video": {
             "type": ["object", "null"],
-            "properties": {"num_frames": FramesSchema, "fps": FpsSchema},
+            "properties": {
+                "num_frames": FramesSchema,
+                "fps": FpsSchema,
+                "frames_indices": {"type": ["array", "null"], "items": IndexSchema, "maxItems": 768},
+                "total_num_frames": FramesSchema,
+            },
             "additionalProperties": False,
         },
     },

@@ -126,16 +126,30 @@ class Pixels(Protocol):
 
 
 @dataclass(frozen=True)
+class FrameTimes:
+    """The places of frames that a client has sampled: *indices* in a video of *num_frames*, at *fps*."""
+
+    indices: tuple[int, ...] = ()
+    num_frames: int | None = None
+    fps: float | None = None
+
+
+NO_TIMES = FrameTimes()
+
+
+@dataclass(frozen=True)
 class VideoOptions:
     """Options of a request for its videos: vLLM's `media_io_kwargs` and `mm_processor_kwargs`.
 
     *num_frames* are sampled, or *fps* of each second; limits are numbers of pixels as for images.
+    *times* are for frames that the client has sampled.
     """
 
     num_frames: int | None = None
     fps: float | None = None
     min_pixels: int | None = None
     max_pixels: int | None = None
+    times: FrameTimes = NO_TIMES
 
 
 class VideoLayout(Protocol):

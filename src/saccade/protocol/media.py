@@ -44,12 +44,16 @@ class ImageLayout(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VideoHeader(msgspec.Struct, frozen=True, array_like=True):
-    """The header of a video: *num_frames* at *fps* frames a second on average; *width* and *height* are upright."""
+    """The header of a video: *num_frames* at *fps* frames a second on average; *width* and *height* are upright.
+
+    If a client has sampled its frames, it has only those with *indices*.
+    """
 
     num_frames: int
     fps: float
     width: int
     height: int
+    indices: tuple[int, ...] = ()
 
 
 class SlotRef(msgspec.Struct, frozen=True, kw_only=True):

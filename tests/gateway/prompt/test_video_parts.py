@@ -10,7 +10,7 @@ from saccade.errors import InvalidImageUrl, InvalidValue, RequestError, Unsuppor
 from saccade.gateway.chat import Chat, ChatRequest, ImageSource
 from saccade.gateway.prompt.media_options import read_media_options
 from saccade.gateway.prompt.messages import read_chat
-from saccade.models.family import Family, ImageOptions, VideoOptions
+from saccade.models.family import Family, FrameTimes, ImageOptions, VideoOptions
 
 FAMILY = Family(architectures=("A",), placeholder="<image>", video_placeholder="<video>")
 TEXT = {"type": "text", "text": "What is it?"}
@@ -47,11 +47,19 @@ def test_videos_and_images_stand_in_their_order() -> None:
     [
         ({}, {}),
         ({"media_io_kwargs": {"video": {"num_frames": 8}}}, {"num_frames": 8}),
-        ({"media_io_kwargs": {"video": {"fps": 0.5, "num_frames": -1}, "image": {}}}, {"fps": 0.5}),
+        (
+            {"media_io_kwargs": {"video": {"fps": 0.5, "num_frames": -1}, "image": {}}},
+            {"fps": 0.5, "times": FrameTimes(fps=0.5)},
+        ),
         ({"media_io_kwargs": {"video": None, "image": None}}, {}),
         ({"mm_processor_kwargs": {"fps": 4}}, {"fps": 4}),
         ({"mm_processor_kwargs": {"num_frames": 6, "max_pixels": 9}}, {"num_frames": 6, "max_pixels": 9}),
         ({"mm_processor_kwargs": {"size": {"shortest_edge": 4}}}, {"min_pixels": 4}),
+        (
+            {"media_io_kwargs": {"video": {"fps": 30, "frames_indices": [0, 9], "total_num_frames": 12}}},
+            {"fps": 30, "times": FrameTimes((0, 9), 12, 30)},
+        ),
+        ({"media_io_kwargs": {"video": {"frames_indices": None}}, "mm_processor_kwargs": {"fps": 4}}, {"fps": 4}),
     ],
 )
 def test_options_of_the_request_are_read(fields: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -85,7 +93,10 @@ def test_rates_are_checked(value: Any) -> None:
         ({"audio": {}}, UnsupportedParameter, "media_io_kwargs.audio"),
         ({"video": [8]}, InvalidValue, "media_io_kwargs.video"),
         ({"x" * 100: 1}, UnsupportedParameter, "media_io_kwargs." + "x" * 64 + "…"),
-        ({"video": {"fps": 1, "num_frames": 4}}, InvalidValue, "media_io_kwargs.video.fps"),
+        ({"video": {"fps": 1, "num_frames": 4}}, InvalidValue, "media_io_kwargs.video.num_frames"),
+        ({"video": {"frames_indices": [0, -1]}}, InvalidValue, "media_io_kwargs.video.frames_indices"),
+        ({"video": {"frames_indices": {"0": 1}}}, InvalidValue, "media_io_kwargs.video.frames_indices"),
+        ({"video": {"total_num_frames": 0}}, InvalidValue, "media_io_kwargs.video.total_num_frames"),
     ],
 )
 def test_other_ways_to_read_media_are_refused(given: Any, kind: type[RequestError], field: str) -> None:

@@ -8,12 +8,14 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from saccade.errors import ImageTooLarge, RequestError, UnsupportedParameter
+from saccade.errors import ImageTooLarge, InvalidValue, RequestError, UnsupportedParameter
 from saccade.gateway.chat import ImageSource, is_file_id
 from saccade.gateway.concurrency import all_or_none
 from saccade.gateway.images.file_store import FileStore
+from saccade.gateway.images.frames import PREFIX, is_frames_url, read_frames
 from saccade.gateway.images.media_loader import MediaLoader, decode_data_url, is_data_url
 from saccade.gateway.limits import WorkThreads
+from saccade.gateway.prompt.media_options import OF_VIDEOS
 from saccade.gateway.request import Request
 from saccade.gateway.served_models.served_model import ServedModel, VideoSide
 from saccade.identity.content import content_hash
@@ -99,6 +101,14 @@ class ImageCollector:
             if videos is None:
                 raise UnsupportedParameter("This model takes no videos here.")
             settings = videos.layout.settings_for(options)
+            if is_frames_url(source.url):
+                return await self._run(
+                    len(source.url), partial(self._frames, served, videos, settings, source, options)
+                )
+            if options.times.indices or options.times.num_frames is not None:
+                raise InvalidValue(
+                    f"`{OF_VIDEOS}`: only sampled frames, `{PREFIX}`, have indices and a total.", OF_VIDEOS
+                )
             content = await self._read(request, source, salt, bytes)
             header = await self.video_header(content, request.client)
             work = partial(self._video, served, videos, settings, source.field, content, header)
@@ -152,6 +162,17 @@ class ImageCollector:
             images.append(EncodedImage(field, content, num_pixels, known_as, layout, settings, page=page))
         return images
 
+    def _frames(
+        self,
+        served: ServedModel,
+        videos: VideoSide,
+        settings: Mapping[str, Any],
+        source: ImageSource,
+        options: VideoOptions,
+    ) -> list[EncodedImage]:
+        content, header = read_frames(source.url, options, self.limits)
+        return self._video(served, videos, settings, source.field, content, header)
+
     def _video(
         self,
         served: ServedModel,
@@ -163,7 +184,8 @@ class ImageCollector:
     ) -> list[EncodedImage]:
         layout = videos.layout.video(header, settings)
         with self.metrics.stage("hash"):
-            known_as = content_hash(content, served.video_fingerprint(settings))
+            fingerprint = served.fingerprint if header.indices else served.video_fingerprint
+            known_as = content_hash(content, fingerprint(settings))
         return [EncodedImage(field, content, header.width * header.height, known_as, layout, settings, header)]
 
     def _check_together(self, images: Sequence[EncodedImage]) -> None:

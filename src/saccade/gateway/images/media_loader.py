@@ -134,6 +134,11 @@ def decode_data_url(url: str) -> bytes:
         raise InvalidImageUrl(
             "A data: URL must be `data:image/png;base64,`, or another media type, followed by the file in base64."
         )
+    return decode_base64(payload)
+
+
+def decode_base64(payload: str) -> bytes:
+    """Return the bytes of a data: URL's *payload*. Raises InvalidBase64."""
     try:
         return pybase64.b64decode(payload, validate=True)
     except (binascii.Error, ValueError) as error:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from saccade import models
 from saccade.errors import InvalidValue, RequestError, StartupError, UnsupportedParameter
-from saccade.models.family import VideoOptions
+from saccade.models.family import NO_TIMES, FrameTimes, VideoOptions
 
 MAX_PIXELS = 2**31
 MAX_FRAMES = 2**20
@@ -25,19 +25,26 @@ _SIZE_KEYS: Final = {"shortest_edge": "min_pixels", "longest_edge": "max_pixels"
 """The reference processors' names of these limits, which also count pixels (smart_resize)."""
 
 _SAMPLING_KEYS: Final = ("num_frames", "fps")
+_VIDEO_KEYS: Final = (*_SAMPLING_KEYS, "frames_indices", "total_num_frames")
+
+OF_VIDEOS: Final = "media_io_kwargs.video"
 
 
 @dataclass(frozen=True)
 class MediaOptions:
-    """*limits* has `min_pixels` and `max_pixels` if they are set, *sampling* `num_frames` or `fps`."""
+    """*limits* has `min_pixels` and `max_pixels` if they are set.
+
+    *sampling* has `num_frames` or `fps`; *times* are for frames that the client has sampled.
+    """
 
     limits: Mapping[str, int] = field(default_factory=dict)
     sampling: Mapping[str, Any] = field(default_factory=dict)
+    times: FrameTimes = NO_TIMES
 
     @property
     def of_videos(self) -> VideoOptions:
         """The options of the request's videos."""
-        return VideoOptions(**self.limits, **self.sampling)
+        return VideoOptions(times=self.times, **self.limits, **self.sampling)
 
 
 NO_OPTIONS = MediaOptions()
@@ -47,26 +54,42 @@ def read_media_options(
     processor: Mapping[str, Any] | None, media_io: Mapping[str, Any] | None, defaults: MediaOptions = NO_OPTIONS
 ) -> MediaOptions:
     """Return the options in *processor* and *media_io*, else *defaults*. Raises RequestError, naming the field."""
-    processor = processor or {}
-    sampling = {f"mm_processor_kwargs.{key}": processor.get(key) for key in _SAMPLING_KEYS}
-    for kind, settings in (media_io or {}).items():
-        name = f"media_io_kwargs.{excerpt(kind)}"
-        if kind not in ("image", "video"):
-            raise UnsupportedParameter(f"`{name}` is not served; `video` is.", name)
-        if not isinstance(settings, dict | None):
-            raise InvalidValue(f"`{name}` must be an object.", name)
-        for key, value in (settings or {}).items():
-            if kind == "image" or key not in _SAMPLING_KEYS:
-                path = f"{name}.{excerpt(key)}"
-                raise UnsupportedParameter(f"`{path}` is not served; `video.num_frames` and `video.fps` are.", path)
-            sampling[f"{name}.{key}"] = value
+    processor, videos = processor or {}, _read_media_io(media_io or {})
+    sampling = {
+        f"{name}.{key}": values.get(key)
+        for name, values in (("mm_processor_kwargs", processor), (OF_VIDEOS, videos))
+        for key in _SAMPLING_KEYS
+    }
     limits = {**defaults.limits, **_read_limits(processor)}
     if limits.get("min_pixels", 0) > limits.get("max_pixels", MAX_PIXELS):
         ours = "".join(f"; this server's `{name}` is {value}" for name, value in defaults.limits.items())
         raise InvalidValue(
             f"`mm_processor_kwargs`: `min_pixels` must not be over `max_pixels`{ours}.", "mm_processor_kwargs"
         )
-    return MediaOptions(limits, _read_sampling(sampling) or defaults.sampling)
+    read = _read_sampling(sampling)
+    times = FrameTimes(
+        _indices(videos.get("frames_indices") or [], f"{OF_VIDEOS}.frames_indices"),
+        None
+        if (total := videos.get("total_num_frames")) is None
+        else _num_frames(total, f"{OF_VIDEOS}.total_num_frames"),
+        read.get("fps") if videos.get("fps") is not None else None,
+    )
+    return MediaOptions(limits, read or defaults.sampling, times)
+
+
+def _read_media_io(media_io: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the settings for videos. Raises RequestError for others."""
+    for kind, settings in media_io.items():
+        name = f"media_io_kwargs.{excerpt(kind)}"
+        if kind not in ("image", "video"):
+            raise UnsupportedParameter(f"`{name}` is not served; `video` is.", name)
+        if not isinstance(settings, dict | None):
+            raise InvalidValue(f"`{name}` must be an object.", name)
+        for key in settings or ():
+            if kind == "image" or key not in _VIDEO_KEYS:
+                path, ours = f"{name}.{excerpt(key)}", ", ".join(f"`video.{key}`" for key in _VIDEO_KEYS)
+                raise UnsupportedParameter(f"`{path}` is not served; {ours} are.", path)
+    return media_io.get("video") or {}
 
 
 def _read_sampling(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,8 +97,7 @@ def _read_sampling(settings: Mapping[str, Any]) -> dict[str, Any]:
     sampling = {path: value for path, value in settings.items() if value is not None and value != NOT_SET}
     for path, value in sampling.items():
         if path.endswith("num_frames"):
-            if type(value) is not int or not 1 <= value <= MAX_FRAMES:
-                raise InvalidValue(f"`{path}` must be a whole number of frames, from 1 to {MAX_FRAMES}.", path)
+            _num_frames(value, path)
         elif type(value) not in (int, float) or not isfinite(value) or not 0 < value <= MAX_FPS:
             raise InvalidValue(f"`{path}` must be a number of frames a second, over 0 and at most {MAX_FPS}.", path)
     if len(sampling) > 1:
@@ -84,6 +106,18 @@ def _read_sampling(settings: Mapping[str, Any]) -> dict[str, Any]:
             next(iter(sampling)),
         )
     return {path.rpartition(".")[2]: value for path, value in sampling.items()}
+
+
+def _num_frames(value: object, path: str) -> int:
+    if type(value) is not int or not 1 <= value <= MAX_FRAMES:
+        raise InvalidValue(f"`{path}` must be a whole number of frames, from 1 to {MAX_FRAMES}.", path)
+    return value
+
+
+def _indices(value: object, path: str) -> tuple[int, ...]:
+    if not isinstance(value, list) or any(type(index) is not int or not 0 <= index < MAX_FRAMES for index in value):
+        raise InvalidValue(f"`{path}` must be a list of whole numbers from 0 to {MAX_FRAMES - 1}.", path)
+    return tuple(value)
 
 
 def _read_limits(processor: Mapping[str, Any]) -> dict[str, int]:

@@ -77,7 +77,7 @@ class VideoLayout:
 
     def video(self, header: VideoHeader, settings: Mapping[str, Any]) -> ImageLayout:
         """Return grid (frames, rows, columns), tokens, patch shape, the prompt and the frames."""
-        frames = _sampled(header, settings)
+        frames = header.indices or _sampled(header, settings)
         one = image_layout(header.width, header.height, settings)
         starts = frames[:: settings["clip_frames"]]
         prompt: list[str | int] = []

@@ -71,7 +71,7 @@ class SmartVideoLayout:
     def video(self, header: VideoHeader, settings: Mapping[str, Any]) -> ImageLayout:
         """Return grid (groups of frames, rows, columns), tokens, patch shape and the frames. Raises VideoTooLarge."""
         patch, merge, group = settings["patch_size"], settings["merge_size"], settings["temporal_patch_size"]
-        frames = self.sampled(header, settings)
+        frames = header.indices or self.sampled(header, settings)
         long, short = max(header.width, header.height), min(header.width, header.height)
         if long > smart_resize.MAX_ASPECT * short:
             raise VideoTooLarge(

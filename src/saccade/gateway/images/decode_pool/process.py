@@ -16,7 +16,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -27,7 +27,7 @@ import numpy.typing as npt
 from PIL import AvifImagePlugin, Image
 
 from saccade import models
-from saccade.errors import ImageTooLarge, SaccadeError, StartupError, VideoTooLarge
+from saccade.errors import ImageTooLarge, InvalidVideo, SaccadeError, StartupError, VideoTooLarge
 from saccade.gateway.confinement import confine
 from saccade.gateway.images.decode_pool.job import (
     PID,
@@ -49,7 +49,7 @@ from saccade.media.resample import resample
 from saccade.media.resize import resize
 from saccade.media.video_header import VideoLimits
 from saccade.processes.parent_death import tie_to_parent
-from saccade.protocol.media import NUMPY_DTYPE, ImageLayout
+from saccade.protocol.media import NUMPY_DTYPE, ImageLayout, VideoHeader
 from saccade.protocol.output import Failure
 from saccade.transport import framing
 from saccade.transport.shared_memory import SlotError, write_slot
@@ -137,10 +137,23 @@ def answer(job: Job, slot: int | None) -> ImageAnswer:
 def _writer(job: PixelJob) -> Callable[[npt.NDArray[Any]], None]:
     """Return a function that writes the patches: an image is decoded before it, video frames during it."""
     if job.video is not None:
-        frames = video.read_frames(job.encoded, job.video, job.layout.frames, job.video_limits)
+        if job.video.indices:
+            frames = _decoded_frames(job.encoded, job.video, job.limits)
+        else:
+            frames = video.read_frames(job.encoded, job.video, job.layout.frames, job.video_limits)
         return partial(models.load_video_pixels(job.family)(job.settings).write, frames, job.layout)
     image = decode(job.encoded, job.limits) if job.page is None else pdf.render(job.encoded, job.page)
     return partial(models.load_pixels(job.family)(job.settings).write, image, job.layout)
+
+
+def _decoded_frames(encoded: bytes, header: VideoHeader, limits: ImageLimits) -> Iterator[npt.NDArray[np.uint8]]:
+    """Yield the frames that gateway.images.frames has read, as RGB [height, width, 3], uint8, upright."""
+    _, images = msgspec.msgpack.decode(encoded, type=tuple[VideoHeader, list[bytes]])
+    for image in images:
+        rgb = decode(image, limits)
+        if rgb.shape[:2] != (header.height, header.width):
+            raise InvalidVideo("The video's frames have several sizes, which is not supported.")
+        yield rgb
 
 
 def _prepare(job: PixelJob, slot: int | None) -> ImageAnswer:
