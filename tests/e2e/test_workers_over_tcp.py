@@ -16,6 +16,8 @@ from saccade.transport.client import WorkerClient
 
 __all__ = ["files"]
 
+pytestmark = pytest.mark.ci
+
 
 @pytest.fixture(scope="module")
 def fleet(files: Files, tiny_qwen3_vl: Path) -> Iterator[tuple[Server, str]]:

@@ -57,6 +57,7 @@ def test_logits_are_as_close_as_bfloat16_allows(
         assert differences.max() < 0.1
 
 
+@pytest.mark.ci
 @table("release", NETWORKS)
 def test_rounding_error_equals_that_of_the_reference(release: str, network_folder: Callable[[str], Path]) -> None:
     ours, reference, float32 = errors(release, network_folder(release))

@@ -87,6 +87,7 @@ def test_row_counts_are_powers_of_two_up_to_the_maximum() -> None:
     assert row_counts(8) == [1, 2, 4, 8]
 
 
+@pytest.mark.ci
 def test_answers_equal_those_without_graphs(subject: Engine, tiny_qwen3_vl: Path) -> None:  # [eng] 33
     expected = engines.drain(subject, *asked(tiny_qwen3_vl)).answers
     subject.scheduler.reset_caches(prefix=True, media=True)
