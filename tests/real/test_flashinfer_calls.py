@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import published
+import published_delta
 import pytest
 import torch
 from attention import BATCHES, OPTIONS, CapturedDecodes, attend, attend_packed
@@ -25,7 +26,11 @@ GPU = torch.device("cuda")
 DECODE, PREFILL = "flashinfer.BatchDecodeWithPagedKVCacheWrapper", "flashinfer.BatchPrefillWithPagedKVCacheWrapper"
 CUDNN = "flashinfer.cudnn.cudnn_batch_prefill_with_kv_cache"
 LATENTS, METADATA = "flashinfer.mla.BatchMLAPagedAttentionWrapper", "flashinfer.mla.MLAPlanMetadata"
-PRODUCTS = {f"{module}.{function.__name__}" for module, functions in MODULES.items() for function in functions}
+PRODUCTS = {
+    f"{module}.{function.__name__}"
+    for module, functions in (*MODULES.items(), *published_delta.MODULES.items())
+    for function in functions
+}
 BOUND = {DECODE, PREFILL, CUDNN, LATENTS, METADATA, "flashinfer.__version__", *PRODUCTS}
 """What the tests of this folder bind; `test_nothing_else_is_used` holds the list against the source."""
 

@@ -4,14 +4,16 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import published_delta
 import published_products
 import pytest
 import torch
 from libraries import Library
 from products import BF16, BLACKWELL, CHOICES, EXPERTS, HIDDEN, HOPPER, INPUTS, drawn, experts_of, layer_of
 
+from saccade.nn.delta_rule import Gates
 from saccade.nn.layers import use_operations
-from saccade.nn.ops import resolve
+from saccade.nn.ops import OF_STATES, resolve
 
 pytestmark = pytest.mark.real
 TEMPLATES = "flashinfer.trace.templates"
@@ -35,14 +37,18 @@ def calls(
         found: dict[str, dict[str, Any]] = {}
         for name in NAMES:
             module, _, function = name.rpartition(".")
-            monkeypatch.setattr(sys.modules[module], function, _bound(flashinfer, name, found))
+            monkeypatch.setattr(
+                sys.modules[module], function, _bound(flashinfer, name, found, getattr(published_products, function))
+            )
         return found
 
     return install
 
 
-def _bound(library: Library, name: str, found: dict[str, dict[str, Any]]) -> Callable[..., Any]:
-    call, played = library.call(name), getattr(published_products, name.rpartition(".")[2])
+def _bound(
+    library: Library, name: str, found: dict[str, dict[str, Any]], played: Callable[..., Any]
+) -> Callable[..., Any]:
+    call = library.call(name)
 
     def bound(*args: Any, **kwargs: Any) -> Any:
         call.bind(*args, **kwargs)
@@ -96,3 +102,30 @@ def test_experts(name: str, capability: tuple[int, int], calls: Calls, flashinfe
     reference = flashinfer.run(f"{TEMPLATES}.moe._cutlass_fused_moe_reference")
     expected = reference(x, ids, weights, ups_first, down)
     assert (output - expected).abs().max() <= 0.1 * expected.abs().max()
+
+
+@pytest.mark.parametrize("lengths", [(1, 1), (1, 70)])
+def test_delta_rule(lengths: tuple[int, ...], flashinfer: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    published_delta.install(monkeypatch)
+    found: dict[str, dict[str, Any]] = {}
+    for module, functions in published_delta.MODULES.items():
+        for function in functions:
+            bound = _bound(flashinfer, f"{module}.{function.__name__}", found, function)
+            monkeypatch.setattr(sys.modules[module], function.__name__, bound)
+    heads, width = 4, 128
+    q, k, v = (drawn(sum(lengths), heads, width, seed=seed).to(BF16) for seed in range(3))
+    b, a = drawn(sum(lengths), 2 * heads).to(BF16).chunk(2, -1)
+    gates = Gates(0.1 * drawn(heads), drawn(heads), a, b)
+    states = drawn(3, heads, width, width)
+    before = states.clone()
+    rows = torch.tensor([2, 0])
+    output = resolve("cuda", BF16, OF_STATES).gated_delta_rule(q, k, v, gates, states, rows, lengths)
+    unit_q, unit_k = (x * torch.rsqrt(x.float().square().sum(-1, keepdim=True) + 1e-6) for x in (q, k))
+    borders = torch.tensor([0, *lengths]).cumsum(0).int()
+    reference = flashinfer.run(f"{TEMPLATES}.gdn._gdn_prefill_reference")
+    expected, after = reference(
+        unit_q, unit_k, v, before[rows], gates.rate_log_H, a.float(), gates.bias_H, b.float(), borders, None
+    )
+    assert len(found) == 1
+    torch.testing.assert_close(output, expected.float(), atol=0.03, rtol=0.03)
+    torch.testing.assert_close(states[rows], after, atol=0.03, rtol=0.03)

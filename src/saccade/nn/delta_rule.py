@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
+UNIT_EPS = 1e-6
 BLOCK = 64
 """Tokens in a block of the scan. Within a block the work is in matrix products; blocks follow each other in a loop."""
 
@@ -59,6 +60,42 @@ def causal_conv(
             total_LC.addcmul_(padded[tap : tap + length].float(), taps_TC[tap])
         outputs.append(activation(total_LC))
     return torch.cat(outputs).to(x_NC.dtype)
+
+
+class Gates(NamedTuple):
+    """A step's gates: of a layer *rate_log_H* and *bias_H* in float32, of its tokens *a_NH* and *b_NH*.
+
+    A token's decay is exp(-exp(rate_log) * softplus(a + bias)), its update rate sigmoid(b).
+    """
+
+    rate_log_H: torch.Tensor
+    bias_H: torch.Tensor
+    a_NH: torch.Tensor
+    b_NH: torch.Tensor
+
+    def log_decay(self) -> torch.Tensor:
+        """Return the logarithm of the decays, float32 [N, H]."""
+        return -self.rate_log_H.exp() * functional.softplus(self.a_NH.float() + self.bias_H)
+
+
+def gated_delta_rule(
+    q_NKD: torch.Tensor,
+    k_NKD: torch.Tensor,
+    v_NHW: torch.Tensor,
+    gates: Gates,
+    states: torch.Tensor,
+    rows: torch.Tensor,
+    lengths: tuple[int, ...],
+) -> torch.Tensor:
+    """Return `delta_rule` by *gates*, for keys and queries of length 1, the latter times D ** -0.5."""
+    q, k = _unit(q_NKD) * q_NKD.shape[-1] ** -0.5, _unit(k_NKD)
+    return delta_rule(q, k, v_NHW, gates.log_decay(), gates.b_NH.float().sigmoid(), states, rows, lengths)
+
+
+def _unit(x: torch.Tensor) -> torch.Tensor:
+    """Return x / |x| over the last dimension, in float32."""
+    x = x.float()
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + UNIT_EPS)
 
 
 def delta_rule(

@@ -19,7 +19,7 @@ import torch
 from torch.nn import functional
 
 from saccade.nn.context import KvCache
-from saccade.nn.delta_rule import causal_conv, delta_rule
+from saccade.nn.delta_rule import Gates, causal_conv, gated_delta_rule
 from saccade.nn.libraries import Unavailable, attempt
 
 logger = structlog.get_logger(__name__)
@@ -233,19 +233,9 @@ class Operations:
     causal_conv: Callable[
         [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, tuple[int, ...], Activation], torch.Tensor
     ] = causal_conv
-    delta_rule: Callable[
-        [
-            torch.Tensor,
-            torch.Tensor,
-            torch.Tensor,
-            torch.Tensor,
-            torch.Tensor,
-            torch.Tensor,
-            torch.Tensor,
-            tuple[int, ...],
-        ],
-        torch.Tensor,
-    ] = delta_rule
+    gated_delta_rule: Callable[
+        [torch.Tensor, torch.Tensor, torch.Tensor, Gates, torch.Tensor, torch.Tensor, tuple[int, ...]], torch.Tensor
+    ] = gated_delta_rule
     kernels: Mapping[tuple[str, str], str] = dataclasses.field(default_factory=dict)
 
 
@@ -262,6 +252,11 @@ FASTER: Mapping[tuple[str, str, torch.dtype], str] = MappingProxyType(
         },
     }
 )
+OF_STATES: Mapping[tuple[str, str, torch.dtype], str] = MappingProxyType(
+    {("gated_delta_rule", "cuda", torch.bfloat16): "saccade.nn.flashinfer_delta"}
+)
+"""Faster versions for layers with recurrent states alone."""
+
 KERNELS: Mapping[tuple[str, str, torch.dtype, str], str] = MappingProxyType(
     {
         ("pack_linear", "cuda", torch.bfloat16, "fp8_blocks"): "saccade.nn.formats.flashinfer_fp8",

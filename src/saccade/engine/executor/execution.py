@@ -1,5 +1,6 @@
 """Choose the attention backends, operations and threads of a network."""
 
+import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -13,13 +14,14 @@ from saccade.engine.executor.loader import LoadedModel
 from saccade.engine.executor.threads import Threads, choose_threads
 from saccade.errors import StartupError
 from saccade.models.files import image_processor, parse_json
-from saccade.models.spec import Latent, Paged
+from saccade.models.spec import Latent, Paged, Recurrent
 from saccade.nn.backends import AUTO, Workload, load_backend, load_vision_backend, trial, why
 from saccade.nn.backends.trial import tried
 from saccade.nn.backends.workload import cost_of_cache
 from saccade.nn.context import AttentionBackend, VisionAttentionBackend
 from saccade.nn.layers import use_operations
-from saccade.nn.ops import resolve
+from saccade.nn.libraries import Unavailable, attempt
+from saccade.nn.ops import OF_STATES, Operations, resolve
 from saccade.nn.parallel import ALONE, Ranks
 from saccade.nn.vision import PackedSelfAttention
 from saccade.protocol.model_files import CONFIG
@@ -67,7 +69,7 @@ def prepare(config: EngineConfig, model: LoadedModel) -> Execution:
     costs = cost_of_cache(of_decoder)
     if costs is not None:
         logger.warning("the KV cache is slow", reason=costs)
-    reasons = use_operations(model.module, resolve(network.device.type, network.dtype))
+    reasons = use_operations(model.module, choose_operations(config, model, of_decoder))
     if reasons and network.device.type == "cuda":
         logger.warning("quantised weights are dequantised at each use, which is slow", reasons=reasons)
     captures = memory.may_capture(config, model)
@@ -88,6 +90,26 @@ def prepare(config: EngineConfig, model: LoadedModel) -> Execution:
         *(backend, vision_backend, threads, model.ranks, choices, graphs, encode_budget(config, model)),
         captures_decodes=captures and refused is None,
     )
+
+
+def choose_operations(config: EngineConfig, model: LoadedModel, workload: Workload) -> Operations:
+    """Return the operations for *model*; its delta rule is the plain one if a kernel for it fails on its trial."""
+    place = workload.device.type, workload.dtype
+    plain = resolve(*place)
+    has_states = any(isinstance(kv_spec, Recurrent) for kv_spec in model.network.spec.kv_specs)
+    # The kernel has states in another layout, and the other worker of a split may lack it.
+    if not has_states or config.role != "both":
+        return plain
+    operations = resolve(*place, OF_STATES)
+    if operations.gated_delta_rule is plain.gated_delta_rule:
+        return plain
+    try:
+        with attempt():
+            trial.of_delta_rule(operations, workload)
+    except Unavailable as error:
+        logger.warning("an operation is slower than it could be", operation="gated_delta_rule", reason=error.reason)
+        return plain
+    return dataclasses.replace(plain, gated_delta_rule=operations.gated_delta_rule)
 
 
 def choose_encoder_graphs(

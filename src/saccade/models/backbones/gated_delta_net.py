@@ -11,11 +11,10 @@ from torch.nn import functional
 
 from saccade.models.backbones.text_config import DeltaNetConfig
 from saccade.nn.context import ForwardContext, RecurrentState
+from saccade.nn.delta_rule import Gates
 from saccade.nn.layers import Layer, Linear, RMSNorm
 from saccade.nn.ops import SILU, CosSin
 from saccade.nn.parallel import Ranks, Sharding, shards_of
-
-UNIT_EPS = 1e-6
 
 
 class CausalConv(Layer):
@@ -58,20 +57,19 @@ class GatedDeltaNet(Layer):
         self.shardings = dict.fromkeys(self.float32, Sharding((num_heads,), 0, (shards_of(num_heads, ranks),)))
         self.norm = RMSNorm(config.value_width, norm_eps)
         self.out_proj = Linear(width, hidden_size, bias=False, split="inputs", ranks=ranks)
-        self.rate_H = self.norm_weight = torch.empty(0)
+        self.norm_weight = torch.empty(0)
 
     def finish(self) -> None:
         """Compute the values derived from the loaded weights."""
         self.conv1d.finish()
-        self.rate_H = -self.A_log.exp()
         self.norm_weight = self.norm.weight.float()
 
     def add_to(self, residual_NE: torch.Tensor, x_NE: torch.Tensor, _: CosSin, context: ForwardContext) -> torch.Tensor:
         """Return the residual plus the layer's result for *x_NE*; update the states of the step's sequences."""
         layout, state = context.layout, context.recurrent_state(self.layer)
-        qkv_NC, ba_NH = self.in_proj_qkv(x_NE), self.in_proj_ba(x_NE).float()
+        qkv_NC, ba_NH = self.in_proj_qkv(x_NE), self.in_proj_ba(x_NE)
         if layout.turns:
-            output_NHW = x_NE.new_empty((len(x_NE), len(self.rate_H), self.value_width), dtype=torch.float32)
+            output_NHW = x_NE.new_empty((len(x_NE), len(self.A_log), self.value_width), dtype=torch.float32)
             for turn in layout.turns:
                 part = self._mix(qkv_NC[turn.tokens], ba_NH[turn.tokens], state, turn.rows, turn.lengths)
                 output_NHW.index_copy_(0, turn.tokens, part)
@@ -94,22 +92,8 @@ class GatedDeltaNet(Layer):
         states, inputs = state.live
         qkv_NC = self.ops.causal_conv(qkv_NC, self.conv1d.taps_TC, inputs, rows, lengths, SILU)
         q_NC, k_NC, v_NC = qkv_NC.split_with_sizes(self.in_proj_qkv.partitions, -1)
-        q_NKD, k_NKD = (_unit(part.unflatten(-1, (-1, self.key_width))) for part in (q_NC, k_NC))
+        q_NKD, k_NKD = (part.unflatten(-1, (-1, self.key_width)) for part in (q_NC, k_NC))
+        v_NHW = v_NC.unflatten(-1, (-1, self.value_width))
         b_NH, a_NH = ba_NH.chunk(2, -1)
-        log_decay_NH = self.rate_H * functional.softplus(a_NH + self.dt_bias)
-        return self.ops.delta_rule(
-            q_NKD * self.key_width**-0.5,
-            k_NKD,
-            v_NC.unflatten(-1, (-1, self.value_width)),
-            log_decay_NH,
-            b_NH.sigmoid(),
-            states,
-            rows,
-            lengths,
-        )
-
-
-def _unit(x: torch.Tensor) -> torch.Tensor:
-    """Return x / |x| over the last dimension, in float32."""
-    x = x.float()
-    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + UNIT_EPS)
+        gates = Gates(self.A_log, self.dt_bias, a_NH, b_NH)
+        return self.ops.gated_delta_rule(q_NKD, k_NKD, v_NHW, gates, states, rows, lengths)

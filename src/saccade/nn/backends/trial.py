@@ -22,6 +22,8 @@ from saccade.nn.context import (
     PagedLayout,
     VisionAttentionBackend,
 )
+from saccade.nn.delta_rule import Gates
+from saccade.nn.ops import Operations
 
 NUM_HEADS = 2
 BLOCK_SIZE = 16
@@ -87,6 +89,19 @@ def of_decoder(backend: AttentionBackend, workload: Workload) -> None:
         q = torch.ones(sum(queries), LATENT_HEADS, width, dtype=workload.dtype, device=device)
         step = ForwardContext(positions, layout, [LatentCache(latents)], backend, plan)
         backend.latent(q, q[:, 0], 0, step, value_width=LATENT[0], scale=1.0)
+    _wait(device)
+
+
+def of_delta_rule(operations: Operations, workload: Workload) -> None:
+    """Update states by single tokens, and by a chunk after one, with heads of 128 channels."""
+    device, width = workload.device, 128
+    states = torch.zeros(3, NUM_HEADS, width, width, device=device)
+    for lengths in ((1, 1), (1, 70)):
+        shape = sum(lengths), NUM_HEADS, width
+        q, a = torch.ones(shape, dtype=workload.dtype, device=device), torch.zeros(NUM_HEADS, device=device)
+        token = q[..., 0]
+        rows = torch.arange(len(lengths), device=device)
+        operations.gated_delta_rule(q, q, q, Gates(a, a, token, token), states, rows, lengths)
     _wait(device)
 
 

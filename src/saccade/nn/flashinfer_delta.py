@@ -1,0 +1,70 @@
+"""The gated delta rule (saccade.nn.ops) on a GPU by FlashInfer: one kernel for decodes, one for chunks.
+
+FlashInfer has a state as [values, keys], Saccade as [keys, values]. There are 128 of each here, and its kernels read
+and write the states' memory in their own way. So within a process all steps take them, or none does. Source of the
+arguments: flashinfer/gdn_prefill.py and gdn_decode.py, release 0.7.2. It has never run on a GPU: tests/real binds its
+calls to the releases' own signatures. Shapes as in saccade.nn.delta_rule.
+"""
+
+from functools import lru_cache
+from itertools import accumulate
+
+import numpy as np
+import torch
+from flashinfer.gdn_decode import gated_delta_rule_decode_pretranspose
+from flashinfer.gdn_prefill import chunk_gated_delta_rule
+
+from saccade.nn.delta_rule import Gates
+from saccade.nn.transfer import to_device
+
+WIDTH = 128
+MAJORS = (9, 10, 12)
+"""Major numbers of the compute capabilities that have both kernels."""
+
+
+def gated_delta_rule(
+    q_NKD: torch.Tensor,
+    k_NKD: torch.Tensor,
+    v_NHW: torch.Tensor,
+    gates: Gates,
+    states: torch.Tensor,
+    rows: torch.Tensor,
+    lengths: tuple[int, ...],
+) -> torch.Tensor | None:
+    """Compute ops.gated_delta_rule. Return None for other widths, and on other GPUs."""
+    if states.shape[-2:] != (WIDTH, WIDTH) or torch.cuda.get_device_capability(states.device)[0] not in MAJORS:
+        return None
+    q, k, v = (part.contiguous() for part in (q_NKD, k_NKD, v_NHW))
+    if max(lengths) == 1:
+        output, _ = gated_delta_rule_decode_pretranspose(
+            *(part.unsqueeze(1) for part in (q, k, v)),
+            None,
+            gates.rate_log_H,
+            gates.a_NH.contiguous().unsqueeze(1),
+            gates.bias_H,
+            gates.b_NH.contiguous().unsqueeze(1),
+            initial_state=states,
+            initial_state_indices=rows.int(),
+        )
+        return output.squeeze(1).float()  # type: ignore[no-any-return]
+    output, _ = chunk_gated_delta_rule(
+        q,
+        k,
+        v,
+        gates.log_decay().exp(),
+        gates.b_NH.float().sigmoid(),
+        initial_state=states,
+        output_final_state=True,
+        cu_seqlens=_borders(lengths, q.device),
+        use_qk_l2norm_in_kernel=True,
+        output_state=states,
+        state_indices=rows,
+        max_seqlen=max(lengths),
+    )
+    return output.float()  # type: ignore[no-any-return]
+
+
+@lru_cache(maxsize=4)
+def _borders(lengths: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """Return the borders int32 of sequences, which all layers of a step share."""
+    return to_device(np.array((0, *accumulate(lengths)), np.int32), device)

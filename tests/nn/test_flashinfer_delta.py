@@ -1,0 +1,90 @@
+"""The delta rule by FlashInfer, played on a CPU, against the plain one; what it declines; the trial before it is used."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import published_delta
+import pytest
+import torch
+from structlog.testing import capture_logs
+
+from saccade.engine.config import EngineConfig
+from saccade.engine.executor.execution import choose_operations
+from saccade.engine.executor.loader import load_model
+from saccade.nn import ops
+from saccade.nn.backends import Workload
+from saccade.nn.delta_rule import Gates
+from saccade.nn.ops import OF_STATES, resolve
+
+BF16, GPU = torch.bfloat16, torch.device("cuda")
+KEY_HEADS, HEADS, WIDTH, ROWS = 2, 4, 128, 5
+
+
+def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def inputs(lengths: tuple[int, ...], rows: tuple[int, ...]) -> tuple[object, ...]:
+    count = sum(lengths)
+    q, k = (drawn(count, KEY_HEADS, WIDTH, seed=seed).to(BF16) for seed in (1, 2))
+    ba = drawn(count, 2 * HEADS, seed=4).to(BF16)
+    b, a = ba.chunk(2, -1)
+    gates = Gates(0.1 * drawn(HEADS, seed=5), drawn(HEADS, seed=6), a, b)
+    return q, k, drawn(count, HEADS, WIDTH, seed=3).to(BF16), gates, torch.tensor(rows), lengths
+
+
+@pytest.mark.parametrize(("lengths", "rows"), [((1, 1, 1), (4, 0, 2)), ((1, 70), (3, 1)), ((5,), (2,))])
+def test_steps(lengths: tuple[int, ...], rows: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    published_delta.install(monkeypatch)
+    fast = resolve("cuda", BF16, OF_STATES).gated_delta_rule
+    *tokens, places, counts = inputs(lengths, rows)
+    plain_states = drawn(ROWS, HEADS, WIDTH, WIDTH, seed=9)
+    states = plain_states.transpose(-1, -2).contiguous()
+    for _ in range(2):  # the second step goes on from the states of the first
+        found = fast(*tokens, states, places, counts)  # type: ignore[arg-type]
+        expected = ops.gated_delta_rule(*tokens, plain_states, places, counts)  # type: ignore[arg-type]
+        assert found.dtype == expected.dtype == torch.float32
+        torch.testing.assert_close(found, expected, atol=0.03, rtol=0.03)
+        torch.testing.assert_close(states.transpose(-1, -2), plain_states, atol=0.03, rtol=0.03)
+
+
+@pytest.mark.parametrize("what", ["width", "capability"])
+def test_what_no_kernel_takes_goes_to_the_plain_rule(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    published_delta.install(monkeypatch, (8, 0) if what == "capability" else (9, 0))
+    width = 64 if what == "width" else WIDTH
+    states = drawn(ROWS, HEADS, width, width)
+    q, k, v, gates, rows, lengths = inputs((1, 1), (4, 0))
+    args = *(part[..., :width] for part in (q, k, v)), gates  # type: ignore[index]
+    kept = states.clone()
+    found = resolve("cuda", BF16, OF_STATES).gated_delta_rule(*args, states, rows, lengths)  # type: ignore[arg-type]
+    assert torch.equal(found, ops.gated_delta_rule(*args, kept, rows, lengths))  # type: ignore[arg-type]
+    assert torch.equal(states, kept)
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_vl"])
+def test_a_model_with_states_tries_the_kernel_first(
+    name: str, network_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published_delta.install(monkeypatch)
+    config = EngineConfig(str(network_folder(name)), "tiny", device="cpu")
+    model = load_model(config, lambda *_: None)
+    workload = Workload(torch.device("cpu"), BF16)
+    monkeypatch.setattr(
+        "saccade.engine.executor.execution.OF_STATES",
+        {("gated_delta_rule", "cpu", BF16): "saccade.nn.flashinfer_delta"},
+    )
+
+    def is_fast(config: EngineConfig) -> bool:
+        return choose_operations(config, model, workload).gated_delta_rule is not ops.gated_delta_rule
+
+    assert is_fast(config) == (name == "qwen3_5")
+    assert not is_fast(replace(config, role="prefill"))
+
+    def failing(*_: object, **__: object) -> None:
+        raise RuntimeError("nvcc failed")
+
+    monkeypatch.setattr("saccade.nn.flashinfer_delta.chunk_gated_delta_rule", failing)
+    with capture_logs() as lines:
+        assert not is_fast(config)
+    assert ["its library fails" in line["reason"] for line in lines] == [True] * (name == "qwen3_5")
