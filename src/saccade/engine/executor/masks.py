@@ -1,6 +1,6 @@
 """Restrict the tokens that each row may draw.
 
-`allowed_token_ids` are device masks, built once and shared by rows; masks of grammars come packed with every step.
+`allowed_token_ids` are device masks, built when a row starts; masks of grammars come packed with every step.
 """
 
 from collections.abc import Sequence as Ordered
@@ -11,48 +11,33 @@ import torch
 from saccade.engine.core.step import DrawMask
 from saccade.nn.transfer import transfer
 
-AllowedIds = tuple[int, ...]
-
 
 class AllowedTokens:
-    """Masks by their allowed ids, kept while a row uses them. A mask has one byte for each vocabulary entry."""
+    """The masks of rows that may draw some ids only. A mask has one byte for each vocabulary entry."""
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
-        self.num_built = 0
         self._vocab_size = vocab_size
         self._device = device
-        self._forbidden_V: dict[AllowedIds, torch.Tensor] = {}
-        self._mask_of: dict[int, torch.Tensor] = {}
-        self._ids_of: dict[int, AllowedIds] = {}
+        self._forbidden_V: dict[int, torch.Tensor] = {}
 
     def __len__(self) -> int:
         return len(self._forbidden_V)
 
-    def start(self, row: int, allowed: AllowedIds) -> None:
-        """Assign a mask to *row*, which may draw *allowed* ids only."""
-        mask_V = self._forbidden_V.get(allowed)
-        if mask_V is None:
-            (ids,) = transfer([np.array(allowed, np.int64)], self._device)
-            mask_V = torch.ones(self._vocab_size, dtype=torch.bool, device=self._device).index_fill_(0, ids, False)
-            self._forbidden_V[allowed] = mask_V
-            self.num_built += 1
-        self._mask_of[row], self._ids_of[row] = mask_V, allowed
+    def start(self, row: int, allowed: Ordered[int]) -> None:
+        """Let *row* draw *allowed* ids only."""
+        (ids,) = transfer([np.array(allowed, np.int64)], self._device)
+        mask_V = torch.ones(self._vocab_size, dtype=torch.bool, device=self._device)
+        self._forbidden_V[row] = mask_V.index_fill_(0, ids, False)
 
     def end(self, row: int) -> None:
         """Remove the mask of a row, if it has one."""
-        self._mask_of.pop(row, None)
-        self._ids_of.pop(row, None)
-
-    def prune(self) -> None:
-        """Drop the masks that no row uses. A row that ends and starts again within a step reuses its mask."""
-        used = set(self._ids_of.values()) if self._forbidden_V else set()
-        self._forbidden_V = {allowed: mask_V for allowed, mask_V in self._forbidden_V.items() if allowed in used}
+        self._forbidden_V.pop(row, None)
 
     def apply(self, logits_RV: torch.Tensor, rows: Ordered[int]) -> None:
         """Set the logits of all ids but the allowed ones to -inf, in place; logits i belong to rows[i]."""
         for index, row in enumerate(rows):
-            if row in self._mask_of:
-                logits_RV[index].masked_fill_(self._mask_of[row], float("-inf"))
+            if row in self._forbidden_V:
+                logits_RV[index].masked_fill_(self._forbidden_V[row], float("-inf"))
 
 
 class GrammarMasks:

@@ -82,8 +82,6 @@ class ModelRunner:
         for start in step.started:
             if allowed := start.sampling.allowed_token_ids:
                 self.allowed.start(start.row, allowed)
-        if step.ended:
-            self.allowed.prune()
         self.rows.change_tables(step.tables)
         self.caches.begin_rows(step)
         for receive in step.receive:
