@@ -68,7 +68,7 @@ class BenchSettings:
     image_size: Annotated[tuple[tuple[int, int], ...], _list(_size, "640x480,1280x960, each side from 2 to 16384")] = (
         (640, 480),
     )
-    "Size of generated images, 640x480 by default. Of several, each image has one by chance; repeat one to weight it."
+    "Size of generated images, such as 640x480 (the default) or 640x480,1280x960. Each image has one of them."
     images: Annotated[Path | None, Parameter(show_default=False)] = None
     "Send the images of this folder instead of generated ones."
     images_per_request: Size = 1
