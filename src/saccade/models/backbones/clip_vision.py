@@ -136,6 +136,13 @@ class ClipTower(nn.Module):
         return x_TE.unflatten(0, (metadata.num_views, -1))  # type: ignore[no-any-return]
 
 
+def joined_squares(x_VPC: torch.Tensor, scale: int) -> torch.Tensor:
+    """Return the channels of each *scale* x *scale* patches of square views, joined by rows: [U, C * scale^2]."""
+    side = round(x_VPC.shape[1] ** 0.5)
+    blocks: torch.Tensor = x_VPC.unflatten(1, (side // scale, scale, side // scale, scale))
+    return blocks.transpose(2, 3).flatten(3).flatten(0, 2)
+
+
 def view_patches(views_V3SS: torch.Tensor, patch_size: int) -> torch.Tensor:
     """Return the patches [P, 3 * patch_size^2] of images, by rows, without the rest beyond whole patches."""
     patches = views_V3SS.unfold(2, patch_size, patch_size).unfold(3, patch_size, patch_size)

@@ -9,6 +9,7 @@ from typing import Any
 
 from saccade.models.preprocessing.fixed_sizes import FixedSizeLayout
 from saccade.models.preprocessing.processor_config import CHANNELS
+from saccade.models.preprocessing.tiles import num_views
 from saccade.models.smolvlm.settings import resolve
 from saccade.protocol.media import ImageLayout
 
@@ -78,11 +79,6 @@ def tiles(height: int, width: int, side: int) -> tuple[int, int]:
         return math.ceil(int(columns * side / ratio) / side), columns
     rows = math.ceil(height / side)
     return rows, math.ceil(int(rows * side * ratio) / side)
-
-
-def num_views(rows: int, columns: int) -> int:
-    """Return the number of views: the tiles and the whole image, or one view instead of one tile."""
-    return 1 if rows == columns == 1 else rows * columns + 1
 
 
 def prompt(rows: int, columns: int, view_tokens: int) -> tuple[str | int, ...]:

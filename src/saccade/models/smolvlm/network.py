@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from saccade.models.backbones.clip_config import ClipConfig
-from saccade.models.backbones.clip_vision import ClipBlock, ViewMetadata, view_patches
+from saccade.models.backbones.clip_vision import ClipBlock, ViewMetadata, joined_squares, view_patches
 from saccade.models.backbones.grouped_query_text import GroupedQueryDecoder
 from saccade.models.backbones.image_text_network import ImageTextNetwork
 from saccade.models.preprocessing.processor_config import CHANNELS
@@ -82,16 +82,14 @@ class Connector(nn.Module):
 
     def __init__(self, spec: Spec) -> None:
         super().__init__()
-        self.side, self.scale = spec.vision.side, spec.scale
+        self.scale = spec.scale
         self.modality_projection = nn.Module()
         joined = spec.vision.hidden_size * spec.scale**2
         self.modality_projection.proj = Linear(joined, spec.text.hidden_size, bias=False)
 
     def forward(self, x_VPC: torch.Tensor) -> torch.Tensor:
         """Map [V, P, C] to [U, E]."""
-        blocks = x_VPC.unflatten(1, (self.side // self.scale, self.scale, self.side // self.scale, self.scale))
-        joined_UD = blocks.transpose(2, 3).flatten(3).flatten(0, 2)
-        return self.modality_projection.proj(joined_UD)  # type: ignore[operator,no-any-return]
+        return self.modality_projection.proj(joined_squares(x_VPC, self.scale))  # type: ignore[operator,no-any-return]
 
 
 class Network(ImageTextNetwork):

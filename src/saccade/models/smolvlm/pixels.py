@@ -11,11 +11,12 @@ import numpy.typing as npt
 
 from saccade.errors import InternalError
 from saccade.media.resize import resize
+from saccade.models.preprocessing.tiles import ViewImage, write_views
 from saccade.models.smolvlm.layout import fitted, image_layout
 from saccade.protocol.media import ImageLayout
 
 
-class Pixels:
+class Pixels(ViewImage):
     """Views of Idefics3 and SmolVLM, uint8 planes [3, s, s]: the tiles by rows, then the whole image; or that alone.
 
     As in the reference, each size is resized from the one before, rounded to uint8: the longest edge, then whole tiles,
@@ -36,16 +37,8 @@ class Pixels:
         image = self._resized(image, *fitted(height, width, self._settings["longest_edge"]))
         tiled = self._resized(image, layout.resized_height, layout.resized_width)
         side = out.shape[-1]
-        rows, columns = layout.resized_height // side, layout.resized_width // side
-        if len(out) > 1:
-            target = out[:-1].reshape((rows, columns, 3, side, side), copy=False)
-            target[...] = tiled.reshape(rows, side, columns, side, 3).transpose(0, 2, 4, 1, 3)
-        out[-1] = self._resized(tiled, side, side).transpose(2, 0, 1)
+        write_views(tiled, self._resized(tiled, side, side), out)
 
     def _resized(self, image: npt.NDArray[np.uint8], height: int, width: int) -> npt.NDArray[np.uint8]:
         """Return *image* [old height, old width, 3] as [*height*, *width*, 3]."""
         return resize(image, height, width, self._settings["filter"]).transpose(1, 2, 0)
-
-    def to_image(self, patches: npt.NDArray[np.uint8], layout: ImageLayout) -> npt.NDArray[np.uint8]:
-        """Return the views side by side, [side, views * side, 3]."""
-        return np.concatenate(patches.transpose(0, 2, 3, 1), axis=1)
