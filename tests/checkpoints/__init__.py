@@ -7,12 +7,13 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from checkpoints import glm_v, kimi_k25, llava, paddleocr_vl, phi3_v, qwen, qwen_networks, smolvlm
+from checkpoints import glm_v, internvl, kimi_k25, llava, paddleocr_vl, phi3_v, qwen, qwen_networks, smolvlm
 from checkpoints.qwen3_vl import write_qwen3_vl
 
 CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
     **{name: partial(qwen.write, name=name) for name in qwen.RELEASES},
     "kimi_k25": kimi_k25.write,
+    **{name: partial(internvl.write, name=name) for name in internvl.TEXTS},
     **{name: partial(glm_v.write, name=name) for name in glm_v.CONFIGS},
     "llava": llava.write_llava,
     "llava_next": llava.write_llava_next,
@@ -25,6 +26,7 @@ CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
 NETWORKS: dict[str, Callable[[Path], Path]] = {
     "qwen3_vl": write_qwen3_vl,
     "kimi_k25": kimi_k25.write_network,
+    **{name: partial(internvl.write_network, name=name) for name in internvl.TEXTS},
     **{name: partial(glm_v.write_network, name=name) for name in glm_v.CONFIGS},
     **{name: partial(qwen_networks.write, name=name) for name in qwen_networks.CONFIGS},
     "llava": llava.write_llava_network,

@@ -285,3 +285,12 @@ GLM_V = """[gMASK]<sop>
 {%- endif -%}
 """
 """GLM-4.5V and 4.6V: parts on lines of their own, reasoning after the last question, calls as pairs of tags."""
+
+INTERNVL = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
+    "{{ part['text'] if part['type'] == 'text' else '<IMG_CONTEXT>\\n' if part['type'] == 'image' else '' }}"
+    "{% endfor %}{% endif %}{{ '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+"""InternVL3.5 of the -HF repositories: images where they stand, each with a line break."""

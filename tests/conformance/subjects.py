@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from references import Reference
 from references.kimi_k25 import KimiK25
-from references.native import Crops, GlmPatches, MergedPatches, RasterPatches, Tiles
+from references.native import CroppedTiles, Crops, GlmPatches, MergedPatches, RasterPatches, Tiles
 from references.phi3_v import Phi3V
 
 from saccade import models
@@ -103,6 +103,8 @@ SUBJECTS = (
         )
         for name in ("glm4v", "glm4v_moe", "glm46v", "glm_ocr")
     ),
+    Subject("internvl", CroppedTiles, crops, extremes=((20_000, 1), (1, 20_000))),
+    Subject("internvl_moe", CroppedTiles, crops, extremes=((20_000, 1), (1, 20_000))),
     Subject("paddleocr_vl", RasterPatches, merged_patches, extremes=((200, 1), (1, 200), (5_399, 27), (5, 27))),
     Subject("phi3_v", Phi3V, extremes=((1_000, 1), (1, 1_000)), is_lossless=False),
 )

@@ -134,6 +134,22 @@ class Tiles(_Text):
         )
 
 
+class CroppedTiles(_Text):
+    """InternVL: tiles and the whole image in one run of placeholders. Content may be a string."""
+
+    placeholder = "<IMG_CONTEXT>"
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.processor = load(folder, "AutoImageProcessor")
+        self.view_tokens = json.loads((folder / "processor_config.json").read_text())["image_seq_length"]
+
+    def see(self, image: Image.Image) -> Seen:
+        made = self.processor(images=[image], crop_to_patches=True, return_tensors="pt")
+        count = len(made["pixel_values"]) * self.view_tokens
+        return Seen(count, made["pixel_values"], text=f"<img>{self.placeholder * count}</img>")
+
+
 def _parts(content: Any) -> Any:
     """These templates read lists only; a string is a list of one text."""
     return [{"type": "text", "text": content}] if isinstance(content, str) else content

@@ -224,6 +224,14 @@ class TilesOracle(LlavaOracle):
         return {"pixel_values": torch.cat([self._normalised(item) for item in items]).unsqueeze(0)}
 
 
+class CroppedOracle(LlavaOracle):
+    """InternVL: square views, all of one prompt in one tensor."""
+
+    def images(self, items: Sequence[MediaItem]) -> dict[str, torch.Tensor]:
+        """Return normalised views [V, 3, S, S]."""
+        return {"pixel_values": torch.cat([self._normalised(item) for item in items])}
+
+
 ORACLES: Mapping[str, type[Oracle]] = {
     "qwen2_vl": QwenOracle,
     "qwen2_5_vl": TimedOracle,
@@ -236,6 +244,8 @@ ORACLES: Mapping[str, type[Oracle]] = {
     "qwen3_5_moe": RecurrentOracle,
     "phi3_v": Phi3VOracle,
     "paddleocr_vl": RasterOracle,
+    "internvl": CroppedOracle,
+    "internvl_moe": CroppedOracle,
     "glm4v": GlmOracle,
     "glm4v_moe": GlmOracle,
     "glm46v": GlmOracle,

@@ -1,0 +1,14 @@
+"""InternVL3 and InternVL3.5, in the form of transformers and in the release's own."""
+
+from saccade.models.family import Family
+
+FAMILY = Family(
+    architectures=("InternVLForConditionalGeneration", "InternVLChatModel"),
+    model_types=("internvl", "internvl_chat"),
+    placeholder="<IMG_CONTEXT>",
+    plain_positions=True,
+    limits=(
+        "Text networks other than Qwen2 and Qwen3, such as GPT-OSS, are refused by the engine.",
+        "So is the vision tower of 6 billion parameters, which normalises queries and keys.",
+    ),
+)

@@ -1,0 +1,134 @@
+"""InternViT, pixel shuffle and projector, and the text decoder.
+
+Formulas: transformers 5.23, modeling_internvl.py. Shapes: B bytes of pixels, V views of all images, S the side of a
+view in pixels, P patches of a view, T tokens of all views with their class tokens, D values of a patch, C channels of
+the vision tower, E hidden size, U tokens of images.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from saccade.models.backbones.clip_config import ClipConfig
+from saccade.models.backbones.clip_vision import ClipBlock, ViewMetadata, joined_squares, view_patches
+from saccade.models.backbones.grouped_query_text import GroupedQueryDecoder
+from saccade.models.backbones.image_text_network import ImageTextNetwork
+from saccade.models.internvl.layout import Layout
+from saccade.models.internvl.spec import Spec
+from saccade.models.internvl.weights import target
+from saccade.models.preprocessing.processor_config import CHANNELS
+from saccade.models.spec import MediaShape
+from saccade.nn.context import VisionAttentionBackend
+from saccade.nn.layers import LayerNorm, Linear
+from saccade.nn.ops import GELU
+from saccade.nn.parallel import Ranks
+from saccade.nn.vision import PatchEmbedding, grid_list, packed_sequences
+
+PROJECTOR_EPS = 1e-5
+
+
+class InternBlock(ClipBlock):
+    """The results of attention and MLP are scaled channel by channel, before they are added to the residual."""
+
+    def __init__(self, config: ClipConfig, ranks: Ranks) -> None:
+        super().__init__(config, ranks)
+        self.lambda_1 = nn.Parameter(torch.empty(config.hidden_size), requires_grad=False)
+        self.lambda_2 = nn.Parameter(torch.empty(config.hidden_size), requires_grad=False)
+
+    def finish(self) -> None:
+        """Multiply the loaded matrices before the residual by the scales."""
+        for name, scale_C in (("self_attn.out_proj", self.lambda_1), ("mlp.fc2", self.lambda_2)):
+            linear: Linear = self.get_submodule(name)  # type: ignore[assignment]
+            linear.make_plain()
+            for parameter in linear.parameters():
+                parameter.data *= scale_C.unsqueeze(1) if parameter.ndim == 2 else scale_C
+
+
+class InternEmbeddings(nn.Module):
+    """A class token and the embedded patches of each view, plus learned positions."""
+
+    def __init__(self, config: ClipConfig) -> None:
+        super().__init__()
+        width = config.hidden_size
+        self.num_patches = config.num_patches
+        self.class_embedding = nn.Parameter(torch.empty(1, 1, width), requires_grad=False)
+        self.patch_embedding = PatchEmbedding(width, (CHANNELS, config.patch_size, config.patch_size))
+        self.position_embedding = nn.Parameter(torch.empty(1, 1 + self.num_patches, width), requires_grad=False)
+
+    def forward(self, patches_TD: torch.Tensor) -> torch.Tensor:
+        """Map the patches of all views to [T, C]."""
+        patches_VPC = self.patch_embedding(patches_TD).unflatten(0, (-1, self.num_patches))
+        class_V1C = self.class_embedding.expand(len(patches_VPC), -1, -1)
+        return (torch.cat((class_V1C, patches_VPC), 1) + self.position_embedding).flatten(0, 1)
+
+
+class InternTower(nn.Module):
+    """InternViT: CLIP's blocks with scales, and no norm before or after them."""
+
+    def __init__(self, config: ClipConfig, ranks: Ranks) -> None:
+        super().__init__()
+        self.num_patches = config.num_patches
+        self.embeddings = InternEmbeddings(config)
+        self.layers = nn.ModuleList(InternBlock(config, ranks) for _ in range(config.depth))
+
+    def finish(self) -> None:
+        """Compute the values derived from the loaded weights."""
+        self.embeddings.patch_embedding.fold()
+        for block in self.layers:
+            block.finish()  # type: ignore[operator]
+
+    def prepare(self, num_views: int, backend: VisionAttentionBackend) -> ViewMetadata:
+        """Return the metadata of *num_views* views, computed on the host and copied without a device sync."""
+        lengths = (1 + self.num_patches,) * num_views
+        return ViewMetadata(packed_sequences(lengths, self.embeddings.class_embedding.device), backend)
+
+    def forward(self, patches_TD: torch.Tensor, metadata: ViewMetadata) -> torch.Tensor:
+        """Map normalised patches, as `view_patches` lays them out, to hidden states of patches [V, P, C]."""
+        x_TC = self.embeddings(patches_TD)
+        for block in self.layers:
+            x_TC = block(x_TC, metadata)
+        return x_TC.unflatten(0, (metadata.num_views, -1))[:, 1:]  # type: ignore[no-any-return]
+
+
+class Projector(nn.Module):
+    """Joins squares of patches, normalises them, and maps them to the text network's width."""
+
+    def __init__(self, spec: Spec) -> None:
+        super().__init__()
+        self.scale = spec.scale
+        joined, width = spec.vision.hidden_size * spec.scale**2, spec.text.hidden_size
+        self.layer_norm = LayerNorm(joined, PROJECTOR_EPS)
+        self.linear_1 = Linear(joined, width)
+        self.linear_2 = Linear(width, width)
+
+    def forward(self, x_VPC: torch.Tensor) -> torch.Tensor:
+        """Map [V, P, C] to [U, E]."""
+        joined = self.layer_norm(joined_squares(x_VPC, self.scale))
+        return self.linear_2(self.linear_1(joined, GELU))  # type: ignore[no-any-return]
+
+
+class Network(ImageTextNetwork):
+    """The engine's network of the family. Parameters are empty until the loader has filled them and called `finish`."""
+
+    layout = Layout
+    decoder = GroupedQueryDecoder
+    target = staticmethod(target)
+
+    def build(self, spec: Spec, ranks: Ranks) -> None:
+        """Create the parts for images."""
+        self.vision_tower = InternTower(spec.vision, ranks.encoder)
+        self.projector = Projector(spec)
+
+    def prepare(self, items: Sequence[MediaShape], backend: VisionAttentionBackend) -> tuple[ViewMetadata, list[int]]:
+        """Return the metadata of *items* for `encode`, and each item's token count."""
+        grids = grid_list(item.grid for item in items)
+        views = self.vision_tower.prepare(sum(map(self.spec.num_views, grids)), backend)
+        return views, [self.spec.item_tokens(grid) for grid in grids]
+
+    def encode(self, pixels_B: torch.Tensor, metadata: ViewMetadata) -> torch.Tensor:
+        """Map uint8 views to features [U, E], image after image."""
+        vision = self.spec.vision
+        views_V3SS = pixels_B.view(-1, CHANNELS, vision.image_size, vision.image_size)
+        patches_TD = self.normalised(view_patches(views_V3SS, vision.patch_size), self.dtype)
+        return self.projector(self.vision_tower(patches_TD, metadata))  # type: ignore[no-any-return]

@@ -1,0 +1,38 @@
+"""A decoded image to the views of the wire. Runs in a decode process.
+
+Source: transformers 5.23, models/got_ocr2/image_processing_got_ocr2.py, with the torchvision backend.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from saccade.errors import InternalError
+from saccade.media.resize import resize
+from saccade.models.internvl.layout import image_layout
+from saccade.models.preprocessing.tiles import ViewImage, write_views
+from saccade.protocol.media import ImageLayout
+
+
+class Pixels(ViewImage):
+    """Views of uint8 planes [3, s, s]: the tiles by rows, then the whole image; or that alone."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self._settings = settings
+
+    def write(self, image: npt.NDArray[np.uint8], layout: ImageLayout, out: npt.NDArray[Any]) -> None:
+        """Write the views of *image* [height, width, 3] into *out* of layout.pixel_shape.
+
+        Raises InternalError if *layout* is for another size, MemoryError if an allocation fails.
+        """
+        height, width, _ = image.shape
+        if image_layout(width, height, self._settings) != layout:
+            raise InternalError("The image's decoded size differs from the size for which its tokens were counted.")
+        side = out.shape[-1]
+        whole = resize(image, side, side).transpose(1, 2, 0)
+        tiled = whole
+        if len(out) > 1:
+            tiled = resize(image, layout.resized_height, layout.resized_width).transpose(1, 2, 0)
+        write_views(tiled, whole, out)

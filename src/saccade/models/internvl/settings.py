@@ -1,0 +1,131 @@
+"""The processor's settings, from the files of either form of release. No torch."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from saccade.errors import StartupError
+from saccade.models.backbones.clip_config import ClipConfig
+from saccade.models.backbones.model_config import check_equal, number, section
+from saccade.models.preprocessing import processor_config
+from saccade.protocol.model_files import PREPROCESSOR_CONFIG
+
+FIXED: Mapping[str, Any] = MappingProxyType(
+    {"do_resize": True, "do_rescale": True, "do_normalize": True, "resample": 3, "rescale_factor": 1 / 255}
+)
+"""Settings with one supported value; with another, the model would get other pixels than it was trained on."""
+
+CHAT: Mapping[str, Any] = MappingProxyType(
+    {"dynamic_image_size": True, "pad2square": False, "use_thumbnail": True, "ps_version": "v2", "select_layer": -1}
+)
+"""The same in the config.json of the release's own form, whose `llm_config` is the text network's."""
+
+NATIVE: Mapping[str, Any] = MappingProxyType(
+    {"vision_feature_layer": -1, "vision_feature_select_strategy": "default", "projector_hidden_act": "gelu"}
+)
+VISION: Mapping[str, Any] = MappingProxyType(
+    {
+        "use_qk_norm": False,
+        "qk_normalization": False,
+        "norm_type": "layer_norm",
+        "use_mean_pooling": True,
+        "use_absolute_position_embeddings": True,
+        "qkv_bias": True,
+    }
+)
+SILENT_VISION: Mapping[str, Any] = MappingProxyType(
+    {
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "image_size": 448,
+        "patch_size": 14,
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-6,
+    }
+)
+"""The defaults of transformers' InternVLVisionConfig."""
+
+
+def is_chat(config: Mapping[str, Any]) -> bool:
+    """Return whether config.json is of the release's own form."""
+    return "llm_config" in config
+
+
+def resolve(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> dict[str, Any]:
+    """Return tile, min_tiles, max_tiles, patch_size, view_tokens, image_mean and image_std.
+
+    *tile* is in pixels; *view_tokens* is the number of tokens of one view. Raises StartupError if a value is wrong or
+    not supported.
+    """
+    processor_config.check_fixed(preprocessor, FIXED)
+    vision = tower(config)
+    source, least, most = (
+        (config, "min_dynamic_patch", "max_dynamic_patch")
+        if is_chat(config)
+        else (preprocessor, "min_patches", "max_patches")
+    )
+    tile = _tile(preprocessor.get("size"), vision.image_size)
+    if tile != vision.image_size:
+        raise StartupError(
+            f"{PREPROCESSOR_CONFIG}: size is {tile} x {tile}, but the vision tower in config.json takes images of "
+            f"{vision.image_size} x {vision.image_size} pixels; only equal sizes are supported."
+        )
+    min_tiles = processor_config.whole_number(_or(source.get(least), 1), least)
+    max_tiles = processor_config.whole_number(_or(source.get(most), 12), most)
+    if min_tiles > max_tiles:
+        raise StartupError(f"{least} is {min_tiles}, but may be at most {most}, {max_tiles}.")
+    return {
+        "tile": tile,
+        "min_tiles": min_tiles,
+        "max_tiles": max_tiles,
+        "patch_size": vision.patch_size,
+        "view_tokens": (vision.side // scale(config, vision)) ** 2,
+        "image_mean": processor_config.one_per_channel(preprocessor.get("image_mean"), "image_mean"),
+        "image_std": processor_config.deviations(preprocessor.get("image_std"), "image_std"),
+    }
+
+
+def tower(config: Mapping[str, Any]) -> ClipConfig:
+    """Return the vision tower's configuration. Raises StartupError."""
+    check_equal(config, CHAT if is_chat(config) else NATIVE)
+    vision = dict(section(config, "vision_config"))
+    check_equal(vision, VISION)
+    if not is_chat(config):
+        check_equal({"attention_bias": False, **vision}, {"attention_bias": True})
+    for key in ("image_size", "patch_size"):
+        match vision.get(key):
+            case [height, width] if height == width:
+                vision[key] = height
+    if is_chat(config) and config.get("force_image_size") is not None:
+        check_equal(config, {"force_image_size": vision.get("image_size", SILENT_VISION["image_size"])})
+    return ClipConfig.read({**SILENT_VISION, **vision})
+
+
+def scale(config: Mapping[str, Any], vision: ClipConfig) -> int:
+    """Return how many patches in each direction become one token. Raises StartupError."""
+    ratio = number({"downsample_ratio": 0.5, **config}, "downsample_ratio")
+    factor = round(1 / ratio)
+    if factor * ratio != 1 or vision.side % factor:
+        raise StartupError(
+            f"config.json: `downsample_ratio` is {ratio:g}; it must be 1 divided by a whole number that divides the "
+            f"{vision.side} patches along the side of a view."
+        )
+    return factor
+
+
+def _or(value: Any, default: int) -> Any:
+    return default if value is None else value
+
+
+def _tile(size: Any, default: int) -> int:
+    """Return the side of a view: {"height": number, "width": number} of one number, or that number."""
+    match size:
+        case None:
+            return default
+        case {"height": int(height), "width": int(width)} if height == width:
+            return height
+        case int():
+            return size
+    raise StartupError(f"{PREPROCESSOR_CONFIG}: size must have equal height and width, not {size!r}.")
