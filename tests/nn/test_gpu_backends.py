@@ -309,3 +309,22 @@ def test_auto_takes_what_can_be_captured_for_cuda_graphs() -> None:
     latents = replace(captured, has_latent_layers=True)
     assert load_backend(AUTO, latents).name == PLAIN
     assert "not flashinfer: its attention over latents" in why(AUTO, load_backend(AUTO, latents), latents)
+
+
+@pytest.mark.parametrize(("major", "name"), [(8, None), (9, "FA3"), (10, "FA4"), (12, None)])
+def test_newer_flash_attention_is_taken_if_it_is_installed(
+    major: int, name: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch knows both names, and imports their packages; neither is installed here."""
+    assert {"FA3", "FA4"} <= set(torch.nn.attention.list_flash_attention_impls())
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: (major, 0))
+    with capture_logs() as lines:
+        output, expected = attend_packed(tower(VARLEN), (3, 8, 1), torch.float16, dim=72)
+    assert_close(output, expected, ulps=2)
+    assert [(line["instead_of"], "it is not installed" in line["reason"]) for line in lines] == [(name, True)] * (
+        name is not None
+    )
+    activated: list[str] = []
+    monkeypatch.setattr(torch.nn.attention, "activate_flash_attention_impl", activated.append)
+    tower(VARLEN)
+    assert activated == [name] * (name is not None)

@@ -1,16 +1,28 @@
 """Attention of vision towers on a GPU by PyTorch's attention of variable length: FlashAttention.
 
+PyTorch brings FlashAttention 2. It takes FlashAttention 3 on Hopper, and 4 on Blackwell, if their package is installed.
 It has never run on a GPU: tests compare its arguments with the published signature.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import structlog
 import torch
+from torch.nn import attention
 from torch.nn.attention.varlen import varlen_attn
 
 from saccade.nn.backends.workload import HALF, Workload, not_for_sizes, not_in, not_on_gpu
 from saccade.nn.context import PackedLayout
+from saccade.nn.libraries import Unavailable, attempt
 
 CAPABILITY = (8, 0)
 """FlashAttention 2 needs an Ampere GPU or a later one (README of Dao-AILab/flash-attention)."""
+
+NEWER: Mapping[int, str] = MappingProxyType({9: "FA3", 10: "FA4"})
+"""PyTorch's names of newer implementations, by the major number of the compute capability."""
+
+logger = structlog.get_logger(__name__)
 
 
 class VisionAttentionBackend:
@@ -19,6 +31,19 @@ class VisionAttentionBackend:
     name = "torch_varlen"
     metadata = ("cu_seqlens", "max_seqlen")
     captures_packed = True
+
+    def __init__(self) -> None:
+        name = NEWER.get(torch.cuda.get_device_capability(None)[0])
+        if name is None:
+            return
+        try:
+            with attempt():
+                # For the whole process: PyTorch's attention of one length, which prompts may take, changes with it.
+                attention.activate_flash_attention_impl(name)
+        except Unavailable as error:
+            logger.info(
+                "PyTorch's own FlashAttention computes the vision encoder", instead_of=name, reason=error.reason
+            )
 
     @staticmethod
     def unavailable(workload: Workload) -> str | None:
