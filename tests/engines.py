@@ -14,6 +14,8 @@ import torch
 
 from saccade import models
 from saccade.engine.config import EngineConfig
+from saccade.engine.core.sequence import Sequence
+from saccade.engine.core.speculation import Speculation
 from saccade.engine.core.step import SamplingInput, StepInput
 from saccade.engine.executor.local import LocalExecutor
 from saccade.engine.loop import Engine
@@ -204,6 +206,28 @@ def collect(outcome: Outcome, frame: StepFrame) -> None:
         answer.logprobs += delta.logprobs
         answer.prompt_logprobs += delta.prompt_logprobs
         answer.times = delta.times
+
+
+class Scripted:
+    """Proposes the answers that requests are known to have, every *wrong*-th token wrong, and tokens after the end."""
+
+    def __init__(self, known: Mapping[str, Answer], wrong: int = 0) -> None:
+        self._known, self._wrong = known, wrong
+
+    def propose(self, sequence: Sequence, most: int) -> list[int]:
+        name = _name(sequence.request_id, sequence.index)
+        start = sequence.num_generated_tokens
+        following = [*self._known[name].token_ids[start:], *([5] * most)][:most]
+        return [
+            token_id ^ bool(self._wrong and (start + number) % self._wrong == 0)
+            for number, token_id in enumerate(following)
+        ]
+
+
+def speculating(subject: Engine, known: Mapping[str, Answer], wrong: int = 0) -> Engine:
+    """The engine, with proposals of at most four tokens from a script."""
+    subject.scheduler.speculation = Speculation(Scripted(known, wrong), 4)
+    return subject
 
 
 def _name(request_id: str, index: int) -> str:

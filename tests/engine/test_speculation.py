@@ -22,28 +22,6 @@ from saccade.protocol.request import EngineRequest, SamplingParams
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 2, "prompt_lookup_min": 1}'
 
 
-class Scripted:
-    """Proposes the answers that requests are known to have, every *wrong*-th token wrong, and tokens after the end."""
-
-    def __init__(self, known: Mapping[str, engines.Answer], wrong: int = 0) -> None:
-        self._known, self._wrong = known, wrong
-
-    def propose(self, sequence: Sequence, most: int) -> list[int]:
-        name = f"{sequence.request_id}#{sequence.index}" if sequence.index else sequence.request_id
-        start = sequence.num_generated_tokens
-        following = [*self._known[name].token_ids[start:], *([5] * most)][:most]
-        return [
-            token_id ^ bool(self._wrong and (start + number) % self._wrong == 0)
-            for number, token_id in enumerate(following)
-        ]
-
-
-def speculating(subject: Engine, known: Mapping[str, engines.Answer], wrong: int = 0) -> Engine:
-    """The engine, with proposals of up to four tokens from a script."""
-    subject.scheduler.speculation = Speculation(Scripted(known, wrong), 4)
-    return subject
-
-
 def comparable(answers: Mapping[str, engines.Answer]) -> dict[str, Any]:
     """What must be equal; the last digits of log probabilities depend on the shapes of batches."""
     return {
@@ -75,7 +53,7 @@ def test_scripted_proposals_change_no_answer(
     wrong: int, settings: dict[str, Any], tiny_qwen3_vl: Path, plain: dict[str, engines.Answer]
 ) -> None:
     """Samples, images, penalties, biases, grammars, log probabilities and limits in one batch."""
-    subject = speculating(engines.engine(tiny_qwen3_vl, **settings), plain, wrong)
+    subject = engines.speculating(engines.engine(tiny_qwen3_vl, **settings), plain, wrong)
     outcome = engines.drain(subject, *asked(tiny_qwen3_vl))
     assert comparable(outcome.answers) == comparable(plain)
     load = subject.load()
@@ -103,7 +81,7 @@ def test_answers_end_within_accepted_tokens(tiny_qwen3_vl: Path, plain: dict[str
             sampling = msgspec.structs.replace(one.sampling, **limit)
             cut.append(msgspec.structs.replace(one, request_id=f"{name} {one.request_id}", sampling=sampling))
             known |= {f"{name} {key}": value for key, value in plain.items() if key.split("#")[0] == one.request_id}
-    alone, subject = engines.engine(tiny_qwen3_vl), speculating(engines.engine(tiny_qwen3_vl), known)
+    alone, subject = engines.engine(tiny_qwen3_vl), engines.speculating(engines.engine(tiny_qwen3_vl), known)
     expected = engines.drain(alone, *cut).answers
     assert comparable(engines.drain(subject, *cut).answers) == comparable(expected)
     assert {answer.finish_reason for answer in expected.values()} == {FinishReason.STOP, FinishReason.LENGTH}
@@ -117,7 +95,7 @@ def test_only_verified_tokens_are_in_the_prefix_cache(tiny_qwen3_vl: Path) -> No
     ]
     alone = engines.engine(tiny_qwen3_vl)
     known = engines.drain(alone, *requests).answers
-    subject = speculating(engines.engine(tiny_qwen3_vl), known, wrong=2)
+    subject = engines.speculating(engines.engine(tiny_qwen3_vl), known, wrong=2)
     engines.drain(subject, *requests)
     stored = [
         {event.key for event in engine.scheduler.block_manager.paged_blocks.snapshot()} for engine in (alone, subject)
@@ -146,7 +124,7 @@ def test_recurrent_states_after_accepted_tokens_go_on(network_folder: Callable[[
     plain = answers(engines.engine(folder, **settings))
     assert all(plain[name * 2].num_cached_tokens for name in "012")
     for wrong in (0, 3):
-        subject = speculating(engines.engine(folder, speculative_config=NGRAM, **settings), plain, wrong)
+        subject = engines.speculating(engines.engine(folder, speculative_config=NGRAM, **settings), plain, wrong)
         found = answers(subject)
         assert comparable(found) == comparable(plain)
         assert [one.num_cached_tokens for one in found.values()] == [one.num_cached_tokens for one in plain.values()]
@@ -157,7 +135,7 @@ def test_recorded_proposals_are_replayed_equal(
     tiny_qwen3_vl: Path, plain: dict[str, engines.Answer], tmp_path: Path
 ) -> None:
     with recordings.recording_engine(tiny_qwen3_vl, tmp_path) as subject:
-        engines.drain(speculating(subject, plain, wrong=3), *asked(tiny_qwen3_vl))
+        engines.drain(engines.speculating(subject, plain, wrong=3), *asked(tiny_qwen3_vl))
     [file] = recordings.segments(tmp_path)
     outcome = recordings.replayed(file)
     assert (outcome.first, len(outcome.sequence_ids)) == (None, len(plain))
