@@ -16,6 +16,7 @@ from shadow import BLOCK_BYTES, BLOCK_SIZE, DIGEST_BYTES, PLACEHOLDER, SPEC, Sha
 
 from saccade.engine.core import kv_receiver, kv_sender
 from saccade.engine.core.request_validation import RequestValidator
+from saccade.engine.core.speculation import Speculation
 from saccade.engine.loop import Engine
 from saccade.protocol.kv_transfer import KEY_BYTES, KvForm, Piece, Prefilled, ReceiveKv, SendKv
 from saccade.protocol.output import FinishReason, StepFrame
@@ -185,12 +186,13 @@ class Pair:
         self.rng = random.Random(seed)
         self.num_samples = num_samples
         self.steps_ahead = steps_ahead
+        self.speculates = seed % 2 == 1
+        self.pixels: dict[bytes, bytes] = {}
         self.is_recurrent = self.rng.random() < 0.5
         self.wire = Wire(self.rng, failing)
         self.prefill = self._engine("prefill", self.wire.to_prefill, failing, max_num_seqs)
         self.decode = self._engine("decode", self.wire.to_decode, failing, max_num_seqs)
         self.requests: dict[str, EngineRequest] = {}
-        self.pixels: dict[bytes, bytes] = {}
         self.answers: defaultdict[Sample, list[int]] = defaultdict(list)
         self.ends: dict[Sample, FinishReason] = {}
         self._wanted: list[tuple[Engine, str, list[int]]] = []
@@ -202,10 +204,12 @@ class Pair:
         # With as many requests as rows, one step has room for all of their prompts.
         num_tokens = None if max_num_seqs is None else MAX_MODEL_LEN * max_num_seqs
         form = KvForm(b"f", "a", "a", BLOCK_SIZE, BLOCK_BYTES, DIGEST_BYTES if self.is_recurrent else 0)
+        proposer = shadow.ScriptedProposer(random.Random(rows), 0.7, self.pixels)
+        speculation = Speculation(proposer, 3) if self.speculates else None
         connector = kv_sender.KvSender if role == "prefill" else kv_receiver.KvReceiver
         return Engine(
             ShadowExecutor(self.rng, self.is_recurrent, failing),  # type: ignore[arg-type]
-            shadow.scheduler(self.rng, self.is_recurrent, rows, blocks, num_tokens),
+            shadow.scheduler(self.rng, self.is_recurrent, rows, blocks, num_tokens, speculation=speculation),
             RequestValidator(SPEC, b"f" * 32, MAX_MODEL_LEN),  # type: ignore[arg-type]
             SimpleNamespace(role=role),  # type: ignore[arg-type]
             new_connector=partial(connector, End(self.wire, events), form),  # type: ignore[arg-type]

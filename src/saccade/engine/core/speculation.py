@@ -61,8 +61,9 @@ class Speculation:
     def proposal(self, sequence: Sequence, room: int) -> Proposal | None:
         """Return at most *room* tokens for the next step of a sequence that decodes; None if there are none."""
         account = self._accounts.setdefault(sequence, _Account())
-        if not sequence.speculates and sequence.num_tokens >= account.resumes_at:
-            sequence.speculates, account.credit = True, CREDIT
+        if account.credit <= 0 and sequence.num_tokens >= account.resumes_at:
+            account.credit = CREDIT
+        sequence.speculates = account.credit > 0 and room > 0
         most = min(self.num_tokens, room, sequence.num_tokens_to_propose)
         if most < 1 or not sequence.speculates or sequence.num_steps_in_flight:
             return None
