@@ -47,7 +47,8 @@ every layer that the configuration quantises has a place in it:
   Qwen3-VL-30B-A3B-Instruct, Qwen3-VL-235B-A22B-Instruct;
 - Qwen3.5: Qwen3.5-27B, Qwen3.5-35B-A3B, Qwen3.5-122B-A10B, Qwen3.5-397B-A17B, Qwen3.5-122B-A10B-NVFP4, Qwen3.5-397B-A17B-NVFP4;
 - Qwen3.6: Qwen3.6-27B-NVFP4, Qwen3.6-35B-A3B-NVFP4;
-- Kimi: Kimi-K2.5, Kimi-K2.5-NVFP4, Kimi-K2.6-NVFP4, Kimi-K2.7-Code-NVFP4.
+- Kimi: Kimi-K2.5, Kimi-K2.5-NVFP4, Kimi-K2.6-NVFP4, Kimi-K2.7-Code-NVFP4;
+- Gemma 4: gemma-4-26B-A4B, Gemma-4-26B-A4B-NVFP4, Gemma-4-31B-IT-NVFP4.
 
 It also compares token ids of the vocabularies of Qwen3 and Qwen3.6 with those of tiktoken. The names, shapes and formats of all 208,550 tensors of
 Kimi-K2.5 are in `tests/conformance/test_release_headers.py`. No weights of a release were loaded by a test: weights, layers and logits are those

@@ -9,6 +9,7 @@ from saccade.nn.context import (
     KvCache,
     PackedLayout,
     PagedLayout,
+    Scoring,
     VisionAttentionBackend,
 )
 
@@ -29,6 +30,7 @@ def reference(
     scale: float | None = None,
     window: int | None = None,
     soft_cap: float | None = None,
+    horizons: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention in float64 of q [n, Q, D] over k, v [l, K, D], whose last n tokens are the queries'."""
     q, k, v = (tensor.double() for tensor in (q, k, v))
@@ -38,7 +40,8 @@ def reference(
         scores = soft_cap * (scores / soft_cap).tanh()
     key, query = torch.arange(len(k)), torch.arange(len(k) - len(q), len(k)).unsqueeze(1)
     if causal:
-        scores = scores.masked_fill(key > query, float("-inf"))
+        ends = query + 1 if horizons is None else horizons.unsqueeze(1)
+        scores = scores.masked_fill(key >= ends, float("-inf"))
     if window is not None:
         scores = scores.masked_fill(key <= query - window, float("-inf"))
     return torch.einsum("hnl,lhd->nhd", scores.softmax(-1), v).flatten(1)
@@ -75,8 +78,12 @@ def attend(
     options: dict[str, float] | None = None,
     dim: int = DIM,
     scales: tuple[float, float] | None = None,
+    image: tuple[int, int] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What *backend* makes of one step, and what it should. With *scales* the cache has float8."""
+    """What *backend* makes of one step, and what it should. With *scales* the cache has float8.
+
+    Tokens [start, stop) of each longer context are an *image*, whose tokens see each other.
+    """
     options = options or {}
     generator = torch.Generator().manual_seed(0)
     total, num_decodes = sum(queries), sum(length == 1 for length in queries)
@@ -89,7 +96,7 @@ def attend(
         cache = KvCache(cache.keys.to(torch.float8_e4m3fn), cache.values.to(torch.float8_e4m3fn), *scales)
     order = torch.randperm(sum(blocks_of), generator=generator) + 1
     q = torch.randn(total, HEADS, dim, generator=generator).to(dtype)
-    slots, expected, keys, values, cursor = [], [], [], [], 0
+    slots, expected, keys, values, horizons, cursor = [], [], [], [], [], 0
     for row, (length, context) in enumerate(zip(queries, contexts, strict=True)):
         table = order[sum(blocks_of[:row]) :][: blocks_of[row]]
         tables[row, : len(table)] = table
@@ -102,7 +109,12 @@ def attend(
         values.append(v[-length:])
         if scales is not None:
             k, v = rounded(k, scales[0]), rounded(v, scales[1])
-        expected.append(reference(q[cursor : cursor + length], k, v, causal=True, **options))  # type: ignore[arg-type]
+        ends = torch.arange(context) + 1
+        if image is not None and image[1] <= context:
+            ends[slice(*image)] = image[1]
+        horizons.append(ends[-length:])
+        scored = reference(q[cursor : cursor + length], k, v, causal=True, horizons=horizons[-1], **options)  # type: ignore[arg-type]
+        expected.append(scored)
         cursor += length
     layout = PagedLayout(
         torch.cat(slots),
@@ -113,10 +125,12 @@ def attend(
         num_decodes,
         BLOCK,
         torch.arange(len(queries)),
+        horizons=None if image is None else torch.cat(horizons),
     )
     plan = backend.plan(layout, dtype)
     context = ForwardContext(torch.zeros(3, total, dtype=torch.int64), layout, [cache], backend, plan)
-    output = backend.paged(q, torch.cat(keys), torch.cat(values), 0, context, **options)  # type: ignore[arg-type]
+    scoring = Scoring(looks_ahead=image is not None, **options)  # type: ignore[arg-type]
+    output = backend.paged(q, torch.cat(keys), torch.cat(values), 0, context, scoring)
     return output, torch.cat(expected)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from checkpoints import glm_v, internvl, kimi_k25, llava, paddleocr_vl, phi3_v, qwen, qwen_networks, smolvlm
+from checkpoints import gemma4, glm_v, internvl, kimi_k25, llava, paddleocr_vl, phi3_v, qwen, qwen_networks, smolvlm
 from checkpoints.qwen3_vl import write_qwen3_vl
 
 CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
@@ -20,6 +20,7 @@ CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
     "phi3_v": phi3_v.write,
     "paddleocr_vl": paddleocr_vl.write,
     **{name: partial(smolvlm.write, name=name) for name in smolvlm.ARCHITECTURES},
+    "gemma4": partial(gemma4.write, name="gemma4"),
 }
 """Writers by the release's name: each fills an empty folder with the files of a gateway and returns it."""
 
@@ -34,6 +35,7 @@ NETWORKS: dict[str, Callable[[Path], Path]] = {
     "phi3_v": phi3_v.write_network,
     "paddleocr_vl": paddleocr_vl.write_network,
     **{name: partial(smolvlm.write_network, name=name) for name in smolvlm.ARCHITECTURES},
+    **{name: partial(gemma4.write_network, name=name) for name in gemma4.RELEASES},
 }
 """Writers of whole checkpoints, tiny, random, float32, by the release's name."""
 

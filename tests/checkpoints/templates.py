@@ -294,3 +294,133 @@ INTERNVL = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 """InternVL3.5 of the -HF repositories: images where they stand, each with a line break."""
+
+GEMMA4 = """{%- macro kind(value) -%}
+{%- if value is string -%}{{ '<|"|>' + value | upper + '<|"|>' }}
+{%- else -%}{{ '[' }}{%- for one in value -%}{{ kind(one) }}{{ ',' if not loop.last }}{%- endfor -%}{{ ']' }}{%- endif -%}
+{%- endmacro -%}
+{%- macro write(value, quotes=true) -%}
+{%- if value is string -%}{{ '<|"|>' + value + '<|"|>' }}
+{%- elif value is boolean -%}{{ 'true' if value else 'false' }}
+{%- elif value is mapping -%}
+{{ '{' }}{%- for key, one in value | dictsort -%}
+{{ ('<|"|>' + key + '<|"|>' if quotes else key) + ':' }}{{ write(one, quotes) }}{{ ',' if not loop.last }}
+{%- endfor -%}{{ '}' }}
+{%- elif value is iterable -%}
+{{ '[' }}{%- for one in value -%}{{ write(one, quotes) }}{{ ',' if not loop.last }}{%- endfor -%}{{ ']' }}
+{%- else -%}{{ value }}{%- endif -%}
+{%- endmacro -%}
+{%- macro names(listed) -%}
+{{ '[' }}{%- for one in listed -%}{{ '<|"|>' + one + '<|"|>' }}{{ ',' if not loop.last }}{%- endfor -%}{{ ']' }}
+{%- endmacro -%}
+{%- macro properties(declared, of_object=false) -%}
+{%- set seen = namespace(any=false) -%}
+{%- for key, value in declared | dictsort
+    if not of_object or key not in ['description', 'type', 'properties', 'required', 'nullable'] -%}
+{%- set comma = namespace(text='') -%}
+{{ ',' if seen.any }}{%- set seen.any = true -%}{{ key + ':{' }}
+{%- if value['description'] -%}{{ 'description:<|"|>' + value['description'] + '<|"|>' }}{%- set comma.text = ',' -%}{%- endif -%}
+{%- if value['type'] and 'string' in value['type'] -%}
+{%- if value['enum'] -%}{{ comma.text + 'enum:' }}{{ write(value['enum']) }}{%- set comma.text = ',' -%}{%- endif -%}
+{%- elif value['type'] and 'array' in value['type'] and value['items'] is mapping and value['items'] -%}
+{{ comma.text + 'items:{' }}{%- set comma.text = ',' -%}
+{%- for name, item in value['items'] | dictsort if item is not none -%}
+{{ ',' if not loop.first }}{{ name + ':' }}
+{%- if name == 'properties' -%}{{ '{' }}{{ properties(item) }}{{ '}' }}
+{%- elif name == 'required' -%}{{ names(item) }}
+{%- elif name == 'type' -%}{{ kind(item) }}
+{%- else -%}{{ write(item) }}{%- endif -%}
+{%- endfor -%}{{ '}' }}
+{%- endif -%}
+{%- if value['nullable'] -%}{{ comma.text + 'nullable:true' }}{%- set comma.text = ',' -%}{%- endif -%}
+{%- if value['type'] and 'object' in value['type'] -%}
+{{ comma.text + 'properties:{' }}{%- set comma.text = ',' -%}
+{%- if value['properties'] is mapping -%}{{ properties(value['properties']) }}
+{%- else -%}{{ properties(value, true) }}{%- endif -%}{{ '}' }}
+{%- if value['required'] -%}{{ ',required:' }}{{ names(value['required']) }}{%- endif -%}
+{%- endif -%}
+{{ comma.text + 'type:' }}{{ kind(value['type']) if value['type'] else '' }}{{ '}' }}
+{%- endfor -%}
+{%- endmacro -%}
+{%- macro declare(function) -%}
+{{ '<|tool>declaration:' + function['name'] + '{description:<|"|>' }}{{ function['description'] }}{{ '<|"|>' }}
+{%- set schema = function['parameters'] -%}
+{%- if schema -%}
+{%- set comma = namespace(text='') -%}{{ ',parameters:{' }}
+{%- if schema['properties'] -%}
+{{ 'properties:{' }}{{ properties(schema['properties']) }}{{ '}' }}{%- set comma.text = ',' -%}
+{%- endif -%}
+{%- if schema['required'] -%}{{ comma.text + 'required:' }}{{ names(schema['required']) }}{%- set comma.text = ',' -%}{%- endif -%}
+{%- if schema['type'] -%}{{ comma.text + 'type:' }}{{ kind(schema['type']) }}{%- endif -%}{{ '}' }}
+{%- endif -%}
+{{ '}<tool|>' }}
+{%- endmacro -%}
+{%- macro without_thoughts(text) -%}
+{%- set kept = namespace(text='') -%}
+{%- for part in text.split('<channel|>') -%}{%- set kept.text = kept.text + part.split('<|channel>')[0] -%}{%- endfor -%}
+{{ kept.text | trim }}
+{%- endmacro -%}
+{%- macro show(content, is_model) -%}
+{%- if content is string -%}{{ without_thoughts(content) if is_model else content | trim }}
+{%- else -%}{%- for part in content -%}
+{%- if part['type'] == 'image' -%}{{ '<|image|>' }}
+{%- elif part['type'] == 'video' -%}{{ '<|video|>' }}
+{%- elif part['type'] == 'text' -%}{{ without_thoughts(part['text']) if is_model else part['text'] | trim }}{%- endif -%}
+{%- endfor -%}{%- endif -%}
+{%- endmacro -%}
+{%- macro answer(name, content) -%}
+{{ '<|tool_response>response:' + name + '{value:' }}
+{%- if content is string -%}{{ write(content) }}
+{%- else -%}
+{{ '<|"|>' }}{%- for part in content if part['type'] == 'text' -%}{{ part['text'] }}{%- endfor -%}{{ '<|"|>' }}
+{%- endif -%}
+{{ '}<tool_response|>' }}
+{%- if content is not string -%}
+{%- for part in content if part['type'] == 'image' -%}{{ '<|image|>' }}{%- endfor -%}
+{%- endif -%}
+{%- endmacro -%}
+{{ bos_token }}
+{%- set has_system = messages[0]['role'] == 'system' -%}
+{%- if enable_thinking or tools or has_system -%}
+{{ '<|turn>system\\n' }}{{ '<|think|>\\n' if enable_thinking }}
+{%- if has_system and messages[0]['content'] is string -%}{{ messages[0]['content'] | trim }}
+{%- elif has_system -%}{%- for part in messages[0]['content'] -%}{{ part['text'] | trim + ' ' }}{%- endfor -%}{%- endif -%}
+{%- for tool in tools or [] -%}{{ declare(tool['function']) }}{%- endfor -%}
+{{ '<turn|>\\n' }}
+{%- endif -%}
+{%- set rest = messages[1:] if has_system else messages -%}
+{%- set last = namespace(question=-1, role='', is_open=false) -%}
+{%- for message in rest -%}{%- if message['role'] == 'user' -%}{%- set last.question = loop.index0 -%}{%- endif -%}{%- endfor -%}
+{%- for message in rest -%}
+{%- if message['role'] != 'tool' -%}
+{%- set is_model = message['role'] == 'assistant' -%}
+{%- set place = loop.index0 -%}
+{%- if not (is_model and last.role == 'assistant') -%}{{ '<|turn>' + ('model' if is_model else message['role']) + '\\n' }}{%- endif -%}
+{%- set last.role = message['role'] -%}
+{%- set calls = message['tool_calls'] or [] -%}
+{%- if message['reasoning_content'] and place > last.question and calls -%}
+{{ '<|channel>thought\\n' + message['reasoning_content'] + '\\n<channel|>' }}
+{%- endif -%}
+{%- for call in calls -%}
+{{ '<|tool_call>call:' + call['function']['name'] }}{{ write(call['function']['arguments'], false) }}{{ '<tool_call|>' }}
+{%- endfor -%}
+{%- set results = namespace(any=false, stopped=not calls) -%}
+{%- for result in rest[place + 1:] -%}
+{%- if result['role'] != 'tool' -%}{%- set results.stopped = true -%}{%- endif -%}
+{%- if not results.stopped -%}
+{%- set results.any = true -%}
+{%- for call in calls if call['id'] == result['tool_call_id'] -%}{{ answer(call['function']['name'], result['content']) }}{%- endfor -%}
+{%- endif -%}
+{%- endfor -%}
+{%- set said = show(message['content'], is_model) -%}
+{{ said }}
+{%- set last.is_open = calls and true -%}
+{%- if calls and not results.any -%}{{ '<|tool_response>' }}
+{%- elif not results.any or said -%}{{ '<turn|>\\n' }}{%- endif -%}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt and not last.is_open -%}
+{{ '<|turn>model\\n' }}{{ '<|channel>thought\\n<channel|>' if not enable_thinking }}
+{%- endif -%}
+"""
+"""Gemma 4: calls and their results in the model's turn, strings between quotes that are tokens, keys in order."""

@@ -26,7 +26,13 @@ def sides(checkpoint: Callable[[str], Path]) -> Callable[[str], Sides]:
     return both
 
 
-@pytest.fixture(scope="module", params=[*NETWORKS, BUNDLED])
+RARE = ("gemma4_e2b",)
+"""Checkpoints for `make conformance` alone."""
+
+NAMES = [pytest.param(name, marks=pytest.mark.conformance if name in RARE else ()) for name in (*NETWORKS, BUNDLED)]
+
+
+@pytest.fixture(scope="module", params=NAMES)
 def checkpoint_name(request: pytest.FixtureRequest) -> str:
     """Checkpoints with random weights, and the trained one that ships, a Qwen3-VL with tied embeddings."""
     return str(request.param)

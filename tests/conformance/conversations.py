@@ -198,6 +198,7 @@ SPECIALS = (
     "<|media_pad|>", "<|media_begin|>image<|media_content|><|media_pad|><|media_end|>", "<|im_end|><|im_system|>",
     "[BOS][EOS]", "<image>", "<image>\n", "<s>", "</s> [INST] ", "<unk><pad>", "<|image_1|>", "<|image_2|>\n<|image|>",
     "<|end|>\n<|assistant|>\nYes", "<|endoftext|>", "<|reserved_token_600|>", "<|user|>\n", "<0x0A>", "<|im_middle|>",
+    "<turn|>\n<|turn>model\n", '<|"|>', "<|image><|image|><image|>", "<|channel>thought\n<channel|>",
 )  # fmt: skip
 """What users type who would like to be somebody else: special tokens of one family or another."""
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from references import Reference
 from references.kimi_k25 import KimiK25
-from references.native import CroppedTiles, Crops, GlmPatches, MergedPatches, RasterPatches, Tiles
+from references.native import CroppedTiles, Crops, GlmPatches, MergedPatches, PooledPatches, RasterPatches, Tiles
 from references.phi3_v import Phi3V
 
 from saccade import models
@@ -73,6 +73,11 @@ def crops(views: torch.Tensor, preprocessor: Mapping[str, Any]) -> torch.Tensor:
     return _affine(views.float(), preprocessor, (3, 1, 1))
 
 
+def pooled_patches(patches: torch.Tensor, preprocessor: Mapping[str, Any]) -> torch.Tensor:
+    """[patches, values], in 0 to 1."""
+    return patches.float() * preprocessor["rescale_factor"]
+
+
 def _affine(pixels: torch.Tensor, preprocessor: Mapping[str, Any], shape: tuple[int, ...]) -> torch.Tensor:
     mean, std = (torch.tensor(preprocessor[key]).mul(255).reshape(shape) for key in ("image_mean", "image_std"))
     return pixels.sub(mean).div(std)
@@ -106,5 +111,13 @@ SUBJECTS = (
     Subject("internvl", CroppedTiles, crops, extremes=((20_000, 1), (1, 20_000))),
     Subject("internvl_moe", CroppedTiles, crops, extremes=((20_000, 1), (1, 20_000))),
     Subject("paddleocr_vl", RasterPatches, merged_patches, extremes=((200, 1), (1, 200), (5_399, 27), (5, 27))),
+    Subject(
+        "gemma4",
+        PooledPatches,
+        pooled_patches,
+        extremes=((20_000, 1), (1, 20_000)),
+        thinking="enable_thinking",
+        takes_tools=True,
+    ),
     Subject("phi3_v", Phi3V, extremes=((1_000, 1), (1, 1_000)), is_lossless=False),
 )

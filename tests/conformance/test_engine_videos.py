@@ -21,7 +21,7 @@ from saccade.nn.backends import load_vision_backend
 PROMPTS: dict[str, list[Any]] = {
     "one video": [5, ((192, 128), 12, 1), 9],
     "one frame": [3, ((100, 150), 1, 2), 4],
-    "two videos, two images": [3, ((168, 84), 9, 2), 6, ((96, 96), 3), 4, ((84, 112), 6, 4), ((64, 160), 5), 7],
+    "two videos, two images": [3, ((168, 84), 9, 2), 6, ((96, 96), 3), 4, ((84, 112), 6, 4), 1, ((64, 160), 5), 7],
     "video twice": [2, ((160, 96), 8, 6), 3, ((160, 96), 8, 6), 4],
 }
 CHUNKS = (7, 16, 2048)
@@ -43,10 +43,14 @@ VIDEO_NETWORKS = (
     "glm4v_moe",
     "glm46v",
     "glm_ocr",
+    "gemma4",
 )
 
 
-@pytest.fixture(scope="module", params=VIDEO_NETWORKS)
+NAMES = [pytest.param(name, marks=pytest.mark.conformance if name == "gemma4" else ()) for name in VIDEO_NETWORKS]
+
+
+@pytest.fixture(scope="module", params=NAMES)
 def checkpoint_name(request: pytest.FixtureRequest) -> str:
     """Checkpoints of families that take videos."""
     return str(request.param)
@@ -90,13 +94,12 @@ def test_large_videos_are_encoded_in_parts(folder: Path, oracle: Oracle, budget:
     asked = engines.request(folder, [3, ((308, 64), 20, 1), 2, ((64, 64), 3), 4], max_tokens=6)
     answer = engines.drain(subject, asked).answers["a"]
     check(oracle, asked, answer.token_ids, logits["a"])
-    video, _ = asked.media
+    video, image = asked.media
     grids = network.spec.video_parts(video.grid, budget)
     assert 1 < len(grids) <= video.grid[0]
     assert sum(frames for frames, _, _ in grids) == video.grid[0]
-    assert max(sizes) <= max(network.spec.encode_cost(grid) for grid in grids) * len(video.inline or b"") // math.prod(
-        video.grid
-    )
+    most = max(network.spec.encode_cost(grid) for grid in (*grids, image.grid))
+    assert max(sizes) <= most * len(video.inline or b"") // math.prod(video.grid)
 
 
 @pytest.mark.conformance
@@ -127,12 +130,14 @@ def test_image_grid_has_one_frame(folder: Path) -> None:
             subject.validator.validated(0, changed, 0)
 
 
-@pytest.mark.parametrize("checkpoint_name", [name for name in VIDEO_NETWORKS if name != "kimi_k25"], indirect=True)
+@pytest.mark.parametrize(
+    "checkpoint_name", [name for name in VIDEO_NETWORKS if name not in ("kimi_k25", "gemma4")], indirect=True
+)
 @torch.inference_mode()
 def test_video_of_equal_frames_equals_the_image(folder: Path) -> None:
     """The kernel over two frames, given the same frame twice, agrees with the kernel that images take.
 
-    Kimi-K2.5 has no such kernel: each frame has patches of its own, and a position in time.
+    Kimi-K2.5 and Gemma 4 have no such kernel: each frame has patches of its own.
     """
     network = load_model(EngineConfig(str(folder), "tiny", device="cpu", dtype="float32"), lambda *_: None).network
     item = engines.photo(folder, (112, 84), 0)

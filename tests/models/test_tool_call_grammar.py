@@ -23,6 +23,7 @@ FORMS = {
     "qwen3_coder": ToolCallTokens("qwen3_coder", BEGIN, END),
     "glm45": ToolCallTokens("glm45", BEGIN, END),
     "kimi_k2": ToolCallTokens("kimi_k2", BEGIN, END, SECTION, SECTION_END, SEPARATOR),
+    "gemma4": ToolCallTokens("gemma4", BEGIN, END, separator_id=SEPARATOR),
 }
 END_OF_ANSWER = 256
 ZOOM: dict[str, Any] = {
@@ -118,6 +119,7 @@ CALLS: dict[str, tuple[str | int, ...]] = {
     "hermes": (BEGIN, '\n{"name": "say", "arguments": {"text": "<b>"}}\n', END),
     "qwen3_coder": (BEGIN, "\n<function=say>\n<parameter=text>\n<b>\n</parameter>\n</function>\n", END),
     "glm45": (BEGIN, "say\n<arg_key>text</arg_key>\n<arg_value><b></arg_value>\n", END),
+    "gemma4": (BEGIN, "call:say{text:", SEPARATOR, "<b>", SEPARATOR, "}", END),
     "kimi_k2": (SECTION, BEGIN, "functions.say:0", SEPARATOR, '{"text": "<b>"}', END, SECTION_END),
 }
 

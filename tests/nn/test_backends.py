@@ -56,6 +56,18 @@ def test_paged(queries: list[int], contexts: list[int], dtype: torch.dtype, name
 
 
 @table("name", [PLAIN, TRITON])
+@table("options", [{}, {"window": 1}, {"window": 5}, {"scale": 2.0, "window": 9, "soft_cap": 3.0}])
+@table("image", [(0, 6), (7, 12), (2, 40)])
+def test_tokens_of_an_image_see_its_later_ones(
+    name: str, options: dict[str, float], image: tuple[int, int]
+) -> None:  # [eng] 41
+    """Backwards only within the window, forwards all of it; a chunk may begin inside the image."""
+    for queries, contexts in (([6, 12], [6, 12]), ([1, 5, 4], [20, 12, 40]), ([1, 1], [12, 13])):
+        output, expected = attend(load_backend(name), queries, contexts, torch.float32, options=options, image=image)
+        assert_close(output, expected)
+
+
+@table("name", [PLAIN, TRITON])
 @table("value_width", [DIM, 12])
 @table("options", [{}, *OPTIONS])
 @table(("queries", "contexts"), BATCHES)

@@ -10,7 +10,7 @@ from tables import table
 
 from saccade.nn.backends import torch_sdpa
 from saccade.nn.backends.torch_sdpa import AttentionBackend, SdpaPlan
-from saccade.nn.context import ForwardContext, KvCache, PagedLayout
+from saccade.nn.context import ForwardContext, KvCache, PagedLayout, Scoring
 
 META = torch.device("meta")
 LOWER_RIGHT = "the queries are the last tokens"
@@ -62,7 +62,7 @@ def attend_beside_a_cpu(num_queries: int, context: int, dtype: torch.dtype, widt
     step = ForwardContext(
         torch.zeros(3, num_queries, device=META), layout, [KvCache(keys, values)], backend, backend.plan(layout, dtype)
     )
-    backend.paged(q, k, v, 0, step, **options)
+    backend.paged(q, k, v, 0, step, Scoring(**options))
 
 
 HALF, FLOAT = torch.bfloat16, torch.float32

@@ -17,7 +17,7 @@ from saccade.engine.executor.weight_formats import HF_QUANT_CONFIG, Quantisation
 from saccade.errors import StartupError
 
 pytestmark = pytest.mark.real
-OURS = re.compile(r"Qwen3-VL|Qwen3\.[56]|Kimi-K2\.")
+OURS = re.compile(r"Qwen3-VL|Qwen3\.[56]|Kimi-K2\.|[Gg]emma-4")
 BILLIONS = re.compile(r"-(\d+(?:\.\d+)?)B")
 KIMI_BILLIONS = 1027
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
@@ -48,7 +48,7 @@ def build(config: Mapping[str, Any]) -> Any:
 
 
 def test_there_are_as_many_as_were_counted() -> None:
-    assert len(names(ours=True)) == 19
+    assert len(names(ours=True)) == 22
     assert len(list(CONFIGS.glob("*.json"))) == 117
 
 

@@ -150,6 +150,33 @@ class CroppedTiles(_Text):
         return Seen(count, made["pixel_values"], text=f"<img>{self.placeholder * count}</img>")
 
 
+class PooledPatches(_Text):
+    """Gemma 4: patches pixel by pixel, padded to the budget, here in merged blocks and channel by channel as ours.
+
+    The template writes the first token; an image's placeholders stand between marks.
+    """
+
+    placeholder = "<|image|>"
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.processor = load(folder, "AutoImageProcessor")
+
+    def see(self, image: Image.Image) -> Seen:
+        made = self.processor(images=[image], return_tensors="pt")
+        places = made["image_position_ids"][0]
+        columns, rows = (places.amax(0) + 1).tolist()
+        merge, patch = self.processor.pooling_kernel_size, self.processor.patch_size
+        shape = (rows // merge, merge, columns // merge, merge, patch, patch, 3)
+        blocks = made["pixel_values"][0, : rows * columns].view(shape).permute(0, 2, 1, 3, 6, 4, 5)
+        count = int(made["num_soft_tokens_per_image"][0])
+        text = f"<|image>{self.placeholder * count}<image|>"
+        return Seen(count, blocks.reshape(rows * columns, -1), (1, rows, columns), text=text)
+
+    def render(self, chat: Chat, add_generation_prompt: bool, switches: Mapping[str, Any]) -> str:
+        return super().render(chat, add_generation_prompt, {**switches, "bos_token": self.tokenizer.bos_token})
+
+
 def _parts(content: Any) -> Any:
     """These templates read lists only; a string is a list of one text."""
     return [{"type": "text", "text": content}] if isinstance(content, str) else content

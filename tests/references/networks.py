@@ -232,6 +232,47 @@ class CroppedOracle(LlavaOracle):
         return {"pixel_values": torch.cat([self._normalised(item) for item in items])}
 
 
+class GemmaOracle:
+    """Gemma 4: patches pixel by pixel, by rows, with their places; images and frames padded to one length."""
+
+    atol = 1e-4
+
+    def __init__(self, folder: Path) -> None:
+        self.model = image_text_model(folder)
+        config = self.model.config
+        self.placeholder_token_ids: tuple[int, ...] = (config.image_token_id, config.video_token_id)
+        self._patch, self._merge = config.vision_config.patch_size, config.vision_config.pooling_kernel_size
+
+    @torch.inference_mode()
+    def logits(self, asked: EngineRequest, token_ids: list[int]) -> torch.Tensor:
+        ids = torch.tensor([asked.token_ids + token_ids[:-1]])
+        kinds = torch.zeros_like(ids)
+        inputs: dict[str, Any] = {"input_ids": ids, "mm_token_type_ids": kinds}
+        for kind, (modality, pixels) in enumerate((("image", "pixel_values"), ("video", "pixel_values_videos")), 1):
+            kinds[ids == self.placeholder_token_ids[kind - 1]] = kind
+            items = [item for item in asked.media if item.modality == modality]
+            if not items:
+                continue
+            patches, places = zip(*(frame for item in items for frame in self.frames(item)), strict=True)
+            pad = torch.nn.utils.rnn.pad_sequence
+            inputs[pixels] = pad(list(patches), batch_first=True)
+            inputs[f"{modality}_position_ids"] = pad(list(places), batch_first=True, padding_value=-1)
+            if modality == "video":
+                inputs["num_frames_per_video"] = torch.tensor([item.grid[0] for item in items])
+        return self.model(**inputs).logits[0, len(asked.token_ids) - 1 :].float()
+
+    def frames(self, item: MediaItem) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return for each frame its patches [P, patch * patch * 3] in 0 to 1, and their columns and rows [P, 2]."""
+        count, rows, columns = item.grid
+        merge, patch = self._merge, self._patch
+        shape = (count, rows // merge, columns // merge, merge, merge, 3, patch, patch)
+        blocks = torch.frombuffer(bytearray(item.inline or b""), dtype=torch.uint8).view(shape)
+        patches = blocks.permute(0, 1, 3, 2, 4, 6, 7, 5).reshape(count, rows * columns, -1).float() / 255
+        grid = torch.meshgrid(torch.arange(columns), torch.arange(rows), indexing="xy")
+        places = torch.stack(grid, -1).reshape(-1, 2)
+        return [(frame, places) for frame in patches]
+
+
 ORACLES: Mapping[str, type[Oracle]] = {
     "qwen2_vl": QwenOracle,
     "qwen2_5_vl": TimedOracle,
@@ -252,5 +293,7 @@ ORACLES: Mapping[str, type[Oracle]] = {
     "glm_ocr": GlmOracle,
     "smolvlm": TilesOracle,
     "smolvlm2": TilesOracle,
+    "gemma4": GemmaOracle,
+    "gemma4_e2b": GemmaOracle,
 }
 """The oracle of each checkpoint in checkpoints.NETWORKS, by its name there."""

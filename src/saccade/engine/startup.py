@@ -109,13 +109,19 @@ def measure(
     One has as many tokens as the budget allows, one encodes an image of *grid*, and one draws tokens for all rows. The
     caches of these steps are then released; other ranks replace theirs.
     """
-    num_text_tokens = config.max_num_batched_tokens
+    num_text_tokens = config.max_num_batched_tokens + model.network.spec.longest_whole
     num_tokens = num_text_tokens + model.network.spec.item_tokens(grid) + config.block_size
     # Every row has a block, and the scheduler leaves one free for each row that it has begun.
     num_blocks = max(-(-num_tokens // config.block_size) + 1, 2 * config.max_num_seqs)
     # This pool holds one step only; the context length applies to the engine that follows.
     small = dataclasses.replace(
-        config, max_model_len=None, record_steps=None, cuda_graphs=False, role="both", kv_transfer_bind=None
+        config,
+        max_model_len=None,
+        max_num_batched_tokens=num_text_tokens,
+        record_steps=None,
+        cuda_graphs=False,
+        role="both",
+        kv_transfer_bind=None,
     )
     caches = allocate(config, model, num_blocks, peers)
     warmup.run(assemble(small, model, execution, caches, peers), num_text_tokens, grid, config.max_num_seqs)
@@ -143,6 +149,7 @@ def assemble(
         config.max_num_waiting,
         # With ranks, a background encoding would use the collectives that the steps use.
         background_jobs=network.device.type == "cpu" and execution.threads.background > 0 and model.ranks.size == 1,
+        whole_images=spec.longest_whole > 0,
     )
     costs = EncodeCosts.of(spec, network.dtype.itemsize)
     blocks, encoder_cache = _block_manager(config, caches), EncoderCache(config.encoder_cache_bytes)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -11,9 +11,20 @@ from saccade.errors import StartupError
 from saccade.models.spec import PLACEHOLDER_TOKEN_ID
 from saccade.protocol.media import ImageLayout, VideoHeader
 
-ToolParser = Literal["auto", "none", "hermes", "qwen3_coder", "kimi_k2", "glm45"]
-ReasoningParser = Literal["auto", "none", "qwen3", "deepseek_r1", "kimi_k2", "glm45"]
+ToolParser = Literal["auto", "none", "hermes", "qwen3_coder", "kimi_k2", "glm45", "gemma4"]
+ReasoningParser = Literal["auto", "none", "qwen3", "deepseek_r1", "kimi_k2", "glm45", "gemma4"]
 """The operator's choice: "auto" is the family's parser, "none" leaves calls and reasoning in the content."""
+
+
+class ReasoningTags(NamedTuple):
+    """The special tokens around reasoning, and the text *header* that begins it."""
+
+    begin: str
+    end: str
+    header: str = ""
+
+
+THINK = ReasoningTags("<think>", "</think>")
 
 
 @dataclass(frozen=True)
@@ -28,9 +39,11 @@ class Family:
     every stretch of text between images is tokenised separately, each with a BOS.
     *tiktoken_pattern* splits text before a tiktoken.model encodes it. *template_switches* are the
     `chat_template_kwargs` of the releases' templates. *tool_format* names the form of the releases' tool calls, one of
-    models.tool_formats; None if they were not trained for any. *external_grid* is the name of an image's grid on
+    models.tool_formats; None if they were not trained for any. *reasoning* has the tokens around an answer's reasoning,
+    and what the models write before it and nobody needs to see. *external_grid* is the name of an image's grid on
     external wires; without it images cannot be sent over them. *plain_positions*: a token's position is its place in
-    the prompt, whatever images come before it.
+    the prompt, whatever images come before it. *soft_token_budgets* are the numbers of tokens that an image may get by
+    `max_soft_tokens`; none if pixels alone decide.
     *ships_image_settings*: the releases include the settings of their image processor, so a folder without these is
     incomplete. *limits* are sentences for docs/models.md about what is not served. *parts* are the names of the
     family's own classes in a folder of several families; another part has the name of its interface.
@@ -46,8 +59,10 @@ class Family:
     tiktoken_pattern: str | None = None
     template_switches: tuple[str, ...] = ()
     tool_format: str | None = None
+    reasoning: ReasoningTags = THINK
     external_grid: str | None = None
     plain_positions: bool = False
+    soft_token_budgets: tuple[int, ...] = ()
     ships_image_settings: bool = True
     limits: tuple[str, ...] = ()
     parts: Mapping[str, str] = field(default_factory=dict)
@@ -79,11 +94,15 @@ class Family:
 
 @dataclass(frozen=True)
 class ImageOptions:
-    """Options of a request for its images: OpenAI's `detail`, vLLM's `mm_processor_kwargs`."""
+    """Options of a request for its images: OpenAI's `detail`, vLLM's `mm_processor_kwargs`.
+
+    *max_soft_tokens* is one of the family's budgets.
+    """
 
     detail: Literal["auto", "low", "high", "original"] = "auto"
     min_pixels: int | None = None
     max_pixels: int | None = None
+    max_soft_tokens: int | None = None
 
 
 class Layout(Protocol):
@@ -141,7 +160,7 @@ NO_TIMES = FrameTimes()
 class VideoOptions:
     """Options of a request for its videos: vLLM's `media_io_kwargs` and `mm_processor_kwargs`.
 
-    *num_frames* are sampled, or *fps* of each second; limits are numbers of pixels as for images.
+    *num_frames* are sampled, or *fps* of each second; limits are numbers of pixels or tokens as for images.
     *times* are for frames that the client has sampled.
     """
 
@@ -150,6 +169,7 @@ class VideoOptions:
     min_pixels: int | None = None
     max_pixels: int | None = None
     times: FrameTimes = NO_TIMES
+    max_soft_tokens: int | None = None
 
 
 class VideoLayout(Protocol):

@@ -133,6 +133,14 @@ class ModelSpec:
     text: TextHalf
     placeholder_of: Mapping[str, int]
 
+    @property
+    def longest_whole(self) -> int:
+        """The most tokens of a run of placeholders that a step computes whole, because they see each other; 0 for none.
+
+        In a model with such runs, layers with `looks_ahead` see each run to its end.
+        """
+        return 0
+
     def item_tokens(self, grid: Grid, original_size: Size | None = None) -> int:
         """Return the number of placeholder tokens of a media item. Raises InvalidValue for an impossible grid."""
         raise NotImplementedError

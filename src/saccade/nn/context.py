@@ -66,6 +66,24 @@ class RecurrentState(NamedTuple):
 LayerCache = KvCache | LatentCache | RecurrentState
 
 
+class Scoring(NamedTuple):
+    """How a layer attends; layers may differ in it, and in the sizes of their heads.
+
+    Scores are multiplied by *scale*, or by D ** -0.5 if it is None. With *soft_cap* c, a score s becomes
+    c * tanh(s / c). With *window*, a token attends to that many tokens, including itself; if it *looks_ahead*, also to
+    all later ones up to its horizon in PagedLayout.
+    """
+
+    scale: float | None = None
+    window: int | None = None
+    soft_cap: float | None = None
+    looks_ahead: bool = False
+
+
+SCALED = Scoring()
+"""Attention to all earlier tokens, scaled by the size of the heads."""
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
     """Tokens whose recurrent states are updated together; those of proposals take turns, so that each state is kept.
@@ -89,7 +107,8 @@ class PagedLayout:
     padded with any valid block; *context_lengths* int64 [S] counts cached tokens, including this step's.
     *query_lengths* and *host_context_lengths* are the same numbers on the host, so that no backend waits for the
     device. *rows* int64 [S] is the row of each sequence's recurrent states, which are updated in *turns* if there are
-    any.
+    any. *horizons* int64 [N] are for layers that look ahead: a token sees its sequence up to this index, exclusive:
+    that after its image, or after itself. None if no token sees further than itself. Single tokens never do.
     """
 
     slot_mapping: torch.Tensor
@@ -101,6 +120,7 @@ class PagedLayout:
     block_size: int
     rows: torch.Tensor
     turns: tuple[Turn, ...] = ()
+    horizons: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +133,6 @@ class PackedLayout:
     cu_seqlens: torch.Tensor
     max_seqlen: int
     sequence_lengths: tuple[int, ...]
-
-
-class Scoring(NamedTuple):
-    """The options of scores; AttentionBackend.paged describes the fields."""
-
-    scale: float | None
-    window: int | None
-    soft_cap: float | None
 
 
 class AttentionBackend(Protocol):
@@ -151,16 +163,11 @@ class AttentionBackend(Protocol):
         v_NKW: torch.Tensor,
         layer: int,
         context: "ForwardContext",
-        *,
-        scale: float | None = None,
-        window: int | None = None,
-        soft_cap: float | None = None,
+        scoring: Scoring = SCALED,
     ) -> torch.Tensor:
         """Write keys and values into the layer's cache, attend causally over it, and return [N, Q * W].
 
-        The width W of values may differ from that of keys. Scores are multiplied by *scale*, or by D ** -0.5 if it is
-        None. With *soft_cap* c, a score s becomes c * tanh(s / c). With *window*, a token attends to that many tokens,
-        including itself.
+        The width W of values may differ from that of keys.
         """
 
     def attend(
@@ -173,7 +180,7 @@ class AttentionBackend(Protocol):
     ) -> torch.Tensor:
         """Attend causally to *cache*, to which the step's keys and values were written; return [N, Q * W].
 
-        *own* are the step's keys [N, K, D] and values [N, K, W] as read from the cache.
+        *own* are the step's keys [N, K, D] and values [N, K, W] as read from the cache, which several layers may share.
         """
 
     def latent(

@@ -10,8 +10,8 @@ from torch import nn
 from saccade.nn.formats.fp8 import rounded
 from saccade.nn.formats.quantised import Part, QuantisedExperts, kinds_of
 from saccade.nn.layers import Layer
-from saccade.nn.libraries import attempt, kernel
-from saccade.nn.ops import ExpertMatrices, ExpertShare, PackedExperts
+from saccade.nn.libraries import Unavailable, attempt, kernel
+from saccade.nn.ops import SILU, Activation, ExpertMatrices, ExpertShare, PackedExperts
 from saccade.nn.parallel import ALONE, Ranks, Sharding
 
 
@@ -21,8 +21,16 @@ class Experts(Layer):
     Each of *ranks* holds whole experts if they can share them equally, else an equal part of every expert's width I.
     """
 
-    def __init__(self, num_experts: int, hidden: int, intermediate: int, ranks: Ranks = ALONE) -> None:
+    def __init__(
+        self,
+        num_experts: int,
+        hidden: int,
+        intermediate: int,
+        ranks: Ranks = ALONE,
+        activation: Activation = SILU,
+    ) -> None:
         super().__init__()
+        self.activation = activation
         are_whole = num_experts % ranks.size == 0
         width = intermediate if are_whole else ranks.divide(intermediate, "channels in each expert")
         share = num_experts // ranks.size if are_whole else num_experts
@@ -59,6 +67,8 @@ class Experts(Layer):
         """Bring quantised experts into the layout of a kernel. Raises Unavailable if none takes them."""
         if not self.quantised:
             return
+        if self.activation is not SILU:
+            raise Unavailable("the experts of this model have another activation than SiLU")
         kinds = kinds_of([part for matrices in self.quantised.values() for part in matrices.parts])
         pack_experts = kernel(
             "pack_experts", kinds if len(self.quantised) == 2 else {*kinds, "plain"}, self.ops.kernels
@@ -80,7 +90,7 @@ class Experts(Layer):
         own_ids_NK = expert_ids_NK - self.first
         gate_up: ExpertMatrices = self.quantised.get("gate_up_proj", self.gate_up_proj)
         down: ExpertMatrices = self.quantised.get("down_proj", self.down_proj)
-        return self.ranks.all_reduce(self.ops.experts(x_NH, gate_up, down, own_ids_NK, weights_NK))
+        return self.ranks.all_reduce(self.ops.experts(x_NH, gate_up, down, own_ids_NK, weights_NK, self.activation))
 
 
 def softmax_top_k(logits_NE: torch.Tensor, top_k: int, *, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor]:

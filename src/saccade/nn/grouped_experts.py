@@ -8,7 +8,7 @@ experts of a token, M = N * K.
 import torch
 from torch.nn import functional
 
-from saccade.nn.ops import SILU, ExpertMatrices, gated_activation
+from saccade.nn.ops import SILU, Activation, ExpertMatrices, gated_activation
 
 ROW_BYTES = 16
 
@@ -19,6 +19,7 @@ def experts(
     down: ExpertMatrices,
     expert_ids_NK: torch.Tensor,
     weights_NK: torch.Tensor,
+    activation: Activation = SILU,
 ) -> torch.Tensor | None:
     """Compute ops.experts. Return None for quantised matrices, and for rows that the grouped product refuses."""
     if not isinstance(gate_up, torch.Tensor) or not isinstance(down, torch.Tensor):
@@ -33,7 +34,7 @@ def experts(
     groups = torch.arange(num_experts, device=ids_M.device)
     ends = torch.searchsorted(sorted_M, groups, right=True).int()
     rows_ME = x_NE.index_select(0, order_M // num_choices)
-    gated = gated_activation(functional.grouped_mm(rows_ME, gate_up.transpose(1, 2), offs=ends), SILU)
+    gated = gated_activation(functional.grouped_mm(rows_ME, gate_up.transpose(1, 2), offs=ends), activation)
     sorted_results_ME = functional.grouped_mm(gated, down.transpose(1, 2), offs=ends)
     results_ME = torch.empty_like(sorted_results_ME).index_copy_(0, order_M, sorted_results_ME)
     results_ME = results_ME.masked_fill_(~is_own_M.unsqueeze(1), 0)

@@ -11,7 +11,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import nn
 
-from saccade.nn.context import ForwardContext, Scoring
+from saccade.nn.context import SCALED, ForwardContext, Scoring
 from saccade.nn.formats.fp8 import rounded
 from saccade.nn.formats.quantised import Part, QuantisedLinear, kinds_of
 from saccade.nn.libraries import Unavailable, attempt, kernel
@@ -185,29 +185,24 @@ class LayerNorm(Layer):
 
 
 class Attention(NamedTuple):
-    """Causal attention of one decoder layer over its paged cache; see AttentionBackend.paged for the options."""
+    """Causal attention of one decoder layer over its paged cache."""
 
     layer: int
     num_heads: int
     num_kv_heads: int
-    scale: float | None = None
-    window: int | None = None
-    soft_cap: float | None = None
+    scoring: Scoring = SCALED
 
     def __call__(
         self, q_NQD: torch.Tensor, k_NKD: torch.Tensor, v_NKD: torch.Tensor, context: ForwardContext
     ) -> torch.Tensor:
         """Write keys and values into the layer's cache, and attend; returns [N, Q * D]."""
-        return context.backend.paged(
-            q_NQD, k_NKD, v_NKD, self.layer, context, scale=self.scale, window=self.window, soft_cap=self.soft_cap
-        )
+        return context.backend.paged(q_NQD, k_NKD, v_NKD, self.layer, context, self.scoring)
 
     def attend(
         self, q_NQD: torch.Tensor, own: tuple[torch.Tensor, torch.Tensor], context: ForwardContext
     ) -> torch.Tensor:
         """Attend after `ops.cached_heads`, which returns the queries and the step's *own* keys and values."""
-        scoring = Scoring(self.scale, self.window, self.soft_cap)
-        return context.backend.attend(q_NQD, own, context.paged_cache(self.layer), context, scoring)
+        return context.backend.attend(q_NQD, own, context.paged_cache(self.layer), context, self.scoring)
 
 
 def use_operations(network: nn.Module, operations: Operations) -> list[str]:

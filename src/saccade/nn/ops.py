@@ -189,8 +189,9 @@ def experts(
     down: ExpertMatrices,
     expert_ids_NK: torch.Tensor,
     weights_NK: torch.Tensor,
+    activation: Activation = SILU,
 ) -> torch.Tensor:
-    """Return for each token the sum of its experts' down(silu(gate(x)) * up(x)), weighted in float32: [N, E].
+    """Return for each token the sum of its experts' down(activation(gate(x)) * up(x)), weighted in float32: [N, E].
 
     gate_up[i] holds the gates of expert i, then as many ups: [2I, E]; down[i] is [E, I]. Ids int64 below 0, or not
     below the number of experts, belong to other ranks and add nothing; the ids of one token differ. The cost grows with
@@ -204,7 +205,7 @@ def experts(
     for expert, places in zip(unique_ids.tolist(), order.split_with_sizes(counts.tolist()), strict=True):
         if 0 <= expert < len(gate_up):
             tokens = places // num_choices
-            gated = gated_activation(functional.linear(x_NE.index_select(0, tokens), gate_up[expert]), SILU)
+            gated = gated_activation(functional.linear(x_NE.index_select(0, tokens), gate_up[expert]), activation)
             sum_NE.index_add_(0, tokens, functional.linear(gated, down[expert]) * share.index_select(0, places))
     return sum_NE.to(x_NE.dtype)
 
@@ -227,9 +228,9 @@ class Operations:
     rotary_pairs: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = rotary_pairs
     gated_activation: Callable[[torch.Tensor, Activation], torch.Tensor] = gated_activation
     normalise_pixels: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.dtype], torch.Tensor] = normalise_pixels
-    experts: Callable[[torch.Tensor, ExpertMatrices, ExpertMatrices, torch.Tensor, torch.Tensor], torch.Tensor] = (
-        experts
-    )
+    experts: Callable[
+        [torch.Tensor, ExpertMatrices, ExpertMatrices, torch.Tensor, torch.Tensor, Activation], torch.Tensor
+    ] = experts
     causal_conv: Callable[
         [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, tuple[int, ...], Activation], torch.Tensor
     ] = causal_conv

@@ -257,6 +257,32 @@ def test_short_prompts_start_soon_and_long_ones_go_on(long: list[int], short: in
     assert steps <= -(-newcomer.num_prompt_tokens // share) + ended
 
 
+@settings(deadline=None, max_examples=100)
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.integers(1, 30)), min_size=1, max_size=4),
+    st.integers(1, 4),
+    st.integers(1, 40),
+)
+def test_whole_images_are_computed_in_one_chunk(parts: list[tuple[int, int]], seqs: int, tokens: int) -> None:
+    """Each part is text and an image after it. No chunk ends inside one, and every prompt ends."""
+    images, length = [], 0
+    for text, image in parts:
+        images.append((length + text, image))
+        length += text + image
+    subject = scheduler(num_blocks=400, seqs=seqs, tokens=max(tokens, seqs), patches=1000, whole_images=True)
+    for arrival in range(seqs):
+        subject.add(sequence(arrival, length + 3, tuple(images)))
+
+    def check(owner: Sequence, num_tokens: int) -> None:
+        stop = owner.num_computed_tokens + num_tokens
+        assert not any(start < stop < start + count for start, count in images)
+
+    for _ in range(seqs * (length + 10)):
+        if subject.has_work:
+            run(subject, check)
+    assert not subject.has_work
+
+
 def num_compared(num_sequences: int) -> int:
     """How often sequences are compared with each other in a step that decodes, one that preempts, and all the ends."""
 

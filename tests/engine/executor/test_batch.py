@@ -40,13 +40,13 @@ def sequence(length: int, computed: int, table: list[int], *spans: Span, answer:
     return made
 
 
-def laid_out(chunks: dict[Sequence, int]) -> tuple[StepInput, Batch]:
+def laid_out(chunks: dict[Sequence, int], looks_ahead: bool = False) -> tuple[StepInput, Batch]:
     """The step of *chunks*, and the tensors that an executor makes of it."""
     step = StepBuilder(Rows(8), CACHE).build(Schedule(chunks)).step
     rows = RowBuffers(8, CPU)
     rows.start(step.started)
     rows.change_tables(step.tables)
-    return step, build_batch(step.chunks, rows, 4, CPU)
+    return step, build_batch(step.chunks, rows, 4, CPU, looks_ahead=looks_ahead)
 
 
 def test_decodes_come_first_and_unfinished_prefills_are_not_sampled() -> None:
@@ -74,6 +74,16 @@ def test_chunk_slices_an_item_of_two_spans() -> None:  # [eng] 24
     assert [(part.start, part.stop) for part in batch.media] == [(3, 4), (1, 2), (2, 4)]
     assert batch.positions[2].tolist() == [7, 3, 4, 5, 6, 7]
     assert batch.positions[0].tolist() == [6, 2, 4, 5, 6, 6]
+
+
+def test_tokens_of_media_see_to_the_end_of_their_run() -> None:
+    split = sequence(12, 3, [0, 1, 2], Span(2, 2), Span(6, 4))
+    text, decode = sequence(9, 2, [5, 3, 8]), sequence(4, 6, [7, 2], answer=3)
+    _, batch = laid_out({split: 8, text: 2, decode: 1}, looks_ahead=True)
+    assert batch.layout.horizons is not None
+    assert batch.layout.horizons.tolist() == [7, 4, 5, 6, 10, 10, 10, 10, 11, 3, 4]
+    assert laid_out({sequence(9, 2, [5, 3, 8]): 2}, looks_ahead=True)[1].layout.horizons is None
+    assert laid_out({sequence(12, 3, [0, 1, 2], Span(2, 2), Span(6, 4)): 8})[1].layout.horizons is None
 
 
 def test_tables_copied_by_their_changes_equal_tables_sent_whole() -> None:

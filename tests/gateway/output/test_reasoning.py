@@ -1,5 +1,6 @@
 """An answer's reasoning is told from its content by token ids, however the answer is cut into deltas."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import scripted
 from tables import table
 
 from saccade.gateway.output.choice import Reasoning, ReasoningTokens
+from saccade.models.family import THINK
 from saccade.protocol.output import FinishReason, TokenDelta, TokenLogprob
 from saccade.tokenization.detokenizer import Detokenizer
 from saccade.tokenization.tokenizer import Tokenizer
@@ -23,7 +25,7 @@ def tokenizer(tiny_qwen3_vl: Path) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def markers(tokenizer: Tokenizer) -> ReasoningTokens:
-    found = ReasoningTokens.of(tokenizer)
+    found = ReasoningTokens.of(tokenizer, THINK)
     assert found is not None
     return found
 
@@ -46,7 +48,7 @@ def test_markers_are_found_by_name(tokenizer: Tokenizer, markers: ReasoningToken
 def test_model_without_markers(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     known = tokenizer.token_id
     monkeypatch.setattr(tokenizer, "token_id", lambda content: None if content == "</think>" else known(content))
-    assert ReasoningTokens.of(tokenizer) is None
+    assert ReasoningTokens.of(tokenizer, THINK) is None
 
 
 S, E = "start", "end"
@@ -97,6 +99,20 @@ def test_markers_count_in_their_places_only(
     ids = {S: [markers.start_id], E: [markers.end_id]}
     deltas = [ids.get(piece) or tokenizer.encode_text(piece) for piece in written]
     assert read(tokenizer, Reasoning(markers, tokenizer), deltas) == expected
+
+
+@table(
+    ("thought", "shown"),
+    [("thought\nHm\n", "Hm\n"), ("thought\n", ""), ("thoughts", "thoughts"), ("thou", "thou"), ("", "")],
+)
+@table("size", [1, 2, 100])
+def test_header_of_the_reasoning_is_not_shown(
+    thought: str, shown: str, size: int, tokenizer: Tokenizer, markers: ReasoningTokens
+) -> None:
+    ids = [markers.start_id, *tokenizer.encode_text(thought), markers.end_id, *tokenizer.encode_text(CONTENT)]
+    reasoning = Reasoning(replace(markers, header="thought\n"), tokenizer)
+    deltas = [ids[start : start + size] for start in range(0, len(ids), size)]
+    assert read(tokenizer, reasoning, deltas) == (shown, CONTENT)
 
 
 def test_no_character_spans_the_border(tokenizer: Tokenizer, markers: ReasoningTokens) -> None:

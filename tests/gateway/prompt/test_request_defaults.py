@@ -7,13 +7,14 @@ import pytest
 import scripted
 from tables import table
 
-from saccade.errors import StartupError
-from saccade.gateway.chat import ChatMessage, ChatRequest
+from saccade.errors import InvalidValue, StartupError, UnsupportedParameter
+from saccade.gateway.chat import ChatMessage, ChatRequest, ContentPart, ImageUrl
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.prompt.media_options import read_defaults, read_media_options
 from saccade.gateway.prompt.messages import read_chat
 from saccade.models import families
 
+IMAGE = ContentPart(type="image_url", image_url=ImageUrl("http://127.0.0.1/a.png"))
 QWEN3_5 = families()["qwen3_5"]
 LIMITS = read_defaults(None, '{"max_pixels": 50000, "num_frames": 8}').media
 
@@ -52,6 +53,25 @@ def test_limit_of_images_is_a_default(
 ) -> None:
     options = read_media_options(processor, media_io, LIMITS)
     assert (options.limits, options.sampling) == (limits, sampling)
+
+
+def limits(family: str, default: str, **processor: Any) -> dict[str, int]:
+    request = ChatRequest(model="m", messages=[ChatMessage("user", [IMAGE])], mm_processor_kwargs=processor or None)
+    (source,) = read_chat(request, families()[family], read_defaults(None, default)).images
+    return {name: value for name, value in vars(source.options).items() if value is not None and name != "detail"}
+
+
+def test_number_of_tokens_of_an_image() -> None:
+    """A default counts only for models that have such numbers; a request that another model cannot serve is refused."""
+    assert limits("gemma4", "{}", max_soft_tokens=560) == {"max_soft_tokens": 560}
+    assert limits("gemma4", '{"max_soft_tokens": 1120}') == {"max_soft_tokens": 1120}
+    assert limits("gemma4", '{"max_soft_tokens": 1120}', max_soft_tokens=70) == {"max_soft_tokens": 70}
+    assert limits("qwen3_vl", '{"max_soft_tokens": 1120, "max_pixels": 9000}') == {"max_pixels": 9000}
+    with pytest.raises(UnsupportedParameter, match="max_soft_tokens"):
+        limits("qwen3_vl", "{}", max_soft_tokens=560)
+    for wrong in (100, 0, "70", 70.0):
+        with pytest.raises(InvalidValue, match="max_soft_tokens"):
+            limits("gemma4", "{}", max_soft_tokens=wrong)
 
 
 @table(

@@ -143,7 +143,7 @@ class _Planner:
         *later* than this one.
         """
         draft, scheduler = self._draft, self._scheduler
-        if draft.tokens == 0:
+        if draft.tokens <= 0:
             return
         num_planned = draft.chunks.get(sequence, 0)
         room = num_planned + draft.tokens
@@ -155,6 +155,8 @@ class _Planner:
             num_tokens = scheduler.block_manager.chunk(sequence, num_tokens)
         if sequence.images and num_tokens > num_planned:
             num_tokens = scheduler.encoder_scheduler.plan(sequence, num_tokens, draft)
+            if scheduler.budgets.whole_images:
+                num_tokens = _with_whole_images(sequence, num_tokens)
         if num_tokens > num_planned:
             draft.chunks[sequence] = num_tokens
             draft.tokens -= num_tokens - num_planned
@@ -208,6 +210,17 @@ class _Planner:
             del self._draft.lacking[sequence]
         else:
             self._scheduler.park(sequence)
+
+
+def _with_whole_images(sequence: Sequence, num_tokens: int) -> int:
+    """Return *num_tokens* of the next chunk, changed so that it does not end inside an image."""
+    start = sequence.num_launched_tokens
+    last = start + num_tokens - 1
+    for run, _ in sequence.media_between(last, last + 1) if num_tokens else ():
+        end = run.start + run.length
+        if end > last + 1:
+            return run.start - start if run.start > start else end - start
+    return num_tokens
 
 
 def _live_samples(sequence: Sequence) -> list[Sequence]:

@@ -110,11 +110,18 @@ class Batch:
 
 
 def build_batch(
-    chunks: Ordered[Chunk], rows: RowBuffers, block_size: int, device: torch.device, *, keeps_states: bool = False
+    chunks: Ordered[Chunk],
+    rows: RowBuffers,
+    block_size: int,
+    device: torch.device,
+    *,
+    keeps_states: bool = False,
+    looks_ahead: bool = False,
 ) -> Batch:
     """Lay out *chunks* flat, single tokens first. The rows' tables must be up to date for the step.
 
-    With *keeps_states*, recurrent states after proposals are kept.
+    With *keeps_states*, recurrent states after proposals are kept. If the model *looks_ahead*, tokens of media have the
+    horizons of their run, which no chunk leaves unfinished.
     """
     row_of = np.array([chunk.row for chunk in chunks], np.int64)
     lengths = tuple(chunk.num_tokens for chunk in chunks)
@@ -131,9 +138,10 @@ def build_batch(
     media_rows = [np.empty(0, np.int64)]
     for chunk, start in zip(chunks, starts, strict=True):
         media_rows += [start + piece.offset + np.arange(piece.stop - piece.start) for piece in chunk.media]
+    horizons = _horizons(chunks, starts) if looks_ahead and len(media_rows) > 1 else np.empty(0, np.int64)
     host: tuple[Ints, ...] = (
         input_ids, positions, slots, np.array(contexts, np.int64), sampled, np.concatenate(media_rows),
-        drawing, np.array(latest, np.int64), row_of[latest], row_of,
+        drawing, np.array(latest, np.int64), row_of[latest], row_of, horizons,
     )  # fmt: skip
     on_device = transfer(host if rows.copies_tables else (*host, tables), device)
     if latest:
@@ -154,6 +162,7 @@ def build_batch(
             block_size=block_size,
             rows=on_device[9],
             turns=tuple(_turns(chunks, starts, device)) if keeps_states else (),
+            horizons=on_device[10] if len(horizons) else None,
         ),
         starts=starts,
         sample_rows=on_device[4],
@@ -179,6 +188,16 @@ def _turns(chunks: Ordered[Chunk], starts: Ints, device: torch.device) -> Iterat
         kept_rows = np.array([c.row for c, _, _ in members if c.num_proposed and number + 1 < c.num_tokens], np.int64)
         on_device = transfer([tokens, rows, kept_rows], device)
         yield Turn(number, on_device[0], on_device[1], tuple(length for _, _, length in members), on_device[2])
+
+
+def _horizons(chunks: Ordered[Chunk], starts: Ints) -> Ints:
+    """Return for each token the index after the last one that it sees: its own, or its run of media's."""
+    horizons = np.concatenate([np.arange(chunk.start, chunk.start + chunk.num_tokens) + 1 for chunk in chunks])
+    for chunk, start in zip(chunks, starts, strict=True):
+        for piece in chunk.media:
+            stop = piece.offset + piece.stop - piece.start
+            horizons[start + piece.offset : start + stop] = chunk.start + stop
+    return horizons
 
 
 def _tokens(

@@ -150,7 +150,8 @@ def decoder_workload(config: EngineConfig, model: LoadedModel) -> Workload:
     has_latent_layers = any(isinstance(kv_spec, Latent) for kv_spec in kv_specs)
     cache_dtype = memory.block_format(config, model).dtype
     is_captured = bool(config.cuda_graphs) and config.attention_backend == AUTO
-    return Workload(network.device, network.dtype, cache_dtype, sizes, has_latent_layers, is_captured)
+    looks_ahead = network.spec.longest_whole > 0
+    return Workload(network.device, network.dtype, cache_dtype, sizes, has_latent_layers, is_captured, looks_ahead)
 
 
 def tower_workload(model: LoadedModel) -> Workload:

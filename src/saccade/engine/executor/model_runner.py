@@ -101,10 +101,10 @@ class ModelRunner:
         num_tokens = sum(chunk.num_tokens for chunk in step.chunks)
         self.threads.use(num_tokens + num_patches, sum(chunk.start for chunk in step.chunks), encodes_in_background)
         block_size = self.caches.sizes.block_size
-        keeps = self.caches.has_recurrent_layers
+        keeps, ahead = self.caches.has_recurrent_layers, self.network.spec.longest_whole > 0
         batch = None
         if step.chunks:
-            batch = build_batch(step.chunks, self.rows, block_size, self.device, keeps_states=keeps)
+            batch = build_batch(step.chunks, self.rows, block_size, self.device, keeps_states=keeps, looks_ahead=ahead)
         built_at = time.perf_counter()
         outcomes = [self.encoder.encode_together(job) for job in jobs]
         for outcome in outcomes:

@@ -42,6 +42,7 @@ class Reasoning:
         self._detokenizer = Detokenizer(tokenizer, rules)
         self._is_shown = is_shown
         self._is_first = True
+        self._header, self._seen = markers.header, ""
         self.is_open = False
         self.num_markers = 0
 
@@ -70,14 +71,19 @@ class Reasoning:
         self.is_open = False
         self.num_markers += 1
         text = self._detokenizer.push(token_ids[:border]) + self._detokenizer.finish()
-        return TokenSplit(self._show(text), token_ids[border + 1 :])
+        return TokenSplit(self._show(text, is_last=True), token_ids[border + 1 :])
 
     def finish(self) -> str:
         """Return the rest of the text at the end of the answer."""
-        return self._show(self._detokenizer.finish()) if self.is_open else ""
+        return self._show(self._detokenizer.finish(), is_last=True) if self.is_open else ""
 
-    def _show(self, text: str) -> str:
-        return text if self._is_shown else ""
+    def _show(self, text: str, *, is_last: bool = False) -> str:
+        """Return the part of *text* to show. The header is left out, in as many parts as it comes."""
+        self._seen += text
+        if self._header.startswith(self._seen) and not is_last:
+            return ""
+        visible, self._seen, self._header = self._seen.removeprefix(self._header), "", ""
+        return visible if self._is_shown else ""
 
 
 TOOL_CALLS = "tool_calls"

@@ -4,13 +4,13 @@ operator sets for requests that do not set it.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Any, Final
 
 from saccade import models
 from saccade.errors import InvalidValue, RequestError, StartupError, UnsupportedParameter
-from saccade.models.family import NO_TIMES, FrameTimes, VideoOptions
+from saccade.models.family import NO_TIMES, Family, FrameTimes, VideoOptions
 
 MAX_PIXELS = 2**31
 MAX_FRAMES = 2**20
@@ -28,11 +28,12 @@ _SAMPLING_KEYS: Final = ("num_frames", "fps")
 _VIDEO_KEYS: Final = (*_SAMPLING_KEYS, "frames_indices", "total_num_frames")
 
 OF_VIDEOS: Final = "media_io_kwargs.video"
+_SOFT_TOKENS: Final = "max_soft_tokens"
 
 
 @dataclass(frozen=True)
 class MediaOptions:
-    """*limits* has `min_pixels` and `max_pixels` if they are set.
+    """*limits* has those of `min_pixels`, `max_pixels` and `max_soft_tokens` that are set.
 
     *sampling* has `num_frames` or `fps`; *times* are for frames that the client has sampled.
     """
@@ -45,6 +46,21 @@ class MediaOptions:
     def of_videos(self) -> VideoOptions:
         """The options of the request's videos."""
         return VideoOptions(times=self.times, **self.limits, **self.sampling)
+
+    def served_by(self, family: Family, *, is_from_request: bool) -> "MediaOptions":
+        """Return the options for *family*, without a number of tokens that it does not have.
+
+        Raises UnsupportedParameter or InvalidValue if it is the request's.
+        """
+        budget, budgets = self.limits.get(_SOFT_TOKENS), family.soft_token_budgets
+        if budget is None or budget in budgets:
+            return self
+        path = f"mm_processor_kwargs.{_SOFT_TOKENS}"
+        if is_from_request and budgets:
+            raise InvalidValue(f"`{path}` must be one of {', '.join(map(str, budgets))}.", path)
+        if is_from_request:
+            raise UnsupportedParameter(f"`{path}` is not served for this model; `max_pixels` is.", path)
+        return replace(self, limits={key: value for key, value in self.limits.items() if key != _SOFT_TOKENS})
 
 
 NO_OPTIONS = MediaOptions()
@@ -121,12 +137,13 @@ def _indices(value: object, path: str) -> tuple[int, ...]:
 
 
 def _read_limits(processor: Mapping[str, Any]) -> dict[str, int]:
-    """Return those of `min_pixels` and `max_pixels` that are set."""
+    """Return those of `min_pixels`, `max_pixels` and `max_soft_tokens` that are set."""
     limits: dict[str, int] = {}
     for key, name, value in _pixel_limits(processor):
         path = f"mm_processor_kwargs.{key}"
         if type(value) is not int or not 1 <= value <= MAX_PIXELS:
-            raise InvalidValue(f"`{path}` must be a whole number of pixels, from 1 to {MAX_PIXELS}.", path)
+            unit = "tokens" if key == _SOFT_TOKENS else "pixels"
+            raise InvalidValue(f"`{path}` must be a whole number of {unit}, from 1 to {MAX_PIXELS}.", path)
         if name in limits:
             raise InvalidValue(f"`{path}` is `{name}` by another name; send one of the two.", path)
         limits[name] = value
@@ -137,12 +154,12 @@ def _pixel_limits(settings: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
     """Return (path in the request, name of the limit, value) of every limit that is not null."""
     limits: list[tuple[str, str, Any]] = []
     for key, value in settings.items():
-        if key in _SIZE_KEYS.values():
+        if key in (*_SIZE_KEYS.values(), _SOFT_TOKENS):
             limits.append((key, key, value))
         elif key in _SAMPLING_KEYS:
             continue
         elif key != "size":
-            raise _unknown_key(key, "`min_pixels`, `max_pixels`, `size`, `num_frames` and `fps`")
+            raise _unknown_key(key, "`min_pixels`, `max_pixels`, `size`, `max_soft_tokens`, `num_frames` and `fps`")
         elif not isinstance(value, dict | None):
             raise InvalidValue("`mm_processor_kwargs.size` must be an object.", "mm_processor_kwargs.size")
         else:

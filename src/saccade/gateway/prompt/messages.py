@@ -64,6 +64,9 @@ def read_chat(request: ChatRequest | TokenizeRequest, family: Family, defaults: 
     options = defaults.media
     if request.mm_processor_kwargs or request.media_io_kwargs:
         options = read_media_options(request.mm_processor_kwargs, request.media_io_kwargs, options)
+    if options.limits:
+        sets_tokens = (request.mm_processor_kwargs or {}).get("max_soft_tokens") is not None
+        options = options.served_by(family, is_from_request=sets_tokens)
     images: list[ImageSource] = []
     messages = [
         _read_message(message, f"messages[{position}]", options, images)

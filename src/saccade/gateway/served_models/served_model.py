@@ -14,7 +14,7 @@ from saccade.identity.content import files_digest, processor_fingerprint
 from saccade.media import video_header
 from saccade.media.decode import DECODER
 from saccade.models import files
-from saccade.models.family import Family, Layout, VideoLayout
+from saccade.models.family import Family, Layout, ReasoningTags, VideoLayout
 from saccade.models.generation_defaults import GenerationDefaults, generation_defaults
 from saccade.models.tool_formats import FORMATS, tool_call_tokens
 from saccade.models.tool_formats.form import ToolCallTokens
@@ -85,8 +85,6 @@ PROBE = ({"role": "user", "content": [{"type": "image"}, {"type": "text", "text"
 VIDEO_PROBE = ({"role": "user", "content": [{"type": "video"}, {"type": "text", "text": "What is it?"}]},)
 """The same with a video; if the template writes no placeholder for it, the model's videos are refused."""
 
-START = "<think>"
-END = "</think>"
 OPENING_TOKENS = 2
 """A template that opens the reasoning ends in the marker, or in the marker and a line break."""
 
@@ -97,16 +95,17 @@ def _ignore(_: str) -> None:
 
 @dataclass(frozen=True)
 class ReasoningTokens:
-    """The token ids that enclose reasoning in one model's answers."""
+    """The token ids that enclose reasoning in one model's answers, and the text *header* that begins it."""
 
     start_id: int
     end_id: int
+    header: str = ""
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer) -> "ReasoningTokens | None":
+    def of(cls, tokenizer: Tokenizer, tags: ReasoningTags) -> "ReasoningTokens | None":
         """Return the markers of a model, None if it has none."""
-        start_id, end_id = tokenizer.token_id(START), tokenizer.token_id(END)
-        return None if start_id is None or end_id is None else cls(start_id, end_id)
+        start_id, end_id = tokenizer.token_id(tags.begin), tokenizer.token_id(tags.end)
+        return None if start_id is None or end_id is None else cls(start_id, end_id, tags.header)
 
     def opened_by(self, prompt: Sequence[int]) -> bool:
         """Return whether the token ids *prompt* end within reasoning, so that the answer continues it."""
@@ -193,7 +192,7 @@ class ServedModel:
             layout=layout,
             files_digest=digest,
             defaults=generation_defaults(files.parse_json(model_files, GENERATION_CONFIG), config),
-            reasoning=ReasoningTokens.of(text.tokenizer) if parsers.reads_reasoning else None,
+            reasoning=ReasoningTokens.of(text.tokenizer, declaration.reasoning) if parsers.reads_reasoning else None,
             tool_calls=tool_call_tokens(text.tokenizer, parsers.tool_format(declaration)),
             max_model_len=max_model_len,
             created=int(time.time()),

@@ -12,7 +12,7 @@ from torch import nn
 from saccade.models.backbones.text_config import DecoderConfig
 from saccade.nn.context import ForwardContext
 from saccade.nn.layers import Layer, Linear, RMSNorm
-from saccade.nn.ops import SILU
+from saccade.nn.ops import SILU, Activation
 from saccade.nn.parallel import Ranks
 from saccade.nn.rope import chunked_axes, cos_sin, interleaved_axes, inverse_frequencies
 
@@ -105,10 +105,19 @@ class TextDecoder(nn.Module):
 
 
 class GatedMlp(Layer):
-    """down(silu(gate(x)) * up(x)), gate and up from one matrix (Shazeer 2020, arXiv:2002.05202)."""
+    """down(activation(gate(x)) * up(x)), gate and up from one matrix (Shazeer 2020, arXiv:2002.05202)."""
 
-    def __init__(self, hidden_size: int, intermediate_size: int, ranks: Ranks, *, bias: bool = False) -> None:
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        ranks: Ranks,
+        *,
+        bias: bool = False,
+        activation: Activation = SILU,
+    ) -> None:
         super().__init__()
+        self.activation = activation
         widths = (intermediate_size, intermediate_size)
         self.gate_up_proj = Linear(hidden_size, widths, bias, split="outputs", ranks=ranks)
         self.down_proj = Linear(intermediate_size, hidden_size, bias, split="inputs", ranks=ranks)
@@ -122,4 +131,4 @@ class GatedMlp(Layer):
         return self.down_proj.add_to(residual_NE, self._gated(x_NE))
 
     def _gated(self, x_NE: torch.Tensor) -> torch.Tensor:
-        return self.ops.gated_activation(self.gate_up_proj(x_NE), SILU)
+        return self.ops.gated_activation(self.gate_up_proj(x_NE), self.activation)

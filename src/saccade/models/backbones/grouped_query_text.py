@@ -13,7 +13,7 @@ from torch import nn
 
 from saccade.models.backbones.decoder import DecoderLayer, GatedMlp, TextDecoder
 from saccade.models.backbones.text_config import ExpertsConfig, TextConfig
-from saccade.nn.context import ForwardContext
+from saccade.nn.context import ForwardContext, Scoring
 from saccade.nn.experts import Experts, softmax_top_k
 from saccade.nn.layers import Attention, Layer, Linear, RMSNorm
 from saccade.nn.parallel import ALONE, Ranks
@@ -33,9 +33,8 @@ class GroupedQueryAttention(Layer):
         self.o_proj = Linear(num_heads * self.head_dim, config.hidden_size, bias, split="inputs", ranks=ranks)
         self.q_norm = RMSNorm(self.head_dim, config.norm_eps) if config.style.normed_heads else None
         self.k_norm = RMSNorm(self.head_dim, config.norm_eps) if config.style.normed_heads else None
-        self.attention = Attention(
-            layer, ranks.divide(num_heads), ranks.share(num_kv_heads), window=config.sliding_window
-        )
+        scoring = Scoring(window=config.sliding_window)
+        self.attention = Attention(layer, ranks.divide(num_heads), ranks.share(num_kv_heads), scoring)
         self.qk_weight_HD = torch.empty(0)
 
     def finish(self) -> None:

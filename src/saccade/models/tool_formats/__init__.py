@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from saccade.models.tool_formats import glm45, hermes, kimi_k2, qwen3_coder
+from saccade.models.tool_formats import gemma4, glm45, hermes, kimi_k2, qwen3_coder
 from saccade.models.tool_formats.form import CallConstraint, ToolCallTokens, ToolFormat
 from saccade.tokenization.tokenizer import Tokenizer
 
@@ -14,6 +14,7 @@ FORMATS: Final[Mapping[str, ToolFormat]] = MappingProxyType(
         "qwen3_coder": qwen3_coder.FORMAT,
         "kimi_k2": kimi_k2.FORMAT,
         "glm45": glm45.FORMAT,
+        "gemma4": gemma4.FORMAT,
     }
 )
 

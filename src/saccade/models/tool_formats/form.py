@@ -96,7 +96,7 @@ class ToolFormat:
     *parse* reads a call from its text, in parts if it has separators; None if it is no call of a declared function.
     *rules* yields the grammar's rules of the call of function *index*, from `call_INDEX` on. *limits* refuses or drops
     what the form cannot enforce of a function's schema. *variables* computes template variables from the tools, if the
-    releases' own code does.
+    releases' own code does. *between* is the text between calls outside of a section.
     """
 
     tags: ToolTags
@@ -104,6 +104,7 @@ class ToolFormat:
     rules: Callable[[int, FunctionConstraint, ToolCallTokens], Iterator[str]]
     limits: Callable[[FunctionConstraint, SupportedSchema], SupportedSchema] = _as_it_is
     variables: Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]] | None = None
+    between: str = "\n"
 
     def grammar(self, calls: CallConstraint) -> str:
         """Return the Lark grammar of *calls*, whose schemas can be enforced."""
@@ -114,7 +115,7 @@ class ToolFormat:
         if tokens.section_begin_id is not None:
             several = f"{tag(tokens.section_begin_id)} call{'+' if calls.many else ''} {tag(tokens.section_end_id)}"
         else:
-            several = 'call ("\\n" call)*' if calls.many else "call"
+            several = f"call ({quoted(self.between)} call)*" if calls.many else "call"
         if calls.content is not None:
             start = [f"start: {several} | content", f"content: {json_rule(json.loads(calls.content.text))}"]
         elif calls.must_call:

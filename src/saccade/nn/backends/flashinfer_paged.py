@@ -42,6 +42,7 @@ class _Kind(NamedTuple):
     scale: float | None
     window: int | None
     soft_cap: float | None
+    looks_ahead: bool
     dtype: torch.dtype
     cache_dtype: torch.dtype
 
@@ -99,6 +100,8 @@ class AttentionBackend(PagedAttention):
         """Return why this backend cannot compute *workload*; None if it can."""
         reason = not_on_gpu(workload) or not_in(workload, HALF, () if workload.has_latent_layers else CACHES)
         reason = reason or older_than(OLDEST) or no_cuda_compiler()
+        if reason is None and workload.looks_ahead:
+            return "it attends causally, and tokens of this model's images see later ones"
         others = sorted(pair for pair in workload.head_sizes if pair[0] != pair[1] or pair[0] not in HEAD_SIZES)
         if reason is None and workload.is_captured and workload.has_latent_layers:
             return "its attention over latents cannot be captured, which --cuda-graphs needs"

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from saccade.nn.context import ForwardContext, KvCache, PagedLayout, Scoring
+from saccade.nn.context import SCALED, ForwardContext, KvCache, PagedLayout, Scoring
 
 
 class PagedAttention(Protocol):
@@ -31,15 +31,12 @@ class PagedAttention(Protocol):
         v_NKW: torch.Tensor,
         layer: int,
         context: ForwardContext,
-        *,
-        scale: float | None = None,
-        window: int | None = None,
-        soft_cap: float | None = None,
+        scoring: Scoring = SCALED,
     ) -> torch.Tensor:
         """Write keys and values, then attend to the cache."""
         cache = context.paged_cache(layer)
         own = cache.write(context.layout.slot_mapping, k_NKD, v_NKW)
-        return self.attend(q_NQD, own, cache, context, Scoring(scale, window, soft_cap))
+        return self.attend(q_NQD, own, cache, context, scoring)
 
     def attend(
         self,

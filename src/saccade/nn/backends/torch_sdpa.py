@@ -57,13 +57,14 @@ class PrefillChunk:
     """Tokens [start, stop) of the flat batch. *slots* is None without a cached prefix.
 
     *mask* bool [stop - start, L] tells which tokens of the context each query sees; None is causal: the queries are the
-    last tokens of the context.
+    last tokens of the context. *horizons* int64 [stop - start] are those of PagedLayout.
     """
 
     start: int
     stop: int
     slots: torch.Tensor | None
     mask: torch.Tensor | None
+    horizons: torch.Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,7 @@ class AttentionBackend(PagedAttention):
         latents = CacheValues(cache.latents.flatten(0, 1).unsqueeze(1), cache.scale)
         latent_N1C = latents.write(context.layout.slot_mapping, latent_N1C)
         own, cached = (latent_N1C, latent_N1C), (latents, latents)
-        output = _attend_cached(q_NQC, own, cached, context.plan, Scoring(scale, None, None))
+        output = _attend_cached(q_NQC, own, cached, context.plan, Scoring(scale))
         return output.view(q_NQC.shape)[..., :value_width]
 
     @staticmethod
@@ -191,7 +192,8 @@ def _prefill_chunks(layout: PagedLayout) -> tuple[PrefillChunk, ...]:
             slots = layout.block_tables[row][index // layout.block_size] * layout.block_size + index % layout.block_size
             if device.type == "cpu":
                 mask = index <= index[context - queries :].unsqueeze(1)
-        chunks.append(PrefillChunk(start, start + queries, slots, mask))
+        horizons = None if layout.horizons is None else layout.horizons[start : start + queries]
+        chunks.append(PrefillChunk(start, start + queries, slots, mask, horizons))
         start += queries
     return tuple(chunks)
 
@@ -204,7 +206,7 @@ def _attend_cached(
     for chunk in plan.prefills:
         span = slice(chunk.start, chunk.stop)
         k, v = (own[0][span], own[1][span]) if chunk.slots is None else _gather(cached, chunk.slots, q_NQD.dtype)
-        outputs.append(_prefill(q_NQD[span], k, v, chunk.mask, scoring))
+        outputs.append(_prefill(q_NQD[span], k, v, chunk, scoring))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
@@ -242,13 +244,16 @@ def _decode_rows(q_SQD: torch.Tensor, cached: Cached, group: DecodeGroup, scorin
 
 
 def _prefill(
-    q_NQD: torch.Tensor, k_LKD: torch.Tensor, v_LKW: torch.Tensor, mask_NL: torch.Tensor | None, scoring: Scoring
+    q_NQD: torch.Tensor, k_LKD: torch.Tensor, v_LKW: torch.Tensor, chunk: PrefillChunk, scoring: Scoring
 ) -> torch.Tensor:
-    """Attend with the last N of L tokens, causally, even without a *mask*. Return [N, Q * W]."""
-    if scoring.window is not None:
+    """Attend with the last N of L tokens, causally, even without a mask. Return [N, Q * W]."""
+    mask_NL, horizons = chunk.mask, chunk.horizons if scoring.looks_ahead else None
+    if scoring.window is not None or horizons is not None:
         index = torch.arange(len(k_LKD), device=q_NQD.device)
-        last = index[len(k_LKD) - len(q_NQD) :].unsqueeze(1)
-        mask_NL = (index <= last) & (index > last - scoring.window)
+        own = index[len(k_LKD) - len(q_NQD) :].unsqueeze(1)
+        mask_NL = index <= own if horizons is None else index < horizons.unsqueeze(1)
+        if scoring.window is not None:
+            mask_NL &= index > own - scoring.window
     q, k, v = (tensor.transpose(0, 1).unsqueeze(0) for tensor in (q_NQD, k_LKD, v_LKW))
     return _attend(q, k, v, mask_NL, mask_NL is None, scoring).squeeze(0).transpose(0, 1).flatten(1)
 

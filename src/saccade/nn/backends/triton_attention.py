@@ -110,6 +110,7 @@ class AttentionBackend(PagedAttention):
             host_context_lengths=layout.host_context_lengths[first:],
             num_decodes=0,
             rows=layout.rows[first:],
+            horizons=None if layout.horizons is None else layout.horizons[first:],
         )
         return TritonPlan(prefills, self._plain.plan(prefills, dtype))
 

@@ -15,8 +15,8 @@ class Workload:
 
     *cache_dtype* is the dtype of cached keys and values, None for *dtype*. *head_sizes* are the pairs (width of a key,
     width of a value) of all heads; empty if they are not known. With *is_captured*, auto prefers backends whose decodes
-    can be captured in CUDA graphs. *is_cache_read* is set if a kernel of the chosen backend reads the cache in place.
-    *failed* has reasons against backends, by name.
+    can be captured in CUDA graphs. With *looks_ahead*, tokens of an image see later ones. *is_cache_read* is set if a
+    kernel of the chosen backend reads the cache in place. *failed* has reasons against backends, by name.
     """
 
     device: torch.device = CPU
@@ -25,6 +25,7 @@ class Workload:
     head_sizes: frozenset[tuple[int, int]] = frozenset()
     has_latent_layers: bool = False
     is_captured: bool = False
+    looks_ahead: bool = False
     is_cache_read: bool = False
     failed: Mapping[str, str] = field(default_factory=dict)
 

@@ -1,0 +1,73 @@
+"""The vision tower and the text decoder as one network.
+
+Shapes: N tokens, B bytes of pixels, E hidden size, R rows to predict from, V vocabulary, U tokens of images.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from saccade.models.backbones.image_text_network import ImageTextNetwork
+from saccade.models.gemma4.layout import Layout
+from saccade.models.gemma4.spec import GemmaText, Spec
+from saccade.models.gemma4.text import GemmaDecoder
+from saccade.models.gemma4.tower import Embedder, GemmaTower, TowerMetadata
+from saccade.models.gemma4.weights import target
+from saccade.models.network import Target
+from saccade.models.spec import MediaShape
+from saccade.nn.context import ForwardContext, VisionAttentionBackend
+from saccade.nn.parallel import Ranks
+from saccade.nn.vision import grid_list
+
+
+class Network(ImageTextNetwork):
+    """The engine's network of the family. Parameters are empty until the loader has filled them and called `finish`."""
+
+    layout = Layout
+    decoder = GemmaDecoder
+    spec: Spec
+    language_model: GemmaDecoder
+
+    def build(self, spec: Spec, ranks: Ranks) -> None:
+        """Create the parts for images."""
+        self.vision_tower = GemmaTower(spec.vision, ranks.encoder)
+        self.embed_vision = Embedder(spec.vision, spec.text.hidden_size)
+
+    def target(self, name: str) -> Target | None:
+        """Return the place of the tensor *name*; None for sound, and for keys and values of layers without any."""
+        place = target(name)
+        text: GemmaText = self.spec.text
+        if place is None or not place.parameter.startswith("language_model.layers."):
+            return place
+        layer = int(place.parameter.split(".")[2])
+        is_of_keys = ".k_norm." in place.parameter or (".qkv_proj." in place.parameter and place.partition != 0)
+        return None if is_of_keys and text.cache_of(layer) != layer else place
+
+    def prepare(self, items: Sequence[MediaShape], backend: VisionAttentionBackend) -> tuple[TowerMetadata, list[int]]:
+        """Return the metadata of *items* for `encode`, and each item's token count."""
+        grids = grid_list(item.grid for item in items)
+        return self.vision_tower.prepare(grids, backend), [self.spec.item_tokens(grid) for grid in grids]
+
+    def encode(self, pixels_B: torch.Tensor, metadata: TowerMetadata) -> torch.Tensor:
+        """Map uint8 patches to features [U, E], item after item."""
+        patches = self.normalised(pixels_B.view(-1, self.spec.vision.patch_values), self.dtype)
+        return self.embed_vision(self.vision_tower(patches, metadata))  # type: ignore[no-any-return]
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        context: ForwardContext,
+        media_rows: torch.Tensor | None = None,
+        media_UW: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Return hidden states [N, E] for ids int64 [N]; media_UW replaces the embeddings at *media_rows* int64 [U]."""
+        x_NE = self.language_model.embed(input_ids)
+        if media_rows is not None and media_UW is not None:
+            x_NE.index_copy_(0, media_rows, media_UW)
+            input_ids = input_ids.index_fill(0, media_rows, self.spec.text.pad_token_id)
+        return self.language_model.decode(x_NE, context, self.language_model.own_embeddings(x_NE, input_ids))
+
+    def logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
+        """Return logits [R, V] in float32, capped softly. Only rank 0 can."""
+        logits, cap = super().logits(hidden_RE), self.spec.text.soft_cap
+        return logits if cap is None else (logits / cap).tanh() * cap

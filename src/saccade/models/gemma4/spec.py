@@ -1,0 +1,278 @@
+"""The configuration of both halves, and the spec for the engine's core, from config.json. No torch."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from types import MappingProxyType
+from typing import Annotated, Any, NamedTuple, Self
+
+from saccade.errors import StartupError
+from saccade.models.backbones.model_config import choice, flag, integer, number, section, values_of
+from saccade.models.backbones.rope_scaling import Rope
+from saccade.models.backbones.text_config import DecoderConfig, TextStyle, text_section
+from saccade.models.gemma4.layout import BUDGETS
+from saccade.models.preprocessing.processor_config import CHANNELS
+from saccade.models.spec import IMAGE, VIDEO, Grid, KvSpec, MergedPatchSpec, Paged
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+SLIDING_INTERVAL = 6
+"""By default, every sixth layer attends to all tokens."""
+
+ACTIVATION = "gelu_pytorch_tanh"
+ROPES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
+        FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
+    }
+)
+TEXT_DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {
+        "vocab_size": 262_144,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "global_head_dim": 512,
+        "hidden_activation": ACTIVATION,
+        "max_position_embeddings": 131_072,
+        "rms_norm_eps": 1e-6,
+        "sliding_window": 512,
+        "vocab_size_per_layer_input": 262_144,
+        "hidden_size_per_layer_input": 256,
+        "num_kv_shared_layers": 0,
+        "pad_token_id": 0,
+    }
+)
+"""The defaults of transformers' Gemma4TextConfig, with those of missing keys of the rotary positions in ROPES."""
+
+VISION_DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 12,
+        "head_dim": 64,
+        "hidden_activation": ACTIVATION,
+        "rms_norm_eps": 1e-6,
+        "pooling_kernel_size": 3,
+        "patch_size": 16,
+        "position_embedding_size": 10 * 1024,
+        "rope_parameters": {"rope_theta": 100.0},
+    }
+)
+"""The defaults of transformers' Gemma4VisionConfig."""
+
+STYLE = TextStyle(TEXT_DEFAULTS)
+
+
+class LayerKind(NamedTuple):
+    """The attention of a kind of layers. *window* is None for layers that attend to all tokens.
+
+    With *keys_are_values*, one matrix computes both.
+    """
+
+    num_kv_heads: int
+    head_dim: int
+    window: int | None
+    rope: Rope
+    keys_are_values: bool
+
+
+class GemmaExperts(NamedTuple):
+    """*num_chosen* of *num_experts* MLPs compute each token, next to the dense MLP."""
+
+    num_experts: int
+    num_chosen: int
+    intermediate_size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class GemmaText(DecoderConfig):
+    """The decoder. *kinds* has the attention of each layer.
+
+    The last *num_shared* layers attend to the keys and values of the last layer of their kind before them; with
+    *double_wide*, their MLP has twice the width. *per_layer_width* is that of the embeddings that each layer has of its
+    own, 0 for none; the table has *per_layer_vocab* rows, and that of *pad_token_id* is for placeholders. With
+    *sees_images*, tokens of an image see the later ones in layers with a window.
+    """
+
+    sliding_window: Annotated[int, "sliding_window"]
+    per_layer_vocab: Annotated[int, "vocab_size_per_layer_input"]
+    double_wide: Annotated[bool, "use_double_wide_mlp"]
+    per_layer_width: int
+    pad_token_id: int
+    num_shared: int
+    kinds: tuple[LayerKind, ...]
+    experts: GemmaExperts | None
+    soft_cap: float | None
+    sees_images: bool
+
+    @classmethod
+    def read(cls, text: Mapping[str, Any], style: TextStyle = STYLE, max_model_len: int | None = None) -> Self:
+        text = {**style.defaults, **text}
+        choice(text, "hidden_activation", (ACTIVATION,))
+        return cls(style=style, **values_of(cls, text), **cls.more(text, style, max_model_len))
+
+    @classmethod
+    def more(cls, text: Mapping[str, Any], style: TextStyle, max_model_len: int | None) -> dict[str, Any]:
+        kinds = {name: _kind(text, name) for name in (SLIDING, FULL)}
+        layers = _layer_types(text)
+        num_shared = integer(text, "num_kv_shared_layers", least=0)
+        if num_shared and set(layers[:-num_shared]) != set(layers):
+            raise StartupError(
+                "config.json: `num_kv_shared_layers` leaves no layer of some type with keys and values of its own."
+            )
+        sees = text.get("use_bidirectional_attention")
+        if sees not in (None, "vision"):
+            raise StartupError(
+                f"config.json: `use_bidirectional_attention` is {sees!r}; this network knows 'vision' and null."
+            )
+        cap = text.get("final_logit_softcapping")
+        return {
+            "max_position_embeddings": integer(text, "max_position_embeddings"),
+            "rope": kinds[FULL].rope,
+            "kinds": tuple(kinds[name] for name in layers),
+            "num_shared": num_shared,
+            "per_layer_width": integer({**text, "per_layer": text["hidden_size_per_layer_input"] or 0}, "per_layer", 0),
+            "pad_token_id": integer(text, "pad_token_id", least=0),
+            "experts": _experts(text),
+            "soft_cap": None if cap is None else number(text, "final_logit_softcapping"),
+            "sees_images": sees == "vision",
+        }
+
+    def cache_of(self, layer: int) -> int:
+        """Return the layer whose keys and values *layer* attends to: itself, or the last of its kind that has any."""
+        own = self.num_layers - self.num_shared
+        return layer if layer < own else max(one for one in range(own) if self.kinds[one] == self.kinds[layer])
+
+    @property
+    def kv_specs(self) -> tuple[KvSpec, ...]:
+        """Return paged attention for every layer with keys and values of its own: those before all shared ones."""
+        own = self.kinds[: self.num_layers - self.num_shared]
+        return tuple(Paged(kind.num_kv_heads, kind.head_dim, kind.head_dim) for kind in own)
+
+
+def _layer_types(text: Mapping[str, Any]) -> list[str]:
+    num_layers, types = integer(text, "num_hidden_layers"), text.get("layer_types")
+    if types is None:
+        types = [FULL if (layer + 1) % SLIDING_INTERVAL == 0 else SLIDING for layer in range(num_layers)]
+    if not isinstance(types, list) or len(types) != num_layers or not set(types) <= {SLIDING, FULL}:
+        raise StartupError(f"config.json: `layer_types` must name {num_layers} layers, each {SLIDING} or {FULL}.")
+    # As in the reference, the last layer attends to all tokens.
+    return [*types[:-1], FULL]
+
+
+def _kind(text: Mapping[str, Any], name: str) -> LayerKind:
+    is_full = name == FULL
+    keys_are_values = is_full and flag(text, "attention_k_eq_v")
+    heads_key = "num_key_value_heads"
+    if keys_are_values and text.get("num_global_key_value_heads") is not None:
+        heads_key = "num_global_key_value_heads"
+    head_dim = integer(text, "global_head_dim" if is_full else "head_dim")
+    num_kv_heads = integer(text, heads_key)
+    if integer(text, "num_attention_heads") % num_kv_heads or head_dim % 2:
+        raise StartupError(
+            f"config.json: `num_attention_heads` must be a multiple of `{heads_key}`, and a head must have an even "
+            "number of channels."
+        )
+    window = None if is_full else integer(text, "sliding_window")
+    return LayerKind(num_kv_heads, head_dim, window, _rope(text, name, head_dim), keys_are_values)
+
+
+def _rope(text: Mapping[str, Any], name: str, head_dim: int) -> Rope:
+    """Return the rotary frequencies of a kind of layers. In proportional ones only the first pairs are rotated, as if
+    all were.
+    """
+    parameters = section({"rope_parameters": ROPES, **text}, "rope_parameters").get(name) or ROPES[name]
+    theta, pairs = number(parameters, "rope_theta"), head_dim // 2
+    if choice({"rope_type": "default", **parameters}, "rope_type", ("default", "proportional")) == "default":
+        return Rope(theta, (1.0,) * pairs)
+    rotated = int(number({"partial_rotary_factor": 1.0, **parameters}, "partial_rotary_factor") * head_dim // 2)
+    factor = number({"factor": 1.0, **parameters}, "factor")
+    return Rope(theta, (factor,) * rotated + (math.inf,) * (pairs - rotated))
+
+
+def _experts(text: Mapping[str, Any]) -> GemmaExperts | None:
+    if not flag(text, "enable_moe_block"):
+        return None
+    experts = GemmaExperts(*(integer(text, key) for key in ("num_experts", "top_k_experts", "moe_intermediate_size")))
+    if experts.num_chosen > experts.num_experts:
+        raise StartupError(f"config.json: `top_k_experts` must be at most `num_experts`, {experts.num_experts}.")
+    return experts
+
+
+@dataclass(frozen=True, kw_only=True)
+class GemmaVision:
+    """The vision tower. *merge_size* squared patches become one token by their mean.
+
+    With *clipped*, inputs and outputs of matrices have bounds; with *standardised*, tokens have a bias and a scale.
+    """
+
+    hidden_size: Annotated[int, "hidden_size"]
+    intermediate_size: Annotated[int, "intermediate_size"]
+    depth: Annotated[int, "num_hidden_layers"]
+    num_heads: Annotated[int, "num_attention_heads"]
+    head_dim: Annotated[int, "head_dim"]
+    norm_eps: Annotated[float, "rms_norm_eps"]
+    merge_size: Annotated[int, "pooling_kernel_size"]
+    patch_size: Annotated[int, "patch_size"]
+    table_size: Annotated[int, "position_embedding_size"]
+    clipped: Annotated[bool, "use_clipped_linears"]
+    standardised: Annotated[bool, "standardize"]
+    theta: float
+
+    @classmethod
+    def read(cls, vision: Mapping[str, Any]) -> Self:
+        """Read `vision_config`. Raises StartupError, naming the key."""
+        vision = {**VISION_DEFAULTS, **vision}
+        choice(vision, "hidden_activation", (ACTIVATION,))
+        config = cls(theta=number(section(vision, "rope_parameters"), "rope_theta"), **values_of(cls, vision))
+        if integer(vision, "num_key_value_heads") != config.num_heads:
+            raise StartupError("config.json: the tower's `num_key_value_heads` must be its `num_attention_heads`.")
+        if config.head_dim % 4:
+            raise StartupError("config.json: the tower's `head_dim` must be a multiple of 4.")
+        if flag(vision, "attention_bias"):
+            raise StartupError("config.json: `attention_bias` of the tower is true; this network has no biases.")
+        return config
+
+    @property
+    def patch_values(self) -> int:
+        """Values of one patch."""
+        return CHANNELS * self.patch_size**2
+
+
+@dataclass(frozen=True)
+class Spec(MergedPatchSpec):
+    """models.spec.ModelSpec."""
+
+    text: GemmaText
+    vision: GemmaVision
+    placeholder_of: Mapping[str, int]
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> Self:
+        """Read config.json. Raises StartupError, naming the key."""
+        # Ids and ties that a file leaves out are transformers' Gemma4Config's.
+        config = {"image_token_id": 258_880, "video_token_id": 258_884, "tie_word_embeddings": True, **config}
+        text = GemmaText.read(text_section(config))
+        placeholders = {kind: integer(config, f"{kind}_token_id", least=0) for kind in (IMAGE, VIDEO)}
+        if max(placeholders.values()) >= text.vocab_size:
+            raise StartupError("config.json: `image_token_id` and `video_token_id` must be below `vocab_size`.")
+        return cls(text, GemmaVision.read(section(config, "vision_config")), placeholders)
+
+    @property
+    def longest_whole(self) -> int:
+        """The largest budget of an image's tokens, if they see each other."""
+        return BUDGETS[-1] if self.text.sees_images else 0
+
+    def pixel_shape(self, grid: Grid, modality: str = IMAGE) -> tuple[int, ...]:
+        """Return (patches, values of a patch)."""
+        return prod(grid), self.vision.patch_values
+
+    def span_lengths(self, grid: Grid, modality: str) -> tuple[int, ...]:
+        """Return the lengths of an item's runs of placeholders: one for an image, and for each frame of a video."""
+        return (self.item_tokens(grid) // grid[0],) * grid[0]

@@ -1,0 +1,241 @@
+"""The text decoder: layers with a window, and layers that attend to all tokens.
+
+Formulas: transformers 5.23, modeling_gemma4.py (Gemma4Text*). Shapes: N tokens, E hidden size, H heads, D head size,
+L layers, P width of a layer's own embeddings, C experts that compute a token.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from saccade.models.backbones.decoder import GatedMlp, TextDecoder
+from saccade.models.gemma4.spec import GemmaExperts, GemmaText, LayerKind
+from saccade.nn.context import ForwardContext, Scoring
+from saccade.nn.experts import Experts, softmax_top_k
+from saccade.nn.layers import Attention, Layer, Linear
+from saccade.nn.ops import GELU_TANH, CosSin, norm_rotary
+from saccade.nn.parallel import ALONE, Ranks
+from saccade.nn.rope import cos_sin, inverse_frequencies
+
+KeysValues = tuple[torch.Tensor, torch.Tensor]
+
+
+def normed(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """Return x / rms(x) over the last dimension, computed in float32."""
+    return functional.rms_norm(x.float(), x.shape[-1:], None, eps).to(x.dtype)
+
+
+class Norm(Layer):
+    """x / rms(x) * weight over the last dimension, computed in float32 and rounded once."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
+        self.eps = eps
+        self.scale = torch.empty(0)
+
+    def finish(self) -> None:
+        """Convert the loaded weight."""
+        self.scale = self.weight.float()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalise [N, size]."""
+        return self.ops.rms_norm(x, self.scale, self.eps)
+
+
+class Step(NamedTuple):
+    """What the layers of one step share. *rotations* are by kind of layer, *states* are keys and values by their layer.
+
+    *own_NLP* are the embeddings that each layer has of its own; None without any.
+    """
+
+    context: ForwardContext
+    rotations: dict[LayerKind, CosSin]
+    own_NLP: torch.Tensor | None
+    states: dict[int, KeysValues]
+
+
+class GemmaAttention(Layer):
+    """Grouped-query attention with a norm for each head's queries, keys and values, without a scale."""
+
+    def __init__(self, config: GemmaText, layer: int, ranks: Ranks) -> None:
+        super().__init__()
+        self.kind, num_heads, bias = config.kinds[layer], config.num_heads, config.attention_bias
+        cache = config.cache_of(layer)
+        self.has_keys = cache == layer
+        num_kv_heads, head_dim = self.kind.num_kv_heads, self.kind.head_dim
+        own = (num_kv_heads,) * (1 if self.kind.keys_are_values else 2)
+        units = (num_heads, *own) if self.has_keys else (num_heads,)
+        widths = tuple(count * head_dim for count in units)
+        self.qkv_proj = Linear(config.hidden_size, widths, bias, split="outputs", units=units, ranks=ranks)
+        self.o_proj = Linear(num_heads * head_dim, config.hidden_size, bias, split="inputs", ranks=ranks)
+        self.q_norm = Norm(head_dim, config.norm_eps)
+        self.k_norm = Norm(head_dim, config.norm_eps) if self.has_keys else None
+        window = self.kind.window
+        scoring = Scoring(1.0, window, looks_ahead=config.sees_images and window is not None)
+        self.attention = Attention(cache, ranks.divide(num_heads), ranks.share(num_kv_heads), scoring)
+        self.weights_HD = torch.empty(0)
+
+    def finish(self) -> None:
+        """Concatenate the norms of all heads, so that one call normalises queries and keys."""
+        norms = [(self.q_norm, self.attention.num_heads)]
+        if self.k_norm is not None:
+            norms.append((self.k_norm, self.attention.num_kv_heads))
+        self.weights_HD = torch.cat([norm.weight.float().expand(count, -1) for norm, count in norms])
+
+    def forward(self, x_NE: torch.Tensor, step: Step) -> torch.Tensor:
+        """Map [N, E] to [N, E]."""
+        num_heads, num_kv_heads, eps = self.attention.num_heads, self.attention.num_kv_heads, self.q_norm.eps
+        qkv_NHD = self.qkv_proj(x_NE).view(len(x_NE), -1, self.kind.head_dim)
+        rotated_NHD = norm_rotary(qkv_NHD[:, : len(self.weights_HD)], self.weights_HD, eps, step.rotations[self.kind])
+        if self.has_keys:
+            # The last heads: values, or the keys in their place.
+            cache, slots = step.context.paged_cache(self.attention.layer), step.context.layout.slot_mapping
+            values_NKD = normed(qkv_NHD[:, -num_kv_heads:], eps)
+            step.states[self.attention.layer] = cache.write(slots, rotated_NHD[:, num_heads:], values_NKD)
+        own = step.states[self.attention.layer]
+        return self.o_proj(self.attention.attend(rotated_NHD[:, :num_heads], own, step.context))  # type: ignore[no-any-return]
+
+
+class Router(nn.Module):
+    """Chooses experts by the normalised and scaled input; each expert has a factor of its own."""
+
+    def __init__(self, config: GemmaText, experts: GemmaExperts) -> None:
+        super().__init__()
+        self.eps, self.num_chosen, self.root = config.norm_eps, experts.num_chosen, config.hidden_size**-0.5
+        self.proj = Linear(config.hidden_size, experts.num_experts, bias=False)
+        self.scale = nn.Parameter(torch.empty(config.hidden_size), requires_grad=False)
+        self.per_expert_scale = nn.Parameter(torch.empty(experts.num_experts), requires_grad=False)
+
+    def forward(self, x_NE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return ids int64 [N, C] and weights float32 [N, C]."""
+        logits = self.proj(normed(x_NE, self.eps) * self.scale * self.root)
+        ids_NC, weights_NC = softmax_top_k(logits, self.num_chosen, renormalise=True)
+        return ids_NC, weights_NC * self.per_expert_scale[ids_NC]
+
+
+class Mixture(nn.Module):
+    """Experts next to an MLP: they read the same residual, and both results are normalised before their sum."""
+
+    def __init__(self, config: GemmaText, experts: GemmaExperts, ranks: Ranks) -> None:
+        super().__init__()
+        size, eps = config.hidden_size, config.norm_eps
+        self.router = Router(config, experts)
+        self.experts = Experts(experts.num_experts, size, experts.intermediate_size, ranks, GELU_TANH)
+        self.post_feedforward_layernorm_1 = Norm(size, eps)
+        self.post_feedforward_layernorm_2 = Norm(size, eps)
+        self.pre_feedforward_layernorm_2 = Norm(size, eps)
+
+    def forward(self, dense_NE: torch.Tensor, residual_NE: torch.Tensor) -> torch.Tensor:
+        """Return the sum for the MLP's result *dense_NE*."""
+        chosen_NE = self.experts(self.pre_feedforward_layernorm_2(residual_NE), *self.router(residual_NE))
+        return self.post_feedforward_layernorm_1(dense_NE) + self.post_feedforward_layernorm_2(chosen_NE)  # type: ignore[no-any-return]
+
+
+class OwnEmbeddings(nn.Module):
+    """Adds to the residual what a layer makes of its own embeddings of the tokens."""
+
+    def __init__(self, config: GemmaText) -> None:
+        super().__init__()
+        size, width = config.hidden_size, config.per_layer_width
+        self.per_layer_input_gate = Linear(size, width, bias=False)
+        self.per_layer_projection = Linear(width, size, bias=False)
+        self.post_per_layer_input_norm = Norm(size, config.norm_eps)
+
+    def forward(self, x_NE: torch.Tensor, own_NP: torch.Tensor) -> torch.Tensor:
+        """Map [N, E] to [N, E]."""
+        gated_NP = self.per_layer_input_gate(x_NE, GELU_TANH) * own_NP
+        return x_NE + self.post_per_layer_input_norm(self.per_layer_projection(gated_NP))  # type: ignore[no-any-return]
+
+
+class GemmaLayer(nn.Module):
+    """Attention, then an MLP, in some models with experts next to it, then the layer's own embeddings.
+
+    Each part reads a normalised input, and its normalised result is added to the residual.
+    """
+
+    def __init__(self, config: GemmaText, layer: int, ranks: Ranks) -> None:
+        super().__init__()
+        size, eps = config.hidden_size, config.norm_eps
+        is_wide = config.double_wide and layer >= config.num_layers - config.num_shared
+        width = config.intermediate_size * (2 if is_wide else 1)
+        self.layer = layer
+        self.self_attn = GemmaAttention(config, layer, ranks.attention)
+        self.mlp = GatedMlp(size, width, ranks, activation=GELU_TANH)
+        self.mixture = None if config.experts is None else Mixture(config, config.experts, ranks)
+        self.own = OwnEmbeddings(config) if config.per_layer_width else None
+        self.input_layernorm = Norm(size, eps)
+        self.post_attention_layernorm = Norm(size, eps)
+        self.pre_feedforward_layernorm = Norm(size, eps)
+        self.post_feedforward_layernorm = Norm(size, eps)
+        self.layer_scalar = nn.Parameter(torch.empty(1), requires_grad=False)
+
+    def forward(self, x_NE: torch.Tensor, step: Step) -> torch.Tensor:
+        """Map [N, E] to [N, E]."""
+        x_NE = x_NE + self.post_attention_layernorm(self.self_attn(self.input_layernorm(x_NE), step))
+        result_NE = self.mlp(self.pre_feedforward_layernorm(x_NE))
+        if self.mixture is not None:
+            result_NE = self.mixture(result_NE, x_NE)
+        x_NE = x_NE + self.post_feedforward_layernorm(result_NE)
+        if self.own is not None and step.own_NLP is not None:
+            x_NE = self.own(x_NE, step.own_NLP[:, self.layer])
+        return x_NE * self.layer_scalar
+
+
+class GemmaDecoder(TextDecoder):
+    """Maps embeddings, times the root of their width, to hidden states."""
+
+    config: GemmaText
+
+    def __init__(self, config: GemmaText, ranks: Ranks = ALONE) -> None:
+        super().__init__(config, (GemmaLayer(config, layer, ranks) for layer in range(config.num_layers)), Norm)
+        self.frequencies_of: dict[LayerKind, torch.Tensor] = {}
+        if config.per_layer_width:
+            width = config.num_layers * config.per_layer_width
+            self.embed_tokens_per_layer = nn.Module()
+            table = torch.empty(config.per_layer_vocab, width)
+            self.embed_tokens_per_layer.weight = nn.Parameter(table, requires_grad=False)
+            self.per_layer_model_projection = Linear(config.hidden_size, width, bias=False)
+            self.per_layer_projection_norm = Norm(config.per_layer_width, config.norm_eps)
+
+    def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Map ids int64 [N] to [N, E]."""
+        return super().embed(input_ids) * _rounded(self.config.hidden_size**0.5, self.embedding_VE)
+
+    def finish(self) -> None:
+        """Compute the values derived from the loaded weights and their device."""
+        super().finish()
+        if self.config.per_layer_width:
+            self.per_layer_projection_norm.finish()
+        device = self.embedding_VE.device
+        for kind in self.config.kinds:
+            self.frequencies_of[kind] = inverse_frequencies(kind.rope.theta, kind.head_dim, device, kind.rope.divisors)
+
+    def own_embeddings(self, x_NE: torch.Tensor, input_ids: torch.Tensor) -> torch.Tensor | None:
+        """Return the embeddings [N, L, P] that each layer has of its own: of the ids, and of the embeddings *x_NE*."""
+        if not self.config.per_layer_width:
+            return None
+        shape = (self.config.num_layers, self.config.per_layer_width)
+        table: torch.Tensor = self.embed_tokens_per_layer.weight  # type: ignore[assignment]
+        own_NLP = table.index_select(0, input_ids).unflatten(1, shape)
+        own_NLP = own_NLP * _rounded(self.config.per_layer_width**0.5, table)
+        projected_NLP = (self.per_layer_model_projection(x_NE) * self.config.hidden_size**-0.5).unflatten(1, shape)
+        return (self.per_layer_projection_norm(projected_NLP) + own_NLP) * 2.0**-0.5  # type: ignore[no-any-return]
+
+    def decode(self, x_NE: torch.Tensor, context: ForwardContext, own_NLP: torch.Tensor | None) -> torch.Tensor:
+        """Return normalised hidden states [N, E]; *own_NLP* is from own_embeddings()."""
+        positions_N1 = context.positions[0].unsqueeze(1)
+        rotations: dict[LayerKind, Any] = {
+            kind: cos_sin(positions_N1 * frequencies, x_NE.dtype) for kind, frequencies in self.frequencies_of.items()
+        }
+        step = Step(context, rotations, own_NLP, {})
+        for layer in self.layers:
+            x_NE = layer(x_NE, step)
+        return self.norm(x_NE)  # type: ignore[no-any-return]
+
+
+def _rounded(factor: float, like: torch.Tensor) -> torch.Tensor:
+    """Return *factor* in the dtype of *like*: the reference rounds it too."""
+    return torch.tensor(factor, dtype=like.dtype, device=like.device)

@@ -1,0 +1,77 @@
+"""Frames, grid, tokens and prompt of a video, from its header. Runs in the gateway: no torch.
+
+Source of the rules: transformers 5.23, video_processing_gemma4.py, processing_gemma4.py, and for the frames
+video_utils.py, default_sample_indices_fn.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import msgspec
+
+from saccade.errors import InvalidValue, StartupError
+from saccade.models.family import VideoOptions
+from saccade.models.gemma4 import layout
+from saccade.protocol.media import ImageLayout, VideoHeader
+from saccade.protocol.model_files import VIDEO_PREPROCESSOR_CONFIG
+
+DEFAULTS: Mapping[str, Any] = {**layout.DEFAULTS, "max_soft_tokens": 70, "num_frames": 32}
+"""The defaults of transformers' Gemma4VideoProcessor."""
+
+
+class VideoLayout:
+    """Layout of a video: evenly spread frames, each as an image after its time, within a budget of tokens a frame."""
+
+    template_tokens: ClassVar[tuple[str, ...]] = ("<|video|>",)
+
+    def __init__(
+        self, config: Mapping[str, Any], preprocessor: Mapping[str, Any], video_preprocessor: Mapping[str, Any]
+    ) -> None:
+        try:
+            self.settings = layout.resolve(config, video_preprocessor, DEFAULTS)
+        except StartupError as error:
+            raise StartupError(f"{VIDEO_PREPROCESSOR_CONFIG}, the settings for videos: {error.message}") from error
+        if video_preprocessor.get("fps") is not None:
+            raise StartupError(f"{VIDEO_PREPROCESSOR_CONFIG}: only a number of frames is supported, not `fps`.")
+
+    def settings_for(self, options: VideoOptions) -> Mapping[str, Any]:
+        """Return `settings` changed by *options*. Raises InvalidValue."""
+        if options.min_pixels is not None:
+            raise InvalidValue(
+                "min_pixels is not supported: this model enlarges every frame to its budget of tokens; leave it out.",
+                "mm_processor_kwargs",
+            )
+        settings = dict(layout.with_budget(self.settings, options.max_soft_tokens, options.max_pixels))
+        if options.num_frames is not None:
+            settings["num_frames"] = options.num_frames
+        elif options.fps is not None:
+            settings |= {"num_frames": None, "fps": options.fps}
+        return settings
+
+    def video(self, header: VideoHeader, settings: Mapping[str, Any]) -> ImageLayout:
+        """Return grid (frames, rows, columns), tokens, patch shape, the frames, and their text."""
+        frames = header.indices or sampled(header, settings)
+        frame = layout.image_layout(header.width, header.height, settings)
+        _, rows, columns = frame.grid
+        parts: list[str | int] = []
+        for index in frames:
+            minutes, seconds = divmod(int(index / header.fps), 60)
+            time = f"{minutes:02d}:{seconds:02d} "
+            parts += [f" {time}" if parts else time, *frame.prompt]
+        return msgspec.structs.replace(
+            frame,
+            grid=(len(frames), rows, columns),
+            num_tokens=len(frames) * frame.num_tokens,
+            pixel_shape=(len(frames) * rows * columns, frame.pixel_shape[1]),
+            prompt=tuple(parts),
+            frames=frames,
+        )
+
+
+def sampled(header: VideoHeader, settings: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the indices of the frames that the model sees: evenly spread, all of a shorter video."""
+    total, count = header.num_frames, settings["num_frames"]
+    if count is None:
+        count = max(1, int(total / header.fps * settings["fps"]))
+    count = min(count, total)
+    return tuple(index * total // count for index in range(count))

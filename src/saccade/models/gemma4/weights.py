@@ -1,0 +1,30 @@
+"""Map names of checkpoint tensors to the network's parameters."""
+
+from saccade.models.backbones.names import FUSED, Fused, target_of
+from saccade.models.network import Target
+
+SOUND = ("model.audio_tower.", "model.embed_audio.")
+"""Parts that are not served."""
+
+TOWER = "model.vision_tower."
+PARTS: Fused = (
+    (".router.", ".mixture.router.", None),
+    (".post_feedforward_layernorm_", ".mixture.post_feedforward_layernorm_", None),
+    (".pre_feedforward_layernorm_", ".mixture.pre_feedforward_layernorm_", None),
+    (".per_layer_input_gate.", ".own.per_layer_input_gate.", None),
+    (".per_layer_projection.", ".own.per_layer_projection.", None),
+    (".post_per_layer_input_norm.", ".own.post_per_layer_input_norm.", None),
+    *FUSED,
+)
+"""Parts of a layer that some models lack."""
+
+
+def target(name: str) -> Target | None:
+    """Return the target of the release's tensor *name*; None for those of sound.
+
+    In the tower, matrices stay apart: each has its own bounds.
+    """
+    if name.startswith(SOUND):
+        return None
+    name = name.replace(".experts.", ".mixture.experts.")
+    return target_of(name, (("model.", ""),), () if name.startswith(TOWER) else PARTS)

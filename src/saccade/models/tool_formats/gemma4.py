@@ -1,0 +1,216 @@
+"""Calls of Gemma 4: `call:NAME{key:value,...}` between tags, with bare keys, and strings between tokens for quotes.
+
+Nothing is escaped: a string ends at the next quote, which is a token and no text. Its chat template writes keys in
+alphabetical order, and so does the grammar.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from saccade.errors import InvalidValue, UnsupportedParameter
+from saccade.grammars.json_schema import Schema, SupportedSchema, excerpt
+from saccade.models.tool_formats import form
+
+TAGS = form.ToolTags("<|tool_call>", "<tool_call|>", separator='<|"|>')
+KEY: Final = re.compile(r'([{,]\s*)([^\s"{}\[\],:][^"{}\[\],:]*?)\s*:')
+NONE: Final = re.compile(r"(?<=[:\[,])\s*None\b")
+"""As the template writes null in later turns."""
+
+PREFIX: Final = "call:"
+TEXT_KEYWORDS: Final = ("pattern", "format")
+OTHER_KEYWORDS: Final = (
+    "allOf",
+    "patternProperties",
+    "prefixItems",
+    "multipleOf",
+    "minProperties",
+    "maxProperties",
+)
+"""Keywords that the grammar does not enforce."""
+
+MARKS: Final = frozenset('"{}[],:')
+"""Characters that end a key, which has no quotes."""
+
+EVERY_TYPE: Final = ["string", "number", "boolean", "null", "array", "object"]
+
+
+def parse(parts: Sequence[str], functions: form.Declared) -> form.ParsedCall | None:
+    """Parse `call:NAME{...}`; every second of *parts* is the text of a string."""
+    start, brace, rest = parts[0].partition("{")
+    name = start.strip().removeprefix(PREFIX).strip()
+    if not brace or name not in functions or len(parts) % 2 == 0:
+        return None
+    between = [NONE.sub("null", KEY.sub(r'\1"\2":', part)) for part in (brace + rest, *parts[2::2])]
+    strings = [json.dumps(part) for part in parts[1::2]]
+    text = "".join(piece for pair in zip(between, [*strings, ""], strict=True) for piece in pair)
+    arguments = form.json_of(text)
+    return form.ParsedCall(name, form.to_json(arguments)) if isinstance(arguments, dict) else None
+
+
+def limits(function: form.FunctionConstraint, enforced: SupportedSchema) -> SupportedSchema:
+    """Refuse or drop what the form's grammar does not enforce. Raises InvalidValue and UnsupportedParameter."""
+    for place, schema in _parts(function.place, enforced.schema):
+        if any(not name or set(name) & MARKS for name in _mapping(schema.get("properties"))):
+            raise InvalidValue(f"`{place}.properties`: a name has none of {' '.join(sorted(MARKS))}.", place)
+        for keyword in (*TEXT_KEYWORDS, *OTHER_KEYWORDS):
+            if keyword not in schema:
+                continue
+            if function.strict:
+                raise UnsupportedParameter(
+                    f"`{place}.{keyword}` cannot be enforced in this model's calls; leave it out, or do not set "
+                    "`strict`.",
+                    f"{place}.{keyword}",
+                )
+            del schema[keyword]
+            enforced.dropped.append(f"{place}.{keyword}")
+    return enforced
+
+
+def _parts(place: str, schema: Any) -> Iterator[tuple[str, Schema]]:
+    """Yield the schemas in *schema*, and itself, with their places."""
+    if not isinstance(schema, dict):
+        return
+    yield place, schema
+    for keyword in ("properties", "$defs", "definitions"):
+        for name, part in _mapping(schema.get(keyword)).items():
+            yield from _parts(f"{place}.{keyword}.{excerpt(name)}", part)
+    for keyword in ("items", "additionalProperties"):
+        yield from _parts(f"{place}.{keyword}", schema.get(keyword))
+    for keyword in ("anyOf", "oneOf"):
+        for index, part in enumerate(_list(schema.get(keyword))):
+            yield from _parts(f"{place}.{keyword}[{index}]", part)
+
+
+@dataclass
+class _Rules:
+    """The rules of one function's arguments, by their right sides; *root* is the schema that references mean."""
+
+    prefix: str
+    root: Schema
+    quote: str
+    names: dict[str, str] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+
+    def value(self, schema: Any) -> str:
+        """Return the name of the rule for values of *schema*."""
+        key = json.dumps(schema, sort_keys=True)
+        if key not in self.names:
+            # Before the right side, which may refer to the same schema.
+            self.names[key] = f"{self.prefix}_{len(self.names)}"
+            self.lines.append(f"{self.names[key]}: {' | '.join(self._alternatives(schema))}")
+        return self.names[key]
+
+    def _alternatives(self, schema: Any) -> Iterator[str]:
+        if not isinstance(schema, dict):
+            yield self.value({})
+        elif isinstance(reference := schema.get("$ref"), str):
+            yield self.value(_referred(reference, self.root))
+        elif "const" in schema or isinstance(schema.get("enum"), list):
+            yield from (self.literal(one) for one in ([schema["const"]] if "const" in schema else schema["enum"]))
+        elif options := [*_list(schema.get("anyOf")), *_list(schema.get("oneOf"))]:
+            yield from map(self.value, options)
+        else:
+            types = schema.get("type", "object" if "properties" in schema else EVERY_TYPE)
+            for one in [types] if isinstance(types, str) else _list(types):
+                yield self._of_type(one, schema)
+
+    def _of_type(self, kind: str, schema: Schema) -> str:
+        match kind:
+            case "string":
+                lengths = f"{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}}"
+                return f"{self.quote} /(?s:.){lengths}/ {self.quote}"
+            case "array":
+                return self._array(self.value(schema.get("items")), schema)
+            case "object":
+                return self._object(schema)
+        bounds = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+        return form.json_rule({"type": kind, **{key: schema[key] for key in bounds if key in schema}})
+
+    def literal(self, value: Any) -> str:
+        """Return the terminals of one value."""
+        if isinstance(value, str):
+            return f"{self.quote} {form.quoted(value)} {self.quote}" if value else f"{self.quote} {self.quote}"
+        if isinstance(value, list):
+            return " ".join(['"["', *_joined(map(self.literal, value)), '"]"'])
+        if isinstance(value, dict):
+            pairs = (f"{form.quoted(key + ':')} {self.literal(value[key])}" for key in sorted(value, key=str.lower))
+            return " ".join(['"{"', *_joined(pairs), '"}"'])
+        return form.quoted(json.dumps(value))
+
+    def _array(self, item: str, schema: Schema) -> str:
+        least, most = schema.get("minItems", 0), schema.get("maxItems")
+        if most == 0:
+            return '"[" "]"'
+        repeated = f'("," {item}){{{max(0, least - 1)},{"" if most is None else most - 1}}}'
+        several = f'"[" {item} {repeated} "]"'
+        return several if least else f'"[" "]" | {several}'
+
+    def _object(self, schema: Schema) -> str:
+        properties = _mapping(schema.get("properties"))
+        required = set(_list(schema.get("required")))
+        if not properties and schema.get("additionalProperties") is not False:
+            pair = f'/[A-Za-z_][A-Za-z0-9_]*/ ":" {self.value(schema.get("additionalProperties"))}'
+            return f'"{{" "}}" | "{{" {pair} ("," {pair})* "}}"'
+        keys = sorted(properties, key=str.lower)
+        first = self._pairs(keys, properties, required, is_first=True)
+        return f'"{{" {first} "}}"' if first else '"{" "}"'
+
+    def _pairs(self, keys: list[str], properties: Mapping[str, Any], required: set[str], *, is_first: bool) -> str:
+        """Return the rule for pairs of some of *keys*, in order; after a comma unless a pair *is_first*."""
+        if not keys:
+            return ""
+        key, *others = keys
+        value = self.value(properties[key])
+        rest = self._named(others, properties, required, is_first=False)
+        pair = f"{form.quoted(('' if is_first else ',') + key + ':')} {value} {rest}".rstrip()
+        if key in required:
+            return pair
+        left = self._named(others, properties, required, is_first=is_first)
+        return f"({pair} | {left or chr(34) * 2})"
+
+    def _named(self, keys: list[str], properties: Mapping[str, Any], required: set[str], *, is_first: bool) -> str:
+        """Return a rule's name for `_pairs`, so that a long list of optional keys does not double with each."""
+        if not keys:
+            return ""
+        name = f"{self.prefix}_{'first' if is_first else 'more'}_{len(self.lines)}_{len(keys)}"
+        key = json.dumps([keys, sorted(required), is_first, properties], sort_keys=True)
+        if key not in self.names:
+            self.names[key] = name
+            self.lines.append(f"{name}: {self._pairs(keys, properties, required, is_first=is_first)}")
+        return self.names[key]
+
+
+def _rules(index: int, function: form.FunctionConstraint, tokens: form.ToolCallTokens) -> Iterator[str]:
+    rules = _Rules(f"value_{index}", function.parameters, form.tag(tokens.separator_id))
+    arguments = rules.value({**function.parameters, "type": "object"})
+    opening = form.quoted(f"{PREFIX}{function.name}")
+    yield f"call_{index}: {form.tag(tokens.begin_id)} {opening} {arguments} {form.tag(tokens.end_id)}"
+    yield from rules.lines
+
+
+def _joined(pieces: Iterator[str]) -> Iterator[str]:
+    """Yield *pieces* with commas between them."""
+    for number, piece in enumerate(pieces):
+        yield f'"," {piece}' if number else piece
+
+
+def _referred(reference: str, root: Schema) -> Any:
+    """Return the schema that *reference*, such as `#/$defs/City`, means within *root*; anything if there is none."""
+    part: Any = root
+    for key in reference.removeprefix("#").strip("/").split("/") if reference != "#" else ():
+        part = part.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(part, dict) else None
+    return part
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+FORMAT = form.ToolFormat(TAGS, parse, _rules, limits, between="")
