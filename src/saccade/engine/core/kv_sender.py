@@ -7,9 +7,7 @@ states.
 """
 
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from saccade.engine.core.kv_connector import STEP_FAILED, KvConnector, check_key
 from saccade.engine.core.schedule import KvCopies, Schedule
@@ -29,23 +27,17 @@ NUM_UNTAKEN = 2
 """Pieces of a transfer in flight: one is used while the other travels."""
 
 
-class _DelayedAnswer(NamedTuple):
-    """The first token of sample 0, which is reported when the state is delivered."""
-
-    logprob: TokenLogprob | None
-    reason: FinishReason
-    drawn_at: float
-
-
 @dataclass(slots=True, eq=False)
 class _OutgoingPrompt:
-    """The prompt of a prefill leg. *next_block* is None until the decode worker asks; *first* has the tokens so far."""
+    """The prompt of a prefill leg. *next_block* is None until the decode worker asks; *first* has the tokens so far.
+
+    Sample 0 ends, for a reason and at the time of *drawn*, when the state is delivered.
+    """
 
     key: bytes
     sequence: Sequence
-    num_samples: int
     first: dict[int, FirstToken] = field(default_factory=dict)
-    answer: _DelayedAnswer | None = None
+    drawn: tuple[FinishReason, float] | None = None
     next_block: int | None = None
     has_sent_state: bool = False
     num_untaken: int = 0
@@ -90,7 +82,7 @@ class KvSender(KvConnector):
                 "blocks, and begins no prompt without room for all samples.",
                 "n",
             )
-        self._prompts[kv_transfer.key] = _OutgoingPrompt(kv_transfer.key, sequence, request.num_samples)
+        self._prompts[kv_transfer.key] = _OutgoingPrompt(kv_transfer.key, sequence)
         self.transfers.offer(kv_transfer.key)
 
     def settle(self) -> None:
@@ -109,11 +101,11 @@ class KvSender(KvConnector):
             return False
         prompt.first[sequence.index] = FirstToken(sequence.token_ids[-1], logprob)
         if sequence is prompt.sequence:
-            prompt.answer = _DelayedAnswer(logprob, reason, now)
+            prompt.drawn = reason, now
             self._scheduler.keep(sequence)
             self.transfers.begun(prompt.key)
-        if len(prompt.first) == prompt.num_samples:
-            first = [prompt.first[index] for index in range(prompt.num_samples)]
+        if len(prompt.first) == sequence.request.num_samples:
+            first = [prompt.first[index] for index in sorted(prompt.first)]
             first_sample = prompt.sequence
             message = Prefilled(first, first_sample.num_cached_tokens or 0, first_sample.prompt_logprobs or [])
             self.transfers.prefilled(prompt.key, message)
@@ -129,10 +121,9 @@ class KvSender(KvConnector):
                 prompt.next_block = max(0, first_block)
             case PieceTaken():
                 prompt.num_untaken -= 1
-            case Delivered() if prompt.answer is not None:
+            case Delivered() if prompt.drawn is not None:
                 del self._prompts[prompt.key]
-                logprob, reason, drawn_at = prompt.answer
-                self._scheduler.answer(prompt.sequence, [logprob], reason, drawn_at)
+                self._scheduler.answer(prompt.sequence, [prompt.first[0].logprob], *prompt.drawn)
             case Delivered():
                 self._scheduler.fail(prompt.sequence, PeerFailed("The decode worker ended the transfer too early."))
             case TransferEnded():
@@ -148,9 +139,12 @@ class KvSender(KvConnector):
                 table = prompt.sequence.block_table
                 row = prompt.sequence.row if piece.is_state else None
                 sends.append(KvSend(tuple(table[piece.start : piece.stop]), row))
-                room -= self._form.state_nbytes if piece.is_state else self._nbytes(piece)
+                form = self._form
+                room -= form.state_nbytes if piece.is_state else (piece.stop - piece.start) * form.block_nbytes
                 copies.append((prompt, piece))
-                self._advance(prompt, piece)
+                prompt.num_untaken += 1
+                prompt.has_sent_state = prompt.has_sent_state or piece.is_state
+                prompt.next_block = piece.stop
         self._planned_copies.append(copies)
         return KvCopies(send=tuple(sends))
 
@@ -165,26 +159,16 @@ class KvSender(KvConnector):
             if prompt.sequence.finish_reason is None:
                 self.transfers.send(prompt.key, piece, content)
 
-    def _nbytes(self, piece: Piece) -> int:
-        return (piece.stop - piece.start) * self._form.block_nbytes
-
     def _next(self, prompt: _OutgoingPrompt) -> Piece | None:
         """Return the piece to send next, if there is one now."""
-        if prompt.next_block is None or prompt.num_untaken >= NUM_UNTAKEN or len(prompt.first) < prompt.num_samples:
+        start, num_tokens = prompt.next_block, prompt.sequence.num_prompt_tokens
+        num_samples = prompt.sequence.request.num_samples
+        if start is None or prompt.num_untaken >= NUM_UNTAKEN or len(prompt.first) < num_samples:
             return None
-        return next(self._pieces(prompt, prompt.next_block), None)
-
-    def _pieces(self, prompt: _OutgoingPrompt, start: int) -> Iterator[Piece]:
-        num_tokens = prompt.sequence.num_prompt_tokens
         num_full, num_blocks = num_tokens // self._form.block_size, -(-num_tokens // self._form.block_size)
         if start < num_full:
-            yield Piece(start, min(num_full, start + max(1, MAX_PIECE_BYTES // self._form.block_nbytes)))
-        elif start < num_blocks:
-            yield Piece(start, num_blocks)
-        elif self._form.state_nbytes and not prompt.has_sent_state:
-            yield Piece(num_blocks, num_blocks, is_state=True)
-
-    def _advance(self, prompt: _OutgoingPrompt, piece: Piece) -> None:
-        prompt.num_untaken += 1
-        prompt.has_sent_state = prompt.has_sent_state or piece.is_state
-        prompt.next_block = piece.stop
+            return Piece(start, min(num_full, start + max(1, MAX_PIECE_BYTES // self._form.block_nbytes)))
+        if start < num_blocks:
+            return Piece(start, num_blocks)
+        has_more = self._form.state_nbytes and not prompt.has_sent_state
+        return Piece(num_blocks, num_blocks, is_state=True) if has_more else None

@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 from saccade.engine.executor.weight_files import STORED_DTYPES, Checkpoint
-from saccade.engine.executor.weight_places import PLAIN, Cut, Filling, WeightPlace, field_slices, is_turned
+from saccade.engine.executor.weight_places import PLAIN, Filling, WeightPlace, field_slices, is_turned
 from saccade.engine.executor.weight_plan import LoadPlan
 from saccade.nn.formats.quantised import Part, QuantisedWeight
+from saccade.nn.parallel import PartSlice
 
 STAGE = "loading weights"
 
@@ -109,7 +110,7 @@ def _holders(place: WeightPlace, plan: LoadPlan, parameter: torch.Tensor) -> tup
     return tuple(holder for _, holder in sorted(holders.items()))
 
 
-def _holder(place: WeightPlace, cut: Cut, filling: Filling, parameter: torch.Tensor) -> Part:
+def _holder(place: WeightPlace, cut: PartSlice, filling: Filling, parameter: torch.Tensor) -> Part:
     """Return unfilled tensors for one part."""
     experts = () if place.experts is None else (len(place.own_experts),)
     region, format = place.region(cut), filling.format

@@ -8,22 +8,13 @@ from torch import nn
 from saccade.engine.executor.weight_files import StoredTensor
 from saccade.models.network import Target
 from saccade.nn.formats.quantised import Region, WeightField, WeightFormat
-from saccade.nn.parallel import Ranks, Sharding
+from saccade.nn.parallel import PartSlice, Ranks, Sharding
 
 PLAIN = ""
 """The field of a weight that is not quantised."""
 
 Slot = tuple[int | None, int | None]
 """A part and an expert of a parameter; None if it has only one."""
-
-
-class Cut(NamedTuple):
-    """Entries [source, source + length) of a checkpoint tensor are [start, start + length) of *part* of a parameter."""
-
-    part: int
-    source: int
-    start: int
-    length: int
 
 
 class WeightPlace(NamedTuple):
@@ -91,21 +82,21 @@ class WeightPlace(NamedTuple):
             entry[-2:] = entry[-1], entry[-2]
         return (sum(self.experts.parts), *entry) if self.experts is not None and target.expert is None else (*entry,)
 
-    def cuts(self, target: Target) -> Iterator[Cut]:
-        """Yield this rank's cuts of a tensor with *target*, part by part."""
+    def cuts(self, target: Target) -> Iterator[PartSlice]:
+        """Yield this rank's cuts of a tensor with *target*, part by part. *source* counts from the tensor's start."""
         parts = self.sharding.parts
         for piece in self.sharding.pieces(self.ranks):
             if target.partition in (None, piece.part):
                 begin = sum(parts[: piece.part]) if target.partition is None else 0
-                yield Cut(piece.part, begin + piece.source, piece.start, piece.length)
+                yield piece._replace(source=begin + piece.source)
 
-    def region(self, cut: Cut) -> Region:
+    def region(self, cut: PartSlice) -> Region:
         """Return the region of *cut* in a quantised weight [O, I]."""
         if self.sharding.dim == 0:
             return Region(cut.source, cut.length, 0, self.shape[1])
         return Region(0, self.shape[0], cut.source, cut.length)
 
-    def slices(self, cut: Cut, target: Target, expert: int | None) -> tuple[slice, ...]:
+    def slices(self, cut: PartSlice, target: Target, expert: int | None) -> tuple[slice, ...]:
         """Return the part of *cut* for *expert* in a plain tensor with *target*."""
         slices = [slice(None)] * len(self.shape)
         if slices:
