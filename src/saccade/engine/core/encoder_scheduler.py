@@ -16,7 +16,7 @@ import structlog
 
 from saccade.engine.core.counters import Counters
 from saccade.engine.core.encoder_cache import EncoderCache
-from saccade.engine.core.frame_builder import FrameBuilder
+from saccade.engine.core.frames import Frames
 from saccade.engine.core.images import EncoderKey, RequestImage, Until
 from saccade.engine.core.kv.manager import BlockManager
 from saccade.engine.core.schedule import Draft, Schedule
@@ -62,7 +62,7 @@ class EncoderScheduler:
         manager: BlockManager,
         cache: EncoderCache,
         costs: EncodeCosts,
-        frames: FrameBuilder,
+        frames: Frames,
         counters: Counters,
     ) -> None:
         self.encoder_cache = cache
@@ -127,7 +127,7 @@ class EncoderScheduler:
     def _begin(self, sequence: Sequence, image: RequestImage, draft: Draft) -> bool:
         """Plan to encode an image, in this step or in the background. Return False if it cannot be read."""
         try:
-            pixels = image.read(self._frames.released_slots(sequence.connection))
+            pixels = image.read(self._frames[sequence.connection].released)
         except SaccadeError as error:
             draft.unreadable[sequence] = image.key, error
             return False

@@ -47,7 +47,7 @@ class Requests:
     @property
     def has_work(self) -> bool:
         """Whether there is output, a request for pixels has expired, or a grammar is being compiled."""
-        return bool(self._scheduler.frames) or self._has_expired or bool(self.grammars and self.grammars.pending)
+        return self._scheduler.frames.has_output or self._has_expired or bool(self.grammars and self.grammars.pending)
 
     def submit(self, connection: int, request: EngineRequest) -> None:
         """Queue a request; if it is invalid, its only delta is the error."""
@@ -56,7 +56,7 @@ class Requests:
             logger.warning(
                 "dropped a request with a duplicate id", request_id=request.request_id, connection=connection
             )
-            self._scheduler.frames.released_slots(connection).extend(slots)
+            self._scheduler.frames[connection].released.extend(slots)
             return
         self._num_arrived += 1
         try:
@@ -68,7 +68,7 @@ class Requests:
                 self.grammars.begin(sequence, sequence.grammar)
             self._scheduler.kv_connector.open(sequence)
         except SaccadeError as error:
-            self._scheduler.frames.released_slots(connection).extend(slots)
+            self._scheduler.frames[connection].released.extend(slots)
             self.refuse(connection, request.request_id, error)
             return
         sequence.clock.arrived = time.perf_counter()
@@ -81,7 +81,7 @@ class Requests:
     def refuse(self, connection: int, request_id: str, error: SaccadeError) -> None:
         """Send an error for a request that never became a sequence."""
         delta = TokenDelta(request_id, [], FinishReason.ERROR, failure=failure_of(error))
-        self._scheduler.frames.say(connection, delta)
+        self._scheduler.frames[connection].deltas.append(delta)
 
     def abort(self, connection: int, request_id: str, index: int | None = None) -> None:
         """End a request, or its sample *index*, without further work. An unknown request is ignored."""
@@ -90,7 +90,8 @@ class Requests:
             return
         for other in [other for other in request.unstarted if index in (None, other)]:
             request.unstarted.remove(other)
-            self._scheduler.frames.say(connection, TokenDelta(request_id, [], FinishReason.ABORT, index=other))
+            delta = TokenDelta(request_id, [], FinishReason.ABORT, index=other)
+            self._scheduler.frames[connection].deltas.append(delta)
         for sequence in [live for live in request.live.values() if index in (None, live.index)]:
             self._scheduler.end(sequence, FinishReason.ABORT)
 
@@ -99,7 +100,7 @@ class Requests:
         for request_id in list(self._scheduler.requests.get(connection, ())):
             self.abort(connection, request_id)
         self._scheduler.requests.pop(connection, None)
-        self._scheduler.frames.forget(connection)
+        self._scheduler.frames.pop(connection, None)
 
     @property
     def _has_expired(self) -> bool:
@@ -139,7 +140,8 @@ class Requests:
             # Removed first: a dict keeps the place of a key that is set again, and deadlines are in order.
             self._deadlines.pop(key, None)
             self._deadlines[key] = time.monotonic() + ANSWER_SECONDS
-            self._scheduler.frames.ask(sequence.connection, PixelsWanted(sequence.request_id, media))
+            wanted = PixelsWanted(sequence.request_id, media)
+            self._scheduler.frames[sequence.connection].pixels_wanted.append(wanted)
 
     def supply(self, connection: int, answer: SupplyPixels) -> None:
         """Accept the pixels that were requested from a gateway; an invalid answer fails the request.
@@ -151,7 +153,7 @@ class Requests:
         problem = _problem(answer.media, samples[0]) if samples else ""
         if not samples or problem:
             slots = [pixels.slot.name for pixels in answer.media if pixels.slot is not None]
-            self._scheduler.frames.released_slots(connection).extend(slots)
+            self._scheduler.frames[connection].released.extend(slots)
         if problem:
             self._scheduler.fail(samples[0], InternalError(problem))
             return

@@ -15,7 +15,7 @@ import structlog
 from saccade.engine.core.counters import Counters
 from saccade.engine.core.encoder_cache import EncoderCache
 from saccade.engine.core.encoder_scheduler import EncodeCosts, EncoderScheduler
-from saccade.engine.core.frame_builder import FrameBuilder
+from saccade.engine.core.frames import Frames
 from saccade.engine.core.images import EncoderKey, Until
 from saccade.engine.core.kv.manager import BlockManager
 from saccade.engine.core.kv_connector import KvConnector
@@ -87,7 +87,7 @@ class Scheduler:
         speculation: Speculation | None = None,
     ) -> None:
         self.budgets, self.block_manager, self.speculation = budgets, block_manager, speculation
-        self.counters, self.frames, self.kv_connector = Counters(), FrameBuilder(), KvConnector()
+        self.counters, self.frames, self.kv_connector = Counters(), Frames(), KvConnector()
         self.rows = Rows(budgets.max_num_seqs)
         self.encoder_scheduler = EncoderScheduler(
             budgets.encode_budget_patches,
@@ -257,7 +257,7 @@ class Scheduler:
             prompt_logprobs=sequence.prompt_logprobs or [] if is_first else [],
             times=None if reason is None else sequence.clock.times(now),
         )
-        self.frames.say(sequence.connection, delta)
+        self.frames[sequence.connection].deltas.append(delta)
         if reason is not None:
             self._finish(sequence, reason)
 
@@ -265,7 +265,7 @@ class Scheduler:
         """End *sequence* without another token."""
         times = sequence.clock.times(time.perf_counter())
         delta = TokenDelta(sequence.request_id, [], reason, failure=failure, index=sequence.index, times=times)
-        self.frames.say(sequence.connection, delta)
+        self.frames[sequence.connection].deltas.append(delta)
         self._finish(sequence, reason)
 
     def fail(self, sequence: Sequence, error: SaccadeError) -> None:
@@ -292,7 +292,7 @@ class Scheduler:
         self.remove(sequence)
         if not request.live:
             for image in sequence.images:
-                image.release(self.frames.released_slots(sequence.connection))
+                image.release(self.frames[sequence.connection].released)
             del self.requests[sequence.connection][sequence.request_id]
 
     def _begin_samples(self, sequence: Sequence, request: Request) -> list[Sequence]:
