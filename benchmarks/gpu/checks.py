@@ -23,6 +23,7 @@ from saccade.errors import StartupError
 from saccade.nn import ops
 from saccade.nn.backends import PLAIN, load_backend, load_vision_backend
 from saccade.nn.context import KvCache
+from saccade.nn.delta_rule import Gates
 from saccade.nn.rope import cos_sin
 
 TOLERANCES = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
@@ -34,16 +35,19 @@ EXPERTS, CHOICES, WIDTH, TOKENS = 16, 4, 256, 40
 
 def operations(device: torch.device, device_type: str = "cuda") -> Iterator[Row]:
     """Compare each operation that has a version for *device_type* with its plain twin, on *device*."""
-    for (name, _, dtype), module in ops.FASTER.items():
+    faster = {**ops.FASTER, **ops.OF_STATES}
+    for (name, _, dtype), module in faster.items():
         if (name, _, dtype) != (name, device_type, dtype):
             continue
         label = f"{name}, {module.rpartition('.')[2]}, {str(dtype).removeprefix('torch.')}"
         if name not in INPUTS:
             yield Row(label, NOT_RUN, "benchmarks.gpu.checks has no input for it")
             continue
-        fast, plain = (getattr(operations, name) for operations in (ops.resolve(device_type, dtype), ops.PLAIN))
+        chosen = ops.resolve(device_type, dtype, faster)
+        fast, plain = (getattr(operations, name) for operations in (chosen, ops.PLAIN))
         expected = _result(plain, INPUTS[name](device, dtype))
-        yield compared(label, partial(_result, fast, INPUTS[name](device, dtype)), expected)
+        call = partial(_result, fast, INPUTS[name](device, dtype))
+        yield compared(label, call, expected, TOLERANCES[dtype])
 
 
 def _result(operation: Callable[..., Any], arguments: tuple[Any, ...]) -> torch.Tensor:
@@ -91,11 +95,23 @@ def _add_linear(device: torch.device, dtype: torch.dtype) -> tuple[Any, ...]:
     return tuple(torch.randn(shape, generator=draw, device=device).to(dtype) for shape in shapes)
 
 
+def _gated_delta_rule(device: torch.device, dtype: torch.dtype) -> tuple[Any, ...]:
+    """A prompt, and a single token; both begin with empty states, since kernels may have them in another layout."""
+    draw = torch.Generator(device).manual_seed(0)
+    lengths, heads, size = (1, TOKENS), 4, 128
+    q, k, v = (torch.randn(sum(lengths), heads, size, generator=draw, device=device).to(dtype) for _ in range(3))
+    a, b = (torch.randn(sum(lengths), heads, generator=draw, device=device).to(dtype) for _ in range(2))
+    rate, bias = torch.randn(2, heads, generator=draw, device=device)
+    states = torch.zeros(len(lengths), heads, size, size, device=device)
+    return q, k, v, Gates(rate, bias, a, b), states, torch.arange(len(lengths), device=device), lengths
+
+
 INPUTS: dict[str, Callable[[torch.device, torch.dtype], tuple[Any, ...]]] = {
     "experts": _experts,
     "cached_heads": _cached_heads,
     "gated_activation": _gated_activation,
     "add_linear": _add_linear,
+    "gated_delta_rule": _gated_delta_rule,
 }
 
 
