@@ -7,8 +7,9 @@ import bisect
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable
+from collections.abc import Sequence as Ordered
 from dataclasses import asdict, dataclass
-from itertools import zip_longest
+from itertools import islice
 
 import structlog
 
@@ -21,7 +22,7 @@ from saccade.engine.core.kv.manager import BlockManager
 from saccade.engine.core.kv_connector import KvConnector
 from saccade.engine.core.schedule import Schedule
 from saccade.engine.core.sequence import Sequence
-from saccade.engine.core.speculation import NO_PROPOSAL, Speculation
+from saccade.engine.core.speculation import Proposal, Speculation
 from saccade.engine.core.step import EncodeJob, JobDone, StepOutput
 from saccade.engine.core.step_builder import PlannedStep, Rows
 from saccade.errors import InternalError, InvalidValue, QueueFull, SaccadeError
@@ -182,16 +183,20 @@ class Scheduler:
             sequence.prompt_logprobs = (sequence.prompt_logprobs or []) + logprobs
         logprobs_of = output.logprobs or [None] * len(output.token_ids)
         results = zip(plan.drawing, output.token_ids, logprobs_of, strict=bool(output.token_ids))
-        drawn: dict[Sequence, list[tuple[int, TokenLogprob | None]]] = {}
+        added = []
         for sequence, token_id, logprob in results:
-            if sequence.finish_reason is None:
-                drawn.setdefault(sequence, []).append((token_id, logprob))
-        for sequence in drawn:
+            proposal = schedule.proposals.get(sequence)
+            further = () if proposal is None else tuple(islice(results, len(proposal.token_ids)))
+            if sequence.finish_reason is not None:
+                continue
             if sequence.num_generated_tokens == 0:
                 sequence.clock.first_token = now
                 # Before the encoder outputs are unpinned that the request's other samples also need.
                 self._start_samples(sequence)
-        added = [(sequence, *self._append(sequence, draws, schedule)) for sequence, draws in drawn.items()]
+            scores, reason = [logprob], sequence.append(token_id)
+            if proposal is not None:
+                reason = self._accept(sequence, proposal, further, scores, reason)
+            added.append((sequence, scores, reason))
         if num_tokens := self._land(schedule):
             self.counters.count_step(num_tokens)
         self.counters.batch_seconds_total += output.batch_seconds
@@ -206,25 +211,27 @@ class Scheduler:
                 except InvalidValue as error:
                     self.fail(sequence, error.at("grammar"))
 
-    def _append(
-        self, sequence: Sequence, draws: list[tuple[int, TokenLogprob | None]], schedule: Schedule
-    ) -> tuple[list[TokenLogprob | None], FinishReason | None]:
-        """Add the drawn tokens to *sequence*, up to the first that differs from its proposal, or ends the answer.
+    def _accept(
+        self,
+        sequence: Sequence,
+        proposal: Proposal,
+        draws: Ordered[tuple[Sequence, int, TokenLogprob | None]],
+        scores: list[TokenLogprob | None],
+        reason: FinishReason | None,
+    ) -> FinishReason | None:
+        """Add the draws after a proposal to *sequence*, while its last token is the proposed one and ends no answer.
 
-        Return their log probabilities, and why the answer ends with the last of them.
+        Add their log probabilities to *scores*, and return why the answer ends with the last of them.
         """
-        logprobs = list[TokenLogprob | None]()
-        reason = None
-        proposed = schedule.proposals.get(sequence, NO_PROPOSAL).token_ids
-        for (token_id, logprob), proposed_id in zip_longest(draws, proposed):
-            logprobs.append(logprob)
-            reason = sequence.append(token_id)
-            if reason is not None or token_id != proposed_id:
+        for proposed_id, (_, token_id, logprob) in zip(proposal.token_ids, draws, strict=True):
+            if reason is not None or sequence.token_ids[-1] != proposed_id:
                 break
-        if proposed and self.speculation is not None:
-            self.speculation.note(sequence, len(logprobs) - 1)
-            self.counters.count_draft(len(proposed), len(logprobs) - 1)
-        return logprobs, reason
+            scores.append(logprob)
+            reason = sequence.append(token_id)
+        if self.speculation is not None:
+            self.speculation.note(sequence, len(scores) - 1)
+        self.counters.count_draft(len(proposal.token_ids), len(scores) - 1)
+        return reason
 
     def abandon(self, schedule: Schedule) -> None:
         """Forget a step that failed, whose requests have ended."""

@@ -223,10 +223,9 @@ def sampling_input(
 ) -> SamplingInput:
     """Return the sampling parameters of the next draw of each of *drawing*; a sequence may follow itself."""
     params = [sequence.sampling for sequence in drawing]
-    indices = [sequence.num_expected_answer_tokens for sequence in drawing]
-    for draw in range(1, len(drawing)):
-        if drawing[draw] is drawing[draw - 1]:
-            indices[draw] = indices[draw - 1] + 1
+    indices: list[int] = []
+    if any(param.temperature >= GREEDY_BELOW or param.min_tokens for param in params):
+        indices = _answer_indices(drawing)
     numbers: tuple[float, ...] = ()
     if any(param.temperature >= GREEDY_BELOW for param in params):
         numbers = tuple(uniforms([sequence.seed for sequence in drawing], indices).tolist())
@@ -240,12 +239,23 @@ def sampling_input(
         num_top=num_top,
         # A grammar comes before the minimum length: when it is complete, only an end token may follow.
         too_short=tuple(
-            draw for draw, param in enumerate(params) if param.min_tokens > indices[draw] and draw not in masked
+            draw
+            for draw, param in enumerate(params)
+            if param.min_tokens and param.min_tokens > indices[draw] and draw not in masked
         ),
         counts=counts,
         prompt_scores=prompt_scores,
         masks=masks,
     )
+
+
+def _answer_indices(drawing: Ordered[Sequence]) -> list[int]:
+    """Return for each draw the place of its token in the answer."""
+    indices = [sequence.num_expected_answer_tokens for sequence in drawing]
+    for draw in range(1, len(drawing)):
+        if drawing[draw] is drawing[draw - 1]:
+            indices[draw] = indices[draw - 1] + 1
+    return indices
 
 
 def row_counts(sequence: Sequence) -> RowCounts:
