@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from saccade.models.family import Family
 
-DRAFT = "The layer that drafts one more token is not loaded: the engine does no speculative decoding."
+DRAFT = "The layer that drafts one more token is not loaded."
 GLM4V = Family(
     architectures=(
         "Glm4vForConditionalGeneration",
