@@ -16,7 +16,7 @@ from saccade.engine.executor.weight_filler import Progress, fill, fill_randomly
 from saccade.engine.executor.weight_formats import Quantisation, read_quantisation
 from saccade.engine.executor.weight_plan import LoadPlan, make_plan
 from saccade.errors import StartupError
-from saccade.models.backbones.decoder import DecoderLayer
+from saccade.models.backbones.decoder import TextDecoder
 from saccade.models.files import engine_config, image_processor, parse_json, read_model_files, with_overrides
 from saccade.models.network import Network
 from saccade.nn.cpu import multiplies_bfloat16
@@ -96,8 +96,8 @@ def _check_plain(quantisation: Quantisation) -> None:
 
 def _round_to_fp8(network: nn.Module) -> None:
     """Round the weights of the text decoder's layers, and of their experts."""
-    for layer in (module for module in network.modules() if isinstance(module, DecoderLayer)):
-        for part in layer.modules():
+    for decoder in (module for module in network.modules() if isinstance(module, TextDecoder)):
+        for part in decoder.layers.modules():
             if isinstance(part, Linear | Experts):
                 part.round_to_fp8()
 
