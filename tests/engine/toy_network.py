@@ -35,6 +35,7 @@ class Spec:
     max_position_embeddings: int = 512
     placeholder_of: Mapping[str, int] = field(default_factory=dict)
     placeholder_token_ids: tuple[int, ...] = ()
+    longest_whole: int = 0
 
     def item_tokens(self, grid: Grid, original_size: Size | None = None) -> int:
         return 0

@@ -23,14 +23,13 @@ Ints = npt.NDArray[np.int64]
 class RowBuffers:
     """Buffers for *max_rows* rows. *tables* int64 [max_rows, entries] grows; *position_deltas* is int64 [max_rows].
 
-    *last_token_ids* int64 [max_rows] is on the device: the last sampled token of each row. On a GPU, *copies_tables*,
-    the device has a copy of *tables* that gets only the changes: all tables of long contexts are megabytes a step.
+    *last_token_ids* int64 [max_rows] is on the device: the last sampled token of each row. The device also has a copy
+    of *tables* that gets only the changes: all tables of long contexts are megabytes a step.
     """
 
-    def __init__(self, max_rows: int, device: torch.device, copies_tables: bool | None = None) -> None:
-        self.copies_tables = device.type != "cpu" if copies_tables is None else copies_tables
+    def __init__(self, max_rows: int, device: torch.device) -> None:
         self._device = device
-        self._copy = torch.zeros((max_rows, 64 if self.copies_tables else 0), dtype=torch.int64, device=device)
+        self._copy = torch.zeros((max_rows, 64), dtype=torch.int64, device=device)
         self.tables: Ints = np.zeros((max_rows, 64), np.int64)
         self.num_blocks: Ints = np.zeros(max_rows, np.int64)
         self.position_deltas: Ints = np.zeros(max_rows, np.int64)
@@ -56,7 +55,7 @@ class RowBuffers:
                 self.tables = wider
             self.tables[change.row, change.start : stop] = change.blocks
             self.num_blocks[change.row] = stop
-        if self.copies_tables and changes:
+        if changes:
             self._change_copy(changes)
 
     def _change_copy(self, changes: Ordered[TableChange]) -> None:
@@ -85,8 +84,8 @@ class RowBuffers:
         return self.tables[rows, : int(self.num_blocks[rows].max(initial=1))]
 
     def copied_tables(self, rows: torch.Tensor, num_blocks: int) -> torch.Tensor:
-        """Return the first *num_blocks* entries of the tables of *rows* on the device. Needs *copies_tables*."""
-        return self._copy.index_select(0, rows)[:, :num_blocks]
+        """Return the first *num_blocks* entries of the tables of *rows*, on the device."""
+        return self._copy[:, :num_blocks].index_select(0, rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,22 +138,19 @@ def build_batch(
     for chunk, start in zip(chunks, starts, strict=True):
         media_rows += [start + piece.offset + np.arange(piece.stop - piece.start) for piece in chunk.media]
     horizons = _horizons(chunks, starts) if looks_ahead and len(media_rows) > 1 else np.empty(0, np.int64)
-    host: tuple[Ints, ...] = (
+    on_device = transfer((
         input_ids, positions, slots, np.array(contexts, np.int64), sampled, np.concatenate(media_rows),
         drawing, np.array(latest, np.int64), row_of[latest], row_of, horizons,
-    )  # fmt: skip
-    on_device = transfer(host if rows.copies_tables else (*host, tables), device)
+    ), device)  # fmt: skip
     if latest:
         on_device[0].index_copy_(0, on_device[7], rows.last_token_ids.index_select(0, on_device[8]))
-    has_tables = len(on_device) > len(host)
-    tables_on_device = on_device[-1] if has_tables else rows.copied_tables(on_device[9], tables.shape[1])
     media = tuple(piece for chunk in chunks for piece in chunk.media)
     return Batch(
         input_ids=on_device[0],
         positions=on_device[1],
         layout=PagedLayout(
             slot_mapping=on_device[2],
-            block_tables=tables_on_device,
+            block_tables=rows.copied_tables(on_device[9], tables.shape[1]),
             context_lengths=on_device[3],
             query_lengths=lengths,
             host_context_lengths=contexts,
