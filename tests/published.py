@@ -193,8 +193,18 @@ class MLAPlanMetadata(NamedTuple):
 class BatchMLAPagedAttentionWrapper:
     """flashinfer.mla.BatchMLAPagedAttentionWrapper, with the parameters that Saccade uses."""
 
-    def __init__(self, float_workspace_buffer: torch.Tensor) -> None:
+    def __init__(
+        self,
+        float_workspace_buffer: torch.Tensor,
+        use_cuda_graph: bool = False,
+        backend: str = "auto",
+        **buffers: torch.Tensor,
+    ) -> None:
         check_workspace(float_workspace_buffer)
+        # Only these plan again for a graph.
+        assert backend in ("fa2", "fa3") if use_cuda_graph else not buffers
+        assert all(buffer.dtype == torch.int32 for buffer in buffers.values())
+        self.buffers = buffers
         self.num_plans = 0
 
     def plan(
@@ -213,6 +223,9 @@ class BatchMLAPagedAttentionWrapper:
         count = len(metadata.kv_len_arr)
         has_borders(metadata.qo_indptr, count)
         has_borders(metadata.kv_indptr, count)
+        for name, buffer in self.buffers.items():
+            held = getattr(metadata, name)
+            assert len(held) <= len(buffer) if name == "kv_indices" else len(held) == len(buffer)
         has_form(metadata.kv_indices, (int(metadata.kv_indptr[-1]),), torch.int32)
         has_form(metadata.kv_len_arr, (count,), torch.int32)
         assert (metadata.kv_indptr.diff() == -(-metadata.kv_len_arr // page_size)).all()

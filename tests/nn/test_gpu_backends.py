@@ -10,16 +10,17 @@ import published
 import pytest
 import torch
 from attention import BATCHES, HEADS, OPTIONS, CapturedDecodes, assert_close, attend, attend_packed
-from latents import WIDTH, draw, step
+from latents import SCALE, WIDTH, draw
 from latents import attend as attend_latents
 from latents import reference as latent_reference
+from latents import step as latents_step
 from structlog.testing import capture_logs
 
 from saccade.errors import StartupError
 from saccade.nn.backends import AUTO, PLAIN, Workload, compilers, load_backend, load_vision_backend, trial, why
 from saccade.nn.backends.trial import tried
 from saccade.nn.backends.workload import HALF, cost_of_cache
-from saccade.nn.context import AttentionBackend, PackedLayout, VisionAttentionBackend
+from saccade.nn.context import AttentionBackend, ForwardContext, LatentCache, PackedLayout, VisionAttentionBackend
 
 GPU = torch.device("cuda")
 FLASHINFER, CUDNN, VARLEN = "flashinfer", "flashinfer_cudnn", "torch_varlen"
@@ -74,7 +75,7 @@ def test_flashinfer_with_options(options: dict[str, float]) -> None:
 def test_flashinfer_attends_to_latents(queries: list[int], contexts: list[int]) -> None:
     q, latents = draw(queries, contexts, torch.float16)
     backend = load_backend(FLASHINFER, Workload(GPU, torch.float16, has_latent_layers=True))
-    output = attend_latents(backend, step(queries, contexts, torch.float16), q, latents)
+    output = attend_latents(backend, latents_step(queries, contexts, torch.float16), q, latents)
     expected = [
         latent_reference(own, latent.unsqueeze(1).expand(-1, own.shape[1], -1), latent[:, None, :WIDTH].expand(-1, own.shape[1], -1))
         for own, latent in zip(q.split(queries), latents, strict=True)
@@ -100,8 +101,27 @@ def test_flashinfer_plans_captured_decodes_again() -> None:
         assert_close(output, expected, ulps=2)
     attend(backend, [1, 1, 1], [9, 3, 5], torch.float16, 64, dim=64)
     assert published.BatchDecodeWithPagedKVCacheWrapper.num_made == made + 2
-    (wrapper,) = graph.context.plan.captured.values()
+    (wrapper,) = graph.context.plan.captured.decoders.values()
     assert wrapper.num_plans == 4  # one before the capture
+
+
+@pytest.mark.parametrize("major", [9, 10])
+def test_flashinfer_plans_captured_decodes_over_latents_again(major: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: (major, 0))
+    backend = load_backend(FLASHINFER, Workload(GPU, torch.float16, has_latent_layers=True))
+    contexts = [9, 4, 40]
+    made = latents_step([1, 1, 1], contexts, torch.float16)
+    q, latents = draw([1, 1, 1], contexts, torch.float16)
+    expected = attend_latents(backend, made, q, latents)
+    shorter = replace(made.layout, host_context_lengths=(1, 1, 1))
+    plan = backend.plan_captured(shorter, torch.float16)
+    context = ForwardContext(torch.zeros(3, 3, dtype=torch.int64), shorter, [LatentCache(made.cache)], backend, plan)
+    own = torch.stack([latent[-1] for latent in latents])
+    before = backend.latent(q, own, 0, context, value_width=WIDTH, scale=SCALE)
+    backend.replan(plan, made.layout)
+    found = backend.latent(q, own, 0, context, value_width=WIDTH, scale=SCALE)
+    assert torch.equal(found, expected)
+    assert not torch.equal(before, expected)
 
 
 def test_flashinfer_plans_the_next_step_in_other_wrappers() -> None:
@@ -306,9 +326,7 @@ def test_an_old_release_of_flashinfer_is_refused(monkeypatch: pytest.MonkeyPatch
 def test_auto_takes_what_can_be_captured_for_cuda_graphs() -> None:
     captured = replace(DECODER, is_captured=True)
     assert load_backend(AUTO, captured).name == FLASHINFER
-    latents = replace(captured, has_latent_layers=True)
-    assert load_backend(AUTO, latents).name == PLAIN
-    assert "not flashinfer: its attention over latents" in why(AUTO, load_backend(AUTO, latents), latents)
+    assert load_backend(AUTO, replace(captured, has_latent_layers=True)).name == FLASHINFER
 
 
 @pytest.mark.parametrize(("major", "name"), [(8, None), (9, "FA3"), (10, "FA4"), (12, None)])

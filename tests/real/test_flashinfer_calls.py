@@ -11,14 +11,15 @@ import published_delta
 import pytest
 import torch
 from attention import BATCHES, OPTIONS, CapturedDecodes, attend, attend_packed
+from latents import SCALE, WIDTH, draw, step
 from latents import attend as attend_latents
-from latents import draw, step
 from libraries import ROOT, Library
 from packaging.requirements import Requirement
 from published_products import MODULES
 
 from saccade.nn.backends import Workload, load_backend, load_vision_backend
 from saccade.nn.backends.workload import HALF
+from saccade.nn.context import ForwardContext, LatentCache
 
 pytestmark = pytest.mark.real
 SOURCES = ROOT / "src" / "saccade"
@@ -113,6 +114,14 @@ def test_latent_attention(checked: dict[str, int]) -> None:
         backend = load_backend("flashinfer", Workload(GPU, dtype, has_latent_layers=True))
         for queries, contexts in BATCHES:
             attend_latents(backend, step(queries, contexts, dtype), *draw(queries, contexts, dtype))
+        made = step([1, 1], [9, 40], dtype)
+        q, latents = draw([1, 1], [9, 40], dtype)
+        plan = backend.plan_captured(made.layout, dtype)
+        graph = ForwardContext(
+            torch.zeros(3, 2, dtype=torch.int64), made.layout, [LatentCache(made.cache)], backend, plan
+        )
+        backend.latent(q, torch.stack([latent[-1] for latent in latents]), 0, graph, value_width=WIDTH, scale=SCALE)
+        backend.replan(plan, made.layout)
     assert {f"{LATENTS}.__init__", f"{LATENTS}.plan", f"{LATENTS}.run", f"{METADATA}.csr"} <= checked.keys()
 
 

@@ -16,7 +16,6 @@ from saccade.engine.executor.batch import Batch
 from saccade.engine.executor.caches import Caches
 from saccade.engine.executor.graphs import Capture, Compute, Graphs
 from saccade.models.network import Network
-from saccade.models.spec import Latent
 from saccade.nn.context import AttentionBackend, ForwardContext, PagedLayout
 from saccade.nn.experts import Experts
 from saccade.nn.formats.quantised import QuantisedLinear
@@ -37,9 +36,6 @@ def refusal(module: nn.Module, backend: AttentionBackend, device: torch.device, 
         return "does not take experts in a quantised format: which of them a step needs is known while it runs."
     if device.type != "cuda" or not backend.captures_decodes:
         return f"needs a GPU and --attention-backend triton or flashinfer, not {backend.name} on {device.type}."
-    spec: Any = module.spec
-    if any(isinstance(kv_spec, Latent) for kv_spec in spec.kv_specs):
-        return "does not take attention over latents, which is not captured yet."
     if experts and ("experts", device.type, dtype) not in FASTER:
         return f"does not take experts in {str(dtype).removeprefix('torch.')}: give --dtype bfloat16."
     return None

@@ -26,10 +26,15 @@ class _Kind(NamedTuple):
 
 
 class LatentAttention:
-    """Wrappers by the kind of layer and turn, each with the step that it is planned for; *workspace* is shared."""
+    """Wrappers by the kind of layer and turn, each with the step that it is planned for; *workspace* is shared.
 
-    def __init__(self, workspace: Callable[[torch.device], torch.Tensor]) -> None:
-        self._workspace = workspace
+    With *num_rows*, they are for decodes in a CUDA graph, with so many sequences and at most *num_blocks* in all.
+    """
+
+    def __init__(
+        self, workspace: Callable[[torch.device], torch.Tensor], num_rows: int = 0, num_blocks: int = 0
+    ) -> None:
+        self._workspace, self._num_rows, self._num_blocks = workspace, num_rows, num_blocks
         self._wrappers: dict[tuple[_Kind, int], tuple[Any, PagedLayout | None]] = {}
 
     def __call__(
@@ -50,27 +55,47 @@ class LatentAttention:
         kind = _Kind(q_NQC.shape[1], value_width, q_NQC.shape[2], scale, q_NQC.dtype)
         wrapper, planned = self._wrappers.get((kind, turn), (None, None))
         if wrapper is None:
-            wrapper = BatchMLAPagedAttentionWrapper(self._workspace(q_NQC.device))
+            wrapper = BatchMLAPagedAttentionWrapper(self._workspace(q_NQC.device), **self._buffers(q_NQC.device))
         if planned is not layout:
-            lengths = np.array(layout.host_context_lengths, np.int32)
-            wrapper.plan(
-                metadata=MLAPlanMetadata.csr(
-                    borders(np.array(layout.query_lengths)),
-                    borders(-(-lengths // layout.block_size)),
-                    blocks,
-                    torch.from_numpy(lengths),
-                ),
-                num_heads=kind.num_heads,
-                head_dim_ckv=kind.value_width,
-                head_dim_kpe=kind.width - kind.value_width,
-                page_size=layout.block_size,
-                causal=True,
-                sm_scale=kind.scale,
-                q_data_type=kind.dtype,
-                kv_data_type=kind.dtype,
-            )
+            _plan(wrapper, kind, layout, blocks)
             self._wrappers[kind, turn] = wrapper, layout
         return wrapper.run(query=q_NQC.contiguous(), kv_cache=latents)  # type: ignore[no-any-return]
+
+    def replan(self, layout: PagedLayout, blocks: torch.Tensor) -> None:
+        """Plan every wrapper again, for the lengths of *layout* and its *blocks*."""
+        for (kind, _), (wrapper, _) in self._wrappers.items():
+            _plan(wrapper, kind, layout, blocks)
+
+    def _buffers(self, device: torch.device) -> dict[str, Any]:
+        """Return the arguments of a wrapper for CUDA graphs, which copies its plan into these int32 buffers."""
+        if not self._num_rows:
+            return {}
+        sizes = {"qo_indptr": self._num_rows + 1, "kv_indptr": self._num_rows + 1, "kv_indices": self._num_blocks,
+                 "kv_len_arr": self._num_rows}  # fmt: skip
+        buffers = {name: torch.zeros(size, dtype=torch.int32, device=device) for name, size in sizes.items()}
+        # Others take one plan for good.
+        is_hopper = torch.cuda.get_device_capability(device)[0] == 9
+        return {"use_cuda_graph": True, "backend": "fa3" if is_hopper else "fa2", **buffers}
+
+
+def _plan(wrapper: Any, kind: _Kind, layout: PagedLayout, blocks: torch.Tensor) -> None:
+    lengths = np.array(layout.host_context_lengths, np.int32)
+    wrapper.plan(
+        metadata=MLAPlanMetadata.csr(
+            borders(np.array(layout.query_lengths)),
+            borders(-(-lengths // layout.block_size)),
+            blocks,
+            torch.from_numpy(lengths),
+        ),
+        num_heads=kind.num_heads,
+        head_dim_ckv=kind.value_width,
+        head_dim_kpe=kind.width - kind.value_width,
+        page_size=layout.block_size,
+        causal=True,
+        sm_scale=kind.scale,
+        q_data_type=kind.dtype,
+        kv_data_type=kind.dtype,
+    )
 
 
 def borders(lengths: "np.ndarray[Any, np.dtype[Any]]") -> torch.Tensor:

@@ -61,12 +61,20 @@ class Pages:
     kinds: set[_Kind] = field(default_factory=set)
 
 
+class _Captured(NamedTuple):
+    """The wrappers of decodes in a CUDA graph, which take up to *num_blocks* blocks in all."""
+
+    num_blocks: int
+    latents: LatentAttention
+    decoders: dict[tuple[_Kind, int], Any]
+
+
 @dataclass(frozen=True, slots=True)
 class FlashinferPlan:
     """A step's *decodes* and *prefills*, None without any; *query_borders* int32 count the tokens of the prefills.
 
-    *blocks* int32 are those of all sequences, on the device. The wrappers of its *turn*, 0 or 1, compute it; those of
-    decodes in a CUDA graph are in *captured*, and take up to *most_blocks* in all.
+    *blocks* int32 are those of all sequences, on the device. The wrappers of its *turn*, 0 or 1, compute it, or those
+    of a CUDA graph.
     """
 
     block_size: int
@@ -75,8 +83,7 @@ class FlashinferPlan:
     prefills: Pages | None
     query_borders: torch.Tensor
     turn: int
-    captured: dict[tuple[_Kind, int], Any] | None = None
-    most_blocks: int = 0
+    captured: "_Captured | None" = None
 
 
 class AttentionBackend(PagedAttention):
@@ -103,8 +110,6 @@ class AttentionBackend(PagedAttention):
         if reason is None and workload.looks_ahead:
             return "it attends causally, and tokens of this model's images see later ones"
         others = sorted(pair for pair in workload.head_sizes if pair[0] != pair[1] or pair[0] not in HEAD_SIZES)
-        if reason is None and workload.is_captured and workload.has_latent_layers:
-            return "its attention over latents cannot be captured, which --cuda-graphs needs"
         if reason is None and others:
             head_sizes = ", ".join(map(str, HEAD_SIZES))
             return f"its keys and values have {head_sizes} channels, not {others[0][0]} and {others[0][1]}"
@@ -136,7 +141,9 @@ class AttentionBackend(PagedAttention):
 
     def plan_captured(self, layout: PagedLayout, dtype: torch.dtype) -> FlashinferPlan:
         """Plan with wrappers of its own, whose buffers never move."""
-        return replace(self.plan(layout, dtype), captured={}, most_blocks=layout.block_tables.numel())
+        num_blocks = layout.block_tables.numel()
+        latents = LatentAttention(self._workspace_on, len(layout.query_lengths), num_blocks)
+        return replace(self.plan(layout, dtype), captured=_Captured(num_blocks, latents, {}))
 
     def replan(self, plan: FlashinferPlan, layout: PagedLayout) -> None:
         """Plan every wrapper of *plan* again.
@@ -147,9 +154,10 @@ class AttentionBackend(PagedAttention):
         if self._replanned is not None:
             self._replanned.synchronize()
         fresh = self.plan(layout, torch.float32)
-        if fresh.decodes is not None:
-            for (kind, _), wrapper in (plan.captured or {}).items():
+        if plan.captured is not None and fresh.decodes is not None:
+            for (kind, _), wrapper in plan.captured.decoders.items():
                 _plan_decodes(wrapper, kind, plan.block_size, fresh.decodes)
+            plan.captured.latents.replan(layout, fresh.blocks)
         if layout.block_tables.device.type == "cuda":
             self._replanned = torch.cuda.Event()
             self._replanned.record()
@@ -190,11 +198,12 @@ class AttentionBackend(PagedAttention):
         """Write latents, then attend to the cache."""
         cache, layout, plan = context.latent_cache(layer), context.layout, context.plan
         CacheValues(cache.latents.flatten(0, 1), cache.scale).write(layout.slot_mapping, latent_NC)
-        return self._latents(q_NQC, cache.latents, layout, plan.blocks, plan.turn, value_width=value_width, scale=scale)
+        attend = self._latents if plan.captured is None else plan.captured.latents
+        return attend(q_NQC, cache.latents, layout, plan.blocks, plan.turn, value_width=value_width, scale=scale)
 
     def _decoder(self, kind: _Kind, plan: FlashinferPlan, pages: Pages, device: torch.device) -> Any:
         """Return the wrapper for decodes of *kind*, planned for the step."""
-        wrappers = self._decoders if plan.captured is None else plan.captured
+        wrappers = self._decoders if plan.captured is None else plan.captured.decoders
         key = kind, plan.turn
         if key not in wrappers:
             # Its own choice for Hopper, FA3, gives each query head the whole context: FA2 splits long contexts, and
@@ -204,7 +213,9 @@ class AttentionBackend(PagedAttention):
                 "NHD",
                 use_tensor_cores=True,
                 backend="fa2",
-                **({} if plan.captured is None else _buffers(len(pages.last_lengths), plan.most_blocks, device)),
+                **(
+                    {} if plan.captured is None else _buffers(len(pages.last_lengths), plan.captured.num_blocks, device)
+                ),
             )
         if kind not in pages.kinds:
             pages.kinds.add(kind)
