@@ -7,7 +7,17 @@ import torch
 import toy_network
 from torch.overrides import TorchFunctionMode
 
-from saccade.engine.core.step import Chunk, PromptScores, RowCounts, RowStart, SamplingInput, StepInput, TableChange
+from saccade.engine.core.step import (
+    Chunk,
+    DrawMask,
+    PromptScores,
+    RowCounts,
+    RowStart,
+    SamplingInput,
+    StateMove,
+    StepInput,
+    TableChange,
+)
 from saccade.engine.executor import logprobs
 from saccade.engine.executor.caches import Caches, CacheSizes
 from saccade.engine.executor.execution import Execution
@@ -19,6 +29,7 @@ from saccade.protocol.request import SamplingParams
 
 META = torch.device("meta")
 CPU = torch.device("cpu")
+COUNTS = (RowCounts(3, b"\3" + bytes(7), b"\1" + bytes(7)),)
 PARAMS = (
     SamplingParams(max_tokens=4, temperature=0),
     SamplingParams(max_tokens=4, temperature=0.7, top_p=0.5, top_k=7, min_p=0.1, num_logprobs=2),
@@ -30,7 +41,7 @@ PARAMS = (
 def executor(device: torch.device) -> LocalExecutor:
     network = toy_network.Network(toy_network.Spec()).to(device)
     execution = Execution(load_backend("torch_sdpa"), load_vision_backend("torch_sdpa"), Threads(1, 0))
-    caches = Caches(network.spec.kv_specs, CacheSizes(256, 16, 4, 2), torch.float32, device)
+    caches = Caches(network.spec.kv_specs, CacheSizes(256, 16, 4, 2, num_kept=2), torch.float32, device)
     return LocalExecutor(ModelRunner(network, execution, caches))
 
 
@@ -58,14 +69,32 @@ def decode() -> tuple[StepInput, SamplingInput]:
     return StepInput(2, chunks=chunks), sampling(2)
 
 
+def proposals() -> tuple[StepInput, SamplingInput]:
+    chunks = tuple(
+        Chunk(row, length, 3, (7, 8, 9), draws=True, num_proposed=2) for row, length in enumerate((6, 18, 601, 34))
+    )
+    return StepInput(3, chunks=chunks), SamplingInput(
+        3,
+        uniforms=(0.5,) * 12,
+        num_top=(None, 2) * 6,
+        too_short=(9, 10),
+        counts=COUNTS,
+        masks=(DrawMask(4, b"\377" * 12),),
+    )
+
+
+def rewound() -> tuple[StepInput, SamplingInput]:
+    chunks = tuple(Chunk(row, length, 1, (7,), draws=True) for row, length in enumerate((7, 19, 602, 35)))
+    return StepInput(4, rewind=(StateMove(0, 0), StateMove(2, 1)), chunks=chunks), sampling(4)
+
+
 def sampling(number: int, *prompt_scores: PromptScores) -> SamplingInput:
-    counts = (RowCounts(3, b"\3" + bytes(7), b"\1" + bytes(7)),)
     return SamplingInput(
         number,
         uniforms=(0.1, 0.5, 0.2, 0.9),
         num_top=(None, 2, 0, None),
         too_short=(3,),
-        counts=counts,
+        counts=COUNTS,
         prompt_scores=prompt_scores,
     )
 
@@ -94,7 +123,7 @@ def test_a_step_is_launched_without_waiting(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(logprobs.HostCopy, "wait", lambda copy: waited.append(copy) or [])
     subject = executor(META)
     with NoWaiting() as mode:
-        for step, wanted in (prefill(), decode()):
+        for step, wanted in (prefill(), decode(), proposals(), rewound()):
             subject.launch(step, wanted)
         with pytest.raises(AssertionError, match="an index"):  # the check itself works
             torch.zeros(9, device=META)[[1, 2]]

@@ -1,4 +1,4 @@
-"""Tokens that are proposed and verified together: no answer depends on them, whatever a request asks for."""
+"""Tokens that are proposed and verified together: no answer depends on them, whatever a request asks for. F17"""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -75,7 +75,7 @@ class Sampler:
             self._penalties.start(sampling.counts)
         places = [place for place, param in enumerate(params) if param.penalises]
         penalised = None
-        for place_of_rows in _turns(rows, places):
+        for place_of_rows in _parts(rows, places):
             if penalised is not None and next_ids_R is not None:
                 self._penalties.note(penalised, next_ids_R)
             penalised = self._penalties.apply(logits_RV, rows, params, place_of_rows)
@@ -88,16 +88,16 @@ class Sampler:
         return ids_R
 
 
-def _turns(rows: Ordered[int], places: Ordered[int]) -> list[list[int]]:
+def _parts(rows: Ordered[int], places: Ordered[int]) -> list[list[int]]:
     """Divide *places* so that no row has two in a part. The last part has the last place of each row, and so on."""
-    turns: list[list[int]] = []
+    parts: list[list[int]] = []
     num_seen = Counter[int]()
     for place in reversed(places):
         num_seen[rows[place]] += 1
-        if num_seen[rows[place]] > len(turns):
-            turns.append([])
-        turns[num_seen[rows[place]] - 1].append(place)
-    return turns[::-1]
+        if num_seen[rows[place]] > len(parts):
+            parts.append([])
+        parts[num_seen[rows[place]] - 1].append(place)
+    return parts[::-1]
 
 
 def _largest(logits_RV: torch.Tensor) -> torch.Tensor:
