@@ -28,7 +28,7 @@ class _Kind(NamedTuple):
 class LatentAttention:
     """Wrappers by the kind of layer and turn, each with the step that it is planned for; *workspace* is shared.
 
-    With *num_rows*, they are for decodes in a CUDA graph, with so many sequences and at most *num_blocks* in all.
+    With *num_rows*, they are for decodes in a CUDA graph, of that many sequences with *num_blocks* in all at most.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class LatentAttention:
         sizes = {"qo_indptr": self._num_rows + 1, "kv_indptr": self._num_rows + 1, "kv_indices": self._num_blocks,
                  "kv_len_arr": self._num_rows}  # fmt: skip
         buffers = {name: torch.zeros(size, dtype=torch.int32, device=device) for name, size in sizes.items()}
-        # Others take one plan for good.
+        # Other kernels of FlashInfer cannot plan again.
         is_hopper = torch.cuda.get_device_capability(device)[0] == 9
         return {"use_cuda_graph": True, "backend": "fa3" if is_hopper else "fa2", **buffers}
 

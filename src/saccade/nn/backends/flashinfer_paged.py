@@ -213,9 +213,7 @@ class AttentionBackend(PagedAttention):
                 "NHD",
                 use_tensor_cores=True,
                 backend="fa2",
-                **(
-                    {} if plan.captured is None else _buffers(len(pages.last_lengths), plan.captured.num_blocks, device)
-                ),
+                **_buffers(plan, len(pages.last_lengths), device),
             )
         if kind not in pages.kinds:
             pages.kinds.add(kind)
@@ -252,9 +250,11 @@ class AttentionBackend(PagedAttention):
         return self._workspace
 
 
-def _buffers(num_rows: int, num_blocks: int, device: torch.device) -> dict[str, Any]:
+def _buffers(plan: FlashinferPlan, num_rows: int, device: torch.device) -> dict[str, Any]:
     """Return the arguments of a wrapper for CUDA graphs, which copies its plan into these int32 buffers."""
-    sizes = {"paged_kv_indptr_buffer": num_rows + 1, "paged_kv_indices_buffer": num_blocks,
+    if plan.captured is None:
+        return {}
+    sizes = {"paged_kv_indptr_buffer": num_rows + 1, "paged_kv_indices_buffer": plan.captured.num_blocks,
              "paged_kv_last_page_len_buffer": num_rows}  # fmt: skip
     buffers = {name: torch.zeros(size, dtype=torch.int32, device=device) for name, size in sizes.items()}
     return {"use_cuda_graph": True, **buffers}
