@@ -48,11 +48,21 @@ SMALL = {
 VISION = {
     "model_type": "gemma4_vision", "head_dim": 12, "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 48,
     "intermediate_size": 80, "num_attention_heads": 4, "num_hidden_layers": 3, "num_key_value_heads": 4,
-    "patch_size": 4, "pooling_kernel_size": 3, "position_embedding_size": 256, "rms_norm_eps": 1e-6,
+    "patch_size": 4, "pooling_kernel_size": 3, "position_embedding_size": 3360, "rms_norm_eps": 1e-6,
     "rope_parameters": {"rope_theta": 100.0, "rope_type": "default"},
+}  # fmt: skip
+UNIFIED = {
+    **{key: value for key, value in LARGE.items() if "expert" not in key and key != "hidden_size_per_layer_input"},
+    "model_type": "gemma4_unified_text",
+}
+del UNIFIED["enable_moe_block"], UNIFIED["moe_intermediate_size"]
+PATCHES = {
+    "model_type": "gemma4_unified_vision", "patch_size": 4, "pooling_kernel_size": 3, "mm_embed_dim": 48,
+    "mm_posemb_size": 1120, "output_proj_dims": 48, "rms_norm_eps": 1e-6,
 }  # fmt: skip
 RELEASES: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
     "gemma4": (LARGE, {**VISION, "standardize": True, "use_clipped_linears": False}),
+    "gemma4_unified": (UNIFIED, PATCHES),
     "gemma4_e2b": (SMALL, {**VISION, "standardize": False, "use_clipped_linears": True}),
 }
 BUDGET = 70
@@ -87,10 +97,11 @@ def write(folder: Path, name: str, changed: Mapping[str, Any] = MappingProxyType
     text, vision = RELEASES[name]
     folder.mkdir(parents=True, exist_ok=True)
     ids = _tokenizer(folder)
+    kind = "Gemma4Unified" if name == "gemma4_unified" else "Gemma4"
     num_ids = -(-(max(ids.values()) + 1) // 32) * 32
     sizes = {"vocab_size": num_ids, "vocab_size_per_layer_input": num_ids}
     config = {
-        "architectures": ["Gemma4ForConditionalGeneration"], "model_type": "gemma4", "audio_config": None,
+        "architectures": [f"{kind}ForConditionalGeneration"], "model_type": "gemma4_unified" if name == "gemma4_unified" else "gemma4", "audio_config": None,
         "audio_token_id": ids["<|audio|>"], "boa_token_id": ids["<|audio>"], "boi_token_id": ids["<|image>"],
         "eoi_token_id": ids["<image|>"], "image_token_id": ids["<|image|>"], "video_token_id": ids["<|video|>"],
         "text_config": {**text, **sizes, **changed}, "vision_config": vision, "tie_word_embeddings": True, "dtype": "float32",
@@ -102,11 +113,11 @@ def write(folder: Path, name: str, changed: Mapping[str, Any] = MappingProxyType
         "rescale_factor": 1 / 255,
     }  # fmt: skip
     images = {
-        **shared, "do_normalize": False, "max_soft_tokens": BUDGET, "image_processor_type": "Gemma4ImageProcessor",
+        **shared, "do_normalize": False, "max_soft_tokens": BUDGET, "image_processor_type": f"{kind}ImageProcessor",
     }  # fmt: skip
     videos = {
         **shared, "do_normalize": True, "do_sample_frames": True, "max_soft_tokens": BUDGET, "num_frames": 32,
-        "video_processor_type": "Gemma4VideoProcessor",
+        "video_processor_type": f"{kind}VideoProcessor",
     }  # fmt: skip
     write_json(folder, "preprocessor_config.json", images)
     write_json(folder, "processor_config.json", {
@@ -122,10 +133,12 @@ def write(folder: Path, name: str, changed: Mapping[str, Any] = MappingProxyType
 def write_network(folder: Path, name: str, changed: Mapping[str, Any] = MappingProxyType({})) -> Path:
     """Write a whole tiny one: hidden 64, images of at most 70 tokens, more than a window."""
     write(folder, name, changed)
-    from transformers import Gemma4Config, Gemma4ForConditionalGeneration
+    import transformers
 
+    kind = "Gemma4Unified" if name == "gemma4_unified" else "Gemma4"
+    config = getattr(transformers, f"{kind}Config").from_pretrained(folder)
     torch.manual_seed(0)
-    model = Gemma4ForConditionalGeneration(Gemma4Config.from_pretrained(folder)).float().eval()
+    model = getattr(transformers, f"{kind}ForConditionalGeneration")(config).float().eval()
     randomize(model)
     tensors = {key: value.contiguous() for key, value in model.state_dict().items() if key != "lm_head.weight"}
     generator = torch.Generator().manual_seed(1)

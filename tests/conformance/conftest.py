@@ -26,7 +26,7 @@ def sides(checkpoint: Callable[[str], Path]) -> Callable[[str], Sides]:
     return both
 
 
-RARE = ("gemma4_e2b",)
+RARE = ("gemma4_e2b", "gemma4_unified")
 """Checkpoints for `make conformance` alone."""
 
 NAMES = [pytest.param(name, marks=pytest.mark.conformance if name in RARE else ()) for name in (*NETWORKS, BUNDLED)]

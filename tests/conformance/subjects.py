@@ -11,7 +11,16 @@ from typing import Any
 import torch
 from references import Reference
 from references.kimi_k25 import KimiK25
-from references.native import CroppedTiles, Crops, GlmPatches, MergedPatches, PooledPatches, RasterPatches, Tiles
+from references.native import (
+    CroppedTiles,
+    Crops,
+    GlmPatches,
+    MergedPatches,
+    PooledPatches,
+    RasterPatches,
+    SquarePatches,
+    Tiles,
+)
 from references.phi3_v import Phi3V
 
 from saccade import models
@@ -111,13 +120,16 @@ SUBJECTS = (
     Subject("internvl", CroppedTiles, crops, extremes=((20_000, 1), (1, 20_000))),
     Subject("internvl_moe", CroppedTiles, crops, extremes=((20_000, 1), (1, 20_000))),
     Subject("paddleocr_vl", RasterPatches, merged_patches, extremes=((200, 1), (1, 200), (5_399, 27), (5, 27))),
-    Subject(
-        "gemma4",
-        PooledPatches,
-        pooled_patches,
-        extremes=((20_000, 1), (1, 20_000)),
-        thinking="enable_thinking",
-        takes_tools=True,
+    *(
+        Subject(
+            name,
+            reference,
+            pooled_patches,
+            extremes=((20_000, 1), (1, 20_000)),
+            thinking="enable_thinking",
+            takes_tools=True,
+        )
+        for name, reference in (("gemma4", PooledPatches), ("gemma4_unified", SquarePatches))
     ),
     Subject("phi3_v", Phi3V, extremes=((1_000, 1), (1, 1_000)), is_lossless=False),
 )

@@ -44,10 +44,11 @@ VIDEO_NETWORKS = (
     "glm46v",
     "glm_ocr",
     "gemma4",
+    "gemma4_unified",
 )
 
 
-NAMES = [pytest.param(name, marks=pytest.mark.conformance if name == "gemma4" else ()) for name in VIDEO_NETWORKS]
+NAMES = [pytest.param(name, marks=pytest.mark.conformance if "gemma4" in name else ()) for name in VIDEO_NETWORKS]
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -131,7 +132,9 @@ def test_image_grid_has_one_frame(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "checkpoint_name", [name for name in VIDEO_NETWORKS if name not in ("kimi_k25", "gemma4")], indirect=True
+    "checkpoint_name",
+    [name for name in VIDEO_NETWORKS if name not in ("kimi_k25", "gemma4", "gemma4_unified")],
+    indirect=True,
 )
 @torch.inference_mode()
 def test_video_of_equal_frames_equals_the_image(folder: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from checkpoints import gemma4
 from networks import config_of, load, with_value
-from references.networks import GemmaOracle
+from references.networks import ORACLES
 from tables import table
 
 from saccade.errors import StartupError
@@ -29,7 +29,8 @@ Folder = Callable[[str], Path]
 @torch.inference_mode()
 def test_features_equal_the_reference(name: str, network_folder: Folder) -> None:  # A10
     folder = network_folder(name)
-    network, oracle = load(folder), GemmaOracle(folder)
+    network: Any = load(folder)
+    oracle: Any = ORACLES[name](folder)
     items = [engines.photo(folder, size, seed) for seed, size in enumerate(SIZES)]
     pixels = torch.frombuffer(bytearray(b"".join(item.inline or b"" for item in items)), dtype=torch.uint8)
     metadata, counts = network.prepare([MediaShape(item.grid) for item in items], VisionAttentionBackend())

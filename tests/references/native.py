@@ -177,6 +177,20 @@ class PooledPatches(_Text):
         return super().render(chat, add_generation_prompt, {**switches, "bos_token": self.tokenizer.bos_token})
 
 
+class SquarePatches(PooledPatches):
+    """Gemma 4 without a tower: squares of patches, pixel by pixel; here patch by patch, channel by channel."""
+
+    def see(self, image: Image.Image) -> Seen:
+        made = self.processor(images=[image], return_tensors="pt")
+        columns, rows = (made["image_position_ids"][0].amax(0) + 1).tolist()
+        merge, patch = self.processor.pooling_kernel_size, self.processor.patch_size
+        count = int(made["num_soft_tokens_per_image"][0])
+        squares = made["pixel_values"][0, :count].view(count, merge, patch, merge, patch, 3)
+        patches = squares.permute(0, 1, 3, 5, 2, 4).reshape(count * merge**2, -1)
+        text = f"<|image>{self.placeholder * count}<image|>"
+        return Seen(count, patches, (1, rows * merge, columns * merge), text=text)
+
+
 def _parts(content: Any) -> Any:
     """These templates read lists only; a string is a list of one text."""
     return [{"type": "text", "text": content}] if isinstance(content, str) else content

@@ -259,7 +259,11 @@ class GemmaOracle:
             inputs[f"{modality}_position_ids"] = pad(list(places), batch_first=True, padding_value=-1)
             if modality == "video":
                 inputs["num_frames_per_video"] = torch.tensor([item.grid[0] for item in items])
-        return self.model(**inputs).logits[0, len(asked.token_ids) - 1 :].float()
+        return self.model(**inputs, **self.masks(ids, kinds)).logits[0, len(asked.token_ids) - 1 :].float()
+
+    def masks(self, ids: torch.Tensor, kinds: torch.Tensor) -> dict[str, Any]:
+        """Return what the network is told of masks: nothing."""
+        return {}
 
     def frames(self, item: MediaItem) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return for each frame its patches [P, patch * patch * 3] in 0 to 1, and their columns and rows [P, 2]."""
@@ -271,6 +275,33 @@ class GemmaOracle:
         grid = torch.meshgrid(torch.arange(columns), torch.arange(rows), indexing="xy")
         places = torch.stack(grid, -1).reshape(-1, 2)
         return [(frame, places) for frame in patches]
+
+
+class UnifiedOracle(GemmaOracle):
+    """The same without a tower: the values of a token, pixel by pixel, and its place.
+
+    By itself, transformers 5.23 lets tokens of an image see each other in all layers, and over the window; the masks
+    that it makes for generation with a static cache are those of the release.
+    """
+
+    def masks(self, ids: torch.Tensor, kinds: torch.Tensor) -> dict[str, Any]:
+        """Return the masks of both kinds of layers."""
+        embedded = torch.zeros(*ids.shape, 1)
+        places = torch.arange(ids.shape[1]).unsqueeze(0)
+        made = self.model.create_masks_for_generate(
+            self.model.config, embedded, None, None, places, mm_token_type_ids=kinds
+        )
+        return {"attention_mask": made}
+
+    def frames(self, item: MediaItem) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return for each frame its tokens [U, side * side * 3] in 0 to 1, and their columns and rows [U, 2]."""
+        from transformers.models.gemma4_unified.image_processing_gemma4_unified import patches_merge
+
+        merged = []
+        for patches, places in super().frames(item):
+            tokens, centres = patches_merge(patches[None], places[None], len(patches) // self._merge**2)
+            merged.append((tokens[0], centres[0]))
+        return merged
 
 
 ORACLES: Mapping[str, type[Oracle]] = {
@@ -295,5 +326,6 @@ ORACLES: Mapping[str, type[Oracle]] = {
     "smolvlm2": TilesOracle,
     "gemma4": GemmaOracle,
     "gemma4_e2b": GemmaOracle,
+    "gemma4_unified": UnifiedOracle,
 }
 """The oracle of each checkpoint in checkpoints.NETWORKS, by its name there."""

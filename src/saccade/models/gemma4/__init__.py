@@ -1,8 +1,15 @@
-"""Gemma 4: 26B-A4B, 31B, E2B and E4B."""
+"""Gemma 4: the releases with a vision tower (26B-A4B, 31B, E2B, E4B), and that without (12B)."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
 
 from saccade.models.family import Family, ReasoningTags
 
-FAMILY = Family(
+BUDGETS = (70, 140, 280, 560, 1120)
+"""The numbers of tokens that the models were trained on: an image has the most that fit, of its own shape."""
+
+GEMMA4 = Family(
     architectures=("Gemma4ForConditionalGeneration",),
     model_types=("gemma4",),
     placeholder="<|image|>",
@@ -12,10 +19,20 @@ FAMILY = Family(
     reasoning=ReasoningTags("<|channel>", "<channel|>", "thought\n"),
     template_switches=("enable_thinking",),
     plain_positions=True,
-    soft_token_budgets=(70, 140, 280, 560, 1120),
+    soft_token_budgets=BUDGETS,
     limits=(
-        "Sound is not served: the layers for it in E2B and E4B are not loaded.",
-        "The 12B release (`Gemma4UnifiedForConditionalGeneration`), which has no vision tower, is not served.",
+        "Sound is not served: the layers for it are not loaded.",
         "Layers with a window keep the keys and values of all tokens.",
     ),
+)
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {
+        "gemma4": GEMMA4,
+        "gemma4_unified": replace(
+            GEMMA4,
+            architectures=("Gemma4UnifiedForConditionalGeneration",),
+            model_types=("gemma4_unified",),
+            parts={"Layout": "UnifiedLayout", "Spec": "UnifiedSpec", "Network": "UnifiedNetwork"},
+        ),
+    }
 )

@@ -5,11 +5,11 @@ Source of the rules: transformers 5.23, models/gemma4/image_processing_gemma4.py
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from saccade.errors import InvalidValue, StartupError
 from saccade.models.family import ImageOptions
-from saccade.models.gemma4 import FAMILY
+from saccade.models.gemma4 import BUDGETS
 from saccade.models.preprocessing.own_wire import OwnWireLayout
 from saccade.models.preprocessing.processor_config import CHANNELS, HALF_COLOURS, check_fixed, whole_number
 from saccade.models.preprocessing.smart_resize import BICUBIC
@@ -17,9 +17,6 @@ from saccade.protocol.media import ImageLayout
 from saccade.protocol.model_files import PREPROCESSOR_CONFIG
 
 BEGIN, END = "<|image>", "<image|>"
-BUDGETS = FAMILY.soft_token_budgets
-"""The numbers of tokens that the model was trained on: an image has the most that fit, of its own shape."""
-
 DEFAULTS: Mapping[str, Any] = {"patch_size": 16, "pooling_kernel_size": 3, "max_soft_tokens": 280}
 """The defaults of transformers' Gemma4ImageProcessor."""
 
@@ -32,14 +29,18 @@ FIXED: Mapping[str, Any] = {
     "image_mean": [0.0] * CHANNELS,
     "image_std": [1.0] * CHANNELS,
 }
-"""Settings with one supported value. The network itself maps 0 to 1 to -1 to 1, as HALF_COLOURS do."""
+"""Settings with one supported value. The network with a tower maps 0 to 1 to -1 to 1, as HALF_COLOURS do."""
+
+PLAIN_COLOURS: Mapping[str, Any] = {"image_mean": [0.0] * CHANNELS, "image_std": [1.0] * CHANNELS}
 
 
 class Layout(OwnWireLayout):
     """Layout of an image within a budget of tokens; each token stands for a square of patches."""
 
+    colours: ClassVar[Mapping[str, Any]] = HALF_COLOURS
+
     def __init__(self, config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> None:
-        self.settings: Mapping[str, Any] = resolve(config, preprocessor, DEFAULTS)
+        self.settings: Mapping[str, Any] = {**resolve(config, preprocessor, DEFAULTS), **self.colours}
 
     def settings_for(self, options: ImageOptions) -> Mapping[str, Any]:
         """Return `settings` with the budget that *options* choose. Raises InvalidValue."""
@@ -54,6 +55,12 @@ class Layout(OwnWireLayout):
     def image(self, width: int, height: int, settings: Mapping[str, Any]) -> ImageLayout:
         """Return grid (1, rows, columns), tokens, patch shape, and the text around them."""
         return image_layout(width, height, settings)
+
+
+class UnifiedLayout(Layout):
+    """The same for the model without a tower, which reads colours from 0 to 1."""
+
+    colours = PLAIN_COLOURS
 
 
 def resolve(
@@ -78,7 +85,7 @@ def resolve(
     if own["patch_size"] * own["pooling_kernel_size"] % 2:
         raise StartupError(f"{PREPROCESSOR_CONFIG}: patch_size or pooling_kernel_size must be even.")
     settings = {key: own[key] for key in defaults if key != "pooling_kernel_size"}
-    return {**settings, "merge_size": own["pooling_kernel_size"], "temporal_patch_size": 1, **HALF_COLOURS}
+    return {**settings, "merge_size": own["pooling_kernel_size"], "temporal_patch_size": 1}
 
 
 def with_budget(settings: Mapping[str, Any], budget: int | None, max_pixels: int | None) -> Mapping[str, Any]:

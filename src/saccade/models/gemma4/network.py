@@ -1,17 +1,19 @@
-"""The vision tower and the text decoder as one network.
+"""Images and the text decoder as one network.
 
 Shapes: N tokens, B bytes of pixels, E hidden size, R rows to predict from, V vocabulary, U tokens of images.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from saccade.models.backbones.image_text_network import ImageTextNetwork
-from saccade.models.gemma4.layout import Layout
+from saccade.models.gemma4.layout import Layout, UnifiedLayout
 from saccade.models.gemma4.spec import GemmaText, Spec
 from saccade.models.gemma4.text import GemmaDecoder
-from saccade.models.gemma4.tower import Embedder, GemmaTower, TowerMetadata
+from saccade.models.gemma4.tower import Embedder, GemmaTower
+from saccade.models.gemma4.unified import UnifiedEmbedder
 from saccade.models.gemma4.weights import target
 from saccade.models.network import Target
 from saccade.models.spec import MediaShape
@@ -20,18 +22,12 @@ from saccade.nn.parallel import Ranks
 from saccade.nn.vision import grid_list
 
 
-class Network(ImageTextNetwork):
-    """The engine's network of the family. Parameters are empty until the loader has filled them and called `finish`."""
+class GemmaNetwork(ImageTextNetwork):
+    """models.network.Network, except for images. Parameters are empty until the loader has filled them."""
 
-    layout = Layout
     decoder = GemmaDecoder
     spec: Spec
     language_model: GemmaDecoder
-
-    def build(self, spec: Spec, ranks: Ranks) -> None:
-        """Create the parts for images."""
-        self.vision_tower = GemmaTower(spec.vision, ranks.encoder)
-        self.embed_vision = Embedder(spec.vision, spec.text.hidden_size)
 
     def target(self, name: str) -> Target | None:
         """Return the place of the tensor *name*; None for sound, and for keys and values of layers without any."""
@@ -42,16 +38,6 @@ class Network(ImageTextNetwork):
         layer = int(place.parameter.split(".")[2])
         is_of_keys = ".k_norm." in place.parameter or (".qkv_proj." in place.parameter and place.partition != 0)
         return None if is_of_keys and text.cache_of(layer) != layer else place
-
-    def prepare(self, items: Sequence[MediaShape], backend: VisionAttentionBackend) -> tuple[TowerMetadata, list[int]]:
-        """Return the metadata of *items* for `encode`, and each item's token count."""
-        grids = grid_list(item.grid for item in items)
-        return self.vision_tower.prepare(grids, backend), [self.spec.item_tokens(grid) for grid in grids]
-
-    def encode(self, pixels_B: torch.Tensor, metadata: TowerMetadata) -> torch.Tensor:
-        """Map uint8 patches to features [U, E], item after item."""
-        patches = self.normalised(pixels_B.view(-1, self.spec.vision.patch_values), self.dtype)
-        return self.embed_vision(self.vision_tower(patches, metadata))  # type: ignore[no-any-return]
 
     def forward(
         self,
@@ -71,3 +57,44 @@ class Network(ImageTextNetwork):
         """Return logits [R, V] in float32, capped softly. Only rank 0 can."""
         logits, cap = super().logits(hidden_RE), self.spec.text.soft_cap
         return logits if cap is None else (logits / cap).tanh() * cap
+
+
+class Network(GemmaNetwork):
+    """The network with a vision tower."""
+
+    layout = Layout
+
+    def build(self, spec: Spec, ranks: Ranks) -> None:
+        """Create the parts for images."""
+        self.vision_tower = GemmaTower(spec.vision, ranks.encoder)
+        self.embed_vision = Embedder(spec.vision, spec.text.hidden_size)
+
+    def prepare(self, items: Sequence[MediaShape], backend: VisionAttentionBackend) -> tuple[Any, list[int]]:
+        """Return the metadata of *items* for `encode`, and each item's token count."""
+        grids = grid_list(item.grid for item in items)
+        return self.vision_tower.prepare(grids, backend), [self.spec.item_tokens(grid) for grid in grids]
+
+    def encode(self, pixels_B: torch.Tensor, metadata: Any) -> torch.Tensor:
+        """Map uint8 patches to features [U, E], item after item."""
+        patches = self.normalised(pixels_B.view(-1, self.spec.vision.patch_values), self.dtype)
+        return self.embed_vision(self.vision_tower(patches, metadata))  # type: ignore[no-any-return]
+
+
+class UnifiedNetwork(GemmaNetwork):
+    """The network without a tower."""
+
+    layout = UnifiedLayout
+
+    def build(self, spec: Spec, ranks: Ranks) -> None:
+        """Create the parts for images."""
+        self.embed_vision = UnifiedEmbedder(spec.vision, spec.text.hidden_size)
+
+    def prepare(self, items: Sequence[MediaShape], backend: VisionAttentionBackend) -> tuple[Any, list[int]]:
+        """Return the metadata of *items* for `encode`, and each item's token count."""
+        grids = grid_list(item.grid for item in items)
+        return self.embed_vision.prepare(grids), [self.spec.item_tokens(grid) for grid in grids]
+
+    def encode(self, pixels_B: torch.Tensor, metadata: Any) -> torch.Tensor:
+        """Map uint8 patches to features [U, E], item after item."""
+        patches = self.normalised(pixels_B.view(-1, self.spec.vision.patch_values), self.dtype)
+        return self.embed_vision(patches, metadata)  # type: ignore[no-any-return]

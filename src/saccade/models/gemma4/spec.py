@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from types import MappingProxyType
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 from saccade.errors import StartupError
 from saccade.models.backbones.model_config import choice, flag, integer, number, section, values_of
 from saccade.models.backbones.rope_scaling import Rope
 from saccade.models.backbones.text_config import DecoderConfig, TextStyle, text_section
-from saccade.models.gemma4.layout import BUDGETS
+from saccade.models.gemma4 import BUDGETS
 from saccade.models.preprocessing.processor_config import CHANNELS
 from saccade.models.spec import IMAGE, VIDEO, Grid, KvSpec, MergedPatchSpec, Paged
 
@@ -66,7 +66,31 @@ VISION_DEFAULTS: Mapping[str, Any] = MappingProxyType(
 )
 """The defaults of transformers' Gemma4VisionConfig."""
 
+UNIFIED_VISION_DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {
+        "mm_embed_dim": 3840,
+        "mm_posemb_size": 1120,
+        "output_proj_dims": 3840,
+        "patch_size": 16,
+        "pooling_kernel_size": 3,
+        "rms_norm_eps": 1e-6,
+    }
+)
+"""The defaults of transformers' Gemma4UnifiedVisionConfig."""
+
 STYLE = TextStyle(TEXT_DEFAULTS)
+UNIFIED_STYLE = TextStyle(
+    MappingProxyType(
+        {
+            **TEXT_DEFAULTS,
+            "max_position_embeddings": 262_144,
+            "sliding_window": 1024,
+            "use_bidirectional_attention": "vision",
+            "hidden_size_per_layer_input": 0,
+        }
+    )
+)
+"""The defaults of transformers' Gemma4UnifiedTextConfig."""
 
 
 class LayerKind(NamedTuple):
@@ -235,8 +259,42 @@ class GemmaVision:
             raise StartupError("config.json: the tower's `num_key_value_heads` must be its `num_attention_heads`.")
         if config.head_dim % 4:
             raise StartupError("config.json: the tower's `head_dim` must be a multiple of 4.")
+        if config.table_size < BUDGETS[-1] * config.merge_size:
+            raise StartupError(
+                f"config.json: `position_embedding_size` must be at least {BUDGETS[-1] * config.merge_size}: as "
+                "many patches may a side of an image have."
+            )
         if flag(vision, "attention_bias"):
             raise StartupError("config.json: `attention_bias` of the tower is true; this network has no biases.")
+        return config
+
+    @property
+    def patch_values(self) -> int:
+        """Values of one patch."""
+        return CHANNELS * self.patch_size**2
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnifiedVision:
+    """Images without a tower: *merge_size* squared patches are the values of a token, embedded in *width* channels."""
+
+    width: Annotated[int, "mm_embed_dim"]
+    table_size: Annotated[int, "mm_posemb_size"]
+    norm_eps: Annotated[float, "rms_norm_eps"]
+    merge_size: Annotated[int, "pooling_kernel_size"]
+    patch_size: Annotated[int, "patch_size"]
+
+    @classmethod
+    def read(cls, vision: Mapping[str, Any]) -> Self:
+        """Read `vision_config`. Raises StartupError, naming the key."""
+        vision = {**UNIFIED_VISION_DEFAULTS, **vision}
+        config = cls(**values_of(cls, vision))
+        if integer(vision, "output_proj_dims") != config.width:
+            raise StartupError("config.json: `output_proj_dims` of images must be their `mm_embed_dim`.")
+        if config.table_size < BUDGETS[-1]:
+            raise StartupError(
+                f"config.json: `mm_posemb_size` must be at least {BUDGETS[-1]}, the most tokens of a side."
+            )
         return config
 
     @property
@@ -249,8 +307,11 @@ class GemmaVision:
 class Spec(MergedPatchSpec):
     """models.spec.ModelSpec."""
 
+    style: ClassVar[TextStyle] = STYLE
+    images: ClassVar[type[GemmaVision | UnifiedVision]] = GemmaVision
+
     text: GemmaText
-    vision: GemmaVision
+    vision: Any
     placeholder_of: Mapping[str, int]
 
     @classmethod
@@ -258,11 +319,11 @@ class Spec(MergedPatchSpec):
         """Read config.json. Raises StartupError, naming the key."""
         # Ids and ties that a file leaves out are transformers' Gemma4Config's.
         config = {"image_token_id": 258_880, "video_token_id": 258_884, "tie_word_embeddings": True, **config}
-        text = GemmaText.read(text_section(config))
+        text = GemmaText.read(text_section(config), cls.style)
         placeholders = {kind: integer(config, f"{kind}_token_id", least=0) for kind in (IMAGE, VIDEO)}
         if max(placeholders.values()) >= text.vocab_size:
             raise StartupError("config.json: `image_token_id` and `video_token_id` must be below `vocab_size`.")
-        return cls(text, GemmaVision.read(section(config, "vision_config")), placeholders)
+        return cls(text, cls.images.read(section(config, "vision_config")), placeholders)
 
     @property
     def longest_whole(self) -> int:
@@ -276,3 +337,9 @@ class Spec(MergedPatchSpec):
     def span_lengths(self, grid: Grid, modality: str) -> tuple[int, ...]:
         """Return the lengths of an item's runs of placeholders: one for an image, and for each frame of a video."""
         return (self.item_tokens(grid) // grid[0],) * grid[0]
+
+
+class UnifiedSpec(Spec):
+    """The model without a tower."""
+
+    style, images = UNIFIED_STYLE, UnifiedVision

@@ -7,6 +7,14 @@ SOUND = ("model.audio_tower.", "model.embed_audio.")
 """Parts that are not served."""
 
 TOWER = "model.vision_tower."
+PREFIXES = (
+    ("model.vision_embedder.pos_", "embed_vision.pos_"),
+    ("model.vision_embedder.", "embed_vision."),
+    ("model.embed_vision.multimodal_embedder.", "embed_vision."),
+    ("model.", ""),
+)
+"""The releases' names, and those that transformers writes."""
+
 PARTS: Fused = (
     (".router.", ".mixture.router.", None),
     (".post_feedforward_layernorm_", ".mixture.post_feedforward_layernorm_", None),
@@ -27,4 +35,4 @@ def target(name: str) -> Target | None:
     if name.startswith(SOUND):
         return None
     name = name.replace(".experts.", ".mixture.experts.")
-    return target_of(name, (("model.", ""),), () if name.startswith(TOWER) else PARTS)
+    return target_of(name, PREFIXES, () if name.startswith(TOWER) else PARTS)
