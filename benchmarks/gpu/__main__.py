@@ -37,6 +37,7 @@ def main() -> int:
     found = findings()
     identity = plan.identity_of({**found, "model": arguments.model or "", "rehearse": str(arguments.rehearse)})
     if arguments.part:
+        os.environ.update(_environment(rehearse=arguments.rehearse))
         setting = Setting(REHEARSAL if arguments.rehearse else FULL, arguments.out / "models", arguments.model)
         part = next(part for part in PARTS if part.name == arguments.part)
         _print(part, run_part(part, setting, arguments.out / f"{part.name}.json", identity))

@@ -35,16 +35,18 @@ EXPERTS, CHOICES, WIDTH, TOKENS = 16, 4, 256, 40
 
 def operations(device: torch.device, device_type: str = "cuda") -> Iterator[Row]:
     """Compare each operation that has a version for *device_type* with its plain twin, on *device*."""
-    faster = {**ops.FASTER, **ops.OF_STATES}
-    for (name, _, dtype), module in faster.items():
-        if (name, _, dtype) != (name, device_type, dtype):
+    for key, module in {**ops.FASTER, **ops.OF_STATES}.items():
+        name, own_type, dtype = key
+        if own_type != device_type:
             continue
         label = f"{name}, {module.rpartition('.')[2]}, {str(dtype).removeprefix('torch.')}"
         if name not in INPUTS:
             yield Row(label, NOT_RUN, "benchmarks.gpu.checks has no input for it")
             continue
-        chosen = ops.resolve(device_type, dtype, faster)
-        fast, plain = (getattr(operations, name) for operations in (chosen, ops.PLAIN))
+        fast, plain = getattr(ops.resolve(device_type, dtype, {key: module}), name), getattr(ops.PLAIN, name)
+        if fast is plain:
+            yield Row(label, NOT_RUN, "it cannot be imported; the log says why")
+            continue
         expected = _result(plain, INPUTS[name](device, dtype))
         call = partial(_result, fast, INPUTS[name](device, dtype))
         yield compared(label, call, expected, TOLERANCES[dtype])

@@ -122,7 +122,7 @@ def pack_experts(gate_up: QuantisedExperts, down: QuantisedExperts, share: Exper
 
 def _major(tensor: torch.Tensor, majors: tuple[int, ...]) -> int:
     major, minor = capability(tensor)
-    if major not in majors or (major, minor) == (HOPPER, 1):
+    if major not in majors:
         names = ", ".join(f"{one}.x" for one in majors)
         raise Unavailable(f"FlashInfer has FP8 blocks for compute capabilities {names}, not {major}.{minor}")
     return major
