@@ -13,8 +13,8 @@ from saccade.engine.core.kv.blocks import PagedBlocks
 from saccade.engine.core.kv.manager import BlockManager
 from saccade.engine.core.kv.state_checkpoints import StateCheckpoints
 from saccade.engine.core.planning import plan_step
-from saccade.engine.core.schedule import Schedule
-from saccade.engine.core.scheduler import Budgets, Scheduler
+from saccade.engine.core.schedule import Budgets, Schedule
+from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.core.sequence import Sequence
 from saccade.engine.core.step import JobDone, SamplingInput, StepInput, StepOutput
 from saccade.engine.core.step_builder import PlannedStep

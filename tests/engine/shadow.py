@@ -17,7 +17,8 @@ from saccade.engine.core.encoder_scheduler import EncodeCosts
 from saccade.engine.core.kv.blocks import PagedBlocks
 from saccade.engine.core.kv.manager import BlockManager
 from saccade.engine.core.kv.state_checkpoints import StateCheckpoints
-from saccade.engine.core.scheduler import Budgets, Scheduler
+from saccade.engine.core.schedule import Budgets
+from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.core.sequence import Sequence
 from saccade.engine.core.speculation import Speculation
 from saccade.engine.core.step import (

@@ -84,16 +84,13 @@ class Replay:
                 case StepCollected(output):
                     self._compare(output, self._executor.collect())
                 case JobsTaken(jobs):
-                    self._note(None, *(_ends(side) for side in (jobs, self._finished_jobs(len(jobs)))))
+                    finished: list[JobDone] = []
+                    while len(finished) < len(jobs) and (ended := self._executor.finished_jobs(JOB_SECONDS)):
+                        finished += ended
+                    self._note(None, _ends(jobs), _ends(finished))
                 case StepFailed(error):
                     self._note(None, f"the step fails with {error}", "the step does not fail")
         return self._result
-
-    def _finished_jobs(self, num_jobs: int) -> list[JobDone]:
-        finished: list[JobDone] = []
-        while len(finished) < num_jobs and (jobs := self._executor.finished_jobs(JOB_SECONDS)):
-            finished += jobs
-        return finished
 
     def _compare(self, expected: StepOutput, got: StepOutput) -> None:
         step, sampling, sequence_ids = self._launched.popleft()

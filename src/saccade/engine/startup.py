@@ -16,7 +16,8 @@ from saccade.engine.core.kv.state_checkpoints import StateCheckpoints
 from saccade.engine.core.kv_receiver import KvReceiver
 from saccade.engine.core.kv_sender import KvSender
 from saccade.engine.core.request_validation import MediaMemory, RequestValidator
-from saccade.engine.core.scheduler import Budgets, Scheduler
+from saccade.engine.core.schedule import Budgets
+from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.core.speculation import read_speculation
 from saccade.engine.executor import memory
 from saccade.engine.executor.caches import Caches

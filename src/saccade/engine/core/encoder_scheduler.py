@@ -19,7 +19,7 @@ from saccade.engine.core.encoder_cache import EncoderCache
 from saccade.engine.core.frames import Frames
 from saccade.engine.core.images import EncoderKey, RequestImage, Until
 from saccade.engine.core.kv.manager import BlockManager
-from saccade.engine.core.schedule import Draft, Schedule
+from saccade.engine.core.schedule import Budgets, Draft, Schedule
 from saccade.engine.core.sequence import Sequence
 from saccade.engine.core.step import EncodeJob
 from saccade.errors import InternalError, SaccadeError
@@ -49,16 +49,15 @@ class EncodeCosts:
 
 
 class EncoderScheduler:
-    """Plans the encoder. *budget_patches* limits each step and each job in the *background*; *jobs* has their images.
-    Steps in flight encode the images of *launched*. *frames* get the names of slots that were read.
+    """Plans the encoder, within *budgets* of each step and each job in the background; *jobs* has their images.
 
-    While *begins_no_jobs* is set, every image is encoded within a step.
+    Steps in flight encode the images of *launched*. *frames* get the names of slots that were read. While
+    *begins_no_jobs* is set, every image is encoded within a step.
     """
 
     def __init__(
         self,
-        budget_patches: int,
-        background: bool,
+        budgets: Budgets,
         manager: BlockManager,
         cache: EncoderCache,
         costs: EncodeCosts,
@@ -72,8 +71,7 @@ class EncoderScheduler:
         self.costs = costs
         self._uses_background = False
         self._owed_patches = 0
-        self._budget_patches = budget_patches
-        self._encodes_in_background = background
+        self._budgets = budgets
         self._block_manager = manager
         self._frames = frames
         self._counters = counters
@@ -87,7 +85,7 @@ class EncoderScheduler:
 
     def begin(self, decodes: bool) -> None:
         """Start planning a step. *decodes* says whether a sequence decodes in the step."""
-        self._uses_background = self._encodes_in_background and decodes and not self.begins_no_jobs
+        self._uses_background = self._budgets.background_jobs and decodes and not self.begins_no_jobs
         self._owed_patches = max(0, self._owed_patches - PATCHES_A_STEP) if self._uses_background else 0
 
     def plan(self, sequence: Sequence, num_tokens: int, draft: Draft) -> int:
@@ -180,4 +178,6 @@ class EncoderScheduler:
         if len(self.jobs) >= NUM_JOBS and self._owed_patches > 0:
             return False
         # An image larger than the whole budget would never fit, so it is encoded alone.
-        return self.costs.patches(image.key.grid) <= draft.patches or draft.patches == self._budget_patches
+        return (
+            self.costs.patches(image.key.grid) <= draft.patches or draft.patches == self._budgets.encode_budget_patches
+        )

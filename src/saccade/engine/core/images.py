@@ -70,19 +70,15 @@ class RequestImage:
 
         Raises WorkerFailed if there are no pixels or the slot cannot be read; the image then has no pixels.
         """
+        if self._inline is None and (slot := self._slot) is not None:
+            self._give_up_slot(slot_names)
+            try:
+                self._inline = read_slot(slot)
+            except SlotError as error:
+                raise WorkerFailed("The image's pixels could not be read from shared memory.", self.param) from error
         if self._inline is None:
-            self._inline = self._copy(slot_names)
-        return self._inline
-
-    def _copy(self, slot_names: list[str]) -> bytes:
-        slot = self._slot
-        if slot is None:
             raise WorkerFailed("The worker does not hold this image, and received no pixels for it.", self.param)
-        self._give_up_slot(slot_names)
-        try:
-            return read_slot(slot)
-        except SlotError as error:
-            raise WorkerFailed("The image's pixels could not be read from shared memory.", self.param) from error
+        return self._inline
 
     def release(self, slot_names: list[str]) -> None:
         """End the image with its request, and add the name of a slot that is still held to *slot_names*."""

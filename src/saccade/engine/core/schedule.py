@@ -11,6 +11,22 @@ from saccade.engine.core.step import KvReceive, KvSend
 from saccade.errors import SaccadeError
 
 
+@dataclass(frozen=True)
+class Budgets:
+    """The limits of one step, of waiting sequences, and whether images may be encoded in *background_jobs*.
+
+    With *whole_images* no chunk ends inside an image, whose tokens see each other: it ends before the image. A chunk
+    that begins with one holds all of it, beyond the step's budget if necessary, or it would wait for ever.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    encode_budget_patches: int
+    max_num_waiting: int = 1024
+    background_jobs: bool = False
+    whole_images: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """The work of one step: the number of tokens of each sequence, and the pixels of images to encode before them.

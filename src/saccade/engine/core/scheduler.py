@@ -20,7 +20,7 @@ from saccade.engine.core.frames import Frames
 from saccade.engine.core.images import EncoderKey, Until
 from saccade.engine.core.kv.manager import BlockManager
 from saccade.engine.core.kv_connector import KvConnector
-from saccade.engine.core.schedule import Schedule
+from saccade.engine.core.schedule import Budgets, Schedule
 from saccade.engine.core.sequence import Sequence
 from saccade.engine.core.speculation import Proposal, Speculation
 from saccade.engine.core.step import EncodeJob, JobDone, StepOutput
@@ -31,22 +31,6 @@ from saccade.protocol.kv_transfer import SendKv
 from saccade.protocol.output import Failure, FinishReason, TokenDelta, TokenLogprob
 
 logger = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True)
-class Budgets:
-    """The limits of one step, of waiting sequences, and whether images may be encoded in *background_jobs*.
-
-    With *whole_images* no chunk ends inside an image, whose tokens see each other: it ends before the image. A chunk
-    that begins with one holds all of it, beyond the step's budget if necessary, or it would wait for ever.
-    """
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    encode_budget_patches: int
-    max_num_waiting: int = 1024
-    background_jobs: bool = False
-    whole_images: bool = False
 
 
 @dataclass(slots=True)
@@ -91,13 +75,7 @@ class Scheduler:
         self.counters, self.frames, self.kv_connector = Counters(), Frames(), KvConnector()
         self.rows = Rows(budgets.max_num_seqs)
         self.encoder_scheduler = EncoderScheduler(
-            budgets.encode_budget_patches,
-            budgets.background_jobs,
-            block_manager,
-            encoder_cache,
-            costs,
-            self.frames,
-            self.counters,
+            budgets, block_manager, encoder_cache, costs, self.frames, self.counters
         )
         self.requests: dict[int, dict[str, Request]] = defaultdict(dict)
         self.waiting: list[Sequence] = []
