@@ -102,6 +102,22 @@ def test_answers_equal_those_without_graphs(subject: Engine, tiny_qwen3_vl: Path
     assert engines.is_idle(subject)
 
 
+@pytest.mark.ci
+def test_proposals_are_verified_by_graphs(tiny_qwen3_vl: Path) -> None:
+    """Each proposed token is a row of the graph; a step with a prompt runs without one."""
+    settings = {"attention_backend": "triton", "max_num_seqs": 9, "num_blocks": 80, "max_model_len": 240}
+    requests = asked(tiny_qwen3_vl)[2:4]
+    expected = engines.drain(engines.engine(tiny_qwen3_vl, **settings), *requests).answers
+    subject = engines.speculating(engines.engine(tiny_qwen3_vl, **settings), expected, wrong=3)
+    _, again = with_graphs(subject)
+    found = engines.drain(subject, *requests).answers
+    assert {name: answer.token_ids for name, answer in found.items()} == {
+        name: answer.token_ids for name, answer in expected.items()
+    }
+    assert max(again.replayed) > 2
+    assert subject.load().accepted_tokens_total > 0
+
+
 @pytest.fixture
 def three_rows(subject: Engine) -> Decoding:
     """A runner with three decoding rows, and the step that follows."""

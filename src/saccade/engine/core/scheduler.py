@@ -316,9 +316,9 @@ class Scheduler:
             start = sequence.num_computed_tokens
             if sequence in schedule.proposals:
                 # The sequence has the tokens that it accepted, and the next one.
-                num_accepted, num_tokens = num_tokens, sequence.num_tokens - 1 - start
+                num_in_step, num_tokens = num_tokens, sequence.num_tokens - 1 - start
                 sequence.num_launched_tokens = start + num_tokens
-                if num_tokens < num_accepted:
+                if num_tokens < num_in_step:
                     sequence.kept_state = num_tokens - 1
             self.block_manager.commit(sequence, start + num_tokens)
             if sequence.images:

@@ -3,7 +3,7 @@
 Shapes: N tokens, S chunks, M blocks of the longest table, R rows to sample from, U tokens of media, L decodes.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 
@@ -93,13 +93,13 @@ class Batch:
     """One step. *sample_rows* int64 [R] are the tokens after which it draws, *drawing* the row of each draw.
 
     With *has_proposals*, a row may draw several times. *media_rows* int64 [U] are the tokens that *media* replace.
-    *starts* [S] is the start of each chunk.
+    *starts* has the start of each row's chunk.
     """
 
     input_ids: torch.Tensor
     positions: torch.Tensor
     layout: PagedLayout
-    starts: Ints
+    starts: Mapping[int, int]
     sample_rows: torch.Tensor
     drawing: tuple[int, ...]
     drawing_on_device: torch.Tensor
@@ -160,14 +160,27 @@ def build_batch(
             turns=tuple(_turns(chunks, starts, device)) if keeps_states else (),
             horizons=on_device[10] if len(horizons) else None,
         ),
-        starts=starts,
+        starts=dict(zip(row_of.tolist(), starts.tolist(), strict=True)),
         sample_rows=on_device[4],
         drawing=tuple(drawing.tolist()),
         drawing_on_device=on_device[6],
-        has_proposals=bool(num_draws.max() > 1),
+        has_proposals=len(set(drawing.tolist())) < len(drawing),
         media_rows=on_device[5] if media else None,
         media=media,
     )
+
+
+def as_decodes(chunks: Ordered[Chunk]) -> Ordered[Chunk]:
+    """Return *chunks* with a chunk for each token of those with proposals, if there is no other long chunk.
+
+    Each of these tokens sees those before it, whose keys and values the step writes before it reads any.
+    """
+    long = [chunk for chunk in chunks if chunk.num_tokens > 1]
+    if not all(chunk.num_proposed for chunk in long):
+        return chunks
+    tokens = ((chunk, place) for chunk in long for place in enumerate(chunk.token_ids or (), chunk.start))
+    singles = [Chunk(chunk.row, index, 1, (token_id,), draws=True) for chunk, (index, token_id) in tokens]
+    return [*(chunk for chunk in chunks if chunk.num_tokens == 1), *singles]
 
 
 def _turns(chunks: Ordered[Chunk], starts: Ints, device: torch.device) -> Iterator[Turn]:

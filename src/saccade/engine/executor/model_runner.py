@@ -11,7 +11,7 @@ import torch
 from saccade.engine.config import EngineConfig
 from saccade.engine.core.step import PromptScores, SamplingInput, StepInput, StepOutput
 from saccade.engine.executor import kv_copies, logprobs, memory
-from saccade.engine.executor.batch import Batch, RowBuffers, build_batch
+from saccade.engine.executor.batch import Batch, RowBuffers, as_decodes, build_batch
 from saccade.engine.executor.caches import Caches
 from saccade.engine.executor.decode_graphs import DecodeGraphs
 from saccade.engine.executor.encoder import Encoder
@@ -104,7 +104,8 @@ class ModelRunner:
         keeps, ahead = self.caches.has_recurrent_layers, self.network.spec.longest_whole > 0
         batch = None
         if step.chunks:
-            batch = build_batch(step.chunks, self.rows, block_size, self.device, keeps_states=keeps, looks_ahead=ahead)
+            chunks = step.chunks if self.graphs is None or keeps else as_decodes(step.chunks)
+            batch = build_batch(chunks, self.rows, block_size, self.device, keeps_states=keeps, looks_ahead=ahead)
         built_at = time.perf_counter()
         outcomes = [self.encoder.encode_together(job) for job in jobs]
         for outcome in outcomes:
@@ -145,8 +146,7 @@ class ModelRunner:
         if raw is not None and scored_on_device is not None:
             num_top = max(sampling.num_top[index] or 0 for index in scored)
             results.append(logprobs.score(raw, ids.index_select(0, scored_on_device), num_top))
-        starts = dict(zip((chunk.row for chunk in forwarded.step.chunks), batch.starts.tolist(), strict=True))
-        results += [self._score_prompt(hidden, scoring, starts[scoring.row]) for scoring in sampling.prompt_scores]
+        results += [self._score_prompt(hidden, scores, batch.starts[scores.row]) for scores in sampling.prompt_scores]
         return Drawing(logprobs.begin_copy(results), sampling, scored)
 
     @torch.inference_mode()
