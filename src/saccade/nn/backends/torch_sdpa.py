@@ -205,8 +205,12 @@ def _attend_cached(
     outputs = [_decode(q_NQD[: plan.num_decodes], cached, plan.decodes, scoring)] if plan.num_decodes else []
     for chunk in plan.prefills:
         span = slice(chunk.start, chunk.stop)
-        k, v = (own[0][span], own[1][span]) if chunk.slots is None else _gather(cached, chunk.slots, q_NQD.dtype)
-        outputs.append(_prefill(q_NQD[span], k, v, chunk, scoring))
+        if chunk.slots is None:
+            (k, v), first = (own[0][span], own[1][span]), 0
+        else:
+            first = 0 if scoring.window is None else max(len(chunk.slots) - len(q_NQD[span]) - scoring.window + 1, 0)
+            k, v = _gather(cached, chunk.slots[first:], q_NQD.dtype)
+        outputs.append(_prefill(q_NQD[span], k, v, first, chunk, scoring))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
@@ -230,26 +234,34 @@ def _decode(q_SQD: torch.Tensor, cached: Cached, groups: tuple[DecodeGroup, ...]
 
 def _decode_rows(q_SQD: torch.Tensor, cached: Cached, group: DecodeGroup, scoring: Scoring) -> torch.Tensor:
     num_rows, num_kv_heads = len(group.lengths), cached[0].slots.shape[1]
-    k_SKLD, v_SKLW = (
-        part.unflatten(0, (num_rows, -1)).transpose(1, 2) for part in _gather(cached, group.slots, q_SQD.dtype)
-    )
+    slots, mask = _seen(group, scoring.window, q_SQD.dtype)
+    k_SKLD, v_SKLW = (part.unflatten(0, (num_rows, -1)).transpose(1, 2) for part in _gather(cached, slots, q_SQD.dtype))
     # With one query token a row, the query heads that share a key head can take the place of query tokens.
     q_SKGD = q_SQD.reshape(num_rows, num_kv_heads, -1, q_SQD.shape[2])
-    mask = group.mask
-    if scoring.window is not None:
-        index = torch.arange(k_SKLD.shape[2], device=q_SQD.device)
-        reach, lengths = index + scoring.window, group.lengths.unsqueeze(1)
-        mask = _additive((reach >= lengths) & (index < lengths), q_SQD.dtype)
     return _attend(q_SKGD, k_SKLD, v_SKLW, mask, False, scoring).reshape(num_rows, -1)
 
 
+def _seen(group: DecodeGroup, window: int | None, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the slots of the last *window* tokens of each row, and the mask of rows with fewer."""
+    slots_SL = group.slots.unflatten(0, (len(group.lengths), -1))
+    if window is None or window >= slots_SL.shape[1]:
+        return group.slots, group.mask
+    lengths = group.lengths.unsqueeze(1)
+    index = (lengths - window).clamp_(min=0) + torch.arange(window, device=lengths.device)
+    mask = None if group.mask is None else _additive(index < lengths, dtype)
+    return slots_SL.gather(1, index).flatten(), mask
+
+
 def _prefill(
-    q_NQD: torch.Tensor, k_LKD: torch.Tensor, v_LKW: torch.Tensor, chunk: PrefillChunk, scoring: Scoring
+    q_NQD: torch.Tensor, k_LKD: torch.Tensor, v_LKW: torch.Tensor, first: int, chunk: PrefillChunk, scoring: Scoring
 ) -> torch.Tensor:
-    """Attend with the last N of L tokens, causally, even without a mask. Return [N, Q * W]."""
+    """Attend with the last N of L tokens, causally, even without a mask. Return [N, Q * W].
+
+    *first* is the place in the context of the first of the L tokens.
+    """
     mask_NL, horizons = chunk.mask, chunk.horizons if scoring.looks_ahead else None
     if scoring.window is not None or horizons is not None:
-        index = torch.arange(len(k_LKD), device=q_NQD.device)
+        index = torch.arange(first, first + len(k_LKD), device=q_NQD.device)
         own = index[len(k_LKD) - len(q_NQD) :].unsqueeze(1)
         mask_NL = index <= own if horizons is None else index < horizons.unsqueeze(1)
         if scoring.window is not None:
