@@ -14,6 +14,19 @@ from saccade.cli.bundled import bundled
 BUNDLED = "bundled"
 
 
+RARE = frozenset({"glm4v_moe", "glm46v", "glm_ocr", "internvl_moe"})
+"""Checkpoints whose files differ little from those of another: the everyday suite runs the other one alone."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Move the tests of rare checkpoints to `make conformance`."""
+    for item in items:
+        params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        if RARE & {params.get("name"), params.get("checkpoint_name")}:
+            item.add_marker(pytest.mark.conformance)
+
+
 @pytest.fixture(scope="session")
 def sides(checkpoint: Callable[[str], Path]) -> Callable[[str], Sides]:
     """Both sides of a release, by the name of its checkpoint."""
