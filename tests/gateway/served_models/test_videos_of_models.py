@@ -13,9 +13,9 @@ from saccade.models.files import read_model_files
 from saccade.protocol.description import ModelFiles
 from saccade.protocol.media import VideoHeader
 
-WITH_VIDEOS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "kimi_k25")
+WITH_VIDEOS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "kimi_k25", "glm4v", "glm_ocr")
 HEADER = VideoHeader(9, 3.0, 150, 100)
-TEXT = {"type": "text", "text": "<|video_pad|><|kimi_k25_video_placeholder|>"}
+TEXT = {"type": "text", "text": "<|video_pad|><|video|><|kimi_k25_video_placeholder|>"}
 
 
 def served(folder: Path, **changed: bytes) -> ServedModel:

@@ -237,7 +237,9 @@ def _video_side(
 ) -> VideoSide | None:
     """Return the part for videos, None if family, tokenizer or template support none. Raises StartupError."""
     placeholder, special = family.video_placeholder or "", text.tokenizer.special_tokens
-    if placeholder not in special or config.get("video_token_id", special[placeholder]) != special[placeholder]:
+    # If images and videos share a placeholder, config.json names another token, which templates write for a video.
+    stated = None if placeholder == family.placeholder else config.get("video_token_id")
+    if placeholder not in special or stated not in (None, special[placeholder]):
         return None
     side = VideoSide(
         placeholder,
