@@ -1,6 +1,7 @@
 """`saccade models` and `saccade pull`: what is in the hub's cache."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -28,7 +29,7 @@ def test_list_of_an_empty_cache_names_the_supported_architectures(
     assert run(["models"]) == 0
     shown = capsys.readouterr().out
     assert "`saccade pull ID` fetches one" in shown
-    assert "qwen3_vl    Qwen3VLForConditionalGeneration" in shown
+    assert re.search("qwen3_vl +Qwen3VLForConditionalGeneration", shown)
 
 
 def test_list_has_family_disk_and_memory(
