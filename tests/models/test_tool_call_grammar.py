@@ -17,11 +17,13 @@ from saccade.models.tool_formats import FORMATS
 from saccade.models.tool_formats.form import CallConstraint, ContentConstraint, FunctionConstraint, ToolCallTokens
 from saccade.protocol.request import Grammar
 
-BEGIN, END, SECTION, SECTION_END, SEPARATOR = range(FIRST_TAG_ID, FIRST_TAG_ID + 5)
+BEGIN, END, SECTION, SECTION_END, SEPARATOR, KEY, KEY_END, VALUE, VALUE_END = range(FIRST_TAG_ID, FIRST_TAG_ID + 9)
+INNER = {KEY: b"<arg_key>", KEY_END: b"</arg_key>", VALUE: b"<arg_value>", VALUE_END: b"</arg_value>"}
+"""Tags within a call, which gateways show to its parser."""
 FORMS = {
     "hermes": ToolCallTokens("hermes", BEGIN, END),
     "qwen3_coder": ToolCallTokens("qwen3_coder", BEGIN, END),
-    "glm45": ToolCallTokens("glm45", BEGIN, END),
+    "glm45": ToolCallTokens("glm45", BEGIN, END, None, None, None, KEY, KEY_END, VALUE, VALUE_END),
     "kimi_k2": ToolCallTokens("kimi_k2", BEGIN, END, SECTION, SECTION_END, SEPARATOR),
     "gemma4": ToolCallTokens("gemma4", BEGIN, END, separator_id=SEPARATOR),
 }
@@ -89,7 +91,8 @@ def parsed(form: str, ids: list[int]) -> list[tuple[str, Any]]:
             parts.append([])
         elif token == END:
             call = FORMATS[form].parse(
-                [bytes(part).decode() for part in parts], {name: {"parameters": s} for name, s in FUNCTIONS.items()}
+                [b"".join(INNER.get(token) or bytes([token]) for token in part).decode() for part in parts],
+                {name: {"parameters": s} for name, s in FUNCTIONS.items()},
             )
             assert call is not None
             calls.append((call.name, json.loads(call.arguments)))
@@ -118,7 +121,7 @@ def test_allowed_text_is_read_as_matching_calls(form: str, must_call: bool, many
 CALLS: dict[str, tuple[str | int, ...]] = {
     "hermes": (BEGIN, '\n{"name": "say", "arguments": {"text": "<b>"}}\n', END),
     "qwen3_coder": (BEGIN, "\n<function=say>\n<parameter=text>\n<b>\n</parameter>\n</function>\n", END),
-    "glm45": (BEGIN, "say\n<arg_key>text</arg_key>\n<arg_value><b></arg_value>\n", END),
+    "glm45": (BEGIN, "say\n", KEY, "text", KEY_END, "\n", VALUE, "<b>", VALUE_END, "\n", END),
     "gemma4": (BEGIN, "call:say{text:", SEPARATOR, "<b>", SEPARATOR, "}", END),
     "kimi_k2": (SECTION, BEGIN, "functions.say:0", SEPARATOR, '{"text": "<b>"}', END, SECTION_END),
 }

@@ -42,7 +42,7 @@ SLOW_SECONDS: Final = 0.1
 
 
 FIRST_TAG_ID: Final = 257
-NUM_TAGS: Final = 5
+NUM_TAGS: Final = 9
 """Tokens in byte_vocabulary() for the tags of a form of tool calls, in addition to the bytes and the end."""
 
 

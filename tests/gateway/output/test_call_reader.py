@@ -29,7 +29,7 @@ TOOLS = [
 ]  # fmt: skip
 TAGS = (
     "<tool_call>", "</tool_call>", "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>",
-    "<|tool_call_argument_begin|>", "<|tool_call_end|>",
+    "<|tool_call_argument_begin|>", "<|tool_call_end|>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>",
 )  # fmt: skip
 Models = Callable[[str], ServedModel]
 Read = tuple[str, list[tuple[int, str, dict[str, Any]]], str | None, int]
@@ -44,9 +44,15 @@ def models(checkpoint: Callable[[str], Path]) -> Models:
     return made.__getitem__
 
 
+class Typed(str):
+    """Text of an argument, and never a tag."""
+
+
 def ids_of(model: ServedModel, *pieces: str) -> list[int]:
     """The ids of an answer; a piece that is a tag is that tag's token, and nothing else is."""
-    return model.tokenizer.encode([Segment(piece, piece in TAGS) for piece in pieces if piece])
+    return model.tokenizer.encode(
+        [Segment(piece, piece in TAGS and not isinstance(piece, Typed)) for piece in pieces if piece]
+    )
 
 
 def written(tool_format: str, number: int, name: str, arguments: dict[str, Any]) -> list[str]:
@@ -57,11 +63,11 @@ def written(tool_format: str, number: int, name: str, arguments: dict[str, Any])
             "<|tool_call_end|>",
         ]  # fmt: skip
     if tool_format == "glm45":
-        pairs = (
-            f"<arg_key>{key}</arg_key>\n<arg_value>{value if isinstance(value, str) else json.dumps(value)}</arg_value>\n"
-            for key, value in arguments.items()
-        )
-        return ["<tool_call>", f"{name}\n{''.join(pairs)}", "</tool_call>"]
+        pieces = [f"{name}\n"]
+        for key, value in arguments.items():
+            shown = value if isinstance(value, str) else json.dumps(value)
+            pieces += ["<arg_key>", key, "</arg_key>", "\n", "<arg_value>", Typed(shown), "</arg_value>", "\n"]
+        return ["<tool_call>", *pieces, "</tool_call>"]
     body = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
     if tool_format == "qwen3_coder":
         values = (

@@ -12,17 +12,19 @@ from saccade.models.tool_formats import form
 TEXT_KEYWORDS: Final = ("pattern", "format", "minLength", "maxLength")
 """Keywords that cannot be enforced for a parameter that a model writes as bare text."""
 
+TAG_FIELDS: Final = frozenset(form.ToolCallTokens.__struct_fields__[1:])
+
 
 class BareShape(NamedTuple):
-    """The texts of a call: before all parameters and after them, and before a parameter's value and after it.
+    """The pieces of a call: before all parameters and after them, and before a parameter's value and after it.
 
-    `{}` stands for the name.
+    A piece is a text, in which `{}` stands for the name, or a field of ToolCallTokens, which stands for that tag.
     """
 
-    opening: str
-    parameter: str
-    end_parameter: str
-    closing: str = ""
+    opening: tuple[str, ...]
+    parameter: tuple[str, ...]
+    end_parameter: tuple[str, ...]
+    closing: tuple[str, ...] = ()
 
 
 def values_in(text: str, opening: re.Pattern[str], end: str) -> dict[str, str] | None:
@@ -77,21 +79,31 @@ def rules(
     ordered = " ".join(
         rule if name in (required or []) else f"{rule}?" for rule, name in zip(names, _properties(schema), strict=True)
     )
-    opening, closing = (
-        form.quoted(text) if text else "" for text in (shape.opening.format(function.name), shape.closing)
-    )
+    opening = _terminals(shape.opening, function.name, tokens)
+    closing = _terminals(shape.closing, "", tokens)
     yield f"call_{index}: {form.tag(tokens.begin_id)} {opening} {ordered} {closing} {form.tag(tokens.end_id)}"
     definitions: Schema = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+    after = _terminals(shape.end_parameter, "", tokens)
     for rule, (name, declared) in zip(names, _properties(schema).items(), strict=True):
-        opening, closing = form.quoted(shape.parameter.format(name)), shape.end_parameter
+        before = _terminals(shape.parameter, name, tokens)
         if not _is_text(name, schema):
-            yield f"{rule}: {opening} {rule}_value {form.quoted(closing)}"
+            yield f"{rule}: {before} {rule}_value {after}"
             yield f"{rule}_value: {form.json_rule({**definitions, **declared})}"
         elif texts := _texts(declared):
-            yield f"{rule}: {opening} ({' | '.join(map(form.quoted, texts))}) {form.quoted(closing)}"
+            yield f"{rule}: {before} ({' | '.join(map(form.quoted, texts))}) {after}"
+        elif shape.end_parameter[0] in TAG_FIELDS:
+            yield f"{rule}: {before} {rule}_value {after}"
+            yield f"{rule}_value: /(?s:.*)/"
         else:
-            yield f"{rule}: {opening} {rule}_value"
-            yield f"{rule}_value[suffix={form.quoted(closing)}]: /(?s:.*)/"
+            yield f"{rule}: {before} {rule}_value"
+            yield f"{rule}_value[suffix={after}]: /(?s:.*)/"
+
+
+def _terminals(pieces: tuple[str, ...], name: str, tokens: form.ToolCallTokens) -> str:
+    """Return *pieces* as terminals of a grammar."""
+    return " ".join(
+        form.tag(getattr(tokens, piece)) if piece in TAG_FIELDS else form.quoted(piece.format(name)) for piece in pieces
+    )
 
 
 def _properties(schema: Schema) -> dict[str, Schema]:

@@ -16,13 +16,20 @@ from saccade.grammars.json_schema import OPTIONS, Schema, SupportedSchema
 
 
 class ToolTags(NamedTuple):
-    """The tags of a form. A section may enclose the calls; *separator* divides a call's name from its arguments."""
+    """The tags of a form. A section may enclose the calls; *separator* divides a call's name from its arguments.
+
+    An argument's name and its value may each stand between two tags.
+    """
 
     begin: str
     end: str
     section_begin: str | None = None
     section_end: str | None = None
     separator: str | None = None
+    key_begin: str | None = None
+    key_end: str | None = None
+    value_begin: str | None = None
+    value_end: str | None = None
 
 
 class ToolCallTokens(msgspec.Struct, frozen=True):
@@ -34,10 +41,14 @@ class ToolCallTokens(msgspec.Struct, frozen=True):
     section_begin_id: int | None = None
     section_end_id: int | None = None
     separator_id: int | None = None
+    key_begin_id: int | None = None
+    key_end_id: int | None = None
+    value_begin_id: int | None = None
+    value_end_id: int | None = None
 
     def renumbered(self, first_id: int) -> "ToolCallTokens":
         """Return the same tags with ids from *first_id* on, for a vocabulary without a model."""
-        optional = (self.section_begin_id, self.section_end_id, self.separator_id)
+        optional = msgspec.structs.astuple(self)[3:]
         others = (None if tag is None else first_id + place for place, tag in enumerate(optional, 2))
         return ToolCallTokens(self.format, first_id, first_id + 1, *others)
 

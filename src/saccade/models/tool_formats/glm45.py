@@ -24,5 +24,8 @@ def parse(parts: Sequence[str], functions: form.Declared) -> form.ParsedCall | N
     return form.ParsedCall(name, form.to_json({key: typed(value, key, schema) for key, value in values.items()}))
 
 
-SHAPE = bare_text.BareShape("{}\n", f"{KEY}{{}}</arg_key>\n<arg_value>", "</arg_value>\n")
-FORMAT = form.ToolFormat(hermes.TAGS, parse, partial(bare_text.rules, SHAPE), bare_text.limits)
+TAGS = hermes.TAGS._replace(key_begin=KEY, key_end="</arg_key>", value_begin="<arg_value>", value_end="</arg_value>")
+SHAPE = bare_text.BareShape(
+    ("{}\n",), ("key_begin_id", "{}", "key_end_id", "\n", "value_begin_id"), ("value_end_id", "\n")
+)
+FORMAT = form.ToolFormat(TAGS, parse, partial(bare_text.rules, SHAPE), bare_text.limits)

@@ -30,5 +30,5 @@ def parse(parts: Sequence[str], functions: form.Declared) -> form.ParsedCall | N
     return form.ParsedCall(name, form.to_json({key: typed(text, key, schema) for key, text in texts.items()}))
 
 
-SHAPE = bare_text.BareShape("\n<function={}>\n", "<parameter={}>\n", "\n</parameter>\n", "</function>\n")
+SHAPE = bare_text.BareShape(("\n<function={}>\n",), ("<parameter={}>\n",), ("\n</parameter>\n",), ("</function>\n",))
 FORMAT = form.ToolFormat(hermes.TAGS, parse, partial(bare_text.rules, SHAPE), bare_text.limits)
