@@ -13,8 +13,7 @@ from saccade.cli.bundled import bundled
 
 BUNDLED = "bundled"
 
-
-RARE = frozenset({"glm4v_moe", "glm46v", "glm_ocr", "internvl_moe"})
+RARE = frozenset({"gemma4_e2b", "gemma4_unified", "glm4v_moe", "glm46v", "glm_ocr", "internvl_moe"})
 """Checkpoints whose files differ little from those of another: the everyday suite runs the other one alone."""
 
 
@@ -39,13 +38,7 @@ def sides(checkpoint: Callable[[str], Path]) -> Callable[[str], Sides]:
     return both
 
 
-RARE = ("gemma4_e2b", "gemma4_unified")
-"""Checkpoints for `make conformance` alone."""
-
-NAMES = [pytest.param(name, marks=pytest.mark.conformance if name in RARE else ()) for name in (*NETWORKS, BUNDLED)]
-
-
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(scope="module", params=[*NETWORKS, BUNDLED])
 def checkpoint_name(request: pytest.FixtureRequest) -> str:
     """Checkpoints with random weights, and the trained one that ships, a Qwen3-VL with tied embeddings."""
     return str(request.param)
