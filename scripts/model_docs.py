@@ -24,7 +24,7 @@ This page is written by `scripts/model_docs.py` from the declarations in `src/sa
 A model is found by the exact string in `architectures` of its config.json, or by its `model_type` if config.json names
 none. A checkpoint of an unknown architecture is refused at start-up with the list of known ones. The gateway prepares
 prompts and images of every family. *engine* says whether Saccade's own engine runs the family. *other wires* names the grid
-that is sent with an image to TokenSpeed workers; a family without one cannot be sent to them. A family with neither is not
+that is sent with an image to SGLang and TokenSpeed workers; a family without one cannot be sent to them. A family with neither is not
 served by any worker; `saccade inspect` shows its prompts and pixels.
 """
 ENGINE = """## What the engine computes with
@@ -62,9 +62,9 @@ A folder in hub layout holds `config.json`, `generation_config.json` and `prepro
 `processor_config.json` instead, as transformers 5 writes it. A folder with neither lacks the settings of its image processor and is refused.
 Pickled weights (`*.bin`, `*.pt`) and code are never read.
 
-The chat template is the checkpoint's own, used unchanged. Start-up refuses a template that does not write exactly one placeholder for one
+The chat template is the checkpoint's own, used unchanged; Kimi-K3's releases have none, and its family brings one. Start-up refuses a template that does not write exactly one placeholder for one
 image. The tests use synthetic checkpoints, and no release's own file is in the repository. Their templates are reconstructed from descriptions
-of the releases' templates, and the tests train their vocabularies. The reference for pixels and token ids is transformers. For Kimi-K2.5 and
+of the releases' templates, and the tests train their vocabularies. The reference for pixels and token ids is transformers. For Kimi-K2.5, Kimi-K3 and
 Phi-3-vision it is a second implementation (`tests/references/`), written for this project from a description of the releases' code.
 
 `generation_config.json` gives the defaults of sampling, as in vLLM: temperature, `top_p`, `top_k`, `min_p`, `repetition_penalty`,

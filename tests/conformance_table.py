@@ -19,7 +19,9 @@ formats holds logits with quantised weights to those of the values that the weig
 Cell = tuple[str, str]
 """A release and an aspect."""
 
-HOLES: Mapping[Cell, str] = MappingProxyType({})
+HOLES: Mapping[Cell, str] = MappingProxyType(
+    {("kimi_k3", aspect): "Saccade's engine does not run it." for aspect in ASPECTS[3:]}
+)
 """Why a cell is empty, by (release, aspect)."""
 
 MARK = "conformance"

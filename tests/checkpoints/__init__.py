@@ -7,13 +7,26 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from checkpoints import gemma4, glm_v, internvl, kimi_k25, llava, paddleocr_vl, phi3_v, qwen, qwen_networks, smolvlm
+from checkpoints import (
+    gemma4,
+    glm_v,
+    internvl,
+    kimi_k3,
+    kimi_k25,
+    llava,
+    paddleocr_vl,
+    phi3_v,
+    qwen,
+    qwen_networks,
+    smolvlm,
+)
 from checkpoints.qwen3_vl import write_qwen3_vl
 
 CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
     **{name: partial(qwen.write, name=name) for name in qwen.RELEASES},
     "kimi_k25": kimi_k25.write,
     **{name: partial(internvl.write, name=name) for name in internvl.TEXTS},
+    "kimi_k3": kimi_k3.write,
     **{name: partial(glm_v.write, name=name) for name in glm_v.CONFIGS},
     "llava": llava.write_llava,
     "llava_next": llava.write_llava_next,

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from references import Reference
+from references.kimi_k3 import KimiK3
 from references.kimi_k25 import KimiK25
 from references.native import (
     CroppedTiles,
@@ -102,6 +103,7 @@ SUBJECTS = (
     Subject(
         "kimi_k25", KimiK25, extremes=((20_000, 1), (1, 20_000), (7_169, 15)), thinking="thinking", takes_tools=True
     ),
+    Subject("kimi_k3", KimiK3, extremes=((20_000, 1), (1, 20_000), (7_169, 15)), thinking="thinking", takes_tools=True),
     Subject("llava", Crops, crops, is_lossless=False),
     Subject("llava_next", Crops, crops, extremes=((20_000, 1), (1, 20_000)), is_lossless=False),
     Subject("smolvlm", Tiles, crops, extremes=((20_000, 1), (1, 20_000))),

@@ -10,6 +10,8 @@ import openai
 import pytest
 import torch
 from chats import Part, openai_messages, random_image, reference_messages
+from references import Reference
+from references.kimi_k3 import KimiK3
 from references.kimi_k25 import KimiK25
 from server import Server, free_port, program
 from sglang_servicer import Engine, Rooms, arguments, listening, servicer_class
@@ -38,10 +40,9 @@ def ask(server: Server, *parts: Part, **body: Any) -> Any:
     )
 
 
-def check(folder: Path, request: Any, num_prompt_tokens: int) -> None:
+def check(reference: Reference, request: Any, num_prompt_tokens: int) -> None:
     """The engine was given the reference's ids, patches, grids and places of placeholders."""
     chat, images = reference_messages(*PARTS)
-    reference = KimiK25(folder)
     seen = [reference.see(image) for image in images]
     prompt = reference.token_ids(reference.render(chat, True, SWITCHES), seen)
     assert request.input_ids.tolist() == prompt
@@ -59,10 +60,16 @@ def check(folder: Path, request: Any, num_prompt_tokens: int) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("release", "reference"), [("kimi_k25", KimiK25), pytest.param("kimi_k3", KimiK3, marks=pytest.mark.conformance)]
+)
 async def test_a_chat_with_images_reaches_the_engine(
-    checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    release: str,
+    reference: Callable[[Path], Reference],
+    checkpoint: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # A4
-    folder, port = checkpoint("kimi_k25"), free_port()
+    folder, port = checkpoint(release), free_port()
     engine = scripted(folder)
     with servicer_class(monkeypatch) as servicer_of:
         async with listening(engine.servicer(servicer_of)) as target:
@@ -72,7 +79,7 @@ async def test_a_chat_with_images_reaches_the_engine(
                 answer = await asyncio.to_thread(ask, Server(port, process), *PARTS, **body)
     assert answer.choices[0].finish_reason == "stop"
     assert answer.usage.completion_tokens == len(ANSWER_IDS) + 1
-    check(folder, engine.requests[0], answer.usage.prompt_tokens)
+    check(reference(folder), engine.requests[0], answer.usage.prompt_tokens)
 
 
 @pytest.mark.conformance
@@ -90,7 +97,7 @@ async def test_a_chat_with_images_reaches_both_legs(
                 body = {"chat_template_kwargs": SWITCHES}
                 answer = await asyncio.to_thread(ask, Server(port, process), *PARTS, **body)
     assert answer.usage.completion_tokens == len(ANSWER_IDS) + 1
-    check(folder, prefill.requests[0], answer.usage.prompt_tokens)
+    check(KimiK25(folder), prefill.requests[0], answer.usage.prompt_tokens)
     (leg,) = decode.requests
     assert leg.mm_inputs is None
     assert leg.input_ids == prefill.requests[0].input_ids

@@ -11,6 +11,7 @@ import pytest
 import torch
 from chats import Part, openai_messages, random_image, reference_messages
 from references import Reference
+from references.kimi_k3 import KimiK3
 from references.kimi_k25 import KimiK25
 from references.native import MergedPatches
 from server import Server, free_port, program
@@ -34,6 +35,7 @@ class Release:
 
 RELEASES = [
     Release("kimi_k25", KimiK25, "grid_thws", {"thinking": False}),
+    Release("kimi_k3", KimiK3, "grid_thws", {"thinking": False}),
     Release("qwen3_vl", MergedPatches, "image_grid_thw", {}),
 ]
 

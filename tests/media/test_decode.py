@@ -47,6 +47,16 @@ def test_pixels_equal_the_reference_conversion(name: str) -> None:
     np.testing.assert_array_equal(decoded, expected)
 
 
+@table("name", CORPUS)
+def test_alpha_is_kept_for_families_that_ask(name: str) -> None:
+    with Image.open(io.BytesIO(CORPUS[name])) as image:
+        has_alpha = "A" in image.getbands() or "transparency" in image.info
+        expected = np.asarray(ImageOps.exif_transpose(image).convert("RGBA"))
+    decoded = decode(CORPUS[name], ImageLimits(), keeps_alpha=True)
+    assert decoded.shape[2] == (4 if has_alpha else 3)
+    np.testing.assert_array_equal(decoded, expected[..., : decoded.shape[2]])
+
+
 def test_16_bit_grey_keeps_its_upper_byte() -> None:
     image = images.random_image(50, 40, "I;16")
     decoded = decode(images.encode(image), ImageLimits())

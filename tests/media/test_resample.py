@@ -41,6 +41,12 @@ def test_a_view_of_any_memory_is_resampled_alike() -> None:
         np.testing.assert_array_equal(resample(view, 30, 50, Image.Resampling.BICUBIC), expected)
 
 
+def test_colours_are_weighted_by_alpha() -> None:
+    drawn = np.concatenate([images.draw(64, 48), images.draw(48, 64)[..., :1].transpose(1, 0, 2)], axis=2)
+    expected = Image.fromarray(drawn).convert("RGBa").resize((50, 48)).resize((50, 30)).convert("RGBA")
+    np.testing.assert_array_equal(resample(drawn, 30, 50, Image.Resampling.BICUBIC), np.asarray(expected))
+
+
 def test_the_same_size_is_not_copied() -> None:
     drawn = images.draw(64, 32)
     assert resample(drawn, 32, 64, Image.Resampling.BICUBIC) is drawn

@@ -66,7 +66,7 @@ def test_family_without_network_is_refused_with_an_alternative(name: str, monkey
     monkeypatch.setattr(models, "has_network", lambda one: one in ("qwen3_vl", "phi3_v") and one != name)
     runs = ", ".join(one for one in ("phi3_v", "qwen3_vl") if one != name)
     instead = "tokenspeed://" if models.families()[name].external_grid else "No other worker"
-    with pytest.raises(StartupError, match=rf"does not run {name}; it runs {runs}\. .*{instead}"):
+    with pytest.raises(StartupError, match=rf"does not run .* \({name}\); it runs {runs}\. .*{instead}"):
         models.load_network(name)
 
 

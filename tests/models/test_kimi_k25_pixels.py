@@ -19,7 +19,7 @@ from saccade.models.family import ImageOptions
 from saccade.models.kimi_k25 import FAMILY
 from saccade.models.kimi_k25.layout import Layout
 from saccade.models.kimi_k25.pixels import Pixels
-from saccade.models.kimi_k25.settings import RELEASE
+from saccade.models.preprocessing.navit_settings import RELEASE
 
 CONFIG = {"vision_config": {"patch_size": 14, "merge_kernel_size": [2, 2]}}
 LAYOUT = Layout(CONFIG, {})

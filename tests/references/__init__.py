@@ -2,6 +2,7 @@
 
 native      whatever transformers serves by itself
 kimi_k25    the release's processor and tokenizer, written again
+kimi_k3     the same, and the program that writes its prompts
 phi3_v      the same
 """
 

@@ -79,7 +79,7 @@ def resized(image: EncodedImage, served: ServedModel, watch: Stopwatch) -> npt.N
     """Decode and resize *image* as a decode process does; return uint8 [h, w, 3]. Raises RequestError."""
     layout = image.layout
     watch.lap("report")
-    pixels = decode(image.encoded, ImageLimits())
+    pixels = decode(image.encoded, ImageLimits(), served.declaration.keeps_alpha)
     watch.lap("decode")
     patches = np.empty(layout.pixel_shape, dtype=np.uint8)
     family = models.load_pixels(served.family)(image.settings)

@@ -44,9 +44,10 @@ BROKEN = (
 )  # fmt: skip
 
 
-def decode(encoded: bytes, limits: ImageLimits) -> npt.NDArray[np.uint8]:
+def decode(encoded: bytes, limits: ImageLimits, keeps_alpha: bool = False) -> npt.NDArray[np.uint8]:
     """Return the image, or its first frame, as RGB [height, width, 3], uint8, upright.
 
+    With *keeps_alpha* an image with transparency is RGBA instead, [height, width, 4].
     Raises UnsupportedImageFormat, ImageTooLarge (also if an allocation fails) and InvalidImage (also if truncated).
     """
     header = read_header(encoded)
@@ -55,51 +56,53 @@ def decode(encoded: bytes, limits: ImageLimits) -> npt.NDArray[np.uint8]:
         with warnings.catch_warnings():
             # Pillow warns of large or unusual images, which the limits above already allow.
             warnings.simplefilter("ignore")
-            return _upright_rgb(encoded, header)
+            return _upright(encoded, header, keeps_alpha)
     except MemoryError:
         raise ImageTooLarge("Decoding the image takes more memory than an image may use.") from None
     except BROKEN:
         raise InvalidImage(f"The {header.format} is damaged or truncated: its pixels could not be decoded.") from None
 
 
-def _upright_rgb(encoded: bytes, header: ImageHeader) -> npt.NDArray[np.uint8]:
+def _upright(encoded: bytes, header: ImageHeader, keeps_alpha: bool) -> npt.NDArray[np.uint8]:
     encoded = without_metadata(encoded, header.format)
     if header.format in WITHOUT_PILLOW and header.orientation not in UPRIGHT:
         plain = WITHOUT_PILLOW[header.format](encoded, header.height, header.width)
         if plain is not None:
             return plain
-    rgb = _loaded(encoded, header)
+    image = _loaded(encoded, header, keeps_alpha)
     if header.orientation in UPRIGHT:
-        rgb = rgb.transpose(UPRIGHT[header.orientation])
-    return _as_array(rgb)
+        image = image.transpose(UPRIGHT[header.orientation])
+    return _as_array(image)
 
 
-def _loaded(encoded: bytes, header: ImageHeader) -> Image.Image:
-    """Return the image as RGB; the decoder's other memory is released on return."""
+def _loaded(encoded: bytes, header: ImageHeader, keeps_alpha: bool) -> Image.Image:
+    """Return the image as RGB, or RGBA if *keeps_alpha*; the decoder's other memory is released on return."""
     if header.format == "PNG":
         transparent = png.decode(encoded, header.height, header.width, "RGBA")
         if transparent is not None:
-            return _on_white(Image.frombuffer("RGBA", (header.width, header.height), transparent, "raw", "RGBA", 0, 1))
+            image = Image.frombuffer("RGBA", (header.width, header.height), transparent, "raw", "RGBA", 0, 1)
+            return image if keeps_alpha else _on_white(image)
     with Image.open(io.BytesIO(encoded), formats=(header.format.upper(),)) as image:
         if image.size != (header.width, header.height):
             raise ValueError("header and content disagree")
         image.load()
-        return _rgb(image)
+        return _with_colours(image, keeps_alpha)
 
 
 def _as_array(image: Image.Image) -> npt.NDArray[np.uint8]:
     # Pillow stores four bytes per pixel; copying them takes a third of the time of np.array(), which packs three.
     memory = rgbx.empty(image.height, image.width)
-    target = Image.frombuffer("RGBX", image.size, memory, "raw", "RGBX", 0, 1)
+    mode = "RGBX" if image.mode == "RGB" else "RGBA"
+    target = Image.frombuffer(mode, image.size, memory, "raw", mode, 0, 1)
     target.im.paste(image.im, (0, 0, *image.size))
-    return memory[..., : rgbx.CHANNELS]
+    return memory[..., : len(image.mode)]
 
 
-def _rgb(image: Image.Image) -> Image.Image:
+def _with_colours(image: Image.Image, keeps_alpha: bool) -> Image.Image:
     if image.mode.startswith("I;16"):
         return _rgb_of_16_bit(image)
     if "A" in image.getbands() or image.info.get("transparency") is not None:
-        return _on_white(image)
+        return _as_mode(image, "RGBA") if keeps_alpha else _on_white(image)
     return _as_mode(image, "RGB")
 
 

@@ -10,17 +10,22 @@ from saccade.media import rgbx
 def resample(image: npt.NDArray[np.uint8], height: int, width: int, kernel: Image.Resampling) -> npt.NDArray[np.uint8]:
     """Return *image* [old height, old width, 3] as [*height*, *width*, 3], uint8, resized by Pillow's *kernel*.
 
+    With a fourth channel, alpha, the colours are weighted by it, as Pillow does.
+
     The horizontal pass is first, then the vertical one, each rounded to uint8. They are two calls because Pillow 13
     chooses the order itself in a single call, and the reference processors were written for the older, fixed order.
     Without a change of size *image* itself is returned. Raises MemoryError if an allocation fails.
     """
-    old_height, old_width, _ = image.shape
+    old_height, old_width, channels = image.shape
     if (old_height, old_width) == (height, width):
         return image
+    has_alpha = channels > rgbx.CHANNELS
     memory = rgbx.words(image)
     resized = Image.fromarray(image) if memory is None else Image.fromarray(memory, "RGBX").convert("RGB")
+    if has_alpha:
+        resized = resized.convert("RGBa")
     if old_width != width:
         resized = resized.resize((width, old_height), kernel)
     if old_height != height:
         resized = resized.resize((width, height), kernel)
-    return np.asarray(resized)
+    return np.asarray(resized.convert("RGBA") if has_alpha else resized)

@@ -128,9 +128,11 @@ def _check_has_network(name: str) -> None:
     if not has_network(name):
         all_families = families()
         instead = (
-            "Run the model in TokenSpeed and give its address to `saccade gateway --worker-url tokenspeed://HOST:PORT`."
+            "Run the model in vLLM, SGLang or TokenSpeed, and give its address to `saccade gateway --worker-url`, such "
+            "as tokenspeed://HOST:PORT."
             if all_families[name].external_grid
             else "No other worker that Saccade knows takes it either; `saccade inspect` shows its prompts and pixels."
         )
+        architectures = ", ".join(all_families[name].architectures)
         runs = ", ".join(filter(has_network, all_families))
-        raise StartupError(f"Saccade's engine does not run {name}; it runs {runs}. {instead}")
+        raise StartupError(f"Saccade's engine does not run {architectures} ({name}); it runs {runs}. {instead}")

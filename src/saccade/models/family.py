@@ -11,8 +11,8 @@ from saccade.errors import StartupError
 from saccade.models.spec import PLACEHOLDER_TOKEN_ID
 from saccade.protocol.media import ImageLayout, VideoHeader
 
-ToolParser = Literal["auto", "none", "hermes", "qwen3_coder", "kimi_k2", "glm45", "gemma4"]
-ReasoningParser = Literal["auto", "none", "qwen3", "deepseek_r1", "kimi_k2", "glm45", "gemma4"]
+ToolParser = Literal["auto", "none", "hermes", "qwen3_coder", "kimi_k2", "kimi_k3", "glm45", "gemma4"]
+ReasoningParser = Literal["auto", "none", "qwen3", "deepseek_r1", "kimi_k2", "kimi_k3", "glm45", "gemma4"]
 """The operator's choice: "auto" is the family's parser, "none" leaves calls and reasoning in the content."""
 
 
@@ -44,6 +44,8 @@ class Family:
     external wires; without it images cannot be sent over them. *plain_positions*: a token's position is its place in
     the prompt, whatever images come before it. *soft_token_budgets* are the numbers of tokens that an image may get by
     `max_soft_tokens`; none if pixels alone decide.
+    *keeps_alpha*: the family's Pixels get images with transparency as RGBA; others get them on white.
+    *template* is the source of a chat template for releases that ship none.
     *ships_image_settings*: the releases include the settings of their image processor, so a folder without these is
     incomplete. *limits* are sentences for docs/models.md about what is not served. *parts* are the names of the
     family's own classes in a folder of several families; another part has the name of its interface.
@@ -63,6 +65,8 @@ class Family:
     external_grid: str | None = None
     plain_positions: bool = False
     soft_token_budgets: tuple[int, ...] = ()
+    keeps_alpha: bool = False
+    template: str | None = None
     ships_image_settings: bool = True
     limits: tuple[str, ...] = ()
     parts: Mapping[str, str] = field(default_factory=dict)
@@ -136,6 +140,8 @@ class Pixels(Protocol):
 
     def write(self, image: npt.NDArray[np.uint8], layout: ImageLayout, out: npt.NDArray[Any]) -> None:
         """Write the patches of *image* [height, width, 3] into *out*, which has layout.pixel_shape.
+
+        If the family keeps alpha, *image* may have it as a fourth channel.
 
         *layout* is from Layout.image or Layout.external; *out* has its pixel_dtype, with uint16 for bfloat16.
         """

@@ -223,8 +223,12 @@ def _cut(prompt: str, mark: str, text: str) -> str:
     return prompt[:place] if prompt.startswith(mark, place) else prompt[:place].rstrip()
 
 
-def find_source(jinja: bytes | None, template_json: bytes | None, tokenizer_config: Mapping[str, Any]) -> str:
+def find_source(
+    jinja: bytes | None, template_json: bytes | None, tokenizer_config: Mapping[str, Any], default: str | None = None
+) -> str:
     """Return a checkpoint's template: chat_template.jinja, else chat_template.json, else tokenizer_config.json's.
+
+    *default* is used if the checkpoint has none.
 
     Raises StartupError if there is none.
     """
@@ -239,6 +243,8 @@ def find_source(jinja: bytes | None, template_json: bytes | None, tokenizer_conf
                 match entry:
                     case {"name": "default", "template": str(source)}:
                         return source
+    if default is not None:
+        return default
     raise StartupError(
         "The model has no chat template: none of chat_template.jinja, chat_template.json and "
         "`chat_template` in tokenizer_config.json is there."

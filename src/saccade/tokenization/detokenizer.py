@@ -76,7 +76,8 @@ class Detokenizer:
             if self.stopped:
                 break
             self.num_tokens += 1
-            if self._rules.shows_special or (token_id < self._num_known and token_id not in self._hidden_ids):
+            is_known = 0 <= token_id < self._num_known
+            if self._rules.shows_special or (is_known and token_id not in self._hidden_ids):
                 text += self._release(self._stream.push(token_id))
         return text
 

@@ -17,8 +17,8 @@ from saccade.gateway.output.sampling import text_rules
 from saccade.gateway.output.tool_calls import GeneratedCall, Piece, Separator, ToolCallReader
 from saccade.gateway.served_models.served_model import ReasoningTokens, ServedModel
 from saccade.protocol.output import FinishReason, TokenDelta, TokenLogprob
-from saccade.tokenization.chat_template import Tool
 from saccade.tokenization.detokenizer import PLAIN, Detokenizer, TextRules
+from saccade.tokenization.markup import MarkupReader
 from saccade.tokenization.tokenizer import Tokenizer
 
 
@@ -128,8 +128,8 @@ class GeneratedChoice:
     """One choice while it is generated. Call begin() before its first delta.
 
     *detokenizer* reads the content. Stop strings apply neither to reasoning, which *reasoning* reads if the model has
-    it, nor to tool calls, which *tool_calls* reads if the request has tools. *hidden_ids* that end the choice count as
-    generated but are hidden.
+    it, nor to tool calls, which *tool_calls* reads if the request has tools. *markup* reads tags of several tokens
+    before both. *hidden_ids* that end the choice count as generated but are hidden.
     """
 
     def __init__(
@@ -140,6 +140,7 @@ class GeneratedChoice:
         reasoning: Reasoning | None = None,
         record: TokenRecord | None = None,
         tool_calls: ToolCallReader | None = None,
+        markup: MarkupReader | None = None,
     ) -> None:
         self.index = index
         self.record = record
@@ -151,13 +152,14 @@ class GeneratedChoice:
         self._hidden_ids = hidden_ids
         self._reasoning = reasoning
         self._tool_calls = tool_calls
+        self._markup = markup
         self._separator = Separator()
         self._num_hidden_tokens = 0
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Note the token ids of the prompt."""
         if self._reasoning is not None:
-            self._reasoning.begin(prompt)
+            self._reasoning.begin(prompt if self._markup is None else self._markup.last_tag(prompt))
 
     def take(self, delta: TokenDelta) -> Chunk:
         """Take a delta of this choice and return its text, which may be "". Raises WorkerFailed for an aborted one."""
@@ -208,10 +210,12 @@ class GeneratedChoice:
 
     def _read(self, token_ids: Sequence[int], is_last: bool) -> Chunk:
         reasoning = ""
+        if self._markup is not None:
+            token_ids = self._markup.take(token_ids, is_last)
         if self._reasoning is not None:
             reasoning, token_ids = self._reasoning.take(token_ids)
             reasoning += self._reasoning.finish() if is_last else ""
-            self._detokenizer.num_others = self._num_others
+        self._detokenizer.num_others = self._num_others
         if self._tool_calls is not None:
             return self._read_calls(self._tool_calls, reasoning, token_ids, is_last)
         content = self._detokenizer.push(token_ids)
@@ -241,8 +245,9 @@ class GeneratedChoice:
 
     @property
     def _num_others(self) -> int:
-        """Tokens so far that are not content: reasoning, its markers, and tool calls."""
+        """Tokens so far that are not content: reasoning, its markers, tool calls, and the rest of tags."""
         num_others = self._tool_calls.num_tokens if self._tool_calls is not None else 0
+        num_others += self._markup.num_tokens if self._markup is not None else 0
         if self._reasoning is not None:
             num_others += self._reasoning.num_tokens + self._reasoning.num_markers
         return num_others
@@ -264,7 +269,8 @@ def choices_of(request: ChatRequest, chat: Chat, served: ServedModel) -> list[Ge
             hidden_ids,
             _reasoning(request, served, rules) if chat.plain is None else None,
             _record(request, served),
-            _tool_calls(request, served, chat.tools),
+            _tool_calls(request, served, chat),
+            None if served.markup is None or chat.plain is not None else MarkupReader(served.markup, served.tokenizer),
         )
         for index in range(request.n or 1)
     ]
@@ -282,7 +288,9 @@ def _record(request: ChatRequest, served: ServedModel) -> TokenRecord | None:
     return TokenRecord(served.tokenizer, with_ids, with_logprobs) if with_ids or with_logprobs else None
 
 
-def _tool_calls(request: ChatRequest, served: ServedModel, tools: Sequence[Tool]) -> ToolCallReader | None:
-    if not tools or served.tool_calls is None:
+def _tool_calls(request: ChatRequest, served: ServedModel, chat: Chat) -> ToolCallReader | None:
+    if not chat.tools or served.tool_calls is None:
         return None
-    return ToolCallReader(served.tool_calls, served.tokenizer, tools, request.parallel_tool_calls is not False)
+    many = request.parallel_tool_calls is not False
+    num_earlier = sum(len(message.get("tool_calls", ())) for message in chat.messages)
+    return ToolCallReader(served.tool_calls, served.tokenizer, chat.tools, many, num_earlier)

@@ -59,7 +59,8 @@ def _after_reasoning(grammar: Grammar, served: ServedModel, prompt: Sequence[int
 def _thinking_budget(request: ChatRequest, served: ServedModel, prompt: Sequence[int]) -> ThinkingBudget | None:
     """Return the budget of the reasoning in an answer to the token ids *prompt*, None if the request sets none.
 
-    Raises UnsupportedParameter if the model has no reasoning tags, InvalidValue if the end tag may not be drawn.
+    Raises UnsupportedParameter if the model has no reasoning tags of one token, InvalidValue if the end tag may not be
+    drawn.
     """
     num_tokens = request.thinking_token_budget
     if num_tokens is None:
@@ -68,6 +69,11 @@ def _thinking_budget(request: ChatRequest, served: ServedModel, prompt: Sequence
     if markers is None:
         raise UnsupportedParameter(
             "`thinking_token_budget`: this model's answers have no reasoning; leave it out.", "thinking_token_budget"
+        )
+    if markers.end_id < 0:
+        raise UnsupportedParameter(
+            "`thinking_token_budget`: no single token ends this model's reasoning; leave it out.",
+            "thinking_token_budget",
         )
     if request.allowed_token_ids and markers.end_id not in request.allowed_token_ids:
         raise InvalidValue(

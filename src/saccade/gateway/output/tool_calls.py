@@ -38,14 +38,23 @@ Piece = Sequence[int] | GeneratedCall
 class ToolCallReader:
     """Separates the tokens of one answer. Unless *many* calls are allowed, the answer ends with its first call.
 
-    *num_tokens* counts the tokens that are not content: those of calls and their sections, and buffered ones.
+    The chat has *num_earlier* calls already. *num_tokens* counts the tokens that are not content: those of calls and
+    their sections, and buffered ones.
     """
 
-    def __init__(self, tokens: ToolCallTokens, tokenizer: Tokenizer, tools: Sequence[Tool], many: bool = True) -> None:
+    def __init__(
+        self,
+        tokens: ToolCallTokens,
+        tokenizer: Tokenizer,
+        tools: Sequence[Tool],
+        many: bool = True,
+        num_earlier: int = 0,
+    ) -> None:
         self._tokens = tokens
         self._tokenizer = tokenizer
         self._functions: Declared = declared(tools)
-        self._parse = FORMATS[tokens.format].parse
+        self._format = FORMATS[tokens.format]
+        self._num_earlier = num_earlier
         self._many = many
         self._pending: list[int] = []
         self._num_called = 0
@@ -106,7 +115,7 @@ class ToolCallReader:
             else:
                 parts[-1].append(token_id)
         before = self._tokenizer.decode(pending[int(pending[0] == tokens.section_begin_id) : start])
-        call = self._parse([self._tokenizer.decode(part) for part in parts], self._functions)
+        call = self._format.parse([self._tokenizer.decode(part) for part in parts], self._functions)
         if call is None or before.strip():
             return self._release()
         self._in_section |= pending[0] == tokens.section_begin_id
@@ -114,7 +123,9 @@ class ToolCallReader:
         self._num_called += len(pending)
         self._pending = []
         self.num_calls += 1
-        call_id = call.id or f"call_{secrets.token_hex(12)}"
+        number = self._num_earlier + self.num_calls - 1
+        own_id = f"{call.name}_{number}" if self._format.numbers_calls else call.id
+        call_id = own_id or f"call_{secrets.token_hex(12)}"
         return GeneratedCall(self.num_calls - 1, call_id, call.name, call.arguments)
 
     def _release(self) -> list[int]:

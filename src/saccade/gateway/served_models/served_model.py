@@ -35,6 +35,7 @@ from saccade.protocol.model_files import (
 from saccade.tokenization.chat_template import ChatTemplate, find_source
 from saccade.tokenization.image_tag import ImageTag
 from saccade.tokenization.loading import TokenizerNeeds, load_tokenizer
+from saccade.tokenization.markup import END_THINK, THINK, Markup
 from saccade.tokenization.tokenizer import Segment, Tokenizer, special_variables
 
 
@@ -95,7 +96,10 @@ def _ignore(_: str) -> None:
 
 @dataclass(frozen=True)
 class ReasoningTokens:
-    """The token ids that enclose reasoning in one model's answers, and the text *header* that begins it."""
+    """The token ids that enclose reasoning in one model's answers, and the text *header* that begins it.
+
+    They may be those of tags of several tokens (markup.py).
+    """
 
     start_id: int
     end_id: int
@@ -104,6 +108,8 @@ class ReasoningTokens:
     @classmethod
     def of(cls, tokenizer: Tokenizer, tags: ReasoningTags) -> "ReasoningTokens | None":
         """Return the markers of a model, None if it has none."""
+        if Markup.of(tokenizer) is not None:
+            return cls(THINK, END_THINK)
         start_id, end_id = tokenizer.token_id(tags.begin), tokenizer.token_id(tags.end)
         return None if start_id is None or end_id is None else cls(start_id, end_id, tags.header)
 
@@ -132,8 +138,8 @@ class ServedModel:
 
     *scope* names its tokenizer in caches of token ids.
 
-    *tokenizer_file* is the name of *tokenizer*'s file. *videos* is None for a model that takes no videos. The template
-    may be the operator's instead of the model's own.
+    *tokenizer_file* is the name of *tokenizer*'s file. *markup* is that of answers with tags of several tokens.
+    *videos* is None for a model that takes no videos. The template may be the operator's instead of the model's own.
     """
 
     name: str
@@ -146,6 +152,7 @@ class ServedModel:
     layout: Layout
     files_digest: bytes
     defaults: GenerationDefaults
+    markup: Markup | None
     reasoning: ReasoningTokens | None
     tool_calls: ToolCallTokens | None
     max_model_len: int
@@ -192,6 +199,7 @@ class ServedModel:
             layout=layout,
             files_digest=digest,
             defaults=generation_defaults(files.parse_json(model_files, GENERATION_CONFIG), config),
+            markup=Markup.of(text.tokenizer),
             reasoning=ReasoningTokens.of(text.tokenizer, declaration.reasoning) if parsers.reads_reasoning else None,
             tool_calls=tool_call_tokens(text.tokenizer, parsers.tool_format(declaration)),
             max_model_len=max_model_len,
@@ -283,7 +291,7 @@ def text_side(
             f"{family.placeholder} does; the tokenizer has no such special token."
         )
     jinja, template_json = model_files.files.get(CHAT_TEMPLATE_JINJA), model_files.files.get(CHAT_TEMPLATE_JSON)
-    source = find_source(jinja, template_json, tokenizer_config)
+    source = find_source(jinja, template_json, tokenizer_config, family.template)
     template_file = _template_file(model_files)
     begin(template_file)
     variables, reason = special_variables(tokenizer_config), ""

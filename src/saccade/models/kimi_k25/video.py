@@ -14,8 +14,8 @@ import numpy as np
 from saccade.errors import InvalidValue, StartupError
 from saccade.models.backbones.moonvit_config import CLIP_FRAMES
 from saccade.models.family import VideoOptions
-from saccade.models.kimi_k25.layout import image_layout
-from saccade.models.kimi_k25.settings import NESTED, resolve
+from saccade.models.preprocessing.navit_layout import image_layout
+from saccade.models.preprocessing.navit_settings import NESTED, resolve
 from saccade.models.preprocessing.processor_config import whole_number
 from saccade.protocol.media import ImageLayout, VideoHeader
 from saccade.protocol.model_files import PREPROCESSOR_CONFIG

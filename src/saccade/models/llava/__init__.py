@@ -9,6 +9,7 @@ FAMILY = Family(
     placeholder_keys=("image_token_index", "image_token_id"),
     image_tag="<image>\n",
     limits=(
+        "Maintained only: faults are mended, nothing is added.",
         "Vision towers other than CLIP's are refused.",
         "Text networks other than Llama and Mistral are refused by the engine.",
         "The engine takes the features of one layer of the tower; a list in `vision_feature_layer` is refused.",

@@ -9,5 +9,8 @@ FAMILY = Family(
     placeholder_keys=(),
     image_tag="<|image_{number}|>\n",
     split_at_images=True,
-    limits=("One set of longrope's factors serves all requests; `--max-model-len` chooses it at load.",),
+    limits=(
+        "Maintained only: faults are mended, nothing is added.",
+        "One set of longrope's factors serves all requests; `--max-model-len` chooses it at load.",
+    ),
 )

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from saccade.models.tool_formats import gemma4, glm45, hermes, kimi_k2, qwen3_coder
+from saccade.models.tool_formats import gemma4, glm45, hermes, kimi_k2, kimi_k3, qwen3_coder
 from saccade.models.tool_formats.form import CallConstraint, ToolCallTokens, ToolFormat
+from saccade.tokenization.markup import Markup
 from saccade.tokenization.tokenizer import Tokenizer
 
 FORMATS: Final[Mapping[str, ToolFormat]] = MappingProxyType(
@@ -13,6 +14,7 @@ FORMATS: Final[Mapping[str, ToolFormat]] = MappingProxyType(
         "hermes": hermes.FORMAT,
         "qwen3_coder": qwen3_coder.FORMAT,
         "kimi_k2": kimi_k2.FORMAT,
+        "kimi_k3": kimi_k3.FORMAT,
         "glm45": glm45.FORMAT,
         "gemma4": gemma4.FORMAT,
     }
@@ -23,6 +25,8 @@ def tool_call_tokens(tokenizer: Tokenizer, name: str | None) -> ToolCallTokens |
     """Return the ids of the tags of the form *name*, None if the vocabulary lacks one of them."""
     if name is None:
         return None
+    if FORMATS[name].markup is not None:
+        return FORMATS[name].markup if Markup.of(tokenizer) is not None else None
     token_ids = [None if tag is None else tokenizer.token_id(tag) for tag in FORMATS[name].tags]
     is_lacking = any(tag is not None and one is None for tag, one in zip(FORMATS[name].tags, token_ids, strict=True))
     return None if is_lacking else ToolCallTokens(name, *token_ids)  # type: ignore[arg-type]

@@ -107,7 +107,8 @@ class ToolFormat:
     *parse* reads a call from its text, in parts if it has separators; None if it is no call of a declared function.
     *rules* yields the grammar's rules of the call of function *index*, from `call_INDEX` on. *limits* refuses or drops
     what the form cannot enforce of a function's schema. *variables* computes template variables from the tools, if the
-    releases' own code does. *between* is the text between calls outside of a section.
+    releases' own code does. *between* is the text between calls outside of a section. *markup* are the ids of tags of
+    several tokens. A form that *numbers_calls* has NAME_NUMBER as a call's id, counted over the whole chat.
     """
 
     tags: ToolTags
@@ -116,6 +117,8 @@ class ToolFormat:
     limits: Callable[[FunctionConstraint, SupportedSchema], SupportedSchema] = _as_it_is
     variables: Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]] | None = None
     between: str = "\n"
+    markup: ToolCallTokens | None = None
+    numbers_calls: bool = False
 
     def grammar(self, calls: CallConstraint) -> str:
         """Return the Lark grammar of *calls*, whose schemas can be enforced."""

@@ -142,7 +142,8 @@ def _writer(job: PixelJob) -> Callable[[npt.NDArray[Any]], None]:
         else:
             frames = video.read_frames(job.encoded, job.video, job.layout.frames, job.video_limits)
         return partial(models.load_video_pixels(job.family)(job.settings).write, frames, job.layout)
-    image = decode(job.encoded, job.limits) if job.page is None else pdf.render(job.encoded, job.page)
+    keeps_alpha = models.families()[job.family].keeps_alpha
+    image = decode(job.encoded, job.limits, keeps_alpha) if job.page is None else pdf.render(job.encoded, job.page)
     return partial(models.load_pixels(job.family)(job.settings).write, image, job.layout)
 
 

@@ -1,4 +1,4 @@
-"""The processor's settings, from the release's or transformers' form of preprocessor_config.json. No torch."""
+"""Settings of Kimi's processors, from the releases' or transformers' form of preprocessor_config.json. No torch."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +16,7 @@ RELEASE: Mapping[str, Any] = {
     "patch_limit_on_one_side": 512,
     **processor_config.HALF_COLOURS,
 }
-"""The release's values, which apply to missing keys; transformers has the same values as class defaults."""
+"""Kimi-K2.5's values, which apply to missing keys; transformers has the same values as class defaults."""
 
 SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "merge_size": ("merge_kernel_size", "merge_size"),
@@ -38,8 +38,13 @@ FIXED: Mapping[str, Any] = {
 """Settings with one supported value; with another, the model would get other pixels than it was trained on."""
 
 
-def resolve(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of RELEASE, with the values of the checkpoint's parsed files.
+def resolve(
+    config: Mapping[str, Any],
+    preprocessor: Mapping[str, Any],
+    release: Mapping[str, Any] = RELEASE,
+    fixed: Mapping[str, Any] = FIXED,
+) -> dict[str, Any]:
+    """Return the settings of *release*, with the values of the checkpoint's parsed files; *fixed* have one value.
 
     preprocessor_config.json has them in `media_proc_cfg` (the release) or at its top level (transformers). Raises
     StartupError if a value is wrong, not supported, or different from that of config.json's vision tower.
@@ -47,8 +52,8 @@ def resolve(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> dict[
     options = preprocessor.get(NESTED, preprocessor)
     if not isinstance(options, Mapping):
         raise StartupError(f"{PREPROCESSOR_CONFIG}: {NESTED} must be an object, not {options!r}.")
-    processor_config.check_fixed(options, FIXED)
-    settings = {key: _setting(options, key) for key in RELEASE}
+    processor_config.check_fixed(options, fixed)
+    settings = {key: _setting(options, key, release) for key in release}
     for key in ("patch_size", "merge_size", "in_patch_limit", "patch_limit_on_one_side"):
         processor_config.whole_number(settings[key], key)
     processor_config.one_per_channel(settings["image_mean"], "image_mean")
@@ -63,9 +68,9 @@ def resolve(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> dict[
     return settings
 
 
-def _setting(options: Mapping[str, Any], setting: str) -> Any:
+def _setting(options: Mapping[str, Any], setting: str, release: Mapping[str, Any]) -> Any:
     keys = SPELLINGS.get(setting, (setting,))
-    return next((_plain(options[key]) for key in keys if options.get(key) is not None), RELEASE[setting])
+    return next((_plain(options[key]) for key in keys if options.get(key) is not None), release[setting])
 
 
 def _plain(value: Any) -> Any:
