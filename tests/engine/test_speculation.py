@@ -65,7 +65,7 @@ def test_scripted_proposals_change_no_answer(
 
 
 def test_prompt_lookup_changes_no_answer(tiny_qwen3_vl: Path, plain: dict[str, engines.Answer]) -> None:
-    repeating = engines.request(tiny_qwen3_vl, [40], "repeating", max_tokens=150)
+    repeating = engines.request(tiny_qwen3_vl, [40], "repeating", max_tokens=80)
     subject = engines.engine(tiny_qwen3_vl, speculative_config=NGRAM)
     found = engines.drain(subject, *asked(tiny_qwen3_vl), repeating).answers
     [alone] = engines.drain(engines.engine(tiny_qwen3_vl), repeating).answers.values()
@@ -104,6 +104,7 @@ def test_only_verified_tokens_are_in_the_prefix_cache(tiny_qwen3_vl: Path) -> No
     assert len(stored[0]) == sum((len(one.token_ids) + 23) // 16 for one in requests)
 
 
+@pytest.mark.ci
 def test_recurrent_states_after_accepted_tokens_go_on(network_folder: Callable[[str], Path]) -> None:
     """A row goes on from the state after its last accepted token; no checkpoint at a block's end has a wrong token."""
     folder = network_folder("qwen3_5")
@@ -131,6 +132,7 @@ def test_recurrent_states_after_accepted_tokens_go_on(network_folder: Callable[[
         assert subject.load().accepted_tokens_total > 0
 
 
+@pytest.mark.ci
 def test_recorded_proposals_are_replayed_equal(
     tiny_qwen3_vl: Path, plain: dict[str, engines.Answer], tmp_path: Path
 ) -> None:
