@@ -166,7 +166,7 @@ MODULES = {
 }
 
 
-def _convert_weight_to_int4pack(pairs: torch.Tensor, tiles: int) -> torch.Tensor:
+def convert_weight_to_int4pack(pairs: torch.Tensor, tiles: int) -> torch.Tensor:
     """The codes as PyTorch's kernel for CPUs takes them; the one for GPUs takes two columns a byte, the first above."""
     assert pairs.dtype == torch.uint8
     assert tiles in (2, 4, 8)
@@ -178,7 +178,7 @@ def _convert_weight_to_int4pack(pairs: torch.Tensor, tiles: int) -> torch.Tensor
 def install(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None:
     """Make these functions importable, and have torch find a GPU of *capability*."""
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: capability)
-    monkeypatch.setattr("torch._convert_weight_to_int4pack", _convert_weight_to_int4pack)
+    monkeypatch.setattr("torch._convert_weight_to_int4pack", convert_weight_to_int4pack)
     monkeypatch.setattr("torch._weight_int4pack_mm", torch._weight_int4pack_mm_for_cpu)
     for name, functions in MODULES.items():
         library: Any = ModuleType(name)

@@ -314,7 +314,7 @@ def test_a_disk_that_refuses_a_segment_costs_no_sequence_its_state(
 
     asked = with_images(tiny_qwen3_vl)
     with recordings.recording_engine(tiny_qwen3_vl, tmp_path) as subject:
-        monkeypatch.setattr("saccade.engine.recording._Segment", refuse)
+        monkeypatch.setattr("saccade.engine.recording.Segment", refuse)
         recordings.recorder(subject).rest_seconds = 0
         assert len(one_by_one(subject, asked)) == 5
         assert subject.load().preemptions_total == 0

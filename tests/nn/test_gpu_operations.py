@@ -108,8 +108,7 @@ class Launches(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        is_view = any(one.alias_info is not None and not one.alias_info.is_write for one in func._schema.returns)
-        if not is_view and "empty" not in func.__name__:
+        if not func.is_view and "empty" not in func.__name__:
             self.names.append(func.__name__)
         return result
 

@@ -115,7 +115,7 @@ class Recorder:
         self._folder = recording_folder(header.config)
         self._max_bytes = header.config.record_steps_bytes // NUM_SEGMENTS
         self._pool = ThreadPoolExecutor(1, "step recorder")
-        self._segment: _Segment | None = None
+        self._segment: Segment | None = None
         self._num_bytes: dict[Path, int] = {}
         self._began = -math.inf
 
@@ -147,7 +147,7 @@ class Recorder:
         self._num_bytes[path] = 0
         try:
             self._make_room()
-            self._segment = _Segment(path)
+            self._segment = Segment(path)
         except OSError as error:
             logger.error("steps cannot be recorded", file=str(path), reason=error.strerror)
             return False
@@ -234,7 +234,7 @@ class Recorder:
             total -= size
 
 
-class _Segment:
+class Segment:
     """A new file, and the frames to add to it. `write` runs on another thread; after an *error* it writes no more.
 
     Raises OSError if the file cannot be created.
