@@ -33,7 +33,7 @@ CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
     "phi3_v": phi3_v.write,
     "paddleocr_vl": paddleocr_vl.write,
     **{name: partial(smolvlm.write, name=name) for name in smolvlm.ARCHITECTURES},
-    **{name: partial(gemma4.write, name=name) for name in ("gemma4", "gemma4_unified")},
+    **{name: partial(gemma4.write, name=name) for name in gemma4.RELEASES},
 }
 """Writers by the release's name: each fills an empty folder with the files of a gateway and returns it."""
 

@@ -131,7 +131,11 @@ SUBJECTS = (
             thinking="enable_thinking",
             takes_tools=True,
         )
-        for name, reference in (("gemma4", PooledPatches), ("gemma4_unified", SquarePatches))
+        for name, reference in (
+            ("gemma4", PooledPatches),
+            ("gemma4_e2b", PooledPatches),
+            ("gemma4_unified", SquarePatches),
+        )
     ),
     Subject("phi3_v", Phi3V, extremes=((1_000, 1), (1, 1_000)), is_lossless=False),
 )

@@ -20,6 +20,8 @@ from saccade.nn.context import PackedLayout
 from saccade.protocol.media import MediaItem
 
 SIZES = [(150, 100), (64, 200), (300, 61)]
+TOWERS = [name for name in NETWORKS if name != "gemma4_unified"]
+"""The checkpoints with a vision tower."""
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +36,7 @@ def _silent(*_: Any) -> None:
     pass
 
 
-@pytest.fixture(scope="module", params=NETWORKS)
+@pytest.fixture(scope="module", params=TOWERS)
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -54,10 +54,12 @@ def test_wrong_files_are_named(name: str, content: bytes | None, sentence: str, 
 def test_lost_image_settings_stop_the_start(name: str, checkpoint: Callable[[str], Path]) -> None:
     """Whatever the family: with settings that are not the release's, the model would answer, and wrongly."""
     content = dict(read_model_files(checkpoint(name)).files)
-    settings = content.pop("preprocessor_config.json")
+    settings = json.loads(content.pop("preprocessor_config.json"))
+    others = {**json.loads(content.get("processor_config.json", b"{}")), "image_processor": None}
+    content["processor_config.json"] = json.dumps(others).encode()
     with pytest.raises(StartupError, match=r"preprocessor_config\.json"):
         ServedModel.from_files(name, ModelFiles(files=content), 4096)
-    content["processor_config.json"] = b'{"image_processor": ' + settings + b"}"
+    content["processor_config.json"] = json.dumps({**others, "image_processor": settings}).encode()
     assert ServedModel.from_files(name, ModelFiles(files=content), 4096).layout.settings
 
 

@@ -13,7 +13,17 @@ from saccade.models.files import read_model_files
 from saccade.protocol.description import ModelFiles
 from saccade.protocol.media import VideoHeader
 
-WITH_VIDEOS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "kimi_k25", "glm4v", "glm_ocr")
+WITH_VIDEOS = (
+    "qwen2_vl",
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "qwen3_5",
+    "kimi_k25",
+    "glm4v",
+    "glm_ocr",
+    "gemma4",
+    "gemma4_unified",
+)
 HEADER = VideoHeader(9, 3.0, 150, 100)
 TEXT = {"type": "text", "text": "<|video_pad|><|video|><|kimi_k25_video_placeholder|>"}
 
