@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from torchvision_schemas import import_torchvision
 
 from checkpoints import templates
 from checkpoints.qwen import QWEN2_PATTERN
@@ -104,6 +105,7 @@ def _released(key: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tenso
 
 def write_network(folder: Path, name: str) -> Path:
     """Write a whole tiny one: 4 layers, hidden 96, tiles of 4 x 4 patches and 4 tokens."""
+    import_torchvision()
     from transformers import InternVLConfig, InternVLForConditionalGeneration
 
     write(folder, name, vocab_size=600, vision=TINY)
