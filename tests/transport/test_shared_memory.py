@@ -216,7 +216,7 @@ def test_sweep_removes_only_segments_of_dead_processes(pool: SlotPool) -> None: 
             assert all(path.exists() for path in theirs)
         finally:
             owner.send_signal(signal.SIGKILL)
-    assert sweep() >= 3
+    sweep()  # or another program of Saccade has done it
     assert not any(path.exists() for path in theirs)
     assert (FOLDER / kept.ref.name).exists()
 
