@@ -9,10 +9,14 @@ from server import serving
 
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
 ALL_PHASES = ("--max-examples", "20")
-EVERY_DAY = ("--max-examples", "1", "--phases", "examples,fuzzing")
+IN_CI = ("--max-examples", "1", "--phases", "examples,fuzzing")
 
 
-@pytest.mark.parametrize("flags", [EVERY_DAY, pytest.param(ALL_PHASES, marks=pytest.mark.conformance)], ids=len)
+@pytest.mark.parametrize(
+    "flags",
+    [pytest.param(IN_CI, marks=pytest.mark.ci), pytest.param(ALL_PHASES, marks=pytest.mark.conformance)],
+    ids=len,
+)
 def test_schemathesis(tiny_qwen3_vl: Path, flags: tuple[str, ...]) -> None:
     program = Path(sys.executable).with_name("schemathesis")
     # A short context: most of what is sent generates until it is full.
