@@ -48,7 +48,7 @@ def test_operations_for_gpus_give_the_logits_of_the_plain_ones(folder: Path, mon
     plain = engines.engine(folder)
     names = [name for name, device_type, _ in ops.FASTER if device_type == "cuda" and name != "experts"]
     faster = {(name, "cpu", torch.float32): "saccade.nn.gpu" for name in names}
-    monkeypatch.setattr(execution, "resolve", lambda *place: ops.resolve(*place, faster))
+    monkeypatch.setattr(execution, "resolve", lambda device, dtype, *_: ops.resolve(device, dtype, faster))
     other = engines.engine(folder)
     (expected_ids, expected), (found_ids, found) = answered(plain, folder), answered(other, folder)
     torch.testing.assert_close(found, expected, atol=ATOL, rtol=0)
