@@ -158,7 +158,7 @@ def test_killed_indexer_is_restarted_and_service_goes_on(
     os.kill(killed.pid, signal.SIGKILL)
     wait_until(lambda: process(running, "indexer").pid != killed.pid)
     running.wait_until_exact()
-    assert num_held(running) >= held
+    wait_until(lambda: num_held(running) >= held)  # either process answers
     # Both processes ask the new indexer, which knows the caches by their snapshots.
     for _ in range(8):
         route = running.route(fleet_chats[0])
