@@ -170,6 +170,26 @@ class RMSNorm(Layer):
         return self.ops.rms_norm(x_NE, self.weight, self.eps)
 
 
+class FloatNorm(Layer):
+    """x / rms(x) * (*offset* + weight) over the last dimension, in float32, rounded once."""
+
+    offset = 0
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
+        self.eps = eps
+        self.scale = torch.empty(0)
+
+    def finish(self) -> None:
+        """Convert the loaded weight."""
+        self.scale = self.offset + self.weight.float()
+
+    def forward(self, x_NE: torch.Tensor) -> torch.Tensor:
+        """Normalise [N, size]."""
+        return self.ops.rms_norm(x_NE, self.scale, self.eps)
+
+
 class LayerNorm(Layer):
     """Layer norm with weight and bias over the last dimension."""
 

@@ -6,34 +6,21 @@ D head size.
 """
 
 import torch
-from torch import nn
 
 from saccade.models.backbones.decoder import DecoderLayer, GatedMlp, TextDecoder
 from saccade.models.backbones.gated_delta_net import GatedDeltaNet
 from saccade.models.backbones.grouped_query_text import MixtureOfExperts, mlp_of
 from saccade.models.backbones.text_config import ExpertsConfig, HybridConfig, TextConfig
 from saccade.nn.context import ForwardContext
-from saccade.nn.layers import Attention, Layer, Linear
+from saccade.nn.layers import Attention, FloatNorm, Layer, Linear
 from saccade.nn.ops import CosSin
 from saccade.nn.parallel import ALONE, Ranks
 
 
-class OffsetNorm(Layer):
-    """x / rms(x) * (1 + weight) over the last dimension, in float32: 1 + weight has too many digits for bfloat16."""
+class OffsetNorm(FloatNorm):
+    """FloatNorm of 1 + weight, which has too many digits for bfloat16."""
 
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
-        self.eps = eps
-        self.scale = torch.empty(0)
-
-    def finish(self) -> None:
-        """Add 1 to the loaded weight."""
-        self.scale = 1 + self.weight.float()
-
-    def forward(self, x_NE: torch.Tensor) -> torch.Tensor:
-        """Normalise [N, size]."""
-        return self.ops.rms_norm(x_NE, self.scale, self.eps)
+    offset = 1
 
 
 class GatedAttention(Layer):

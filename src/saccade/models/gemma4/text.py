@@ -14,7 +14,7 @@ from saccade.models.backbones.decoder import GatedMlp, TextDecoder
 from saccade.models.gemma4.spec import GemmaExperts, GemmaText, LayerKind
 from saccade.nn.context import ForwardContext, Scoring
 from saccade.nn.experts import Experts, softmax_top_k
-from saccade.nn.layers import Attention, Layer, Linear
+from saccade.nn.layers import Attention, FloatNorm, Layer, Linear
 from saccade.nn.ops import GELU_TANH, CosSin, norm_rotary
 from saccade.nn.parallel import ALONE, Ranks
 from saccade.nn.rope import cos_sin, inverse_frequencies
@@ -25,24 +25,6 @@ KeysValues = tuple[torch.Tensor, torch.Tensor]
 def normed(x: torch.Tensor, eps: float) -> torch.Tensor:
     """Return x / rms(x) over the last dimension, computed in float32."""
     return functional.rms_norm(x.float(), x.shape[-1:], None, eps).to(x.dtype)
-
-
-class Norm(Layer):
-    """x / rms(x) * weight over the last dimension, computed in float32 and rounded once."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
-        self.eps = eps
-        self.scale = torch.empty(0)
-
-    def finish(self) -> None:
-        """Convert the loaded weight."""
-        self.scale = self.weight.float()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalise [N, size]."""
-        return self.ops.rms_norm(x, self.scale, self.eps)
 
 
 class Step(NamedTuple):
@@ -71,8 +53,8 @@ class GemmaAttention(Layer):
         widths = tuple(count * head_dim for count in units)
         self.qkv_proj = Linear(config.hidden_size, widths, bias, split="outputs", units=units, ranks=ranks)
         self.o_proj = Linear(num_heads * head_dim, config.hidden_size, bias, split="inputs", ranks=ranks)
-        self.q_norm = Norm(head_dim, config.norm_eps)
-        self.k_norm = Norm(head_dim, config.norm_eps) if self.has_keys else None
+        self.q_norm = FloatNorm(head_dim, config.norm_eps)
+        self.k_norm = FloatNorm(head_dim, config.norm_eps) if self.has_keys else None
         window = self.kind.window
         scoring = Scoring(1.0, window, looks_ahead=config.sees_images and window is not None)
         self.attention = Attention(cache, ranks.divide(num_heads), ranks.share(num_kv_heads), scoring)
@@ -124,9 +106,9 @@ class Mixture(nn.Module):
         size, eps = config.hidden_size, config.norm_eps
         self.router = Router(config, experts)
         self.experts = Experts(experts.num_experts, size, experts.intermediate_size, ranks, GELU_TANH)
-        self.post_feedforward_layernorm_1 = Norm(size, eps)
-        self.post_feedforward_layernorm_2 = Norm(size, eps)
-        self.pre_feedforward_layernorm_2 = Norm(size, eps)
+        self.post_feedforward_layernorm_1 = FloatNorm(size, eps)
+        self.post_feedforward_layernorm_2 = FloatNorm(size, eps)
+        self.pre_feedforward_layernorm_2 = FloatNorm(size, eps)
 
     def forward(self, dense_NE: torch.Tensor, residual_NE: torch.Tensor) -> torch.Tensor:
         """Return the sum for the MLP's result *dense_NE*."""
@@ -142,7 +124,7 @@ class OwnEmbeddings(nn.Module):
         size, width = config.hidden_size, config.per_layer_width
         self.per_layer_input_gate = Linear(size, width, bias=False)
         self.per_layer_projection = Linear(width, size, bias=False)
-        self.post_per_layer_input_norm = Norm(size, config.norm_eps)
+        self.post_per_layer_input_norm = FloatNorm(size, config.norm_eps)
 
     def forward(self, x_NE: torch.Tensor, own_NP: torch.Tensor) -> torch.Tensor:
         """Map [N, E] to [N, E]."""
@@ -166,10 +148,10 @@ class GemmaLayer(nn.Module):
         self.mlp = GatedMlp(size, width, ranks, activation=GELU_TANH)
         self.mixture = None if config.experts is None else Mixture(config, config.experts, ranks)
         self.own = OwnEmbeddings(config) if config.per_layer_width else None
-        self.input_layernorm = Norm(size, eps)
-        self.post_attention_layernorm = Norm(size, eps)
-        self.pre_feedforward_layernorm = Norm(size, eps)
-        self.post_feedforward_layernorm = Norm(size, eps)
+        self.input_layernorm = FloatNorm(size, eps)
+        self.post_attention_layernorm = FloatNorm(size, eps)
+        self.pre_feedforward_layernorm = FloatNorm(size, eps)
+        self.post_feedforward_layernorm = FloatNorm(size, eps)
         self.layer_scalar = nn.Parameter(torch.empty(1), requires_grad=False)
 
     def forward(self, x_NE: torch.Tensor, step: Step) -> torch.Tensor:
@@ -190,7 +172,7 @@ class GemmaDecoder(TextDecoder):
     config: GemmaText
 
     def __init__(self, config: GemmaText, ranks: Ranks = ALONE) -> None:
-        super().__init__(config, (GemmaLayer(config, layer, ranks) for layer in range(config.num_layers)), Norm)
+        super().__init__(config, (GemmaLayer(config, layer, ranks) for layer in range(config.num_layers)), FloatNorm)
         self.frequencies_of: dict[LayerKind, torch.Tensor] = {}
         if config.per_layer_width:
             width = config.num_layers * config.per_layer_width
@@ -198,7 +180,7 @@ class GemmaDecoder(TextDecoder):
             table = torch.empty(config.per_layer_vocab, width)
             self.embed_tokens_per_layer.weight = nn.Parameter(table, requires_grad=False)
             self.per_layer_model_projection = Linear(config.hidden_size, width, bias=False)
-            self.per_layer_projection_norm = Norm(config.per_layer_width, config.norm_eps)
+            self.per_layer_projection_norm = FloatNorm(config.per_layer_width, config.norm_eps)
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Map ids int64 [N] to [N, E]."""

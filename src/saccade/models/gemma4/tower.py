@@ -13,11 +13,11 @@ import torch
 from torch import nn
 
 from saccade.models.gemma4.spec import GemmaVision
-from saccade.models.gemma4.text import Norm, normed
+from saccade.models.gemma4.text import normed
 from saccade.models.preprocessing.processor_config import CHANNELS
 from saccade.models.spec import Grid
 from saccade.nn.context import PackedLayout, VisionAttentionBackend, check_metadata
-from saccade.nn.layers import Layer, Linear
+from saccade.nn.layers import FloatNorm, Layer, Linear
 from saccade.nn.ops import GELU_TANH, rotary
 from saccade.nn.parallel import Ranks, Split
 from saccade.nn.rope import cos_sin, inverse_frequencies
@@ -77,8 +77,8 @@ class TowerAttention(Layer):
         self.k_proj = ClippedLinear((size, width), config.clipped, "outputs", heads, ranks)
         self.v_proj = ClippedLinear((size, width), config.clipped, "outputs", heads, ranks)
         self.o_proj = ClippedLinear((width, size), config.clipped, "inputs", heads, ranks)
-        self.q_norm = Norm(config.head_dim, config.norm_eps)
-        self.k_norm = Norm(config.head_dim, config.norm_eps)
+        self.q_norm = FloatNorm(config.head_dim, config.norm_eps)
+        self.k_norm = FloatNorm(config.head_dim, config.norm_eps)
 
     def forward(
         self, x_PV: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor], metadata: TowerMetadata
@@ -117,10 +117,10 @@ class TowerBlock(nn.Module):
         self.self_attn = TowerAttention(config, ranks)
         self.mlp = TowerMlp(config, ranks)
         size, eps = config.hidden_size, config.norm_eps
-        self.input_layernorm = Norm(size, eps)
-        self.post_attention_layernorm = Norm(size, eps)
-        self.pre_feedforward_layernorm = Norm(size, eps)
-        self.post_feedforward_layernorm = Norm(size, eps)
+        self.input_layernorm = FloatNorm(size, eps)
+        self.post_attention_layernorm = FloatNorm(size, eps)
+        self.pre_feedforward_layernorm = FloatNorm(size, eps)
+        self.post_feedforward_layernorm = FloatNorm(size, eps)
 
     def forward(
         self, x_PV: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor], metadata: TowerMetadata
@@ -176,7 +176,7 @@ class GemmaTower(nn.Module):
         """Compute the values derived from the loaded weights."""
         self.patch_embedder.finish()
         for module in self.encoder.modules():
-            if isinstance(module, Norm):
+            if isinstance(module, FloatNorm):
                 module.finish()
         device = self.patch_embedder.position_embedding_table.device
         self.frequencies = inverse_frequencies(self.config.theta, self.config.head_dim // 2, device)

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from saccade.errors import InternalError
 from saccade.media.resize import resize
 from saccade.models.internvl.layout import image_layout
+from saccade.models.preprocessing.decoded_size import check_decoded
 from saccade.models.preprocessing.tiles import ViewImage, write_views
 from saccade.protocol.media import ImageLayout
 
@@ -28,8 +28,7 @@ class Pixels(ViewImage):
         Raises InternalError if *layout* is for another size, MemoryError if an allocation fails.
         """
         height, width, _ = image.shape
-        if image_layout(width, height, self._settings) != layout:
-            raise InternalError("The image's decoded size differs from the size for which its tokens were counted.")
+        check_decoded(image_layout(width, height, self._settings), layout)
         side = out.shape[-1]
         whole = resize(image, side, side).transpose(1, 2, 0)
         tiled = whole

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from saccade.errors import InternalError
 from saccade.media.resize import resize
 from saccade.models.llava import tiles
 from saccade.models.llava.layout import image_layout
+from saccade.models.preprocessing.decoded_size import check_decoded
 from saccade.protocol.media import ImageLayout
 
 
@@ -29,8 +29,7 @@ class Pixels:
         Raises InternalError if *layout* is for another size, MemoryError if an allocation fails.
         """
         height, width, _ = image.shape
-        if image_layout(width, height, self._settings) != layout:
-            raise InternalError("The image's decoded size differs from the size for which its tokens were counted.")
+        check_decoded(image_layout(width, height, self._settings), layout)
         side = self._settings["image_size"]
         if layout.original_size is None:
             out[...] = cropped(image, self._settings["shortest_edge"], side)

@@ -7,9 +7,9 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from saccade.errors import InternalError
 from saccade.media.resample import resample
 from saccade.models.phi3_v.layout import fitted, image_layout
+from saccade.models.preprocessing.decoded_size import check_decoded
 from saccade.protocol.media import ImageLayout
 
 WHITE = 255
@@ -30,8 +30,7 @@ class Pixels:
         Raises InternalError if *layout* is for another size, MemoryError if an allocation fails.
         """
         height, width, _ = image.shape
-        if image_layout(width, height, self._settings) != layout:
-            raise InternalError("The image's decoded size differs from the size for which its tokens were counted.")
+        check_decoded(image_layout(width, height, self._settings), layout)
         planes = out.transpose(1, 2, 0)
         if width < height:
             # The reference first rotates a tall image, so its passes have the other order.

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from saccade.errors import InternalError
 from saccade.media import rgbx
 from saccade.media.resize import resize
 from saccade.models.preprocessing import patchify, smart_resize
+from saccade.models.preprocessing.decoded_size import check_decoded
 from saccade.protocol.media import ImageLayout
 
 
@@ -31,12 +31,10 @@ class PatchifyPixels:
         """
         height, width, _ = image.shape
         own = self.layout_of(width, height, self._settings)
-        if (own.resized_height, own.resized_width, own.grid) != (
-            layout.resized_height,
-            layout.resized_width,
-            layout.grid,
-        ):
-            raise InternalError("The image's decoded size differs from the size for which its tokens were counted.")
+        check_decoded(
+            (own.resized_height, own.resized_width, own.grid),
+            (layout.resized_height, layout.resized_width, layout.grid),
+        )
         side = self._settings["patch_size"] * self._settings["merge_size"]
         columns = layout.resized_width // side
         bands = _bands(image, layout, side)

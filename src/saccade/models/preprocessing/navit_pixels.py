@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from saccade.errors import InternalError
 from saccade.media.resample import resample
+from saccade.models.preprocessing.decoded_size import check_decoded
 from saccade.models.preprocessing.navit_layout import image_layout, resized
 from saccade.models.preprocessing.normalisation import bfloat16
 from saccade.protocol.media import ImageLayout
@@ -31,8 +31,7 @@ class NavitPixels:
         """
         height, width, _ = image.shape
         own = image_layout(width, height, self._settings)
-        if msgspec.structs.replace(own, pixel_dtype=layout.pixel_dtype, prompt=layout.prompt) != layout:
-            raise InternalError("The image's decoded size differs from the size for which its tokens were counted.")
+        check_decoded(msgspec.structs.replace(own, pixel_dtype=layout.pixel_dtype, prompt=layout.prompt), layout)
         small = self.opaque(resample(image, *resized(width, height, self._settings), Image.Resampling.BICUBIC))
         if layout.pixel_dtype == "uint8":
             write_patches(small, layout, out)

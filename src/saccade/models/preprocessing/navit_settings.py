@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from saccade.errors import StartupError
-from saccade.models.preprocessing import processor_config
+from saccade.models.preprocessing import processor_config, smart_resize
 from saccade.protocol.model_files import PREPROCESSOR_CONFIG
 
-BICUBIC = 3
 NESTED = "media_proc_cfg"
 RELEASE: Mapping[str, Any] = {
     "patch_size": 14,
@@ -28,12 +27,7 @@ SPELLINGS: Mapping[str, tuple[str, ...]] = {
 FIXED: Mapping[str, Any] = {
     "fixed_output_tokens": None,
     "transparent_bg_config": None,
-    "do_resize": True,
-    "do_rescale": True,
-    "do_normalize": True,
-    "do_convert_rgb": True,
-    "resample": BICUBIC,
-    "rescale_factor": 1 / 255,
+    **smart_resize.FIXED,
 }
 """Settings with one supported value; with another, the model would get other pixels than it was trained on."""
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from saccade.errors import InternalError
 from saccade.media.resize import resize
+from saccade.models.preprocessing.decoded_size import check_decoded
 from saccade.models.preprocessing.tiles import ViewImage, write_views
 from saccade.models.smolvlm.layout import fitted, image_layout
 from saccade.protocol.media import ImageLayout
@@ -32,8 +32,7 @@ class Pixels(ViewImage):
         Raises InternalError if *layout* is for another size, MemoryError if an allocation fails.
         """
         height, width, _ = image.shape
-        if image_layout(width, height, self._settings) != layout:
-            raise InternalError("The image's decoded size differs from the size for which its tokens were counted.")
+        check_decoded(image_layout(width, height, self._settings), layout)
         image = self._resized(image, *fitted(height, width, self._settings["longest_edge"]))
         tiled = self._resized(image, layout.resized_height, layout.resized_width)
         side = out.shape[-1]
