@@ -1,7 +1,7 @@
 """GLM-4.xV, dense and with experts, and GLM-OCR: as a gateway sees them, and whole tiny ones with random weights."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from torchvision_schemas import import_torchvision
 
 from checkpoints import templates
+from checkpoints.experts import one_by_one
 from checkpoints.qwen import CLIP
 from checkpoints.qwen3_vl import randomize
 from checkpoints.vocabulary import added, byte_level, write_json
@@ -114,20 +115,6 @@ def write(folder: Path, name: str, vocab_size: int = 1200, most_pixels: int = 28
     return folder
 
 
-def _released(key: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """Return the release's tensors: experts are stored one by one."""
-    prefix, fused, part = key.partition(".mlp.experts.")
-    if not fused:
-        yield key, tensor
-        return
-    for number, expert in enumerate(tensor):
-        if part == "down_proj":
-            yield f"{prefix}{fused}{number}.down_proj.weight", expert
-        else:
-            for name, half in zip(("gate", "up"), expert.chunk(2), strict=True):
-                yield f"{prefix}{fused}{number}.{name}_proj.weight", half
-
-
 def write_network(folder: Path, name: str) -> Path:
     """Write a whole tiny one: 4 layers, hidden 96, and a draft layer that nobody loads."""
     import_torchvision()
@@ -141,7 +128,7 @@ def write_network(folder: Path, name: str) -> Path:
     for key, buffer in model.named_buffers():
         if key.endswith("e_score_correction_bias"):
             buffer.copy_(torch.randn(buffer.shape, generator=torch.Generator().manual_seed(1)) * 0.1)
-    stored = (one for key, tensor in model.state_dict().items() for one in _released(key, tensor))
+    stored = (one for key, tensor in model.state_dict().items() for one in one_by_one(key, tensor))
     tensors: Mapping[str, torch.Tensor] = {key: tensor.clone() for key, tensor in stored}
     draft = {"model.language_model.layers.4.eh_proj.weight": torch.zeros(3, 5)}
     save_file({**tensors, **draft}, folder / "model.safetensors", metadata={"format": "pt"})

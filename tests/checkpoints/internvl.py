@@ -1,7 +1,6 @@
 """InternVL3.5, dense and with experts: as a gateway sees it, whole tiny ones, and their twins in the release's own form."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from torchvision_schemas import import_torchvision
 
 from checkpoints import templates
+from checkpoints.experts import one_by_one
 from checkpoints.qwen import QWEN2_PATTERN
 from checkpoints.qwen3_vl import randomize
 from checkpoints.vocabulary import added, byte_level, write_json
@@ -89,20 +89,6 @@ def write(folder: Path, name: str, vocab_size: int = 1200, vision: dict[str, Any
     return folder
 
 
-def _released(key: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """Return the release's tensors: experts are stored one by one."""
-    prefix, fused, part = key.partition(".mlp.experts.")
-    if not fused:
-        yield key, tensor
-        return
-    for number, expert in enumerate(tensor):
-        if part == "down_proj":
-            yield f"{prefix}{fused}{number}.down_proj.weight", expert
-        else:
-            for name, half in zip(("gate", "up"), expert.chunk(2), strict=True):
-                yield f"{prefix}{fused}{number}.{name}_proj.weight", half
-
-
 def write_network(folder: Path, name: str) -> Path:
     """Write a whole tiny one: 4 layers, hidden 96, tiles of 4 x 4 patches and 4 tokens."""
     import_torchvision()
@@ -112,7 +98,7 @@ def write_network(folder: Path, name: str) -> Path:
     torch.manual_seed(0)
     model = InternVLForConditionalGeneration(InternVLConfig.from_pretrained(folder)).float().eval()
     randomize(model)
-    stored = (one for key, tensor in model.state_dict().items() for one in _released(key, tensor))
+    stored = (one for key, tensor in model.state_dict().items() for one in one_by_one(key, tensor))
     tensors = {key: tensor.clone() for key, tensor in stored}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder

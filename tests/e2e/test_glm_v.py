@@ -1,47 +1,24 @@
 """GLM-4.xV and GLM-OCR through HTTP, gateway and our worker: the answers are the reference's. # A1 A4 A10"""
 
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from chats import Part, openai_messages, random_image, reference_messages
+from processor_answers import check_answers
 from references.native import load
-from references.networks import image_text_model
-from server import serving
 
 pytestmark = pytest.mark.conformance
 
-MAX_TOKENS = 12
-CHATS: tuple[tuple[Part, ...], ...] = (
-    ("What is it?",),
-    (random_image(300, 60, 1), "Describe the image."),
-    ("First:", random_image(64, 96, 2), "second: ", random_image(40, 300, 3), "Compare the two images."),
-)
-
 
 @pytest.mark.parametrize("name", ["glm4v", "glm4v_moe", "glm_ocr"])
-@torch.inference_mode()
 def test_answers_equal_the_reference(name: str, network_folder: Callable[[str], Path]) -> None:
     folder = network_folder(name)
-    processor, model = load(folder, "AutoProcessor"), image_text_model(folder)
-    with serving(str(folder), "--max-model-len", "2048") as server:
-        for parts in CHATS:
-            messages, images = reference_messages(*parts)
-            prompt = processor.apply_chat_template(messages, add_generation_prompt=True, enable_thinking=False)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # transformers warns about its own deprecations
-                inputs = processor(text=prompt, images=images or None, return_tensors="pt")
-            output = model.generate(**inputs, max_new_tokens=MAX_TOKENS, do_sample=False)[0].tolist()
-            length = inputs["input_ids"].shape[1]
-            answer: Any = server.client().chat.completions.create(
-                model=server.name,
-                messages=openai_messages(*parts),
-                max_tokens=MAX_TOKENS,
-                temperature=0,
-                extra_body={"return_token_ids": True, "chat_template_kwargs": {"enable_thinking": False}},
-            )
-            assert answer.prompt_token_ids == output[:length]
-            assert answer.choices[0].token_ids == output[length:]
+    processor = load(folder, "AutoProcessor")
+
+    def process(messages: list[Any], images: list[Any]) -> Mapping[str, Any]:
+        prompt = processor.apply_chat_template(messages, add_generation_prompt=True, enable_thinking=False)
+        inputs: Mapping[str, Any] = processor(text=prompt, images=images or None, return_tensors="pt")
+        return inputs
+
+    check_answers(folder, process, chat_template_kwargs={"enable_thinking": False})
