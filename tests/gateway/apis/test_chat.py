@@ -438,6 +438,26 @@ def trusting(tiny_qwen3_vl: Path) -> Iterator[scripted.Gateway]:
         yield gateway
 
 
+def test_result_images_that_the_template_loses_follow_in_a_turn_of_the_user(trusting: scripted.Gateway) -> None:  # F13
+    parts = "{% for p in m.content %}{{ '<|image_pad|>' if p.type == 'image' else p.text }}{% endfor %}"
+    template = (
+        "{% for m in messages %}[{{ m.role }}]{{ m.tool_calls or '' }}{% if m.content is string or m.role == 'tool' %}"
+        "{{ m.content }}{% else %}" + parts + "{% endif %}{% endfor %}"
+    )
+    image = {"type": "image_url", "image_url": {"url": data_url(random_image(64, 64, 0))}}
+    call = {"id": "a", "type": "function", "function": {"name": "zoom", "arguments": "{}"}}
+    messages = [
+        {"role": "user", "content": "look"},
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "a", "content": [{"type": "text", "text": "seen"}, image]},
+    ]
+    body = {"model": "tiny", "messages": messages, "chat_template": template, "max_tokens": 1}
+    assert trusting.ask("POST", "/v1/chat/completions", body).status == 200
+    request = trusting.worker.requests[-1]
+    assert len(request.media) == 1
+    assert "[tool]seen[user]<|image_pad|>" in trusting.tokenizer.decode(request.token_ids)
+
+
 def test_request_template_is_used_if_trusted(trusting: scripted.Gateway, ids_of: Callable[[str], list[int]]) -> None:
     assert trusting.chat("a <|im_end|>", chat_template=TEMPLATE).status == 200
     start = trusting.ask("POST", "/detokenize", {"tokens": trusting.worker.requests[0].token_ids}).json["prompt"]
