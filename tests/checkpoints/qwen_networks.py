@@ -72,6 +72,7 @@ def _qwen3_5_text(ids: Mapping[str, int], section: list[int], **sizes: Any) -> d
     }  # fmt: skip
     return _text(ids, **sizes) | {
         "attention_bias": False, "attn_output_gate": True, "mamba_ssm_dtype": "float32", "rope_parameters": rope,
+        "mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False,
     }  # fmt: skip
 
 
@@ -133,6 +134,22 @@ def _released(name: str, key: str, tensor: torch.Tensor) -> tuple[str, torch.Ten
     return key, tensor
 
 
+def _draft_layer(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors of a draft layer: those of a layer with attention, and its own."""
+    query = ".self_attn.q_proj.weight"
+    prefix = next(key for key in tensors if key.endswith(query)).removesuffix(query)
+    [hidden] = tensors["model.language_model.norm.weight"].shape
+    shapes = {key: [*tensor.shape] for key, tensor in tensors.items() if key.startswith(f"{prefix}.")}
+    shapes = {key.replace(prefix, "mtp.layers.0"): shape for key, shape in shapes.items()}
+    norms = ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")
+    shapes |= {"mtp.fc.weight": [hidden, 2 * hidden], **{f"mtp.{norm}.weight": [hidden] for norm in norms}}
+    draw = torch.Generator().manual_seed(1)
+    return {
+        key: torch.randn(shape, generator=draw) * (0.1 if len(shape) == 1 else shape[-1] ** -0.5)
+        for key, shape in shapes.items()
+    }
+
+
 def write(folder: Path, name: str, changes: Mapping[str, Any] = MappingProxyType({})) -> Path:
     """Write the tiny release *name* into *folder* and return it: float32, under 3 MB.
 
@@ -159,7 +176,7 @@ def write(folder: Path, name: str, changes: Mapping[str, Any] = MappingProxyType
     tensors = {key: tensor.contiguous() for key, tensor in stored}
     if config["tie_word_embeddings"]:
         del tensors["lm_head.weight"]
-    if name in HYBRIDS:  # a draft layer, which nobody loads
-        tensors["mtp.fc.weight"] = torch.zeros(3, 5)
+    if name in HYBRIDS:
+        tensors |= _draft_layer(tensors)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder

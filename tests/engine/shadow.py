@@ -121,9 +121,11 @@ def image(kind: int, num_tokens: int, start: int) -> MediaItem:
 
 
 class ShadowExecutor:
-    """Executes steps on digests. Of steps and images, *failing* is the share that fails."""
+    """Executes steps on digests. Of steps and images, *failing* is the share that fails; of drafts, *right* is right."""
 
-    def __init__(self, rng: random.Random, is_recurrent: bool, failing: float = 0.0) -> None:
+    def __init__(self, rng: random.Random, is_recurrent: bool, failing: float = 0.0, right: float = 0.0) -> None:
+        # From a second source, so that a seed means the same failures with drafts and without.
+        self._right, self._drafting = right, random.Random(0)
         self._rng = rng
         self._is_recurrent = is_recurrent
         self._failing = failing
@@ -189,15 +191,18 @@ class ShadowExecutor:
         fails = self._rng.random() < self._failing
         if fails and self._rng.random() < 0.5:
             raise StepFailed
-        tokens = []
+        tokens, contexts = [], []
         for chunk in step.chunks:
             stop = chunk.start + chunk.num_tokens
-            draws = [drawn(self._context(chunk.row, place + 1)) for place in range(stop - chunk.num_draws, stop)]
+            drawn_after = [self._context(chunk.row, place + 1) for place in range(stop - chunk.num_draws, stop)]
+            draws = [drawn(context) for context in drawn_after]
+            contexts += drawn_after
             tokens += draws
             # After proposals, the core tells which of the draws is the last token.
             self._last |= {chunk.row: draws[0]} if len(draws) == 1 else {chunk.row: -1}
         self.num_launched_ahead += bool(self._outputs)
-        output = StepOutput(step.number, tokens, failed_encodings=failed, sent=sent)
+        drafts = [self._draft(contexts[draw]) for draw in step.drafts]
+        output = StepOutput(step.number, tokens, failed_encodings=failed, sent=sent, drafts=drafts)
         self._outputs.append(None if fails else output)
         self._writers.append(
             {
@@ -206,6 +211,15 @@ class ShadowExecutor:
                 for place in range(chunk.start, chunk.start + chunk.num_tokens)
             }
         )
+
+    def _draft(self, context: bytes) -> tuple[int, ...]:
+        """Return what may follow the token that is drawn from *context*."""
+        drafts = []
+        for _ in range(self._drafting.randint(0, 3)):
+            context = digest(context, drawn(context), None)
+            is_right = self._drafting.random() < self._right
+            drafts.append(drawn(context) if is_right else self._drafting.randrange(NUM_TEXT_IDS))
+        return tuple(drafts)
 
     def collect(self) -> StepOutput:
         """Return the output of the oldest step. Raises StepFailed."""

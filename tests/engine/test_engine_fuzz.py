@@ -10,7 +10,7 @@ import shadow
 from shadow import BLOCK_SIZE, PLACEHOLDER, SPEC, ShadowExecutor
 
 from saccade.engine.core.request_validation import RequestValidator
-from saccade.engine.core.speculation import Speculation
+from saccade.engine.core.speculation import OwnDrafts, Speculation
 from saccade.engine.loop import Engine
 from saccade.protocol.output import FinishReason, StepFrame
 from saccade.protocol.request import EngineRequest, MediaPixels, SamplingParams, SupplyPixels
@@ -31,7 +31,9 @@ class Clients:
         is_recurrent = rng.random() < 0.5
         self.pixels: dict[bytes, bytes] = {}
         # From a second source, so that a seed means the same clients with speculation and without.
-        proposer = shadow.ScriptedProposer(random.Random(seed), (0.0, 0.5, 0.9, 1.0)[seed % 4], self.pixels)
+        right = (0.0, 0.5, 0.9, 1.0)[seed % 4]
+        scripted = shadow.ScriptedProposer(random.Random(seed), right, self.pixels)
+        proposer = OwnDrafts() if seed % 3 == 0 else scripted
         scheduler = shadow.scheduler(
             rng,
             is_recurrent,
@@ -42,9 +44,9 @@ class Clients:
             max_num_waiting=rng.choice((3, 50)),
             background_jobs=rng.random() < 0.5,
             encoder_cache_bytes=rng.choice((0, 500, 10**6)),
-            speculation=Speculation(proposer, 1 + seed % 5) if speculates else None,
+            speculation=Speculation(proposer, 1 + seed % 5, seed % 3) if speculates else None,
         )
-        self.executor = ShadowExecutor(rng, is_recurrent, failing)
+        self.executor = ShadowExecutor(rng, is_recurrent, failing, right)
         self.engine = Engine(
             self.executor,  # type: ignore[arg-type]
             scheduler,

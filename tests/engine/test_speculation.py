@@ -201,6 +201,8 @@ def test_what_followed_the_last_tokens_is_proposed(longest: int, token_ids: list
         ('{"num_speculative_tokens": 2, "prompt_lookup_min": "a"}', "whole numbers"),
         ('{"num_speculative_tokens": 2, "prompt_lookup_min": 4, "prompt_lookup_max": 2}', "must not be over"),
         ('{"method": "eagle3", "num_speculative_tokens": 2}', "'eagle3' is not known"),
+        ('{"method": "mtp", "num_speculative_tokens": 0}', "at least 1"),
+        ('{"method": "qwen3_5_mtp", "model": "x"}', "takes num_speculative_tokens alone"),
         ('{"num_speculative_tokens": 2, "model": "x"}', "does not take model"),
     ],
 )

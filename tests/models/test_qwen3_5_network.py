@@ -1,6 +1,7 @@
 """Qwen3.5, dense and with experts: tower, names of tensors, configurations, ranks and number formats."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from saccade import models
 from saccade.engine.executor.caches import Caches, CacheSizes
 from saccade.errors import StartupError
 from saccade.models.network import Target
+from saccade.models.qwen_vl import weights
 from saccade.models.spec import Paged, Recurrent
 from saccade.nn.backends.torch_sdpa import AttentionBackend
 from saccade.nn.context import ForwardContext, PagedLayout
@@ -68,6 +70,17 @@ def test_layers_have_the_state_of_their_kind(network: Callable[[str], Any]) -> N
     recurrent = dense.kv_specs[0]
     assert isinstance(recurrent, Recurrent)
     assert recurrent.shapes == ((6, 12, 20), (3, 2 * 24 + 120))
+
+
+def test_a_draft_layer_has_keys_and_values_and_the_last_hidden_state(network_folder: Callable[[str], Path]) -> None:
+    config = config_of(network_folder("qwen3_5"))
+    *layers, paged, last = models.load_spec("qwen3_5", {**config, "drafts": True}).kv_specs
+    assert tuple(layers) == models.load_spec("qwen3_5", config).kv_specs
+    assert paged == Paged(2, 48, 48)
+    assert last == Recurrent(((104,), (3,)), ("network", "float32"))
+    config["text_config"]["mtp_use_dedicated_embeddings"] = True
+    with pytest.raises(StartupError, match="mtp_use_dedicated_embeddings"):
+        models.load_spec("qwen3_5", {**config, "drafts": True})
 
 
 def context(spec: Any, ranks: Ranks, device: str = "cpu") -> ForwardContext:
@@ -198,6 +211,12 @@ def test_names(network: Callable[[str], Any]) -> None:
         f"{ours}.mlp.shared_expert.gate_up_proj.weight", 1
     )
     assert locate("lm_head.weight") == Target("lm_head.weight")
+    drafting = partial(weights.hybrid_target, drafts=True)
+    assert drafting("mtp.layers.0.self_attn.k_proj.weight") == Target("mtp.layers.0.self_attn.qkv_proj.weight", 1)
+    assert drafting("mtp.layers.0.mlp.experts.3.down_proj.weight") == Target(
+        "mtp.layers.0.mlp.experts.down_proj", None, 3
+    )
+    assert drafting("mtp.pre_fc_norm_hidden.weight") == Target("mtp.pre_fc_norm_hidden.weight")
     assert network("qwen3_5").locate("lm_head.weight") is None
 
 

@@ -26,6 +26,8 @@ CHOICES = {
     "mm_encoder_tp_mode": EncoderTpMode,
     "role": Role,
 }
+DRAFT_METHODS = ("mtp", "qwen3_5_mtp", "qwen3_next_mtp")
+"""The names of the method of --speculative-config that takes the model's own draft layer: vLLM's."""
 OTHER_NAMES = {
     "kv_cache_bytes": "--kv-cache-memory-bytes",
     "num_blocks": "num_blocks",
@@ -99,7 +101,7 @@ class EngineSettings:
     async_scheduling: bool | None = None
     "Launch a step before the tokens of the last one are collected; by default on a GPU only."
     speculative_config: Annotated[JsonObject | None, Parameter(alias="-sc")] = None
-    "Propose tokens and verify them together, as JSON: method (ngram), num_speculative_tokens, prompt_lookup_max, _min."
+    "Propose tokens and verify them together, as JSON: method (ngram, mtp), num_speculative_tokens, prompt_lookup_*."
     threads: Count | None = None
     "CPU threads of the network, in each process; by default OMP_NUM_THREADS, else one less than there are cores."
     tensor_parallel_size: Annotated[Count, Parameter(alias="-tp")] = 1
@@ -170,7 +172,12 @@ class EngineConfig(EngineSettings, SplitSettings):
     @property
     def num_speculative_tokens(self) -> int:
         """The most tokens to propose for a step of a sequence."""
-        return json.loads(self.speculative_config)["num_speculative_tokens"] if self.speculative_config else 0
+        return json.loads(self.speculative_config).get("num_speculative_tokens", 1) if self.speculative_config else 0
+
+    @property
+    def drafts(self) -> bool:
+        """Whether the model's own draft layer proposes tokens."""
+        return json.loads(self.speculative_config or "{}").get("method") in DRAFT_METHODS
 
     def check(self) -> None:
         """Raise StartupError, naming the setting, if a value is invalid."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from saccade.errors import StartupError
 from saccade.models.family import Family
-from saccade.models.spec import MAX_MODEL_LEN, PLACEHOLDER_TOKEN_ID
+from saccade.models.spec import DRAFTS, MAX_MODEL_LEN, PLACEHOLDER_TOKEN_ID
 from saccade.protocol.description import ModelFiles
 from saccade.protocol.model_files import (
     CHAT_TEMPLATE_JINJA,
@@ -123,17 +123,20 @@ def video_processor(files: ModelFiles) -> Mapping[str, Any]:
     return nested or {}
 
 
-def engine_config(files: ModelFiles, family: Family, max_model_len: int | None = None) -> Mapping[str, Any]:
-    """Return config.json with two more keys for the engine, which some networks need. Raises StartupError.
+def engine_config(
+    files: ModelFiles, family: Family, max_model_len: int | None = None, *, drafts: bool = False
+) -> Mapping[str, Any]:
+    """Return config.json with three more keys for the engine, which some networks need. Raises StartupError.
 
     `placeholder_token_id` is the id of the family's placeholder: that in config.json, else that in the tokenizer's
-    files, else None. `max_model_len` is the length of the longest sequence to serve, None if it is the model's.
+    files, else None. `max_model_len` is the length of the longest sequence to serve, None if it is the model's. With
+    `drafts`, the network has the model's own draft layer.
     """
     config = parse_json(files, CONFIG)
     token_id = family.placeholder_token_id(config)
     if token_id is None:
         token_id = _added_token_id(files, family.placeholder)
-    return {**config, PLACEHOLDER_TOKEN_ID: token_id, MAX_MODEL_LEN: max_model_len}
+    return {**config, PLACEHOLDER_TOKEN_ID: token_id, MAX_MODEL_LEN: max_model_len, DRAFTS: drafts}
 
 
 def _added_token_id(files: ModelFiles, token: str) -> int | None:

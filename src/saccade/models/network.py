@@ -66,5 +66,20 @@ class Network(Protocol):
     ) -> torch.Tensor:
         """Return hidden states [N, E] for ids int64 [N]; media_UW replaces the embeddings at *media_rows* int64 [U]."""
 
+    def embed(
+        self, input_ids: torch.Tensor, media_rows: torch.Tensor | None = None, media_UW: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return the embeddings [N, E] of the same arguments, with the features."""
+
+    def draft(
+        self, x_NE: torch.Tensor, hidden_NE: torch.Tensor, context: ForwardContext, *, attends: bool = True
+    ) -> torch.Tensor:
+        """Return states [N, E], whose `logits` predict the tokens after those with embeddings *x_NE*.
+
+        *hidden_NE* are the hidden states of the tokens before those, and *context* has their positions and slots.
+        Without *attends*, only keys and values are written, and the result has no meaning. For networks whose spec
+        `drafts`.
+        """
+
     def logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
         """Return logits [R, V] in float32."""

@@ -19,7 +19,7 @@ NETWORK_DTYPE = "network"
 IMAGE, VIDEO = "image", "video"
 """Modalities of media items."""
 
-MAX_MODEL_LEN, PLACEHOLDER_TOKEN_ID = "max_model_len", "placeholder_token_id"
+MAX_MODEL_LEN, PLACEHOLDER_TOKEN_ID, DRAFTS = "max_model_len", "placeholder_token_id", "drafts"
 """Keys that models.files.engine_config adds to config.json."""
 
 
@@ -192,6 +192,11 @@ class ModelSpec:
     def kv_specs(self) -> tuple[KvSpec, ...]:
         """What each layer keeps of a sequence."""
         return self.text.kv_specs
+
+    @property
+    def drafts(self) -> bool:
+        """Whether the network has its draft layer. The last two of *kv_specs* are then that layer's."""
+        return False
 
     @property
     def vocab_size(self) -> int:

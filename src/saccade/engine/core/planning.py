@@ -171,7 +171,8 @@ class _Planner:
             num_proposed = 0 if proposal is None else len(proposal.token_ids)
             if proposal is None or scheduler.block_manager.chunk(sequence, 1 + num_proposed) <= num_proposed:
                 continue  # A state that is kept for others must not contain proposals.
-            if scheduler.block_manager.extend(sequence, num_proposed):
+            extend = scheduler.block_manager.extend
+            if extend(sequence, num_proposed + speculation.num_drafted) or extend(sequence, num_proposed):
                 draft.proposals[sequence] = proposal
                 draft.chunks[sequence] += num_proposed
                 draft.tokens -= num_proposed

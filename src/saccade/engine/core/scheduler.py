@@ -160,9 +160,11 @@ class Scheduler:
         for sequence, logprobs in zip(plan.prompts, output.prompt_logprobs, strict=bool(output.prompt_logprobs)):
             sequence.prompt_logprobs = (sequence.prompt_logprobs or []) + logprobs
         logprobs_of = output.logprobs or [None] * len(output.token_ids)
-        results = zip(plan.drawing, output.token_ids, logprobs_of, strict=bool(output.token_ids))
+        drafts = dict(zip(plan.step.drafts, output.drafts, strict=bool(output.drafts)))
+        draft_of = (drafts.get(draw, ()) for draw in range(len(plan.drawing)))
+        results = zip(plan.drawing, output.token_ids, logprobs_of, draft_of, strict=bool(output.token_ids))
         added = []
-        for sequence, token_id, logprob in results:
+        for sequence, token_id, logprob, draft in results:
             proposal = schedule.proposals.get(sequence)
             further = () if proposal is None else tuple(islice(results, len(proposal.token_ids)))
             if sequence.finish_reason is not None:
@@ -174,6 +176,7 @@ class Scheduler:
             scores, reason = [logprob], sequence.append(token_id)
             if proposal is not None:
                 reason = self._accept(sequence, proposal, further, scores, reason)
+            sequence.draft = (draft, *(one[3] for one in further))[len(scores) - 1]
             added.append((sequence, scores, reason))
         if num_tokens := self._land(schedule):
             self.counters.count_step(num_tokens)
@@ -193,7 +196,7 @@ class Scheduler:
         self,
         sequence: Sequence,
         proposal: Proposal,
-        draws: Ordered[tuple[Sequence, int, TokenLogprob | None]],
+        draws: Ordered[tuple[Sequence, int, TokenLogprob | None, tuple[int, ...]]],
         scores: list[TokenLogprob | None],
         reason: FinishReason | None,
     ) -> FinishReason | None:
@@ -201,7 +204,7 @@ class Scheduler:
 
         Add their log probabilities to *scores*, and return why the answer ends with the last of them.
         """
-        for proposed_id, (_, token_id, logprob) in zip(proposal.token_ids, draws, strict=True):
+        for proposed_id, (_, token_id, logprob, _) in zip(proposal.token_ids, draws, strict=True):
             if reason is not None or sequence.token_ids[-1] != proposed_id:
                 break
             scores.append(logprob)
@@ -430,6 +433,7 @@ class Scheduler:
 
     def _queue(self, sequence: Sequence) -> None:
         self.is_blocked = False
+        sequence.speculates = self.speculation is not None
         if sequence.awaits_grammar:
             self.parked[sequence] = None
             return

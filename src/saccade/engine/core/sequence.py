@@ -51,7 +51,8 @@ class Sequence:
     requested, are the known log probabilities of token_ids[1:]. *awaits_kv* is set until the prompt's state has come
     from a prefill worker; sample 0 then has the other samples in *forks*. *received_state* is the recurrent state of
     its next row. *completes_prompt*: another sample's prompt, whose state will be sent, waits for this one's first
-    token. A sequence that *speculates* may get proposals, which need its last token.
+    token. A sequence that *speculates* may get proposals, which need its last token. *draft* is what the model's own
+    layer drafted for the next tokens.
     """
 
     def __init__(
@@ -106,6 +107,7 @@ class Sequence:
         self.awaits_kv = isinstance(request.kv_transfer, ReceiveKv)
         self.completes_prompt = False
         self.speculates = False
+        self.draft: tuple[int, ...] = ()
         self.forks: list[Sequence] = []
         self.received_state = b""
         scores_prompt = index == 0 and request.sampling.num_prompt_logprobs is not None
@@ -196,6 +198,11 @@ class Sequence:
             return 0
         limit = self.max_num_tokens if self._reasoning_limit < num_tokens else self._reasoning_limit
         return min(limit, self.max_num_tokens) - num_tokens - 1
+
+    @property
+    def takes_drafts(self) -> bool:
+        """Whether the token after the one that is being drawn may be proposed."""
+        return self.speculates and self.num_expected_tokens + 2 < self.max_num_tokens
 
     @property
     def must_end_reasoning(self) -> bool:

@@ -11,6 +11,7 @@ from itertools import cycle, islice
 from typing import NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
+from saccade.engine.config import DRAFT_METHODS
 from saccade.engine.core.sequence import Sequence
 from saccade.errors import StartupError
 
@@ -50,12 +51,13 @@ class _Account:
 class Speculation:
     """Takes at most *num_tokens* from *proposer* for a step of a sequence, unless those for its last steps did not pay.
 
-    They pay if at least every other step with proposals has an accepted one.
+    They pay if at least every other step with proposals has an accepted one. A draft layer writes keys and values for
+    *num_drafted* tokens after those of a step.
     """
 
-    def __init__(self, proposer: Proposer, num_tokens: int) -> None:
+    def __init__(self, proposer: Proposer, num_tokens: int, num_drafted: int = 0) -> None:
         self._proposer = proposer
-        self.num_tokens = num_tokens
+        self.num_tokens, self.num_drafted = num_tokens, num_drafted
         self._accounts: WeakKeyDictionary[Sequence, _Account] = WeakKeyDictionary()
 
     def proposal(self, sequence: Sequence, room: int) -> Proposal | None:
@@ -113,6 +115,14 @@ class PromptLookup:
         return ()
 
 
+class OwnDrafts:
+    """Proposes the tokens that the model's own layer drafted with the last one."""
+
+    def propose(self, sequence: Sequence, most: int) -> Ordered[int]:
+        """Return the draft; nothing if the last step made none."""
+        return sequence.draft[:most]
+
+
 def _run(token_ids: Ordered[int], stop: int, length: int) -> tuple[int, ...]:
     return tuple(token_ids[max(0, stop - length) : stop])
 
@@ -122,8 +132,17 @@ def read_speculation(text: str | None) -> Speculation | None:
     if text is None:
         return None
     values = json.loads(text)
-    if (method := values.pop("method", "ngram")) != "ngram":
-        raise StartupError(f"--speculative-config: method {method!r} is not known; the method is ngram.")
+    method = values.pop("method", "ngram")
+    if method in DRAFT_METHODS:
+        num_tokens = values.pop("num_speculative_tokens", 1)
+        if values or not isinstance(num_tokens, int) or num_tokens < 1:
+            raise StartupError(
+                f"--speculative-config: the method {method} takes num_speculative_tokens alone, a whole number of at "
+                "least 1."
+            )
+        return Speculation(OwnDrafts(), num_tokens, num_tokens - 1)
+    if method != "ngram":
+        raise StartupError(f"--speculative-config: method {method!r} is not known; the methods are ngram and mtp.")
     numbers = {
         name: values.pop(name, None) for name in ("num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min")
     }

@@ -121,7 +121,8 @@ class StepInput(msgspec.Struct, frozen=True):
     *drop* may name outputs that were never made. *restore* initialises rows of *started* from checkpoints; the other
     started rows have zeroed recurrent states. *rewind* takes rows back to a state that their last chunk kept: one with
     proposals keeps, as number i, the states after each token i but the last. *save* copies the states at the end of the
-    rows' chunks to checkpoints. Earlier steps, or this one, must have computed the state that *send* names.
+    rows' chunks to checkpoints. Earlier steps, or this one, must have computed the state that *send* names. *drafts*
+    are the numbers of draws after which drafts of further tokens may help; networks with a draft layer make them.
     """
 
     number: int
@@ -136,6 +137,7 @@ class StepInput(msgspec.Struct, frozen=True):
     save: tuple[StateMove, ...] = ()
     receive: tuple[KvReceive, ...] = ()
     send: tuple[KvSend, ...] = ()
+    drafts: tuple[int, ...] = ()
 
 
 class RowCounts(msgspec.Struct, frozen=True, array_like=True):
@@ -201,7 +203,8 @@ class StepOutput(msgspec.Struct, frozen=True):
     *logprobs* has None for a token without requested log probabilities, and is empty if no chunk requests any.
     prompt_logprobs[i] belongs to the i-th PromptScores. *encode_seconds* is the time of jobs within the step, a part of
     *network_seconds*. *failed_encodings* are images of jobs within the step that could not be encoded; results of rows
-    that show them are meaningless. sent[i] is the content of the i-th KvSend.
+    that show them are meaningless. sent[i] is the content of the i-th KvSend. drafts[i] may follow the token of the
+    i-th of the step's *drafts*; without a draft layer there are none.
     """
 
     number: int
@@ -213,6 +216,7 @@ class StepOutput(msgspec.Struct, frozen=True):
     network_seconds: float = 0.0
     failed_encodings: tuple[int, ...] = ()
     sent: tuple[bytes, ...] = ()
+    drafts: list[tuple[int, ...]] = []
 
 
 def with_pixels(step: StepInput, change: Callable[[EncoderInput], bytes]) -> StepInput:

@@ -135,6 +135,7 @@ class StepBuilder:
             save=save,
             receive=(*copies.receive, *states),
             send=copies.send,
+            drafts=tuple(draw for draw, owner in enumerate(drawing) if owner.takes_drafts),
         )
         prompts = _prompt_scores(zip(owners, chunks, strict=True))
         masks = tuple(self._masks(draws, schedule))

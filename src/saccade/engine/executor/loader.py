@@ -56,7 +56,7 @@ def load_model(config: EngineConfig, progress: Progress, ranks: Ranks = ALONE) -
     folder = Path(config.model_dir)
     files = with_overrides(read_model_files(folder), config.hf_overrides, config.override_generation_config)
     # The network is first built without storage, so that no float32 copy and no random initial values are created.
-    parsed, network = empty_network(files, config.max_model_len, ranks)
+    parsed, network = empty_network(files, config.max_model_len, ranks, drafts=config.drafts)
     device = choose_device(config.device, ranks)
     dtype = choose_dtype(config.dtype, device, parsed)
     quantisation = read_quantisation(parsed, folder)
@@ -103,13 +103,18 @@ def _round_to_fp8(network: nn.Module) -> None:
 
 
 def empty_network(
-    files: ModelFiles, max_model_len: int | None = None, ranks: Ranks = ALONE
+    files: ModelFiles, max_model_len: int | None = None, ranks: Ranks = ALONE, *, drafts: bool = False
 ) -> tuple[Mapping[str, Any], Any]:
     """Return the parsed config.json of *files* and the network without storage. Raises StartupError."""
     family = models.family_of(parse_json(files, CONFIG))
     declaration = models.families()[family]
-    parsed = engine_config(files, declaration, max_model_len)
+    parsed = engine_config(files, declaration, max_model_len, drafts=drafts)
     spec = models.load_spec(family, parsed)
+    if drafts and not spec.drafts:
+        raise StartupError(
+            f"--speculative-config: the method mtp needs a draft layer of the model's own, and Saccade knows none of "
+            f"{family}. The method ngram works with every model."
+        )
     with torch.device("meta"):
         return parsed, models.load_network(family)(spec, parsed, image_processor(files, declaration), ranks)
 

@@ -14,6 +14,7 @@ from saccade.engine.executor import kv_copies, logprobs, memory
 from saccade.engine.executor.batch import Batch, RowBuffers, as_decodes, build_batch
 from saccade.engine.executor.caches import Caches
 from saccade.engine.executor.decode_graphs import DecodeGraphs
+from saccade.engine.executor.drafter import Drafter, Drafting
 from saccade.engine.executor.encoder import Encoder
 from saccade.engine.executor.execution import Execution
 from saccade.engine.executor.loader import LoadedModel
@@ -31,16 +32,20 @@ logger = structlog.get_logger(__name__)
 
 
 class Forwarded(NamedTuple):
-    """A step's hidden states [N, E], to sample tokens from; None if the step has no chunks. *output* lacks draws."""
+    """A step's hidden states [N, E], to sample tokens from; None if the step has no chunks. *output* lacks draws.
+
+    *drafting* is for networks with a draft layer.
+    """
 
     step: StepInput
     batch: Batch | None
     hidden: torch.Tensor | None
     output: StepOutput
+    drafting: Drafting | None = None
 
 
 class Drawing(NamedTuple):
-    """Token ids and log probabilities that are being computed and copied to the host; *copy* is None without any.
+    """Token ids, scores and drafts that are being computed and copied to the host; *copy* is None without any.
 
     *scored* are the drawn tokens whose log probabilities are requested, as indices.
     """
@@ -48,6 +53,7 @@ class Drawing(NamedTuple):
     copy: logprobs.HostCopy | None
     sampling: SamplingInput
     scored: tuple[int, ...]
+    has_drafts: bool = False
 
 
 class ModelRunner:
@@ -70,6 +76,9 @@ class ModelRunner:
         self.encoder_outputs: dict[int, torch.Tensor] = {}
         self.caches = caches
         self.graphs: DecodeGraphs | None = None
+        self.drafter: Drafter | None = None
+        if network.spec.drafts:
+            self.drafter = Drafter(network, self.backend, caches, self.rows, execution.ranks)
 
     def update(self, step: StepInput) -> None:
         """Prepare a step: drop encoder outputs, end and start rows, change block tables, restore and receive states."""
@@ -110,7 +119,7 @@ class ModelRunner:
         outcomes = [self.encoder.encode_together(job) for job in jobs]
         for outcome in outcomes:
             self.encoder_outputs.update(outcome.features)
-        hidden = None if batch is None else self._forward(batch)
+        hidden, drafting = (None, None) if batch is None else self._forward(step, batch)
         self.caches.save(step.save)
         output = StepOutput(
             step.number,
@@ -120,7 +129,7 @@ class ModelRunner:
             failed_encodings=tuple(failed for outcome in outcomes for failed in outcome.failed),
             sent=self._send(step),
         )
-        return Forwarded(step, batch, hidden, output)
+        return Forwarded(step, batch, hidden, output, drafting)
 
     def _send(self, step: StepInput) -> tuple[bytes, ...]:
         return tuple(kv_copies.read(self.caches, send) for send in step.send)
@@ -131,6 +140,7 @@ class ModelRunner:
         batch, hidden = forwarded.batch, forwarded.hidden
         scored = tuple(index for index, num_top in enumerate(sampling.num_top) if num_top is not None)
         if batch is None or hidden is None or not (batch.drawing or sampling.prompt_scores):
+            self._draft(forwarded, None)
             return Drawing(None, sampling, scored)
         params = [self.rows.sampling(row) for row in batch.drawing]
         # Log probabilities are the model's own, so the raw logits are kept: sampling changes the logits in place.
@@ -147,26 +157,37 @@ class ModelRunner:
             num_top = max(sampling.num_top[index] or 0 for index in scored)
             results.append(logprobs.score(raw, ids.index_select(0, scored_on_device), num_top))
         results += [self._score_prompt(hidden, scores, batch.starts[scores.row]) for scores in sampling.prompt_scores]
-        return Drawing(logprobs.begin_copy(results), sampling, scored)
+        drafts = self._draft(forwarded, ids)
+        results += [one.double() for one in drafts]
+        return Drawing(logprobs.begin_copy(results), sampling, scored, bool(drafts))
 
     @torch.inference_mode()
     def receive_drawn(self, forwarded: Forwarded) -> None:
         """Receive the tokens that rank 0 draws for a step. Only rank 0 computes logits."""
-        batch = forwarded.batch
-        if batch is None or not batch.drawing:
-            return
-        ids = torch.empty(len(batch.drawing), dtype=torch.int64, device=self.device)
-        self.rows.last_token_ids.index_copy_(0, batch.drawing_on_device, self.ranks.broadcast(ids, 0))
+        batch, ids = forwarded.batch, None
+        if batch is not None and batch.drawing:
+            ids = self.ranks.broadcast(torch.empty(len(batch.drawing), dtype=torch.int64, device=self.device), 0)
+            self.rows.last_token_ids.index_copy_(0, batch.drawing_on_device, ids)
+        self._draft(forwarded, ids)
 
-    def _forward(self, batch: Batch) -> torch.Tensor:
-        if self.graphs is not None and (hidden := self.graphs.run(batch)) is not None:
-            return hidden
-        plan = self.backend.plan(batch.layout, self.dtype)
-        context = ForwardContext(batch.positions, batch.layout, self.caches.layers, self.backend, plan)
-        if batch.media_rows is None:
-            return self.network(batch.input_ids, context)
-        parts = [self.encoder_outputs[piece.output_id][piece.start : piece.stop] for piece in batch.media]
-        return self.network(batch.input_ids, context, batch.media_rows, torch.cat(parts))
+    def _draft(self, forwarded: Forwarded, ids: torch.Tensor | None) -> list[torch.Tensor]:
+        """Run the draft layer after the draw of *ids*; return one tensor of drafts, or none."""
+        if self.drafter is None or forwarded.drafting is None:
+            return []
+        return self.drafter.draft(forwarded.drafting, ids)
+
+    def _forward(self, step: StepInput, batch: Batch) -> tuple[torch.Tensor, Drafting | None]:
+        features = plan = None
+        if batch.media:
+            features = torch.cat([self.encoder_outputs[one.output_id][one.start : one.stop] for one in batch.media])
+        hidden = None if self.graphs is None else self.graphs.run(batch)
+        if hidden is None:
+            plan = self.backend.plan(batch.layout, self.dtype)
+            context = ForwardContext(batch.positions, batch.layout, self.caches.layers, self.backend, plan)
+            hidden = self.network(batch.input_ids, context, batch.media_rows, features)
+        if self.drafter is None:
+            return hidden, None
+        return hidden, self.drafter.begin(step, batch, features, hidden, plan)
 
     def _score_prompt(self, hidden: torch.Tensor, scoring: PromptScores, start: int) -> torch.Tensor:
         first = start + scoring.offset
@@ -209,6 +230,7 @@ def collect(drawing: Drawing, output: StepOutput) -> StepOutput:
         return output
     sampling, scored = drawing.sampling, drawing.scored
     ids, *scores = drawing.copy.wait()
+    drafts = scores.pop() if drawing.has_drafts else ()
     token_ids = [int(token_id) for token_id in ids]
     logprob_of: dict[int, TokenLogprob] = {}
     if scored:
@@ -217,6 +239,7 @@ def collect(drawing: Drawing, output: StepOutput) -> StepOutput:
     return msgspec.structs.replace(
         output,
         token_ids=token_ids,
+        drafts=[tuple(int(token_id) for token_id in row if token_id >= 0) for row in drafts],
         logprobs=[logprob_of.get(index) for index in range(len(token_ids))] if scored else [],
         prompt_logprobs=[
             logprobs.unpack(one, [scoring.num_top] * len(one))

@@ -25,7 +25,7 @@ PLAIN_DTYPES = ("F64", "F32", "BF16", "F16")
 
 WEIGHT = "weight"
 KV_SCALE = re.compile(r"(?P<attention>.*\.layers\.\d+\.[^.]*attn)\.(?:[^.]+\.)?(?P<which>[kv])_scale")
-LAYER = re.compile(r"\blayers\.(\d+)\.")
+LAYER = re.compile(r"language_model\.layers\.(\d+)\.")
 
 
 @dataclass(frozen=True)

@@ -86,6 +86,10 @@ class TextDecoder(nn.Module):
         """Return the rotation for the layers' mixers, from an angle for each token and pair of channels."""
         return cos_sin(angles, dtype, self.config.rope.magnitude)
 
+    def rotation_at(self, positions: torch.Tensor, dtype: torch.dtype) -> Any:
+        """Return the rotation for tokens at *positions* int64 [3, N]; one of the three axes turns each pair."""
+        return self.rotation(positions.index_select(0, self.axes).t() * self.frequencies, dtype)
+
     def forward(
         self,
         x_NE: torch.Tensor,
@@ -94,9 +98,7 @@ class TextDecoder(nn.Module):
         features: Sequence[torch.Tensor] = (),
     ) -> torch.Tensor:
         """Return normalised hidden states [N, E]; features[i] is added at *rows* after layer i."""
-        # Each rotated pair of channels is rotated by one of the three axes.
-        angles = context.positions.index_select(0, self.axes).t() * self.frequencies
-        rotation = self.rotation(angles, x_NE.dtype)
+        rotation = self.rotation_at(context.positions, x_NE.dtype)
         for index, layer in enumerate(self.layers):
             x_NE = layer(x_NE, rotation, context)
             if rows is not None and index < len(features):

@@ -55,6 +55,14 @@ class GatedAttention(Layer):
         self, residual_NE: torch.Tensor, x_NE: torch.Tensor, cos_sin: CosSin, context: ForwardContext
     ) -> torch.Tensor:
         """Attend over *x_NE*, and return the residual plus the result."""
+        q_NQD, gate_NQD, own = self.cached_heads(x_NE, cos_sin, context)
+        attended = self.attention.attend(q_NQD, own, context)
+        return self.o_proj.add_to(residual_NE, attended * gate_NQD.flatten(1).sigmoid())
+
+    def cached_heads(
+        self, x_NE: torch.Tensor, cos_sin: CosSin, context: ForwardContext
+    ) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+        """Write the keys and values of *x_NE*; return queries and gates [N, Q, D], and the keys and values."""
         num_heads, num_kv_heads = self.attention.num_heads, self.attention.num_kv_heads
         qkv_NHD = self.qkv_proj(x_NE).view(len(x_NE), -1, self.head_dim)
         gated_q, k_NKD, v_NKD = qkv_NHD.split_with_sizes((2 * num_heads, num_kv_heads, num_kv_heads), dim=1)
@@ -68,8 +76,7 @@ class GatedAttention(Layer):
             context.paged_cache(self.attention.layer),
             context.layout.slot_mapping,
         )
-        attended = self.attention.attend(q_NQD, own, context)
-        return self.o_proj.add_to(residual_NE, attended * gate_NQD.flatten(1).sigmoid())
+        return q_NQD, gate_NQD, own
 
 
 class SharedExpertMixture(MixtureOfExperts):

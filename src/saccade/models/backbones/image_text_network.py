@@ -94,12 +94,20 @@ class ImageTextNetwork(Layer):
 
         Of several features of a token, the others are added after the first layers.
         """
-        x_NE = self.language_model.embed(input_ids)
-        if media_rows is None or media_UW is None:
+        x_NE = self.embed(input_ids, media_rows, media_UW)
+        if media_UW is None:
             return self.language_model(x_NE, context)  # type: ignore[no-any-return]
-        main, *deep = media_UW.split(x_NE.shape[1], dim=1)
-        x_NE.index_copy_(0, media_rows, main)
+        deep = media_UW.split(x_NE.shape[1], dim=1)[1:]
         return self.language_model(x_NE, context, media_rows, deep)  # type: ignore[no-any-return]
+
+    def embed(
+        self, input_ids: torch.Tensor, media_rows: torch.Tensor | None = None, media_UW: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return the decoder's input [N, E] for the same arguments."""
+        x_NE = self.language_model.embed(input_ids)
+        if media_rows is not None and media_UW is not None:
+            x_NE.index_copy_(0, media_rows, media_UW[:, : x_NE.shape[1]])
+        return x_NE
 
     def logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
         """Return logits [R, V] in float32. Only rank 0 can."""

@@ -281,11 +281,12 @@ class DeltaNetConfig:
 class HybridConfig(TextConfig):
     """*full_attention* are the layers that attend to all tokens; each of the others has the state of *delta_net*.
 
-    With experts, *intermediate_size* is the shared one's.
+    With experts, *intermediate_size* is the shared one's. With *drafts*, the network has the release's draft layer.
     """
 
     delta_net: DeltaNetConfig
     full_attention: frozenset[int]
+    drafts: bool = False
 
     @classmethod
     def read(cls, text: Mapping[str, Any], style: TextStyle, max_model_len: int | None = None) -> Self:
@@ -302,9 +303,15 @@ class HybridConfig(TextConfig):
 
     @property
     def kv_specs(self) -> tuple[KvSpec, ...]:
-        """Return paged attention for some layers, and a recurrent state for the others."""
+        """Return paged attention for some layers, and a recurrent state for the others.
+
+        The draft layer has both: its state is the hidden state and the position of the sequence's last token, a float
+        that is exact up to 2**24.
+        """
         paged, recurrent = Paged(self.num_kv_heads, self.head_dim, self.head_dim), self.delta_net.state
-        return tuple(paged if layer in self.full_attention else recurrent for layer in range(self.num_layers))
+        layers = tuple(paged if layer in self.full_attention else recurrent for layer in range(self.num_layers))
+        last = Recurrent(((self.hidden_size,), (3,)), (NETWORK_DTYPE, "float32"))
+        return (*layers, paged, last) if self.drafts else layers
 
 
 def _full_attention(text: Mapping[str, Any]) -> frozenset[int]:

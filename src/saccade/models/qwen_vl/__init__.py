@@ -41,7 +41,6 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             # preserve_thinking is a switch of 3.6, whose checkpoints have the same architectures.
             template_switches=("add_vision_id", "enable_thinking", "preserve_thinking"),
             tool_format="qwen3_coder",
-            limits=("The layer that drafts one more token (`mtp.*`) is not loaded.",),
             parts={**QWEN3.parts, "Spec": "HybridSpec", "Network": "HybridNetwork"},
         ),
     }

@@ -1,11 +1,18 @@
-"""The networks of Qwen's families: each is a tower and a decoder."""
+"""The networks of Qwen's families: each is a tower and a decoder, one with a draft layer."""
 
+import torch
+
+from saccade.models.backbones.draft_layer import DraftLayer
 from saccade.models.backbones.hybrid_text import HybridDecoder
 from saccade.models.backbones.merging_network import MergingNetwork
 from saccade.models.backbones.merging_tower import MergingTower
+from saccade.models.network import Target
 from saccade.models.qwen_vl import weights
 from saccade.models.qwen_vl.layout import Layout14, Layout16
+from saccade.models.qwen_vl.spec import HybridSpec
 from saccade.models.qwen_vl.towers import Tower3, WindowedTower
+from saccade.nn.context import ForwardContext
+from saccade.nn.parallel import Ranks
 
 
 class Network2(MergingNetwork):
@@ -29,5 +36,23 @@ class Network3(MergingNetwork):
 class HybridNetwork(MergingNetwork):
     """Qwen3.5."""
 
-    layout, tower, target = Layout16, Tower3, staticmethod(weights.hybrid_target)
-    decoder = HybridDecoder
+    layout, tower, decoder = Layout16, Tower3, HybridDecoder
+    mtp: DraftLayer | None
+
+    def build(self, spec: HybridSpec, ranks: Ranks) -> None:
+        """Create the tower and, if it is used, the draft layer, which has its name in the releases."""
+        super().build(spec, ranks)
+        self.mtp = DraftLayer(spec.text, ranks) if spec.drafts else None
+
+    def target(self, name: str) -> Target | None:
+        """Return the place of the release's tensor *name*; None if it is not needed."""
+        return weights.hybrid_target(name, drafts=self.spec.drafts)
+
+    def draft(
+        self, x_NE: torch.Tensor, hidden_NE: torch.Tensor, context: ForwardContext, *, attends: bool = True
+    ) -> torch.Tensor:
+        """Return the draft layer's states [N, E]. See models.network.Network."""
+        if self.mtp is None:
+            raise ValueError("the network was made without its draft layer")
+        rotation = self.language_model.rotation_at(context.positions, x_NE.dtype)
+        return self.mtp(x_NE, hidden_NE, rotation, context, attends=attends)  # type: ignore[no-any-return]

@@ -1,7 +1,7 @@
 """The specs for the engine's core, from config.json. No torch."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -9,15 +9,16 @@ import numpy as np
 from saccade.errors import StartupError
 from saccade.models.backbones.grid_spec import GridSpec
 from saccade.models.backbones.merging_config import MergingConfig
-from saccade.models.backbones.model_config import integer, section
+from saccade.models.backbones.model_config import check_equal, integer, section
 from saccade.models.backbones.text_config import HybridConfig, TextConfig, TextStyle, text_section
 from saccade.models.qwen_vl.tower_config import FlatTowerConfig, Tower2Config, Tower3Config, WindowedConfig
-from saccade.models.spec import IMAGE, VIDEO
+from saccade.models.spec import DRAFTS, IMAGE, VIDEO
 from saccade.protocol.media import MediaItem
 
 BIASED = TextStyle(qkv_bias=True, axes="chunked", rotary_factor=1.0)
 NORMED = TextStyle(normed_heads=True, axes="interleaved", mrope_section=(24, 20, 20), rotary_factor=1.0)
 PARTIAL = NORMED._replace(mrope_section=(11, 11, 10), rotary_factor=0.25)
+NUM_DRAFT_LAYERS = "mtp_num_hidden_layers"
 
 
 @dataclass(frozen=True)
@@ -80,4 +81,26 @@ class Spec3(QwenSpec):
 class HybridSpec(QwenSpec):
     """Qwen3.5, dense or with experts."""
 
+    text: HybridConfig
+
     style, tower, text_config = PARTIAL, FlatTowerConfig, HybridConfig
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> Self:
+        """Read config.json. Raises StartupError, naming the key."""
+        spec = super().read(config)
+        if not config.get(DRAFTS):
+            return spec
+        text = text_section(config)
+        if text.get(NUM_DRAFT_LAYERS) != 1:
+            raise StartupError(
+                "--speculative-config: the method mtp needs a release with one draft layer, but "
+                f"`{NUM_DRAFT_LAYERS}` of its config.json is {text.get(NUM_DRAFT_LAYERS)!r}. Use the method ngram."
+            )
+        check_equal(text, {"mtp_use_dedicated_embeddings": False})
+        return replace(spec, text=replace(spec.text, drafts=True))
+
+    @property
+    def drafts(self) -> bool:
+        """Whether the network has its draft layer."""
+        return self.text.drafts

@@ -23,7 +23,7 @@ TRANSPOSED = (".experts.gate_up_proj", ".experts.down_proj")
 """The releases store each expert's matrices as [inputs, outputs]."""
 
 DRAFT = "mtp."
-"""Of a layer that predicts one more token, for speculative decoding, which is not loaded."""
+"""Of the draft layer, which predicts one more token."""
 DELTA_NET = ((".in_proj_b.", ".in_proj_ba.", 0), (".in_proj_a.", ".in_proj_ba.", 1))
 
 
@@ -37,6 +37,8 @@ def target3(name: str) -> Target:
     return target_of(name, PREFIXES3)._replace(transposed=name.endswith(TRANSPOSED))
 
 
-def hybrid_target(name: str) -> Target | None:
-    """Return the target of a tensor of Qwen3.5; None for a draft's."""
-    return None if name.startswith(DRAFT) else target_of(name, PREFIXES3, (*DELTA_NET, *FUSED))
+def hybrid_target(name: str, *, drafts: bool) -> Target | None:
+    """Return the target of a tensor of Qwen3.5; None for one of the draft layer, unless the network *drafts*."""
+    if name.startswith(DRAFT) and not drafts:
+        return None
+    return target_of(name, PREFIXES3, (*DELTA_NET, *FUSED))

@@ -121,6 +121,9 @@ class AttentionBackend(PagedAttention):
         Kernels read a wrapper's plan while the host plans the next step. So there are two sets of wrappers, in turn.
         """
         self._num_plans += 1
+        return self._plan(layout)
+
+    def _plan(self, layout: PagedLayout) -> FlashinferPlan:
         contexts = np.array(layout.host_context_lengths, np.int64)
         counts = -(-contexts // layout.block_size)
         width = layout.block_tables.shape[1]
@@ -153,7 +156,7 @@ class AttentionBackend(PagedAttention):
         """
         if self._replanned is not None:
             self._replanned.synchronize()
-        fresh = self.plan(layout, torch.float32)
+        fresh = self._plan(layout)
         if plan.captured is not None and fresh.decodes is not None:
             for (kind, _), wrapper in plan.captured.decoders.items():
                 _plan_decodes(wrapper, kind, plan.block_size, fresh.decodes)
