@@ -65,7 +65,8 @@ Pickled weights (`*.bin`, `*.pt`) and code are never read.
 The chat template is the checkpoint's own, used unchanged; Kimi-K3's releases have none, and its family brings one. Start-up refuses a template that does not write exactly one placeholder for one
 image. The tests use synthetic checkpoints, and no release's own file is in the repository. Their templates are reconstructed from descriptions
 of the releases' templates, and the tests train their vocabularies. The reference for pixels and token ids is transformers. For Kimi-K2.5, Kimi-K3 and
-Phi-3-vision it is a second implementation (`tests/references/`), written for this project from a description of the releases' code.
+Phi-3-vision it is a second implementation (`tests/references/`), written for this project from a description of the releases' code. Kimi-K3's
+agrees with that code ([kimi_k3](#kimi_k3)).
 
 `generation_config.json` gives the defaults of sampling, as in vLLM: temperature, `top_p`, `top_k`, `min_p`, `repetition_penalty`,
 `presence_penalty`, `frequency_penalty`, and `max_new_tokens` as `max_tokens`. `do_sample: false` means temperature 0. A request overrides each of

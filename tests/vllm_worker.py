@@ -61,13 +61,15 @@ def usage(cached: int | None = 3) -> dict[str, Any]:
 TWO_TOKENS = (event(1), event(2, reason="length"), usage())
 
 
-def kwargs_data(pixels: bytes, shape: Sequence[int], grid: Sequence[int], dtype: str = "uint8") -> str:
+def kwargs_data(
+    pixels: bytes, shape: Sequence[int], grid: Sequence[int], dtype: str = "uint8", grid_name: str = "image_grid_thw"
+) -> str:
     """An image as vLLM's processor leaves it, with vLLM's own order of keys."""
     numbers = b"".join(number.to_bytes(8, "little") for number in grid)
     field = {"keep_on_cpu": False, "slices": [[[0, shape[0], None]]], "dim": 0}
     item = {
         "pixel_values": {"data": [dtype, list(shape), msgspec.msgpack.Ext(3, pixels)], "field": ["flat", field]},
-        "image_grid_thw": {
+        grid_name: {
             "data": ["int64", [3], msgspec.msgpack.Ext(3, numbers)],
             "field": ["batched", {"keep_on_cpu": True}],
         },

@@ -1,19 +1,24 @@
-"""Kimi-K3 through HTTP, the gateway and SGLang's wire, to SMG's own servicer with a scripted engine. # A10 F13"""
+"""Kimi-K3 through HTTP and the gateway, to SMG's own servicer and to vLLM's wire, both without an engine. # A10 F13"""
 
 import asyncio
+import base64
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import images
+import msgspec
+import numpy as np
 import openai
 import pytest
 import torch
-from chats import openai_messages
+from chats import Part, openai_messages, random_image, reference_messages
 from references.kimi_k3 import KimiK3
 from server import Server, free_port, program
 from sglang_servicer import Engine, Rooms, arguments, listening, servicer_class
+from vllm_worker import VllmServer, event, kwargs_data, rendered, usage
+from vllm_worker import listening as listening_vllm
 
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.models.files import read_model_files
@@ -22,6 +27,7 @@ from saccade.tokenization.tokenizer import Segment
 pytestmark = pytest.mark.conformance
 
 TRANSPARENT = images.random_image(320, 256, "RGBA")
+PARTS: tuple[Part, ...] = ("First:", TRANSPARENT, "then", random_image(384, 256, 2), "which is it?")
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 SPECIAL = ("<|open|>", "<|close|>", "<|sep|>")
 ANSWER = [
@@ -33,13 +39,14 @@ ANSWER = [
 
 
 def ask(server: Server) -> tuple[Any, list[Any], str]:
-    """The answer, the same as a stream, and the refusal of a required call."""
+    """The answer, the same as a stream, and the refusal of a regular expression; a required call is asked for, too."""
     server.wait_until_ready()
     create = server.client().chat.completions.create
     body: dict[str, Any] = {"model": "m", "messages": openai_messages(TRANSPARENT, "Where?"), "tools": [TOOL]}
     answer, stream = create(**body), list(create(**body, stream=True))
+    create(**body, tool_choice="required")
     with pytest.raises(openai.BadRequestError) as refusal:
-        create(**body, tool_choice="required")
+        create(model="m", messages=body["messages"], extra_body={"guided_regex": "a"})
     return answer, stream, refusal.value.message
 
 
@@ -71,4 +78,42 @@ async def test_a_transparent_image_an_answer_with_a_call(
     assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas) == "A board."
     assert "".join(delta.content or "" for delta in deltas) == "I look."
     assert [call.id for delta in deltas for call in delta.tool_calls or ()] == ["look_0"]
-    assert "required" in refusal
+    tags = [request.sampling_params.structural_tag for request in engine.requests]
+    assert tags[:2] == [None, None]
+    assert json.loads(tags[2])["type"] == "structural_tag"
+    assert 'call tool=\\"look\\" index=' in tags[2]
+    assert "guided_regex" in refusal
+
+
+async def test_two_images_reach_a_vllm_worker(checkpoint: Callable[[str], Path]) -> None:  # F4
+    folder, port, server = checkpoint("kimi_k3"), free_port(), VllmServer()
+    server.render = rendered(kwargs_data(bytes(4 * 4 * 588), (4, 3, 14, 14), (1, 2, 2), "float32", "grid_thws"))
+    server.script = [event(40), event(41, reason="length"), usage()]
+    asked: dict[str, Any] = {"model": "m", "messages": openai_messages(*PARTS), "temperature": 0, "max_tokens": 2}
+    asked |= {"response_format": {"type": "json_object"}}
+    async with listening_vllm(server) as url:
+        words = ("--worker-url", url, "--model", f"m={folder}", "--port", str(port), "--decode-processes", "1")
+        with program("gateway", *words) as process:
+            gateway = Server(port, process)
+            await asyncio.to_thread(gateway.wait_until_ready)
+            await asyncio.to_thread(lambda: gateway.client().chat.completions.create(**asked))
+    reference, body = KimiK3(folder), server.requests[-1]
+    messages, shown = reference_messages(*PARTS)
+    seen = [reference.see(image) for image in shown]
+    assert body["token_ids"] == reference.token_ids(reference.render(messages, True, {}), seen)
+    # The tag covers the reasoning, so the worker does not wait for its end.
+    assert body["reasoning_ended"] is True
+    assert "json_schema" in body["sampling_params"]["structured_outputs"]["structural_tag"]
+    features = body["features"]
+    assert len(set(features["mm_hashes"]["image"])) == 2
+    for place, data, expected in zip(
+        features["mm_placeholders"]["image"], features["kwargs_data"]["image"], seen, strict=True
+    ):
+        # The places are those of the placeholders alone, without the size before them.
+        pads = body["token_ids"][place["offset"] : place["offset"] + place["length"]]
+        assert (place["length"], set(pads)) == (expected.num_tokens, {pads[0]})
+        item = msgspec.msgpack.decode(base64.b64decode(data))
+        dtype, shape, raw = item["pixel_values"]["data"]
+        assert expected.pixel_values is not None
+        assert np.array_equal(np.frombuffer(raw.data, dtype).reshape(shape), expected.pixel_values.numpy())
+        assert list(np.frombuffer(item["grid_thws"]["data"][2].data, "<i8")) == list(expected.grid or ())

@@ -44,6 +44,7 @@ def test_a_match_is_accepted_and_then_ends(grammar: Grammar, match: str) -> None
         Grammar("regex", "((a{100}){100}){100}"),  # one mask takes seconds
         Grammar("lark", "start: nothing"),
         Grammar("json_schema", "[1]"),
+        Grammar("structural_tag", '{"type": "structural_tag"}'),
         schema({"enum": []}),
         schema({"type": "object", "properties": {f"p{index}": {"type": "string"} for index in range(20_000)}}),
     ],

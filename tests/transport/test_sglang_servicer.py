@@ -24,7 +24,7 @@ from saccade.errors import (
 )
 from saccade.protocol.media import Span
 from saccade.protocol.output import FinishReason
-from saccade.protocol.request import EngineRequest, SamplingParams
+from saccade.protocol.request import EngineRequest, Grammar, SamplingParams
 from saccade.protocol.request_traits import RequestTraits
 from saccade.transport.connectors import smg_client
 from saccade.transport.connectors.sglang import SglangClient
@@ -180,6 +180,12 @@ async def test_parameters_that_the_wire_lacks(
     assert isinstance(found, UnsupportedParameter)
     assert found.param == param
     assert (engine.requests, slots.released) == ([], [slot.name])
+
+
+async def test_a_structural_tag_holds_from_the_first_token(servicer_of: Any, engine: Engine, slots: Slots) -> None:
+    await outcome(engine.servicer(servicer_of), slots, ask(grammar=Grammar("structural_tag", "{}")))
+    (request,) = engine.requests
+    assert (request.sampling_params.structural_tag, request.require_reasoning) == ("{}", False)
 
 
 async def test_a_seed_has_no_meaning_for_a_greedy_answer(servicer_of: Any, engine: Engine, slots: Slots) -> None:

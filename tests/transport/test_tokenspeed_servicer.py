@@ -13,6 +13,7 @@ from waiting import until
 from saccade.errors import QueueFull, SaccadeError, WorkerFailed
 from saccade.protocol.media import Span
 from saccade.protocol.output import FinishReason
+from saccade.protocol.request import Grammar
 
 
 @pytest.fixture
@@ -69,6 +70,13 @@ async def test_pixels_and_answer(servicer: Any, engine: Engine, slots: Slots) ->
     assert items[1].hash == int.from_bytes(bytes(range(32, 40)), "little")
     assert items[0].model_specific_data["a_grid"].tolist() == [[1, 2, 4]]
     assert items[0].model_specific_data["patches_per_image"].tolist() == [8]
+
+
+async def test_a_structural_tag(servicer: Any, engine: Engine, slots: Slots) -> None:  # F13
+    async with listening(servicer) as url, registered(url, slots) as client:
+        assert [delta async for delta in generate(client, ask(grammar=Grammar("structural_tag", "{}")))]
+        assert [delta async for delta in generate(client, ask())]
+    assert [request.sampling_params.get("structural_tag") for request in engine.requests] == ["{}", None]
 
 
 @pytest.mark.parametrize(("steps", "expected"), ANSWERS)

@@ -50,7 +50,7 @@ from saccade.protocol.description import ModelFiles
 from saccade.protocol.exactness import EXACT
 from saccade.protocol.media import SlotRef, Span
 from saccade.protocol.output import FinishReason, TokenDelta
-from saccade.protocol.request import EngineRequest, MediaPixels
+from saccade.protocol.request import EngineRequest, Grammar, MediaPixels
 from saccade.transport import wire
 from saccade.transport.connectors import vllm, vllm_http
 from saccade.transport.connectors.vllm import VllmClient
@@ -225,6 +225,17 @@ async def test_parameters_that_the_wire_has() -> None:
     neutral = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
     assert {name: unsaid[name] for name in neutral} == neutral
     assert (unsaid["logit_bias"], unsaid["allowed_token_ids"], unsaid["seed"]) == (None, None, None)
+
+
+async def test_a_structural_tag_holds_from_the_first_token() -> None:  # F13
+    server = VllmServer()
+    async with listening(server) as url, registered(url) as client:
+        await answer(client, ask(grammar=Grammar("structural_tag", "{}")))
+        await answer(client, ask(name="r2"))
+    tagged, free = asked(server)
+    assert tagged["sampling_params"]["structured_outputs"] == {"structural_tag": "{}"}
+    assert tagged["reasoning_ended"] is True
+    assert "structured_outputs" not in free["sampling_params"]
 
 
 async def test_prompt_logprobs_are_refused_by_name() -> None:

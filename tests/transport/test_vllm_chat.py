@@ -11,7 +11,8 @@ from waiting import until
 from saccade.errors import ImageTooLarge, SaccadeError, UnsupportedParameter, WorkerFailed
 from saccade.protocol.chat import ChatPrompt
 from saccade.protocol.output import FinishReason, TokenDelta
-from saccade.protocol.request import EngineRequest
+from saccade.protocol.request import EngineRequest, Grammar
+from saccade.protocol.request_traits import RequestTraits
 from saccade.transport import wire
 from saccade.transport.connectors.vllm import VllmClient
 from saccade.transport.connectors.vllm_keys import media_identifier
@@ -49,6 +50,14 @@ def chats_only(*script: Any) -> VllmServer:
 
 async def answer(client: VllmClient, request: EngineRequest, chat: ChatPrompt = TEXT) -> list[TokenDelta]:
     return [delta async for delta in generate(client, request, chat=chat)]
+
+
+async def test_grammars_are_refused() -> None:  # F13
+    async with listening(chats_only()) as url, registered(url) as client:
+        asked = ask(grammar=Grammar("structural_tag", "{}"))
+        refusals = [client.refuses(RequestTraits.of(request)) for request in (asked, ask())]
+    assert isinstance(refusals[0], UnsupportedParameter)
+    assert refusals[1] is None
 
 
 async def test_a_chat_with_images() -> None:  # E8

@@ -70,7 +70,8 @@ class PartReader:
             chats = [await self.prompts.read_plain(served, params, prompt) for prompt in begun.prompts]
         else:
             chats = [await self.prompts.read_long(served, params)]
-        constraint = with_calls(constraint, params, chats[0].tools, served.tool_calls)
+        tokens = served.tool_calls if chats[0].plain is None else None
+        constraint = with_calls(constraint, params, chats[0].tools, tokens)
         params = msgspec.structs.replace(params, messages=[])
         del begun  # and with it the messages
         request.keep_chat()

@@ -145,7 +145,9 @@ def _walk(matcher: LLMatcher) -> None:
 
 
 def source(grammar: Grammar) -> str:
-    """Return *grammar* in llguidance's own form. Raises InvalidValue if a schema is no JSON object."""
+    """Return *grammar* in llguidance's own form. Raises InvalidValue for a structural tag, or a schema that is none."""
+    if grammar.kind == "structural_tag":
+        raise InvalidValue("A structural tag is for workers of other engines.")
     if grammar.kind == "regex":
         return LLMatcher.grammar_from_regex(grammar.text)
     if grammar.kind == "lark":

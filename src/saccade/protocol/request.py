@@ -14,11 +14,12 @@ MAX_NUM_SAMPLES = 128
 class Grammar(msgspec.Struct, frozen=True):
     """The whole answer must match it: a JSON schema, a regular expression or a Lark grammar of llguidance's.
 
-    If the prompt ends within reasoning, the grammar begins after the token *reasoning_end_id*. An answer cut by
+    A structural tag is xgrammar's form, for the workers of other engines, and covers the reasoning, too. Of the others:
+    if the prompt ends within reasoning, the grammar begins after the token *reasoning_end_id*. An answer cut by
     max_tokens, or by stop ids of the client, is the beginning of a match.
     """
 
-    kind: Literal["json_schema", "regex", "lark"]
+    kind: Literal["json_schema", "regex", "lark", "structural_tag"]
     text: str
     reasoning_end_id: int | None = None
 

@@ -8,6 +8,7 @@ import pytest
 from saccade.errors import InvalidValue
 from saccade.gateway.chat import ChatRequest
 from saccade.gateway.structured_output.constraint import Constraint, with_calls
+from saccade.models.tool_formats import kimi_k3
 from saccade.models.tool_formats.form import CallConstraint, ContentConstraint, ToolCallTokens
 
 TOKENS = ToolCallTokens("hermes", 1, 2)
@@ -20,9 +21,11 @@ def tool(**function: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": "f", **function}}
 
 
-def held(constraint: Constraint | None, *tools: Any, **fields: Any) -> Constraint | None:
+def held(
+    constraint: Constraint | None, *tools: Any, tokens: ToolCallTokens = TOKENS, **fields: Any
+) -> Constraint | None:
     request = ChatRequest(model="m", messages=[], tools=list(tools), **fields)
-    return with_calls(constraint, request, tools, TOKENS)
+    return with_calls(constraint, request, tools, tokens)
 
 
 def calls(constraint: Constraint | None) -> CallConstraint:
@@ -42,6 +45,15 @@ def test_schema_with_tools_allows_json_or_calls(strict: bool) -> None:
     found = calls(held(SCHEMA, tool(strict=strict)))
     assert found.content == ContentConstraint(SCHEMA.text, SCHEMA.param, strict=True)
     assert (found.must_call, found.functions[0].strict) == (False, strict)
+
+
+def test_a_form_with_tags_around_content_encloses_json_without_tools() -> None:
+    whole = held(SCHEMA, tokens=kimi_k3.TOKENS)
+    found = calls(whole)
+    assert (found.functions, found.content) == ([], ContentConstraint(SCHEMA.text, SCHEMA.param, strict=True))
+    assert whole is not None
+    assert whole.param == SCHEMA.param
+    assert held(CHOICE, tokens=kimi_k3.TOKENS) == CHOICE
 
 
 @pytest.mark.parametrize("choice", ["required", NAMED])

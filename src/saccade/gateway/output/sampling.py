@@ -51,7 +51,7 @@ def sampling_params(
 def _after_reasoning(grammar: Grammar, served: ServedModel, prompt: Sequence[int]) -> Grammar:
     """Return *grammar* for an answer to the token ids *prompt*; if these end in reasoning, it begins after it."""
     markers = served.reasoning
-    if markers is None or not markers.opened_by(prompt):
+    if grammar.kind == "structural_tag" or markers is None or not markers.opened_by(prompt):
         return grammar
     return msgspec.structs.replace(grammar, reasoning_end_id=markers.end_id)
 

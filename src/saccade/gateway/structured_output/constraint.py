@@ -16,6 +16,7 @@ from msgspec import UNSET, Raw, UnsetType
 from saccade.errors import InvalidValue, UnsupportedParameter
 from saccade.gateway.chat import ChatRequest
 from saccade.gateway.prompt.tools import read_choice
+from saccade.models.tool_formats import FORMATS
 from saccade.models.tool_formats.form import CallConstraint, ContentConstraint, FunctionConstraint, ToolCallTokens
 from saccade.tokenization.chat_template import Tool
 
@@ -125,14 +126,17 @@ def with_calls(
 ) -> Constraint | None:
     """Return the constraint on the answer: *constraint*, or calls of *tools*, or either of them, or None.
 
-    Raises InvalidValue if calls and a *constraint* that is no JSON would both apply.
+    JSON without *tools* stays as it is, unless answers in the form of *tokens* enclose it in tags. Raises InvalidValue
+    if calls and a *constraint* that is no JSON would both apply.
     """
     choice = read_choice(request)
     is_strict = any(tool["function"].get("strict") for tool in tools)
     is_json = constraint is not None and constraint.kind == "json_schema"
-    if tokens is None or not tools or not (choice.must_call or is_strict or is_json):
+    if tokens is None or not (choice.must_call or is_strict or is_json):
         return constraint
-    param = "tool_choice" if choice.must_call else "tools"
+    if not tools and FORMATS[tokens.format].structural_tag is None:
+        return constraint
+    param = "tool_choice" if choice.must_call else "tools" if tools or constraint is None else constraint.param
     if constraint is not None and not is_json:
         other = constraint.param.split(".")[0]
         raise InvalidValue(f"`{param}` and `{other}` cannot both constrain the answer; send one of them.", param)

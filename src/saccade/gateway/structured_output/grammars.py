@@ -38,8 +38,10 @@ class AnswerGrammar:
     warning: str = ""
 
     @property
-    def refusal(self) -> UnsupportedParameter:
-        """The error of a request whose model's workers take no grammars."""
+    def refusal(self) -> UnsupportedParameter | None:
+        """The error of a request whose model's workers take no grammars; structural tags are for such workers."""
+        if self.grammar.kind == "structural_tag":
+            return None
         field = self.param.split(".")[0]
         return UnsupportedParameter(
             f"`{field}` is not served by this model's workers, which cannot enforce grammars; leave it out.",

@@ -19,7 +19,7 @@ from saccade.gateway.structured_output.constraint import Constraint
 from saccade.grammars.compiler import FIRST_TAG_ID, byte_vocabulary, compile_grammar
 from saccade.grammars.json_schema import Schema, SchemaReader
 from saccade.models.tool_formats import FORMATS, write_grammar
-from saccade.models.tool_formats.form import CallConstraint
+from saccade.models.tool_formats.form import CallConstraint, FunctionConstraint
 from saccade.protocol.request import Grammar
 
 NICENESS = 5
@@ -125,9 +125,13 @@ def _calls(constraint: Constraint, vocabulary: LLTokenizer) -> Outcome:
     if content is not None:
         reader = SchemaReader(content.place, content.strict, lambda schema: _compiles(vocabulary, schema))
         result = reader.read(content.text)
+        if form.structural_tag is not None:
+            result = form.limits(FunctionConstraint("", {}, content.place, content.strict), result)
         dropped += result.dropped
         content = msgspec.structs.replace(content, text=msgspec.json.encode(result.schema).decode())
     calls = msgspec.structs.replace(calls, functions=functions, content=content)
+    if form.structural_tag is not None:
+        return Outcome(Grammar("structural_tag", form.structural_tag(calls)), dropped)
     tried = msgspec.structs.replace(calls, tokens=calls.tokens.renumbered(FIRST_TAG_ID))
     try:
         compile_grammar(vocabulary, Grammar("lark", write_grammar(tried)))

@@ -18,7 +18,7 @@ FAMILY = Family(
     template=TEMPLATE,
     limits=(
         "Saccade's engine does not run it; vLLM, SGLang and TokenSpeed do.",
-        "Answers cannot be constrained (`response_format`, a required or strict tool call), and their reasoning has no "
+        "Tool calls and JSON can be enforced; regular expressions, choices and grammars are refused. Reasoning has no "
         "budget.",
     ),
 )

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from saccade.errors import UnsupportedParameter
 from saccade.grammars.compiler import WHITE_SPACE
-from saccade.grammars.json_schema import OPTIONS, Schema, SupportedSchema
+from saccade.grammars.json_schema import OPTIONS, Schema, SupportedSchema, excerpt
 
 
 class ToolTags(NamedTuple):
@@ -100,6 +101,10 @@ def _as_it_is(_: FunctionConstraint, enforced: SupportedSchema) -> SupportedSche
     return enforced
 
 
+def _no_rules(index: int, function: FunctionConstraint, tokens: ToolCallTokens) -> Iterator[str]:
+    raise NotImplementedError
+
+
 @dataclass(frozen=True)
 class ToolFormat:
     """A form of tool calls.
@@ -108,17 +113,19 @@ class ToolFormat:
     *rules* yields the grammar's rules of the call of function *index*, from `call_INDEX` on. *limits* refuses or drops
     what the form cannot enforce of a function's schema. *variables* computes template variables from the tools, if the
     releases' own code does. *between* is the text between calls outside of a section. *markup* are the ids of tags of
-    several tokens. A form that *numbers_calls* has NAME_NUMBER as a call's id, counted over the whole chat.
+    several tokens. A form that *numbers_calls* has NAME_NUMBER as a call's id, counted over the whole chat. A form with
+    a *structural_tag*, which engines of others take, has no *rules*; its *limits* are those of a JSON answer, too.
     """
 
     tags: ToolTags
     parse: Callable[[Sequence[str], Declared], ParsedCall | None]
-    rules: Callable[[int, FunctionConstraint, ToolCallTokens], Iterator[str]]
+    rules: Callable[[int, FunctionConstraint, ToolCallTokens], Iterator[str]] = _no_rules
     limits: Callable[[FunctionConstraint, SupportedSchema], SupportedSchema] = _as_it_is
     variables: Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]] | None = None
     between: str = "\n"
     markup: ToolCallTokens | None = None
     numbers_calls: bool = False
+    structural_tag: Callable[[CallConstraint], str] | None = None
 
     def grammar(self, calls: CallConstraint) -> str:
         """Return the Lark grammar of *calls*, whose schemas can be enforced."""
@@ -137,6 +144,41 @@ class ToolFormat:
         else:
             start = [f"start: free | free {several}", "free: /(?s:.*)/"]
         return "\n".join((*start, *lines))
+
+
+def parts_of(place: str, schema: Any) -> Iterator[tuple[str, Schema]]:
+    """Yield the schemas in *schema*, and itself, with their places."""
+    if not isinstance(schema, dict):
+        return
+    yield place, schema
+    for keyword in ("properties", "$defs", "definitions"):
+        named = schema.get(keyword)
+        for name, part in named.items() if isinstance(named, dict) else ():
+            yield from parts_of(f"{place}.{keyword}.{excerpt(name)}", part)
+    for keyword in ("items", "additionalProperties"):
+        yield from parts_of(f"{place}.{keyword}", schema.get(keyword))
+    for keyword in ("anyOf", "oneOf"):
+        listed = schema.get(keyword)
+        for index, part in enumerate(listed if isinstance(listed, list) else ()):
+            yield from parts_of(f"{place}.{keyword}[{index}]", part)
+
+
+def without(keywords: Sequence[str], function: FunctionConstraint, enforced: SupportedSchema) -> SupportedSchema:
+    """Drop *keywords*, which a form cannot enforce. Raises UnsupportedParameter if *function* is strict."""
+    for place, schema in parts_of(function.place, enforced.schema):
+        for keyword in keywords:
+            if keyword not in schema:
+                continue
+            if function.strict:
+                raise UnsupportedParameter(
+                    f"`{place}.{keyword}` cannot be enforced for this model; leave it out, or do not set `strict`.",
+                    f"{place}.{keyword}",
+                )
+            del schema[keyword]
+            if keyword == "patternProperties":
+                schema.pop("additionalProperties", None)  # It is about what no pattern matches.
+            enforced.dropped.append(f"{place}.{keyword}")
+    return enforced
 
 
 def json_rule(schema: Schema) -> str:

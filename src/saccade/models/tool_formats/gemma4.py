@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from saccade.errors import InvalidValue, UnsupportedParameter
-from saccade.grammars.json_schema import Schema, SupportedSchema, excerpt
+from saccade.errors import InvalidValue
+from saccade.grammars.json_schema import Schema, SupportedSchema
 from saccade.models.tool_formats import form
 
 TAGS = form.ToolTags("<|tool_call>", "<tool_call|>", separator='<|"|>')
@@ -20,8 +20,9 @@ NONE: Final = re.compile(r"(?<=[:\[,])\s*None\b")
 """As the template writes null in later turns."""
 
 PREFIX: Final = "call:"
-TEXT_KEYWORDS: Final = ("pattern", "format")
-OTHER_KEYWORDS: Final = (
+UNENFORCED: Final = (
+    "pattern",
+    "format",
     "allOf",
     "patternProperties",
     "prefixItems",
@@ -52,36 +53,10 @@ def parse(parts: Sequence[str], functions: form.Declared) -> form.ParsedCall | N
 
 def limits(function: form.FunctionConstraint, enforced: SupportedSchema) -> SupportedSchema:
     """Refuse or drop what the form's grammar does not enforce. Raises InvalidValue and UnsupportedParameter."""
-    for place, schema in _parts(function.place, enforced.schema):
+    for place, schema in form.parts_of(function.place, enforced.schema):
         if any(not name or set(name) & MARKS for name in _mapping(schema.get("properties"))):
             raise InvalidValue(f"`{place}.properties`: a name has none of {' '.join(sorted(MARKS))}.", place)
-        for keyword in (*TEXT_KEYWORDS, *OTHER_KEYWORDS):
-            if keyword not in schema:
-                continue
-            if function.strict:
-                raise UnsupportedParameter(
-                    f"`{place}.{keyword}` cannot be enforced in this model's calls; leave it out, or do not set "
-                    "`strict`.",
-                    f"{place}.{keyword}",
-                )
-            del schema[keyword]
-            enforced.dropped.append(f"{place}.{keyword}")
-    return enforced
-
-
-def _parts(place: str, schema: Any) -> Iterator[tuple[str, Schema]]:
-    """Yield the schemas in *schema*, and itself, with their places."""
-    if not isinstance(schema, dict):
-        return
-    yield place, schema
-    for keyword in ("properties", "$defs", "definitions"):
-        for name, part in _mapping(schema.get(keyword)).items():
-            yield from _parts(f"{place}.{keyword}.{excerpt(name)}", part)
-    for keyword in ("items", "additionalProperties"):
-        yield from _parts(f"{place}.{keyword}", schema.get(keyword))
-    for keyword in ("anyOf", "oneOf"):
-        for index, part in enumerate(_list(schema.get(keyword))):
-            yield from _parts(f"{place}.{keyword}[{index}]", part)
+    return form.without(UNENFORCED, function, enforced)
 
 
 @dataclass

@@ -1,19 +1,31 @@
 """Calls of Kimi-K3 in a section: `call` with the function's name, and an `argument` with a name and a type for each.
 
-An argument of the type string is plain text, every other one JSON. The tags are of several tokens (markup.py). Grammars
-of them are not served.
+An argument of the type string is plain text, every other one JSON. The tags are of several tokens (markup.py).
+Saccade's engine does not run the model. So what an answer must match is a structural tag for xgrammar, which vLLM,
+SGLang and TokenSpeed have; there a special token matches its text.
 """
 
+import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from saccade.errors import UnsupportedParameter
-from saccade.grammars.json_schema import SupportedSchema
+from saccade.grammars.json_schema import Schema, SupportedSchema
 from saccade.models.tool_formats import form
 from saccade.tokenization.markup import BORDER, CALL, END_CALL, END_TOOLS, TOOLS
 
 ATTRIBUTE: Final = re.compile(r'(\w+)="([^"]*)"')
+OPEN, CLOSE, SEP, END_OF_MESSAGE = "<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"
+STYLE: Final = "kimi_k3_xml"
+"""xgrammar's name of arguments in tags."""
+
+UNENFORCED: Final = ("allOf", "maxLength", "minLength", "patternProperties")
+"""Keywords that xgrammar does not enforce, lengths where texts have no tags."""
+
+MAX_SPACES: Final = 40
+"""As in other grammars: without a bound, a model could write spaces for ever."""
+
+Format = dict[str, Any]
 TOKENS: Final = form.ToolCallTokens("kimi_k3", CALL, END_CALL, TOOLS, END_TOOLS, BORDER)
 
 
@@ -61,22 +73,57 @@ def tool_variables(tools: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 
 def _limits(function: form.FunctionConstraint, enforced: SupportedSchema) -> SupportedSchema:
-    raise UnsupportedParameter(
-        f"`{function.place}`: calls of this model's tools cannot be required, strict, or combined with a JSON answer.",
-        function.place,
+    return form.without(UNENFORCED, function, enforced)
+
+
+def _structural_tag(calls: form.CallConstraint) -> str:
+    """Return whole answers for xgrammar: reasoning, if the prompt ends in it, the response, and *calls*."""
+    any_text = {"type": "any_text", "excludes": [OPEN, CLOSE, END_OF_MESSAGE]}
+    called = {"type": "tags_with_separator", "tags": [_call(function) for function in calls.functions], "separator": ""}
+    section = _tag(
+        f"{OPEN}tools{SEP}", {**called, "at_least_one": True, "stop_after_first": not calls.many}, f"{CLOSE}tools{SEP}"
     )
+    end = f"{CLOSE}response{SEP}"
+    answers = [_sequence(_constant(end), section)] if calls.functions else []
+    if calls.content is not None:
+        answers.append(_tag("", _json(json.loads(calls.content.text)), end))
+    elif not calls.must_call:
+        answers = [_sequence(_tag("", any_text, end), {"type": "optional", "content": section})]
+    reasoning = _tag("", any_text, f"{CLOSE}think{SEP}{OPEN}response{SEP}")
+    answer: Format = {"type": "or", "elements": answers}
+    whole = _sequence({"type": "optional", "content": reasoning}, answer, _constant(f"{CLOSE}message{SEP}"))
+    return json.dumps({"type": "structural_tag", "format": whole}, ensure_ascii=False)
 
 
-def _rules(index: int, function: form.FunctionConstraint, tokens: form.ToolCallTokens) -> Iterator[str]:
-    raise NotImplementedError
+def _call(function: form.FunctionConstraint) -> Format:
+    number: Format = {"type": "regex", "pattern": "[1-9][0-9]{0,2}"}
+    inside = _sequence(number, _constant(f'"{SEP}'), _json(function.parameters) | {"style": STYLE})
+    return _tag(f'{OPEN}call tool="{function.name}" index="', inside, f"{CLOSE}call{SEP}")
+
+
+def _json(schema: Schema) -> Format:
+    excluded = [OPEN, CLOSE, SEP]
+    return {"type": "json_schema", "json_schema": schema, "excludes": excluded, "max_whitespace_cnt": MAX_SPACES}
+
+
+def _tag(begin: str, content: Format, end: str) -> Format:
+    return {"type": "tag", "begin": begin, "content": content, "end": end}
+
+
+def _sequence(*elements: Format) -> Format:
+    return {"type": "sequence", "elements": elements}
+
+
+def _constant(text: str) -> Format:
+    return {"type": "const_string", "value": text}
 
 
 FORMAT = form.ToolFormat(
     form.ToolTags("<|open|>call", "<|close|>call"),
     parse,
-    _rules,
-    _limits,
-    tool_variables,
+    limits=_limits,
+    variables=tool_variables,
     markup=TOKENS,
     numbers_calls=True,
+    structural_tag=_structural_tag,
 )

@@ -33,6 +33,7 @@ def sampling_fields(sampling: SamplingParams, eos_token_ids: Collection[int]) ->
         "ignore_eos": not stops or (bool(eos_token_ids) and stops.isdisjoint(eos_token_ids)),
         "no_stop_trim": True,
         "n": 1,
+        **({"structural_tag": sampling.grammar.text} if sampling.grammar is not None else {}),
     }
 
 

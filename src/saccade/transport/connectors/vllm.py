@@ -12,7 +12,14 @@ import aiohttp
 import msgspec
 
 from saccade.byte_lru import ByteLru
-from saccade.errors import InternalError, RequestError, SaccadeError, WorkerFailed, WorkerUnavailable
+from saccade.errors import (
+    InternalError,
+    RequestError,
+    SaccadeError,
+    UnsupportedParameter,
+    WorkerFailed,
+    WorkerUnavailable,
+)
 from saccade.protocol.chat import ChatPrompt
 from saccade.protocol.description import Description
 from saccade.protocol.engine_load import Load
@@ -142,7 +149,12 @@ class VllmClient:
 
     def refuses(self, traits: RequestTraits) -> RequestError | None:
         """Return the error for what vLLM does not stream, or a prompt that cannot be a chat if the server needs one."""
-        return refused_parameter(traits) or (traits.needs_token_ids if self.takes_chats_only else None)
+        if (error := refused_parameter(traits)) or not self.takes_chats_only:
+            return error
+        if traits.sampling is not None and traits.sampling.grammar is not None:
+            # Flags of the server decide whether it would wait for the end of the reasoning.
+            return UnsupportedParameter("This model's workers take chats only, and no grammars.", "response_format")
+        return traits.needs_token_ids
 
     def holds(self, salt: bytes, content_hash: bytes) -> bool:
         """Whether the server was sent an image recently and so is believed to hold its pixels."""

@@ -46,6 +46,10 @@ def generate_body(request: EngineRequest, model: str, form: ImageForm | None) ->
         },
         "cache_salt": cache_salt(request.salt),
     }
+    if request.sampling.grammar is not None:
+        body["sampling_params"]["structured_outputs"] = {"structural_tag": request.sampling.grammar.text}
+        # The tag covers the reasoning: the worker must not wait for its end.
+        body["reasoning_ended"] = True
     if request.media:
         if form is None:
             raise UnsupportedParameter("This model's workers take no images.", "messages")
