@@ -2,11 +2,12 @@
 
 import asyncio
 import contextlib
+import time
 
 import pytest
 
 from saccade.errors import QueueFull
-from saccade.gateway.limits import LARGE_BODY_BYTES, TURNS, Admission
+from saccade.gateway.limits import HUGE_BODY_BYTES, LARGE_BODY_BYTES, TURNS, Admission
 
 
 async def test_large_bodies_are_read_by_turns_and_small_ones_at_once(monkeypatch: pytest.MonkeyPatch) -> None:  # A6
@@ -54,6 +55,27 @@ async def test_turns_of_text_do_not_wait_for_images() -> None:  # A6
             await images.enter_async_context(admission.turn(LARGE_BODY_BYTES + 1))
         async with admission.turn(LARGE_BODY_BYTES):
             pass
+
+
+def hold_the_loop(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+async def test_small_requests_are_served_between_huge_ones() -> None:  # A6
+    admission = Admission(max_requests=99)
+    order: list[str] = []
+
+    async def work(name: str, num_bytes: int, seconds: float, num_rounds: int) -> None:
+        for _ in range(num_rounds):
+            await asyncio.sleep(0)
+        async with admission.turn(num_bytes):
+            hold_the_loop(seconds)
+            order.append(name)
+
+    huge = [work(f"huge {number}", HUGE_BODY_BYTES + 1, 0.1, 0) for number in range(2)]
+    # As a request that is read and refused, the small one needs several rounds of the loop.
+    await asyncio.gather(*huge, work("small", 1, 0, 20))
+    assert order == ["huge 0", "small", "huge 1"]
 
 
 def test_tenants_that_come_later_find_a_place() -> None:  # F11
