@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 from cyclopts import Group, Parameter, Token
 from cyclopts.validators import Number
@@ -36,6 +36,17 @@ OTHER_NAMES = {
 """The names in errors of fields whose flag has another name, or which have none."""
 
 
+class Limits(NamedTuple):
+    """The limits of a step."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    encode_budget_patches: int
+
+
+ON_CPU, ON_GPU = Limits(64, 2048, 1024), Limits(256, 8192, 16384)
+
+
 def _absolute(_: Any, tokens: list[Token]) -> str:
     return str(Path(tokens[0].value).expanduser().absolute())
 
@@ -53,10 +64,10 @@ class EngineSettings:
     "Values that replace those of the model's config.json, as JSON; objects are merged."
     override_generation_config: JsonObject | None = None
     "Values that replace those of the model's generation_config.json, as JSON, such as a temperature."
-    max_num_seqs: Count = 64
-    "Sequences that run at a time."
-    max_num_batched_tokens: Count = 2048
-    "Tokens computed in one step; longer prompts are computed in chunks."
+    max_num_seqs: Count | None = None
+    "Sequences that run at a time; by default 64 on a CPU or with recurrent layers, 256 on a GPU."
+    max_num_batched_tokens: Count | None = None
+    "Tokens computed in one step, else in chunks; by default 2048 on a CPU, 8192 on a GPU."
     max_num_waiting: Count = 1024
     "Sequences that wait to run; more get 429."
     gpu_memory_utilization: float = 0.9
@@ -120,6 +131,15 @@ class EngineSettings:
     "Bytes of recorded steps to keep; the oldest are deleted."
     record_pixels: Switch = False
     "Record images' pixels too; without them, steps that encode an image cannot be replayed."
+
+    def limits(self, device: str, *, has_states: bool = False) -> Limits:
+        """Return the limits of a step on a *device* of this type; the model *has_states* if it has recurrent layers."""
+        default = ON_CPU if device == "cpu" else ON_GPU
+        tokens = self.max_num_batched_tokens or max(default.max_num_batched_tokens, self.max_num_seqs or 0)
+        # Each sequence's state takes tens of megabytes from the start.
+        rows = (ON_CPU if has_states else default).max_num_seqs
+        patches = self.encode_budget_patches or default.encode_budget_patches
+        return Limits(self.max_num_seqs or min(rows, tokens), tokens, patches)
 
 
 @Parameter(name="*", group=Group("Prefill/decode split", sort_key=4))
@@ -209,10 +229,11 @@ class EngineConfig(EngineSettings, SplitSettings):
             raise StartupError(
                 f"--gpu-memory-utilization must be over 0 and at most 1, not {self.gpu_memory_utilization}."
             )
-        if self.max_num_batched_tokens < self.max_num_seqs:
+        tokens, rows = self.max_num_batched_tokens, self.max_num_seqs
+        if tokens is not None and rows is not None and tokens < rows:
             raise StartupError(
-                f"--max-num-batched-tokens ({self.max_num_batched_tokens}) must be at least --max-num-seqs "
-                f"({self.max_num_seqs}): every running sequence needs one token a step."
+                f"--max-num-batched-tokens ({tokens}) must be at least --max-num-seqs ({rows}): every running sequence "
+                "needs one token a step."
             )
 
     def _check_role(self) -> None:

@@ -15,9 +15,9 @@ from saccade.engine.executor import kv_copies
 from saccade.engine.executor.caches import Caches
 from saccade.engine.executor.execution import Execution
 from saccade.engine.executor.loader import LoadedModel
-from saccade.engine.executor.memory import block_format
+from saccade.engine.executor.memory import block_format, limits
 from saccade.engine.recording import Machine
-from saccade.models.spec import Recurrent
+from saccade.models.spec import has_states
 from saccade.protocol.description import Description
 from saccade.protocol.kv_transfer import KvForm
 from saccade.protocol.model_files import CONFIG
@@ -40,7 +40,7 @@ def describe(
         weights=model.weights_digest,
         files=model.files,
         max_model_len=max_model_len,
-        max_num_seqs=config.max_num_seqs,
+        max_num_seqs=limits(config, model).max_num_seqs,
         block_size=config.block_size,
         num_blocks=num_blocks,
         dtype=str(model.network.dtype).removeprefix("torch."),
@@ -53,7 +53,7 @@ def describe(
         backend_reasons=execution.reasons,
         takes_resets=True,
         role=config.role,
-        resumes_at_states=any(isinstance(layer, Recurrent) for layer in model.network.spec.kv_specs),
+        resumes_at_states=has_states(model.network.spec.kv_specs),
         enable_prefix_caching=config.enable_prefix_caching,
         gpu_memory_utilization=config.gpu_memory_utilization if model.network.device.type == "cuda" else None,
     )

@@ -21,7 +21,7 @@ from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.core.speculation import read_speculation
 from saccade.engine.executor import memory
 from saccade.engine.executor.caches import Caches
-from saccade.engine.executor.execution import Execution, encode_budget, most_patches, prepare
+from saccade.engine.executor.execution import Execution, most_patches, prepare
 from saccade.engine.executor.loader import LoadedModel, load_model
 from saccade.engine.executor.local import LocalExecutor
 from saccade.engine.executor.model_runner import make_runner
@@ -110,14 +110,16 @@ def measure(
     One has as many tokens as the budget allows, one encodes an image of *grid*, and one draws tokens for all rows. The
     caches of these steps are then released; other ranks replace theirs.
     """
-    num_text_tokens = config.max_num_batched_tokens + model.network.spec.longest_whole
+    limits = memory.limits(config, model)
+    num_text_tokens = limits.max_num_batched_tokens + model.network.spec.longest_whole
     num_tokens = num_text_tokens + model.network.spec.item_tokens(grid) + config.block_size
     # Every row has a block, and the scheduler leaves one free for each row that it has begun.
-    num_blocks = max(-(-num_tokens // config.block_size) + 1, 2 * config.max_num_seqs)
+    num_blocks = max(-(-num_tokens // config.block_size) + 1, 2 * limits.max_num_seqs)
     # This pool holds one step only; the context length applies to the engine that follows.
     small = dataclasses.replace(
         config,
         max_model_len=None,
+        max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=num_text_tokens,
         record_steps=None,
         cuda_graphs=False,
@@ -125,7 +127,7 @@ def measure(
         kv_transfer_bind=None,
     )
     caches = allocate(config, model, num_blocks, peers)
-    warmup.run(assemble(small, model, execution, caches, peers), num_text_tokens, grid, config.max_num_seqs)
+    warmup.run(assemble(small, model, execution, caches, peers), num_text_tokens, grid, limits.max_num_seqs)
     return memory.measured(config, model, execution.backend, num_blocks)
 
 
@@ -144,9 +146,7 @@ def assemble(
     num_blocks = caches.sizes.num_blocks
     max_model_len = memory.model_length(config, spec.max_position_embeddings, num_blocks)
     budgets = Budgets(
-        config.max_num_seqs,
-        config.max_num_batched_tokens,
-        encode_budget(config, model),
+        *memory.limits(config, model),
         config.max_num_waiting,
         # With ranks, a background encoding would use the collectives that the steps use.
         background_jobs=network.device.type == "cpu" and execution.threads.background > 0 and model.ranks.size == 1,

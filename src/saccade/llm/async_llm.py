@@ -60,7 +60,7 @@ class AsyncLLM:
     def __init__(self, model: str | os.PathLike[str] | None = None, **settings: Any) -> None:
         self._model = None if model is None else os.fspath(model)
         self._settings = read_settings(settings)
-        self._num_places = self._settings.engine.max_num_seqs + AHEAD
+        self._num_places = self._settings.engine.limits("cuda").max_num_seqs + AHEAD
         self._places = asyncio.Semaphore(self._num_places)
         self._loading = asyncio.Lock()
         self._account = Account(EVERYBODY)

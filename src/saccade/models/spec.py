@@ -90,6 +90,11 @@ class Recurrent:
 KvSpec = Paged | Latent | Recurrent
 
 
+def has_states(kv_specs: Sequence[KvSpec]) -> bool:
+    """Return whether one of the layers with *kv_specs* keeps a state of a fixed size."""
+    return any(isinstance(kv_spec, Recurrent) for kv_spec in kv_specs)
+
+
 class Positions(Protocol):
     """Positions of a whole sequence, by one formula for prefill, decode and recomputation.
 

@@ -14,7 +14,7 @@ from saccade.engine.executor.loader import LoadedModel
 from saccade.engine.executor.threads import Threads, choose_threads
 from saccade.errors import StartupError
 from saccade.models.files import image_processor, parse_json
-from saccade.models.spec import Latent, Paged, Recurrent
+from saccade.models.spec import Latent, Paged, has_states
 from saccade.nn.backends import AUTO, Workload, load_backend, load_vision_backend, trial, why
 from saccade.nn.backends.trial import tried
 from saccade.nn.backends.workload import cost_of_cache
@@ -79,6 +79,7 @@ def prepare(config: EngineConfig, model: LoadedModel) -> Execution:
             raise StartupError(f"--cuda-graphs {refused}")
         logger.warning("decode steps run without CUDA graphs", reason=f"--cuda-graphs {refused}")
     graphs, of_graphs = choose_encoder_graphs(config, model, vision_backend)
+    budget = memory.limits(config, model).encode_budget_patches
     choices = (
         why(config.attention_backend, backend, of_decoder)
         + (f"; {costs}" if costs else "")
@@ -87,7 +88,7 @@ def prepare(config: EngineConfig, model: LoadedModel) -> Execution:
     )
     threads = choose_threads(config.threads, model.num_parameters, model.ranks.size)
     return Execution(
-        *(backend, vision_backend, threads, model.ranks, choices, graphs, encode_budget(config, model)),
+        *(backend, vision_backend, threads, model.ranks, choices, graphs, budget),
         captures_decodes=captures and refused is None,
     )
 
@@ -96,9 +97,8 @@ def choose_operations(config: EngineConfig, model: LoadedModel, workload: Worklo
     """Return the operations for *model*; its delta rule is the plain one if a kernel for it fails on its trial."""
     place = workload.device.type, workload.dtype
     plain = resolve(*place)
-    has_states = any(isinstance(kv_spec, Recurrent) for kv_spec in model.network.spec.kv_specs)
     # The kernel has states in another layout, and the other worker of a split may lack it.
-    if not has_states or config.role != "both":
+    if not has_states(model.network.spec.kv_specs) or config.role != "both":
         return plain
     operations = resolve(*place, OF_STATES)
     if operations.gated_delta_rule is plain.gated_delta_rule:
@@ -122,14 +122,8 @@ def choose_encoder_graphs(
     if reason is not None:
         logger.warning("the vision encoder runs without CUDA graphs", reason=reason)
         return None, f"; no CUDA graphs: {reason}"
-    graphs = EncoderGraphs(model.network, backend, encode_budget(config, model))
+    graphs = EncoderGraphs(model.network, backend, memory.limits(config, model).encode_budget_patches)
     return graphs, f"; CUDA graphs for up to {graphs.by_size.sizes[-1]} patches"
-
-
-def encode_budget(config: EngineConfig, model: LoadedModel) -> int:
-    if config.encode_budget_patches is not None:
-        return config.encode_budget_patches
-    return 1024 if model.network.device.type == "cpu" else 16384
 
 
 def most_patches(config: EngineConfig, model: LoadedModel) -> int:
@@ -139,7 +133,8 @@ def most_patches(config: EngineConfig, model: LoadedModel) -> int:
     layout = models.load_layout(family)(parsed, image_processor(model.files, models.families()[family]))
     largest = layout.image(LARGE_SIDE, LARGE_SIDE, layout.settings)
     # Sides are rounded up to whole squares of patches in some families, of narrow images by an eighth.
-    return max(encode_budget(config, model), model.network.spec.encode_cost(largest.grid) * 9 // 8)
+    rounded = model.network.spec.encode_cost(largest.grid) * 9 // 8
+    return max(memory.limits(config, model).encode_budget_patches, rounded)
 
 
 def decoder_workload(config: EngineConfig, model: LoadedModel) -> Workload:

@@ -9,11 +9,11 @@ import structlog
 import torch
 
 from saccade.config import GIB
-from saccade.engine.config import EngineConfig
+from saccade.engine.config import EngineConfig, Limits
 from saccade.engine.executor.caches import BlockFormat, Caches, CacheSizes, specs_of_rank, state_dtype
 from saccade.engine.executor.loader import LoadedModel
 from saccade.errors import StartupError
-from saccade.models.spec import KvSpec, Recurrent
+from saccade.models.spec import KvSpec, Recurrent, has_states
 from saccade.nn.context import AttentionBackend
 
 logger = structlog.get_logger(__name__)
@@ -24,6 +24,11 @@ def block_format(config: EngineConfig, model: LoadedModel) -> BlockFormat:
     if config.kv_cache_dtype == "fp8":
         return BlockFormat(torch.float8_e4m3fn, model.kv_scales)
     return BlockFormat(model.network.dtype)
+
+
+def limits(config: EngineConfig, model: LoadedModel) -> Limits:
+    """Return the limits of a step of *model*."""
+    return config.limits(model.network.device.type, has_states=has_states(model.network.spec.kv_specs))
 
 
 def may_capture(config: EngineConfig, model: LoadedModel) -> bool:
@@ -95,9 +100,9 @@ def wanted_length(config: EngineConfig, model: LoadedModel) -> int:
 
 
 def num_blocks(
-    config: EngineConfig, bytes_per_block: int, model_len: int, device: torch.device, measured: Measured = NOTHING
+    config: EngineConfig, bytes_per_block: int, most: int, device: torch.device, measured: Measured = NOTHING
 ) -> int:
-    """Return the number of blocks of the pool. *model_len* is the longest sequence to serve. Raises StartupError.
+    """Return the number of blocks of the pool; *most* are of use. Raises StartupError.
 
     On CUDA, call it after a warm-up at full size with all recurrent states: everything but the pool needs torch's peak
     memory, corrected by *measured*. On other devices recurrent states are not part of the pool's budget.
@@ -114,8 +119,7 @@ def num_blocks(
         budget = int(total * config.gpu_memory_utilization) - used
     else:
         budget = GIB
-    max_blocks = config.max_num_seqs * -(-model_len // config.block_size)
-    blocks = min(budget // bytes_per_block, max_blocks)
+    blocks = min(budget // bytes_per_block, most)
     if blocks < 1:
         raise StartupError(
             f"No memory is left for the KV cache: {max(0, budget)} bytes, and one block takes {bytes_per_block}. "
@@ -130,7 +134,8 @@ def fitting_blocks(config: EngineConfig, model: LoadedModel, measured: Measured 
     network = model.network
     kv_specs = specs_of_rank(network.spec.kv_specs, model.ranks.attention)
     bytes_per_block = block_bytes(kv_specs, config.block_size, block_format(config, model).dtype)
-    return num_blocks(config, bytes_per_block, wanted_length(config, model), network.device, measured)
+    most = limits(config, model).max_num_seqs * -(-wanted_length(config, model) // config.block_size)
+    return num_blocks(config, bytes_per_block, most, network.device, measured)
 
 
 def allocate(config: EngineConfig, model: LoadedModel, num_blocks: int) -> Caches:
@@ -145,7 +150,8 @@ def allocate(config: EngineConfig, model: LoadedModel, num_blocks: int) -> Cache
     checkpoints = num_state_checkpoints(config, kv_specs, network.dtype)
     num_padding = int(may_capture(config, model))
     num_kept = config.num_speculative_tokens
-    sizes = CacheSizes(num_blocks, config.block_size, config.max_num_seqs, checkpoints, num_padding, num_kept)
+    num_rows = limits(config, model).max_num_seqs
+    sizes = CacheSizes(num_blocks, config.block_size, num_rows, checkpoints, num_padding, num_kept)
     return Caches(kv_specs, sizes, network.dtype, network.device, block_format(config, model))
 
 
