@@ -42,10 +42,10 @@ def test_chunk_stops_before_an_image_over_the_budget() -> None:  # D4, [eng] 25
 
 def test_oversize_image_runs_alone() -> None:  # [eng] 25
     subject = scheduler(tokens=100, patches=64)
-    subject.add(sequence(1, 30, ((0, 10),)))
-    subject.add(sequence(2, 60, ((0, 50),)))
-    subject.add(sequence(3, 30, ((0, 10),)))
-    assert [set(lengths(run(subject))) for _ in range(3)] == [{1}, {1, 2}, {1, 2, 3}]
+    subject.add(sequence(1, 30, ((0, 10),), max_tokens=1))
+    subject.add(sequence(2, 60, ((0, 50),), max_tokens=1))
+    subject.add(sequence(3, 30, ((0, 10),), max_tokens=1))
+    assert [set(lengths(run(subject))) for _ in range(3)] == [{1}, {2}, {3}]
 
 
 def test_images_are_encoded_in_background_while_others_decode() -> None:
@@ -83,6 +83,24 @@ def test_decodes_get_steps_between_images() -> None:
         subject.add(sequence(arrival, large // 4, ((0, large // 4),), max_tokens=1))
     steps = [[key.content_hash[0] for key in run(subject).encode] for _ in range(9)]
     assert steps == [[2], [3], [4], [], [], [], [], [5], []]
+
+
+def test_encoding_within_steps_leaves_time_to_decode() -> None:  # D4
+    """A quarter of the budget of 64 patches, or one larger image, which later steps make up for."""
+    subject = scheduler(tokens=1000, seqs=8, patches=64)
+    subject.add(sequence(1, 4, max_tokens=12))
+    run(subject)
+    for arrival, tokens in ((2, 2), (3, 2), (4, 1), (5, 12), (6, 4), (7, 4)):
+        subject.add(sequence(arrival, tokens, ((0, tokens),), max_tokens=1))
+    steps = [run(subject) for _ in range(8)]
+    assert [[key.content_hash[0] for key in step.encode] for step in steps] == [[2, 3], [4], [5], [], [], [6], [7], []]
+    assert all(lengths(step)[1] == 1 for step in steps)
+    # Without decodes the whole budget is free again.
+    while subject.has_work:
+        run(subject)
+    for arrival in (8, 9, 10, 11):
+        subject.add(sequence(arrival, 4, ((0, 4),), max_tokens=1))
+    assert len(run(subject).encode) == 4
 
 
 def test_equal_images_are_encoded_once() -> None:  # B4, D3, [eng] 5

@@ -43,13 +43,13 @@ class _Planner:
     def __init__(self, scheduler: Scheduler) -> None:
         budgets = scheduler.budgets
         self._scheduler = scheduler
-        self._draft = Draft(budgets.max_num_batched_tokens, budgets.encode_budget_patches)
+        self._draft = Draft(budgets.max_num_batched_tokens)
 
     def plan(self) -> Schedule:
         scheduler, draft = self._scheduler, self._draft
         ready = [sequence for sequence in scheduler.running if not sequence.waits_for_commit]
         decodes = [sequence for sequence in ready if sequence.num_pending_tokens == 1]
-        scheduler.encoder_scheduler.begin(any(sequence.num_generated_tokens for sequence in decodes))
+        draft.patches = scheduler.encoder_scheduler.begin(any(one.num_generated_tokens for one in decodes))
         victims = self._victims()
         for sequence in decodes:
             if sequence in scheduler.running and self._make_room(sequence, victims):

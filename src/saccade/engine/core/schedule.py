@@ -67,7 +67,7 @@ class Draft:
     """A Schedule that is being planned, and the rest of its budgets for *tokens* and *patches*."""
 
     tokens: int
-    patches: int
+    patches: int = 0
     chunks: dict[Sequence, int] = field(default_factory=dict)
     encode: dict[EncoderKey, bytes] = field(default_factory=dict)
     background: set[EncoderKey] = field(default_factory=set)
