@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from saccade import models
@@ -22,6 +23,7 @@ from saccade.engine.loop import Engine
 from saccade.engine.startup import start
 from saccade.models.files import engine_config, image_processor, parse_json, read_model_files, video_processor
 from saccade.nn.context import RecurrentState
+from saccade.nn.parallel import Ranks
 from saccade.protocol.media import ImageLayout, MediaItem, Span, VideoHeader
 from saccade.protocol.output import Failure, FinishReason, SampleTimes, StepFrame, TokenLogprob
 from saccade.protocol.request import EngineRequest, SamplingParams
@@ -45,6 +47,21 @@ def on_ranks(folder: Path, size: int = 2, **settings: Any) -> Iterator[Engine]:
     finally:
         subject.close()
         torch.set_num_threads(before)
+
+
+@contextmanager
+def counted_sums() -> Iterator[list[int]]:
+    """A list that fills with an entry for each sum over ranks."""
+    sums: list[int] = []
+    all_reduce = Ranks.all_reduce
+
+    def counting(ranks: Ranks, x: torch.Tensor) -> torch.Tensor:
+        sums.extend([x.numel()] * (ranks.size > 1))
+        return all_reduce(ranks, x)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Ranks, "all_reduce", counting)
+        yield sums
 
 
 def image(grid: Grid, seed: int, start: int = 0) -> MediaItem:

@@ -25,6 +25,15 @@ def test_attention_is_copied_and_experts_are_shared(network_folder: Callable[[st
     assert 2 * len(own.mlp.experts.down_proj) == len(whole.mlp.experts.down_proj)
 
 
+@pytest.mark.ci
+@pytest.mark.parametrize("name", ["qwen3_5_moe", "kimi_k25"])
+def test_shared_experts_need_no_sum_of_their_own(name: str, network_folder: Callable[[str], Path]) -> None:  # B8
+    folder = network_folder(name)
+    with engines.on_ranks(folder) as subject, engines.counted_sums() as sums:
+        engines.drain(subject, engines.request(folder, [5], max_tokens=1))
+        assert len(sums) == 2 * len(engines.module(subject).language_model.layers) + 1
+
+
 @pytest.mark.conformance
 @pytest.mark.parametrize("name", ["qwen3_vl_moe", "qwen3_5_moe", "kimi_k25"])
 @pytest.mark.parametrize(("size", "shared"), [(2, 1), (4, 2)])

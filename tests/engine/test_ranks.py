@@ -70,8 +70,18 @@ def test_a_rank_holds_its_part_of_weights_and_caches(subject: Engine, alone: Eng
         for name in ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj"):
             sizes = [layer.get_submodule(name).weight.numel() for layer in (ours, theirs)]
             assert 2 * sizes[0] == sizes[1], name
+    for name in ("language_model.embed_tokens", "lm_head"):
+        sizes = [network.get_submodule(name).weight.numel() for network in (own, whole)]
+        assert 2 * sizes[0] == sizes[1], name
     keys = [engines.local(engine).runner.caches.layers[0].keys for engine in (subject, alone)]  # type: ignore[union-attr]
     assert 2 * keys[0].numel() == keys[1].numel()
+
+
+def test_ranks_sum_twice_in_each_layer(subject: Engine, tiny_qwen3_vl: Path) -> None:  # B8
+    """And once for the embeddings, of which each rank has a part."""
+    with engines.counted_sums() as sums:
+        engines.drain(subject, engines.request(tiny_qwen3_vl, [5], max_tokens=1))
+    assert len(sums) == 2 * len(engines.module(subject).language_model.layers) + 1
 
 
 def test_images_are_encoded_once_over_all_ranks(subject: Engine, tiny_qwen3_vl: Path) -> None:

@@ -5,7 +5,7 @@ import torch
 from tables import table
 
 from saccade.errors import StartupError
-from saccade.nn.layers import Linear
+from saccade.nn.layers import Embedding, Linear
 from saccade.nn.parallel import ALONE, Ranks, Sharding, shards_of
 
 
@@ -69,6 +69,23 @@ def test_inputs_of_all_ranks_add_up(full: Linear, size: int, monkeypatch: pytest
     torch.testing.assert_close(cuts[0](x.chunk(size, 1)[0], torch.relu), torch.relu(full(x)))
 
 
+@table(("num_ids", "size", "share"), [(12, 2, 6), (12, 1, 12), (13, 2, 13)])
+def test_each_rank_embeds_its_part_of_the_ids(num_ids: int, size: int, share: int) -> None:
+    """The vectors that the ranks sum are those of the whole table; ranks that cannot share it have all of it."""
+    whole = Embedding(num_ids, 3)
+    whole.weight.data = torch.randn(num_ids, 3)
+    ids = torch.tensor([0, num_ids - 1, 5, 6, 5])
+    summands: list[torch.Tensor] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Ranks, "all_reduce", lambda _, x: summands.append(x) or x)
+        for rank in range(size):
+            own = Embedding(num_ids, 3, Ranks(rank, size))
+            assert len(own.weight) == share
+            own.weight.data = piece_of(whole.weight.data, own.shardings["weight"], Ranks(rank, size))
+            found = own(ids)
+    torch.testing.assert_close(sum(summands, torch.zeros(5, 3)) if summands else found, whole(ids), atol=0, rtol=0)
+
+
 @pytest.mark.parametrize(("count", "size", "share"), [(8, 2, 4), (2, 8, 1), (3, 3, 1), (1, 4, 1)])
 def test_heads_are_shared(count: int, size: int, share: int) -> None:
     assert Ranks(0, size).share(count) == share
@@ -99,7 +116,7 @@ def test_matrices_that_cannot_be_cut_are_refused() -> None:
 def test_alone_nothing_is_exchanged() -> None:
     x = torch.ones(2)
     assert ALONE.all_reduce(x) is x
-    assert ALONE.broadcast(x, 0) is x
+    assert ALONE.broadcast(x, 0) is ALONE.gather(x) is x
     assert ALONE.any_of([True, False]) == [True, False]
 
 

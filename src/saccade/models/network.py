@@ -82,4 +82,4 @@ class Network(Protocol):
         """
 
     def logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
-        """Return logits [R, V] in float32."""
+        """Return logits [R, V] in float32 on rank 0. All ranks must call; others get anything."""

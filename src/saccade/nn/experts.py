@@ -85,12 +85,16 @@ class Experts(Layer):
 
         *expert_ids_NK* int64 count the experts of all ranks; the ids of a token differ. *weights_NK* is float32.
         """
+        return self.ranks.all_reduce(self.summand(x_NH, expert_ids_NK, weights_NK))
+
+    def summand(self, x_NH: torch.Tensor, expert_ids_NK: torch.Tensor, weights_NK: torch.Tensor) -> torch.Tensor:
+        """Return what the ranks sum to `forward`."""
         if self.packed is not None:
-            return self.ranks.all_reduce(self.packed.apply(x_NH, expert_ids_NK, weights_NK))
+            return self.packed.apply(x_NH, expert_ids_NK, weights_NK)
         own_ids_NK = expert_ids_NK - self.first
         gate_up: ExpertMatrices = self.quantised.get("gate_up_proj", self.gate_up_proj)
         down: ExpertMatrices = self.quantised.get("down_proj", self.down_proj)
-        return self.ranks.all_reduce(self.ops.experts(x_NH, gate_up, down, own_ids_NK, weights_NK, self.activation))
+        return self.ops.experts(x_NH, gate_up, down, own_ids_NK, weights_NK, self.activation)
 
 
 def softmax_top_k(logits_NE: torch.Tensor, top_k: int, *, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor]:

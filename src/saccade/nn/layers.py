@@ -142,19 +142,47 @@ class Linear(Layer):
         """Return *residual* [N, out_features] + forward(x); may overwrite *residual*."""
         if self.summed_over is not None:
             return residual + self._sum(x)
+        return self.add_summand(residual, x)
+
+    def summand(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what the ranks sum for *x*, without the bias that is added to the sum; of one rank, the whole."""
+        return self._multiplied().apply(x, None)
+
+    def add_summand(self, addend: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """Return *addend* plus `summand` of *x*; may overwrite *addend*."""
         if self.packed is not None:
-            return self.packed.add_to(residual, x)
-        return self.ops.add_linear(residual, x, self.weight, self.bias)
+            return self.packed.add_to(addend, x)
+        return self.ops.add_linear(addend, x, self.weight, None if self.summed_over else self.bias)
 
     def _sum(self, x: torch.Tensor) -> torch.Tensor:
         """Return the sum over all ranks, with the bias added once."""
-        output = self.summed_over.all_reduce(self._multiplied().apply(x, None))  # type: ignore[union-attr]
+        output = self.summed_over.all_reduce(self.summand(x))  # type: ignore[union-attr]
         return output if self.bias is None else output + self.bias
 
     def _multiplied(self) -> PackedLinear:
         if self.packed is not None:
             return self.packed
         return PlainLinear(self.weight, None if self.summed_over else self.bias)
+
+
+class Embedding(Layer):
+    """A vector for each token id. Each of *ranks* holds those of an equal part of the ids, or all if they cannot."""
+
+    def __init__(self, num_ids: int, width: int, ranks: Ranks = ALONE) -> None:
+        super().__init__()
+        self.ranks = ranks.sharing(num_ids)
+        self.shardings = {"weight": Sharding((num_ids,), 0, (self.ranks.size,))}
+        self.weight = nn.Parameter(torch.empty(num_ids // self.ranks.size, width), requires_grad=False)
+
+    def forward(self, ids_N: torch.Tensor) -> torch.Tensor:
+        """Map ids int64 [N] to [N, width]."""
+        if self.ranks.size == 1:
+            return self.weight.index_select(0, ids_N)
+        num_own = len(self.weight)
+        own_N = ids_N - self.ranks.rank * num_own
+        is_others_N1 = ((own_N < 0) | (own_N >= num_own)).unsqueeze(1)
+        rows = self.weight.index_select(0, own_N.clamp(0, num_own - 1))
+        return self.ranks.all_reduce(rows.masked_fill_(is_others_N1, 0))
 
 
 class RMSNorm(Layer):

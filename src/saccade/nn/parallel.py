@@ -78,6 +78,10 @@ class Ranks:
             raise self._cannot_share(count, what)
         return count // self.size
 
+    def sharing(self, count: int) -> "Ranks":
+        """Return the ranks that hold an equal part of *count* units each; one rank if they cannot."""
+        return ALONE if count % self.size else self
+
     def _cannot_share(self, count: int, what: str) -> StartupError:
         return StartupError(
             f"{self.setting} is {self.size}, but the model has {count} {what}, which {self.size} ranks "
@@ -95,6 +99,14 @@ class Ranks:
         if self.size > 1:
             distributed.broadcast(x, source)
         return x
+
+    def gather(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the columns of *x* [N, C] of all ranks side by side, on rank 0 alone; other ranks get *x*."""
+        if self.size == 1:
+            return x
+        parts = [torch.empty_like(x) for _ in range(self.size)] if self.rank == 0 else None
+        distributed.gather(x, parts, dst=0)
+        return x if parts is None else torch.cat(parts, 1)
 
     def any_of(self, flags: Sequence[bool]) -> list[bool]:
         """Return for each flag whether it is set on any rank. The host waits until every rank has called."""

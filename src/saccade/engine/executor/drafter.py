@@ -122,9 +122,7 @@ class Drafter:
             drafts[:, number].index_copy_(0, index, self._predict(following))
 
     def _predict(self, states_RE: torch.Tensor) -> torch.Tensor:
-        """Return the likeliest tokens int64 [R], on every rank. Only rank 0 computes logits."""
-        if self._ranks.rank:
-            return self._ranks.broadcast(torch.empty(len(states_RE), dtype=torch.int64, device=states_RE.device), 0)
+        """Return the likeliest tokens int64 [R], on every rank; rank 0 has all logits."""
         return self._ranks.broadcast(self._network.logits(states_RE).max(dim=-1).indices, 0)
 
     def _resume(self, chunks: list[Chunk], batch: Batch, x: torch.Tensor) -> None:

@@ -34,7 +34,7 @@ class LocalExecutor:
             if job.background:
                 self.async_encoder.begin(job)
         if self.peers.ranks.size > 1:
-            self.peers.launch(step)
+            self.peers.launch(step, sampling)
         self.runner.update(step)
         forwarded = self.runner.forward(step, encodes_in_background=self.async_encoder.is_busy)
         began = time.perf_counter()

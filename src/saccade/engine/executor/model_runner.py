@@ -1,6 +1,8 @@
 """Run the network: encode, embed, forward, sample. Holds the tensors of every cache and executes steps."""
 
 import time
+from collections.abc import Iterator
+from collections.abc import Sequence as Ordered
 from typing import NamedTuple
 
 import msgspec
@@ -162,12 +164,18 @@ class ModelRunner:
         return Drawing(logprobs.begin_copy(results), sampling, scored, bool(drafts))
 
     @torch.inference_mode()
-    def receive_drawn(self, forwarded: Forwarded) -> None:
-        """Receive the tokens that rank 0 draws for a step. Only rank 0 computes logits."""
-        batch, ids = forwarded.batch, None
-        if batch is not None and batch.drawing:
-            ids = self.ranks.broadcast(torch.empty(len(batch.drawing), dtype=torch.int64, device=self.device), 0)
+    def receive_drawn(self, forwarded: Forwarded, prompt_scores: Ordered[PromptScores]) -> None:
+        """Compute another rank's part of the logits of `draw`, and receive the tokens that rank 0 draws."""
+        batch, hidden, ids = forwarded.batch, forwarded.hidden, None
+        if batch is not None and hidden is not None and (batch.drawing or prompt_scores):
+            self.network.logits(hidden.index_select(0, batch.sample_rows))
+            ids = torch.empty(len(batch.drawing), dtype=torch.int64, device=self.device)
+            if batch.drawing:
+                self.ranks.broadcast(ids, 0)
             self.rows.last_token_ids.index_copy_(0, batch.drawing_on_device, ids)
+            for scores in prompt_scores:
+                for _ in self._prompt_logits(hidden, scores, batch.starts[scores.row]):
+                    pass
         self._draft(forwarded, ids)
 
     def _draft(self, forwarded: Forwarded, ids: torch.Tensor | None) -> list[torch.Tensor]:
@@ -190,13 +198,18 @@ class ModelRunner:
         return hidden, self.drafter.begin(step, batch, features, hidden, plan)
 
     def _score_prompt(self, hidden: torch.Tensor, scoring: PromptScores, start: int) -> torch.Tensor:
+        (target_ids,) = transfer([np.array(scoring.target_ids, np.int64)], self.device)
+        logits = self._prompt_logits(hidden, scoring, start)
+        return torch.cat([logprobs.score(part, target_ids[piece], scoring.num_top) for piece, part in logits])
+
+    def _prompt_logits(
+        self, hidden: torch.Tensor, scoring: PromptScores, start: int
+    ) -> Iterator[tuple[slice, torch.Tensor]]:
+        """Yield the logits of a few tokens at a time, and the slice of all."""
         first = start + scoring.offset
         before = hidden[first : first + len(scoring.target_ids)]
-        (target_ids,) = transfer([np.array(scoring.target_ids, np.int64)], self.device)
-        pieces = logprobs.pieces(len(scoring.target_ids), self.network.spec.vocab_size)
-        return torch.cat(
-            [logprobs.score(self.network.logits(before[piece]), target_ids[piece], scoring.num_top) for piece in pieces]
-        )
+        for piece in logprobs.pieces(len(scoring.target_ids), self.network.spec.vocab_size):
+            yield piece, self.network.logits(before[piece])
 
 
 def make_runner(

@@ -11,7 +11,7 @@ from torch import nn
 
 from saccade.models.backbones.text_config import DecoderConfig
 from saccade.nn.context import ForwardContext
-from saccade.nn.layers import Layer, Linear, RMSNorm
+from saccade.nn.layers import Embedding, Layer, Linear, RMSNorm
 from saccade.nn.ops import SILU, Activation
 from saccade.nn.parallel import Ranks
 from saccade.nn.rope import chunked_axes, cos_sin, interleaved_axes, inverse_frequencies
@@ -52,24 +52,22 @@ class DecoderLayer(nn.Module):
 class TextDecoder(nn.Module):
     """Maps embeddings to hidden states. Features may be added after the first layers, at chosen rows."""
 
-    def __init__(self, config: DecoderConfig, layers: Iterable[nn.Module], norm: Norm = RMSNorm) -> None:
+    def __init__(self, config: DecoderConfig, ranks: Ranks, layers: Iterable[nn.Module], norm: Norm = RMSNorm) -> None:
         super().__init__()
         self.config = config
-        self.embed_tokens = nn.Module()
-        table = torch.empty(config.vocab_size, config.hidden_size)
-        self.embed_tokens.weight = nn.Parameter(table, requires_grad=False)
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, ranks)
         self.layers = nn.ModuleList(layers)
         self.norm = norm(config.hidden_size, config.norm_eps)
         self.axes = self.frequencies = torch.empty(0)
 
     @property
     def embedding_VE(self) -> torch.Tensor:
-        """The embedding table, which determines the device and dtype of the network."""
-        return self.embed_tokens.weight  # type: ignore[return-value]
+        """This rank's part of the embedding table, which determines the device and dtype of the network."""
+        return self.embed_tokens.weight
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Map ids int64 [N] to [N, E]."""
-        return self.embedding_VE.index_select(0, input_ids)
+        return self.embed_tokens(input_ids)  # type: ignore[no-any-return]
 
     def finish(self) -> None:
         """Compute the values derived from the loaded weights and their device."""
@@ -131,6 +129,14 @@ class GatedMlp(Layer):
     def add_to(self, residual_NE: torch.Tensor, x_NE: torch.Tensor) -> torch.Tensor:
         """Return *residual_NE* plus the MLP of *x_NE*."""
         return self.down_proj.add_to(residual_NE, self._gated(x_NE))
+
+    def summand(self, x_NE: torch.Tensor) -> torch.Tensor:
+        """Return what the ranks sum to `forward`, if there are no biases."""
+        return self.down_proj.summand(self._gated(x_NE))
+
+    def add_summand(self, addend_NE: torch.Tensor, x_NE: torch.Tensor) -> torch.Tensor:
+        """Return *addend_NE* plus `summand` of *x_NE*; may overwrite *addend_NE*."""
+        return self.down_proj.add_summand(addend_NE, self._gated(x_NE))
 
     def _gated(self, x_NE: torch.Tensor) -> torch.Tensor:
         return self.ops.gated_activation(self.gate_up_proj(x_NE), self.activation)

@@ -145,15 +145,15 @@ class ExpertMlp(nn.Module):
 
     def add_to(self, residual_NE: torch.Tensor, x_NE: torch.Tensor) -> torch.Tensor:
         """Return *residual_NE* plus the experts' sum."""
-        routed_NE = self.experts(x_NE, *self.gate(x_NE))
-        return self.shared_experts.add_to(residual_NE + routed_NE, x_NE)
+        summand_NE = self.shared_experts.add_summand(self.experts.summand(x_NE, *self.gate(x_NE)), x_NE)
+        return residual_NE + self.experts.ranks.all_reduce(summand_NE)
 
 
 class DeepseekTextDecoder(TextDecoder):
     """Maps embeddings to hidden states."""
 
     def __init__(self, config: DeepseekTextConfig, ranks: Ranks = ALONE) -> None:
-        super().__init__(config, (_layer(config, layer, ranks) for layer in range(config.num_layers)))
+        super().__init__(config, ranks, (_layer(config, layer, ranks) for layer in range(config.num_layers)))
 
     def rotation(self, angles: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Return complex numbers [N, 1, R / 2] for `ops.rotary_pairs`."""

@@ -76,9 +76,11 @@ class MixtureOfExperts(nn.Module):
 
     def add_to(self, residual_NE: torch.Tensor, x_NE: torch.Tensor) -> torch.Tensor:
         """Return *residual_NE* plus the weighted results of the experts chosen for *x_NE*."""
-        top_k, normalised = self.config.num_chosen, self.config.normalised
-        ids_NC, weights_NC = softmax_top_k(self.gate(x_NE), top_k, renormalise=normalised)
-        return residual_NE + self.experts(x_NE, ids_NC, weights_NC)  # type: ignore[no-any-return]
+        return residual_NE + self.experts(x_NE, *self.choose(x_NE))  # type: ignore[no-any-return]
+
+    def choose(self, x_NE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return ids and weights [N, C] of each token's experts."""
+        return softmax_top_k(self.gate(x_NE), self.config.num_chosen, renormalise=self.config.normalised)
 
 
 def mlp_of(
@@ -98,4 +100,4 @@ class GroupedQueryDecoder(TextDecoder):
             (GroupedQueryAttention(config, layer, ranks.attention), mlp_of(config, layer, ranks))
             for layer in range(config.num_layers)
         )
-        super().__init__(config, (DecoderLayer(config, *own) for own in parts))
+        super().__init__(config, ranks, (DecoderLayer(config, *own) for own in parts))

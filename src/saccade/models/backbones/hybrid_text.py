@@ -90,14 +90,17 @@ class SharedExpertMixture(MixtureOfExperts):
     def add_to(self, residual_NE: torch.Tensor, x_NE: torch.Tensor) -> torch.Tensor:
         """Return *residual_NE* plus the results of the chosen experts and of the shared one for *x_NE*."""
         share_N1 = self.shared_expert_gate(x_NE).sigmoid()
-        return super().add_to(residual_NE, x_NE) + share_N1 * self.shared_expert(x_NE)  # type: ignore[no-any-return]
+        summand_NE = self.experts.summand(x_NE, *self.choose(x_NE)) + share_N1 * self.shared_expert.summand(x_NE)
+        return residual_NE + self.experts.ranks.all_reduce(summand_NE)
 
 
 class HybridDecoder(TextDecoder):
     """Maps embeddings to hidden states."""
 
     def __init__(self, config: HybridConfig, ranks: Ranks = ALONE) -> None:
-        super().__init__(config, (_layer(config, layer, ranks) for layer in range(config.num_layers)), OffsetNorm)
+        super().__init__(
+            config, ranks, (_layer(config, layer, ranks) for layer in range(config.num_layers)), OffsetNorm
+        )
 
 
 def _layer(config: HybridConfig, layer: int, ranks: Ranks) -> DecoderLayer:

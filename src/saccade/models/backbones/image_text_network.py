@@ -32,11 +32,12 @@ class ImageTextNetwork(Layer):
     ) -> None:
         super().__init__()
         self.spec, text = spec, spec.text
-        # Only rank 0 computes logits.
-        self.has_logits = ranks.rank == 0
-        self.loads_head = self.has_logits and not text.tied
+        self.loads_head = not text.tied
         self.language_model: TextDecoder = self.decoder(text, ranks)
-        self.lm_head = Linear(text.hidden_size, text.vocab_size, bias=False) if self.loads_head else None
+        self.lm_head: Linear | None = None
+        if self.loads_head:
+            shared = self.language_model.embed_tokens.ranks
+            self.lm_head = Linear(text.hidden_size, text.vocab_size, bias=False, split="outputs", ranks=shared)
         settings = self.layout(config, preprocessor).settings
         self.mean_std = [settings["image_mean"], settings["image_std"]]
         self.scaled_mean_std = torch.empty(0)
@@ -73,7 +74,7 @@ class ImageTextNetwork(Layer):
             if callable(finish := getattr(part, "finish", None)):
                 finish()
         self.scaled_mean_std = torch.tensor(self.mean_std, dtype=torch.float32, device=self.device) * 255
-        if self.has_logits and not self.loads_head:
+        if not self.loads_head:
             # A separate layer shares the embedding's tensor, and is packed like other layers if that is faster.
             self.lm_head = Linear.of(self.language_model.embedding_VE)
 
@@ -110,5 +111,6 @@ class ImageTextNetwork(Layer):
         return x_NE
 
     def logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
-        """Return logits [R, V] in float32. Only rank 0 can."""
-        return self.lm_head(hidden_RE).float()  # type: ignore[misc,no-any-return]
+        """Return logits [R, V] in float32 on rank 0. All ranks must call; the others get their part."""
+        part = self.lm_head(hidden_RE)  # type: ignore[misc]
+        return self.language_model.embed_tokens.ranks.gather(part).float()

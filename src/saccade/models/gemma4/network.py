@@ -54,7 +54,7 @@ class GemmaNetwork(ImageTextNetwork):
         return self.language_model.decode(x_NE, context, self.language_model.own_embeddings(x_NE, input_ids))
 
     def logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
-        """Return logits [R, V] in float32, capped softly. Only rank 0 can."""
+        """Return logits [R, V] in float32, capped softly, on rank 0. All ranks must call."""
         logits, cap = super().logits(hidden_RE), self.spec.text.soft_cap
         return logits if cap is None else (logits / cap).tanh() * cap
 

@@ -14,7 +14,7 @@ from saccade.models.backbones.decoder import GatedMlp, TextDecoder
 from saccade.models.gemma4.spec import GemmaExperts, GemmaText, LayerKind
 from saccade.nn.context import ForwardContext, Scoring
 from saccade.nn.experts import Experts, softmax_top_k
-from saccade.nn.layers import Attention, FloatNorm, Layer, Linear
+from saccade.nn.layers import Attention, Embedding, FloatNorm, Layer, Linear
 from saccade.nn.ops import GELU_TANH, CosSin, norm_rotary
 from saccade.nn.parallel import ALONE, Ranks
 from saccade.nn.rope import cos_sin, inverse_frequencies
@@ -172,13 +172,13 @@ class GemmaDecoder(TextDecoder):
     config: GemmaText
 
     def __init__(self, config: GemmaText, ranks: Ranks = ALONE) -> None:
-        super().__init__(config, (GemmaLayer(config, layer, ranks) for layer in range(config.num_layers)), FloatNorm)
+        super().__init__(
+            config, ranks, (GemmaLayer(config, layer, ranks) for layer in range(config.num_layers)), FloatNorm
+        )
         self.frequencies_of: dict[LayerKind, torch.Tensor] = {}
         if config.per_layer_width:
             width = config.num_layers * config.per_layer_width
-            self.embed_tokens_per_layer = nn.Module()
-            table = torch.empty(config.per_layer_vocab, width)
-            self.embed_tokens_per_layer.weight = nn.Parameter(table, requires_grad=False)
+            self.embed_tokens_per_layer = Embedding(config.per_layer_vocab, width, ranks)
             self.per_layer_model_projection = Linear(config.hidden_size, width, bias=False)
             self.per_layer_projection_norm = FloatNorm(config.per_layer_width, config.norm_eps)
 
@@ -200,9 +200,8 @@ class GemmaDecoder(TextDecoder):
         if not self.config.per_layer_width:
             return None
         shape = (self.config.num_layers, self.config.per_layer_width)
-        table: torch.Tensor = self.embed_tokens_per_layer.weight  # type: ignore[assignment]
-        own_NLP = table.index_select(0, input_ids).unflatten(1, shape)
-        own_NLP = own_NLP * _rounded(self.config.per_layer_width**0.5, table)
+        own_NLP = self.embed_tokens_per_layer(input_ids).unflatten(1, shape)
+        own_NLP = own_NLP * _rounded(self.config.per_layer_width**0.5, own_NLP)
         projected_NLP = (self.per_layer_model_projection(x_NE) * self.config.hidden_size**-0.5).unflatten(1, shape)
         return (self.per_layer_projection_norm(projected_NLP) + own_NLP) * 2.0**-0.5  # type: ignore[no-any-return]
 

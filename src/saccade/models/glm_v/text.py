@@ -58,7 +58,7 @@ class GlmDecoder(TextDecoder):
     config: GlmTextConfig
 
     def __init__(self, config: GlmTextConfig, ranks: Ranks = ALONE) -> None:
-        super().__init__(config, (_layer(config, layer, ranks) for layer in range(config.num_layers)))
+        super().__init__(config, ranks, (_layer(config, layer, ranks) for layer in range(config.num_layers)))
 
     def rotation(self, angles: torch.Tensor, dtype: torch.dtype) -> Any:
         """Return the rotation of the layers: of halves with experts, of neighbours without."""

@@ -64,10 +64,10 @@ class RankMember:
                 case messages.Renew(captures):
                     own = config if captures else dataclasses.replace(config, cuda_graphs=False)
                     runner = make_runner(own, model, execution, runner.caches)
-                case messages.Launch(step, places):
+                case messages.Launch(step, places, prompt_scores):
                     complete = self._arena.restore(step, places)
                     runner.update(complete)
-                    runner.receive_drawn(runner.forward(complete, encodes_in_background=False))
+                    runner.receive_drawn(runner.forward(complete, encodes_in_background=False), prompt_scores)
                 case _:
                     return
 

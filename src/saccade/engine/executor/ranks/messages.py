@@ -7,7 +7,7 @@ import msgspec
 import torch
 
 from saccade.engine.config import EngineConfig
-from saccade.engine.core.step import StepInput
+from saccade.engine.core.step import PromptScores, StepInput
 from saccade.transport import framing
 from saccade.transport.framing import PREFIX_BYTES, ChannelClosed
 
@@ -47,10 +47,14 @@ class PixelsPlace(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Launch(msgspec.Struct, frozen=True, array_like=True, tag="launch"):
-    """Compute a step, and receive the tokens that rank 0 draws. Images with *places* have their pixels in the arena."""
+    """Compute a step, and the logits that rank 0 draws from and scores prompts with; receive the tokens that it draws.
+
+    Images with *places* have their pixels in the arena.
+    """
 
     step: StepInput
     places: tuple[PixelsPlace, ...]
+    prompt_scores: tuple[PromptScores, ...] = ()
 
 
 class Leave(msgspec.Struct, frozen=True, array_like=True, tag="leave"):

@@ -19,7 +19,7 @@ import structlog
 import torch
 
 from saccade.engine.config import EngineConfig
-from saccade.engine.core.step import StepInput
+from saccade.engine.core.step import SamplingInput, StepInput
 from saccade.engine.executor.ranks import messages
 from saccade.engine.executor.ranks.arena import PixelArena, create_arena
 from saccade.errors import StartupError
@@ -125,10 +125,10 @@ class Peers:
         """Make the ranks forget all rows and encoder outputs."""
         self._send(messages.Renew(captures))
 
-    def launch(self, step: StepInput) -> None:
-        """Make the ranks compute *step*, and receive its tokens from rank 0."""
+    def launch(self, step: StepInput, sampling: SamplingInput) -> None:
+        """Make the ranks compute *step* and its logits, and receive its tokens from rank 0."""
         if self._arena is not None:
-            self._send(messages.Launch(*self._arena.store(step)))
+            self._send(messages.Launch(*self._arena.store(step), sampling.prompt_scores))
 
     def close(self, *, is_in_step: bool = False) -> None:
         """End the processes; kill those that do not end in time. *is_in_step*: a collective may still be under way."""
