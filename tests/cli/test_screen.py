@@ -51,13 +51,13 @@ def test_summary_names_the_number_format_of_the_cache_if_it_is_another(dtype: st
 def test_summary_says_what_an_image_costs(network_folder: Callable[[str], Path]) -> None:
     written = io.StringIO()
     files = read_model_files(network_folder("qwen3_5"))
-    description = msgspec.structs.replace(DESCRIPTION, files=files, dtype="bfloat16")
+    description = msgspec.structs.replace(DESCRIPTION, files=files, dtype="bfloat16", num_state_checkpoints=7)
     show_summary(Console(file=written, width=200), description, "http://127.0.0.1:8000")
     shown = written.getvalue()
     assert re.search(
         r"an image +of 1280x960: \d+ tokens, \d+ patches, [\d.]+ [KM]iB of KV cache, [\d.]+ [KM]iB of", shown
     )
-    assert "a checkpoint of the recurrent states: " in shown
+    assert re.search(r"a checkpoint of the recurrent states: [\d.]+ [KM]iB; 7 fit", shown)
 
 
 def test_warnings_of_an_open_host_and_of_little_shared_memory(tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """A whole Qwen3.5 in the engine: checkpoints, preemption, samples, recycled states and events of what can resume."""
 
+import math
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import engines
@@ -20,6 +22,7 @@ from saccade.engine.executor import memory
 from saccade.engine.loop import Engine
 from saccade.identity.blocks import block_keys, root_key
 from saccade.models.spec import NETWORK_DTYPE, HeadCut, Paged, Recurrent
+from saccade.nn.parallel import ALONE
 from saccade.protocol.kv_events import BlockRemoved, BlockStored, KvEvents, StateRemoved, StateStored
 from saccade.protocol.request import EngineRequest
 
@@ -202,6 +205,31 @@ def test_checkpoints_have_a_budget(settings: dict[str, Any], expected: int) -> N
     config = EngineConfig("", "toy", **settings)
     assert memory.num_state_checkpoints(config, SPECS, torch.float32) == expected
     assert memory.num_state_checkpoints(config, SPECS[:1], torch.float32) == 0
+
+
+@table(
+    ("settings", "share"),
+    [
+        # A state has 1128 bytes, and a block of 16 tokens 16 * 2 * 16 values.
+        ({}, 1128 / 64),
+        ({"state_snapshot_blocks": 1, "block_size": 1}, 1 * 2 * 16 * 4),
+        ({"state_snapshot_bytes": 5000}, 0),
+        ({"kv_cache_bytes": 10**6}, 0),
+        ({"enable_prefix_caching": False}, 0),
+    ],
+)
+def test_on_a_gpu_checkpoints_grow_with_the_kv_cache(settings: dict[str, Any], share: float) -> None:
+    """A checkpoint for as many blocks as lie between two, but they take no more memory than the blocks."""
+    spec = SimpleNamespace(kv_specs=SPECS, max_position_embeddings=10**6)
+    network = SimpleNamespace(spec=spec, device=torch.device("cuda"), dtype=torch.float32)
+    model: Any = SimpleNamespace(network=network, ranks=ALONE)
+    config = EngineConfig("", "toy", encoder_cache_bytes=0, **settings)
+    assert memory.checkpoint_bytes_a_block(config, model) == math.ceil(share)
+    block = memory.bytes_of_block(config, model) + math.ceil(share)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"mem_get_info": (10**6, 10**6), "memory_reserved": 0, "max_memory_reserved": 0}.items():
+            patch.setattr(torch.cuda, name, lambda _, value=value: value)
+        assert memory.fitting_blocks(config, model) == (10**6 if config.kv_cache_bytes else 9 * 10**5) // block
 
 
 def test_states_in_bfloat16_take_half_but_for_the_float32_part() -> None:

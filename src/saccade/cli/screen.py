@@ -106,7 +106,10 @@ def _image_costs(description: Description) -> list[str]:
     memory = f"{size(cost.kv_bytes)} of KV cache, {size(cost.encoder_bytes)} of encoder cache"
     lines = [f"of {width}x{height}: {cost.num_tokens} tokens, {cost.num_patches} patches, {memory}"]
     if cost.checkpoint_bytes:
-        lines.append(f"a checkpoint of the recurrent states: {size(cost.checkpoint_bytes)}")
+        lines.append(
+            f"a checkpoint of the recurrent states: {size(cost.checkpoint_bytes)}; "
+            f"{description.num_state_checkpoints} fit"
+        )
     return lines
 
 

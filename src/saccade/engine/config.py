@@ -78,8 +78,8 @@ class EngineSettings:
     "Tokens in a block of the KV cache."
     encoder_cache_bytes: Size = GIB
     "Size of the cache of encoded images."
-    state_snapshot_bytes: Size = GIB
-    "Size of the state checkpoints from which prompts that begin alike resume, for a model with recurrent layers."
+    state_snapshot_bytes: Size | None = None
+    "Size of the state checkpoints at which prompts resume, with recurrent layers; by default 1 GiB, more on a GPU."
     state_snapshot_blocks: Count = 64
     "Blocks of the KV cache between two state checkpoints; one more is taken at the end of each prompt."
     encode_budget_patches: Count | None = None

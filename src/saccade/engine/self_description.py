@@ -12,7 +12,7 @@ from blake3 import blake3
 
 from saccade.engine.config import EngineConfig
 from saccade.engine.executor import kv_copies
-from saccade.engine.executor.caches import Caches
+from saccade.engine.executor.caches import Caches, CacheSizes
 from saccade.engine.executor.execution import Execution
 from saccade.engine.executor.loader import LoadedModel
 from saccade.engine.executor.memory import block_format, limits
@@ -30,9 +30,9 @@ PACKAGES: Mapping[str, str] = MappingProxyType(
 
 
 def describe(
-    config: EngineConfig, model: LoadedModel, execution: Execution, max_model_len: int, num_blocks: int
+    config: EngineConfig, model: LoadedModel, execution: Execution, max_model_len: int, sizes: CacheSizes
 ) -> Description:
-    """Return the description of an engine that serves *model* with *num_blocks* KV blocks."""
+    """Return the description of an engine that serves *model* in caches of *sizes*."""
     return Description(
         model=config.model,
         aliases=config.aliases,
@@ -42,7 +42,8 @@ def describe(
         max_model_len=max_model_len,
         max_num_seqs=limits(config, model).max_num_seqs,
         block_size=config.block_size,
-        num_blocks=num_blocks,
+        num_blocks=sizes.num_blocks,
+        num_state_checkpoints=sizes.num_checkpoints,
         dtype=str(model.network.dtype).removeprefix("torch."),
         kv_cache_dtype=str(block_format(config, model).dtype).removeprefix("torch."),
         device=_device(model),

@@ -143,8 +143,7 @@ def assemble(
 ) -> Engine:
     """Return an engine that runs *model* in *caches*, which may hold any data, with *peers*. Raises StartupError."""
     network, spec = model.network, model.network.spec
-    num_blocks = caches.sizes.num_blocks
-    max_model_len = memory.model_length(config, spec.max_position_embeddings, num_blocks)
+    max_model_len = memory.model_length(config, spec.max_position_embeddings, caches.sizes.num_blocks)
     budgets = Budgets(
         *memory.limits(config, model),
         config.max_num_waiting,
@@ -158,7 +157,7 @@ def assemble(
     if peers is not None:
         peers.renew(config.cuda_graphs is not False)
     executor = LocalExecutor(make_runner(config, model, execution, caches, progress), peers)
-    description = describe(config, model, execution, max_model_len, num_blocks)
+    description = describe(config, model, execution, max_model_len, caches.sizes)
     recorder = None
     if config.record_steps is not None:
         recorder = Recorder(executor, _header(config, describe_machine(description, execution.threads.count), caches))

@@ -28,7 +28,8 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     *takes_thinking_budgets*: the worker acts on SamplingParams.thinking_budget.
     *aliases* are other names of the model. The names of attention backends are empty if the worker does not report
     them.
-    *resumes_at_states*: the model has recurrent layers, so prompts resume only at the keys of StateStored events.
+    *resumes_at_states*: the model has recurrent layers, so prompts resume only at the keys of StateStored events; the
+    worker keeps up to *num_state_checkpoints* of them.
     *kv_transfer_address*, host:port, is where decode workers get KV state from a prefill worker.
     *weights* (32 bytes) names the weights without the files; b"" if the worker does not report it.
     """
@@ -52,6 +53,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     attention_backend: str = ""
     mm_encoder_attn_backend: str = ""
     resumes_at_states: bool = False
+    num_state_checkpoints: Count = 0
     backend_reasons: tuple[str, ...] = ()
     kv_cache_dtype: str = ""
     role: Role = "both"

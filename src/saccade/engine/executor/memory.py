@@ -36,6 +36,16 @@ def may_capture(config: EngineConfig, model: LoadedModel) -> bool:
     return model.network.device.type == "cuda" if config.cuda_graphs is None else config.cuda_graphs
 
 
+def kv_specs_of(model: LoadedModel) -> tuple[KvSpec, ...]:
+    """Return the KvSpec of each layer on this rank."""
+    return specs_of_rank(model.network.spec.kv_specs, model.ranks.attention)
+
+
+def bytes_of_block(config: EngineConfig, model: LoadedModel) -> int:
+    """Return the size in bytes of one block on this rank."""
+    return block_bytes(kv_specs_of(model), config.block_size, block_format(config, model).dtype)
+
+
 def block_bytes(kv_specs: Ordered[KvSpec], block_size: int, dtype: torch.dtype) -> int:
     """Return the size in bytes of one block, whose values have *dtype*, over all layers that have blocks."""
     values = sum(kv_spec.token_values for kv_spec in kv_specs if not isinstance(kv_spec, Recurrent))
@@ -52,14 +62,29 @@ def state_bytes(kv_specs: Ordered[KvSpec], dtype: torch.dtype) -> int:
     )
 
 
-def num_state_checkpoints(config: EngineConfig, kv_specs: Ordered[KvSpec], dtype: torch.dtype) -> int:
+def checkpoint_bytes_a_block(config: EngineConfig, model: LoadedModel) -> int:
+    """Return the bytes of state checkpoints to keep for each block of a GPU's KV cache; 0 if a setting has their size.
+
+    That is a checkpoint for every *state_snapshot_blocks* blocks, but no more than the block's own bytes: so wherever
+    the cache holds a prompt, a state to resume from is likely there too.
+    """
+    settings = (config.state_snapshot_bytes, config.num_state_snapshots, config.kv_cache_bytes)
+    if model.network.device.type == "cpu" or settings != (None, None, None) or not config.enable_prefix_caching:
+        return 0
+    size = state_bytes(kv_specs_of(model), model.network.dtype)
+    return min(-(-size // config.state_snapshot_blocks), bytes_of_block(config, model))
+
+
+def num_state_checkpoints(
+    config: EngineConfig, kv_specs: Ordered[KvSpec], dtype: torch.dtype, default_bytes: int = GIB
+) -> int:
     """Return how many checkpoints of recurrent states to keep; 0 for a model that has no such state."""
     size = state_bytes(kv_specs, dtype)
     if not (size and config.enable_prefix_caching):
         return 0
     if config.num_state_snapshots is not None:
         return config.num_state_snapshots
-    count = config.state_snapshot_bytes // size
+    count = (default_bytes if config.state_snapshot_bytes is None else config.state_snapshot_bytes) // size
     if config.state_snapshot_bytes and not count:
         logger.warning(
             "prefixes are not reused: --state-snapshot-bytes is less than one snapshot",
@@ -86,8 +111,8 @@ def measured(config: EngineConfig, model: LoadedModel, backend: AttentionBackend
 
 def prefix_bytes(config: EngineConfig, model: LoadedModel) -> int:
     """Return the size in bytes of a layer's copy of the longest context, which a chunk after a prefix attends to."""
-    kv_specs = specs_of_rank(model.network.spec.kv_specs, model.ranks.attention)
-    values = max((kv_spec.token_values for kv_spec in kv_specs if not isinstance(kv_spec, Recurrent)), default=0)
+    paged = (kv_spec for kv_spec in kv_specs_of(model) if not isinstance(kv_spec, Recurrent))
+    values = max((kv_spec.token_values for kv_spec in paged), default=0)
     dtype, cached = model.network.dtype, block_format(config, model).dtype
     # Another number format needs a copy in that format and one in float32.
     num_bytes = dtype.itemsize if cached == dtype else dtype.itemsize + cached.itemsize + torch.float32.itemsize
@@ -131,11 +156,9 @@ def num_blocks(
 
 def fitting_blocks(config: EngineConfig, model: LoadedModel, measured: Measured = NOTHING) -> int:
     """Return how many blocks fit on this rank's device with the loaded *model*. Raises StartupError."""
-    network = model.network
-    kv_specs = specs_of_rank(network.spec.kv_specs, model.ranks.attention)
-    bytes_per_block = block_bytes(kv_specs, config.block_size, block_format(config, model).dtype)
+    bytes_per_block = bytes_of_block(config, model) + checkpoint_bytes_a_block(config, model)
     most = limits(config, model).max_num_seqs * -(-wanted_length(config, model) // config.block_size)
-    return num_blocks(config, bytes_per_block, most, network.device, measured)
+    return num_blocks(config, bytes_per_block, most, model.network.device, measured)
 
 
 def allocate(config: EngineConfig, model: LoadedModel, num_blocks: int) -> Caches:
@@ -146,8 +169,8 @@ def allocate(config: EngineConfig, model: LoadedModel, num_blocks: int) -> Cache
         gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(network.device)
-    kv_specs = specs_of_rank(network.spec.kv_specs, model.ranks.attention)
-    checkpoints = num_state_checkpoints(config, kv_specs, network.dtype)
+    kv_specs, default = kv_specs_of(model), num_blocks * checkpoint_bytes_a_block(config, model) or GIB
+    checkpoints = num_state_checkpoints(config, kv_specs, network.dtype, default)
     num_padding = int(may_capture(config, model))
     num_kept = config.num_speculative_tokens
     num_rows = limits(config, model).max_num_seqs
