@@ -14,7 +14,7 @@ from saccade.nn.parallel import Ranks
 BF16 = torch.bfloat16
 HOPPER, BLACKWELL = (9, 0), (10, 0)
 INPUTS, WIDTHS = 256, (256, 128, 128)
-EXPERTS, HIDDEN, WIDTH, CHOICES = 4, 128, 256, 2
+EXPERTS, HIDDEN, WIDTH, CHOICES = 4, 256, 512, 2
 ON_BOTH = [name for name, form in FORMATS.items() if form.kind in ("fp8_blocks", "fp8_rows", "int4")]
 ON_BLACKWELL = [name for name, form in FORMATS.items() if form.kind == "nvfp4"]
 GPU_FORMATS = [(name, HOPPER) for name in ON_BOTH] + [(name, BLACKWELL) for name in ON_BOTH + ON_BLACKWELL]

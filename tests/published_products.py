@@ -159,10 +159,72 @@ def trtllm_fp8_block_scale_routed_moe(
     return mixed(x, *topk_ids, *matrices, local_expert_offset)
 
 
+def shuffle_matrix_a(input_tensor: torch.Tensor, epilogue_tile_m: int) -> torch.Tensor:
+    """An order of each 32 rows, as the library's own is: not this one."""
+    assert epilogue_tile_m == 128
+    return input_tensor.unflatten(0, (-1, 8, 4)).transpose(1, 2).flatten(0, 2)
+
+
+def reorder_rows_for_gated_act_gemm(x: torch.Tensor) -> torch.Tensor:
+    return torch.stack(x.chunk(2), 1).flatten(0, 1)
+
+
+def convert_to_block_layout(input_tensor: torch.Tensor, blockK: int) -> torch.Tensor:
+    return input_tensor.unflatten(1, (-1, blockK)).transpose(0, 1).contiguous()
+
+
+def block_scale_interleave(unswizzled_sf: torch.Tensor) -> torch.Tensor:
+    rows, groups = unswizzled_sf.shape
+    assert unswizzled_sf.dtype == BF16
+    assert rows % 128 == groups % 4 == 0
+    return unswizzled_sf.view(rows // 128, 4, 32, -1, 4).permute(0, 3, 2, 1, 4).flatten()
+
+
+def of_int4(blocks: torch.Tensor, scales: torch.Tensor, *, is_gated: bool) -> torch.Tensor:
+    """The values [O, I] of one expert, from the kernel's order."""
+    codes = blocks.transpose(0, 1).flatten(1)
+    low, high = (((codes >> shift & 15).int() ^ 8) - 8 for shift in (0, 4))
+    values = torch.stack((low, high), -1).flatten(1).float()
+    plain = scales.view(len(scales) // 128, -1, 32, 4, 4).permute(0, 3, 2, 1, 4).reshape(scales.shape)
+    values = values * plain.float().repeat_interleave(32, 1)
+    rows = values.unflatten(0, (-1, 4, 8)).transpose(1, 2).flatten(0, 2)
+    return rows.unflatten(0, (-1, 2)).transpose(0, 1).flatten(0, 1) if is_gated else rows
+
+
+def trtllm_mxint4_block_scale_routed_moe(
+    topk_ids: torch.Tensor, hidden_states: torch.Tensor, gemm1_weights: torch.Tensor,
+    gemm1_weights_scale: torch.Tensor, gemm1_alpha: None, gemm1_beta: None, gemm1_clamp_limit: None,
+    gemm2_weights: torch.Tensor, gemm2_weights_scale: torch.Tensor, num_experts: int, top_k: int, n_group: None,
+    topk_group: None, intermediate_size: int, local_expert_offset: int, local_num_experts: int,
+    routed_scaling_factor: None,
+) -> list[torch.Tensor]:  # fmt: skip
+    num_tokens, hidden = hidden_states.shape
+    has_form(topk_ids, (num_tokens, top_k), torch.int32)
+    has_form(hidden_states, (num_tokens, hidden), BF16)
+    has_form(gemm1_weights, (local_num_experts, hidden // 256, 2 * intermediate_size, 128), torch.uint8)
+    has_form(gemm1_weights_scale, (local_num_experts, 2 * intermediate_size, hidden // 32), BF16)
+    has_form(gemm2_weights, (local_num_experts, intermediate_size // 256, hidden, 128), torch.uint8)
+    has_form(gemm2_weights_scale, (local_num_experts, hidden, intermediate_size // 32), BF16)
+    assert local_expert_offset + local_num_experts <= num_experts
+    weights = (topk_ids & 0xFFFF).to(torch.int16).view(BF16).float()
+    pairs = (gemm1_weights, gemm1_weights_scale), (gemm2_weights, gemm2_weights_scale)
+    up_gate, down = (
+        torch.stack([of_int4(*expert, is_gated=is_gated) for expert in zip(*pair, strict=True)])
+        for pair, is_gated in zip(pairs, (True, False), strict=True)
+    )
+    return [mixed(hidden_states, topk_ids >> 16, weights, up_gate, down, local_expert_offset)]
+
+
 MODULES = {
-    "flashinfer": (mm_fp4, nvfp4_quantize),
+    "flashinfer": (mm_fp4, nvfp4_quantize, block_scale_interleave, shuffle_matrix_a),
     "flashinfer.gemm": (fp8_blockscale_gemm_sm90, gemm_fp8_nt_groupwise),
-    "flashinfer.fused_moe": (cutlass_fused_moe, trtllm_fp8_block_scale_routed_moe),
+    "flashinfer.fused_moe": (
+        cutlass_fused_moe,
+        trtllm_fp8_block_scale_routed_moe,
+        trtllm_mxint4_block_scale_routed_moe,
+        convert_to_block_layout,
+        reorder_rows_for_gated_act_gemm,
+    ),
 }
 
 
@@ -185,7 +247,7 @@ def install(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> Non
         for function in functions:
             setattr(library, function.__name__, function)
         monkeypatch.setitem(sys.modules, name, library)
-    for name in ("flashinfer_fp8", "flashinfer_nvfp4"):
+    for name in ("flashinfer_fp8", "flashinfer_int4", "flashinfer_nvfp4"):
         # Set before it is deleted, so that the module is forgotten at the end.
         monkeypatch.setitem(sys.modules, f"saccade.nn.formats.{name}", ModuleType(name))
         del sys.modules[f"saccade.nn.formats.{name}"]

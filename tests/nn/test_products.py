@@ -1,6 +1,7 @@
 """Kernels for quantised weights, played on a CPU, against the dequantised weights; what they decline, and their bytes."""
 
 import dataclasses
+import re
 import sys
 from types import ModuleType
 
@@ -180,7 +181,9 @@ def test_a_library_that_cannot_be_imported_is_not_used(monkeypatch: pytest.Monke
     assert found.startswith("it is not installed (cannot import name")
 
 
-@pytest.mark.parametrize(("name", "capability"), [("fp8", HOPPER), ("fp8", BLACKWELL), ("nvfp4", BLACKWELL)])
+@pytest.mark.parametrize(
+    ("name", "capability"), [("fp8", HOPPER), ("fp8", BLACKWELL), ("nvfp4", BLACKWELL), ("int4", BLACKWELL)]
+)
 @table("num_ranks", [1, 2])
 def test_experts(name: str, capability: tuple[int, int], num_ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     published_products.install(monkeypatch, capability)
@@ -196,10 +199,22 @@ def test_experts(name: str, capability: tuple[int, int], num_ranks: int, monkeyp
         assert num_bytes(layer.packed) <= 1.1 * released
 
 
-def test_experts_that_no_kernel_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    published_products.install(monkeypatch, BLACKWELL)
-    layer = experts_of("int4")
-    assert use_operations(layer, resolve("cuda", BF16)) == ["no kernel takes int4"]
+@table(
+    ("name", "capability", "words"),
+    [
+        ("int8 rows", BLACKWELL, "no kernel takes int8"),
+        ("int4", HOPPER, "on Blackwell alone .* that for Hopper takes groups of 128 and rounds activations to FP8"),
+        ("int4 zeros", BLACKWELL, "takes groups of 32 without zero points"),
+        ("gptq", BLACKWELL, "takes groups of 32 without zero points"),
+    ],
+)
+def test_experts_that_no_kernel_takes(
+    name: str, capability: tuple[int, int], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published_products.install(monkeypatch, capability)
+    layer = experts_of(name)
+    (reason,) = use_operations(layer, resolve("cuda", BF16))
+    assert re.search(words, reason)
     assert set(layer.quantised) == {"gate_up_proj", "down_proj"}
 
 

@@ -86,7 +86,7 @@ def test_linear_layers(name: str, capability: tuple[int, int], calls: Calls, fla
     assert (output - expected).abs().max() <= (0.06 if capability == HOPPER else 0.02) * expected.abs().max()
 
 
-@pytest.mark.parametrize(("name", "capability"), CASES[:3])
+@pytest.mark.parametrize(("name", "capability"), [*CASES[:3], ("int4", BLACKWELL)])
 def test_experts(name: str, capability: tuple[int, int], calls: Calls, flashinfer: Library) -> None:
     found = calls(capability)
     layer, twin = experts_of(name), experts_of(name)
@@ -94,9 +94,10 @@ def test_experts(name: str, capability: tuple[int, int], calls: Calls, flashinfe
     x = drawn(5, HIDDEN).to(BF16)
     weights, ids = drawn(5, EXPERTS, seed=3).softmax(-1).topk(CHOICES, -1)
     output = layer(x, ids, weights)
-    (key,) = found
-    routed = key == "flashinfer.fused_moe.trtllm_fp8_block_scale_routed_moe"
-    assert routed == ((name, capability) == ("fp8", BLACKWELL))
+    (key,) = (one for one in found if one.endswith("_moe"))
+    routed = {"fp8": "trtllm_fp8_block_scale_routed_moe", "int4": "trtllm_mxint4_block_scale_routed_moe"}
+    expected_key = routed.get(name, "cutlass_fused_moe") if capability == BLACKWELL else "cutlass_fused_moe"
+    assert key == f"flashinfer.fused_moe.{expected_key}"
     gate_up, down = (torch.stack([*map(twin.quantised[one].__getitem__, range(EXPERTS))]) for one in twin.experts)
     ups_first = torch.cat(gate_up.chunk(2, 1)[::-1], 1)
     reference = flashinfer.run(f"{TEMPLATES}.moe._cutlass_fused_moe_reference")

@@ -265,6 +265,7 @@ KERNELS: Mapping[tuple[str, str, torch.dtype, str], str] = MappingProxyType(
         ("pack_linear", "cuda", torch.bfloat16, "int4"): "saccade.nn.formats.torch_products",
         ("pack_linear", "cuda", torch.bfloat16, "nvfp4"): "saccade.nn.formats.flashinfer_nvfp4",
         ("pack_experts", "cuda", torch.bfloat16, "fp8_blocks"): "saccade.nn.formats.flashinfer_fp8",
+        ("pack_experts", "cuda", torch.bfloat16, "int4"): "saccade.nn.formats.flashinfer_int4",
         ("pack_experts", "cuda", torch.bfloat16, "nvfp4"): "saccade.nn.formats.flashinfer_nvfp4",
     }
 )
