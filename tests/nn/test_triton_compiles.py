@@ -27,5 +27,5 @@ def test_kernels_compile_and_fit(dtype: str, width: int, capability: int, tmp_pa
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     shared_bytes = json.loads(done.stdout)
-    assert shared_bytes.keys() == {"packed_kernel", "decode_kernel", "heads_kernel", "gated_kernel"}
+    assert shared_bytes.keys() == {"packed_kernel", "decode_kernel", "heads_kernel", "gated_kernel", "conv_kernel"}
     assert max(shared_bytes.values()) <= SHARED_BYTES

@@ -43,7 +43,7 @@ def causal_conv(
     *taps_TC* is float32. *states* [R, T - 1, C] hold the last inputs of each sequence, zero before the first; they are
     updated.
     """
-    num_singles, spans = _split(lengths)
+    num_singles, spans = split(lengths)
     outputs = []
     if num_singles:
         own = rows[:num_singles]
@@ -113,7 +113,7 @@ def delta_rule(
     d is exp(log_decay_n), at most 1. H / K neighbouring value heads share a key head. *states* float32 [R, H, D, W]
     hold S of each sequence, zero before its first token; they are updated.
     """
-    num_singles, spans = _split(lengths)
+    num_singles, spans = split(lengths)
     group = v_NHW.shape[1] // k_NKD.shape[1]
     q_NHD, k_NHD = (tensor.float().repeat_interleave(group, 1) for tensor in (q_NKD, k_NKD))
     tokens = _Tokens(q_NHD, k_NHD, v_NHW.float(), log_decay_NH.float(), beta_NH.float())
@@ -131,7 +131,7 @@ def delta_rule(
     return torch.cat(outputs)
 
 
-def _split(lengths: tuple[int, ...]) -> tuple[int, Iterator[tuple[int, slice]]]:
+def split(lengths: tuple[int, ...]) -> tuple[int, Iterator[tuple[int, slice]]]:
     """Return the number of leading sequences of a single token, and the number and tokens of each one after them."""
     num_singles = next((index for index, length in enumerate(lengths) if length > 1), len(lengths))
     return num_singles, _spans(lengths, num_singles)

@@ -9,12 +9,15 @@ import torch
 import triton
 
 from saccade.nn.backends.compilers import no_c_compiler
-from saccade.nn.backends.triton_kernels import gated_kernel, heads_kernel
+from saccade.nn.backends.triton_kernels import conv_kernel, gated_kernel, heads_kernel
 from saccade.nn.context import KvCache
+from saccade.nn.delta_rule import split
 from saccade.nn.ops import GELU_TANH, SILU, Activation, CosSin
 
 TILE = 1024
 """Columns of one program."""
+CONV_TOKENS, CONV_COLUMNS = 16, 128
+"""Tokens and channels of one program of the convolution."""
 
 if (reason := no_c_compiler()) is not None:
     raise ImportError(reason)
@@ -60,6 +63,38 @@ def gated_activation(x_NI: torch.Tensor, activation: Activation) -> torch.Tensor
     output = x_NI.new_empty(len(x_NI), width)
     grid = len(x_NI), triton.cdiv(width, TILE)
     gated_kernel[grid](x_NI, output, width, COLUMNS=TILE, IS_SILU=activation is SILU)
+    return output
+
+
+def causal_conv(
+    x_NC: torch.Tensor,
+    taps_TC: torch.Tensor,
+    states: torch.Tensor,
+    rows: torch.Tensor,
+    lengths: tuple[int, ...],
+    activation: Activation,
+) -> torch.Tensor | None:
+    """Compute ops.causal_conv: one launch for all single tokens, and one or two for each longer sequence.
+
+    Return None for other activations than SiLU, more taps than a program has tokens, and states in another format.
+    """
+    num_taps, num_channels = taps_TC.shape
+    if activation is not SILU or num_taps > CONV_TOKENS or states.dtype != x_NC.dtype or x_NC.stride(1) != 1:
+        return None
+    output = x_NC.new_empty(x_NC.shape)
+    num_singles, spans = split(lengths)
+    launches = [(slice(num_singles), rows[:num_singles], 1)] if num_singles else []
+    launches += [(span, rows[index : index + 1], lengths[index]) for index, span in spans]
+    for tokens, own, length in launches:
+        grid = len(own), triton.cdiv(length, CONV_TOKENS), triton.cdiv(num_channels, CONV_COLUMNS)
+        conv_kernel[grid](
+            *(x_NC[tokens], taps_TC, states, own, output[tokens], length, num_channels, x_NC.stride(0)),
+            TAPS=num_taps,
+            TOKENS=CONV_TOKENS,
+            COLUMNS=CONV_COLUMNS,
+        )
+        if length > CONV_TOKENS:
+            states.index_copy_(0, own, x_NC[tokens][1 - num_taps :].unsqueeze(0))
     return output
 
 

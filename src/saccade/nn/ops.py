@@ -248,7 +248,7 @@ FASTER: Mapping[tuple[str, str, torch.dtype], str] = MappingProxyType(
         ("experts", "cuda", torch.bfloat16): "saccade.nn.grouped_experts",
         **{
             (operation, "cuda", dtype): "saccade.nn.gpu"
-            for operation in ("add_linear", "cached_heads", "gated_activation")
+            for operation in ("add_linear", "cached_heads", "causal_conv", "gated_activation")
             for dtype in (torch.float16, torch.bfloat16)
         },
     }

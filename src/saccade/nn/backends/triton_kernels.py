@@ -156,3 +156,44 @@ def gated_kernel(x, output, width, COLUMNS: tl.constexpr, IS_SILU: tl.constexpr)
     inner = gate if IS_SILU else 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
     result = gate / (1 + tl.exp(tl.minimum(-inner, 80.0))) * up
     tl.store(output + token * width + column, result.to(output.dtype.element_ty), mask=is_column)
+
+
+@triton.jit
+def conv_kernel(
+    x, taps, states, rows, output, length, channels, token_step,
+    TAPS: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Convolve TOKENS tokens of a sequence with those before them, of which the first are its state; apply SiLU.
+
+    Programs: (sequence, tokens, columns). All sequences have *length* tokens. One that is no longer than TOKENS gets
+    its new state.
+    """
+    sequence = tl.program_id(0).to(tl.int64)
+    token, column = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS), tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
+    is_token, is_column = token < length, column < channels
+    first = x + sequence * length * token_step
+    state = states + tl.load(rows + sequence) * (TAPS - 1) * channels
+    total = tl.zeros((TOKENS, COLUMNS), dtype=tl.float32)
+    for tap in tl.static_range(TAPS):
+        source = token + tap - (TAPS - 1)
+        is_new, is_old = is_token & (source >= 0), is_token & (source < 0)
+        new = tl.load(
+            first + source[:, None] * token_step + column[None, :], mask=is_new[:, None] & is_column[None, :], other=0.0
+        )
+        old = tl.load(
+            state + (source[:, None] + TAPS - 1) * channels + column[None, :],
+            mask=is_old[:, None] & is_column[None, :], other=0.0,
+        )  # fmt: skip
+        factors = tl.load(taps + tap * channels + column, mask=is_column, other=0.0)
+        total += (new.to(tl.float32) + old.to(tl.float32)) * factors[None, :]
+    result = total / (1 + tl.exp(tl.minimum(-total, 80.0)))
+    at = output + (sequence * length + token)[:, None] * channels + column[None, :]
+    tl.store(at, result.to(output.dtype.element_ty), mask=is_token[:, None] & is_column[None, :])
+    if length <= TOKENS:
+        # Other threads may still read the old state.
+        tl.debug_barrier()
+        for place in tl.static_range(TAPS - 1):
+            index = length + place - (TAPS - 1)
+            input = tl.load(first + index * token_step + column, mask=is_column & (index >= 0), other=0.0)
+            kept = tl.load(state + (length + place) * channels + column, mask=is_column & (index < 0), other=0.0)
+            tl.store(state + place * channels + column, input + kept, mask=is_column)
