@@ -195,5 +195,5 @@ def conv_kernel(
         for place in tl.static_range(TAPS - 1):
             index = length + place - (TAPS - 1)
             input = tl.load(first + index * token_step + column, mask=is_column & (index >= 0), other=0.0)
-            kept = tl.load(state + (length + place) * channels + column, mask=is_column & (index < 0), other=0.0)
-            tl.store(state + place * channels + column, input + kept, mask=is_column)
+            older = tl.load(state + (length + place) * channels + column, mask=is_column & (index < 0), other=0.0)
+            tl.store(state + place * channels + column, input + older, mask=is_column)
