@@ -165,7 +165,7 @@ def test_only_bfloat16_has_faster_operations() -> None:
     names = {
         field.name for field in dataclasses.fields(PLAIN) if getattr(on_gpu, field.name) != getattr(PLAIN, field.name)
     }
-    assert names == {"experts", "add_linear", "cached_heads", "gated_activation", "kernels"}
+    assert names == {"experts", "add_linear", "cached_heads", "causal_conv", "gated_activation", "kernels"}
     assert resolve("cpu", torch.bfloat16).rms_norm is ops.rms_norm
     assert resolve("cpu", torch.bfloat16).pack_linear is not ops.pack_linear
 
