@@ -21,6 +21,8 @@ class BlockManager:
         self.checkpoints = checkpoints
         self.block_size = paged_blocks.block_size
         self.enable_prefix_caching = enable_prefix_caching
+        self.stateless_tokens_total = 0
+        """Prompt tokens in cached blocks that are computed again, because no state was kept behind them."""
 
     def admit(self, sequence: Sequence, headroom_blocks: int) -> bool:
         """Reserve all state for the known tokens of *sequence*, reusing what it can resume from.
@@ -28,12 +30,14 @@ class BlockManager:
         Sets num_computed_tokens. At least the last token is left to compute, since its logits are needed. Returns
         False, without a change, if there is no room; *headroom_blocks* stay free for the running sequences.
         """
-        keys = self._reusable_keys(sequence)
+        keys, num_stateless = self._reusable_keys(sequence)
         if not self.paged_blocks.fits(keys, sequence.num_tokens, headroom_blocks):
             return False
         self.paged_blocks.admit(sequence, keys, sequence.num_tokens)
         if self.checkpoints is not None and keys:
             self.checkpoints.admit(sequence, keys[-1])
+        if sequence.num_cached_tokens is None:
+            self.stateless_tokens_total += num_stateless * self.block_size
         sequence.num_computed_tokens = sequence.num_launched_tokens = len(keys) * self.block_size
         return True
 
@@ -70,19 +74,21 @@ class BlockManager:
         """Return the number of tokens left to compute; for a waiting sequence, the number if it were admitted now."""
         if sequence.block_table:
             return sequence.num_pending_tokens
-        return sequence.num_tokens - len(self._reusable_keys(sequence)) * self.block_size
+        return sequence.num_tokens - len(self._reusable_keys(sequence)[0]) * self.block_size
 
     def chunk(self, sequence: Sequence, num_tokens: int) -> int:
         """Return how many of the next *num_tokens* to compute at once; fewer to keep a recurrent state."""
         return num_tokens if self.checkpoints is None else self.checkpoints.chunk(sequence, num_tokens)
 
-    def _reusable_keys(self, sequence: Sequence) -> list[bytes]:
+    def _reusable_keys(self, sequence: Sequence) -> tuple[list[bytes], int]:
+        """Return the keys of the blocks to resume from, and how many more are cached without a state behind them."""
         if not (self.enable_prefix_caching and sequence.reads_prefix_cache):
-            return []
+            return [], 0
         limit = (sequence.num_tokens - 1) // self.block_size
         keys = sequence.block_keys(limit, self.block_size)
         limit = self.paged_blocks.reusable(keys, limit)
-        return keys[: limit if self.checkpoints is None else self.checkpoints.reusable(keys, limit)]
+        length = limit if self.checkpoints is None else self.checkpoints.reusable(keys, limit)
+        return keys[:length], limit - length
 
     def extend(self, sequence: Sequence, num_proposed: int = 0) -> bool:
         """Reserve room for all expected tokens of *sequence* and *num_proposed*; return False if there is none."""
