@@ -293,12 +293,16 @@ def spoil_unused(engine: Engine) -> None:
     caches = local(engine).runner.caches
     used = {sequence.row for sequence in engine.scheduler.running}
     rows = [row for row in range(caches.sizes.num_rows) if row not in used]
-    references = engine.scheduler.block_manager.paged_blocks.references
-    blocks = [block for block, count in enumerate(references) if count == 0]
-    for cache in caches.layers:
+    manager = engine.scheduler.block_manager
+    groups = {False: manager.paged_blocks, True: manager.window_blocks or manager.paged_blocks}
+    blocks = {
+        in_window: [block for block, count in enumerate(group.references) if count == 0]
+        for in_window, group in groups.items()
+    }
+    for cache, window in zip(caches.layers, caches.windows, strict=True):
         for tensor in cache.live if isinstance(cache, RecurrentState) else cache:
             if isinstance(tensor, torch.Tensor):
-                tensor[rows if isinstance(cache, RecurrentState) else blocks] = float("nan")
+                tensor[rows if isinstance(cache, RecurrentState) else blocks[window is not None]] = float("nan")
 
 
 def steps_of(engine: Engine, each: Callable[[StepInput], object] = lambda _: None) -> list[SamplingInput]:

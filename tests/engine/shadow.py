@@ -1,5 +1,8 @@
 """A stand-in executor that keeps, in each cache slot, a digest of all that led to it, and checks every read.
 
+With a window, it keeps the same digests in slots of the window's blocks. A token reads those that it sees, which must be
+what its sequence wrote there, in blocks that were not given back.
+
 A token is drawn from the digest of its context, so an answer can be computed alone by `answer_alone`: equal answers mean
 that the core gave each row the right blocks, pixels and states, whatever happened to other requests meanwhile.
 """
@@ -17,6 +20,7 @@ from saccade.engine.core.encoder_scheduler import EncodeCosts
 from saccade.engine.core.kv.blocks import PagedBlocks
 from saccade.engine.core.kv.manager import BlockManager
 from saccade.engine.core.kv.state_checkpoints import StateCheckpoints
+from saccade.engine.core.kv.window_blocks import WindowBlocks
 from saccade.engine.core.schedule import Budgets
 from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.core.sequence import Sequence
@@ -32,11 +36,12 @@ from saccade.engine.core.step import (
     StepOutput,
 )
 from saccade.models.positions import MultimodalPositions
+from saccade.models.spec import most_window_blocks
 from saccade.protocol.media import MediaItem, Span
 from saccade.protocol.request import EngineRequest
 
 NUM_TEXT_IDS, PLACEHOLDER, VOCABULARY = 60, 66, 67
-BLOCK_SIZE = 4
+BLOCK_SIZE, LONGEST_IMAGE = 4, 6
 DIGEST_BYTES = 8
 BLOCK_BYTES = BLOCK_SIZE * DIGEST_BYTES
 NOTHING = b"\0" * DIGEST_BYTES
@@ -121,12 +126,27 @@ def image(kind: int, num_tokens: int, start: int) -> MediaItem:
 
 
 class ShadowExecutor:
-    """Executes steps on digests. Of steps and images, *failing* is the share that fails; of drafts, *right* is right."""
+    """Executes steps on digests. Of steps and images, *failing* is the share that fails; of drafts, *right* is right.
 
-    def __init__(self, rng: random.Random, is_recurrent: bool, failing: float = 0.0, right: float = 0.0) -> None:
+    *window_blocks* are the core's. With *whole_images*, no chunk may end inside an image.
+    """
+
+    def __init__(
+        self,
+        rng: random.Random,
+        is_recurrent: bool,
+        failing: float = 0.0,
+        right: float = 0.0,
+        window_blocks: WindowBlocks | None = None,
+        whole_images: bool = False,
+    ) -> None:
         # From a second source, so that a seed means the same failures with drafts and without.
         self._right, self._drafting = right, random.Random(0)
         self._rng = rng
+        self._window_blocks = window_blocks
+        self._whole_images = whole_images
+        self._window_tables: dict[int, list[int]] = {}
+        self._window_slots: dict[tuple[int, int], bytes] = {}
         self._is_recurrent = is_recurrent
         self._failing = failing
         self._tables: dict[int, list[int]] = {}
@@ -138,8 +158,9 @@ class ShadowExecutor:
         self._last: dict[int, int] = {}
         self._jobs: list[EncodeJob] = []
         self._outputs: deque[StepOutput | None] = deque()
-        self._writers: deque[dict[int, int]] = deque()
+        self._writers: deque[dict[tuple[bool, int], int]] = deque()
         self.num_launched_ahead = 0
+        self.faults: list[str] = []
 
     def check_device(self) -> None:
         """A device that has not failed."""
@@ -158,7 +179,17 @@ class ShadowExecutor:
         """It holds no process."""
 
     def launch(self, step: StepInput, sampling: SamplingInput) -> None:
-        """Compute the tokens that follow the step's chunks. Raises StepFailed, now or when the step is collected."""
+        """Compute the tokens that follow the step's chunks. Raises StepFailed, now or when the step is collected.
+
+        What a check finds is in *faults*, too: the engine goes on after any error.
+        """
+        try:
+            self._launch(step, sampling)
+        except (AssertionError, LookupError) as error:
+            self.faults.append(repr(error))
+            raise
+
+    def _launch(self, step: StepInput, sampling: SamplingInput) -> None:
         assert sampling.number == step.number
         self._check_reuse(step)
         for output_id in step.drop:
@@ -168,9 +199,11 @@ class ShadowExecutor:
             self._last.pop(row, None)
         for start in step.started:
             assert start.row not in self._tables, "a row is started twice"
-            self._tables[start.row], self._states[start.row] = [], b""
+            self._tables[start.row], self._window_tables[start.row], self._states[start.row] = [], [], b""
         for change in step.tables:
-            table = self._tables[change.row]
+            table = (self._window_tables if change.in_window else self._tables)[change.row]
+            if change.in_window:
+                table += [-1] * (change.start - len(table))
             assert change.start <= len(table), "a block table has a hole"
             table[change.start :] = change.blocks
         for move in step.restore:
@@ -184,7 +217,8 @@ class ShadowExecutor:
         for move in step.save:
             self._checkpoints[move.checkpoint] = self._states[move.row]
         sent = tuple(
-            b"".join(self._slots.get((block, place), NOTHING) for block in send.blocks for place in range(BLOCK_SIZE))
+            _content(self._slots, send.blocks)
+            + _content(self._window_slots, send.window_blocks)
             + (b"" if send.row is None else self._states[send.row])
             for send in step.send
         )
@@ -204,11 +238,17 @@ class ShadowExecutor:
         drafts = [self._draft(contexts[draw]) for draw in step.drafts]
         output = StepOutput(step.number, tokens, failed_encodings=failed, sent=sent, drafts=drafts)
         self._outputs.append(None if fails else output)
+        groups = (
+            [(False, self._tables)]
+            if self._window_blocks is None
+            else list(enumerate((self._tables, self._window_tables)))
+        )
         self._writers.append(
             {
-                self._tables[chunk.row][place // BLOCK_SIZE]: chunk.row
+                (bool(in_window), tables[chunk.row][place // BLOCK_SIZE]): chunk.row
                 for chunk in step.chunks
                 for place in range(chunk.start, chunk.start + chunk.num_tokens)
+                for in_window, tables in groups
             }
         )
 
@@ -234,7 +274,7 @@ class ShadowExecutor:
         for writers in self._writers:
             assert not set(step.ended) & set(writers.values()), "a row ends while a step computes it"
             for change in step.tables:
-                owners = {writers.get(block, change.row) for block in change.blocks}
+                owners = {writers.get((change.in_window, block), change.row) for block in change.blocks}
                 assert owners == {change.row}, "a block is reused while a step writes it"
 
     def _context(self, row: int, num_tokens: int) -> bytes:
@@ -242,12 +282,13 @@ class ShadowExecutor:
         return self._slots[self._tables[row][place // BLOCK_SIZE], place % BLOCK_SIZE] if num_tokens else b""
 
     def _receive(self, receive: KvReceive) -> None:
-        for number, block in enumerate(receive.blocks):
-            for place in range(BLOCK_SIZE):
-                start = (number * BLOCK_SIZE + place) * DIGEST_BYTES
-                self._slots[block, place] = receive.content[start : start + DIGEST_BYTES]
+        content = receive.content
+        for slots, blocks in ((self._slots, receive.blocks), (self._window_slots, receive.window_blocks)):
+            for block in blocks:
+                for place in range(BLOCK_SIZE):
+                    slots[block, place], content = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
         if receive.row is not None:
-            self._states[receive.row] = receive.content[len(receive.blocks) * BLOCK_BYTES :]
+            self._states[receive.row] = content
 
     def _encode(self, step: StepInput) -> tuple[int, ...]:
         failed = []
@@ -274,12 +315,26 @@ class ShadowExecutor:
             kept = []
             for place, (token_id, pixel) in enumerate(self._inputs(chunk), chunk.start):
                 context = digest(context, token_id, pixel)
+                if self._window_blocks is not None:
+                    self._attend_in_window(self._window_blocks, chunk.row, place, context)
                 slot = (self._tables[chunk.row][place // BLOCK_SIZE], place % BLOCK_SIZE)
                 assert written.setdefault(slot, context) == context, "two rows write one slot"
                 self._slots[slot] = context
                 kept.append(context)
             self._states[chunk.row] = context
             self._kept[chunk.row] = kept[:-1] if chunk.num_proposed else []
+
+    def _attend_in_window(self, blocks: WindowBlocks, row: int, place: int, context: bytes) -> None:
+        """Read what token *place* sees of its sequence, and write its own digest."""
+        table = self._window_tables[row]
+        for seen in range(max(0, place - blocks.window + 1), place):
+            block = table[seen // BLOCK_SIZE]
+            assert blocks.references[block] > 0, "a block that is read was given back"
+            found = self._window_slots[block, seen % BLOCK_SIZE]
+            assert found == self._context(row, seen + 1), "a block that is read was used again"
+        block = table[place // BLOCK_SIZE]
+        assert blocks.references[block] > 0, "a block that is written was given back"
+        self._window_slots[block, place % BLOCK_SIZE] = context
 
     def _inputs(self, chunk: Chunk) -> list[tuple[int, tuple[bytes, int] | None]]:
         """Return token ids of a chunk with the pixels behind its placeholders."""
@@ -290,9 +345,16 @@ class ShadowExecutor:
             for piece in chunk.media
             for number, start in enumerate(range(piece.start, piece.stop))
         }
+        for piece in chunk.media if self._whole_images else ():
+            output = self._encoder_outputs[piece.output_id]
+            assert output == b"failed" or len(output) == 16 * piece.stop, "a chunk ends inside an image"
         places = {place for place, token_id in enumerate(token_ids) if token_id == PLACEHOLDER}
         assert places == set(seen), "placeholders and features do not match"
         return [(token_id, seen.get(place)) for place, token_id in enumerate(token_ids)]
+
+
+def _content(slots: Mapping[tuple[int, int], bytes], blocks: tuple[int, ...]) -> bytes:
+    return b"".join(slots.get((block, place), NOTHING) for block in blocks for place in range(BLOCK_SIZE))
 
 
 class ScriptedProposer:
@@ -326,12 +388,23 @@ def scheduler(
     background_jobs: bool = False,
     encoder_cache_bytes: int = 10**6,
     speculation: Speculation | None = None,
+    window: int | None = None,
+    whole_images: bool = False,
 ) -> Scheduler:
-    """Return a scheduler of small random pools, whose steps have at most *num_tokens*; None: few, by chance."""
+    """Return a scheduler of small random pools, whose steps have at most *num_tokens*; None: few, by chance.
+
+    With a *window*, its blocks are as few as may be, or more.
+    """
     caches = rng.random() < 0.8
     checkpoints = None
     if is_recurrent:
         checkpoints = StateCheckpoints(rng.choice([1, 4, 16]) if caches else 0, BLOCK_SIZE, 2)
+    window_blocks = None
+    if window is not None:
+        longest = LONGEST_IMAGE if whole_images else 0
+        least = min(num_blocks, 2 * most_window_blocks(window, BLOCK_SIZE, longest))
+        count = rng.choice((least, rng.randint(least, num_blocks)))
+        window_blocks = WindowBlocks(count, BLOCK_SIZE, window, longest)
     return Scheduler(
         Budgets(
             max_num_seqs,
@@ -339,8 +412,9 @@ def scheduler(
             num_patches,
             max_num_waiting,
             background_jobs,
+            whole_images,
         ),
-        BlockManager(PagedBlocks(num_blocks, BLOCK_SIZE), checkpoints, caches),
+        BlockManager(PagedBlocks(num_blocks, BLOCK_SIZE), checkpoints, caches, window_blocks),
         EncoderCache(encoder_cache_bytes),
         EncodeCosts(SPEC.encode_cost, SPEC.encoder_output_values),
         speculation,

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import shadow
-from shadow import BLOCK_SIZE, PLACEHOLDER, SPEC, ShadowExecutor
+from shadow import BLOCK_SIZE, LONGEST_IMAGE, PLACEHOLDER, SPEC, ShadowExecutor
 
 from saccade.engine.core.request_validation import RequestValidator
 from saccade.engine.core.speculation import OwnDrafts, Speculation
@@ -22,13 +22,18 @@ Sample = tuple[int, str, int]
 
 
 class Clients:
-    """An engine of a random shape, its gateways, and what was answered; *failing* is the share of failures."""
+    """An engine of a random shape, its gateways, and what was answered; *failing* is the share of failures.
 
-    def __init__(self, seed: int, failing: float, steps_ahead: int, speculates: bool) -> None:
+    With *has_window*, it has layers with a window, and by chance images that are computed whole.
+    """
+
+    def __init__(
+        self, seed: int, failing: float, steps_ahead: int, speculates: bool = False, has_window: bool = False
+    ) -> None:
         self.rng = rng = random.Random(seed)
         num_rows, num_blocks = rng.randint(1, 6), rng.randint(24, 60)
         self.max_model_len = min(num_blocks * BLOCK_SIZE, 120)
-        is_recurrent = rng.random() < 0.5
+        is_recurrent = rng.random() < 0.5 and not has_window
         self.pixels: dict[bytes, bytes] = {}
         # From a second source, so that a seed means the same clients with speculation and without.
         right = (0.0, 0.5, 0.9, 1.0)[seed % 4]
@@ -45,8 +50,12 @@ class Clients:
             background_jobs=rng.random() < 0.5,
             encoder_cache_bytes=rng.choice((0, 500, 10**6)),
             speculation=Speculation(proposer, 1 + seed % 5, seed % 3) if speculates else None,
+            window=rng.choice((1, 2, 5, 8, 9, 21)) if has_window else None,
+            whole_images=has_window and rng.random() < 0.5,
         )
-        self.executor = ShadowExecutor(rng, is_recurrent, failing, right)
+        whole_images = scheduler.budgets.whole_images
+        window_blocks = scheduler.block_manager.window_blocks
+        self.executor = ShadowExecutor(rng, is_recurrent, failing, right, window_blocks, whole_images)
         self.engine = Engine(
             self.executor,  # type: ignore[arg-type]
             scheduler,
@@ -81,7 +90,7 @@ class Clients:
             "blocks": load.num_blocks - load.num_free_blocks,
             "pins": bool(self.engine.scheduler.encoder_scheduler.encoder_cache.pins),
         }
-        faults = [f"{name} left: {value}" for name, value in left.items() if value]
+        faults = self.executor.faults + [f"{name} left: {value}" for name, value in left.items() if value]
         for key, request in self.requests.items():
             whole = shadow.answer_alone(request, self.pixels)[: self.max_model_len - len(request.token_ids)]
             for sample in ((*key, index) for index in range(request.num_samples)):
@@ -111,7 +120,7 @@ class Clients:
             if rng.random() < 0.6:
                 token_ids += [rng.choice((1, 2)) for _ in range(rng.randint(1, 14))]
             else:
-                item = shadow.image(rng.choice(b"abcdef"), rng.randint(1, 6), len(token_ids))
+                item = shadow.image(rng.choice(b"abcdef"), rng.randint(1, LONGEST_IMAGE), len(token_ids))
                 self.pixels[item.content_hash] = item.inline or b""
                 media.append(item)
                 token_ids += [PLACEHOLDER] * item.spans[0].length
@@ -161,15 +170,13 @@ class Clients:
                     self.ends[sample] = delta.finish_reason
 
 
-def fuzz(seeds: range, failing: float, steps_ahead: int, *, speculates: bool = False) -> int:
+def fuzz(seeds: range, failing: float, steps_ahead: int, **kind: bool) -> int:
     """Run an engine for each seed; return how many samples ended by themselves."""
     num_answered = 0
     for seed in seeds:
-        clients = Clients(seed, failing, steps_ahead, speculates)
+        clients = Clients(seed, failing, steps_ahead, **kind)
         clients.run()
-        assert clients.check() == [], (
-            f"seed {seed}, failing {failing}, steps ahead {steps_ahead}, speculates {speculates}"
-        )
+        assert clients.check() == [], f"seed {seed}, failing {failing}, steps ahead {steps_ahead}, {kind}"
         assert bool(clients.executor.num_launched_ahead) == bool(steps_ahead)
         num_answered += sum(end in (FinishReason.STOP, FinishReason.LENGTH) for end in clients.ends.values())
     return num_answered
@@ -189,11 +196,18 @@ def test_proposals_change_no_answer(steps_ahead: int) -> None:
     assert fuzz(range(8, 12), 0.0, steps_ahead, speculates=True)
 
 
+@pytest.mark.parametrize("steps_ahead", [0, 1])
+def test_no_block_of_a_window_is_given_back_too_early(steps_ahead: int) -> None:
+    assert fuzz(range(20, 24), 0.0, steps_ahead, has_window=True)
+    assert fuzz(range(24, 25), 0.03, steps_ahead, has_window=True, speculates=True)
+
+
 @pytest.mark.conformance
 @pytest.mark.parametrize("speculates", [False, True])
+@pytest.mark.parametrize("has_window", [False, True])
 @pytest.mark.parametrize("steps_ahead", [0, 1])
-def test_every_answer_of_many_is_the_one_computed_alone(steps_ahead: int, speculates: bool) -> None:
-    fresh = random.SystemRandom().randrange(10**9)
+def test_every_answer_of_many_is_the_one_computed_alone(steps_ahead: int, has_window: bool, speculates: bool) -> None:
+    fresh, kind = random.SystemRandom().randrange(10**9), {"has_window": has_window, "speculates": speculates}
     for failing in (0.0, 0.03):
-        fuzz(range(1000, 1600), failing, steps_ahead, speculates=speculates)
-        fuzz(range(fresh, fresh + 50), failing, steps_ahead, speculates=speculates)
+        fuzz(range(1000, 1600), failing, steps_ahead, **kind)
+        fuzz(range(fresh, fresh + 50), failing, steps_ahead, **kind)

@@ -182,14 +182,18 @@ class Pair:
         num_samples: tuple[int, ...],
         max_num_seqs: int | None = None,
         steps_ahead: int = 0,
+        has_window: bool = False,
     ) -> None:
         self.rng = random.Random(seed)
+        self.window = self.rng.choice((1, 2, 5, 8, 9, 21)) if has_window else None
+        self.whole_images = has_window and self.rng.random() < 0.5
         self.num_samples = num_samples
         self.steps_ahead = steps_ahead
         self.speculates = seed % 2 == 1
         self.pixels: dict[bytes, bytes] = {}
-        self.is_recurrent = self.rng.random() < 0.5
+        self.is_recurrent = self.rng.random() < 0.5 and not has_window
         self.wire = Wire(self.rng, failing)
+        self.executors: list[ShadowExecutor] = []
         self.prefill = self._engine("prefill", self.wire.to_prefill, failing, max_num_seqs)
         self.decode = self._engine("decode", self.wire.to_decode, failing, max_num_seqs)
         self.requests: dict[str, EngineRequest] = {}
@@ -203,13 +207,29 @@ class Pair:
         blocks = self.rng.randint(30, 60) if max_num_seqs is None else 16 * max_num_seqs
         # With as many requests as rows, one step has room for all of their prompts.
         num_tokens = None if max_num_seqs is None else MAX_MODEL_LEN * max_num_seqs
-        form = KvForm(b"f", "a", "a", BLOCK_SIZE, BLOCK_BYTES, DIGEST_BYTES if self.is_recurrent else 0)
+        state_bytes, window_bytes = DIGEST_BYTES * self.is_recurrent, BLOCK_BYTES * (self.window is not None)
+        form = KvForm(b"f", "a", "a", BLOCK_SIZE, BLOCK_BYTES, state_bytes, window_nbytes=window_bytes)
         proposer = shadow.ScriptedProposer(random.Random(rows), 0.7, self.pixels)
         speculation = Speculation(proposer, 3) if self.speculates else None
         connector = kv_sender.KvSender if role == "prefill" else kv_receiver.KvReceiver
+        scheduler = shadow.scheduler(
+            self.rng,
+            self.is_recurrent,
+            rows,
+            blocks,
+            num_tokens,
+            speculation=speculation,
+            window=self.window,
+            whole_images=self.whole_images,
+        )
+        window_blocks = scheduler.block_manager.window_blocks
+        executor = ShadowExecutor(
+            self.rng, self.is_recurrent, failing, window_blocks=window_blocks, whole_images=self.whole_images
+        )
+        self.executors.append(executor)
         return Engine(
-            ShadowExecutor(self.rng, self.is_recurrent, failing),  # type: ignore[arg-type]
-            shadow.scheduler(self.rng, self.is_recurrent, rows, blocks, num_tokens, speculation=speculation),
+            executor,  # type: ignore[arg-type]
+            scheduler,
             RequestValidator(SPEC, b"f" * 32, MAX_MODEL_LEN),  # type: ignore[arg-type]
             SimpleNamespace(role=role),  # type: ignore[arg-type]
             new_connector=partial(connector, End(self.wire, events), form),  # type: ignore[arg-type]
@@ -310,7 +330,8 @@ class Pair:
 
     def check(self) -> list[str]:
         """Return what is wrong at the end: state that is left, requests without an end, wrong answers."""
-        wrong = [] if self.wire.is_idle else [f"{len(self.wire.transfers)} transfers are left"]
+        wrong = [fault for executor in self.executors for fault in executor.faults]
+        wrong += [] if self.wire.is_idle else [f"{len(self.wire.transfers)} transfers are left"]
         for role, engine in (("prefill", self.prefill), ("decode", self.decode)):
             load, plan = engine.load(), engine.scheduler
             left = {
@@ -360,12 +381,19 @@ def test_every_answer_is_right_while_transfers_steps_and_images_fail(steps_ahead
     fuzz(range(100, 103), failing=0.03, num_samples=(1, 1, 2, 3), steps_ahead=steps_ahead)
 
 
+@pytest.mark.parametrize("steps_ahead", [0, 1])
+def test_every_answer_is_right_if_only_the_last_window_is_sent(steps_ahead: int) -> None:
+    fuzz(range(200, 203), num_samples=(1, 1, 2, 3), steps_ahead=steps_ahead, has_window=True)
+
+
 @pytest.mark.conformance
-def test_every_answer_of_many_is_the_one_computed_alone() -> None:
+@pytest.mark.parametrize("has_window", [False, True])
+def test_every_answer_of_many_is_the_one_computed_alone(has_window: bool) -> None:
     fresh = random.SystemRandom().randrange(10**9)
     for failing, steps_ahead in product((0.0, 0.03), (0, 1)):
-        fuzz(range(1000, 1150), failing, num_samples=(1, 1, 2, 3), steps_ahead=steps_ahead)
-        fuzz(range(fresh, fresh + 10), failing, num_samples=(1, 1, 2, 3), steps_ahead=steps_ahead)
+        kind: dict[str, Any] = {"num_samples": (1, 1, 2, 3), "steps_ahead": steps_ahead, "has_window": has_window}
+        fuzz(range(1000, 1150), failing, **kind)
+        fuzz(range(fresh, fresh + 10), failing, **kind)
 
 
 @pytest.mark.parametrize(("max_num_seqs", "num_samples"), [(64, 2), (4, 2), (4, 3), (4, 4), (2, 2)])

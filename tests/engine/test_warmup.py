@@ -4,28 +4,24 @@ import dataclasses
 import gc
 import weakref
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import engines
 import pytest
 import torch
-from checkpoints import NETWORKS
-from structlog.testing import capture_logs
 from tables import table
 
-from saccade import models
 from saccade.engine import startup, warmup
 from saccade.engine.config import EngineConfig
 from saccade.engine.executor import memory
 from saccade.engine.executor.caches import Caches
-from saccade.engine.executor.execution import check_encoder_cache, largest_image, most_patches, prepare
+from saccade.engine.executor.execution import most_patches, prepare
 from saccade.engine.executor.loader import load_model
 from saccade.engine.executor.memory import Measured
 from saccade.engine.executor.ranks.peers import Peers, closed_on_failure, ranks_of
 from saccade.errors import StartupError
-from saccade.models.files import engine_config, parse_json, read_model_files
 
 GRID = (1, 8, 8)
 
@@ -43,36 +39,6 @@ def test_pool_for_measuring_memory_does_not_bound_the_context(tiny_qwen3_vl: Pat
     )
     model = load_model(config, lambda *_: None)
     startup.measure(config, model, prepare(config, model), Peers(), GRID)
-
-
-@table(("cache", "warns"), [(1 << 30, False), (1 << 16, True), (0, False)])
-def test_a_start_names_an_encoder_cache_without_room_for_the_largest_image(
-    cache: int, warns: bool, tiny_qwen3_vl: Path
-) -> None:
-    config = EngineConfig(str(tiny_qwen3_vl), "tiny", device="cpu", encoder_cache_bytes=cache)
-    with capture_logs() as lines:
-        check_encoder_cache(config, load_model(config, lambda *_: None))
-    assert [line["reason"] for line in lines] == ([f"--encoder-cache-bytes {cache}"] if warns else [])
-
-
-@pytest.mark.conformance
-@pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.parametrize("budget", [16, 16384])
-def test_the_largest_image_is_within_what_a_start_on_a_gpu_reserves(
-    budget: int, name: str, network_folder: Callable[[str], Path]
-) -> None:
-    files = read_model_files(network_folder(name))
-    family = models.family_of(parse_json(files, "config.json"))
-    spec = models.load_spec(family, engine_config(files, models.families()[family]))
-    network = SimpleNamespace(spec=spec, dtype=torch.float32, device=torch.device("cuda"))
-    model: Any = SimpleNamespace(files=files, network=network)
-    config = EngineConfig(str(network_folder(name)), "tiny", encoder_cache_bytes=0, encode_budget_patches=budget)
-    limits, image = startup.media_memory(config, model, most_patches(config, model)), largest_image(model)
-    assert spec.encode_cost(image.grid) <= limits.num_patches
-    num_values = spec.encoder_output_values(image.grid, image.original_size)
-    assert (
-        num_values * limits.itemsize <= limits.num_bytes or spec.item_tokens(image.grid) > spec.max_position_embeddings
-    )
 
 
 def test_measurement_memory_is_freed_before_the_caches_are_sized(
@@ -105,9 +71,10 @@ def test_memory_pool_of_the_measurement_is_not_reserved(monkeypatch: pytest.Monk
     config = EngineConfig("", "", gpu_memory_utilization=0.9, encoder_cache_bytes=150)
     for name, value in {"mem_get_info": (550, 1000), "memory_reserved": 400, "max_memory_reserved": 400}.items():
         monkeypatch.setattr(torch.cuda, name, lambda _, value=value: value)
-    assert memory.num_blocks(config, 10, 4096, torch.device("cuda"), Measured(10)) == 40
-    assert memory.num_blocks(config, 10, 4096, torch.device("cuda"), Measured(10, outside=100)) == 30
-    assert memory.num_blocks(config, 10, 4096, torch.device("cuda")) == 30
+    num_blocks = partial(memory.num_blocks, config, lambda count: 10 * count, 4096, torch.device("cuda"))
+    assert num_blocks(Measured(10)) == 40
+    assert num_blocks(Measured(10, outside=100)) == 30
+    assert num_blocks() == 30
 
 
 def test_copies_of_the_longest_context_are_measured(tiny_qwen3_vl: Path) -> None:

@@ -116,6 +116,22 @@ def test_a_hybrid_resumes_only_at_states() -> None:
     assert overlap(index, KEYS[:5]) == 0
 
 
+def test_prompt_of_a_model_with_windows_resumes_where_the_last_window_is_held() -> None:
+    """A token sees seven tokens back, in two blocks; a block may be held without the one before it."""
+    states = [StateStored(KEYS[number]) for number in (0, 1, 3, 4)]
+    index = BlockIndex(1 << 20)
+    index.begin("a", HERE, resumes_at_states=False, window=8)
+    index.take("a", KvEvents(3, [*stored(0, 1, 2, 3, 4, 5), *states], snapshot=True))
+    assert overlap(index, KEYS) == overlap(index, KEYS[:5]) == 5
+    assert overlap(index, KEYS[:4]) == 2
+    assert overlap(index, KEYS[:1]) == 1  # all blocks of a beginning that is shorter than the window
+    index.take("a", KvEvents(4, [StateRemoved(KEYS[4]), StateRemoved(KEYS[0])]))
+    assert overlap(index, KEYS) == 0
+    index.begin("b", HERE, resumes_at_states=False, window=1)
+    index.take("b", KvEvents(3, stored(0, 1, 2), snapshot=True))
+    assert overlap(index, KEYS, "b") == 3
+
+
 def test_shared_keys_count_once_and_a_full_index_evicts_the_worker_that_look_ups_find_least() -> None:
     index = index_of(*stored(0, 1), max_bytes=3 * BYTES_PER_KEY)
     assert index.begin("b", HERE, resumes_at_states=False, num_blocks=1)

@@ -149,6 +149,7 @@ DIFFERENCES = {
     "block_nbytes": 1001,
     "state_nbytes": 0,
     "tensor_parallel_size": 2,
+    "window_nbytes": 500,
 }
 
 

@@ -515,8 +515,9 @@ async def test_events_are_sent_only_if_subscribed(engine: Engine) -> None:
     assert await status_of_subscription(engine) is grpc.StatusCode.UNIMPLEMENTED
 
 
-async def test_no_events_of_models_that_resume_at_states(engine: Engine) -> None:
-    engine.description = msgspec.structs.replace(engine.description, resumes_at_states=True)
+@table("kind", [{"resumes_at_states": True}, {"window": 512}])
+async def test_no_events_of_models_that_resume_at_states(engine: Engine, kind: dict[str, Any]) -> None:
+    engine.description = msgspec.structs.replace(engine.description, **kind)
     assert await status_of_subscription(engine, kv_events=True) is grpc.StatusCode.UNIMPLEMENTED
 
 

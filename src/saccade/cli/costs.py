@@ -42,12 +42,13 @@ def image_cost(files: ModelFiles, dtype: str, kv_cache_dtype: str = "", size: tu
     layout = settings.image(*size, settings.settings)
     spec = models.load_spec(name, engine_config(files, family))
     states = [kv_spec for kv_spec in spec.kv_specs if isinstance(kv_spec, Recurrent)]
-    values = sum(kv_spec.token_values for kv_spec in spec.kv_specs if not isinstance(kv_spec, Recurrent))
+    paged = [kv_spec for kv_spec in spec.kv_specs if not isinstance(kv_spec, Recurrent)]
+    values = sum(kv_spec.token_values * kv_spec.num_kept(layout.num_tokens) for kv_spec in paged)
     tensors = (pair for state in states for pair in zip(state.shapes, state.dtypes, strict=True))
     return ImageCost(
         num_tokens=layout.num_tokens,
         num_patches=spec.encode_cost(layout.grid),
-        kv_bytes=layout.num_tokens * values * DTYPE_BYTES[kv_cache_dtype or dtype],
+        kv_bytes=values * DTYPE_BYTES[kv_cache_dtype or dtype],
         encoder_bytes=spec.encoder_output_values(layout.grid, layout.original_size) * DTYPE_BYTES[dtype],
         checkpoint_bytes=sum(
             math.prod(shape) * DTYPE_BYTES[dtype if own == NETWORK_DTYPE else own] for shape, own in tensors

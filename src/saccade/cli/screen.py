@@ -83,6 +83,9 @@ def show_summary(console: Console, description: Description, address: str, comma
             table.add_row(label, f"{name} ({reason})")
     dtype = "" if description.kv_cache_dtype in ("", description.dtype) else f", {description.kv_cache_dtype}"
     table.add_row("KV cache", f"{description.num_blocks} blocks of {description.block_size} ({tokens} tokens){dtype}")
+    if description.window:
+        blocks, tokens = description.num_window_blocks, description.num_window_blocks * description.block_size
+        table.add_row("", f"{blocks} blocks ({tokens} tokens) in layers with a window of {description.window} tokens")
     for label, text in zip(("an image", ""), _image_costs(description), strict=False):
         table.add_row(label, text)
     table.add_row("context", f"{description.max_model_len} tokens")

@@ -52,7 +52,8 @@ class Engine:
         self.counters, self._steps_ahead = scheduler.counters, steps_ahead
         self._encoder_cache = scheduler.encoder_scheduler.encoder_cache
         manager = scheduler.block_manager
-        self.feed = CacheFeed(manager.paged_blocks, self._encoder_cache, manager.checkpoints)
+        states = manager.checkpoints or manager.window_blocks
+        self.feed = CacheFeed(manager.paged_blocks, self._encoder_cache, states)
         self.requests = Requests(scheduler, validator, grammars)
         self.kv_connector = scheduler.kv_connector = new_connector(scheduler)
         vocab_size = validator.spec.vocab_size

@@ -17,7 +17,7 @@ from saccade.engine.executor.execution import Execution
 from saccade.engine.executor.loader import LoadedModel
 from saccade.engine.executor.memory import block_format, limits
 from saccade.engine.recording import Machine
-from saccade.models.spec import has_states
+from saccade.models.spec import has_states, window_of
 from saccade.protocol.description import Description
 from saccade.protocol.kv_transfer import KvForm
 from saccade.protocol.model_files import CONFIG
@@ -57,6 +57,8 @@ def describe(
         resumes_at_states=has_states(model.network.spec.kv_specs),
         enable_prefix_caching=config.enable_prefix_caching,
         gpu_memory_utilization=config.gpu_memory_utilization if model.network.device.type == "cuda" else None,
+        window=window_of(model.network.spec.kv_specs) or 0,
+        num_window_blocks=sizes.num_window_blocks,
     )
 
 
@@ -69,6 +71,7 @@ def kv_form(description: Description, caches: Caches) -> KvForm:
         block_size=description.block_size,
         block_nbytes=kv_copies.block_nbytes(caches),
         state_nbytes=kv_copies.state_nbytes(caches),
+        window_nbytes=kv_copies.window_nbytes(caches),
     )
 
 

@@ -13,6 +13,7 @@ from saccade.engine.core.grammars import Grammars
 from saccade.engine.core.kv.blocks import PagedBlocks
 from saccade.engine.core.kv.manager import BlockManager
 from saccade.engine.core.kv.state_checkpoints import StateCheckpoints
+from saccade.engine.core.kv.window_blocks import WindowBlocks
 from saccade.engine.core.kv_receiver import KvReceiver
 from saccade.engine.core.kv_sender import KvSender
 from saccade.engine.core.request_validation import MediaMemory, RequestValidator
@@ -21,7 +22,7 @@ from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.core.speculation import read_speculation
 from saccade.engine.executor import memory
 from saccade.engine.executor.caches import Caches
-from saccade.engine.executor.execution import Execution, check_encoder_cache, largest_image, most_patches, prepare
+from saccade.engine.executor.execution import Execution, most_patches, prepare
 from saccade.engine.executor.loader import LoadedModel, load_model
 from saccade.engine.executor.local import LocalExecutor
 from saccade.engine.executor.model_runner import make_runner
@@ -31,7 +32,7 @@ from saccade.engine.loop import Engine
 from saccade.engine.recording import Header, Machine, Recorder, recording_folder
 from saccade.engine.self_description import describe, describe_machine, kv_form
 from saccade.engine.vocabulary import has_vocabulary, read_vocabulary
-from saccade.models.spec import Grid, ModelSpec
+from saccade.models.spec import Grid, ModelSpec, window_of
 from saccade.transport.kv_transfer.service import KvTransfers, TransferConfig
 
 
@@ -47,7 +48,6 @@ def start(config: EngineConfig, progress: Progress) -> Engine:
         model = load_model(config, progress, peers.ranks)
         grammars = _grammars(config, model)
         execution = prepare(config, model)
-        check_encoder_cache(config, model)
         if peers.ranks.size > 1:
             progress("waiting for the other ranks", 0, 0)
         peers.join(model.network.device)
@@ -57,7 +57,7 @@ def start(config: EngineConfig, progress: Progress) -> Engine:
         if model.network.device.type == "cuda":
             progress("measuring memory", 0, 0)
             patches = most_patches(config, model)
-            grid = measured_grid(model, patches)
+            grid = largest_grid(model.network.spec, patches)
             limits = media_memory(config, model, patches)
             measured = measure(config, model, execution, peers, grid)
         progress("warming up", 0, 0)
@@ -96,21 +96,10 @@ def largest_grid(spec: ModelSpec, budget_patches: int) -> Grid:
     return grid
 
 
-def measured_grid(model: LoadedModel, num_patches: int) -> Grid:
-    """Return the grid of the image to measure: a square of *num_patches*, or the largest one if its features are more.
-
-    It fits into a sequence.
-    """
-    spec, image = model.network.spec, largest_image(model).grid
-    fits = spec.item_tokens(image) + warmup.NUM_OTHER_TOKENS < spec.max_position_embeddings
-    square = largest_grid(spec, num_patches)
-    return max(square, image if fits else square, key=spec.encoder_output_values)
-
-
 def media_memory(config: EngineConfig, model: LoadedModel, num_patches: int) -> MediaMemory:
     """Return the memory for media, as `measure` has reserved it: for *num_patches* and the largest image's features."""
-    itemsize = model.network.dtype.itemsize
-    of_image = model.network.spec.encoder_output_values(measured_grid(model, num_patches)) * itemsize
+    spec, itemsize = model.network.spec, model.network.dtype.itemsize
+    of_image = spec.encoder_output_values(largest_grid(spec, num_patches)) * itemsize
     return MediaMemory(num_patches, max(config.encoder_cache_bytes, of_image), itemsize)
 
 
@@ -127,6 +116,7 @@ def measure(
     num_tokens = num_text_tokens + model.network.spec.item_tokens(grid) + config.block_size
     # Every row has a block, and the scheduler leaves one free for each row that it has begun.
     num_blocks = max(-(-num_tokens // config.block_size) + 1, 2 * limits.max_num_seqs)
+    num_blocks = memory.least_blocks(model.network.spec, num_blocks)
     # This pool holds one step only; the context length applies to the engine that follows.
     small = dataclasses.replace(
         config,
@@ -164,7 +154,7 @@ def assemble(
         whole_images=spec.longest_whole > 0,
     )
     costs = EncodeCosts.of(spec, network.dtype.itemsize)
-    blocks, encoder_cache = _block_manager(config, caches), EncoderCache(config.encoder_cache_bytes)
+    blocks, encoder_cache = _block_manager(config, spec, caches), EncoderCache(config.encoder_cache_bytes)
     scheduler = Scheduler(budgets, blocks, encoder_cache, costs, read_speculation(config.speculative_config))
     if peers is not None:
         peers.renew(config.cuda_graphs is not False)
@@ -200,13 +190,15 @@ def _grammars(config: EngineConfig, model: LoadedModel) -> Grammars | None:
     return Grammars(read, spec.vocab_size, spec.placeholder_token_ids)
 
 
-def _block_manager(config: EngineConfig, caches: Caches) -> BlockManager:
-    sizes = caches.sizes
+def _block_manager(config: EngineConfig, spec: ModelSpec, caches: Caches) -> BlockManager:
+    sizes, in_window = caches.sizes, None
     blocks = PagedBlocks(sizes.num_blocks, sizes.block_size, keep_contents=config.kv_events_token_ids)
     checkpoints = None
     if caches.has_recurrent_layers:
         checkpoints = StateCheckpoints(sizes.num_checkpoints, sizes.block_size, config.state_snapshot_blocks)
-    return BlockManager(blocks, checkpoints, config.enable_prefix_caching)
+    if (window := window_of(spec.kv_specs)) is not None:
+        in_window = WindowBlocks(sizes.num_window_blocks, sizes.block_size, window, spec.longest_whole)
+    return BlockManager(blocks, checkpoints, config.enable_prefix_caching, in_window)
 
 
 def _header(config: EngineConfig, machine: Machine, caches: Caches) -> Header:

@@ -33,16 +33,25 @@ class MediaShape(NamedTuple):
 
 @dataclass(frozen=True)
 class Paged:
-    """A layer's state is a key and a value for each token and head, in blocks."""
+    """A layer's state is a key and a value for each token and head, in blocks.
+
+    With *window*, tokens see as many tokens, themselves included, and those of an image also the rest of it: the state
+    of earlier ones is given up. All layers of a model that have a window have the same.
+    """
 
     num_kv_heads: int
     key_width: int
     value_width: int
+    window: int | None = None
 
     @property
     def token_values(self) -> int:
         """Number of values per token."""
         return self.num_kv_heads * (self.key_width + self.value_width)
+
+    def num_kept(self, num_tokens: int) -> int:
+        """Return of how many of *num_tokens* the state is kept."""
+        return num_tokens if self.window is None else min(num_tokens, self.window)
 
 
 @dataclass(frozen=True)
@@ -51,11 +60,16 @@ class Latent:
 
     width: int
     rope_width: int
+    window = None
 
     @property
     def token_values(self) -> int:
         """Number of values per token."""
         return self.width + self.rope_width
+
+    def num_kept(self, num_tokens: int) -> int:
+        """Return of how many of *num_tokens* the state is kept: all."""
+        return num_tokens
 
 
 class HeadCut(NamedTuple):
@@ -93,6 +107,24 @@ KvSpec = Paged | Latent | Recurrent
 def has_states(kv_specs: Sequence[KvSpec]) -> bool:
     """Return whether one of the layers with *kv_specs* keeps a state of a fixed size."""
     return any(isinstance(kv_spec, Recurrent) for kv_spec in kv_specs)
+
+
+def window_of(kv_specs: Sequence[KvSpec]) -> int | None:
+    """Return the window of the layers that have one; None without any."""
+    return next((one.window for one in kv_specs if isinstance(one, Paged) and one.window is not None), None)
+
+
+def blocks_seen(window: int, block_size: int) -> int:
+    """Return how many blocks before a block boundary are seen by the token after it."""
+    return -(-(window - 1) // block_size)
+
+
+def most_window_blocks(window: int, block_size: int, longest_whole: int) -> int:
+    """Return the most blocks that a sequence needs at once in layers with a window.
+
+    They are those of the window, and of a token or of *longest_whole* tokens that are computed in one step.
+    """
+    return blocks_seen(window, block_size) + 2 + -(-max(longest_whole, 1) // block_size)
 
 
 class Positions(Protocol):
@@ -146,11 +178,6 @@ class ModelSpec:
         """
         return 0
 
-    @property
-    def joint_frames(self) -> int:
-        """The number of frames of a grid that see each other in the tower."""
-        return 1
-
     def item_tokens(self, grid: Grid, original_size: Size | None = None) -> int:
         """Return the number of placeholder tokens of a media item. Raises InvalidValue for an impossible grid."""
         raise NotImplementedError
@@ -170,12 +197,9 @@ class ModelSpec:
     def video_parts(self, grid: Grid, most_patches: int) -> list[Grid]:
         """Return the grids of a video's parts, of at most *most_patches*, which may be encoded one after another.
 
-        Each consists of whole runs of frames that see each other, and is larger if a run is.
+        A part is larger if frames that see each other are. Only for models with a placeholder for videos.
         """
-        frames, rows, columns = grid
-        run = self.joint_frames
-        length = run * max(1, most_patches // (run * rows * columns))
-        return [(min(length, frames - first), rows, columns) for first in range(0, frames, length)]
+        raise NotImplementedError
 
     def padding_grid(self, num_patches: int) -> Grid | None:
         """Return the grid of an image of exactly *num_patches* patches, a multiple of the smallest image's.
@@ -237,6 +261,11 @@ class MergedPatchSpec(ModelSpec):
 
     vision: Any
 
+    @property
+    def joint_frames(self) -> int:
+        """The number of frames of a grid that see each other in the tower."""
+        return 1
+
     def item_tokens(self, grid: Grid, original_size: Size | None = None) -> int:
         """Return one token for every merged square of patches. Raises InvalidValue for a grid that cannot be merged."""
         frames, rows, columns = grid
@@ -247,6 +276,13 @@ class MergedPatchSpec(ModelSpec):
                 f"{merge}, not {tuple(grid)}."
             )
         return int(frames * rows * columns // merge**2)
+
+    def video_parts(self, grid: Grid, most_patches: int) -> list[Grid]:
+        """Return the grids of the parts of a video, each of whole runs of frames that see each other."""
+        frames, rows, columns = grid
+        run = self.joint_frames
+        length = run * max(1, most_patches // (run * rows * columns))
+        return [(min(length, frames - first), rows, columns) for first in range(0, frames, length)]
 
     def encode_cost(self, grid: Grid) -> int:
         """Return the number of patches."""

@@ -236,6 +236,9 @@ def check_metadata(backend: AttentionBackend | VisionAttentionBackend, layout: P
 class ForwardContext:
     """One step, as passed to every layer. *positions* int64 [3, N]: time, height and width of each token.
 
+    *windowed* has the layout of layers with a window, if they have blocks of their own. There a sequence begins with
+    the first block that a token of the step sees.
+
     Raises ValueError for positions of another shape, which a gather along the axes would accept, and for a layout
     without a field that the backend needs.
     """
@@ -245,6 +248,7 @@ class ForwardContext:
     kv_caches: Sequence[LayerCache]
     backend: AttentionBackend
     plan: Any
+    windowed: "ForwardContext | None" = None
 
     def __post_init__(self) -> None:
         """Validate the host's values, once per step."""
@@ -252,6 +256,10 @@ class ForwardContext:
         num_tokens = self.layout.slot_mapping.shape[0]
         if self.positions.shape != (3, num_tokens):
             raise ValueError(f"Positions of {num_tokens} tokens are [3, {num_tokens}], not {[*self.positions.shape]}.")
+
+    def of_window(self, window: int | None) -> "ForwardContext":
+        """Return the context of a layer with this *window*."""
+        return self if window is None or self.windowed is None else self.windowed
 
     def paged_cache(self, layer: int) -> KvCache:
         """Return the cache of a paged attention layer. Raises TypeError for a layer of another kind."""

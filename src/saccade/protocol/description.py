@@ -30,6 +30,8 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     them.
     *resumes_at_states*: the model has recurrent layers, so prompts resume only at the keys of StateStored events; the
     worker keeps up to *num_state_checkpoints* of them.
+    *window*: the number of tokens that a token sees in some layers, which have *num_window_blocks* of their own; 0
+    without such layers.
     *kv_transfer_address*, host:port, is where decode workers get KV state from a prefill worker.
     *weights* (32 bytes) names the weights without the files; b"" if the worker does not report it.
     """
@@ -61,3 +63,5 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     weights: bytes = b""
     takes_grammars: bool = False
     takes_thinking_budgets: bool = False
+    window: Count = 0
+    num_window_blocks: Count = 0

@@ -43,17 +43,18 @@ class BlockRemoved(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="
 
 
 class StateStored(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="state-stored"):
-    """The recurrent states after block *key* are held: prompts with the same beginning can resume from them.
+    """More that prompts with the same beginning need to resume after block *key* is held.
 
-    A model with recurrent layers (Description.resumes_at_states) can resume only at such a key, and only while the
-    blocks up to it are stored too.
+    In a model with recurrent layers (Description.resumes_at_states) it is their states after the block: a prompt can
+    resume only at such a key. In a model of layers with a window (Description.window) it is the block of those layers:
+    a prompt can resume only if the last window's blocks are held. In both, the blocks up to the key must be stored too.
     """
 
     key: Digest
 
 
 class StateRemoved(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="state-removed"):
-    """The recurrent states after block *key* were dropped."""
+    """What StateStored reported was dropped."""
 
     key: Digest
 

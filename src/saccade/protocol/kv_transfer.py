@@ -27,7 +27,10 @@ class ReceiveKv(msgspec.Struct, frozen=True, array_like=True, tag="receive"):
 
 
 class KvForm(msgspec.Struct, frozen=True, array_like=True):
-    """These fields must be equal at both ends: the model, and the layout of its caches."""
+    """These fields must be equal at both ends: the model, and the layout of its caches.
+
+    A block has *window_nbytes* in addition in layers with a window, of which only the end of a prompt is sent.
+    """
 
     fingerprint: bytes
     dtype: str
@@ -36,6 +39,14 @@ class KvForm(msgspec.Struct, frozen=True, array_like=True):
     block_nbytes: int
     state_nbytes: int
     tensor_parallel_size: int = 1
+    window_nbytes: int = 0
+
+    def piece_nbytes(self, piece: "Piece") -> int:
+        """Return the size of the content of *piece*."""
+        if piece.is_state:
+            return self.state_nbytes
+        num_bytes = self.block_nbytes + (self.window_nbytes if piece.has_window else 0)
+        return (piece.stop - piece.start) * num_bytes
 
 
 class Pull(msgspec.Struct, frozen=True, array_like=True, tag="pull"):
@@ -77,13 +88,15 @@ class Prefilled(msgspec.Struct, frozen=True, array_like=True, tag="prefilled"):
 class Piece(msgspec.Struct, frozen=True, array_like=True, tag="piece"):
     """Blocks [start, stop) of the prompt, or with *is_state* the recurrent states at its end.
 
-    The content follows the message, or is in the shared-memory *slot*.
+    With *has_window*, the content has these blocks of layers with a window, too. It follows the message, or is in the
+    shared-memory *slot*.
     """
 
     start: int
     stop: int
     is_state: bool = False
     slot: SlotRef | None = None
+    has_window: bool = False
 
 
 class PieceAck(msgspec.Struct, frozen=True, array_like=True, tag="taken"):

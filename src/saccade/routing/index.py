@@ -23,15 +23,16 @@ class Partition(NamedTuple):
 
 
 class _Worker:
-    """The reports of one worker, whose keys have *bit*. With *resumes_at_states*, prompts resume only at states.
+    """The reports of one worker, whose keys have *bit*.
 
-    Its cache has *capacity* blocks. *found_at* is the number of the look-up that last found the longest prefix there.
+    A prompt resumes only where the last *num_to_resume* blocks, or all if they are fewer, have a state. The worker's
+    cache has *capacity* blocks. *found_at* is the number of the look-up that last found the longest prefix there.
     """
 
-    def __init__(self, partition: Partition, bit: int, resumes_at_states: bool, capacity: int) -> None:
+    def __init__(self, partition: Partition, bit: int, num_to_resume: int, capacity: int) -> None:
         self.partition = partition
         self.bit = bit
-        self.resumes_at_states = resumes_at_states
+        self.num_to_resume = num_to_resume
         self.capacity = capacity
         self.num_blocks = 0
         self.num_states = 0
@@ -75,10 +76,14 @@ class BlockIndex:
         """The bits of forgotten workers whose keys are not swept yet."""
         return self._blocks.bits_in_use | self._states.bits_in_use
 
-    def begin(self, worker: str, partition: Partition, *, resumes_at_states: bool, num_blocks: int = 0) -> bool:
+    def begin(
+        self, worker: str, partition: Partition, *, resumes_at_states: bool, num_blocks: int = 0, window: int = 0
+    ) -> bool:
         """Forget what *worker* holds; its next message begins a snapshot.
 
-        Return False if there is no room for a worker with *num_blocks*: its blocks are then not known.
+        With *resumes_at_states*, prompts resume only after a block with a state; with a *window* in tokens, only after
+        as many as it has. Return False if there is no room for a worker with *num_blocks*: its blocks are then not
+        known.
         """
         self.forget(worker)
         num_to_come = sum(entry.num_to_come for entry in self._workers.values()) + num_blocks
@@ -88,7 +93,8 @@ class BlockIndex:
         for other in self._workers.values():
             used |= other.bit
         # The lowest bit that is not used.
-        self._workers[worker] = _Worker(partition, ~used & (used + 1), resumes_at_states, num_blocks)
+        num_to_resume = max(int(resumes_at_states), -(-(window - 1) // partition.block_size))
+        self._workers[worker] = _Worker(partition, ~used & (used + 1), num_to_resume, num_blocks)
         return True
 
     def evict(self) -> str:
@@ -130,9 +136,9 @@ class BlockIndex:
                     num_orphans += 1
             elif isinstance(event, BlockRemoved):
                 entry.num_blocks -= blocks.discard(event.key, bit)
-            elif entry.resumes_at_states and isinstance(event, StateStored):
+            elif entry.num_to_resume and isinstance(event, StateStored):
                 entry.num_states += self._states.add(event.key, bit)
-            elif entry.resumes_at_states and isinstance(event, StateRemoved):
+            elif entry.num_to_resume and isinstance(event, StateRemoved):
                 entry.num_states -= self._states.discard(event.key, bit)
         return num_orphans
 
@@ -145,7 +151,7 @@ class BlockIndex:
         return self._workers[worker].num_blocks if worker in self._workers else 0
 
     def num_states(self, worker: str) -> int:
-        """Return at how many boundaries *worker* is known to hold recurrent states."""
+        """Return at how many boundaries *worker* is known to hold states."""
         return self._workers[worker].num_states if worker in self._workers else 0
 
     def overlaps(self, partition: Partition, keys: Sequence[bytes]) -> Mapping[str, int]:
@@ -158,16 +164,19 @@ class BlockIndex:
                 if lengths[entry.bit] == longest:
                     entry.found_at = self._num_lookups
         return {
-            name: self._last_state(entry.bit, keys, lengths[entry.bit])
-            if entry.resumes_at_states
-            else lengths[entry.bit]
+            name: self._last_states(entry, keys, lengths[entry.bit]) if entry.num_to_resume else lengths[entry.bit]
             for name, entry in workers.items()
         }
 
-    def _last_state(self, bit: int, keys: Sequence[bytes], num_held: int) -> int:
-        """Return the length of the longest prefix of the *num_held* first keys that ends at a state."""
-        states = self._states
-        return next((count for count in range(num_held, 0, -1) if states.get(keys[count - 1]) & bit), 0)
+    def _last_states(self, entry: _Worker, keys: Sequence[bytes], num_held: int) -> int:
+        """Return the length of the longest prefix of the *num_held* first keys that ends at enough states."""
+        stop = num_held
+        for index in range(num_held - 1, -1, -1):
+            if stop - index > entry.num_to_resume:
+                break
+            if not self._states.get(keys[index]) & entry.bit:
+                stop = index
+        return stop
 
 
 def _leading(masks: KeyMasks, workers: int, keys: Sequence[bytes]) -> dict[int, int]:

@@ -34,19 +34,21 @@ def sequence(length: int, computed: int, table: list[int], *spans: Span, answer:
     made = Sequence(0, request, 0, 0, b"", positions)
     made.token_ids += [100 + index for index in range(answer)]
     made.num_computed_tokens = made.num_launched_tokens = computed
-    made.block_table = array("q", table)
+    made.tables[0].blocks = array("q", table)
     for image in made.images:
         CACHE.begin(image.key, 1)
     return made
 
 
-def laid_out(chunks: dict[Sequence, int], looks_ahead: bool = False) -> tuple[StepInput, Batch]:
+def laid_out(
+    chunks: dict[Sequence, int], looks_ahead: bool = False, window: int | None = None
+) -> tuple[StepInput, Batch]:
     """The step of *chunks*, and the tensors that an executor makes of it."""
     step = StepBuilder(Rows(8), CACHE).build(Schedule(chunks)).step
     rows = RowBuffers(8, CPU)
     rows.start(step.started)
     rows.change_tables(step.tables)
-    return step, build_batch(step.chunks, rows, 4, CPU, looks_ahead=looks_ahead)
+    return step, build_batch(step.chunks, rows, 4, CPU, looks_ahead=looks_ahead, window=window)
 
 
 def test_decodes_come_first_and_unfinished_prefills_are_not_sampled() -> None:
@@ -84,6 +86,32 @@ def test_tokens_of_media_see_to_the_end_of_their_run() -> None:
     assert batch.layout.horizons.tolist() == [7, 4, 5, 6, 10, 10, 10, 10, 11, 3, 4]
     assert laid_out({sequence(9, 2, [5, 3, 8]): 2}, looks_ahead=True)[1].layout.horizons is None
     assert laid_out({sequence(12, 3, [0, 1, 2], Span(2, 2), Span(6, 4)): 8})[1].layout.horizons is None
+
+
+def test_layers_with_a_window_begin_at_the_first_block_that_they_see() -> None:
+    """Token 15 sees tokens 10 to 15, from block 2 on, whose first blocks were given back; token 6 sees 1 to 6."""
+    span = Span(15, 3)
+    chunk, decode = sequence(20, 15, [10, 11, 12, 13, 14], span), sequence(4, 6, [7, 2], answer=3)
+    chunk.tables[1].blocks, chunk.tables[1].num_passed = array("q", [0, 0, 3, 5, 4]), 2
+    decode.tables[1].blocks = array("q", [1, 6])
+    step, batch = laid_out({chunk: 5, decode: 1}, looks_ahead=True, window=6)
+    assert [(change.start, change.blocks) for change in step.tables if change.in_window] == [
+        (0, (1, 6)),
+        (2, (3, 5, 4)),
+    ]
+    whole, windowed = batch.layout, batch.windowed
+    assert windowed is not None
+    assert whole.host_context_lengths == (7, 20)
+    assert windowed.host_context_lengths == tuple(windowed.context_lengths.tolist()) == (7, 12)
+    assert windowed.block_tables.tolist() == [[1, 6, 0], [3, 5, 4]]
+    assert windowed.slot_mapping.tolist() == [6 * 4 + 2, 5 * 4 + 3, 16, 17, 18, 19]
+    assert whole.slot_mapping.tolist() == [2 * 4 + 2, 13 * 4 + 3, 56, 57, 58, 59]
+    assert whole.horizons is not None
+    assert windowed.horizons is not None
+    assert whole.horizons.tolist() == [7, 18, 18, 18, 19, 20]
+    assert windowed.horizons.tolist() == [7, 10, 10, 10, 11, 12]
+    assert (windowed.query_lengths, windowed.num_decodes) == (whole.query_lengths, 1)
+    assert laid_out({sequence(9, 2, [5, 3, 8]): 2})[1].windowed is None
 
 
 def test_tables_on_the_device_follow_the_changes() -> None:

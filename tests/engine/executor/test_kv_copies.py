@@ -16,7 +16,7 @@ KINDS: dict[str, list[KvSpec]] = {
     "latent": [Latent(12, 4)],
     "recurrent": [Paged(2, 8, 8), Recurrent(((3, 5), (7,)), ("float32", "network"))],
 }
-SIZES = CacheSizes(num_blocks=6, block_size=4, num_rows=3, num_checkpoints=1)
+SIZES = CacheSizes(num_blocks=6, block_size=4, num_rows=3, num_checkpoints=1, num_window_blocks=5)
 CPU = torch.device("cpu")
 
 
@@ -55,6 +55,20 @@ def test_state_arrives_in_other_places_bit_for_bit(kind: str, blocks: torch.dtyp
         for index in range(len(old)):
             expected = theirs[moved[index]] if index in moved else old[index]
             assert torch.equal(ours[index], expected)
+
+
+def test_blocks_of_layers_with_a_window_have_their_own_numbers() -> None:
+    specs = [Paged(2, 8, 6), Paged(1, 4, 4, window=9), Latent(12, 4)]
+    source, target = (caches(specs, torch.float32, torch.float32, seed) for seed in (1, 2))
+    before = [tensor.clone() for tensor in tensors(target)]
+    content = kv_copies.read(source, KvSend((4, 1), window_blocks=(3,)))
+    assert len(content) == 2 * kv_copies.block_nbytes(source) + kv_copies.window_nbytes(source)
+    assert kv_copies.window_nbytes(source) == 4 * 2 * 4 * 4
+    kv_copies.write(target, KvReceive((0, 5), content, window_blocks=(2,)))
+    for ours, theirs, old in zip(tensors(target), tensors(source), before, strict=True):
+        moved = {2: 3} if len(old) == SIZES.num_window_blocks else {0: 4, 5: 1}
+        for index in range(len(old)):
+            assert torch.equal(ours[index], theirs[moved[index]] if index in moved else old[index])
 
 
 def test_states_without_blocks_and_empty_copies() -> None:

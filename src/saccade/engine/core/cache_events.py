@@ -15,6 +15,7 @@ import msgspec
 from saccade.engine.core.encoder_cache import EncoderCache
 from saccade.engine.core.kv.blocks import PagedBlocks
 from saccade.engine.core.kv.state_checkpoints import StateCheckpoints
+from saccade.engine.core.kv.window_blocks import WindowBlocks
 from saccade.protocol.engine_ipc import CacheEvents
 from saccade.protocol.kv_events import (
     BlockRemoved,
@@ -32,7 +33,7 @@ EVENTS_PER_MESSAGE = 1024
 
 
 class WatchedCaches(NamedTuple):
-    """The caches that a watcher follows; *blocks* includes the state checkpoints."""
+    """The caches that a watcher follows; *blocks* includes what else prompts need to resume."""
 
     blocks: bool
     images: bool
@@ -68,9 +69,14 @@ class _WatcherGroup:
 
 
 class CacheFeed:
-    """The watchers of one engine's caches, by number. Not thread-safe. Most models have no *states*."""
+    """The watchers of one engine's caches, by number. Not thread-safe.
 
-    def __init__(self, blocks: PagedBlocks, encoder: EncoderCache, states: StateCheckpoints | None = None) -> None:
+    Most models have no *states*: checkpoints of recurrent layers, or the blocks of layers with a window.
+    """
+
+    def __init__(
+        self, blocks: PagedBlocks, encoder: EncoderCache, states: StateCheckpoints | WindowBlocks | None = None
+    ) -> None:
         self.blocks = blocks
         self._states = states
         self._encoder_cache = encoder

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from saccade.engine.core.kv_connector import STEP_FAILED, KvConnector, check_key
 from saccade.engine.core.schedule import KvCopies, Schedule
 from saccade.engine.core.scheduler import Scheduler
-from saccade.engine.core.sequence import Sequence
+from saccade.engine.core.sequence import WINDOW, Sequence
 from saccade.engine.core.step import KvReceive
 from saccade.errors import InternalError, InvalidValue, PeerFailed, WorkerFailed
-from saccade.protocol.kv_transfer import KvForm, Prefilled, ReceiveKv
+from saccade.protocol.kv_transfer import KvForm, Piece, Prefilled, ReceiveKv
 from saccade.transport.kv_transfer.events import Event, PieceArrived, PromptComputed, TransferEnded
 from saccade.transport.kv_transfer.service import MAX_PIECE_BYTES, KvTransfers
 
@@ -71,9 +71,9 @@ class KvReceiver(KvConnector):
         if not isinstance(kv_transfer, ReceiveKv):
             raise InvalidValue("A decode worker serves no prefill legs.", "kv_transfer")
         check_key(kv_transfer.key, self._prompts)
-        num_blocks = -(-len(request.token_ids) // self._form.block_size) + request.num_samples - 1
-        rows, blocks = self._scheduler.budgets.max_num_seqs, self._scheduler.block_manager.paged_blocks.num_blocks
-        if request.num_samples > rows or num_blocks > blocks:
+        rows, manager = self._scheduler.budgets.max_num_seqs, self._scheduler.block_manager
+        blocks = manager.paged_blocks.num_blocks
+        if request.num_samples > rows or not manager.can_reserve(len(request.token_ids), request.num_samples):
             raise InvalidValue(
                 f"n is {request.num_samples}, but this decode worker runs at most {rows} sequences over {blocks} "
                 "blocks, and begins all samples of a request together.",
@@ -103,7 +103,7 @@ class KvReceiver(KvConnector):
                 prompt.state = content
                 self.transfers.taken(prompt.key)
             case PieceArrived(_, piece):
-                if piece.start != prompt.next_block or not piece.start < piece.stop <= len(prompt.sequence.block_table):
+                if piece.start != prompt.next_block or not self._is_piece_of(prompt.sequence, piece):
                     self._fail(prompt, PeerFailed(OUT_OF_ORDER))
                     return
                 prompt.next_block = piece.stop
@@ -112,6 +112,14 @@ class KvReceiver(KvConnector):
             case TransferEnded():
                 self._fail(prompt, event.error)
         self._complete_if_whole(prompt)
+
+    def _is_piece_of(self, sequence: Sequence, piece: Piece) -> bool:
+        """Whether *piece* has blocks of the prompt, with those of layers with a window if the sequence needs them."""
+        end = border = len(sequence.block_table)
+        if self._form.window_nbytes:
+            border = sequence.tables[WINDOW].num_passed
+        needs_window = piece.start >= border
+        return piece.start < piece.stop <= (end if needs_window else border) and piece.has_window == needs_window
 
     def plan(self, schedule: Schedule) -> KvCopies:
         """Begin the transfers of requests that the step admits, and return the writes of this step."""
@@ -127,10 +135,7 @@ class KvReceiver(KvConnector):
                 _, piece, content = prompt.arrived.popleft()
                 room -= len(content)
                 writes.append(prompt)
-                receives += [
-                    KvReceive(tuple(sample.block_table[piece.start : piece.stop]), content)
-                    for sample in self._owners(prompt, piece.stop)
-                ]
+                receives += [_receive(sample, piece, content) for sample in self._owners(prompt, piece.stop)]
         self._planned_writes.append(writes)
         return KvCopies(receive=tuple(receives))
 
@@ -176,3 +181,9 @@ class KvReceiver(KvConnector):
         if sample.prompt_logprobs is not None:
             sample.prompt_logprobs = prefilled.prompt_logprobs
         self._scheduler.answer(sample, [first.logprob], sample.append(first.token_id), now)
+
+
+def _receive(sample: Sequence, piece: Piece, content: bytes) -> KvReceive:
+    blocks = slice(piece.start, piece.stop)
+    in_window = tuple(sample.tables[WINDOW].blocks[blocks]) if piece.has_window else ()
+    return KvReceive(tuple(sample.block_table[blocks]), content, window_blocks=in_window)

@@ -3,7 +3,7 @@
 A prefill leg is computed like any request, up to the first token of each sample. Its sample 0 then keeps its blocks and
 its row until the decode worker has received the state or the transfer fails. Steps copy the state out of the caches in
 pieces, at most STEP_BYTES in one step. A piece has full blocks, or only the last partial block, or the recurrent
-states.
+states. Of layers with a window, only the blocks that later tokens see are sent.
 """
 
 from collections import deque
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from saccade.engine.core.kv_connector import STEP_FAILED, KvConnector, check_key
 from saccade.engine.core.schedule import KvCopies, Schedule
 from saccade.engine.core.scheduler import Scheduler
-from saccade.engine.core.sequence import Sequence
+from saccade.engine.core.sequence import WINDOW, Sequence
 from saccade.engine.core.step import KvSend
 from saccade.errors import InternalError, InvalidValue, PeerFailed
 from saccade.protocol.kv_transfer import FirstToken, KvForm, Piece, Prefilled, SendKv
@@ -136,11 +136,11 @@ class KvSender(KvConnector):
         copies, sends = [], []
         for prompt in self._prompts.values():
             while room > 0 and (piece := self._next(prompt)) is not None:
-                table = prompt.sequence.block_table
-                row = prompt.sequence.row if piece.is_state else None
-                sends.append(KvSend(tuple(table[piece.start : piece.stop]), row))
-                form = self._form
-                room -= form.state_nbytes if piece.is_state else (piece.stop - piece.start) * form.block_nbytes
+                sequence, blocks = prompt.sequence, slice(piece.start, piece.stop)
+                row = sequence.row if piece.is_state else None
+                in_window = tuple(sequence.tables[WINDOW].blocks[blocks]) if piece.has_window else ()
+                sends.append(KvSend(tuple(sequence.block_table[blocks]), row, in_window))
+                room -= self._form.piece_nbytes(piece)
                 copies.append((prompt, piece))
                 prompt.num_untaken += 1
                 prompt.has_sent_state = prompt.has_sent_state or piece.is_state
@@ -165,10 +165,14 @@ class KvSender(KvConnector):
         num_samples = prompt.sequence.request.num_samples
         if start is None or prompt.num_untaken >= NUM_UNTAKEN or len(prompt.first) < num_samples:
             return None
-        num_full, num_blocks = num_tokens // self._form.block_size, -(-num_tokens // self._form.block_size)
-        if start < num_full:
-            return Piece(start, min(num_full, start + max(1, MAX_PIECE_BYTES // self._form.block_nbytes)))
+        form = self._form
+        num_full, num_blocks = num_tokens // form.block_size, -(-num_tokens // form.block_size)
+        # Of layers with a window, blocks are sent from this one on.
+        border = prompt.sequence.tables[WINDOW].num_passed
         if start < num_blocks:
-            return Piece(start, num_blocks)
-        has_more = self._form.state_nbytes and not prompt.has_sent_state
+            has_window = form.window_nbytes > 0 and start >= border
+            end = min(place for place in (border, num_full, num_blocks) if place > start)
+            size = form.block_nbytes + has_window * form.window_nbytes
+            return Piece(start, min(end, start + max(1, MAX_PIECE_BYTES // size)), has_window=has_window)
+        has_more = form.state_nbytes and not prompt.has_sent_state
         return Piece(num_blocks, num_blocks, is_state=True) if has_more else None

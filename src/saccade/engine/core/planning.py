@@ -2,7 +2,8 @@
 
 Every step includes all decodes, then continues unfinished prefills, then admits waiting sequences. Each group is in
 order of arrival, within a token budget, a patch budget for the vision encoder, and the available KV blocks. A decode
-without a free block preempts the newest running sequence, which is computed again later.
+without a free block preempts the newest running sequence, which is computed again later. Blocks of layers with a window
+are taken chunk by chunk: if no sequence can go on without more of them, the oldest preempts others, too.
 
 Fairness: a prompt that does not end in this step leaves half of the remaining token budget if a later prompt needs at
 most half as many tokens. Waiting costs the shorter prompt relatively more time than the longer one. Tokens that the
@@ -16,6 +17,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice, takewhile
 
+from saccade.engine.core.kv.window_blocks import WindowBlocks
 from saccade.engine.core.schedule import Draft, Schedule
 from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.core.sequence import Sequence
@@ -44,6 +46,7 @@ class _Planner:
         budgets = scheduler.budgets
         self._scheduler = scheduler
         self._draft = Draft(budgets.max_num_batched_tokens)
+        self._starved: list[Sequence] = []
 
     def plan(self) -> Schedule:
         scheduler, draft = self._scheduler, self._draft
@@ -62,6 +65,8 @@ class _Planner:
             self._add_chunk(sequence)
         for sequence in [sequence for sequence in draft.lacking if sequence in scheduler.running]:
             self._park(sequence)
+        if self._starved and not draft.chunks:
+            self._relieve(victims)
         # Only the end of a transfer makes room then.
         scheduler.is_blocked = not scheduler.running and bool(scheduler.sending or scheduler.receiving)
         return draft.finish()
@@ -75,7 +80,7 @@ class _Planner:
         while scheduler.waiting and self._draft.tokens > 0:
             sequence = scheduler.waiting[0]
             num_rows = _num_rows(sequence)
-            if num_rows > free_rows:
+            if num_rows > free_rows or (self._starved and not sequence.completes_prompt):
                 return
             if sequence.awaits_kv:
                 if not self._admit_receiving(sequence):
@@ -88,8 +93,8 @@ class _Planner:
                 continue
             num_kept_blocks = max(num_kept_blocks, self._num_blocks_to_keep(sequence))
             # One block of headroom for each running sequence; otherwise the new sequence would be preempted at once.
-            headroom = 0 if sequence.completes_prompt else scheduler.num_admitted + num_kept_blocks
-            if not scheduler.block_manager.admit(sequence, headroom):
+            headroom = (0, 0) if sequence.completes_prompt else (scheduler.num_admitted, num_kept_blocks)
+            if not scheduler.block_manager.admit(sequence, *headroom):
                 return
             free_rows -= num_rows
             del scheduler.waiting[0]
@@ -157,9 +162,43 @@ class _Planner:
             num_tokens = scheduler.encoder_scheduler.plan(sequence, num_tokens, draft)
             if scheduler.budgets.whole_images:
                 num_tokens = _with_whole_images(sequence, num_tokens)
+        if num_tokens > num_planned and scheduler.block_manager.window_blocks is not None:
+            num_tokens = self._grow(scheduler.block_manager.window_blocks, sequence, num_tokens)
         if num_tokens > num_planned:
             draft.chunks[sequence] = num_tokens
             draft.tokens -= num_tokens - num_planned
+
+    def _grow(self, window: WindowBlocks, sequence: Sequence, num_tokens: int) -> int:
+        """Return how many of the next *num_tokens* can be computed in blocks of *window*: of an image all or none.
+
+        Some blocks are left for the next tokens of others, and for samples that are to come.
+        """
+        is_starved, headroom = sequence in self._starved, 0
+        if not sequence.completes_prompt:
+            headroom = min(self._kept_for_samples()[1], window.most_of_one)
+            headroom += 0 if is_starved else self._scheduler.num_admitted - 1
+        num_granted = window.grow(sequence, num_tokens, headroom)
+        if num_granted < num_tokens and self._scheduler.budgets.whole_images:
+            num_whole = _with_whole_images(sequence, num_granted)
+            num_granted = num_whole if num_whole <= num_granted else 0
+        if not (num_granted or is_starved):
+            self._starved.append(sequence)
+        return num_granted
+
+    def _relieve(self, victims: Iterator[Sequence]) -> None:
+        """Let the oldest sequence that lacks blocks of layers with a window go on; preempt others if necessary."""
+        scheduler = self._scheduler
+        running = [sequence for sequence in self._starved if sequence in scheduler.running]
+        if not running or any(sequence.num_steps_in_flight for sequence in scheduler.running):
+            return
+        oldest = min(running, key=lambda sequence: sequence.arrival)
+        self._add_chunk(oldest)
+        for victim in victims:
+            if oldest in self._draft.chunks:
+                return
+            if victim is not oldest and victim in scheduler.running:
+                scheduler.preempt(victim)
+                self._add_chunk(oldest)
 
     def _speculate(self, speculation: Speculation, decodes: list[Sequence]) -> None:
         """Add proposals to the chunks of *decodes*, as far as budget and free blocks go: none preempts a sequence."""

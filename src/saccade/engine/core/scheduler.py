@@ -103,9 +103,8 @@ class Scheduler:
     @property
     def can_go_ahead(self) -> bool:
         """Whether a step can be planned while another one is in flight: a sequence can go on, and none is preempted."""
-        blocks = self.block_manager.paged_blocks
-        num_missing = sum(max(0, blocks.num_missing(sequence)) for sequence in self.running)
-        return num_missing <= blocks.num_free_blocks and not all(sequence.waits_for_commit for sequence in self.running)
+        is_stuck = all(sequence.waits_for_commit for sequence in self.running)
+        return not is_stuck and self.block_manager.fits_next(self.running)
 
     def load(self) -> Load:
         """Return a snapshot of the counters."""
@@ -114,10 +113,9 @@ class Scheduler:
             num_running=self.num_admitted,
             num_waiting=len(self.waiting) + len(self.parked),
             num_blocks=blocks.num_blocks,
-            num_free_blocks=blocks.num_free_blocks,
+            num_free_blocks=self.block_manager.num_free_blocks,
             encoder_cache_bytes=self.encoder_scheduler.encoder_cache.used_bytes,
             evicted_blocks_total=blocks.num_evicted,
-            stateless_tokens_total=self.block_manager.stateless_tokens_total,
             **asdict(self.counters) | {"steps_by_tokens": tuple(self.counters.steps_by_tokens)},
         )
 

@@ -16,6 +16,9 @@ from saccade.protocol.kv_transfer import ReceiveKv, SendKv
 from saccade.protocol.output import FinishReason, SampleTimes, TokenLogprob
 from saccade.protocol.request import EngineRequest
 
+ALL, WINDOW = range(2)
+"""The groups of layers with blocks: those that attend to all tokens, and those with a window."""
+
 
 @dataclass(slots=True)
 class Clock:
@@ -34,16 +37,31 @@ class Clock:
         return SampleTimes(self.scheduled - self.arrived, first - self.scheduled, now - first, self.encode_seconds)
 
 
+class BlockTable:
+    """The *blocks* of a sequence in one group of layers: entry i has tokens from i * block_size on.
+
+    The first *num_passed* entries name blocks that were given back. *replaced* are the entries that were exchanged and
+    not yet reported to executors, which know the first *num_sent*.
+    """
+
+    __slots__ = ("blocks", "num_passed", "num_sent", "replaced")
+
+    def __init__(self) -> None:
+        self.blocks = array("q")
+        self.num_passed = 0
+        self.num_sent = 0
+        self.replaced: list[int] = []
+
+
 class Sequence:
     """A prompt, its answer so far, and the number of their tokens with computed KV state.
 
     *token_ids* holds prompt and answer, at most *max_num_tokens*. The first *num_computed_tokens* have KV state. A step
     computes some of the rest; when none is left, the step samples the next token. The *num_steps_in_flight*, which are
     launched but not collected, compute the first *num_launched_tokens*. A preempted sequence starts again from 0:
-    prompt and answer are then one long prompt. *block_table* names the paged blocks; *replaced_blocks* are the entries
-    that were exchanged and not yet reported to executors. *row* is the executors' row of the sequence while it runs.
-    They know the first *num_sent_blocks* of the table and, with *has_drawn*, the last token. With *kept_state*, the row
-    goes on from the kept recurrent state of that number. *runs* (by start) map tokens to the *images* that they show;
+    prompt and answer are then one long prompt. *tables* name the blocks, by group of layers. *row* is the executors'
+    row of the sequence while it runs. With *has_drawn*, they know the last token. With *kept_state*, the row goes on
+    from the kept recurrent state of that number. *runs* (by start) map tokens to the *images* that they show;
     all samples of the request share the images. *arrival* orders sequences and is unique. A sequence is sample *index*
     of its request. With *leads_samples*, other samples wait for this one's first token. *penalised*: penalties change
     its logits. *matcher* constrains the answer to the request's *grammar*; it is None until the grammar is compiled.
@@ -91,10 +109,8 @@ class Sequence:
         self.num_launched_tokens = 0
         self.num_steps_in_flight = 0
         self.num_cached_tokens: int | None = None
-        self.block_table = array("q")
-        self.replaced_blocks: list[int] = []
+        self.tables = [BlockTable(), BlockTable()]
         self.row: int | None = None
-        self.num_sent_blocks = 0
         self.has_drawn = False
         self.kept_state: int | None = None
         self.positions = positions
@@ -150,6 +166,11 @@ class Sequence:
         self._run_starts = [run.start for run in self.runs]
         self._run_ends = [run.start + run.length for run in self.runs]
         self._run_images = [image for _, image in placed]
+
+    @property
+    def block_table(self) -> "array[int]":
+        """The blocks of the layers that attend to all tokens."""
+        return self.tables[ALL].blocks
 
     @property
     def num_tokens(self) -> int:

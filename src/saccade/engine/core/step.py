@@ -51,11 +51,16 @@ class RowStart(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TableChange(msgspec.Struct, frozen=True, array_like=True):
-    """The row's block table is *blocks* from entry *start* on; entries after them do not change."""
+    """The row's block table is *blocks* from entry *start* on; entries after them do not change.
+
+    It is that of layers that attend to all tokens; with *in_window*, that of layers with a window. No token of the step
+    or of a later one sees an entry of the latter that was never sent.
+    """
 
     row: int
     start: int
     blocks: tuple[int, ...]
+    in_window: bool = False
 
 
 class MediaSlice(msgspec.Struct, frozen=True, array_like=True):
@@ -98,14 +103,18 @@ class StateMove(msgspec.Struct, frozen=True, array_like=True):
 
 
 class KvSend(msgspec.Struct, frozen=True, array_like=True):
-    """A copy of *blocks*, and with *row* of that row's recurrent states, to bytes in the step's output."""
+    """A copy of *blocks*, and with *row* of that row's recurrent states, to bytes in the step's output.
+
+    *window_blocks* are copied after *blocks*: those of layers with a window.
+    """
 
     blocks: tuple[int, ...]
     row: int | None = None
+    window_blocks: tuple[int, ...] = ()
 
 
 class KvReceive(msgspec.Struct, frozen=True, array_like=True):
-    """State that another engine computed: *content*, from a KvSend of as many blocks, is written to *blocks*.
+    """State that another engine computed: *content*, from a KvSend of as many blocks, is written to these blocks.
 
     With *row*, content is or ends with the recurrent states of that row.
     """
@@ -113,6 +122,7 @@ class KvReceive(msgspec.Struct, frozen=True, array_like=True):
     blocks: tuple[int, ...]
     content: bytes
     row: int | None = None
+    window_blocks: tuple[int, ...] = ()
 
 
 class StepInput(msgspec.Struct, frozen=True):

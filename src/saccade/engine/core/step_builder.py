@@ -16,7 +16,7 @@ from saccade.engine.core.images import EncoderKey
 from saccade.engine.core.kv.state_checkpoints import Moves, StateCheckpoints
 from saccade.engine.core.schedule import NO_COPIES, KvCopies, Schedule
 from saccade.engine.core.seeds import uniforms
-from saccade.engine.core.sequence import Sequence, row_of
+from saccade.engine.core.sequence import WINDOW, Sequence, row_of
 from saccade.engine.core.speculation import NO_PROPOSAL
 from saccade.engine.core.step import (
     GREEDY_BELOW,
@@ -49,7 +49,7 @@ class Rows:
     def start(self, sequence: Sequence) -> RowStart:
         """Assign a row to *sequence*, which has none, and return the start for executors."""
         sequence.row = self._free.pop()
-        sequence.num_sent_blocks, sequence.has_drawn, sequence.kept_state = 0, False, None
+        sequence.has_drawn, sequence.kept_state = False, None
         if sequence.clock.scheduled is None:
             sequence.clock.scheduled = time.perf_counter()
         return RowStart(sequence.row, next(self._ids), sequence.sampling, sequence.positions.delta)
@@ -108,9 +108,7 @@ class StepBuilder:
         states = [KvReceive((), owner.received_state, row_of(owner)) for owner in starting if owner.received_state]
         for owner in starting:
             owner.received_state = b""
-        tables: tuple[TableChange, ...] = tuple(
-            change for owner in owners if (change := table_change(owner)) is not None
-        )
+        tables = tuple(table_changes(owners))
         chunks = tuple(self._chunk(owner, schedule) for owner in owners)
         draws = [(owner, chunk.num_draws) for owner, chunk in zip(owners, chunks, strict=True) if chunk.draws]
         drawing = tuple(owner for owner, num_draws in draws for _ in range(num_draws))
@@ -195,14 +193,17 @@ class StepBuilder:
             yield MediaSlice(begin - start, output_id, begin + shift, end + shift)
 
 
-def table_change(sequence: Sequence) -> TableChange | None:
-    """Return the change in the block table of a sequence with a row since the last call; None if there is none."""
-    start = min([sequence.num_sent_blocks, *sequence.replaced_blocks])
-    if start == len(sequence.block_table):
-        return None
-    sequence.num_sent_blocks = len(sequence.block_table)
-    sequence.replaced_blocks.clear()
-    return TableChange(row_of(sequence), start, tuple(sequence.block_table[start:]))
+def table_changes(sequences: Iterable[Sequence]) -> Iterator[TableChange]:
+    """Yield the changes in the block tables of *sequences*, which have rows, since the last call."""
+    for sequence in sequences:
+        for group, table in enumerate(sequence.tables):
+            if table.num_sent == len(table.blocks) and not table.replaced:
+                continue
+            start = max(min([table.num_sent, *table.replaced]), table.num_passed)
+            table.num_sent = len(table.blocks)
+            table.replaced.clear()
+            if start < len(table.blocks):
+                yield TableChange(row_of(sequence), start, tuple(table.blocks[start:]), group == WINDOW)
 
 
 def _take_rewinds(sequences: Iterable[Sequence]) -> Moves:

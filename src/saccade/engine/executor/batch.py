@@ -5,7 +5,8 @@ Shapes: N tokens, S chunks, M blocks of the longest table, R rows to sample from
 
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,13 +25,15 @@ class RowBuffers:
     """Buffers for *max_rows* rows. *tables* int64 [max_rows, entries] grows; *position_deltas* is int64 [max_rows].
 
     *last_token_ids* int64 [max_rows] is on the device: the last sampled token of each row. The device also has a copy
-    of *tables* that gets only the changes: all tables of long contexts are megabytes a step.
+    of *tables* that gets only the changes: all tables of long contexts are megabytes a step. *window_tables* are those
+    of layers with a window; each step sends the part of them that it reads.
     """
 
     def __init__(self, max_rows: int, device: torch.device) -> None:
         self._device = device
         self._copy = torch.zeros((max_rows, 64), dtype=torch.int64, device=device)
         self.tables: Ints = np.zeros((max_rows, 64), np.int64)
+        self.window_tables: Ints = np.zeros((max_rows, 64), np.int64)
         self.num_blocks: Ints = np.zeros(max_rows, np.int64)
         self.position_deltas: Ints = np.zeros(max_rows, np.int64)
         self.last_token_ids = torch.zeros(max_rows, dtype=torch.int64, device=device)
@@ -45,18 +48,16 @@ class RowBuffers:
 
     def change_tables(self, changes: Iterable[TableChange]) -> None:
         """Replace the ends of block tables."""
-        changes = tuple(changes)
+        of_others: list[TableChange] = []
         for change in changes:
-            stop = change.start + len(change.blocks)
-            if stop > self.tables.shape[1]:
-                # Padding with block 0 is gathered only past a row's end; there, backends repeat the row's last slot.
-                wider = np.zeros((len(self.tables), max(stop, 2 * self.tables.shape[1])), np.int64)
-                wider[:, : self.tables.shape[1]] = self.tables
-                self.tables = wider
-            self.tables[change.row, change.start : stop] = change.blocks
-            self.num_blocks[change.row] = stop
-        if changes:
-            self._change_copy(changes)
+            if change.in_window:
+                self.window_tables = _changed(self.window_tables, change)
+                continue
+            self.tables = _changed(self.tables, change)
+            self.num_blocks[change.row] = change.start + len(change.blocks)
+            of_others.append(change)
+        if of_others:
+            self._change_copy(of_others)
 
     def _change_copy(self, changes: Ordered[TableChange]) -> None:
         """Make the same changes on the device."""
@@ -88,12 +89,24 @@ class RowBuffers:
         return self._copy[:, :num_blocks].index_select(0, rows)
 
 
+def _changed(tables: Ints, change: TableChange) -> Ints:
+    """Change *tables*, and return them, or a wider copy if they are too narrow."""
+    stop, width = change.start + len(change.blocks), tables.shape[1]
+    if stop > width:
+        # Padding with block 0 is gathered only past a row's end; there, backends repeat the row's last slot.
+        wider = np.zeros((len(tables), max(stop, 2 * width)), np.int64)
+        wider[:, :width] = tables
+        tables = wider
+    tables[change.row, change.start : stop] = change.blocks
+    return tables
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """One step. *sample_rows* int64 [R] are the tokens after which it draws, *drawing* the row of each draw.
 
     With *has_proposals*, a row may draw several times. *media_rows* int64 [U] are the tokens that *media* replace.
-    *starts* has the start of each row's chunk.
+    *starts* has the start of each row's chunk. *windowed* is the layout of layers with a window.
     """
 
     input_ids: torch.Tensor
@@ -106,6 +119,19 @@ class Batch:
     has_proposals: bool
     media_rows: torch.Tensor | None
     media: tuple[MediaSlice, ...]
+    windowed: PagedLayout | None = None
+
+
+class _Seen(NamedTuple):
+    """What layers with a window see: sequences from their first block on that a token of the step sees.
+
+    *contexts* [S] count tokens, *tables* [S, M] and *slots* [N] are in their blocks. *horizons* [N] as in PagedLayout.
+    """
+
+    slots: Ints
+    tables: Ints
+    contexts: Ints
+    horizons: Ints
 
 
 def build_batch(
@@ -116,11 +142,12 @@ def build_batch(
     *,
     keeps_states: bool = False,
     looks_ahead: bool = False,
+    window: int | None = None,
 ) -> Batch:
     """Lay out *chunks* flat, single tokens first. The rows' tables must be up to date for the step.
 
     With *keeps_states*, recurrent states after proposals are kept. If the model *looks_ahead*, tokens of media have the
-    horizons of their run, which no chunk leaves unfinished.
+    horizons of their run, which no chunk leaves unfinished. Some layers have a *window*, unless it is None.
     """
     row_of = np.array([chunk.row for chunk in chunks], np.int64)
     lengths = tuple(chunk.num_tokens for chunk in chunks)
@@ -138,28 +165,31 @@ def build_batch(
     for chunk, start in zip(chunks, starts, strict=True):
         media_rows += [start + piece.offset + np.arange(piece.stop - piece.start) for piece in chunk.media]
     horizons = _horizons(chunks, starts) if looks_ahead and len(media_rows) > 1 else np.empty(0, np.int64)
+    seen = None if window is None else _seen(chunks, rows.window_tables, window, block_size, horizons)
     on_device = transfer((
         input_ids, positions, slots, np.array(contexts, np.int64), sampled, np.concatenate(media_rows),
         drawing, np.array(latest, np.int64), row_of[latest], row_of, horizons,
+        *(seen or ()),
     ), device)  # fmt: skip
     if latest:
         on_device[0].index_copy_(0, on_device[7], rows.last_token_ids.index_select(0, on_device[8]))
     media = tuple(piece for chunk in chunks for piece in chunk.media)
+    layout = PagedLayout(
+        slot_mapping=on_device[2],
+        block_tables=rows.copied_tables(on_device[9], tables.shape[1]),
+        context_lengths=on_device[3],
+        query_lengths=lengths,
+        host_context_lengths=contexts,
+        num_decodes=num_decodes,
+        block_size=block_size,
+        rows=on_device[9],
+        turns=tuple(_turns(chunks, starts, device)) if keeps_states else (),
+        horizons=on_device[10] if len(horizons) else None,
+    )
     return Batch(
         input_ids=on_device[0],
         positions=on_device[1],
-        layout=PagedLayout(
-            slot_mapping=on_device[2],
-            block_tables=rows.copied_tables(on_device[9], tables.shape[1]),
-            context_lengths=on_device[3],
-            query_lengths=lengths,
-            host_context_lengths=contexts,
-            num_decodes=num_decodes,
-            block_size=block_size,
-            rows=on_device[9],
-            turns=tuple(_turns(chunks, starts, device)) if keeps_states else (),
-            horizons=on_device[10] if len(horizons) else None,
-        ),
+        layout=layout,
         starts=dict(zip(row_of.tolist(), starts.tolist(), strict=True)),
         sample_rows=on_device[4],
         drawing=tuple(drawing.tolist()),
@@ -167,6 +197,16 @@ def build_batch(
         has_proposals=len(set(drawing.tolist())) < len(drawing),
         media_rows=on_device[5] if media else None,
         media=media,
+        windowed=None
+        if seen is None
+        else replace(
+            layout,
+            slot_mapping=on_device[11],
+            block_tables=on_device[12],
+            context_lengths=on_device[13],
+            host_context_lengths=tuple(seen.contexts.tolist()),
+            horizons=on_device[14] if len(horizons) else None,
+        ),
     )
 
 
@@ -207,6 +247,20 @@ def _horizons(chunks: Ordered[Chunk], starts: Ints) -> Ints:
             stop = piece.offset + piece.stop - piece.start
             horizons[start + piece.offset : start + stop] = chunk.start + stop
     return horizons
+
+
+def _seen(chunks: Ordered[Chunk], tables: Ints, window: int, block_size: int, horizons: Ints) -> _Seen:
+    """Return what layers with a *window* see."""
+    rows, starts, lengths = np.array([(chunk.row, chunk.start, chunk.num_tokens) for chunk in chunks], np.int64).T
+    firsts = np.maximum(starts - window + 1, 0) // block_size
+    contexts = starts + lengths - firsts * block_size
+    ends = lengths.cumsum()
+    index = np.arange(ends[-1]) + np.repeat(starts - ends + lengths, lengths)
+    slots = tables[np.repeat(rows, lengths), index // block_size] * block_size + index % block_size
+    places = firsts[:, None] + np.arange(-(-contexts.max() // block_size))
+    seen = tables[rows[:, None], places.clip(max=tables.shape[1] - 1)]
+    before = np.repeat(firsts * block_size, lengths) if len(horizons) else 0
+    return _Seen(slots, seen, contexts, horizons - before)
 
 
 def _tokens(

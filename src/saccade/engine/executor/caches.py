@@ -30,8 +30,8 @@ class BlockFormat(NamedTuple):
 class CacheSizes:
     """*rows* live states and *checkpoints* for each recurrent layer, *num_blocks* blocks for each other layer.
 
-    In a step with proposals, *num_kept* states of each row are kept. *num_padding* further rows and blocks follow, for
-    rows that belong to no sequence (executor.decode_graphs).
+    Layers with a window have *num_window_blocks*. In a step with proposals, *num_kept* states of each row are kept.
+    *num_padding* further rows and blocks follow, for rows that belong to no sequence (executor.decode_graphs).
     """
 
     num_blocks: int
@@ -40,6 +40,7 @@ class CacheSizes:
     num_checkpoints: int
     num_padding: int = 0
     num_kept: int = 0
+    num_window_blocks: int = 0
 
 
 def specs_of_rank(kv_specs: Ordered[KvSpec], ranks: Ranks) -> tuple[KvSpec, ...]:
@@ -73,6 +74,7 @@ class Caches:
         blocks: BlockFormat | None = None,
     ) -> None:
         self.sizes = sizes
+        self.windows = tuple(None if isinstance(kv_spec, Recurrent) else kv_spec.window for kv_spec in kv_specs)
         blocks = blocks or BlockFormat(dtype)
         self.layers = [
             _recurrent_state(kv_spec, sizes, dtype, device)
@@ -129,7 +131,8 @@ def state_dtype(name: str, network: torch.dtype) -> torch.dtype:
 def _block_cache(
     kv_spec: Paged | Latent, sizes: CacheSizes, format: BlockFormat, layer: int, device: torch.device
 ) -> LayerCache:
-    shape = (sizes.num_blocks + sizes.num_padding, sizes.block_size)
+    num_blocks = sizes.num_blocks if kv_spec.window is None else sizes.num_window_blocks
+    shape = (num_blocks + sizes.num_padding, sizes.block_size)
     scales = format.scales.get(layer, (1.0, 1.0))
     if isinstance(kv_spec, Latent):
         return LatentCache(_zeros((*shape, kv_spec.token_values), format.dtype, device), scales[0])

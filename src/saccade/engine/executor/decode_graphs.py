@@ -6,8 +6,9 @@ and writes the padding block and the padding row of the caches, which belong to 
 runs without a graph. Shapes: n rows of a step, B of a graph, M blocks of the longest table, E hidden size.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -16,6 +17,7 @@ from saccade.engine.executor.batch import Batch
 from saccade.engine.executor.caches import Caches
 from saccade.engine.executor.graphs import Capture, Compute, Graphs
 from saccade.models.network import Network
+from saccade.models.spec import blocks_seen, window_of
 from saccade.nn.context import AttentionBackend, ForwardContext, PagedLayout
 from saccade.nn.experts import Experts
 from saccade.nn.formats.quantised import QuantisedLinear
@@ -46,16 +48,26 @@ def row_counts(max_rows: int) -> list[int]:
     return [*(1 << power for power in range((max_rows - 1).bit_length())), max_rows]
 
 
+class _Context(NamedTuple):
+    """Slots and lengths [B] and tables [B, M], int64, of layers that have *num_blocks* and a padding block."""
+
+    slots: torch.Tensor
+    lengths: torch.Tensor
+    tables: torch.Tensor
+    num_blocks: int
+
+
 @dataclass(frozen=True, slots=True)
 class _Buffers:
-    """The input of the largest graph, int64: ids, slots, lengths and rows [B], positions [3, B], tables [B, M]."""
+    """The input of the largest graph, int64: ids and rows [B], positions [3, B].
+
+    *contexts* are that of layers that attend to all tokens and, if there are any, that of layers with a window.
+    """
 
     input_ids: torch.Tensor
     positions: torch.Tensor
-    slots: torch.Tensor
-    tables: torch.Tensor
-    lengths: torch.Tensor
     rows: torch.Tensor
+    contexts: tuple[_Context, ...]
 
 
 class DecodeGraphs:
@@ -73,29 +85,35 @@ class DecodeGraphs:
         self._network = network
         self._backend = backend
         self._caches = caches
-        most, device = caches.sizes.num_rows, network.device
-        shapes = ((most,), (3, most), (most,), (most, max_blocks), (most,), (most,))
-        self._buffers = _Buffers(*(torch.zeros(shape, dtype=torch.int64, device=device) for shape in shapes))
+        sizes, window = caches.sizes, window_of(network.spec.kv_specs)
+        pools = [(max_blocks, sizes.num_blocks)]
+        if window is not None:
+            pools.append((blocks_seen(window, sizes.block_size) + 1, sizes.num_window_blocks))
+        zeros = partial(torch.zeros, dtype=torch.int64, device=network.device)
+        most = sizes.num_rows
+        contexts = tuple(_Context(zeros(most), zeros(most), zeros(most, width), count) for width, count in pools)
+        self._buffers = _Buffers(zeros(most), zeros(3, most), zeros(most), contexts)
 
     def run(self, batch: Batch) -> torch.Tensor | None:
         """Return the hidden states [n, E] of a step; None if the step must run without a graph."""
-        layout = batch.layout
+        layout, buffers = batch.layout, self._buffers
         num_rows, num_blocks = layout.block_tables.shape
-        is_small = num_rows <= self.by_size.sizes[-1] and num_blocks <= self._buffers.tables.shape[1]
+        is_small = num_rows <= self.by_size.sizes[-1] and num_blocks <= buffers.contexts[0].tables.shape[1]
         if layout.num_decodes < num_rows or batch.media_rows is not None or not is_small:
             return None
         # Before the copies: the capture of another size pads all its rows.
-        (count, plan), graph = self.by_size.of(num_rows)
-        buffers = self._buffers
+        (count, plans), graph = self.by_size.of(num_rows)
         buffers.input_ids[:num_rows].copy_(batch.input_ids)
         buffers.positions[:, :num_rows].copy_(batch.positions)
-        buffers.slots[:num_rows].copy_(layout.slot_mapping)
-        buffers.tables[:num_rows, :num_blocks].copy_(layout.block_tables)
-        buffers.lengths[:num_rows].copy_(layout.context_lengths)
         buffers.rows[:num_rows].copy_(layout.rows)
         self._pad(num_rows, count)
-        lengths = (*layout.host_context_lengths, *(1,) * (count - num_rows))
-        self._backend.replan(plan, self._layout(lengths))
+        layouts = (layout,) if batch.windowed is None else (layout, batch.windowed)
+        for plan, context, own in zip(plans, buffers.contexts, layouts, strict=True):
+            context.slots[:num_rows].copy_(own.slot_mapping)
+            context.tables[:num_rows, : own.block_tables.shape[1]].copy_(own.block_tables)
+            context.lengths[:num_rows].copy_(own.context_lengths)
+            lengths = (*own.host_context_lengths, *(1,) * (count - num_rows))
+            self._backend.replan(plan, self._layout(context, lengths))
         graph.replay()
         # A copy, since the next replay may come before tokens were sampled from these.
         return graph.output[:num_rows].clone()
@@ -103,34 +121,38 @@ class DecodeGraphs:
     def _pad(self, start: int, stop: int) -> None:
         """Make rows from *start* up to *stop* touch only the padding block and row."""
         sizes, buffers = self._caches.sizes, self._buffers
-        for buffer, value in (
-            (buffers.input_ids[start:stop], 0),
-            (buffers.positions[:, start:stop], 0),
-            (buffers.slots[start:stop], sizes.num_blocks * sizes.block_size),
-            (buffers.tables[start:stop, :1], sizes.num_blocks),
-            (buffers.lengths[start:stop], 1),
-            (buffers.rows[start:stop], sizes.num_rows),
-        ):
-            buffer.fill_(value)
+        buffers.input_ids[start:stop] = 0
+        buffers.positions[:, start:stop] = 0
+        buffers.rows[start:stop] = sizes.num_rows
+        for context in buffers.contexts:
+            context.slots[start:stop] = context.num_blocks * sizes.block_size
+            context.tables[start:stop, :1] = context.num_blocks
+            context.lengths[start:stop] = 1
 
-    def _layout(self, lengths: tuple[int, ...]) -> PagedLayout:
-        """Return the layout of the buffers' first rows, as many as there are *lengths* of contexts."""
-        count, buffers = len(lengths), self._buffers
+    def _layout(self, context: _Context, lengths: tuple[int, ...]) -> PagedLayout:
+        """Return the layout of the first rows of *context*, as many as there are *lengths*."""
+        count = len(lengths)
         return PagedLayout(
-            slot_mapping=buffers.slots[:count],
-            block_tables=buffers.tables[:count],
-            context_lengths=buffers.lengths[:count],
+            slot_mapping=context.slots[:count],
+            block_tables=context.tables[:count],
+            context_lengths=context.lengths[:count],
             query_lengths=(1,) * count,
             host_context_lengths=lengths,
             num_decodes=count,
             block_size=self._caches.sizes.block_size,
-            rows=buffers.rows[:count],
+            rows=self._buffers.rows[:count],
         )
 
-    def _make(self, count: int) -> tuple[tuple[int, Any], Compute]:
-        """Return *count* and the plan, and a call of the network over the first *count* rows of the buffers."""
+    def _make(self, count: int) -> tuple[tuple[int, list[Any]], Compute]:
+        """Return *count* and the plans, and a call of the network over the first *count* rows of the buffers."""
         self._pad(0, count)
-        buffers, layout = self._buffers, self._layout((1,) * count)
-        plan = self._backend.plan_captured(layout, self._network.dtype)
-        context = ForwardContext(buffers.positions[:, :count], layout, self._caches.layers, self._backend, plan)
-        return (count, plan), lambda: self._network(buffers.input_ids[:count], context)
+        buffers, backend = self._buffers, self._backend
+        layouts = [self._layout(context, (1,) * count) for context in buffers.contexts]
+        plans = [backend.plan_captured(layout, self._network.dtype) for layout in layouts]
+        context, *windowed = (
+            ForwardContext(buffers.positions[:, :count], layout, self._caches.layers, backend, plan)
+            for layout, plan in zip(layouts, plans, strict=True)
+        )
+        if windowed:
+            context = replace(context, windowed=windowed[0])
+        return (count, plans), lambda: self._network(buffers.input_ids[:count], context)

@@ -1,7 +1,8 @@
 """Copy KV state between the caches and bytes, for transfers from one engine to another.
 
-The bytes hold, for every layer in order, the blocks' keys and then their values, or their latents; then, if the copy
-includes a row, the row's recurrent states. Values have the caches' number format and the machine's byte order.
+The bytes hold, for every layer in order, the blocks' keys and then their values, or their latents: first of layers that
+attend to all tokens, then of those with a window. Then, if the copy includes a row, follow the row's recurrent states.
+Values have the caches' number format and the machine's byte order.
 """
 
 from collections.abc import Iterator
@@ -16,8 +17,13 @@ from saccade.nn.transfer import transfer
 
 
 def block_nbytes(caches: Caches) -> int:
-    """Return the size in bytes of one block, over all layers that have blocks."""
+    """Return the size in bytes of one block, over all layers that have blocks and no window."""
     return sum(tensor[0].nbytes for tensor in _blocks(caches))
+
+
+def window_nbytes(caches: Caches) -> int:
+    """Return the size in bytes of one block, over all layers with a window; 0 without such layers."""
+    return sum(tensor[0].nbytes for tensor in _blocks(caches, in_window=True))
 
 
 def state_nbytes(caches: Caches) -> int:
@@ -28,14 +34,14 @@ def state_nbytes(caches: Caches) -> int:
 @torch.inference_mode()
 def read(caches: Caches, send: KvSend) -> bytes:
     """Return a copy of the blocks and states of *send*."""
-    parts = [tensor.index_select(0, index).flatten() for tensor, index in _places(caches, send.blocks, send.row)]
+    parts = [tensor.index_select(0, index).flatten() for tensor, index in _places(caches, send)]
     return torch.cat(parts).cpu().numpy().tobytes() if parts else b""
 
 
 @torch.inference_mode()
 def write(caches: Caches, receive: KvReceive) -> None:
     """Write the content of *receive* to the caches. Raises ValueError, before any write, if its size is wrong."""
-    places = list(_places(caches, receive.blocks, receive.row))
+    places = list(_places(caches, receive))
     sizes = [len(index) * tensor[0].nbytes for tensor, index in places]
     if sum(sizes) != len(receive.content):
         raise ValueError(f"KV state of {len(receive.content)} bytes was received instead of {sum(sizes)}")
@@ -46,16 +52,20 @@ def write(caches: Caches, receive: KvReceive) -> None:
         tensor.index_copy_(0, index, part.view(len(index), *tensor.shape[1:]))
 
 
-def _places(caches: Caches, blocks: tuple[int, ...], row: int | None) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def _places(caches: Caches, copy: KvSend | KvReceive) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield each tensor of a copy, as bytes, with indices in its first dimension."""
-    on_device = transfer([np.array(blocks, np.int64), np.array([] if row is None else [row], np.int64)], caches.device)
-    for tensors, index in zip((_blocks(caches), _states(caches)), on_device, strict=True):
+    rows = () if copy.row is None else (copy.row,)
+    indices = [np.array(one, np.int64) for one in (copy.blocks, copy.window_blocks, rows)]
+    kinds = (_blocks(caches), _blocks(caches, in_window=True), _states(caches))
+    for tensors, index in zip(kinds, transfer(indices, caches.device), strict=True):
         if len(index):
             yield from ((tensor, index) for tensor in tensors)
 
 
-def _blocks(caches: Caches) -> Iterator[torch.Tensor]:
-    for cache in caches.layers:
+def _blocks(caches: Caches, *, in_window: bool = False) -> Iterator[torch.Tensor]:
+    for cache, window in zip(caches.layers, caches.windows, strict=True):
+        if (window is not None) != in_window:
+            continue
         match cache:
             case KvCache():
                 yield cache.keys.view(torch.uint8)

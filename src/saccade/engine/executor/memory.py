@@ -1,8 +1,12 @@
 """Compute the size of the KV pool and the number of checkpoints of recurrent states, and allocate the caches."""
 
 import gc
+from bisect import bisect_right
+from collections.abc import Callable
 from collections.abc import Sequence as Ordered
-from math import prod
+from fractions import Fraction
+from functools import partial
+from math import ceil, prod
 from typing import NamedTuple
 
 import structlog
@@ -13,7 +17,7 @@ from saccade.engine.config import EngineConfig, Limits
 from saccade.engine.executor.caches import BlockFormat, Caches, CacheSizes, specs_of_rank, state_dtype
 from saccade.engine.executor.loader import LoadedModel
 from saccade.errors import StartupError
-from saccade.models.spec import KvSpec, Recurrent, has_states
+from saccade.models.spec import KvSpec, ModelSpec, Paged, Recurrent, has_states, most_window_blocks, window_of
 from saccade.nn.context import AttentionBackend
 
 logger = structlog.get_logger(__name__)
@@ -50,6 +54,47 @@ def block_bytes(kv_specs: Ordered[KvSpec], block_size: int, dtype: torch.dtype) 
     """Return the size in bytes of one block, whose values have *dtype*, over all layers that have blocks."""
     values = sum(kv_spec.token_values for kv_spec in kv_specs if not isinstance(kv_spec, Recurrent))
     return values * block_size * dtype.itemsize
+
+
+def num_window_blocks(spec: ModelSpec, block_size: int, num_blocks: int) -> int:
+    """Return how many blocks layers with a window have if the others have *num_blocks*; 0 without such layers.
+
+    They are four fifths of what all layers would have in the same memory. So short sequences, which need as many blocks
+    of both, have a fifth less room, and the rest is for long ones. At least, two sequences go on at the same time.
+    """
+    if (window := window_of(spec.kv_specs)) is None:
+        return 0
+    least = 2 * most_window_blocks(window, block_size, spec.longest_whole)
+    return min(num_blocks, max(int(num_blocks * _window_share(spec)), least))
+
+
+def least_blocks(spec: ModelSpec, num_blocks: int) -> int:
+    """Return how many blocks to have so that layers with a window have *num_blocks*, too."""
+    return num_blocks if window_of(spec.kv_specs) is None else ceil(num_blocks / _window_share(spec))
+
+
+def _window_share(spec: ModelSpec) -> Fraction:
+    of_window, of_others = (
+        sum(one.token_values for one in spec.kv_specs if not isinstance(one, Recurrent) and _has_window(one) == which)
+        for which in (True, False)
+    )
+    return Fraction(4 * of_others, 5 * of_others + of_window)
+
+
+def pool_bytes(config: EngineConfig, model: LoadedModel, num_blocks: int) -> int:
+    """Return the size in bytes of a pool of *num_blocks* on this rank, with those of layers with a window.
+
+    State checkpoints that grow with the pool count, too.
+    """
+    counts = {False: num_blocks, True: num_window_blocks(model.network.spec, config.block_size, num_blocks)}
+    dtype = block_format(config, model).dtype
+    return num_blocks * checkpoint_bytes_a_block(config, model) + sum(
+        counts[_has_window(one)] * block_bytes([one], config.block_size, dtype) for one in kv_specs_of(model)
+    )
+
+
+def _has_window(kv_spec: KvSpec) -> bool:
+    return isinstance(kv_spec, Paged) and kv_spec.window is not None
 
 
 def state_bytes(kv_specs: Ordered[KvSpec], dtype: torch.dtype) -> int:
@@ -111,7 +156,8 @@ def measured(config: EngineConfig, model: LoadedModel, backend: AttentionBackend
 
 def prefix_bytes(config: EngineConfig, model: LoadedModel) -> int:
     """Return the size in bytes of a layer's copy of the longest context, which a chunk after a prefix attends to."""
-    paged = (kv_spec for kv_spec in kv_specs_of(model) if not isinstance(kv_spec, Recurrent))
+    kv_specs = kv_specs_of(model)
+    paged = (kv_spec for kv_spec in kv_specs if not (isinstance(kv_spec, Recurrent) or _has_window(kv_spec)))
     values = max((kv_spec.token_values for kv_spec in paged), default=0)
     dtype, cached = model.network.dtype, block_format(config, model).dtype
     # Another number format needs a copy in that format and one in float32.
@@ -125,12 +171,17 @@ def wanted_length(config: EngineConfig, model: LoadedModel) -> int:
 
 
 def num_blocks(
-    config: EngineConfig, bytes_per_block: int, most: int, device: torch.device, measured: Measured = NOTHING
+    config: EngineConfig,
+    bytes_of: Callable[[int], int],
+    most: int,
+    device: torch.device,
+    measured: Measured = NOTHING,
 ) -> int:
-    """Return the number of blocks of the pool; *most* are of use. Raises StartupError.
+    """Return the number of blocks of the pool, whose size in bytes *bytes_of* returns; *most* are of use.
 
-    On CUDA, call it after a warm-up at full size with all recurrent states: everything but the pool needs torch's peak
-    memory, corrected by *measured*. On other devices recurrent states are not part of the pool's budget.
+    Raises StartupError if there is no room for one. On CUDA, call it after a warm-up at full size with all recurrent
+    states: everything but the pool needs torch's peak memory, corrected by *measured*. On other devices recurrent
+    states are not part of the pool's budget.
     """
     if config.num_blocks is not None:
         return config.num_blocks
@@ -139,15 +190,15 @@ def num_blocks(
     elif device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         outside = total - free - torch.cuda.memory_reserved(device)
-        need = torch.cuda.max_memory_reserved(device) - measured.num_blocks * bytes_per_block + measured.outside
+        need = torch.cuda.max_memory_reserved(device) - bytes_of(measured.num_blocks) + measured.outside
         used = outside + need + config.encoder_cache_bytes
         budget = int(total * config.gpu_memory_utilization) - used
     else:
         budget = GIB
-    blocks = min(budget // bytes_per_block, most)
+    blocks = bisect_right(range(1, most + 1), budget, key=bytes_of)
     if blocks < 1:
         raise StartupError(
-            f"No memory is left for the KV cache: {max(0, budget)} bytes, and one block takes {bytes_per_block}. "
+            f"No memory is left for the KV cache: {max(0, budget)} bytes, and one block takes {bytes_of(1)}. "
             "Lower --max-num-batched-tokens or --encode-budget-patches, or raise --gpu-memory-utilization or "
             "--kv-cache-memory-bytes."
         )
@@ -156,9 +207,8 @@ def num_blocks(
 
 def fitting_blocks(config: EngineConfig, model: LoadedModel, measured: Measured = NOTHING) -> int:
     """Return how many blocks fit on this rank's device with the loaded *model*. Raises StartupError."""
-    bytes_per_block = bytes_of_block(config, model) + checkpoint_bytes_a_block(config, model)
     most = limits(config, model).max_num_seqs * -(-wanted_length(config, model) // config.block_size)
-    return num_blocks(config, bytes_per_block, most, model.network.device, measured)
+    return num_blocks(config, partial(pool_bytes, config, model), most, model.network.device, measured)
 
 
 def allocate(config: EngineConfig, model: LoadedModel, num_blocks: int) -> Caches:
@@ -174,7 +224,8 @@ def allocate(config: EngineConfig, model: LoadedModel, num_blocks: int) -> Cache
     num_padding = int(may_capture(config, model))
     num_kept = config.num_speculative_tokens
     num_rows = limits(config, model).max_num_seqs
-    sizes = CacheSizes(num_blocks, config.block_size, num_rows, checkpoints, num_padding, num_kept)
+    in_window = num_window_blocks(network.spec, config.block_size, num_blocks)
+    sizes = CacheSizes(num_blocks, config.block_size, num_rows, checkpoints, num_padding, num_kept, in_window)
     return Caches(kv_specs, sizes, network.dtype, network.device, block_format(config, model))
 
 

@@ -26,7 +26,8 @@ from saccade.engine.executor.sampler import Sampler
 from saccade.engine.executor.weight_filler import Progress
 from saccade.errors import StartupError
 from saccade.models.network import Network
-from saccade.nn.context import ForwardContext
+from saccade.models.spec import window_of
+from saccade.nn.context import ForwardContext, PagedLayout
 from saccade.nn.transfer import transfer
 from saccade.protocol.output import TokenLogprob
 
@@ -78,6 +79,7 @@ class ModelRunner:
         self.encoder_outputs: dict[int, torch.Tensor] = {}
         self.caches = caches
         self.graphs: DecodeGraphs | None = None
+        self._window = window_of(network.spec.kv_specs)
         self.drafter: Drafter | None = None
         if network.spec.drafts:
             self.drafter = Drafter(network, self.backend, caches, self.rows, execution.ranks)
@@ -116,7 +118,12 @@ class ModelRunner:
         batch = None
         if step.chunks:
             chunks = step.chunks if self.graphs is None or keeps else as_decodes(step.chunks)
-            batch = build_batch(chunks, self.rows, block_size, self.device, keeps_states=keeps, looks_ahead=ahead)
+            batch = build_batch(
+                *(chunks, self.rows, block_size, self.device),
+                keeps_states=keeps,
+                looks_ahead=ahead,
+                window=self._window,
+            )
         built_at = time.perf_counter()
         outcomes = [self.encoder.encode_together(job) for job in jobs]
         for outcome in outcomes:
@@ -190,12 +197,19 @@ class ModelRunner:
             features = torch.cat([self.encoder_outputs[one.output_id][one.start : one.stop] for one in batch.media])
         hidden = None if self.graphs is None else self.graphs.run(batch)
         if hidden is None:
-            plan = self.backend.plan(batch.layout, self.dtype)
-            context = ForwardContext(batch.positions, batch.layout, self.caches.layers, self.backend, plan)
+            windowed = None if batch.windowed is None else self._context(batch.positions, batch.windowed)
+            context = self._context(batch.positions, batch.layout, windowed)
+            plan = context.plan
             hidden = self.network(batch.input_ids, context, batch.media_rows, features)
         if self.drafter is None:
             return hidden, None
         return hidden, self.drafter.begin(step, batch, features, hidden, plan)
+
+    def _context(
+        self, positions: torch.Tensor, layout: PagedLayout, windowed: ForwardContext | None = None
+    ) -> ForwardContext:
+        plan = self.backend.plan(layout, self.dtype)
+        return ForwardContext(positions, layout, self.caches.layers, self.backend, plan, windowed)
 
     def _score_prompt(self, hidden: torch.Tensor, scoring: PromptScores, start: int) -> torch.Tensor:
         (target_ids,) = transfer([np.array(scoring.target_ids, np.int64)], self.device)

@@ -203,8 +203,14 @@ class CacheListener:
         if description is None:
             raise WorkerUnavailable(AWAY)
         partition = Partition(description.fingerprint, description.block_size)
-        states, num_blocks = description.resumes_at_states, description.num_blocks
-        if not index.begin(worker.url, partition, resumes_at_states=states, num_blocks=num_blocks):
+        is_known = index.begin(
+            worker.url,
+            partition,
+            resumes_at_states=description.resumes_at_states,
+            num_blocks=description.num_blocks,
+            window=description.window,
+        )
+        if not is_known:
             return
         if feed.reason == AWAY:
             feed.reason = STARTING

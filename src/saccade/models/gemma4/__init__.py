@@ -20,10 +20,7 @@ GEMMA4 = Family(
     template_switches=("enable_thinking",),
     plain_positions=True,
     soft_token_budgets=BUDGETS,
-    limits=(
-        "Sound is not served: the layers for it are not loaded.",
-        "Layers with a window keep the keys and values of all tokens.",
-    ),
+    limits=("Sound is not served: the layers for it are not loaded.",),
 )
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {

@@ -177,7 +177,7 @@ class GemmaText(DecoderConfig):
     def kv_specs(self) -> tuple[KvSpec, ...]:
         """Return paged attention for every layer with keys and values of its own: those before all shared ones."""
         own = self.kinds[: self.num_layers - self.num_shared]
-        return tuple(Paged(kind.num_kv_heads, kind.head_dim, kind.head_dim) for kind in own)
+        return tuple(Paged(kind.num_kv_heads, kind.head_dim, kind.head_dim, kind.window) for kind in own)
 
 
 def _layer_types(text: Mapping[str, Any]) -> list[str]:

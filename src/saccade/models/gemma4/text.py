@@ -70,15 +70,16 @@ class GemmaAttention(Layer):
     def forward(self, x_NE: torch.Tensor, step: Step) -> torch.Tensor:
         """Map [N, E] to [N, E]."""
         num_heads, num_kv_heads, eps = self.attention.num_heads, self.attention.num_kv_heads, self.q_norm.eps
+        context = step.context.of_window(self.kind.window)
         qkv_NHD = self.qkv_proj(x_NE).view(len(x_NE), -1, self.kind.head_dim)
         rotated_NHD = norm_rotary(qkv_NHD[:, : len(self.weights_HD)], self.weights_HD, eps, step.rotations[self.kind])
         if self.has_keys:
             # The last heads: values, or the keys in their place.
-            cache, slots = step.context.paged_cache(self.attention.layer), step.context.layout.slot_mapping
+            cache, slots = context.paged_cache(self.attention.layer), context.layout.slot_mapping
             values_NKD = normed(qkv_NHD[:, -num_kv_heads:], eps)
             step.states[self.attention.layer] = cache.write(slots, rotated_NHD[:, num_heads:], values_NKD)
         own = step.states[self.attention.layer]
-        return self.o_proj(self.attention.attend(rotated_NHD[:, :num_heads], own, step.context))  # type: ignore[no-any-return]
+        return self.o_proj(self.attention.attend(rotated_NHD[:, :num_heads], own, context))  # type: ignore[no-any-return]
 
 
 class Router(nn.Module):

@@ -165,8 +165,7 @@ class KvDestination:
 
     def _content(self, piece: Piece, content: bytes) -> bytes:
         """Return the content of *piece*. Raises TransferFailed unless it has the size of its blocks."""
-        form = self._config.form
-        expected = form.state_nbytes if piece.is_state else (piece.stop - piece.start) * form.block_nbytes
+        expected = self._config.form.piece_nbytes(piece)
         if piece.slot is not None:
             if piece.slot.nbytes != expected:
                 raise TransferFailed("The prefill worker sent state of a wrong size.")

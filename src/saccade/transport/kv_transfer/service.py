@@ -49,7 +49,7 @@ class KvTransfers:
         self._wake.setblocking(False)
         self._loop = asyncio.new_event_loop()
         self._source = KvSource(KvSourceConfig(form, timeout, timeout / 4), self._tell)
-        largest = max(MAX_PIECE_BYTES, form.block_nbytes, form.state_nbytes)
+        largest = max(MAX_PIECE_BYTES, form.block_nbytes + form.window_nbytes, form.state_nbytes)
         self._destination = KvDestination(KvDestinationConfig(form, timeout, largest), self._tell)
         self._thread = threading.Thread(target=self._loop.run_forever, name="kv transfers", daemon=True)
         self._thread.start()

@@ -225,10 +225,11 @@ class TokenSpeedService(TokenSpeedSchedulerServicer):  # type: ignore[misc]
                 grpc.StatusCode.UNIMPLEMENTED,
                 "The worker was started without --kv-events-token-ids: cache events of this wire contain the prompts.",
             )
-        if described.resumes_at_states:
+        if described.resumes_at_states or described.window:
             await context.abort(
                 grpc.StatusCode.UNIMPLEMENTED,
-                "This model resumes prompts only at states of its recurrent layers, which this wire cannot report.",
+                "This model resumes prompts only where recurrent states, or the blocks of a window, are held. This "
+                "wire cannot report them.",
             )
         if message.start_sequence_number:
             await context.abort(grpc.StatusCode.OUT_OF_RANGE, "No history is kept: subscribe from 0 for a snapshot.")

@@ -4,12 +4,20 @@ from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Ordered
+from typing import Protocol
 
 import msgspec
 
-from saccade.engine.core.sequence import Sequence
+from saccade.engine.core.sequence import ALL, BlockTable, Sequence
 from saccade.identity.blocks import media_in_block
-from saccade.protocol.kv_events import BlockRemoved, BlockStored, KvEvent, MediaPlace
+from saccade.protocol.kv_events import BlockRemoved, BlockStored, KvEvent, MediaPlace, StateRemoved
+
+
+class Content(Protocol):
+    """What is known of a stored block besides its key."""
+
+    def stored_event(self, key: bytes) -> KvEvent:
+        """Return the event that the block became reusable under *key*."""
 
 
 class _Content(msgspec.Struct, frozen=True, gc=False):
@@ -29,13 +37,16 @@ class _Content(msgspec.Struct, frozen=True, gc=False):
 
 
 class PagedBlocks:
-    """Attention state in blocks of a fixed number of tokens; the block_table of each sequence lists its blocks.
+    """Attention state in blocks of a fixed number of tokens; a table of each sequence lists its blocks.
 
-    A block is referenced by tables, or cached (committed, unreferenced, reusable), or free. Cached blocks are evicted
-    least recently used first. When a sequence is released, its last block becomes cached first, so a block never
-    outlives its parent in the cache. *on_event* is called for every block that becomes reusable or is evicted; the
-    contents of blocks are kept and reported only with *keep_contents*.
+    The layers of a *group* have the same blocks. A block is referenced by tables, or cached (committed, unreferenced,
+    reusable), or free. Cached blocks are evicted least recently used first. When a sequence is released, its last block
+    becomes cached first, so a block never outlives its parent in the cache. *on_event* is called for every block that
+    becomes reusable or is evicted; the contents of blocks are kept and reported only with *keep_contents*.
     """
+
+    group = ALL
+    removed: type[BlockRemoved | StateRemoved] = BlockRemoved
 
     def __init__(self, num_blocks: int, block_size: int, *, keep_contents: bool = False) -> None:
         self.num_blocks = num_blocks
@@ -48,7 +59,7 @@ class PagedBlocks:
         self._block_of: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
         self._keep_contents = keep_contents
-        self._contents: dict[bytes, _Content] = {}
+        self._contents: dict[bytes, Content] = {}
 
     @property
     def num_free_blocks(self) -> int:
@@ -64,7 +75,7 @@ class PagedBlocks:
 
     def num_missing(self, sequence: Sequence) -> int:
         """Return how many blocks the table lacks for the next token of a running sequence."""
-        return self._blocks_for(sequence.num_expected_tokens) - len(sequence.block_table)
+        return self._blocks_for(sequence.num_expected_tokens) - len(sequence.tables[self.group].blocks)
 
     def fits(self, keys: Ordered[bytes], num_tokens: int, headroom_blocks: int) -> bool:
         """Whether enough blocks are free in addition to those that *keys* name."""
@@ -73,31 +84,35 @@ class PagedBlocks:
 
     def admit(self, sequence: Sequence, keys: Ordered[bytes], num_tokens: int) -> None:
         """Reference the blocks of *keys* and allocate new ones for the rest."""
+        table = sequence.tables[self.group].blocks
         for key in keys:
             block = self._block_of[key]
             self._cached.pop(block, None)
             self.references[block] += 1
-            sequence.block_table.append(block)
+            table.append(block)
         self.extend(sequence, num_tokens)
 
     def share(self, sequence: Sequence, other: Sequence, num_blocks: int) -> None:
         """Reference the first *num_blocks* blocks of *sequence* in the table of *other*, which is empty."""
-        for block in sequence.block_table[:num_blocks]:
+        table, others = sequence.tables[self.group], other.tables[self.group]
+        for block in table.blocks[table.num_passed : num_blocks]:
             self.references[block] += 1
-            other.block_table.append(block)
+        others.blocks, others.num_passed = table.blocks[:num_blocks], table.num_passed
 
     def extend(self, sequence: Sequence, num_tokens: int) -> bool:
         """Allocate blocks until the table holds *num_tokens*; return False, without a change, if there are too few."""
-        num_missing = self._blocks_for(num_tokens) - len(sequence.block_table)
+        table = sequence.tables[self.group].blocks
+        num_missing = self._blocks_for(num_tokens) - len(table)
         if num_missing > self.num_free_blocks:
             return False
         for _ in range(num_missing):
-            sequence.block_table.append(self._take())
+            table.append(self._take())
         return True
 
     def commit(self, sequence: Sequence, index: int, key: bytes) -> None:
         """Store the block under *key*. If another block holds the same content, the table references that one."""
-        block = sequence.block_table[index]
+        table = sequence.tables[self.group]
+        block = table.blocks[index]
         existing_block = self._block_of.setdefault(key, block)
         if existing_block == block:
             if block not in self._key_of:
@@ -107,17 +122,17 @@ class PagedBlocks:
         # children.
         self._cached.pop(existing_block, None)
         self.references[existing_block] += 1
-        sequence.block_table[index] = existing_block
-        sequence.replaced_blocks.append(index)
+        table.blocks[index] = existing_block
+        table.replaced.append(index)
         self._let_go(block)
 
     def release(self, sequence: Sequence) -> None:
-        for block in reversed(sequence.block_table):
+        table = sequence.tables[self.group]
+        for block in reversed(table.blocks[table.num_passed :]):
             self._let_go(block)
-        sequence.block_table = array("q")
-        sequence.replaced_blocks.clear()
+        sequence.tables[self.group] = BlockTable()
 
-    def snapshot(self) -> Iterator[BlockStored]:
+    def snapshot(self) -> Iterator[KvEvent]:
         """Return every block that is reusable now, parents before children; later changes are not included."""
         contents = list(self._contents.items())
         return (content.stored_event(key) for key, content in contents)
@@ -130,12 +145,12 @@ class PagedBlocks:
     def _store(self, sequence: Sequence, index: int, key: bytes) -> None:
         """Record the content of block *index* of *sequence* under the new *key*."""
         content = self._content(sequence, index)
-        self._key_of[sequence.block_table[index]] = key
+        self._key_of[sequence.tables[self.group].blocks[index]] = key
         self._contents[key] = content
         if self.on_event is not None:
             self.on_event(content.stored_event(key))
 
-    def _content(self, sequence: Sequence, index: int) -> _Content:
+    def _content(self, sequence: Sequence, index: int) -> Content:
         parent = sequence.parent_key(index)
         if not self._keep_contents:
             return _Content(parent, is_first=index == 0)
@@ -162,7 +177,7 @@ class PagedBlocks:
         del self._block_of[key], self._contents[key]
         self._free.append(block)
         if self.on_event is not None:
-            self.on_event(BlockRemoved(key))
+            self.on_event(self.removed(key))
 
     def _let_go(self, block: int) -> None:
         self.references[block] -= 1

@@ -1,45 +1,75 @@
-"""Manage a sequence's KV state, of both kinds that a model may have. No torch.
+"""Manage a sequence's KV state, of all kinds that a model may have. No torch.
 
-Attention state is in paged blocks, keys and values or latents; recurrent state is kept in checkpoints. Only the prefix
-from which both can resume is reused.
+Attention state is in paged blocks, keys and values or latents, in a group of its own for layers with a window;
+recurrent state is kept in checkpoints. Only a prefix from which all can resume is reused.
 """
 
+from collections.abc import Collection
 from collections.abc import Sequence as Ordered
 
 from saccade.engine.core.kv.blocks import PagedBlocks
 from saccade.engine.core.kv.state_checkpoints import StateCheckpoints
-from saccade.engine.core.sequence import Sequence
+from saccade.engine.core.kv.window_blocks import WindowBlocks
+from saccade.engine.core.sequence import WINDOW, Sequence
 
 
 class BlockManager:
-    """Admits sequences, extends them, and keeps their computed state. Most models have no *checkpoints*."""
+    """Admits sequences, extends them, and keeps their computed state.
+
+    Most models have neither *checkpoints* nor *window_blocks*, and none has both.
+    """
 
     def __init__(
-        self, paged_blocks: PagedBlocks, checkpoints: StateCheckpoints | None = None, enable_prefix_caching: bool = True
+        self,
+        paged_blocks: PagedBlocks,
+        checkpoints: StateCheckpoints | None = None,
+        enable_prefix_caching: bool = True,
+        window_blocks: WindowBlocks | None = None,
     ) -> None:
         self.paged_blocks = paged_blocks
         self.checkpoints = checkpoints
+        self.window_blocks = window_blocks
+        self._groups = (paged_blocks,) if window_blocks is None else (paged_blocks, window_blocks)
         self.block_size = paged_blocks.block_size
         self.enable_prefix_caching = enable_prefix_caching
-        self.stateless_tokens_total = 0
-        """Prompt tokens in cached blocks that are computed again, because no state was kept after them."""
 
-    def admit(self, sequence: Sequence, headroom_blocks: int) -> bool:
+    @property
+    def num_free_blocks(self) -> int:
+        """Number of blocks that no sequence references; fewer if the group for windows has a smaller share of them."""
+        paged, window = self.paged_blocks, self.window_blocks
+        if window is None:
+            return paged.num_free_blocks
+        return min(paged.num_free_blocks, paged.num_blocks * window.num_free_blocks // window.num_blocks)
+
+    def admit(self, sequence: Sequence, headroom_blocks: int, kept_blocks: int = 0) -> bool:
         """Reserve all state for the known tokens of *sequence*, reusing what it can resume from.
 
         Sets num_computed_tokens. At least the last token is left to compute, since its logits are needed. Returns
-        False, without a change, if there is no room; *headroom_blocks* stay free for the running sequences.
+        False, without a change, if there is no room: *headroom_blocks* stay free for the running sequences, and
+        *kept_blocks* for samples. Blocks of layers with a window are not reserved: each chunk takes some.
         """
-        keys, num_stateless = self._reusable_keys(sequence)
-        if not self.paged_blocks.fits(keys, sequence.num_tokens, headroom_blocks):
+        keys, window = self._reusable_keys(sequence), self.window_blocks
+        if not self.paged_blocks.fits(keys, sequence.num_tokens, headroom_blocks + kept_blocks):
             return False
+        if window is not None:
+            if not window.fits_prefix(
+                keys, sequence.num_tokens, headroom_blocks + min(kept_blocks, window.most_of_one)
+            ):
+                return False
+            window.admit_prefix(sequence, keys)
         self.paged_blocks.admit(sequence, keys, sequence.num_tokens)
         if self.checkpoints is not None and keys:
             self.checkpoints.admit(sequence, keys[-1])
-        if sequence.num_cached_tokens is None:
-            self.stateless_tokens_total += num_stateless * self.block_size
         sequence.num_computed_tokens = sequence.num_launched_tokens = len(keys) * self.block_size
         return True
+
+    def can_reserve(self, num_tokens: int, num_samples: int) -> bool:
+        """Whether `reserve` can ever find room for *num_samples* of a prompt of *num_tokens*."""
+        num_blocks, window = -(-num_tokens // self.block_size), self.window_blocks
+        fits_window = window is None or (
+            num_blocks - window.num_passed(num_tokens) + num_samples - 1 <= window.num_blocks
+        )
+        return num_blocks + num_samples - 1 <= self.paged_blocks.num_blocks and fits_window
 
     def reserve(self, samples: Ordered[Sequence], headroom_blocks: int) -> int | None:
         """Reserve blocks for the prompts of all *samples* of a request, whose state will be received; they share them.
@@ -47,18 +77,27 @@ class BlockManager:
         Each sample has its own block for the tokens after the last full block. Returns how many leading blocks are
         cached already; None, without a change, if there is no room.
         """
-        first, paged = samples[0], self.paged_blocks
-        num_full = first.num_tokens // self.block_size
+        first, paged, window = samples[0], self.paged_blocks, self.window_blocks
+        num_tokens, num_full = first.num_tokens, first.num_tokens // self.block_size
         keys = first.block_keys(num_full, self.block_size) if self.enable_prefix_caching else []
-        cached_keys = keys[: paged.reusable(keys, len(keys))]
-        num_own = (len(samples) - 1) * (first.num_tokens % self.block_size > 0)
-        if not paged.fits(cached_keys, first.num_tokens, headroom_blocks + num_own):
+        keys = keys[: paged.reusable(keys, len(keys))]
+        headroom_blocks += (len(samples) - 1) * (num_tokens % self.block_size > 0)
+        if window is not None:
+            start = window.num_passed(num_tokens)
+            keys = keys[: start + window.reusable(keys[start:], len(keys))]
+            rest = num_tokens - start * self.block_size
+            if not window.fits(keys[start:], rest, headroom_blocks):
+                return None
+        if not paged.fits(keys, num_tokens, headroom_blocks):
             return None
-        paged.admit(first, cached_keys, first.num_tokens)
-        for sample in samples[1:]:
-            paged.share(first, sample, num_full)
-            paged.extend(sample, first.num_tokens)
-        return len(cached_keys)
+        paged.admit(first, keys, num_tokens)
+        if window is not None:
+            window.admit_from(first, start, keys[start:], num_tokens)
+        for group in self._groups:
+            for sample in samples[1:]:
+                group.share(first, sample, num_full)
+                group.extend(sample, num_tokens)
+        return len(keys)
 
     def num_sample_blocks(self, num_tokens: int) -> int:
         """Return the most blocks that another sample of a prompt of *num_tokens* takes while the first holds its
@@ -74,48 +113,63 @@ class BlockManager:
         """Return the number of tokens left to compute; for a waiting sequence, the number if it were admitted now."""
         if sequence.block_table:
             return sequence.num_pending_tokens
-        return sequence.num_tokens - len(self._reusable_keys(sequence)[0]) * self.block_size
+        return sequence.num_tokens - len(self._reusable_keys(sequence)) * self.block_size
+
+    def fits_next(self, sequences: Collection[Sequence]) -> bool:
+        """Whether there is a block for the next token of every sequence that decodes."""
+        paged, window = self.paged_blocks, self.window_blocks
+        if sum(max(0, paged.num_missing(sequence)) for sequence in sequences) > paged.num_free_blocks:
+            return False
+        if window is None:
+            return True
+        decodes = (sequence for sequence in sequences if sequence.num_pending_tokens == 1)
+        return sum(max(0, window.num_missing(sequence)) for sequence in decodes) <= window.num_free_blocks
 
     def chunk(self, sequence: Sequence, num_tokens: int) -> int:
         """Return how many of the next *num_tokens* to compute at once; fewer to keep a recurrent state."""
         return num_tokens if self.checkpoints is None else self.checkpoints.chunk(sequence, num_tokens)
 
-    def _reusable_keys(self, sequence: Sequence) -> tuple[list[bytes], int]:
-        """Return the keys of the blocks to resume from, and how many more are cached without a state after them."""
+    def _reusable_keys(self, sequence: Sequence) -> list[bytes]:
         if not (self.enable_prefix_caching and sequence.reads_prefix_cache):
-            return [], 0
+            return []
         limit = (sequence.num_tokens - 1) // self.block_size
         keys = sequence.block_keys(limit, self.block_size)
         limit = self.paged_blocks.reusable(keys, limit)
-        length = limit if self.checkpoints is None else self.checkpoints.reusable(keys, limit)
-        return keys[:length], limit - length
+        if self.window_blocks is not None:
+            limit = self.window_blocks.resumable(keys, limit)
+        return keys[: limit if self.checkpoints is None else self.checkpoints.reusable(keys, limit)]
 
     def extend(self, sequence: Sequence, num_proposed: int = 0) -> bool:
         """Reserve room for all expected tokens of *sequence* and *num_proposed*; return False if there is none."""
-        return self.paged_blocks.extend(sequence, sequence.num_expected_tokens + num_proposed)
+        return all(group.extend(sequence, sequence.num_expected_tokens + num_proposed) for group in self._groups)
 
     def commit(self, sequence: Sequence, num_computed_tokens: int) -> None:
         """Set the computed tokens of *sequence*, and make the blocks that became full reusable."""
         first, last = (count // self.block_size for count in (sequence.num_computed_tokens, num_computed_tokens))
         sequence.num_computed_tokens = num_computed_tokens
         sequence.num_launched_tokens = max(sequence.num_launched_tokens, num_computed_tokens)
-        if not self.enable_prefix_caching or first == last:
-            return
-        keys = sequence.block_keys(last, self.block_size)
-        for index in range(first, last):
-            self.paged_blocks.commit(sequence, index, keys[index])
-            if self.checkpoints is not None:
-                self.checkpoints.commit(sequence, keys[index])
+        if self.enable_prefix_caching and first < last:
+            keys = sequence.block_keys(last, self.block_size)
+            for index in range(first, last):
+                self.paged_blocks.commit(sequence, index, keys[index])
+                if self.window_blocks is not None and index >= sequence.tables[WINDOW].num_passed:
+                    self.window_blocks.commit(sequence, index, keys[index])
+                if self.checkpoints is not None:
+                    self.checkpoints.commit(sequence, keys[index])
+        if self.window_blocks is not None:
+            self.window_blocks.give_back(sequence)
 
     def release(self, sequence: Sequence) -> None:
         """Release all state of *sequence*; committed state stays reusable."""
-        self.paged_blocks.release(sequence)
+        for group in self._groups:
+            group.release(sequence)
         if self.checkpoints is not None:
             self.checkpoints.release(sequence)
         sequence.num_computed_tokens = sequence.num_launched_tokens = 0
 
     def clear(self) -> None:
         """Drop the reusable state that no sequence needs."""
-        self.paged_blocks.clear()
+        for group in self._groups:
+            group.clear()
         if self.checkpoints is not None:
             self.checkpoints.clear()
