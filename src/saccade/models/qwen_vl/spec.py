@@ -92,10 +92,10 @@ class HybridSpec(QwenSpec):
         if not config.get(DRAFTS):
             return spec
         text = text_section(config)
-        if text.get(NUM_DRAFT_LAYERS) != 1:
+        if (count := text.get(NUM_DRAFT_LAYERS, 1)) != 1:
             raise StartupError(
                 "--speculative-config: the method mtp needs a release with one draft layer, but "
-                f"`{NUM_DRAFT_LAYERS}` of its config.json is {text.get(NUM_DRAFT_LAYERS)!r}. Use the method ngram."
+                f"`{NUM_DRAFT_LAYERS}` of its config.json is {count!r}. Use the method ngram."
             )
         check_equal(text, {"mtp_use_dedicated_embeddings": False})
         return replace(spec, text=replace(spec.text, drafts=True))
