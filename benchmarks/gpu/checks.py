@@ -108,12 +108,23 @@ def _gated_delta_rule(device: torch.device, dtype: torch.dtype) -> tuple[Any, ..
     return q, k, v, Gates(rate, bias, a, b), states, torch.arange(len(lengths), device=device), lengths
 
 
+def _causal_conv(device: torch.device, dtype: torch.dtype) -> tuple[Any, ...]:
+    """A single token and a prompt, after other tokens."""
+    draw = torch.Generator(device).manual_seed(0)
+    lengths, taps = (1, TOKENS), 4
+    x = torch.randn(sum(lengths), WIDTH, generator=draw, device=device).to(dtype)
+    states = torch.randn(len(lengths), taps - 1, WIDTH, generator=draw, device=device).to(dtype)
+    weight = torch.randn(taps, WIDTH, generator=draw, device=device)
+    return x, weight, states, torch.arange(len(lengths), device=device), lengths, ops.SILU
+
+
 INPUTS: dict[str, Callable[[torch.device, torch.dtype], tuple[Any, ...]]] = {
     "experts": _experts,
     "cached_heads": _cached_heads,
     "gated_activation": _gated_activation,
     "add_linear": _add_linear,
     "gated_delta_rule": _gated_delta_rule,
+    "causal_conv": _causal_conv,
 }
 
 
