@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import structlog
 import torch
 
 from benchmarks.measured import ROOT, commit, machine
@@ -28,7 +29,7 @@ NUM_TOKENS = 16
 
 
 def quiet() -> None:
-    """Keep transformers' progress bars and deprecations out of the table."""
+    """Keep transformers' progress bars and deprecations, and our own log, out of the table."""
     warnings.simplefilter("ignore")
     import_torchvision()
     import transformers
@@ -36,6 +37,7 @@ def quiet() -> None:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     logging.disable(logging.WARNING)
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
 
 
 def main() -> None:
