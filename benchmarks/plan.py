@@ -50,7 +50,7 @@ def step(scheduler: Scheduler, builder: StepBuilder) -> float:
     began = time.process_time()
     schedule = plan_step(scheduler)
     plan = builder.build(schedule)
-    scheduler.launch(schedule, plan.step.jobs)
+    scheduler.launch(schedule)
     scheduler.commit(schedule, plan, StepOutput(plan.step.number, [1] * len(plan.drawing)))
     scheduler.frames.take()
     return time.process_time() - began

@@ -7,7 +7,7 @@ from math import prod
 from uuid import uuid4
 
 from saccade.engine.core.encoder_cache import EncoderCache
-from saccade.engine.core.encoder_scheduler import NUM_JOBS, EncodeCosts
+from saccade.engine.core.encoder_scheduler import EncodeCosts
 from saccade.engine.core.images import Until
 from saccade.engine.core.kv.blocks import PagedBlocks
 from saccade.engine.core.kv.manager import BlockManager
@@ -16,7 +16,7 @@ from saccade.engine.core.planning import plan_step
 from saccade.engine.core.schedule import Budgets, Schedule
 from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.core.sequence import Sequence
-from saccade.engine.core.step import JobDone, SamplingInput, StepInput, StepOutput
+from saccade.engine.core.step import SamplingInput, StepInput, StepOutput
 from saccade.engine.core.step_builder import PlannedStep
 from saccade.models.positions import MultimodalPositions
 from saccade.protocol.media import MediaItem, Span
@@ -70,12 +70,11 @@ def scheduler(
     patches: int = 64,
     checkpoints: StateCheckpoints | None = None,
     encoder_cache_bytes: int = 10_000,
-    background_jobs: bool = False,
     whole_images: bool = False,
 ) -> Scheduler:
     """A scheduler over paged blocks and *checkpoints*."""
     blocks = BlockManager(PagedBlocks(num_blocks, BLOCK), checkpoints)
-    budgets = Budgets(seqs, tokens, patches, background_jobs=background_jobs, whole_images=whole_images)
+    budgets = Budgets(seqs, tokens, patches, whole_images=whole_images)
     return Scheduler(budgets, blocks, EncoderCache(encoder_cache_bytes), EncodeCosts(prod, lambda *_: FEATURE_BYTES))
 
 
@@ -100,28 +99,17 @@ def run(
     for key in step.encode:
         assert cache.has_begun(key), "planned, and no room was made"
         assert key not in cache, "encoded though it is held"
-        assert not any(key in job for job in subject.encoder_scheduler.jobs.values()), "encoded though it is under way"
-    if step.background:
-        subject.encoder_scheduler.jobs[max(subject.encoder_scheduler.jobs, default=0) + 1] = step.background
-        assert len(subject.encoder_scheduler.jobs) <= NUM_JOBS
-    if not step.chunks and subject.encoder_scheduler.jobs:
-        land(subject)
     for owner, num_tokens in step.chunks.items():
         first = owner.num_computed_tokens
         assert 0 < num_tokens <= owner.num_pending_tokens
         assert len(owner.block_table) * BLOCK >= first + num_tokens, "no block for a token"
         for image_run, shown in owner.media_between(first, first + num_tokens):
-            assert shown.key in cache or shown.key in step.encoded_within, (image_run, "is needed and not encoded")
+            assert shown.key in cache or shown.key in step.encode, (image_run, "is needed and not encoded")
         compute(owner, num_tokens)
     drawing = tuple(owner for owner, num_tokens in step.chunks.items() if num_tokens == owner.num_pending_tokens)
     subject.launch(step)
     subject.commit(step, PlannedStep(StepInput(0), SamplingInput(0), drawing, ()), StepOutput(0, [0] * len(drawing)))
     return step
-
-
-def land(subject: Scheduler) -> None:
-    """The oldest background job is done."""
-    subject.take_jobs([JobDone(min(subject.encoder_scheduler.jobs), 0.0)])
 
 
 def check_budgets(subject: Scheduler, step: Schedule) -> None:

@@ -200,7 +200,7 @@ def _encoder_graphs(subject: Subject, name: str, count: int, expected: torch.Ten
     backend = load_vision_backend(name, tower_workload(subject.model))
 
     def encode() -> torch.Tensor:
-        outcome = subject.encoder(backend, with_graphs=True).encode_together(subject.job(count))
+        outcome = subject.encoder(backend, with_graphs=True).encode(subject.images[:count])
         if outcome.failed:
             raise RuntimeError("the encoder failed; its log says why")
         return torch.cat([outcome.features[image.output_id] for image in subject.images[:count]])

@@ -10,7 +10,6 @@ import torch
 from saccade.engine.config import EngineConfig
 from saccade.engine.core.step import (
     Chunk,
-    EncodeJob,
     EncoderInput,
     RowCounts,
     RowStart,
@@ -46,10 +45,6 @@ class Subject:
     execution: Execution
     images: tuple[EncoderInput, ...]
     capture: Capture | None = None
-
-    def job(self, count: int) -> EncodeJob:
-        """Return the first *count* images."""
-        return EncodeJob(1, self.images[:count])
 
     def encoder(self, backend: VisionAttentionBackend, *, with_graphs: bool) -> Encoder:
         """Return the vision encoder; its graphs hold all images together."""
@@ -89,11 +84,11 @@ class Subject:
         draw = np.random.default_rng(1)
         prompts = [tuple(draw.integers(0, 100, PROMPT_TOKENS).tolist()) for _ in range(num_rows)]
         first = StepInput(2, chunks=tuple(Chunk(row, 0, PROMPT_TOKENS, ids) for row, ids in enumerate(prompts)))
-        runner.forward(first, encodes_in_background=False)
+        runner.forward(first)
         step = StepInput(3, chunks=rows.decodes(PROMPT_TOKENS))
 
         def decode() -> torch.Tensor:
-            hidden = runner.forward(step, encodes_in_background=False).hidden
+            hidden = runner.forward(step).hidden
             if hidden is None:
                 raise RuntimeError("a step with chunks gave no hidden states")
             return hidden

@@ -102,8 +102,8 @@ def _encode(subject: Subject, name: str, with_graphs: bool) -> Make:
         if with_graphs and (reason := encoder_refusal(subject, name)) is not None:
             return reason
         backend = load_vision_backend(name, tower_workload(subject.model))
-        encoder, job = subject.encoder(backend, with_graphs=with_graphs), subject.job(1)
-        return lambda: encoder.encode_together(job)
+        encoder = subject.encoder(backend, with_graphs=with_graphs)
+        return lambda: encoder.encode(subject.images[:1])
 
     return make
 

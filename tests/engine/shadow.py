@@ -27,9 +27,7 @@ from saccade.engine.core.sequence import Sequence
 from saccade.engine.core.speculation import Speculation
 from saccade.engine.core.step import (
     Chunk,
-    EncodeJob,
     EncoderInput,
-    JobDone,
     KvReceive,
     SamplingInput,
     StepInput,
@@ -156,7 +154,6 @@ class ShadowExecutor:
         self._kept: dict[int, list[bytes]] = {}
         self._encoder_outputs: dict[int, bytes] = {}
         self._last: dict[int, int] = {}
-        self._jobs: list[EncodeJob] = []
         self._outputs: deque[StepOutput | None] = deque()
         self._writers: deque[dict[tuple[bool, int], int]] = deque()
         self.num_launched_ahead = 0
@@ -164,16 +161,6 @@ class ShadowExecutor:
 
     def check_device(self) -> None:
         """A device that has not failed."""
-
-    def finished_jobs(self, timeout_seconds: float = 0.0) -> list[JobDone]:
-        """Return the oldest job in the background by chance, or if it is waited for."""
-        if not self._jobs or not (timeout_seconds or self._rng.random() < 0.5):
-            return []
-        job = self._jobs.pop(0)
-        is_failed = self._rng.random() < self._failing
-        for image in () if is_failed else job.images:
-            self._keep(image, bytes(image.pixels))
-        return [JobDone(job.job_id, 0.0, is_failed)]
 
     def close(self) -> None:
         """It holds no process."""
@@ -292,8 +279,7 @@ class ShadowExecutor:
 
     def _encode(self, step: StepInput) -> tuple[int, ...]:
         failed = []
-        self._jobs += [job for job in step.jobs if job.background]
-        for image in (image for job in step.jobs if not job.background for image in job.images):
+        for image in step.images:
             is_failed = self._rng.random() < self._failing
             self._keep(image, b"failed" if is_failed else bytes(image.pixels))
             failed += [image.output_id] * is_failed
@@ -385,7 +371,6 @@ def scheduler(
     *,
     num_patches: int = 64,
     max_num_waiting: int = 200,
-    background_jobs: bool = False,
     encoder_cache_bytes: int = 10**6,
     speculation: Speculation | None = None,
     window: int | None = None,
@@ -411,7 +396,6 @@ def scheduler(
             num_tokens or rng.randint(max(4, max_num_seqs), max(60, max_num_seqs)),
             num_patches,
             max_num_waiting,
-            background_jobs,
             whole_images,
         ),
         BlockManager(PagedBlocks(num_blocks, BLOCK_SIZE), checkpoints, caches, window_blocks),

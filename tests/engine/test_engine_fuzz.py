@@ -47,7 +47,6 @@ class Clients:
             rng.randint(max(4, num_rows), 40),
             num_patches=rng.choice((4, 16, 64)),
             max_num_waiting=rng.choice((3, 50)),
-            background_jobs=rng.random() < 0.5,
             encoder_cache_bytes=rng.choice((0, 500, 10**6)),
             speculation=Speculation(proposer, 1 + seed % 5, seed % 3) if speculates else None,
             window=rng.choice((1, 2, 5, 8, 9, 21)) if has_window else None,

@@ -171,7 +171,7 @@ def test_a_cached_text_hides_no_image(plain: Engine, tiny_qwen3_vl: Path) -> Non
 def test_images_of_one_step_are_bounded(tiny_qwen3_vl: Path) -> None:  # D4, [eng] 25
     subject = engines.engine(tiny_qwen3_vl, encode_budget_patches=70, max_num_batched_tokens=512)
     steps: list[list[int]] = []
-    engines.steps_of(subject, lambda step: steps.extend([prod(one.grid) for one in job.images] for job in step.jobs))
+    engines.steps_of(subject, lambda step: steps.append([prod(one.grid) for one in step.images]))
     parts: list[Any] = [part for seed in range(6) for part in ((SMALL, seed), 1)]
     told = engines.drain(
         subject,

@@ -14,11 +14,8 @@ import pytest
 import recordings
 import torch
 
-from saccade.engine.core.step import EncodeJob
-from saccade.engine.executor.async_encoder import AsyncEncoder, Encoded
 from saccade.engine.loop import Engine
 from saccade.engine.recording import (
-    JobsTaken,
     Record,
     Recorder,
     StepCollected,
@@ -61,7 +58,7 @@ def records(file: Path) -> list[Record]:
 
 @pytest.fixture
 def recorded(tiny_qwen3_vl: Path, tmp_path: Path) -> Path:
-    """A segment with images, some of which were encoded beside the steps."""
+    """A segment with images."""
     with recordings.recording_engine(tiny_qwen3_vl, tmp_path) as subject:
         one_by_one(subject, with_images(tiny_qwen3_vl))
     [file] = recordings.segments(tmp_path)
@@ -69,7 +66,6 @@ def recorded(tiny_qwen3_vl: Path, tmp_path: Path) -> Path:
 
 
 def test_a_recorded_run_with_images_is_replayed_equal(recorded: Path, tiny_qwen3_vl: Path) -> None:
-    assert any(isinstance(record, JobsTaken) for record in records(recorded))
     outcome = recordings.replayed(recorded)
     assert outcome.first is None
     assert not outcome.different
@@ -208,38 +204,6 @@ def test_segments_are_written_in_the_order_of_their_starts(tiny_qwen3_vl: Path, 
         assert [file.exists() for file in old] == [False, True, True]
 
 
-def test_a_segment_waits_for_a_job_beside_the_steps_and_no_step_does(tiny_qwen3_vl: Path, tmp_path: Path) -> None:
-    go_on = threading.Event()
-    with recordings.recording_engine(tiny_qwen3_vl, tmp_path) as subject:
-        executor = engines.local(subject)
-        encode = executor.runner.encoder.encode
-
-        def wait_and_encode(job: EncodeJob) -> Encoded:
-            assert go_on.wait(60)
-            return encode(job)
-
-        executor.async_encoder = AsyncEncoder(wait_and_encode, 1)
-        subject.requests.submit(0, engines.request(tiny_qwen3_vl, [20], "text", max_tokens=60))
-        for _ in range(2):
-            subject.step()
-        subject.requests.submit(0, engines.request(tiny_qwen3_vl, [5, (WIDE, 1), 4], "beside"))
-        subject.step()
-        assert len(subject.scheduler.encoder_scheduler.jobs) == 1
-        recordings.recorder(subject).rest_seconds = 0
-        recordings.recorder(subject).end("")
-        subject.requests.submit(0, engines.request(tiny_qwen3_vl, [5, (WIDE, 2), 4], "within"))
-        told = [delta for _ in range(12) for frame in subject.step().values() for delta in frame.deltas]
-        assert sum(delta.request_id == "text" for delta in told) == 12
-        assert any(delta.request_id == "within" for delta in told)
-        assert len(recordings.segments(tmp_path)) == 1
-        go_on.set()
-        answers = engines.drain(subject).answers
-        assert len(answers["beside"].token_ids) == 8
-    first, second = recordings.segments(tmp_path)
-    assert recordings.replayed(second).first is None
-    assert first != second
-
-
 def test_nothing_is_recorded_between_segments(tiny_qwen3_vl: Path, tmp_path: Path) -> None:
     asked = [engines.request(tiny_qwen3_vl, [(WIDE, seed)], str(seed), max_tokens=3) for seed in range(4)]
     with recordings.recording_engine(tiny_qwen3_vl, tmp_path, record_steps_bytes=MIB) as subject:
@@ -371,7 +335,7 @@ def damaged(file: Path) -> None:
 
 
 def newer(file: Path) -> None:
-    recordings.rewrite(file, format=4)
+    recordings.rewrite(file, format=5)
 
 
 def other_weights(file: Path) -> None:
@@ -384,7 +348,7 @@ def other_weights(file: Path) -> None:
     [
         (garbage, "not a recording"),
         (damaged, "record 1 cannot be read"),
-        (newer, "format 4"),
+        (newer, "format 5"),
         (other_weights, "other weights"),
         (Path.unlink, "Cannot read"),
     ],

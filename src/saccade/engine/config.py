@@ -26,8 +26,6 @@ CHOICES = {
     "mm_encoder_tp_mode": EncoderTpMode,
     "role": Role,
 }
-DRAFT_METHODS = ("mtp", "qwen3_5_mtp", "qwen3_next_mtp")
-"""The names of the method of --speculative-config that takes the model's own draft layer: vLLM's."""
 OTHER_NAMES = {
     "kv_cache_bytes": "--kv-cache-memory-bytes",
     "num_blocks": "num_blocks",
@@ -52,6 +50,11 @@ def _absolute(_: Any, tokens: list[Token]) -> str:
 
 
 @Parameter(name="*", group=Group("Engine", sort_key=2))
+def takes_draft_layer(method: str) -> bool:
+    """Whether a method of --speculative-config is the model's own draft layer: `mtp`, also after a family's name."""
+    return method.rpartition("_")[2] == "mtp"
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings:
     """Model, limits, memory and device of the engine."""
@@ -197,7 +200,7 @@ class EngineConfig(EngineSettings, SplitSettings):
     @property
     def drafts(self) -> bool:
         """Whether the model's own draft layer proposes tokens."""
-        return json.loads(self.speculative_config or "{}").get("method") in DRAFT_METHODS
+        return takes_draft_layer(json.loads(self.speculative_config or "{}").get("method", ""))
 
     def check(self) -> None:
         """Raise StartupError, naming the setting, if a value is invalid."""

@@ -23,7 +23,7 @@ from saccade.protocol.engine_load import Load
 from saccade.protocol.output import StepFrame
 
 WAIT_SECONDS = 0.005
-"""How long an idle engine waits for an image or a grammar before it checks for messages again."""
+"""How long an idle engine waits for a grammar before it checks for messages again."""
 
 logger = structlog.get_logger(__name__)
 
@@ -80,8 +80,6 @@ class Engine:
             plan = self._steps.build(schedule, copies)
         self._launch(schedule, plan)
         self._collect(self._steps_ahead if schedule.chunks else 0)
-        if not schedule.chunks:
-            self._take_jobs(WAIT_SECONDS)  # The step only waits for an image to be encoded.
         return self.scheduler.frames.take()
 
     def load(self) -> Load:
@@ -97,11 +95,10 @@ class Engine:
         self.executor.close()
 
     def _settle(self) -> None:
-        """Take what has happened since the last step: encoded images, transfers, a recording that is due, grammars.
+        """Take what has happened since the last step: transfers, a recording that is due, grammars.
 
         Requests for pixels expire.
         """
-        self._take_jobs(0.0)
         self.kv_connector.settle()
         if self.recorder is not None:
             self.recorder.begin_if_due(self.scheduler, partial(self._collect, 0))
@@ -109,12 +106,8 @@ class Engine:
         if (grammars := self.requests.grammars) is not None and grammars.pending:
             grammars.take(self.scheduler, 0.0 if self.scheduler.has_work else WAIT_SECONDS)
 
-    def _take_jobs(self, timeout_seconds: float) -> None:
-        if self.scheduler.take_jobs(self.executor.finished_jobs(timeout_seconds)):
-            self.executor.check_device()
-
     def _launch(self, schedule: Schedule, plan: PlannedStep) -> None:
-        self.scheduler.launch(schedule, plan.step.jobs)
+        self.scheduler.launch(schedule)
         self.requests.settle_pixels(schedule)
         try:
             self.executor.launch(plan.step, plan.sampling)

@@ -21,12 +21,12 @@ from blake3 import blake3
 
 from saccade.engine.config import EngineConfig
 from saccade.engine.core.scheduler import Scheduler
-from saccade.engine.core.step import EncoderInput, JobDone, SamplingInput, StepInput, StepOutput, with_pixels
+from saccade.engine.core.step import EncoderInput, SamplingInput, StepInput, StepOutput, with_pixels
 from saccade.engine.executor.protocol import Executor
 from saccade.errors import StartupError
 from saccade.transport.framing import PREFIX_BYTES, UNREADABLE, framed, length
 
-FORMAT = 3
+FORMAT = 4
 SUFFIX = ".steps"
 
 NUM_SEGMENTS = 8
@@ -86,19 +86,13 @@ class StepCollected(msgspec.Struct, frozen=True, array_like=True, tag="collect")
     output: StepOutput
 
 
-class JobsTaken(msgspec.Struct, frozen=True, array_like=True, tag="jobs"):
-    """Background jobs that were reported as ended at this point."""
-
-    jobs: tuple[JobDone, ...]
-
-
 class StepFailed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
     """The failure of the previous call, with *error*. It is the last record."""
 
     error: str
 
 
-Record = StepLaunched | StepCollected | JobsTaken | StepFailed
+Record = StepLaunched | StepCollected | StepFailed
 
 
 class Recorder:
@@ -127,19 +121,17 @@ class Recorder:
     def begin_if_due(self, scheduler: Scheduler, collect: Callable[[], None]) -> None:
         """Start a segment if one is due, with empty rows and caches; the running sequences are computed again.
 
-        Background jobs end first. Until then, no further job begins. *collect* ends the steps in flight.
+        *collect* ends the steps in flight.
         """
         if self.is_due:
             collect()
-        encoder_scheduler = scheduler.encoder_scheduler
-        encoder_scheduler.begins_no_jobs = self.is_due and scheduler.can_start_over
-        if encoder_scheduler.begins_no_jobs and not encoder_scheduler.jobs and self.begin():
-            scheduler.start_over()
+            if scheduler.can_start_over and self.begin():
+                scheduler.start_over()
 
     def begin(self) -> bool:
         """Start a segment; return whether its file could be created.
 
-        Before the next step, no row may be in use, the caches must be empty, and no job may be running.
+        Before the next step, no row may be in use, and the caches must be empty.
         """
         self._began = time.monotonic()
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
@@ -175,13 +167,6 @@ class Recorder:
             output = self.executor.collect()
         self._record(StepCollected(output))
         return output
-
-    def finished_jobs(self, timeout_seconds: float = 0.0) -> list[JobDone]:
-        """Record the jobs that ended."""
-        jobs = self.executor.finished_jobs(timeout_seconds)
-        if jobs:
-            self._record(JobsTaken(tuple(jobs)))
-        return jobs
 
     def check_device(self) -> None:
         self.executor.check_device()

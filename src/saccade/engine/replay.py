@@ -8,14 +8,13 @@ from itertools import zip_longest
 from pathlib import Path
 
 from saccade.engine.config import EngineConfig
-from saccade.engine.core.step import JobDone, SamplingInput, StepInput, StepOutput
+from saccade.engine.core.step import SamplingInput, StepInput, StepOutput
 from saccade.engine.executor.fingerprint import model_fingerprint
 from saccade.engine.executor.protocol import Executor
 from saccade.engine.executor.weight_filler import Progress
 from saccade.engine.loop import Engine
 from saccade.engine.recording import (
     Header,
-    JobsTaken,
     Machine,
     Record,
     Recording,
@@ -28,15 +27,12 @@ from saccade.engine.startup import start
 from saccade.errors import StartupError
 from saccade.models.files import read_model_files, with_overrides
 
-JOB_SECONDS = 600.0
-"""How long to wait for a background job that ended in the recording."""
-
 
 @dataclass(frozen=True)
 class Difference:
     """A difference between the *expected* result in the recording and the one that the replay *got*.
 
-    *row* and *sequence_id* are None for a job or a failure.
+    *row* and *sequence_id* are None for a failure.
     """
 
     number: int
@@ -83,11 +79,6 @@ class Replay:
                     self._executor.launch(step, sampling)
                 case StepCollected(output):
                     self._compare(output, self._executor.collect())
-                case JobsTaken(jobs):
-                    finished: list[JobDone] = []
-                    while len(finished) < len(jobs) and (ended := self._executor.finished_jobs(JOB_SECONDS)):
-                        finished += ended
-                    self._note(None, _ends(jobs), _ends(finished))
                 case StepFailed(error):
                     self._note(None, f"the step fails with {error}", "the step does not fail")
         return self._result
@@ -123,10 +114,6 @@ class Replay:
             self._result.first = Difference(self._number, row, sequence_id, str(expected), str(got))
 
 
-def _ends(jobs: Iterable[JobDone]) -> str:
-    return ", ".join(f"job {job.job_id} {'fails' if job.failed else 'ends'}" for job in jobs)
-
-
 def fresh_engine(header: Header, changes: dict[str, str], progress: Progress) -> tuple[Engine, Machine]:
     """Return an engine whose executor is like that of *header*, with *changes* to its EngineConfig, and its machine.
 
@@ -153,8 +140,7 @@ def check_images(recording: Recording) -> None:
         f"{int.from_bytes(image.pixels[:8], 'big')} bytes, blake3 {image.pixels[8:].hex()}"
         for record in recording.records()
         if isinstance(record, StepLaunched)
-        for job in record.step.jobs
-        for image in job.images
+        for image in record.step.images
     ]
     if images and not recording.header.config.record_pixels:
         raise StartupError(

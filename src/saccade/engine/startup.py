@@ -149,8 +149,6 @@ def assemble(
     budgets = Budgets(
         *memory.limits(config, model),
         config.max_num_waiting,
-        # With ranks, a background encoding would use the collectives that the steps use.
-        background_jobs=network.device.type == "cpu" and execution.threads.background > 0 and model.ranks.size == 1,
         whole_images=spec.longest_whole > 0,
     )
     costs = EncodeCosts.of(spec, network.dtype.itemsize)

@@ -13,7 +13,7 @@ from scheduling import FEATURE_BYTES, check_holdings, paged
 
 from saccade.engine.core.images import RequestImage
 from saccade.engine.core.request_validation import RequestValidator
-from saccade.engine.core.step import JobDone, SamplingInput, StepInput, StepOutput
+from saccade.engine.core.step import SamplingInput, StepInput, StepOutput
 from saccade.engine.loop import Engine
 from saccade.errors import WorkerFailed
 from saccade.models.positions import MultimodalPositions
@@ -81,20 +81,14 @@ class PaperExecutor:
     def __init__(self) -> None:
         self.faults: list[str] = []
         self.held: set[int] = set()
-        self.jobs: dict[int, list[int]] = {}
         self.outputs: deque[StepOutput] = deque()
-        self.lands = True
         self.fails = False
 
     def launch(self, step: StepInput, sampling: SamplingInput) -> None:
         self.held.difference_update(step.drop)
-        for job in step.jobs:
-            self.faults += ["wrong pixels" for image in job.images if set(image.pixels) != {image.grid[2]}]
-            ids = [image.output_id for image in job.images]
-            if job.background:
-                self.jobs[job.job_id] = ids
-            elif not self.fails:
-                self.held.update(ids)
+        self.faults += ["wrong pixels" for image in step.images if set(image.pixels) != {image.grid[2]}]
+        if not self.fails:
+            self.held.update(image.output_id for image in step.images)
         if self.fails:
             raise RuntimeError("on paper")
         shown = {slice_.output_id for chunk in step.chunks for slice_ in chunk.media}
@@ -103,15 +97,6 @@ class PaperExecutor:
 
     def collect(self) -> StepOutput:
         return self.outputs.popleft()
-
-    def finished_jobs(self, timeout_seconds: float = 0.0) -> list[JobDone]:
-        if not self.jobs or not (self.lands or timeout_seconds):
-            return []
-        job_id = min(self.jobs)
-        ids = self.jobs.pop(job_id)
-        if not self.fails:
-            self.held.update(ids)
-        return [JobDone(job_id, 0.0, self.fails)]
 
     def check_device(self) -> None:
         pass
@@ -141,16 +126,11 @@ class Machine(RuleBasedStateMachine):
         tokens=st.integers(4, 24),
         patches=st.integers(1, 30),
         cache=st.sampled_from((0, FEATURE_BYTES, 10 * FEATURE_BYTES)),
-        background=st.booleans(),
         steps_ahead=st.integers(0, 1),
     )
-    def start(
-        self, num_blocks: int, seqs: int, tokens: int, patches: int, cache: int, background: bool, steps_ahead: int
-    ) -> None:
+    def start(self, num_blocks: int, seqs: int, tokens: int, patches: int, cache: int, steps_ahead: int) -> None:
         self.executor = PaperExecutor()
-        scheduler = scheduling.scheduler(
-            num_blocks, seqs, tokens, patches, encoder_cache_bytes=cache, background_jobs=background
-        )
+        scheduler = scheduling.scheduler(num_blocks, seqs, tokens, patches, encoder_cache_bytes=cache)
         description = Description(
             model="paper", fingerprint=bytes(32), files=ModelFiles(files={}), max_model_len=60, max_num_seqs=seqs,
             block_size=scheduling.BLOCK, num_blocks=num_blocks, dtype="paper", device="paper", shm_namespace="",
@@ -244,9 +224,9 @@ class Machine(RuleBasedStateMachine):
     def forget(self, prefix: bool, media: bool) -> None:
         self.engine.scheduler.reset_caches(prefix=prefix, media=media)
 
-    @rule(steps=st.integers(1, 3), lands=st.booleans(), fails=st.sampled_from((False, False, False, True)))
-    def work(self, steps: int, lands: bool, fails: bool) -> None:
-        self.executor.lands, self.executor.fails = lands, fails
+    @rule(steps=st.integers(1, 3), fails=st.sampled_from((False, False, False, True)))
+    def work(self, steps: int, fails: bool) -> None:
+        self.executor.fails = fails
         for _ in range(steps):
             self.step()
 
@@ -271,11 +251,11 @@ class Machine(RuleBasedStateMachine):
 
     def end(self) -> None:
         """Answer every question, let everything end, and look at what is left."""
-        self.executor.lands, self.executor.fails = True, False
+        self.executor.fails = False
         for _ in range(3000):
             for request_id in list(self.wanted):
                 self.answer(sorted(self.wanted).index(request_id), "inline")
-            if not self.engine.has_work and not self.wanted and not self.executor.jobs:
+            if not self.engine.has_work and not self.wanted:
                 break
             self.step()
         load, cache = self.engine.load(), self.engine.scheduler.encoder_scheduler.encoder_cache

@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduling import FEATURE_BYTES, check_holdings, land, lengths, paged, run, scheduler, sequence
+from scheduling import FEATURE_BYTES, check_holdings, lengths, paged, run, scheduler, sequence
 
-from saccade.engine.core.encoder_scheduler import PATCHES_A_STEP
 from saccade.engine.core.planning import plan_step
 from saccade.engine.core.sequence import Sequence
 from saccade.errors import QueueFull
@@ -46,43 +45,6 @@ def test_oversize_image_runs_alone() -> None:  # [eng] 25
     subject.add(sequence(2, 60, ((0, 50),), max_tokens=1))
     subject.add(sequence(3, 30, ((0, 10),), max_tokens=1))
     assert [set(lengths(run(subject))) for _ in range(3)] == [{1}, {2}, {3}]
-
-
-def test_images_are_encoded_in_background_while_others_decode() -> None:
-    subject = scheduler(tokens=100, seqs=8, patches=64, background_jobs=True)
-    subject.add(sequence(1, 20, ((3, 8),), max_tokens=200))
-    assert not run(subject).background
-    for arrival in (2, 3, 4, 5, 6):
-        subject.add(sequence(arrival, 20, ((3, 8),), max_tokens=1))
-    step = run(subject)
-    # Two fit the budget of a job, and two jobs may run in the background; then one goes into a step: nothing is owed to who decodes.
-    assert [key.content_hash[0] for key in step.encode] == [2, 3]
-    assert step.background == set(step.encode)
-    assert lengths(step) == {1: 1, 2: 3, 3: 3, 4: 3, 5: 3, 6: 3}
-    step = run(subject)
-    assert [key.content_hash[0] for key in step.encode] == [4, 5]
-    assert step.background == set(step.encode)
-    assert lengths(step) == {1: 1}
-    step = run(subject)
-    assert [key.content_hash[0] for key in step.encode] == [6]
-    assert not step.background
-    assert lengths(step) == {1: 1, 6: 17}
-    assert lengths(run(subject)) == {1: 1}
-    land(subject)
-    assert lengths(run(subject)) == {1: 1, 2: 17, 3: 17}
-    land(subject)
-    assert lengths(run(subject)) == {1: 1, 4: 17, 5: 17}
-
-
-def test_decodes_get_steps_between_images() -> None:
-    subject = scheduler(tokens=1000, patches=64, background_jobs=True)
-    subject.add(sequence(1, 4, max_tokens=200))
-    run(subject)
-    large = 5 * PATCHES_A_STEP
-    for arrival in (2, 3, 4, 5):
-        subject.add(sequence(arrival, large // 4, ((0, large // 4),), max_tokens=1))
-    steps = [[key.content_hash[0] for key in run(subject).encode] for _ in range(9)]
-    assert steps == [[2], [3], [4], [], [], [], [], [5], []]
 
 
 def test_encoding_within_steps_leaves_time_to_decode() -> None:  # D4

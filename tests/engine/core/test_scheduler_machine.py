@@ -9,7 +9,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from scheduling import FEATURE_BYTES, check_holdings, paged
 
 from saccade.engine.core.sequence import Sequence
-from saccade.engine.core.step import JobDone
 from saccade.protocol.media import MediaItem
 from saccade.protocol.output import FinishReason
 
@@ -36,12 +35,9 @@ class Machine(RuleBasedStateMachine):
         tokens=st.integers(4, 24),
         patches=st.integers(1, 30),
         cache=st.sampled_from((0, FEATURE_BYTES, 10 * FEATURE_BYTES)),
-        background=st.booleans(),
     )
-    def start(self, num_blocks: int, seqs: int, tokens: int, patches: int, cache: int, background: bool) -> None:
-        self.subject = scheduling.scheduler(
-            num_blocks, seqs, tokens, patches, encoder_cache_bytes=cache, background_jobs=background
-        )
+    def start(self, num_blocks: int, seqs: int, tokens: int, patches: int, cache: int) -> None:
+        self.subject = scheduling.scheduler(num_blocks, seqs, tokens, patches, encoder_cache_bytes=cache)
 
     @rule(parts=PARTS, max_tokens=st.integers(1, 6))
     def arrive(self, parts: list[Any], max_tokens: int) -> None:
@@ -74,17 +70,6 @@ class Machine(RuleBasedStateMachine):
         arrivals = [owner.arrival for owner in self.subject.waiting]
         assert arrivals == sorted(arrivals)
 
-    @precondition(lambda self: self.subject.encoder_scheduler.jobs)
-    @rule()
-    def land(self) -> None:
-        scheduling.land(self.subject)
-
-    @precondition(lambda self: self.subject.encoder_scheduler.jobs)
-    @rule()
-    def fail_to_encode(self) -> None:
-        assert self.subject.take_jobs([JobDone(min(self.subject.encoder_scheduler.jobs), 0.0, failed=True)])
-        self.alive = [*self.subject.running, *self.subject.waiting]
-
     @rule(steps=st.integers(1, 4))
     def work(self, steps: int) -> None:
         for _ in range(steps):
@@ -93,9 +78,8 @@ class Machine(RuleBasedStateMachine):
     def step(self) -> None:
         had_work = bool(self.alive)
         assert self.subject.has_work == had_work
-        waited = bool(self.subject.encoder_scheduler.jobs)
         step = scheduling.run(self.subject)
-        assert bool(step.chunks) or waited or not had_work, "a step without work"
+        assert bool(step.chunks) or not had_work, "a step without work"
         self.alive = [*self.subject.running, *self.subject.waiting]
 
     @invariant()
@@ -103,8 +87,7 @@ class Machine(RuleBasedStateMachine):
         if hasattr(self, "subject"):
             check_holdings(self.subject)
             cache = self.subject.encoder_scheduler.encoder_cache
-            needed = set(cache.pins).union(*self.subject.encoder_scheduler.jobs.values())
-            assert cache.used_bytes <= max(cache.budget_bytes, FEATURE_BYTES * len(needed))
+            assert cache.used_bytes <= max(cache.budget_bytes, FEATURE_BYTES * len(set(cache.pins)))
 
     def teardown(self) -> None:
         if not hasattr(self, "subject"):

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from saccade.engine.core.step import EncodeJob, EncoderInput
+from saccade.engine.core.step import EncoderInput
 from saccade.engine.executor.encoder import Encoder
 from saccade.nn.parallel import Ranks, join, leave
 
@@ -66,7 +66,7 @@ def main() -> None:
     for name, grids in CASES.items():
         network: Any = Network()
         images = tuple(EncoderInput(10 + i, "image", grid, None, bytes([i + 1])) for i, grid in enumerate(grids))
-        outcome = Encoder(network, None, ranks).encode_together(EncodeJob(1, images))  # type: ignore[arg-type]
+        outcome = Encoder(network, None, ranks).encode(images)  # type: ignore[arg-type]
         features = {key: outcome.features[key].tolist() for key in sorted(outcome.features)}
         found[name] = {"features": features, "failed": outcome.failed, "num_encoded": network.num_encoded}
     found["sum"] = ranks.all_reduce(torch.tensor([1.0, rank])).tolist()

@@ -143,14 +143,14 @@ def three_rows(subject: Engine) -> Decoding:
     chunks = tuple(Chunk(row, 0, 20, tuple(range(row, row + 20)), draws=True) for row in range(3))
     first = StepInput(1, started=starts, tables=tables, chunks=chunks)
     runner.update(first)
-    runner.forward(first, encodes_in_background=False)
+    runner.forward(first)
     return runner, again, StepInput(2, chunks=tuple(Chunk(row, 20, 1, (7,), draws=True) for row in range(3)))
 
 
 def test_added_rows_write_nothing_of_a_sequence(three_rows: Decoding) -> None:  # [eng] 33
     runner, again, step = three_rows
     before = [[part.clone() for part in cache[:2]] for cache in runner.caches.layers]
-    forwarded = runner.forward(step, encodes_in_background=False)
+    forwarded = runner.forward(step)
     assert again.replayed == [4]
     assert forwarded.hidden is not None
     assert forwarded.hidden.shape[0] == 3
@@ -168,7 +168,7 @@ def test_the_backend_plans_each_replay_with_the_lengths_of_the_step(
     runner, _, step = three_rows
     planned: list[Any] = []
     monkeypatch.setattr(runner.backend, "replan", lambda plan, layout: planned.append((plan, layout)))
-    runner.forward(step, encodes_in_background=False)
+    runner.forward(step)
     ((plan, layout),) = planned
     assert layout.host_context_lengths == (21, 21, 21, 1)
     assert layout.context_lengths.tolist() == [21, 21, 21, 1]
@@ -178,11 +178,11 @@ def test_the_backend_plans_each_replay_with_the_lengths_of_the_step(
 
 def test_hidden_states_outlive_the_next_replay(three_rows: Decoding) -> None:  # [eng] 33
     runner, _, step = three_rows
-    first = runner.forward(step, encodes_in_background=False).hidden
+    first = runner.forward(step).hidden
     assert first is not None
     kept = first.clone()
     other = StepInput(3, chunks=tuple(Chunk(row, 21, 1, (9,), draws=True) for row in range(3)))
-    assert not torch.equal(runner.forward(other, encodes_in_background=False).hidden, kept)  # type: ignore[arg-type]
+    assert not torch.equal(runner.forward(other).hidden, kept)  # type: ignore[arg-type]
     assert torch.equal(first, kept)
 
 

@@ -18,7 +18,7 @@ from tables import table
 from vision_backends import BordersBackend
 
 from saccade.engine.config import EngineConfig
-from saccade.engine.core.step import EncodeJob, EncoderInput
+from saccade.engine.core.step import EncoderInput
 from saccade.engine.executor import encoder_graphs
 from saccade.engine.executor.encoder import Encoder
 from saccade.engine.executor.encoder_graphs import EncoderGraphs, budgets, packs, refusal
@@ -77,9 +77,8 @@ def photos(network_folder: Callable[[str], Path]) -> Callable[[str], list[MediaI
     return cache(lambda name: [engines.photo(network_folder(name), size, seed) for seed, size in enumerate(SIZES)])
 
 
-def job(items: list[MediaItem]) -> EncodeJob:
-    images = (EncoderInput(10 + i, "image", one.grid, one.original_size, one.inline) for i, one in enumerate(items))
-    return EncodeJob(1, tuple(images))  # type: ignore[arg-type]
+def inputs(items: list[MediaItem]) -> list[EncoderInput]:
+    return [EncoderInput(10 + i, "image", one.grid, one.original_size, one.inline) for i, one in enumerate(items)]  # type: ignore[arg-type]
 
 
 def with_graphs(network: Any, most: int = MOST) -> tuple[Encoder, Again]:
@@ -89,7 +88,7 @@ def with_graphs(network: Any, most: int = MOST) -> tuple[Encoder, Again]:
 
 
 def eagerly(network: Any, items: list[MediaItem]) -> dict[int, torch.Tensor]:
-    return Encoder(network, torch_sdpa.VisionAttentionBackend(), ALONE).encode_together(job(items)).features
+    return Encoder(network, torch_sdpa.VisionAttentionBackend(), ALONE).encode(inputs(items)).features
 
 
 def test_budgets_are_powers_of_two_that_hold_whole_images() -> None:
@@ -115,7 +114,7 @@ def test_features_equal_those_without_graphs(
     for chosen in (items[:1], items[:2], items, items[::-1], items[2:3]):
         expected = eagerly(network, chosen)
         before = len(again.replayed)
-        outcome = encoder.encode_together(job(chosen))
+        outcome = encoder.encode(inputs(chosen))
         assert outcome.failed == ()
         assert len(again.replayed) == before + 1
         # The smallest budget that holds the images.
@@ -132,13 +131,13 @@ def test_earlier_images_leave_no_trace(
 ) -> None:
     network, items = load(name), photos(name)
     encoder, _ = with_graphs(network, 512)
-    fresh = encoder.encode_together(job(items[:1])).features[10]
+    fresh = encoder.encode(inputs(items[:1])).features[10]
     kept = fresh.clone()
     for other in (items[1:2], items[3:5], items[4:5]):
-        encoder.encode_together(job(other))
+        encoder.encode(inputs(other))
     # Features are copies, and the patches that an earlier image left do not reach this one.
     assert torch.equal(fresh, kept)
-    assert torch.equal(encoder.encode_together(job(items[:1])).features[10], kept)
+    assert torch.equal(encoder.encode(inputs(items[:1])).features[10], kept)
 
 
 def test_batch_over_the_budget_runs_without_a_graph(
@@ -148,7 +147,7 @@ def test_batch_over_the_budget_runs_without_a_graph(
     costs = [network.spec.encode_cost(item.grid) for item in items]
     encoder, again = with_graphs(network, min(costs))
     expected = eagerly(network, items)
-    found = encoder.encode_together(job(items)).features
+    found = encoder.encode(inputs(items)).features
     assert len(again.replayed) == costs.count(min(costs))
     assert found.keys() == expected.keys()
     for key, features in expected.items():
@@ -168,14 +167,6 @@ def test_more_windows_than_the_graph_has_run_without_it(load: Callable[[str], An
     pixels = torch.zeros(num_images * num_patches * network.spec.vision.patch_values, dtype=torch.uint8)
     assert graphs.run(pixels, [thin] * num_images) is None
     assert again.replayed == []
-
-
-def test_jobs_beside_the_steps_use_no_graph(
-    load: Callable[[str], Any], photos: Callable[[str], list[MediaItem]]
-) -> None:
-    encoder, again = with_graphs(load("qwen3_vl"))
-    encoder.encode(job(photos("qwen3_vl")[:1]))
-    assert (again.num_captures, again.replayed) == (0, [])
 
 
 def test_all_graphs_are_captured_before_the_first_image(load: Callable[[str], Any]) -> None:

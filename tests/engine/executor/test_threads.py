@@ -19,18 +19,6 @@ def test_small_steps_run_on_one_thread(num_tokens: int, num_context_tokens: int,
         torch.set_num_threads(before)
 
 
-def test_steps_leave_half_of_the_threads_to_background_encoding() -> None:
-    before = torch.get_num_threads()
-    try:
-        for count, background, other in ((1, 0, 1), (2, 1, 1), (5, 2, 3)):
-            threads = Threads(count, 0)
-            assert threads.background == background
-            threads.use(9, 0, encodes_in_background=True)
-            assert torch.get_num_threads() == other
-    finally:
-        torch.set_num_threads(before)
-
-
 def test_no_step_of_a_large_network_is_small() -> None:
     assert choose_threads(3, 600_000_000) == Threads(3, 0)
     assert choose_threads(3, SERIAL_PARAMETERS + 1) == Threads(3, 0)

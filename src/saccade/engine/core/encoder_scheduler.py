@@ -4,15 +4,9 @@ A chunk ends before an image that does not fit the step's patch budget. An image
 alone. While no sequence decodes, images are encoded in the step that needs them. While a sequence decodes, a step has a
 part of the budget, so that the next tokens come soon. After a larger image, no image is encoded until as many steps
 have passed as have its patches in their budgets.
-
-If the machine has enough threads, images are encoded in background jobs while a sequence decodes, one after another.
-Steps continue meanwhile, and only the sequences that need those images wait. Many images would then wait for a long
-time, and steps with only a few decodes use the machine poorly. Therefore one further image is encoded within a step.
-After it, no image is encoded within a step until the decodes have had about as much time. A second job is always
-queued, because no job can be submitted during a long step that encodes.
 """
 
-from collections.abc import Callable, Collection, Iterable, Set
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 import structlog
@@ -22,22 +16,15 @@ from saccade.engine.core.encoder_cache import EncoderCache
 from saccade.engine.core.frames import Frames
 from saccade.engine.core.images import EncoderKey, RequestImage, Until
 from saccade.engine.core.kv.manager import BlockManager
-from saccade.engine.core.schedule import Budgets, Draft, Schedule
+from saccade.engine.core.schedule import Budgets, Draft
 from saccade.engine.core.sequence import Sequence
-from saccade.engine.core.step import EncodeJob
 from saccade.errors import InternalError, SaccadeError
 from saccade.models.spec import Grid, ModelSpec, Size
-
-PATCHES_A_STEP = 80
-"""Number of patches that take about as long to encode as one decode step; measured with a small network on a CPU."""
 
 PART_WITH_DECODES = 4
 """While a sequence decodes, a step encodes one of this many parts of its budget. On a GPU this is 4096 patches, which
 predictions for an H100 put at 15 ms, next to 6 ms for the decodes of a model of 8B.
 """
-
-NUM_JOBS = 2
-"""The maximum number of background jobs, including the queued one."""
 
 logger = structlog.get_logger(__name__)
 
@@ -56,10 +43,9 @@ class EncodeCosts:
 
 
 class EncoderScheduler:
-    """Plans the encoder, within *budgets* of each step and each job in the background; *jobs* has their images.
+    """Plans the encoder, within *budgets* of each step. Steps in flight encode the images of *launched*.
 
-    Steps in flight encode the images of *launched*. *frames* get the names of slots that were read. While
-    *begins_no_jobs* is set, every image is encoded within a step.
+    *frames* get the names of slots that were read.
     """
 
     def __init__(
@@ -72,12 +58,9 @@ class EncoderScheduler:
         counters: Counters,
     ) -> None:
         self.encoder_cache = cache
-        self.jobs: dict[int, Set[EncoderKey]] = {}
         self.launched: set[EncoderKey] = set()
-        self.begins_no_jobs = False
         self.costs = costs
-        self._uses_background = False
-        self._patches_a_step = 0
+        self._decodes = False
         self._owed_patches = 0
         self._budgets = budgets
         self._block_manager = manager
@@ -94,11 +77,10 @@ class EncoderScheduler:
     def begin(self, decodes: bool) -> int:
         """Start planning a step, and return its patches. *decodes* says whether a sequence decodes in the step."""
         budget = self._budgets.encode_budget_patches
-        self._uses_background = self._budgets.background_jobs and decodes and not self.begins_no_jobs
-        part = PATCHES_A_STEP if self._uses_background else max(1, budget // PART_WITH_DECODES)
-        self._patches_a_step = part if decodes else 0
+        part = max(1, budget // PART_WITH_DECODES)
+        self._decodes = decodes
         self._owed_patches = max(0, self._owed_patches - part) if decodes else 0
-        if self._uses_background or not decodes:
+        if not decodes:
             return budget
         return 0 if self._owed_patches else part
 
@@ -107,16 +89,10 @@ class EncoderScheduler:
         start = sequence.num_launched_tokens
         for run, image in sequence.media_between(start, start + num_tokens):
             is_claimed = image.is_claimed(sequence.index) or self._claim(sequence, image, draft)
-            is_in_step = image.key in draft.encode and image.key not in draft.background
-            is_there = image.key in self.encoder_cache or is_in_step or image.key in self.launched
+            is_there = image.key in self.encoder_cache or image.key in draft.encode or image.key in self.launched
             if not (is_claimed and is_there):
                 return max(0, run.start - start)
         return num_tokens
-
-    def launch(self, schedule: Schedule, jobs: Iterable[EncodeJob]) -> None:
-        """Note the images that a launched step encodes, within it and in the background."""
-        self.launched.update(schedule.encoded_within)
-        self.jobs.update((job.job_id, schedule.background) for job in jobs if job.background)
 
     def abandon(self, keys: Iterable[EncoderKey]) -> None:
         """Forget images that are not encoded after all."""
@@ -125,7 +101,7 @@ class EncoderScheduler:
             self.encoder_cache.abandon(key)
 
     def _claim(self, sequence: Sequence, image: RequestImage, draft: Draft) -> bool:
-        """Pin an image that is encoded, or planned to be, now or in the background. Return False if it cannot be."""
+        """Pin an image that is encoded, or planned to be. Return False if it cannot be."""
         if self.encoder_cache.has_begun(image.key):
             self._counters.encoder_cache_hits_total += 1
         elif not image.has_pixels:
@@ -137,7 +113,7 @@ class EncoderScheduler:
         return True
 
     def _begin(self, sequence: Sequence, image: RequestImage, draft: Draft) -> bool:
-        """Plan to encode an image, in this step or in the background. Return False if it cannot be read."""
+        """Plan to encode an image in this step. Return False if it cannot be read."""
         try:
             pixels = image.read(self._frames[sequence.connection].released)
         except SaccadeError as error:
@@ -151,9 +127,7 @@ class EncoderScheduler:
         draft.encode[image.key] = pixels
         patches = self.costs.patches(image.key.grid)
         draft.patches = max(0, draft.patches - patches)
-        if self._uses_background and len(self.jobs) < NUM_JOBS:
-            draft.background.add(image.key)
-        elif self._patches_a_step:
+        if self._decodes:
             self._owed_patches += patches
         return True
 
@@ -189,8 +163,6 @@ class EncoderScheduler:
             self.encoder_cache.unpin(image, sequence.index, untils)
 
     def _fits(self, image: RequestImage, draft: Draft) -> bool:
-        if self._uses_background and len(self.jobs) >= NUM_JOBS and self._owed_patches > 0:
-            return False
         # An image larger than the whole budget would never fit, so it is encoded alone.
         is_first = draft.patches > 0 and not draft.encode
         return is_first or self.costs.patches(image.key.grid) <= draft.patches

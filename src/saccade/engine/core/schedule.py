@@ -1,6 +1,6 @@
 """The plan of one step, finished and in the making. No torch."""
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from saccade.errors import SaccadeError
 
 @dataclass(frozen=True)
 class Budgets:
-    """The limits of one step, of waiting sequences, and whether images may be encoded in *background_jobs*.
+    """The limits of one step, and of waiting sequences.
 
     With *whole_images* no chunk ends inside an image, whose tokens see each other: it ends before the image. A chunk
     that begins with one holds all of it, beyond the step's budget if necessary, or it would wait for ever.
@@ -23,7 +23,6 @@ class Budgets:
     max_num_batched_tokens: int
     encode_budget_patches: int
     max_num_waiting: int = 1024
-    background_jobs: bool = False
     whole_images: bool = False
 
 
@@ -31,25 +30,18 @@ class Budgets:
 class Schedule:
     """The work of one step: the number of tokens of each sequence, and the pixels of images to encode before them.
 
-    A sequence with *proposals* computes its last token and these. Images of *background* are encoded while this step
-    and later ones run, and no chunk of this step extends past the start of such an image. *lacking* maps parked
-    sequences to the indices of the images whose pixels they lack. *unreadable* are sequences that fail: the pixels of
-    an image could not be read. *admitted* sequences have room for the state that a prefill worker sends; each maps to
-    its number of cached blocks.
+    A sequence with *proposals* computes its last token and these. *lacking* maps parked sequences to the
+    indices of the images whose pixels they lack. *unreadable* are sequences that fail: the pixels of an image could not
+    be read. *admitted* sequences have room for the state that a prefill worker sends; each maps to its number of cached
+    blocks.
     """
 
     chunks: Mapping[Sequence, int]
     encode: Mapping[EncoderKey, bytes] = field(default_factory=dict)
-    background: Set[EncoderKey] = frozenset()
     lacking: Mapping[Sequence, list[int]] = field(default_factory=dict)
     unreadable: Mapping[Sequence, SaccadeError] = field(default_factory=dict)
     admitted: Mapping[Sequence, int] = field(default_factory=dict)
     proposals: Mapping[Sequence, Proposal] = field(default_factory=dict)
-
-    @property
-    def encoded_within(self) -> list[EncoderKey]:
-        """The images that are encoded within the step."""
-        return [key for key in self.encode if key not in self.background]
 
 
 class KvCopies(NamedTuple):
@@ -70,7 +62,6 @@ class Draft:
     patches: int = 0
     chunks: dict[Sequence, int] = field(default_factory=dict)
     encode: dict[EncoderKey, bytes] = field(default_factory=dict)
-    background: set[EncoderKey] = field(default_factory=set)
     lacking: dict[Sequence, list[int]] = field(default_factory=dict)
     unreadable: dict[Sequence, tuple[EncoderKey, SaccadeError]] = field(default_factory=dict)
     admitted: dict[Sequence, int] = field(default_factory=dict)
@@ -79,5 +70,4 @@ class Draft:
     def finish(self) -> Schedule:
         """Return the schedule. An image that one sequence cannot read is no fault if another one brings it."""
         unreadable = {one: error for one, (key, error) in self.unreadable.items() if key not in self.encode}
-        background = frozenset(self.background)
-        return Schedule(self.chunks, self.encode, background, self.lacking, unreadable, self.admitted, self.proposals)
+        return Schedule(self.chunks, self.encode, self.lacking, unreadable, self.admitted, self.proposals)

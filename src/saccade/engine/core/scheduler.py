@@ -6,7 +6,7 @@
 import bisect
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from collections.abc import Sequence as Ordered
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -23,7 +23,7 @@ from saccade.engine.core.kv_connector import KvConnector
 from saccade.engine.core.schedule import Budgets, Schedule
 from saccade.engine.core.sequence import Sequence
 from saccade.engine.core.speculation import Proposal, Speculation
-from saccade.engine.core.step import EncodeJob, JobDone, StepOutput
+from saccade.engine.core.step import StepOutput
 from saccade.engine.core.step_builder import PlannedStep, Rows
 from saccade.errors import InternalError, InvalidValue, QueueFull, SaccadeError
 from saccade.protocol.engine_load import Load
@@ -142,9 +142,9 @@ class Scheduler:
         sequence.leads_samples = bool(request.unstarted)
         self._queue(sequence)
 
-    def launch(self, schedule: Schedule, jobs: Iterable[EncodeJob] = ()) -> None:
-        """Record that a step with *jobs* is in flight: the next one is planned from its end."""
-        self.encoder_scheduler.launch(schedule, jobs)
+    def launch(self, schedule: Schedule) -> None:
+        """Record that a step is in flight: the next one is planned from its end."""
+        self.encoder_scheduler.launched.update(schedule.encode)
         for sequence, num_tokens in schedule.chunks.items():
             sequence.num_launched_tokens += num_tokens
             sequence.num_steps_in_flight += 1
@@ -215,19 +215,8 @@ class Scheduler:
 
     def abandon(self, schedule: Schedule) -> None:
         """Forget a step that failed, whose requests have ended."""
-        self.encoder_scheduler.abandon(schedule.encoded_within)
+        self.encoder_scheduler.abandon(schedule.encode)
         self._land(schedule)
-
-    def take_jobs(self, jobs: Iterable[JobDone]) -> bool:
-        """Take the images that were encoded in the background. Return whether a job failed."""
-        has_failed = False
-        for job in jobs:
-            keys = self.encoder_scheduler.jobs.pop(job.job_id)
-            self._complete(() if job.failed else keys, job.seconds)
-            if job.failed:
-                self._fail_images(keys)
-            has_failed = has_failed or job.failed
-        return has_failed
 
     def answer(
         self, sequence: Sequence, logprobs: list[TokenLogprob | None], reason: FinishReason | None, now: float
@@ -329,22 +318,20 @@ class Scheduler:
         return num_computed
 
     def _take_encoded(self, schedule: Schedule, output: StepOutput) -> None:
-        """Take the images that were encoded within a step, and fail the requests that need one that was not."""
-        within, cache = schedule.encoded_within, self.encoder_scheduler.encoder_cache
-        self.encoder_scheduler.launched.difference_update(within)
-        failed = [key for key in within if cache.output_id(key) in output.failed_encodings]
-        self._complete([key for key in within if key not in failed], output.encode_seconds)
-        if failed:
-            self._fail_images(failed)
-
-    def _complete(self, keys: Collection[EncoderKey], seconds: float) -> None:
-        for key in keys:
-            self.encoder_scheduler.encoder_cache.complete(key)
+        """Take the images that were encoded, and fail the requests that need one that was not."""
+        cache = self.encoder_scheduler.encoder_cache
+        self.encoder_scheduler.launched.difference_update(schedule.encode)
+        failed = [key for key in schedule.encode if cache.output_id(key) in output.failed_encodings]
+        encoded = [key for key in schedule.encode if key not in failed]
+        for key in encoded:
+            cache.complete(key)
             self.counters.encoded_items_total += 1
             self.counters.encoded_patches_total += self.encoder_scheduler.costs.patches(key.grid)
-        self.counters.encode_seconds_total += seconds
-        for sequence in [one for one in self.running if one.needs(keys)] if keys else ():
-            sequence.clock.encode_seconds += seconds
+        self.counters.encode_seconds_total += output.encode_seconds
+        for sequence in [one for one in self.running if one.needs(encoded)] if encoded else ():
+            sequence.clock.encode_seconds += output.encode_seconds
+        if failed:
+            self._fail_images(failed)
 
     def _fail_images(self, keys: Collection[EncoderKey]) -> None:
         """Fail the requests that need images that could not be encoded."""
@@ -415,7 +402,7 @@ class Scheduler:
         )
 
     def start_over(self) -> None:
-        """Free the state of every sequence between two steps, and empty the caches. No job may be running."""
+        """Free the state of every sequence between two steps, and empty the caches."""
         self._newest_preempted = max((one.arrival for one in self.running), default=self._newest_preempted)
         for sequence in list(self.running):
             self.preempt(sequence)

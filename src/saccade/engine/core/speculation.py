@@ -11,7 +11,7 @@ from itertools import cycle, islice
 from typing import NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
-from saccade.engine.config import DRAFT_METHODS
+from saccade.engine.config import takes_draft_layer
 from saccade.engine.core.sequence import Sequence
 from saccade.errors import StartupError
 
@@ -133,7 +133,7 @@ def read_speculation(text: str | None) -> Speculation | None:
         return None
     values = json.loads(text)
     method = values.pop("method", "ngram")
-    if method in DRAFT_METHODS:
+    if takes_draft_layer(method):
         num_tokens = values.pop("num_speculative_tokens", 1)
         if values or not isinstance(num_tokens, int) or num_tokens < 1:
             raise StartupError(

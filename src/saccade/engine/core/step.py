@@ -30,17 +30,6 @@ class EncoderInput(msgspec.Struct, frozen=True, array_like=True):
     pixels: bytes
 
 
-class EncodeJob(msgspec.Struct, frozen=True, array_like=True):
-    """Images that are encoded together: within the step, or in the *background* while steps run.
-
-    Every background job is reported exactly once, by Executor.finished_jobs(), even if its step fails.
-    """
-
-    job_id: int
-    images: tuple[EncoderInput, ...]
-    background: bool = False
-
-
 class RowStart(msgspec.Struct, frozen=True, array_like=True):
     """A sequence starts to occupy a row. After the last image, a token's position is index + *position_delta*."""
 
@@ -142,7 +131,7 @@ class StepInput(msgspec.Struct, frozen=True):
     tables: tuple[TableChange, ...] = ()
     restore: tuple[StateMove, ...] = ()
     rewind: tuple[StateMove, ...] = ()
-    jobs: tuple[EncodeJob, ...] = ()
+    images: tuple[EncoderInput, ...] = ()
     chunks: tuple[Chunk, ...] = ()
     save: tuple[StateMove, ...] = ()
     receive: tuple[KvReceive, ...] = ()
@@ -199,21 +188,13 @@ class SamplingInput(msgspec.Struct, frozen=True):
     masks: tuple[DrawMask, ...] = ()
 
 
-class JobDone(msgspec.Struct, frozen=True, array_like=True):
-    """The end of a background job; *failed* is set if there are no encoder outputs."""
-
-    job_id: int
-    seconds: float
-    failed: bool = False
-
-
 class StepOutput(msgspec.Struct, frozen=True):
     """The result of a step: *token_ids* of its draws, in order, and their log probabilities.
 
     *logprobs* has None for a token without requested log probabilities, and is empty if no chunk requests any.
-    prompt_logprobs[i] belongs to the i-th PromptScores. *encode_seconds* is the time of jobs within the step, a part of
-    *network_seconds*. *failed_encodings* are images of jobs within the step that could not be encoded; results of rows
-    that show them are meaningless. sent[i] is the content of the i-th KvSend. drafts[i] may follow the token of the
+    prompt_logprobs[i] belongs to the i-th PromptScores. *encode_seconds* is the time of the step's images, a part of
+    *network_seconds*. *failed_encodings* are images that could not be encoded; results of rows that show them are
+    meaningless. sent[i] is the content of the i-th KvSend. drafts[i] may follow the token of the
     i-th of the step's *drafts*; without a draft layer there are none.
     """
 
@@ -232,5 +213,5 @@ class StepOutput(msgspec.Struct, frozen=True):
 def with_pixels(step: StepInput, change: Callable[[EncoderInput], bytes]) -> StepInput:
     """Return *step* with other pixels of its images."""
     replace = msgspec.structs.replace
-    jobs = [replace(job, images=tuple(replace(p, pixels=change(p)) for p in job.images)) for job in step.jobs]
-    return replace(step, jobs=tuple(jobs)) if jobs else step
+    images = tuple(replace(image, pixels=change(image)) for image in step.images)
+    return replace(step, images=images) if images else step

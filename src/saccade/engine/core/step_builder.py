@@ -4,7 +4,7 @@ import itertools
 import time
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 
@@ -22,7 +22,6 @@ from saccade.engine.core.step import (
     GREEDY_BELOW,
     Chunk,
     DrawMask,
-    EncodeJob,
     EncoderInput,
     KvReceive,
     MediaSlice,
@@ -81,7 +80,7 @@ class PlannedStep:
 
 
 class StepBuilder:
-    """Numbers steps and jobs, and adds to each step the changes that executors do not have yet."""
+    """Numbers steps, and adds to each step the changes that executors do not have yet."""
 
     def __init__(
         self,
@@ -95,10 +94,9 @@ class StepBuilder:
         self._checkpoints = checkpoints
         self._encoder_cache = encoder_cache
         self._num_steps = 0
-        self._num_jobs = 0
 
     def build(self, schedule: Schedule, copies: KvCopies = NO_COPIES) -> PlannedStep:
-        """Return *schedule* as a step, which encodes in at most one job within it and one in the background."""
+        """Return *schedule* as a step."""
         self._num_steps += 1
         # Single tokens first: backends compute their attention in one call.
         owners = sorted(schedule.chunks, key=lambda sequence: schedule.chunks[sequence] > 1)
@@ -116,9 +114,6 @@ class StepBuilder:
         for owner, num_draws in draws:
             # With proposals, any of the tokens that are drawn may be the last.
             owner.has_drawn = num_draws == 1
-        within = {key: schedule.encode[key] for key in schedule.encoded_within}
-        outside = {key: pixels for key, pixels in schedule.encode.items() if key in schedule.background}
-        jobs = tuple(self._job(part, background) for part, background in ((within, False), (outside, True)) if part)
         restore, save = self._state_moves(starting, schedule)
         step = StepInput(
             number=self._num_steps,
@@ -128,7 +123,7 @@ class StepBuilder:
             tables=tables,
             restore=restore,
             rewind=() if self._checkpoints is None else _take_rewinds(owners),
-            jobs=jobs,
+            images=tuple(self._image(key, pixels) for key, pixels in schedule.encode.items()),
             chunks=chunks,
             save=save,
             receive=(*copies.receive, *states),
@@ -161,13 +156,8 @@ class StepBuilder:
             return sequence.mask
         return add_ids(no_words(self._vocab_size), [budget.end_id], self._vocab_size).tobytes()
 
-    def _job(self, pixels: Mapping[EncoderKey, bytes], background: bool) -> EncodeJob:
-        self._num_jobs += 1
-        images = []
-        for key, content in pixels.items():
-            output_id = self._encoder_cache.output_id(key)
-            images.append(EncoderInput(output_id, key.modality, key.grid, key.original_size, content))
-        return EncodeJob(self._num_jobs, tuple(images), background)
+    def _image(self, key: EncoderKey, pixels: bytes) -> EncoderInput:
+        return EncoderInput(self._encoder_cache.output_id(key), key.modality, key.grid, key.original_size, pixels)
 
     def _chunk(self, sequence: Sequence, schedule: Schedule) -> Chunk:
         start, num_tokens = sequence.num_launched_tokens, schedule.chunks[sequence]

@@ -2,13 +2,11 @@
 
 Spread, each rank encodes whole images, all its images in one call, and the ranks send each other the features. An image
 goes to one rank, whatever its size: a rank may have none. If the encoder is cut, all ranks encode every image. Before
-the first collective of a job the ranks exchange which images failed, so that none waits for one that does not come; a
+the first collective of a step the ranks exchange which images failed, so that none waits for one that does not come; a
 later failure is not handled.
 
 A video larger than the budget of a step is encoded in parts. Frames of one part do not see those of another, so the
 encoder's memory does not grow with the video's length.
-
-Graphs serve the images within a step. A background job runs without them, because they have one set of buffers.
 """
 
 import time
@@ -22,8 +20,7 @@ import numpy as np
 import structlog
 import torch
 
-from saccade.engine.core.step import EncodeJob, EncoderInput
-from saccade.engine.executor.async_encoder import Encoded
+from saccade.engine.core.step import EncoderInput
 from saccade.engine.executor.encoder_graphs import EncoderGraphs
 from saccade.models.network import Network
 from saccade.models.spec import IMAGE, Grid, MediaShape
@@ -35,6 +32,17 @@ FAILURES = (RuntimeError, ValueError, MemoryError)
 """torch's exceptions for an image that cannot be encoded, such as one that does not fit into memory."""
 
 logger = structlog.get_logger(__name__)
+
+
+class Encoded(NamedTuple):
+    """Features by encoder output id, [tokens, width], each in separate storage; and the network's time.
+
+    Images in *failed*, by encoder output id, have features of zeros.
+    """
+
+    features: dict[int, torch.Tensor]
+    seconds: float
+    failed: tuple[int, ...] = ()
 
 
 class _Prepared(NamedTuple):
@@ -67,32 +75,28 @@ class Encoder:
         self.most_patches = most_patches
 
     @torch.inference_mode()
-    def encode(self, job: EncodeJob) -> Encoded:
-        """Encode all images on this rank, without side effects: another thread may call it while a step runs."""
+    def encode(self, images: Ordered[EncoderInput]) -> Encoded:
+        """Encode the images of a step; every rank must call it with the same. The rank that fails logs the failure."""
+        if not images:
+            return Encoded({}, 0.0)
         began = time.perf_counter()
-        return Encoded(self._encode_eagerly(job.images), time.perf_counter() - began)
-
-    @torch.inference_mode()
-    def encode_together(self, job: EncodeJob) -> Encoded:
-        """Encode a job's images; every rank must call it with the same job. The rank that fails logs the failure."""
-        began = time.perf_counter()
-        features = self._cut(job) if self.ranks.cuts_encoder else self._spread(job)
-        failed = tuple(image.output_id for image in job.images if image.output_id not in features)
-        for image in job.images:
+        features = self._cut(images) if self.ranks.cuts_encoder else self._spread(images)
+        failed = tuple(image.output_id for image in images if image.output_id not in features)
+        for image in images:
             if image.output_id in failed:
                 features[image.output_id] = self._empty(image).zero_()
         return Encoded(features, time.perf_counter() - began, failed)
 
-    def _spread(self, job: EncodeJob) -> dict[int, torch.Tensor]:
+    def _spread(self, images: Ordered[EncoderInput]) -> dict[int, torch.Tensor]:
         """Return the features of the images that did not fail, each encoded by one rank."""
-        owners = spread([self.network.spec.encode_cost(image.grid) for image in job.images], self.ranks.size)
-        owned = list(zip(job.images, owners, strict=True))
+        owners = spread([self.network.spec.encode_cost(image.grid) for image in images], self.ranks.size)
+        owned = list(zip(images, owners, strict=True))
         own = [image for image, owner in owned if owner == self.ranks.rank]
         features: dict[int, torch.Tensor] = {}
         try:
             features = self._encode(own) if own else {}
         except FAILURES:
-            logger.exception("encoding failed", job_id=job.job_id)
+            logger.exception("encoding failed")
         failures = self.ranks.any_of([owner == self.ranks.rank and p.output_id not in features for p, owner in owned])
         if self.ranks.size > 1:
             for (image, owner), is_lost in zip(owned, failures, strict=True):
@@ -101,13 +105,13 @@ class Encoder:
                     features[image.output_id] = self.ranks.broadcast(mine, owner)
         return features
 
-    def _cut(self, job: EncodeJob) -> dict[int, torch.Tensor]:
+    def _cut(self, images: Ordered[EncoderInput]) -> dict[int, torch.Tensor]:
         """Return the features of all images, encoded by all ranks together; none if a rank cannot begin."""
         prepared: list[_Prepared] = []
         try:
-            prepared = [self._prepare(group) for group in self._groups(job.images)]
+            prepared = [self._prepare(group) for group in self._groups(images)]
         except FAILURES:
-            logger.exception("encoding failed", job_id=job.job_id)
+            logger.exception("encoding failed")
         (is_lost,) = self.ranks.any_of([not prepared])
         return {} if is_lost else self._run(prepared)
 

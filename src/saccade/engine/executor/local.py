@@ -4,15 +4,11 @@ import time
 from collections import deque
 
 import msgspec
-import structlog
 import torch
 
-from saccade.engine.core.step import JobDone, SamplingInput, StepInput, StepOutput
-from saccade.engine.executor.async_encoder import AsyncEncoder
+from saccade.engine.core.step import SamplingInput, StepInput, StepOutput
 from saccade.engine.executor.model_runner import Drawing, ModelRunner, collect
 from saccade.engine.executor.ranks.peers import Peers
-
-logger = structlog.get_logger(__name__)
 
 
 class LocalExecutor:
@@ -21,7 +17,6 @@ class LocalExecutor:
     def __init__(self, runner: ModelRunner, peers: Peers | None = None) -> None:
         self.runner = runner
         self.peers = Peers() if peers is None else peers
-        self.async_encoder = AsyncEncoder(runner.encoder.encode, runner.threads.background)
         self._launched: deque[tuple[StepOutput, Drawing, float]] = deque()
         self._num_begun = self._num_ended = 0
 
@@ -29,14 +24,10 @@ class LocalExecutor:
         if sampling.number != step.number:
             raise ValueError(f"step {step.number} cannot be sampled as step {sampling.number}")
         self._num_begun += 1
-        # First, because these jobs are reported even if the step fails.
-        for job in step.jobs:
-            if job.background:
-                self.async_encoder.begin(job)
         if self.peers.ranks.size > 1:
             self.peers.launch(step, sampling)
         self.runner.update(step)
-        forwarded = self.runner.forward(step, encodes_in_background=self.async_encoder.is_busy)
+        forwarded = self.runner.forward(step)
         began = time.perf_counter()
         drawing = self.runner.draw(forwarded, sampling)
         self._launched.append((forwarded.output, drawing, time.perf_counter() - began))
@@ -48,19 +39,6 @@ class LocalExecutor:
         output = collect(drawing, output)
         seconds += output.network_seconds + time.perf_counter() - began
         return msgspec.structs.replace(output, network_seconds=seconds)
-
-    def finished_jobs(self, timeout_seconds: float = 0.0) -> list[JobDone]:
-        """Store the features that were encoded in the background, and return the jobs that ended."""
-        finished = self.async_encoder.take(timeout_seconds)
-        if finished is None:
-            return []
-        job, outcome = finished
-        if (error := outcome.exception()) is not None:
-            logger.error("encoding failed", job_id=job.job_id, exc_info=error)
-            return [JobDone(job.job_id, 0.0, failed=True)]
-        encoded = outcome.result()
-        self.runner.encoder_outputs.update(encoded.features)
-        return [JobDone(job.job_id, encoded.seconds)]
 
     def check_device(self) -> None:
         """Synchronise with a CUDA device, which raises if it has failed. Raises RuntimeError if ranks are out of step.

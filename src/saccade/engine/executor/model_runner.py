@@ -101,18 +101,17 @@ class ModelRunner:
             kv_copies.write(self.caches, receive)
 
     @torch.inference_mode()
-    def forward(self, step: StepInput, *, encodes_in_background: bool) -> Forwarded:
-        """Encode the images within the step, run the network over the chunks, save and send states.
+    def forward(self, step: StepInput) -> Forwarded:
+        """Encode the images, run the network over the chunks, save and send states.
 
         If an image cannot be encoded, only the results of rows that show it are meaningless.
         """
         began_at = time.perf_counter()
-        jobs = [job for job in step.jobs if not job.background]
-        if not step.chunks and not jobs:
+        if not step.chunks and not step.images:
             return Forwarded(step, None, None, StepOutput(step.number, sent=self._send(step)))
-        num_patches = sum(self.network.spec.encode_cost(p.grid) for job in jobs for p in job.images)
+        num_patches = sum(self.network.spec.encode_cost(image.grid) for image in step.images)
         num_tokens = sum(chunk.num_tokens for chunk in step.chunks)
-        self.threads.use(num_tokens + num_patches, sum(chunk.start for chunk in step.chunks), encodes_in_background)
+        self.threads.use(num_tokens + num_patches, sum(chunk.start for chunk in step.chunks))
         block_size = self.caches.sizes.block_size
         keeps, ahead = self.caches.has_recurrent_layers, self.network.spec.longest_whole > 0
         batch = None
@@ -125,17 +124,16 @@ class ModelRunner:
                 window=self._window,
             )
         built_at = time.perf_counter()
-        outcomes = [self.encoder.encode_together(job) for job in jobs]
-        for outcome in outcomes:
-            self.encoder_outputs.update(outcome.features)
+        encoded = self.encoder.encode(step.images)
+        self.encoder_outputs.update(encoded.features)
         hidden, drafting = (None, None) if batch is None else self._forward(step, batch)
         self.caches.save(step.save)
         output = StepOutput(
             step.number,
             batch_seconds=built_at - began_at,
-            encode_seconds=sum(outcome.seconds for outcome in outcomes),
+            encode_seconds=encoded.seconds,
             network_seconds=time.perf_counter() - built_at,
-            failed_encodings=tuple(failed for outcome in outcomes for failed in outcome.failed),
+            failed_encodings=encoded.failed,
             sent=self._send(step),
         )
         return Forwarded(step, batch, hidden, output, drafting)

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from saccade.engine.core.step import JobDone, SamplingInput, StepInput, StepOutput
+from saccade.engine.core.step import SamplingInput, StepInput, StepOutput
 
 
 class Executor(Protocol):
@@ -17,9 +17,6 @@ class Executor(Protocol):
 
     def collect(self) -> StepOutput:
         """Wait for the output of the oldest launched step, and return it."""
-
-    def finished_jobs(self, timeout_seconds: float = 0.0) -> list[JobDone]:
-        """Return the background jobs that ended, each once; wait at most *timeout_seconds* for one."""
 
     def check_device(self) -> None:
         """Raise if the device has failed, so that no later step could succeed."""

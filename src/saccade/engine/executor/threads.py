@@ -24,15 +24,10 @@ class Threads:
     count: int
     serial_tokens: int
 
-    @property
-    def background(self) -> int:
-        """How many of the threads encode images in the background; 0 if there is only one thread."""
-        return self.count // 2
-
-    def use(self, num_tokens: int, num_context_tokens: int, encodes_in_background: bool = False) -> None:
+    def use(self, num_tokens: int, num_context_tokens: int) -> None:
         """Set torch's threads for a step of *num_tokens*, patches included, over *num_context_tokens* in total."""
         serial = num_tokens <= self.serial_tokens and num_context_tokens <= SERIAL_CONTEXT
-        torch.set_num_threads(1 if serial else self.count - (self.background if encodes_in_background else 0))
+        torch.set_num_threads(1 if serial else self.count)
 
 
 def choose_threads(configured: int | None, num_parameters: int, num_ranks: int = 1) -> Threads:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from saccade.engine.core.step import EncodeJob, EncoderInput, StepInput
+from saccade.engine.core.step import EncoderInput, StepInput
 from saccade.engine.executor.ranks.arena import ARENA_BYTES, PixelArena, create_arena
 
 
@@ -21,17 +21,15 @@ def ends() -> Iterator[tuple[PixelArena, PixelArena]]:
 
 
 def step(*pixels: bytes) -> StepInput:
-    """A step with a job for each two images."""
     images = [EncoderInput(number, "image", (1, 2, 2), None, content) for number, content in enumerate(pixels)]
-    jobs = [EncodeJob(start, tuple(images[start : start + 2])) for start in range(0, len(images), 2)]
-    return StepInput(3, ended=(1,), jobs=tuple(jobs))
+    return StepInput(3, ended=(1,), images=tuple(images))
 
 
 def test_pixels_arrive_and_the_message_has_none(ends: tuple[PixelArena, PixelArena]) -> None:
     writer, reader = ends
     for sent in (step(b"one", b"", b"three"), step(b"two"), step()):
         bare, places = writer.store(sent)
-        assert not any(image.pixels for job in bare.jobs for image in job.images)
+        assert not any(image.pixels for image in bare.images)
         assert reader.restore(bare, places) == sent
 
 
@@ -40,5 +38,5 @@ def test_pixels_that_do_not_fit_stay_in_the_message(ends: tuple[PixelArena, Pixe
     huge = bytes(ARENA_BYTES - 1)
     sent = step(b"ab", huge, b"cd")
     bare, places = writer.store(sent)
-    assert [len(image.pixels) for job in bare.jobs for image in job.images] == [0, len(huge), 0]
+    assert [len(image.pixels) for image in bare.images] == [0, len(huge), 0]
     assert reader.restore(bare, places) == sent

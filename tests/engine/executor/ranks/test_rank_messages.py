@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from saccade.engine.config import EngineConfig
-from saccade.engine.core.step import EncodeJob, EncoderInput, StepInput
+from saccade.engine.core.step import EncoderInput, StepInput
 from saccade.engine.executor.ranks import messages
 from saccade.transport.framing import ChannelClosed
 
 
 def step(grid: object) -> StepInput:
-    return StepInput(7, jobs=(EncodeJob(1, (EncoderInput(5, "image", grid, None, b"abc"),)),))  # type: ignore[arg-type]
+    return StepInput(7, images=(EncoderInput(5, "image", grid, None, b"abc"),))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

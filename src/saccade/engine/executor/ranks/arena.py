@@ -23,11 +23,11 @@ class PixelArena:
 
     def store(self, step: StepInput) -> tuple[StepInput, tuple[PixelsPlace, ...]]:
         """Write the pixels of *step*; return the step without the written pixels, and their places."""
-        if not step.jobs:
+        if not step.images:
             return step, ()
         places: list[PixelsPlace] = []
         stop = 0
-        for image in (image for job in step.jobs for image in job.images):
+        for image in step.images:
             num_bytes = len(image.pixels)
             if stop + num_bytes <= ARENA_BYTES:
                 self._memory[stop : stop + num_bytes] = image.pixels

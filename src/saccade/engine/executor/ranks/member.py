@@ -67,7 +67,7 @@ class RankMember:
                 case messages.Launch(step, places, prompt_scores):
                     complete = self._arena.restore(step, places)
                     runner.update(complete)
-                    runner.receive_drawn(runner.forward(complete, encodes_in_background=False), prompt_scores)
+                    runner.receive_drawn(runner.forward(complete), prompt_scores)
                 case _:
                     return
 
