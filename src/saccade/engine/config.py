@@ -49,12 +49,12 @@ def _absolute(_: Any, tokens: list[Token]) -> str:
     return str(Path(tokens[0].value).expanduser().absolute())
 
 
-@Parameter(name="*", group=Group("Engine", sort_key=2))
 def takes_draft_layer(method: str) -> bool:
     """Whether a method of --speculative-config is the model's own draft layer: `mtp`, also after a family's name."""
     return method.rpartition("_")[2] == "mtp"
 
 
+@Parameter(name="*", group=Group("Engine", sort_key=2))
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings:
     """Model, limits, memory and device of the engine."""
