@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-ASPECTS = ("layout", "ids", "patches", "logits", "cache", "chunks", "TP", "formats")
-"""What is compared with the release's reference. Two aspects have another one: TP holds logits of two ranks, and
-formats holds logits with quantised weights to those of the values that the weights stand for."""
+ASPECTS = ("layout", "ids", "patches", "logits", "cache", "chunks", "TP", "formats", "drafts")
+"""What is compared with the release's reference. Two aspects have another one: formats holds logits with quantised
+weights to those of the values that the weights stand for, and drafts holds answers with proposed tokens to those without."""
 
 Cell = tuple[str, str]
 """A release and an aspect."""

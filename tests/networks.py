@@ -1,4 +1,4 @@
-"""Networks of tiny checkpoints, loaded or without weights, and the comparison of Qwen's towers with transformers."""
+"""Networks of tiny checkpoints, loaded or without weights, and the comparison of towers with transformers."""
 
 import json
 from collections.abc import Sequence
@@ -7,7 +7,6 @@ from typing import Any
 
 import engines
 import torch
-from references.networks import QwenOracle
 
 from saccade import models
 from saccade.engine.config import EngineConfig
@@ -46,17 +45,17 @@ def build(config: Any, preprocessor: Any = None) -> Any:
 
 
 @torch.inference_mode()
-def check_qwen_tower(network: Any, folder: Path, sizes: Sequence[tuple[int, int]]) -> None:
+def check_features(
+    oracle: Any, folder: Path, sizes: Sequence[tuple[int, int]], network: Any = None, atol: float = 1e-5
+) -> None:
     """Features of images of *sizes* (width, height), encoded together, equal transformers', deepstack's too."""
-    oracle = QwenOracle(folder)
+    network = network or load(folder)
     items = [engines.photo(folder, size, seed) for seed, size in enumerate(sizes)]
-    metadata, counts = network.prepare([MediaShape(item.grid) for item in items], VisionAttentionBackend())
+    shapes = [MediaShape(item.grid, item.original_size) for item in items]
+    metadata, counts = network.prepare(shapes, VisionAttentionBackend())
     pixels = torch.frombuffer(bytearray(b"".join(item.inline or b"" for item in items)), dtype=torch.uint8)
-    features = network.encode(pixels, metadata)
-    doubled = torch.cat([oracle.pixel_values(item) for item in items])
-    grids = torch.tensor([item.grid for item in items])
-    expected = oracle.model.model.get_image_features(doubled, grids, return_dict=True)
-    deep = getattr(expected, "deepstack_features", None) or ()
-    parts = [torch.cat(tuple(part)) for part in (expected.pooler_output, *deep)]
-    torch.testing.assert_close(features, torch.cat(parts, 1), atol=1e-4, rtol=0)
+    expected = oracle.model.model.get_image_features(**oracle.images(items), return_dict=True)
+    parts = [expected.pooler_output, *(getattr(expected, "deepstack_features", None) or ())]
+    of_tokens = [torch.cat(tuple(part)).flatten(0, -2) for part in parts]
+    torch.testing.assert_close(network.encode(pixels, metadata), torch.cat(of_tokens, 1), atol=atol, rtol=1e-5)
     assert counts == [item.spans[0].length for item in items]

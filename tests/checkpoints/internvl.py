@@ -25,6 +25,8 @@ VISION = {
     "layer_scale_init_value": 0.1, "use_mean_pooling": True, "use_absolute_position_embeddings": True,
 }  # fmt: skip
 TINY = {"image_size": [56, 56]}
+LARGE = {"attention_bias": False, "use_qk_norm": True, "norm_type": "rms_norm"}
+"""The tower of 6 billion parameters."""
 TEXT = {
     "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_size": 96, "intermediate_size": 136,
     "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 20, "rms_norm_eps": 1e-6,
@@ -82,6 +84,13 @@ def write(folder: Path, name: str, vocab_size: int = 1200, vision: dict[str, Any
         "size": {"height": side, "width": side},
     }  # fmt: skip
     write_json(folder, "preprocessor_config.json", processor)
+    video = {
+        **COLOURS, "do_convert_rgb": True, "do_normalize": True, "do_rescale": True, "do_resize": True, "fps": None,
+        "initial_shift": True, "num_frames": 16, "processor_class": "InternVLProcessor", "resample": 3,
+        "rescale_factor": 1 / 255, "size": {"height": side, "width": side},
+        "video_processor_type": "InternVLVideoProcessor",
+    }  # fmt: skip
+    write_json(folder, "video_preprocessor_config.json", video)
     write_json(folder, "processor_config.json", {"image_seq_length": tokens, "processor_class": "InternVLProcessor"})
     (folder / "chat_template.jinja").write_text(templates.INTERNVL)
     ends = [ids["<|im_end|>"], ids["<|endoftext|>"]]
@@ -89,12 +98,12 @@ def write(folder: Path, name: str, vocab_size: int = 1200, vision: dict[str, Any
     return folder
 
 
-def write_network(folder: Path, name: str) -> Path:
-    """Write a whole tiny one: 4 layers, hidden 96, tiles of 4 x 4 patches and 4 tokens."""
+def write_network(folder: Path, name: str, vision: dict[str, Any] | None = None) -> Path:
+    """Write a whole tiny one: 4 layers, hidden 96, tiles of 4 x 4 patches and 4 tokens; *vision* changes its tower."""
     import_torchvision()
     from transformers import InternVLConfig, InternVLForConditionalGeneration
 
-    write(folder, name, vocab_size=600, vision=TINY)
+    write(folder, name, vocab_size=600, vision=TINY | (vision or {}))
     torch.manual_seed(0)
     model = InternVLForConditionalGeneration(InternVLConfig.from_pretrained(folder)).float().eval()
     randomize(model)
@@ -115,6 +124,8 @@ CHAT_NAMES = (
     ("model.language_model.", "language_model.model."),
     ("lm_head.", "language_model.lm_head."),
     (".attention.projection_layer.", ".attn.proj."),
+    (".attention.q_norm.", ".attn.q_norm."),
+    (".attention.k_norm.", ".attn.k_norm."),
     (".layernorm_before.", ".norm1."),
     (".layernorm_after.", ".norm2."),
     (".lambda_1", ".ls1"),
@@ -139,14 +150,15 @@ def write_chat(folder: Path, native: Path) -> Path:
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((native / "config.json").read_text())
     side = config["vision_config"]["image_size"][0]
-    vision = {key: value for key, value in config["vision_config"].items() if key in TEXT or "layer" in key}
+    native_vision = config["vision_config"]
+    vision = {key: value for key, value in native_vision.items() if key in TEXT or "layer" in key}
     vision |= {key: VISION[key] for key in ("num_attention_heads", "intermediate_size", "hidden_size", "hidden_act")}
     vision |= {
         "image_size": side,
         "patch_size": 14,
-        "qkv_bias": True,
-        "qk_normalization": False,
-        "norm_type": "layer_norm",
+        "qkv_bias": native_vision["attention_bias"],
+        "qk_normalization": native_vision["use_qk_norm"],
+        "norm_type": native_vision["norm_type"],
     }
     chat = {
         "architectures": ["InternVLChatModel"], "model_type": "internvl_chat", "llm_config": config["text_config"],

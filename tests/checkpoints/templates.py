@@ -289,11 +289,11 @@ GLM_V = """[gMASK]<sop>
 INTERNVL = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
-    "{{ part['text'] if part['type'] == 'text' else '<IMG_CONTEXT>\\n' if part['type'] == 'image' else '' }}"
+    "{{ {'image': '<IMG_CONTEXT>\\n', 'video': '<video>\\n'}[part['type']] if part['type'] != 'text' else part['text'] }}"
     "{% endfor %}{% endif %}{{ '<|im_end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-"""InternVL3.5 of the -HF repositories: images where they stand, each with a line break."""
+"""InternVL3.5 of the -HF repositories: images and videos where they stand, each with a line break."""
 
 GEMMA4 = """{%- macro kind(value) -%}
 {%- if value is string -%}{{ '<|"|>' + value | upper + '<|"|>' }}

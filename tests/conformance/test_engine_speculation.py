@@ -9,6 +9,7 @@ from oracle_checks import PROMPTS
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 4}'
 
 
+@pytest.mark.aspect("drafts")
 @pytest.mark.conformance
 @pytest.mark.parametrize("wrong", [0, 2, 3])
 def test_proposals_change_no_token(folder: Path, wrong: int) -> None:

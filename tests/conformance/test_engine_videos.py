@@ -43,12 +43,18 @@ VIDEO_NETWORKS = (
     "glm4v_moe",
     "glm46v",
     "glm_ocr",
+    "internvl",
     "gemma4",
     "gemma4_unified",
 )
 
+EACH_FRAME = ("kimi_k25", "internvl", "gemma4", "gemma4_unified")
+"""Those without a kernel over two frames: each frame has patches of its own."""
 
-NAMES = [pytest.param(name, marks=pytest.mark.conformance if "gemma4" in name else ()) for name in VIDEO_NETWORKS]
+NAMES = [
+    pytest.param(name, marks=pytest.mark.conformance if name.startswith(("gemma4", "internvl")) else ())
+    for name in VIDEO_NETWORKS
+]
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -133,15 +139,12 @@ def test_image_grid_has_one_frame(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     "checkpoint_name",
-    [name for name in VIDEO_NETWORKS if name not in ("kimi_k25", "gemma4", "gemma4_unified")],
+    [name for name in VIDEO_NETWORKS if name not in EACH_FRAME],
     indirect=True,
 )
 @torch.inference_mode()
 def test_video_of_equal_frames_equals_the_image(folder: Path) -> None:
-    """The kernel over two frames, given the same frame twice, agrees with the kernel that images take.
-
-    Kimi-K2.5 and Gemma 4 have no such kernel: each frame has patches of its own.
-    """
+    """The kernel over two frames, given the same frame twice, agrees with the kernel that images take."""
     network = load_model(EngineConfig(str(folder), "tiny", device="cpu", dtype="float32"), lambda *_: None).network
     item = engines.photo(folder, (112, 84), 0)
     pixels = torch.frombuffer(bytearray(item.inline or b""), dtype=torch.uint8).view(item.grid[1] * item.grid[2], 3, -1)

@@ -25,8 +25,9 @@ from references import Seen
 from subjects import SUBJECTS, Sides, Subject
 
 from saccade import models
-from saccade.errors import InvalidValue
+from saccade.errors import InvalidValue, UnsupportedParameter
 from saccade.gateway.prompt.draft import expand, write_images
+from saccade.gateway.prompt.tools import check_history, place_result_images
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.models.files import read_model_files
 from saccade.models.tool_formats import FORMATS
@@ -235,6 +236,28 @@ def test_templates_write_calls_and_results_or_are_listed_as_losing_them(name: st
     answered = [*asked, result(call(0, "f"), "27182")]
     assert template.loses_calls == ("31415" not in both.reference.render(asked, True, {}))
     assert template.loses_results == ("27182" not in both.reference.render(answered, True, {}))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_images_of_results_have_room_or_are_refused(
+    name: str, sides: Both, served: Served, reference_seen: Callable[[str], list[Seen]]
+) -> None:  # F13
+    """In the result if the template writes them there, else in the next turn of the user."""
+    both, model = sides(name), served(name)
+    messages = [
+        user(IMAGE, text("Zoom.")),
+        turn("assistant", "") | {"tool_calls": [call(0, "crop", side="left")]},
+        result(call(0, "crop"), text("Here:"), IMAGE),
+        user("So?"),
+    ]
+    if model.template.loses_calls or model.template.loses_results:
+        with pytest.raises(UnsupportedParameter):
+            check_history(messages, model.template)
+        return
+    check_history(messages, model.template)
+    placed = Conversation(place_result_images(messages, model.template))
+    ours = expanded(model, rendered(model, both.subject, placed), 2)
+    assert ours == expected(both, placed, reference_seen(name))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from chats import Part, openai_messages, random_image, reference_messages
+from processor_answers import check_json
 from references.native import PooledPatches, SquarePatches
 from references.networks import ORACLES, GemmaOracle
 from server import Server, serving
@@ -58,6 +59,7 @@ def test_answers_equal_the_reference(server: Server, name: str, folder: Path) ->
             extra_body={"return_token_ids": True, "ignore_eos": True},
         )
         assert answer.prompt_token_ids == prompt
+        assert answer.usage.prompt_tokens == len(prompt)
         token_ids = answer.choices[0].token_ids
         assert len(token_ids) == NUM_TOKENS
         ids = torch.tensor([prompt + token_ids[:-1]])
@@ -67,6 +69,10 @@ def test_answers_equal_the_reference(server: Server, name: str, folder: Path) ->
         ]
         logits = logits.index_fill(1, torch.tensor(oracle.placeholder_token_ids), float("-inf"))
         assert logits.argmax(1).tolist() == token_ids
+
+
+def test_json_with_and_without_reasoning(server: Server) -> None:  # F13
+    check_json(server, "enable_thinking")
 
 
 def test_tool_calls_follow_the_grammar(server: Server) -> None:  # F13

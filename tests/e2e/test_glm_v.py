@@ -21,4 +21,4 @@ def test_answers_equal_the_reference(name: str, network_folder: Callable[[str], 
         inputs: Mapping[str, Any] = processor(text=prompt, images=images or None, return_tensors="pt")
         return inputs
 
-    check_answers(folder, process, chat_template_kwargs={"enable_thinking": False})
+    check_answers(folder, process, "enable_thinking")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from chats import Part, openai_messages, random_image, reference_messages
+from processor_answers import check_json
 from references import Seen
 from references.kimi_k25 import KimiK25
 from references.networks import KimiOracle, image_text_model
@@ -80,7 +81,13 @@ def test_answer_equals_the_reference(server: Server, folder: Path, parts: tuple[
     )
     prompt, token_ids = expected(folder, parts)
     assert answer.prompt_token_ids == prompt
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == len(prompt)
     assert answer.choices[0].token_ids == token_ids
+
+
+def test_json_with_and_without_reasoning(server: Server) -> None:  # F13
+    check_json(server, "thinking")
 
 
 def test_tool_calls_follow_the_grammar(server: Server) -> None:  # F13

@@ -15,6 +15,7 @@ import pytest
 import torch
 from chats import data_url, random_image
 from PIL import Image
+from processor_answers import check_json
 from references.native import load
 from references.networks import image_text_model
 from server import serving
@@ -70,5 +71,7 @@ def test_answers_to_the_pipeline_equal_the_reference(network_folder: Callable[[s
             )
             output, length = expected(processor, model, url, question, limits)
             assert answer.prompt_token_ids == output[:length], question
+            assert answer.usage.prompt_tokens == length
             assert answer.choices[0].token_ids == output[length:], question
             assert "<|" not in answer.choices[0].message.content
+        check_json(server)

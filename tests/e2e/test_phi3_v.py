@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from chats import Part, openai_messages, random_image, reference_messages
+from processor_answers import check_json
 from references.phi3_v import Phi3V
 from references.phi3_v_network import Phi3VOracle
 from server import Server, serving
@@ -75,3 +76,7 @@ def test_answer_equals_the_reference(server: Server, folder: Path, parts: tuple[
         answer.choices[0].message.content.strip()
         == reference.tokenizer.decode(token_ids, skip_special_tokens=True).strip()
     )
+
+
+def test_json(server: Server) -> None:  # F13
+    check_json(server)

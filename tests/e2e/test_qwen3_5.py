@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from chats import Part, openai_messages, random_image, reference_messages
+from processor_answers import check_json
 from references.native import MergedPatches
 from references.networks import image_text_model
 from server import Server, serving
@@ -73,8 +74,13 @@ def test_answer_equals_the_reference(
     for num_cached in (0, (len(prompt) - 1) // 16 * 16):
         answer = ask(server, parts)
         assert answer.prompt_token_ids == prompt
+        assert answer.usage.prompt_tokens == len(prompt)
         assert answer.choices[0].token_ids == expected
         assert (answer.usage.prompt_tokens_details.cached_tokens if num_cached else 0) == num_cached
+
+
+def test_json_with_and_without_reasoning(server: Server) -> None:  # F13
+    check_json(server, "enable_thinking")
 
 
 def test_tool_calls_follow_the_grammar(server: Server) -> None:  # F13

@@ -186,6 +186,7 @@ def reference(tiny: Tiny, folder: Path) -> Callable[[], Reference]:
 
 def check(answer: Any, expected: tuple[list[int], list[int]]) -> None:
     assert answer.prompt_token_ids == expected[0]
+    assert answer.usage.prompt_tokens == len(expected[0])
     assert answer.choices[0].token_ids == expected[1]
 
 

@@ -11,13 +11,14 @@ from typing import Any
 import engines
 import pytest
 import torch
+from structlog.testing import capture_logs
 from tables import table
 
 from saccade.engine import startup, warmup
 from saccade.engine.config import EngineConfig
 from saccade.engine.executor import memory
 from saccade.engine.executor.caches import Caches
-from saccade.engine.executor.execution import most_patches, prepare
+from saccade.engine.executor.execution import check_encoder_cache, most_patches, prepare
 from saccade.engine.executor.loader import load_model
 from saccade.engine.executor.memory import Measured
 from saccade.engine.executor.ranks.peers import Peers, closed_on_failure, ranks_of
@@ -39,6 +40,16 @@ def test_pool_for_measuring_memory_does_not_bound_the_context(tiny_qwen3_vl: Pat
     )
     model = load_model(config, lambda *_: None)
     startup.measure(config, model, prepare(config, model), Peers(), GRID)
+
+
+@table(("cache", "warns"), [(1 << 30, False), (1 << 16, True), (0, False)])
+def test_a_start_names_an_encoder_cache_without_room_for_the_largest_image(
+    cache: int, warns: bool, tiny_qwen3_vl: Path
+) -> None:
+    config = EngineConfig(str(tiny_qwen3_vl), "tiny", device="cpu", encoder_cache_bytes=cache)
+    with capture_logs() as lines:
+        check_encoder_cache(config, load_model(config, lambda *_: None))
+    assert [line["reason"] for line in lines] == ([f"--encoder-cache-bytes {cache}"] if warns else [])
 
 
 def test_measurement_memory_is_freed_before_the_caches_are_sized(

@@ -87,6 +87,18 @@ def test_wrong_configurations_are_refused(path: str, value: object, words: str, 
         Spec.read(with_value(config_of(checkpoint("gemma4")), path, value))
 
 
+@pytest.mark.parametrize("name", ["gemma4", "gemma4_unified"])
+@torch.inference_mode()
+def test_an_image_that_fills_a_graph_may_be_wider_than_the_table(name: str, network_folder: Folder) -> None:
+    network: Any = load(network_folder(name))
+    merge, size = network.spec.vision.merge_size, network.spec.vision.table_size
+    grid = network.spec.padding_grid((size + 1) * merge**2)
+    assert grid == (1, merge, (size + 1) * merge)
+    metadata, _ = network.prepare([MediaShape(grid)], VisionAttentionBackend())
+    places = metadata.places
+    assert (int(places[:, 0].max()), int(places[:, 1].max())) == (size - 1, int(places[-1, 1]))
+
+
 def test_last_layer_attends_to_all_tokens(checkpoint: Folder) -> None:
     """As in the reference, whatever the list says."""
     config = with_value(config_of(checkpoint("gemma4")), "text_config.layer_types", [gemma4.SLIDING] * 4)

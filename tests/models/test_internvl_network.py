@@ -7,17 +7,18 @@ from typing import Any
 import engines
 import pytest
 import torch
-from checkpoints.internvl import COLOURS, write_chat
-from networks import build, config_of, load, with_value
+from checkpoints.internvl import COLOURS, LARGE, VISION, write_chat, write_network
+from networks import build, check_features, config_of, load, with_value
 from references.networks import CroppedOracle
 from safetensors.torch import load_file
 from tables import table
 
 from saccade import models
 from saccade.errors import InvalidValue, StartupError
+from saccade.models.internvl.network import InternAttention
+from saccade.models.internvl.settings import tower
 from saccade.models.internvl.spec import Spec
-from saccade.models.spec import MediaShape
-from saccade.nn.backends.torch_sdpa import VisionAttentionBackend
+from saccade.nn.parallel import Ranks
 
 SIZES = [(1, 1), (56, 56), (150, 100), (300, 40), (40, 300)]
 """(width, height)"""
@@ -26,21 +27,21 @@ Folder = Callable[[str], Path]
 NAMES = ["internvl", "internvl_moe"]
 
 
-@torch.inference_mode()
-def test_features_equal_the_reference(network_folder: Folder) -> None:  # A10
-    folder = network_folder("internvl")
-    network, oracle = load(folder), CroppedOracle(folder)
-    items = [engines.photo(folder, size, seed) for seed, size in enumerate(SIZES)]
-    pixels = torch.frombuffer(bytearray(b"".join(item.inline or b"" for item in items)), dtype=torch.uint8)
-    metadata, counts = network.prepare([MediaShape(item.grid) for item in items], VisionAttentionBackend())
-    expected = oracle.model.model.get_image_features(**oracle.images(items)).pooler_output
-    assert counts == [item.spans[0].length for item in items]
-    torch.testing.assert_close(network.encode(pixels, metadata), expected.flatten(0, 1), atol=1e-5, rtol=1e-5)
+@pytest.fixture(scope="module")
+def towers(network_folder: Folder, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A checkpoint with either tower."""
+    large = write_network(tmp_path_factory.mktemp("large") / "model", "internvl", LARGE)
+    return {"small": network_folder("internvl"), "large": large}
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_both_forms_are_one_network(name: str, network_folder: Folder, tmp_path: Path) -> None:
-    native = network_folder(name)
+@pytest.mark.parametrize("size", ["small", "large"])
+def test_features_equal_the_reference(size: str, towers: dict[str, Path]) -> None:  # A10
+    check_features(CroppedOracle(towers[size]), towers[size], SIZES)
+
+
+@pytest.mark.parametrize("name", [*NAMES, "large"])
+def test_both_forms_are_one_network(name: str, network_folder: Folder, towers: dict[str, Path], tmp_path: Path) -> None:
+    native = towers.get(name) or network_folder(name)
     chat = write_chat(tmp_path / "chat", native)
     assert models.family_of(config_of(chat)) == models.family_of(config_of(native))
     ours, theirs = load(native).state_dict(), load(chat).state_dict()
@@ -80,9 +81,22 @@ def test_sizes_of_the_releases() -> None:
     assert round(sum(one.numel() for one in network.vision_tower.parameters()) / 1e6) == 304
     assert round(sum(one.numel() for one in network.parameters()) / 1e8) == 85
     assert network.spec.item_tokens((1, 96, 128)) == 13 * 256
+    vision = {
+        "attention_bias": False, "use_qk_norm": True, "norm_type": "rms_norm", "hidden_size": 3200,
+        "intermediate_size": 12800, "num_hidden_layers": 45, "num_attention_heads": 25,
+    }  # fmt: skip
+    large = build({**config, "vision_config": vision}, COLOURS)
+    assert round(sum(one.numel() for one in large.vision_tower.parameters()) / 1e7) == 554
 
 
-@pytest.mark.parametrize("grid", [(1, 4, 6), (1, 0, 4), (2, 4, 4)])
+def test_a_norm_over_all_heads_is_not_cut() -> None:
+    config = tower({"vision_config": {**VISION, **LARGE}})
+    assert InternAttention(config, Ranks()).qkv_proj.bias is None
+    with pytest.raises(StartupError, match="mm-encoder-tp-mode"):
+        InternAttention(config, Ranks(1, 2))
+
+
+@pytest.mark.parametrize("grid", [(1, 4, 6), (1, 0, 4), (2, 4, 8)])
 def test_impossible_grids_are_refused(grid: tuple[int, int, int], network_folder: Folder) -> None:
     with pytest.raises(InvalidValue):
         Spec.read(config_of(network_folder("internvl"))).item_tokens(grid)
@@ -94,7 +108,7 @@ def test_impossible_grids_are_refused(grid: tuple[int, int, int], network_folder
         ("text_config.model_type", "gpt_oss", "gpt_oss"),
         ("text_config.use_sliding_window", True, "use_sliding_window"),
         ("text_config.head_dim", 21, "head"),
-        ("vision_config.norm_type", "rms_norm", "norm_type"),
+        ("vision_config.norm_type", "batch_norm", "norm_type"),
         ("image_token_id", 10**6, "image_token_id"),
         ("text_config", 5, "text_config"),
     ],

@@ -2,16 +2,20 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from tables import table
 
 from saccade.errors import InternalError, InvalidValue, StartupError
-from saccade.models.family import ImageOptions
+from saccade.models.family import ImageOptions, VideoOptions
 from saccade.models.internvl.layout import Layout, tiles
-from saccade.models.internvl.pixels import Pixels
+from saccade.models.internvl.pixels import Pixels, VideoPixels
+from saccade.models.internvl.video import VideoLayout
+from saccade.protocol.media import VideoHeader
 
 VISION = {"image_size": [56, 56], "patch_size": [14, 14], "attention_bias": True}
 CONFIG = {"vision_config": VISION}
@@ -55,8 +59,6 @@ def test_both_forms_have_the_same_settings() -> None:
 
 
 def test_an_image_of_another_size_is_an_error() -> None:
-    import numpy as np
-
     layout = Layout(CONFIG, PREPROCESSOR)
     shape = layout.image(400, 100, layout.settings)
     with pytest.raises(InternalError):
@@ -74,8 +76,7 @@ def test_an_image_of_another_size_is_an_error() -> None:
         (CONFIG, {"size": 56}, "image_mean"),
         ({**CONFIG, "downsample_ratio": 0.3}, PREPROCESSOR, "downsample_ratio"),
         ({**CONFIG, "vision_feature_layer": -2}, PREPROCESSOR, "vision_feature_layer"),
-        ({"vision_config": {**VISION, "use_qk_norm": True}}, PREPROCESSOR, "use_qk_norm"),
-        ({"vision_config": {**VISION, "attention_bias": False}}, PREPROCESSOR, "attention_bias"),
+        ({"vision_config": {**VISION, "norm_type": "batch_norm"}}, PREPROCESSOR, "norm_type"),
         ({"vision_config": 5}, PREPROCESSOR, "vision_config"),
         ({**CHAT, "ps_version": "v1"}, COLOURS, "ps_version"),
         ({**CHAT, "use_thumbnail": False}, COLOURS, "use_thumbnail"),
@@ -85,3 +86,63 @@ def test_an_image_of_another_size_is_an_error() -> None:
 def test_wrong_files_stop_the_start(config: Any, preprocessor: Any, named: str) -> None:
     with pytest.raises(StartupError, match=named):
         Layout(config, preprocessor)
+
+
+def videos(**stated: Any) -> VideoLayout:
+    return VideoLayout(CONFIG, PREPROCESSOR, stated)
+
+
+@given(total=st.integers(1, 3_000), count=st.integers(1, 64), fps=st.sampled_from([None, 0.5, 2, 7]))
+@hypothesis_settings(max_examples=60, deadline=None)
+def test_frames_are_those_of_the_reference(total: int, count: int, fps: float | None) -> None:
+    from transformers import InternVLVideoProcessor
+    from transformers.video_utils import VideoMetadata
+
+    subject, header = videos(), VideoHeader(total, 24.0, 64, 48)
+    settings = subject.settings_for(VideoOptions(num_frames=None if fps else count, fps=fps))
+    ours = subject.video(header, settings).frames
+    stated = {"num_frames": min(count, total)} if fps is None else {"fps": fps}
+    if fps is None or int(total / 24 * fps):
+        theirs = InternVLVideoProcessor().sample_frames(VideoMetadata(total_num_frames=total, fps=24.0), **stated)
+        assert list(ours) == theirs.tolist()
+    else:
+        assert ours == (total // 2,)
+
+
+@table("header", [VideoHeader(9, 24.0, 150, 100), VideoHeader(3, 2.0, 40, 90), VideoHeader(1, 1.0, 56, 56)])
+def test_videos_equal_the_reference(header: VideoHeader) -> None:
+    from transformers import InternVLProcessor, InternVLVideoProcessor
+
+    subject = videos(num_frames=6)
+    layout = subject.video(header, subject.settings)
+    draw = np.random.default_rng(0)
+    frames = draw.integers(0, 256, (header.num_frames, header.height, header.width, 3), dtype=np.uint8)
+    seen = torch.from_numpy(frames[list(layout.frames)]).permute(0, 3, 1, 2)
+    made = InternVLVideoProcessor(**COLOURS, size={"height": 56, "width": 56})(videos=[seen], return_tensors="pt")
+    ours = np.full(layout.pixel_shape, 7, np.uint8)
+    VideoPixels(subject.settings).write((frames[index] for index in layout.frames), layout, ours)
+    assert torch.equal((torch.from_numpy(ours).float() - 127.5) / 127.5, made["pixel_values_videos"][0])
+    count = min(6, header.num_frames)
+    assert (layout.grid, layout.num_tokens) == ((count, 4, 4), 4 * count)
+    itself = InternVLProcessor.__new__(InternVLProcessor)
+    itself.start_image_token, itself.image_token, itself.end_image_token = "<img>", "<IMG_CONTEXT>", "</img>"
+    itself.image_seq_length = 4
+    written = "".join(piece if isinstance(piece, str) else "<IMG_CONTEXT>" * piece for piece in layout.prompt)
+    assert written == itself.replace_video_token(made, 0)
+    with pytest.raises(InternalError, match="frames"):
+        VideoPixels(subject.settings).write(frames[:0], layout, ours)
+
+
+def test_options_choose_frames_and_no_pixels() -> None:
+    header = VideoHeader(300, 30.0, 64, 48)
+    assert len(videos().video(header, videos().settings).frames) == 8
+    assert len(videos().video(header, videos().settings_for(VideoOptions(fps=2.0))).frames) == 20
+    assert VideoLayout(CHAT, {**COLOURS, "size": 56}, {}).settings == videos().settings
+    with pytest.raises(InvalidValue, match="max_pixels"):
+        videos().settings_for(VideoOptions(max_pixels=9))
+
+
+@table("wrong", [{"fps": 2}, {"num_frames": 0}, {"initial_shift": 3}, {"image_mean": [0.1] * 3}, {"size": 48}])
+def test_wrong_settings_of_videos_name_the_file(wrong: dict[str, Any]) -> None:
+    with pytest.raises(StartupError, match=r"video_preprocessor_config\.json.*" + next(iter(wrong))):
+        videos(**wrong)

@@ -9,19 +9,15 @@ from typing import Any
 import engines
 import pytest
 import torch
-from networks import build, config_of, with_value
+from networks import build, check_features, config_of, with_value
 from references.networks import LlavaOracle
 from tables import table
 
-from saccade.engine.config import EngineConfig
-from saccade.engine.executor.loader import load_model
 from saccade.errors import InvalidValue, StartupError
 from saccade.models.llava import tiles
 from saccade.models.llava.layout import Layout
 from saccade.models.llava.spec import DEFAULTS, STYLES, Spec
 from saccade.models.spec import MediaShape, Paged
-from saccade.nn.backends.torch_sdpa import VisionAttentionBackend
-from saccade.protocol.media import MediaItem
 
 SIZES = [(1, 1), (56, 56), (57, 55), (112, 112), (150, 100), (90, 230), (300, 40), (40, 300), (777, 5), (640, 481)]
 """(width, height); their tiles lie in one row, one column or a square, with padding above, beside and nowhere."""
@@ -33,29 +29,10 @@ def layout_of(folder: Path) -> Layout:
     return Layout(config_of(folder), json.loads((folder / "preprocessor_config.json").read_text()))
 
 
-def items_of(folder: Path) -> list[MediaItem]:
-    return [engines.photo(folder, size, seed) for seed, size in enumerate(SIZES)]
-
-
-def shapes_of(items: list[MediaItem]) -> list[MediaShape]:
-    return [MediaShape(item.grid, item.original_size) for item in items]
-
-
-def pixels(items: list[MediaItem]) -> torch.Tensor:
-    return torch.frombuffer(bytearray(b"".join(item.inline or b"" for item in items)), dtype=torch.uint8)
-
-
 @pytest.mark.parametrize("name", NAMES)
-@torch.inference_mode()
 def test_features_equal_the_reference(name: str, network_folder: Callable[[str], Path]) -> None:  # A10
     folder = network_folder(name)
-    network = load_model(EngineConfig(str(folder), "tiny", device="cpu"), lambda *_: None).network
-    oracle, items = LlavaOracle(folder), items_of(folder)
-    metadata, counts = network.prepare(shapes_of(items), VisionAttentionBackend())
-    features = network.encode(pixels(items), metadata)
-    expected = oracle.model.get_image_features(**oracle.images(items)).pooler_output
-    assert counts == [len(one) for one in expected] == [item.spans[0].length for item in items]
-    torch.testing.assert_close(features, torch.cat(tuple(expected)), atol=1e-5, rtol=1e-5)
+    check_features(LlavaOracle(folder), folder, SIZES)
 
 
 @table("size", SIZES)

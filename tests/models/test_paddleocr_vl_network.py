@@ -5,10 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import engines
 import pytest
 import torch
-from networks import build, config_of, load
+from networks import build, check_features, config_of
 from references.networks import RasterOracle
 from safetensors.torch import load_file
 from tables import table
@@ -25,17 +24,8 @@ Folder = Callable[[str], Path]
 NAME = "paddleocr_vl"
 
 
-@torch.inference_mode()
 def test_features_equal_the_reference(network_folder: Folder) -> None:  # A10
-    folder = network_folder(NAME)
-    network, oracle = load(folder), RasterOracle(folder)
-    items = [engines.photo(folder, size, seed) for seed, size in enumerate(SIZES)]
-    pixels = torch.frombuffer(bytearray(b"".join(item.inline or b"" for item in items)), dtype=torch.uint8)
-    metadata, counts = network.prepare([MediaShape(item.grid) for item in items], VisionAttentionBackend())
-    patches, grids = torch.cat([oracle.pixel_values(item) for item in items]), [item.grid for item in items]
-    expected = oracle.model.model.get_image_features(patches, torch.tensor(grids)).pooler_output
-    assert counts == [item.spans[0].length for item in items]
-    torch.testing.assert_close(network.encode(pixels, metadata), torch.cat(expected), atol=1e-5, rtol=1e-5)
+    check_features(RasterOracle(network_folder(NAME)), network_folder(NAME), SIZES)
 
 
 @torch.inference_mode()

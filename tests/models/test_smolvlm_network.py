@@ -9,18 +9,15 @@ import engines
 import msgspec
 import pytest
 import torch
-from networks import build, config_of
+from networks import build, check_features, config_of
 from references.networks import TilesOracle
 from tables import table
 
-from saccade.engine.config import EngineConfig
-from saccade.engine.executor.loader import load_model
 from saccade.errors import InvalidValue, StartupError
 from saccade.models.smolvlm.layout import Layout
 from saccade.models.smolvlm.network import Network, position_ids
 from saccade.models.smolvlm.spec import Spec
-from saccade.models.spec import MediaShape, Paged
-from saccade.nn.backends.torch_sdpa import VisionAttentionBackend
+from saccade.models.spec import Paged
 from saccade.protocol.media import Span
 from saccade.protocol.request import EngineRequest
 
@@ -35,18 +32,9 @@ def layout_of(folder: Path) -> Layout:
 
 
 @pytest.mark.parametrize("name", ["smolvlm", "smolvlm2"])
-@torch.inference_mode()
 def test_features_equal_the_reference(name: str, network_folder: Folder) -> None:  # A10
     folder = network_folder(name)
-    network = load_model(EngineConfig(str(folder), "tiny", device="cpu"), lambda *_: None).network
-    oracle, items = TilesOracle(folder), [engines.photo(folder, size, seed) for seed, size in enumerate(SIZES)]
-    pixels = torch.frombuffer(bytearray(b"".join(item.inline or b"" for item in items)), dtype=torch.uint8)
-    metadata, counts = network.prepare([MediaShape(item.grid) for item in items], VisionAttentionBackend())
-    expected = oracle.model.get_image_features(**oracle.images(items)).pooler_output
-    assert counts == [item.spans[0].length for item in items]
-    torch.testing.assert_close(
-        network.encode(pixels, metadata), torch.cat(tuple(expected)).flatten(0, -2), atol=1e-5, rtol=1e-5
-    )
+    check_features(TilesOracle(folder), folder, SIZES)
 
 
 @table("side", [1, 2, 3, 4, 8, 14, 26, 27, 32, 70])

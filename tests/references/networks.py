@@ -68,6 +68,11 @@ class QwenOracle:
         """Return what the network gets of videos' times: nothing."""
         return {}
 
+    def images(self, items: Sequence[MediaItem]) -> dict[str, torch.Tensor]:
+        """Return the patches and grids of images."""
+        patches = torch.cat([self.pixel_values(item) for item in items])
+        return {"pixel_values": patches, "image_grid_thw": torch.tensor([item.grid for item in items])}
+
     def pixel_values(self, item: MediaItem) -> torch.Tensor:
         """Return normalised patches [P, 3 * frames * patch * patch]."""
         patch, frames = self._preprocessor["patch_size"], self._preprocessor["temporal_patch_size"]

@@ -22,7 +22,7 @@ from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.core.speculation import read_speculation
 from saccade.engine.executor import memory
 from saccade.engine.executor.caches import Caches
-from saccade.engine.executor.execution import Execution, most_patches, prepare
+from saccade.engine.executor.execution import Execution, check_encoder_cache, most_patches, prepare
 from saccade.engine.executor.loader import LoadedModel, load_model
 from saccade.engine.executor.local import LocalExecutor
 from saccade.engine.executor.model_runner import make_runner
@@ -48,6 +48,7 @@ def start(config: EngineConfig, progress: Progress) -> Engine:
         model = load_model(config, progress, peers.ranks)
         grammars = _grammars(config, model)
         execution = prepare(config, model)
+        check_encoder_cache(config, model)
         if peers.ranks.size > 1:
             progress("waiting for the other ranks", 0, 0)
         peers.join(model.network.device)

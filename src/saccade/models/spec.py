@@ -178,6 +178,11 @@ class ModelSpec:
         """
         return 0
 
+    @property
+    def joint_frames(self) -> int:
+        """The number of frames of a grid that see each other in the tower."""
+        return 1
+
     def item_tokens(self, grid: Grid, original_size: Size | None = None) -> int:
         """Return the number of placeholder tokens of a media item. Raises InvalidValue for an impossible grid."""
         raise NotImplementedError
@@ -197,9 +202,12 @@ class ModelSpec:
     def video_parts(self, grid: Grid, most_patches: int) -> list[Grid]:
         """Return the grids of a video's parts, of at most *most_patches*, which may be encoded one after another.
 
-        A part is larger if frames that see each other are. Only for models with a placeholder for videos.
+        Each consists of whole runs of frames that see each other, and is larger if a run is.
         """
-        raise NotImplementedError
+        frames, rows, columns = grid
+        run = self.joint_frames
+        length = run * max(1, most_patches // (run * rows * columns))
+        return [(min(length, frames - first), rows, columns) for first in range(0, frames, length)]
 
     def padding_grid(self, num_patches: int) -> Grid | None:
         """Return the grid of an image of exactly *num_patches* patches, a multiple of the smallest image's.
@@ -261,11 +269,6 @@ class MergedPatchSpec(ModelSpec):
 
     vision: Any
 
-    @property
-    def joint_frames(self) -> int:
-        """The number of frames of a grid that see each other in the tower."""
-        return 1
-
     def item_tokens(self, grid: Grid, original_size: Size | None = None) -> int:
         """Return one token for every merged square of patches. Raises InvalidValue for a grid that cannot be merged."""
         frames, rows, columns = grid
@@ -276,13 +279,6 @@ class MergedPatchSpec(ModelSpec):
                 f"{merge}, not {tuple(grid)}."
             )
         return int(frames * rows * columns // merge**2)
-
-    def video_parts(self, grid: Grid, most_patches: int) -> list[Grid]:
-        """Return the grids of the parts of a video, each of whole runs of frames that see each other."""
-        frames, rows, columns = grid
-        run = self.joint_frames
-        length = run * max(1, most_patches // (run * rows * columns))
-        return [(min(length, frames - first), rows, columns) for first in range(0, frames, length)]
 
     def encode_cost(self, grid: Grid) -> int:
         """Return the number of patches."""

@@ -73,6 +73,7 @@ def test_reuse_is_the_least_of_all_groups_and_at_a_boundary(interval: int, expec
     player = Player(interval, tokens=100)
     assert player.num_cached(range(8 * BLOCK + 2)) == 0
     assert player.num_cached([*range(5 * BLOCK - 1), 99, 98, 97]) == expected * BLOCK
+    assert player.subject.load().stateless_tokens_total == (4 - expected) * BLOCK
 
 
 def test_the_end_of_a_prompt_is_a_boundary() -> None:

@@ -102,6 +102,24 @@ def test_answers_equal_those_without_graphs(subject: Engine, tiny_qwen3_vl: Path
     assert engines.is_idle(subject)
 
 
+DECODERS = ["paddleocr_vl", "glm4v", "internvl", "gemma4_e2b", "gemma4_unified"]
+"""Of kinds of decoders without experts, one each."""
+
+
+@pytest.mark.conformance
+@pytest.mark.parametrize("name", DECODERS)
+def test_other_decoders_answer_alike_with_graphs(name: str, network_folder: Callable[[str], Path]) -> None:
+    folder = network_folder(name)
+    settings = {"attention_backend": "triton", "max_num_seqs": 2, "num_blocks": 32, "max_model_len": 240}
+    requests = [engines.request(folder, [size], str(size), size, max_tokens=4) for size in (5, 18)]
+    expected = engines.drain(engines.engine(folder, **settings), *requests).answers
+    subject = engines.engine(folder, **settings)
+    _, again = with_graphs(subject)
+    found = engines.drain(subject, *requests).answers
+    assert [found[key].token_ids for key in expected] == [answer.token_ids for answer in expected.values()]
+    assert again.replayed
+
+
 @pytest.mark.ci
 def test_proposals_are_verified_by_graphs(tiny_qwen3_vl: Path) -> None:
     """Each proposed token is a row of the graph; a step with a prompt runs without one."""

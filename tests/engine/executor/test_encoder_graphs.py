@@ -31,6 +31,10 @@ from saccade.nn.parallel import ALONE
 from saccade.protocol.media import MediaItem
 
 GRAPHED = ["qwen3_vl", "qwen3_5", "qwen2_5_vl", "qwen2_vl", "kimi_k25"]
+ALIKE = ["paddleocr_vl", "glm4v", "glm_ocr", "gemma4", "gemma4_unified"]
+"""Those whose towers have the same parts as others'."""
+
+CASES = [*GRAPHED, *(pytest.param(name, marks=pytest.mark.conformance) for name in ALIKE)]
 SIZES = [(150, 100), (64, 200), (300, 61), (90, 90), (61, 130)]
 MOST = 2048
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
@@ -104,12 +108,12 @@ def test_images_are_packed_smallest_first() -> None:
     assert packs([], 100, 9) == ([], [])
 
 
-@pytest.mark.parametrize("name", GRAPHED)
+@pytest.mark.parametrize("name", CASES)
 def test_features_equal_those_without_graphs(
     name: str, load: Callable[[str], Any], photos: Callable[[str], list[MediaItem]]
 ) -> None:
     network, items = load(name), photos(name)
-    encoder, again = with_graphs(network)
+    encoder, again = with_graphs(network, max(MOST, sum(network.spec.encode_cost(item.grid) for item in items)))
     assert encoder.graphs is not None
     for chosen in (items[:1], items[:2], items, items[::-1], items[2:3]):
         expected = eagerly(network, chosen)

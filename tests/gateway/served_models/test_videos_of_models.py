@@ -9,6 +9,7 @@ from saccade import models
 from saccade.errors import InvalidValue
 from saccade.gateway.prompt.draft import expand, write_images
 from saccade.gateway.served_models.served_model import ServedModel
+from saccade.models.family import VideoOptions
 from saccade.models.files import read_model_files
 from saccade.protocol.description import ModelFiles
 from saccade.protocol.media import VideoHeader
@@ -21,6 +22,7 @@ WITH_VIDEOS = (
     "kimi_k25",
     "glm4v",
     "glm_ocr",
+    "internvl",
     "gemma4",
     "gemma4_unified",
 )
@@ -66,6 +68,23 @@ def test_a_video_and_an_image_have_room_in_their_order(name: str, checkpoint: Ca
         assert all(piece in shown for piece in video.prompt if isinstance(piece, str))
         with pytest.raises(InvalidValue):
             list(write_images(segments, special, model.placeholders, layouts[::-1]))
+
+
+@pytest.mark.parametrize("name", WITH_VIDEOS)
+def test_frames_are_a_number_or_those_that_a_client_sends(name: str, checkpoint: Callable[[str], Path]) -> None:
+    """A number needs no rate. Frames with their times are the same video as those that the gateway samples itself."""
+    model = served(checkpoint(name))
+    assert model.videos is not None
+    layout = model.videos.layout
+    settings = layout.settings_for(VideoOptions(num_frames=4))
+    sampled = layout.video(VideoHeader(24, 3.0, 150, 100), settings)
+    assert len(sampled.frames) == 4
+    assert layout.video(VideoHeader(24, 3.0, 150, 100, sampled.frames), layout.settings) == sampled
+    moved = layout.video(
+        VideoHeader(240, 3.0, 150, 100, tuple(30 + 9 * one for one in sampled.frames)), layout.settings
+    )
+    has_times = any(letter.isdigit() for piece in sampled.prompt if isinstance(piece, str) for letter in piece)
+    assert (moved.prompt != sampled.prompt) == (has_times and name != "internvl"), "it numbers frames"
 
 
 def test_a_template_without_videos_refuses_them(checkpoint: Callable[[str], Path]) -> None:

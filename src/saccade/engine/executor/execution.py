@@ -24,6 +24,7 @@ from saccade.nn.libraries import Unavailable, attempt
 from saccade.nn.ops import OF_STATES, Operations, resolve
 from saccade.nn.parallel import ALONE, Ranks
 from saccade.nn.vision import PackedSelfAttention
+from saccade.protocol.media import ImageLayout
 from saccade.protocol.model_files import CONFIG
 
 LARGE_SIDE = 1 << 13
@@ -128,13 +129,29 @@ def choose_encoder_graphs(
 
 def most_patches(config: EngineConfig, model: LoadedModel) -> int:
     """Return the patches of the largest image that the model's settings allow, or those of a step if more."""
+    # Sides are rounded up to whole squares of patches in some families, of narrow images by an eighth.
+    rounded = model.network.spec.encode_cost(largest_image(model).grid) * 9 // 8
+    return max(memory.limits(config, model).encode_budget_patches, rounded)
+
+
+def largest_image(model: LoadedModel) -> ImageLayout:
+    """Return the layout of the largest image that the model's settings allow."""
     parsed = parse_json(model.files, CONFIG)
     family = models.family_of(parsed)
     layout = models.load_layout(family)(parsed, image_processor(model.files, models.families()[family]))
-    largest = layout.image(LARGE_SIDE, LARGE_SIDE, layout.settings)
-    # Sides are rounded up to whole squares of patches in some families, of narrow images by an eighth.
-    rounded = model.network.spec.encode_cost(largest.grid) * 9 // 8
-    return max(memory.limits(config, model).encode_budget_patches, rounded)
+    return layout.image(LARGE_SIDE, LARGE_SIDE, layout.settings)
+
+
+def check_encoder_cache(config: EngineConfig, model: LoadedModel) -> None:
+    """Warn of an encoder cache in which the largest image has no room."""
+    largest, spec = largest_image(model), model.network.spec
+    num_bytes = spec.encoder_output_values(largest.grid, largest.original_size) * model.network.dtype.itemsize
+    if 0 < config.encoder_cache_bytes < num_bytes:
+        logger.warning(
+            "the largest images have no room in the encoder cache, and are encoded for each request",
+            largest_bytes=num_bytes,
+            reason=f"--encoder-cache-bytes {config.encoder_cache_bytes}",
+        )
 
 
 def decoder_workload(config: EngineConfig, model: LoadedModel) -> Workload:

@@ -98,6 +98,11 @@ OF_ENGINES: tuple[tuple[Kind, str, str, Callable[[Load], float]], ...] = (
         COUNTER, "saccade_kv_blocks_evicted", "Cached KV blocks that made room for others.",
         lambda load: load.evicted_blocks_total,
     ),
+    (
+        COUNTER, "saccade_prefix_cache_stateless_tokens",
+        "Prompt tokens in cached blocks that were computed again, because no recurrent state was kept behind them.",
+        lambda load: load.stateless_tokens_total,
+    ),
     (COUNTER, "vllm:mm_cache_hits", "Images found in the encoder cache.", lambda load: load.encoder_cache_hits_total),
     (
         COUNTER, "vllm:mm_cache_queries", "Images looked up in the encoder cache.",

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from saccade.models.backbones.clip_config import ClipConfig
+from saccade.models.backbones.decoder import Norm
 from saccade.models.backbones.names import target_of
 from saccade.models.backbones.vision_mlp import VisionMlp
 from saccade.models.network import Target
@@ -40,13 +41,13 @@ class ViewMetadata:
 
 
 class ClipAttention(nn.Module):
-    """Bidirectional attention within each image, with biases and without rotary positions."""
+    """Bidirectional attention within each image, without rotary positions."""
 
-    def __init__(self, hidden_size: int, num_heads: int, ranks: Ranks) -> None:
+    def __init__(self, hidden_size: int, num_heads: int, ranks: Ranks, qkv_bias: bool = True) -> None:
         super().__init__()
         self.num_heads = ranks.divide(num_heads, IN_THE_ENCODER)
         widths, units = (hidden_size,) * 3, (num_heads,) * 3
-        self.qkv_proj = Linear(hidden_size, widths, split="outputs", units=units, ranks=ranks)
+        self.qkv_proj = Linear(hidden_size, widths, qkv_bias, split="outputs", units=units, ranks=ranks)
         self.out_proj = Linear(hidden_size, hidden_size, split="inputs", ranks=ranks)
 
     def add_to(self, residual_TE: torch.Tensor, x_TE: torch.Tensor, metadata: ViewMetadata) -> torch.Tensor:
@@ -59,11 +60,11 @@ class ClipAttention(nn.Module):
 class ClipBlock(nn.Module):
     """Attention, then the MLP; each reads a normalised input, and its result is added to the residual."""
 
-    def __init__(self, config: ClipConfig, ranks: Ranks) -> None:
+    def __init__(self, config: ClipConfig, ranks: Ranks, norm: Norm = LayerNorm) -> None:
         super().__init__()
-        self.layer_norm1 = LayerNorm(config.hidden_size, config.norm_eps)
+        self.layer_norm1 = norm(config.hidden_size, config.norm_eps)
         self.self_attn = ClipAttention(config.hidden_size, config.num_heads, ranks)
-        self.layer_norm2 = LayerNorm(config.hidden_size, config.norm_eps)
+        self.layer_norm2 = norm(config.hidden_size, config.norm_eps)
         self.mlp = VisionMlp(config, ranks)
 
     def forward(self, x_TE: torch.Tensor, metadata: ViewMetadata) -> torch.Tensor:

@@ -185,7 +185,9 @@ class GemmaTower(nn.Module):
         """Return the metadata of concatenated images, computed on the host and copied without a device sync."""
         device, merge = self.frequencies.device, self.config.merge_size
         frames = [(frame_coordinates(grid, merge), grid[0]) for grid in grids]
-        places = np.concatenate([np.tile(places[:, ::-1], (count, 1)) for places, count in frames]).astype(np.int64)
+        places = np.concatenate([np.tile(places[:, ::-1], (count, 1)) for places, count in frames])
+        # Only images that fill up a graph are wider than the table.
+        places = places.clip(max=self.config.table_size - 1).astype(np.int64)
         return TowerMetadata(packed_layout(grids, device), to_device(places, device), backend)
 
     def forward(self, patches_PC: torch.Tensor, metadata: TowerMetadata) -> torch.Tensor:

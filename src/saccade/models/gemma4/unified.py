@@ -57,7 +57,9 @@ class UnifiedEmbedder(nn.Module):
         merge = self.config.merge_size
         tokens = [(frames, rows // merge, columns // merge) for frames, rows, columns in grids]
         places = np.concatenate([np.tile(frame_coordinates(grid, 1)[:, ::-1], (grid[0], 1)) for grid in tokens])
-        return UnifiedMetadata(to_device(places.astype(np.int64), self.pos_embedding.device))
+        # Only images that fill up a graph are wider than the table.
+        places = places.clip(max=self.config.table_size - 1).astype(np.int64)
+        return UnifiedMetadata(to_device(places, self.pos_embedding.device))
 
     def forward(self, patches_PC: torch.Tensor, metadata: UnifiedMetadata) -> torch.Tensor:
         """Map patches of values from 0 to 1 to features [U, E]."""

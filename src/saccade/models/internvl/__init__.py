@@ -6,9 +6,8 @@ FAMILY = Family(
     architectures=("InternVLForConditionalGeneration", "InternVLChatModel"),
     model_types=("internvl", "internvl_chat"),
     placeholder="<IMG_CONTEXT>",
+    # Frames of videos are filled by the placeholder of images.
+    video_placeholder="<IMG_CONTEXT>",
     plain_positions=True,
-    limits=(
-        "Text networks other than Qwen2 and Qwen3, such as GPT-OSS, are refused by the engine.",
-        "So is the vision tower of 6 billion parameters, which normalises queries and keys.",
-    ),
+    limits=("Text networks other than Qwen2 and Qwen3, such as GPT-OSS, are refused by the engine.",),
 )

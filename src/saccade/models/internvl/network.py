@@ -1,38 +1,57 @@
 """InternViT, pixel shuffle and projector, and the text decoder.
 
-Formulas: transformers 5.23, modeling_internvl.py. Shapes: B bytes of pixels, V views of all images, S the side of a
-view in pixels, P patches of a view, T tokens of all views with their class tokens, D values of a patch, C channels of
-the vision tower, E hidden size, U tokens of images.
+Formulas: transformers 5.23, modeling_internvl.py. Shapes: V views, P patches of a view, T tokens of all views, H
+heads, D values of a patch or a head, C channels of the vision tower, E hidden size, U tokens of images. A view has a
+class token.
 """
-
-from collections.abc import Sequence
 
 import torch
 from torch import nn
 
-from saccade.models.backbones.clip_config import ClipConfig
-from saccade.models.backbones.clip_vision import ClipBlock, ViewMetadata, joined_squares, view_patches
-from saccade.models.backbones.grouped_query_text import GroupedQueryDecoder
-from saccade.models.backbones.image_text_network import ImageTextNetwork
+from saccade.errors import StartupError
+from saccade.models.backbones.clip_vision import ClipAttention, ClipBlock, ViewMetadata, joined_squares
+from saccade.models.backbones.tiled_network import TiledNetwork
 from saccade.models.internvl.layout import Layout
+from saccade.models.internvl.settings import InternConfig
 from saccade.models.internvl.spec import Spec
 from saccade.models.internvl.weights import target
 from saccade.models.preprocessing.processor_config import CHANNELS
-from saccade.models.spec import MediaShape
 from saccade.nn.context import VisionAttentionBackend
-from saccade.nn.layers import LayerNorm, Linear
+from saccade.nn.layers import LayerNorm, Linear, RMSNorm
 from saccade.nn.ops import GELU
 from saccade.nn.parallel import Ranks
-from saccade.nn.vision import PatchEmbedding, grid_list, packed_sequences
+from saccade.nn.vision import PatchEmbedding, packed_sequences
 
 PROJECTOR_EPS = 1e-5
+
+
+class InternAttention(ClipAttention):
+    """Some towers normalise queries and keys over all heads."""
+
+    def __init__(self, config: InternConfig, ranks: Ranks) -> None:
+        super().__init__(config.hidden_size, config.num_heads, ranks, config.qkv_bias)
+        if config.qk_norm and ranks.size > 1:
+            raise StartupError(
+                "`--mm-encoder-tp-mode weights` cannot cut this vision tower, because it normalises queries and keys "
+                "over all heads; use `data`."
+            )
+        norms = (RMSNorm(config.hidden_size, config.norm_eps) if config.qk_norm else nn.Identity() for _ in range(2))
+        self.q_norm, self.k_norm = norms
+
+    def add_to(self, residual_TC: torch.Tensor, x_TC: torch.Tensor, metadata: ViewMetadata) -> torch.Tensor:
+        """Attend over *x_TC*, and return the residual plus the result."""
+        q_TC, k_TC, v_TC = self.qkv_proj(x_TC).chunk(3, dim=1)
+        parts = (self.q_norm(q_TC), self.k_norm(k_TC), v_TC)
+        q_THD, k_THD, v_THD = (part.unflatten(1, (self.num_heads, -1)) for part in parts)
+        return self.out_proj.add_to(residual_TC, metadata.backend.packed(q_THD, k_THD, v_THD, metadata.layout))
 
 
 class InternBlock(ClipBlock):
     """The results of attention and MLP are scaled channel by channel, before they are added to the residual."""
 
-    def __init__(self, config: ClipConfig, ranks: Ranks) -> None:
-        super().__init__(config, ranks)
+    def __init__(self, config: InternConfig, ranks: Ranks) -> None:
+        super().__init__(config, ranks, RMSNorm if config.rms_norm else LayerNorm)
+        self.self_attn = InternAttention(config, ranks)
         self.lambda_1 = nn.Parameter(torch.empty(config.hidden_size), requires_grad=False)
         self.lambda_2 = nn.Parameter(torch.empty(config.hidden_size), requires_grad=False)
 
@@ -48,7 +67,7 @@ class InternBlock(ClipBlock):
 class InternEmbeddings(nn.Module):
     """A class token and the embedded patches of each view, plus learned positions."""
 
-    def __init__(self, config: ClipConfig) -> None:
+    def __init__(self, config: InternConfig) -> None:
         super().__init__()
         width = config.hidden_size
         self.num_patches = config.num_patches
@@ -66,7 +85,7 @@ class InternEmbeddings(nn.Module):
 class InternTower(nn.Module):
     """InternViT: CLIP's blocks with scales, and no norm before or after them."""
 
-    def __init__(self, config: ClipConfig, ranks: Ranks) -> None:
+    def __init__(self, config: InternConfig, ranks: Ranks) -> None:
         super().__init__()
         self.num_patches = config.num_patches
         self.embeddings = InternEmbeddings(config)
@@ -108,27 +127,8 @@ class Projector(nn.Module):
         return self.linear_2(self.linear_1(joined, GELU))  # type: ignore[no-any-return]
 
 
-class Network(ImageTextNetwork):
+class Network(TiledNetwork):
     """The engine's network of the family. Parameters are empty until the loader has filled them and called `finish`."""
 
-    layout = Layout
-    decoder = GroupedQueryDecoder
+    layout, tower, projection = Layout, InternTower, Projector
     target = staticmethod(target)
-
-    def build(self, spec: Spec, ranks: Ranks) -> None:
-        """Create the parts for images."""
-        self.vision_tower = InternTower(spec.vision, ranks.encoder)
-        self.projector = Projector(spec)
-
-    def prepare(self, items: Sequence[MediaShape], backend: VisionAttentionBackend) -> tuple[ViewMetadata, list[int]]:
-        """Return the metadata of *items* for `encode`, and each item's token count."""
-        grids = grid_list(item.grid for item in items)
-        views = self.vision_tower.prepare(sum(map(self.spec.num_views, grids)), backend)
-        return views, [self.spec.item_tokens(grid) for grid in grids]
-
-    def encode(self, pixels_B: torch.Tensor, metadata: ViewMetadata) -> torch.Tensor:
-        """Map uint8 views to features [U, E], image after image."""
-        vision = self.spec.vision
-        views_V3SS = pixels_B.view(-1, CHANNELS, vision.image_size, vision.image_size)
-        patches_TD = self.normalised(view_patches(views_V3SS, vision.patch_size), self.dtype)
-        return self.projector(self.vision_tower(patches_TD, metadata))  # type: ignore[no-any-return]

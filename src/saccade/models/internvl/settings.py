@@ -1,12 +1,13 @@
 """The processor's settings, from the files of either form of release. No torch."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
 from saccade.errors import StartupError
 from saccade.models.backbones.clip_config import ClipConfig
-from saccade.models.backbones.model_config import check_equal, number, section
+from saccade.models.backbones.model_config import check_equal, choice, number, section
 from saccade.models.preprocessing import processor_config
 from saccade.protocol.model_files import PREPROCESSOR_CONFIG
 
@@ -23,16 +24,7 @@ CHAT: Mapping[str, Any] = MappingProxyType(
 NATIVE: Mapping[str, Any] = MappingProxyType(
     {"vision_feature_layer": -1, "vision_feature_select_strategy": "default", "projector_hidden_act": "gelu"}
 )
-VISION: Mapping[str, Any] = MappingProxyType(
-    {
-        "use_qk_norm": False,
-        "qk_normalization": False,
-        "norm_type": "layer_norm",
-        "use_mean_pooling": True,
-        "use_absolute_position_embeddings": True,
-        "qkv_bias": True,
-    }
-)
+VISION: Mapping[str, Any] = MappingProxyType({"use_mean_pooling": True, "use_absolute_position_embeddings": True})
 SILENT_VISION: Mapping[str, Any] = MappingProxyType(
     {
         "hidden_size": 1024,
@@ -43,9 +35,20 @@ SILENT_VISION: Mapping[str, Any] = MappingProxyType(
         "patch_size": 14,
         "hidden_act": "gelu",
         "layer_norm_eps": 1e-6,
+        "norm_type": "layer_norm",
+        "qkv_bias": True,
     }
 )
-"""The defaults of transformers' InternVLVisionConfig."""
+"""The defaults of transformers' InternVLVisionConfig, and of the release's own form the bias of its smaller tower."""
+
+
+@dataclass(frozen=True)
+class InternConfig(ClipConfig):
+    """InternViT. That of 6 billion parameters has *qk_norm* and *rms_norm*, and no *qkv_bias*."""
+
+    qkv_bias: Annotated[bool, "qkv_bias"]
+    qk_norm: Annotated[bool, "qk_normalization"]
+    rms_norm: Annotated[bool, "rms_norm"]
 
 
 def is_chat(config: Mapping[str, Any]) -> bool:
@@ -87,20 +90,21 @@ def resolve(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> dict[
     }
 
 
-def tower(config: Mapping[str, Any]) -> ClipConfig:
+def tower(config: Mapping[str, Any]) -> InternConfig:
     """Return the vision tower's configuration. Raises StartupError."""
     check_equal(config, CHAT if is_chat(config) else NATIVE)
-    vision = dict(section(config, "vision_config"))
+    vision = {**SILENT_VISION, **section(config, "vision_config")}
     check_equal(vision, VISION)
     if not is_chat(config):
-        check_equal({"attention_bias": False, **vision}, {"attention_bias": True})
+        vision |= {"qkv_bias": vision.get("attention_bias"), "qk_normalization": vision.get("use_qk_norm")}
+    vision["rms_norm"] = choice(vision, "norm_type", ("layer_norm", "rms_norm")) == "rms_norm"
     for key in ("image_size", "patch_size"):
-        match vision.get(key):
+        match vision[key]:
             case [height, width] if height == width:
                 vision[key] = height
     if is_chat(config) and config.get("force_image_size") is not None:
-        check_equal(config, {"force_image_size": vision.get("image_size", SILENT_VISION["image_size"])})
-    return ClipConfig.read({**SILENT_VISION, **vision})
+        check_equal(config, {"force_image_size": vision["image_size"]})
+    return InternConfig.read(vision)
 
 
 def scale(config: Mapping[str, Any], vision: ClipConfig) -> int:

@@ -10,7 +10,7 @@ from saccade.models.backbones.text_config import COMMON, TextConfig, TextStyle, 
 from saccade.models.backbones.tiled_spec import TiledSpec
 from saccade.models.internvl import FAMILY
 from saccade.models.internvl.settings import is_chat, scale, tower
-from saccade.models.spec import IMAGE
+from saccade.models.spec import IMAGE, VIDEO, Grid
 
 QWEN2 = TextStyle(MappingProxyType({**COMMON, "rms_norm_eps": 1e-6, "rope_theta": 10000.0}), qkv_bias=True)
 QWEN3 = QWEN2._replace(qkv_bias=False, normed_heads=True)
@@ -30,4 +30,9 @@ class Spec(TiledSpec):
         text = TextConfig.read(keys, STYLES[choice({"model_type": "qwen2", **keys}, "model_type", tuple(STYLES))])
         vision = tower(config)
         token_id = FAMILY.placeholder_below(config, text.vocab_size)
-        return cls(text, vision, scale(config, vision), {IMAGE: token_id})
+        return cls(text, vision, scale(config, vision), {IMAGE: token_id, VIDEO: token_id})
+
+    def num_views(self, grid: Grid) -> int:
+        """Return the number of square views: those of an image, or the frames of a video. Raises InvalidValue."""
+        frames, rows, columns = grid
+        return frames if frames > 1 and rows == columns == self.vision.side else super().num_views(grid)

@@ -30,6 +30,8 @@ IN_TOWER = (
     (".layernorm_after.", ".layer_norm2.", None),
     (".attn.qkv.", ".self_attn.qkv_proj.", None),
     (".attn.proj.", ".self_attn.out_proj.", None),
+    (".attention.", ".self_attn.", None),
+    (".attn.", ".self_attn.", None),
     (".norm1.", ".layer_norm1.", None),
     (".norm2.", ".layer_norm2.", None),
     (".ls1", ".lambda_1", None),

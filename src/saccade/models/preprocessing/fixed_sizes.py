@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from saccade.errors import InvalidValue
-from saccade.models.family import ImageOptions
+from saccade.models.family import ImageOptions, VideoOptions
 from saccade.models.preprocessing.own_wire import OwnWireLayout
 
 
@@ -19,10 +19,15 @@ class FixedSizeLayout(OwnWireLayout):
 
     def settings_for(self, options: ImageOptions) -> Mapping[str, Any]:
         """Return `settings`, changed for `detail: low`. Raises InvalidValue."""
-        for key in ("min_pixels", "max_pixels"):
-            if getattr(options, key) is not None:
-                raise InvalidValue(
-                    f"{key} is not supported: this model has fixed image sizes; leave it out.", "mm_processor_kwargs"
-                )
+        refuse_limits(options)
         changed = {**self.settings, **(self.low_detail() if options.detail == "low" else {})}
         return self.settings if changed == self.settings else changed
+
+
+def refuse_limits(options: ImageOptions | VideoOptions) -> None:
+    """Raise InvalidValue if *options* have limits of pixels."""
+    for key in ("min_pixels", "max_pixels"):
+        if getattr(options, key) is not None:
+            raise InvalidValue(
+                f"{key} is not supported: this model has fixed image sizes; leave it out.", "mm_processor_kwargs"
+            )

@@ -1,28 +1,24 @@
 """Vision tower, connector and text decoder.
 
-Formulas: transformers 5.23, modeling_idefics3.py and modeling_smolvlm.py, which compute the same. Shapes: N tokens, B
-bytes of pixels, V views of all images, S the side of a view in pixels, P patches of a view, T patches of all views,
-D values of a patch, C channels of the vision tower, E hidden size, R rows to predict from, U tokens of images, W = E.
+Formulas: transformers 5.23, modeling_idefics3.py and modeling_smolvlm.py, which compute the same. Shapes: V views, P
+patches of a view, T patches of all views, D values of a patch, C channels of the vision tower, E hidden size, U tokens
+of images.
 """
-
-from collections.abc import Sequence
 
 import torch
 from torch import nn
 
 from saccade.models.backbones.clip_config import ClipConfig
-from saccade.models.backbones.clip_vision import ClipBlock, ViewMetadata, joined_squares, view_patches
-from saccade.models.backbones.grouped_query_text import GroupedQueryDecoder
-from saccade.models.backbones.image_text_network import ImageTextNetwork
+from saccade.models.backbones.clip_vision import ClipBlock, ViewMetadata, joined_squares
+from saccade.models.backbones.tiled_network import TiledNetwork
 from saccade.models.preprocessing.processor_config import CHANNELS
 from saccade.models.smolvlm.layout import Layout
 from saccade.models.smolvlm.spec import Spec
 from saccade.models.smolvlm.weights import target
-from saccade.models.spec import MediaShape
 from saccade.nn.context import VisionAttentionBackend
 from saccade.nn.layers import LayerNorm, Linear
 from saccade.nn.parallel import Ranks
-from saccade.nn.vision import PatchEmbedding, grid_list, packed_sequences
+from saccade.nn.vision import PatchEmbedding, packed_sequences
 
 
 class SiglipEmbeddings(nn.Module):
@@ -83,39 +79,18 @@ class Connector(nn.Module):
     def __init__(self, spec: Spec) -> None:
         super().__init__()
         self.scale = spec.scale
-        self.modality_projection = nn.Module()
-        joined = spec.vision.hidden_size * spec.scale**2
-        self.modality_projection.proj = Linear(joined, spec.text.hidden_size, bias=False)
+        self.proj = Linear(spec.vision.hidden_size * spec.scale**2, spec.text.hidden_size, bias=False)
 
     def forward(self, x_VPC: torch.Tensor) -> torch.Tensor:
         """Map [V, P, C] to [U, E]."""
-        return self.modality_projection.proj(joined_squares(x_VPC, self.scale))  # type: ignore[operator,no-any-return]
+        return self.proj(joined_squares(x_VPC, self.scale))  # type: ignore[no-any-return]
 
 
-class Network(ImageTextNetwork):
+class Network(TiledNetwork):
     """The engine's network of the family. Parameters are empty until the loader has filled them and called `finish`."""
 
-    layout = Layout
-    decoder = GroupedQueryDecoder
+    layout, tower, projection = Layout, SiglipTower, Connector
     target = staticmethod(target)
-
-    def build(self, spec: Spec, ranks: Ranks) -> None:
-        """Create the parts for images."""
-        self.vision_model = SiglipTower(spec.vision, ranks.encoder)
-        self.connector = Connector(spec)
-
-    def prepare(self, items: Sequence[MediaShape], backend: VisionAttentionBackend) -> tuple[ViewMetadata, list[int]]:
-        """Return the metadata of *items* for `encode`, and each item's token count."""
-        grids = grid_list(item.grid for item in items)
-        views = self.vision_model.prepare(sum(map(self.spec.num_views, grids)), backend)
-        return views, [self.spec.item_tokens(grid) for grid in grids]
-
-    def encode(self, pixels_B: torch.Tensor, metadata: ViewMetadata) -> torch.Tensor:
-        """Map uint8 views to features [U, E], image after image."""
-        vision = self.spec.vision
-        views_V3SS = pixels_B.view(-1, CHANNELS, vision.image_size, vision.image_size)
-        patches_TD = self.normalised(view_patches(views_V3SS, vision.patch_size), self.dtype)
-        return self.connector(self.vision_model(patches_TD, metadata))  # type: ignore[no-any-return]
 
 
 def position_ids(side: int) -> torch.Tensor:

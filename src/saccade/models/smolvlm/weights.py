@@ -7,7 +7,11 @@ Releases name the parts `model.vision_model.`, `model.connector.modality_project
 from saccade.models.backbones.names import target_of
 from saccade.models.network import Target
 
-PREFIXES = (("text_model.", "language_model."),)
+PREFIXES = (
+    ("text_model.", "language_model."),
+    ("vision_model.", "vision_tower."),
+    ("connector.modality_projection.", "projector."),
+)
 
 
 def target(name: str) -> Target:

@@ -32,6 +32,8 @@ class BlockManager:
         self._groups = (paged_blocks,) if window_blocks is None else (paged_blocks, window_blocks)
         self.block_size = paged_blocks.block_size
         self.enable_prefix_caching = enable_prefix_caching
+        self.stateless_tokens_total = 0
+        """Prompt tokens in cached blocks that are computed again, because no state was kept behind them."""
 
     @property
     def num_free_blocks(self) -> int:
@@ -48,7 +50,7 @@ class BlockManager:
         False, without a change, if there is no room: *headroom_blocks* stay free for the running sequences, and
         *kept_blocks* for samples. Blocks of layers with a window are not reserved: each chunk takes some.
         """
-        keys, window = self._reusable_keys(sequence), self.window_blocks
+        (keys, num_stateless), window = self._reusable_keys(sequence), self.window_blocks
         if not self.paged_blocks.fits(keys, sequence.num_tokens, headroom_blocks + kept_blocks):
             return False
         if window is not None:
@@ -60,6 +62,8 @@ class BlockManager:
         self.paged_blocks.admit(sequence, keys, sequence.num_tokens)
         if self.checkpoints is not None and keys:
             self.checkpoints.admit(sequence, keys[-1])
+        if sequence.num_cached_tokens is None:
+            self.stateless_tokens_total += num_stateless * self.block_size
         sequence.num_computed_tokens = sequence.num_launched_tokens = len(keys) * self.block_size
         return True
 
@@ -113,7 +117,7 @@ class BlockManager:
         """Return the number of tokens left to compute; for a waiting sequence, the number if it were admitted now."""
         if sequence.block_table:
             return sequence.num_pending_tokens
-        return sequence.num_tokens - len(self._reusable_keys(sequence)) * self.block_size
+        return sequence.num_tokens - len(self._reusable_keys(sequence)[0]) * self.block_size
 
     def fits_next(self, sequences: Collection[Sequence]) -> bool:
         """Whether there is a block for the next token of every sequence that decodes."""
@@ -129,15 +133,16 @@ class BlockManager:
         """Return how many of the next *num_tokens* to compute at once; fewer to keep a recurrent state."""
         return num_tokens if self.checkpoints is None else self.checkpoints.chunk(sequence, num_tokens)
 
-    def _reusable_keys(self, sequence: Sequence) -> list[bytes]:
+    def _reusable_keys(self, sequence: Sequence) -> tuple[list[bytes], int]:
+        """Return the keys of the blocks to resume from, and how many more are cached without a state behind them."""
         if not (self.enable_prefix_caching and sequence.reads_prefix_cache):
-            return []
+            return [], 0
         limit = (sequence.num_tokens - 1) // self.block_size
         keys = sequence.block_keys(limit, self.block_size)
         limit = self.paged_blocks.reusable(keys, limit)
-        if self.window_blocks is not None:
-            limit = self.window_blocks.resumable(keys, limit)
-        return keys[: limit if self.checkpoints is None else self.checkpoints.reusable(keys, limit)]
+        length = limit if self.window_blocks is None else self.window_blocks.resumable(keys, limit)
+        length = length if self.checkpoints is None else self.checkpoints.reusable(keys, length)
+        return keys[:length], limit - length
 
     def extend(self, sequence: Sequence, num_proposed: int = 0) -> bool:
         """Reserve room for all expected tokens of *sequence* and *num_proposed*; return False if there is none."""

@@ -1,0 +1,48 @@
+"""Square views of images and a text decoder as one network; families differ in the tower, the projector and in names.
+
+Shapes: B bytes of pixels, U tokens of images in the step, E hidden size.
+"""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from saccade.models.backbones.clip_vision import ViewMetadata, view_patches
+from saccade.models.backbones.grouped_query_text import GroupedQueryDecoder
+from saccade.models.backbones.image_text_network import ImageTextNetwork
+from saccade.models.preprocessing.processor_config import CHANNELS
+from saccade.models.spec import MediaShape
+from saccade.nn.context import VisionAttentionBackend
+from saccade.nn.parallel import Ranks
+from saccade.nn.vision import grid_list
+
+
+class TiledNetwork(ImageTextNetwork):
+    """models.network.Network of a TiledSpec.
+
+    *tower* is made from the spec's vision and the encoder's ranks; *projection* is made from the spec, and maps the
+    tower's views to features.
+    """
+
+    decoder: ClassVar[type[Any]] = GroupedQueryDecoder
+    tower: ClassVar[type[Any]]
+    projection: ClassVar[type[Any]]
+
+    def build(self, spec: Any, ranks: Ranks) -> None:
+        """Create the parts for images."""
+        self.vision_tower = self.tower(spec.vision, ranks.encoder)
+        self.projector = self.projection(spec)
+
+    def prepare(self, items: Sequence[MediaShape], backend: VisionAttentionBackend) -> tuple[ViewMetadata, list[int]]:
+        """Return the metadata of *items* for `encode`, and each item's token count."""
+        grids = grid_list(item.grid for item in items)
+        views = self.vision_tower.prepare(sum(map(self.spec.num_views, grids)), backend)
+        return views, [self.spec.item_tokens(grid) for grid in grids]
+
+    def encode(self, pixels_B: torch.Tensor, metadata: ViewMetadata) -> torch.Tensor:
+        """Map uint8 views to features [U, E], item after item."""
+        vision = self.spec.vision
+        views_V3SS = pixels_B.view(-1, CHANNELS, vision.image_size, vision.image_size)
+        patches_TD = self.normalised(view_patches(views_V3SS, vision.patch_size), self.dtype)
+        return self.projector(self.vision_tower(patches_TD, metadata))  # type: ignore[no-any-return]

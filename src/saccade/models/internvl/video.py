@@ -1,0 +1,81 @@
+"""Frames, views, tokens and prompt of a video, from its header. Runs in the gateway: no torch.
+
+Source of the rules: transformers 5.23, video_processing_internvl.py and processing_internvl.py.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import msgspec
+
+from saccade.errors import StartupError
+from saccade.models.family import VideoOptions
+from saccade.models.internvl.layout import image_layout
+from saccade.models.internvl.settings import resolve
+from saccade.models.preprocessing import processor_config
+from saccade.models.preprocessing.fixed_sizes import refuse_limits
+from saccade.protocol.media import ImageLayout, VideoHeader
+from saccade.protocol.model_files import VIDEO_PREPROCESSOR_CONFIG
+
+NUM_FRAMES = 8
+"""The number of frames in the releases' examples; their files leave it open."""
+
+ONE_VIEW: Mapping[str, Any] = {"min_tiles": 1, "max_tiles": 1}
+
+
+class VideoLayout:
+    """Layout of a video: the middle frames of equal parts, each one view after its number."""
+
+    template_tokens: ClassVar[tuple[str, ...]] = ("<video>",)
+
+    def __init__(
+        self, config: Mapping[str, Any], preprocessor: Mapping[str, Any], video_preprocessor: Mapping[str, Any]
+    ) -> None:
+        of_images = resolve(config, preprocessor)
+        stated = {key: value for key, value in video_preprocessor.items() if value is not None}
+        try:
+            settings = resolve(config, {**preprocessor, **stated})
+            colours = {key: of_images[key] for key in ("image_mean", "image_std")}
+            processor_config.check_fixed(stated, {"initial_shift": True, **colours})
+            num_frames = processor_config.whole_number(stated.get("num_frames", NUM_FRAMES), "num_frames")
+            if "fps" in stated:
+                raise StartupError("only a number of frames is supported, not `fps`.")
+        except StartupError as error:
+            raise StartupError(f"{VIDEO_PREPROCESSOR_CONFIG}, the settings for videos: {error.message}") from error
+        self.settings: Mapping[str, Any] = {**settings, **ONE_VIEW, "num_frames": num_frames}
+
+    def settings_for(self, options: VideoOptions) -> Mapping[str, Any]:
+        """Return `settings` changed by *options*. Raises InvalidValue."""
+        refuse_limits(options)
+        if options.num_frames is not None:
+            return {**self.settings, "num_frames": options.num_frames}
+        return self.settings if options.fps is None else {**self.settings, "num_frames": None, "fps": options.fps}
+
+    def video(self, header: VideoHeader, settings: Mapping[str, Any]) -> ImageLayout:
+        """Return grid (frames, rows, columns), tokens, views [F, 3, s, s], the frames, and their text."""
+        frames = header.indices or sampled(header, settings)
+        view = image_layout(header.width, header.height, settings)
+        parts: list[str | int] = []
+        for number in range(1, len(frames) + 1):
+            name = f"Frame{number}: "
+            parts += [f"\n{name}" if parts else name, *view.prompt]
+        return msgspec.structs.replace(
+            view,
+            grid=(len(frames), *view.grid[1:]),
+            num_tokens=len(frames) * view.num_tokens,
+            pixel_shape=(len(frames), *view.pixel_shape[1:]),
+            prompt=tuple(parts),
+            frames=frames,
+        )
+
+
+def sampled(header: VideoHeader, settings: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the indices of the frames that the model sees: the middles of equal parts, all of a shorter video.
+
+    In whole numbers: the reference's float arithmetic moves some frames of very long videos by one.
+    """
+    total, count = header.num_frames, settings["num_frames"]
+    if count is None:
+        count = max(1, int(total / header.fps * settings["fps"]))
+    count = min(count, total)
+    return tuple((2 * index + 1) * total // (2 * count) for index in range(count))
