@@ -6,15 +6,13 @@ from pathlib import Path
 
 import pytest
 from checkpoints import NETWORKS
+from oracle_checks import RARE
 from references.networks import ORACLES, Oracle
 from subjects import SUBJECTS, Sides
 
 from saccade.cli.bundled import bundled
 
 BUNDLED = "bundled"
-
-RARE = frozenset({"gemma4_e2b", "gemma4_unified", "glm4v_moe", "glm46v", "glm_ocr", "internvl_moe"})
-"""Checkpoints whose files differ little from those of another: the everyday suite runs the other one alone."""
 
 
 @pytest.hookimpl(tryfirst=True)

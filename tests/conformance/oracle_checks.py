@@ -16,6 +16,10 @@ PROMPTS: dict[str, list[Any]] = {
     "image first and last": [((64, 64), 4), 7, ((96, 96), 5)],
     "image twice": [2, ((160, 96), 6), 3, ((160, 96), 6), 4],
 }
+RARE = frozenset({"gemma4_e2b", "gemma4_unified", "glm4v_moe", "glm46v", "glm_ocr", "internvl_moe"})
+"""Checkpoints whose files differ little from those of another: the everyday suite runs the other one alone, and
+`make conformance` fewer sizes of chunks."""
+
 LONG: list[list[Any]] = [
     [23],
     [4, ((64, 64), 1), 3, ((128, 96), 2), 1, ((96, 192), 3), 5, ((192, 64), 4), 2, ((160, 160), 5), 6],

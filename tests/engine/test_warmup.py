@@ -6,23 +6,27 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import engines
 import pytest
 import torch
+from checkpoints import NETWORKS
 from structlog.testing import capture_logs
 from tables import table
 
+from saccade import models
 from saccade.engine import startup, warmup
 from saccade.engine.config import EngineConfig
 from saccade.engine.executor import memory
 from saccade.engine.executor.caches import Caches
-from saccade.engine.executor.execution import check_encoder_cache, most_patches, prepare
+from saccade.engine.executor.execution import check_encoder_cache, largest_image, most_patches, prepare
 from saccade.engine.executor.loader import load_model
 from saccade.engine.executor.memory import Measured
 from saccade.engine.executor.ranks.peers import Peers, closed_on_failure, ranks_of
 from saccade.errors import StartupError
+from saccade.models.files import engine_config, parse_json, read_model_files
 
 GRID = (1, 8, 8)
 
@@ -50,6 +54,26 @@ def test_a_start_names_an_encoder_cache_without_room_for_the_largest_image(
     with capture_logs() as lines:
         check_encoder_cache(config, load_model(config, lambda *_: None))
     assert [line["reason"] for line in lines] == ([f"--encoder-cache-bytes {cache}"] if warns else [])
+
+
+@pytest.mark.conformance
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("budget", [16, 16384])
+def test_the_largest_image_is_within_what_a_start_on_a_gpu_reserves(
+    budget: int, name: str, network_folder: Callable[[str], Path]
+) -> None:
+    files = read_model_files(network_folder(name))
+    family = models.family_of(parse_json(files, "config.json"))
+    spec = models.load_spec(family, engine_config(files, models.families()[family]))
+    network = SimpleNamespace(spec=spec, dtype=torch.float32, device=torch.device("cuda"))
+    model: Any = SimpleNamespace(files=files, network=network)
+    config = EngineConfig(str(network_folder(name)), "tiny", encoder_cache_bytes=0, encode_budget_patches=budget)
+    limits, image = startup.media_memory(config, model, most_patches(config, model)), largest_image(model)
+    assert spec.encode_cost(image.grid) <= limits.num_patches
+    num_values = spec.encoder_output_values(image.grid, image.original_size)
+    assert (
+        num_values * limits.itemsize <= limits.num_bytes or spec.item_tokens(image.grid) > spec.max_position_embeddings
+    )
 
 
 def test_measurement_memory_is_freed_before_the_caches_are_sized(

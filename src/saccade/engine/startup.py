@@ -22,7 +22,7 @@ from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.core.speculation import read_speculation
 from saccade.engine.executor import memory
 from saccade.engine.executor.caches import Caches
-from saccade.engine.executor.execution import Execution, check_encoder_cache, most_patches, prepare
+from saccade.engine.executor.execution import Execution, check_encoder_cache, largest_image, most_patches, prepare
 from saccade.engine.executor.loader import LoadedModel, load_model
 from saccade.engine.executor.local import LocalExecutor
 from saccade.engine.executor.model_runner import make_runner
@@ -58,7 +58,7 @@ def start(config: EngineConfig, progress: Progress) -> Engine:
         if model.network.device.type == "cuda":
             progress("measuring memory", 0, 0)
             patches = most_patches(config, model)
-            grid = largest_grid(model.network.spec, patches)
+            grid = measured_grid(model, patches)
             limits = media_memory(config, model, patches)
             measured = measure(config, model, execution, peers, grid)
         progress("warming up", 0, 0)
@@ -97,10 +97,21 @@ def largest_grid(spec: ModelSpec, budget_patches: int) -> Grid:
     return grid
 
 
+def measured_grid(model: LoadedModel, num_patches: int) -> Grid:
+    """Return the grid of the image to measure: a square of *num_patches*, or the largest one if its features are more.
+
+    It fits into a sequence.
+    """
+    spec, image = model.network.spec, largest_image(model).grid
+    fits = spec.item_tokens(image) + warmup.NUM_OTHER_TOKENS < spec.max_position_embeddings
+    square = largest_grid(spec, num_patches)
+    return max(square, image if fits else square, key=spec.encoder_output_values)
+
+
 def media_memory(config: EngineConfig, model: LoadedModel, num_patches: int) -> MediaMemory:
     """Return the memory for media, as `measure` has reserved it: for *num_patches* and the largest image's features."""
-    spec, itemsize = model.network.spec, model.network.dtype.itemsize
-    of_image = spec.encoder_output_values(largest_grid(spec, num_patches)) * itemsize
+    itemsize = model.network.dtype.itemsize
+    of_image = model.network.spec.encoder_output_values(measured_grid(model, num_patches)) * itemsize
     return MediaMemory(num_patches, max(config.encoder_cache_bytes, of_image), itemsize)
 
 

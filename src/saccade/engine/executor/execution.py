@@ -30,6 +30,8 @@ from saccade.protocol.model_files import CONFIG
 LARGE_SIDE = 1 << 13
 """The sides, in pixels, of an image that every family's settings reduce."""
 
+MAX_ASPECT = 12
+
 logger = structlog.get_logger(__name__)
 
 
@@ -139,7 +141,10 @@ def largest_image(model: LoadedModel) -> ImageLayout:
     parsed = parse_json(model.files, CONFIG)
     family = models.family_of(parsed)
     layout = models.load_layout(family)(parsed, image_processor(model.files, models.families()[family]))
-    return layout.image(LARGE_SIDE, LARGE_SIDE, layout.settings)
+    # Of some families, an image has more tiles if it is no square.
+    sides = [LARGE_SIDE // part for part in range(1, MAX_ASPECT + 1)]
+    images = (layout.image(width, height, layout.settings) for width in sides for height in sides)
+    return max(images, key=lambda image: model.network.spec.encode_cost(image.grid))
 
 
 def check_encoder_cache(config: EngineConfig, model: LoadedModel) -> None:
