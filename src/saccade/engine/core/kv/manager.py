@@ -33,7 +33,7 @@ class BlockManager:
         self.block_size = paged_blocks.block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.stateless_tokens_total = 0
-        """Prompt tokens in cached blocks that are computed again, because no state was kept behind them."""
+        """Prompt tokens in cached blocks that are computed again, because no state was kept after them."""
 
     @property
     def num_free_blocks(self) -> int:
@@ -134,7 +134,7 @@ class BlockManager:
         return num_tokens if self.checkpoints is None else self.checkpoints.chunk(sequence, num_tokens)
 
     def _reusable_keys(self, sequence: Sequence) -> tuple[list[bytes], int]:
-        """Return the keys of the blocks to resume from, and how many more are cached without a state behind them."""
+        """Return the keys of the blocks to resume from, and how many more are cached without a state after them."""
         if not (self.enable_prefix_caching and sequence.reads_prefix_cache):
             return [], 0
         limit = (sequence.num_tokens - 1) // self.block_size
