@@ -12,9 +12,9 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     A step's wall time = schedule + batch + network + postprocess; *encode* is the vision part of network.
     *draining*: the worker finishes its requests and takes no new ones. *evicted_blocks_total* counts cached KV blocks
     that made room for others, *stateless_tokens_total* prompt tokens in cached blocks that are computed again, because
-    no recurrent state was kept after them. *steps_by_tokens* counts steps by their number of tokens: one count for
-    each of STEP_TOKEN_BOUNDS, and one for more. *drafts_total* counts the times that tokens were proposed for a
-    sequence.
+    no recurrent state, or window, was kept after them. *steps_by_tokens* counts steps by their number of tokens: one
+    count for each of STEP_TOKEN_BOUNDS, and one for more. *drafts_total* counts the times that tokens were proposed for
+    a sequence.
     """
 
     num_running: int = 0

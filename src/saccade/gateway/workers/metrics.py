@@ -100,7 +100,7 @@ OF_ENGINES: tuple[tuple[Kind, str, str, Callable[[Load], float]], ...] = (
     ),
     (
         COUNTER, "saccade_prefix_cache_stateless_tokens",
-        "Prompt tokens in cached blocks that were computed again, because no recurrent state was kept after them.",
+        "Prompt tokens in cached blocks, computed again because no recurrent state, or no window, was kept after them.",
         lambda load: load.stateless_tokens_total,
     ),
     (COUNTER, "vllm:mm_cache_hits", "Images found in the encoder cache.", lambda load: load.encoder_cache_hits_total),

@@ -33,7 +33,7 @@ class BlockManager:
         self.block_size = paged_blocks.block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.stateless_tokens_total = 0
-        """Prompt tokens in cached blocks that are computed again, because no state was kept after them."""
+        """Prompt tokens in cached blocks, computed again because no recurrent state, or window, was kept after them."""
 
     @property
     def num_free_blocks(self) -> int:
