@@ -80,6 +80,7 @@ async def test_a_transparent_image_an_answer_with_a_call(
     assert [call.id for delta in deltas for call in delta.tool_calls or ()] == ["look_0"]
     tags = [request.sampling_params.structural_tag for request in engine.requests]
     assert tags[:2] == [None, None]
+    assert len(engine.requests[2].input_ids) > len(engine.requests[0].input_ids)  # The prompt asks for a call, too.
     assert json.loads(tags[2])["type"] == "structural_tag"
     assert 'call tool=\\"look\\" index=' in tags[2]
     assert "guided_regex" in refusal
@@ -87,7 +88,7 @@ async def test_a_transparent_image_an_answer_with_a_call(
 
 async def test_two_images_reach_a_vllm_worker(checkpoint: Callable[[str], Path]) -> None:  # F4
     folder, port, server = checkpoint("kimi_k3"), free_port(), VllmServer()
-    server.render = rendered(kwargs_data(bytes(4 * 4 * 588), (4, 3, 14, 14), (1, 2, 2), "float32", "grid_thws"))
+    server.render = rendered(kwargs_data(bytes(4 * 588), (4, 3, 14, 14), (1, 2, 2), grid_name="grid_thws"))
     server.script = [event(40), event(41, reason="length"), usage()]
     asked: dict[str, Any] = {"model": "m", "messages": openai_messages(*PARTS), "temperature": 0, "max_tokens": 2}
     asked |= {"response_format": {"type": "json_object"}}
@@ -114,6 +115,6 @@ async def test_two_images_reach_a_vllm_worker(checkpoint: Callable[[str], Path])
         assert (place["length"], set(pads)) == (expected.num_tokens, {pads[0]})
         item = msgspec.msgpack.decode(base64.b64decode(data))
         dtype, shape, raw = item["pixel_values"]["data"]
-        assert expected.pixel_values is not None
-        assert np.array_equal(np.frombuffer(raw.data, dtype).reshape(shape), expected.pixel_values.numpy())
+        assert expected.pixels is not None
+        assert np.array_equal(np.frombuffer(raw.data, dtype).reshape(shape), expected.pixels)
         assert list(np.frombuffer(item["grid_thws"]["data"][2].data, "<i8")) == list(expected.grid or ())

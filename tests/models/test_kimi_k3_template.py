@@ -47,6 +47,12 @@ def test_a_result_without_a_call_is_refused() -> None:
         written(*(result("x", "X") for _ in range(3)))
 
 
+def test_a_required_call_is_asked_for_after_the_chat() -> None:
+    asked = '<|open|>message role="system" type="tool-choice"<|sep|>The system is invoked with `tool_choice=required`.'
+    assert asked in written(tool_choice="required")
+    assert "tool-choice" not in written()
+
+
 def test_effort_is_low_high_or_max() -> None:
     assert "thinking_effort=low`" in written(thinking_effort="low")
     assert "thinking_effort=max`" in written()

@@ -24,7 +24,7 @@ from saccade.gateway.chat import (
 )
 from saccade.gateway.json_body import decode, parse
 from saccade.gateway.prompt.media_options import NO_DEFAULTS, MediaOptions, RequestDefaults, excerpt, read_media_options
-from saccade.gateway.prompt.tools import num_tool_characters, read_calls, read_tools
+from saccade.gateway.prompt.tools import Choice, num_tool_characters, read_calls, read_choice, read_tools
 from saccade.models.family import Family, ImageOptions
 from saccade.tokenization.chat_template import Message
 
@@ -75,6 +75,8 @@ def read_chat(request: ChatRequest | TokenizeRequest, family: Family, defaults: 
     switches = {name: value for name, value in defaults.switches.items() if name in family.template_switches}
     switches |= _read_switches(request.chat_template_kwargs, family.template_switches)
     switches |= _thinking(request, family.template_switches)
+    if "tool_choice" in family.template_switches and read_choice(request) == Choice(must_call=True):
+        switches["tool_choice"] = "required"
     continues = _continues(request)
     add_generation_prompt = request.add_generation_prompt is not False and not continues
     tools = read_tools(request)

@@ -94,6 +94,10 @@ TEMPLATE: Final = """\
 {{ '<|close|>message<|sep|><|end_of_msg|>' }}
 {%- endif -%}
 {%- endfor -%}
+{%- if tool_choice == 'required' -%}
+{{ system('tool-choice', 'The system is invoked with `tool_choice=required`.\\nYou MUST call tools in the next ' +
+    'message.') }}
+{%- endif -%}
 {%- if add_generation_prompt -%}
 {{ '<|open|>message role="assistant"<|sep|><|open|>' + ('think' if thinks else 'response') + '<|sep|>' }}
 {%- endif -%}

@@ -16,9 +16,6 @@ from saccade.tokenization.markup import BORDER, CALL, END_CALL, END_TOOLS, TOOLS
 
 ATTRIBUTE: Final = re.compile(r'(\w+)="([^"]*)"')
 OPEN, CLOSE, SEP, END_OF_MESSAGE = "<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"
-STYLE: Final = "kimi_k3_xml"
-"""xgrammar's name of arguments in tags."""
-
 UNENFORCED: Final = ("allOf", "maxLength", "minLength", "patternProperties")
 """Keywords that xgrammar does not enforce, lengths where texts have no tags."""
 
@@ -97,7 +94,7 @@ def _structural_tag(calls: form.CallConstraint) -> str:
 
 def _call(function: form.FunctionConstraint) -> Format:
     number: Format = {"type": "regex", "pattern": "[1-9][0-9]{0,2}"}
-    inside = _sequence(number, _constant(f'"{SEP}'), _json(function.parameters) | {"style": STYLE})
+    inside = _sequence(number, _constant(f'"{SEP}'), _json(function.parameters) | {"style": f"{TOKENS.format}_xml"})
     return _tag(f'{OPEN}call tool="{function.name}" index="', inside, f"{CLOSE}call{SEP}")
 
 
