@@ -33,7 +33,6 @@ from benchmarks.reliability.soak_requests import Chat, Clients, Request, catalog
 
 SERVER_FLAGS = (
     *("--dtype", "float32", "--max-model-len", "512", "--max-num-seqs", "10", "--max-num-batched-tokens", "256"),
-    # So that images are encoded beside the steps of others.
     *("--threads", "2"),
     *("--kv-cache-memory-bytes", str(5 * MIB // 2), "--encoder-cache-bytes", str(MIB)),
     *("--mm-processor-cache-gb", "0.002", "--shared-memory-bytes", str(8 * MIB)),
