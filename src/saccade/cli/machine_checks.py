@@ -14,7 +14,8 @@ import httpx2
 import msgspec
 
 from saccade.cli.screen import shared_memory_problem, size
-from saccade.cli.torch_build import CUDA_LIBRARY, has_gpu, installed_torch, unused_cuda
+from saccade.cli.torch_build import CUDA_LIBRARY, installed_torch, unused_cuda
+from saccade.engine.config import has_gpu
 from saccade.errors import StartupError
 from saccade.gateway.admin import HOST as LOOPBACK
 from saccade.gateway.app import listen

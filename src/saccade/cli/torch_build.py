@@ -3,9 +3,9 @@
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
+from saccade.engine.config import has_gpu
+
 CUDA_LIBRARY = "torch/lib/libtorch_cuda.so"
-DEVICES = ("nvidia*", "dxg")
-"""Device files of the NVIDIA driver; under WSL dxg."""
 
 
 def installed_torch() -> Distribution | None:
@@ -14,11 +14,6 @@ def installed_torch() -> Distribution | None:
         return distribution("torch")
     except PackageNotFoundError:
         return None
-
-
-def has_gpu(devices: Path = Path("/dev")) -> bool:
-    """Return whether *devices* has an NVIDIA GPU."""
-    return any(next(devices.glob(pattern), None) for pattern in DEVICES)
 
 
 def unused_cuda(torch: Distribution | None, devices: Path = Path("/dev")) -> str | None:

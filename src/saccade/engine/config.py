@@ -42,6 +42,15 @@ class Limits(NamedTuple):
     encode_budget_patches: int
 
 
+DEVICES = ("nvidia*", "dxg")
+"""Device files of the NVIDIA driver; under WSL dxg."""
+
+
+def has_gpu(devices: Path = Path("/dev")) -> bool:
+    """Return whether *devices* has an NVIDIA GPU, without torch."""
+    return any(next(devices.glob(pattern), None) for pattern in DEVICES)
+
+
 ON_CPU, ON_GPU = Limits(64, 2048, 1024), Limits(256, 8192, 16384)
 
 

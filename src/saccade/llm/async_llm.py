@@ -19,6 +19,7 @@ from typing import Any, Self, Unpack
 import msgspec
 import structlog
 
+from saccade.engine.config import has_gpu
 from saccade.errors import InvalidValue, QueueFull, RequestError, SaccadeError, StartupError, WorkerUnavailable
 from saccade.gateway.apis.chat import ChatCompletionObject, parse_chat
 from saccade.gateway.app import connected
@@ -60,7 +61,9 @@ class AsyncLLM:
     def __init__(self, model: str | os.PathLike[str] | None = None, **settings: Any) -> None:
         self._model = None if model is None else os.fspath(model)
         self._settings = read_settings(settings)
-        self._num_places = self._settings.engine.limits("cuda").max_num_seqs + AHEAD
+        device = self._settings.engine.device
+        device = device if device != "auto" else "cuda" if has_gpu() else "cpu"
+        self._num_places = self._settings.engine.limits(device).max_num_seqs + AHEAD
         self._places = asyncio.Semaphore(self._num_places)
         self._loading = asyncio.Lock()
         self._account = Account(EVERYBODY)
