@@ -169,7 +169,8 @@ def conv_kernel(
     its new state.
     """
     sequence = tl.program_id(0).to(tl.int64)
-    token, column = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS), tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
+    token = tl.program_id(1).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    column = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
     is_token, is_column = token < length, column < channels
     first = x + sequence * length * token_step
     state = states + tl.load(rows + sequence) * (TAPS - 1) * channels
