@@ -68,7 +68,8 @@ class Subject:
         """Return *num_rows* rows with caches for *num_tokens* each, and one more for graphs."""
         network, config = self.model.network, self.config
         num_blocks = -(-num_tokens // config.block_size)
-        sizes = CacheSizes(num_rows * num_blocks, config.block_size, num_rows, 0, num_padding=1)
+        total = num_rows * num_blocks
+        sizes = CacheSizes(total, config.block_size, num_rows, 0, num_padding=1, num_window_blocks=total)
         caches = Caches(network.spec.kv_specs, sizes, network.dtype, network.device, block_format(config, self.model))
         runner = ModelRunner(network, replace(self.execution, backend=backend, encoder_graphs=None), caches)
         rows = Rows(LocalExecutor(runner), num_rows, num_blocks, self.capture)
@@ -111,7 +112,11 @@ class Rows:
             StepInput(
                 1,
                 started=tuple(RowStart(row, row, sampling, 0) for row in rows),
-                tables=tuple(TableChange(row, 0, tuple(range(row * blocks, (row + 1) * blocks))) for row in rows),
+                tables=tuple(
+                    TableChange(row, 0, tuple(range(row * blocks, (row + 1) * blocks)), in_window)
+                    for row in rows
+                    for in_window in (False, True)
+                ),
             )
         )
 

@@ -48,6 +48,15 @@ def test_summary_names_the_number_format_of_the_cache_if_it_is_another(dtype: st
     assert line.endswith(shown)
 
 
+def test_summary_says_how_many_tokens_fit_in_layers_with_a_window() -> None:
+    written = io.StringIO()
+    sizes = {"num_blocks": 40, "block_size": 16, "window": 1024, "num_window_blocks": 30}
+    description = msgspec.structs.replace(DESCRIPTION, **sizes)
+    show_summary(Console(file=written, width=100), description, "http://127.0.0.1:8000")
+    assert "40 blocks of 16 (640 tokens)" in written.getvalue()
+    assert "30 blocks (480 tokens) in layers with a window of 1024 tokens" in written.getvalue()
+
+
 def test_summary_says_what_an_image_costs(network_folder: Callable[[str], Path]) -> None:
     written = io.StringIO()
     files = read_model_files(network_folder("qwen3_5"))

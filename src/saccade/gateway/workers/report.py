@@ -22,7 +22,7 @@ GOES_ON = "it is a decode worker, which continues after a prefill worker"
 
 
 class Holdings(msgspec.Struct, frozen=True, kw_only=True):
-    """Known contents of a worker's caches: KV blocks, and boundaries with recurrent states."""
+    """Known contents of a worker's caches: KV blocks, and those with a recurrent state or one of a window."""
 
     blocks: int
     states: int

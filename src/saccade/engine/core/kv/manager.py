@@ -146,7 +146,10 @@ class BlockManager:
 
     def extend(self, sequence: Sequence, num_proposed: int = 0) -> bool:
         """Reserve room for all expected tokens of *sequence* and *num_proposed*; return False if there is none."""
-        return all(group.extend(sequence, sequence.num_expected_tokens + num_proposed) for group in self._groups)
+        num_tokens, window = sequence.num_expected_tokens + num_proposed, self.window_blocks
+        return (window is None or window.extend(sequence, num_tokens)) and self.paged_blocks.extend(
+            sequence, num_tokens
+        )
 
     def commit(self, sequence: Sequence, num_computed_tokens: int) -> None:
         """Set the computed tokens of *sequence*, and make the blocks that became full reusable."""
