@@ -45,9 +45,12 @@ class SingleFlight(Generic[K, T]):
 async def all_or_none(steps: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Run *steps* concurrently and return their results. If one raises, cancel the others and raise its error.
 
-    All steps have ended when this returns or raises.
+    All steps have ended when this returns or raises. A single step runs in the caller's task.
     """
-    tasks = [asyncio.ensure_future(step) for step in steps]
+    coroutines = list(steps)
+    if len(coroutines) == 1:
+        return [await coroutines[0]]
+    tasks = [asyncio.ensure_future(step) for step in coroutines]
     try:
         # Not a TaskGroup: in Python 3.11 its frame holds the error of its own cancellation, and all below it stays
         # until the collector runs.

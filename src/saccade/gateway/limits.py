@@ -135,11 +135,14 @@ class Admission:
         The block works on the event loop and must not wait: a wait would delay all other requests.
         """
         is_huge, loop = num_body_bytes > HUGE_BODY_BYTES, asyncio.get_running_loop()
-        async with self._huge_turns if is_huge else self._large_turns if _is_large(num_body_bytes) else self._turns:
-            began = loop.time()
+        turns = self._huge_turns if is_huge else self._large_turns if _is_large(num_body_bytes) else self._turns
+        await turns.acquire()
+        began = loop.time()
+        try:
             yield
+        finally:
             # Without a round of the loop in between, all waiting blocks would run in one round.
-            await asyncio.sleep(loop.time() - began if is_huge else 0)
+            loop.call_later(loop.time() - began if is_huge else 0, turns.release)
 
     async def start(self, num_body_bytes: int | None) -> None:
         """Wait until a request with a body of *num_body_bytes* may begin; large ones begin one after another."""

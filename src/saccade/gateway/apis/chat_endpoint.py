@@ -181,7 +181,4 @@ class ChatEndpoint:
                 if last := await writer.end():
                     await response.end(last)
 
-        if len(parts) == 1:
-            await generate(*parts[0])
-        else:
-            await all_or_none(generate(*one) for one in parts)
+        await all_or_none(generate(*one) for one in parts)
