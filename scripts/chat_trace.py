@@ -43,8 +43,8 @@ class Budget:
     moves: int
 
 
-PREPARATION = Budget(files=65, moves=300)
-LATER_DELTA = Budget(files=8, moves=11)
+PREPARATION = Budget(files=53, moves=260)
+LATER_DELTA = Budget(files=7, moves=9)
 
 
 @dataclass

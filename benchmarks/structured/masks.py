@@ -27,7 +27,7 @@ from saccade.gateway.structured_output.constraint import ANY_OBJECT, Constraint,
 from saccade.gateway.structured_output.trial import try_constraint
 from saccade.grammars.compiler import Vocabulary, compile_grammar
 from saccade.protocol.request import Grammar
-from saccade.tokenization.token_bytes import ByteLevel
+from saccade.tokenization.detokenizer import ByteLevel
 
 NUM_LOGITS, NUM_TOKENS, END_ID = 151_936, 151_643, 151_645
 CHARACTERS = 60_000_000

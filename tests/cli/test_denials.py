@@ -16,7 +16,7 @@ from saccade.engine.config import EngineSettings
 from saccade.errors import UnsupportedParameter
 from saccade.gateway.apis.chat import parse_chat
 from saccade.gateway.apis.openapi import describe
-from saccade.gateway.apis.parameters import LATER
+from saccade.gateway.json_body import LATER
 from saccade.gateway.prompt.messages import PARTS, REFUSED_PARTS
 
 ROOT = Path(__file__).parents[2]

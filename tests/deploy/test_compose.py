@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from saccade.cli.main import make_app
-from saccade.gateway.workers.worker import check_url
+from saccade.gateway.workers.pool import check_url
 from saccade.transport.credentials import TOO_OPEN
 
 pytestmark = pytest.mark.ci

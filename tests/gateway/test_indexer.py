@@ -19,10 +19,9 @@ from saccade.gateway.siblings import Indexer
 from saccade.gateway.workers import shared_index
 from saccade.gateway.workers.cache_listener import ALONE, AWAY
 from saccade.gateway.workers.metrics import RoutingCollector
-from saccade.gateway.workers.pool import WorkerPool
+from saccade.gateway.workers.pool import Worker, WorkerPool
 from saccade.gateway.workers.report import worker_report
 from saccade.gateway.workers.shared_index import UNREACHABLE, SharedIndex
-from saccade.gateway.workers.worker import Worker
 from saccade.protocol.exactness import Exactness
 from saccade.protocol.gateway_calls import FeedState, FindOverlaps, KnownWorkers
 from saccade.protocol.kv_events import BlockStored, KvEvents

@@ -1,6 +1,6 @@
 """Circuit breakers."""
 
-from saccade.routing.breaker import CLOSED, FAILURES, FIRST_SECONDS, LIMIT_SECONDS, Breakers
+from saccade.routing.router import CLOSED, FAILURES, FIRST_SECONDS, LIMIT_SECONDS, Breakers
 
 
 def opened(now: float = 0.0) -> Breakers:

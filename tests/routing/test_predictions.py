@@ -1,6 +1,6 @@
 """Predictions live for a while, and are bounded."""
 
-from saccade.routing.predictions import Predictions
+from saccade.routing.router import Predictions
 
 
 def test_predictions_expire() -> None:

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tables import table
 
-from saccade.tokenization.text_bound import NFC_SHRINKS, TextBound
-from saccade.tokenization.tokenizer import Segment, Tokenizer
+from saccade.tokenization.text_bound import NFC_SHRINKS
+from saccade.tokenization.tokenizer import Segment, TextBound, Tokenizer
 from saccade.tokenization.tokenizer_json import JsonTokenizer
 
 KINDS = ("qwen2_vl", "qwen3_5", "kimi_k25", "llava", "phi3_v")

@@ -6,8 +6,7 @@ from typing import Literal
 from saccade.cli.bundled import BUNDLED_NAME, bundled
 from saccade.engine.config import EngineConfig, EngineSettings
 from saccade.errors import StartupError
-from saccade.gateway.config import MediaSettings, ServerSettings
-from saccade.gateway.server.tls import tls_context
+from saccade.gateway.config import MediaSettings, ServerSettings, tls_context
 from saccade.gateway.tenants.api_keys import MAX_BYTES, flag_keys, read_keys_file
 from saccade.models.files import read_chat_template
 from saccade.supervisor.checkpoint import resolve_model

@@ -35,8 +35,7 @@ from saccade.gateway.config import (
 )
 from saccade.gateway.served_models.model_probe import ModelProbe
 from saccade.gateway.workers.discovery import check_dns_url
-from saccade.gateway.workers.pool import WorkerPool
-from saccade.gateway.workers.worker import check_url
+from saccade.gateway.workers.pool import WorkerPool, check_url
 from saccade.models.files import read_chat_template, read_model_files, with_chat_template
 from saccade.protocol.description import ModelFiles
 from saccade.supervisor.checkpoint import resolve_model

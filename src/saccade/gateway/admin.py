@@ -18,10 +18,9 @@ from saccade.gateway.application import Application
 from saccade.gateway.server.access_log import MAX_ERRORS, AccessLog
 from saccade.gateway.server.middleware import GuardMiddleware, Keys, TelemetryMiddleware
 from saccade.gateway.server.origins import AllowedOrigins
-from saccade.gateway.tenants.api_keys import ApiKeyStore
-from saccade.gateway.tenants.report import TenantReport
+from saccade.gateway.tenants.api_keys import ApiKeyStore, TenantReport
+from saccade.gateway.workers.pool import check_url
 from saccade.gateway.workers.report import WorkerReport, worker_report
-from saccade.gateway.workers.worker import check_url
 from saccade.protocol.gateway_calls import Booked, RequestError, Work, total
 from saccade.telemetry import METRICS_CONTENT_TYPE
 from saccade.transport.framing import UNREADABLE

@@ -20,12 +20,11 @@ from starlette.types import ASGIApp
 from saccade.errors import StartupError
 from saccade.gateway.admin import HOST, Admin
 from saccade.gateway.application import Application
-from saccade.gateway.config import ConnectionLimits, GatewayConfig
+from saccade.gateway.config import ConnectionLimits, GatewayConfig, tls_context
 from saccade.gateway.images.decode_pool.pool import DecodePool
 from saccade.gateway.process_memory import give_back_large_blocks
 from saccade.gateway.server.access_log import AccessLog, LogMetrics, access_log
 from saccade.gateway.server.connection import Connections, allow_descriptors
-from saccade.gateway.server.tls import tls_context
 from saccade.gateway.workers.discovery import find_workers
 from saccade.gateway.workers.pool import WorkerPool
 from saccade.log_writer import LogOutput

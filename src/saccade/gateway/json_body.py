@@ -1,19 +1,27 @@
-"""Decodes a request's JSON body: bounds that are checked before decoding, JSON to a struct, our own error messages.
+"""From a request's JSON body to a struct: bounds that are checked before decoding, and our own error messages.
 
 msgspec holds the interpreter's lock while it decodes, so a thread does not help: a body that could take long is refused
 by its bytes. Two figures bound the work: the bytes outside data: URLs, and the number of JSON strings among them, which
 is at least the number of keys, messages and parts.
 
 An error has parts of msgspec's messages only if they match a known form, so that none repeats a client's text.
+
+Parameters are supported, refused by name, accepted without effect, or unknown. Every top-level value stays raw until
+its length has been checked, and is then decoded by the type of its field. If a name occurs twice, the last value
+counts.
 """
 
+import difflib
 import re
-from collections.abc import Callable
-from typing import Final, TypeVar
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from itertools import chain
+from typing import Any, Final, Generic, TypeVar, get_args
 
 import msgspec
+from msgspec import Raw, Struct
 
-from saccade.errors import BodyTooLarge, InvalidValue
+from saccade.errors import BodyTooLarge, InvalidValue, UnsupportedParameter
+from saccade.gateway.chat import IMAGE_PART, MAX_PARTS, MAX_TOKENS, ChatMessage
 from saccade.transport.framing import UNREADABLE
 
 MAX_BYTES_BESIDE_IMAGES: Final = 12 * 2**20
@@ -201,3 +209,211 @@ def _bound(detail: re.Match[str]) -> str:
 def _unit(kind: str, limit: str) -> str:
     unit = _UNITS.get(kind, "item")
     return unit if limit == "1" else "entries" if unit == "entry" else f"{unit}s"
+
+
+MAX_PARAMETERS: Final = 256
+MAX_VALUE_BYTES: Final = 256 * 2**10
+"""Limit of a top-level value outside LONG and SHORT."""
+
+SHORT: Final = {
+    "chat_template": 64 * 2**10,
+    "chat_template_kwargs": 16 * 2**10,
+    "media_io_kwargs": 16 * 2**10,
+    "mm_processor_kwargs": 16 * 2**10,
+    "tools": 256 * 2**10,
+    "tool_choice": 4 * 2**10,
+}
+"""Limits of values whose structure is not checked while they are decoded."""
+
+LONG: Final = ("messages", "system", "prompt", "input", "instructions", "allowed_token_ids", "tokens")
+"""Values that only the bounds of the whole body limit."""
+
+TOKEN_IDS: Final = ("allowed_token_ids", "tokens")
+"""Those of them that are arrays of up to MAX_TOKENS numbers, which are counted before they are decoded."""
+
+MAX_HARMLESS_BYTES: Final = 256
+MAX_NAMES: Final = 8
+MAX_NAME_CHARACTERS: Final = 64
+LATER: Final[dict[str, tuple[object, ...]]] = {
+    "add_special_tokens": (False,),
+    "attachments": ([],),
+    "audio": (),
+    "bad_words": ([],),
+    "best_of": (1,),
+    "documents": ([],),
+    "echo": (False,),
+    "files": ([],),
+    "format": ("",),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "image": (),
+    "image_data": ([],),
+    "image_url": (),
+    "images": ([],),
+    "length_penalty": (1,),
+    "logits_processors": ([],),
+    "media": ([],),
+    "modalities": ([], ["text"]),
+    "options": ({},),
+    "prediction": (),
+    "return_tokens_as_token_ids": (False,),
+    "separate_reasoning": (True,),
+    "spaces_between_special_tokens": (True,),
+    "stream_reasoning": (True,),
+    "thinking": (),
+    "thinking_budget": (),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+    "verbosity": ("medium",),
+    "video": (),
+    "videos": ([],),
+    "web_search_options": (),
+}
+"""Unsupported parameters that would change the answer, with the values, besides null, that change nothing."""
+
+SPELLINGS: Final = {
+    "format": 'OpenAI\'s spelling is `response_format`, as in {"type": "json_object"}',
+    "function_call": "OpenAI's newer form is `tool_choice`",
+    "functions": "OpenAI's newer form is `tools`",
+    "thinking_budget": "vLLM's spelling is `thinking_token_budget`",
+    "options": "send `temperature`, `top_p`, `seed`, `stop` and `max_tokens` at the top level, as OpenAI spells them",
+    **dict.fromkeys(
+        ("image", "image_data", "image_url", "images", "media"),
+        f"send images as parts of a message's `content`: {IMAGE_PART}",
+    ),
+}
+"""Advice about parameters of other servers."""
+
+WITHOUT_EFFECT: Final = frozenset(
+    {
+        "metadata",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "stream_options.include_obfuscation",
+        "user",
+    }
+)
+"""Parameters of OpenAI's API that change no answer; they are accepted without a warning."""
+
+S = TypeVar("S", bound=Struct)
+
+
+class ParameterReader(Generic[S]):
+    """Reads bodies of one *kind*. Fields of *related* kinds cause no warning: clients send the same body to both.
+
+    *later* are unsupported parameters, with the values besides null that change nothing; parameters in *without_effect*
+    are ignored. *find_image* finds images in bodies.
+    """
+
+    def __init__(
+        self,
+        kind: type[S],
+        related: Iterable[type[Struct]] = (),
+        *,
+        later: Mapping[str, tuple[object, ...]] = LATER,
+        without_effect: Collection[str] = WITHOUT_EFFECT,
+        find_image: FindImage = find_data_url,
+    ) -> None:
+        self._kind = kind
+        self._find_image = find_image
+        fields = msgspec.structs.fields(kind)
+        self._required = [field.name for field in fields if field.required]
+        self._decoders = {field.name: msgspec.json.Decoder(field.type) for field in fields}
+        self._objects = {
+            field.name: struct for field in fields if field.name not in LONG and (struct := _struct_of(field.type))
+        }
+        names = self._decoders.keys() | {name for other in related for name in other.__struct_fields__}
+        self._later = {name: harmless for name, harmless in later.items() if name not in self._decoders}
+        self._names = frozenset(names | later.keys()).union(without_effect)
+
+    def read(self, body: bytes | bytearray, strict: bool) -> tuple[S, str]:
+        """Return the request in *body*, and a warning that names unknown parameters, "" if there are none.
+
+        Raises BodyTooLarge, InvalidValue, and UnsupportedParameter for unsupported or, if *strict*, unknown ones.
+        """
+        check_bounds(body, self._find_image)
+        parameters = parse(body, dict[str, Raw])
+        if len(parameters) > MAX_PARAMETERS:
+            raise InvalidValue(f"The body has more than {MAX_PARAMETERS} parameters.")
+        for name in parameters:
+            if (harmless := self._later.get(name)) is not None:
+                _refuse_unless_harmless(name, parameters[name], harmless)
+        served = {name: raw for name, raw in parameters.items() if name in self._decoders}
+        for name, raw in served.items():
+            _check_length(name, raw)
+        values = {name: decode(raw, self._decoders[name], name) for name, raw in served.items()}
+        within = (_unknown_within(name, served[name], kind) for name, kind in self._objects.items() if name in served)
+        unknown = [name for name in chain(parameters, *within) if name not in self._names]
+        warning = self._warning(unknown, strict)
+        for name in self._required:
+            if name not in parameters:
+                raise InvalidValue(f"`{name}` is missing.", name)
+        return self._kind(**values), warning
+
+    def _warning(self, unknown: list[str], strict: bool) -> str:
+        """Return the warning about *unknown* parameters, "" for none. Raises UnsupportedParameter if *strict*."""
+        if not unknown:
+            return ""
+        named = [(_printable(name), self._meant(name)) for name in unknown[:MAX_NAMES]]
+        if strict:
+            name, meant = named[0]
+            hint = f"did you mean `{meant}`?" if meant else "leave it out."
+            raise UnsupportedParameter(f"`{name}` is not a known parameter; {hint}", name)
+        hints = [f"{name} (did you mean {meant}?)" if meant else name for name, meant in named]
+        more = f" and {len(unknown) - MAX_NAMES} more" if len(unknown) > MAX_NAMES else ""
+        return f"unknown parameters ignored: {', '.join(hints)}{more}"
+
+    def _meant(self, name: str) -> str:
+        if len(name) > MAX_NAME_CHARACTERS or "." in name:
+            return ""
+        return next(iter(difflib.get_close_matches(name, self._names - self._later.keys(), 1, cutoff=0.8)), "")
+
+
+def _struct_of(annotation: Any) -> type[Struct] | None:
+    """Return the struct that a field of *annotation* holds, if it holds one or null."""
+    kinds = (annotation, *get_args(annotation))
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Struct)), None)
+
+
+def _unknown_within(name: str, raw: Raw, kind: type[Struct]) -> Iterator[str]:
+    """Yield the paths in *raw*, the value of the field *name*, that *kind* and the structs in it do not have."""
+    if bytes(memoryview(raw)[:1]) != b"{":
+        return
+    fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
+    for inner, value in parse(raw, dict[str, Raw]).items():
+        if inner not in fields:
+            yield f"{name}.{inner}"
+        elif struct := _struct_of(fields[inner]):
+            yield from _unknown_within(f"{name}.{inner}", value, struct)
+
+
+def _refuse_unless_harmless(name: str, raw: Raw, harmless: tuple[object, ...]) -> None:
+    if memoryview(raw).nbytes <= MAX_HARMLESS_BYTES:
+        value = parse(raw, object)
+        if value is None or value in harmless:
+            return
+    advice = SPELLINGS.get(name)
+    message = f"`{name}` is not read here; {advice}." if advice else f"`{name}` is not served; leave it out."
+    raise UnsupportedParameter(message, name)
+
+
+def _check_length(name: str, raw: Raw) -> None:
+    if name in TOKEN_IDS and num_items(bytes(raw)) > MAX_TOKENS:
+        raise InvalidValue(f"`{name}` must have at most {MAX_TOKENS} items.", name)
+    limit = SHORT.get(name, MAX_VALUE_BYTES)
+    if name not in LONG and memoryview(raw).nbytes > limit:
+        raise InvalidValue(f"`{name}` must have at most {limit} bytes.", name)
+
+
+def check_parts(messages: Iterable[ChatMessage]) -> None:
+    if sum(len(message.content) for message in messages if isinstance(message.content, list)) > MAX_PARTS:
+        raise InvalidValue(f"The messages have more than {MAX_PARTS} parts together.", "messages")
+
+
+def _printable(name: str) -> str:
+    """Return a name from a request, made safe for a header and a log."""
+    printable = "".join(character if " " <= character <= "~" else "?" for character in name[:MAX_NAME_CHARACTERS])
+    return printable if len(name) <= MAX_NAME_CHARACTERS else printable[:-3] + "..."

@@ -16,8 +16,7 @@ from saccade.gateway.images.pixels import PixelPreparer, PixelResend, PromptImag
 from saccade.gateway.output.answer import AnswerOutput
 from saccade.gateway.output.sampling import sampling_params
 from saccade.gateway.parts import Part
-from saccade.gateway.prompt.chat_prompt import chat_prompt, why_not_as_chat
-from saccade.gateway.prompt.draft import PromptDrafter
+from saccade.gateway.prompt.draft import PromptDrafter, chat_prompt, why_not_as_chat
 from saccade.gateway.request import Request
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.gateway.workers.attempt import Attempt

@@ -9,8 +9,7 @@ from saccade.errors import SaccadeError
 from saccade.gateway.apis.chat import AnswerMessage, ChatCompletion, Choice, ToolCall
 from saccade.gateway.chat import CalledFunction
 from saccade.gateway.output.answer import Usage
-from saccade.gateway.output.choice import Chunk
-from saccade.gateway.output.choice_logprobs import PromptLogprob
+from saccade.gateway.output.choice import Chunk, PromptLogprob
 
 
 @dataclass(frozen=True)

@@ -2,20 +2,165 @@
 
 A prompt is its block keys, the places of its images and counts; the router sees neither token ids nor pixels. The
 caller has looked up how much of it the workers hold (saccade.routing.lookup); nothing here waits.
+
+Circuit breakers: a worker that fails again and again before the first token gets no requests for a while. closed ->
+open after FAILURES failures in a row. After its wait, an open breaker lets a trial through (half-open): a first token
+closes it, a failure opens it again, for twice as long. If a trial ends without either, because its client left, another
+follows after the same wait.
+
+Predictions bring requests together that arrive at once and begin alike: a report comes only after the blocks are
+computed. A worker that reports nothing is assumed to hold the prompts sent there, for longer. Both expire after their
+time to live, confirmed or not.
 """
 
 import copy
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
 from random import Random
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from saccade.routing.breaker import Breakers
 from saccade.routing.index import BlockIndex, Partition
 from saccade.routing.lookup import UNKNOWN, Overlap
 from saccade.routing.policy import Candidate, Chooser, Policy, WorkInFlight
-from saccade.routing.predictions import Predictions
+
+FAILURES = 3
+FIRST_SECONDS = 1.0
+LIMIT_SECONDS = 30.0
+
+State = Literal["closed", "open", "half_open"]
+
+
+@dataclass(frozen=True)
+class BreakerReport:
+    """A breaker's state: *reason* is why it is not closed, "" if it is; *wait_seconds* remain until a trial."""
+
+    state: State = "closed"
+    reason: str = ""
+    wait_seconds: float = 0.0
+
+
+CLOSED = BreakerReport()
+
+
+class _Breaker:
+    """One worker's failures in a row; open from the FAILURES-th on, with trials."""
+
+    def __init__(self) -> None:
+        self.num_failures = 0
+        self.reason = ""
+        self.wait_seconds = FIRST_SECONDS
+        self.trial_at = 0.0
+        self.is_tried = False
+
+    @property
+    def is_open(self) -> bool:
+        return self.num_failures >= FAILURES
+
+
+class Breakers:
+    """A breaker for each worker, by name. *now* is a monotonic clock, in seconds."""
+
+    def __init__(self) -> None:
+        self._breakers: dict[str, _Breaker] = {}
+
+    def allows(self, worker: str, now: float) -> bool:
+        """Whether *worker* may get a request."""
+        breaker = self._breakers.get(worker)
+        return breaker is None or not breaker.is_open or now >= breaker.trial_at
+
+    def on_send(self, worker: str, now: float) -> None:
+        """Note that *worker* gets a request. If it is a trial, the next one waits."""
+        breaker = self._breakers.get(worker)
+        if breaker is not None and breaker.is_open:
+            breaker.is_tried = True
+            breaker.trial_at = now + breaker.wait_seconds
+
+    def succeeded(self, worker: str) -> bool:
+        """Note a first token. Return whether it closed the breaker."""
+        breaker = self._breakers.pop(worker, None)
+        return breaker is not None and breaker.is_open
+
+    def failed(self, worker: str, reason: str, now: float) -> bool:
+        """Note a failure before the first token. Return whether the breaker is now open."""
+        breaker = self._breakers.setdefault(worker, _Breaker())
+        breaker.num_failures += 1
+        breaker.reason = reason
+        if breaker.num_failures == FAILURES:
+            breaker.trial_at = now + breaker.wait_seconds
+        elif breaker.is_tried:
+            # Only a trial is news: requests from before the breaker opened fail late.
+            breaker.wait_seconds = min(2 * breaker.wait_seconds, LIMIT_SECONDS)
+            breaker.trial_at = now + breaker.wait_seconds
+            breaker.is_tried = False
+        else:
+            return False
+        return True
+
+    def forget(self, worker: str) -> None:
+        self._breakers.pop(worker, None)
+
+    def report(self, worker: str, now: float) -> BreakerReport:
+        """Return the state of the breaker of *worker*."""
+        breaker = self._breakers.get(worker)
+        if breaker is None or not breaker.is_open:
+            return CLOSED
+        reason = f"{breaker.num_failures} requests in a row failed before their first token: {breaker.reason}"
+        wait_seconds = max(0.0, breaker.trial_at - now)
+        return BreakerReport("open" if wait_seconds and not breaker.is_tried else "half_open", reason, wait_seconds)
+
+
+class Expectation(NamedTuple):
+    """*keys* of one call of add(), expected until *expires_at*."""
+
+    keys: Sequence[bytes] = ()
+    expires_at: float = 0.0
+
+
+class Predictions:
+    """Keys of blocks and images by the worker that will hold them, each for *time_to_live_seconds*.
+
+    Any bytes may be a key. At most *max_keys* are kept for one worker; the oldest are dropped first. *now* is a
+    monotonic clock, in seconds.
+    """
+
+    def __init__(self, time_to_live_seconds: float, max_keys: int) -> None:
+        self._time_to_live = time_to_live_seconds
+        self._max_keys = max_keys
+        self._expiry: defaultdict[str, dict[bytes, float]] = defaultdict(dict)
+
+    def add(self, worker: str, keys: Sequence[bytes], now: float) -> Expectation:
+        """Expect *keys* at *worker* from now on, at most the first *max_keys*."""
+        expiry, expires_at = self._expiry[worker], now + self._time_to_live
+        expected_keys = keys[: self._max_keys]
+        if not expiry.keys().isdisjoint(expected_keys):
+            # A key that is expected again moves to the end, so that the keys are in order of expiry.
+            for key in expected_keys:
+                expiry.pop(key, None)
+        expiry.update(dict.fromkeys(expected_keys, expires_at))
+        while len(expiry) > self._max_keys:
+            del expiry[next(iter(expiry))]
+        return Expectation(expected_keys, expires_at)
+
+    def withdraw(self, worker: str, expectation: Expectation) -> None:
+        """Withdraw *expectation*, because its request was never computed. Keys that another request expects stay."""
+        expiry = self._expiry.get(worker, {})
+        for key in expectation.keys:
+            if expiry.get(key) == expectation.expires_at:
+                del expiry[key]
+
+    def expected(self, worker: str, now: float) -> Mapping[bytes, float]:
+        """Return the keys expected at *worker*, each with the time of its expiry."""
+        expiry = self._expiry.get(worker, {})
+        while expiry and expiry[first := next(iter(expiry))] <= now:
+            del expiry[first]
+        return expiry
+
+    def forget(self, worker: str) -> None:
+        """Expect nothing at *worker*: its caches are gone."""
+        self._expiry.pop(worker, None)
+
 
 PREDICTED_SECONDS = 5.0
 """The time to live of predictions at a worker that reports."""
@@ -28,7 +173,6 @@ ASSUMED_SECONDS = 120.0
 
 ASSUMED_KEYS = 1 << 16
 """The most for one worker: a million tokens in blocks of 16, the size of a large KV cache."""
-
 
 LAG_SECONDS = 1.0
 """A worker's report of its load may count samples that ended this long before it."""

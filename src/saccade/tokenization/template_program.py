@@ -4,7 +4,7 @@ The environment is that of transformers' utils/chat_template_utils.py: trimmed b
 escapes, `raise_exception` and `strftime_now`.
 
 Templates search for tags in text, as in `'</think>' in content`, and write the same tags themselves. The tags that they
-search for become variables, so that a rendering with disguised text (provenance) can disguise these tags too; the tags
+search for become variables, so that a rendering with disguised text (Provenance) can disguise these tags too; the tags
 that they write do not change.
 
 A rendering is metered (template_limits): a template that loops for ever or builds a huge value fails a single request.

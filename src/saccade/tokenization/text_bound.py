@@ -7,39 +7,15 @@ space then does not count. Unknown text can be dropped or become one token: such
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 import tokenizers
 
-from saccade.tokenization.token_bytes import TokenBytes
+from saccade.tokenization.detokenizer import TokenBytes
+from saccade.tokenization.tokenizer import TextBound
 
 NFC_SHRINKS: Final = 4
 """Above the largest ratio of a text's bytes to those of its NFC, which is 3.5, for the decomposed U+0390."""
-
-WHITE_SPACE: Final = tuple(chr(code) for code in range(0x3001) if chr(code).isspace())
-
-
-@dataclass(frozen=True)
-class TextBound:
-    """A bound: a token is at most *bytes_per_token* bytes of the normalised text; 0 means no bound.
-
-    Normalisation divides the bytes of a text that is not ASCII by *shrinks* at most.
-    """
-
-    bytes_per_token: int
-    shrinks: int = 1
-    swallows_space: bool = False
-
-    def least_tokens(self, text: str) -> int:
-        """Return a lower bound of the number of tokens of *text*."""
-        if not self.bytes_per_token:
-            return 0
-        num_bytes = len(text.encode())
-        if self.swallows_space:
-            num_bytes -= sum(text.count(space) * len(space.encode()) for space in WHITE_SPACE)
-        return -(-num_bytes // (self.bytes_per_token * (1 if text.isascii() else self.shrinks)))
-
 
 UNKNOWN: Final = TextBound(0)
 

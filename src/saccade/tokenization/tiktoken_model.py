@@ -16,9 +16,17 @@ import tiktoken
 
 from saccade.errors import StartupError
 from saccade.tokenization.added_tokens import declared_tokens
-from saccade.tokenization.text_bound import TextBound
-from saccade.tokenization.text_stream import ByteStream, TextStream
-from saccade.tokenization.tokenizer import PIECE_CHARACTERS, Pieces, Segment, Tokenizer, TokenTable, check_length
+from saccade.tokenization.detokenizer import ByteStream
+from saccade.tokenization.tokenizer import (
+    PIECE_CHARACTERS,
+    Pieces,
+    Segment,
+    TextBound,
+    TextStream,
+    Tokenizer,
+    TokenTable,
+    check_length,
+)
 
 NUM_RESERVED = 256
 CHUNK_CHARACTERS = 400_000

@@ -6,11 +6,45 @@ them gets exactly the ids of the reference.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, Protocol
 
 from saccade.errors import InvalidValue
-from saccade.tokenization.text_bound import TextBound
-from saccade.tokenization.text_stream import TextStream
+
+
+class TextStream(Protocol):
+    """The text of one answer, decoded one id at a time."""
+
+    def push(self, token_id: int) -> str:
+        """Return the text that is final after *token_id*."""
+
+    def finish(self) -> str:
+        """Return the text that was held back; no more ids follow."""
+
+
+WHITE_SPACE: Final = tuple(chr(code) for code in range(0x3001) if chr(code).isspace())
+
+
+@dataclass(frozen=True)
+class TextBound:
+    """A bound: a token is at most *bytes_per_token* bytes of the normalised text; 0 means no bound.
+
+    Normalisation divides the bytes of a text that is not ASCII by *shrinks* at most.
+    """
+
+    bytes_per_token: int
+    shrinks: int = 1
+    swallows_space: bool = False
+
+    def least_tokens(self, text: str) -> int:
+        """Return a lower bound of the number of tokens of *text*."""
+        if not self.bytes_per_token:
+            return 0
+        num_bytes = len(text.encode())
+        if self.swallows_space:
+            num_bytes -= sum(text.count(space) * len(space.encode()) for space in WHITE_SPACE)
+        return -(-num_bytes // (self.bytes_per_token * (1 if text.isascii() else self.shrinks)))
+
 
 PIECE_CHARACTERS = 4096
 """A part of a prompt that may be known from before is at least so long."""

@@ -10,7 +10,7 @@ from tables import table
 
 from saccade.errors import UnsupportedParameter
 from saccade.gateway.chat import Chat
-from saccade.gateway.prompt.chat_prompt import why_not_as_chat
+from saccade.gateway.prompt.draft import why_not_as_chat
 
 FILE = pdfs.pdf(pdfs.TEXT, pdfs.SQUARE)
 DATA = base64.b64encode(FILE).decode()

@@ -11,8 +11,8 @@ from chats import data_url, random_image
 from openai.types.responses import Response
 
 from saccade.errors import WorkerFailed
-from saccade.gateway.apis.parameters import MAX_VALUE_BYTES
 from saccade.gateway.config import GatewayConfig
+from saccade.gateway.json_body import MAX_VALUE_BYTES
 from saccade.protocol.output import Failure, FinishReason, TokenDelta
 
 TOOL: Any = {"type": "function", "name": "zoom", "parameters": {"type": "object", "properties": {}}, "strict": False}

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from saccade.errors import InvalidValue, ResponseNotFound
-from saccade.gateway.apis.responses.store import ResponseStore, StoredResponse, num_message_bytes
+from saccade.gateway.apis.responses.writer import ResponseStore, StoredResponse, num_message_bytes
 from saccade.gateway.chat import MAX_MESSAGES, MAX_PARTS, CalledFunction, ChatMessage, ContentPart, ImageUrl, ToolCall
 
 

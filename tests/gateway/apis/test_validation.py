@@ -16,9 +16,9 @@ from tables import table
 from saccade.errors import UnsupportedParameter
 from saccade.gateway.apis.chat import parse_chat
 from saccade.gateway.apis.models import parse_tokenize
-from saccade.gateway.apis.parameters import LATER
 from saccade.gateway.chat import TokenizeRequest
 from saccade.gateway.config import GatewayConfig
+from saccade.gateway.json_body import LATER
 from saccade.protocol.output import FinishReason, TokenDelta
 
 TEXT = [{"type": "text", "text": "hi"}]

@@ -12,8 +12,7 @@ from tables import table
 
 from saccade.gateway.output.choice import GeneratedChoice
 from saccade.gateway.output.tool_calls import GeneratedCall, ToolCallReader
-from saccade.gateway.served_models.parsers import Parsers
-from saccade.gateway.served_models.served_model import ServedModel
+from saccade.gateway.served_models.served_model import Parsers, ServedModel
 from saccade.models.files import read_model_files
 from saccade.models.tool_formats import tool_call_tokens
 from saccade.protocol.output import FinishReason, TokenDelta

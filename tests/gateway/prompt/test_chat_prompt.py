@@ -9,7 +9,7 @@ import pytest
 
 from saccade.errors import InvalidValue, UnsupportedParameter
 from saccade.gateway.chat import Chat, ChatMessage, ChatRequest, ContentPart, ImageUrl
-from saccade.gateway.prompt.chat_prompt import chat_prompt, why_not_as_chat
+from saccade.gateway.prompt.draft import chat_prompt, why_not_as_chat
 from saccade.gateway.prompt.messages import read_chat
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.models.family import ImageOptions

@@ -11,8 +11,7 @@ from saccade.gateway.config import GatewayConfig
 from saccade.gateway.images.collect import EncodedImage
 from saccade.gateway.images.pixels import PromptImages
 from saccade.gateway.limits import WorkThreads
-from saccade.gateway.prompt.chat_prompt import why_not_as_chat
-from saccade.gateway.prompt.draft import PromptDrafter
+from saccade.gateway.prompt.draft import PromptDrafter, why_not_as_chat
 from saccade.gateway.request import Limits
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.media.header import MediaLimits

@@ -13,7 +13,7 @@ import pytest
 import scripted
 
 from saccade.errors import StartupError
-from saccade.gateway.limited_child import ChildLimits
+from saccade.gateway.confinement import ChildLimits
 from saccade.gateway.served_models.model_probe import ModelProbe
 from saccade.models.files import read_model_files
 from saccade.protocol.description import ModelFiles

@@ -17,8 +17,7 @@ from tables import table
 from waiting import wait_until
 
 from saccade.errors import StartupError
-from saccade.gateway.config import ConnectionLimits, GatewayConfig, TlsSettings
-from saccade.gateway.server.tls import tls_context
+from saccade.gateway.config import ConnectionLimits, GatewayConfig, TlsSettings, tls_context
 from saccade.protocol.output import FinishReason, TokenDelta
 from saccade.supervisor.tree import answers_ready
 

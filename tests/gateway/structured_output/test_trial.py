@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from saccade.errors import DeadlineExceeded, InternalError, InvalidValue, UnsupportedParameter
-from saccade.gateway.limited_child import ChildLimits
+from saccade.gateway.confinement import ChildLimits
 from saccade.gateway.structured_output import grammars, trial
 from saccade.gateway.structured_output.constraint import Constraint
 from saccade.gateway.structured_output.grammars import RequestGrammars

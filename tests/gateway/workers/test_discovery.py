@@ -25,9 +25,8 @@ from saccade.gateway.workers.metrics import RoutingCollector
 from saccade.gateway.workers.pool import WorkerPool
 from saccade.gateway.workers.report import why_excluded
 from saccade.protocol.request import EngineRequest
-from saccade.routing.breaker import CLOSED
 from saccade.routing.index import BlockIndex, Partition
-from saccade.routing.router import Router
+from saccade.routing.router import CLOSED, Router
 from saccade.transport import lasting_task
 
 

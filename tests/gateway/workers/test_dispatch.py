@@ -39,11 +39,10 @@ from saccade.protocol.media import Span
 from saccade.protocol.output import FinishReason, TokenDelta
 from saccade.protocol.request import EngineRequest, MediaPixels
 from saccade.protocol.request_traits import RequestTraits
-from saccade.routing.breaker import CLOSED, FAILURES
 from saccade.routing.index import BlockIndex
 from saccade.routing.lookup import Lookup, LookupTarget, Overlap
 from saccade.routing.policy import Policy, WorkInFlight
-from saccade.routing.router import Router
+from saccade.routing.router import CLOSED, FAILURES, Router
 from saccade.transport import shared_memory
 from saccade.transport.sink import Sink, Stream
 

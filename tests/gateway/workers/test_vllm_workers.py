@@ -13,8 +13,7 @@ from waiting import until
 
 from saccade.errors import InvalidValue, StartupError
 from saccade.gateway.workers.dispatch import Dispatcher, Prompt
-from saccade.gateway.workers.pool import WorkerPool
-from saccade.gateway.workers.worker import check_url
+from saccade.gateway.workers.pool import WorkerPool, check_url
 from saccade.models.files import read_model_files
 from saccade.protocol.chat import ChatPrompt
 from saccade.protocol.request import EngineRequest

@@ -14,9 +14,8 @@ from saccade.gateway.workers.cache_listener import CacheListener
 from saccade.gateway.workers.metrics import RoutingCollector
 from saccade.gateway.workers.pool import WorkerPool
 from saccade.gateway.workers.report import why_excluded, worker_report
-from saccade.routing.breaker import FAILURES
 from saccade.routing.index import BlockIndex
-from saccade.routing.router import Router
+from saccade.routing.router import FAILURES, Router
 
 
 def test_every_reason_has_its_words() -> None:

@@ -8,11 +8,10 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from saccade.gateway.apis.chat_endpoint import FieldNames, Format, ReadBody
-from saccade.gateway.apis.parameters import ParameterReader, check_parts
 from saccade.gateway.chat import CalledFunction, ChatRequest, StreamOptions
+from saccade.gateway.json_body import ParameterReader, check_parts
 from saccade.gateway.output.answer import Answer, Usage
-from saccade.gateway.output.choice import Chunk, GeneratedChoice
-from saccade.gateway.output.choice_logprobs import ChoiceLogprobs, PromptLogprob, prompt_logprobs
+from saccade.gateway.output.choice import ChoiceLogprobs, Chunk, GeneratedChoice, PromptLogprob, prompt_logprobs
 from saccade.gateway.output.tool_calls import GeneratedCall
 from saccade.gateway.server.event_stream import DONE, error_event, event
 

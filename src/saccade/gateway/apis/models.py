@@ -4,8 +4,8 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
-from saccade.gateway.apis.parameters import ParameterReader, check_parts
 from saccade.gateway.chat import MAX_TOKENS, ChatRequest, TokenId, TokenizeRequest
+from saccade.gateway.json_body import ParameterReader, check_parts
 
 
 class DetokenizeRequest(Struct, frozen=True, kw_only=True):

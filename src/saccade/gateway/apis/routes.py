@@ -1,52 +1,140 @@
-"""The routes to the endpoints of every API."""
+"""The routes to the endpoints of every API, and the small endpoints: models, token ids, health, metrics, version."""
 
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, request_response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope
 
+from saccade.errors import Draining, InvalidValue, WorkerUnavailable
 from saccade.gateway.apis.chat import ChatCompletions
 from saccade.gateway.apis.chat_endpoint import Api, ChatEndpoint
 from saccade.gateway.apis.completions.writer import Completions
-from saccade.gateway.apis.endpoints import Endpoints
 from saccade.gateway.apis.files import Files
+from saccade.gateway.apis.messages.reader import parse_count
+from saccade.gateway.apis.messages.wire import CountAnswer
 from saccade.gateway.apis.messages.writer import Messages
+from saccade.gateway.apis.models import (
+    DetokenizeAnswer,
+    ModelCard,
+    ModelList,
+    TokenizeAnswer,
+    parse_detokenize,
+    parse_tokenize,
+)
+from saccade.gateway.apis.openapi import describe, server_version
 from saccade.gateway.apis.pages import page
-from saccade.gateway.apis.responses.store import ResponseStore
-from saccade.gateway.apis.responses.writer import Responses
+from saccade.gateway.apis.responses.writer import Responses, ResponseStore
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.parts import PartReader
 from saccade.gateway.pipeline import Pipeline
-from saccade.gateway.server.body import BodyReader
-from saccade.gateway.server.connection import CONNECTION
-from saccade.gateway.server.middleware import PAGE_PATHS, ROUTE
-from saccade.gateway.server.origins import check_json
+from saccade.gateway.served_models.model_registry import ModelRegistry
+from saccade.gateway.served_models.served_model import ServedModel
+from saccade.gateway.server.body import BodyReader, while_connected
+from saccade.gateway.server.middleware import PAGE_PATHS, WARNINGS, NamedRoute
 from saccade.gateway.siblings import Siblings
-from saccade.gateway.tenants.account import ACCOUNT, Account
+from saccade.gateway.tenants.account import Account
 from saccade.gateway.workers.dispatch import Preview
+from saccade.telemetry import METRICS_CONTENT_TYPE
 
 
-class _Named:
-    """Records the route, and that a request with a valid key came over the connection.
+@dataclass(frozen=True)
+class Endpoints:
+    """One method per endpoint; each raises SaccadeError if it cannot answer."""
 
-    Metrics and logs name the route, not the client's path. If the route *takes_json*, Content-Type must be JSON.
-    """
+    bodies: BodyReader
+    model_registry: ModelRegistry
+    pipeline: Pipeline
+    strict_parameters: bool
+    siblings: Siblings
 
-    def __init__(self, path: str, app: ASGIApp, takes_json: bool) -> None:
-        self._path = path
-        self._app = app
-        self._takes_json = takes_json
+    async def models(self, request: Request) -> Response:
+        """GET /v1/models."""
+        return _json(ModelList([_card(name, served) for name, served in self.model_registry.names()]))
 
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        scope[ROUTE] = self._path
-        if scope[ACCOUNT].tenant.id and CONNECTION in scope:
-            scope[CONNECTION].mark_authenticated()
-        if self._takes_json:
-            check_json(scope["headers"])
-        return self._app(scope, receive, send)
+    async def model(self, request: Request) -> Response:
+        """GET /v1/models/{model}."""
+        name = request.path_params["model"]
+        return _json(_card(name, self.model_registry.get(name)))
+
+    async def tokenize(self, request: Request) -> Response:
+        """POST /tokenize: the token ids of a prompt or chat, images expanded; text never becomes special tokens."""
+        with self.bodies.begin(request.scope) as call:
+            body = await self.bodies.read(request.scope, request.receive, call)
+            async with call.turn(len(body)):
+                body_request, request.scope[WARNINGS] = parse_tokenize(body, self.strict_parameters)
+            served = self.model_registry.get(body_request.model)
+            if (body_request.prompt is None) == (body_request.messages is None):
+                raise InvalidValue("Send either `prompt` or `messages`.", "prompt")
+            if body_request.messages is None:
+                with call.place():
+                    token_ids = await self.pipeline.prompts.token_ids(served, body_request.prompt or "")
+            else:
+                with while_connected(request.scope):
+                    token_ids = await self.pipeline.token_ids(call, served, body_request)
+        return _json(TokenizeAnswer(count=len(token_ids), max_model_len=served.max_model_len, tokens=token_ids))
+
+    async def count_tokens(self, request: Request) -> Response:
+        """POST /v1/messages/count_tokens: the number of tokens of a chat's prompt, images expanded."""
+        with self.bodies.begin(request.scope) as call:
+            body = await self.bodies.read(request.scope, request.receive, call)
+            async with call.turn(len(body)):
+                body_request, request.scope[WARNINGS], names = parse_count(body, self.strict_parameters)
+            with names.in_errors(), while_connected(request.scope):
+                served = self.model_registry.get(body_request.model)
+                token_ids = await self.pipeline.token_ids(call, served, body_request)
+        return _json(CountAnswer(len(token_ids)))
+
+    async def detokenize(self, request: Request) -> Response:
+        """POST /detokenize: the text of token ids, including special tokens."""
+        with self.bodies.begin(request.scope) as call:
+            body = await self.bodies.read(request.scope, request.receive, call)
+            async with call.turn(len(body)):
+                body_request, request.scope[WARNINGS] = parse_detokenize(body, self.strict_parameters)
+            with call.place():
+                served = self.model_registry.get(body_request.model)
+                return _json(DetokenizeAnswer(await self.pipeline.prompts.text_of(served, body_request.tokens)))
+
+    async def live(self, request: Request) -> Response:
+        """GET /live: the process and its event loop run."""
+        return _json({"status": "live"})
+
+    async def ready(self, request: Request) -> Response:
+        """GET /ready, /health and /ping, which SageMaker calls by POST too: requests can be served now."""
+        if self.bodies.limits.admission.draining:
+            raise Draining("The server is shutting down.")
+        if not self.model_registry.ready:
+            raise WorkerUnavailable("No worker is ready.")
+        return _json({"status": "ready"})
+
+    async def load(self, request: Request) -> Response:
+        """GET /load: the number of requests in work, in all processes that share the port."""
+        return _json({"server_load": sum(work.num_requests for work in await self.siblings.works())})
+
+    async def show_metrics(self, request: Request) -> Response:
+        """GET /metrics: of this process, or of all processes that share the port, each with a label."""
+        return Response(await self.siblings.metrics(), media_type=METRICS_CONTENT_TYPE)
+
+    async def version(self, request: Request) -> Response:
+        """GET /version."""
+        return _json({"version": server_version()})
+
+    async def openapi(self, request: Request) -> Response:
+        """GET /openapi.json."""
+        names = [served.name for served in self.model_registry.models()]
+        return _json(describe(names, request.scope.get("root_path", "")))
+
+
+def _card(name: str, served: ServedModel) -> ModelCard:
+    return ModelCard(id=name, created=served.created, max_model_len=served.max_model_len)
+
+
+def _json(value: object) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")
 
 
 class Apis:
@@ -116,8 +204,8 @@ def _routes(
 def route(
     method: str, path: str, endpoint: Callable[[Request], Awaitable[Response]], takes_json: bool = False
 ) -> Route:
-    return Route(path, _Named(path, request_response(endpoint), takes_json), methods=[method])
+    return Route(path, NamedRoute(path, request_response(endpoint), takes_json), methods=[method])
 
 
 def _generation(path: str, chats: ChatEndpoint, api: Api) -> Route:
-    return Route(path, _Named(path, partial(chats.serve, api), takes_json=True), methods=["POST"])
+    return Route(path, NamedRoute(path, partial(chats.serve, api), takes_json=True), methods=["POST"])

@@ -1,34 +1,226 @@
-"""From the sources of images to encoded images: decoded from data: URLs or fetched, then read and hashed."""
+"""From the sources of images to encoded images: decoded from data: URLs or fetched, then read and hashed.
 
-import dataclasses
+Fetched images are kept for as long as their servers allow (RFC 9111, a private cache for each tenant).
+
+Frames that a client has sampled from a video come as vLLM's `data:video/jpeg;base64,`, with commas between the images.
+`media_io_kwargs.video` has their times: `fps` of the whole video, by default 1, `total_num_frames`, and the indices of
+the frames in it, by default 0, 1, 2 and so on.
+"""
+
+import binascii
+import time
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import msgspec
+import pybase64
 
-from saccade.errors import ImageTooLarge, InvalidValue, RequestError, UnsupportedParameter
+from saccade.byte_lru import ByteLru
+from saccade.errors import (
+    ImageTooLarge,
+    InvalidBase64,
+    InvalidImageUrl,
+    InvalidValue,
+    InvalidVideo,
+    RequestError,
+    UnsupportedParameter,
+    VideoTooLarge,
+)
 from saccade.gateway.chat import ImageSource, is_file_id
-from saccade.gateway.concurrency import all_or_none
+from saccade.gateway.concurrency import SingleFlight, all_or_none
 from saccade.gateway.images.file_store import FileStore
-from saccade.gateway.images.frames import PREFIX, is_frames_url, read_frames
-from saccade.gateway.images.media_loader import MediaLoader, decode_data_url, is_data_url
-from saccade.gateway.limits import WorkThreads
+from saccade.gateway.limits import Reservation, WorkThreads
 from saccade.gateway.prompt.media_options import OF_VIDEOS
 from saccade.gateway.request import Request
 from saccade.gateway.served_models.served_model import ServedModel, VideoSide
 from saccade.identity.content import content_hash
+from saccade.media.fetch import Fetcher
+from saccade.media.freshness import Reuse
 from saccade.media.header import ImageLimits, read_header
 from saccade.media.pdf_pages import DECODER as PDF_DECODER
 from saccade.media.pdf_pages import SIGNATURE as PDF_SIGNATURE
 from saccade.media.pdf_pages import PdfPage
-from saccade.models.family import ImageOptions, VideoOptions
+from saccade.media.video_header import VideoLimits
+from saccade.models.family import FrameTimes, ImageOptions, VideoOptions
 from saccade.protocol.media import ImageLayout, VideoHeader
 from saccade.telemetry import Metrics
 
-T = TypeVar("T")
+ENTRY_BYTES = 2048
+"""Memory of an entry besides its image and its URLs, at most; includes its validator."""
 
+_CHARACTER_BYTES = 4
+"""Bytes of a character in a text that is not ASCII, at most."""
+
+
+@dataclass(frozen=True)
+class CachedImage:
+    """An encoded image; once it is no longer fresh, *reuse* revalidates it with its server."""
+
+    encoded: bytes
+    reuse: Reuse
+    is_fresh: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A cache entry; *fresh_until* in seconds of the cache's clock."""
+
+    encoded: bytes
+    reuse: Reuse
+    fresh_until: float
+
+
+class UrlCache:
+    """Encoded images by (salt, URL): an LRU cache of *capacity_bytes*; 0 turns it off.
+
+    *clock* returns seconds. *num_hits* counts fresh images; stale ones that need revalidation count as *num_misses*.
+    """
+
+    def __init__(self, capacity_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.num_hits = 0
+        self.num_misses = 0
+        self._clock = clock
+        self._entries = ByteLru[tuple[bytes, str], _Entry](capacity_bytes)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all entries."""
+        return self._entries.num_bytes
+
+    def get(self, salt: bytes, url: str) -> CachedImage | None:
+        """Return the cached image of *url* for the tenant of *salt*."""
+        entry = self._entries.get((salt, url))
+        is_fresh = entry is not None and self._clock() < entry.fresh_until
+        self.num_hits += is_fresh
+        self.num_misses += not is_fresh
+        if entry is None:
+            return None
+        return CachedImage(entry.encoded, entry.reuse, is_fresh)
+
+    def put(self, salt: bytes, url: str, encoded: bytes, reuse: Reuse) -> None:
+        """Replace the entry of *url* by *encoded*, which has just arrived, or drop it if *reuse* forbids storing."""
+        key = (salt, url)
+        self._entries.pop(key)
+        is_elsewhere = reuse.url != url
+        num_bytes = len(encoded) + _num_bytes(url) + is_elsewhere * _num_bytes(reuse.url) + ENTRY_BYTES
+        if not reuse.is_storable or num_bytes > self._entries.budget_bytes:
+            return
+        entry_reuse = reuse if is_elsewhere else replace(reuse, url=url)  # only one copy of the URL is counted
+        self._entries.put(key, _Entry(encoded, entry_reuse, self._clock() + reuse.fresh_seconds), num_bytes)
+
+    def clear(self) -> None:
+        """Drop all entries."""
+        self._entries.clear()
+
+
+def _num_bytes(text: str) -> int:
+    return len(text) * (1 if text.isascii() else _CHARACTER_BYTES)
+
+
+class MediaLoader:
+    """Fetches images; simultaneous requests of one tenant for the same URL share one fetch."""
+
+    def __init__(self, fetcher: Fetcher, url_cache: UrlCache, metrics: Metrics) -> None:
+        self._fetcher = fetcher
+        self._cache = url_cache
+        self._metrics = metrics
+        self._flights = SingleFlight[tuple[bytes, str], bytes]()
+
+    async def fetch(self, request: Request, url: str, salt: bytes) -> bytes:
+        """Return the encoded image at *url*, for the tenant of *salt*; *request* counts it.
+
+        Raises InvalidImageUrl, ImageTooLarge and QueueFull.
+        """
+        encoded = await self._flights.join((salt, url), lambda: self._fetch(salt, url, request.reservation()))
+        request.memory.take(len(encoded))
+        return encoded
+
+    async def _fetch(self, salt: bytes, url: str, reservation: Reservation) -> bytes:
+        cached = self._cache.get(salt, url)
+        if cached is not None and cached.is_fresh:
+            return cached.encoded
+        # A shared fetch has its own reservation: the request that started it may end before the others.
+        with self._metrics.stage("fetch"), reservation as memory:
+            reuse = cached.reuse if cached is not None else None
+            fetched = await self._fetcher.fetch(url, reuse, client=memory.client, hold=memory.grow)
+        encoded = cached.encoded if cached is not None and fetched.not_modified else fetched.encoded
+        self._cache.put(salt, url, encoded, fetched.reuse)
+        return encoded
+
+
+def is_data_url(url: str) -> bool:
+    """Whether *url* contains the image itself."""
+    return url[:5].lower() == "data:"
+
+
+def decode_data_url(url: str) -> bytes:
+    """Return the bytes of a data: URL. Raises InvalidImageUrl and InvalidBase64."""
+    head, comma, payload = url.partition(",")
+    if not comma or not head.lower().endswith(";base64"):
+        raise InvalidImageUrl(
+            "A data: URL must be `data:image/png;base64,`, or another media type, followed by the file in base64."
+        )
+    return decode_base64(payload)
+
+
+def decode_base64(payload: str) -> bytes:
+    """Return the bytes of a data: URL's *payload*. Raises InvalidBase64."""
+    try:
+        return pybase64.b64decode(payload, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidBase64("The data: URL's payload is not valid base64.") from error
+
+
+MAX_FRAMES = 768
+DEFAULT_FPS = 1.0
+PREFIX = "data:video/jpeg;base64,"
+
+
+def is_frames_url(url: str) -> bool:
+    """Whether *url* has frames in place of a video."""
+    return url[: len(PREFIX)].lower() == PREFIX
+
+
+def read_frames(url: str, options: VideoOptions, limits: ImageLimits) -> tuple[bytes, VideoHeader]:
+    """Return the frames in *url* and their header, in the form of the decode processes, and the header.
+
+    Raises InvalidBase64, InvalidVideo, VideoTooLarge, InvalidValue and the errors of images.
+    """
+    payload = url[len(PREFIX) :]
+    if payload.count(",") >= (most := min(MAX_FRAMES, options.num_frames or MAX_FRAMES)):
+        raise VideoTooLarge(f"The video has more than {most} frames; send fewer.")
+    frames = [decode_base64(frame) for frame in payload.split(",")]
+    sizes = set()
+    for frame in frames:
+        image = read_header(frame)
+        limits.check(image, len(frame))
+        sizes.add(image.upright)
+    if len(sizes) > 1:
+        raise InvalidVideo("The video's frames have several sizes, which is not supported.")
+    ((width, height),) = sizes
+    VideoLimits().check_size(width, height)
+    indices = _indices(options.times, len(frames))
+    num_frames = options.times.num_frames or indices[-1] + 1
+    header = VideoHeader(num_frames, options.times.fps or DEFAULT_FPS, width, height, indices)
+    return msgspec.msgpack.encode((header, frames)), header
+
+
+def _indices(times: FrameTimes, num_frames: int) -> tuple[int, ...]:
+    indices, field = times.indices or tuple(range(num_frames)), f"{OF_VIDEOS}.frames_indices"
+    if len(indices) != num_frames:
+        raise InvalidValue(f"`{field}` has {len(indices)} numbers for {num_frames} frames; send one for each.", field)
+    if any(first >= second for first, second in pairwise(indices)):
+        raise InvalidValue(f"`{field}` must ascend.", field)
+    if times.num_frames is not None and indices[-1] >= times.num_frames:
+        field = f"{OF_VIDEOS}.total_num_frames"
+        raise InvalidValue(f"`{field}` must be over {indices[-1]}, the last frame's index.", field)
+    return indices
+
+
+T = TypeVar("T")
 THREAD_FROM_BYTES = 1 << 20
 """A longer image is read in a thread; a shorter one takes less time than the switch to a thread."""
 
@@ -85,7 +277,7 @@ class ImageCollector:
                 images[position] = await self._open(request, served, source, salt)
             except RequestError as error:
                 raise error.at(source.field) from error
-            pending[position] = dataclasses.replace(source, url="", content=None)
+            pending[position] = replace(source, url="", content=None)
             self._check_together([image for several in images.values() for image in several])
 
         await all_or_none(read(position) for position in range(len(pending)))

@@ -6,10 +6,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from saccade.gateway.config import GatewayConfig
-from saccade.gateway.images.collect import ImageCollector
+from saccade.gateway.images.collect import ImageCollector, MediaLoader, UrlCache
 from saccade.gateway.images.decode_pool.pool import DecodePool
 from saccade.gateway.images.file_store import FileStore
-from saccade.gateway.images.media_loader import MediaLoader, UrlCache
 from saccade.gateway.images.pixels import PixelPreparer, ProcessorCache
 from saccade.gateway.limits import Admission, WorkThreads
 from saccade.media.fetch import Fetcher

@@ -39,7 +39,7 @@ class ToolCallReader:
     """Separates the tokens of one answer. Unless *many* calls are allowed, the answer ends with its first call.
 
     The chat has *num_earlier* calls already. *num_tokens* counts the tokens that are not content: those of calls and
-    their sections, and buffered ones.
+    their sections, and buffered ones. The text of the content goes through *separator*.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class ToolCallReader:
         self._num_called = 0
         self._in_section = False
         self.num_calls = 0
+        self.separator = Separator()
 
     @property
     def is_full(self) -> bool:

@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from blake3 import blake3
 
@@ -22,9 +23,11 @@ from saccade.gateway.prompt.tools import check_history, check_served, place_resu
 from saccade.gateway.served_models.served_model import Placeholders, ServedModel, media_segments
 from saccade.media.header import MediaLimits
 from saccade.models.family import VideoOptions
+from saccade.protocol.chat import ChatPrompt
 from saccade.protocol.media import ImageLayout, Span
 from saccade.telemetry import Metrics
 from saccade.tokenization.chat_template import TEXT_FIELDS, ChatTemplate
+from saccade.tokenization.image_tag import ImageTag
 from saccade.tokenization.tokenizer import Segment
 
 THREAD_FROM_CHARACTERS = 16 * 1024
@@ -348,3 +351,51 @@ def _refusal(num_written: int, num_sent: int) -> InvalidValue:
         "in another order.",
         "messages",
     )
+
+
+def chat_prompt(served: ServedModel, chat: Chat, images: Sequence[bytes]) -> ChatPrompt:
+    """Return *chat* for a worker that renders and tokenises it; *images* are its encoded images."""
+    return ChatPrompt(tuple(served.template.tagged(chat.messages)), tuple(images), chat.switches)
+
+
+def why_not_as_chat(
+    served: ServedModel, chat: Chat, image_settings: Sequence[Mapping[str, Any]]
+) -> RequestError | None:
+    """Return why a worker that renders and tokenises *chat* itself would get another prompt; None if it would not.
+
+    Such a worker takes special tokens in users' text for the template's, and processes images with its own settings.
+    *image_settings* are the processor settings of the chat's images.
+    """
+    contents = [message["content"] for message in chat.messages if not isinstance(message["content"], str)]
+    if any(part["type"] == "video" for parts in contents for part in parts):
+        return UnsupportedParameter("This model's workers take no videos.", "messages")
+    if chat.has_pdfs:
+        return UnsupportedParameter("This model's workers take no PDFs; send the pages as images.", "messages")
+    if chat.uses_tools:
+        return UnsupportedParameter("This model's workers take no chats with tools.", "tools")
+    if chat.plain is not None:
+        return UnsupportedParameter("This model's workers take chats only.", "prompt")
+    if not served.has_own_template:
+        return UnsupportedParameter(
+            "This model's workers render chats with its own template, and this server has --chat-template.", "messages"
+        )
+    if chat.template is not None:
+        return UnsupportedParameter("`chat_template` is not served by this model's workers.", "chat_template")
+    if chat.continues or not chat.add_generation_prompt:
+        field = "continue_final_message" if chat.continues else "add_generation_prompt"
+        return UnsupportedParameter(f"`{field}` is not served by this model's workers; leave it out.", field)
+    tag = ImageTag(served.declaration.image_tag or served.declaration.placeholder).pattern
+    special = [token for token in served.tokenizer.special_tokens if token.strip()]
+    texts = texts_of(chat)
+    if any(token in text for text in texts for token in special) or any(map(tag.search, texts)):
+        return InvalidValue(
+            "The messages contain a special token of this model as text, which its workers cannot tell from a real "
+            "one; remove it.",
+            "messages",
+        )
+    if any(settings != served.layout.settings for settings in image_settings):
+        return UnsupportedParameter(
+            "This model's workers process all images alike: leave out `mm_processor_kwargs` and `detail`.",
+            "messages",
+        )
+    return None

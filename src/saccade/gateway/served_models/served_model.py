@@ -5,16 +5,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from saccade import models
 from saccade.errors import InvalidValue, StartupError
-from saccade.gateway.served_models.parsers import DECLARED, Parsers
 from saccade.identity.content import files_digest, processor_fingerprint
 from saccade.media import video_header
 from saccade.media.decode import DECODER
 from saccade.models import files
-from saccade.models.family import Family, Layout, ReasoningTags, VideoLayout
+from saccade.models.family import Family, Layout, ReasoningParser, ReasoningTags, ToolParser, VideoLayout
 from saccade.models.generation_defaults import GenerationDefaults, generation_defaults
 from saccade.models.tool_formats import FORMATS, tool_call_tokens
 from saccade.models.tool_formats.form import ToolCallTokens
@@ -37,6 +36,30 @@ from saccade.tokenization.image_tag import ImageTag
 from saccade.tokenization.loading import TokenizerNeeds, load_tokenizer
 from saccade.tokenization.markup import END_THINK, THINK, Markup
 from saccade.tokenization.tokenizer import Segment, Tokenizer, special_variables
+
+
+@dataclass(frozen=True)
+class Parsers:
+    """The parsers of answers; "auto" is the one that the model's family declares, "none" parses nothing.
+
+    The other names of *reasoning* are vLLM's parsers for the markers that "auto" looks for.
+    """
+
+    tool_calls: ToolParser = "auto"
+    reasoning: ReasoningParser = "auto"
+
+    @property
+    def reads_reasoning(self) -> bool:
+        return self.reasoning != "none"
+
+    def tool_format(self, family: Family) -> str | None:
+        """Return the format of calls that is parsed in answers of a model of *family*, None for none."""
+        if self.tool_calls == "auto":
+            return family.tool_format
+        return None if self.tool_calls == "none" else self.tool_calls
+
+
+DECLARED: Final = Parsers()
 
 
 class Placeholders(NamedTuple):

@@ -10,8 +10,8 @@ from starlette.types import Send
 
 from saccade.errors import InternalError, SaccadeError
 from saccade.gateway.limits import Reservation
+from saccade.gateway.server.access_log import UNFORESEEN, drop_tracebacks, encode_error, send_json
 from saccade.gateway.server.connection import Connection
-from saccade.gateway.server.error_body import UNFORESEEN, drop_tracebacks, encode_error, send_json
 
 EVENT_STREAM = [
     (b"content-type", b"text/event-stream; charset=utf-8"),

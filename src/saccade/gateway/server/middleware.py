@@ -5,6 +5,7 @@ Each part is an ASGI application around another one, outermost first:
     TelemetryMiddleware     gives the request an id, logs and counts it
     (CORS)                  Starlette's, if origins are allowed
     GuardMiddleware         checks the request's origin and key, turns errors into responses
+    NamedRoute              names the route, inside Starlette's router
 """
 
 import asyncio
@@ -12,7 +13,7 @@ import difflib
 import re
 import secrets
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Awaitable, Collection, Iterator, Sequence
 
 import structlog
 from starlette.exceptions import HTTPException
@@ -32,16 +33,20 @@ from saccade.errors import (
     StartupError,
 )
 from saccade.gateway.config import ServerSettings
-from saccade.gateway.server.access_log import POLLED, PROBES, AccessLog, span_attributes
-from saccade.gateway.server.body import ClientDisconnected
-from saccade.gateway.server.error_body import (
+from saccade.gateway.server.access_log import (
+    POLLED,
+    PROBES,
     UNFORESEEN,
+    AccessLog,
     drop_tracebacks,
     encode_error,
     encode_messages_error,
     send_json,
+    span_attributes,
 )
-from saccade.gateway.server.origins import AllowedOrigins
+from saccade.gateway.server.body import ClientDisconnected
+from saccade.gateway.server.connection import CONNECTION
+from saccade.gateway.server.origins import AllowedOrigins, check_json
 from saccade.gateway.tenants.account import ACCOUNT, Account
 from saccade.gateway.tenants.api_keys import ApiKeyStore
 from saccade.telemetry import Metrics
@@ -245,6 +250,26 @@ class GuardMiddleware:
         body = encode_messages_error(failure) if is_messages else encode_error(failure)
         if not started:
             await send_json(send_watched, failure.status, body, headers | _headers(failure))
+
+
+class NamedRoute:
+    """Records the route, and that a request with a valid key came over the connection.
+
+    Metrics and logs name the route, not the client's path. If the route *takes_json*, Content-Type must be JSON.
+    """
+
+    def __init__(self, path: str, app: ASGIApp, takes_json: bool) -> None:
+        self._path = path
+        self._app = app
+        self._takes_json = takes_json
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        scope[ROUTE] = self._path
+        if scope[ACCOUNT].tenant.id and CONNECTION in scope:
+            scope[CONNECTION].mark_authenticated()
+        if self._takes_json:
+            check_json(scope["headers"])
+        return self._app(scope, receive, send)
 
 
 def _request_id(scope: Scope) -> str:

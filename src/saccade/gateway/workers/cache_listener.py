@@ -11,8 +11,7 @@ from typing import Protocol
 import msgspec
 
 from saccade.errors import WorkerUnavailable
-from saccade.gateway.workers.pool import WorkerPool
-from saccade.gateway.workers.worker import Worker
+from saccade.gateway.workers.pool import Worker, WorkerPool
 from saccade.protocol.exactness import Exactness
 from saccade.protocol.kv_events import KvEvents
 from saccade.routing.index import Partition

@@ -9,8 +9,7 @@ from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from saccade.gateway.workers.pool import Model
-from saccade.gateway.workers.worker import Worker
+from saccade.gateway.workers.pool import Model, Worker
 from saccade.protocol.exactness import Exactness
 from saccade.routing.router import Booking
 from saccade.telemetry import MODEL

@@ -16,8 +16,7 @@ from urllib.parse import urlsplit
 
 from saccade.errors import StartupError
 from saccade.gateway.config import SourceConfig
-from saccade.gateway.workers.pool import WorkerPool
-from saccade.gateway.workers.worker import Worker, check_url, is_half, targets
+from saccade.gateway.workers.pool import Worker, WorkerPool, check_url, is_half, targets
 from saccade.media.resolver import DnsResolver
 from saccade.transport import lasting_task
 from saccade.watched_file import WatchedFile

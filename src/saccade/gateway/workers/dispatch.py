@@ -18,9 +18,8 @@ from saccade.fair_queue import FairQueue
 from saccade.gateway.config import DEFAULT_LIMITS, DispatchLimits, RoutingSettings
 from saccade.gateway.tenants.account import EVERYBODY, Tenant
 from saccade.gateway.workers.decision_metrics import DecisionMetrics
-from saccade.gateway.workers.pool import Model, WorkerPool
+from saccade.gateway.workers.pool import Model, Worker, WorkerPool, refusal, takes_chats_only
 from saccade.gateway.workers.prefill_decode import Leg, Pair, first_workers, partners
-from saccade.gateway.workers.worker import Worker, refusal, takes_chats_only
 from saccade.identity.blocks import MediaRun, block_key, root_key
 from saccade.protocol.chat import ChatPrompt
 from saccade.protocol.engine_load import Load

@@ -10,8 +10,7 @@ from prometheus_client.registry import Collector
 from saccade.gateway.workers.cache_listener import FULL, CacheView, exactness
 from saccade.gateway.workers.discovery import Discovery
 from saccade.gateway.workers.dispatch import Dispatcher
-from saccade.gateway.workers.pool import WorkerPool
-from saccade.gateway.workers.worker import Worker
+from saccade.gateway.workers.pool import Worker, WorkerPool
 from saccade.metric_registry import filled
 from saccade.protocol.engine_load import STEP_TOKEN_BOUNDS, Load
 

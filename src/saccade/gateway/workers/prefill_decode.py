@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import msgspec
 
 from saccade.errors import PeerFailed, SaccadeError, WorkerFailed
-from saccade.gateway.workers.worker import Worker
+from saccade.gateway.workers.pool import Worker
 from saccade.protocol.description import Description
 from saccade.protocol.kv_transfer import ReceiveKv, SendKv
 from saccade.protocol.output import TokenDelta

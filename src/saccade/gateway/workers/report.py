@@ -7,15 +7,13 @@ import msgspec
 
 from saccade.gateway.workers.cache_listener import CacheView, exactness
 from saccade.gateway.workers.dispatch import Preview, Prompt
-from saccade.gateway.workers.pool import WorkerPool
-from saccade.gateway.workers.worker import Worker, refusal
+from saccade.gateway.workers.pool import Worker, WorkerPool, refusal
 from saccade.protocol.description import Role
 from saccade.protocol.engine_load import Load
 from saccade.protocol.exactness import Level
 from saccade.protocol.gateway_calls import Booked
-from saccade.routing.breaker import BreakerReport
 from saccade.routing.policy import Candidate, WorkInFlight
-from saccade.routing.router import RoutingChoice
+from saccade.routing.router import BreakerReport, RoutingChoice
 
 NO_ROOM = "it has all the requests that it may have"
 GOES_ON = "it is a decode worker, which continues after a prefill worker"

@@ -8,8 +8,7 @@ from pathlib import Path
 import msgspec
 
 from saccade.gateway.workers.cache_listener import ALONE, AWAY, Feed
-from saccade.gateway.workers.pool import WorkerPool
-from saccade.gateway.workers.worker import Worker
+from saccade.gateway.workers.pool import Worker, WorkerPool
 from saccade.protocol.exactness import LEVELS, Exactness
 from saccade.protocol.gateway_calls import FeedState, FindOverlaps, KnownWorkers, Overlaps, ShowKnown
 from saccade.routing.index import Partition

@@ -7,7 +7,6 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from saccade.errors import InvalidValue, UnsupportedParameter
-from saccade.gateway.apis.parameters import LATER, ParameterReader
 from saccade.gateway.chat import (
     MAX_CHARACTERS,
     MAX_TOKENS,
@@ -18,9 +17,9 @@ from saccade.gateway.chat import (
     TokenId,
     TopLogprobs,
 )
-from saccade.gateway.json_body import decode, num_items
+from saccade.gateway.json_body import LATER, ParameterReader, decode, num_items
 from saccade.gateway.output.answer import Usage
-from saccade.gateway.output.choice_logprobs import PromptLogprob
+from saccade.gateway.output.choice import PromptLogprob
 from saccade.protocol.request import MAX_NUM_SAMPLES
 
 DEFAULT_MAX_TOKENS: Final = 16

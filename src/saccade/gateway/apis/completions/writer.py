@@ -19,8 +19,14 @@ from saccade.gateway.apis.completions.reader import (
 )
 from saccade.gateway.chat import PlainPrompt, StreamOptions
 from saccade.gateway.output.answer import Answer, CompletionTokensDetails, PromptTokensDetails, Usage
-from saccade.gateway.output.choice import Chunk, GeneratedChoice
-from saccade.gateway.output.choice_logprobs import PromptLogprob, TokenLogprobs, choice_logprobs, prompt_logprobs
+from saccade.gateway.output.choice import (
+    Chunk,
+    GeneratedChoice,
+    PromptLogprob,
+    TokenLogprobs,
+    choice_logprobs,
+    prompt_logprobs,
+)
 from saccade.gateway.server.event_stream import DONE, error_event, event
 from saccade.tokenization.tokenizer import Tokenizer
 

@@ -22,7 +22,6 @@ from saccade.gateway.apis.messages.wire import (
     Source,
     Tool,
 )
-from saccade.gateway.apis.parameters import ParameterReader, check_parts
 from saccade.gateway.chat import (
     CalledFunction,
     ChatMessage,
@@ -34,6 +33,7 @@ from saccade.gateway.chat import (
     ToolCall,
     url_of_file,
 )
+from saccade.gateway.json_body import ParameterReader, check_parts
 
 LATER: Final[dict[str, tuple[object, ...]]] = {
     "container": (),

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from saccade.errors import InvalidValue, UnsupportedParameter
 from saccade.gateway.apis.chat_endpoint import FieldNames
-from saccade.gateway.apis.parameters import ParameterReader, check_parts
 from saccade.gateway.apis.responses.wire import ITEM_TYPES, Content, Format, FunctionTool, Item, Part, ResponseRequest
 from saccade.gateway.chat import (
     MAX_MESSAGES,
@@ -23,6 +22,7 @@ from saccade.gateway.chat import (
     ToolCall,
     url_of_file,
 )
+from saccade.gateway.json_body import ParameterReader, check_parts
 
 LATER: Final[dict[str, tuple[object, ...]]] = {
     "background": (False,),

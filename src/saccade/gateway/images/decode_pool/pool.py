@@ -38,8 +38,7 @@ from saccade.gateway.images.decode_pool.job import (
     StageSeconds,
     VideoHeaderJob,
 )
-from saccade.gateway.images.decode_pool.queue import DecodeQueue, Turn, draining
-from saccade.gateway.images.decode_pool.server import DecodeProcess, DecodeServer
+from saccade.gateway.images.decode_pool.server import DecodeProcess, DecodeQueue, DecodeServer, Turn, draining
 from saccade.media.header import read_header
 from saccade.media.pdf_pages import BYTES_PER_PIXEL, PdfPage
 from saccade.media.video_header import MAX_FPS, MIN_FPS, VideoLimits, decoded_bytes, demuxer
@@ -85,7 +84,7 @@ class DecodePool:
     """Turns images into patches in separate processes. Call start() before use and close() after, in one event loop."""
 
     def __init__(self, config: MediaSettings) -> None:
-        self._config = config
+        self._config, self._image_limits = config, config.image_limits
         self._slots = SlotPool(config.shared_memory_bytes)
         self._server = DecodeServer(config.decode_memory_bytes)
         self._queue = DecodeQueue(
@@ -151,7 +150,7 @@ class DecodePool:
         caller holds the slot until release(). Raises RequestError for a bad image, DeadlineExceeded for one that takes
         too long, Draining after close(); for a video as video_header() does.
         """
-        limits = self._config.image_limits
+        limits = self._image_limits
         if video is not None:
             num_bytes = decoded_bytes(video)
         elif page is not None:
