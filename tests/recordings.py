@@ -10,8 +10,8 @@ import msgspec
 import torch
 
 from saccade.engine.loop import Engine
-from saccade.engine.recording import SUFFIX, Header, Record, Recorder, Recording, open_recording
-from saccade.engine.replay import Replay, ReplayResult, check_images, fresh_engine
+from saccade.engine.recording import SUFFIX, Header, Record, Recorder, Recording, Replay, ReplayResult
+from saccade.engine.startup import fresh_engine
 from saccade.transport.framing import framed
 
 
@@ -42,9 +42,9 @@ def segments(folder: Path) -> list[Path]:
 def replayed(file: Path, **changes: str) -> ReplayResult:
     """What a fresh executor makes of *file*."""
     before = torch.get_num_threads()
-    recording = open_recording(file)
-    check_images(recording)
-    engine, machine = fresh_engine(recording.header, changes, lambda *_: None)
+    recording = Recording(file)
+    recording.check_images()
+    engine, machine = fresh_engine(recording.header, changes)
     outcome = Replay(engine.executor, is_exact=machine == recording.header.machine).run(recording.records())
     engine.close()
     torch.set_num_threads(before)
@@ -53,7 +53,7 @@ def replayed(file: Path, **changes: str) -> ReplayResult:
 
 def rewrite(file: Path, change: Callable[[Record], Record] = lambda record: record, **header: Any) -> None:
     """Write *file* again with every record, and fields of its header, changed."""
-    recording: Recording = open_recording(file)
+    recording: Recording = Recording(file)
     head: Header = msgspec.structs.replace(recording.header, **header)
     values = [head, *(change(record) for record in recording.records())]
     file.write_bytes(b"".join(framed(msgspec.msgpack.encode(value)) for value in values))

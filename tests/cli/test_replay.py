@@ -9,7 +9,7 @@ import pytest
 import recordings
 
 from saccade.cli.main import run
-from saccade.engine.recording import Record, StepCollected, open_recording
+from saccade.engine.recording import Record, Recording, StepCollected
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_a_difference_is_shown_and_ends_with_1(recorded: Path, capsys: pytest.Ca
 
     [got] = [
         record.output.token_ids[0]
-        for record in open_recording(recorded).records()
+        for record in Recording(recorded).records()
         if isinstance(record, StepCollected) and record.output.number == 3
     ]
     recordings.rewrite(recorded, tamper)
@@ -71,7 +71,7 @@ def test_file_that_is_no_recording_ends_with_2(
 def test_a_moved_model_is_named(
     recorded: Path, tiny_qwen3_vl: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    recording = open_recording(recorded)
+    recording = Recording(recorded)
     recordings.rewrite(recorded, config=replace(recording.header.config, model_dir="/nowhere/at/all"))
     assert run(["replay", str(recorded)]) == 2
     assert "Name another with --model." in capsys.readouterr().err
@@ -80,7 +80,7 @@ def test_a_moved_model_is_named(
 def test_another_machine_is_named_and_compared_by_tokens(
     recorded: Path, tiny_qwen3_vl: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    machine = open_recording(recorded).header.machine
+    machine = Recording(recorded).header.machine
     recordings.rewrite(recorded, machine=msgspec.structs.replace(machine, processor="an abacus"))
     assert run(["replay", str(recorded), "--model", str(tiny_qwen3_vl)]) == 0
     shown = capsys.readouterr().out

@@ -18,10 +18,10 @@ from saccade.engine.loop import Engine
 from saccade.engine.recording import (
     Record,
     Recorder,
+    Recording,
     StepCollected,
     StepFailed,
     StepLaunched,
-    open_recording,
 )
 from saccade.errors import StartupError
 from saccade.protocol.request import EngineRequest
@@ -53,7 +53,7 @@ def one_by_one(engine: Engine, asked: list[EngineRequest], num_steps: int = 1) -
 
 
 def records(file: Path) -> list[Record]:
-    return list(open_recording(file).records())
+    return list(Recording(file).records())
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_a_recorded_run_with_images_is_replayed_equal(recorded: Path, tiny_qwen3
     assert not outcome.different
     assert outcome.num_steps == sum(isinstance(record, StepCollected) for record in records(recorded))
     assert outcome.num_tokens == 50
-    header = open_recording(recorded).header
+    header = Recording(recorded).header
     assert header.machine.weights == engines.engine(tiny_qwen3_vl).description.fingerprint
     assert (header.machine.device, header.machine.dtype, header.machine.num_threads) == ("cpu", "float32", 2)
     assert (header.config.num_blocks, header.config.block_size, header.config.max_num_seqs) == (256, 16, 8)
@@ -83,7 +83,7 @@ def test_a_backends_package_is_recorded(tiny_qwen3_vl: Path, tmp_path: Path) -> 
     with recordings.recording_engine(tiny_qwen3_vl, tmp_path, attention_backend="triton") as subject:
         engines.drain(subject, engines.request(tiny_qwen3_vl, [30], max_tokens=3))
     [file] = recordings.segments(tmp_path)
-    assert "triton" in open_recording(file).header.machine.versions
+    assert "triton" in Recording(file).header.machine.versions
     assert recordings.replayed(file).first is None
 
 
@@ -139,7 +139,7 @@ def test_log_probabilities_are_compared_on_the_same_machine(
         changed = msgspec.structs.replace(logprob, logprob=logprob.logprob + 1e-15)
         return StepCollected(msgspec.structs.replace(record.output, logprobs=[changed]))
 
-    machine = open_recording(file).header.machine
+    machine = Recording(file).header.machine
     machine = machine if is_same_machine else msgspec.structs.replace(machine, processor="another")
     recordings.rewrite(file, tamper, machine=machine)
     first = recordings.replayed(file).first
@@ -258,7 +258,7 @@ def test_a_failed_step_ends_its_segment(tiny_qwen3_vl: Path, tmp_path: Path, mon
 def test_a_slow_disk_ends_the_segment(tiny_qwen3_vl: Path, tmp_path: Path) -> None:
     with recordings.recording_engine(tiny_qwen3_vl, tmp_path / "one") as subject:
         asked = with_images(tiny_qwen3_vl)
-        header = open_recording(first_segment(subject, asked[1], tmp_path / "one")).header
+        header = Recording(first_segment(subject, asked[1], tmp_path / "one")).header
         config = header.config.__class__(**{**vars(header.config), "record_steps": str(tmp_path / "two")})
         executor = engines.local(engines.engine(tiny_qwen3_vl))
         slow = Recorder(executor, msgspec.structs.replace(header, config=config))
@@ -339,7 +339,7 @@ def newer(file: Path) -> None:
 
 
 def other_weights(file: Path) -> None:
-    machine = open_recording(file).header.machine
+    machine = Recording(file).header.machine
     recordings.rewrite(file, machine=msgspec.structs.replace(machine, weights=bytes(32)))
 
 

@@ -13,8 +13,8 @@ import torch
 from saccade.engine.core.step import StepOutput
 from saccade.engine.executor.local import LocalExecutor
 from saccade.engine.loop import Engine
-from saccade.engine.recording import Record, StepCollected, StepLaunched, open_recording
-from saccade.engine.replay import fresh_engine
+from saccade.engine.recording import Record, Recording, StepCollected, StepLaunched
+from saccade.engine.startup import fresh_engine
 from saccade.nn.context import KvCache
 from saccade.protocol.request import EngineRequest
 
@@ -87,7 +87,7 @@ def execute(executor: LocalExecutor, records: list[Record]) -> Iterator[StepOutp
 
 def test_executors_with_equal_steps_have_equal_outputs_and_contents(recorded: Path) -> None:
     before = torch.get_num_threads()
-    recording = open_recording(recorded)
+    recording = Recording(recorded)
     records = list(recording.records())
     steps = [record.step for record in records if isinstance(record, StepLaunched)]
     samplings = [record.sampling for record in records if isinstance(record, StepLaunched)]
@@ -102,7 +102,7 @@ def test_executors_with_equal_steps_have_equal_outputs_and_contents(recorded: Pa
         for name in ("uniforms", "num_top", "too_short", "counts", "prompt_scores")
     )
     expected = [record.output for record in records if isinstance(record, StepCollected)]
-    executors = [engines.local(fresh_engine(recording.header, {}, lambda *_: None)[0]) for _ in range(2)]
+    executors = [engines.local(fresh_engine(recording.header, {})[0]) for _ in range(2)]
     given = [list(execute(executor, records)) for executor in executors]
     assert given[0] == given[1] == expected
     one, other = (executor.runner for executor in executors)

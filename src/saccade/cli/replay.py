@@ -8,8 +8,8 @@ from cyclopts import Parameter
 from rich.console import Console
 
 from saccade.cli import exit_codes
-from saccade.engine.recording import Machine, open_recording
-from saccade.engine.replay import Replay, ReplayResult, check_images, fresh_engine
+from saccade.engine.recording import Machine, Recording, Replay, ReplayResult
+from saccade.engine.startup import fresh_engine
 from saccade.errors import StartupError
 from saccade.supervisor.checkpoint import resolve_model
 
@@ -36,11 +36,11 @@ def replay(
     """
     console = Console(soft_wrap=True, markup=False, highlight=False)
     try:
-        recording = open_recording(file)
-        check_images(recording)
+        recording = Recording(file)
+        recording.check_images()
         settings = {"model_dir": None if model is None else str(resolve_model(model)), "device": device}
         changes = {name: value for name, value in settings.items() if value is not None}
-        engine, machine = fresh_engine(recording.header, changes, lambda *_: None)
+        engine, machine = fresh_engine(recording.header, changes)
     except StartupError as error:
         Console(stderr=True, soft_wrap=True, markup=False, highlight=False).print(f"saccade: {error.message}")
         return exit_codes.CANNOT_REPLAY

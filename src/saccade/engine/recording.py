@@ -1,4 +1,4 @@
-"""Record steps to files for `saccade replay`: the format of segments, a writer and a reader.
+"""Record steps to files, and replay them: the format of segments, a writer, a reader, and the comparison of results.
 
 A segment starts with empty rows and caches, so that it can be replayed alone. It is a file of length-framed msgpack: a
 Header, then a Record for each call of the executor, in order. If the worker died, a segment ends in the middle of a
@@ -9,10 +9,12 @@ import math
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 
 import msgspec
@@ -228,21 +230,16 @@ class Segment:
     def __init__(self, path: Path) -> None:
         self.path, self.num_written, self.error = path, 0, ""
         self._frames: list[bytes] = []
-        self._is_written = True
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
     def add(self, frame: bytes) -> bool:
         """Add a frame; return whether `write` must be called for it."""
         self._frames.append(frame)
-        if not self._is_written:
-            return False
-        self._is_written = False
-        return True
+        return len(self._frames) == 1
 
     def write(self) -> None:
         """Write the frames that come within a moment."""
         time.sleep(GATHER_SECONDS)
-        self._is_written = True
         frames, self._frames = self._frames, []
         rest = memoryview(b"".join(frames))
         self.num_written += len(rest)
@@ -282,40 +279,134 @@ def recording_folder(config: EngineConfig) -> Path:
     return folder
 
 
-@dataclass(frozen=True)
 class Recording:
-    """A segment on disk."""
+    """The segment on disk at *path*. Raises StartupError if the file is not a recording."""
 
-    path: Path
-    header: Header
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self.header = header = msgspec.msgpack.decode(next(self._payloads(), b""), type=Header)
+        except UNREADABLE as error:
+            raise StartupError(f"{path} is not a recording of steps, or one of another version of Saccade.") from error
+        if header.format != FORMAT:
+            raise StartupError(f"{path} has format {header.format} of recordings; this version reads format {FORMAT}.")
 
     def records(self) -> Iterator[Record]:
         """Yield the complete records. Raises StartupError if one is damaged."""
-        for number, payload in enumerate(_payloads(self.path)):
+        for number, payload in enumerate(self._payloads()):
             try:
                 if number:
                     yield msgspec.msgpack.decode(payload, type=Record)
             except UNREADABLE as error:
                 raise StartupError(f"{self.path} is damaged: record {number} cannot be read.") from error
 
+    def check_images(self) -> None:
+        """Read to the end. Raises StartupError if a record is damaged, or if there are images without pixels."""
+        images = [
+            f"step {record.step.number}, encoder output {image.output_id}: grid {'x'.join(map(str, image.grid))}, "
+            f"{int.from_bytes(image.pixels[:8], 'big')} bytes, blake3 {image.pixels[8:].hex()}"
+            for record in self.records()
+            if isinstance(record, StepLaunched)
+            for image in record.step.images
+        ]
+        if images and not self.header.config.record_pixels:
+            raise StartupError(
+                f"{self.path} was recorded without pixels (--record-pixels), and cannot be replayed without those of "
+                f"{len(images)} images:\n" + "\n".join(images)
+            )
 
-def open_recording(path: Path) -> Recording:
-    """Return the recording at *path*. Raises StartupError if the file is not a recording."""
-    try:
-        header = msgspec.msgpack.decode(next(_payloads(path), b""), type=Header)
-    except UNREADABLE as error:
-        raise StartupError(f"{path} is not a recording of steps, or one of another version of Saccade.") from error
-    if header.format != FORMAT:
-        raise StartupError(f"{path} has format {header.format} of recordings; this version reads format {FORMAT}.")
-    return Recording(path, header)
+    def _payloads(self) -> Iterator[bytes]:
+        """Yield the payloads of complete frames."""
+        try:
+            with self.path.open("rb") as file:
+                size = self.path.stat().st_size
+                while len(prefix := file.read(PREFIX_BYTES)) == PREFIX_BYTES and file.tell() + length(prefix) <= size:
+                    yield file.read(length(prefix))
+        except OSError as error:
+            raise StartupError(f"Cannot read {self.path}: {error.strerror}.") from error
 
 
-def _payloads(path: Path) -> Iterator[bytes]:
-    """Yield the payloads of complete frames."""
-    try:
-        with path.open("rb") as file:
-            size = path.stat().st_size
-            while len(prefix := file.read(PREFIX_BYTES)) == PREFIX_BYTES and file.tell() + length(prefix) <= size:
-                yield file.read(length(prefix))
-    except OSError as error:
-        raise StartupError(f"Cannot read {path}: {error.strerror}.") from error
+@dataclass(frozen=True)
+class Difference:
+    """A difference between the *expected* result in the recording and the one that the replay *got*.
+
+    *row* and *sequence_id* are None for a failure.
+    """
+
+    number: int
+    row: int | None
+    sequence_id: int | None
+    expected: str
+    got: str
+
+
+@dataclass
+class ReplayResult:
+    """How many steps and tokens were compared, which sequences, which of them differ, and the *first* difference."""
+
+    num_steps: int = 0
+    num_tokens: int = 0
+    sequence_ids: set[int] = field(default_factory=set)
+    different: set[int] = field(default_factory=set)
+    first: Difference | None = None
+
+
+class Replay:
+    """Repeats the recorded calls on *executor*. Compares token ids and, with *is_exact*, log probabilities bit for bit.
+
+    Exceptions of the executor propagate, including the failure at the end of a recording.
+    """
+
+    def __init__(self, executor: Executor, *, is_exact: bool) -> None:
+        self._executor = executor
+        self._is_exact = is_exact
+        self._sequence_ids: dict[int, int] = {}
+        self._launched: deque[tuple[StepInput, SamplingInput, dict[int, int]]] = deque()
+        self._number = 0
+        self._result = ReplayResult()
+
+    def run(self, records: Iterable[Record]) -> ReplayResult:
+        """Replay *records*, which must start with the first record of a segment."""
+        for record in records:
+            match record:
+                case StepLaunched(step, sampling):
+                    self._number = step.number
+                    self._sequence_ids.update((start.row, start.sequence_id) for start in step.started)
+                    ids = {chunk.row: self._sequence_ids[chunk.row] for chunk in step.chunks}
+                    self._launched.append((step, sampling, ids))
+                    self._executor.launch(step, sampling)
+                case StepCollected(output):
+                    self._compare(output, self._executor.collect())
+                case StepFailed(error):
+                    self._note(None, f"the step fails with {error}", "the step does not fail")
+        return self._result
+
+    def _compare(self, expected: StepOutput, got: StepOutput) -> None:
+        step, sampling, sequence_ids = self._launched.popleft()
+        self._number = expected.number
+        self._result.num_steps += 1
+        self._result.num_tokens += len(expected.token_ids)
+        self._result.sequence_ids.update(sequence_ids.values())
+        rows = [chunk.row for chunk in step.chunks for _ in range(chunk.num_draws)]
+        rows += [score.row for score in sampling.prompt_scores]
+        for row, one, other in zip_longest(rows, self._texts(expected), self._texts(got)):
+            self._note((row, sequence_ids[row]), one, other)
+
+    def _texts(self, output: StepOutput) -> list[str]:
+        """Return the tokens and prompt log probabilities; equal numbers, and only these, have equal texts."""
+        logprobs = output.logprobs if self._is_exact else []
+        tokens = [
+            f"token {one}{f', {logprob}' * (logprob is not None)}"
+            for one, logprob in zip_longest(output.token_ids, logprobs)
+        ]
+        return tokens + [str(scores) for scores in output.prompt_logprobs if self._is_exact]
+
+    def _note(self, whose: tuple[int, int] | None, expected: str | None, got: str | None) -> None:
+        """Record a difference if two values of the row and sequence *whose* are not equal."""
+        if expected == got:
+            return
+        row, sequence_id = whose or (None, None)
+        if sequence_id is not None:
+            self._result.different.add(sequence_id)
+        if self._result.first is None:
+            self._result.first = Difference(self._number, row, sequence_id, str(expected), str(got))

@@ -2,6 +2,7 @@
 
 import dataclasses
 from functools import partial
+from pathlib import Path
 
 import msgspec
 
@@ -23,6 +24,7 @@ from saccade.engine.core.speculation import read_speculation
 from saccade.engine.executor import memory
 from saccade.engine.executor.caches import Caches
 from saccade.engine.executor.execution import Execution, check_encoder_cache, largest_image, most_patches, prepare
+from saccade.engine.executor.fingerprint import model_fingerprint
 from saccade.engine.executor.loader import LoadedModel, load_model
 from saccade.engine.executor.local import LocalExecutor
 from saccade.engine.executor.model_runner import make_runner
@@ -32,6 +34,8 @@ from saccade.engine.loop import Engine
 from saccade.engine.recording import Header, Machine, Recorder, recording_folder
 from saccade.engine.self_description import describe, describe_machine, kv_form
 from saccade.engine.vocabulary import has_vocabulary, read_vocabulary
+from saccade.errors import StartupError
+from saccade.models.files import read_model_files, with_overrides
 from saccade.models.spec import Grid, ModelSpec, window_of
 from saccade.transport.kv_transfer.service import KvTransfers, TransferConfig
 
@@ -67,6 +71,25 @@ def start(config: EngineConfig, progress: Progress) -> Engine:
         warm = assemble(plain, model, execution, caches, peers)
         warmup.run(warm, num_text_tokens=2 * config.block_size + 1)
         return assemble(config, model, execution, caches, peers, progress, grammars, limits)
+
+
+def fresh_engine(header: Header, changes: dict[str, str]) -> tuple[Engine, Machine]:
+    """Return an engine whose executor is like that of *header*, with *changes* to its EngineConfig, and its machine.
+
+    Raises StartupError if it cannot be created, or if the model folder holds other weights.
+    """
+    recorded = dataclasses.replace(header.config, record_steps=None, record_pixels=False)
+    config: EngineConfig = dataclasses.replace(recorded, **changes)  # type: ignore[arg-type]
+    folder = Path(config.model_dir)
+    if not folder.is_dir():
+        raise StartupError(f"The model folder {folder} of the recording does not exist. Name another with --model.")
+    # A replay may change settings that the fingerprint depends on.
+    recorded = dataclasses.replace(recorded, model_dir=config.model_dir)
+    files = with_overrides(read_model_files(folder), config.hf_overrides, config.override_generation_config)
+    if model_fingerprint(recorded, files) != header.machine.weights:
+        raise StartupError(f"{folder} holds other weights or files than the model of the recording.")
+    engine = start(config, lambda *_: None)
+    return engine, describe_machine(engine.description, header.machine.num_threads)
 
 
 def allocate(
