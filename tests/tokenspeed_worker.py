@@ -17,6 +17,7 @@ from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
 from smg_grpc_proto.generated import tokenspeed_scheduler_pb2_grpc as rpc
 from waiting import until
 
+from saccade.errors import StartupError
 from saccade.protocol.description import ModelFiles
 from saccade.protocol.media import MediaItem, SlotRef, Span
 from saccade.protocol.request import EngineRequest, SamplingParams
@@ -165,12 +166,20 @@ class Slots:
         return [Path(entry) for entry in entries if entry.inode() in own]
 
 
+def no_folder(folder: Path) -> ModelFiles:
+    raise StartupError(f"{folder} is not read here.")
+
+
 def context(slots: Slots, **options: Any) -> ClientContext:
-    return ClientContext(
-        on_released=slots.released.extend,
-        on_discarded=slots.discarded.extend,
-        **({"traits": lambda _: Traits(grid_name="a_grid", plain_positions=True)} | options),
-    )
+    fields: dict[str, Any] = {
+        "on_released": slots.released.extend,
+        "on_change": lambda _: None,
+        "on_discarded": slots.discarded.extend,
+        "model_files": {},
+        "read_files": no_folder,
+        "traits": lambda _: Traits(grid_name="a_grid", plain_positions=True),
+    }
+    return ClientContext(**(fields | options))
 
 
 @asynccontextmanager

@@ -26,6 +26,7 @@ from tokenspeed_worker import (
     ask,
     chunk,
     complete,
+    context,
     image,
     listening,
     registered,
@@ -52,7 +53,6 @@ from saccade.protocol.output import FinishReason
 from saccade.protocol.request import EngineRequest
 from saccade.transport import shared_memory
 from saccade.transport.connectors import shared_memory_links, smg_client, smg_model
-from saccade.transport.connectors.smg_session import ClientContext
 from saccade.transport.connectors.tokenspeed import TokenSpeedClient
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
@@ -378,7 +378,7 @@ async def test_dead_worker_in_mid_stream_and_its_successor(slots: Slots) -> None
     worker.script = [chunk(1), 60.0]
     changes: list[bool] = []
     async with listening(worker) as url:
-        client = TokenSpeedClient(url, ClientContext(on_change=lambda changed: changes.append(changed.ready)))
+        client = TokenSpeedClient(url, context(slots, on_change=lambda changed: changes.append(changed.ready)))
         await client.start()
         await until(lambda: client.ready)
         deltas = generate(client, ask())
@@ -408,7 +408,7 @@ async def test_unwell_worker_is_not_ready_until_it_is_well(slots: Slots, monkeyp
 @pytest.mark.parametrize("url", ["tokenspeed://", "tokenspeed://host", "grpc://host:1", "tokenspeed://host:1/x"])
 def test_address(url: str) -> None:
     with pytest.raises(StartupError, match="tokenspeed://host:port"):
-        TokenSpeedClient(url, ClientContext())
+        TokenSpeedClient(url, context(Slots()))
 
 
 # --- pixels ---
@@ -540,7 +540,7 @@ async def test_bad_bundles_are_refused(
     worker = TokenSpeedWorker()
     worker.bundle = bundle
     async with listening(worker) as url:
-        client = TokenSpeedClient(url, ClientContext())
+        client = TokenSpeedClient(url, context(Slots()))
         await client.start()
         await until(lambda: reason in caplog.text)
         await client.close()
@@ -551,7 +551,7 @@ async def test_damaged_bundle_is_refused(caplog: pytest.LogCaptureFixture) -> No
     worker = TokenSpeedWorker()
     worker.digest = "0" * 64
     async with listening(worker) as url:
-        client = TokenSpeedClient(url, ClientContext())
+        client = TokenSpeedClient(url, context(Slots()))
         await client.start()
         await until(lambda: "sha256" in caplog.text)
         await client.close()

@@ -25,7 +25,6 @@ from saccade.errors import (
     from_code,
 )
 from saccade.protocol.description import Description
-from saccade.protocol.engine_load import Load
 from saccade.protocol.exactness import EXACT, Exactness
 from saccade.protocol.kv_events import KvEvents
 from saccade.protocol.output import FinishReason, PixelsWanted, StepFrame, TokenDelta
@@ -34,13 +33,12 @@ from saccade.protocol.request_traits import RequestTraits
 from saccade.transport import kv_feed, lasting_task
 from saccade.transport.answer_bounds import AnswerBounds
 from saccade.transport.arrivals import Arrivals
-from saccade.transport.backoff import Backoff
+from saccade.transport.connector import Connector
 from saccade.transport.credentials import NO_CREDENTIALS, WorkerCredentials
 from saccade.transport.framing import UNREADABLE, ChannelClosed, Frames
 from saccade.transport.proto.worker_pb2 import DescribeRequest, GatewayFrame
 from saccade.transport.sink import Sink, Stream
 from saccade.transport.wire import MAX_COMMAND_BYTES, MAX_MESSAGE_BYTES, TAKEN, stream_path, target
-from saccade.transport.worker_load import plausible
 
 DESCRIBE_SECONDS = 10.0
 ENDED = "the worker ended the stream"
@@ -196,16 +194,16 @@ def slots_of(request: EngineRequest) -> list[str]:
     return [item.slot.name for item in request.media if item.slot is not None]
 
 
-class WorkerClient:
-    """A gateway's connection to one worker; between start() and close() it reconnects by itself.
+class WorkerClient(Connector[_NativeSession]):
+    """A gateway's connection to one worker of Saccade.
 
     *url* is `grpc://host:port`, `grpcs://host:port` or `unix:/path`; *credentials* are sent to the worker.
 
     Every slot of a request passed to generate() comes back through *on_released*, by name, once for each image in it:
     when the worker has copied it, or never will.
-
-    *on_change* is called with this client whenever `ready`, `description` or both have changed.
     """
+
+    LOSS_LEVEL = logging.DEBUG  # errors of gRPC have a line of their own
 
     def __init__(
         self,
@@ -215,16 +213,10 @@ class WorkerClient:
         credentials: WorkerCredentials = NO_CREDENTIALS,
     ) -> None:
         target(url)
-        self.url = url
-        self.description: Description | None = None
-        self.load: Load | None = None
-        self.load_times = (0.0, 0.0)
+        super().__init__(url, on_change)
         self._credentials = credentials
         self._logged: set[grpc.StatusCode] = set()
         self._on_released = on_released
-        self._on_change = on_change
-        self._session: _NativeSession | None = None
-        self._task: asyncio.Task[None] | None = None
         self._stub: Any = None
         self._held_images = kv_feed.HeldImages()
         self._frames = msgspec.msgpack.Decoder(StepFrame)
@@ -239,17 +231,6 @@ class WorkerClient:
     def ready(self) -> bool:
         """Whether a stream is open to a running engine that does not drain: whether to send it new requests."""
         return self._session is not None and not (self.load is not None and self.load.draining)
-
-    async def start(self) -> None:
-        """Begin to connect; returns at once."""
-        self._task = lasting_task.begin(self._run, f"worker client {self.url}")
-
-    async def close(self) -> None:
-        """End the stream; the worker aborts what is still open, and open requests raise WorkerFailed."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
 
     def refuses(self, traits: RequestTraits) -> RequestError | None:
         """Return None: this wire can express everything that a request may ask for."""
@@ -289,18 +270,13 @@ class WorkerClient:
         return True
 
     async def _run(self) -> None:
-        backoff = Backoff(first_seconds=0.05, limit_seconds=1.0, healthy_seconds=5.0)
         async with self._credentials.channel(self.url) as channel:
             self._stub = self._credentials.calls(channel)
-            while True:
-                backoff.started()
-                reason = await self._live(self._stub)
-                logger.debug("worker %s: %s", self.url, reason)
-                await asyncio.sleep(backoff.after_failure())
+            await super()._run()
 
-    async def _live(self, stub: Any) -> str:
+    async def _live(self) -> str:
         """Describe, stream, relay until the stream ends; return why it ended."""
-        session = _NativeSession(self.url, self._on_released)
+        session, stub = _NativeSession(self.url, self._on_released), self._stub
         keeping_up = None
         try:
             reply = await stub.Describe(DescribeRequest(), timeout=DESCRIBE_SECONDS)
@@ -323,7 +299,7 @@ class WorkerClient:
             logger.error("worker %s sent a frame that is not of this version of the wire: %s", self.url, error)
             return "malformed frame"
         finally:
-            self._leave(session)
+            self._leave()
             if keeping_up is not None:
                 keeping_up.cancel()
 
@@ -337,24 +313,21 @@ class WorkerClient:
 
     def _take(self, session: _NativeSession, frame: StepFrame) -> None:
         if frame.load is not None:
-            was_ready, self.load = self.ready, plausible(frame.load)
-            self.load_times = (time.monotonic(),) * 2
+            was_ready = self.ready
+            self._note_load(frame.load, time.monotonic())
             if self.ready != was_ready:
                 self._on_change(self)
         session.deliver(frame)
 
     def _enter(self, session: _NativeSession, description: Description) -> None:
-        self.description = description
-        self._session = session
         self._logged.clear()
-        self._on_change(self)
+        super()._enter(session, description)
 
-    def _leave(self, session: _NativeSession) -> None:
-        if self._session is session:
-            self._session = None
-            self.load = None
+    def _leave(self) -> None:
+        session = self._session
+        super()._leave()
+        if session is not None:
             session.fail(LOST)
-            self._on_change(self)
 
 
 async def _converse(

@@ -1,6 +1,7 @@
 """The seam between a connector and the reader of its answer: the connector pushes deltas, and never waits."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from saccade.protocol.output import TokenDelta
@@ -36,3 +37,52 @@ class Stream(Protocol):
 
     async def close(self) -> None:
         """Abort the request unless it has ended. Return when nothing of it runs in this process."""
+
+
+class Legs:
+    """The streams of a request's prefill leg and decode leg as one, and the sink of the decode leg."""
+
+    def __init__(self, sink: Sink) -> None:
+        self.streams: list[Stream] = []
+        self.has_begun = False
+        self.sink = sink
+
+    def abort_sample(self, index: int) -> None:
+        """Stop the decode worker's work on one sample."""
+        self.streams[-1].abort_sample(index)
+
+    async def close(self) -> None:
+        """Abort the legs that have not ended."""
+        streams, self.streams = self.streams, []
+        for stream in streams:
+            await stream.close()
+
+    def delta(self, delta: TokenDelta) -> None:
+        """Pass *delta* to the sink."""
+        self.has_begun = True
+        self.sink.delta(delta)
+
+    def pixels_wanted(self, media: Sequence[int], worker: str, send: SendPixels) -> None:
+        """Pass either leg's request for pixels to the sink."""
+        self.sink.pixels_wanted(media, worker, send)
+
+    def fail(self, error: BaseException) -> None:
+        """Fail the request with a leg's *error*."""
+        self.sink.fail(error)
+
+
+@dataclass(frozen=True)
+class PrefillSink:
+    """The sink of the prefill leg: drops its token. An error of that leg ends the request if no delta has come."""
+
+    legs: Legs
+
+    def delta(self, delta: TokenDelta) -> None:
+        """Drop *delta*."""
+
+    def pixels_wanted(self, media: Sequence[int], worker: str, send: SendPixels) -> None:
+        self.legs.pixels_wanted(media, worker, send)
+
+    def fail(self, error: BaseException) -> None:
+        if not self.legs.has_begun:
+            self.legs.fail(error)

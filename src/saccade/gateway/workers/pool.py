@@ -116,39 +116,20 @@ def refusal(worker: Worker, traits: RequestTraits) -> RequestError | None:
     return worker.refuses(traits)
 
 
-@dataclass(frozen=True)
-class Hooks:
-    """Callbacks and settings of every client in a pool.
-
-    *on_released* gets the names of shared-memory slots that no worker will read any more, *on_discarded* those that a
-    worker may still be reading. *on_change* gets a client whose readiness has changed. *model_files* has files by model
-    name, for workers that send none.
-    """
-
-    on_released: Callable[[Sequence[str]], None]
-    on_change: Callable[[Worker], None]
-    on_discarded: Callable[[Sequence[str]], None]
-    model_files: Mapping[str, ModelFiles]
-    credentials: WorkerCredentials
-
-
-def clients(url: str, hooks: Hooks) -> tuple[Worker, ...]:
+def clients(url: str, context: ClientContext, credentials: WorkerCredentials) -> tuple[Worker, ...]:
     """Return a client for every target of *url*, not started. Raises StartupError if *url* is malformed."""
-    context = ClientContext(
-        hooks.on_released, hooks.on_change, hooks.on_discarded, hooks.model_files, read_model_files, _traits
-    )
     if url.startswith(tokenspeed.SCHEME):
         return (tokenspeed.TokenSpeedClient(url, context),)
     if url.startswith(sglang_address.SCHEME):
         is_pair = bool(sglang_address.SglangAddress.read(url).prefill)
         return (SglangPair(url, context) if is_pair else sglang.SglangClient(url, context),)
     if url.startswith(vllm_http.SCHEMES):
-        reader = FileReader(hooks.model_files, read_model_files, _placeholder_id)
+        reader = FileReader(context.model_files, context.read_files, _placeholder_id)
         return tuple(
-            VllmClient(one, hooks.on_released, hooks.on_change, hooks.credentials, reader)
+            VllmClient(one, context.on_released, context.on_change, credentials, reader)
             for one in vllm_http.rank_urls(url)
         )
-    return (WorkerClient(url, hooks.on_released, hooks.on_change, hooks.credentials),)
+    return (WorkerClient(url, context.on_released, context.on_change, credentials),)
 
 
 def targets(urls: Iterable[str]) -> tuple[str, ...]:
@@ -235,7 +216,10 @@ class WorkerPool:
         self._leaving: list[Worker] = []
         self._forgetters: list[Callable[[str], Awaitable[None]]] = []
         self._announcements: dict[str, Description] = {}
-        self._hooks = Hooks(on_released, self.changed, on_discarded or on_released, model_files, credentials)
+        self._credentials = credentials
+        self._context = ClientContext(
+            on_released, self.changed, on_discarded or on_released, model_files, read_model_files, _traits
+        )
         for url in targets(urls):
             self.join(url)
 
@@ -271,7 +255,7 @@ class WorkerPool:
 
     def join(self, url: str) -> tuple[Worker, ...]:
         """Add a client for every target of *url*; the caller starts them. Raises StartupError."""
-        joined = clients(url, self._hooks)
+        joined = clients(url, self._context, self._credentials)
         for client in joined:
             self.add(client)
         return joined

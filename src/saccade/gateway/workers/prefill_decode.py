@@ -20,7 +20,7 @@ from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest
 from saccade.routing.router import Booking
 from saccade.transport.kv_transfer.channel import new_key
-from saccade.transport.sink import SendPixels, Sink, Stream
+from saccade.transport.sink import Legs, PrefillSink, Sink, Stream
 
 SEED_BITS = 63
 
@@ -114,42 +114,21 @@ class Pair:
         return stream
 
 
-class _PairStream:
-    """The streams of both legs as one, and the sink of the decode leg."""
+class _PairStream(Legs):
+    """The legs of a request at *pair*."""
 
     def __init__(self, pair: Pair, sink: Sink, num_samples: int) -> None:
+        super().__init__(sink)
         self.pair = pair
-        self.sink = sink
         self.num_prefilling = num_samples
-        self.has_begun = False
         self.prefill_error: BaseException | None = None
-        self._streams: list[Stream] = []
 
     def send(self, worker: Worker, leg: EngineRequest, sink: Sink) -> None:
         """Send *leg*, or fail its *sink*."""
         try:
-            self._streams.append(worker.generate(leg, sink))
+            self.streams.append(worker.generate(leg, sink))
         except SaccadeError as error:
             sink.fail(error)
-
-    def abort_sample(self, index: int) -> None:
-        """Stop the decode worker's work on one sample."""
-        self._streams[-1].abort_sample(index)
-
-    async def close(self) -> None:
-        """Abort the legs that have not ended."""
-        streams, self._streams = self._streams, []
-        for stream in streams:
-            await stream.close()
-
-    def delta(self, delta: TokenDelta) -> None:
-        """Pass *delta* to the sink."""
-        self.has_begun = True
-        self.sink.delta(delta)
-
-    def pixels_wanted(self, media: Sequence[int], worker: str, send: SendPixels) -> None:
-        """Pass either leg's request for pixels to the sink."""
-        self.sink.pixels_wanted(media, worker, send)
 
     def fail(self, error: BaseException) -> None:
         """Fail the request with a leg's *error*, and record which worker is to blame."""
@@ -167,26 +146,22 @@ class _PairStream:
 
 
 @dataclass(frozen=True)
-class _PrefillSink:
-    """Ends the prefill booking once the prompt is computed. An error before the first token fails the request."""
+class _PrefillSink(PrefillSink):
+    """Ends the prefill booking once the prompt is computed."""
 
-    stream: _PairStream
+    legs: _PairStream
 
     def delta(self, delta: TokenDelta) -> None:
         if delta.finish_reason is not None:
-            self.stream.num_prefilling -= 1
-            if not self.stream.num_prefilling:
-                self.stream.pair.prefill.first_token()
-                self.stream.pair.prefill.end()
-
-    def pixels_wanted(self, media: Sequence[int], worker: str, send: SendPixels) -> None:
-        self.stream.pixels_wanted(media, worker, send)
+            self.legs.num_prefilling -= 1
+            if not self.legs.num_prefilling:
+                self.legs.pair.prefill.first_token()
+                self.legs.pair.prefill.end()
 
     def fail(self, error: BaseException) -> None:
-        if self.stream.num_prefilling:
-            self.stream.prefill_error = error
-            if not self.stream.has_begun:
-                self.stream.fail(error)
+        if self.legs.num_prefilling:
+            self.legs.prefill_error = error
+            super().fail(error)
 
 
 def legs_of(request: EngineRequest, source: str) -> tuple[EngineRequest, EngineRequest]:

@@ -9,8 +9,7 @@ import asyncio
 import dataclasses
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator
 
 import msgspec
 
@@ -19,7 +18,6 @@ from saccade.protocol.description import Description
 from saccade.protocol.engine_load import Load
 from saccade.protocol.exactness import Exactness
 from saccade.protocol.kv_events import KvEvents
-from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest
 from saccade.protocol.request_traits import RequestTraits
 from saccade.transport.client import slots_of
@@ -28,7 +26,7 @@ from saccade.transport.connectors.sglang_address import SCHEME, SglangAddress
 from saccade.transport.connectors.sglang_messages import MAX_ROOM, Meeting
 from saccade.transport.connectors.smg_client import NOT_READY
 from saccade.transport.connectors.smg_session import ClientContext
-from saccade.transport.sink import SendPixels, Sink, Stream
+from saccade.transport.sink import Legs, PrefillSink, Sink, Stream
 
 logger = logging.getLogger(__name__)
 
@@ -114,12 +112,10 @@ class SglangPair:
             raise WorkerUnavailable(NOT_READY)
         port = self._bootstrap or self._prefill.bootstrap_port
         meeting = Meeting(self._prefill.host, port, 1 + secrets.randbelow(MAX_ROOM))
-        legs = _Legs(sink)
+        legs = Legs(sink)
         decode_leg = msgspec.structs.replace(request, media=())
-        legs.streams = (
-            self._prefill.generate(request, _PrefillSink(legs), meeting.tell),
-            self._decode.generate(decode_leg, legs, meeting.tell),
-        )
+        legs.streams.append(self._prefill.generate(request, PrefillSink(legs), meeting.tell))
+        legs.streams.append(self._decode.generate(decode_leg, legs, meeting.tell))
         return legs
 
     def _agree(self) -> bool:
@@ -133,47 +129,3 @@ class SglangPair:
         if self.ready != self._was_ready:
             self._was_ready = self.ready
             self._context.on_change(self)
-
-
-class _Legs:
-    """The streams of both legs as one, and the sink of the decode leg."""
-
-    def __init__(self, sink: Sink) -> None:
-        self.streams: tuple[Stream, ...] = ()
-        self.has_begun = False
-        self._sink = sink
-
-    def abort_sample(self, index: int) -> None:
-        """Do nothing, as either worker does."""
-
-    async def close(self) -> None:
-        """Abort the legs that have not ended."""
-        for stream in self.streams:
-            await stream.close()
-
-    def delta(self, delta: TokenDelta) -> None:
-        self.has_begun = True
-        self._sink.delta(delta)
-
-    def pixels_wanted(self, media: Sequence[int], worker: str, send: SendPixels) -> None:
-        self._sink.pixels_wanted(media, worker, send)
-
-    def fail(self, error: BaseException) -> None:
-        self._sink.fail(error)
-
-
-@dataclass(frozen=True)
-class _PrefillSink:
-    """Drops the prefill leg's token. An error of that leg ends the request if no delta has come."""
-
-    legs: _Legs
-
-    def delta(self, delta: TokenDelta) -> None:
-        pass
-
-    def pixels_wanted(self, media: Sequence[int], worker: str, send: SendPixels) -> None:
-        self.legs.pixels_wanted(media, worker, send)
-
-    def fail(self, error: BaseException) -> None:
-        if not self.legs.has_begun:
-            self.legs.fail(error)

@@ -9,7 +9,7 @@ import contextlib
 import itertools
 import logging
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
@@ -30,17 +30,16 @@ from saccade.errors import (
     WorkerUnavailable,
 )
 from saccade.protocol.description import Description, ModelFiles
-from saccade.protocol.engine_load import Load
 from saccade.protocol.exactness import EXACT, Exactness
 from saccade.protocol.kv_events import KvEvents
 from saccade.protocol.media import MediaItem
 from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest
 from saccade.protocol.request_traits import RequestTraits
-from saccade.transport import lasting_task, shared_memory, wire
+from saccade.transport import shared_memory, wire
 from saccade.transport.answer_bounds import NOT_ASKED_FOR
-from saccade.transport.backoff import Backoff
 from saccade.transport.client import slots_of
+from saccade.transport.connector import Connector
 from saccade.transport.connectors import published_pages, shared_memory_links, smg_kv_events, smg_model
 from saccade.transport.connectors.pages import Pages
 from saccade.transport.connectors.sent_images import NO_TENANT, SentImages
@@ -50,7 +49,6 @@ from saccade.transport.connectors.smg_request import refused_parameter
 from saccade.transport.connectors.smg_session import ClientContext, SmgSession
 from saccade.transport.grpc_calls import Call, GrpcCalls
 from saccade.transport.sink import Sink, Stream
-from saccade.transport.worker_load import plausible
 
 NOT_READY = "The worker is not ready; try again shortly."
 SOME_TOKENS = "its model has layers that do not keep every token, and its events do not tell where a prompt can resume"
@@ -72,8 +70,8 @@ OPTIONS = [*wire.CLIENT_OPTIONS, ("grpc.keepalive_permit_without_calls", 0)]
 logger = logging.getLogger(__name__)
 
 
-class SmgClient(ABC):
-    """A worker of another project with the interface of transport.client.WorkerClient; *url* is SCHEME + host:port.
+class SmgClient(Connector[SmgSession]):
+    """A worker of another project; *url* is SCHEME + host:port.
 
     *sent* notes what the worker was sent, as far as that explains its events.
     """
@@ -88,17 +86,12 @@ class SmgClient(ABC):
     """The best level at which the events of such a worker report what it holds."""
 
     def __init__(self, url: str, context: ClientContext, sent: SentImages) -> None:
-        self.url = url
-        self.description: Description | None = None
-        self.load: Load | None = None
-        self.load_times = (0.0, 0.0)
+        super().__init__(url, context.on_change)
         self._target = self._address(url)
         self.host = self._target.rpartition(":")[0].strip("[]")
         self._context = context
         self._sent = sent
-        self._session: SmgSession | None = None
         self._pages: Pages | None = None
-        self._task: asyncio.Task[None] | None = None
         (service,) = self.MESSAGES.DESCRIPTOR.services_by_name.values()
         self.method = f"/{service.full_name}/Generate"
         self.calls = GrpcCalls(self._target)
@@ -116,7 +109,7 @@ class SmgClient(ABC):
         """Return the error for what this wire cannot express, None if it can."""
         return refused_parameter(traits)
 
-    def begin(self, request: EngineRequest) -> None:  # noqa: B027  # most wires have nothing to note
+    def begin(self, request: EngineRequest) -> None:  # most wires have nothing to note
         """Note that *request* is sent now."""
 
     def refuses(self, traits: RequestTraits) -> RequestError | None:
@@ -147,28 +140,16 @@ class SmgClient(ABC):
             return self._pages.missing
         return "" if self._sent.salts == NO_TENANT else TENANTS_OF_ANOTHER
 
-    @property
-    def ready(self) -> bool:
-        """Whether the worker has registered and was well when last asked."""
-        return self._session is not None
-
     async def start(self) -> None:
         """Begin to connect; returns at once."""
         shared_memory_links.sweep()
-        self._task = lasting_task.begin(self._run, f"worker client {self.url}")
+        await super().start()
 
     async def close(self) -> None:
         """End every call; the worker aborts what is still open, and open requests raise WorkerFailed."""
         self._leave()
         self.calls.close()
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-
-    def holds(self, salt: bytes, content_hash: bytes) -> bool:
-        """Return False: this wire takes no image without its pixels."""
-        return False
+        await super().close()
 
     async def kv_events(self, *, blocks: bool, images: bool) -> AsyncGenerator[KvEvents, None]:
         """Yield the blocks that the worker stores and drops from now on; its events do not report encoder outputs.
@@ -215,10 +196,6 @@ class SmgClient(ABC):
         links = Links(self._context.on_released, self._context.on_discarded, slots_of(request))
         return _SmgStream(request, sink, links, partial(self._message, request, links, complete), self)
 
-    def reset_caches(self, *, prefix: bool, media: bool) -> bool:
-        """Return False: this wire has no such command."""
-        return False
-
     async def _message(self, request: EngineRequest, links: Links, complete: Callable[[Any], object]) -> Any:
         """Return the message for *request*, which is sent now. Raises what the sink of generate() fails with."""
         session = self._session
@@ -261,22 +238,15 @@ class SmgClient(ABC):
             await stub.Abort(request, timeout=CALL_SECONDS)
 
     async def _run(self) -> None:
-        backoff = Backoff(first_seconds=0.05, limit_seconds=1.0, healthy_seconds=5.0)
-        logged = ""
-        async with grpc.aio.insecure_channel(self._target, options=OPTIONS) as channel:
-            while True:
-                backoff.started()
-                reason = await self._live(channel)
-                logger.log(logging.DEBUG if reason == logged else logging.WARNING, "worker %s: %s", self.url, reason)
-                logged = reason
-                await asyncio.sleep(backoff.after_failure())
+        async with grpc.aio.insecure_channel(self._target, options=OPTIONS) as self._channel:
+            await super()._run()
 
-    async def _live(self, channel: grpc.aio.Channel) -> str:
+    async def _live(self) -> str:
         """Register, then watch the worker until it is lost or unhealthy; return why."""
         try:
-            session = await self._register(self.STUB(channel))
-            self._enter(session)
-            return await self._watch(channel, session)
+            session = await self._register(self.STUB(self._channel))
+            self._enter(session, session.description)
+            return await self._watch(session)
         except grpc.aio.AioRpcError as error:
             return f"{error.code().name}: {error.details()}"
         except SaccadeError as error:
@@ -313,14 +283,13 @@ class SmgClient(ABC):
         chunks = stub.GetTokenizer(common_pb2.GetTokenizerRequest(), timeout=BUNDLE_SECONDS)
         return await asyncio.to_thread(smg_model.unpack_bundle, await smg_model.receive_bundle(chunks))
 
-    async def _watch(self, channel: grpc.aio.Channel, session: SmgSession) -> str:
-        lost = asyncio.ensure_future(channel.wait_for_state_change(grpc.ChannelConnectivity.READY))
+    async def _watch(self, session: SmgSession) -> str:
+        lost = asyncio.ensure_future(self._channel.wait_for_state_change(grpc.ChannelConnectivity.READY))
         try:
             for number in itertools.count(1):
                 asked_at = time.monotonic()
                 reply = await session.stub.GetLoads(self.MESSAGES.GetLoadsRequest(), timeout=CALL_SECONDS)
-                self.load = plausible(smg_model.load_of(reply, session.description.block_size))
-                self.load_times = asked_at, time.monotonic()
+                self._note_load(smg_model.load_of(reply, session.description.block_size), asked_at)
                 if number % LOADS_PER_HEALTH == 0:
                     await self._check_health(session.stub)
                 if (await asyncio.wait({lost}, timeout=LOADS_EVERY_SECONDS))[0]:
@@ -332,17 +301,6 @@ class SmgClient(ABC):
     async def _check_health(self, stub: Any) -> None:
         if not (await stub.HealthCheck(self.MESSAGES.HealthCheckRequest(), timeout=HEALTH_SECONDS)).healthy:
             raise WorkerUnavailable("The worker reports that it is not healthy.")
-
-    def _enter(self, session: SmgSession) -> None:
-        self.description = session.description
-        self._session = session
-        self._context.on_change(self)
-
-    def _leave(self) -> None:
-        if self._session is not None:
-            self._session = None
-            self.load = None
-            self._context.on_change(self)
 
     @classmethod
     def _address(cls, url: str) -> str:

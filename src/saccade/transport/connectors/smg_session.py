@@ -1,18 +1,13 @@
 """What a client of one of SMG's scheduler wires gets from its gateway, and what it knows of a registered worker."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from saccade.errors import StartupError
 from saccade.protocol.description import Description, ModelFiles
 from saccade.protocol.exactness import Exactness
 from saccade.transport.connectors.event_publisher import EventSource
-
-
-def _ignore(_: object) -> None:
-    pass
 
 
 @dataclass(frozen=True)
@@ -28,14 +23,6 @@ class Traits:
     keeps_every_token: bool = True
 
 
-def _unknown(_: ModelFiles) -> Traits:
-    return Traits()
-
-
-def _no_folder(folder: Path) -> ModelFiles:
-    raise StartupError(f"{folder} is not read here.")
-
-
 @dataclass(frozen=True)
 class ClientContext:
     """What a client calls and reads in its gateway.
@@ -46,12 +33,12 @@ class ClientContext:
     its name, else from the worker's own folder by *read_files*, else from the worker.
     """
 
-    on_released: Callable[[Sequence[str]], None] = _ignore
-    on_change: Callable[[Any], None] = _ignore
-    on_discarded: Callable[[Sequence[str]], None] = _ignore
-    model_files: Mapping[str, ModelFiles] = field(default_factory=dict)
-    read_files: Callable[[Path], ModelFiles] = _no_folder
-    traits: Callable[[ModelFiles], Traits] = _unknown
+    on_released: Callable[[Sequence[str]], None]
+    on_change: Callable[[Any], None]
+    on_discarded: Callable[[Sequence[str]], None]
+    model_files: Mapping[str, ModelFiles]
+    read_files: Callable[[Path], ModelFiles]
+    traits: Callable[[ModelFiles], Traits]
 
 
 @dataclass(frozen=True)

@@ -22,15 +22,13 @@ from saccade.errors import (
 )
 from saccade.protocol.chat import ChatPrompt
 from saccade.protocol.description import Description
-from saccade.protocol.engine_load import Load
 from saccade.protocol.exactness import LEVELS, Exactness
 from saccade.protocol.kv_events import KvEvents
 from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest, MediaPixels
 from saccade.protocol.request_traits import RequestTraits
-from saccade.transport import lasting_task
-from saccade.transport.backoff import Backoff
 from saccade.transport.client import LOST, slots_of
+from saccade.transport.connector import Connector
 from saccade.transport.connectors import vllm_server
 from saccade.transport.connectors.pulled_stream import PulledStream
 from saccade.transport.connectors.vllm_answer import NOT_READY, VllmAnswer, error_of
@@ -41,7 +39,6 @@ from saccade.transport.connectors.vllm_messages import chat_body, generate_body,
 from saccade.transport.connectors.vllm_server import CHAT, GENERATE, FileReader, Server
 from saccade.transport.credentials import WorkerCredentials
 from saccade.transport.sink import Sink, Stream
-from saccade.transport.worker_load import plausible
 
 WATCH_EVERY_SECONDS = 5.0
 HELD_BYTES = 1 << 30
@@ -86,13 +83,14 @@ class _VllmSession:
         self._held_images.clear()
 
 
-class VllmClient:
+class VllmClient(Connector[_VllmSession]):
     """A gateway's connections to one vLLM server, or one data-parallel rank of it.
 
     *url* is one of vllm_http.rank_urls(). Pixels must be inline: slots of a request passed to generate() are refused
-    and come back through *on_released*. *on_change* is called with this client if `ready` or the description changed.
-    *reader* has the model's files.
+    and come back through *on_released*. *reader* has the model's files.
     """
+
+    LIMIT_SECONDS, HEALTHY_SECONDS = 5.0, 10.0
 
     def __init__(
         self,
@@ -102,20 +100,14 @@ class VllmClient:
         credentials: WorkerCredentials,
         reader: FileReader,
     ) -> None:
-        self.url = url
-        self.description: Description | None = None
-        self.load: Load | None = None
-        self.load_times = (0.0, 0.0)
+        super().__init__(url, on_change)
         self._address: VllmAddress = address(url)
         self._on_released = on_released
-        self._on_change = on_change
         self._credentials = credentials
         self._reader = reader
-        self._session: _VllmSession | None = None
         self._tokenises_alike = True
         self._coverage = Coverage()
         self._is_followed = False
-        self._task: asyncio.Task[None] | None = None
 
     @property
     def exactness(self) -> Exactness:
@@ -127,25 +119,9 @@ class VllmClient:
         return min(self._session.server.exactness, self._coverage.exactness, key=lambda one: LEVELS.index(one.level))
 
     @property
-    def ready(self) -> bool:
-        """Whether the server was healthy when last asked."""
-        return self._session is not None
-
-    @property
     def takes_chats_only(self) -> bool:
         """Whether prompts go by generate_chat(), because the server takes no token ids."""
         return self._session is not None and self._session.server.form is None
-
-    async def start(self) -> None:
-        """Begin to connect; returns at once."""
-        self._task = lasting_task.begin(self._run, f"worker client {self.url}")
-
-    async def close(self) -> None:
-        """Close every connection; the server aborts what is still open, and open requests raise WorkerFailed."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
 
     def refuses(self, traits: RequestTraits) -> RequestError | None:
         """Return the error for what vLLM does not stream, or a prompt that cannot be a chat if the server needs one."""
@@ -220,10 +196,6 @@ class VllmClient:
                 self._compare(request, answer)
                 yield delta
 
-    def reset_caches(self, *, prefix: bool, media: bool) -> bool:
-        """Return False: vLLM has such a command in its development mode only."""
-        return False
-
     def _checked(self, request: EngineRequest) -> _VllmSession:
         """Return the session. Raises WorkerUnavailable, and InternalError for pixels that vLLM cannot read."""
         if slots := slots_of(request):
@@ -279,27 +251,16 @@ class VllmClient:
             logger.warning("routing: the caches of worker %s are NONE: %s", self.url, OTHER_TOKENS.reason)
             self._on_change(self)
 
-    async def _run(self) -> None:
-        backoff = Backoff(first_seconds=0.05, limit_seconds=5.0, healthy_seconds=10.0)
-        logged = ""
-        while True:
-            backoff.started()
-            reason = await self._live()
-            logger.log(logging.DEBUG if reason == logged else logging.WARNING, "worker %s: %s", self.url, reason)
-            logged = reason
-            await asyncio.sleep(backoff.after_failure())
-
     async def _live(self) -> str:
         """Connect, then watch the server until it is lost or unhealthy; return why."""
         http = Http(self._address, self._credentials)
         try:
             server = await vllm_server.discover(http, self._address, self._reader)
-            self._enter(_VllmSession(http, server))
+            self._enter(_VllmSession(http, server), server.description)
             while True:
                 asked_at = time.monotonic()
                 load = await vllm_server.load(http, self._address.rank, server.description.num_blocks)
-                self.load = plausible(load)
-                self.load_times = asked_at, time.monotonic()
+                self._note_load(load, asked_at)
                 await vllm_server.check_health(http)
                 await asyncio.sleep(WATCH_EVERY_SECONDS)
         except SaccadeError as error:
@@ -308,22 +269,14 @@ class VllmClient:
             self._leave()
             await http.close()
 
-    def _enter(self, session: _VllmSession) -> None:
-        self.description = session.server.description
-        self._session = session
+    def _enter(self, session: _VllmSession, description: Description) -> None:
         self._tokenises_alike = True
         if not self._is_followed:
             # A feed outlives a server that was only slow, and still reports what it covers.
             self._coverage = Coverage()
         if session.server.chat_reason:
             logger.warning("worker %s: %s", self.url, session.server.chat_reason)
-        self._on_change(self)
-
-    def _leave(self) -> None:
-        if self._session is not None:
-            self._session = None
-            self.load = None
-            self._on_change(self)
+        super()._enter(session, description)
 
 
 async def _made(request: EngineRequest, body: Callable[[], bytes]) -> bytes:

@@ -1,0 +1,96 @@
+"""The life of a gateway's client for one worker: it connects, is ready, loses the worker, and tries again."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar, Generic, TypeVar
+
+from saccade.protocol.description import Description
+from saccade.protocol.engine_load import Load
+from saccade.transport import lasting_task
+from saccade.transport.backoff import Backoff
+from saccade.transport.worker_load import plausible
+
+S = TypeVar("S")
+
+logger = logging.getLogger(__name__)
+
+
+class Connector(ABC, Generic[S]):
+    """A client of the worker at *url*; between start() and close() it reconnects by itself.
+
+    It has a session while the worker is ready. *load* was true at some time between the two of *load_times*, in seconds
+    of the monotonic clock. *on_change* is called with this client whenever `ready`, `description` or both have changed.
+    """
+
+    LIMIT_SECONDS: ClassVar[float] = 1.0
+    """The longest wait for the next attempt to connect."""
+
+    HEALTHY_SECONDS: ClassVar[float] = 5.0
+    """After a connection of this time the waits are short again."""
+
+    LOSS_LEVEL: ClassVar[int] = logging.WARNING
+    """The level at which a new reason for a loss is logged."""
+
+    def __init__(self, url: str, on_change: Callable[[Any], None]) -> None:
+        self.url = url
+        self.description: Description | None = None
+        self.load: Load | None = None
+        self.load_times = (0.0, 0.0)
+        self._session: S | None = None
+        self._on_change = on_change
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether the worker was well when last asked."""
+        return self._session is not None
+
+    async def start(self) -> None:
+        """Begin to connect; returns at once."""
+        self._task = lasting_task.begin(self._run, f"worker client {self.url}")
+
+    async def close(self) -> None:
+        """Close every connection; the worker aborts what is still open, and open requests raise WorkerFailed."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    def holds(self, salt: bytes, content_hash: bytes) -> bool:
+        """Whether the worker is believed to hold an image, so that its pixels need not be sent; most wires need all."""
+        return False
+
+    def reset_caches(self, *, prefix: bool, media: bool) -> bool:
+        """Tell the worker to drop what no request uses. Return whether its wire has such a command; most have none."""
+        return False
+
+    @abstractmethod
+    async def _live(self) -> str:
+        """Connect, then watch the worker until it is lost or unhealthy; return why."""
+
+    async def _run(self) -> None:
+        backoff = Backoff(0.05, self.LIMIT_SECONDS, self.HEALTHY_SECONDS)
+        logged = ""
+        while True:
+            backoff.started()
+            reason = await self._live()
+            logger.log(logging.DEBUG if reason == logged else self.LOSS_LEVEL, "worker %s: %s", self.url, reason)
+            logged = reason
+            await asyncio.sleep(backoff.after_failure())
+
+    def _enter(self, session: S, description: Description) -> None:
+        self._session, self.description = session, description
+        self._on_change(self)
+
+    def _leave(self) -> None:
+        if self._session is not None:
+            self._session = self.load = None
+            self._on_change(self)
+
+    def _note_load(self, load: Load, since: float) -> None:
+        """Keep a report of the load that was requested at *since*."""
+        self.load, self.load_times = plausible(load), (since, time.monotonic())
