@@ -45,6 +45,8 @@ from typing import ClassVar, Self
 class SaccadeError(Exception):
     """Base of all exceptions that Saccade raises.
 
+    A subclass names its *code* and its HTTP *status*, or has those of its base.
+
     *message* says what was wrong and what to do; *param* names the request's field, such as `messages[0].content[1]`.
     *reason* replaces *message* in the log; it must be given if *message* repeats data of the client.
     """
@@ -53,6 +55,9 @@ class SaccadeError(Exception):
     code: ClassVar[str] = "server_error"
     type: ClassVar[str] = "server_error"
 
+    def __init_subclass__(cls, code: str = "", status: int = 0) -> None:
+        cls.code, cls.status = code or cls.code, status or cls.status
+
     def __init__(self, message: str, param: str | None = None, *, reason: str | None = None) -> None:
         super().__init__(message)
         self.message = message
@@ -60,11 +65,9 @@ class SaccadeError(Exception):
         self.reason = message if reason is None else reason
 
 
-class RequestError(SaccadeError):
+class RequestError(SaccadeError, code="invalid_request", status=400):
     """The request cannot be served as it is; sending it again will not help."""
 
-    status = 400
-    code = "invalid_request"
     type = "invalid_request_error"
 
     def at(self, field: str) -> Self:
@@ -72,22 +75,16 @@ class RequestError(SaccadeError):
         return type(self)(self.message, self.param or field)
 
 
-class InvalidValue(RequestError):
+class InvalidValue(RequestError, code="invalid_value"):
     """A field has a wrong type or value."""
 
-    code = "invalid_value"
 
-
-class UnsupportedParameter(RequestError):
+class UnsupportedParameter(RequestError, code="unsupported_parameter"):
     """A field that Saccade does not support yet. Such a field is refused, not ignored."""
 
-    code = "unsupported_parameter"
 
-
-class ContextLengthExceeded(RequestError):
+class ContextLengthExceeded(RequestError, code="context_length_exceeded"):
     """Prompt and answer do not fit the model's context."""
-
-    code = "context_length_exceeded"
 
     @classmethod
     def of(
@@ -106,150 +103,117 @@ class ContextLengthExceeded(RequestError):
         )
 
 
-class InvalidImage(RequestError):
+class InvalidImage(RequestError, code="invalid_image"):
     """Bytes that are not an image, or a damaged image."""
 
-    code = "invalid_image"
 
-
-class UnsupportedImageFormat(RequestError):
+class UnsupportedImageFormat(RequestError, code="unsupported_image_format"):
     """An image format that Saccade does not decode."""
 
-    code = "unsupported_image_format"
 
-
-class ImageTooLarge(RequestError):
+class ImageTooLarge(RequestError, code="image_too_large"):
     """Too many pixels or bytes, too long a side, too extreme an aspect."""
 
-    code = "image_too_large"
 
-
-class InvalidVideo(RequestError):
+class InvalidVideo(RequestError, code="invalid_video"):
     """Bytes that are not a video, or a damaged video."""
 
-    code = "invalid_video"
 
-
-class UnsupportedVideoFormat(RequestError):
+class UnsupportedVideoFormat(RequestError, code="unsupported_video_format"):
     """A container or codec that Saccade does not decode."""
 
-    code = "unsupported_video_format"
 
-
-class VideoTooLarge(RequestError):
+class VideoTooLarge(RequestError, code="video_too_large"):
     """Too many frames, pixels or bytes of a video."""
 
-    code = "video_too_large"
 
-
-class TooManyImages(RequestError):
+class TooManyImages(RequestError, code="too_many_images"):
     """More images than a request may have."""
 
-    code = "too_many_images"
 
-
-class InvalidBase64(RequestError):
+class InvalidBase64(RequestError, code="invalid_base64"):
     """A data URL whose payload is not base64."""
 
-    code = "invalid_base64"
 
-
-class InvalidImageUrl(RequestError):
+class InvalidImageUrl(RequestError, code="invalid_image_url"):
     """A URL that is not fetched. The message does not reveal whether the URL is blocked or unreachable."""
 
-    code = "invalid_image_url"
 
-
-class InvalidApiKey(RequestError):
+class InvalidApiKey(RequestError, status=401):
     """The request has no API key or an unknown one."""
 
-    status = 401
     code = "invalid_api_key"
 
 
-class HostNotAllowed(RequestError):
+class HostNotAllowed(RequestError, status=403):
     """The Host header of a request to a server without keys has a name that is not allowed."""
 
-    status = 403
     code = "host_not_allowed"
 
 
-class OriginNotAllowed(RequestError):
+class OriginNotAllowed(RequestError, status=403):
     """A web page whose origin may not call this server."""
 
-    status = 403
     code = "origin_not_allowed"
 
 
-class ModelNotFound(RequestError):
+class ModelNotFound(RequestError, status=404):
     """No served model has the requested name."""
 
-    status = 404
     code = "model_not_found"
 
 
-class ResponseNotFound(RequestError):
+class ResponseNotFound(RequestError, status=404):
     """A response of an earlier request that is not, or no longer, kept."""
 
-    status = 404
     code = "response_not_found"
 
 
-class FileNotFound(RequestError):
+class FileNotFound(RequestError, status=404):
     """A file that the tenant has not uploaded, or that is no longer kept."""
 
-    status = 404
     code = "file_not_found"
 
 
-class RouteNotFound(RequestError):
+class RouteNotFound(RequestError, status=404):
     """No such path."""
 
-    status = 404
     code = "not_found"
 
 
-class MethodNotAllowed(RequestError):
+class MethodNotAllowed(RequestError, status=405):
     """The path exists; the method does not."""
 
-    status = 405
     code = "method_not_allowed"
 
 
-class RequestTimeout(RequestError):
+class RequestTimeout(RequestError, status=408):
     """The request arrives too slowly."""
 
-    status = 408
     code = "request_timeout"
 
 
-class BodyTooLarge(RequestError):
+class BodyTooLarge(RequestError, status=413):
     """The request's body is over the limit."""
 
-    status = 413
     code = "body_too_large"
 
 
-class UnsupportedMediaType(RequestError):
+class UnsupportedMediaType(RequestError, status=415):
     """A body without `Content-Type: application/json`."""
 
-    status = 415
     code = "unsupported_media_type"
 
 
-class QueueFull(RequestError):
+class QueueFull(RequestError, code="queue_full", status=429):
     """Too much work is waiting; try again."""
 
-    status = 429
-    code = "queue_full"
     type = "rate_limit_exceeded"
 
 
-class RateLimitExceeded(RequestError):
+class RateLimitExceeded(RequestError, code="rate_limit_exceeded", status=429):
     """A tenant has used its share of a minute; some is left again after *retry_after_seconds*."""
 
-    status = 429
-    code = "rate_limit_exceeded"
     type = "rate_limit_exceeded"
 
     def __init__(
@@ -263,49 +227,38 @@ class ServiceError(SaccadeError):
     """The request was fine; Saccade could not serve it."""
 
 
-class InternalError(ServiceError):
+class InternalError(ServiceError, code="internal_error"):
     """An unexpected exception; the log has its traceback with the request's id."""
 
-    code = "internal_error"
 
-
-class WorkerFailed(ServiceError):
+class WorkerFailed(ServiceError, code="worker_failed"):
     """The engine failed during the request."""
 
-    code = "worker_failed"
 
-
-class PeerFailed(WorkerFailed):
+class PeerFailed(WorkerFailed, code="peer_failed"):
     """The other worker of a pair failed; the worker that reports it is not to blame."""
 
-    code = "peer_failed"
 
-
-class WorkerUnavailable(ServiceError):
+class WorkerUnavailable(ServiceError, status=503):
     """No worker is ready for this model."""
 
-    status = 503
     code = "worker_unavailable"
 
 
-class Draining(ServiceError):
+class Draining(ServiceError, status=503):
     """The server is shutting down and accepts no new requests."""
 
-    status = 503
     code = "draining"
 
 
-class DeadlineExceeded(ServiceError):
+class DeadlineExceeded(ServiceError, status=504):
     """A stage took longer than its limit."""
 
-    status = 504
     code = "deadline_exceeded"
 
 
-class StartupError(SaccadeError):
+class StartupError(SaccadeError, code="startup_error"):
     """A setting, a model folder or a file is wrong. Shown to the operator on the terminal."""
-
-    code = "startup_error"
 
 
 MAX_FOREIGN_CHARACTERS = 2000
