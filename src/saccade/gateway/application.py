@@ -97,9 +97,7 @@ class Application:
 
     async def close(self) -> None:
         """Stop looking for workers and listening to them, close connections and drop cached images."""
-        if self._following is not None:
-            self._following.cancel()
-            await asyncio.gather(self._following, return_exceptions=True)
+        await lasting_task.end(self._following)
         self.parts.grammars.close()
         await self.routing.close()
         await self.siblings.close()

@@ -5,6 +5,8 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from saccade.transport import lasting_task
+
 K = TypeVar("K")
 T = TypeVar("T")
 
@@ -65,8 +67,6 @@ async def end_all(tasks: list[asyncio.Task[Any]]) -> None:
     An error holds the frame that has the list, and a task holds its error.
     """
     try:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await lasting_task.end(*tasks)
     finally:
         tasks.clear()

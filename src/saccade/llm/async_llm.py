@@ -36,6 +36,7 @@ from saccade.llm.sampling import ChatOptions, SamplingParams
 from saccade.llm.settings import read_settings
 from saccade.supervisor.tree import Child
 from saccade.supervisor.worker_child import worker_child
+from saccade.transport import lasting_task
 
 CLIENT = "python"
 AHEAD = 16
@@ -156,8 +157,7 @@ class AsyncLLM:
                 yield delta
             yield Delta(usage=await running)
         finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
+            await lasting_task.end(running)
 
     async def _generate(
         self,
@@ -239,5 +239,4 @@ async def _until_ready(app: Application) -> None:
 
 async def _stop(child: Child, worker: asyncio.Task[int]) -> None:
     await child.stop()
-    worker.cancel()
-    await asyncio.gather(worker, return_exceptions=True)
+    await lasting_task.end(worker)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from saccade.errors import StartupError
 from saccade.processes import supervision
-from saccade.transport import shared_memory
+from saccade.transport import lasting_task, shared_memory
 
 logger = logging.getLogger(__name__)
 
@@ -143,9 +143,7 @@ class Tree:
                 self.ready = True
             return 0
         finally:
-            for task in (starting, interrupted):
-                task.cancel()
-            await asyncio.gather(starting, interrupted, return_exceptions=True)
+            await lasting_task.end(starting, interrupted)
 
     async def _drain(self, running: Sequence[asyncio.Task[int]]) -> None:
         together: list[list[Child]] = []
@@ -156,9 +154,7 @@ class Tree:
                 together.append([child])
         for children in together:
             await asyncio.gather(*(child.stop() for child in children))
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await lasting_task.end(*running)
 
     def _interrupt(self) -> None:
         if self._interrupted.is_set():

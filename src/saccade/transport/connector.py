@@ -1,7 +1,6 @@
 """The life of a gateway's client for one worker: it connects, is ready, loses the worker, and tries again."""
 
 import asyncio
-import contextlib
 import logging
 import time
 from abc import ABC, abstractmethod
@@ -55,10 +54,7 @@ class Connector(ABC, Generic[S]):
 
     async def close(self) -> None:
         """Close every connection; the worker aborts what is still open, and open requests raise WorkerFailed."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+        await lasting_task.end(self._task)
 
     def holds(self, salt: bytes, content_hash: bytes) -> bool:
         """Whether the worker is believed to hold an image, so that its pixels need not be sent; most wires need all."""

@@ -1,4 +1,7 @@
-"""A task that lasts until it is cancelled. Nothing awaits it, so nobody would see an error that ends it."""
+"""Tasks that last until they are cancelled, and the end of tasks.
+
+Nothing awaits a lasting task, so nobody would see an error that ends it.
+"""
 
 import asyncio
 import logging
@@ -18,6 +21,25 @@ def begin(work: Callable[[], Coroutine[Any, Any, None]], name: str) -> asyncio.T
     run for longer than LAST_PAUSE_SECONDS.
     """
     return asyncio.create_task(_keep_running(work, name), name=name)
+
+
+async def end(*tasks: asyncio.Future[Any] | None) -> None:
+    """Cancel *tasks*, and wait until all have ended; None is a task that has not begun."""
+    begun = [task for task in tasks if task is not None]
+    for task in begun:
+        task.cancel()
+    await asyncio.gather(*begun, return_exceptions=True)
+
+
+async def until_one_ends(*parts: Coroutine[Any, Any, None]) -> None:
+    """Run *parts* concurrently until one ends, and cancel the others. Raises the error that ended it."""
+    tasks = [asyncio.create_task(part) for part in parts]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        await end(*tasks)
 
 
 async def _keep_running(work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:

@@ -98,9 +98,7 @@ class CallClient:
 
     async def close(self) -> None:
         """End the stream; calls that wait raise NotReached."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await lasting_task.end(self._task)
 
     async def call(self, request: bytes, seconds: float) -> bytes:
         """Return the answer to *request*. Raises NotReached, at the latest after *seconds*."""

@@ -13,6 +13,7 @@ from saccade.protocol.engine_load import Load
 from saccade.protocol.kv_events import KvEvents
 from saccade.protocol.output import StepFrame, TokenDelta
 from saccade.protocol.request import Abort, EngineRequest, GatewayCommand, ResetCaches
+from saccade.transport import lasting_task
 from saccade.transport.gateway_streams import Front, GatewayStream, Refused
 
 Inbox = asyncio.Queue[TokenDelta | WorkerFailed]
@@ -116,9 +117,7 @@ class LocalClient:
 
     async def close(self) -> None:
         """End the connection; open requests raise WorkerFailed."""
-        if self._reader is not None:
-            self._reader.cancel()
-            await asyncio.gather(self._reader, return_exceptions=True)
+        await lasting_task.end(self._reader)
 
     def _connected(self) -> GatewayStream:
         if self._connection is None:

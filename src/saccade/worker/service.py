@@ -26,7 +26,7 @@ from saccade.protocol.engine_ipc import (
 )
 from saccade.protocol.output import Failure, FinishReason, StepFrame, TokenDelta
 from saccade.protocol.request import Abort, EngineRequest, GatewayCommand
-from saccade.transport import partial_decode, shared_memory
+from saccade.transport import lasting_task, partial_decode, shared_memory
 from saccade.transport.access import OWNER_ONLY, Access
 from saccade.transport.framing import UNREADABLE, Frames
 from saccade.transport.gateway_streams import GatewayStream, Refused
@@ -241,9 +241,7 @@ class WorkerFront:
                 task.result()
         finally:
             self.server.set_ready(False)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await lasting_task.end(*tasks)
             if self.tokenspeed is not None:
                 await self.tokenspeed.stop()
             await self.server.stop()

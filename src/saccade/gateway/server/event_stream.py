@@ -12,6 +12,7 @@ from saccade.errors import InternalError, SaccadeError
 from saccade.gateway.limits import Reservation
 from saccade.gateway.server.access_log import UNFORESEEN, drop_tracebacks, encode_error, send_json
 from saccade.gateway.server.connection import Connection
+from saccade.transport import lasting_task
 
 EVENT_STREAM = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -112,9 +113,7 @@ class EventStream:
             return True
         finally:
             self._connection.on_sweep = None
-            if self._sending is not None:
-                self._sending.cancel()
-                await asyncio.gather(self._sending, return_exceptions=True)
+            await lasting_task.end(self._sending)
 
     def write(self, events: bytes) -> bool:
         """Send *events* or keep them in the backlog. Return whether the backlog takes more."""

@@ -133,16 +133,12 @@ class CacheListener:
 
     async def close(self) -> None:
         """Stop listening."""
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await lasting_task.end(*self._tasks.values())
 
     async def _forget(self, url: str) -> None:
         self._feeds.pop(url, None)
         if (task := self._tasks.pop(url, None)) is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await lasting_task.end(task)
             await self._sweep()
 
     async def _sweep(self) -> None:

@@ -218,11 +218,7 @@ class Discovery:
 
     async def close(self) -> None:
         """Stop following sources and waiting for leaving workers; the pool closes their clients."""
-        leaving = [one.task for one in self._leaving.values() if one.task is not None]
-        tasks = [*self._following, *leaving]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await lasting_task.end(*self._following, *(one.task for one in self._leaving.values()))
 
     async def _follow(self, source: Source) -> None:
         async with aclosing(source.urls()) as changes:

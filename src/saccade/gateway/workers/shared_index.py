@@ -62,9 +62,7 @@ class SharedIndex:
 
     async def close(self) -> None:
         """End the connection and the polls."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await lasting_task.end(self._task)
         await self._calls.close()
 
     async def overlaps(

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from saccade.errors import WorkerFailed
 from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import MediaPixels
+from saccade.transport import lasting_task
 from saccade.transport.sink import Sink
 
 
@@ -39,8 +40,7 @@ class PulledStream:
 
     async def close(self) -> None:
         """Abort the request unless it has ended."""
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await lasting_task.end(self._task)
 
     async def _read(self) -> None:
         try:

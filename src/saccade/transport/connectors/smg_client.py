@@ -36,7 +36,7 @@ from saccade.protocol.media import MediaItem
 from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest
 from saccade.protocol.request_traits import RequestTraits
-from saccade.transport import shared_memory, wire
+from saccade.transport import lasting_task, shared_memory, wire
 from saccade.transport.answer_bounds import NOT_ASKED_FOR
 from saccade.transport.client import slots_of
 from saccade.transport.connector import Connector
@@ -365,8 +365,7 @@ class _SmgStream:
 
     async def close(self) -> None:
         """Abort the request unless it has ended."""
-        self._sending.cancel()
-        await asyncio.gather(self._sending, return_exceptions=True)
+        await lasting_task.end(self._sending)
         self._settle()
 
     def message(self, payload: bytes) -> None:

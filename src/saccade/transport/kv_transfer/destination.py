@@ -14,7 +14,7 @@ from saccade.protocol.kv_transfer import (
     StateAck,
     Waiting,
 )
-from saccade.transport import shared_memory
+from saccade.transport import lasting_task, shared_memory
 from saccade.transport.kv_transfer.channel import (
     BUFFER_BYTES,
     NONCE_BYTES,
@@ -64,10 +64,7 @@ class KvDestination:
         return len(self._transfers)
 
     async def close(self) -> None:
-        tasks = [transfer.task for transfer in self._transfers.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await lasting_task.end(*(transfer.task for transfer in self._transfers.values()))
 
     def pull(self, key: bytes, source: str, first_block: int) -> None:
         """Receive the state of a prompt from block *first_block* on from the worker at *source*, host:port."""
@@ -118,16 +115,7 @@ class KvDestination:
         transfer.is_requested = True
         if transfer.is_unwanted:
             return
-        replying = asyncio.create_task(self._reply(transfer.replies, channel))
-        receiving = asyncio.create_task(self._receive(key, channel))
-        try:
-            done, _ = await asyncio.wait((replying, receiving), return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            replying.cancel()
-            receiving.cancel()
-            await asyncio.gather(replying, receiving, return_exceptions=True)
+        await lasting_task.until_one_ends(self._reply(transfer.replies, channel), self._receive(key, channel))
 
     async def _opened(
         self, key: bytes, streams: tuple[asyncio.StreamReader, asyncio.StreamWriter]

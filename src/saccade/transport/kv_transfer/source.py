@@ -21,7 +21,7 @@ from saccade.protocol.kv_transfer import (
     Waiting,
 )
 from saccade.protocol.media import SlotRef
-from saccade.transport import shared_memory
+from saccade.transport import lasting_task, shared_memory
 from saccade.transport.kv_transfer.channel import (
     MAX_REPLY_BYTES,
     NAME_BYTES,
@@ -110,9 +110,7 @@ class KvSource:
     async def close(self) -> None:
         if self._server is not None:
             self._server.close()
-        for connection in list(self._connections):
-            connection.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+        await lasting_task.end(*self._connections)
         for offer in list(self._offers.values()):
             self.withdraw(offer.key)
         self._slots.close()
@@ -253,16 +251,7 @@ class KvSource:
 
     async def _exchange(self, offer: _Offer, channel: SourceChannel, by_slots: bool) -> None:
         """Send and receive until the state is delivered. Raises TransferFailed."""
-        parts = (self._send(offer, channel, by_slots), self._receive(offer, channel))
-        tasks = [asyncio.create_task(part) for part in parts]
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await lasting_task.until_one_ends(self._send(offer, channel, by_slots), self._receive(offer, channel))
 
     async def _send(self, offer: _Offer, channel: SourceChannel, by_slots: bool) -> None:
         while True:
