@@ -48,45 +48,31 @@ class AnswerMetrics:
     """Metrics of an answer, observed at its end for each of its samples."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        counter, histogram = partial(Counter, registry=registry), partial(Histogram, registry=registry)
-        self.success_total = counter(
-            "vllm:request_success", "Finished samples by finish reason.", (*MODEL, "finished_reason")
+        histogram = partial(Histogram, labelnames=MODEL, registry=registry)
+        tokens, seconds = partial(histogram, buckets=_TOKENS), partial(histogram, buckets=_SECONDS)
+        self.success_total = Counter(
+            "vllm:request_success", "Finished samples by finish reason.", (*MODEL, "finished_reason"), registry=registry
         )
-        self.prompt_tokens = histogram(
-            "vllm:request_prompt_tokens", "Number of tokens of a prompt.", MODEL, buckets=_TOKENS
-        )
-        self.generation_tokens = histogram(
-            "vllm:request_generation_tokens", "Number of tokens of a sample.", MODEL, buckets=_TOKENS
-        )
-        self.most_tokens = histogram(
-            "vllm:request_max_num_generation_tokens",
-            "Number of tokens of the longest sample of a request.",
-            MODEL,
-            buckets=_TOKENS,
+        self.prompt_tokens = tokens("vllm:request_prompt_tokens", "Number of tokens of a prompt.")
+        self.generation_tokens = tokens("vllm:request_generation_tokens", "Number of tokens of a sample.")
+        self.most_tokens = tokens(
+            "vllm:request_max_num_generation_tokens", "Number of tokens of the longest sample of a request."
         )
         self.tpot_seconds = histogram(
             "vllm:request_time_per_output_token_seconds",
             "Mean time between two tokens of a sample.",
-            MODEL,
             buckets=_SHORT_SECONDS,
         )
-        self.asked_tokens = histogram(
-            "vllm:request_params_max_tokens", "Limit of generated tokens that a request sets.", MODEL, buckets=_TOKENS
-        )
+        self.asked_tokens = tokens("vllm:request_params_max_tokens", "Limit of generated tokens that a request sets.")
         self.asked_samples = histogram(
-            "vllm:request_params_n", "Number of samples that a request asks for.", MODEL, buckets=_SAMPLES
+            "vllm:request_params_n", "Number of samples that a request asks for.", buckets=_SAMPLES
         )
-        stages = histogram(
-            "saccade_engine_stage_seconds", "Time of one stage of a sample in the engine.", ("stage",), buckets=_SECONDS
+        stages = seconds(
+            "saccade_engine_stage_seconds", "Time of one stage of a sample in the engine.", labelnames=("stage",)
         )
         self._engine_stages = {stage: stages.labels(stage) for stage in ENGINE_STAGES}
         self._engine_seconds = {
-            stage: histogram(
-                f"vllm:request_{stage}_time_seconds",
-                f"Time of a sample in the engine's stage {stage}.",
-                MODEL,
-                buckets=_SECONDS,
-            )
+            stage: seconds(f"vllm:request_{stage}_time_seconds", f"Time of a sample in the engine's stage {stage}.")
             for stage in ("queue", "prefill", "decode", "inference")
         }
 
@@ -110,33 +96,23 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = registry = self.new_registry()
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
-        histogram = partial(Histogram, registry=registry)
+        seconds = partial(Histogram, registry=registry, buckets=_SECONDS)
+        short_seconds = partial(Histogram, registry=registry, buckets=_SHORT_SECONDS)
         self._failed_collectors = counter(
             "saccade_metric_collector_failures",
             "Times that the metrics of a collector were left out, because reading them failed.",
             ("collector",),
         )
-        stages = histogram(
-            "saccade_stage_seconds",
-            "Time of one stage of a request in the gateway.",
-            ("stage",),
-            buckets=_SHORT_SECONDS,
-        )
+        stages = short_seconds("saccade_stage_seconds", "Time of one stage of a request in the gateway.", ("stage",))
         self._stages = {stage: stages.labels(stage) for stage in STAGES}
-        self.ttft_seconds = histogram(
-            "vllm:time_to_first_token_seconds",
-            "Time from the arrival of a request to its first token.",
-            MODEL,
-            buckets=_SECONDS,
+        self.ttft_seconds = seconds(
+            "vllm:time_to_first_token_seconds", "Time from the arrival of a request to its first token.", MODEL
         )
-        self.itl_seconds = histogram(
-            "vllm:inter_token_latency_seconds", "Time between two deltas of an answer.", MODEL, buckets=_SHORT_SECONDS
+        self.itl_seconds = short_seconds(
+            "vllm:inter_token_latency_seconds", "Time between two deltas of an answer.", MODEL
         )
-        self.e2e_seconds = histogram(
-            "vllm:e2e_request_latency_seconds",
-            "Time from the arrival of a request to its last token.",
-            MODEL,
-            buckets=_SECONDS,
+        self.e2e_seconds = seconds(
+            "vllm:e2e_request_latency_seconds", "Time from the arrival of a request to its last token.", MODEL
         )
         self.answers = AnswerMetrics(self.registry)
         self.images_by_hash = counter(
@@ -149,9 +125,7 @@ class Metrics:
         self.slots_in_use = gauge("saccade_slots_in_use", "Shared-memory slots held by requests.")
         self.file_store_bytes = gauge("saccade_file_store_bytes", "Bytes of uploaded files that are kept.")
         self.requests_in_flight = gauge("saccade_requests_in_flight", "Requests being served.")
-        self._lag = histogram(
-            "saccade_event_loop_lag_seconds", "Delay of a timer of the event loop.", buckets=_SHORT_SECONDS
-        )
+        self._lag = short_seconds("saccade_event_loop_lag_seconds", "Delay of a timer of the event loop.")
 
     def new_registry(self) -> MetricRegistry:
         """Return a registry whose failures these metrics count."""

@@ -94,7 +94,7 @@ class Stage:
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
         send(connection, body([IMAGE]))
-        wait_until(lambda: self.gateway.worker.pool.num_running)
+        wait_until(lambda: self.gateway.worker.pool.queue.num_running)
         yield
         for pid in filter(psutil.pid_exists, pids):
             os.kill(pid, signal.SIGCONT)

@@ -10,9 +10,10 @@ import msgspec
 from saccade.cli.admin_port import read
 from saccade.cli.machine_checks import Finding, State
 from saccade.gateway.config import RoutingSettings
-from saccade.gateway.workers.cache_listener import ALONE, CacheListener, exactness
+from saccade.gateway.workers.cache_listener import ALONE, CacheListener
 from saccade.gateway.workers.pool import WorkerPool
 from saccade.gateway.workers.report import WorkerReport, worker_report
+from saccade.gateway.workers.shared_index import exactness
 from saccade.routing.index import BlockIndex
 from saccade.routing.router import Router
 from saccade.supervisor.tree import until

@@ -17,13 +17,14 @@ from streams import stream
 from waiting import until
 
 from saccade.errors import WorkerFailed
-from saccade.gateway.workers.cache_listener import CacheListener, exactness
+from saccade.gateway.workers.cache_listener import CacheListener
 from saccade.gateway.workers.decision_metrics import DecisionMetrics
 from saccade.gateway.workers.discovery import Discovery
 from saccade.gateway.workers.dispatch import Dispatcher, Prompt
 from saccade.gateway.workers.metrics import RoutingCollector
 from saccade.gateway.workers.pool import WorkerPool
 from saccade.gateway.workers.report import why_excluded
+from saccade.gateway.workers.shared_index import exactness
 from saccade.protocol.request import EngineRequest
 from saccade.routing.index import BlockIndex, Partition
 from saccade.routing.router import CLOSED, Router

@@ -12,7 +12,6 @@ from saccade.gateway.chat import CalledFunction, ChatRequest, StreamOptions
 from saccade.gateway.json_body import ParameterReader, check_parts
 from saccade.gateway.output.answer import Answer, Usage
 from saccade.gateway.output.choice import ChoiceLogprobs, Chunk, GeneratedChoice, PromptLogprob, prompt_logprobs
-from saccade.gateway.output.tool_calls import GeneratedCall
 from saccade.gateway.server.event_stream import DONE, error_event, event
 
 
@@ -204,7 +203,7 @@ class ChatCompletionEvents:
 
 def _whole_choice(choice: GeneratedChoice, chunks: list[Chunk]) -> Choice:
     content = None if choice.ends_in_reasoning else "".join(chunk.content for chunk in chunks)
-    calls = [_tool_call(call) for chunk in chunks for call in chunk.calls]
+    calls = [ToolCall(call.id, CalledFunction(call.name, call.arguments)) for chunk in chunks for call in chunk.calls]
     reasoning = "".join(chunk.reasoning for chunk in chunks)
     logprobs, token_ids = (None, UNSET) if choice.record is None else choice.record.flush()
     return Choice(
@@ -235,7 +234,8 @@ def _events(template: ChatCompletionChunk, chunk: Chunk) -> bytes:
     choice = chunk.choice
     deltas = [Delta(reasoning_content=chunk.reasoning)] if chunk.reasoning else []
     deltas += [Delta(content=chunk.content)] if chunk.content else []
-    deltas += [Delta(tool_calls=[_tool_call_delta(call)]) for call in chunk.calls]
+    for call in chunk.calls:
+        deltas.append(Delta(tool_calls=[ToolCallDelta(call.index, call.id, CalledFunction(call.name, call.arguments))]))
     if choice.finish_reason is not None and not (chunk.content or chunk.calls):
         deltas.append(Delta())
     reasons = [None] * (len(deltas) - 1) + [choice.finish_reason]
@@ -264,14 +264,6 @@ def _is_text(chunk: Chunk) -> bool:
     return not (
         chunk.reasoning or chunk.calls or chunk.choice.record is not None or chunk.choice.finish_reason is not None
     )
-
-
-def _tool_call(call: GeneratedCall) -> ToolCall:
-    return ToolCall(call.id, CalledFunction(call.name, call.arguments))
-
-
-def _tool_call_delta(call: GeneratedCall) -> ToolCallDelta:
-    return ToolCallDelta(call.index, call.id, CalledFunction(call.name, call.arguments))
 
 
 def _with_delta(

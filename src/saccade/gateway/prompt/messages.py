@@ -24,7 +24,7 @@ from saccade.gateway.chat import (
 )
 from saccade.gateway.json_body import decode, parse
 from saccade.gateway.prompt.media_options import NO_DEFAULTS, MediaOptions, RequestDefaults, excerpt, read_media_options
-from saccade.gateway.prompt.tools import Choice, num_tool_characters, read_calls, read_choice, read_tools
+from saccade.gateway.prompt.tools import Choice, read_calls, read_choice, read_tools, texts_in
 from saccade.models.family import Family, ImageOptions
 from saccade.tokenization.chat_template import Message
 
@@ -85,8 +85,7 @@ def read_chat(request: ChatRequest | TokenizeRequest, family: Family, defaults: 
 
 def num_characters(request: ChatRequest | TokenizeRequest) -> int:
     """Return the work to read, render and tokenise the messages and tools of *request*, in characters."""
-    of_tools = num_tool_characters(request.tools) if request.tools else 0
-    return sum(map(_num_characters, request.messages or ())) + of_tools
+    return sum(map(_num_characters, request.messages or ())) + sum(map(len, texts_in(request.tools)))
 
 
 def _num_characters(message: ChatMessage) -> int:

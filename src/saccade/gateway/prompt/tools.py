@@ -185,11 +185,6 @@ def texts_in(value: Any) -> Iterator[str]:
                 yield from texts_in(item)
 
 
-def num_tool_characters(tools: Sequence[Tool] | None) -> int:
-    """Return the characters of all strings in *tools*."""
-    return sum(map(len, texts_in(tuple(tools or ()))))
-
-
 def _check_depth(value: Any, field: str) -> None:
     level, depth = [value], 0
     while level:

@@ -74,11 +74,6 @@ class Connection(HttpToolsProtocol):
         """Called every *sweep_seconds*."""
 
     @property
-    def is_writable(self) -> bool:
-        """Whether the client reads its answer as fast as the server writes it."""
-        return not self.flow.write_paused
-
-    @property
     def is_idle(self) -> bool:
         """Whether no request is in progress."""
         return not self._expects_body and (self.cycle is None or self.cycle.response_complete)
@@ -95,7 +90,7 @@ class Connection(HttpToolsProtocol):
 
         Return whether it was sent. ASGI's send() does the same, but passes every middleware first.
         """
-        if not self.is_writable or self.transport.is_closing():
+        if self.flow.write_paused or self.transport.is_closing():
             return False
         self.transport.write(b"%x\r\n%b\r\n" % (len(content), content))
         return True

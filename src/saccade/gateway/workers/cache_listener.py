@@ -6,7 +6,6 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import msgspec
 
@@ -51,37 +50,6 @@ class Feed:
     num_lost: int = 0
     num_orphans: int = 0
     logged: Exactness = NOT_READY
-
-
-class CacheView(Protocol):
-    """What this process or another knows of the workers' caches; *router* has the work in flight."""
-
-    router: Router
-
-    @property
-    def index_bytes(self) -> int:
-        """Estimated memory of the index."""
-
-    def feed(self, worker: Worker) -> Feed:
-        """Return the state of the feed of *worker*."""
-
-    def exactness(self, worker: Worker) -> Exactness:
-        """Return how exact the index of *worker* can be once all its events have arrived."""
-
-    def num_blocks(self, url: str) -> int:
-        """Return how many blocks the worker at *url* is known to hold."""
-
-    def num_states(self, url: str) -> int:
-        """Return at how many boundaries the worker at *url* is known to hold recurrent states."""
-
-    async def close(self) -> None:
-        """Stop the feeds or the polls."""
-
-
-def exactness(worker: Worker, cache_view: CacheView) -> Exactness:
-    """Return how exact the index of *worker* is now: at its best once all its events have arrived."""
-    missing = cache_view.feed(worker).reason
-    return Exactness("NONE", missing) if missing else cache_view.exactness(worker)
 
 
 class CacheListener:

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from saccade.gateway.workers.cache_listener import FULL, CacheView, exactness
+from saccade.gateway.workers.cache_listener import FULL
 from saccade.gateway.workers.discovery import Discovery
 from saccade.gateway.workers.dispatch import Dispatcher
 from saccade.gateway.workers.pool import Worker, WorkerPool
+from saccade.gateway.workers.shared_index import CacheView, exactness
 from saccade.metric_registry import filled
 from saccade.protocol.engine_load import STEP_TOKEN_BOUNDS, Load
 

@@ -6,14 +6,14 @@ from random import Random
 from prometheus_client import CollectorRegistry
 
 from saccade.gateway.config import GatewayConfig
-from saccade.gateway.workers.cache_listener import CacheListener, CacheView, exactness
+from saccade.gateway.workers.cache_listener import CacheListener
 from saccade.gateway.workers.decision_metrics import DecisionMetrics
 from saccade.gateway.workers.discovery import Discovery
 from saccade.gateway.workers.dispatch import Dispatcher
 from saccade.gateway.workers.metrics import DispatchCollector, FleetCollector, RoutingCollector, SourceCollector
 from saccade.gateway.workers.pool import WorkerPool
 from saccade.gateway.workers.report import booked
-from saccade.gateway.workers.shared_index import SharedIndex
+from saccade.gateway.workers.shared_index import CacheView, SharedIndex, exactness
 from saccade.protocol.gateway_calls import Booked
 from saccade.routing.index import BlockIndex
 from saccade.routing.router import Router

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from saccade.gateway.workers.cache_listener import ALONE, AWAY, Feed
+from saccade.gateway.workers.cache_listener import ALONE, AWAY, CacheListener, Feed
 from saccade.gateway.workers.pool import Worker, WorkerPool
 from saccade.protocol.exactness import LEVELS, Exactness
 from saccade.protocol.gateway_calls import FeedState, FindOverlaps, KnownWorkers, Overlaps, ShowKnown
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 class SharedIndex:
-    """Asks the indexer at the Unix socket *path*: a Lookup, and a CacheView for metrics and reports.
+    """Asks the indexer at the Unix socket *path*: a Lookup, and a view of all workers' caches.
 
     While the indexer does not answer, nothing is known of any worker, and *router* goes by load. One late look-up is
     enough for that; look-ups resume once the indexer answers a poll.
@@ -148,3 +148,13 @@ class SharedIndex:
         for worker in self._worker_pool.clients:
             if not worker.ready:
                 self.router.expect_nothing(worker.url)
+
+
+CacheView = CacheListener | SharedIndex
+"""What this process, or the indexer, knows of the workers' caches."""
+
+
+def exactness(worker: Worker, cache_view: CacheView) -> Exactness:
+    """Return how exact the index of *worker* is now: at its best once all its events have arrived."""
+    missing = cache_view.feed(worker).reason
+    return Exactness("NONE", missing) if missing else cache_view.exactness(worker)

@@ -70,7 +70,12 @@ async def shared() -> AsyncIterator[DecodePool]:
 
 @pytest.fixture
 def pool(shared: DecodePool) -> DecodePool:
-    assert (shared.num_running, shared.num_waiting, shared.num_slots, shared.in_flight_bytes) == (0, 0, 0, 0)
+    assert (shared.queue.num_running, shared.queue.num_waiting, shared.num_slots, shared.queue.in_flight_bytes) == (
+        0,
+        0,
+        0,
+        0,
+    )
     return shared
 
 
@@ -118,8 +123,8 @@ async def test_descriptors_of_slots_are_given_back(pool: DecodePool) -> None:
 async def test_many_images_at_once(pool: DecodePool) -> None:
     tasks = [asyncio.create_task(_check(pool)) for _ in range(40)]
     await asyncio.sleep(0)
-    assert pool.num_running == 2
-    assert pool.num_waiting == 38
+    assert pool.queue.num_running == 2
+    assert pool.queue.num_waiting == 38
     await asyncio.gather(*tasks)
 
 
@@ -204,7 +209,7 @@ async def test_an_image_that_ends_its_processes_costs_two(pool: DecodePool) -> N
     replaced, ended = pool.num_replaced, set[int]()
     task = asyncio.create_task(_ask(pool, images.bomb(*LARGE)))
     while not task.done():
-        if pool.num_running and not ended & set(pool.pids) and len(pool.pids) == 2:
+        if pool.queue.num_running and not ended & set(pool.pids) and len(pool.pids) == 2:
             ended.update(pool.pids)
             for pid in pool.pids:
                 os.kill(pid, signal.SIGKILL)
@@ -241,8 +246,8 @@ async def test_cancelled_requests_leave_no_slot(pool: DecodePool) -> None:  # [e
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    assert pool.num_waiting == 0
-    await until(lambda: pool.num_running == 0)
+    assert pool.queue.num_waiting == 0
+    await until(lambda: pool.queue.num_running == 0)
     assert all(task.cancelled() or task.result().slot for task in tasks)
     pool.release(task.result().slot.name for task in tasks if not task.cancelled())
     await until(lambda: pool.num_slots == 0)
@@ -322,7 +327,7 @@ async def test_a_hung_process_costs_one_request() -> None:
 async def test_jobs_wait_for_the_budget_of_decoded_bytes(narrow: DecodePool) -> None:
     tasks = [asyncio.create_task(_check(narrow)) for _ in range(3)]
     await asyncio.sleep(0)
-    assert (narrow.num_running, narrow.num_waiting) == (1, 2)  # two images of 0.9 MB are over 1 MB
+    assert (narrow.queue.num_running, narrow.queue.num_waiting) == (1, 2)  # two images of 0.9 MB are over 1 MB
     await asyncio.gather(*tasks)
 
 
@@ -360,7 +365,7 @@ async def test_close_answers_all_and_leaves_nothing(shared: DecodePool) -> None:
     pids = shared.pids
     tasks = [asyncio.create_task(_ask(shared, images.bomb(*LARGE))) for _ in range(4)]
     await asyncio.sleep(0.05)
-    assert shared.num_running == 2
+    assert shared.queue.num_running == 2
     await shared.close()
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [Draining] * 4

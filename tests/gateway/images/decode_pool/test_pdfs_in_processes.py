@@ -48,7 +48,7 @@ async def test_patches_are_equal_in_a_confined_process(pool: DecodePool, name: s
     assert made.slot is not None
     assert read_slot(made.slot) == expected.tobytes()
     pool.release([made.slot.name])
-    assert (pool.pids, pool.num_slots, pool.in_flight_bytes) == (before, 0, 0)
+    assert (pool.pids, pool.num_slots, pool.queue.in_flight_bytes) == (before, 0, 0)
 
 
 @table("name", pdfs.BROKEN)
@@ -58,7 +58,7 @@ async def test_broken_pdf_costs_one_request(pool: DecodePool, name: str) -> None
     with pytest.raises(RequestError) as caught:
         await pool.pdf_pages(encoded)
     assert caught.value.message.startswith(beginning)
-    assert (pool.pids, pool.num_running) == (before, 0)
+    assert (pool.pids, pool.queue.num_running) == (before, 0)
 
 
 @table("seed", range(10))
@@ -74,7 +74,7 @@ async def test_damaged_pdf_costs_one_request_at_most(pool: DecodePool, seed: int
     except RequestError:
         pass
     assert await pool.pdf_pages(pdfs.pdf(b"")) == [PdfPage(0, 400, 200)]
-    assert (pool.num_slots, pool.num_running) == (0, 0)
+    assert (pool.num_slots, pool.queue.num_running) == (0, 0)
 
 
 async def test_page_that_takes_too_long_ends_one_request(pool: DecodePool) -> None:
@@ -94,4 +94,4 @@ async def test_page_with_an_image_beyond_memory_ends_one_request(pool: DecodePoo
     except (InvalidImage, DeadlineExceeded):
         pass
     assert await pool.pdf_pages(pdfs.pdf(b"")) == [PdfPage(0, 400, 200)]
-    assert (pool.num_slots, pool.num_running) == (0, 0)
+    assert (pool.num_slots, pool.queue.num_running) == (0, 0)

@@ -63,7 +63,7 @@ async def test_patches_are_equal_in_a_confined_process(pool: DecodePool, name: s
     assert read_slot(made.slot) == expected(encoded, layout)
     assert made.seconds.decode > 0
     pool.release([made.slot.name])
-    assert (pool.pids, pool.num_slots, pool.in_flight_bytes) == (before, 0, 0)
+    assert (pool.pids, pool.num_slots, pool.queue.in_flight_bytes) == (before, 0, 0)
 
 
 @table("name", BROKEN)
@@ -71,7 +71,7 @@ async def test_a_broken_video_costs_one_request(pool: DecodePool, name: str) -> 
     before = pool.pids
     with pytest.raises((InvalidVideo, UnsupportedVideoFormat)):
         await prepared(pool, BROKEN[name])
-    assert (pool.pids, pool.num_slots, pool.num_running) == (before, 0, 0)
+    assert (pool.pids, pool.num_slots, pool.queue.num_running) == (before, 0, 0)
 
 
 @table("seed", range(10))
@@ -132,7 +132,7 @@ async def test_cancelled_requests_leave_no_slot(pool: DecodePool) -> None:
         if isinstance(made, tuple):  # done before it could be cancelled
             pool.release([made[0].slot.name])
     async with asyncio.timeout(20):
-        while pool.num_running or pool.num_slots:  # noqa: ASYNC110  what is waited for happens in other processes
+        while pool.queue.num_running or pool.num_slots:  # noqa: ASYNC110  what is waited for happens in other processes
             await asyncio.sleep(0.01)
 
 
@@ -149,7 +149,7 @@ async def test_the_job_of_a_client_that_left_does_not_hold_the_line(pool: Decode
         left = asyncio.create_task(job())
         waits = asyncio.create_task(job())
         async with asyncio.timeout(20):
-            while not pool.num_running:  # noqa: ASYNC110
+            while not pool.queue.num_running:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             left.cancel()
             made = await waits
@@ -157,5 +157,5 @@ async def test_the_job_of_a_client_that_left_does_not_hold_the_line(pool: Decode
             if isinstance(made, PreparedImage):
                 assert made.slot is not None
                 pool.release([made.slot.name])
-            while pool.num_running or pool.num_slots or psutil.pid_exists(before):  # noqa: ASYNC110
+            while pool.queue.num_running or pool.num_slots or psutil.pid_exists(before):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)

@@ -81,13 +81,16 @@ class PreparedImage:
 
 
 class DecodePool:
-    """Turns images into patches in separate processes. Call start() before use and close() after, in one event loop."""
+    """Turns images into patches in separate processes. Call start() before use and close() after, in one event loop.
+
+    *queue* has the jobs that run and wait.
+    """
 
     def __init__(self, config: MediaSettings) -> None:
         self._config, self._image_limits = config, config.image_limits
         self._slots = SlotPool(config.shared_memory_bytes)
         self._server = DecodeServer(config.decode_memory_bytes)
-        self._queue = DecodeQueue(
+        self.queue = DecodeQueue(
             config.decode_in_flight_bytes,
             max(1, config.num_decode_processes - 1),
             self._lose,
@@ -101,21 +104,6 @@ class DecodePool:
         self.num_replaced = 0
         self.reclaim: Callable[[int], bool] = lambda _: False
         """Called with the bytes to free if there is no room for a slot; returns whether it freed any."""
-
-    @property
-    def num_running(self) -> int:
-        """Images in work."""
-        return self._queue.num_running
-
-    @property
-    def num_waiting(self) -> int:
-        """Images that wait for a process or for the budget."""
-        return self._queue.num_waiting
-
-    @property
-    def in_flight_bytes(self) -> int:
-        """Estimate, from the headers, of the decoded bytes of running jobs."""
-        return self._queue.in_flight_bytes
 
     @property
     def num_slots(self) -> int:
@@ -203,7 +191,7 @@ class DecodePool:
         is_video = job.medium == "video"
         loop = asyncio.get_running_loop()
         arrived = loop.time()
-        turn = await self._queue.enter(nbytes, is_video=is_video, client=client)
+        turn = await self.queue.enter(nbytes, is_video=is_video, client=client)
         queue_seconds = loop.time() - arrived
         task = self._track(asyncio.create_task(work(turn, job, queue_seconds)))
         try:
@@ -241,7 +229,7 @@ class DecodePool:
         if self._closing:
             return
         self._closing = True
-        self._queue.close()
+        self.queue.close()
         # Before the server, which reaps them. A running job notices that its process ends.
         for process in self._processes:
             process.terminate()
@@ -270,7 +258,7 @@ class DecodePool:
                 raise from_code(answer.failure.code, answer.failure.message)
             return answer
         finally:
-            self._queue.leave(turn, survivor)
+            self.queue.leave(turn, survivor)
 
     async def _fill(self, turn: Turn, job: PixelJob, queue_seconds: float) -> PreparedImage:
         slot = self._acquire(job.layout.num_pixel_bytes)
@@ -291,7 +279,7 @@ class DecodePool:
                 os.close(descriptor)
             if ref and not filled:
                 self._slots.release(ref.name)
-            self._queue.leave(turn, survivor)
+            self.queue.leave(turn, survivor)
 
     def _acquire(self, num_bytes: int) -> Slot | None:
         slot = self._slots.acquire(num_bytes)
@@ -332,13 +320,13 @@ class DecodePool:
                 await self._add_process()
                 break
             except StartupError:
-                self._queue.refuse(InternalError("No decode process could be started; the server's log says why."))
+                self.queue.refuse(InternalError("No decode process could be started; the server's log says why."))
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def _add_process(self) -> None:
         process = await self._in_thread(self._server.fork)
         self._processes.add(process)
-        self._queue.add(process)
+        self.queue.add(process)
 
     def _discard(self, task: asyncio.Task[Any]) -> None:
         """Free the slot of an image whose request is gone."""
