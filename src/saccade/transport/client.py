@@ -5,7 +5,6 @@ passes every message through threads of its own, and waking each of them costs t
 """
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections import Counter
@@ -240,16 +239,14 @@ class WorkerClient(Connector[_NativeSession]):
         """Whether the worker is believed to hold an image's encoder output, so that its pixels need not be sent."""
         return (salt, content_hash) in self._held_images
 
-    async def kv_events(self, *, blocks: bool, images: bool) -> AsyncGenerator[KvEvents, None]:
+    def kv_events(self, *, blocks: bool, images: bool) -> AsyncGenerator[KvEvents, None]:
         """Yield what the worker's caches hold: a snapshot's messages, then increments.
 
         Raises WorkerUnavailable if there is no feed, or no longer: what it reported is void then; ask again.
         """
         if self._session is None:
             raise WorkerUnavailable("The worker is not ready; try again shortly.")
-        async with contextlib.aclosing(kv_feed.follow(self._stub, blocks=blocks, images=images)) as messages:
-            async for message in messages:
-                yield message
+        return kv_feed.follow(self._stub, blocks=blocks, images=images)
 
     def generate(self, request: EngineRequest, sink: Sink) -> Stream:
         """Send *request*; the deltas of its samples go to *sink*.

@@ -4,8 +4,8 @@ The publisher keeps its latest batches for replay, which may cover what the work
 Unlike those of SMG's wire, its token ids may exceed 32 bits: SGLang's pads (since 0.5.23) do.
 """
 
-import contextlib
 from collections.abc import AsyncGenerator, Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -39,16 +39,13 @@ def source_of(server: Any, host: str) -> EventSource | None:
     return source if all(endpoint.startswith(f"tcp://{address}:") for endpoint in endpoints) else None
 
 
-async def follow(source: EventSource, pages: Pages) -> AsyncGenerator[KvEvents, None]:
+def follow(source: EventSource, pages: Pages) -> AsyncGenerator[KvEvents, None]:
     """Yield what the worker holds: a snapshot's messages, then increments. Raises WorkerUnavailable at the end."""
 
     def note(reason: str) -> None:
         pages.earlier = reason
 
-    translation = translated(source, lambda event: taken(pages, event), note)
-    async with contextlib.aclosing(translation) as messages:
-        async for message in messages:
-            yield message
+    return translated(source, partial(taken, pages), note)
 
 
 def taken(pages: Pages, event: Event) -> Iterator[KvEvent]:

@@ -151,7 +151,7 @@ class SmgClient(Connector[SmgSession]):
         self.calls.close()
         await super().close()
 
-    async def kv_events(self, *, blocks: bool, images: bool) -> AsyncGenerator[KvEvents, None]:
+    def kv_events(self, *, blocks: bool, images: bool) -> AsyncGenerator[KvEvents, None]:
         """Yield the blocks that the worker stores and drops from now on; its events do not report encoder outputs.
 
         Raises WorkerUnavailable if there is no feed, or no longer.
@@ -163,9 +163,7 @@ class SmgClient(Connector[SmgSession]):
             raise WorkerUnavailable(session.exactness.reason)
         description = session.description
         self._pages = Pages(description.fingerprint, session.page_size, description.block_size, self._sent)
-        async with contextlib.aclosing(self._feed(session, self._pages)) as messages:
-            async for message in messages:
-                yield message
+        return self._feed(session, self._pages)
 
     async def _feed(self, session: SmgSession, pages: Pages) -> AsyncGenerator[KvEvents, None]:
         """Yield what the engine publishes, if it can be reached, or else what its gRPC servicer relays."""

@@ -41,17 +41,14 @@ def _reachable(endpoint: str, host: str) -> str:
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
-async def follow(source: EventSource, context: KeyContext, coverage: Coverage) -> AsyncGenerator[KvEvents, None]:
+def follow(source: EventSource, context: KeyContext, coverage: Coverage) -> AsyncGenerator[KvEvents, None]:
     """Yield what the worker's cache holds in our keys: a snapshot's messages, then increments.
 
     While this runs, *coverage* knows how exactly the events describe the worker. Raises WorkerUnavailable if the feed
     is not available, ends, or loses a batch for good: what it reported is void then; ask again.
     """
     coverage.begin()
-    messages = translated(source, ReportedBlocks(context, coverage).take, coverage.note_missing)
-    async with contextlib.aclosing(messages):
-        async for message in messages:
-            yield message
+    return translated(source, ReportedBlocks(context, coverage).take, coverage.note_missing)
 
 
 async def translated(
