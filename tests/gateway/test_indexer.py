@@ -22,7 +22,7 @@ from saccade.gateway.workers.metrics import RoutingCollector
 from saccade.gateway.workers.pool import Worker, WorkerPool
 from saccade.gateway.workers.report import worker_report
 from saccade.gateway.workers.shared_index import UNREACHABLE, SharedIndex
-from saccade.protocol.exactness import Exactness
+from saccade.protocol.exactness import EXACT, Exactness
 from saccade.protocol.gateway_calls import FeedState, FindOverlaps, KnownWorkers
 from saccade.protocol.kv_events import BlockStored, KvEvents
 from saccade.routing.index import BlockIndex, Partition
@@ -142,7 +142,7 @@ async def test_an_indexer_that_hangs_costs_one_wait(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(shared_index, "LOOKUP_SECONDS", 0.05)
     monkeypatch.setattr(shared_index, "POLL_SECONDS", 60.0)
     path = tmp_path / "indexer.sock"
-    known = FeedState(url="unix:/a", exactness=Exactness("EXACT"))
+    known = FeedState(exactness=EXACT)
     looked_up: list[bytes] = []
 
     def stream() -> Frames:
@@ -152,7 +152,7 @@ async def test_an_indexer_that_hangs_costs_one_wait(tmp_path: Path, monkeypatch:
             if b"find" in payload:
                 looked_up.append(payload)
             else:
-                frames.send(payload[:NUMBER_BYTES] + msgspec.msgpack.encode(KnownWorkers([known], 0)))
+                frames.send(payload[:NUMBER_BYTES] + msgspec.msgpack.encode(KnownWorkers({"unix:/a": known}, 0)))
 
         frames = Frames(take, 1 << 20)
         return frames
@@ -183,10 +183,7 @@ async def test_a_worker_is_never_more_exact_than_either_process_sees(tmp_path: P
     for worker in (text, exact):
         worker_pool.add(worker)
     degraded = Exactness("DEGRADED", "its events began later")
-    known = [
-        FeedState(url="unix:/text", exactness=Exactness("EXACT")),
-        FeedState(url="unix:/exact", exactness=degraded),
-    ]
+    known = {text.url: FeedState(exactness=EXACT), exact.url: FeedState(exactness=degraded)}
     server = CallServer(tmp_path / "i.sock", lambda _: msgspec.msgpack.encode(KnownWorkers(known, 0)))
     await server.start()
     shared = SharedIndex(worker_pool, Router("auto", BlockIndex(0), Random(0)), tmp_path / "i.sock")

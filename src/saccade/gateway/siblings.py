@@ -22,7 +22,6 @@ from saccade.gateway.workers.cache_listener import CacheListener
 from saccade.gateway.workers.discovery import Discovery, find_workers
 from saccade.gateway.workers.pool import WorkerPool
 from saccade.protocol.gateway_calls import (
-    FeedState,
     FindOverlaps,
     ForgetMedia,
     IndexRequest,
@@ -222,7 +221,8 @@ class Indexer:
             case FindOverlaps() as asked:
                 return self._encoder.encode(self._overlaps(asked))
             case ShowKnown():
-                return self._encoder.encode(self._feed_states())
+                feeds = {worker.url: self._listener.feed(worker) for worker in self._worker_pool.clients}
+                return self._encoder.encode(KnownWorkers(feeds, self._listener.index_bytes))
             case _:
                 return self._encoder.encode(families(self._registry))
 
@@ -233,25 +233,6 @@ class Indexer:
             raise msgspec.ValidationError("A target has no keys.")
         overlaps = self._lookup.find([LookupTarget(name, partitions[place]) for name, place in request.targets], keys)
         return [(overlaps[name].num_blocks, overlaps[name].is_exact) for name, _ in request.targets]
-
-    def _feed_states(self) -> KnownWorkers:
-        workers = []
-        for worker in self._worker_pool.clients:
-            feed = self._listener.feed(worker)
-            workers.append(
-                FeedState(
-                    url=worker.url,
-                    exactness=worker.exactness,
-                    reason=feed.reason,
-                    num_blocks=self._listener.num_blocks(worker.url),
-                    num_states=self._listener.num_states(worker.url),
-                    num_events=feed.num_events,
-                    num_snapshots=feed.num_snapshots,
-                    num_lost=feed.num_lost,
-                    num_orphans=feed.num_orphans,
-                )
-            )
-        return KnownWorkers(workers, self._listener.index_bytes)
 
 
 async def serve_index(

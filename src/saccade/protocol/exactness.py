@@ -21,4 +21,4 @@ class Exactness(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-EXACT = Exactness("EXACT")
+EXACT, NOTHING = Exactness("EXACT"), Exactness("NONE")

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 import msgspec
 
-from saccade.protocol.exactness import Exactness
+from saccade.protocol.exactness import NOTHING, Exactness
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -24,15 +24,16 @@ Overlaps = list[tuple[int, bool]]
 """For each target: the number of leading blocks that it reported, and whether all that it holds is known."""
 
 
-class FeedState(msgspec.Struct, frozen=True, kw_only=True):
-    """The indexer's knowledge of a worker's caches; *reason* says why it is incomplete, "" if it is not.
+class FeedState(msgspec.Struct):
+    """What is known of a worker's caches. *reason* says why it is nothing; "" while the worker's feed is followed.
 
-    *exactness* is that of the worker's kind. The counts are those of its feed.
+    *exactness* is that of the worker's kind. It holds *num_blocks*, and recurrent states at *num_states* boundaries.
+    *num_lost* counts feeds that were lost, for instance by a gap, and requested again. *num_orphans* counts blocks that
+    were dropped because the worker does not hold their parents.
     """
 
-    url: str
-    exactness: Exactness
     reason: str = ""
+    exactness: Exactness = NOTHING
     num_blocks: int = 0
     num_states: int = 0
     num_events: int = 0
@@ -46,9 +47,9 @@ class ShowKnown(msgspec.Struct, frozen=True, array_like=True, tag="show-known"):
 
 
 class KnownWorkers(msgspec.Struct, frozen=True):
-    """The indexer's *workers*, and the bytes of its index."""
+    """The indexer's *workers* by URL, and the bytes of its index."""
 
-    workers: list[FeedState]
+    workers: dict[str, FeedState]
     index_bytes: int
 
 

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 
 import msgspec
@@ -12,6 +11,7 @@ import msgspec
 from saccade.errors import WorkerUnavailable
 from saccade.gateway.workers.pool import Worker, WorkerPool
 from saccade.protocol.exactness import Exactness
+from saccade.protocol.gateway_calls import FeedState
 from saccade.protocol.kv_events import KvEvents
 from saccade.routing.index import Partition
 from saccade.routing.router import Router
@@ -36,22 +36,6 @@ NOT_READY = Exactness("NONE", AWAY)
 logger = logging.getLogger(__name__)
 
 
-@dataclass
-class Feed:
-    """What the gateway knows of one worker's caches. *reason* says why it knows nothing; "" while it follows the feed.
-
-    *num_lost* counts feeds that were lost, for instance by a gap, and requested again. *num_orphans* counts blocks that
-    were dropped because the worker does not hold their parents. *logged* is the exactness in the last log line.
-    """
-
-    reason: str
-    num_events: int = 0
-    num_snapshots: int = 0
-    num_lost: int = 0
-    num_orphans: int = 0
-    logged: Exactness = NOT_READY
-
-
 class CacheListener:
     """Follows the feed of every ready worker of *worker_pool*, each in a task, and updates the index of *router*.
 
@@ -66,7 +50,8 @@ class CacheListener:
         self.router = router
         self._worker_pool = worker_pool
         self._sleep = sleep
-        self._feeds: dict[str, Feed] = {}
+        self._feeds: dict[str, FeedState] = {}
+        self._logged: dict[str, Exactness] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._scopes: dict[str, asyncio.Timeout] = {}
         self._turn = asyncio.Lock()
@@ -74,30 +59,23 @@ class CacheListener:
         worker_pool.on_change(self._listen)
         worker_pool.on_forget(self._forget)
 
-    def feed(self, worker: Worker) -> Feed:
-        """Return the state of the feed of *worker*."""
+    def feed(self, worker: Worker) -> FeedState:
+        """Return the state of the feed of *worker* as of now."""
         if len(self._worker_pool.clients) < 2:
-            return Feed(ALONE)
-        if worker.exactness.level == "NONE":
-            return Feed(worker.exactness.reason)
-        return self._feeds.setdefault(worker.url, Feed(AWAY))
+            feed = FeedState(ALONE)
+        elif worker.exactness.level == "NONE":
+            feed = FeedState(worker.exactness.reason)
+        else:
+            feed = self._feeds.setdefault(worker.url, FeedState(AWAY))
+        feed.exactness = worker.exactness
+        feed.num_blocks = self.router.index.num_blocks(worker.url)
+        feed.num_states = self.router.index.num_states(worker.url)
+        return feed
 
     @property
     def index_bytes(self) -> int:
         """Estimated memory of the index."""
         return self.router.index.num_bytes
-
-    def exactness(self, worker: Worker) -> Exactness:
-        """Return how exact the index of *worker* can be."""
-        return worker.exactness
-
-    def num_blocks(self, url: str) -> int:
-        """Return how many blocks the worker at *url* is known to hold."""
-        return self.router.index.num_blocks(url)
-
-    def num_states(self, url: str) -> int:
-        """Return at how many boundaries the worker at *url* is known to hold recurrent states."""
-        return self.router.index.num_states(url)
 
     async def close(self) -> None:
         """Stop listening."""
@@ -108,6 +86,7 @@ class CacheListener:
         if (task := self._tasks.pop(url, None)) is not None:
             await lasting_task.end(task)
             await self._sweep()
+        self._logged.pop(url, None)
 
     async def _sweep(self) -> None:
         for _ in iter(self.router.index.sweep, False):
@@ -139,7 +118,7 @@ class CacheListener:
             # Closing the connection cancels this task, too.
             self._note(worker, feed, AWAY)
 
-    async def _follow_once(self, worker: Worker, feed: Feed) -> bool:
+    async def _follow_once(self, worker: Worker, feed: FeedState) -> bool:
         """Follow one feed to its end. Return False if it ended because the index has no room for the worker."""
         try:
             async with asyncio.timeout(None) as scope:
@@ -160,7 +139,7 @@ class CacheListener:
         self._note(worker, feed, f"{FULL}: its limit is {limit} bytes; see --routing-index-bytes")
         return False
 
-    async def _follow(self, worker: Worker, feed: Feed) -> None:
+    async def _follow(self, worker: Worker, feed: FeedState) -> None:
         """Index what the worker reports; return if the index has no room for it."""
         index, description = self.router.index, worker.description
         if description is None:
@@ -182,7 +161,7 @@ class CacheListener:
                 for piece in _pieces(message):
                     await self._learn(worker, feed, piece)
 
-    async def _learn(self, worker: Worker, feed: Feed, message: KvEvents) -> None:
+    async def _learn(self, worker: Worker, feed: FeedState, message: KvEvents) -> None:
         """Index one message when it is this worker's turn. The feed of an evicted worker ends."""
         index = self.router.index
         async with self._turn:
@@ -204,13 +183,13 @@ class CacheListener:
                 self._num_since_pause = 0
             await self._sleep(PAUSE_SECONDS if pauses else 0)
 
-    def _note(self, worker: Worker, feed: Feed, reason: str) -> None:
+    def _note(self, worker: Worker, feed: FeedState, reason: str) -> None:
         """Store why nothing is known of a worker, "" if its feed is followed; log a change of its exactness."""
         feed.reason = reason
         known = Exactness("NONE", reason) if reason else worker.exactness
-        if known == feed.logged:
+        if known == self._logged.get(worker.url, NOT_READY):
             return
-        feed.logged = known
+        self._logged[worker.url] = known
         # The pool has a line for a worker that is not ready.
         level = logging.DEBUG if reason == AWAY else logging.WARNING if reason else logging.INFO
         why = known.reason or "all that they hold is known"

@@ -21,7 +21,7 @@ GAUGE, COUNTER = GaugeMetricFamily, CounterMetricFamily
 OF_WORKERS: tuple[tuple[Kind, str, str, Callable[[CacheView, Worker], float]], ...] = (
     (
         GAUGE, "saccade_router_indexed_blocks", "KV blocks that the worker is known to hold.",
-        lambda view, worker: view.num_blocks(worker.url),
+        lambda view, worker: view.feed(worker).num_blocks,
     ),
     (
         GAUGE, "saccade_router_booked_requests", "Requests that are at the worker.",

@@ -54,7 +54,7 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
 def worker_report(worker: Worker, worker_pool: WorkerPool, cache_view: CacheView) -> WorkerReport:
     """Return the report of *worker* as of now."""
     description, router = worker.description, cache_view.router
-    known = exactness(worker, cache_view)
+    known, feed = exactness(worker, cache_view), cache_view.feed(worker)
     breaker = router.breakers.report(worker.url, time.monotonic())
     work = router.work[worker.url]
     return WorkerReport(
@@ -71,7 +71,7 @@ def worker_report(worker: Worker, worker_pool: WorkerPool, cache_view: CacheView
         breaker=breaker,
         exactness=known.level,
         reason=known.reason,
-        holdings=Holdings(blocks=cache_view.num_blocks(worker.url), states=cache_view.num_states(worker.url)),
+        holdings=Holdings(blocks=feed.num_blocks, states=feed.num_states),
         booked=booked(work),
         load=worker.load,
     )

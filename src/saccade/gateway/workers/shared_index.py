@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from saccade.gateway.workers.cache_listener import ALONE, AWAY, CacheListener, Feed
+from saccade.gateway.workers.cache_listener import ALONE, AWAY, CacheListener
 from saccade.gateway.workers.pool import Worker, WorkerPool
 from saccade.protocol.exactness import LEVELS, Exactness
 from saccade.protocol.gateway_calls import FeedState, FindOverlaps, KnownWorkers, Overlaps, ShowKnown
@@ -29,8 +29,6 @@ RETRY_SECONDS = 0.05
 
 POLL_LIMIT_SECONDS = 5.0
 UNREACHABLE = "the indexer of this host cannot be reached"
-
-NOTHING = FeedState(url="", exactness=Exactness("NONE", AWAY), reason=AWAY)
 
 logger = logging.getLogger(__name__)
 
@@ -83,36 +81,12 @@ class SharedIndex:
             return {}
         return {name: Overlap(*overlap) for (name, _), overlap in zip(request.targets, overlaps, strict=False)}
 
-    def feed(self, worker: Worker) -> Feed:
+    def feed(self, worker: Worker) -> FeedState:
         """Return the state of the feed of *worker*."""
+        known = self._known.get(worker.url, FeedState(AWAY))
         if len(self._worker_pool.clients) < 2:
-            return Feed(ALONE)
-        if not self._is_reached:
-            return Feed(UNREACHABLE)
-        known = self._known.get(worker.url, NOTHING)
-        return Feed(
-            known.reason,
-            num_events=known.num_events,
-            num_snapshots=known.num_snapshots,
-            num_lost=known.num_lost,
-            num_orphans=known.num_orphans,
-        )
-
-    def exactness(self, worker: Worker) -> Exactness:
-        """Return how exact the index of *worker* can be: the lower of the indexer's level and this process's.
-
-        The indexer has read its events; this process has seen its answers to requests.
-        """
-        known = self._known.get(worker.url, NOTHING).exactness
-        return min(known, worker.exactness, key=lambda one: LEVELS.index(one.level))
-
-    def num_blocks(self, url: str) -> int:
-        """Return how many blocks the worker at *url* is known to hold."""
-        return self._known.get(url, NOTHING).num_blocks
-
-    def num_states(self, url: str) -> int:
-        """Return at how many boundaries the worker at *url* is known to hold recurrent states."""
-        return self._known.get(url, NOTHING).num_states
+            return msgspec.structs.replace(known, reason=ALONE)
+        return known if self._is_reached else msgspec.structs.replace(known, reason=UNREACHABLE)
 
     async def _poll(self) -> None:
         """Poll the indexer for the state of the workers, for ever."""
@@ -125,7 +99,7 @@ class SharedIndex:
             await asyncio.sleep(POLL_SECONDS if self._is_reached else RETRY_SECONDS)
 
     def _learn(self, answer: KnownWorkers) -> None:
-        before, self._known = self._known, {known.url: known for known in answer.workers}
+        before, self._known = self._known, answer.workers
         self.index_bytes = answer.index_bytes
         for url, known in self._known.items():
             if url in before and known.num_lost != before[url].num_lost:
@@ -155,6 +129,11 @@ CacheView = CacheListener | SharedIndex
 
 
 def exactness(worker: Worker, cache_view: CacheView) -> Exactness:
-    """Return how exact the index of *worker* is now: at its best once all its events have arrived."""
-    missing = cache_view.feed(worker).reason
-    return Exactness("NONE", missing) if missing else cache_view.exactness(worker)
+    """Return how exact the index of *worker* is now: at its best once all its events have arrived.
+
+    The reader of its feed has seen its events; this process has seen its answers to requests. The lower level holds.
+    """
+    feed = cache_view.feed(worker)
+    if feed.reason:
+        return Exactness("NONE", feed.reason)
+    return min(feed.exactness, worker.exactness, key=lambda one: LEVELS.index(one.level))
