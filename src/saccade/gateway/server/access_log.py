@@ -1,4 +1,4 @@
-"""What is recorded of a request, and the bodies of errors, which are recorded too.
+"""The record of a request, and the bodies of errors, which are recorded too.
 
 A request has one line, encoded here and written on the log's own thread. Error responses have OpenAI's or Anthropic's
 format.
