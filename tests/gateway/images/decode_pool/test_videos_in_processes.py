@@ -118,7 +118,7 @@ async def test_limits_of_memory_and_time() -> None:
         with pytest.raises(DeadlineExceeded, match="video"):
             await hurried.video_header(large)
         await asyncio.sleep(0)
-        assert (hurried.num_running, hurried.in_flight_bytes) == (0, 0)
+        assert (hurried.queue.num_running, hurried.queue.in_flight_bytes) == (0, 0)
     finally:
         await hurried.close()
 
