@@ -16,16 +16,16 @@ import msgspec
 import numpy as np
 import torch
 from llguidance import LLMatcher, LLTokenizer
-from saccade.grammars.tool_calls import CallConstraint, FunctionConstraint, ToolCallTokens
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from benchmarks.structured.schemas import Schema, bounded_schema
 from saccade.engine.core.grammar_matcher import GrammarMatcher, add_ids, no_words
-from saccade.engine.core.step import RowMask
+from saccade.engine.core.step import DrawMask
 from saccade.engine.executor.masks import GrammarMasks
 from saccade.gateway.structured_output.constraint import ANY_OBJECT, Constraint, Kind
 from saccade.gateway.structured_output.trial import try_constraint
 from saccade.grammars.compiler import Vocabulary, compile_grammar
+from saccade.models.tool_formats.form import CallConstraint, FunctionConstraint, ToolCallTokens
 from saccade.protocol.request import Grammar
 from saccade.tokenization.detokenizer import ByteLevel
 
@@ -152,9 +152,8 @@ def _applied(num_rows: int) -> float:
     """Return the seconds that a mask takes to apply."""
     masks = GrammarMasks(torch.device("cpu"))
     bits = np.random.default_rng(0).integers(0, 256, NUM_LOGITS // 8, np.uint8).tobytes()
-    logits, rows = torch.zeros(num_rows, NUM_LOGITS), list(range(num_rows))
-    row_masks = [RowMask(row, bits) for row in rows]
-    return _median(lambda: masks.apply(logits, rows, row_masks)) / num_rows
+    logits, draw_masks = torch.zeros(num_rows, NUM_LOGITS), [DrawMask(draw, bits) for draw in range(num_rows)]
+    return _median(lambda: masks.apply(logits, draw_masks)) / num_rows
 
 
 def _median(work: Callable[[], None]) -> float:
