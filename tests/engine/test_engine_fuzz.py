@@ -176,7 +176,9 @@ def fuzz(seeds: range, failing: float, steps_ahead: int, **kind: bool) -> int:
         clients = Clients(seed, failing, steps_ahead, **kind)
         clients.run()
         assert clients.check() == [], f"seed {seed}, failing {failing}, steps ahead {steps_ahead}, {kind}"
-        assert bool(clients.executor.num_launched_ahead) == bool(steps_ahead)
+        # A row that speculates is not launched ahead, so with proposals there may be no such step.
+        if not (steps_ahead and kind.get("speculates")):
+            assert bool(clients.executor.num_launched_ahead) == bool(steps_ahead)
         num_answered += sum(end in (FinishReason.STOP, FinishReason.LENGTH) for end in clients.ends.values())
     return num_answered
 
