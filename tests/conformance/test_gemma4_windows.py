@@ -1,6 +1,5 @@
 """Gemma 4 with few blocks of layers with a window: every answer is its oracle's, whatever was given back. A10"""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ import engines
 import msgspec
 import pytest
 from oracle_checks import check
-from references.networks import ORACLES, Oracle
+from references.networks import Oracle
 
 from saccade.engine.loop import Engine
 from saccade.models.gemma4.spec import Spec
@@ -25,18 +24,8 @@ PROMPTS: dict[str, list[Any]] = {
 
 
 @pytest.fixture(scope="module", params=["gemma4", "gemma4_unified", "gemma4_e2b"])
-def name(request: pytest.FixtureRequest) -> str:
+def checkpoint_name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
-
-
-@pytest.fixture(scope="module")
-def folder(name: str, network_folder: Callable[[str], Path]) -> Path:
-    return network_folder(name)
-
-
-@pytest.fixture(scope="module")
-def oracle(name: str, folder: Path) -> Oracle:
-    return ORACLES[name](folder)
 
 
 def engine(folder: Path, monkeypatch: pytest.MonkeyPatch, num_blocks: int, **settings: Any) -> Engine:
