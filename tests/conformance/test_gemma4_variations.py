@@ -1,6 +1,5 @@
-"""Gemma 4 with one property changed at a time, so that each shows, against the oracle; and hits inside images. A10"""
+"""Gemma 4 with one property changed at a time, so that each shows, against the oracle. A10"""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ from oracle_checks import check
 from references.networks import GemmaOracle
 
 pytestmark = pytest.mark.conformance
-Folder = Callable[[str], Path]
 VARIATIONS: dict[str, dict[str, Any]] = {
     "two images in a window": {"sliding_window": 200},
     "a window of one token": {"sliding_window": 1},
@@ -34,17 +32,3 @@ def test_variations_equal_the_reference(name: str, tmp_path: Path) -> None:
         asked = engines.request(folder, [3, ((96, 160), 2), 6, ((90, 90), 3), 40], request_id, max_tokens=12)
         answer = engines.drain(subject, asked).answers[request_id]
         check(oracle, asked, answer.token_ids, logits[request_id])
-
-
-def test_hit_that_ends_inside_an_image_equals_the_reference(network_folder: Folder) -> None:
-    """Two prompts share text and an image, but not the text after it; blocks of an image are reused one by one."""
-    folder = network_folder("gemma4")
-    oracle, subject = GemmaOracle(folder), engines.engine(folder, num_blocks=24, max_num_batched_tokens=32)
-    logits = engines.record_logits(subject)
-    cached = []
-    for number, rest in enumerate((9, 120, 9, 4)):
-        asked = engines.request(folder, [5, ((96, 160), 2), rest], str(number), max_tokens=4)
-        answer = engines.drain(subject, asked).answers[str(number)]
-        check(oracle, asked, answer.token_ids, logits[str(number)])
-        cached.append(answer.num_cached_tokens)
-    assert any(5 < number < 5 + asked.media[0].spans[0].length for number in cached)

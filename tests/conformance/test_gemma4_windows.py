@@ -9,6 +9,7 @@ import pytest
 from oracle_checks import check
 from references.networks import Oracle
 
+from saccade.engine.executor import memory
 from saccade.engine.loop import Engine
 from saccade.models.gemma4.spec import Spec
 
@@ -75,4 +76,36 @@ def test_no_block_that_was_given_back_is_read(
     for one in requests:
         check(oracle, one, answers[one.request_id].token_ids, logits[one.request_id])
     assert subject.load().preemptions_total > 0
+    assert engines.is_idle(subject)
+
+
+BLOCK = 4
+HITS: dict[str, list[Any]] = {
+    "image larger than the window": [6, ((250, 250), 1), 9],
+    "two images in a window": [7, ((50, 50), 2), 4, ((60, 40), 3), 10],
+    "video": [5, ((96, 96), 3, 4), 6],
+}
+
+
+@pytest.mark.parametrize("parts", HITS.values(), ids=HITS)
+def test_hit_that_ends_at_any_boundary_equals_the_reference(
+    folder: Path, oracle: Oracle, monkeypatch: pytest.MonkeyPatch, parts: list[Any]
+) -> None:
+    """Another prompt evicts the last blocks, fewer each time, so that hits end before, in and after images."""
+    monkeypatch.setattr(memory, "num_window_blocks", lambda *_: 1000)  # those of windows stay
+    asked = engines.request(folder, parts, max_tokens=4)
+    num_blocks = len(asked.token_ids) // BLOCK + 2
+    settings = {"num_blocks": num_blocks, "block_size": BLOCK, "max_num_batched_tokens": 16, "max_num_seqs": 4}
+    subject = engines.poison(engines.engine(folder, **settings))
+    logits, cached = engines.record_logits(subject), []
+    for kept in range(1, num_blocks):
+        subject.scheduler.reset_caches(prefix=True, media=bool(kept % 2))
+        engines.drain(subject, asked)
+        other = engines.request(folder, [(num_blocks - kept) * BLOCK], "other", text_seed=kept + 1, max_tokens=1)
+        engines.drain(subject, other)
+        logits.clear()
+        answer = engines.drain(subject, asked).answers[asked.request_id]
+        check(oracle, asked, answer.token_ids, logits[asked.request_id])
+        cached.append(answer.num_cached_tokens)
+    assert sorted(set(cached)) == list(range(BLOCK, len(asked.token_ids), BLOCK))
     assert engines.is_idle(subject)
