@@ -12,8 +12,9 @@ from tables import table
 from test_step_ahead import asked
 
 from saccade.engine.core.sequence import Sequence
-from saccade.engine.core.speculation import CREDIT, PAUSE_TOKENS, PromptLookup, Speculation, read_speculation
+from saccade.engine.core.speculation import CREDIT, PAUSE_TOKENS, PromptLookup, Speculation
 from saccade.engine.loop import Engine
+from saccade.engine.speculative_config import SpeculativeConfig
 from saccade.errors import StartupError
 from saccade.models.positions import MultimodalPositions
 from saccade.protocol.output import FinishReason
@@ -208,5 +209,5 @@ def test_what_followed_the_last_tokens_is_proposed(longest: int, token_ids: list
 )
 def test_a_wrong_configuration_is_refused_by_name(text: str, fault: str) -> None:
     with pytest.raises(StartupError, match=fault) as error:
-        read_speculation(text)
+        SpeculativeConfig.read(text)
     assert "--speculative-config" in error.value.message

@@ -1,7 +1,7 @@
 """The settings of one engine, each with its flag, its default and its help."""
 
-import json
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
@@ -9,6 +9,7 @@ from cyclopts import Group, Parameter, Token
 from cyclopts.validators import Number
 
 from saccade.config import GIB, MIB, Count, JsonObject, Seconds, Size, Switch
+from saccade.engine.speculative_config import SpeculativeConfig
 from saccade.errors import StartupError
 from saccade.protocol.description import Role
 
@@ -56,11 +57,6 @@ ON_CPU, ON_GPU = Limits(64, 2048, 1024), Limits(256, 8192, 16384)
 
 def _absolute(_: Any, tokens: list[Token]) -> str:
     return str(Path(tokens[0].value).expanduser().absolute())
-
-
-def takes_draft_layer(method: str) -> bool:
-    """Whether a method of --speculative-config is the model's own draft layer: `mtp`, also after a family's name."""
-    return method.rpartition("_")[2] == "mtp"
 
 
 @Parameter(name="*", group=Group("Engine", sort_key=2))
@@ -201,15 +197,10 @@ class EngineConfig(EngineSettings, SplitSettings):
     kv_events_token_ids: bool = False
     "Block events contain the token ids and media from which their blocks' keys were computed."
 
-    @property
-    def num_speculative_tokens(self) -> int:
-        """The most tokens to propose for a step of a sequence."""
-        return json.loads(self.speculative_config).get("num_speculative_tokens", 1) if self.speculative_config else 0
-
-    @property
-    def drafts(self) -> bool:
-        """Whether the model's own draft layer proposes tokens."""
-        return takes_draft_layer(json.loads(self.speculative_config or "{}").get("method", ""))
+    @cached_property
+    def speculation(self) -> SpeculativeConfig | None:
+        """Who proposes tokens. Raises StartupError."""
+        return None if self.speculative_config is None else SpeculativeConfig.read(self.speculative_config)
 
     def check(self) -> None:
         """Raise StartupError, naming the setting, if a value is invalid."""

@@ -20,7 +20,7 @@ from saccade.engine.core.kv_sender import KvSender
 from saccade.engine.core.request_validation import MediaMemory, RequestValidator
 from saccade.engine.core.schedule import Budgets
 from saccade.engine.core.scheduler import Scheduler
-from saccade.engine.core.speculation import read_speculation
+from saccade.engine.core.speculation import Speculation
 from saccade.engine.executor import memory
 from saccade.engine.executor.caches import Caches
 from saccade.engine.executor.execution import Execution, check_encoder_cache, largest_image, most_patches, prepare
@@ -45,7 +45,6 @@ def start(config: EngineConfig, progress: Progress) -> Engine:
     config.check()
     if config.record_steps is not None:
         recording_folder(config)
-    read_speculation(config.speculative_config)
     progress("reading the model's files", 0, 0)
     with closed_on_failure(Peers(ranks_of(config))) as peers:
         peers.start(config)
@@ -188,7 +187,8 @@ def assemble(
     )
     costs = EncodeCosts.of(spec, network.dtype.itemsize)
     blocks, encoder_cache = _block_manager(config, spec, caches), EncoderCache(config.encoder_cache_bytes)
-    scheduler = Scheduler(budgets, blocks, encoder_cache, costs, read_speculation(config.speculative_config))
+    speculation = Speculation.of(config.speculation) if config.speculation else None
+    scheduler = Scheduler(budgets, blocks, encoder_cache, costs, speculation)
     if peers is not None:
         peers.renew(config.cuda_graphs is not False)
     executor = LocalExecutor(make_runner(config, model, execution, caches, progress), peers)

@@ -4,23 +4,17 @@ Each token is drawn as without proposals, with its own uniform number; a proposa
 that is drawn in its place. So no answer depends on proposals, greedy or sampled. No torch.
 """
 
-import json
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from itertools import cycle, islice
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self
 from weakref import WeakKeyDictionary
 
-from saccade.engine.config import takes_draft_layer
 from saccade.engine.core.sequence import Sequence
-from saccade.errors import StartupError
+from saccade.engine.speculative_config import RUN_LENGTH, SpeculativeConfig
 
 CREDIT, PAUSE_TOKENS = 8, 64
 """A step with proposals costs a sequence 1 of its credit, and an accepted token earns 2. Without credit it pauses."""
-
-
-RUN_LENGTH = 3
-"""How many tokens `PromptLookup` looks for by default."""
 
 
 class Proposal(NamedTuple):
@@ -59,6 +53,13 @@ class Speculation:
         self._proposer = proposer
         self.num_tokens, self.num_drafted = num_tokens, num_drafted
         self._accounts: WeakKeyDictionary[Sequence, _Account] = WeakKeyDictionary()
+
+    @classmethod
+    def of(cls, config: SpeculativeConfig) -> Self:
+        """Return what *config* requests."""
+        if config.method == "mtp":
+            return cls(OwnDrafts(), config.num_tokens, config.num_tokens - 1)
+        return cls(PromptLookup(config.shortest, config.longest), config.num_tokens)
 
     def proposal(self, sequence: Sequence, room: int) -> Proposal | None:
         """Return at most *room* tokens for the next step of a sequence that decodes; None if there are none."""
@@ -125,36 +126,3 @@ class OwnDrafts:
 
 def _run(token_ids: Ordered[int], stop: int, length: int) -> tuple[int, ...]:
     return tuple(token_ids[max(0, stop - length) : stop])
-
-
-def read_speculation(text: str | None) -> Speculation | None:
-    """Return what --speculative-config requests, a JSON object in vLLM's form; None without it. Raises StartupError."""
-    if text is None:
-        return None
-    values = json.loads(text)
-    method = values.pop("method", "ngram")
-    if takes_draft_layer(method):
-        num_tokens = values.pop("num_speculative_tokens", 1)
-        if values or not isinstance(num_tokens, int) or num_tokens < 1:
-            raise StartupError(
-                f"--speculative-config: the method {method} takes num_speculative_tokens alone, a whole number of at "
-                "least 1."
-            )
-        return Speculation(OwnDrafts(), num_tokens, num_tokens - 1)
-    if method != "ngram":
-        raise StartupError(f"--speculative-config: method {method!r} is not known; the methods are ngram and mtp.")
-    numbers = {
-        name: values.pop(name, None) for name in ("num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min")
-    }
-    if values:
-        raise StartupError(
-            f"--speculative-config does not take {', '.join(values)}; it takes method, {', '.join(numbers)}."
-        )
-    num_tokens, longest, shortest = numbers.values()
-    longest = longest or shortest or RUN_LENGTH
-    shortest = shortest or longest
-    if not all(isinstance(number, int) and number > 0 for number in (num_tokens, longest, shortest)):
-        raise StartupError(f"--speculative-config: {', '.join(numbers)} are whole numbers of at least 1.")
-    if shortest > longest:
-        raise StartupError("--speculative-config: prompt_lookup_min must not be over prompt_lookup_max.")
-    return Speculation(PromptLookup(shortest, longest), num_tokens)

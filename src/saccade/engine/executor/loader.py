@@ -56,7 +56,8 @@ def load_model(config: EngineConfig, progress: Progress, ranks: Ranks = ALONE) -
     folder = Path(config.model_dir)
     files = with_overrides(read_model_files(folder), config.hf_overrides, config.override_generation_config)
     # The network is first built without storage, so that no float32 copy and no random initial values are created.
-    parsed, network = empty_network(files, config.max_model_len, ranks, drafts=config.drafts)
+    drafts = config.speculation is not None and config.speculation.method == "mtp"
+    parsed, network = empty_network(files, config.max_model_len, ranks, drafts=drafts)
     device = choose_device(config.device, ranks)
     dtype = choose_dtype(config.dtype, device, parsed)
     quantisation = read_quantisation(parsed, folder)

@@ -222,7 +222,7 @@ def allocate(config: EngineConfig, model: LoadedModel, num_blocks: int) -> Cache
     kv_specs, default = kv_specs_of(model), num_blocks * checkpoint_bytes_a_block(config, model) or GIB
     checkpoints = num_state_checkpoints(config, kv_specs, network.dtype, default)
     num_padding = int(may_capture(config, model))
-    num_kept = config.num_speculative_tokens
+    num_kept = config.speculation.num_tokens if config.speculation else 0
     num_rows = limits(config, model).max_num_seqs
     in_window = num_window_blocks(network.spec, config.block_size, num_blocks)
     sizes = CacheSizes(num_blocks, config.block_size, num_rows, checkpoints, num_padding, num_kept, in_window)

@@ -9,6 +9,7 @@ and is refused when that one dies, too.
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -189,10 +190,10 @@ class DecodePool:
 
     async def _attempt(self, job: J, nbytes: int, work: Work[J, T], client: Hashable) -> T:
         is_video = job.medium == "video"
-        loop = asyncio.get_running_loop()
-        arrived = loop.time()
+        # The loop's own clock counts whole milliseconds.
+        arrived = time.perf_counter()
         turn = await self.queue.enter(nbytes, is_video=is_video, client=client)
-        queue_seconds = loop.time() - arrived
+        queue_seconds = time.perf_counter() - arrived
         task = self._track(asyncio.create_task(work(turn, job, queue_seconds)))
         try:
             return await asyncio.shield(task)
