@@ -17,6 +17,7 @@ OURS = {name for flags in (ServerSettings(), EngineSettings(), MediaSettings()) 
     "--model",
     "--shutdown-timeout",
 }
+NGRAM = '{"method": "ngram", "num_speculative_tokens": 3}'
 BY_SUPPORT = {support: [flag for flag in FLAGS if flag.support is support] for support in Support}
 
 
@@ -100,6 +101,13 @@ def test_only_flags_without_effect_are_removed(given: list[str], kept: list[str]
         (
             ["--limit_mm_per_prompt.image=4", "M", "--limit-mm-per-prompt.video.count", "1"],
             ["M", "--limit-mm-per-prompt", '{"image": 4, "video": {"count": 1}}'],
+        ),
+        (["-sc.method=ngram", "-sc.num_speculative_tokens", "3"], ["--speculative-config", NGRAM]),
+        (["--hf-overrides.rope.theta", "1e4"], ["--hf-overrides", '{"rope": {"theta": 10000.0}}']),
+        (["--override-generation-config.top_k=1"], ["--override-generation-config", '{"top_k": 1}']),
+        (
+            ["--limit-mm-per-prompt.image", "4", "--limit-mm-per-prompt.image.count", "2"],
+            ["--limit-mm-per-prompt", '{"image": {"count": 2}}'],
         ),
         (["--limit-mm-per-prompt.image", "many"], ["--limit-mm-per-prompt", '{"image": "many"}']),
         (["--limit-mm-per-prompt.image"], ["--limit-mm-per-prompt", '{"image": ""}']),

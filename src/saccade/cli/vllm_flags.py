@@ -18,7 +18,14 @@ COMMANDS = frozenset({"serve", "worker", "gateway"})
 
 
 JSON_FLAGS = frozenset(
-    {"--limit-mm-per-prompt", "--mm-processor-kwargs", "--default-chat-template-kwargs", "--speculative-config"}
+    {
+        "--default-chat-template-kwargs",
+        "--hf-overrides",
+        "--limit-mm-per-prompt",
+        "--mm-processor-kwargs",
+        "--override-generation-config",
+        "--speculative-config",
+    }
 )
 """Our flags that take a JSON object, or its keys one by one."""
 
@@ -115,6 +122,7 @@ def fold_keys(arguments: Sequence[str]) -> list[str]:
     """Return *arguments* with the keys of each JSON flag together, as vLLM reads them.
 
     `--limit-mm-per-prompt.image 4` becomes `--limit-mm-per-prompt {"image": 4}`. A value that is not JSON is a string.
+    A later value replaces an earlier one.
     """
     folded: list[str] = []
     objects: dict[str, dict[str, Any]] = {}
@@ -122,14 +130,16 @@ def fold_keys(arguments: Sequence[str]) -> list[str]:
     for word in words:
         name, equals, value = word.partition("=")
         flag, *keys = name.split(".")
-        flag = flag.replace("_", "-")
+        flag = "--speculative-config" if flag == "-sc" else flag.replace("_", "-")
         if flag not in JSON_FLAGS or not keys:
             folded.append(word)
             continue
         value = value if equals else next(words, "")
         place = objects.setdefault(flag, {})
         for key in keys[:-1]:
-            place = place.setdefault(key, {})
+            if not isinstance(place.get(key), dict):
+                place[key] = {}
+            place = place[key]
         try:
             place[keys[-1]] = json.loads(value)
         except ValueError:
