@@ -404,6 +404,12 @@ def test_model_after_served_names_gets_a_hint(tiny_qwen3_vl: Path, capsys: pytes
     assert f"`saccade serve {tiny_qwen3_vl} --served-model-name tiny`" in capsys.readouterr().err
 
 
+def test_an_empty_served_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """A variable of a shell may be empty."""
+    assert run(["serve", "--served-model-name", ""]) == 1
+    assert "--served-model-name is empty" in capsys.readouterr().err
+
+
 def test_child_gets_no_setting_from_our_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SACCADE_PORT", "1")
     _, environment = config.program("serve")

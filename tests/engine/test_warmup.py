@@ -46,6 +46,13 @@ def test_pool_for_measuring_memory_does_not_bound_the_context(tiny_qwen3_vl: Pat
     startup.measure(config, model, prepare(config, model), Peers(), GRID)
 
 
+def test_the_shortest_context_has_a_prompt_and_an_answer(tiny_qwen3_vl: Path) -> None:
+    answers = engines.drain(engines.engine(tiny_qwen3_vl, max_model_len=2), engines.request(tiny_qwen3_vl, [1])).answers
+    assert len(answers["a"].token_ids) == 1
+    with pytest.raises(StartupError, match="--max-model-len must be at least 2"):
+        engines.engine(tiny_qwen3_vl, max_model_len=1)
+
+
 @table(("cache", "warns"), [(1 << 30, False), (1 << 16, True), (0, False)])
 def test_a_start_names_an_encoder_cache_without_room_for_the_largest_image(
     cache: int, warns: bool, tiny_qwen3_vl: Path

@@ -60,6 +60,17 @@ async def test_answers_and_errors_then_the_rest(capsys: pytest.CaptureFixture[st
     assert sorted(results()) == ["a", "b", "c"]
 
 
+async def test_answers_to_other_requests_do_not_count(capsys: pytest.CaptureFixture[str]) -> None:
+    server = ScriptedServer(lambda server, _: (400, "{}") if server.bodies[1:] else (200, "{}"))
+    async with listening(server):
+        command = ["batch", "in.jsonl", "--url", server.url]
+        write(request("a"))
+        assert await asyncio.to_thread(run, command) == 0
+        write(request("b"))
+        assert await asyncio.to_thread(run, command) == 1
+    assert "1 requests: 0 good answers, 0 of them from before" in capsys.readouterr().out
+
+
 async def test_no_answer_is_an_error() -> None:
     async with new_session(5) as session:
         server = Server("http://127.0.0.1:1", session)

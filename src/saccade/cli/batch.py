@@ -48,17 +48,18 @@ def batch(
     api_key
         The API key. Prefer SACCADE_API_KEY, which `ps` does not show.
     """
-    num_requests = sum(1 for _ in requests(file))
+    names = {request.custom_id for request in requests(file)}
     journal = open_journal(output or file.with_suffix(".results.jsonl"))
-    num_old, begin = len(journal.results), time.perf_counter()
+    num_old, begin = len(names & journal.results.keys()), time.perf_counter()
     with resumable(journal):
         uvloop.run(_run(url, api_key, file, journal, concurrency, timeout))
-    num_good = sum(map(is_good, journal.results.values()))
+    # The output may have answers to requests that are no longer in the file.
+    num_good = sum(is_good(journal.results[name]) for name in names)
     print(
-        f"{num_requests} requests: {num_good} good answers, {num_old} of them from before, in {journal.path}; "
+        f"{len(names)} requests: {num_good} good answers, {num_old} of them from before, in {journal.path}; "
         f"{time.perf_counter() - begin:.1f} s"
     )
-    return 0 if num_good >= num_requests else exit_codes.ERROR
+    return 0 if num_good == len(names) else exit_codes.ERROR
 
 
 async def _run(url: str, api_key: str, file: Path, journal: Journal, concurrency: int, seconds: float) -> None:

@@ -29,9 +29,11 @@ def model_folder(model: str | None, flags: EngineSettings) -> Path:
 def served_names(model: str | None, folder: Path, flags: EngineSettings) -> tuple[str, ...]:
     """Return the model's names in the API, without duplicates: the flag's, else that of default_name().
 
-    Raises StartupError if there is no *model*, but one seems to be parsed as a name.
+    Raises StartupError for an empty name, or if there is no *model*, but one seems to be parsed as a name.
     """
     names = flags.served_model_name
+    if not all(name.strip() for name in names):
+        raise StartupError("--served-model-name is empty; give the name that requests have as `model`.")
     if model is None and len(names) > 1 and ("/" in names[-1] or Path(names[-1]).expanduser().is_dir()):
         raise StartupError(
             f"--served-model-name takes all words after it, so {names[-1]} was read as a name. Write MODEL first, as "

@@ -21,7 +21,7 @@ def models() -> None:
     if cached:
         _show([("model", "family", "disk", "weights in memory"), *map(_row, cached)])
     print("\nSupported:")
-    engines = {True: "", False: "TokenSpeed workers only"}
+    engines = {True: "", False: "workers of vLLM, SGLang and TokenSpeed only"}
     supported = [(name, " ".join(one.architectures), engines[has_network(name)]) for name, one in families().items()]
     _show([("family", "architectures in config.json", ""), *supported])
 

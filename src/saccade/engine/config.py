@@ -214,6 +214,8 @@ class EngineConfig(EngineSettings, SplitSettings):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise StartupError(f"{_flag(name)} must be at least 1, not {value}.")
+        if self.max_model_len == 1:
+            raise StartupError("--max-model-len must be at least 2: a prompt and an answer have a token each.")
         for name in ("encoder_cache_bytes", "num_state_snapshots", "state_snapshot_bytes"):
             value = getattr(self, name)
             if value is not None and value < 0:

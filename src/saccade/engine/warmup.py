@@ -42,7 +42,7 @@ def _text_token(engine: Engine) -> int:
 
 
 def _text(engine: Engine, num_tokens: int) -> EngineRequest:
-    token_ids = [_text_token(engine)] * min(num_tokens, engine.validator.max_model_len - 2)
+    token_ids = [_text_token(engine)] * min(num_tokens, max(1, engine.validator.max_model_len - 2))
     return EngineRequest(request_id="warm-up", token_ids=token_ids, sampling=GREEDY)
 
 
