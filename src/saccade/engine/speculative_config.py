@@ -29,7 +29,7 @@ class SpeculativeConfig:
         method = values.pop("method", "ngram")
         if str(method).rpartition("_")[2] == "mtp":
             num_tokens = values.pop("num_speculative_tokens", 1)
-            if values or not isinstance(num_tokens, int) or num_tokens < 1:
+            if values or type(num_tokens) is not int or num_tokens < 1:
                 raise StartupError(
                     f"--speculative-config: the method {method} takes num_speculative_tokens alone, a whole number of "
                     "at least 1."
@@ -48,7 +48,7 @@ class SpeculativeConfig:
         num_tokens, longest, shortest = numbers.values()
         longest = longest or shortest or RUN_LENGTH
         shortest = shortest or longest
-        if not all(isinstance(number, int) and number > 0 for number in (num_tokens, longest, shortest)):
+        if not all(type(number) is int and number > 0 for number in (num_tokens, longest, shortest)):
             raise StartupError(f"--speculative-config: {', '.join(numbers)} are whole numbers of at least 1.")
         if shortest > longest:
             raise StartupError("--speculative-config: prompt_lookup_min must not be over prompt_lookup_max.")
