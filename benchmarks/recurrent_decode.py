@@ -20,6 +20,7 @@ from saccade.models.qwen_vl.spec import PARTIAL
 from saccade.models.spec import KvSpec, Paged
 from saccade.nn.backends.torch_sdpa import AttentionBackend
 from saccade.nn.context import ForwardContext, PagedLayout
+from saccade.nn.layers import finish
 
 CONTEXTS = (1024, 4096, 16384)
 NUM_SEQUENCES, NUM_STEPS, NUM_WARM = 4, 40, 5
@@ -43,7 +44,7 @@ def decoder(config: HybridConfig) -> HybridDecoder:
     draw = torch.Generator().manual_seed(0)
     for parameter in made.parameters():
         parameter.data = torch.randn(parameter.shape, generator=draw) * parameter.shape[-1] ** -0.5
-    made.finish()
+    finish(made)
     return made
 
 

@@ -44,6 +44,11 @@ def build(config: Any, preprocessor: Any = None) -> Any:
         return models.load_network(family)(models.load_spec(family, config), config, preprocessor or {})
 
 
+def tokens_of(network: Any, items: Sequence[MediaShape]) -> list[int]:
+    """How many tokens each item has."""
+    return [network.spec.item_tokens(item.grid, item.original_size) for item in items]
+
+
 @torch.inference_mode()
 def check_features(
     oracle: Any, folder: Path, sizes: Sequence[tuple[int, int]], network: Any = None, atol: float = 1e-5
@@ -52,10 +57,10 @@ def check_features(
     network = network or load(folder)
     items = [engines.photo(folder, size, seed) for seed, size in enumerate(sizes)]
     shapes = [MediaShape(item.grid, item.original_size) for item in items]
-    metadata, counts = network.prepare(shapes, VisionAttentionBackend())
+    metadata = network.prepare(shapes, VisionAttentionBackend())
     pixels = torch.frombuffer(bytearray(b"".join(item.inline or b"" for item in items)), dtype=torch.uint8)
     expected = oracle.model.model.get_image_features(**oracle.images(items), return_dict=True)
     parts = [expected.pooler_output, *(getattr(expected, "deepstack_features", None) or ())]
     of_tokens = [torch.cat(tuple(part)).flatten(0, -2) for part in parts]
     torch.testing.assert_close(network.encode(pixels, metadata), torch.cat(of_tokens, 1), atol=atol, rtol=1e-5)
-    assert counts == [item.spans[0].length for item in items]
+    assert tokens_of(network, shapes) == [item.spans[0].length for item in items]

@@ -59,7 +59,7 @@ class Subject:
         network, chosen = self.model.network, self.images[:count]
         joined = bytearray(b"").join(image.pixels for image in chosen)
         pixels = torch.frombuffer(joined, dtype=torch.uint8).to(network.device)
-        metadata, _ = network.prepare([MediaShape(image.grid) for image in chosen], backend)
+        metadata = network.prepare([MediaShape(image.grid) for image in chosen], backend)
         return lambda: network.encode(pixels, metadata)
 
     def rows(

@@ -150,6 +150,6 @@ def test_video_of_equal_frames_equals_the_image(folder: Path) -> None:
     pixels = torch.frombuffer(bytearray(item.inline or b""), dtype=torch.uint8).view(item.grid[1] * item.grid[2], 3, -1)
     features = []
     for modality, given in (("image", pixels), ("video", torch.stack((pixels, pixels), 2))):
-        metadata, _ = network.prepare([MediaShape(item.grid, modality=modality)], load_vision_backend("torch_sdpa"))
+        metadata = network.prepare([MediaShape(item.grid, modality=modality)], load_vision_backend("torch_sdpa"))
         features.append(network.encode(given.flatten(), metadata))
     torch.testing.assert_close(*features, atol=1e-4, rtol=0)

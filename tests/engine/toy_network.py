@@ -102,7 +102,7 @@ class Network(nn.Module):
     def finish(self) -> None:
         """Nothing is derived."""
 
-    def prepare(self, grids: Sequence[Grid], backend: Any) -> tuple[Any, list[int]]:
+    def prepare(self, grids: Sequence[Grid], backend: Any) -> Any:
         raise NotImplementedError
 
     def encode(self, pixels_PC: torch.Tensor, metadata: Any) -> torch.Tensor:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from checkpoints.kimi_k25 import TEXT, VISION, write_network
 from checkpoints.quantised import quantise
-from networks import build, config_of, with_value
+from networks import build, config_of, tokens_of, with_value
 from references.networks import KimiOracle
 from tables import table
 from torch.nn import functional
@@ -58,12 +58,12 @@ def pixels(grids: list[tuple[int, int, int]] = GRIDS) -> torch.Tensor:
 
 @torch.inference_mode()
 def test_vision_tower_equals_the_reference(network: Any, oracle: KimiOracle) -> None:  # A10
-    metadata, counts = network.prepare(ITEMS, VisionAttentionBackend())
+    metadata = network.prepare(ITEMS, VisionAttentionBackend())
     features = network.encode(pixels(), metadata)
     normalised = (pixels().view(-1, 3, 14, 14).float() / 255 - 0.5) / 0.5
     expected = oracle.model.model.get_image_features(normalised, torch.tensor(GRIDS), return_dict=True)
     torch.testing.assert_close(features, torch.cat(tuple(expected.pooler_output)), atol=1e-4, rtol=0)
-    assert counts == COUNTS
+    assert tokens_of(network, ITEMS) == COUNTS
 
 
 CLIPS = [(4, 6, 10), (1, 4, 6), (3, 18, 22), (2, 2, 2), (7, 4, 4)]
@@ -73,7 +73,8 @@ CLIPS = [(4, 6, 10), (1, 4, 6), (3, 18, 22), (2, 2, 2), (7, 4, 4)]
 @torch.inference_mode()
 def test_clips_equal_the_reference(network: Any, oracle: KimiOracle) -> None:  # A10
     given = torch.randint(0, 256, (sum(t * h * w for t, h, w in CLIPS) * 588,), dtype=torch.uint8)
-    metadata, counts = network.prepare([MediaShape(grid, modality="video") for grid in CLIPS], VisionAttentionBackend())
+    items = [MediaShape(grid, modality="video") for grid in CLIPS]
+    metadata = network.prepare(items, VisionAttentionBackend())
     features = network.encode(given, metadata)
     normalised = (given.view(-1, 3, 14, 14).float() / 255 - 0.5) / 0.5
     expected, start = [], 0
@@ -83,7 +84,7 @@ def test_clips_equal_the_reference(network: Any, oracle: KimiOracle) -> None:  #
         expected.append(oracle.model.model.mm_projector(tower.pooler_output).squeeze(1))
         start = stop
     torch.testing.assert_close(features, torch.cat(expected), atol=1e-4, rtol=0)
-    assert counts == [15, 6, 99, 1, 8]
+    assert tokens_of(network, items) == [15, 6, 99, 1, 8]
 
 
 @torch.inference_mode()
@@ -91,7 +92,7 @@ def test_a_video_of_one_frame_is_an_image(network: Any) -> None:
     grid, backend = (1, 6, 10), VisionAttentionBackend()
     features = []
     for grids in ([grid], [grid, (2, 4, 4)]):
-        metadata, _ = network.prepare([MediaShape(one, modality="video") for one in grids], backend)
+        metadata = network.prepare([MediaShape(one, modality="video") for one in grids], backend)
         given = torch.cat([pixels([grid]), torch.zeros(588 * 32 * (len(grids) - 1), dtype=torch.uint8)])
         features.append(network.encode(given, metadata)[:15])
     torch.testing.assert_close(*features, atol=1e-5, rtol=0)
@@ -101,9 +102,9 @@ def test_a_video_of_one_frame_is_an_image(network: Any) -> None:
 def test_images_do_not_see_each_other(network: Any, grid: tuple[int, int, int]) -> None:
     alone, together = ([MediaShape(one) for one in grids] for grids in ([grid], [(1, 4, 4), grid]))
     with torch.inference_mode():
-        first = network.encode(pixels([grid]), network.prepare(alone, VisionAttentionBackend())[0])
+        first = network.encode(pixels([grid]), network.prepare(alone, VisionAttentionBackend()))
         joined = torch.cat((pixels([(1, 4, 4)]), pixels([grid])))
-        second = network.encode(joined, network.prepare(together, VisionAttentionBackend())[0])
+        second = network.encode(joined, network.prepare(together, VisionAttentionBackend()))
     torch.testing.assert_close(second[4:], first, atol=1e-5, rtol=0)
 
 
@@ -138,8 +139,8 @@ class _NoSync(TorchDispatchMode):
 def test_encode_does_not_sync(network: Any) -> None:  # C3, [eng] 35
     patches = pixels()
     with torch.no_grad(), _NoSync():  # in inference mode .item() would not pass the dispatcher
-        network.encode(patches, network.prepare(ITEMS, VisionAttentionBackend())[0])
-        clip = network.prepare([MediaShape((4, 6, 10), modality="video")], VisionAttentionBackend())[0]
+        network.encode(patches, network.prepare(ITEMS, VisionAttentionBackend()))
+        clip = network.prepare([MediaShape((4, 6, 10), modality="video")], VisionAttentionBackend())
         network.encode(pixels([(1, 24, 10)]), clip)
         with pytest.raises(AssertionError):  # the check itself works
             patches[0].item()
@@ -149,7 +150,7 @@ def test_encode_never_looks_at_the_device(folder: Path) -> None:  # C3: a meta t
     network = build(config_of(folder))
     network.finish()
     with torch.inference_mode():
-        features = network.encode(pixels().to("meta"), network.prepare(ITEMS, VisionAttentionBackend())[0])
+        features = network.encode(pixels().to("meta"), network.prepare(ITEMS, VisionAttentionBackend()))
     assert (features.device.type, features.shape) == ("meta", (sum(COUNTS), TEXT["hidden_size"]))
 
 
@@ -165,7 +166,7 @@ class _Recording(VisionAttentionBackend):
 def test_every_block_gets_the_metadata(network: Any) -> None:  # C1, [eng] 34
     backend = _Recording()
     with torch.inference_mode():
-        network.encode(pixels(), network.prepare(ITEMS, backend)[0])
+        network.encode(pixels(), network.prepare(ITEMS, backend))
     assert len(backend.layouts) == VISION["vt_num_hidden_layers"]
     for layout in backend.layouts:
         assert layout.cu_seqlens.tolist() == [0, 60, 124, 520, 600, 604]
@@ -223,7 +224,7 @@ def without_drafts(folder: Path) -> Path:
         ("language_model.model.layers.3.mlp.shared_experts.gate_proj.weight",
          Target("language_model.layers.3.mlp.shared_experts.gate_up_proj.weight", 0)),
         ("language_model.model.layers.0.self_attn.rotary_emb.inv_freq", None),
-        ("vision_tower.encoder.blocks.2.wqkv.bias", Target("vision_tower.blocks.2.attn.qkv.bias")),
+        ("vision_tower.encoder.blocks.2.wqkv.bias", Target("visual.blocks.2.attn.qkv.bias")),
     ],
 )  # fmt: skip
 def test_tensors_have_the_releases_names(folder: Path, name: str, target: Target | None) -> None:

@@ -147,7 +147,7 @@ def test_missing_settings_equal_the_reference() -> None:
         ("model.vision_tower.pre_layrnorm.bias", ("vision_tower.pre_layrnorm.bias", None)),
         (
             "vision_tower.vision_model.encoder.layers.3.self_attn.v_proj.bias",
-            ("vision_tower.encoder.layers.3.self_attn.qkv_proj.bias", 2),
+            ("vision_tower.layers.3.self_attn.qkv_proj.bias", 2),
         ),
         ("vision_tower.vision_model.encoder.layers.4.mlp.fc1.bias", None),
         ("vision_tower.vision_model.post_layernorm.weight", None),

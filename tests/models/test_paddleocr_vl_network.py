@@ -33,9 +33,9 @@ def test_encode_never_looks_at_the_device(network_folder: Folder) -> None:
     """C3, [eng] 35: a meta tensor has no content to look at."""
     network = build(config_of(network_folder(NAME)))
     network.finish()
-    metadata, counts = network.prepare([MediaShape((1, 10, 14)), MediaShape((1, 2, 6))], VisionAttentionBackend())
+    metadata = network.prepare([MediaShape((1, 10, 14)), MediaShape((1, 2, 6))], VisionAttentionBackend())
     features = network.encode(torch.empty(152 * 588, dtype=torch.uint8, device="meta"), metadata)
-    assert (len(features), sum(counts)) == (38, 38)
+    assert len(features) == 38
 
 
 def test_tensors_that_transformers_writes_are_found_too(network_folder: Folder) -> None:

@@ -7,7 +7,7 @@ import engines
 import numpy as np
 import pytest
 import torch
-from networks import build, config_of, with_value
+from networks import build, config_of, tokens_of, with_value
 from references.networks import QwenOracle
 from tables import table
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -41,7 +41,7 @@ def pixels(grids: list[tuple[int, int, int]]) -> torch.Tensor:
 
 @torch.inference_mode()
 def test_vision_tower_equals_the_reference(network: Any, oracle: QwenOracle) -> None:  # A10
-    metadata, counts = network.prepare(ITEMS, VisionAttentionBackend())
+    metadata = network.prepare(ITEMS, VisionAttentionBackend())
     features = network.encode(pixels(GRIDS), metadata)
     doubled = torch.cat([oracle.pixel_values(engines.image(grid, seed)) for seed, grid in enumerate(GRIDS)])
     expected = oracle.model.model.get_image_features(doubled, torch.tensor(GRIDS), return_dict=True)
@@ -50,7 +50,7 @@ def test_vision_tower_equals_the_reference(network: Any, oracle: QwenOracle) -> 
         *(torch.cat(tuple(deep)) for deep in expected.deepstack_features),
     ]
     torch.testing.assert_close(features, torch.cat(parts, 1), atol=1e-4, rtol=0)
-    assert counts == [grid[1] * grid[2] // 4 for grid in GRIDS]
+    assert tokens_of(network, ITEMS) == [grid[1] * grid[2] // 4 for grid in GRIDS]
 
 
 def test_normalisation_is_bit_equal(network: Any) -> None:  # F4
@@ -82,9 +82,8 @@ def test_positions_equal_the_reference(network: Any, oracle: QwenOracle) -> None
 
 def test_grids_may_be_a_list_or_a_tensor(network: Any) -> None:  # C2
     from_tensor: list[Any] = [MediaShape(row) for row in torch.tensor(GRIDS)]  # type: ignore[arg-type]
-    metadata, counts = network.prepare(from_tensor, VisionAttentionBackend())
-    expected, expected_counts = network.prepare(ITEMS, VisionAttentionBackend())
-    assert counts == expected_counts
+    metadata = network.prepare(from_tensor, VisionAttentionBackend())
+    expected = network.prepare(ITEMS, VisionAttentionBackend())
     with torch.inference_mode():
         assert torch.equal(network.encode(pixels(GRIDS), metadata), network.encode(pixels(GRIDS), expected))
 
@@ -100,7 +99,7 @@ class _NoSync(TorchDispatchMode):
 def test_encode_does_not_sync(network: Any) -> None:  # C3, [eng] 35
     patches = pixels(GRIDS)
     with torch.no_grad(), _NoSync():  # in inference mode .item() would not pass the dispatcher
-        network.encode(patches, network.prepare(ITEMS, VisionAttentionBackend())[0])
+        network.encode(patches, network.prepare(ITEMS, VisionAttentionBackend()))
         with pytest.raises(AssertionError):  # the check itself works
             patches[0].item()
 
@@ -109,14 +108,14 @@ def test_encode_never_looks_at_the_device(tiny_qwen3_vl: Path) -> None:  # C3: a
     network = build(config_of(tiny_qwen3_vl))
     network.finish()
     with torch.inference_mode():
-        features = network.encode(pixels(GRIDS).to("meta"), network.prepare(ITEMS, VisionAttentionBackend())[0])
+        features = network.encode(pixels(GRIDS).to("meta"), network.prepare(ITEMS, VisionAttentionBackend()))
     assert (features.device.type, features.shape) == ("meta", (76, 512))
 
 
 def test_every_block_gets_the_metadata(network: Any) -> None:  # C1
     backend = RecordingBackend()
     with torch.inference_mode():
-        network.encode(pixels(GRIDS), network.prepare(ITEMS, backend)[0])
+        network.encode(pixels(GRIDS), network.prepare(ITEMS, backend))
     assert len(backend.layouts) == len(network.visual.blocks)
     for layout in backend.layouts:
         assert layout.cu_seqlens.tolist() == [0, 24, 44, 300, 304]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from networks import build, check_features, config_of, load, with_value
+from networks import build, check_features, config_of, load, tokens_of, with_value
 from references.networks import QwenOracle
 from safetensors.torch import load_file, save_file
 from tables import table
@@ -42,10 +42,8 @@ def test_encode_never_looks_at_the_device(name: str, network_folder: Callable[[s
     """C3, [eng] 35: a meta tensor has no content to look at."""
     network, grids = build(config_of(network_folder(name))), [(1, 10, 14), (1, 2, 6)]
     network.finish()
-    pixels = torch.empty(152 * network.spec.vision.patch_values, dtype=torch.uint8, device="meta")
-    features = network.encode(
-        pixels, network.prepare([MediaShape(grid) for grid in grids], VisionAttentionBackend())[0]
-    )
+    pixels = torch.empty(152 * network.spec.patch_values(), dtype=torch.uint8, device="meta")
+    features = network.encode(pixels, network.prepare([MediaShape(grid) for grid in grids], VisionAttentionBackend()))
     assert (features.device.type, len(features)) == ("meta", 38)
 
 
@@ -65,9 +63,9 @@ def test_windows_equal_those_of_the_reference(rows: int, columns: int) -> None:
 def test_windows_lie_within_a_group_of_frames(network: Callable[[str], Any]) -> None:
     grids, backend = [(3, 10, 14), (2, 8, 8)], RecordingBackend()
     items = [MediaShape(grid, modality="video") for grid in grids]
-    metadata, counts = network("qwen2_5_vl").prepare(items, backend)
+    metadata = network("qwen2_5_vl").prepare(items, backend)
     network("qwen2_5_vl").encode(torch.zeros((3 * 140 + 2 * 64) * 1176, dtype=torch.uint8), metadata)
-    assert counts == [105, 32]
+    assert tokens_of(network("qwen2_5_vl"), items) == [105, 32]
     windows, frames = (64, 48, 16, 12) * 3 + (64,) * 2, (140,) * 3 + (64,) * 2
     assert [layout.sequence_lengths for layout in backend.layouts] == [windows, frames, windows, windows, frames]
 
@@ -75,7 +73,7 @@ def test_windows_lie_within_a_group_of_frames(network: Callable[[str], Any]) -> 
 @torch.inference_mode()
 def test_windows_and_frames_have_their_own_metadata(network: Callable[[str], Any]) -> None:  # C1
     grids, backend = [(1, 10, 14), (1, 16, 8)], RecordingBackend()
-    metadata, _ = network("qwen2_5_vl").prepare([MediaShape(grid) for grid in grids], backend)
+    metadata = network("qwen2_5_vl").prepare([MediaShape(grid) for grid in grids], backend)
     network("qwen2_5_vl").encode(torch.zeros((140 + 128) * 588, dtype=torch.uint8), metadata)
     windows, frames = (64, 48, 16, 12, 64, 64), (140, 128)
     assert [layout.sequence_lengths for layout in backend.layouts] == [windows, frames, windows, windows, frames]

@@ -54,7 +54,7 @@ def shapes(items: list[MediaItem]) -> list[MediaShape]:
 def test_every_block_gets_the_metadata(name: str, items: list[MediaItem], load: Callable[[str], Any]) -> None:
     network, backend = load(name), RecordingBackend()
     pixels = torch.frombuffer(bytearray(b"".join(item.inline or b"" for item in items)), dtype=torch.uint8)
-    metadata, _ = network.prepare(shapes(items), backend)
+    metadata = network.prepare(shapes(items), backend)
     network.encode(pixels, metadata)
     assert len(backend.layouts) == num_blocks(network)
 

@@ -16,7 +16,7 @@ from saccade.models.backbones.text_config import TextConfig, TextStyle
 from saccade.nn import gpu, ops
 from saccade.nn.backends import load_backend
 from saccade.nn.context import ForwardContext, KvCache, PagedLayout
-from saccade.nn.layers import use_operations
+from saccade.nn.layers import finish, use_operations
 from saccade.nn.ops import GELU, GELU_TANH, PLAIN, SILU, Operations, resolve
 from saccade.nn.parallel import ALONE
 from saccade.nn.rope import cos_sin
@@ -144,7 +144,7 @@ def test_launches_of_a_decode_layer(operations: Operations, most: int, monkeypat
     layer = DecoderLayer(CONFIG, GroupedQueryAttention(CONFIG, 0, ALONE), GatedMlp(64, 96, ALONE)).half()
     for parameter in layer.parameters():
         parameter.data = drawn(*parameter.shape).half() * 0.1
-    layer.self_attn.finish()  # type: ignore[operator]
+    finish(layer)
     counter = Launches()
     kernels = {
         field.name: counter.as_one(field.name, getattr(operations, field.name))

@@ -45,11 +45,8 @@ class Network(Protocol):
     def finish(self) -> None:
         """Compute the values derived from loaded weights and their device. Call once, after loading."""
 
-    def prepare(self, items: Sequence[MediaShape], backend: VisionAttentionBackend) -> tuple[Any, list[int]]:
-        """Return the metadata of *items*, all of one modality, for `encode`, and each item's token count.
-
-        Runs on the host.
-        """
+    def prepare(self, items: Sequence[MediaShape], backend: VisionAttentionBackend) -> Any:
+        """Return the metadata of *items*, all of one modality, for `encode`. Runs on the host."""
 
     def encode(self, pixels_B: torch.Tensor, metadata: Any) -> torch.Tensor:
         """Map the uint8 pixels of all items, one after the other, to features [U, W]; *metadata* is from prepare().

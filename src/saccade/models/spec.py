@@ -2,13 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import isqrt, prod
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from saccade.errors import InvalidValue
 from saccade.models.positions import PlainPositions
 from saccade.protocol.media import MediaItem
 
@@ -262,35 +260,3 @@ class ModelSpec:
     def placeholder_token_ids(self) -> tuple[int, ...]:
         """The ids of all placeholders."""
         return tuple(dict.fromkeys(self.placeholder_of.values()))
-
-
-class MergedPatchSpec(ModelSpec):
-    """The spec of images of one frame, and videos, of whose patches vision.merge_size squared become one token."""
-
-    vision: Any
-
-    def item_tokens(self, grid: Grid, original_size: Size | None = None) -> int:
-        """Return one token for every merged square of patches. Raises InvalidValue for a grid that cannot be merged."""
-        frames, rows, columns = grid
-        merge = self.vision.merge_size
-        if min(grid) < 1 or rows % merge or columns % merge:
-            raise InvalidValue(
-                "An image's grid must be one frame, or in a video several, of rows and columns that are multiples of "
-                f"{merge}, not {tuple(grid)}."
-            )
-        return int(frames * rows * columns // merge**2)
-
-    def encode_cost(self, grid: Grid) -> int:
-        """Return the number of patches."""
-        return prod(grid)
-
-    def square_grid(self, max_patches: int) -> Grid:
-        """Return a square of whole merged squares."""
-        merge = self.vision.merge_size
-        side = max(merge, isqrt(max_patches) // merge * merge)
-        return 1, side, side
-
-    def padding_grid(self, num_patches: int) -> Grid | None:
-        """Return one row of merged squares."""
-        merge = self.vision.merge_size
-        return 1, merge, num_patches // merge

@@ -22,6 +22,14 @@ LEAST_ROUNDED = 128
 """The shortest side of a weight that is rounded to FP8: the side of a block."""
 
 
+def finish(module: nn.Module) -> None:
+    """Compute the values derived from loaded weights: call `finish` of *module*'s parts, and then its own."""
+    for part in module.children():
+        finish(part)
+    if callable(own := getattr(module, "finish", None)):
+        own()
+
+
 class Layer(nn.Module):
     """A module that computes with the operations in *ops*.
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from saccade.nn.context import PackedLayout, VisionAttentionBackend
+from saccade.nn.context import PackedLayout, VisionAttentionBackend, check_metadata
 from saccade.nn.layers import Layer, Linear
 from saccade.nn.parallel import ALONE, Ranks
 from saccade.nn.transfer import to_device
@@ -109,16 +109,22 @@ def table_taps(grid: Grid, merge: int, table: tuple[int, int], rule: TapRule) ->
     return entries.reshape(len(row), -1), weights.reshape(len(row), -1)
 
 
-def packed_layout(grids: Sequence[Grid], device: torch.device) -> PackedLayout:
+def packed_layout(grids: Sequence[Grid], device: torch.device, backend: VisionAttentionBackend) -> PackedLayout:
     """Return the attention layout of concatenated images: each frame attends only to itself."""
-    return packed_sequences(tuple(height * width for frames, height, width in grids for _ in range(frames)), device)
+    lengths = tuple(height * width for frames, height, width in grids for _ in range(frames))
+    return packed_sequences(lengths, device, backend)
 
 
-def packed_sequences(lengths: tuple[int, ...], device: torch.device) -> PackedLayout:
-    """Return the attention layout of concatenated sequences, copied to *device* without a sync."""
+def packed_sequences(lengths: tuple[int, ...], device: torch.device, backend: VisionAttentionBackend) -> PackedLayout:
+    """Return the attention layout of concatenated sequences, copied to *device* without a sync.
+
+    Raises ValueError for a layout that lacks what *backend* reads: before the launch, once for all blocks.
+    """
     borders = np.zeros(len(lengths) + 1, dtype=np.int32)
     np.cumsum(lengths, out=borders[1:])
-    return PackedLayout(to_device(borders, device), max(lengths), lengths)
+    layout = PackedLayout(to_device(borders, device), max(lengths), lengths)
+    check_metadata(backend, layout)
+    return layout
 
 
 class PatchEmbedding(nn.Module):
@@ -136,14 +142,14 @@ class PatchEmbedding(nn.Module):
         self.folded: Linear | None = None
         self.whole: Linear | None = None
 
-    def fold(self) -> None:
+    def finish(self) -> None:
         """Make the matrices from the loaded kernel; patches of one frame take its sum over time, in float32."""
         kernel = self.weight.float().sum(2).to(self.weight.dtype) if self.weight.ndim == 5 else self.weight
         self.folded = self._linear(kernel.flatten(1))
         self.whole = self._linear(self.weight.flatten(1)) if self.weight.ndim == 5 else None
 
     def forward(self, patches_PC: torch.Tensor) -> torch.Tensor:
-        """Map normalised patches [P, channels * (frames *) height * width] to [P, E]. Call `fold` first."""
+        """Map normalised patches [P, channels * (frames *) height * width] to [P, E]. Call `finish` first."""
         if self.whole is not None and patches_PC.shape[1] == self.whole.weight.shape[1]:
             return self.whole(patches_PC)  # type: ignore[no-any-return]
         return self.folded(patches_PC)  # type: ignore[no-any-return,misc]
@@ -157,7 +163,7 @@ class PatchEmbedding(nn.Module):
 class PackedSelfAttention(Layer):
     """Bidirectional attention within each packed sequence, with rotary positions; heads cut over *ranks*.
 
-    *qkv_bias* and *bias* say whether the two matrices have biases.
+    Channels that are rotated together are neighbours. *qkv_bias* and *bias* say whether the two matrices have biases.
     """
 
     def __init__(
@@ -169,17 +175,6 @@ class PackedSelfAttention(Layer):
         widths, units = (hidden_size,) * 3, (num_heads,) * 3
         self.qkv = Linear(hidden_size, widths, qkv_bias, split="outputs", units=units, ranks=ranks)
         self.proj = Linear(hidden_size, hidden_size, bias, split="inputs", ranks=ranks)
-
-    def pair(self) -> None:
-        """Put the loaded channels i and i + D / 2, which are rotated together, next to each other.
-
-        The order of queries and keys stays equal, so their products do not change.
-        """
-        self.qkv.make_plain()
-        for parameter in self.qkv.parameters():
-            queries_and_keys, values = parameter.data.tensor_split((2 * parameter.shape[0] // 3,))
-            halves = queries_and_keys.unflatten(0, (2 * self.num_heads, 2, -1))
-            parameter.data = torch.cat((halves.transpose(1, 2).flatten(0, 2), values))
 
     def normed(self, qk_PHD: torch.Tensor) -> torch.Tensor:
         """Return queries and keys before their rotation; some towers normalise them."""
@@ -199,3 +194,18 @@ class PackedSelfAttention(Layer):
         q_PQD, k_PQD = qk_PHD.chunk(2, dim=1)
         v_PQD = qkv_PHD[:, -self.num_heads :]
         return self.proj.add_to(residual_PE, backend.packed(q_PQD, k_PQD, v_PQD, layout))
+
+
+class PairedSelfAttention(PackedSelfAttention):
+    """Of checkpoints in which the channels i and i + D / 2 are rotated together."""
+
+    def finish(self) -> None:
+        """Put these channels next to each other.
+
+        The order of queries and keys stays equal, so their products do not change.
+        """
+        self.qkv.make_plain()
+        for parameter in self.qkv.parameters():
+            queries_and_keys, values = parameter.data.tensor_split((2 * parameter.shape[0] // 3,))
+            halves = queries_and_keys.unflatten(0, (2 * self.num_heads, 2, -1))
+            parameter.data = torch.cat((halves.transpose(1, 2).flatten(0, 2), values))

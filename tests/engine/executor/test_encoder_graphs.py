@@ -168,7 +168,7 @@ def test_more_windows_than_the_graph_has_run_without_it(load: Callable[[str], An
     thin = MediaShape((1, merge, (side + 1) * merge))
     num_patches = network.spec.encode_cost(thin.grid)
     num_images = 1024 // num_patches
-    pixels = torch.zeros(num_images * num_patches * network.spec.vision.patch_values, dtype=torch.uint8)
+    pixels = torch.zeros(num_images * num_patches * network.spec.patch_values(), dtype=torch.uint8)
     assert graphs.run(pixels, [thin] * num_images) is None
     assert again.replayed == []
 

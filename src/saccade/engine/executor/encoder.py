@@ -46,12 +46,11 @@ class Encoded(NamedTuple):
 
 
 class _Prepared(NamedTuple):
-    """Images of one modality, or parts of videos with the arguments of the network's `encode` and each one's tokens."""
+    """Images of one modality, or a part of a video, with the arguments of the network's `encode`."""
 
     images: Ordered[EncoderInput]
     pixels_B: torch.Tensor
     metadata: Any
-    counts: list[int]
 
 
 class Encoder:
@@ -128,10 +127,8 @@ class Encoder:
         return features
 
     def _replay(self, images: Ordered[EncoderInput], graphs: EncoderGraphs) -> dict[int, torch.Tensor]:
-        replayed = graphs.run(self._pixels(images), _shapes(images))
-        if replayed is None:
-            return self._encode_eagerly(images)
-        return self._separate(images, replayed.features, replayed.counts)
+        features = graphs.run(self._pixels(images), _shapes(images))
+        return self._encode_eagerly(images) if features is None else self._separate(images, features)
 
     def _encode_eagerly(self, images: Ordered[EncoderInput]) -> dict[int, torch.Tensor]:
         return self._run(self._prepare(group) for group in self._groups(images))
@@ -155,25 +152,23 @@ class Encoder:
         return flat
 
     def _prepare(self, images: Ordered[EncoderInput]) -> _Prepared:
-        return _Prepared(images, self._pixels(images), *self.network.prepare(_shapes(images), self.backend))
+        return _Prepared(images, self._pixels(images), self.network.prepare(_shapes(images), self.backend))
 
     def _run(self, prepared: Iterable[_Prepared]) -> dict[int, torch.Tensor]:
         features: defaultdict[int, list[torch.Tensor]] = defaultdict(list)
         for group in prepared:
             encoded = self.network.encode(group.pixels_B, group.metadata)
-            for output_id, part in self._separate(group.images, encoded, group.counts).items():
+            for output_id, part in self._separate(group.images, encoded).items():
                 features[output_id].append(part)
         return {key: parts[0] if len(parts) == 1 else torch.cat(parts) for key, parts in features.items()}
 
-    def _separate(
-        self, images: Ordered[EncoderInput], features: torch.Tensor, counts: list[int]
-    ) -> dict[int, torch.Tensor]:
+    def _separate(self, images: Ordered[EncoderInput], features: torch.Tensor) -> dict[int, torch.Tensor]:
         """Return the features of each image. Raises ValueError for features of an unexpected shape or dtype."""
+        expected = [self._empty(image) for image in images]
         # The parts are copies: a view would keep the whole batch's storage, and the next replay overwrites a graph's.
-        parts = [part.clone() for part in features.split_with_sizes(counts)]
-        for image, part in zip(images, parts, strict=True):
-            expected = self._empty(image)
-            if (part.shape, part.dtype) != (expected.shape, expected.dtype):
+        parts = [part.clone() for part in features.split_with_sizes(list(map(len, expected)))]
+        for image, part, empty in zip(images, parts, expected, strict=True):
+            if (part.shape, part.dtype) != (empty.shape, empty.dtype):
                 raise ValueError(f"an image of grid {image.grid} gave {part.shape} {part.dtype}")
         return {image.output_id: part for image, part in zip(images, parts, strict=True)}
 

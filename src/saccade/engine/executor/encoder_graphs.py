@@ -27,13 +27,6 @@ MAX_IMAGES = 64
 """The images of one replay, with the padding image. Launches of attention grow with it."""
 
 
-class Replayed(NamedTuple):
-    """Features [U, W] that the next replay overwrites, and the tokens of each image."""
-
-    features: torch.Tensor
-    counts: list[int]
-
-
 class _Input(NamedTuple):
     """The buffers of a graph: bytes and the network's metadata."""
 
@@ -102,26 +95,29 @@ class EncoderGraphs:
         """Return the groups of images that a graph may encode, by index, and the images that none can."""
         return packs(costs, self.by_size.sizes[-1], MAX_IMAGES)
 
-    def run(self, pixels_B: torch.Tensor, items: Ordered[MediaShape]) -> Replayed | None:
-        """Return the features of images within the largest budget; None if they need another shape of input."""
-        num_patches = sum(self._network.spec.encode_cost(item.grid) for item in items)
+    def run(self, pixels_B: torch.Tensor, items: Ordered[MediaShape]) -> torch.Tensor | None:
+        """Return the features [U, W] of images within the largest budget, which the next replay overwrites.
+
+        Return None if they need another shape of input.
+        """
+        spec = self._network.spec
+        num_patches = sum(spec.encode_cost(item.grid) for item in items)
         budget = next(size for size in self.by_size.sizes if size >= num_patches)
         added = [self._padding(budget - num_patches)] if budget > num_patches else []
-        metadata, counts = self._network.prepare([*items, *added], self._backend)
+        metadata = self._network.prepare([*items, *added], self._backend)
         buffers, graph = self.by_size.of(budget)
         if not _fits(metadata, buffers.metadata):
             return None
         _fill(buffers.metadata, metadata)
         buffers.pixels_B[: len(pixels_B)].copy_(pixels_B)
         graph.replay()
-        counts = counts[: len(items)]
-        return Replayed(graph.output[: sum(counts)], counts)
+        return graph.output[: sum(spec.item_tokens(item.grid, item.original_size) for item in items)]
 
     def _make(self, budget: int) -> tuple[_Input, Compute]:
         network, spec = self._network, self._network.spec
         num_bytes = prod(spec.pixel_shape(self._padding(budget).grid))
         pixels_B = torch.zeros(num_bytes, dtype=torch.uint8, device=network.device)
-        metadata = _buffers([network.prepare(items, self._backend)[0] for items in self._extremes(budget)])
+        metadata = _buffers([network.prepare(items, self._backend) for items in self._extremes(budget)])
         return _Input(pixels_B, metadata), lambda: network.encode(pixels_B, metadata)
 
     def _extremes(self, budget: int) -> Iterator[list[MediaShape]]:

@@ -6,6 +6,7 @@ Shapes: V images of one size, S the side of an image in pixels, P patches of all
 T tokens of all images (each has a class token before its patches), H heads, D head size, E hidden size.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +18,7 @@ from saccade.models.backbones.names import target_of
 from saccade.models.backbones.vision_mlp import VisionMlp
 from saccade.models.network import Target
 from saccade.models.preprocessing.processor_config import CHANNELS
-from saccade.nn.context import PackedLayout, VisionAttentionBackend, check_metadata
+from saccade.nn.context import PackedLayout, VisionAttentionBackend
 from saccade.nn.layers import LayerNorm, Linear
 from saccade.nn.parallel import ALONE, Ranks
 from saccade.nn.vision import IN_THE_ENCODER, PatchEmbedding, packed_sequences
@@ -25,14 +26,10 @@ from saccade.nn.vision import IN_THE_ENCODER, PatchEmbedding, packed_sequences
 
 @dataclass(frozen=True, slots=True)
 class ViewMetadata:
-    """The metadata of a number of images. Raises ValueError for a layout without the backend's metadata."""
+    """The metadata of a number of images."""
 
     layout: PackedLayout
     backend: VisionAttentionBackend
-
-    def __post_init__(self) -> None:
-        """Check the host's values, once a call."""
-        check_metadata(self.backend, self.layout)
 
     @property
     def num_views(self) -> int:
@@ -74,36 +71,67 @@ class ClipBlock(nn.Module):
 
 
 class ClipEmbeddings(nn.Module):
-    """A class token and the embedded patches of each image, plus learned positions."""
+    """A class token and the embedded patches of each image, plus learned positions.
 
-    def __init__(self, config: ClipConfig) -> None:
+    Some checkpoints have a bias, and dimensions of 1 before those of the token and of the table.
+    """
+
+    def __init__(self, config: ClipConfig, *, bias: bool = False, has_ones: bool = False) -> None:
         super().__init__()
+        self.num_patches, width = config.num_patches, config.hidden_size
         kernel = (CHANNELS, config.patch_size, config.patch_size)
-        self.class_embedding = nn.Parameter(torch.empty(config.hidden_size), requires_grad=False)
-        self.patch_embedding = PatchEmbedding(config.hidden_size, kernel, bias=False)
+        token_E = torch.empty((1, 1, width) if has_ones else width)
+        table_PE = torch.empty(*(1,) * has_ones, 1 + self.num_patches, width)
+        self.class_embedding = nn.Parameter(token_E, requires_grad=False)
+        self.patch_embedding = PatchEmbedding(width, kernel, bias)
         self.position_embedding = nn.Module()
-        table_PE = torch.empty(1 + config.num_patches, config.hidden_size)
         self.position_embedding.weight = nn.Parameter(table_PE, requires_grad=False)
 
-    def forward(self, patches_PC: torch.Tensor, num_views: int) -> torch.Tensor:
+    def forward(self, patches_PC: torch.Tensor) -> torch.Tensor:
         """Map the patches of all images to [T, E]."""
-        patches_VPE = self.patch_embedding(patches_PC).unflatten(0, (num_views, -1))
-        class_V1E = self.class_embedding.expand(num_views, 1, -1)
+        patches_VPE = self.patch_embedding(patches_PC).unflatten(0, (-1, self.num_patches))
+        class_V1E = self.class_embedding.expand(len(patches_VPE), 1, -1)
         positions_TE: torch.Tensor = self.position_embedding.weight  # type: ignore[assignment]
         return (torch.cat((class_V1E, patches_VPE), 1) + positions_TE).flatten(0, 1)
 
 
-class ClipTower(nn.Module):
+class ViewTower(nn.Module):
+    """Embeddings of square images, each of *view_length* vectors, and blocks."""
+
+    def __init__(self, embeddings: nn.Module, blocks: Iterable[nn.Module], view_length: int) -> None:
+        super().__init__()
+        self.embeddings = embeddings
+        self.layers = nn.ModuleList(blocks)
+        self.view_length = view_length
+
+    def prepare(self, num_views: int, backend: VisionAttentionBackend) -> ViewMetadata:
+        """Return the metadata of *num_views* images, computed on the host and copied without a device sync."""
+        device = next(self.embeddings.parameters()).device
+        return ViewMetadata(packed_sequences((self.view_length,) * num_views, device, backend), backend)
+
+    def embed(self, patches_PC: torch.Tensor) -> torch.Tensor:
+        """Map normalised patches to [T, E]."""
+        return self.embeddings(patches_PC)  # type: ignore[no-any-return]
+
+    def forward(self, patches_PC: torch.Tensor, metadata: ViewMetadata) -> torch.Tensor:
+        """Map normalised patches, as `view_patches` lays them out, to hidden states [V, view_length, E]."""
+        x_TE = self.embed(patches_PC)
+        for block in self.layers:
+            x_TE = block(x_TE, metadata)
+        return x_TE.unflatten(0, (metadata.num_views, -1))  # type: ignore[no-any-return]
+
+
+class ClipTower(ViewTower):
     """The embeddings and the first *num_blocks* blocks, without the norm that CLIP has after its last block."""
 
     def __init__(self, config: ClipConfig, num_blocks: int, ranks: Ranks = ALONE) -> None:
-        super().__init__()
+        blocks = (ClipBlock(config, ranks) for _ in range(num_blocks))
+        super().__init__(ClipEmbeddings(config), blocks, 1 + config.num_patches)
         self.config = config
-        self.num_blocks = num_blocks
-        self.embeddings = ClipEmbeddings(config)
         self.pre_layrnorm = LayerNorm(config.hidden_size, config.norm_eps)
-        self.encoder = nn.Module()
-        self.encoder.layers = nn.ModuleList(ClipBlock(config, ranks) for _ in range(num_blocks))
+
+    def embed(self, patches_PC: torch.Tensor) -> torch.Tensor:
+        return self.pre_layrnorm(self.embeddings(patches_PC))  # type: ignore[no-any-return]
 
     def locate(self, name: str) -> Target | None:
         """Return the parameter that the tensor *name*, relative to the tower, fills; None if the network does not need
@@ -116,25 +144,9 @@ class ClipTower(nn.Module):
         if name.startswith("post_layernorm.") or name == "embeddings.position_ids":
             return None
         block = name.removeprefix("encoder.layers.").partition(".")[0]
-        if block.isdecimal() and self.num_blocks <= int(block) < self.config.depth:
+        if block.isdecimal() and len(self.layers) <= int(block) < self.config.depth:
             return None
-        return target_of(name)
-
-    def finish(self) -> None:
-        """Compute the values derived from the loaded weights."""
-        self.embeddings.patch_embedding.fold()
-
-    def prepare(self, num_views: int, backend: VisionAttentionBackend) -> ViewMetadata:
-        """Return the metadata of *num_views* images, computed on the host and copied without a device sync."""
-        lengths = (1 + self.config.num_patches,) * num_views
-        return ViewMetadata(packed_sequences(lengths, self.embeddings.class_embedding.device), backend)
-
-    def forward(self, patches_PC: torch.Tensor, metadata: ViewMetadata) -> torch.Tensor:
-        """Map normalised patches, as `view_patches` lays them out, to hidden states [V, 1 + patches, E]."""
-        x_TE = self.pre_layrnorm(self.embeddings(patches_PC, metadata.num_views))
-        for block in self.encoder.layers:  # type: ignore[union-attr]
-            x_TE = block(x_TE, metadata)
-        return x_TE.unflatten(0, (metadata.num_views, -1))  # type: ignore[no-any-return]
+        return target_of(name, (("encoder.", ""),))
 
 
 def joined_squares(x_VPC: torch.Tensor, scale: int) -> torch.Tensor:

@@ -76,9 +76,6 @@ class TextDecoder(nn.Module):
         axes = interleaved_axes if self.config.style.axes == "interleaved" else chunked_axes
         self.axes = torch.tensor(axes(self.config.mrope_section or (num_pairs, 0, 0)), device=device)
         self.frequencies = inverse_frequencies(rope.theta, 2 * num_pairs, device, rope.divisors)
-        for module in (*self.layers.modules(), self.norm):
-            if callable(finish := getattr(module, "finish", None)):
-                finish()
 
     def rotation(self, angles: torch.Tensor, dtype: torch.dtype) -> Any:
         """Return the rotation for the layers' mixers, from an angle for each token and pair of channels."""

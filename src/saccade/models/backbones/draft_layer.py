@@ -35,12 +35,6 @@ class DraftLayer(nn.Module):
         self.layers = nn.ModuleList([DecoderLayer(config, attention, mlp, OffsetNorm)])
         self.norm = OffsetNorm(size, eps)
 
-    def finish(self) -> None:
-        """Compute the values derived from the loaded weights."""
-        for module in (*self.layers.modules(), self.pre_fc_norm_embedding, self.pre_fc_norm_hidden, self.norm):
-            if callable(finish := getattr(module, "finish", None)):
-                finish()
-
     def forward(
         self, x_NE: torch.Tensor, hidden_NE: torch.Tensor, rotation: Any, context: ForwardContext, *, attends: bool
     ) -> torch.Tensor:

@@ -60,8 +60,7 @@ class GatedDeltaNet(Layer):
         self.norm_weight = torch.empty(0)
 
     def finish(self) -> None:
-        """Compute the values derived from the loaded weights."""
-        self.conv1d.finish()
+        """Convert the loaded norm."""
         self.norm_weight = self.norm.weight.float()
 
     def add_to(self, residual_NE: torch.Tensor, x_NE: torch.Tensor, _: CosSin, context: ForwardContext) -> torch.Tensor:

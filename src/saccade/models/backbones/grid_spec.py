@@ -1,27 +1,70 @@
-"""The spec of a model whose positions of images and videos are those of their grids, on three axes. No torch."""
+"""The specs of models that merge squares of patches, with plain positions or with those of their grids. No torch."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import prod
-from typing import ClassVar
+from math import isqrt, prod
+from typing import Any, ClassVar
 
+from saccade.errors import InvalidValue
 from saccade.models.positions import GridSpan, MultimodalPositions
-from saccade.models.spec import IMAGE, VIDEO, Grid, MergedPatchSpec
+from saccade.models.preprocessing.processor_config import CHANNELS
+from saccade.models.spec import IMAGE, VIDEO, Grid, ModelSpec, Size
 from saccade.protocol.media import MediaItem
+
+
+class MergedPatchSpec(ModelSpec):
+    """The spec of images of one frame, and videos, of whose patches vision.merge_size squared become one token.
+
+    A patch of a video has vision.temporal_patch_size frames.
+    """
+
+    vision: Any
+
+    def patch_values(self, modality: str = IMAGE) -> int:
+        """Return the number of values of a patch."""
+        frames: int = self.vision.temporal_patch_size if modality == VIDEO else 1
+        return CHANNELS * int(self.vision.patch_size) ** 2 * frames
+
+    def pixel_shape(self, grid: Grid, modality: str = IMAGE) -> tuple[int, ...]:
+        """Return (patches, values of a patch)."""
+        return prod(grid), self.patch_values(modality)
+
+    def item_tokens(self, grid: Grid, original_size: Size | None = None) -> int:
+        """Return one token for every merged square of patches. Raises InvalidValue for a grid that cannot be merged."""
+        frames, rows, columns = grid
+        merge = self.vision.merge_size
+        if min(grid) < 1 or rows % merge or columns % merge:
+            raise InvalidValue(
+                "An image's grid must be one frame, or in a video several, of rows and columns that are multiples of "
+                f"{merge}, not {tuple(grid)}."
+            )
+        return int(frames * rows * columns // merge**2)
+
+    def encode_cost(self, grid: Grid) -> int:
+        """Return the number of patches."""
+        return prod(grid)
+
+    def square_grid(self, max_patches: int) -> Grid:
+        """Return a square of whole merged squares."""
+        merge = self.vision.merge_size
+        side = max(merge, isqrt(max_patches) // merge * merge)
+        return 1, side, side
+
+    def padding_grid(self, num_patches: int) -> Grid | None:
+        """Return one row of merged squares."""
+        merge = self.vision.merge_size
+        return 1, merge, num_patches // merge
 
 
 @dataclass(frozen=True)
 class GridSpec(MergedPatchSpec):
-    """models.spec.ModelSpec. With *divides_videos* there is text between the groups of a video's frames, so that each
-    has the positions of an image.
+    """Positions are those of the grids, on three axes.
+
+    With *divides_videos* there is text between the groups of a video's frames, so that each has the positions of an
+    image.
     """
 
     divides_videos: ClassVar[bool] = True
-
-    def pixel_shape(self, grid: Grid, modality: str = IMAGE) -> tuple[int, ...]:
-        """Return (patches, values per patch: of a video, of all frames of its group)."""
-        frames = self.vision.temporal_patch_size if modality == VIDEO else 1
-        return prod(grid), self.vision.patch_values * frames
 
     def span_lengths(self, grid: Grid, modality: str) -> tuple[int, ...]:
         """Return the lengths of an item's runs of placeholders: one run, or one for each group of a video's frames."""

@@ -45,8 +45,6 @@ class GatedAttention(Layer):
 
     def finish(self) -> None:
         """Concatenate the norms of all heads, so that one call normalises queries and keys."""
-        self.q_norm.finish()
-        self.k_norm.finish()
         num_heads, num_kv_heads = self.attention.num_heads, self.attention.num_kv_heads
         q_HD, k_HD = self.q_norm.scale.expand(num_heads, -1), self.k_norm.scale.expand(num_kv_heads, -1)
         self.qk_scale_HD = torch.cat((q_HD, k_HD))

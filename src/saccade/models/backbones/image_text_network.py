@@ -13,7 +13,7 @@ from saccade.models.backbones.decoder import TextDecoder
 from saccade.models.family import Layout
 from saccade.models.network import Target
 from saccade.nn.context import ForwardContext
-from saccade.nn.layers import Layer, Linear
+from saccade.nn.layers import Layer, Linear, finish
 from saccade.nn.parallel import ALONE, Ranks
 
 
@@ -71,8 +71,7 @@ class ImageTextNetwork(Layer):
     def finish(self) -> None:
         """Compute the values derived from loaded weights and their device. Call once, after loading."""
         for part in self.children():
-            if callable(finish := getattr(part, "finish", None)):
-                finish()
+            finish(part)
         self.scaled_mean_std = torch.tensor(self.mean_std, dtype=torch.float32, device=self.device) * 255
         if not self.loads_head:
             # A separate layer shares the embedding's tensor, and is packed like other layers if that is faster.

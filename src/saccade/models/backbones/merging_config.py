@@ -60,11 +60,6 @@ class MergingConfig:
         return CHANNELS, self.temporal_patch_size, self.patch_size, self.patch_size
 
     @property
-    def patch_values(self) -> int:
-        """Values of one patch of one frame."""
-        return CHANNELS * self.patch_size * self.patch_size
-
-    @property
     def num_features(self) -> int:
         """Vectors of the text model's width that each token of an image has."""
         return 1

@@ -8,6 +8,7 @@ D head size, T entries of the table for one position, U merged patches, X text w
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch.nn import functional
 
 from saccade.models.backbones.decoder import Norm
 from saccade.models.backbones.vision_mlp import MlpConfig, VisionMlp
-from saccade.nn.context import PackedLayout, VisionAttentionBackend, check_metadata
+from saccade.nn.context import PackedLayout, VisionAttentionBackend
 from saccade.nn.layers import Layer, LayerNorm, Linear
 from saccade.nn.ops import ACTIVATIONS, GELU
 from saccade.nn.parallel import ALONE, Ranks
@@ -26,6 +27,7 @@ from saccade.nn.transfer import to_device
 from saccade.nn.vision import (
     Grid,
     PackedSelfAttention,
+    PairedSelfAttention,
     PatchEmbedding,
     aligned_taps,
     frame_coordinates,
@@ -62,17 +64,12 @@ class TowerConfig(MlpConfig, Protocol):
 class BlockMetadata:
     """A block's metadata: which patches attend to each other, and their rotations.
 
-    *cos_sin* complex64 [P, 1, D / 2] is the argument of `ops.rotary_pairs`. Raises ValueError for a layout without the
-    backend's metadata.
+    *cos_sin* complex64 [P, 1, D / 2] is the argument of `ops.rotary_pairs`.
     """
 
     layout: PackedLayout
     cos_sin: torch.Tensor
     backend: VisionAttentionBackend
-
-    def __post_init__(self) -> None:
-        """Check the host's values, once a call."""
-        check_metadata(self.backend, self.layout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +181,7 @@ class MergingTower(nn.Module):
 
     def make_attention(self, ranks: Ranks) -> PackedSelfAttention:
         """Return the attention of one block."""
-        return PackedSelfAttention(self.config.hidden_size, self.config.num_heads, ranks)
+        return PairedSelfAttention(self.config.hidden_size, self.config.num_heads, ranks)
 
     def make_merger(self, ranks: Ranks) -> nn.Module:
         """Return the module that maps the patches [P, E] of the last block to features."""
@@ -195,12 +192,6 @@ class MergingTower(nn.Module):
         """The device of the parameters."""
         return self.patch_embed["proj"].weight.device  # type: ignore[return-value]
 
-    def finish(self) -> None:
-        """Compute the values derived from the loaded weights."""
-        self.patch_embed["proj"].fold()  # type: ignore[operator]
-        for block in self.blocks:
-            block.attn.pair()  # type: ignore[union-attr,operator]
-
     def prepare(self, grids: Sequence[Grid], backend: VisionAttentionBackend) -> Any:
         """Return the metadata of *grids*, computed on the host and copied without a device sync."""
         return self.frames(grids, backend)
@@ -209,7 +200,8 @@ class MergingTower(nn.Module):
         """Return the metadata of blocks in which each frame attends to itself."""
         frames = (frame_coordinates(grid, self.config.merge_size) for grid in grids for _ in range(grid[0]))
         places_P2 = to_device(np.concatenate(list(frames)), self.device)
-        return BlockMetadata(packed_layout(grids, self.device), axial_cos_sin(places_P2, self.config.head_dim), backend)
+        layout = packed_layout(grids, self.device, backend)
+        return BlockMetadata(layout, axial_cos_sin(places_P2, self.config.head_dim), backend)
 
     def forward(self, patches_PC: torch.Tensor, metadata: Any) -> torch.Tensor:
         """Map normalised patches to features [U, X]."""
@@ -220,7 +212,7 @@ class MergingTower(nn.Module):
 
 
 class LearnedTower(MergingTower):
-    """A tower with a square table of learned positions, which *tap_rule* resamples to each grid."""
+    """A tower with a table of learned positions, which *tap_rule* resamples to each grid."""
 
     patch_bias = True
     tap_rule = staticmethod(aligned_taps)
@@ -228,18 +220,26 @@ class LearnedTower(MergingTower):
     def __init__(self, config: Any, ranks: Ranks = ALONE) -> None:
         super().__init__(config, ranks)
         self.pos_embed = nn.Module()
-        self.pos_embed.weight = nn.Parameter(torch.empty(config.side**2, config.hidden_size), requires_grad=False)
+        self.pos_embed.weight = nn.Parameter(torch.empty(prod(self.table), config.hidden_size), requires_grad=False)
+
+    @property
+    def table(self) -> tuple[int, int]:
+        """Rows and columns of the table."""
+        return self.config.side, self.config.side
 
     def finish(self) -> None:
-        super().finish()
-        # Resampling computes weighted sums of entries in float32.
+        """Convert the loaded table: resampling computes weighted sums of entries in float32."""
         self.pos_embed.weight.data = self.pos_embed.weight.data.float()
 
     def prepare(self, grids: Sequence[Grid], backend: VisionAttentionBackend) -> LearnedMetadata:
-        merge, table = self.config.merge_size, (self.config.side,) * 2
-        frames = [table_taps(grid, merge, table, self.tap_rule) for grid in grids for _ in range(grid[0])]
-        taps_PT, weights_PT = (to_device(np.concatenate(arrays), self.device) for arrays in zip(*frames, strict=True))
-        return LearnedMetadata(self.frames(grids, backend), taps_PT, weights_PT)
+        return LearnedMetadata(self.frames(grids, backend), *self.taps(grids))
+
+    def taps(self, grids: Sequence[Grid]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the taps of *grids* and their weights, both [P, T]."""
+        merge, rule = self.config.merge_size, self.tap_rule
+        frames = [table_taps(grid, merge, self.table, rule) for grid in grids for _ in range(grid[0])]
+        taps, weights = (to_device(np.concatenate(arrays), self.device) for arrays in zip(*frames, strict=True))
+        return taps, weights
 
     def embed(self, patches_PC: torch.Tensor, metadata: LearnedMetadata) -> torch.Tensor:
         """Map normalised patches to [P, E], with their positions."""
@@ -247,15 +247,14 @@ class LearnedTower(MergingTower):
 
     def placed(self, x_PE: torch.Tensor, metadata: LearnedMetadata) -> torch.Tensor:
         """Add the learned positions."""
-        learned_PE = functional.embedding_bag(
-            metadata.taps,
-            self.pos_embed.weight,  # type: ignore[arg-type]
-            per_sample_weights=metadata.tap_weights,
-            mode="sum",
-        )
-        return x_PE + learned_PE.to(x_PE.dtype)
+        return x_PE + self.learned(metadata).to(x_PE.dtype)
 
-    def forward(self, patches_PC: torch.Tensor, metadata: LearnedMetadata) -> torch.Tensor:
+    def learned(self, metadata: LearnedMetadata) -> torch.Tensor:
+        """Return the learned positions, float32 [P, E]."""
+        table: torch.Tensor = self.pos_embed.weight  # type: ignore[assignment]
+        return functional.embedding_bag(metadata.taps, table, per_sample_weights=metadata.tap_weights, mode="sum")
+
+    def forward(self, patches_PC: torch.Tensor, metadata: Any) -> torch.Tensor:
         """Map normalised patches to features [U, X]."""
         x_PE = self.embed(patches_PC, metadata)
         for block in self.blocks:

@@ -3,11 +3,10 @@
 Every image attends to itself, with learned positions that are resampled to its grid and 2-D rotary positions. The
 frames of a clip attend to each other, have positions in time as well, and are averaged to one; a video is cut into
 clips of `clip_frames`, of which the last may be shorter. Patches come in raster order, frame after frame, and are put
-into merge-block order at once, while they are bytes.
+into merge-block order at once.
 
-Formulas: transformers, modeling_kimi_k25.py (vision tower) and vision_utils.py. Encoder contract: `prepare` does all
-that depends on grids, on the host; `encode` then runs without a device sync. Shapes: P patches, I values of a patch,
-E hidden size, D head size, F frames of a clip, U merged patches, X text width.
+Formulas: transformers, modeling_kimi_k25.py (vision tower) and vision_utils.py. Shapes: P patches, C values of a patch,
+E hidden size, F frames of a clip, U merged patches, X text width.
 """
 
 from collections.abc import Sequence
@@ -17,29 +16,27 @@ from math import prod
 import numpy as np
 import torch
 from torch import nn
-from torch.nn import functional
 
+from saccade.models.backbones.merging_tower import (
+    ROPE_THETA,
+    BlockMetadata,
+    LearnedMetadata,
+    LearnedTower,
+    PatchMerger,
+)
 from saccade.models.backbones.moonvit_config import MoonVitConfig
-from saccade.models.backbones.vision_mlp import VisionMlp
-from saccade.models.preprocessing.processor_config import CHANNELS
-from saccade.nn.context import PackedLayout, VisionAttentionBackend, check_metadata
-from saccade.nn.layers import LayerNorm, Linear
-from saccade.nn.ops import GELU
+from saccade.nn.context import VisionAttentionBackend
+from saccade.nn.layers import LayerNorm
 from saccade.nn.parallel import ALONE, Ranks
 from saccade.nn.rope import cos_sin_pairs, inverse_frequencies
 from saccade.nn.transfer import to_device
 from saccade.nn.vision import (
     Grid,
     PackedSelfAttention,
-    PatchEmbedding,
     bicubic_taps,
     frame_coordinates,
     packed_sequences,
-    table_taps,
 )
-
-NORM_EPS = 1e-5
-ROPE_THETA = 10000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,26 +53,14 @@ class ClipMetadata:
 
 
 @dataclass(frozen=True, slots=True)
-class MoonVitMetadata:
-    """The metadata that depends only on grids: `prepare` computes it, and every block reads it.
+class MoonVitMetadata(LearnedMetadata):
+    """The metadata that depends only on grids. *clips* is None if all clips have one frame.
 
-    *order* int64 [P] is the place in the raster of each patch in merge-block order. *taps* int64 [P, 16] and
-    *tap_weights* [P, 16] resample the learned positions; *cos_sin* complex64 [P, 1, D / 2] is the argument of
-    `ops.rotary_pairs`. *clips* is None if all clips have one frame. Raises ValueError for a layout without the
-    backend's metadata.
+    *order* int64 [P] is the place in the raster of each patch in merge-block order.
     """
 
-    layout: PackedLayout
     order: torch.Tensor
-    taps: torch.Tensor
-    tap_weights: torch.Tensor
-    cos_sin: torch.Tensor
-    backend: VisionAttentionBackend
-    clips: ClipMetadata | None = None
-
-    def __post_init__(self) -> None:
-        """Check the host's values, once a call."""
-        check_metadata(self.backend, self.layout)
+    clips: ClipMetadata | None
 
 
 def clips_of(grid: Grid, most: int) -> list[Grid]:
@@ -115,73 +100,36 @@ def mean_of_frames(x_PE: torch.Tensor, clips: ClipMetadata) -> torch.Tensor:
     return (frames_MFE.float() * clips.shares).sum(1).to(x_PE.dtype)
 
 
-class MoonVitMlp(VisionMlp):
-    """Has the names of the releases."""
+class MoonVitTower(LearnedTower):
+    """Maps patches in raster order to features, as many for a clip as for one of its frames."""
 
-    names = ("fc0", "fc1")
-
-
-class MoonVitBlock(nn.Module):
-    """Attention, then the MLP; each reads a normalised input, and its result is added to the residual.
-
-    Checkpoints store the channels that are rotated together next to each other, as `ops.rotary_pairs` takes them.
-    """
-
-    def __init__(self, config: MoonVitConfig, ranks: Ranks) -> None:
-        super().__init__()
-        self.norm0 = LayerNorm(config.hidden_size, NORM_EPS)
-        self.attn = PackedSelfAttention(config.hidden_size, config.num_heads, ranks)
-        self.norm1 = LayerNorm(config.hidden_size, NORM_EPS)
-        self.mlp = MoonVitMlp(config, ranks)
-
-    def forward(self, x_PE: torch.Tensor, metadata: MoonVitMetadata) -> torch.Tensor:
-        """Map [P, E] to [P, E]."""
-        x_PE = self.attn.add_to(x_PE, self.norm0(x_PE), metadata.cos_sin, metadata.layout, metadata.backend)
-        return self.mlp.add_to(x_PE, self.norm1(x_PE))
-
-
-class MoonVitProjector(nn.Module):
-    """Normalise patches, concatenate each merge block, and project it into the text network's space."""
-
-    def __init__(self, config: MoonVitConfig) -> None:
-        super().__init__()
-        self.width = config.hidden_size * config.merge_size**2
-        self.pre_norm = LayerNorm(config.hidden_size, config.projector_eps)
-        self.linear_fc1 = Linear(self.width, self.width)
-        self.linear_fc2 = Linear(self.width, config.out_hidden_size)
-
-    def forward(self, x_PE: torch.Tensor) -> torch.Tensor:
-        """Map [P, E] to [U, X]."""
-        merged = self.pre_norm(x_PE).view(-1, self.width)
-        return self.linear_fc2(self.linear_fc1(merged, GELU))  # type: ignore[no-any-return]
-
-
-class MoonVitTower(nn.Module):
-    """Maps patches in merge-block order to normalised vectors, as many for a clip as for one of its frames."""
+    tap_rule = staticmethod(bicubic_taps)
+    config: MoonVitConfig
 
     def __init__(self, config: MoonVitConfig, ranks: Ranks = ALONE) -> None:
-        super().__init__()
-        self.config = config
-        kernel = (CHANNELS, config.patch_size, config.patch_size)
-        self.patch_embed = nn.ModuleDict({"proj": PatchEmbedding(config.hidden_size, kernel), "pos_emb": nn.Module()})
-        table = torch.empty(config.table_rows, config.table_columns, config.hidden_size)
-        self.patch_embed["pos_emb"].weight = nn.Parameter(table, requires_grad=False)
-        self.blocks = nn.ModuleList(MoonVitBlock(config, ranks) for _ in range(config.depth))
-        self.final_layernorm = LayerNorm(config.hidden_size, NORM_EPS)
-        self.table_TE = torch.empty(0)
+        super().__init__(config, ranks)
+        self.pos_embed.weight = nn.Parameter(torch.empty(*self.table, config.hidden_size), requires_grad=False)
+        self.final_layernorm = LayerNorm(config.hidden_size, config.norm_eps)
         self.times_FE = torch.empty(0)
 
+    def make_attention(self, ranks: Ranks) -> PackedSelfAttention:
+        return PackedSelfAttention(self.config.hidden_size, self.config.num_heads, ranks)
+
+    def make_merger(self, ranks: Ranks) -> PatchMerger:
+        """Return the projector, which is not cut over ranks."""
+        return PatchMerger(self.config, norm_eps=self.config.projector_eps)
+
+    @property
+    def table(self) -> tuple[int, int]:
+        return self.config.table_rows, self.config.table_columns
+
     def finish(self) -> None:
-        """Compute the values derived from the loaded weights."""
-        self.patch_embed["proj"].fold()  # type: ignore[operator]
-        # Resampling computes weighted sums of sixteen entries in float32.
-        self.table_TE = self.patch_embed["pos_emb"].weight.data.float().flatten(0, 1)  # type: ignore[operator]
-        self.times_FE = times_table(self.config.clip_frames, self.config.hidden_size).to(self.table_TE.device)
+        super().finish()
+        self.pos_embed.weight.data = self.pos_embed.weight.data.flatten(0, 1)  # type: ignore[operator]
+        self.times_FE = times_table(self.config.clip_frames, self.config.hidden_size).to(self.device)
 
     def prepare(self, grids: Sequence[Grid], backend: VisionAttentionBackend) -> MoonVitMetadata:
-        """Return the metadata of *grids*, computed on the host and copied without a device sync."""
-        device, config = self.table_TE.device, self.config
-        table = config.table_rows, config.table_columns
+        device, config = self.device, self.config
         clips = [clip for grid in grids for clip in clips_of(grid, config.clip_frames)]
         frames = [grid for grid in grids for _ in range(grid[0])]
         starts = np.cumsum([0, *(rows * columns for _, rows, columns in frames)])
@@ -189,26 +137,22 @@ class MoonVitTower(nn.Module):
         # Raster order is row * columns + column.
         orders = (places @ (columns, 1) for places, (_, _, columns) in zip(coordinates, frames, strict=True))
         order = np.concatenate([start + one.astype(np.int64) for start, one in zip(starts, orders, strict=False)])
-        taps = [table_taps(frame, config.merge_size, table, bicubic_taps) for frame in frames]
-        host = (order, np.concatenate(coordinates)[:, ::-1], *map(np.concatenate, zip(*taps, strict=True)))
-        order_P, place_P2, taps_P, weights_P = (to_device(array, device) for array in host)
+        order_P, place_P2 = (to_device(array, device) for array in (order, np.concatenate(coordinates)[:, ::-1]))
         frequencies = inverse_frequencies(ROPE_THETA, config.hidden_size // config.num_heads // 2, device)
         # Pairs of channels rotate by the column and by the row, alternately.
         angles = (place_P2.unsqueeze(1) * frequencies.unsqueeze(1)).flatten(1)
-        layout = packed_sequences(tuple(map(prod, clips)), device)
-        of_clips = clip_metadata(clips, device)
-        return MoonVitMetadata(layout, order_P, taps_P, weights_P, cos_sin_pairs(angles), backend, of_clips)
+        layout = packed_sequences(tuple(map(prod, clips)), device, backend)
+        block = BlockMetadata(layout, cos_sin_pairs(angles), backend)
+        return MoonVitMetadata(block, *self.taps(frames), order_P, clip_metadata(clips, device))
 
-    def forward(self, patches_PI: torch.Tensor, metadata: MoonVitMetadata) -> torch.Tensor:
-        """Map normalised patches [P, I], in merge-block order, to [P, E], or with clips of several frames to [M, E]."""
-        learned_PE = functional.embedding_bag(
-            metadata.taps, self.table_TE, per_sample_weights=metadata.tap_weights, mode="sum"
-        )
+    def forward(self, patches_PC: torch.Tensor, metadata: MoonVitMetadata) -> torch.Tensor:
+        """Map normalised patches to features [U, X]."""
+        learned_PE = self.learned(metadata)
         if metadata.clips is not None:
             learned_PE = learned_PE + self.times_FE.index_select(0, metadata.clips.times)
-        x_PE = self.patch_embed["proj"](patches_PI)
+        x_PE = self.patch_embed["proj"](patches_PC.index_select(0, metadata.order))
         x_PE = x_PE + learned_PE.to(x_PE.dtype)
         for block in self.blocks:
-            x_PE = block(x_PE, metadata)
+            x_PE = block(x_PE, metadata.block)
         x_PE = self.final_layernorm(x_PE)
-        return x_PE if metadata.clips is None else mean_of_frames(x_PE, metadata.clips)
+        return self.merger(x_PE if metadata.clips is None else mean_of_frames(x_PE, metadata.clips))  # type: ignore[no-any-return]

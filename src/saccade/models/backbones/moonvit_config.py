@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from saccade.errors import StartupError
 from saccade.models.backbones.model_config import check_equal, number, values_of
+from saccade.models.preprocessing.processor_config import CHANNELS
 
 RELEASE: Mapping[str, str] = MappingProxyType(
     {
@@ -56,6 +57,7 @@ class MoonVitConfig:
     projector_eps: float
     out_hidden_size: int
     activation: str = "gelu_pytorch_tanh"
+    temporal_patch_size: int = 1
 
     @classmethod
     def read(cls, config: Mapping[str, Any], vision: Mapping[str, Any], out_hidden_size: int) -> "MoonVitConfig":
@@ -78,6 +80,16 @@ class MoonVitConfig:
             if holder.get(key, width) != width:
                 raise StartupError(f"config.json: `{key}` is {holder[key]!r}, but the network needs {width}.")
         return tower
+
+    @property
+    def norm_eps(self) -> float:
+        """The epsilon of the tower's norms."""
+        return 1e-5
+
+    @property
+    def kernel(self) -> tuple[int, ...]:
+        """Channels, height and width of a patch."""
+        return CHANNELS, self.patch_size, self.patch_size
 
 
 def _merge_size(vision: Mapping[str, Any]) -> int:

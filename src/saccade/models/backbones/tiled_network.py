@@ -34,11 +34,10 @@ class TiledNetwork(ImageTextNetwork):
         self.vision_tower = self.tower(spec.vision, ranks.encoder)
         self.projector = self.projection(spec)
 
-    def prepare(self, items: Sequence[MediaShape], backend: VisionAttentionBackend) -> tuple[ViewMetadata, list[int]]:
-        """Return the metadata of *items* for `encode`, and each item's token count."""
+    def prepare(self, items: Sequence[MediaShape], backend: VisionAttentionBackend) -> ViewMetadata:
+        """Return the metadata of *items* for `encode`."""
         grids = grid_list(item.grid for item in items)
-        views = self.vision_tower.prepare(sum(map(self.spec.num_views, grids)), backend)
-        return views, [self.spec.item_tokens(grid) for grid in grids]
+        return self.vision_tower.prepare(sum(map(self.spec.num_views, grids)), backend)  # type: ignore[no-any-return]
 
     def encode(self, pixels_B: torch.Tensor, metadata: ViewMetadata) -> torch.Tensor:
         """Map uint8 views to features [U, E], item after item."""

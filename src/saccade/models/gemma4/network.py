@@ -1,29 +1,23 @@
 """Images and the text decoder as one network.
 
-Shapes: N tokens, B bytes of pixels, E hidden size, R rows to predict from, V vocabulary, U tokens of images.
+Shapes: N tokens, E hidden size, R rows to predict from, V vocabulary, U tokens of images.
 """
-
-from collections.abc import Sequence
-from typing import Any
 
 import torch
 
-from saccade.models.backbones.image_text_network import ImageTextNetwork
+from saccade.models.backbones.merging_network import MergingNetwork
 from saccade.models.gemma4.layout import Layout, UnifiedLayout
 from saccade.models.gemma4.spec import GemmaText, Spec
 from saccade.models.gemma4.text import GemmaDecoder
-from saccade.models.gemma4.tower import Embedder, GemmaTower
+from saccade.models.gemma4.tower import GemmaTower
 from saccade.models.gemma4.unified import UnifiedEmbedder
 from saccade.models.gemma4.weights import target
 from saccade.models.network import Target
-from saccade.models.spec import MediaShape
-from saccade.nn.context import ForwardContext, VisionAttentionBackend
-from saccade.nn.parallel import Ranks
-from saccade.nn.vision import grid_list
+from saccade.nn.context import ForwardContext
 
 
-class GemmaNetwork(ImageTextNetwork):
-    """models.network.Network, except for images. Parameters are empty until the loader has filled them."""
+class GemmaNetwork(MergingNetwork):
+    """models.network.Network; a family adds its *tower*. Parameters are empty until the loader has filled them."""
 
     decoder = GemmaDecoder
     spec: Spec
@@ -62,39 +56,10 @@ class GemmaNetwork(ImageTextNetwork):
 class Network(GemmaNetwork):
     """The network with a vision tower."""
 
-    layout = Layout
-
-    def build(self, spec: Spec, ranks: Ranks) -> None:
-        """Create the parts for images."""
-        self.vision_tower = GemmaTower(spec.vision, ranks.encoder)
-        self.embed_vision = Embedder(spec.vision, spec.text.hidden_size)
-
-    def prepare(self, items: Sequence[MediaShape], backend: VisionAttentionBackend) -> tuple[Any, list[int]]:
-        """Return the metadata of *items* for `encode`, and each item's token count."""
-        grids = grid_list(item.grid for item in items)
-        return self.vision_tower.prepare(grids, backend), [self.spec.item_tokens(grid) for grid in grids]
-
-    def encode(self, pixels_B: torch.Tensor, metadata: Any) -> torch.Tensor:
-        """Map uint8 patches to features [U, E], item after item."""
-        patches = self.normalised(pixels_B.view(-1, self.spec.vision.patch_values), self.dtype)
-        return self.embed_vision(self.vision_tower(patches, metadata))  # type: ignore[no-any-return]
+    layout, tower = Layout, GemmaTower
 
 
 class UnifiedNetwork(GemmaNetwork):
     """The network without a tower."""
 
-    layout = UnifiedLayout
-
-    def build(self, spec: Spec, ranks: Ranks) -> None:
-        """Create the parts for images."""
-        self.embed_vision = UnifiedEmbedder(spec.vision, spec.text.hidden_size)
-
-    def prepare(self, items: Sequence[MediaShape], backend: VisionAttentionBackend) -> tuple[Any, list[int]]:
-        """Return the metadata of *items* for `encode`, and each item's token count."""
-        grids = grid_list(item.grid for item in items)
-        return self.embed_vision.prepare(grids), [self.spec.item_tokens(grid) for grid in grids]
-
-    def encode(self, pixels_B: torch.Tensor, metadata: Any) -> torch.Tensor:
-        """Map uint8 patches to features [U, E], item after item."""
-        patches = self.normalised(pixels_B.view(-1, self.spec.vision.patch_values), self.dtype)
-        return self.embed_vision(patches, metadata)  # type: ignore[no-any-return]
+    layout, tower = UnifiedLayout, UnifiedEmbedder

@@ -3,17 +3,16 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 from saccade.errors import StartupError
+from saccade.models.backbones.grid_spec import MergedPatchSpec
 from saccade.models.backbones.model_config import choice, flag, integer, number, section, values_of
 from saccade.models.backbones.rope_scaling import Rope
 from saccade.models.backbones.text_config import DecoderConfig, TextStyle, text_section
 from saccade.models.gemma4 import BUDGETS
-from saccade.models.preprocessing.processor_config import CHANNELS
-from saccade.models.spec import IMAGE, VIDEO, Grid, KvSpec, MergedPatchSpec, Paged
+from saccade.models.spec import IMAGE, VIDEO, Grid, KvSpec, Paged
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 SLIDING_INTERVAL = 6
@@ -230,8 +229,24 @@ def _experts(text: Mapping[str, Any]) -> GemmaExperts | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GemmaVision:
-    """The vision tower. *merge_size* squared patches become one token by their mean.
+class ImageConfig:
+    """Images of *merge_size* squared patches for each token, whose features have *out_hidden_size* values."""
+
+    norm_eps: Annotated[float, "rms_norm_eps"]
+    merge_size: Annotated[int, "pooling_kernel_size"]
+    patch_size: Annotated[int, "patch_size"]
+    out_hidden_size: int
+    temporal_patch_size: int = 1
+
+    @classmethod
+    def read(cls, vision: Mapping[str, Any], out_hidden_size: int) -> Self:
+        """Read `vision_config`. Raises StartupError, naming the key."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class GemmaVision(ImageConfig):
+    """The vision tower. A token is the mean of its patches.
 
     With *clipped*, inputs and outputs of matrices have bounds; with *standardised*, tokens have a bias and a scale.
     """
@@ -241,20 +256,17 @@ class GemmaVision:
     depth: Annotated[int, "num_hidden_layers"]
     num_heads: Annotated[int, "num_attention_heads"]
     head_dim: Annotated[int, "head_dim"]
-    norm_eps: Annotated[float, "rms_norm_eps"]
-    merge_size: Annotated[int, "pooling_kernel_size"]
-    patch_size: Annotated[int, "patch_size"]
     table_size: Annotated[int, "position_embedding_size"]
     clipped: Annotated[bool, "use_clipped_linears"]
     standardised: Annotated[bool, "standardize"]
     theta: float
 
     @classmethod
-    def read(cls, vision: Mapping[str, Any]) -> Self:
-        """Read `vision_config`. Raises StartupError, naming the key."""
+    def read(cls, vision: Mapping[str, Any], out_hidden_size: int) -> Self:
         vision = {**VISION_DEFAULTS, **vision}
         choice(vision, "hidden_activation", (ACTIVATION,))
-        config = cls(theta=number(section(vision, "rope_parameters"), "rope_theta"), **values_of(cls, vision))
+        theta = number(section(vision, "rope_parameters"), "rope_theta")
+        config = cls(theta=theta, out_hidden_size=out_hidden_size, **values_of(cls, vision))
         if integer(vision, "num_key_value_heads") != config.num_heads:
             raise StartupError("config.json: the tower's `num_key_value_heads` must be its `num_attention_heads`.")
         if config.head_dim % 4:
@@ -268,27 +280,18 @@ class GemmaVision:
             raise StartupError("config.json: `attention_bias` of the tower is true; this network has no biases.")
         return config
 
-    @property
-    def patch_values(self) -> int:
-        """Values of one patch."""
-        return CHANNELS * self.patch_size**2
-
 
 @dataclass(frozen=True, kw_only=True)
-class UnifiedVision:
-    """Images without a tower: *merge_size* squared patches are the values of a token, embedded in *width* channels."""
+class UnifiedVision(ImageConfig):
+    """Images without a tower: the patches are the values of a token, embedded in *width* channels."""
 
     width: Annotated[int, "mm_embed_dim"]
     table_size: Annotated[int, "mm_posemb_size"]
-    norm_eps: Annotated[float, "rms_norm_eps"]
-    merge_size: Annotated[int, "pooling_kernel_size"]
-    patch_size: Annotated[int, "patch_size"]
 
     @classmethod
-    def read(cls, vision: Mapping[str, Any]) -> Self:
-        """Read `vision_config`. Raises StartupError, naming the key."""
+    def read(cls, vision: Mapping[str, Any], out_hidden_size: int) -> Self:
         vision = {**UNIFIED_VISION_DEFAULTS, **vision}
-        config = cls(**values_of(cls, vision))
+        config = cls(out_hidden_size=out_hidden_size, **values_of(cls, vision))
         if integer(vision, "output_proj_dims") != config.width:
             raise StartupError("config.json: `output_proj_dims` of images must be their `mm_embed_dim`.")
         if config.table_size < BUDGETS[-1]:
@@ -297,18 +300,13 @@ class UnifiedVision:
             )
         return config
 
-    @property
-    def patch_values(self) -> int:
-        """Values of one patch."""
-        return CHANNELS * self.patch_size**2
-
 
 @dataclass(frozen=True)
 class Spec(MergedPatchSpec):
     """models.spec.ModelSpec."""
 
     style: ClassVar[TextStyle] = STYLE
-    images: ClassVar[type[GemmaVision | UnifiedVision]] = GemmaVision
+    images: ClassVar[type[ImageConfig]] = GemmaVision
 
     text: GemmaText
     vision: Any
@@ -323,16 +321,12 @@ class Spec(MergedPatchSpec):
         placeholders = {kind: integer(config, f"{kind}_token_id", least=0) for kind in (IMAGE, VIDEO)}
         if max(placeholders.values()) >= text.vocab_size:
             raise StartupError("config.json: `image_token_id` and `video_token_id` must be below `vocab_size`.")
-        return cls(text, cls.images.read(section(config, "vision_config")), placeholders)
+        return cls(text, cls.images.read(section(config, "vision_config"), text.hidden_size), placeholders)
 
     @property
     def longest_whole(self) -> int:
         """The largest budget of an image's tokens, if they see each other."""
         return BUDGETS[-1] if self.text.sees_images else 0
-
-    def pixel_shape(self, grid: Grid, modality: str = IMAGE) -> tuple[int, ...]:
-        """Return (patches, values of a patch)."""
-        return prod(grid), self.vision.patch_values
 
     def span_lengths(self, grid: Grid, modality: str) -> tuple[int, ...]:
         """Return the lengths of an item's runs of placeholders: one for an image, and for each frame of a video."""

@@ -190,8 +190,6 @@ class GemmaDecoder(TextDecoder):
     def finish(self) -> None:
         """Compute the values derived from the loaded weights and their device."""
         super().finish()
-        if self.config.per_layer_width:
-            self.per_layer_projection_norm.finish()
         device = self.embedding_VE.device
         for kind in self.config.kinds:
             self.frequencies_of[kind] = inverse_frequencies(kind.rope.theta, kind.head_dim, device, kind.rope.divisors)

@@ -16,7 +16,7 @@ from saccade.models.gemma4.spec import GemmaVision
 from saccade.models.gemma4.text import normed
 from saccade.models.preprocessing.processor_config import CHANNELS
 from saccade.models.spec import Grid
-from saccade.nn.context import PackedLayout, VisionAttentionBackend, check_metadata
+from saccade.nn.context import PackedLayout, VisionAttentionBackend
 from saccade.nn.layers import FloatNorm, Layer, Linear
 from saccade.nn.ops import GELU_TANH, rotary
 from saccade.nn.parallel import Ranks, Split
@@ -29,18 +29,11 @@ BOUNDS = ("input_min", "input_max", "output_min", "output_max")
 
 @dataclass(frozen=True, slots=True)
 class TowerMetadata:
-    """The metadata that depends only on grids. *places* int64 [P, 2] are column and row of each patch.
-
-    Raises ValueError for a layout without the backend's metadata.
-    """
+    """The metadata that depends only on grids. *places* int64 [P, 2] are column and row of each patch."""
 
     layout: PackedLayout
     places: torch.Tensor
     backend: VisionAttentionBackend
-
-    def __post_init__(self) -> None:
-        """Check the host's values, once a call."""
-        check_metadata(self.backend, self.layout)
 
 
 class ClippedLinear(nn.Module):
@@ -139,7 +132,7 @@ class PatchEmbedder(nn.Module):
     def __init__(self, config: GemmaVision) -> None:
         super().__init__()
         self.patch_size = config.patch_size
-        self.input_proj = Linear(config.patch_values, config.hidden_size, bias=False)
+        self.input_proj = Linear(CHANNELS * config.patch_size**2, config.hidden_size, bias=False)
         table = torch.empty(2, config.table_size, config.hidden_size)
         self.position_embedding_table = nn.Parameter(table, requires_grad=False)
 
@@ -157,7 +150,10 @@ class PatchEmbedder(nn.Module):
 
 
 class GemmaTower(nn.Module):
-    """The blocks, then the mean of each merged square of patches, in some models with a bias and a scale."""
+    """The blocks, then the mean of each merged square of patches, in some models with a bias and a scale.
+
+    After a norm, a matrix maps these to the text network's width.
+    """
 
     std_bias: torch.Tensor
     std_scale: torch.Tensor
@@ -170,28 +166,22 @@ class GemmaTower(nn.Module):
         self.encoder.layers = nn.ModuleList(TowerBlock(config, ranks) for _ in range(config.depth))
         for name in ("std_bias", "std_scale") if config.standardised else ():
             self.register_parameter(name, nn.Parameter(torch.empty(config.hidden_size), requires_grad=False))
+        self.embedding_projection = Linear(config.hidden_size, config.out_hidden_size, bias=False)
         self.frequencies = torch.empty(0)
 
     def finish(self) -> None:
         """Compute the values derived from the loaded weights."""
-        self.patch_embedder.finish()
-        for module in self.encoder.modules():
-            if isinstance(module, FloatNorm):
-                module.finish()
         device = self.patch_embedder.position_embedding_table.device
         self.frequencies = inverse_frequencies(self.config.theta, self.config.head_dim // 2, device)
 
     def prepare(self, grids: Sequence[Grid], backend: VisionAttentionBackend) -> TowerMetadata:
         """Return the metadata of concatenated images, computed on the host and copied without a device sync."""
-        device, merge = self.frequencies.device, self.config.merge_size
-        frames = [(frame_coordinates(grid, merge), grid[0]) for grid in grids]
-        places = np.concatenate([np.tile(places[:, ::-1], (count, 1)) for places, count in frames])
-        # Only images that fill up a graph are wider than the table.
-        places = places.clip(max=self.config.table_size - 1).astype(np.int64)
-        return TowerMetadata(packed_layout(grids, device), to_device(places, device), backend)
+        device = self.frequencies.device
+        places_P2 = table_places(grids, self.config.merge_size, self.config.table_size, device)
+        return TowerMetadata(packed_layout(grids, device, backend), places_P2, backend)
 
     def forward(self, patches_PC: torch.Tensor, metadata: TowerMetadata) -> torch.Tensor:
-        """Map normalised patches to [U, V]."""
+        """Map normalised patches to features [U, E]."""
         x_PV = self.patch_embedder(patches_PC, metadata.places)
         angles = (metadata.places.unsqueeze(-1) * self.frequencies).flatten(0, 1)
         cos, sin = (part.view(len(x_PV), 1, 2, -1) for part in cos_sin(angles, x_PV.dtype))
@@ -201,17 +191,12 @@ class GemmaTower(nn.Module):
         tokens_UV = pooled_UV.float() * self.config.hidden_size**0.5
         if self.config.standardised:
             tokens_UV = (tokens_UV - self.std_bias.float()) * self.std_scale.float()
-        return tokens_UV.to(x_PV.dtype)  # type: ignore[no-any-return]
+        return self.embedding_projection(normed(tokens_UV.to(x_PV.dtype), self.config.norm_eps))  # type: ignore[no-any-return]
 
 
-class Embedder(nn.Module):
-    """Maps the tower's tokens to the text network's width, after a norm."""
-
-    def __init__(self, config: GemmaVision, hidden_size: int) -> None:
-        super().__init__()
-        self.eps = config.norm_eps
-        self.embedding_projection = Linear(config.hidden_size, hidden_size, bias=False)
-
-    def forward(self, x_UV: torch.Tensor) -> torch.Tensor:
-        """Map [U, V] to [U, E]."""
-        return self.embedding_projection(normed(x_UV, self.eps))  # type: ignore[no-any-return]
+def table_places(grids: Sequence[Grid], merge: int, table_size: int, device: torch.device) -> torch.Tensor:
+    """Return column and row, int64 [P, 2], of each patch of all images, as places of a table of positions."""
+    frames = [(frame_coordinates(grid, merge), grid[0]) for grid in grids]
+    places = np.concatenate([np.tile(places[:, ::-1], (count, 1)) for places, count in frames])
+    # Only images that fill up a graph are wider than the table.
+    return to_device(places.clip(max=table_size - 1).astype(np.int64), device)

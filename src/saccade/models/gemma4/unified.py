@@ -6,43 +6,35 @@ width.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import nn
 
 from saccade.models.gemma4.spec import UnifiedVision
 from saccade.models.gemma4.text import normed
+from saccade.models.gemma4.tower import table_places
 from saccade.models.preprocessing.processor_config import CHANNELS
 from saccade.models.spec import Grid
+from saccade.nn.context import VisionAttentionBackend
 from saccade.nn.layers import LayerNorm, Linear
-from saccade.nn.transfer import to_device
-from saccade.nn.vision import frame_coordinates
+from saccade.nn.parallel import Ranks
 
 NORM_EPS = 1e-5
-
-
-@dataclass(frozen=True, slots=True)
-class UnifiedMetadata:
-    """The metadata that depends only on grids. *places* int64 [U, 2] are column and row of each token."""
-
-    places: torch.Tensor
 
 
 class UnifiedEmbedder(nn.Module):
     """Norms and one matrix, plus learned positions of columns and rows; then the projection to the text's width."""
 
-    def __init__(self, config: UnifiedVision, hidden_size: int) -> None:
+    def __init__(self, config: UnifiedVision, _: Ranks) -> None:
         super().__init__()
         self.config = config
-        values = config.patch_values * config.merge_size**2
+        values = CHANNELS * (config.patch_size * config.merge_size) ** 2
         self.patch_ln1 = LayerNorm(values, NORM_EPS)
         self.patch_dense = Linear(values, config.width)
         self.patch_ln2 = LayerNorm(config.width, NORM_EPS)
         self.pos_embedding = nn.Parameter(torch.empty(config.table_size, 2, config.width), requires_grad=False)
         self.pos_norm = LayerNorm(config.width, NORM_EPS)
-        self.embedding_projection = Linear(config.width, hidden_size, bias=False)
+        self.embedding_projection = Linear(config.width, config.out_hidden_size, bias=False)
 
     def finish(self) -> None:
         """Put the loaded weights of a token's values into the wire's order: patch by patch, channel by channel."""
@@ -52,20 +44,17 @@ class UnifiedEmbedder(nn.Module):
             pixels = parameter.data.unflatten(-1, (merge, patch, merge, patch, CHANNELS))
             parameter.data = pixels.movedim((-5, -3, -1, -4, -2), (-5, -4, -3, -2, -1)).flatten(-5)
 
-    def prepare(self, grids: Sequence[Grid]) -> UnifiedMetadata:
-        """Return the metadata of concatenated images, computed on the host and copied without a device sync."""
+    def prepare(self, grids: Sequence[Grid], _: VisionAttentionBackend) -> torch.Tensor:
+        """Return column and row int64 [U, 2] of each token of concatenated images, without a device sync."""
         merge = self.config.merge_size
         tokens = [(frames, rows // merge, columns // merge) for frames, rows, columns in grids]
-        places = np.concatenate([np.tile(frame_coordinates(grid, 1)[:, ::-1], (grid[0], 1)) for grid in tokens])
-        # Only images that fill up a graph are wider than the table.
-        places = places.clip(max=self.config.table_size - 1).astype(np.int64)
-        return UnifiedMetadata(to_device(places, self.pos_embedding.device))
+        return table_places(tokens, 1, self.config.table_size, self.pos_embedding.device)
 
-    def forward(self, patches_PC: torch.Tensor, metadata: UnifiedMetadata) -> torch.Tensor:
+    def forward(self, patches_PC: torch.Tensor, places_U2: torch.Tensor) -> torch.Tensor:
         """Map patches of values from 0 to 1 to features [U, E]."""
-        values_UV = patches_PC.reshape(len(metadata.places), -1)
+        values_UV = patches_PC.reshape(len(places_U2), -1)
         x_UW = self.patch_ln2(self.patch_dense(self.patch_ln1(values_UV)))
         columns, rows = self.pos_embedding.unbind(1)
-        positions_UW = columns.index_select(0, metadata.places[:, 0]) + rows.index_select(0, metadata.places[:, 1])
+        positions_UW = columns.index_select(0, places_U2[:, 0]) + rows.index_select(0, places_U2[:, 1])
         x_UW = self.pos_norm(x_UW + positions_UW)
         return self.embedding_projection(normed(x_UW, self.config.norm_eps))  # type: ignore[no-any-return]

@@ -8,9 +8,10 @@ SOUND = ("model.audio_tower.", "model.embed_audio.")
 
 TOWER = "model.vision_tower."
 PREFIXES = (
-    ("model.vision_embedder.pos_", "embed_vision.pos_"),
-    ("model.vision_embedder.", "embed_vision."),
-    ("model.embed_vision.multimodal_embedder.", "embed_vision."),
+    (TOWER, "visual."),
+    ("model.vision_embedder.", "visual."),
+    ("model.embed_vision.multimodal_embedder.", "visual."),
+    ("model.embed_vision.", "visual."),
     ("model.", ""),
 )
 """The releases' names, and those that transformers writes."""

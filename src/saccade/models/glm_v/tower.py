@@ -16,7 +16,7 @@ from saccade.models.preprocessing.processor_config import CHANNELS
 from saccade.nn.layers import Layer, LayerNorm, Linear, RMSNorm
 from saccade.nn.ops import ACTIVATIONS, GELU
 from saccade.nn.parallel import ALONE, Ranks
-from saccade.nn.vision import PackedSelfAttention, PatchEmbedding, bicubic_taps
+from saccade.nn.vision import PackedSelfAttention, PairedSelfAttention, PatchEmbedding, bicubic_taps
 
 MERGER_EPS = 1e-5
 
@@ -77,22 +77,18 @@ class Tower(LearnedTower):
 
     def make_attention(self, ranks: Ranks) -> PackedSelfAttention:
         config = self.config
-        return PackedSelfAttention(
+        return PairedSelfAttention(
             config.hidden_size, config.num_heads, ranks, qkv_bias=config.attention_bias, bias=False
         )
 
     def make_merger(self, ranks: Ranks) -> Merger:
         return Merger(self.config, self.config.intermediate_size, ranks)
 
-    def finish(self) -> None:
-        super().finish()
-        self.merger.downsample.proj.fold()  # type: ignore[union-attr,operator]
-
     def embed(self, patches_PC: torch.Tensor, metadata: LearnedMetadata) -> torch.Tensor:
         return self.placed(self.post_conv_layernorm(self.patch_embed["proj"](patches_PC)), metadata)
 
 
-class NormedAttention(PackedSelfAttention):
+class NormedAttention(PairedSelfAttention):
     """Queries and keys are normalised per head."""
 
     def __init__(self, config: TowerConfig, ranks: Ranks) -> None:
@@ -101,8 +97,8 @@ class NormedAttention(PackedSelfAttention):
         self.q_norm = RMSNorm(self.head_dim, config.norm_eps)
         self.k_norm = RMSNorm(self.head_dim, config.norm_eps)
 
-    def pair(self) -> None:
-        super().pair()
+    def finish(self) -> None:
+        super().finish()
         for norm in (self.q_norm, self.k_norm):
             norm.weight.data = norm.weight.data.unflatten(0, (2, -1)).t().flatten()
 
@@ -130,7 +126,3 @@ class OcrTower(MergingTower):
 
     def make_merger(self, ranks: Ranks) -> Merger:
         return Merger(self.config, self.config.out_hidden_size * CHANNELS, ranks)
-
-    def finish(self) -> None:
-        super().finish()
-        self.merger.downsample.proj.fold()  # type: ignore[union-attr,operator]

@@ -9,18 +9,22 @@ import torch
 from torch import nn
 
 from saccade.errors import StartupError
-from saccade.models.backbones.clip_vision import ClipAttention, ClipBlock, ViewMetadata, joined_squares
+from saccade.models.backbones.clip_vision import (
+    ClipAttention,
+    ClipBlock,
+    ClipEmbeddings,
+    ViewMetadata,
+    ViewTower,
+    joined_squares,
+)
 from saccade.models.backbones.tiled_network import TiledNetwork
 from saccade.models.internvl.layout import Layout
 from saccade.models.internvl.settings import InternConfig
 from saccade.models.internvl.spec import Spec
 from saccade.models.internvl.weights import target
-from saccade.models.preprocessing.processor_config import CHANNELS
-from saccade.nn.context import VisionAttentionBackend
 from saccade.nn.layers import LayerNorm, Linear, RMSNorm
 from saccade.nn.ops import GELU
 from saccade.nn.parallel import Ranks
-from saccade.nn.vision import PatchEmbedding, packed_sequences
 
 PROJECTOR_EPS = 1e-5
 
@@ -64,50 +68,16 @@ class InternBlock(ClipBlock):
                 parameter.data *= scale_C.unsqueeze(1) if parameter.ndim == 2 else scale_C
 
 
-class InternEmbeddings(nn.Module):
-    """A class token and the embedded patches of each view, plus learned positions."""
-
-    def __init__(self, config: InternConfig) -> None:
-        super().__init__()
-        width = config.hidden_size
-        self.num_patches = config.num_patches
-        self.class_embedding = nn.Parameter(torch.empty(1, 1, width), requires_grad=False)
-        self.patch_embedding = PatchEmbedding(width, (CHANNELS, config.patch_size, config.patch_size))
-        self.position_embedding = nn.Parameter(torch.empty(1, 1 + self.num_patches, width), requires_grad=False)
-
-    def forward(self, patches_TD: torch.Tensor) -> torch.Tensor:
-        """Map the patches of all views to [T, C]."""
-        patches_VPC = self.patch_embedding(patches_TD).unflatten(0, (-1, self.num_patches))
-        class_V1C = self.class_embedding.expand(len(patches_VPC), -1, -1)
-        return (torch.cat((class_V1C, patches_VPC), 1) + self.position_embedding).flatten(0, 1)
-
-
-class InternTower(nn.Module):
+class InternTower(ViewTower):
     """InternViT: CLIP's blocks with scales, and no norm before or after them."""
 
     def __init__(self, config: InternConfig, ranks: Ranks) -> None:
-        super().__init__()
-        self.num_patches = config.num_patches
-        self.embeddings = InternEmbeddings(config)
-        self.layers = nn.ModuleList(InternBlock(config, ranks) for _ in range(config.depth))
-
-    def finish(self) -> None:
-        """Compute the values derived from the loaded weights."""
-        self.embeddings.patch_embedding.fold()
-        for block in self.layers:
-            block.finish()  # type: ignore[operator]
-
-    def prepare(self, num_views: int, backend: VisionAttentionBackend) -> ViewMetadata:
-        """Return the metadata of *num_views* views, computed on the host and copied without a device sync."""
-        lengths = (1 + self.num_patches,) * num_views
-        return ViewMetadata(packed_sequences(lengths, self.embeddings.class_embedding.device), backend)
+        blocks = (InternBlock(config, ranks) for _ in range(config.depth))
+        super().__init__(ClipEmbeddings(config, bias=True, has_ones=True), blocks, 1 + config.num_patches)
 
     def forward(self, patches_TD: torch.Tensor, metadata: ViewMetadata) -> torch.Tensor:
-        """Map normalised patches, as `view_patches` lays them out, to hidden states of patches [V, P, C]."""
-        x_TC = self.embeddings(patches_TD)
-        for block in self.layers:
-            x_TC = block(x_TC, metadata)
-        return x_TC.unflatten(0, (metadata.num_views, -1))[:, 1:]  # type: ignore[no-any-return]
+        """Map normalised patches to hidden states of patches [V, P, C]."""
+        return super().forward(patches_TD, metadata)[:, 1:]
 
 
 class Projector(nn.Module):

@@ -6,12 +6,13 @@ from math import ceil, prod
 from typing import Any
 
 from saccade.models.backbones.deepseek_config import DeepseekTextConfig
+from saccade.models.backbones.grid_spec import MergedPatchSpec
 from saccade.models.backbones.model_config import section
 from saccade.models.backbones.moonvit_config import MoonVitConfig
 from saccade.models.backbones.text_config import DEEPSEEK, text_section
 from saccade.models.kimi_k25 import FAMILY
 from saccade.models.preprocessing.processor_config import CHANNELS
-from saccade.models.spec import IMAGE, VIDEO, Grid, MergedPatchSpec, Size
+from saccade.models.spec import IMAGE, VIDEO, Grid, Size
 
 
 @dataclass(frozen=True)

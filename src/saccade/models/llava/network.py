@@ -73,13 +73,12 @@ class Network(ImageTextNetwork):
         """Return the place of the release's tensor *name*; None if the network does not need it."""
         return target(name, self.vision_tower)
 
-    def prepare(self, items: Sequence[MediaShape], backend: VisionAttentionBackend) -> tuple[LlavaMetadata, list[int]]:
-        """Return the metadata of *items* for `encode`, and each item's token count."""
+    def prepare(self, items: Sequence[MediaShape], backend: VisionAttentionBackend) -> LlavaMetadata:
+        """Return the metadata of *items* for `encode`."""
         grids = grid_list(item.grid for item in items)
         shapes = [MediaShape(grid, item.original_size) for grid, item in zip(grids, items, strict=True)]
         views = self.vision_tower.prepare(sum(map(self.spec.num_views, grids)), backend)
-        order = self._order(shapes) if self.spec.has_tiles else None
-        return LlavaMetadata(views, order), [self.spec.item_tokens(shape.grid, shape.original_size) for shape in shapes]
+        return LlavaMetadata(views, self._order(shapes) if self.spec.has_tiles else None)
 
     def _order(self, shapes: Sequence[MediaShape]) -> torch.Tensor:
         """Return LlavaMetadata.order, copied to the device without a sync."""

@@ -64,11 +64,6 @@ class TowerConfig(ClipConfig):
         return CHANNELS, self.patch_size, self.patch_size
 
     @property
-    def patch_values(self) -> int:
-        """Values of one patch."""
-        return CHANNELS * self.patch_size**2
-
-    @property
     def head_dim(self) -> int:
         """Channels of one head."""
         return self.hidden_size // self.num_heads

@@ -69,12 +69,11 @@ class Network(ImageTextNetwork):
         """Return the place of the release's tensor *name*; None if the network does not need it."""
         return target(name, self.vision_tower.locate)
 
-    def prepare(self, items: Sequence[MediaShape], backend: VisionAttentionBackend) -> tuple[Phi3Metadata, list[int]]:
-        """Return the metadata of *items* for `encode`, and each item's token count."""
+    def prepare(self, items: Sequence[MediaShape], backend: VisionAttentionBackend) -> Phi3Metadata:
+        """Return the metadata of *items* for `encode`."""
         images = tuple(crops(item.grid) for item in items)
         views = self.vision_tower.prepare(sum(1 + rows * columns for rows, columns in images), backend)
-        order = to_device(feature_order(images), self.device)
-        return Phi3Metadata(images, views, order), [self.spec.item_tokens(item.grid) for item in items]
+        return Phi3Metadata(images, views, to_device(feature_order(images), self.device))
 
     def encode(self, pixels_B: torch.Tensor, metadata: Phi3Metadata) -> torch.Tensor:
         """Map uint8 padded images to features [U, E], image after image."""

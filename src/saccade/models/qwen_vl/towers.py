@@ -82,10 +82,10 @@ class WindowedTower(MergingTower):
         host = (np.concatenate(places).reshape(-1, 2), order_U, np.argsort(order_U))
         places_P2, order, restored = (to_device(array, device) for array in host)
         cos_sin = axial_cos_sin(places_P2, self.config.head_dim)
-        windows = packed_sequences(tuple(size * merge**2 for size in sizes), device)
+        windows = packed_sequences(tuple(size * merge**2 for size in sizes), device, backend)
         return WindowedMetadata(
             BlockMetadata(windows, cos_sin, backend),
-            BlockMetadata(packed_layout(grids, device), cos_sin, backend),
+            BlockMetadata(packed_layout(grids, device, backend), cos_sin, backend),
             order,
             restored,
         )

@@ -9,16 +9,15 @@ import torch
 from torch import nn
 
 from saccade.models.backbones.clip_config import ClipConfig
-from saccade.models.backbones.clip_vision import ClipBlock, ViewMetadata, joined_squares
+from saccade.models.backbones.clip_vision import ClipBlock, ViewMetadata, ViewTower, joined_squares
 from saccade.models.backbones.tiled_network import TiledNetwork
 from saccade.models.preprocessing.processor_config import CHANNELS
 from saccade.models.smolvlm.layout import Layout
 from saccade.models.smolvlm.spec import Spec
 from saccade.models.smolvlm.weights import target
-from saccade.nn.context import VisionAttentionBackend
 from saccade.nn.layers import LayerNorm, Linear
 from saccade.nn.parallel import Ranks
-from saccade.nn.vision import PatchEmbedding, packed_sequences
+from saccade.nn.vision import PatchEmbedding
 
 
 class SiglipEmbeddings(nn.Module):
@@ -34,8 +33,7 @@ class SiglipEmbeddings(nn.Module):
         self.positions_PC = torch.empty(0)
 
     def finish(self) -> None:
-        """Compute the values derived from the loaded weights."""
-        self.patch_embedding.fold()
+        """Choose the entry of each patch from the loaded table."""
         table_PC: torch.Tensor = self.position_embedding.weight  # type: ignore[assignment]
         self.positions_PC = table_PC.index_select(0, position_ids(self.side).to(table_PC.device))
 
@@ -45,32 +43,17 @@ class SiglipEmbeddings(nn.Module):
         return (patches_VPC + self.positions_PC).flatten(0, 1)  # type: ignore[no-any-return]
 
 
-class SiglipTower(nn.Module):
+class SiglipTower(ViewTower):
     """SigLIP's vision tower (Zhai et al. 2023, arXiv:2303.15343): as CLIP's, without class token and first norm."""
 
     def __init__(self, config: ClipConfig, ranks: Ranks) -> None:
-        super().__init__()
-        self.num_patches = config.num_patches
-        self.embeddings = SiglipEmbeddings(config)
-        self.encoder = nn.Module()
-        self.encoder.layers = nn.ModuleList(ClipBlock(config, ranks) for _ in range(config.depth))
+        blocks = (ClipBlock(config, ranks) for _ in range(config.depth))
+        super().__init__(SiglipEmbeddings(config), blocks, config.num_patches)
         self.post_layernorm = LayerNorm(config.hidden_size, config.norm_eps)
 
-    def finish(self) -> None:
-        """Compute the values derived from the loaded weights."""
-        self.embeddings.finish()
-
-    def prepare(self, num_views: int, backend: VisionAttentionBackend) -> ViewMetadata:
-        """Return the metadata of *num_views* views, computed on the host and copied without a device sync."""
-        lengths = (self.num_patches,) * num_views
-        return ViewMetadata(packed_sequences(lengths, self.post_layernorm.weight.device), backend)
-
     def forward(self, patches_TD: torch.Tensor, metadata: ViewMetadata) -> torch.Tensor:
-        """Map normalised patches, as `view_patches` lays them out, to hidden states [V, P, C]."""
-        x_TC = self.embeddings(patches_TD)
-        for block in self.encoder.layers:  # type: ignore[union-attr]
-            x_TC = block(x_TC, metadata)
-        return self.post_layernorm(x_TC).unflatten(0, (metadata.num_views, -1))  # type: ignore[no-any-return]
+        """Map normalised patches to hidden states [V, P, C], after the tower's last norm."""
+        return self.post_layernorm(super().forward(patches_TD, metadata))  # type: ignore[no-any-return]
 
 
 class Connector(nn.Module):

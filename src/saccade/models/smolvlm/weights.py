@@ -9,6 +9,7 @@ from saccade.models.network import Target
 
 PREFIXES = (
     ("text_model.", "language_model."),
+    ("vision_model.encoder.", "vision_tower."),
     ("vision_model.", "vision_tower."),
     ("connector.modality_projection.", "projector."),
 )
