@@ -31,9 +31,9 @@ def test_sizes_equal_the_reference(width: int, height: int, limits: tuple[int, i
         expected = smart_resize(2, height, width, 2, 28, least, most)
     except ValueError:
         with pytest.raises(ImageTooLarge):
-            Layout.layout_of(width, height, settings)
+            Layout.image(width, height, settings)
     else:
-        layout = Layout.layout_of(width, height, settings)
+        layout = Layout.image(width, height, settings)
         assert (layout.resized_height, layout.resized_width) == expected
 
 

@@ -52,14 +52,14 @@ def _types(declared: Any, root: Mapping[str, Any], num_left: int) -> Iterable[st
         for one in _listed(declared.get(combination)):
             yield from _types(one, root, num_left - 1)
     if isinstance(reference := declared.get("$ref"), str):
-        yield from _types(_referred(reference, root), root, num_left - 1)
+        yield from _types(referred(reference, root), root, num_left - 1)
 
 
 def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _referred(reference: str, root: Mapping[str, Any]) -> Any:
+def referred(reference: str, root: Mapping[str, Any]) -> Any:
     """Return the schema that *reference*, such as `#/$defs/City`, means within *root*; None if there is none."""
     part: Any = root
     if not reference.startswith("#/"):

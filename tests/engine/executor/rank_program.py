@@ -46,11 +46,10 @@ class Network:
     dtype = torch.float32
     num_encoded = 0
 
-    def prepare(self, items: Any, backend: Any) -> tuple[list[int], list[int]]:
+    def prepare(self, items: Any, backend: Any) -> list[int]:
         if any(item.grid == BAD for item in items):
             raise RuntimeError("an image that cannot be encoded")
-        counts = [self.spec.item_tokens(item.grid) for item in items]
-        return counts, counts
+        return [self.spec.item_tokens(item.grid) for item in items]
 
     def encode(self, pixels: torch.Tensor, counts: list[int]) -> torch.Tensor:
         self.num_encoded += len(counts)

@@ -143,7 +143,7 @@ class MoonVitTower(LearnedTower):
         angles = (place_P2.unsqueeze(1) * frequencies.unsqueeze(1)).flatten(1)
         layout = packed_sequences(tuple(map(prod, clips)), device, backend)
         block = BlockMetadata(layout, cos_sin_pairs(angles), backend)
-        return MoonVitMetadata(block, *self.taps(frames), order_P, clip_metadata(clips, device))
+        return MoonVitMetadata(block, *self.taps(grids), order_P, clip_metadata(clips, device))
 
     def forward(self, patches_PC: torch.Tensor, metadata: MoonVitMetadata) -> torch.Tensor:
         """Map normalised patches to features [U, X]."""

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 from saccade.errors import InvalidValue, StartupError
 from saccade.models.family import ImageOptions
 from saccade.models.gemma4 import BUDGETS
+from saccade.models.preprocessing import smart_resize
 from saccade.models.preprocessing.own_wire import OwnWireLayout
-from saccade.models.preprocessing.processor_config import CHANNELS, HALF_COLOURS, check_fixed, whole_number
-from saccade.models.preprocessing.smart_resize import BICUBIC
+from saccade.models.preprocessing.processor_config import CHANNELS, HALF_COLOURS, check_fixed, check_tower, whole_number
 from saccade.protocol.media import ImageLayout
 from saccade.protocol.model_files import PREPROCESSOR_CONFIG
 
@@ -20,18 +20,12 @@ BEGIN, END = "<|image>", "<image|>"
 DEFAULTS: Mapping[str, Any] = {"patch_size": 16, "pooling_kernel_size": 3, "max_soft_tokens": 280}
 """The defaults of transformers' Gemma4ImageProcessor."""
 
+PLAIN_COLOURS: Mapping[str, Any] = {"image_mean": [0.0] * CHANNELS, "image_std": [1.0] * CHANNELS}
 FIXED: Mapping[str, Any] = {
-    "do_resize": True,
-    "do_rescale": True,
-    "do_convert_rgb": True,
-    "resample": BICUBIC,
-    "rescale_factor": 1 / 255,
-    "image_mean": [0.0] * CHANNELS,
-    "image_std": [1.0] * CHANNELS,
+    **{key: value for key, value in smart_resize.FIXED.items() if key != "do_normalize"},
+    **PLAIN_COLOURS,
 }
 """Settings with one supported value. The network with a tower maps 0 to 1 to -1 to 1, as HALF_COLOURS do."""
-
-PLAIN_COLOURS: Mapping[str, Any] = {"image_mean": [0.0] * CHANNELS, "image_std": [1.0] * CHANNELS}
 
 
 class Layout(OwnWireLayout):
@@ -75,13 +69,8 @@ def resolve(
         raise StartupError(
             f"{PREPROCESSOR_CONFIG}: max_soft_tokens must be one of {BUDGETS}, not {own['max_soft_tokens']!r}."
         )
-    vision = config.get("vision_config") or {}
-    for key in ("patch_size", "pooling_kernel_size"):
-        if vision.get(key, own[key]) != own[key]:
-            raise StartupError(
-                f"config.json: vision_config.{key} is {vision[key]!r}, but {key} in {PREPROCESSOR_CONFIG} is "
-                f"{own[key]!r}."
-            )
+    keys = ("patch_size", "pooling_kernel_size")
+    check_tower(config.get("vision_config"), own, dict(zip(keys, keys, strict=True)))
     if own["patch_size"] * own["pooling_kernel_size"] % 2:
         raise StartupError(f"{PREPROCESSOR_CONFIG}: patch_size or pooling_kernel_size must be even.")
     settings = {key: own[key] for key in defaults if key != "pooling_kernel_size"}

@@ -7,11 +7,10 @@ video_utils.py, default_sample_indices_fn.
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import msgspec
-
 from saccade.errors import InvalidValue, StartupError
 from saccade.models.family import VideoOptions
 from saccade.models.gemma4 import layout
+from saccade.models.preprocessing import frames
 from saccade.protocol.media import ImageLayout, VideoHeader
 from saccade.protocol.model_files import VIDEO_PREPROCESSOR_CONFIG
 
@@ -41,37 +40,22 @@ class VideoLayout:
                 "min_pixels is not supported: this model enlarges every frame to its budget of tokens; leave it out.",
                 "mm_processor_kwargs",
             )
-        settings = dict(layout.with_budget(self.settings, options.max_soft_tokens, options.max_pixels))
-        if options.num_frames is not None:
-            settings["num_frames"] = options.num_frames
-        elif options.fps is not None:
-            settings |= {"num_frames": None, "fps": options.fps}
-        return settings
+        settings = layout.with_budget(self.settings, options.max_soft_tokens, options.max_pixels)
+        return {**settings, **frames.sampling(options)}
 
     def video(self, header: VideoHeader, settings: Mapping[str, Any]) -> ImageLayout:
         """Return grid (frames, rows, columns), tokens, patch shape, the frames, and their text."""
-        frames = header.indices or sampled(header, settings)
+        indices = header.indices or sampled(header, settings)
         frame = layout.image_layout(header.width, header.height, settings)
-        _, rows, columns = frame.grid
         parts: list[str | int] = []
-        for index in frames:
+        for index in indices:
             minutes, seconds = divmod(int(index / header.fps), 60)
             time = f"{minutes:02d}:{seconds:02d} "
             parts += [f" {time}" if parts else time, *frame.prompt]
-        return msgspec.structs.replace(
-            frame,
-            grid=(len(frames), rows, columns),
-            num_tokens=len(frames) * frame.num_tokens,
-            pixel_shape=(len(frames) * rows * columns, frame.pixel_shape[1]),
-            prompt=tuple(parts),
-            frames=frames,
-        )
+        return frames.layout_of(frame, indices, parts)
 
 
 def sampled(header: VideoHeader, settings: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the indices of the frames that the model sees: evenly spread, all of a shorter video."""
-    total, count = header.num_frames, settings["num_frames"]
-    if count is None:
-        count = max(1, int(total / header.fps * settings["fps"]))
-    count = min(count, total)
-    return tuple(index * total // count for index in range(count))
+    count = frames.num_sampled(header, settings)
+    return tuple(index * header.num_frames // count for index in range(count))

@@ -18,7 +18,7 @@ class Layout(OwnWireLayout, SmartResizeLayout):
     """Defaults of the reference processor for missing keys: transformers 5.23, Glm4vImageProcessor."""
 
     @staticmethod
-    def layout_of(width: int, height: int, settings: Mapping[str, Any]) -> ImageLayout:
+    def image(width: int, height: int, settings: Mapping[str, Any]) -> ImageLayout:
         """Return the layout of an image; one with a side below a token's is enlarged first. Raises ImageTooLarge.
 
         Limits of pixels are those of all frames of a patch together.

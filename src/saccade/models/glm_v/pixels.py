@@ -10,4 +10,4 @@ __all__ = ["Pixels", "VideoPixels"]
 class Pixels(PatchifyPixels):
     """Patches of the sizes that the layout chose."""
 
-    layout_of = staticmethod(Layout.layout_of)
+    layout_of = staticmethod(Layout.image)

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from saccade.models.internvl.settings import resolve
-from saccade.models.preprocessing.fixed_sizes import FixedSizeLayout
+from saccade.models.preprocessing.own_wire import FixedSizeLayout
 from saccade.models.preprocessing.processor_config import CHANNELS
 from saccade.models.preprocessing.tiles import num_views
 from saccade.protocol.media import ImageLayout

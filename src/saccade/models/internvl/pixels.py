@@ -4,16 +4,14 @@ Source: transformers 5.23, models/got_ocr2/image_processing_got_ocr2.py, with th
 models/internvl/video_processing_internvl.py.
 """
 
-from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from saccade.errors import InternalError
 from saccade.media.resize import resize
 from saccade.models.internvl.layout import image_layout
-from saccade.models.preprocessing.decoded_size import check_decoded
+from saccade.models.preprocessing.decoded import DecodedVideo
 from saccade.models.preprocessing.tiles import ViewImage, write_views
 from saccade.protocol.media import ImageLayout
 
@@ -21,16 +19,10 @@ from saccade.protocol.media import ImageLayout
 class Pixels(ViewImage):
     """Views of uint8 planes [3, s, s]: the tiles by rows, then the whole image; or that alone."""
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
-        self._settings = settings
+    layout_of = staticmethod(image_layout)
 
-    def write(self, image: npt.NDArray[np.uint8], layout: ImageLayout, out: npt.NDArray[Any]) -> None:
-        """Write the views of *image* [height, width, 3] into *out* of layout.pixel_shape.
-
-        Raises InternalError if *layout* is for another size, MemoryError if an allocation fails.
-        """
-        height, width, _ = image.shape
-        check_decoded(image_layout(width, height, self._settings), layout)
+    def fill(self, image: npt.NDArray[np.uint8], layout: ImageLayout, out: npt.NDArray[Any]) -> None:
+        """Write the views of *image* [height, width, 3]."""
         side = out.shape[-1]
         whole = resize(image, side, side).transpose(1, 2, 0)
         tiled = whole
@@ -39,21 +31,8 @@ class Pixels(ViewImage):
         write_views(tiled, whole, out)
 
 
-class VideoPixels:
+class VideoPixels(DecodedVideo):
     """A view of uint8 planes [3, s, s] for each frame."""
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
-        self._side = settings["tile"]
-
-    def write(self, frames: Iterable[npt.NDArray[np.uint8]], layout: ImageLayout, out: npt.NDArray[np.uint8]) -> None:
-        """Write the views of *frames* into *out* of layout.pixel_shape, one frame at a time.
-
-        Raises InternalError if there are more or fewer frames than in *layout*.
-        """
-        count = 0
-        for frame in frames:
-            if count < len(out):
-                out[count] = resize(frame, self._side, self._side)
-            count += 1
-        if count != len(layout.frames):
-            raise InternalError(f"A video gave {count} frames instead of {len(layout.frames)}.")
+    def fill(self, frame: npt.NDArray[np.uint8], number: int, layout: ImageLayout, out: npt.NDArray[np.uint8]) -> None:
+        out[number] = resize(frame, self._settings["tile"], self._settings["tile"])

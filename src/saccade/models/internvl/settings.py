@@ -11,15 +11,10 @@ from saccade.models.backbones.model_config import check_equal, choice, number, s
 from saccade.models.preprocessing import processor_config
 from saccade.protocol.model_files import PREPROCESSOR_CONFIG
 
-FIXED: Mapping[str, Any] = MappingProxyType(
-    {"do_resize": True, "do_rescale": True, "do_normalize": True, "resample": 3, "rescale_factor": 1 / 255}
-)
-"""Settings with one supported value; with another, the model would get other pixels than it was trained on."""
-
 CHAT: Mapping[str, Any] = MappingProxyType(
     {"dynamic_image_size": True, "pad2square": False, "use_thumbnail": True, "ps_version": "v2", "select_layer": -1}
 )
-"""The same in the config.json of the release's own form, whose `llm_config` is the text network's."""
+"""Settings with one supported value, of the release's own form of config.json: `llm_config` is the text network's."""
 
 NATIVE: Mapping[str, Any] = MappingProxyType(
     {"vision_feature_layer": -1, "vision_feature_select_strategy": "default", "projector_hidden_act": "gelu"}
@@ -62,7 +57,7 @@ def resolve(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> dict[
     *tile* is in pixels; *view_tokens* is the number of tokens of one view. Raises StartupError if a value is wrong or
     not supported.
     """
-    processor_config.check_fixed(preprocessor, FIXED)
+    processor_config.check_fixed(preprocessor, {**processor_config.FIXED, "resample": 3})
     vision = tower(config)
     source, least, most = (
         (config, "min_dynamic_patch", "max_dynamic_patch")
@@ -85,8 +80,7 @@ def resolve(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> dict[
         "max_tiles": max_tiles,
         "patch_size": vision.patch_size,
         "view_tokens": (vision.side // scale(config, vision)) ** 2,
-        "image_mean": processor_config.one_per_channel(preprocessor.get("image_mean"), "image_mean"),
-        "image_std": processor_config.deviations(preprocessor.get("image_std"), "image_std"),
+        **processor_config.colours(preprocessor),
     }
 
 

@@ -6,14 +6,12 @@ Source of the rules: transformers 5.23, video_processing_internvl.py and process
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import msgspec
-
 from saccade.errors import StartupError
 from saccade.models.family import VideoOptions
 from saccade.models.internvl.layout import image_layout
 from saccade.models.internvl.settings import resolve
-from saccade.models.preprocessing import processor_config
-from saccade.models.preprocessing.fixed_sizes import refuse_limits
+from saccade.models.preprocessing import frames, processor_config
+from saccade.models.preprocessing.own_wire import refuse_limits
 from saccade.protocol.media import ImageLayout, VideoHeader
 from saccade.protocol.model_files import VIDEO_PREPROCESSOR_CONFIG
 
@@ -47,26 +45,17 @@ class VideoLayout:
     def settings_for(self, options: VideoOptions) -> Mapping[str, Any]:
         """Return `settings` changed by *options*. Raises InvalidValue."""
         refuse_limits(options)
-        if options.num_frames is not None:
-            return {**self.settings, "num_frames": options.num_frames}
-        return self.settings if options.fps is None else {**self.settings, "num_frames": None, "fps": options.fps}
+        return {**self.settings, **frames.sampling(options)}
 
     def video(self, header: VideoHeader, settings: Mapping[str, Any]) -> ImageLayout:
         """Return grid (frames, rows, columns), tokens, views [F, 3, s, s], the frames, and their text."""
-        frames = header.indices or sampled(header, settings)
+        indices = header.indices or sampled(header, settings)
         view = image_layout(header.width, header.height, settings)
         parts: list[str | int] = []
-        for number in range(1, len(frames) + 1):
+        for number in range(1, len(indices) + 1):
             name = f"Frame{number}: "
             parts += [f"\n{name}" if parts else name, *view.prompt]
-        return msgspec.structs.replace(
-            view,
-            grid=(len(frames), *view.grid[1:]),
-            num_tokens=len(frames) * view.num_tokens,
-            pixel_shape=(len(frames), *view.pixel_shape[1:]),
-            prompt=tuple(parts),
-            frames=frames,
-        )
+        return frames.layout_of(view, indices, parts)
 
 
 def sampled(header: VideoHeader, settings: Mapping[str, Any]) -> tuple[int, ...]:
@@ -74,8 +63,5 @@ def sampled(header: VideoHeader, settings: Mapping[str, Any]) -> tuple[int, ...]
 
     In whole numbers: the reference's float arithmetic moves some frames of very long videos by one.
     """
-    total, count = header.num_frames, settings["num_frames"]
-    if count is None:
-        count = max(1, int(total / header.fps * settings["fps"]))
-    count = min(count, total)
-    return tuple((2 * index + 1) * total // (2 * count) for index in range(count))
+    count = frames.num_sampled(header, settings)
+    return tuple((2 * index + 1) * header.num_frames // (2 * count) for index in range(count))

@@ -8,12 +8,12 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import msgspec
 import numpy as np
 
 from saccade.errors import InvalidValue, StartupError
 from saccade.models.backbones.moonvit_config import CLIP_FRAMES
 from saccade.models.family import VideoOptions
+from saccade.models.preprocessing import frames
 from saccade.models.preprocessing.navit_layout import image_layout
 from saccade.models.preprocessing.navit_settings import NESTED, resolve
 from saccade.models.preprocessing.processor_config import whole_number
@@ -77,21 +77,13 @@ class VideoLayout:
 
     def video(self, header: VideoHeader, settings: Mapping[str, Any]) -> ImageLayout:
         """Return grid (frames, rows, columns), tokens, patch shape, the prompt and the frames."""
-        frames = header.indices or _sampled(header, settings)
+        indices = header.indices or _sampled(header, settings)
         one = image_layout(header.width, header.height, settings)
-        starts = frames[:: settings["clip_frames"]]
         prompt: list[str | int] = []
-        for start in starts:
+        for start in indices[:: settings["clip_frames"]]:
             prompt += [_time(start / header.fps), "<|media_begin|>", "video", "<|media_content|>"]
             prompt += [one.num_tokens, "<|media_end|>"]
-        return msgspec.structs.replace(
-            one,
-            grid=(len(frames), *one.grid[1:]),
-            num_tokens=len(starts) * one.num_tokens,
-            pixel_shape=(len(frames) * one.pixel_shape[0], *one.pixel_shape[1:]),
-            prompt=tuple(prompt),
-            frames=frames,
-        )
+        return frames.layout_of(one, indices, prompt)
 
     def _check(self, options: Mapping[str, Any], of_images: Mapping[str, Any], vision: Mapping[str, Any]) -> None:
         for key in ("in_patch_limit", "clip_frames"):

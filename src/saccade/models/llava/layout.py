@@ -8,7 +8,7 @@ from typing import Any
 
 from saccade.models.llava import tiles
 from saccade.models.llava.settings import resolve
-from saccade.models.preprocessing.fixed_sizes import FixedSizeLayout
+from saccade.models.preprocessing.own_wire import FixedSizeLayout
 from saccade.models.preprocessing.processor_config import CHANNELS
 from saccade.protocol.media import ImageLayout
 

@@ -4,7 +4,6 @@ Source of both: transformers 5.23, models/clip/image_processing_clip.py and
 models/llava_next/image_processing_llava_next.py, with their torchvision backend.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,23 +12,17 @@ import numpy.typing as npt
 from saccade.media.resize import resize
 from saccade.models.llava import tiles
 from saccade.models.llava.layout import image_layout
-from saccade.models.preprocessing.decoded_size import check_decoded
+from saccade.models.preprocessing.decoded import DecodedImage
 from saccade.protocol.media import ImageLayout
 
 
-class Pixels:
+class Pixels(DecodedImage):
     """Views of LLaVA, uint8 planes [3, s, s]: one, or with pinpoints the base view and then the tiles by rows."""
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
-        self._settings = settings
+    layout_of = staticmethod(image_layout)
 
-    def write(self, image: npt.NDArray[np.uint8], layout: ImageLayout, out: npt.NDArray[Any]) -> None:
-        """Write the views of *image* [height, width, 3] into *out* of layout.pixel_shape.
-
-        Raises InternalError if *layout* is for another size, MemoryError if an allocation fails.
-        """
-        height, width, _ = image.shape
-        check_decoded(image_layout(width, height, self._settings), layout)
+    def fill(self, image: npt.NDArray[np.uint8], layout: ImageLayout, out: npt.NDArray[Any]) -> None:
+        """Write the views of *image* [height, width, 3] into *out* of layout.pixel_shape."""
         side = self._settings["image_size"]
         if layout.original_size is None:
             out[...] = cropped(image, self._settings["shortest_edge"], side)

@@ -5,25 +5,14 @@ from typing import Any
 
 from saccade.errors import StartupError
 from saccade.models.backbones.clip_config import LARGE_336, ClipConfig
-from saccade.models.preprocessing import processor_config
+from saccade.models.preprocessing import processor_config, smart_resize
 from saccade.protocol.model_files import PREPROCESSOR_CONFIG
 
-BICUBIC = 3
 TOWER = "clip_vision_model"
 NEXT_ARCHITECTURE = "LlavaNextForConditionalGeneration"
 NEXT_MODEL_TYPE = "llava_next"
 DEFAULT_EDGE = 224
 DEFAULT_PINPOINTS = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
-FIXED: Mapping[str, Any] = {
-    "do_resize": True,
-    "do_center_crop": True,
-    "do_rescale": True,
-    "do_normalize": True,
-    "do_convert_rgb": True,
-    "resample": BICUBIC,
-    "rescale_factor": 1 / 255,
-}
-"""Settings with one supported value; with another, the model would get other pixels than it was trained on."""
 
 
 def resolve(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> dict[str, Any]:
@@ -31,7 +20,7 @@ def resolve(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> dict[
 
     *pinpoints*, [height, width] each, are None for LLaVA-1.5. Raises StartupError if a value is wrong or not supported.
     """
-    processor_config.check_fixed(preprocessor, FIXED)
+    processor_config.check_fixed(preprocessor, {**smart_resize.FIXED, "do_center_crop": True})
     vision = tower(config)
     image_size = vision.image_size
     edge, crop = _edges(preprocessor)
@@ -43,15 +32,13 @@ def resolve(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> dict[
         )
     if not anyres:
         processor_config.check_fixed(preprocessor, {"do_pad": False})
-    mean, std = (preprocessor.get(key) or default for key, default in processor_config.CLIP_COLOURS.items())
     return {
         "image_size": image_size,
         "patch_size": vision.patch_size,
         "shortest_edge": edge,
         "has_class_token": has_class_token(config),
         "pinpoints": _pinpoints(config, preprocessor, image_size) if anyres else None,
-        "image_mean": processor_config.one_per_channel(mean, "image_mean"),
-        "image_std": processor_config.deviations(std, "image_std"),
+        **processor_config.colours(preprocessor, processor_config.CLIP_COLOURS),
     }
 
 

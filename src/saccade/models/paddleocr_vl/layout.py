@@ -28,7 +28,7 @@ class Layout(OwnWireLayout, SmartResizeLayout):
         super().__init__({**config, "vision_config": vision}, preprocessor)
 
     @staticmethod
-    def layout_of(width: int, height: int, settings: Mapping[str, Any]) -> ImageLayout:
+    def image(width: int, height: int, settings: Mapping[str, Any]) -> ImageLayout:
         """Return the layout of an image; one with a side below a token's is enlarged first. Raises ImageTooLarge."""
         check_aspect(width, height)
         factor = settings["patch_size"] * settings["merge_size"]

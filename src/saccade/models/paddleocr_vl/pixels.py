@@ -7,4 +7,4 @@ from saccade.models.preprocessing.merge_pixels import PatchifyPixels
 class Pixels(PatchifyPixels):
     """Patches of the sizes that the layout chose."""
 
-    layout_of = staticmethod(Layout.layout_of)
+    layout_of = staticmethod(Layout.image)

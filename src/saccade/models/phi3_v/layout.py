@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from saccade.errors import ImageTooLarge, StartupError
 from saccade.models.preprocessing import processor_config
-from saccade.models.preprocessing.fixed_sizes import FixedSizeLayout
+from saccade.models.preprocessing.own_wire import FixedSizeLayout
 from saccade.protocol.media import ImageLayout
 
 CROP = 336
@@ -31,11 +31,9 @@ class Layout(FixedSizeLayout):
                     f"config.json sets embd_layer.{key} to {embedding[key]!r}; only {value!r} is supported."
                 )
         processor_config.check_fixed(preprocessor, {"num_img_tokens": TOKENS_PER_CROP})
-        mean, std = (preprocessor.get(key) or default for key, default in processor_config.CLIP_COLOURS.items())
         self.settings: Mapping[str, Any] = {
             "num_crops": processor_config.whole_number(preprocessor.get("num_crops"), "num_crops"),
-            "image_mean": processor_config.one_per_channel(mean, "image_mean"),
-            "image_std": processor_config.deviations(std, "image_std"),
+            **processor_config.colours(preprocessor, processor_config.CLIP_COLOURS),
         }
 
     def low_detail(self) -> Mapping[str, Any]:

@@ -1,6 +1,5 @@
 """A decoded image to the padded image of the wire. Runs in a decode process."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,28 +8,23 @@ from PIL import Image
 
 from saccade.media.resample import resample
 from saccade.models.phi3_v.layout import fitted, image_layout
-from saccade.models.preprocessing.decoded_size import check_decoded
+from saccade.models.preprocessing.decoded import DecodedImage
 from saccade.protocol.media import ImageLayout
 
 WHITE = 255
 
 
-class Pixels:
+class Pixels(DecodedImage):
     """The padded image of Phi-3-vision, uint8 planes; an engine makes its global view and its crops.
 
     Source: HD_transform and padding_336 in the release's image_processing_phi3_v.py.
     """
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
-        self._settings = settings
+    layout_of = staticmethod(image_layout)
 
-    def write(self, image: npt.NDArray[np.uint8], layout: ImageLayout, out: npt.NDArray[Any]) -> None:
-        """Write *image* [height, width, 3], resized on white, into *out* [3, padded height, padded width].
-
-        Raises InternalError if *layout* is for another size, MemoryError if an allocation fails.
-        """
+    def fill(self, image: npt.NDArray[np.uint8], layout: ImageLayout, out: npt.NDArray[Any]) -> None:
+        """Write *image* [height, width, 3], resized on white, into *out* [3, padded height, padded width]."""
         height, width, _ = image.shape
-        check_decoded(image_layout(width, height, self._settings), layout)
         planes = out.transpose(1, 2, 0)
         if width < height:
             # The reference first rotates a tall image, so its passes have the other order.

@@ -1,6 +1,5 @@
 """A decoded image to patches in merged blocks. Runs in a decode process: resizing uses torch."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,32 +8,17 @@ import numpy.typing as npt
 from saccade.media import rgbx
 from saccade.media.resize import resize
 from saccade.models.preprocessing import patchify, smart_resize
-from saccade.models.preprocessing.decoded_size import check_decoded
+from saccade.models.preprocessing.decoded import DecodedImage
 from saccade.protocol.media import ImageLayout
 
 
-class PatchifyPixels:
+class PatchifyPixels(DecodedImage):
     """Patches in merged blocks: uint8 of one frame; normalised and with two frames on external wires."""
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
-        self._settings = settings
+    layout_of = staticmethod(smart_resize.image_layout)
 
-    @staticmethod
-    def layout_of(width: int, height: int, settings: Mapping[str, Any]) -> ImageLayout:
-        """Return the layout of an image, by the rule of the family's layout."""
-        return smart_resize.image_layout(width, height, settings)
-
-    def write(self, image: npt.NDArray[np.uint8], layout: ImageLayout, out: npt.NDArray[Any]) -> None:
-        """Write the patches of *image* [height, width, 3] into *out* of layout.pixel_shape.
-
-        Raises InternalError if *layout* is for another size, MemoryError if an allocation fails.
-        """
-        height, width, _ = image.shape
-        own = self.layout_of(width, height, self._settings)
-        check_decoded(
-            (own.resized_height, own.resized_width, own.grid),
-            (layout.resized_height, layout.resized_width, layout.grid),
-        )
+    def fill(self, image: npt.NDArray[np.uint8], layout: ImageLayout, out: npt.NDArray[Any]) -> None:
+        """Write the patches of *image* [height, width, 3]."""
         side = self._settings["patch_size"] * self._settings["merge_size"]
         columns = layout.resized_width // side
         bands = _bands(image, layout, side)

@@ -1,37 +1,30 @@
 """A decoded image to Kimi's patches on the wire. Runs in a decode process."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
 from saccade.media.resample import resample
-from saccade.models.preprocessing.decoded_size import check_decoded
+from saccade.models.preprocessing.decoded import DecodedImage
 from saccade.models.preprocessing.navit_layout import image_layout, resized
 from saccade.models.preprocessing.normalisation import bfloat16
 from saccade.protocol.media import ImageLayout
 
 
-class NavitPixels:
+class NavitPixels(DecodedImage):
     """models.family.Pixels of patches, [3, 14, 14] each, in raster order.
 
     They are uint8 on Saccade's wire, normalised on external ones.
     """
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
-        self._settings = settings
+    layout_of = staticmethod(image_layout)
 
-    def write(self, image: npt.NDArray[np.uint8], layout: ImageLayout, out: npt.NDArray[Any]) -> None:
-        """Write the patches of *image* [height, width, channels] into *out* of layout.pixel_shape.
-
-        Raises InternalError if *layout* is for another size, MemoryError if an allocation fails.
-        """
+    def fill(self, image: npt.NDArray[np.uint8], layout: ImageLayout, out: npt.NDArray[Any]) -> None:
+        """Write the patches of *image* [height, width, channels]."""
         height, width, _ = image.shape
-        own = image_layout(width, height, self._settings)
-        check_decoded(msgspec.structs.replace(own, pixel_dtype=layout.pixel_dtype, prompt=layout.prompt), layout)
         small = self.opaque(resample(image, *resized(width, height, self._settings), Image.Resampling.BICUBIC))
         if layout.pixel_dtype == "uint8":
             write_patches(small, layout, out)

@@ -50,16 +50,9 @@ def resolve(
     settings = {key: _setting(options, key, release) for key in release}
     for key in ("patch_size", "merge_size", "in_patch_limit", "patch_limit_on_one_side"):
         processor_config.whole_number(settings[key], key)
-    processor_config.one_per_channel(settings["image_mean"], "image_mean")
-    processor_config.deviations(settings["image_std"], "image_std")
-    vision = config.get("vision_config") or {}
-    for key, setting in (("patch_size", "patch_size"), ("merge_kernel_size", "merge_size")):
-        if _plain(vision.get(key, settings[setting])) != settings[setting]:
-            raise StartupError(
-                f"config.json: vision_config.{key} is {vision[key]!r}, but {setting} in "
-                f"{PREPROCESSOR_CONFIG} is {settings[setting]!r}."
-            )
-    return settings
+    vision = {key: _plain(value) for key, value in (config.get("vision_config") or {}).items()}
+    processor_config.check_tower(vision, settings, {"patch_size": "patch_size", "merge_kernel_size": "merge_size"})
+    return settings | processor_config.colours(settings)
 
 
 def _setting(options: Mapping[str, Any], setting: str, release: Mapping[str, Any]) -> Any:

@@ -1,6 +1,10 @@
-"""Images that no external wire takes. No torch."""
+"""Images that no external wire takes, and among them those of models with fixed sizes of views. No torch."""
 
-from saccade.errors import UnsupportedParameter
+from collections.abc import Mapping
+from typing import Any
+
+from saccade.errors import InvalidValue, UnsupportedParameter
+from saccade.models.family import ImageOptions, VideoOptions
 from saccade.protocol.media import ImageLayout
 
 
@@ -13,3 +17,28 @@ class OwnWireLayout:
             "This worker takes no images for this model: the wire to it has no format for them. Saccade's own "
             "workers take them."
         )
+
+
+class FixedSizeLayout(OwnWireLayout):
+    """models.family.Layout. A family adds `image`; `low_detail` are the settings for `detail: low`."""
+
+    settings: Mapping[str, Any]
+
+    def low_detail(self) -> Mapping[str, Any]:
+        """Return the settings that differ for `detail: low`."""
+        raise NotImplementedError
+
+    def settings_for(self, options: ImageOptions) -> Mapping[str, Any]:
+        """Return `settings`, changed for `detail: low`. Raises InvalidValue."""
+        refuse_limits(options)
+        changed = {**self.settings, **(self.low_detail() if options.detail == "low" else {})}
+        return self.settings if changed == self.settings else changed
+
+
+def refuse_limits(options: ImageOptions | VideoOptions) -> None:
+    """Raise InvalidValue if *options* have limits of pixels."""
+    for key in ("min_pixels", "max_pixels"):
+        if getattr(options, key) is not None:
+            raise InvalidValue(
+                f"{key} is not supported: this model has fixed image sizes; leave it out.", "mm_processor_kwargs"
+            )

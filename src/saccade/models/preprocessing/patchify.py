@@ -1,7 +1,6 @@
 """Pixels to patches in merged blocks, written directly to memory that a worker reads. numpy, no torch.
 
-A row of blocks is written at a time, so that intermediate data stays in the processor's cache. `plain` is the same
-computation in the fewest lines; tests compare the two.
+A row of blocks is written at a time, so that intermediate data stays in the processor's cache.
 
 Names: P patch_size, M merge_size, F temporal_patch_size. A row of blocks has M * P rows of pixels and N patches.
 """
@@ -14,8 +13,8 @@ import numpy.typing as npt
 
 from saccade.media import rgbx
 from saccade.models.preprocessing import normalisation
+from saccade.models.preprocessing.processor_config import CHANNELS
 
-CHANNELS = 3
 Bands = Callable[[int], npt.NDArray[np.uint8]]
 """Returns the pixels [3, M * P, width] of a row of blocks, by its number. The next call may overwrite them."""
 
@@ -71,20 +70,6 @@ def write_normalised(
             # With "clip" the look-up makes no copy; no index is out of range.
             table.take(pairs[channel], out=value_pairs[channel], mode="clip")
         row[...] = values.transpose(1, 0, 2)[:, :, None]
-
-
-def plain(planes: npt.NDArray[np.uint8], settings: Mapping[str, Any], dtype: str) -> npt.NDArray[Any]:
-    """Return the patches of *planes* [3, height, width] in the wire's form: uint8, or normalised as *dtype*."""
-    patch, merge = settings["patch_size"], settings["merge_size"]
-    channels, height, width = planes.shape
-    rows, columns = height // (patch * merge), width // (patch * merge)
-    blocks = planes.reshape(channels, rows, merge, patch, columns, merge, patch).transpose(1, 4, 2, 5, 0, 3, 6)
-    patches = blocks.reshape(-1, channels, patch * patch)
-    if dtype == "uint8":
-        return patches.reshape(len(patches), -1)
-    tables = normalisation.tables(settings["image_mean"], settings["image_std"], dtype)
-    values = np.stack([table[patches[:, channel]] for channel, table in enumerate(tables)], 1)
-    return np.repeat(values[:, :, None], settings["temporal_patch_size"], 2).reshape(len(patches), -1)
 
 
 def _word(num_bytes: int) -> np.dtype[Any]:

@@ -17,6 +17,12 @@ CLIP_COLOURS: Mapping[str, Any] = MappingProxyType(
 HALF_COLOURS: Mapping[str, Any] = MappingProxyType({"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]})
 
 
+FIXED: Mapping[str, Any] = MappingProxyType(
+    {"do_resize": True, "do_rescale": True, "do_normalize": True, "rescale_factor": 1 / 255}
+)
+"""Settings with one supported value; with another, the model would get other pixels than it was trained on."""
+
+
 def check_fixed(preprocessor: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
     """Raise StartupError if *preprocessor* has another value than *fixed*, the supported one; null counts as absent."""
     for key, value in fixed.items():
@@ -33,17 +39,23 @@ def whole_number(value: object, key: str) -> int:
     return value
 
 
-def one_per_channel(value: object, key: str) -> list[float]:
-    """Return *value*, found under *key*: three numbers, of pixels in 0 to 1. Raises StartupError."""
-    numbers = value if isinstance(value, list) else []
-    if len(numbers) != CHANNELS or not all(type(number) in (int, float) for number in numbers):
-        raise StartupError(f"{PREPROCESSOR_CONFIG}: {key} must be {CHANNELS} numbers, got {value!r}.")
-    return numbers
+def colours(preprocessor: Mapping[str, Any], defaults: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+    """Return image_mean and image_std, each of three numbers, of pixels in 0 to 1. Raises StartupError."""
+    values = {key: preprocessor.get(key) or defaults.get(key) for key in ("image_mean", "image_std")}
+    for key, value in values.items():
+        numbers = value if isinstance(value, list) else []
+        if len(numbers) != CHANNELS or not all(type(number) in (int, float) for number in numbers):
+            raise StartupError(f"{PREPROCESSOR_CONFIG}: {key} must be {CHANNELS} numbers, got {value!r}.")
+        if key == "image_std" and min(numbers) <= 0:
+            raise StartupError(f"{PREPROCESSOR_CONFIG}: {key} must be {CHANNELS} numbers above 0, got {value!r}.")
+    return values
 
 
-def deviations(value: object, key: str) -> list[float]:
-    """Return *value*, found under *key*: three numbers above zero, to divide by. Raises StartupError."""
-    numbers = one_per_channel(value, key)
-    if min(numbers) <= 0:
-        raise StartupError(f"{PREPROCESSOR_CONFIG}: {key} must be {CHANNELS} numbers above 0, got {value!r}.")
-    return numbers
+def check_tower(vision: Any, settings: Mapping[str, Any], setting_of: Mapping[str, str]) -> None:
+    """Raise StartupError if a key of config.json's *vision* tower has another value than its setting."""
+    for key, setting in setting_of.items():
+        if (value := (vision or {}).get(key, settings[setting])) != settings[setting]:
+            raise StartupError(
+                f"config.json: vision_config.{key} is {value!r}, but {setting} in {PREPROCESSOR_CONFIG} is "
+                f"{settings[setting]!r}."
+            )

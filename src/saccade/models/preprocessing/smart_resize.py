@@ -12,13 +12,8 @@ import msgspec
 
 from saccade.errors import ImageTooLarge, InvalidValue, StartupError
 from saccade.models.family import ImageOptions, VideoOptions
-from saccade.models.preprocessing.processor_config import (
-    CHANNELS,
-    check_fixed,
-    deviations,
-    one_per_channel,
-    whole_number,
-)
+from saccade.models.preprocessing import processor_config
+from saccade.models.preprocessing.processor_config import CHANNELS, check_fixed, check_tower, colours, whole_number
 from saccade.protocol.media import ImageLayout
 from saccade.protocol.model_files import PREPROCESSOR_CONFIG
 
@@ -30,47 +25,35 @@ LOW_DETAIL_PIXELS = 512 * 512
 MOST_PIXELS = 16 * 1024 * 1024
 """The largest limit of pixels that a request may set, unless the model's own is higher: 4096 x 4096."""
 
-FIXED: Mapping[str, Any] = {
-    "do_resize": True,
-    "do_rescale": True,
-    "do_normalize": True,
-    "do_convert_rgb": True,
-    "resample": BICUBIC,
-    "rescale_factor": 1 / 255,
+FIXED: Mapping[str, Any] = {**processor_config.FIXED, "do_convert_rgb": True, "resample": BICUBIC}
+TOWER_KEYS = {
+    "patch_size": "patch_size",
+    "spatial_merge_size": "merge_size",
+    "temporal_patch_size": "temporal_patch_size",
 }
-"""Settings with one supported value; with another, the model would get other pixels than it was trained on."""
-
-TOWER_KEYS = (
-    ("patch_size", "patch_size"),
-    ("spatial_merge_size", "merge_size"),
-    ("temporal_patch_size", "temporal_patch_size"),
-)
+"""The vision tower's keys in config.json, and their settings."""
 
 
 class SmartResizeLayout:
-    """Layout of an image from its dimensions. A family adds its data, and its *layout_of* if the rule differs.
+    """Layout of an image from its dimensions. A family adds its data, and its own `image` if the rule differs.
 
     *defaults* apply to keys that preprocessor_config.json lacks.
     """
 
     defaults: ClassVar[Mapping[str, Any]]
 
-    @staticmethod
-    def layout_of(width: int, height: int, settings: Mapping[str, Any]) -> ImageLayout:
-        """Return the layout of an upright image of *width* x *height* pixels. Raises ImageTooLarge."""
-        return image_layout(width, height, settings)
-
     def __init__(self, config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> None:
         self.settings: Mapping[str, Any] = resolve(preprocessor, self.defaults)
-        check_tower(config, self.settings)
+        check_tower(config.get("vision_config"), self.settings, TOWER_KEYS)
 
     def settings_for(self, options: ImageOptions) -> Mapping[str, Any]:
         """Return `settings` with the limits that *options* set. Raises InvalidValue."""
         return adjusted(self.settings, options)
 
-    def image(self, width: int, height: int, settings: Mapping[str, Any]) -> ImageLayout:
+    @staticmethod
+    def image(width: int, height: int, settings: Mapping[str, Any]) -> ImageLayout:
         """Return grid (1, rows, columns), tokens and patch shape. Raises ImageTooLarge."""
-        return self.layout_of(width, height, settings)
+        return image_layout(width, height, settings)
 
     def external(self, layout: ImageLayout, dtype: str) -> ImageLayout:
         """Return *layout* with the reference's patches, [3 * temporal_patch_size * patch_size * patch_size] each."""
@@ -101,9 +84,7 @@ def resolve(preprocessor: Mapping[str, Any], defaults: Mapping[str, Any]) -> dic
             f"{PREPROCESSOR_CONFIG}: min_pixels is {settings['min_pixels']}, but may be at most max_pixels, "
             f"{settings['max_pixels']}."
         )
-    one_per_channel(settings["image_mean"], "image_mean")
-    deviations(settings["image_std"], "image_std")
-    return settings
+    return settings | colours(settings)
 
 
 def _pixel_limits(preprocessor: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -116,17 +97,6 @@ def _pixel_limits(preprocessor: Mapping[str, Any], defaults: Mapping[str, Any]) 
         within = defaults[key] if size is None else size.get(edge, size.get(key))
         limits[key] = within if preprocessor.get(key) is None else preprocessor[key]
     return limits
-
-
-def check_tower(config: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    """Raise StartupError if the patches of *settings* differ from those of config.json's vision tower."""
-    vision = config.get("vision_config") or {}
-    for key, setting in TOWER_KEYS:
-        if vision.get(key, settings[setting]) != settings[setting]:
-            raise StartupError(
-                f"config.json: vision_config.{key} is {vision[key]!r}, but {setting} in {PREPROCESSOR_CONFIG} is "
-                f"{settings[setting]!r}."
-            )
 
 
 def check_aspect(width: int, height: int) -> None:

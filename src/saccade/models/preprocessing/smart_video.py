@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from saccade.errors import StartupError, VideoTooLarge
 from saccade.models.family import VideoOptions
 from saccade.models.preprocessing import smart_resize
-from saccade.models.preprocessing.processor_config import CHANNELS
+from saccade.models.preprocessing.processor_config import CHANNELS, check_tower
 from saccade.protocol.media import ImageLayout, VideoHeader
 from saccade.protocol.model_files import VIDEO_PREPROCESSOR_CONFIG
 
@@ -50,7 +50,7 @@ class SmartVideoLayout:
         options = {**of_images, **{key: value for key, value in video_preprocessor.items() if value is not None}}
         try:
             self.settings: Mapping[str, Any] = smart_resize.resolve(options, self.defaults)
-            smart_resize.check_tower(config, self.settings)
+            check_tower(config.get("vision_config"), self.settings, smart_resize.TOWER_KEYS)
         except StartupError as error:
             raise StartupError(f"{VIDEO_PREPROCESSOR_CONFIG}, the settings for videos: {error.message}") from error
         self._check(options, of_images)

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from saccade.models.preprocessing.decoded import DecodedImage
 from saccade.protocol.media import ImageLayout
 
 
@@ -23,8 +24,8 @@ def write_views(tiled: npt.NDArray[np.uint8], whole: npt.NDArray[np.uint8], out:
     out[-1] = whole.transpose(2, 0, 1)
 
 
-class ViewImage:
-    """A part of models.family.Pixels: `to_image` for views."""
+class ViewImage(DecodedImage):
+    """models.family.Pixels of views."""
 
     def to_image(self, patches: npt.NDArray[np.uint8], layout: ImageLayout) -> npt.NDArray[np.uint8]:
         """Return the views side by side, [side, views * side, 3]."""

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from saccade.models.preprocessing.fixed_sizes import FixedSizeLayout
+from saccade.models.preprocessing.own_wire import FixedSizeLayout
 from saccade.models.preprocessing.processor_config import CHANNELS
 from saccade.models.preprocessing.tiles import num_views
 from saccade.models.smolvlm.settings import resolve

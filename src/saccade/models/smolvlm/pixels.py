@@ -3,14 +3,12 @@
 Source: transformers 5.23, models/idefics3/image_processing_idefics3.py, with the torchvision backend.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from saccade.media.resize import resize
-from saccade.models.preprocessing.decoded_size import check_decoded
 from saccade.models.preprocessing.tiles import ViewImage, write_views
 from saccade.models.smolvlm.layout import fitted, image_layout
 from saccade.protocol.media import ImageLayout
@@ -23,16 +21,11 @@ class Pixels(ViewImage):
     then the whole image.
     """
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
-        self._settings = settings
+    layout_of = staticmethod(image_layout)
 
-    def write(self, image: npt.NDArray[np.uint8], layout: ImageLayout, out: npt.NDArray[Any]) -> None:
-        """Write the views of *image* [height, width, 3] into *out* of layout.pixel_shape.
-
-        Raises InternalError if *layout* is for another size, MemoryError if an allocation fails.
-        """
+    def fill(self, image: npt.NDArray[np.uint8], layout: ImageLayout, out: npt.NDArray[Any]) -> None:
+        """Write the views of *image* [height, width, 3] into *out* of layout.pixel_shape."""
         height, width, _ = image.shape
-        check_decoded(image_layout(width, height, self._settings), layout)
         image = self._resized(image, *fitted(height, width, self._settings["longest_edge"]))
         tiled = self._resized(image, layout.resized_height, layout.resized_width)
         side = out.shape[-1]

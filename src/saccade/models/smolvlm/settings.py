@@ -35,17 +35,6 @@ SILENT_VISION: Mapping[str, Any] = MappingProxyType(
 """The defaults of vision_config that differ from CLIP's: transformers, Idefics3VisionConfig."""
 
 DEFAULT_SCALE = 2
-FIXED: Mapping[str, Any] = MappingProxyType(
-    {
-        "do_resize": True,
-        "do_rescale": True,
-        "do_normalize": True,
-        "do_convert_rgb": True,
-        "do_pad": True,
-        "rescale_factor": 1 / 255,
-    }
-)
-"""Settings with one supported value; with another, the model would get other pixels than it was trained on."""
 
 
 def resolve(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> dict[str, Any]:
@@ -54,7 +43,7 @@ def resolve(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> dict[
     *longest_edge* and *tile* are in pixels; *view_tokens* is the number of tokens of one view. Raises StartupError if a
     value is wrong or not supported.
     """
-    processor_config.check_fixed(preprocessor, FIXED)
+    processor_config.check_fixed(preprocessor, {**processor_config.FIXED, "do_convert_rgb": True, "do_pad": True})
     options = {**SILENT, **{key: value for key, value in preprocessor.items() if value is not None}}
     vision, tile = tower(config), _edge(options["max_image_size"], "max_image_size")
     if tile != vision.image_size:
@@ -77,8 +66,7 @@ def resolve(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> dict[
         "filter": FILTERS[options["resample"]],
         "patch_size": vision.patch_size,
         "view_tokens": view_tokens(config, vision),
-        "image_mean": processor_config.one_per_channel(options["image_mean"], "image_mean"),
-        "image_std": processor_config.deviations(options["image_std"], "image_std"),
+        **processor_config.colours(options),
     }
 
 

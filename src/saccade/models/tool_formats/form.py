@@ -181,6 +181,16 @@ def without(keywords: Sequence[str], function: FunctionConstraint, enforced: Sup
     return enforced
 
 
+def with_sorted_keys(value: Any) -> Any:
+    """Return *value* with the keys of all objects in order, as some releases' code has them."""
+    match value:
+        case dict():
+            return {key: with_sorted_keys(value[key]) for key in sorted(value)}
+        case list():
+            return [with_sorted_keys(item) for item in value]
+    return value
+
+
 def json_rule(schema: Schema) -> str:
     """Return the right side of a rule for JSON that matches *schema*."""
     return f"%json {json.dumps({**schema, OPTIONS: {'whitespace_pattern': WHITE_SPACE}})}"

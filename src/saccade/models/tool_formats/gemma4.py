@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from saccade.errors import InvalidValue
 from saccade.grammars.json_schema import Schema, SupportedSchema
+from saccade.grammars.property_types import referred
 from saccade.models.tool_formats import form
 
 TAGS = form.ToolTags("<|tool_call>", "<tool_call|>", separator='<|"|>')
@@ -82,7 +83,7 @@ class _Rules:
         if not isinstance(schema, dict):
             yield self.value({})
         elif isinstance(reference := schema.get("$ref"), str):
-            yield self.value(_referred(reference, self.root))
+            yield self.value(self.root if reference == "#" else referred(reference, self.root))
         elif "const" in schema or isinstance(schema.get("enum"), list):
             yield from (self.literal(one) for one in ([schema["const"]] if "const" in schema else schema["enum"]))
         elif options := [*_list(schema.get("anyOf")), *_list(schema.get("oneOf"))]:
@@ -170,14 +171,6 @@ def _joined(pieces: Iterator[str]) -> Iterator[str]:
     """Yield *pieces* with commas between them."""
     for number, piece in enumerate(pieces):
         yield f'"," {piece}' if number else piece
-
-
-def _referred(reference: str, root: Schema) -> Any:
-    """Return the schema that *reference*, such as `#/$defs/City`, means within *root*; anything if there is none."""
-    part: Any = root
-    for key in reference.removeprefix("#").strip("/").split("/") if reference != "#" else ():
-        part = part.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(part, dict) else None
-    return part
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -80,21 +80,12 @@ class _CannotSay(Exception):
 
 def tool_variables(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the template's variables for *tools*: with sorted keys, and if possible as TypeScript."""
-    ordered = _sorted(list(tools))
+    ordered = form.with_sorted_keys(list(tools))
     try:
         functions = "\n".join(_function(tool["function"]) for tool in ordered)
     except _CannotSay:
         return {"tools": ordered}
     return {"tools": ordered, "tools_ts_str": f"# Tools\n\n## functions\nnamespace functions {{\n{functions}\n}}\n"}
-
-
-def _sorted(value: Any) -> Any:
-    match value:
-        case dict():
-            return {name: _sorted(value[name]) for name in sorted(value)}
-        case list():
-            return [_sorted(item) for item in value]
-    return value
 
 
 def _function(function: Mapping[str, Any]) -> str:

@@ -55,18 +55,9 @@ def _value(text: str, kind: str) -> Any:
     return text if value is None and text.strip() != "null" else value
 
 
-def _sorted(value: Any) -> Any:
-    match value:
-        case dict():
-            return {key: _sorted(value[key]) for key in sorted(value)}
-        case list():
-            return [_sorted(item) for item in value]
-    return value
-
-
 def tool_variables(tools: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """Return the template's variable for *tools*, with sorted keys as the releases' code has them."""
-    return {"tools": _sorted(list(tools))}
+    return {"tools": form.with_sorted_keys(list(tools))}
 
 
 def _limits(function: form.FunctionConstraint, enforced: SupportedSchema) -> SupportedSchema:
