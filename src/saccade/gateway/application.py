@@ -11,7 +11,6 @@ from saccade.gateway.apis.routes import Apis
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.images.decode_pool.pool import DecodePool
 from saccade.gateway.images.media import Media
-from saccade.gateway.parts import PartReader
 from saccade.gateway.pipeline import Pipeline
 from saccade.gateway.prompt.draft import PromptDrafter
 from saccade.gateway.prompt.media_options import read_defaults
@@ -36,7 +35,7 @@ from saccade.transport import lasting_task
 
 
 class Application:
-    """The rooms of a gateway; *asgi* is what a server calls. A caller in Python uses *parts* and *pipeline*.
+    """The rooms of a gateway; *asgi* is what a server calls. A caller in Python uses *pipeline*.
 
     *limits* are what all requests share, *metrics* what is measured, *model_registry* has the served models, and
     *routing* the workers. *siblings* are the processes that share the port.
@@ -70,7 +69,7 @@ class Application:
         )
         self.bodies = BodyReader.of(config, self.limits)
         self.pipeline = Pipeline(
-            images=self.media.images,
+            model_registry=self.model_registry,
             prompts=PromptDrafter(
                 config.media_limits,
                 metrics,
@@ -78,12 +77,13 @@ class Application:
                 config.trusts_request_templates,
                 read_defaults(config.default_chat_template_kwargs, config.mm_processor_kwargs),
             ),
+            grammars=RequestGrammars(),
+            images=self.media.images,
             dispatcher=self.routing.dispatcher,
             pixels=self.media.pixels,
             metrics=metrics,
         )
-        self.parts = PartReader(self.model_registry, self.pipeline.prompts, RequestGrammars())
-        self._apis = Apis(config, self.bodies, self.parts, self.pipeline, self.siblings)
+        self._apis = Apis(config, self.bodies, self.pipeline, self.siblings)
         router = Router(self._apis.routes, redirect_slashes=False)
         self.asgi = guarded(router, config, self._api_keys, metrics, self._access_log, self._tracer)
         self._following: asyncio.Task[None] | None = None
@@ -98,7 +98,7 @@ class Application:
     async def close(self) -> None:
         """Stop looking for workers and listening to them, close connections and drop cached images."""
         await lasting_task.end(self._following)
-        self.parts.grammars.close()
+        self.pipeline.grammars.close()
         await self.routing.close()
         await self.siblings.close()
         await self.media.close()

@@ -1,24 +1,27 @@
-"""The way of a chat: collect images, draft the prompt, place it, prepare pixels, send, stream."""
+"""The way of a chat: read it, collect images, draft the prompt, place it, prepare pixels, send, stream."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 
+import msgspec
 from msgspec import UNSET
 
 from saccade.errors import SaccadeError, WorkerFailed, WorkerUnavailable
-from saccade.gateway.chat import Chat, ChatRequest, TokenizeRequest
-from saccade.gateway.images.collect import EncodedImage, ImageCollector, num_encoded_bytes
+from saccade.gateway.chat import Chat, ChatRequest, PlainPrompt, TokenizeRequest
+from saccade.gateway.images.collect import EncodedImage, ImageCollector, num_encoded_bytes, with_pages
 from saccade.gateway.images.pixels import PixelPreparer, PixelResend, PromptImages
 from saccade.gateway.output.answer import AnswerOutput
 from saccade.gateway.output.sampling import sampling_params
-from saccade.gateway.parts import Part
-from saccade.gateway.prompt.draft import PromptDrafter, chat_prompt, why_not_as_chat
+from saccade.gateway.prompt.draft import PromptDrafter, chat_prompt, is_long, why_not_as_chat
 from saccade.gateway.request import Request
+from saccade.gateway.served_models.model_registry import ModelRegistry
 from saccade.gateway.served_models.served_model import ServedModel
+from saccade.gateway.structured_output.constraint import Constraint, read_constraint, with_calls, without_constraint
+from saccade.gateway.structured_output.grammars import AnswerGrammar, RequestGrammars
+from saccade.gateway.tenants.account import request_salt
 from saccade.gateway.workers.attempt import Attempt
 from saccade.gateway.workers.dispatch import Dispatcher, Preview, Prompt, media_runs
 from saccade.protocol.request import EngineRequest
@@ -29,14 +32,70 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Pipeline:
-    """Answers the parts of requests. Each stage is a method here; the members do the work."""
+class Part:
+    """One prompt of a request. *params* has no messages, so that images are dropped as soon as they are decoded.
 
-    images: ImageCollector
+    *salt* separates its caches from those of other tenants. The answer must match *answer_grammar*.
+    """
+
+    params: ChatRequest
+    chat: Chat
+    served: ServedModel
+    salt: bytes
+    answer_grammar: AnswerGrammar | None = None
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Reads requests, over HTTP or from Python, and answers their parts.
+
+    Each stage is a method here; the members do the work.
+    """
+
+    model_registry: ModelRegistry
     prompts: PromptDrafter
+    grammars: RequestGrammars
+    images: ImageCollector
     dispatcher: Dispatcher
     pixels: PixelPreparer
     metrics: Metrics
+
+    def read(self, request: Request, params: ChatRequest, prompts: Sequence[PlainPrompt] = ()) -> Awaitable[list[Part]]:
+        """Read a chat, or several plain *prompts* that share its parameters, as far as that takes little time.
+
+        The caller awaits the rest after its turn: the part of each prompt. Of the memory of *request* only the chat's
+        is kept then. Both raise SaccadeError.
+        """
+        constraint = read_constraint(params)
+        params = without_constraint(params)
+        served = self.model_registry.get(params.model)
+        chat = None if prompts or is_long(params) else self.prompts.read(served, params)
+        return self._parts(request, params, prompts, constraint, served, chat)
+
+    async def _parts(
+        self,
+        request: Request,
+        params: ChatRequest,
+        prompts: Sequence[PlainPrompt],
+        constraint: Constraint | None,
+        served: ServedModel,
+        chat: Chat | None,
+    ) -> list[Part]:
+        if chat is not None:
+            chats = [chat]
+        elif prompts:
+            chats = [await self.prompts.read_plain(served, params, prompt) for prompt in prompts]
+        else:
+            chats = [await self.prompts.read_long(served, params)]
+        tokens = served.tool_calls if chats[0].plain is None else None
+        constraint = with_calls(constraint, params, chats[0].tools, tokens)
+        # Nothing else has the messages, so they are dropped here.
+        params = msgspec.structs.replace(params, messages=[])
+        request.keep_chat()
+        salt, answer_grammar = request_salt(request.tenant.salt, params.cache_salt), None
+        if constraint is not None:
+            answer_grammar = await self.grammars.of(constraint, salt, request.client, request.tenant.priority)
+        return [Part(params, one, served, salt, answer_grammar) for one in chats]
 
     async def answer(self, request: Request, part: Part, output: AnswerOutput) -> None:
         """Send *part* to a worker, whose answer goes to *output*. If it fails before the first delta, try another.
@@ -93,7 +152,7 @@ class Pipeline:
         with request.place():
             layouts = [image.layout for image in images]
             draft = await self.prompts.draft(
-                served, params, _with_pages(chat, images), layouts, num_encoded_bytes(images), salt=request.tenant.salt
+                served, params, with_pages(chat, images), layouts, num_encoded_bytes(images), salt=request.tenant.salt
             )
             return draft.token_ids
 
@@ -109,7 +168,7 @@ class Pipeline:
         params, served = part.params, part.served
         some_take_chats, all_take_chats = self.dispatcher.takers_of_chats(served.name)
         layouts = [image.layout for image in images]
-        chat = _with_pages(part.chat, images)
+        chat = with_pages(part.chat, images)
         draft = await self.prompts.draft(
             served, params, chat, layouts, num_encoded_bytes(images), as_vllm_chat=all_take_chats, salt=part.salt
         )
@@ -187,12 +246,3 @@ class Pipeline:
             async with request.turn(num_encoded_bytes(media.images)):
                 pass
         return attempt
-
-
-def _with_pages(chat: Chat, images: Sequence[EncodedImage]) -> Chat:
-    """Return *chat* with an image for each of *images*, those of PDFs included."""
-    if all(image.page is None for image in images):
-        return chat
-    numbers = [0 if image.page is None else image.page.number for image in images]
-    firsts = [position for position, number in enumerate(numbers) if number == 0]
-    return chat.with_pages([stop - first for first, stop in pairwise([*firsts, len(images)])])

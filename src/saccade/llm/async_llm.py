@@ -193,9 +193,9 @@ class AsyncLLM:
         with Request.begin(app.limits, self._account, CLIENT) as request:
             request.memory.take(COPIES * len(body))
             async with request.turn(len(body)):
-                begun = app.parts.begin(parse_chat(body, strict=True)[0])
-            [part] = await app.parts.finish(begun, request)
-            del body, begun  # and with them the messages
+                reading = app.pipeline.read(request, parse_chat(body, strict=True)[0])
+            del body
+            [part] = await reading
             await self._load(part.chat.images, sources, request)
             answer = Answer(part.params, part.chat, part.served, app.metrics, request.account)
             await app.pipeline.answer(request, part, AnswerOutput(answer, write, partial(asyncio.sleep, 0)))

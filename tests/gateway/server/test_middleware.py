@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from saccade.errors import InternalError
-from saccade.gateway.server.access_log import drop_tracebacks
+from saccade.gateway.server.errors import drop_tracebacks
 
 
 async def test_an_error_that_another_request_is_handling_ends_only_here() -> None:

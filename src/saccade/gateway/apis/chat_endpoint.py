@@ -17,8 +17,7 @@ from saccade.gateway.chat import ChatRequest, PlainPrompt
 from saccade.gateway.concurrency import all_or_none
 from saccade.gateway.output.answer import Answer, AnswerOutput
 from saccade.gateway.output.choice import Chunk
-from saccade.gateway.parts import Part, PartReader
-from saccade.gateway.pipeline import Pipeline
+from saccade.gateway.pipeline import Part, Pipeline
 from saccade.gateway.request import Request
 from saccade.gateway.server.body import BodyReader, while_connected
 from saccade.gateway.server.connection import CONNECTION
@@ -111,7 +110,6 @@ class ChatEndpoint:
     """Serves the chats of all APIs. When a client disconnects, streaming or not, the engine stops its request."""
 
     bodies: BodyReader
-    parts: PartReader
     pipeline: Pipeline
     ping_interval_seconds: float
 
@@ -146,11 +144,10 @@ class ChatEndpoint:
             names = formats[0].names
             with names.in_errors():
                 prompts = [form.prompt for form in formats if form.prompt is not None]
-                begun = self.parts.begin(read.request, prompts)
+                reading = self.pipeline.read(request, read.request, prompts)
+        # Only the coroutine has the messages, and drops them.
+        del body, read
         with names.in_errors():
-            reading = self.parts.finish(begun, request)
-            # Only the coroutine has the messages, and drops them.
-            del body, read, begun
             parts = await reading
         answer_grammar = parts[0].answer_grammar
         if answer_grammar is not None and answer_grammar.warning:

@@ -14,7 +14,7 @@ from saccade.gateway.apis.models import DetokenizeAnswer, DetokenizeRequest, Mod
 from saccade.gateway.apis.responses.wire import DeletedResponse, Response, ResponseRequest
 from saccade.gateway.chat import ChatRequest, TokenizeRequest
 from saccade.gateway.images.file_store import FileObject
-from saccade.gateway.server.access_log import ErrorAnswer, MessagesError
+from saccade.gateway.server.errors import ErrorAnswer, MessagesError
 
 BODIES = (
     ChatRequest, ChatCompletion, CompletionRequest, Completion,

@@ -30,9 +30,7 @@ from saccade.gateway.apis.openapi import describe, server_version
 from saccade.gateway.apis.pages import page
 from saccade.gateway.apis.responses.writer import Responses, ResponseStore
 from saccade.gateway.config import GatewayConfig
-from saccade.gateway.parts import PartReader
 from saccade.gateway.pipeline import Pipeline
-from saccade.gateway.served_models.model_registry import ModelRegistry
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.gateway.server.body import BodyReader, while_connected
 from saccade.gateway.server.middleware import PAGE_PATHS, WARNINGS, NamedRoute
@@ -47,19 +45,18 @@ class Endpoints:
     """One method per endpoint; each raises SaccadeError if it cannot answer."""
 
     bodies: BodyReader
-    model_registry: ModelRegistry
     pipeline: Pipeline
     strict_parameters: bool
     siblings: Siblings
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
-        return _json(ModelList([_card(name, served) for name, served in self.model_registry.names()]))
+        return _json(ModelList([_card(name, served) for name, served in self.pipeline.model_registry.names()]))
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/{model}."""
         name = request.path_params["model"]
-        return _json(_card(name, self.model_registry.get(name)))
+        return _json(_card(name, self.pipeline.model_registry.get(name)))
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize: the token ids of a prompt or chat, images expanded; text never becomes special tokens."""
@@ -67,7 +64,7 @@ class Endpoints:
             body = await self.bodies.read(request.scope, request.receive, call)
             async with call.turn(len(body)):
                 body_request, request.scope[WARNINGS] = parse_tokenize(body, self.strict_parameters)
-            served = self.model_registry.get(body_request.model)
+            served = self.pipeline.model_registry.get(body_request.model)
             if (body_request.prompt is None) == (body_request.messages is None):
                 raise InvalidValue("Send either `prompt` or `messages`.", "prompt")
             if body_request.messages is None:
@@ -85,7 +82,7 @@ class Endpoints:
             async with call.turn(len(body)):
                 body_request, request.scope[WARNINGS], names = parse_count(body, self.strict_parameters)
             with names.in_errors(), while_connected(request.scope):
-                served = self.model_registry.get(body_request.model)
+                served = self.pipeline.model_registry.get(body_request.model)
                 token_ids = await self.pipeline.token_ids(call, served, body_request)
         return _json(CountAnswer(len(token_ids)))
 
@@ -96,7 +93,7 @@ class Endpoints:
             async with call.turn(len(body)):
                 body_request, request.scope[WARNINGS] = parse_detokenize(body, self.strict_parameters)
             with call.place():
-                served = self.model_registry.get(body_request.model)
+                served = self.pipeline.model_registry.get(body_request.model)
                 return _json(DetokenizeAnswer(await self.pipeline.prompts.text_of(served, body_request.tokens)))
 
     async def live(self, request: Request) -> Response:
@@ -107,7 +104,7 @@ class Endpoints:
         """GET /ready, /health and /ping, which SageMaker calls by POST too: requests can be served now."""
         if self.bodies.limits.admission.draining:
             raise Draining("The server is shutting down.")
-        if not self.model_registry.ready:
+        if not self.pipeline.model_registry.ready:
             raise WorkerUnavailable("No worker is ready.")
         return _json({"status": "ready"})
 
@@ -125,7 +122,7 @@ class Endpoints:
 
     async def openapi(self, request: Request) -> Response:
         """GET /openapi.json."""
-        names = [served.name for served in self.model_registry.models()]
+        names = [served.name for served in self.pipeline.model_registry.models()]
         return _json(describe(names, request.scope.get("root_path", "")))
 
 
@@ -144,12 +141,11 @@ class Apis:
         self,
         config: GatewayConfig,
         bodies: BodyReader,
-        parts: PartReader,
         pipeline: Pipeline,
         siblings: Siblings,
     ) -> None:
         strict, images = config.strict_parameters, pipeline.images
-        self._chats = ChatEndpoint(bodies, parts, pipeline, config.ping_interval_seconds)
+        self._chats = ChatEndpoint(bodies, pipeline, config.ping_interval_seconds)
         self._chat = ChatCompletions(strict)
         # Several processes that share a port share no memory.
         is_kept = config.member is None and config.response_store_bytes
@@ -160,7 +156,7 @@ class Apis:
             "/v1/messages": Messages(strict),
             "/v1/responses": responses,
         }
-        endpoints = Endpoints(bodies, parts.model_registry, pipeline, strict, siblings)
+        endpoints = Endpoints(bodies, pipeline, strict, siblings)
         files = Files(images.files, bodies, images.limits, images.threads)
         self.routes = _routes(self._chats, apis, endpoints, responses, files)
         if config.page:

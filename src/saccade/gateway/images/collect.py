@@ -29,7 +29,7 @@ from saccade.errors import (
     UnsupportedParameter,
     VideoTooLarge,
 )
-from saccade.gateway.chat import ImageSource, is_file_id
+from saccade.gateway.chat import Chat, ImageSource, is_file_id
 from saccade.gateway.concurrency import SingleFlight, all_or_none
 from saccade.gateway.images.file_store import FileStore
 from saccade.gateway.limits import Reservation, WorkThreads
@@ -396,3 +396,12 @@ class ImageCollector:
 def num_encoded_bytes(images: Sequence[EncodedImage]) -> int:
     """Return the bytes of the files of *images*; what several share, such as the pages of a PDF, counts once."""
     return sum({id(image.encoded): len(image.encoded) for image in images}.values())
+
+
+def with_pages(chat: Chat, images: Sequence[EncodedImage]) -> Chat:
+    """Return *chat* with an image for each of *images*, those of PDFs included."""
+    if all(image.page is None for image in images):
+        return chat
+    numbers = [0 if image.page is None else image.page.number for image in images]
+    firsts = [position for position, number in enumerate(numbers) if number == 0]
+    return chat.with_pages([stop - first for first, stop in pairwise([*firsts, len(images)])])

@@ -1,23 +1,17 @@
-"""The record of a request, and the bodies of errors, which are recorded too.
-
-A request has one line, encoded here and written on the log's own thread. Error responses have OpenAI's or Anthropic's
-format.
-"""
+"""The access log: a line for each request, encoded here and written on the log's own thread."""
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any
 
 import msgspec
-from msgspec import Struct
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
-from starlette.types import Send
 
-from saccade.errors import InternalError, SaccadeError, StartupError
+from saccade.errors import SaccadeError
 from saccade.log_writer import LogOutput
 from saccade.protocol.gateway_calls import RequestError
 
@@ -192,95 +186,3 @@ def _short_text(line: RequestLine) -> bytes:
 def _printable(text: str) -> bytes:
     """Return *text* without control characters: names of parameters come from clients, and a terminal acts on them."""
     return (text if text.isprintable() else text.encode("unicode_escape").decode()).encode(errors="backslashreplace")
-
-
-class ErrorDetail(Struct, frozen=True):
-    """What went wrong: *message* for people, *code* for programs."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str
-
-
-class ErrorAnswer(Struct, frozen=True):
-    """The body of every answer that is not a 2xx."""
-
-    error: ErrorDetail
-
-
-class MessagesErrorDetail(Struct, frozen=True):
-    """What went wrong: *type* follows from the HTTP status; *param* and *code* are those of all errors here."""
-
-    type: str
-    message: str
-    param: str | None
-    code: str
-
-
-class MessagesError(Struct, frozen=True, tag="error"):
-    """The body of an answer that is not a 2xx, and the last event of a stream that failed."""
-
-    error: MessagesErrorDetail
-
-
-ERROR_TYPES: Final = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-}
-
-
-def error_of(error: SaccadeError) -> MessagesError:
-    """Return the body that a client gets for *error*."""
-    kind = ERROR_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    return MessagesError(MessagesErrorDetail(kind, error.message, error.param, error.code))
-
-
-UNFORESEEN = "Something went wrong inside the server; its log has the details under this request's id."
-
-
-def drop_tracebacks(error: BaseException) -> None:
-    """Drop the tracebacks of *error* and of the errors that led to it.
-
-    An error in a local variable forms a cycle with its frame, so the frames of its traceback would keep the request's
-    body until the garbage collector runs. Clearing the frames instead would end suspended ones, and an error of shared
-    work may still pass through frames of another request.
-    """
-    errors: list[BaseException | None] = [error]
-    while errors:
-        if (one := errors.pop()) is not None:
-            errors += [one.__cause__, one.__context__]
-            one.__traceback__ = one.__cause__ = one.__context__ = None
-
-
-def encode_error(error: SaccadeError) -> bytes:
-    """Return OpenAI's error object for *error* as JSON, and record *error* in the request's log line.
-
-    Clients do not see an operator's error.
-    """
-    error = _noted(error)
-    detail = ErrorDetail(message=error.message, type=error.type, param=error.param, code=error.code)
-    return msgspec.json.encode(ErrorAnswer(error=detail))
-
-
-def encode_messages_error(error: SaccadeError) -> bytes:
-    """As encode_error(), but return Anthropic's error object."""
-    return msgspec.json.encode(error_of(_noted(error)))
-
-
-def _noted(error: SaccadeError) -> SaccadeError:
-    note_failure(error)
-    return InternalError(UNFORESEEN) if isinstance(error, StartupError) else error
-
-
-async def send_json(send: Send, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
-    all_headers = {"content-type": "application/json", "content-length": str(len(body)), **(headers or {})}
-    encoded = [(name.encode(), value.encode()) for name, value in all_headers.items()]
-    await send({"type": "http.response.start", "status": status, "headers": encoded})
-    await send({"type": "http.response.body", "body": body})

@@ -19,7 +19,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from saccade.errors import QueueFull, RequestTimeout, SaccadeError
 from saccade.gateway.config import ConnectionLimits
-from saccade.gateway.server.access_log import encode_error
+from saccade.gateway.server.errors import encode_error
 from saccade.gateway.server.origins import client_key
 
 CONNECTION = "saccade.connection"

@@ -10,8 +10,8 @@ from starlette.types import Send
 
 from saccade.errors import InternalError, SaccadeError
 from saccade.gateway.limits import Reservation
-from saccade.gateway.server.access_log import UNFORESEEN, drop_tracebacks, encode_error, send_json
 from saccade.gateway.server.connection import Connection
+from saccade.gateway.server.errors import UNFORESEEN, drop_tracebacks, encode_error, send_json
 from saccade.transport import lasting_task
 
 EVENT_STREAM = [

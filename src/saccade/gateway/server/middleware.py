@@ -33,19 +33,10 @@ from saccade.errors import (
     StartupError,
 )
 from saccade.gateway.config import ServerSettings
-from saccade.gateway.server.access_log import (
-    POLLED,
-    PROBES,
-    UNFORESEEN,
-    AccessLog,
-    drop_tracebacks,
-    encode_error,
-    encode_messages_error,
-    send_json,
-    span_attributes,
-)
+from saccade.gateway.server.access_log import POLLED, PROBES, AccessLog, span_attributes
 from saccade.gateway.server.body import ClientDisconnected
 from saccade.gateway.server.connection import CONNECTION
+from saccade.gateway.server.errors import UNFORESEEN, drop_tracebacks, encode_error, encode_messages_error, send_json
 from saccade.gateway.server.origins import AllowedOrigins, check_json
 from saccade.gateway.tenants.account import ACCOUNT, Account
 from saccade.gateway.tenants.api_keys import ApiKeyStore

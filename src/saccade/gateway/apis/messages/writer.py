@@ -32,7 +32,7 @@ from saccade.gateway.apis.messages.wire import (
 )
 from saccade.gateway.output.answer import Answer
 from saccade.gateway.output.choice import TOOL_CALLS, Chunk, GeneratedChoice
-from saccade.gateway.server.access_log import encode_messages_error
+from saccade.gateway.server.errors import encode_messages_error
 from saccade.gateway.server.event_stream import named_event
 from saccade.protocol.output import FinishReason
 

@@ -38,7 +38,7 @@ from saccade.gateway.chat import MAX_MESSAGES, CalledFunction, ChatMessage, Tool
 from saccade.gateway.output.answer import Answer
 from saccade.gateway.output.choice import Chunk
 from saccade.gateway.output.tool_calls import GeneratedCall
-from saccade.gateway.server.access_log import ErrorAnswer, encode_error
+from saccade.gateway.server.errors import ErrorAnswer, encode_error
 from saccade.gateway.server.event_stream import named_event
 from saccade.gateway.tenants.account import ACCOUNT
 from saccade.protocol.output import FinishReason
