@@ -23,6 +23,7 @@ import structlog
 import torch
 from conformance_table import aspect, print_table, pytest_sessionfinish
 from torchvision_schemas import import_torchvision
+from xdist.scheduler import LoadFileScheduling
 
 __all__ = ["aspect", "pytest_sessionfinish"]
 
@@ -34,6 +35,24 @@ hypothesis.settings.load_profile("untimed")
 plain = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
 structlog.configure(processors=[*structlog.get_config()["processors"][:-1], plain])
 import_torchvision()  # before anything imports transformers, which would fail on the first try and remember it
+
+
+class ByFile(LoadFileScheduling):
+    """Each file is one process's, and all files that use tiny_server are the same one's, so that it starts once."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = str(super()._split_scope(nodeid))
+        return "tiny_server" if _uses_tiny_server(file) else file
+
+
+@cache
+def _uses_tiny_server(file: str) -> bool:
+    return "tiny_server" in Path(__file__).parent.parent.joinpath(file).read_text()
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
+    """How files are dealt to processes."""
+    return ByFile(config, log)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
