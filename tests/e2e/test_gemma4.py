@@ -13,6 +13,9 @@ from references.networks import ORACLES, GemmaOracle
 from server import Server, serving
 from tool_calls import check_calls
 
+from benchmarks.fleet.load import ask_all
+from benchmarks.fleet.running import MODEL, gateway, workers
+
 pytestmark = pytest.mark.conformance
 
 NUM_TOKENS = 64
@@ -78,3 +81,29 @@ def test_json_with_and_without_reasoning(server: Server) -> None:  # F13
 def test_tool_calls_follow_the_grammar(server: Server) -> None:  # F13
     check_calls(server, None, tool_choice="required", parallel_tool_calls=False, n=2)
     check_calls(server, {"zoom"}, stream=True, tool_choice={"type": "function", "function": {"name": "zoom"}})
+
+
+def test_count_of_cached_tokens_is_the_worker_s_while_windows_are_evicted(
+    network_folder: Callable[[str], Path], tmp_path: Path
+) -> None:  # E5
+    """Chats about one image go to one worker, which keeps all of their blocks but those of layers with a window."""
+    flags = ("--max-model-len", "1024", "--kv-cache-memory-bytes", "4096000")
+    bodies = [
+        {
+            "model": MODEL,
+            "messages": openai_messages(random_image(90, 90, 1), f"{number}: {'why? ' * (50 + 5 * number)}"),
+            "max_tokens": 4,
+            "n": 1 + number % 2,
+        }
+        for number in range(10)
+    ]
+    with workers(network_folder("gemma4"), 2, tmp_path, flags) as urls, gateway(urls, "auto", tmp_path / "log") as over:
+        for number in (*range(10), *reversed(range(10)), 0, 1):
+            over.wait_until_idle()
+            (expected,) = (one["overlap_tokens"] for one in over.route(bodies[number])["candidates"] if one["chosen"])
+            (asked,) = ask_all(over.url, bodies, [number], 1)
+            assert asked.cached_tokens == expected
+        over.wait_until_idle()
+        loads = [worker["load"] for worker in over.workers()]
+    assert not any(load["evicted_blocks_total"] for load in loads)
+    assert any(load["evicted_window_tokens_total"] for load in loads)

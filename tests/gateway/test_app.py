@@ -191,6 +191,7 @@ def test_metrics(gateway: scripted.Gateway) -> None:
         num_free_blocks=4,
         prompt_tokens_total=7,
         encode_seconds_total=0.5,
+        evicted_state_tokens_total=8,
         step_tokens_total=40_010,
         steps_by_tokens=(3, 2, *[0] * 11, 1),
     )
@@ -206,6 +207,7 @@ def test_metrics(gateway: scripted.Gateway) -> None:
         f"vllm:prompt_tokens_total{labels} 7.0",
         f"vllm:prefix_cache_hits_total{labels} 0.0",
         'saccade_step_seconds_total{model_name="tiny",stage="encode",worker="grpc://scripted:1"} 0.5',
+        f'saccade_prefix_cache_stateless_tokens_total{{cause="evicted_state",{labels[1:]} 8.0',
         'vllm:iteration_tokens_total_bucket{le="1.0",model_name="tiny",worker="grpc://scripted:1"} 3.0',
         'vllm:iteration_tokens_total_bucket{le="16384.0",model_name="tiny",worker="grpc://scripted:1"} 5.0',
         'vllm:iteration_tokens_total_bucket{le="+Inf",model_name="tiny",worker="grpc://scripted:1"} 6.0',

@@ -11,10 +11,11 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
     A step's wall time = schedule + batch + network + postprocess; *encode* is the vision part of network.
     *draining*: the worker finishes its requests and takes no new ones. *evicted_blocks_total* counts cached KV blocks
-    that made room for others, *stateless_tokens_total* prompt tokens in cached blocks that are computed again, because
-    no recurrent state, or window, was kept after them. *steps_by_tokens* counts steps by their number of tokens: one
-    count for each of STEP_TOKEN_BOUNDS, and one for more. *drafts_total* counts the times that tokens were proposed for
-    a sequence.
+    that made room for others. Prompt tokens in cached blocks are computed again between two states of recurrent layers
+    (*between_states_tokens_total*), and if a state, or a block of a window, was evicted or had no room
+    (*evicted_state_tokens_total*, *evicted_window_tokens_total*). *steps_by_tokens* counts steps by their number of
+    tokens: one count for each of STEP_TOKEN_BOUNDS, and one for more. *drafts_total* counts the times that tokens were
+    proposed for a sequence.
     """
 
     num_running: int = 0
@@ -37,7 +38,9 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     encoder_cache_bytes: int = 0
     preemptions_total: int = 0
     evicted_blocks_total: int = 0
-    stateless_tokens_total: int = 0
+    between_states_tokens_total: int = 0
+    evicted_state_tokens_total: int = 0
+    evicted_window_tokens_total: int = 0
     schedule_seconds_total: float = 0.0
     batch_seconds_total: float = 0.0
     encode_seconds_total: float = 0.0

@@ -73,7 +73,8 @@ def test_reuse_is_the_least_of_all_groups_and_at_a_boundary(interval: int, expec
     player = Player(interval, tokens=100)
     assert player.num_cached(range(8 * BLOCK + 2)) == 0
     assert player.num_cached([*range(5 * BLOCK - 1), 99, 98, 97]) == expected * BLOCK
-    assert player.subject.load().stateless_tokens_total == (4 - expected) * BLOCK
+    load = player.subject.load()
+    assert (load.between_states_tokens_total, load.evicted_state_tokens_total) == ((4 - expected) * BLOCK, 0)
 
 
 def test_the_end_of_a_prompt_is_a_boundary() -> None:
@@ -98,6 +99,14 @@ def test_the_least_recently_used_goes_first() -> None:
     player = Player(interval=100, num_checkpoints=2, tokens=100)
     a, b, c = (range(start, start + BLOCK + 1) for start in (0, 100, 200))
     assert [player.num_cached(prompt) for prompt in (a, b, a, c, a, b)] == [0, 0, BLOCK, 0, BLOCK, 0]
+
+
+def test_tokens_whose_state_was_evicted_are_counted() -> None:
+    player = Player(interval=2, num_checkpoints=1, tokens=100)
+    prompts = [range(start, start + 5 * BLOCK) for start in (0, 100, 0)]
+    assert [player.num_cached(prompt) for prompt in prompts] == [0, 0, 0]
+    load = player.subject.load()
+    assert (load.between_states_tokens_total, load.evicted_state_tokens_total) == (0, 4 * BLOCK)
 
 
 def test_existing_checkpoint_is_not_saved_again() -> None:

@@ -116,7 +116,7 @@ class Scheduler:
             num_free_blocks=self.block_manager.num_free_blocks,
             encoder_cache_bytes=self.encoder_scheduler.encoder_cache.used_bytes,
             evicted_blocks_total=blocks.num_evicted,
-            stateless_tokens_total=self.block_manager.stateless_tokens_total,
+            **self.block_manager.stateless_tokens,
             **asdict(self.counters) | {"steps_by_tokens": tuple(self.counters.steps_by_tokens)},
         )
 

@@ -98,11 +98,6 @@ OF_ENGINES: tuple[tuple[Kind, str, str, Callable[[Load], float]], ...] = (
         COUNTER, "saccade_kv_blocks_evicted", "Cached KV blocks that made room for others.",
         lambda load: load.evicted_blocks_total,
     ),
-    (
-        COUNTER, "saccade_prefix_cache_stateless_tokens",
-        "Prompt tokens in cached blocks, computed again because no recurrent state, or no window, was kept after them.",
-        lambda load: load.stateless_tokens_total,
-    ),
     (COUNTER, "vllm:mm_cache_hits", "Images found in the encoder cache.", lambda load: load.encoder_cache_hits_total),
     (
         COUNTER, "vllm:mm_cache_queries", "Images looked up in the encoder cache.",
@@ -119,6 +114,9 @@ CACHE_LABELS = ("block_size", "cache_dtype", "enable_prefix_caching", "gpu_memor
 
 STEP_STAGES = ("schedule", "batch", "encode", "network", "postprocess")
 """Parts of a step's wall time; encode is the vision part of network."""
+
+STATELESS = ("between_states", "evicted_state", "evicted_window")
+"""Why prompt tokens in cached blocks are computed again."""
 
 
 class RoutingCollector(Collector):
@@ -204,6 +202,15 @@ class FleetCollector(Collector):
         seconds = COUNTER("saccade_step_seconds", "Wall time of steps by stage.", labels=(*LABELS, "stage"))
         stages = itertools.product(loads, STEP_STAGES)
         yield filled(seconds, [((*of, stage), getattr(load, f"{stage}_seconds_total")) for (of, load), stage in stages])
+        stateless = COUNTER(
+            "saccade_prefix_cache_stateless_tokens",
+            "Prompt tokens in cached blocks, computed again because no recurrent state, or no window, is after them.",
+            labels=(*LABELS, "cause"),
+        )
+        causes = itertools.product(loads, STATELESS)
+        yield filled(
+            stateless, [((*of, cause), getattr(load, f"{cause}_tokens_total")) for (of, load), cause in causes]
+        )
         yield _step_tokens(loads)
         info = GAUGE("vllm:cache_config_info", "What a KV cache is.", labels=(*LABELS, *CACHE_LABELS))
         for client, one in described:

@@ -4,6 +4,7 @@ Attention state is in paged blocks, keys and values or latents, in a group of it
 recurrent state is kept in checkpoints. Only a prefix from which all can resume is reused.
 """
 
+from collections import Counter
 from collections.abc import Collection
 from collections.abc import Sequence as Ordered
 
@@ -32,8 +33,8 @@ class BlockManager:
         self._groups = (paged_blocks,) if window_blocks is None else (paged_blocks, window_blocks)
         self.block_size = paged_blocks.block_size
         self.enable_prefix_caching = enable_prefix_caching
-        self.stateless_tokens_total = 0
-        """Prompt tokens in cached blocks, computed again because no recurrent state, or window, was kept after them."""
+        self.stateless_tokens: Counter[str] = Counter()
+        """Prompt tokens in cached blocks that are computed again, by the field of Load that names the cause."""
 
     @property
     def num_free_blocks(self) -> int:
@@ -50,7 +51,7 @@ class BlockManager:
         False, without a change, if there is no room: *headroom_blocks* stay free for the running sequences, and
         *kept_blocks* for samples. Blocks of layers with a window are not reserved: each chunk takes some.
         """
-        (keys, num_stateless), window = self._reusable_keys(sequence), self.window_blocks
+        (keys, num_cached), window = self._reusable_keys(sequence), self.window_blocks
         if not self.paged_blocks.fits(keys, sequence.num_tokens, headroom_blocks + kept_blocks):
             return False
         if window is not None:
@@ -63,7 +64,7 @@ class BlockManager:
         if self.checkpoints is not None and keys:
             self.checkpoints.admit(sequence, keys[-1])
         if sequence.num_cached_tokens is None:
-            self.stateless_tokens_total += num_stateless * self.block_size
+            self._count_stateless(len(keys), num_cached)
         sequence.num_computed_tokens = sequence.num_launched_tokens = len(keys) * self.block_size
         return True
 
@@ -134,7 +135,7 @@ class BlockManager:
         return num_tokens if self.checkpoints is None else self.checkpoints.chunk(sequence, num_tokens)
 
     def _reusable_keys(self, sequence: Sequence) -> tuple[list[bytes], int]:
-        """Return the keys of the blocks to resume from, and how many more are cached without a state after them."""
+        """Return the keys of the blocks to resume from, and how many are cached, with or without a state after them."""
         if not (self.enable_prefix_caching and sequence.reads_prefix_cache):
             return [], 0
         limit = (sequence.num_tokens - 1) // self.block_size
@@ -142,7 +143,16 @@ class BlockManager:
         limit = self.paged_blocks.reusable(keys, limit)
         length = limit if self.window_blocks is None else self.window_blocks.resumable(keys, limit)
         length = length if self.checkpoints is None else self.checkpoints.reusable(keys, length)
-        return keys[:length], limit - length
+        return keys[:length], limit
+
+    def _count_stateless(self, num_reused: int, num_cached: int) -> None:
+        """Count the tokens of cached blocks that are not reused."""
+        if self.checkpoints is None:
+            counts = {"evicted_window_tokens_total": num_cached - num_reused}
+        else:
+            due = max(num_reused, self.checkpoints.last_due(num_cached))
+            counts = {"evicted_state_tokens_total": due - num_reused, "between_states_tokens_total": num_cached - due}
+        self.stateless_tokens.update({cause: count * self.block_size for cause, count in counts.items()})
 
     def extend(self, sequence: Sequence, num_proposed: int = 0) -> bool:
         """Reserve room for all expected tokens of *sequence* and *num_proposed*; return False if there is none."""

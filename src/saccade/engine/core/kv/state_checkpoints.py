@@ -39,6 +39,10 @@ class StateCheckpoints:
         """Return the number of blocks in the longest prefix that has a checkpoint."""
         return next((count for count in range(num_blocks, 0, -1) if keys[count - 1] in self._checkpoint_of), 0)
 
+    def last_due(self, num_blocks: int) -> int:
+        """Return the number of blocks before the last checkpoint that is due in every prompt of *num_blocks*."""
+        return num_blocks - num_blocks % (self._interval // self._block_size)
+
     def admit(self, sequence: Sequence, key: bytes) -> None:
         """Keep the checkpoint of *key* until the sequence's first step."""
         self._resume_keys[sequence] = key
