@@ -116,8 +116,9 @@ class Scheduler:
             num_free_blocks=self.block_manager.num_free_blocks,
             encoder_cache_bytes=self.encoder_scheduler.encoder_cache.used_bytes,
             evicted_blocks_total=blocks.num_evicted,
-            **self.block_manager.stateless_tokens,
-            **asdict(self.counters) | {"steps_by_tokens": tuple(self.counters.steps_by_tokens)},
+            **asdict(self.counters)
+            | self.block_manager.stateless_tokens
+            | {"steps_by_tokens": tuple(self.counters.steps_by_tokens)},
         )
 
     def check_queue(self) -> None:
