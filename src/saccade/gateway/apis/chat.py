@@ -1,7 +1,6 @@
 """POST /v1/chat/completions: its wire format, and the reader and the writers of OpenAI's chats."""
 
 import asyncio
-from dataclasses import dataclass
 from typing import Final, Literal
 
 import msgspec
@@ -115,17 +114,11 @@ def parse_chat(body: bytes | bytearray, strict: bool = False) -> tuple[ChatReque
 _CHAT: Final = ParameterReader(ChatRequest)
 
 
-@dataclass(frozen=True)
-class ChatCompletions:
-    """OpenAI's chats."""
-
-    strict_parameters: bool
-
-    def read(self, body: bytes | bytearray, tenant: bytes) -> ReadBody:
-        """Return the chat in *body*. Raises RequestError that names the field."""
-        request, warning = parse_chat(body, self.strict_parameters)
-        writer = ChatCompletionEvents if request.stream else ChatCompletionObject
-        return ReadBody(request, warning, [Format(FieldNames(), writer, error_event)])
+def read_chat_completion(strict: bool, body: bytes | bytearray, tenant: bytes) -> ReadBody:
+    """Read the body of POST /v1/chat/completions; with *strict*, a ReadApi."""
+    request, warning = parse_chat(body, strict)
+    writer = ChatCompletionEvents if request.stream else ChatCompletionObject
+    return ReadBody(request, warning, [Format(FieldNames(), writer, error_event)])
 
 
 class ChatCompletionObject:

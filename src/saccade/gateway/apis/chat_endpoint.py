@@ -98,11 +98,8 @@ class ReadBody:
     num_kept_bytes: int = 0
 
 
-class Api(Protocol):
-    """Reads the bodies of one API."""
-
-    def read(self, body: bytes | bytearray, tenant: bytes) -> ReadBody:
-        """Return the parsed *body* of the tenant with the id *tenant*. Raises RequestError that names the field."""
+ReadApi = Callable[[bytes | bytearray, bytes], ReadBody]
+"""Parses a body of one API for the tenant with that id. Raises RequestError that names the field."""
 
 
 @dataclass(frozen=True)
@@ -113,30 +110,30 @@ class ChatEndpoint:
     pipeline: Pipeline
     ping_interval_seconds: float
 
-    async def serve(self, api: Api, scope: Scope, receive: Receive, send: Send) -> None:
+    async def serve(self, read_api: ReadApi, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request. It releases its place when its answer is generated, not when the client has read it."""
         with self.bodies.begin(scope) as request:
             # Only _read() has the body, and drops it.
-            reading = self._read(api, scope, await self.bodies.read(scope, receive, request), request)
+            reading = self._read(read_api, scope, await self.bodies.read(scope, receive, request), request)
             with while_connected(scope):
                 await self._answer(reading, request, scope, send)
 
-    async def preview(self, api: Api, scope: Scope, receive: Receive, account: Account) -> Preview:
+    async def preview(self, read_api: ReadApi, scope: Scope, receive: Receive, account: Account) -> Preview:
         """Return where the request in *scope* would go if the tenant of *account* sent it now; it is not sent.
 
         Raises SaccadeError.
         """
         with self.bodies.begin(scope, account, is_charged=False) as request:
             body = await self.bodies.read(scope, receive, request)
-            [(_, part), *_] = await self._read(api, scope, body, request)
+            [(_, part), *_] = await self._read(read_api, scope, body, request)
             return await self.pipeline.preview(request, part)
 
     async def _read(
-        self, api: Api, scope: Scope, body: bytes | bytearray, request: Request
+        self, read_api: ReadApi, scope: Scope, body: bytes | bytearray, request: Request
     ) -> list[tuple[Format, Part]]:
         """Return the parts of a request, each with the format of its answer."""
         async with request.turn(len(body)):
-            read = api.read(body, request.tenant.id)
+            read = read_api(body, request.tenant.id)
             if read.num_kept_bytes:
                 request.lifetime_memory.take(read.num_kept_bytes)
             scope[WARNINGS] = read.warning

@@ -11,13 +11,13 @@ from starlette.routing import Route, request_response
 from starlette.types import Receive, Scope
 
 from saccade.errors import Draining, InvalidValue, WorkerUnavailable
-from saccade.gateway.apis.chat import ChatCompletions
-from saccade.gateway.apis.chat_endpoint import Api, ChatEndpoint
-from saccade.gateway.apis.completions.writer import Completions
+from saccade.gateway.apis.chat import read_chat_completion
+from saccade.gateway.apis.chat_endpoint import ChatEndpoint, ReadApi
+from saccade.gateway.apis.completions.writer import read_completion
 from saccade.gateway.apis.files import Files
 from saccade.gateway.apis.messages.reader import parse_count
 from saccade.gateway.apis.messages.wire import CountAnswer
-from saccade.gateway.apis.messages.writer import Messages
+from saccade.gateway.apis.messages.writer import read_messages
 from saccade.gateway.apis.models import (
     DetokenizeAnswer,
     ModelCard,
@@ -146,15 +146,15 @@ class Apis:
     ) -> None:
         strict, images = config.strict_parameters, pipeline.images
         self._chats = ChatEndpoint(bodies, pipeline, config.ping_interval_seconds)
-        self._chat = ChatCompletions(strict)
+        self._read_chat: ReadApi = partial(read_chat_completion, strict)
         # Several processes that share a port share no memory.
         is_kept = config.member is None and config.response_store_bytes
         responses = Responses(strict, ResponseStore(config.response_store_bytes) if is_kept else None)
-        apis: dict[str, Api] = {
-            "/v1/chat/completions": self._chat,
-            "/v1/completions": Completions(strict),
-            "/v1/messages": Messages(strict),
-            "/v1/responses": responses,
+        apis: dict[str, ReadApi] = {
+            "/v1/chat/completions": self._read_chat,
+            "/v1/completions": partial(read_completion, strict),
+            "/v1/messages": partial(read_messages, strict),
+            "/v1/responses": responses.read,
         }
         endpoints = Endpoints(bodies, pipeline, strict, siblings)
         files = Files(images.files, bodies, images.limits, images.threads)
@@ -164,15 +164,15 @@ class Apis:
 
     async def preview(self, scope: Scope, receive: Receive, account: Account) -> Preview:
         """Return where the chat in a request would go now if the tenant of *account* sent it. Raises SaccadeError."""
-        return await self._chats.preview(self._chat, scope, receive, account)
+        return await self._chats.preview(self._read_chat, scope, receive, account)
 
 
 def _routes(
-    chats: ChatEndpoint, apis: Mapping[str, Api], endpoints: Endpoints, responses: Responses, files: Files
+    chats: ChatEndpoint, apis: Mapping[str, ReadApi], endpoints: Endpoints, responses: Responses, files: Files
 ) -> list[Route]:
     """Return all routes; *apis* are the chat APIs by path."""
     return [
-        *(_generation(path, chats, api) for path, api in apis.items()),
+        *(_generation(path, chats, read_api) for path, read_api in apis.items()),
         route("GET", "/v1/responses/{response_id}", responses.get),
         route("DELETE", "/v1/responses/{response_id}", responses.delete),
         route("POST", "/v1/files", files.create),
@@ -203,5 +203,5 @@ def route(
     return Route(path, NamedRoute(path, request_response(endpoint), takes_json), methods=[method])
 
 
-def _generation(path: str, chats: ChatEndpoint, api: Api) -> Route:
-    return Route(path, NamedRoute(path, partial(chats.serve, api), takes_json=True), methods=["POST"])
+def _generation(path: str, chats: ChatEndpoint, read_api: ReadApi) -> Route:
+    return Route(path, NamedRoute(path, partial(chats.serve, read_api), takes_json=True), methods=["POST"])

@@ -3,8 +3,9 @@
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Self
+from typing import Any, Self
 
+import msgspec
 import structlog
 from starlette.types import Send
 
@@ -37,6 +38,11 @@ def event(data: bytes) -> bytes:
 def named_event(name: str, data: bytes) -> bytes:
     """Return *data* as a server-sent event."""
     return b"event: " + name.encode() + b"\n" + event(data)
+
+
+def typed_event(kind: str, **fields: Any) -> bytes:
+    """Return an object of *fields* as a server-sent event whose name is its type."""
+    return named_event(kind, msgspec.json.encode({"type": kind, **fields}))
 
 
 def error_event(error: SaccadeError) -> bytes:

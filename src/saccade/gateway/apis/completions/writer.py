@@ -31,22 +31,16 @@ from saccade.gateway.server.event_stream import DONE, error_event, event
 from saccade.tokenization.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True)
-class Completions:
-    """OpenAI's completions."""
-
-    strict_parameters: bool
-
-    def read(self, body: bytes | bytearray, tenant: bytes) -> ReadBody:
-        """Return the prompts in *body*. Raises RequestError that names the field."""
-        batch, warning = parse_completion(body, self.strict_parameters)
-        joined = _JoinedAnswers(batch)
-        kind = CompletionEvents if batch.request.stream else CompletionObject
-        formats = [
-            Format(_names(batch, prompt), partial(kind, joined, index, prompt), error_event, prompt)
-            for index, prompt in enumerate(batch.prompts)
-        ]
-        return ReadBody(batch.request, warning, formats)
+def read_completion(strict: bool, body: bytes | bytearray, tenant: bytes) -> ReadBody:
+    """Read the body of POST /v1/completions; with *strict*, a ReadApi."""
+    batch, warning = parse_completion(body, strict)
+    joined = _JoinedAnswers(batch)
+    kind = CompletionEvents if batch.request.stream else CompletionObject
+    formats = [
+        Format(_names(batch, prompt), partial(kind, joined, index, prompt), error_event, prompt)
+        for index, prompt in enumerate(batch.prompts)
+    ]
+    return ReadBody(batch.request, warning, formats)
 
 
 def _names(batch: CompletionBatch, prompt: PlainPrompt) -> FieldNames:

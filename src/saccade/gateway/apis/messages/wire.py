@@ -2,7 +2,6 @@
 
 from typing import Annotated, Any, Literal
 
-import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from saccade.gateway.chat import (
@@ -196,68 +195,6 @@ class MessageAnswer(Struct, frozen=True, kw_only=True, tag="message"):
     role: Literal["assistant"] = "assistant"
 
 
-class MessageStart(Struct, frozen=True, tag="message_start"):
-    """The first event of a stream."""
-
-    message: MessageAnswer
-
-
-class ContentBlockStart(Struct, frozen=True, tag="content_block_start"):
-    """A block begins; its texts and the input of a call are still empty."""
-
-    index: int
-    content_block: AnswerBlock
-
-
-class TextDelta(Struct, frozen=True, tag="text_delta"):
-    """An increment of a text block."""
-
-    text: str
-
-
-class ThinkingDelta(Struct, frozen=True, tag="thinking_delta"):
-    """An increment of a reasoning block."""
-
-    thinking: str
-
-
-class InputJsonDelta(Struct, frozen=True, tag="input_json_delta"):
-    """The JSON of a call's input, always complete."""
-
-    partial_json: str
-
-
-class ContentBlockDelta(Struct, frozen=True, tag="content_block_delta"):
-    """A block grows."""
-
-    index: int
-    delta: TextDelta | ThinkingDelta | InputJsonDelta
-
-
-class ContentBlockStop(Struct, frozen=True, tag="content_block_stop"):
-    """A block is complete."""
-
-    index: int
-
-
-class StopDelta(Struct, frozen=True):
-    """Why the answer ended."""
-
-    stop_reason: StopReason
-    stop_sequence: str | None
-
-
-class MessageDelta(Struct, frozen=True, tag="message_delta"):
-    """The answer is complete; *usage* covers all of it."""
-
-    delta: StopDelta
-    usage: MessageUsage
-
-
-class MessageStop(Struct, frozen=True, tag="message_stop"):
-    """The last event of a stream."""
-
-
 def usage_of(usage: Usage) -> MessageUsage:
     """Return *usage* in Anthropic's format."""
     prompt = usage.prompt_tokens_details
@@ -268,9 +205,3 @@ def usage_of(usage: Usage) -> MessageUsage:
         prompt.cached_tokens,
         input_tokens_details=media if prompt.images else UNSET,
     )
-
-
-def event(value: Struct) -> bytes:
-    """Return *value* as a server-sent event whose name is its type."""
-    tag = value.__struct_config__.tag
-    return f"event: {tag}\ndata: ".encode() + msgspec.json.encode(value) + b"\n\n"

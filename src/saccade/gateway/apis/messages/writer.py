@@ -1,7 +1,6 @@
 """POST /v1/messages, Anthropic's API: the writers of its answers."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import groupby
 
 import msgspec
@@ -12,42 +11,25 @@ from saccade.gateway.apis.chat_endpoint import Format, ReadBody
 from saccade.gateway.apis.messages.reader import parse_messages
 from saccade.gateway.apis.messages.wire import (
     AnswerBlock,
-    ContentBlockDelta,
-    ContentBlockStart,
-    ContentBlockStop,
-    InputJsonDelta,
     MessageAnswer,
-    MessageDelta,
-    MessageStart,
-    MessageStop,
-    StopDelta,
     StopReason,
     TextBlock,
-    TextDelta,
     ThinkingBlock,
-    ThinkingDelta,
     ToolUseBlock,
-    event,
     usage_of,
 )
 from saccade.gateway.output.answer import Answer
 from saccade.gateway.output.choice import TOOL_CALLS, Chunk, GeneratedChoice
 from saccade.gateway.server.errors import encode_messages_error
-from saccade.gateway.server.event_stream import named_event
+from saccade.gateway.server.event_stream import named_event, typed_event
 from saccade.protocol.output import FinishReason
 
 
-@dataclass(frozen=True)
-class Messages:
-    """Anthropic's messages."""
-
-    strict_parameters: bool
-
-    def read(self, body: bytes | bytearray, tenant: bytes) -> ReadBody:
-        """Return the chat in *body*. Raises RequestError that names the field."""
-        request, warning, names = parse_messages(body, self.strict_parameters)
-        writer = MessageEvents if request.stream else MessageObject
-        return ReadBody(request, warning, [Format(names, writer, _failure)])
+def read_messages(strict: bool, body: bytes | bytearray, tenant: bytes) -> ReadBody:
+    """Read the body of POST /v1/messages; with *strict*, a ReadApi."""
+    request, warning, names = parse_messages(body, strict)
+    writer = MessageEvents if request.stream else MessageObject
+    return ReadBody(request, warning, [Format(names, writer, _failure)])
 
 
 class MessageObject:
@@ -84,15 +66,15 @@ class MessageEvents:
         """Return the events for *chunk*, none if it has no text and no call."""
         if self._beginning is None:
             # Not earlier: only the first delta says how much of the prompt was in the cache.
-            self._beginning = event(MessageStart(_message(self._answer, [], None, None)))
+            self._beginning = typed_event("message_start", message=_message(self._answer, [], None, None))
         return self._after_beginning(self._blocks(chunk))
 
     async def end(self) -> bytes:
         """Return the events that end the open block and the message."""
-        answer = self._answer
-        stop = StopDelta(*_stop(answer.choices[0]))
-        last = event(MessageDelta(stop, usage_of(answer.usage))) + event(MessageStop())
-        return self._after_beginning(self._stop_block() + last)
+        reason, sequence = _stop(self._answer.choices[0])
+        stop = {"stop_reason": reason, "stop_sequence": sequence}
+        last = typed_event("message_delta", delta=stop, usage=usage_of(self._answer.usage))
+        return self._after_beginning(self._stop_block() + last + typed_event("message_stop"))
 
     def _after_beginning(self, events: bytes) -> bytes:
         if not events or not self._beginning:
@@ -105,22 +87,24 @@ class MessageEvents:
         for piece in _pieces(chunk):
             match piece:
                 case ThinkingBlock(thinking):
-                    events += self._in(ThinkingBlock(""))
-                    events += event(ContentBlockDelta(self._index, ThinkingDelta(thinking)))
+                    events += self._in(ThinkingBlock("")) + self._delta("thinking", thinking=thinking)
                 case TextBlock(text):
-                    events += self._in(TextBlock(""))
-                    events += event(ContentBlockDelta(self._index, TextDelta(text)))
+                    events += self._in(TextBlock("")) + self._delta("text", text=text)
                 case ToolUseBlock(known_as, name, arguments):
                     events += self._stop_block() + self._in(ToolUseBlock(known_as, name, Raw(b"{}")))
-                    events += event(ContentBlockDelta(self._index, InputJsonDelta(bytes(arguments).decode())))
+                    events += self._delta("input_json", partial_json=bytes(arguments).decode())
         return events
+
+    def _delta(self, kind: str, **increment: str) -> bytes:
+        """Return the event that adds an *increment* to the open block."""
+        return typed_event("content_block_delta", index=self._index, delta={"type": f"{kind}_delta", **increment})
 
     def _stop_block(self) -> bytes:
         """Return the event that ends the open block, none if no block is open."""
         if self._open is None:
             return b""
         self._open = None
-        return event(ContentBlockStop(self._index))
+        return typed_event("content_block_stop", index=self._index)
 
     def _in(self, block: AnswerBlock) -> bytes:
         """Return the events that begin *block*, none if one of its type is open."""
@@ -129,7 +113,7 @@ class MessageEvents:
         end = self._stop_block()
         self._index += 1
         self._open = type(block)
-        return end + event(ContentBlockStart(self._index, block))
+        return end + typed_event("content_block_start", index=self._index, content_block=block)
 
 
 def _failure(error: SaccadeError) -> bytes:

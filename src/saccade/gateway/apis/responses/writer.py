@@ -39,7 +39,7 @@ from saccade.gateway.output.answer import Answer
 from saccade.gateway.output.choice import Chunk
 from saccade.gateway.output.tool_calls import GeneratedCall
 from saccade.gateway.server.errors import ErrorAnswer, encode_error
-from saccade.gateway.server.event_stream import named_event
+from saccade.gateway.server.event_stream import typed_event
 from saccade.gateway.tenants.account import ACCOUNT
 from saccade.protocol.output import FinishReason
 
@@ -293,9 +293,9 @@ class _Output:
 
     def event(self, kind: str, **fields: Any) -> bytes:
         """Return the next event."""
-        values = {"type": kind, "sequence_number": self._num_events, **fields}
+        number = self._num_events
         self._num_events += 1
-        return named_event(kind, msgspec.json.encode(values))
+        return typed_event(kind, sequence_number=number, **fields)
 
     def take(self, chunk: Chunk) -> bytes:
         """Return the events for *chunk*, none if it has no text and no call."""
