@@ -139,70 +139,48 @@ class InvalidImageUrl(RequestError, code="invalid_image_url"):
     """A URL that is not fetched. The message does not reveal whether the URL is blocked or unreachable."""
 
 
-class InvalidApiKey(RequestError, status=401):
+class InvalidApiKey(RequestError, code="invalid_api_key", status=401):
     """The request has no API key or an unknown one."""
 
-    code = "invalid_api_key"
 
-
-class HostNotAllowed(RequestError, status=403):
+class HostNotAllowed(RequestError, code="host_not_allowed", status=403):
     """The Host header of a request to a server without keys has a name that is not allowed."""
 
-    code = "host_not_allowed"
 
-
-class OriginNotAllowed(RequestError, status=403):
+class OriginNotAllowed(RequestError, code="origin_not_allowed", status=403):
     """A web page whose origin may not call this server."""
 
-    code = "origin_not_allowed"
 
-
-class ModelNotFound(RequestError, status=404):
+class ModelNotFound(RequestError, code="model_not_found", status=404):
     """No served model has the requested name."""
 
-    code = "model_not_found"
 
-
-class ResponseNotFound(RequestError, status=404):
+class ResponseNotFound(RequestError, code="response_not_found", status=404):
     """A response of an earlier request that is not, or no longer, kept."""
 
-    code = "response_not_found"
 
-
-class FileNotFound(RequestError, status=404):
+class FileNotFound(RequestError, code="file_not_found", status=404):
     """A file that the tenant has not uploaded, or that is no longer kept."""
 
-    code = "file_not_found"
 
-
-class RouteNotFound(RequestError, status=404):
+class RouteNotFound(RequestError, code="not_found", status=404):
     """No such path."""
 
-    code = "not_found"
 
-
-class MethodNotAllowed(RequestError, status=405):
+class MethodNotAllowed(RequestError, code="method_not_allowed", status=405):
     """The path exists; the method does not."""
 
-    code = "method_not_allowed"
 
-
-class RequestTimeout(RequestError, status=408):
+class RequestTimeout(RequestError, code="request_timeout", status=408):
     """The request arrives too slowly."""
 
-    code = "request_timeout"
 
-
-class BodyTooLarge(RequestError, status=413):
+class BodyTooLarge(RequestError, code="body_too_large", status=413):
     """The request's body is over the limit."""
 
-    code = "body_too_large"
 
-
-class UnsupportedMediaType(RequestError, status=415):
+class UnsupportedMediaType(RequestError, code="unsupported_media_type", status=415):
     """A body without `Content-Type: application/json`."""
-
-    code = "unsupported_media_type"
 
 
 class QueueFull(RequestError, code="queue_full", status=429):
@@ -239,22 +217,16 @@ class PeerFailed(WorkerFailed, code="peer_failed"):
     """The other worker of a pair failed; the worker that reports it is not to blame."""
 
 
-class WorkerUnavailable(ServiceError, status=503):
+class WorkerUnavailable(ServiceError, code="worker_unavailable", status=503):
     """No worker is ready for this model."""
 
-    code = "worker_unavailable"
 
-
-class Draining(ServiceError, status=503):
+class Draining(ServiceError, code="draining", status=503):
     """The server is shutting down and accepts no new requests."""
 
-    code = "draining"
 
-
-class DeadlineExceeded(ServiceError, status=504):
+class DeadlineExceeded(ServiceError, code="deadline_exceeded", status=504):
     """A stage took longer than its limit."""
-
-    code = "deadline_exceeded"
 
 
 class StartupError(SaccadeError, code="startup_error"):

@@ -80,7 +80,7 @@ def _workers(board: Board, before: Board) -> Iterator[tuple[object, ...]]:
     for worker in board.workers:
         load = worker.load or Load()
         num_new = load.generated_tokens_total - loads.get(worker.url, load).generated_tokens_total
-        used = _percent(1 - load.num_free_blocks / load.num_blocks if load.num_blocks else None)
+        used = _percent(load.kv_usage if load.num_blocks else None)
         rate = max(0, round(num_new / seconds)) if seconds else 0
         yield worker.url, worker.excluded or "ready", load.num_running, load.num_waiting, used, rate, worker.model or ""
 

@@ -209,7 +209,7 @@ def board(
         num_requests=sum(work.num_requests for work in works),
         num_waiting=sum(work.num_waiting for work in works),
         prefix_hit_rate=_share(cached_tokens, sum(load.prompt_tokens_total for load in loads)),
-        encoder_hit_rate=_share(hits, hits + sum(load.encoded_items_total for load in loads)),
+        encoder_hit_rate=_share(hits, sum(load.encoder_lookups_total for load in loads)),
         workers=workers,
         tenants=tenants,
         errors=sorted(errors, key=lambda error: error.time, reverse=True)[:MAX_ERRORS],

@@ -46,3 +46,13 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     encode_seconds_total: float = 0.0
     network_seconds_total: float = 0.0
     postprocess_seconds_total: float = 0.0
+
+    @property
+    def encoder_lookups_total(self) -> int:
+        """The number of images that were looked up in the encoder cache."""
+        return self.encoder_cache_hits_total + self.encoded_items_total
+
+    @property
+    def kv_usage(self) -> float:
+        """The share of KV blocks in use, 0 to 1; 0 if there are none."""
+        return 1 - self.num_free_blocks / self.num_blocks if self.num_blocks else 0.0
