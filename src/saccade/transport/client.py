@@ -8,8 +8,9 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
+from itertools import count
 from typing import Any
 
 import grpc
@@ -92,21 +93,20 @@ class _SentRequest:
 
 
 class _NativeSession:
-    """One stream to the worker at *url*: commands to send, open requests, slots that the worker may read."""
+    """One stream to the worker at *url*: open requests, and slots that the worker may read.
+
+    Commands go to *write*, which is set before the stream opens.
+    """
+
+    write: Callable[[bytes], None]
 
     def __init__(self, url: str, on_released: Callable[[Sequence[str]], None]) -> None:
         self.url = url
         self._on_released = on_released
-        self._outbound: asyncio.Queue[bytes] = asyncio.Queue()
         self._encoder = msgspec.msgpack.Encoder()
         self._open: dict[str, _SentRequest] = {}
         self._arrivals = Arrivals(self._take)
         self._loans: Counter[str] = Counter()
-
-    async def outbound(self) -> AsyncIterator[bytes]:
-        """Yield the commands to send; never ends."""
-        while True:
-            yield await self._outbound.get()
 
     def submit(self, request: EngineRequest, sink: Sink) -> Stream:
         """Send *request*, whose deltas go to *sink*. Raises ImageTooLarge if it fits no message."""
@@ -137,21 +137,21 @@ class _NativeSession:
                 "messages",
             )
         self._loans.update(slots)
-        self._outbound.put_nowait(encoded)
+        self.write(encoded)
 
     def abort_sample(self, request_id: str, index: int) -> None:
         """Tell the worker to stop one sample of an open request."""
         if request_id in self._open:
-            self._outbound.put_nowait(self._encoder.encode(Abort(request_id=request_id, index=index)))
+            self.write(self._encoder.encode(Abort(request_id=request_id, index=index)))
 
     def reset_caches(self, command: ResetCaches) -> None:
         """Send *command*: requests that are sent later find the caches empty."""
-        self._outbound.put_nowait(self._encoder.encode(command))
+        self.write(self._encoder.encode(command))
 
     def leave(self, request_id: str, *, finished: bool) -> None:
         """Forget a request, and abort it unless the worker has *finished* it."""
         if self._open.pop(request_id, None) is not None and not finished:
-            self._outbound.put_nowait(self._encoder.encode(Abort(request_id=request_id)))
+            self.write(self._encoder.encode(Abort(request_id=request_id)))
 
     def deliver(self, frame: StepFrame) -> None:
         """Hand every delta and question to its request; drop those for a request that has left."""
@@ -275,17 +275,20 @@ class WorkerClient(Connector[_NativeSession]):
         """Describe, stream, relay until the stream ends; return why it ended."""
         session, stub = _NativeSession(self.url, self._on_released), self._stub
         keeping_up = None
+
+        def take(payload: bytes) -> None:
+            if payload == TAKEN:
+                # The worker has accepted the stream.
+                self._enter(session, description)
+            else:
+                self._take(session, self._frames.decode(payload))
+
         try:
             reply = await stub.Describe(DescribeRequest(), timeout=DESCRIBE_SECONDS)
             description = self._descriptions.decode(reply.description)
             keeping_up = lasting_task.begin(partial(self._held_images.keep_up, stub), f"held images {self.url}")
-            await _converse(
-                self.url,
-                stub,
-                session.outbound(),
-                lambda: self._enter(session, description),
-                lambda frame: self._take(session, self._frames.decode(frame)),
-            )
+            path = stream_path(self.url)
+            await (_over_grpc(stub, session, take) if path is None else _over_unix(path, session, take))
             return ENDED
         except ChannelClosed:
             return ENDED
@@ -327,35 +330,11 @@ class WorkerClient(Connector[_NativeSession]):
             session.fail(LOST)
 
 
-async def _converse(
-    url: str,
-    stub: Any,
-    commands: AsyncIterator[bytes],
-    on_open: Callable[[], None],
-    on_frame: Callable[[bytes], None],
-) -> None:
-    """Send *commands* to the worker at *url*, and call *on_frame* with each StepFrame, until the stream ends.
-
-    *on_open* is called once the worker has accepted the stream, that is, at its first, empty frame. *stub* is the
-    WorkerStub of a channel to *url*. Raises ChannelClosed or gRPC's error if the worker refuses the stream or breaks it
-    off, and the error of a frame that *on_frame* could not read.
-    """
-
-    def take(payload: bytes) -> None:
-        if payload == TAKEN:
-            on_open()
-        else:
-            on_frame(payload)
-
-    path = stream_path(url)
-    if path is None:
-        await _over_grpc(stub, commands, take)
-    else:
-        await _over_unix(path, commands, take)
-
-
-async def _over_grpc(stub: Any, commands: AsyncIterator[bytes], take: Callable[[bytes], None]) -> None:
-    call = stub.Stream(GatewayFrame(payload=command) async for command in commands)
+async def _over_grpc(stub: Any, session: _NativeSession, take: Callable[[bytes], None]) -> None:
+    """Send the commands of *session*, and call *take* with each frame until the stream ends. Raises gRPC's error."""
+    commands: asyncio.Queue[bytes] = asyncio.Queue()
+    session.write = commands.put_nowait
+    call = stub.Stream(GatewayFrame(payload=await commands.get()) for _ in count())
     try:
         async for frame in call:
             take(frame.payload)
@@ -363,20 +342,15 @@ async def _over_grpc(stub: Any, commands: AsyncIterator[bytes], take: Callable[[
         call.cancel()
 
 
-async def _over_unix(path: str, commands: AsyncIterator[bytes], take: Callable[[bytes], None]) -> None:
-    loop = asyncio.get_running_loop()
+async def _over_unix(path: str, session: _NativeSession, take: Callable[[bytes], None]) -> None:
+    """Do the same over the Unix socket at *path*. Raises ChannelClosed, and the error of a frame that is unreadable."""
+    frames = Frames(take, MAX_MESSAGE_BYTES)
+    session.write = frames.send
     try:
-        _, frames = await loop.create_unix_connection(lambda: Frames(take, MAX_MESSAGE_BYTES), path)
+        await asyncio.get_running_loop().create_unix_connection(lambda: frames, path)
     except OSError as error:
         raise ChannelClosed from error
-    sending = asyncio.create_task(_send(commands, frames), name=f"commands to {path}")
     try:
         await frames.ended()
     finally:
-        sending.cancel()
         frames.close()
-
-
-async def _send(commands: AsyncIterator[bytes], frames: Frames) -> None:
-    async for command in commands:
-        frames.send(command)

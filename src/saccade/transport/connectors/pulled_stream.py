@@ -1,32 +1,24 @@
 """A stream over a library that is pulled: one task reads the answer, and pushes it to the sink."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from saccade.errors import WorkerFailed
-from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import MediaPixels
 from saccade.transport import lasting_task
 from saccade.transport.sink import Sink
 
 
 class PulledStream:
-    """Pushes what *deltas* yields to *sink*.
+    """Runs *read*, which pushes the answer to *sink*, in a task; the sink fails if it raises, or returns too early.
 
-    *deltas* is called with the stream, whose pixels() it may await. *worker* is a url.
+    *read* is called with the stream, whose pixels() it may await. *worker* is a url.
     """
 
-    def __init__(
-        self,
-        worker: str,
-        sink: Sink,
-        deltas: Callable[["PulledStream"], AsyncGenerator[TokenDelta, None]],
-    ) -> None:
+    def __init__(self, worker: str, sink: Sink, read: Callable[["PulledStream"], Awaitable[None]]) -> None:
         self._worker = worker
         self._sink = sink
-        self._deltas = deltas
-        self._task = asyncio.create_task(self._read(), name=f"answer of {worker}")
+        self._task = asyncio.create_task(self._run(read), name=f"answer of {worker}")
 
     async def pixels(self, media: Sequence[int]) -> tuple[MediaPixels, ...]:
         """Return the pixels of *media*, by index, as soon as the sink has sent them."""
@@ -42,11 +34,9 @@ class PulledStream:
         """Abort the request unless it has ended."""
         await lasting_task.end(self._task)
 
-    async def _read(self) -> None:
+    async def _run(self, read: Callable[["PulledStream"], Awaitable[None]]) -> None:
         try:
-            async with contextlib.aclosing(self._deltas(self)) as deltas:
-                async for delta in deltas:
-                    self._sink.delta(delta)
+            await read(self)
         except Exception as error:
             self._sink.fail(error)
         else:

@@ -158,17 +158,13 @@ class VllmClient(Connector[_VllmSession]):
         RequestError, QueueFull or DeadlineExceeded if the server refuses.
         """
         session = self._checked(request)
-        return PulledStream(self.url, sink, lambda stream: self._deltas(session, request, stream))
+        return PulledStream(self.url, sink, lambda stream: self._read(session, request, sink, stream))
 
-    async def _deltas(
-        self, session: _VllmSession, request: EngineRequest, stream: PulledStream
-    ) -> AsyncGenerator[TokenDelta, None]:
+    async def _read(self, session: _VllmSession, request: EngineRequest, sink: Sink, stream: PulledStream) -> None:
         by_hash = [index for index, item in enumerate(request.media) if item.inline is None]
         answer = VllmAnswer(request)
         try:
-            async with contextlib.aclosing(self._tokens(session, request, answer)) as deltas:
-                async for delta in deltas:
-                    yield delta
+            await self._read_tokens(session, request, answer, sink)
             return
         except WorkerFailed as error:
             # If vLLM lacks an image, it reports only that something went wrong.
@@ -177,24 +173,22 @@ class VllmClient(Connector[_VllmSession]):
             logger.info("worker %s refused images by their hashes: %s", self.url, error.message)
         session.note_missed()
         again = _with_pixels(request, await stream.pixels(by_hash))
-        async with contextlib.aclosing(self._tokens(session, again, VllmAnswer(request))) as deltas:
-            async for delta in deltas:
-                yield delta
+        await self._read_tokens(session, again, VllmAnswer(request), sink)
 
     def generate_chat(self, request: EngineRequest, chat: ChatPrompt, sink: Sink) -> Stream:
         """Do the same as generate(), but send *request* by its *chat*. Its media need no pixels."""
         session = self._checked(request)
-        return PulledStream(self.url, sink, lambda _: self._deltas_of_chat(session, request, chat))
+        return PulledStream(self.url, sink, lambda _: self._read_chat(session, request, chat, sink))
 
-    async def _deltas_of_chat(
-        self, session: _VllmSession, request: EngineRequest, chat: ChatPrompt
-    ) -> AsyncGenerator[TokenDelta, None]:
+    async def _read_chat(self, session: _VllmSession, request: EngineRequest, chat: ChatPrompt, sink: Sink) -> None:
         answer = VllmAnswer(request)
         body = await _made(request, partial(chat_body, request, session.server.description.model, chat))
-        async with contextlib.aclosing(self._stream(session, CHAT, body, answer, request.traceparent)) as deltas:
-            async for delta in deltas:
-                self._compare(request, answer)
-                yield delta
+
+        def push(delta: TokenDelta) -> None:
+            self._compare(request, answer)
+            sink.delta(delta)
+
+        await self._stream(session, CHAT, body, answer, request.traceparent, push)
 
     def _checked(self, request: EngineRequest) -> _VllmSession:
         """Return the session. Raises WorkerUnavailable, and InternalError for pixels that vLLM cannot read."""
@@ -205,23 +199,30 @@ class VllmClient(Connector[_VllmSession]):
             raise WorkerUnavailable(NOT_READY)
         return self._session
 
-    async def _tokens(
-        self, session: _VllmSession, request: EngineRequest, answer: VllmAnswer
-    ) -> AsyncGenerator[TokenDelta, None]:
+    async def _read_tokens(self, session: _VllmSession, request: EngineRequest, answer: VllmAnswer, sink: Sink) -> None:
         server = session.server
         body = await _made(request, partial(generate_body, request, server.description.model, server.form))
         noted = False
-        async with contextlib.aclosing(self._stream(session, GENERATE, body, answer, request.traceparent)) as deltas:
-            async for delta in deltas:
-                if not noted:
-                    session.note_sent(request)
-                    noted = True
-                yield delta
+
+        def push(delta: TokenDelta) -> None:
+            nonlocal noted
+            if not noted:
+                session.note_sent(request)
+                noted = True
+            sink.delta(delta)
+
+        await self._stream(session, GENERATE, body, answer, request.traceparent, push)
 
     async def _stream(
-        self, session: _VllmSession, path: str, body: bytes, answer: VllmAnswer, traceparent: str | msgspec.UnsetType
-    ) -> AsyncGenerator[TokenDelta, None]:
-        """POST *body* and yield what the server streams. If the caller stops early, the response is closed at once."""
+        self,
+        session: _VllmSession,
+        path: str,
+        body: bytes,
+        answer: VllmAnswer,
+        traceparent: str | msgspec.UnsetType,
+        push: Callable[[TokenDelta], None],
+    ) -> None:
+        """POST *body* and *push* what the server streams. If this is cancelled, the response is closed at once."""
         response = await session.http.stream(path, body, traceparent)
         del body
         try:
@@ -231,8 +232,8 @@ class VllmClient(Connector[_VllmSession]):
             async with contextlib.aclosing(events(response)) as received:
                 async for event in received:
                     for delta in answer.take(event):
-                        yield delta
-            yield answer.close()
+                        push(delta)
+            push(answer.close())
         except (aiohttp.ClientError, OSError) as error:
             raise WorkerFailed(LOST) from error
         except RuntimeError as error:

@@ -6,6 +6,7 @@ batches and computes keys, at most MAX_EVENTS at a time.
 
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from saccade.errors import WorkerUnavailable
@@ -59,46 +60,41 @@ async def translated(
     It calls *on_missing* with the reason why what was stored before is not known, "" if nothing was. Raises
     WorkerUnavailable as follow() does.
     """
-    translator = _Translator(take)
+    parts = partial(_parts, BatchDecoder(), take)
     async with PublishedBatches(source, on_missing) as batches:
         async with contextlib.aclosing(batches.replayed()) as replayed:
             async for payload in replayed:
-                for events in translator.events(payload):
+                for events in parts(payload):
                     yield KvEvents(0, events, snapshot=True, last=False)
         yield KvEvents(0, [], snapshot=True)
         number = 0
         async with contextlib.aclosing(batches.published()) as published:
             async for payload in published:
-                for events in translator.events(payload):
+                for events in parts(payload):
                     number += 1
                     yield KvEvents(number, events)
 
 
-class _Translator:
-    """Translates the engine's batches to events in our keys."""
+def _parts(
+    decoder: BatchDecoder, take: Callable[[Event], Iterator[KvEvent]], payload: bytes
+) -> Iterator[list[KvEvent]]:
+    """Yield what the events of a batch mean, at most MAX_EVENTS at a time.
 
-    def __init__(self, take: Callable[[Event], Iterator[KvEvent]]) -> None:
-        self._take = take
-        self._decoder = BatchDecoder()
-
-    def events(self, payload: bytes) -> Iterator[list[KvEvent]]:
-        """Yield the events of a batch, at most MAX_EVENTS at a time.
-
-        Raises WorkerUnavailable for other bytes, and for numbers that no token id and no place of an image can be.
-        """
-        events: list[KvEvent] = []
-        try:
-            for count, reported in enumerate(self._decoder.events(payload), 1):
-                for event in self._take(reported):
-                    events.append(event)
-                    if len(events) == MAX_EVENTS:
-                        yield events
-                        events = []
-                if count % MAX_EVENTS == 0:
-                    # Events that mean nothing here take time, too.
+    Raises WorkerUnavailable for other bytes, and for numbers that no token id and no place of an image can be.
+    """
+    events: list[KvEvent] = []
+    try:
+        for count, reported in enumerate(decoder.events(payload), 1):
+            for event in take(reported):
+                events.append(event)
+                if len(events) == MAX_EVENTS:
                     yield events
                     events = []
-        except (*UNREADABLE, OverflowError) as error:
-            raise WorkerUnavailable(UNREADABLE_BATCH) from error
-        if events:
-            yield events
+            if count % MAX_EVENTS == 0:
+                # Events that mean nothing here take time, too.
+                yield events
+                events = []
+    except (*UNREADABLE, OverflowError) as error:
+        raise WorkerUnavailable(UNREADABLE_BATCH) from error
+    if events:
+        yield events
