@@ -66,8 +66,8 @@ def test_work_is_booked_with_the_choice_and_taken_back() -> None:
     router = router_of(b=blocks(9))
     booking = book(router, [A, B], PROMPT, now=0)
     assert router.work["b"] == WorkInFlight(1, 161, prefill_tokens=17, num_samples=1)
-    booking.first_token(16)
-    booking.first_token(16)
+    booking.first_token()
+    booking.first_token()
     assert router.work["b"] == WorkInFlight(1, 161, decode_blocks=11, num_samples=1)
     booking.close(now=1)
     assert router.work["b"] == WorkInFlight()
@@ -81,7 +81,7 @@ def test_prompts_that_arrive_together_find_each_other() -> None:
     first = book(router, [A, B], PROMPT, now=0)
     other = RoutedPrompt(161, {HERE: [b"other"]})
     assert book(router, [A, B], other, now=0).worker != first.worker  # its work is booked already
-    first.first_token(16)
+    first.first_token()
     again = book(router, [A, B], PROMPT, now=1)
     assert again.worker == first.worker
     assert again.matched_tokens is None  # a prediction is no fact
@@ -106,7 +106,7 @@ def test_image_goes_to_the_worker_with_its_encoder_output() -> None:
         assert book(router_of("cost", a=blocks(10)), [A, holder], prompt, now=0).worker == "a"
     router = router_of("cost")
     sent = book(router, [A, B], prompt, now=0)
-    sent.first_token(16)
+    sent.first_token()
     other_text = RoutedPrompt(161, {HERE: [b"other"]}, [image])
     assert book(router, [A, B], other_text, now=1).worker == sent.worker
 
@@ -117,7 +117,7 @@ def test_a_hybrid_is_expected_to_resume_behind_the_whole_prompt_only() -> None:
     assert book(router, options, PROMPT, now=0).matched_tokens == 64
     router = router_of("cost", hybrid=True, a=[], b=[])
     first = book(router, options, PROMPT, now=0)
-    first.first_token(16)
+    first.first_token()
     assert list(router.predictions.expected(first.worker, now=0)) == KEYS[-1:]
     longer = RoutedPrompt(177, {HERE: [*KEYS, b"k" * 16]})
     assert book(router, options, longer, now=0).worker == first.worker
@@ -143,7 +143,7 @@ def test_candidates_show_every_term_of_the_cost_and_a_preview_books_nothing() ->
     image = RoutedImage(b"p", stop=150, num_tokens=100)
     prompt = PROMPT._replace(images=[image])
     router = router_of("cost", a=blocks(3))
-    book(router, [A], PROMPT, now=0).first_token(16)
+    book(router, [A], PROMPT, now=0).first_token()
     book(router, [B], RoutedPrompt(161, {HERE: [b"other"]}), now=0)
     busy = B._replace(num_waiting=3, load_times=(5, 5))
     before = dict(router.work)
@@ -174,13 +174,13 @@ SILENT = [option._replace(reports=False) for option in (A, B)]
 def test_prompts_sent_to_a_worker_without_reports_are_assumed_cached() -> None:
     router = router_of("auto")
     first = book(router, SILENT, PROMPT, now=0)
-    first.first_token(16)
+    first.first_token()
     first.close(now=1)
     later = 2 * PREDICTED_SECONDS
     for _ in range(10):
         again = book(router, SILENT, PROMPT, now=later)
         assert (again.worker, again.matched_tokens) == (first.worker, None)  # an assumption is no fact
-        again.first_token(16)
+        again.first_token()
         again.close(now=later)
     candidates, *_ = router.preview(SILENT, PROMPT, {}, now=later + ASSUMED_SECONDS)
     assert [candidate.held_tokens for candidate in candidates] == [0, 0]
@@ -194,14 +194,14 @@ def test_nothing_is_assumed_if_disabled_or_if_workers_report(silent: bool) -> No
     router = Router("cost", BlockIndex(1 << 20), Random(0), assumes=not silent)
     options = SILENT if silent else [A, B]
     booking = book(router, options, PROMPT, now=0)
-    booking.first_token(16)
+    booking.first_token()
     assert max(each.held_tokens for each in router.preview(options, PROMPT, {}, now=1)[0]) == 160  # predicted
     assert not any(each.held_tokens for each in router.preview(options, PROMPT, {}, now=2 * PREDICTED_SECONDS)[0])
 
 
 def test_prediction_continues_a_report() -> None:
     router = router_of("cost", a=blocks(3), b=[])
-    book(router, [A, B], PROMPT, now=0).first_token(16)
+    book(router, [A, B], PROMPT, now=0).first_token()
     assert set(router.predictions.expected("a", now=0)) == set(KEYS[3:])
     candidates, *_ = router.preview([A, B], PROMPT, looked_up(router, [A, B], PROMPT), now=1)
     assert [(each.overlap_tokens, each.held_tokens) for each in candidates] == [(48, 160), (0, 0)]
@@ -246,7 +246,7 @@ def test_a_repeat_goes_to_its_holder_although_a_poll_saw_this_gateways_own_reque
     router = router_of("cost", b=[BlockStored(key, b"", []) for key in keys[:-1]], a=[])
     bookings = [book(router, [B], prompt, now=100) for _ in range(8)]
     for booking in bookings:
-        booking.first_token(16)
+        booking.first_token()
         booking.close(102)
     polled = B._replace(num_waiting=4, num_running=4, load_times=(101, 101.1))
     assert book(router, [A, polled], prompt, now=105.5).worker == "b"

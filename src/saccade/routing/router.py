@@ -17,6 +17,7 @@ import copy
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from random import Random
 from typing import Literal, NamedTuple
@@ -266,36 +267,44 @@ class RoutingChoice(NamedTuple):
     policy: Policy
 
 
+@dataclass
 class Booking:
-    """A prompt's place at *worker*, from the *choice* on until close().
+    """A prompt's place at *worker*, from the *choice* on until close(): as *work*, from its first token as *decoding*.
 
-    *matched_tokens* of the prompt were in the worker's reports when it was chosen; None if it reports nothing.
+    *matched_tokens* of the prompt were in the worker's reports when it was chosen; None if it reports nothing. *undo*
+    withdraws what is expected of the worker.
     """
 
-    def __init__(self, router: "Router", choice: RoutingChoice, work: WorkInFlight, undo: Callable[[], None]) -> None:
-        self.choice = choice
-        self.worker = choice.chosen.name
-        self.matched_tokens: int | None = None
-        self._router = router
-        self._work = work
-        self._undo = undo
-        self._has_begun = False
+    router: "Router"
+    choice: RoutingChoice
+    work: WorkInFlight
+    decoding: WorkInFlight
+    matched_tokens: int | None
+    undo: Callable[[], None]
+    has_begun: bool = False
+    has_ended: bool = False
 
-    def first_token(self, block_size: int) -> None:
+    @property
+    def worker(self) -> str:
+        """The name of the worker."""
+        return self.choice.chosen.name
+
+    def first_token(self) -> None:
         """Note that the prompt is computed: from now on its samples decode."""
-        if not self._has_begun:
-            self._has_begun = True
-            decode_blocks = -(-self._work.num_prompt_tokens // block_size)
-            decoding = self._work._replace(prefill_tokens=0, decode_blocks=decode_blocks)
-            self._router.exchange(self.worker, self._work, decoding)
-            self._work = decoding
+        if not (self.has_begun or self.has_ended):
+            self.has_begun = True
+            self.router.exchange(self.worker, self.work, self.decoding)
+            self.work = self.decoding
 
     def close(self, now: float) -> None:
-        """Take the work off the worker. If no token came, withdraw its expectation, too."""
-        self._router.exchange(self.worker, self._work, WorkInFlight())
-        self._router.note_samples(self.worker, now)
-        if not self._has_begun:
-            self._undo()
+        """Take the work off the worker. If no token came, withdraw its expectation, too. Later calls do nothing."""
+        if self.has_ended:
+            return
+        self.has_ended = True
+        self.router.exchange(self.worker, self.work, WorkInFlight())
+        self.router.note_samples(self.worker, now)
+        if not self.has_begun:
+            self.undo()
 
 
 class Router:
@@ -331,9 +340,11 @@ class Router:
         work = WorkInFlight(1, prompt.num_tokens, chosen.left_tokens, num_samples=prompt.num_samples)
         predictions = self._predictions(option)
         expectation = predictions.add(option.name, _expected(option, prompt, chosen), now)
-        booking = Booking(self, choice, work, lambda: predictions.withdraw(option.name, expectation))
-        if len(options) > 1 and overlaps.get(option.name, UNKNOWN).is_exact:
-            booking.matched_tokens = chosen.overlap_tokens
+        decoding = work._replace(prefill_tokens=0, decode_blocks=-(-prompt.num_tokens // option.partition.block_size))
+        is_known = len(options) > 1 and overlaps.get(option.name, UNKNOWN).is_exact
+        matched_tokens = chosen.overlap_tokens if is_known else None
+        undo = partial(predictions.withdraw, option.name, expectation)
+        booking = Booking(self, choice, work, decoding, matched_tokens, undo)
         self.exchange(option.name, WorkInFlight(), work)
         self.note_samples(option.name, now)
         self.breakers.on_send(option.name, now)

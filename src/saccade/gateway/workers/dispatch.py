@@ -1,11 +1,11 @@
 """Chooses a worker for each engine request, waits for room, books it, and sends the request there."""
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence, Set
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from random import Random
 from typing import TypeVar
@@ -19,7 +19,7 @@ from saccade.gateway.config import DEFAULT_LIMITS, DispatchLimits, RoutingSettin
 from saccade.gateway.tenants.account import EVERYBODY, Tenant
 from saccade.gateway.workers.decision_metrics import DecisionMetrics
 from saccade.gateway.workers.pool import Model, Worker, WorkerPool, refusal, takes_chats_only
-from saccade.gateway.workers.prefill_decode import Leg, Pair, first_workers, partners
+from saccade.gateway.workers.prefill_decode import Pair, first_workers, partners
 from saccade.identity.blocks import MediaRun, block_key, root_key
 from saccade.protocol.chat import ChatPrompt
 from saccade.protocol.engine_load import Load
@@ -93,7 +93,7 @@ class Placement:
 
     worker: Worker
     pixel_dtype: str
-    leg: Leg | None = None
+    booking: Booking | None = None
     pair: Pair | None = None
     model: str = ""
     held_share: float | None = None
@@ -117,10 +117,10 @@ class Placement:
 
     def first_token(self) -> None:
         """Record that the prompt is computed."""
-        if self.leg is not None:
-            self.leg.first_token()
+        if self.booking is not None:
+            self.booking.first_token()
         if self.pair is not None:
-            self.pair.decode.first_token()
+            self.pair.on_first_token()
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ class Dispatcher:
         choice = self._router.preview(query.options, query.prompt, query.overlaps, time.monotonic())
         return Preview(serving, prompt, choice)
 
-    @contextlib.asynccontextmanager
+    @asynccontextmanager
     async def place(self, model: str, prompt: Prompt, excluded: Set[str] = frozenset()) -> AsyncIterator[Placement]:
         """Choose a worker outside *excluded* for a prompt, and book it there until the block ends.
 
@@ -224,32 +224,32 @@ class Dispatcher:
             # Some requests have their turn but are not booked yet.
             return sum(free.values()) > queue.weight - self._num_booked[name]
 
-        with contextlib.ExitStack() as booked:
+        with ExitStack() as booked:
             self._advance_later()
             booked.enter_context(await queue.enter(prompt.tenant.id, 1, prompt.tenant.priority, has_room))
             workers = [worker for worker in serving.workers if free.get(worker.url)]
             query = await self._look_up(serving, workers, prompt)
-            with self._metrics.stage("choice"):
-                booking = self._router.book(query.options, query.prompt, query.overlaps, time.monotonic())
             self._num_booked[name] += 1
             booked.callback(self._num_booked.subtract, [name])
-            leg = self._leg(booking, workers, booked)
+            with self._metrics.stage("choice"):
+                worker, booking = self._book(query, workers, booked)
             held_share = self._metrics.observe(serving, len(prompt.token_ids), booking)
-            pair = await self._pair(serving, leg, prompt, excluded, booked)
-            description = leg.worker.description
-            tried = {*excluded, leg.worker.url}
+            description, pair = worker.description, None
+            if description is not None and description.role == "prefill":
+                pair = await self._pair(serving, worker, booking, prompt, excluded, booked)
+            tried = {*excluded, worker.url}
             can_retry = len(tried) <= self.limits.max_retries and not tried.issuperset(
                 worker.url for worker in serving.workers
             )
             yield Placement(
-                worker=leg.worker,
+                worker=worker,
                 pixel_dtype=description.pixel_dtype if description else "uint8",
-                leg=leg,
+                booking=booking,
                 pair=pair,
                 model=name,
                 held_share=held_share,
                 can_retry=can_retry,
-                takes_chat=takes_chats_only(leg.worker),
+                takes_chat=takes_chats_only(worker),
             )
 
     def advance(self) -> None:
@@ -278,26 +278,36 @@ class Dispatcher:
         if self.num_waiting:
             self._advance_later()
 
-    def _leg(self, booking: Booking, workers: Sequence[Worker], booked: contextlib.ExitStack) -> Leg:
-        """Return the leg of *booking*, which ends with *booked* or before."""
-        leg = Leg(next(worker for worker in workers if worker.url == booking.worker), booking, self.advance)
-        booked.callback(leg.end)
-        return leg
+    def _book(self, query: _Query, workers: Sequence[Worker], booked: ExitStack) -> tuple[Worker, Booking]:
+        """Book the prompt of *query* at one of *workers*, until *booked* ends or before."""
+        booking = self._router.book(query.options, query.prompt, query.overlaps, time.monotonic())
+        booked.callback(self._end, booking)
+        return next(worker for worker in workers if worker.url == booking.worker), booking
+
+    def _end(self, booking: Booking) -> None:
+        """End *booking*, and let others have its place."""
+        booking.close(time.monotonic())
+        self.advance()
 
     async def _pair(
-        self, serving: Model, first: Leg, prompt: Prompt, excluded: Set[str], booked: contextlib.ExitStack
+        self, serving: Model, first: Worker, at_first: Booking, prompt: Prompt, excluded: Set[str], booked: ExitStack
     ) -> Pair | None:
-        """Also book *prompt* at a decode worker if *first* is a prefill worker; return None if it serves alone."""
+        """Also book *prompt* at a decode worker for *first*, a prefill worker; return None if it serves alone."""
         workers = [worker for worker in serving.workers if worker.url not in excluded]
         max_tokens = prompt.sampling.max_tokens
-        decoders = partners(first.worker, workers, max_tokens, prompt.num_samples)
+        decoders = partners(first, workers, max_tokens, prompt.num_samples)
         if not decoders:
             return None
         now = time.monotonic()
         allowed = [worker for worker in decoders if self._router.breakers.allows(worker.url, now)] or decoders
         query = await self._look_up(serving, allowed, prompt)
-        booking = self._router.book(query.options, query.prompt, query.overlaps, time.monotonic())
-        return Pair(first, self._leg(booking, decoders, booked))
+        second, booking = self._book(query, decoders, booked)
+
+        def end_prefill() -> None:
+            at_first.first_token()
+            self._end(at_first)
+
+        return Pair((first, second), end_prefill, booking.first_token)
 
     async def send(
         self, placement: Placement, request: EngineRequest, sink: Sink, chat: ChatPrompt | None = None

@@ -6,7 +6,6 @@ worker alone; the decode worker may ask for them later if it has to compute the 
 """
 
 import secrets
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -18,33 +17,10 @@ from saccade.protocol.description import Description
 from saccade.protocol.kv_transfer import ReceiveKv, SendKv
 from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest
-from saccade.routing.router import Booking
 from saccade.transport.kv_transfer.channel import new_key
 from saccade.transport.sink import Legs, PrefillSink, Sink, Stream
 
 SEED_BITS = 63
-
-
-class Leg:
-    """One worker's part in a request, booked until end(), which calls *on_end*."""
-
-    def __init__(self, worker: Worker, booking: Booking, on_end: Callable[[], object]) -> None:
-        self.worker = worker
-        self._booking = booking
-        self._on_end = on_end
-        self._has_ended = False
-
-    def first_token(self) -> None:
-        """Record that the prompt is computed."""
-        if not self._has_ended and self.worker.description is not None:
-            self._booking.first_token(self.worker.description.block_size)
-
-    def end(self) -> None:
-        """End the booking; later calls do nothing."""
-        if not self._has_ended:
-            self._has_ended = True
-            self._booking.close(time.monotonic())
-            self._on_end()
 
 
 def first_workers(workers: Sequence[Worker]) -> Sequence[Worker]:
@@ -56,12 +32,12 @@ def first_workers(workers: Sequence[Worker]) -> Sequence[Worker]:
 
 
 def partners(first: Worker, workers: Sequence[Worker], max_tokens: int, num_samples: int) -> list[Worker]:
-    """Return the decode workers that could continue after *first*.
+    """Return the decode workers that could continue after *first*, a prefill worker.
 
-    The list is empty if *first* serves alone, and for a request of one token, which needs no decode worker.
+    The list is empty for a request of one token, which needs no decode worker.
     """
     ours = first.description
-    if ours is None or ours.kv_transfer_address is None or _role(first) != "prefill" or max_tokens == 1:
+    if ours is None or ours.kv_transfer_address is None or max_tokens == 1:
         return []
     return [
         worker
@@ -83,18 +59,19 @@ def _form(description: Description) -> tuple[object, ...]:
 
 
 class Pair:
-    """A request's two workers. *failed_worker* is the one to blame if the request fails."""
+    """The *workers* of a request, for prefill and for decode; *failed_worker* is the one to blame if it fails.
 
-    def __init__(self, prefill: Leg, decode: Leg) -> None:
+    *on_prefilled* is called once the prefill worker has computed the prompt, *on_first_token* at the answer's first.
+    """
+
+    def __init__(
+        self, workers: tuple[Worker, Worker], on_prefilled: Callable[[], None], on_first_token: Callable[[], None]
+    ) -> None:
         self._suffix = f"-{secrets.token_hex(4)}"
-        self.prefill = prefill
-        self.decode = decode
-        self.failed_worker = decode.worker
-
-    @property
-    def workers(self) -> tuple[Worker, Worker]:
-        """The prefill worker and the decode worker."""
-        return self.prefill.worker, self.decode.worker
+        self.workers = workers
+        self.failed_worker = workers[1]
+        self.on_prefilled = on_prefilled
+        self.on_first_token = on_first_token
 
     @property
     def url(self) -> str:
@@ -132,8 +109,8 @@ class _PairStream(Legs):
 
     def fail(self, error: BaseException) -> None:
         """Fail the request with a leg's *error*, and record which worker is to blame."""
-        pair = self.pair
-        pair.failed_worker = pair.prefill.worker if self._is_prefill_to_blame(error) else pair.decode.worker
+        prefill, decode = self.pair.workers
+        self.pair.failed_worker = prefill if self._is_prefill_to_blame(error) else decode
         if isinstance(error, PeerFailed):
             error = WorkerFailed(error.message)
         self.sink.fail(error)
@@ -155,8 +132,7 @@ class _PrefillSink(PrefillSink):
         if delta.finish_reason is not None:
             self.legs.num_prefilling -= 1
             if not self.legs.num_prefilling:
-                self.legs.pair.prefill.first_token()
-                self.legs.pair.prefill.end()
+                self.legs.pair.on_prefilled()
 
     def fail(self, error: BaseException) -> None:
         if self.legs.num_prefilling:
