@@ -40,8 +40,7 @@ PARTICIPLES = frozenset(
 
 @cache
 def _modules() -> Mapping[Path, str]:
-    generated = ("_pb2.py", "_pb2_grpc.py")
-    return {path: path.read_text() for path in SOURCE.rglob("*.py") if not path.name.endswith(generated)}
+    return {path: path.read_text() for path in SOURCE.rglob("*.py") if not path.name.endswith("_pb2.py")}
 
 
 @cache

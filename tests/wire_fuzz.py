@@ -9,9 +9,9 @@ import msgspec
 
 from saccade.protocol.media import MediaItem, SlotRef, Span
 from saccade.protocol.request import Abort, EngineRequest, SamplingParams
+from saccade.transport.credentials import NO_CREDENTIALS
 from saccade.transport.framing import framed
 from saccade.transport.proto.worker_pb2 import GatewayFrame
-from saccade.transport.proto.worker_pb2_grpc import WorkerStub
 from saccade.transport.wire import stream_path
 
 STREAM_SECONDS = 20.0
@@ -81,7 +81,7 @@ async def _over_grpc(url: str, draw: random.Random, count: int) -> None:
     async with grpc.aio.insecure_channel(url) as channel:
         sent = 0
         while sent < count:
-            call = WorkerStub(channel).Stream()
+            call = NO_CREDENTIALS.calls(channel).Stream()
             reader = asyncio.create_task(_read(call))
             try:
                 while sent < count and not reader.done():

@@ -19,7 +19,6 @@ from saccade.transport.access import Access
 from saccade.transport.client import WorkerClient
 from saccade.transport.credentials import NO_CREDENTIALS, Identity, WorkerCredentials
 from saccade.transport.proto.worker_pb2 import DescribeRequest, GatewayFrame, KvEventsRequest
-from saccade.transport.proto.worker_pb2_grpc import WorkerStub
 from saccade.transport.server import WorkerServer
 
 __all__ = ["files"]
@@ -119,7 +118,7 @@ async def test_every_method_but_health_asks_for_the_token(shown: str | None) -> 
         metadata = () if shown is None else (("authorization", f"Bearer {shown}".encode().decode("latin-1")),)
         if shown == "Ünïcode":
             metadata = (("authorization-bin", shown.encode()), ("authorization", "Basic " + TOKEN))
-        worker = WorkerStub(channel)
+        worker = NO_CREDENTIALS.calls(channel)
         reflection = reflection_pb2_grpc.ServerReflectionStub(channel)
         listing = reflection_pb2.ServerReflectionRequest(list_services="")
         unknown = channel.unary_unary("/saccade.worker.v1.Worker/Unknown")

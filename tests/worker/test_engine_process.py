@@ -22,9 +22,9 @@ from saccade.errors import InvalidValue, StartupError, WorkerFailed, WorkerUnava
 from saccade.protocol.output import FinishReason, StepFrame
 from saccade.transport import shared_memory
 from saccade.transport.access import Access
+from saccade.transport.credentials import NO_CREDENTIALS
 from saccade.transport.framing import framed
 from saccade.transport.proto.worker_pb2 import DescribeRequest, GatewayFrame
-from saccade.transport.proto.worker_pb2_grpc import WorkerStub
 from saccade.transport.wire import SERVICE_NAME, TAKEN, stream_path
 from saccade.worker import service
 from saccade.worker.engine_process import Timeouts
@@ -163,7 +163,10 @@ async def test_stopped_worker_drains(tmp_path: Path) -> None:
         assert released == ["slot"]
         check = health_pb2_grpc.HealthStub(channel).Check
         assert (await check(health_pb2.HealthCheckRequest())).status == states.NOT_SERVING
-        for call in (WorkerStub(channel).Describe(DescribeRequest()), WorkerStub(channel).Stream().read()):
+        for call in (
+            NO_CREDENTIALS.calls(channel).Describe(DescribeRequest()),
+            NO_CREDENTIALS.calls(channel).Stream().read(),
+        ):
             with pytest.raises(grpc.aio.AioRpcError) as refusal:
                 await call
             assert refusal.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -217,7 +220,7 @@ async def test_malformed_frames_harm_nobody_else(tmp_path: Path, nonsense: bytes
             media = [{"slot": {"name": "lent", "generation": "one"}}, "no item"]
             submit = {"type": "submit", "request_id": "half", "token_ids": "not a list", "media": media}
             half = msgspec.msgpack.encode(submit)
-            call = WorkerStub(channel).Stream()
+            call = NO_CREDENTIALS.calls(channel).Stream()
             await call.write(GatewayFrame(payload=half))
             assert (await call.read()).payload == TAKEN
             answer = msgspec.msgpack.decode((await call.read()).payload, type=StepFrame)
@@ -269,7 +272,7 @@ async def test_nothing_is_described_before_the_engine_is_ready(tmp_path: Path) -
     async with serving(tmp_path) as worker, grpc.aio.insecure_channel(worker.server.bind) as channel:
         worker.relay.serving.clear()
         with pytest.raises(grpc.aio.AioRpcError) as refusal:
-            await WorkerStub(channel).Describe(DescribeRequest())
+            await NO_CREDENTIALS.calls(channel).Describe(DescribeRequest())
         assert refusal.value.code() is grpc.StatusCode.UNAVAILABLE
 
 

@@ -272,7 +272,7 @@ class Booking:
     """A prompt's place at *worker*, from the *choice* on until close(): as *work*, from its first token as *decoding*.
 
     *matched_tokens* of the prompt were in the worker's reports when it was chosen; None if it reports nothing. *undo*
-    withdraws what is expected of the worker.
+    withdraws the expectation of its keys.
     """
 
     router: "Router"

@@ -11,8 +11,7 @@ from types import SimpleNamespace
 import grpc
 
 from saccade.errors import StartupError
-from saccade.transport.proto.worker_pb2_grpc import WorkerStub
-from saccade.transport.wire import CLIENT_OPTIONS, TLS_SCHEME, target
+from saccade.transport.wire import CALLS, CLIENT_OPTIONS, SERVICE_NAME, TLS_SCHEME, target
 
 MIN_TOKEN_CHARACTERS = 16
 TOO_OPEN = stat.S_IWGRP | stat.S_IRWXO
@@ -60,11 +59,13 @@ class WorkerCredentials:
         return context
 
     def calls(self, channel: grpc.aio.Channel) -> SimpleNamespace:
-        """Return the calls of a WorkerStub, each of which shows the token."""
-        stub = WorkerStub(channel)  # type: ignore[no-untyped-call]
+        """Return the worker's CALLS by name, each of which shows the token."""
         metadata = (("authorization", f"Bearer {self.token}"),) if self.token is not None else ()
-        names = ("Describe", "Stream", "KvEvents")
-        return SimpleNamespace(**{name: functools.partial(getattr(stub, name), metadata=metadata) for name in names})
+        calls = SimpleNamespace()
+        for name, (kind, request, reply) in CALLS.items():
+            call = getattr(channel, kind)(f"/{SERVICE_NAME}/{name}", request.SerializeToString, reply.FromString)
+            setattr(calls, name, functools.partial(call, metadata=metadata))
+        return calls
 
 
 NO_CREDENTIALS = WorkerCredentials()

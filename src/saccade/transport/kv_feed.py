@@ -22,7 +22,7 @@ async def follow(stub: Any, *, blocks: bool, images: bool) -> AsyncGenerator[KvE
     """Yield the messages of one feed: those of the snapshot, then increments, whose numbers increase by one.
 
     Raises WorkerUnavailable if the feed is refused, ends, or loses a message: what it reported is void then. *stub* is
-    a WorkerStub.
+    WorkerCredentials.calls().
     """
     decoder = msgspec.msgpack.Decoder(KvEvents)
     call = stub.KvEvents(KvEventsRequest(blocks=blocks, pictures=images))

@@ -14,20 +14,29 @@ from saccade.errors import StartupError
 from saccade.transport import private_sockets
 from saccade.transport.access import OWNER_ONLY, Access
 from saccade.transport.gateway_streams import Front, GatewayStream, Refused, UnixStreams
-from saccade.transport.proto import worker_pb2_grpc
 from saccade.transport.proto.worker_pb2 import DescribeReply, KvEventsFrame, WorkerFrame
-from saccade.transport.wire import SERVER_OPTIONS, SERVICE_NAME, TAKEN, TLS_SCHEME, stream_path
+from saccade.transport.wire import CALLS, SERVER_OPTIONS, SERVICE_NAME, TAKEN, TLS_SCHEME, stream_path
 
 MAX_HEALTH_WATCHERS = 64
 
 logger = logging.getLogger(__name__)
 
 
-class _Servicer(worker_pb2_grpc.WorkerServicer):
-    """Translates between gRPC's calls and a Front."""
+class _Servicer:
+    """Translates between gRPC's calls and a Front; it has a method for each of CALLS."""
 
     def __init__(self, front: Front) -> None:
         self._front = front
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """Return the handler to add to a server."""
+        methods = {
+            name: getattr(grpc, f"{kind}_rpc_method_handler")(
+                getattr(self, name), request.FromString, reply.SerializeToString
+            )
+            for name, (kind, request, reply) in CALLS.items()
+        }
+        return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
 
     async def Describe(self, request: Any, context: Any) -> DescribeReply:
         try:
@@ -140,8 +149,7 @@ class WorkerServer:
         self._access = access
         self._server = grpc.aio.server(interceptors=access.interceptors(), options=SERVER_OPTIONS)
         self._health = _Health()
-        self._server.add_generic_rpc_handlers((self._health.handler(),))
-        worker_pb2_grpc.add_WorkerServicer_to_server(_Servicer(front), self._server)  # type: ignore[no-untyped-call]
+        self._server.add_generic_rpc_handlers((self._health.handler(), _Servicer(front).handler()))
         names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
         path = stream_path(bind)

@@ -1,9 +1,17 @@
-"""What both ends of the native wire must agree on: addresses, limits, the service's name."""
+"""What both ends of the native wire must agree on: addresses, limits, the service and its calls."""
+
+from google.protobuf.message import Message
 
 from saccade.errors import StartupError
 from saccade.transport.proto import worker_pb2
 
 SERVICE_NAME: str = worker_pb2.DESCRIPTOR.services_by_name["Worker"].full_name
+CALLS: dict[str, tuple[str, type[Message], type[Message]]] = {
+    "Describe": ("unary_unary", worker_pb2.DescribeRequest, worker_pb2.DescribeReply),
+    "Stream": ("stream_stream", worker_pb2.GatewayFrame, worker_pb2.WorkerFrame),
+    "KvEvents": ("unary_stream", worker_pb2.KvEventsRequest, worker_pb2.KvEventsFrame),
+}
+"""The service's calls: which directions are streams, in gRPC's words, and the messages there and back."""
 
 MAX_MESSAGE_BYTES = 256 << 20
 """A prompt whose images travel inline must fit; same-host images lie in shared memory."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import grpc
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from google.protobuf.message import DecodeError
 from smg_grpc_proto.generated import common_pb2
 
 from saccade.errors import (
