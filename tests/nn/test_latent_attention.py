@@ -7,7 +7,7 @@ from latents import HEADS, WIDTH, attend, draw, reference, step
 from tables import table
 
 from saccade.nn.backends import AUTO, load_backend
-from saccade.nn.context import ForwardContext, KvCache
+from saccade.nn.context import ForwardContext, KvCache, LatentCache
 
 
 @table("dtype", [torch.float32, torch.bfloat16])
@@ -53,4 +53,4 @@ def test_a_cache_of_another_kind_is_refused() -> None:
     cache = KvCache(made.cache, made.cache)
     context = ForwardContext(torch.zeros(3, 1), made.layout, [cache], backend, backend.plan(made.layout, torch.float32))
     with pytest.raises(TypeError, match="Layer 0 has a KvCache, not a LatentCache"):
-        context.latent_cache(0)
+        context.cache(0, LatentCache)

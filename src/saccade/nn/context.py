@@ -6,7 +6,7 @@ K key/value heads, D head size, W width of a value, C width of a latent.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -64,6 +64,7 @@ class RecurrentState(NamedTuple):
 
 
 LayerCache = KvCache | LatentCache | RecurrentState
+Cache = TypeVar("Cache", KvCache, LatentCache, RecurrentState)
 
 
 class Scoring(NamedTuple):
@@ -152,9 +153,14 @@ class AttentionBackend(Protocol):
 
     def plan_captured(self, layout: PagedLayout, dtype: torch.dtype) -> Any:
         """Return the plan of decodes that a CUDA graph repeats; later tables have at most the blocks of *layout*."""
+        return self.plan(layout, dtype)
 
     def replan(self, plan: Any, layout: PagedLayout) -> None:
-        """Bring a *plan* of plan_captured to the lengths of *layout*, which has as many rows, before a replay."""
+        """Bring a *plan* of plan_captured to the lengths of *layout*, which has as many rows, before a replay.
+
+        A plan that depends on no length stays.
+        """
+        return
 
     def paged(
         self,
@@ -169,6 +175,9 @@ class AttentionBackend(Protocol):
 
         The width W of values may differ from that of keys.
         """
+        cache = context.cache(layer, KvCache)
+        own = cache.write(context.layout.slot_mapping, k_NKD, v_NKW)
+        return self.attend(q_NQD, own, cache, context, scoring)
 
     def attend(
         self,
@@ -261,23 +270,9 @@ class ForwardContext:
         """Return the context of a layer with this *window*."""
         return self if window is None or self.windowed is None else self.windowed
 
-    def paged_cache(self, layer: int) -> KvCache:
-        """Return the cache of a paged attention layer. Raises TypeError for a layer of another kind."""
+    def cache(self, layer: int, kind: type[Cache]) -> Cache:
+        """Return the cache of *layer*. Raises TypeError if it is not of that *kind*."""
         cache = self.kv_caches[layer]
-        if not isinstance(cache, KvCache):
-            raise TypeError(f"Layer {layer} has a {type(cache).__name__}, not a KvCache.")
+        if not isinstance(cache, kind):
+            raise TypeError(f"Layer {layer} has a {type(cache).__name__}, not a {kind.__name__}.")
         return cache
-
-    def latent_cache(self, layer: int) -> LatentCache:
-        """Return the cache of a latent attention layer. Raises TypeError for a layer of another kind."""
-        cache = self.kv_caches[layer]
-        if not isinstance(cache, LatentCache):
-            raise TypeError(f"Layer {layer} has a {type(cache).__name__}, not a LatentCache.")
-        return cache
-
-    def recurrent_state(self, layer: int) -> RecurrentState:
-        """Return the states of a recurrent layer. Raises TypeError for a layer of another kind."""
-        state = self.kv_caches[layer]
-        if not isinstance(state, RecurrentState):
-            raise TypeError(f"Layer {layer} has a {type(state).__name__}, not a RecurrentState.")
-        return state

@@ -11,7 +11,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import nn
 
-from saccade.nn.context import SCALED, ForwardContext, Scoring
+from saccade.nn.context import SCALED, ForwardContext, KvCache, Scoring
 from saccade.nn.formats.fp8 import rounded
 from saccade.nn.formats.quantised import Part, QuantisedLinear, kinds_of
 from saccade.nn.libraries import Unavailable, attempt, kernel
@@ -258,7 +258,7 @@ class Attention(NamedTuple):
         self, q_NQD: torch.Tensor, own: tuple[torch.Tensor, torch.Tensor], context: ForwardContext
     ) -> torch.Tensor:
         """Attend after `ops.cached_heads`, which returns the queries and the step's *own* keys and values."""
-        return context.backend.attend(q_NQD, own, context.paged_cache(self.layer), context, self.scoring)
+        return context.backend.attend(q_NQD, own, context.cache(self.layer, KvCache), context, self.scoring)
 
 
 def use_operations(network: nn.Module, operations: Operations) -> list[str]:

@@ -20,6 +20,7 @@ from saccade.models.network import Target
 from saccade.models.preprocessing.processor_config import CHANNELS
 from saccade.nn.context import PackedLayout, VisionAttentionBackend
 from saccade.nn.layers import LayerNorm, Linear
+from saccade.nn.ops import GELU, Activation
 from saccade.nn.parallel import ALONE, Ranks
 from saccade.nn.vision import IN_THE_ENCODER, PatchEmbedding, packed_sequences
 
@@ -147,6 +148,20 @@ class ClipTower(ViewTower):
         if block.isdecimal() and len(self.layers) <= int(block) < self.config.depth:
             return None
         return target_of(name, (("encoder.", ""),))
+
+
+class MlpProjector(nn.Module):
+    """Two linear layers, which map features of a tower to the text network's *width*."""
+
+    def __init__(self, inputs: int, width: int, activation: Activation = GELU, bias: bool = True) -> None:
+        super().__init__()
+        self.linear_1 = Linear(inputs, width, bias)
+        self.linear_2 = Linear(width, width, bias)
+        self.activation = activation
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map [U, inputs] to [U, width]."""
+        return self.linear_2(self.linear_1(x, self.activation))  # type: ignore[no-any-return]
 
 
 def joined_squares(x_VPC: torch.Tensor, scale: int) -> torch.Tensor:

@@ -65,7 +65,7 @@ class GatedDeltaNet(Layer):
 
     def add_to(self, residual_NE: torch.Tensor, x_NE: torch.Tensor, _: CosSin, context: ForwardContext) -> torch.Tensor:
         """Return the residual plus the layer's result for *x_NE*; update the states of the step's sequences."""
-        layout, state = context.layout, context.recurrent_state(self.layer)
+        layout, state = context.layout, context.cache(self.layer, RecurrentState)
         qkv_NC, ba_NH = self.in_proj_qkv(x_NE), self.in_proj_ba(x_NE)
         if layout.turns:
             output_NHW = x_NE.new_empty((len(x_NE), len(self.A_log), self.value_width), dtype=torch.float32)

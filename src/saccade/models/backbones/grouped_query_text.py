@@ -13,7 +13,7 @@ from torch import nn
 
 from saccade.models.backbones.decoder import DecoderLayer, GatedMlp, TextDecoder
 from saccade.models.backbones.text_config import ExpertsConfig, TextConfig
-from saccade.nn.context import ForwardContext, Scoring
+from saccade.nn.context import ForwardContext, KvCache, Scoring
 from saccade.nn.experts import Experts, softmax_top_k
 from saccade.nn.layers import Attention, Layer, Linear, RMSNorm
 from saccade.nn.parallel import ALONE, Ranks
@@ -59,7 +59,7 @@ class GroupedQueryAttention(Layer):
             None if self.q_norm is None else self.qk_weight_HD,
             self.norm_eps,
             rotation,
-            context.paged_cache(self.attention.layer),
+            context.cache(self.attention.layer, KvCache),
             context.layout.slot_mapping,
         )
         return self.attention.attend(q_NQD, own, context)

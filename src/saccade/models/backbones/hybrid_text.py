@@ -11,7 +11,7 @@ from saccade.models.backbones.decoder import DecoderLayer, GatedMlp, TextDecoder
 from saccade.models.backbones.gated_delta_net import GatedDeltaNet
 from saccade.models.backbones.grouped_query_text import MixtureOfExperts, mlp_of
 from saccade.models.backbones.text_config import ExpertsConfig, HybridConfig, TextConfig
-from saccade.nn.context import ForwardContext
+from saccade.nn.context import ForwardContext, KvCache
 from saccade.nn.layers import Attention, FloatNorm, Layer, Linear
 from saccade.nn.ops import CosSin
 from saccade.nn.parallel import ALONE, Ranks
@@ -71,7 +71,7 @@ class GatedAttention(Layer):
             self.qk_scale_HD,
             self.norm_eps,
             cos_sin,
-            context.paged_cache(self.attention.layer),
+            context.cache(self.attention.layer, KvCache),
             context.layout.slot_mapping,
         )
         return q_NQD, gate_NQD, own

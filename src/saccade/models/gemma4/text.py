@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from saccade.models.backbones.decoder import GatedMlp, TextDecoder
 from saccade.models.gemma4.spec import GemmaExperts, GemmaText, LayerKind
-from saccade.nn.context import ForwardContext, Scoring
+from saccade.nn.context import ForwardContext, KvCache, Scoring
 from saccade.nn.experts import Experts, softmax_top_k
 from saccade.nn.layers import Attention, Embedding, FloatNorm, Layer, Linear
 from saccade.nn.ops import GELU_TANH, CosSin, norm_rotary
@@ -75,7 +75,7 @@ class GemmaAttention(Layer):
         rotated_NHD = norm_rotary(qkv_NHD[:, : len(self.weights_HD)], self.weights_HD, eps, step.rotations[self.kind])
         if self.has_keys:
             # The last heads: values, or the keys in their place.
-            cache, slots = context.paged_cache(self.attention.layer), context.layout.slot_mapping
+            cache, slots = context.cache(self.attention.layer, KvCache), context.layout.slot_mapping
             values_NKD = normed(qkv_NHD[:, -num_kv_heads:], eps)
             step.states[self.attention.layer] = cache.write(slots, rotated_NHD[:, num_heads:], values_NKD)
         own = step.states[self.attention.layer]

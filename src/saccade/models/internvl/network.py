@@ -13,6 +13,7 @@ from saccade.models.backbones.clip_vision import (
     ClipAttention,
     ClipBlock,
     ClipEmbeddings,
+    MlpProjector,
     ViewMetadata,
     ViewTower,
     joined_squares,
@@ -23,7 +24,6 @@ from saccade.models.internvl.settings import InternConfig
 from saccade.models.internvl.spec import Spec
 from saccade.models.internvl.weights import target
 from saccade.nn.layers import LayerNorm, Linear, RMSNorm
-from saccade.nn.ops import GELU
 from saccade.nn.parallel import Ranks
 
 PROJECTOR_EPS = 1e-5
@@ -80,21 +80,18 @@ class InternTower(ViewTower):
         return super().forward(patches_TD, metadata)[:, 1:]
 
 
-class Projector(nn.Module):
+class Projector(MlpProjector):
     """Joins squares of patches, normalises them, and maps them to the text network's width."""
 
     def __init__(self, spec: Spec) -> None:
-        super().__init__()
+        joined = spec.vision.hidden_size * spec.scale**2
+        super().__init__(joined, spec.text.hidden_size)
         self.scale = spec.scale
-        joined, width = spec.vision.hidden_size * spec.scale**2, spec.text.hidden_size
         self.layer_norm = LayerNorm(joined, PROJECTOR_EPS)
-        self.linear_1 = Linear(joined, width)
-        self.linear_2 = Linear(width, width)
 
     def forward(self, x_VPC: torch.Tensor) -> torch.Tensor:
         """Map [V, P, C] to [U, E]."""
-        joined = self.layer_norm(joined_squares(x_VPC, self.scale))
-        return self.linear_2(self.linear_1(joined, GELU))  # type: ignore[no-any-return]
+        return super().forward(self.layer_norm(joined_squares(x_VPC, self.scale)))
 
 
 class Network(TiledNetwork):

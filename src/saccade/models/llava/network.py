@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from saccade.models.backbones.clip_vision import ClipTower, ViewMetadata, view_patches
+from saccade.models.backbones.clip_vision import ClipTower, MlpProjector, ViewMetadata, view_patches
 from saccade.models.backbones.grouped_query_text import GroupedQueryDecoder
 from saccade.models.backbones.image_text_network import ImageTextNetwork
 from saccade.models.llava import tiles
@@ -22,7 +22,6 @@ from saccade.models.network import Target
 from saccade.models.preprocessing.processor_config import CHANNELS
 from saccade.models.spec import MediaShape
 from saccade.nn.context import VisionAttentionBackend
-from saccade.nn.layers import Linear
 from saccade.nn.ops import ACTIVATIONS
 from saccade.nn.parallel import Ranks
 from saccade.nn.transfer import to_device
@@ -41,21 +40,6 @@ class LlavaMetadata:
     order: torch.Tensor | None
 
 
-class LlavaProjector(nn.Module):
-    """Two linear layers that map features of the tower to the text network's width."""
-
-    def __init__(self, spec: Spec) -> None:
-        super().__init__()
-        width, bias = spec.text.hidden_size, spec.has_projector_bias
-        self.linear_1 = Linear(spec.vision.hidden_size, width, bias)
-        self.linear_2 = Linear(width, width, bias)
-        self.activation = ACTIVATIONS[spec.projector_activation]
-
-    def forward(self, x_FC: torch.Tensor) -> torch.Tensor:
-        """Map [F, tower's width] to [F, E]."""
-        return self.linear_2(self.linear_1(x_FC, self.activation))  # type: ignore[no-any-return]
-
-
 class Network(ImageTextNetwork):
     """The engine's network of the family. Parameters are empty until the loader has filled them and called `finish`."""
 
@@ -65,8 +49,10 @@ class Network(ImageTextNetwork):
     def build(self, spec: Spec, ranks: Ranks) -> None:
         """Create the parts for images."""
         self.vision_tower = ClipTower(spec.vision, spec.num_vision_blocks, ranks.encoder)
-        self.multi_modal_projector = LlavaProjector(spec)
-        newline_E = nn.Parameter(torch.empty(spec.text.hidden_size), requires_grad=False)
+        activation, width = ACTIVATIONS[spec.projector_activation], spec.text.hidden_size
+        projector = MlpProjector(spec.vision.hidden_size, width, activation, spec.has_projector_bias)
+        self.multi_modal_projector = projector
+        newline_E = nn.Parameter(torch.empty(width), requires_grad=False)
         self.image_newline = newline_E if spec.has_tiles else None
 
     def target(self, name: str) -> Target | None:

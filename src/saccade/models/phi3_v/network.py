@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from saccade.models.backbones.clip_vision import ClipTower, ViewMetadata, view_patches
+from saccade.models.backbones.clip_vision import ClipTower, MlpProjector, ViewMetadata, view_patches
 from saccade.models.backbones.grouped_query_text import GroupedQueryDecoder
 from saccade.models.backbones.image_text_network import ImageTextNetwork
 from saccade.models.network import Target
@@ -23,8 +23,6 @@ from saccade.models.phi3_v.weights import target
 from saccade.models.preprocessing.processor_config import CHANNELS
 from saccade.models.spec import MediaShape
 from saccade.nn.context import VisionAttentionBackend
-from saccade.nn.layers import Linear
-from saccade.nn.ops import GELU
 from saccade.nn.parallel import Ranks
 from saccade.nn.transfer import to_device
 
@@ -36,19 +34,6 @@ class Phi3Metadata:
     images: tuple[tuple[int, int], ...]
     views: ViewMetadata
     order: torch.Tensor
-
-
-class Phi3Projector(nn.Module):
-    """Two linear layers with GELU between them."""
-
-    def __init__(self, in_features: int, out_features: int) -> None:
-        super().__init__()
-        self.linear_1 = Linear(in_features, out_features)
-        self.linear_2 = Linear(out_features, out_features)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map [U, in_features] to [U, out_features]."""
-        return self.linear_2(self.linear_1(x, GELU))  # type: ignore[no-any-return]
 
 
 class Network(ImageTextNetwork):
@@ -63,7 +48,7 @@ class Network(ImageTextNetwork):
         self.vision_tower = ClipTower(spec.vision, spec.num_blocks, ranks.encoder)
         self.newline = nn.Parameter(torch.empty(1, 1, 1, merged), requires_grad=False)
         self.separator = nn.Parameter(torch.empty(1, 1, merged), requires_grad=False)
-        self.projector = Phi3Projector(merged, spec.text.hidden_size)
+        self.projector = MlpProjector(merged, spec.text.hidden_size)
 
     def target(self, name: str) -> Target | None:
         """Return the place of the release's tensor *name*; None if the network does not need it."""

@@ -16,12 +16,12 @@ import structlog
 import torch
 from flashinfer import BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper
 
+from saccade.nn import context
 from saccade.nn.backends.compilers import compilation, no_cuda_compiler
 from saccade.nn.backends.flashinfer_latents import LatentAttention, borders
-from saccade.nn.backends.paged import PagedAttention
 from saccade.nn.backends.workload import HALF, Workload, not_in, not_on_gpu
 from saccade.nn.cache_values import CacheValues
-from saccade.nn.context import ForwardContext, KvCache, PagedLayout, Scoring
+from saccade.nn.context import ForwardContext, KvCache, LatentCache, PagedLayout, Scoring
 from saccade.nn.transfer import to_device
 
 logger = structlog.get_logger(__name__)
@@ -86,7 +86,7 @@ class FlashinferPlan:
     captured: "_Captured | None" = None
 
 
-class AttentionBackend(PagedAttention):
+class AttentionBackend(context.AttentionBackend):
     """nn.context.AttentionBackend."""
 
     name = "flashinfer"
@@ -199,7 +199,7 @@ class AttentionBackend(PagedAttention):
         scale: float,
     ) -> torch.Tensor:
         """Write latents, then attend to the cache."""
-        cache, layout, plan = context.latent_cache(layer), context.layout, context.plan
+        cache, layout, plan = context.cache(layer, LatentCache), context.layout, context.plan
         CacheValues(cache.latents.flatten(0, 1), cache.scale).write(layout.slot_mapping, latent_NC)
         attend = self._latents if plan.captured is None else plan.captured.latents
         return attend(q_NQC, cache.latents, layout, plan.blocks, plan.turn, value_width=value_width, scale=scale)

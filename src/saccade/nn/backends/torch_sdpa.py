@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from saccade.nn.backends.paged import PagedAttention
+from saccade.nn import context
 from saccade.nn.backends.workload import HALF, Workload
 from saccade.nn.cache_values import CacheValues
-from saccade.nn.context import ForwardContext, KvCache, PackedLayout, PagedLayout, Scoring
+from saccade.nn.context import ForwardContext, KvCache, LatentCache, PackedLayout, PagedLayout, Scoring
 from saccade.nn.transfer import to_device
 
 KeysValues = tuple[torch.Tensor, torch.Tensor]
@@ -76,7 +76,7 @@ class SdpaPlan:
     prefills: tuple[PrefillChunk, ...]
 
 
-class AttentionBackend(PagedAttention):
+class AttentionBackend(context.AttentionBackend):
     """nn.context.AttentionBackend."""
 
     name = "torch_sdpa"
@@ -112,7 +112,7 @@ class AttentionBackend(PagedAttention):
     ) -> torch.Tensor:
         """Write latents, then attend to the cache."""
         latent_N1C = latent_NC.unsqueeze(1)
-        cache = context.latent_cache(layer)
+        cache = context.cache(layer, LatentCache)
         latents = CacheValues(cache.latents.flatten(0, 1).unsqueeze(1), cache.scale)
         latent_N1C = latents.write(context.layout.slot_mapping, latent_N1C)
         own, cached = (latent_N1C, latent_N1C), (latents, latents)

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 import triton
 
+from saccade.nn import context
 from saccade.nn.backends import torch_sdpa
 from saccade.nn.backends.compilers import no_c_compiler
-from saccade.nn.backends.paged import PagedAttention
 from saccade.nn.backends.triton_kernels import decode_kernel, packed_kernel
 from saccade.nn.backends.workload import HALF, Workload, not_for_latents, not_for_sizes, not_in, not_on_gpu
 from saccade.nn.context import ForwardContext, KvCache, PackedLayout, PagedLayout, Scoring
@@ -80,7 +80,7 @@ class TritonPlan:
     plain: Any
 
 
-class AttentionBackend(PagedAttention):
+class AttentionBackend(context.AttentionBackend):
     """nn.context.AttentionBackend."""
 
     name = "triton"
