@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tables import table
 
-from saccade.gateway.output.choice import GeneratedChoice
+from saccade.gateway.output.choice import GeneratedChoice, TokenRecord
 from saccade.gateway.output.tool_calls import GeneratedCall, ToolCallReader
 from saccade.gateway.served_models.served_model import Parsers, ServedModel
 from saccade.models.files import read_model_files
@@ -216,10 +216,29 @@ def test_a_call_that_only_lacks_its_end_is_read(tool_format: str, models: Models
 def test_stop_strings_hold_for_content_only(tool_format: str, models: Models) -> None:
     model = models(tool_format)
     call = section(tool_format, [written(tool_format, 0, "look", {"text": "STOP"})])
-    ids = ids_of(model, "a ", *call, "b STOP", *call)
+    for before, content, calls, reason in (
+        (["a ", *call], "ab ", [(0, "look", {"text": "STOP"})], "tool_calls"),
+        ([], "b ", [], "stop"),
+    ):
+        ids, answer = ids_of(model, *before, "b STOP", *call), ids_of(model, *before, "b STOP")
+        for deltas in cuts(ids):
+            assert read(model, deltas, stop=("STOP",)) == (content, calls, reason, len(answer))
+
+
+def test_tokens_after_a_stop_string_in_what_is_no_call_are_not_recorded(models: Models) -> None:
+    model = models("hermes")
+    assert model.tool_calls is not None
+    ids, answer = ids_of(model, "<tool_call>", "b STOP c"), ids_of(model, "<tool_call>", "b STOP")
     for deltas in cuts(ids):
-        content, seen, reason, _ = read(model, deltas, stop=("STOP",))
-        assert (content, len(seen), reason) == ("ab ", 1, "tool_calls")
+        reader, record = (
+            ToolCallReader(model.tool_calls, model.tokenizer, TOOLS),
+            TokenRecord(model.tokenizer, True, False),
+        )
+        detokenizer = Detokenizer(model.tokenizer, TextRules(stop=("STOP",)))
+        choice = GeneratedChoice(0, detokenizer, record=record, tool_calls=reader)
+        for number, delta in enumerate(deltas, start=1):
+            choice.take(TokenDelta("r", delta, FinishReason.STOP if number == len(deltas) else None))
+        assert (choice.num_tokens, record.flush()[1]) == (len(answer), answer)
 
 
 def test_ids_are_the_models_own_or_new(models: Models) -> None:

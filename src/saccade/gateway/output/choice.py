@@ -186,9 +186,15 @@ class TokenRecord:
         self._logprobs: list[TokenLogprob] = []
 
     def add(self, delta: TokenDelta, num_tokens: int) -> None:
-        """Add the first *num_tokens* of *delta*: the tokens after a stop string do not belong to the answer."""
-        self._token_ids += delta.token_ids[:num_tokens]
-        self._logprobs += delta.logprobs[:num_tokens]
+        """Add the first *num_tokens* of *delta*: the tokens after a stop string do not belong to the answer.
+
+        If negative, drop as many: the stop string was in tokens that were taken for the beginning of a call.
+        """
+        if num_tokens < 0:
+            del self._token_ids[num_tokens:], self._logprobs[num_tokens:]
+        else:
+            self._token_ids += delta.token_ids[:num_tokens]
+            self._logprobs += delta.logprobs[:num_tokens]
 
     def flush(self) -> tuple[ChoiceLogprobs | None, list[int] | UnsetType]:
         """Return the requested log probabilities and ids of the tokens since the last call."""
@@ -248,7 +254,7 @@ class GeneratedChoice:
         chunk = self._read(token_ids, is_last=delta.finish_reason is not None)
         if delta.finish_reason is not None:
             self.finish_reason = delta.finish_reason.value
-        if self._detokenizer.stopped or (self._tool_calls is not None and self._tool_calls.is_full):
+        if self._has_ended:
             self.finish_reason = FinishReason.STOP.value
         else:
             self._num_hidden_tokens += len(delta.token_ids) - len(token_ids)
@@ -284,6 +290,24 @@ class GeneratedChoice:
         return self._reasoning.num_tokens if self._reasoning is not None else 0
 
     def _read(self, token_ids: Sequence[int], is_last: bool) -> Chunk:
+        has_tags = self._markup is not None or self._tool_calls is not None
+        if not has_tags or len(token_ids) < 2:
+            return self._read_together(token_ids, is_last)
+        # One by one: tags after the token that ends the answer, by a stop string or a call, do not count.
+        reasoning, content, calls = "", "", list[GeneratedCall]()
+        for place in range(len(token_ids)):
+            chunk = self._read_together(token_ids[place : place + 1], is_last and place == len(token_ids) - 1)
+            reasoning, content, calls = reasoning + chunk.reasoning, content + chunk.content, [*calls, *chunk.calls]
+            if self._has_ended:
+                break
+        return Chunk(self, reasoning, content, calls)
+
+    @property
+    def _has_ended(self) -> bool:
+        """Whether a stop string, or the only call that it may have, has ended the choice."""
+        return self._detokenizer.stopped or (self._tool_calls is not None and self._tool_calls.is_full)
+
+    def _read_together(self, token_ids: Sequence[int], is_last: bool) -> Chunk:
         reasoning = ""
         if self._markup is not None:
             token_ids = self._markup.take(token_ids, is_last)
