@@ -126,6 +126,8 @@ def test_several_answers_follow_their_seed(llm: LLM) -> None:
 
 
 def test_each_conversation_may_have_its_params(llm: LLM) -> None:
+    with pytest.raises(InvalidValue, match="has 1 entries for 2 conversations"):
+        llm.chat([conversation(TEXTS[0]), conversation(TEXTS[1])], [GREEDY])
     params = [SamplingParams(max_tokens=1), SamplingParams(temperature=7)]
     short, wrong = llm.chat([conversation(TEXTS[0])] * 2, params)
     assert short.finish_reason == "length"

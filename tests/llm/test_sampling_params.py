@@ -4,6 +4,7 @@ import pytest
 from tables import table
 
 from saccade import SamplingParams
+from saccade.errors import InvalidValue
 
 
 @table(
@@ -23,3 +24,9 @@ def test_params_are_fields_of_a_request(params: SamplingParams, fields: dict[str
 def test_unknown_param_is_refused_by_name() -> None:
     with pytest.raises(TypeError, match="temprature"):
         SamplingParams(temprature=0)  # type: ignore[call-arg]
+
+
+def test_a_number_that_json_lacks_is_named() -> None:
+    """JSON would have null in its place, which means the default."""
+    with pytest.raises(InvalidValue, match="`top_p` must be a finite number, not nan"):
+        SamplingParams(top_p=float("nan")).fields()

@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar, Unpack
 from rich.console import Console
 from rich.progress import Progress
 
-from saccade.errors import StartupError
+from saccade.errors import InvalidValue, StartupError
 from saccade.llm.async_llm import AsyncLLM
 from saccade.llm.conversation import Source
 from saccade.llm.results import ChatResult
@@ -67,11 +67,17 @@ class LLM:
             results = llm.chat([conversation, other], SamplingParams(max_tokens=64))
 
         *sampling_params* are for all, or a list with those of each. A conversation that fails has its error in its own
-        result. *progress* shows a bar if standard error is a terminal.
+        result. *progress* shows a bar if standard error is a terminal. Raises InvalidValue for a list of another length.
         """
         is_one = bool(conversations) and isinstance(conversations[0], Mapping)
         several = [conversations] if is_one else conversations
         each = sampling_params if isinstance(sampling_params, Sequence) else [sampling_params] * len(several)
+        if len(each) != len(several):
+            raise InvalidValue(
+                f"`sampling_params` has {len(each)} entries for {len(several)} conversations; give one for each, or one "
+                "for all.",
+                "sampling_params",
+            )
         calls = list(zip(several, each, strict=True))
         console = Console(stderr=True)
         with Progress(console=console, disable=is_one or not (progress and console.is_terminal)) as bar:

@@ -1,11 +1,13 @@
 """How answers are sampled, and the other options of a chat from Python."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 import msgspec
 from msgspec import UNSET
 
+from saccade.errors import InvalidValue
 from saccade.gateway.chat import AnswerFields
 
 
@@ -23,9 +25,12 @@ class SamplingParams(AnswerFields, frozen=True, kw_only=True):
     thinking_token_budget: int | None = None
 
     def fields(self) -> dict[str, Any]:
-        """Return what is set, as fields of a request."""
+        """Return what is set, as fields of a request. Raises InvalidValue for a number that JSON lacks."""
         values = msgspec.structs.asdict(self).items()
         fields = {name: value for name, value in values if value is not None and value is not UNSET}
+        for name, value in fields.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise InvalidValue(f"`{name}` must be a finite number, not {value}.", name)
         return fields | ({"logprobs": True, "top_logprobs": self.logprobs} if type(self.logprobs) is int else {})
 
 
