@@ -67,15 +67,15 @@ class LLM:
             results = llm.chat([conversation, other], SamplingParams(max_tokens=64))
 
         *sampling_params* are for all, or a list with those of each. A conversation that fails has its error in its own
-        result. *progress* shows a bar if standard error is a terminal. Raises InvalidValue for a list of another length.
+        result. *progress* shows a bar if standard error is a terminal. Raises InvalidValue if a list has another length.
         """
         is_one = bool(conversations) and isinstance(conversations[0], Mapping)
         several = [conversations] if is_one else conversations
         each = sampling_params if isinstance(sampling_params, Sequence) else [sampling_params] * len(several)
         if len(each) != len(several):
             raise InvalidValue(
-                f"`sampling_params` has {len(each)} entries for {len(several)} conversations; give one for each, or one "
-                "for all.",
+                f"`sampling_params` has {len(each)} entries for {len(several)} conversations; give one for each, or "
+                "one for all.",
                 "sampling_params",
             )
         calls = list(zip(several, each, strict=True))
