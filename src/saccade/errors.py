@@ -194,10 +194,8 @@ class RateLimitExceeded(RequestError, code="rate_limit_exceeded", status=429):
 
     type = "rate_limit_exceeded"
 
-    def __init__(
-        self, message: str, param: str | None = None, *, reason: str | None = None, retry_after_seconds: int = 1
-    ) -> None:
-        super().__init__(message, param, reason=reason)
+    def __init__(self, message: str, param: str | None = None, *, retry_after_seconds: int = 1) -> None:
+        super().__init__(message, param)
         self.retry_after_seconds = retry_after_seconds
 
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from waiting import wait_until
 
 from saccade.cli.bundled import BUNDLED_NAME
-from saccade.cli.screen import StartProgress, curl, show_summary, warn_of_open_host, warn_of_shared_memory
+from saccade.cli.screen import StartProgress, curl, open_host, shared_memory_problem, show_summary, warn
 from saccade.gateway.config import ServerSettings, TlsSettings
 from saccade.models.files import read_model_files
 from saccade.protocol.engine_ipc import EngineProgress
@@ -72,13 +72,11 @@ def test_summary_says_what_an_image_costs(network_folder: Callable[[str], Path])
 def test_warnings_of_an_open_host_and_of_little_shared_memory(tmp_path: Path) -> None:
     written = io.StringIO()
     console = Console(file=written, width=100)
-    warn_of_open_host(console, ServerSettings())
-    warn_of_open_host(console, ServerSettings(host="::", api_keys=("k",)))
-    warn_of_shared_memory(console, 1, tmp_path)
+    warn(console, open_host(ServerSettings()), open_host(ServerSettings(host="::", api_keys=("k",))))
+    warn(console, shared_memory_problem(1, tmp_path))
     assert written.getvalue() == ""
-    warn_of_open_host(console, ServerSettings(host="::"))
-    warn_of_shared_memory(console, 1 << 60, tmp_path)
-    warn_of_shared_memory(console, 1 << 30, tmp_path / "none")
+    little = shared_memory_problem(1 << 60, tmp_path), shared_memory_problem(1 << 30, tmp_path / "none")
+    warn(console, open_host(ServerSettings(host="::")), *little)
     host, small, missing = written.getvalue().splitlines()
     assert host.startswith("saccade: with --host :: and no key, everybody who reaches this machine")
     assert " free, less than --shared-memory-bytes (1.07e+09 GiB)." in small

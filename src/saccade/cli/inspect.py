@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, chain
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,7 +32,8 @@ from saccade.gateway.prompt.draft import Draft, PromptDrafter
 from saccade.gateway.request import Limits, Request
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.gateway.tenants.account import EVERYBODY, Account
-from saccade.identity.blocks import MediaRun, block_keys, root_key
+from saccade.gateway.workers.dispatch import media_runs
+from saccade.identity.blocks import block_keys, root_key
 from saccade.media.decode import decode
 from saccade.media.header import ImageLimits, MediaLimits, read_header
 from saccade.models.files import read_model_files
@@ -222,13 +223,7 @@ def _show_keys(console: Console, folder: Path, images: Sequence[EncodedImage], d
 
     Prints only the first and the last, unless *all_of_them* is true.
     """
-    runs: list[MediaRun] = []
-    for image, spans in zip(images, draft.spans, strict=True):
-        offsets = accumulate((span.length for span in spans), initial=0)
-        runs += [
-            MediaRun(span.start, span.length, image.content_hash, offset)
-            for span, offset in zip(spans, offsets, strict=False)
-        ]
+    runs = media_runs(zip((image.content_hash for image in images), draft.spans, strict=True))
     try:
         weight_files(folder)
     except StartupError:

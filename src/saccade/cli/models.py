@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from saccade.cli.output import aligned
 from saccade.cli.screen import size
 from saccade.errors import StartupError
 from saccade.models import families, family_of, has_network
@@ -48,7 +49,5 @@ def _row(model: CachedModel) -> tuple[str, str, str, str]:
 
 
 def _show(rows: Sequence[tuple[str, ...]]) -> None:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        print("  " + "  ".join(cells).rstrip())
+    for line in aligned(rows, num_numbers=0):
+        print(f"  {line}")

@@ -16,7 +16,6 @@ from rich.text import Text
 
 from saccade.cli.client import DEFAULT_URL
 from saccade.cli.costs import EXAMPLE, image_cost
-from saccade.cli.torch_build import installed_torch, unused_cuda
 from saccade.config import GIB, MIB
 from saccade.errors import SaccadeError
 from saccade.gateway.config import ServerSettings
@@ -152,20 +151,23 @@ def ask_command(url: str, image: Path) -> str:
     return f'saccade ask {shlex.quote(str(image))} "{QUESTION}"{at}'
 
 
-def warn_of_open_host(console: Console, server: ServerSettings) -> None:
-    """Print a warning if other machines reach the server and it has no keys."""
-    if server.host in ("0.0.0.0", "::") and not (server.api_keys or server.api_keys_file):  # noqa: S104
-        _warn(
-            console,
-            f"with --host {server.host} and no key, everybody who reaches this machine can use the model. "
-            "Set --api-key or --api-keys-file.",
-        )
+REMOTE_CODE = "--trust-remote-code has no effect: code that ships with a model is never run."
 
 
-def warn_of_shared_memory(console: Console, num_bytes: int, folder: Path = shared_memory.FOLDER) -> None:
-    """Print a warning if *folder* cannot take the *num_bytes* of --shared-memory-bytes."""
-    if problem := shared_memory_problem(num_bytes, folder):
-        _warn(console, problem)
+def warn(console: Console, *problems: str | None) -> None:
+    """Print a line for each of *problems*, but none for "" and None."""
+    for problem in filter(None, problems):
+        console.print(f"saccade: {problem}", markup=False, highlight=False, soft_wrap=True)
+
+
+def open_host(server: ServerSettings) -> str:
+    """Return a warning if other machines reach the server and it has no keys, else ""."""
+    if server.host not in ("0.0.0.0", "::") or server.api_keys or server.api_keys_file:  # noqa: S104
+        return ""
+    return (
+        f"with --host {server.host} and no key, everybody who reaches this machine can use the model. "
+        "Set --api-key or --api-keys-file."
+    )
 
 
 def shared_memory_problem(num_bytes: int, folder: Path = shared_memory.FOLDER) -> str:
@@ -178,18 +180,3 @@ def shared_memory_problem(num_bytes: int, folder: Path = shared_memory.FOLDER) -
         f"{folder} {little if free else 'is not writable'}. Pixels that do not fit travel inside messages, which is "
         f"slower. In Docker, pass --shm-size={2 * num_bytes // MIB}m."
     )
-
-
-def warn_of_unused_cuda(console: Console) -> None:
-    """Print a warning if torch is a CUDA build and the machine has no GPU."""
-    if sentence := unused_cuda(installed_torch()):
-        _warn(console, sentence)
-
-
-def warn_of_remote_code(console: Console) -> None:
-    """Print a warning that --trust-remote-code has no effect."""
-    _warn(console, "--trust-remote-code has no effect: code that ships with a model is never run.")
-
-
-def _warn(console: Console, sentence: str) -> None:
-    console.print(f"saccade: {sentence}", markup=False, highlight=False, soft_wrap=True)

@@ -24,14 +24,15 @@ from saccade.cli.flags import (
     served_names,
 )
 from saccade.cli.screen import (
+    REMOTE_CODE,
     ask_command,
     curl,
+    open_host,
+    shared_memory_problem,
     show_summary,
-    warn_of_open_host,
-    warn_of_remote_code,
-    warn_of_shared_memory,
-    warn_of_unused_cuda,
+    warn,
 )
+from saccade.cli.torch_build import installed_torch, unused_cuda
 from saccade.engine.config import EngineSettings
 from saccade.gateway.config import MediaSettings, ServerSettings
 from saccade.gateway.served_models.model_probe import ModelProbe
@@ -63,11 +64,13 @@ def serve(
         The least level that is logged.
     """
     console = Console(stderr=True)
-    if engine.trust_remote_code:
-        warn_of_remote_code(console)
-    warn_of_unused_cuda(console)
-    warn_of_open_host(console, server)
-    warn_of_shared_memory(console, media.shared_memory_bytes)
+    warn(
+        console,
+        REMOTE_CODE if engine.trust_remote_code else None,
+        unused_cuda(installed_torch()),
+        open_host(server),
+        shared_memory_problem(media.shared_memory_bytes),
+    )
     check_server_files(server)
     folder = model_folder(model, engine)
     names = served_names(model, folder, engine)

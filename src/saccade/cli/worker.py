@@ -16,7 +16,8 @@ from cyclopts.validators import Number
 from rich.console import Console
 
 from saccade.cli.flags import ENGINE, LogLevel, engine_config, model_folder
-from saccade.cli.screen import StartProgress, show_summary, warn_of_remote_code, warn_of_unused_cuda
+from saccade.cli.screen import REMOTE_CODE, StartProgress, show_summary, warn
+from saccade.cli.torch_build import installed_torch, unused_cuda
 from saccade.engine.config import EngineSettings, SplitSettings
 from saccade.errors import StartupError
 from saccade.telemetry import configure_logging
@@ -133,12 +134,12 @@ def worker(
     """
     console = Console(stderr=True)
     if engine.trust_remote_code:
-        warn_of_remote_code(console)
+        warn(console, REMOTE_CODE)
     bind, transfer_bind, checked = access.bind(), split.bind(), access.access()
     checked.check(bind)
     tokenspeed = access.tokenspeed()
     if summary:  # else the parent prints it
-        warn_of_unused_cuda(console)
+        warn(console, unused_cuda(installed_torch()))
     settings = engine_config(model, model_folder(model, engine), engine)
     settings = dataclasses.replace(
         settings,

@@ -9,8 +9,8 @@ from saccade.grammars.compiler import Vocabulary
 from saccade.models import files
 from saccade.models.generation_defaults import generation_defaults
 from saccade.protocol.description import ModelFiles
-from saccade.protocol.model_files import CONFIG, GENERATION_CONFIG, TOKENIZER_CONFIG
-from saccade.tokenization.loading import TIKTOKEN, TOKENIZER, TokenizerNeeds, load_tokenizer
+from saccade.protocol.model_files import CONFIG, GENERATION_CONFIG, TIKTOKEN, TOKENIZER, TOKENIZER_CONFIG
+from saccade.tokenization.loading import TokenizerNeeds, load_tokenizer
 from saccade.tokenization.tokenizer import Tokenizer
 
 

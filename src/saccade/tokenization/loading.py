@@ -5,14 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from saccade.errors import StartupError
+from saccade.protocol.model_files import TIKTOKEN, TOKENIZER
 from saccade.tokenization.image_tag import ImageTag
 from saccade.tokenization.imagewise import ImagewiseTokenizer
 from saccade.tokenization.tiktoken_model import TiktokenTokenizer
 from saccade.tokenization.tokenizer import Tokenizer
 from saccade.tokenization.tokenizer_json import JsonTokenizer
-
-TOKENIZER = "tokenizer.json"
-TIKTOKEN = "tiktoken.model"
 
 
 @dataclass(frozen=True)
