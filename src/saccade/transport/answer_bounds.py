@@ -4,7 +4,7 @@ import math
 from collections import Counter
 
 from saccade.errors import WorkerFailed
-from saccade.protocol.output import PixelsWanted, TokenDelta
+from saccade.protocol.output import FinishReason, PixelsWanted, TokenDelta
 from saccade.protocol.request import EngineRequest
 
 MAX_EMPTY_DELTAS = 1024
@@ -12,6 +12,9 @@ MAX_EMPTY_DELTAS = 1024
 
 MAX_QUESTIONS = 32
 """Requests for the pixels of one image: a preempted request may ask again. Each reply may repeat all its bytes."""
+
+FINISH_REASONS = {"stop": FinishReason.STOP, "tool_calls": FinishReason.STOP, "length": FinishReason.LENGTH}
+"""The words of workers of other projects; all others mean that the worker gave up."""
 
 NOT_ASKED_FOR = "The worker sent an answer that was not asked for."
 TOO_LONG = "The worker sent more than was asked for."

@@ -43,6 +43,7 @@ from saccade.transport.wire import MAX_COMMAND_BYTES, MAX_MESSAGE_BYTES, TAKEN, 
 DESCRIBE_SECONDS = 10.0
 ENDED = "the worker ended the stream"
 LOST = "The worker stopped while it answered; the request can be sent again."
+NOT_READY = "The worker is not ready; try again shortly."
 
 logger = logging.getLogger(__name__)
 
@@ -245,7 +246,7 @@ class WorkerClient(Connector[_NativeSession]):
         Raises WorkerUnavailable if there is no feed, or no longer: what it reported is void then; ask again.
         """
         if self._session is None:
-            raise WorkerUnavailable("The worker is not ready; try again shortly.")
+            raise WorkerUnavailable(NOT_READY)
         return kv_feed.follow(self._stub, blocks=blocks, images=images)
 
     def generate(self, request: EngineRequest, sink: Sink) -> Stream:
@@ -256,7 +257,7 @@ class WorkerClient(Connector[_NativeSession]):
         """
         if self._session is None:
             self._on_released(slots_of(request))
-            raise WorkerUnavailable("The worker is not ready; try again shortly.")
+            raise WorkerUnavailable(NOT_READY)
         return self._session.submit(request, sink)
 
     def reset_caches(self, *, prefix: bool, media: bool) -> bool:

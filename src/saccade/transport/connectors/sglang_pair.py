@@ -20,11 +20,10 @@ from saccade.protocol.exactness import Exactness
 from saccade.protocol.kv_events import KvEvents
 from saccade.protocol.request import EngineRequest
 from saccade.protocol.request_traits import RequestTraits
-from saccade.transport.client import slots_of
+from saccade.transport.client import NOT_READY, slots_of
 from saccade.transport.connectors.sglang import DECODE, PREFILL, SglangClient
 from saccade.transport.connectors.sglang_address import SCHEME, SglangAddress
 from saccade.transport.connectors.sglang_messages import MAX_ROOM, Meeting
-from saccade.transport.connectors.smg_client import NOT_READY
 from saccade.transport.connectors.smg_session import ClientContext
 from saccade.transport.sink import Legs, PrefillSink, Sink, Stream
 

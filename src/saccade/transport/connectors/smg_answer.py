@@ -19,15 +19,14 @@ from saccade.errors import (
 )
 from saccade.protocol.output import FinishReason, TokenDelta, TokenLogprob
 from saccade.protocol.request import EngineRequest
-from saccade.transport.answer_bounds import NOT_ASKED_FOR, AnswerBounds
+from saccade.transport.answer_bounds import FINISH_REASONS, NOT_ASKED_FOR, AnswerBounds
+from saccade.transport.client import LOST, NOT_READY
 
-FINISH_REASONS = {"stop": FinishReason.STOP, "tool_calls": FinishReason.STOP, "length": FinishReason.LENGTH}
 REFUSED = (
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.OUT_OF_RANGE,
     grpc.StatusCode.FAILED_PRECONDITION,
 )
-LOST = "The worker stopped while it answered; the request can be sent again."
 
 
 class SmgAnswer:
@@ -148,5 +147,5 @@ def error_of(status: grpc.StatusCode, *, begun: bool) -> SaccadeError:
     if status is grpc.StatusCode.DEADLINE_EXCEEDED:
         return DeadlineExceeded("The worker took longer than its limit.")
     if status is grpc.StatusCode.UNAVAILABLE and not begun:
-        return WorkerUnavailable("The worker is not ready; try again shortly.")
+        return WorkerUnavailable(NOT_READY)
     return WorkerFailed(LOST)

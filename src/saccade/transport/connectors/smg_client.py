@@ -38,7 +38,7 @@ from saccade.protocol.request import EngineRequest
 from saccade.protocol.request_traits import RequestTraits
 from saccade.transport import lasting_task, shared_memory, wire
 from saccade.transport.answer_bounds import NOT_ASKED_FOR
-from saccade.transport.client import slots_of
+from saccade.transport.client import NOT_READY, slots_of
 from saccade.transport.connector import Connector
 from saccade.transport.connectors import published_pages, shared_memory_links, smg_kv_events, smg_model
 from saccade.transport.connectors.pages import Pages
@@ -50,7 +50,6 @@ from saccade.transport.connectors.smg_session import ClientContext, SmgSession
 from saccade.transport.grpc_calls import Call, GrpcCalls
 from saccade.transport.sink import Sink, Stream
 
-NOT_READY = "The worker is not ready; try again shortly."
 SOME_TOKENS = "its model has layers that do not keep every token, and its events do not tell where a prompt can resume"
 TENANTS_OF_ANOTHER = "its events do not name tenants, and the process that reads them is not the one that sends prompts"
 

@@ -27,11 +27,11 @@ from saccade.protocol.kv_events import KvEvents
 from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest, MediaPixels
 from saccade.protocol.request_traits import RequestTraits
-from saccade.transport.client import LOST, slots_of
+from saccade.transport.client import LOST, NOT_READY, slots_of
 from saccade.transport.connector import Connector
 from saccade.transport.connectors import vllm_server
 from saccade.transport.connectors.pulled_stream import PulledStream
-from saccade.transport.connectors.vllm_answer import NOT_READY, VllmAnswer, error_of
+from saccade.transport.connectors.vllm_answer import VllmAnswer, error_of
 from saccade.transport.connectors.vllm_events import follow
 from saccade.transport.connectors.vllm_http import Http, VllmAddress, address, events
 from saccade.transport.connectors.vllm_keys import Coverage

@@ -12,18 +12,16 @@ from saccade.errors import (
     WorkerFailed,
     WorkerUnavailable,
 )
-from saccade.protocol.output import FinishReason, TokenDelta, TokenLogprob
+from saccade.protocol.output import TokenDelta, TokenLogprob
 from saccade.protocol.request import EngineRequest
-from saccade.transport.answer_bounds import NOT_ASKED_FOR, AnswerBounds
-from saccade.transport.client import LOST
+from saccade.transport.answer_bounds import FINISH_REASONS, NOT_ASKED_FOR, AnswerBounds
+from saccade.transport.client import LOST, NOT_READY
 from saccade.transport.framing import UNREADABLE
 
-FINISH_REASONS = {"stop": FinishReason.STOP, "tool_calls": FinishReason.STOP, "length": FinishReason.LENGTH}
 TOKEN_ID = "token_id:"  # noqa: S105
 """How a chat's log probabilities name a token, with `return_tokens_as_token_ids`."""
 
 REFUSED = "The worker does not accept this request as it is."
-NOT_READY = "The worker is not ready; try again shortly."
 GIVEN_UP = "The worker gave this request up."
 
 

@@ -21,7 +21,8 @@ from saccade.models.preprocessing.denormalisation import Denormaliser
 from saccade.models.preprocessing.processor_config import CHANNELS
 from saccade.models.spec import Grid, ModelSpec
 from saccade.protocol.media import ImageLayout, MediaItem, Span
-from saccade.transport.connectors.tokenspeed_messages import PATCHES_PER_IMAGE
+from saccade.transport.connectors.sent_images import FIRST_PAD
+from saccade.transport.connectors.tokenspeed_messages import PADS_PER_MODALITY, PATCHES_PER_IMAGE
 from saccade.worker.tokenspeed import tensors
 
 IMAGE = "image"
@@ -32,10 +33,6 @@ SALT = b"saccade.tokenspeed.1"
 
 TAIL_BYTES = 8
 """A content hash ends with the first bytes of the gateway's own hash: pad values are computed from them."""
-
-FIRST_PAD = 1_000_000
-NUM_PADS = 715_494_549
-"""TokenSpeed writes an image's tokens in cache events as FIRST_PAD + hash % NUM_PADS; the hash is little-endian."""
 
 
 def content_hash(declared: bytes, grid: Grid, patches: npt.NDArray[np.uint8]) -> bytes:
@@ -50,8 +47,8 @@ def content_hash(declared: bytes, grid: Grid, patches: npt.NDArray[np.uint8]) ->
 
 
 def pad_value(content_hash: bytes) -> int:
-    """Return the id of each token of an image in cache events, as TokenSpeed computes it."""
-    return FIRST_PAD + int.from_bytes(content_hash[-TAIL_BYTES:], "little") % NUM_PADS
+    """Return the id of each token of an image in cache events, as TokenSpeed computes it; the hash is little-endian."""
+    return FIRST_PAD + int.from_bytes(content_hash[-TAIL_BYTES:], "little") % PADS_PER_MODALITY
 
 
 @dataclass(frozen=True)

@@ -195,45 +195,29 @@ def _format(
     original: ResponseRequest, names: FieldNames, response: Response, destination: Destination | None = None
 ) -> Format:
     output = _Output(response, destination)
-    return Format(names, partial(ResponseEvents if original.stream else ResponseObject, output), output.failure)
+    return Format(names, partial(ResponseWriter, output, bool(original.stream)), output.failure)
 
 
-class ResponseObject:
-    """Writes a `response` object."""
+class ResponseWriter:
+    """Writes events: the response's beginning, each item from start to end, the complete response; or that alone."""
 
-    def __init__(self, output: "_Output", answer: Answer) -> None:
-        self._output = output
-        self._answer = answer
-
-    def take(self, chunk: Chunk) -> bytes:
-        """Keep *chunk*; there are no events."""
-        self._output.take(chunk)
-        return b""
-
-    async def end(self) -> bytes:
-        """Return the object, in JSON."""
-        self._output.end(_status(self._answer))
-        return self._output.whole(self._answer)
-
-
-class ResponseEvents:
-    """Writes events: the response's beginning, each item from start to end, the complete response."""
-
-    def __init__(self, output: "_Output", answer: Answer) -> None:
+    def __init__(self, output: "_Output", streams: bool, answer: Answer) -> None:
         output.response = msgspec.structs.replace(output.response, model=answer.served.name)
         self._output = output
+        self._streams = streams
         self._answer = answer
 
     def take(self, chunk: Chunk) -> bytes:
         """Return the events for *chunk*; the first chunk's follow those that begin every stream."""
-        return self._output.beginning() + self._output.take(chunk)
+        events = self._output.beginning() + self._output.take(chunk)
+        return events if self._streams else b""
 
     async def end(self) -> bytes:
-        """Return the events that end the open item and the response."""
+        """Return the events that end the open item and the response, or the whole response."""
         status = _status(self._answer)
         events = self._output.beginning() + self._output.end(status)
         whole = self._output.whole(self._answer)
-        return events + self._output.event(f"response.{status}", response=Raw(whole))
+        return events + self._output.event(f"response.{status}", response=Raw(whole)) if self._streams else whole
 
 
 class _Output:
@@ -275,7 +259,6 @@ class _Output:
         status = _status(answer)
         response = msgspec.structs.replace(
             self.response,
-            model=answer.served.name,
             status=status,
             output=self._items,
             usage=usage_of(answer.usage),
@@ -362,10 +345,7 @@ class _Output:
 
 def _unfinished(original: ResponseRequest, response_id: str, is_stored: bool) -> Response:
     """Return the response to the request *original* without its answer; it has no input."""
-    reasoning, form = (
-        original.reasoning,
-        None if original.text is None else original.text.format,
-    )
+    reasoning, form = original.reasoning, None if original.text is None else original.text.format
     return Response(
         id=response_id,
         created_at=int(time.time()),

@@ -251,27 +251,15 @@ class DecodePool:
         return task
 
     async def _read_sizes(self, turn: Turn, job: SizeJob, queue_seconds: float) -> ImageAnswer:
-        survivor: DecodeProcess | None = None
-        try:
-            answer = await self._ask(turn.process, job, None)
-            survivor = turn.process
-            if answer.failure:
-                raise from_code(answer.failure.code, answer.failure.message)
-            return answer
-        finally:
-            self.queue.leave(turn, survivor)
+        return await self._ask(turn, job, None)
 
     async def _fill(self, turn: Turn, job: PixelJob, queue_seconds: float) -> PreparedImage:
         slot = self._acquire(job.layout.num_pixel_bytes)
         ref = slot.ref if slot else None
         descriptor = _opened(ref)
-        survivor: DecodeProcess | None = None
         filled = False
         try:
-            answer = await self._ask(turn.process, msgspec.structs.replace(job, slot=ref), descriptor)
-            survivor = turn.process
-            if answer.failure:
-                raise from_code(answer.failure.code, answer.failure.message)
+            answer = await self._ask(turn, msgspec.structs.replace(job, slot=ref), descriptor)
             filled = answer.inline is None
             num_bytes = job.layout.num_pixel_bytes
             return PreparedImage(ref if filled else None, answer.inline, num_bytes, answer.seconds, queue_seconds)
@@ -280,7 +268,6 @@ class DecodePool:
                 os.close(descriptor)
             if ref and not filled:
                 self._slots.release(ref.name)
-            self.queue.leave(turn, survivor)
 
     def _acquire(self, num_bytes: int) -> Slot | None:
         slot = self._slots.acquire(num_bytes)
@@ -288,7 +275,19 @@ class DecodePool:
             slot = self._slots.acquire(num_bytes)
         return slot
 
-    async def _ask(self, process: DecodeProcess, job: Job, slot: int | None) -> ImageAnswer:
+    async def _ask(self, turn: Turn, job: Job, slot: int | None) -> ImageAnswer:
+        """Return the answer of the process of *turn*, which ends. Raises the error of the job."""
+        survivor: DecodeProcess | None = None
+        try:
+            answer = await self._answer(turn.process, job, slot)
+            survivor = turn.process
+        finally:
+            self.queue.leave(turn, survivor)
+        if answer.failure:
+            raise from_code(answer.failure.code, answer.failure.message)
+        return answer
+
+    async def _answer(self, process: DecodeProcess, job: Job, slot: int | None) -> ImageAnswer:
         """Return the answer of *process*; if this raises, the process has ended."""
         error: SaccadeError | ProcessDied
         is_video = job.medium == "video"
