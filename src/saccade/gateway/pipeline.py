@@ -13,7 +13,7 @@ from saccade.errors import SaccadeError, WorkerFailed, WorkerUnavailable
 from saccade.gateway.chat import Chat, ChatRequest, PlainPrompt, TokenizeRequest
 from saccade.gateway.images.collect import EncodedImage, ImageCollector, num_encoded_bytes, with_pages
 from saccade.gateway.images.pixels import PixelPreparer, PixelResend, PromptImages
-from saccade.gateway.output.answer import AnswerOutput
+from saccade.gateway.output.answer import Answer
 from saccade.gateway.output.sampling import sampling_params
 from saccade.gateway.prompt.draft import PromptDrafter, chat_prompt, is_long, why_not_as_chat
 from saccade.gateway.request import Request
@@ -97,13 +97,13 @@ class Pipeline:
             answer_grammar = await self.grammars.of(constraint, salt, request.client, request.tenant.priority)
         return [Part(params, one, served, salt, answer_grammar) for one in chats]
 
-    async def answer(self, request: Request, part: Part, output: AnswerOutput) -> None:
-        """Send *part* to a worker, whose answer goes to *output*. If it fails before the first delta, try another.
+    async def answer(self, request: Request, part: Part, answer: Answer) -> None:
+        """Send *part* to a worker, which gives the *answer*. If it fails before the first delta, try another.
 
         Cancelling this aborts the answer. Raises SaccadeError; after several attempts, that of the last worker.
         """
         async with AsyncExitStack() as resources:
-            answer = resources.enter_context(output.answer)
+            resources.enter_context(answer)
             with self.metrics.stage("prepare"):
                 # A request that waits for other servers holds no place.
                 images = await self._collect(request, part.served, part.chat, part.salt)
@@ -113,7 +113,7 @@ class Pipeline:
                 layouts = [image.layout for image in images]
                 answer.begin(prompt.token_ids, list(zip(layouts, prompt.spans, strict=True)))
                 of_attempt = await resources.enter_async_context(AsyncExitStack())
-                attempt_at = partial(self._attempt, of_attempt, request, part, prompt, images, output)
+                attempt_at = partial(self._attempt, of_attempt, request, part, prompt, images, answer)
                 attempt = await attempt_at(frozenset())
             failed = frozenset[str]()
             while True:
@@ -195,7 +195,7 @@ class Pipeline:
         part: Part,
         prompt: Prompt,
         images: list[EncodedImage],
-        output: AnswerOutput,
+        answer: Answer,
         failed: frozenset[str],
     ) -> Attempt:
         """Place *prompt* at a worker outside *failed*, and prepare its pixels; nothing is sent yet.
@@ -217,7 +217,7 @@ class Pipeline:
         items = await self.pixels.prepare(served.family, media, prompt.salt, request.client)
         trace = TRACE.get()
         engine_request = EngineRequest(
-            request_id=output.answer.id,
+            request_id=answer.id,
             token_ids=prompt.token_ids,
             sampling=prompt.sampling,
             media=items,
@@ -239,7 +239,7 @@ class Pipeline:
                 resend.forget()
 
         count = request.count_waiting
-        attempt = Attempt(self.dispatcher, placement, engine_request, output, count, resend, forget_images, chat)
+        attempt = Attempt(self.dispatcher, placement, engine_request, answer, count, resend, forget_images, chat)
         resources.callback(attempt.release_unsent)
         if media.images:
             # Requests that waited for the same image continue at the same moment.

@@ -26,7 +26,7 @@ from saccade.gateway.app import connected
 from saccade.gateway.application import Application
 from saccade.gateway.chat import ImageSource
 from saccade.gateway.config import GatewayConfig
-from saccade.gateway.output.answer import Answer, AnswerOutput, Usage
+from saccade.gateway.output.answer import Answer, Usage
 from saccade.gateway.output.choice import Chunk
 from saccade.gateway.request import COPIES, Request
 from saccade.gateway.tenants.account import EVERYBODY, Account
@@ -198,7 +198,8 @@ class AsyncLLM:
             [part] = await reading
             await self._load(part.chat.images, sources, request)
             answer = Answer(part.params, part.chat, part.served, app.metrics, request.account)
-            await app.pipeline.answer(request, part, AnswerOutput(answer, write, partial(asyncio.sleep, 0)))
+            answer.write, answer.flush = write, partial(asyncio.sleep, 0)
+            await app.pipeline.answer(request, part, answer)
         return answer
 
     async def _load(self, images: list[ImageSource], sources: Mapping[str, Source], request: Request) -> None:

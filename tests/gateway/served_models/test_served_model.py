@@ -30,6 +30,10 @@ def changed(description: Description, name: str, content: bytes | None) -> Descr
     )
 
 
+def served_by(description: Description) -> ServedModel:
+    return ServedModel.from_files(description.model, description.files, description.max_model_len)
+
+
 @table(
     ("name", "content", "sentence"),
     [
@@ -47,7 +51,7 @@ def changed(description: Description, name: str, content: bytes | None) -> Descr
 )
 def test_wrong_files_are_named(name: str, content: bytes | None, sentence: str, description: Description) -> None:  # A9
     with pytest.raises(StartupError, match=sentence):
-        ServedModel.from_description(changed(description, name, content))
+        served_by(changed(description, name, content))
 
 
 @table("name", checkpoints.CHECKPOINTS)
@@ -67,23 +71,23 @@ def test_missing_placeholder_id_is_named(description: Description) -> None:  # A
     config = json.loads(description.files.files["config.json"])
     token_id = config.pop("image_token_id")
     silent = changed(description, "config.json", json.dumps(config).encode())
-    assert ServedModel.from_description(silent).placeholder_token_id == token_id  # E2: the declared token's own
+    assert served_by(silent).placeholder_token_id == token_id  # E2: the declared token's own
     tokenizer = description.files.files["tokenizer.json"].replace(b"<|image_pad|>", b"<|image|>")
     unnamed = changed(silent, "tokenizer.json", tokenizer)
     settings = description.files.files["tokenizer_config.json"].replace(b"<|image_pad|>", b"<|image|>")
     with pytest.raises(StartupError, match=r"image_token_id.*<\|image_pad\|>"):
-        ServedModel.from_description(changed(unnamed, "tokenizer_config.json", settings))
+        served_by(changed(unnamed, "tokenizer_config.json", settings))
 
 
 def test_processor_files_are_part_of_an_images_identity(description: Description) -> None:  # F3
-    served = ServedModel.from_description(description)
+    served = served_by(description)
     processor = served.fingerprint(served.layout.settings)
     assert len(processor) == 32
     assert served.fingerprint({**served.layout.settings, "max_pixels": 1}) != processor
-    same = ServedModel.from_description(changed(description, "generation_config.json", b"{}"))
+    same = served_by(changed(description, "generation_config.json", b"{}"))
     assert same.fingerprint(served.layout.settings) == processor
     config = json.loads(description.files.files["config.json"]) | {"note": "changed"}
-    other = ServedModel.from_description(changed(description, "config.json", json.dumps(config).encode()))
+    other = served_by(changed(description, "config.json", json.dumps(config).encode()))
     assert other.fingerprint(served.layout.settings) != processor
 
 

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from saccade.errors import RequestError, SaccadeError
 from saccade.gateway.chat import ChatRequest, PlainPrompt
 from saccade.gateway.concurrency import all_or_none
-from saccade.gateway.output.answer import Answer, AnswerOutput
+from saccade.gateway.output.answer import Answer
 from saccade.gateway.output.choice import Chunk
 from saccade.gateway.pipeline import Part, Pipeline
 from saccade.gateway.request import Request
@@ -169,9 +169,9 @@ class ChatEndpoint:
         async def generate(form: Format, part: Part) -> None:
             answer = Answer(part.params, part.chat, part.served, self.pipeline.metrics, request.account)
             writer = form.writer(answer)
-            output = AnswerOutput(answer, lambda chunk: response.write(writer.take(chunk)), response.flush)
+            answer.write, answer.flush = lambda chunk: response.write(writer.take(chunk)), response.flush
             with form.names.in_errors():
-                await self.pipeline.answer(request, part, output)
+                await self.pipeline.answer(request, part, answer)
                 if last := await writer.end():
                     await response.end(last)
 

@@ -3,7 +3,6 @@
 import secrets
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from typing import Any, Self
 
 from msgspec import UNSET, Struct, UnsetType
@@ -85,9 +84,14 @@ class Answer:
     """The answer to *chat* with the parameters of *request*; *account* is charged for it. Its clock starts when it is
     constructed, before the prompt is prepared.
 
-    A context manager: when the block ends, the answer is measured and logged, complete or not. Call begin() and
-    sent_to() before take().
+    A context manager: when the block ends, the answer is measured and logged, complete or not. Set *write* and *flush*,
+    and call begin() and sent_to(), before take().
     """
+
+    write: Callable[[Chunk], bool]
+    """Takes the chunks, and returns whether more may follow before *flush* returns."""
+
+    flush: Callable[[], Coroutine[Any, Any, None]]
 
     def __init__(
         self, request: ChatRequest, chat: Chat, served: ServedModel, metrics: Metrics, account: Account
@@ -142,8 +146,8 @@ class Answer:
         """Whether every choice is finished."""
         return not self._num_open
 
-    def take(self, delta: TokenDelta) -> Chunk | None:
-        """Return the chunk of *delta*, whose text may be ""; None if its choice has already finished.
+    def take(self, delta: TokenDelta) -> bool:
+        """Write the chunk of *delta*, unless its choice has already finished. Return whether more may follow at once.
 
         If a stop string ends a choice, this aborts it at the worker. Raises the engine's error, and WorkerFailed for an
         unexpected delta.
@@ -152,7 +156,7 @@ class Answer:
         if choice.finish_reason is not None:
             # The worker had sent it before it received the abort.
             self._observe_times(delta.times)
-            return None
+            return True
         chunk = choice.take(delta)
         self._observe(choice, delta)
         self._num_uncharged += len(delta.token_ids)
@@ -164,7 +168,7 @@ class Answer:
                 self._abort_sample(choice.index)
             if self.is_whole:
                 self._metrics.e2e_seconds.labels(self.served.name).observe(time.perf_counter() - self._begun_at)
-        return chunk
+        return self.write(chunk)
 
     @property
     def usage(self) -> Usage:
@@ -263,22 +267,3 @@ class Answer:
         line.completion_tokens = (line.completion_tokens or 0) + num_tokens
         line.finish_reasons = [*(line.finish_reasons or ()), *reasons]
         line.ttft_seconds = None if self._ttft_seconds is None else round(self._ttft_seconds, 4)
-
-
-@dataclass(frozen=True)
-class AnswerOutput:
-    """The output of *answer*: *write* takes its chunks, and returns whether more may follow before *flush* returns."""
-
-    answer: Answer
-    write: Callable[[Chunk], bool]
-    flush: Callable[[], Coroutine[Any, Any, None]]
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether every choice is finished."""
-        return self.answer.is_whole
-
-    def take(self, delta: TokenDelta) -> bool:
-        """Write the chunk of *delta*. Return whether more may follow at once. Raises as Answer.take() does."""
-        chunk = self.answer.take(delta)
-        return chunk is None or self.write(chunk)

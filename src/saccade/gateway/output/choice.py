@@ -12,7 +12,6 @@ from msgspec import UNSET, Struct, UnsetType
 
 from saccade.errors import WorkerFailed
 from saccade.gateway.chat import Chat, ChatRequest
-from saccade.gateway.output.sampling import text_rules
 from saccade.gateway.output.tool_calls import GeneratedCall, Piece, ToolCallReader
 from saccade.gateway.served_models.served_model import ReasoningTokens, ServedModel
 from saccade.protocol.output import FinishReason, TokenDelta, TokenLogprob
@@ -98,13 +97,6 @@ def _text(spelled: bytes) -> str:
     return spelled.decode(errors="replace")
 
 
-class TokenSplit(NamedTuple):
-    """New tokens, separated: the text of the reasoning, and the ids of the content."""
-
-    reasoning: str
-    content_ids: Sequence[int]
-
-
 class Reasoning:
     """Separates the tokens of one answer. The first end marker closes the reasoning; later markers are content.
 
@@ -131,8 +123,8 @@ class Reasoning:
         """Start after the token ids of the prompt, which may end within reasoning."""
         self.is_open = self._markers.opened_by(prompt)
 
-    def take(self, token_ids: Sequence[int]) -> TokenSplit:
-        """Separate new tokens of the answer, without the id that ended it."""
+    def take(self, token_ids: Sequence[int]) -> tuple[str, Sequence[int]]:
+        """Separate new tokens, without the id that ended the answer: text of the reasoning, and ids of the content."""
         if self._is_first and token_ids:
             self._is_first = False
             if token_ids[0] == self._markers.start_id:
@@ -140,14 +132,14 @@ class Reasoning:
                 self.num_markers += 1
                 token_ids = token_ids[1:]
         if not self.is_open:
-            return TokenSplit("", token_ids)
+            return "", token_ids
         if self._markers.end_id not in token_ids:
-            return TokenSplit(self._show(self._detokenizer.push(token_ids)), ())
+            return self._show(self._detokenizer.push(token_ids)), ()
         border = token_ids.index(self._markers.end_id)
         self.is_open = False
         self.num_markers += 1
         text = self._detokenizer.push(token_ids[:border]) + self._detokenizer.finish()
-        return TokenSplit(self._show(text, is_last=True), token_ids[border + 1 :])
+        return self._show(text, is_last=True), token_ids[border + 1 :]
 
     def finish(self) -> str:
         """Return the rest of the text at the end of the answer."""
@@ -360,7 +352,7 @@ def choices_of(request: ChatRequest, chat: Chat, served: ServedModel) -> list[Ge
     hidden_ids: frozenset[int] = frozenset()
     if not request.include_stop_str_in_output:
         hidden_ids = frozenset((*served.defaults.eos_token_ids, *(request.stop_token_ids or ())))
-    rules = text_rules(request)
+    rules = _text_rules(request)
     return [
         GeneratedChoice(
             index,
@@ -373,6 +365,17 @@ def choices_of(request: ChatRequest, chat: Chat, served: ServedModel) -> list[Ge
         )
         for index in range(request.n or 1)
     ]
+
+
+def _text_rules(request: ChatRequest) -> TextRules:
+    """Return the tokens that the answer's text shows, and the strings that end it."""
+    stop = request.stop or ()
+    return TextRules(
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        min_tokens=request.min_tokens or 0,
+        shows_stop=bool(request.include_stop_str_in_output),
+        shows_special=request.skip_special_tokens is False,
+    )
 
 
 def _reasoning(request: ChatRequest, served: ServedModel, rules: TextRules) -> Reasoning | None:

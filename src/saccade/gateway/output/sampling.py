@@ -1,4 +1,4 @@
-"""From a request's parameters to SamplingParams, and to the rules of its answer's text."""
+"""From a request's parameters to SamplingParams."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -9,7 +9,6 @@ from saccade.errors import ContextLengthExceeded, InvalidValue, UnsupportedParam
 from saccade.gateway.chat import BIAS_KEY, ChatRequest
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.protocol.request import Grammar, SamplingParams, ThinkingBudget
-from saccade.tokenization.detokenizer import TextRules
 
 _BIAS_KEY = re.compile(BIAS_KEY)
 
@@ -82,17 +81,6 @@ def _thinking_budget(request: ChatRequest, served: ServedModel, prompt: Sequence
             "allowed_token_ids",
         )
     return ThinkingBudget(num_tokens, markers.end_id, None if markers.opened_by(prompt) else markers.start_id)
-
-
-def text_rules(request: ChatRequest) -> TextRules:
-    """Return the rules of the answer's text: the tokens that it shows, and the strings that end it."""
-    stop = request.stop or ()
-    return TextRules(
-        stop=(stop,) if isinstance(stop, str) else tuple(stop),
-        min_tokens=request.min_tokens or 0,
-        shows_stop=bool(request.include_stop_str_in_output),
-        shows_special=request.skip_special_tokens is False,
-    )
 
 
 def _or_default(value: float | None, default: float) -> float:

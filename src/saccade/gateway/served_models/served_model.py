@@ -17,7 +17,7 @@ from saccade.models.family import Family, Layout, ReasoningParser, ReasoningTags
 from saccade.models.generation_defaults import GenerationDefaults, generation_defaults
 from saccade.models.tool_formats import FORMATS, tool_call_tokens
 from saccade.models.tool_formats.form import ToolCallTokens
-from saccade.protocol.description import Description, ModelFiles
+from saccade.protocol.description import ModelFiles
 from saccade.protocol.media import ImageLayout
 from saccade.protocol.model_files import (
     CHAT_TEMPLATE_JINJA,
@@ -183,11 +183,6 @@ class ServedModel:
     videos: VideoSide | None = None
     has_own_template: bool = True
     scope: bytes = field(default_factory=partial(secrets.token_bytes, 16))
-
-    @classmethod
-    def from_description(cls, description: Description) -> "ServedModel":
-        """Build the gateway's part of a model from its worker's description. Raises StartupError."""
-        return cls.from_files(description.model, description.files, description.max_model_len)
 
     @classmethod
     def from_files(

@@ -254,14 +254,14 @@ class DecodePool:
         return await self._ask(turn, job, None)
 
     async def _fill(self, turn: Turn, job: PixelJob, queue_seconds: float) -> PreparedImage:
-        slot = self._acquire(job.layout.num_pixel_bytes)
+        num_bytes = job.layout.num_pixel_bytes
+        slot = self._acquire(num_bytes)
         ref = slot.ref if slot else None
         descriptor = _opened(ref)
         filled = False
         try:
             answer = await self._ask(turn, msgspec.structs.replace(job, slot=ref), descriptor)
             filled = answer.inline is None
-            num_bytes = job.layout.num_pixel_bytes
             return PreparedImage(ref if filled else None, answer.inline, num_bytes, answer.seconds, queue_seconds)
         finally:
             if descriptor is not None:
