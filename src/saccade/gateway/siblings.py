@@ -83,9 +83,7 @@ class _Together(Collector):
 
 def render(by_process: Mapping[str, Sequence[MetricFamily]], shared: CollectorRegistry) -> bytes:
     """Return a page in Prometheus' text format. *shared* has the metrics that are equal in all processes."""
-    registry = CollectorRegistry()
-    registry.register(_Together(by_process, shared))
-    return generate_latest(registry)
+    return generate_latest(_Together(by_process, shared))
 
 
 class Siblings:

@@ -67,9 +67,6 @@ class HeldImages:
     def __contains__(self, image: tuple[bytes, bytes]) -> bool:
         return image in self._images
 
-    def __len__(self) -> int:
-        return len(self._images)
-
     def take(self, message: KvEvents) -> None:
         """Apply one message of the feed."""
         for event in message.events:

@@ -51,10 +51,6 @@ class LocalClient:
         except Refused as refused:
             raise WorkerUnavailable(refused.sentence) from refused
 
-    def connect(self) -> None:
-        """Open the connection, so that the engine's load arrives. Raises WorkerUnavailable while no engine is ready."""
-        self._connected()
-
     def new_id(self) -> str:
         """Return a request id that is unique in this client."""
         return str(next(self._numbers))
@@ -65,7 +61,7 @@ class LocalClient:
         Closing the iterator early aborts the request. Raises WorkerUnavailable while no engine is ready, WorkerFailed
         if it ends, and the error that a delta carries.
         """
-        connection = self._connected()
+        connection = self.connect()
         inbox: Inbox = asyncio.Queue()
         self._open[request.request_id] = inbox
         num_open = request.num_samples
@@ -95,7 +91,7 @@ class LocalClient:
 
     def reset_caches(self) -> None:
         """Make the engine drop caches that no request uses. Raises WorkerUnavailable while no engine is ready."""
-        self._send(self._connected(), ResetCaches(prefix=True, media=True))
+        self._send(self.connect(), ResetCaches(prefix=True, media=True))
 
     async def block_events(self) -> AsyncGenerator[KvEvents, None]:
         """Yield the contents of the engine's KV cache: the messages of a snapshot, then increments, until the engine
@@ -119,7 +115,8 @@ class LocalClient:
         """End the connection; open requests raise WorkerFailed."""
         await lasting_task.end(self._reader)
 
-    def _connected(self) -> GatewayStream:
+    def connect(self) -> GatewayStream:
+        """Return the connection, which brings the engine's load. Raises WorkerUnavailable while no engine is ready."""
         if self._connection is None:
             try:
                 self._connection = self._front.open()

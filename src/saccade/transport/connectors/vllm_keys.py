@@ -157,9 +157,6 @@ class ReportedBlocks:
         self._groups: set[int | None] = set()
         self._image: tuple[bytes, str, bytes | None] = (b"", "", None)
 
-    def __len__(self) -> int:
-        return len(self._blocks)
-
     def take(self, event: Event) -> Iterator[BlockStored | BlockRemoved]:
         """Yield in our keys what *event* changes. Raises WorkerUnavailable if there are too many blocks."""
         match event:

@@ -90,31 +90,20 @@ def parse_messages(body: bytes | bytearray, strict: bool = False) -> tuple[ChatR
     Raises BodyTooLarge, InvalidValue, and UnsupportedParameter for unsupported and, if *strict*, unknown parameters.
     """
     request, warning = _MESSAGES.read(body, strict)
-    fields, names = _chat_fields(request)
-    chat = ChatRequest(
-        **fields,
-        max_tokens=request.max_tokens,
-        stream=request.stream,
-        temperature=request.temperature,
-        top_p=request.top_p,
-        top_k=request.top_k,
-        stop=request.stop_sequences,
-    )
-    check_parts(chat.messages)
+    sampling = {name: getattr(request, name) for name in ("max_tokens", "stream", "temperature", "top_p", "top_k")}
+    chat, names = _chat(request, sampling | {"stop": request.stop_sequences})
     return chat, warning, names
 
 
 def parse_count(body: bytes | bytearray, strict: bool = False) -> tuple[ChatRequest, str, FieldNames]:
     """Return the chat in the *body* of POST /v1/messages/count_tokens. Raises as parse_messages does."""
     request, warning = _COUNT.read(body, strict)
-    fields, names = _chat_fields(request)
-    chat = ChatRequest(**fields)
-    check_parts(chat.messages)
+    chat, names = _chat(request, {})
     return chat, warning, names
 
 
-def _chat_fields(request: CountRequest) -> tuple[dict[str, Any], FieldNames]:
-    """Return the fields of a ChatRequest that both bodies have, and their names."""
+def _chat(request: CountRequest, sampling: dict[str, Any]) -> tuple[ChatRequest, FieldNames]:
+    """Return the chat in *request* with the fields *sampling*, and the fields' names."""
     messages: list[ChatMessage] = []
     names = dict(NAMES)
     if request.system is not None:
@@ -130,7 +119,9 @@ def _chat_fields(request: CountRequest) -> tuple[dict[str, Any], FieldNames]:
     if request.messages[-1].role == "assistant":
         fields["continue_final_message"] = True
     fields |= _tools(request, names) | _tool_choice(request) | _thinking(request) | _output_config(request)
-    return fields, FieldNames(names)
+    chat = ChatRequest(**fields, **sampling)
+    check_parts(chat.messages)
+    return chat, FieldNames(names)
 
 
 def _turns(message: Message, field: str, position: int, names: dict[str, str]) -> Iterator[tuple[str, ChatMessage]]:
@@ -327,9 +318,7 @@ def _thinking(request: CountRequest) -> dict[str, Any]:
 
 def _output_config(request: CountRequest) -> dict[str, Any]:
     config = request.output_config
-    if config is None:
-        return {}
-    if config.format is None:
+    if config is None or config.format is None:
         return {}
     schema = JsonSchemaFormat(schema=config.format.schema, strict=True)
     return {"response_format": ResponseFormat("json_schema", schema)}
