@@ -189,7 +189,10 @@ def _role(process: psutil.Process) -> str:
 
 def only(server: Server, role: str) -> psutil.Process:
     """Return the one process of *role*, as soon as there is one: it may have just been started. Raises TimeoutError."""
-    wait_for(lambda: len(roles(server)[role]) == 1)
+    try:
+        wait_for(lambda: len(roles(server)[role]) == 1)
+    except TimeoutError:
+        raise TimeoutError(f"there is not one {role}: {roles(server)}") from None
     (process,) = roles(server)[role]
     return process
 
