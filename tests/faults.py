@@ -259,9 +259,13 @@ def kill(role: str, server: Server, _: Quiet) -> None:
     only(server, role).kill()
 
 
-def kill_fork_server(server: Server, quiet: Quiet) -> None:
+def kill_fork_server(server: Server, _: Quiet) -> None:
     """End the server that decode processes are forked from, and they with it; then bring images that were not seen."""
-    kill("fork server", server, quiet)
+    fork_server = only(server, "fork server")
+    forked = fork_server.children()
+    fork_server.kill()
+    # If one of them still decoded the images, nothing would start others.
+    wait_for(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in forked))
     fresh = [Ask(time.monotonic_ns() % 10**9 + number, SHORT_TOKENS) for number in range(4)]
     with ThreadPoolExecutor(len(fresh)) as threads:
         texts = list(threads.map(lambda ask: ask.text(server), fresh))
