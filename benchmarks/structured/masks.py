@@ -21,7 +21,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from benchmarks.structured.schemas import Schema, bounded_schema
 from saccade.engine.core.grammar_matcher import GrammarMatcher, add_ids, no_words
 from saccade.engine.core.step import DrawMask
-from saccade.engine.executor.masks import GrammarMasks
+from saccade.engine.executor.logits_processors import GrammarMasks
 from saccade.gateway.structured_output.constraint import ANY_OBJECT, Constraint, Kind
 from saccade.gateway.structured_output.trial import try_constraint
 from saccade.grammars.compiler import Vocabulary, compile_grammar

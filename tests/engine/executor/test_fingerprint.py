@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from saccade.engine.config import EngineConfig
 from saccade.engine.executor.fingerprint import fingerprint, model_fingerprint, weights_digest
 from saccade.engine.executor.weight_files import weight_files
+from saccade.identity.content import files_digest
 from saccade.models.files import read_model_files
 
 DOWN = "model.language_model.layers.1.mlp.down_proj.weight"
@@ -62,7 +63,7 @@ def test_fingerprint_depends_on_weight_and_cache_formats(copy: Path) -> None:  #
 
 def test_settings_that_change_no_block_change_no_fingerprint(copy: Path) -> None:
     """Nor do models without a feature have another one than before the feature was known."""
-    plain = fingerprint(read_model_files(copy), weight_files(copy))
+    plain = fingerprint(b"saccade.model.1" + files_digest(read_model_files(copy).files), weight_files(copy))
     settings: list[dict[str, Any]] = [{}, {"max_model_len": 64}, {"block_size": 32}, {"tensor_parallel_size": 2}]
     assert {of(copy, **one) for one in settings} == {plain}
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from saccade.engine.core.step import Chunk, MediaSlice, RowStart, TableChange
 from saccade.nn.context import PagedLayout, Turn
-from saccade.nn.transfer import transfer
+from saccade.nn.transfer import to_device, transfer
 from saccade.protocol.request import SamplingParams
 
 Ints = npt.NDArray[np.int64]
@@ -26,7 +26,8 @@ class RowBuffers:
 
     *last_token_ids* int64 [max_rows] is on the device: the last sampled token of each row. The device also has a copy
     of *tables* that gets only the changes: all tables of long contexts are megabytes a step. *window_tables* are those
-    of layers with a window; each step sends the part of them that it reads.
+    of layers with a window; each step sends the part of them that it reads. *allowed_ids* are on the device, for rows
+    that may draw these ids only.
     """
 
     def __init__(self, max_rows: int, device: torch.device) -> None:
@@ -37,6 +38,7 @@ class RowBuffers:
         self.num_blocks: Ints = np.zeros(max_rows, np.int64)
         self.position_deltas: Ints = np.zeros(max_rows, np.int64)
         self.last_token_ids = torch.zeros(max_rows, dtype=torch.int64, device=device)
+        self.allowed_ids: dict[int, torch.Tensor] = {}
         self._sampling: list[SamplingParams | None] = [None] * max_rows
 
     def start(self, rows: Iterable[RowStart]) -> None:
@@ -45,6 +47,8 @@ class RowBuffers:
             self.num_blocks[start.row] = 0
             self.position_deltas[start.row] = start.position_delta
             self._sampling[start.row] = start.sampling
+            if allowed := start.sampling.allowed_token_ids:
+                self.allowed_ids[start.row] = to_device(np.array(allowed, np.int64), self._device)
 
     def change_tables(self, changes: Iterable[TableChange]) -> None:
         """Replace the ends of block tables."""
@@ -72,6 +76,7 @@ class RowBuffers:
     def end(self, rows: Iterable[int]) -> None:
         for row in rows:
             self._sampling[row] = None
+            self.allowed_ids.pop(row, None)
 
     def sampling(self, row: int) -> SamplingParams:
         """Return the sampling parameters of a started row. Raises ValueError."""
@@ -79,10 +84,6 @@ class RowBuffers:
         if params is None:
             raise ValueError(f"row {row} was not started")
         return params
-
-    def block_tables(self, rows: Ints) -> Ints:
-        """Return the tables of *rows*, int64 [rows, longest table]."""
-        return self.tables[rows, : int(self.num_blocks[rows].max(initial=1))]
 
     def copied_tables(self, rows: torch.Tensor, num_blocks: int) -> torch.Tensor:
         """Return the first *num_blocks* entries of the tables of *rows*, on the device."""
@@ -125,10 +126,9 @@ class Batch:
 class _Seen(NamedTuple):
     """What layers with a window see: sequences from their first block on that a token of the step sees.
 
-    *contexts* [S] count tokens, *tables* [S, M] and *slots* [N] are in their blocks. *horizons* [N] as in PagedLayout.
+    *contexts* [S] count tokens, *tables* [S, M] are their blocks. *horizons* [N] as in PagedLayout.
     """
 
-    slots: Ints
     tables: Ints
     contexts: Ints
     horizons: Ints
@@ -149,14 +149,14 @@ def build_batch(
     With *keeps_states*, recurrent states after proposals are kept. If the model *looks_ahead*, tokens of media have the
     horizons of their run, which no chunk leaves unfinished. Some layers have a *window*, unless it is None.
     """
-    row_of = np.array([chunk.row for chunk in chunks], np.int64)
-    lengths = tuple(chunk.num_tokens for chunk in chunks)
-    contexts = tuple(chunk.start + chunk.num_tokens for chunk in chunks)
-    num_decodes = next((index for index, length in enumerate(lengths) if length > 1), len(lengths))
-    tables = rows.block_tables(row_of)
-    ends = np.cumsum(lengths, dtype=np.int64)
+    row_of, firsts, lengths = np.array([(one.row, one.start, one.num_tokens) for one in chunks], np.int64).T
+    contexts = firsts + lengths
+    num_decodes = next((number for number, length in enumerate(lengths) if length > 1), len(lengths))
+    ends = lengths.cumsum()
     starts = ends - lengths
-    input_ids, positions, slots = _tokens(chunks, rows, num_decodes, tables, block_size)
+    row_N = np.repeat(row_of, lengths)
+    index_N = np.arange(len(row_N)) + np.repeat(firsts - starts, lengths)
+    input_ids, positions = _tokens(chunks, starts, index_N + rows.position_deltas[row_N])
     num_draws = np.array([chunk.num_draws for chunk in chunks], np.int64)
     sampled = np.repeat(ends - np.cumsum(num_draws), num_draws) + np.arange(num_draws.sum())
     drawing = np.repeat(row_of, num_draws)
@@ -167,19 +167,20 @@ def build_batch(
     horizons = _horizons(chunks, starts) if looks_ahead and len(media_rows) > 1 else np.empty(0, np.int64)
     seen = None if window is None else _seen(chunks, rows.window_tables, window, block_size, horizons)
     on_device = transfer((
-        input_ids, positions, slots, np.array(contexts, np.int64), sampled, np.concatenate(media_rows),
+        input_ids, positions, _slots(rows.tables, row_N, index_N, block_size), contexts,
+        sampled, np.concatenate(media_rows),
         drawing, np.array(latest, np.int64), row_of[latest], row_of, horizons,
-        *(seen or ()),
+        *(() if seen is None else (_slots(rows.window_tables, row_N, index_N, block_size), *seen)),
     ), device)  # fmt: skip
     if latest:
         on_device[0].index_copy_(0, on_device[7], rows.last_token_ids.index_select(0, on_device[8]))
     media = tuple(piece for chunk in chunks for piece in chunk.media)
     layout = PagedLayout(
         slot_mapping=on_device[2],
-        block_tables=rows.copied_tables(on_device[9], tables.shape[1]),
+        block_tables=rows.copied_tables(on_device[9], int(rows.num_blocks[row_of].max(initial=1))),
         context_lengths=on_device[3],
-        query_lengths=lengths,
-        host_context_lengths=contexts,
+        query_lengths=tuple(lengths.tolist()),
+        host_context_lengths=tuple(contexts.tolist()),
         num_decodes=num_decodes,
         block_size=block_size,
         rows=on_device[9],
@@ -254,35 +255,24 @@ def _seen(chunks: Ordered[Chunk], tables: Ints, window: int, block_size: int, ho
     rows, starts, lengths = np.array([(chunk.row, chunk.start, chunk.num_tokens) for chunk in chunks], np.int64).T
     firsts = np.maximum(starts - window + 1, 0) // block_size
     contexts = starts + lengths - firsts * block_size
-    ends = lengths.cumsum()
-    index = np.arange(ends[-1]) + np.repeat(starts - ends + lengths, lengths)
-    slots = tables[np.repeat(rows, lengths), index // block_size] * block_size + index % block_size
     places = firsts[:, None] + np.arange(-(-contexts.max() // block_size))
     seen = tables[rows[:, None], places.clip(max=tables.shape[1] - 1)]
     before = np.repeat(firsts * block_size, lengths) if len(horizons) else 0
-    return _Seen(slots, seen, contexts, horizons - before)
+    return _Seen(seen, contexts, horizons - before)
 
 
-def _tokens(
-    chunks: Ordered[Chunk], rows: RowBuffers, num_decodes: int, tables: Ints, block_size: int
-) -> tuple[Ints, Ints, Ints]:
-    """Return input_ids [N], positions [3, N] and slots [N]; tokens that were sampled last have id 0."""
-    total = sum(chunk.num_tokens for chunk in chunks)
-    input_ids, positions, slots = np.zeros(total, np.int64), np.empty((3, total), np.int64), np.empty(total, np.int64)
-    index_L = np.array([chunk.start for chunk in chunks[:num_decodes]], np.int64)
-    slots[:num_decodes] = tables[np.arange(num_decodes), index_L // block_size] * block_size + index_L % block_size
-    positions[:, :num_decodes] = index_L + rows.position_deltas[[chunk.row for chunk in chunks[:num_decodes]]]
-    cursor = 0
-    for number, chunk in enumerate(chunks):
-        span = slice(cursor, cursor + chunk.num_tokens)
+def _slots(tables: Ints, row_N: Ints, index_N: Ints, block_size: int) -> Ints:
+    """Return the cache slot [N] of each token: that of *index_N* of its sequence, in the blocks of *tables*."""
+    return tables[row_N, index_N // block_size] * block_size + index_N % block_size
+
+
+def _tokens(chunks: Ordered[Chunk], starts: Ints, text_positions_N: Ints) -> tuple[Ints, Ints]:
+    """Return input_ids [N] and positions [3, N]; tokens that were sampled last have id 0."""
+    input_ids, positions = np.zeros(len(text_positions_N), np.int64), np.tile(text_positions_N, (3, 1))
+    for chunk, start in zip(chunks, starts, strict=True):
+        span = slice(start, start + chunk.num_tokens)
         if chunk.token_ids is not None:
             input_ids[span] = chunk.token_ids
-        if number >= num_decodes:
-            index = np.arange(chunk.start, chunk.start + chunk.num_tokens)
-            slots[span] = tables[number, index // block_size] * block_size + index % block_size
-            if not chunk.positions:
-                positions[:, span] = index + rows.position_deltas[chunk.row]
         if chunk.positions:
             positions[:, span] = np.frombuffer(chunk.positions, np.int32).reshape(3, -1)
-        cursor = span.stop
-    return input_ids, positions, slots
+    return input_ids, positions

@@ -26,7 +26,7 @@ from saccade.models.network import Network
 from saccade.models.spec import IMAGE, Grid, MediaShape
 from saccade.nn.context import VisionAttentionBackend
 from saccade.nn.parallel import Ranks
-from saccade.nn.transfer import transfer
+from saccade.nn.transfer import to_device
 
 FAILURES = (RuntimeError, ValueError, MemoryError)
 """torch's exceptions for an image that cannot be encoded, such as one that does not fit into memory."""
@@ -148,8 +148,7 @@ class Encoder:
     def _pixels(self, images: Ordered[EncoderInput]) -> torch.Tensor:
         # The pixels are joined in one writable buffer, since torch accepts no view of immutable bytes.
         joined = bytearray(b"").join(image.pixels for image in images)
-        (flat,) = transfer([np.frombuffer(joined, dtype=np.uint8)], self.network.device)
-        return flat
+        return to_device(np.frombuffer(joined, dtype=np.uint8), self.network.device)
 
     def _prepare(self, images: Ordered[EncoderInput]) -> _Prepared:
         return _Prepared(images, self._pixels(images), self.network.prepare(_shapes(images), self.backend))

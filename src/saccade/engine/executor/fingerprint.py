@@ -22,7 +22,16 @@ def model_fingerprint(config: EngineConfig, files: ModelFiles) -> bytes:
     *files* are those of `read_model_files`. A new feature in `_features` does not change the fingerprint of a model
     without it. Raises StartupError.
     """
-    return fingerprint(files, _weights(config), tuple(_features(config, files)))
+    start = b"saccade.model.1" + files_digest(files.files)
+    return fingerprint(start, _weights(config), tuple(_features(config, files)))
+
+
+def weights_digest(config: EngineConfig, files: ModelFiles) -> bytes:
+    """Return 32 bytes that identify the weights, and the settings that change the network's results.
+
+    Workers whose files differ without an effect on answers have different fingerprints, but the same digest.
+    """
+    return fingerprint(b"saccade.weights.1", _weights(config), tuple(_features(config, files)))
 
 
 def _weights(config: EngineConfig) -> list[Path]:
@@ -47,27 +56,12 @@ def _features(config: EngineConfig, files: ModelFiles) -> Iterator[bytes]:
         yield b"kv cache dtype " + config.kv_cache_dtype.encode()
 
 
-def fingerprint(files: ModelFiles, weights: Sequence[Path], features: Sequence[bytes] = ()) -> bytes:
-    """Return 32 bytes that identify files, weights and *features*.
+def fingerprint(start: bytes, weights: Sequence[Path], features: Sequence[bytes] = ()) -> bytes:
+    """Return 32 bytes that identify *start*, weights and *features*.
 
     It reads only the size, header, first and last MiB of each weights file, because a checkpoint may have terabytes.
     """
-    hasher = blake3(b"saccade.model.1" + files_digest(files.files))
-    _add_weights(hasher, weights, features)
-    return hasher.digest()
-
-
-def weights_digest(config: EngineConfig, files: ModelFiles) -> bytes:
-    """Return 32 bytes that identify the weights, and the settings that change the network's results.
-
-    Workers whose files differ without an effect on answers have different fingerprints, but the same digest.
-    """
-    hasher = blake3(b"saccade.weights.1")
-    _add_weights(hasher, _weights(config), tuple(_features(config, files)))
-    return hasher.digest()
-
-
-def _add_weights(hasher: blake3, weights: Sequence[Path], features: Sequence[bytes]) -> None:
+    hasher = blake3(start)
     for path in weights:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -78,6 +72,7 @@ def _add_weights(hasher: blake3, weights: Sequence[Path], features: Sequence[byt
             _add(hasher, path.name.encode(), size.to_bytes(8, "little"), prefix, header, first, file.read(MIB))
     if features:
         _add(hasher, b"features", *features)
+    return hasher.digest()
 
 
 def _add(hasher: blake3, *parts: bytes) -> None:

@@ -13,7 +13,7 @@ import torch
 from saccade.engine.core.step import KvReceive, KvSend
 from saccade.engine.executor.caches import Caches
 from saccade.nn.context import KvCache, LatentCache, RecurrentState
-from saccade.nn.transfer import transfer
+from saccade.nn.transfer import to_device, transfer
 
 
 def block_nbytes(caches: Caches) -> int:
@@ -47,7 +47,7 @@ def write(caches: Caches, receive: KvReceive) -> None:
         raise ValueError(f"KV state of {len(receive.content)} bytes was received instead of {sum(sizes)}")
     if not receive.content:
         return
-    (content,) = transfer([np.frombuffer(receive.content, np.uint8).copy()], caches.device)
+    content = to_device(np.frombuffer(receive.content, np.uint8).copy(), caches.device)
     for (tensor, index), part in zip(places, content.split(sizes), strict=True):
         tensor.index_copy_(0, index, part.view(len(index), *tensor.shape[1:]))
 

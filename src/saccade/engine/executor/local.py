@@ -18,12 +18,13 @@ class LocalExecutor:
         self.runner = runner
         self.peers = Peers() if peers is None else peers
         self._launched: deque[tuple[StepOutput, Drawing, float]] = deque()
-        self._num_begun = self._num_ended = 0
+        self._is_in_step = False
+        """Whether a call is running; between calls, whether the last one has failed."""
 
     def launch(self, step: StepInput, sampling: SamplingInput) -> None:
         if sampling.number != step.number:
             raise ValueError(f"step {step.number} cannot be sampled as step {sampling.number}")
-        self._num_begun += 1
+        self._is_in_step = True
         if self.peers.ranks.size > 1:
             self.peers.launch(step, sampling)
         self.runner.update(step)
@@ -31,7 +32,7 @@ class LocalExecutor:
         began = time.perf_counter()
         drawing = self.runner.draw(forwarded, sampling)
         self._launched.append((forwarded.output, drawing, time.perf_counter() - began))
-        self._num_ended += 1
+        self._is_in_step = False
 
     def collect(self) -> StepOutput:
         output, drawing, seconds = self._launched.popleft()
@@ -52,8 +53,3 @@ class LocalExecutor:
 
     def close(self) -> None:
         self.peers.close(is_in_step=self._is_in_step)
-
-    @property
-    def _is_in_step(self) -> bool:
-        """Whether a call is running; between calls, whether one has failed."""
-        return self._num_ended < self._num_begun

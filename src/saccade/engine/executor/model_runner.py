@@ -20,7 +20,6 @@ from saccade.engine.executor.drafter import Drafter, Drafting
 from saccade.engine.executor.encoder import Encoder
 from saccade.engine.executor.execution import Execution
 from saccade.engine.executor.loader import LoadedModel
-from saccade.engine.executor.masks import AllowedTokens
 from saccade.engine.executor.penalties import Penalties
 from saccade.engine.executor.sampler import Sampler
 from saccade.engine.executor.weight_filler import Progress
@@ -28,7 +27,7 @@ from saccade.errors import StartupError
 from saccade.models.network import Network
 from saccade.models.spec import window_of
 from saccade.nn.context import ForwardContext, PagedLayout
-from saccade.nn.transfer import transfer
+from saccade.nn.transfer import to_device
 from saccade.protocol.output import TokenLogprob
 
 logger = structlog.get_logger(__name__)
@@ -72,10 +71,9 @@ class ModelRunner:
         )
         self.device = network.device
         self.dtype = network.dtype
-        self.allowed = AllowedTokens(network.spec.vocab_size, self.device)
         penalties = Penalties(caches.sizes.num_rows, network.spec.vocab_size, self.device)
-        self.sampler = Sampler(network.spec.placeholder_token_ids, self.allowed, penalties, self.device)
         self.rows = RowBuffers(caches.sizes.num_rows, self.device)
+        self.sampler = Sampler(network.spec.placeholder_token_ids, self.rows.allowed_ids, penalties, self.device)
         self.encoder_outputs: dict[int, torch.Tensor] = {}
         self.caches = caches
         self.graphs: DecodeGraphs | None = None
@@ -88,13 +86,8 @@ class ModelRunner:
         """Prepare a step: drop encoder outputs, end and start rows, change block tables, restore and receive states."""
         for output_id in step.drop:
             self.encoder_outputs.pop(output_id, None)
-        for row in step.ended:
-            self.allowed.end(row)
         self.rows.end(step.ended)
         self.rows.start(step.started)
-        for start in step.started:
-            if allowed := start.sampling.allowed_token_ids:
-                self.allowed.start(start.row, allowed)
         self.rows.change_tables(step.tables)
         self.caches.begin_rows(step)
         for receive in step.receive:
@@ -152,7 +145,7 @@ class ModelRunner:
         params = [self.rows.sampling(row) for row in batch.drawing]
         # Log probabilities are the model's own, so the raw logits are kept: sampling changes the logits in place.
         logits = self.network.logits(hidden.index_select(0, batch.sample_rows))
-        (scored_on_device,) = transfer([np.array(scored, np.int64)], self.device) if scored else (None,)
+        scored_on_device = to_device(np.array(scored, np.int64), self.device) if scored else None
         raw = None if scored_on_device is None else logits.index_select(0, scored_on_device)
         next_ids = batch.input_ids.roll(-1).index_select(0, batch.sample_rows) if batch.has_proposals else None
         ids = self.sampler(logits, batch.drawing, params, sampling, next_ids)
@@ -210,7 +203,7 @@ class ModelRunner:
         return ForwardContext(positions, layout, self.caches.layers, self.backend, plan, windowed)
 
     def _score_prompt(self, hidden: torch.Tensor, scoring: PromptScores, start: int) -> torch.Tensor:
-        (target_ids,) = transfer([np.array(scoring.target_ids, np.int64)], self.device)
+        target_ids = to_device(np.array(scoring.target_ids, np.int64), self.device)
         logits = self._prompt_logits(hidden, scoring, start)
         return torch.cat([logprobs.score(part, target_ids[piece], scoring.num_top) for piece, part in logits])
 

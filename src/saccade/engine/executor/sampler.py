@@ -5,13 +5,14 @@ is a hash of (seed, index), computed on the host; the cumulative distribution in
 The batching of requests therefore changes no draw (beyond the last bits of logits).
 
 The order of processing is that of vLLM's V1 sampler (vllm/v1/sample/sampler.py): log probabilities are taken from the
-unprocessed logits (executor.logprobs); then allowed ids and grammars (executor.masks), minimum length, biases and
-penalties (executor.logits_processors, executor.penalties) apply; greedy rows take the largest logit; the others are
-divided by their temperature and cut by min_p, top_k and top_p, in this order. Ids of media placeholders are removed
+unprocessed logits (executor.logprobs); then allowed ids, grammars, minimum length and biases
+(executor.logits_processors), and penalties (executor.penalties) apply; greedy rows take the largest logit; the others
+are divided by their temperature and cut by min_p, top_k and top_p, in this order. Ids of media placeholders are removed
 before everything else. Shapes: R rows, V vocabulary, K the largest top_k of the batch.
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 
@@ -21,9 +22,8 @@ import torch
 
 from saccade.engine.core.step import GREEDY_BELOW, SamplingInput
 from saccade.engine.executor import logits_processors
-from saccade.engine.executor.masks import AllowedTokens, GrammarMasks
 from saccade.engine.executor.penalties import Penalties
-from saccade.nn.transfer import transfer
+from saccade.nn.transfer import to_device
 from saccade.protocol.request import SamplingParams
 
 
@@ -40,15 +40,22 @@ class _Draws:
 
 
 class Sampler:
-    """Greedy and random sampling. *forbidden* ids, the media placeholders, are never sampled; *allowed* holds masks."""
+    """Greedy and random sampling. *forbidden* ids, the media placeholders, are never sampled.
+
+    *allowed_ids* are the only ones to sample for the rows that have any.
+    """
 
     def __init__(
-        self, forbidden: Ordered[int], allowed: AllowedTokens, penalties: Penalties, device: torch.device
+        self,
+        forbidden: Ordered[int],
+        allowed_ids: Mapping[int, torch.Tensor],
+        penalties: Penalties,
+        device: torch.device,
     ) -> None:
         self._forbidden = torch.tensor(forbidden, dtype=torch.int64, device=device)
-        self._allowed = allowed
+        self._allowed_ids = allowed_ids
         self._penalties = penalties
-        self._grammar_masks = GrammarMasks(device)
+        self._grammar_masks = logits_processors.GrammarMasks(device)
 
     def __call__(
         self,
@@ -64,13 +71,11 @@ class Sampler:
         proposal after each draw but its last, which counts for its later draws.
         """
         logits_RV.index_fill_(1, self._forbidden, float("-inf"))
-        if any(param.allowed_token_ids for param in params):
-            self._allowed.apply(logits_RV, rows)
+        logits_processors.keep_allowed(logits_RV, rows, self._allowed_ids)
         if sampling.masks:
             self._grammar_masks.apply(logits_RV, sampling.masks)
         if sampling.too_short or any(param.logit_bias for param in params):
-            arrays = logits_processors.host_arrays(params, sampling, logits_RV.shape[1])
-            logits_processors.process(logits_RV, transfer(arrays, logits_RV.device))
+            logits_processors.process(logits_RV, params, sampling)
         if sampling.counts:
             self._penalties.start(sampling.counts)
         places = [place for place, param in enumerate(params) if param.penalises]
@@ -82,7 +87,7 @@ class Sampler:
         ids_R = _largest(logits_RV)
         if sampling.uniforms:
             draws = _draws(params, sampling.uniforms, logits_RV.shape[1])
-            ids_R = _draw(logits_RV, ids_R, transfer([draws.array], logits_RV.device)[0], draws)
+            ids_R = _draw(logits_RV, ids_R, to_device(draws.array, logits_RV.device), draws)
         if penalised is not None:
             self._penalties.note(penalised, ids_R)
         return ids_R

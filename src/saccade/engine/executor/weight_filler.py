@@ -23,25 +23,32 @@ Progress = Callable[[str, int, int], None]
 
 
 def fill(network: nn.Module, plan: LoadPlan, checkpoint: Checkpoint, device: torch.device, progress: Progress) -> None:
-    """Create *network*'s parameters on *device* and fill them by *plan*. *progress* counts bytes."""
+    """Create *network*'s parameters on *device* and fill them by *plan*.
+
+    *progress* counts bytes, and is called at most once for each hundredth of all.
+    """
     for name in filter(plan.is_quantised, plan.places):
         owner, _, own_name = name.rpartition(".")
         unfilled = network.get_parameter(name)
         empty = nn.Parameter(unfilled.new_empty(0, *unfilled.shape[1:]), requires_grad=False)
         setattr(network.get_submodule(owner), own_name, empty)
     _allocate(network, device)
-    counter = _ProgressReport(plan.num_bytes, progress)
+    total, num_bytes, reported = plan.num_bytes, 0, 0
+    progress(STAGE, 0, total)
     for name, place in plan.places.items():
         parameter = network.get_parameter(name).data
         quantised = plan.is_quantised(name)
         parts = _holders(place, plan, parameter) if quantised else _views(place, parameter)
         for filling in plan.fillings[name]:
             _read(filling, place, parts, checkpoint)
-            counter.add(filling)
+            num_bytes += filling.num_bytes
+            if num_bytes - reported > total // 100:
+                reported = num_bytes
+                progress(STAGE, num_bytes, total)
         if quantised:
             owner, _, own_name = name.rpartition(".")
             network.get_submodule(owner).hold(own_name, parts)  # type: ignore[operator]
-    counter.end()
+    progress(STAGE, total, total)
 
 
 def fill_randomly(network: nn.Module, device: torch.device, progress: Progress) -> None:
@@ -68,25 +75,6 @@ def _allocate(network: nn.Module, device: torch.device) -> None:
         for name, parameter in module.named_parameters(recurse=False):
             storage = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
             setattr(module, name, nn.Parameter(storage, requires_grad=False))
-
-
-class _ProgressReport:
-    """Reports bytes, at most once for each hundredth of *total*."""
-
-    def __init__(self, total: int, progress: Progress) -> None:
-        self._num_bytes, self._reported, self._total = 0, 0, total
-        self._progress = progress
-        progress(STAGE, 0, total)
-
-    def add(self, filling: Filling) -> None:
-        """Count the tensors of *filling*."""
-        self._num_bytes += sum(tensor.num_bytes for tensor in filling.fields.values())
-        if self._num_bytes - self._reported > self._total // 100:
-            self._reported = self._num_bytes
-            self._progress(STAGE, self._num_bytes, self._total)
-
-    def end(self) -> None:
-        self._progress(STAGE, self._total, self._total)
 
 
 def _views(place: WeightPlace, parameter: torch.Tensor) -> tuple[Part, ...]:
@@ -147,8 +135,5 @@ def _read(filling: Filling, place: WeightPlace, parts: tuple[Part, ...], checkpo
             for values, tensor, slices, turned in pieces:
                 source = checkpoint.read(tensor.name, slices)
                 source = source.transpose(-1, -2) if turned else source
-                _copy(values if expert is None else values[index], source)
-
-
-def _copy(into: torch.Tensor, source: torch.Tensor) -> None:
-    into.copy_(source.reshape(into.shape))
+                into = values if expert is None else values[index]
+                into.copy_(source.reshape(into.shape))

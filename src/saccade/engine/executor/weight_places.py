@@ -128,3 +128,8 @@ class Filling(NamedTuple):
     target: Target
     fields: Mapping[str, StoredTensor]
     format: WeightFormat | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(tensor.num_bytes for tensor in self.fields.values())

@@ -39,8 +39,7 @@ class LoadPlan:
     @property
     def num_bytes(self) -> int:
         """Bytes of all tensors that fill parameters."""
-        every = (filling for fillings in self.fillings.values() for filling in fillings)
-        return sum(tensor.num_bytes for filling in every for tensor in filling.fields.values())
+        return sum(filling.num_bytes for fillings in self.fillings.values() for filling in fillings)
 
     def is_quantised(self, name: str) -> bool:
         """Return whether a part of the parameter is quantised."""

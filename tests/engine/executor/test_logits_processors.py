@@ -1,4 +1,4 @@
-"""The mask of allowed ids: one for each row, for all its steps, gone when the row's sequence is."""
+"""Allowed ids: of each row, for all its steps, gone when the row's sequence is."""
 
 from pathlib import Path
 from typing import Any
@@ -8,8 +8,10 @@ import msgspec
 import pytest
 import torch
 
-from saccade.engine.executor.masks import AllowedTokens
-from saccade.protocol.request import EngineRequest
+from saccade.engine.core.step import RowStart
+from saccade.engine.executor.batch import RowBuffers
+from saccade.engine.executor.logits_processors import keep_allowed
+from saccade.protocol.request import EngineRequest, SamplingParams
 
 CPU = torch.device("cpu")
 ALLOWED = tuple(range(20, 60))
@@ -22,25 +24,28 @@ def several(folder: Path, number: int, **params: Any) -> EngineRequest:
     return msgspec.structs.replace(asked, num_samples=number)
 
 
-def test_masked_rows_keep_allowed_tokens_only() -> None:
-    subject = AllowedTokens(5, CPU)
-    for row, allowed in ((7, (0, 3)), (2, (4, 4, 0)), (3, (0, 3))):
-        subject.start(row, allowed)
+def start(rows: RowBuffers, allowed: dict[int, tuple[int, ...] | None]) -> None:
+    params = {row: SamplingParams(max_tokens=1, allowed_token_ids=ids) for row, ids in allowed.items()}
+    rows.start(RowStart(row, row, sampling, 0) for row, sampling in params.items())
+
+
+def test_rows_keep_allowed_tokens_only() -> None:
+    subject = RowBuffers(8, CPU)
+    start(subject, {7: (0, 3), 1: None, 2: (4, 4, 0), 3: (0, 3)})
     logits = torch.zeros(4, 5)
-    subject.apply(logits, [7, 1, 2, 3])
+    keep_allowed(logits, [7, 1, 2, 3], subject.allowed_ids)
     assert [line.isfinite().nonzero().flatten().tolist() for line in logits] == [
         [0, 3],
         [0, 1, 2, 3, 4],
         [0, 4],
         [0, 3],
     ]
-    assert len(subject) == 3
-    for row in (7, 1, 2):
-        subject.end(row)
-    subject.start(2, (1,))
-    assert len(subject) == 2
+    assert subject.allowed_ids.keys() == {7, 2, 3}
+    subject.end((7, 1, 2))
+    start(subject, {2: (1,)})
+    assert subject.allowed_ids.keys() == {2, 3}
     logits = torch.zeros(2, 5)
-    subject.apply(logits, [7, 2])
+    keep_allowed(logits, [7, 2], subject.allowed_ids)
     assert [line.isfinite().sum().item() for line in logits] == [5, 1]
 
 
@@ -70,11 +75,11 @@ def test_preemption_keeps_the_mask(tiny_qwen3_vl: Path) -> None:
 def test_a_mask_goes_with_its_request(end: str, tiny_qwen3_vl: Path) -> None:
     subject = engines.engine(tiny_qwen3_vl)
     subject.requests.submit(3, several(tiny_qwen3_vl, 2))
-    while not len(engines.local(subject).runner.allowed):
+    while not engines.local(subject).runner.rows.allowed_ids:
         subject.step()
     if end == "abort":
         subject.requests.abort(3, "a")
     else:
         subject.requests.hangup(3)
     engines.drain(subject, engines.request(tiny_qwen3_vl, [4], "other", max_tokens=1))
-    assert len(engines.local(subject).runner.allowed) == 0
+    assert not engines.local(subject).runner.rows.allowed_ids
