@@ -343,11 +343,9 @@ def test_key_serves_one_request(pair: Pair, tiny_qwen3_vl: Path) -> None:
     [
         {"role": "prefill"},
         {"role": "both", "kv_transfer_bind": "127.0.0.1:0"},
-        {"role": "half"},
         {"role": "decode", "tensor_parallel_size": 2},
         {"role": "decode", "record_steps": "/tmp/steps"},
         {"role": "decode", "seed": 1},
-        {"role": "decode", "kv_transfer_seconds": 0},
     ],
 )
 def test_settings_that_cannot_work_are_refused(settings: dict[str, Any]) -> None:

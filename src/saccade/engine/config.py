@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, NamedTuple
 
 from cyclopts import Group, Parameter, Token
 from cyclopts.validators import Number
@@ -14,25 +14,7 @@ from saccade.errors import StartupError
 from saccade.protocol.description import Role
 
 Names = Annotated[tuple[str, ...], Parameter(negative="", show_default=False, consume_multiple=True)]
-Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 KvCacheDtype = Literal["auto", "fp8"]
-Device = Literal["auto", "cpu", "cuda"]
-LoadFormat = Literal["auto", "safetensors", "dummy"]
-EncoderTpMode = Literal["data", "weights"]
-CHOICES = {
-    "device": Device,
-    "load_format": LoadFormat,
-    "dtype": Dtype,
-    "kv_cache_dtype": KvCacheDtype,
-    "mm_encoder_tp_mode": EncoderTpMode,
-    "role": Role,
-}
-OTHER_NAMES = {
-    "kv_cache_bytes": "--kv-cache-memory-bytes",
-    "num_blocks": "num_blocks",
-    "num_state_snapshots": "num_state_snapshots",
-}
-"""The names in errors of fields whose flag has another name, or which have none."""
 
 
 class Limits(NamedTuple):
@@ -78,7 +60,7 @@ class EngineSettings:
     "Tokens computed in one step, else in chunks; by default 2048 on a CPU, 8192 on a GPU."
     max_num_waiting: Count = 1024
     "Sequences that wait to run; more get 429."
-    gpu_memory_utilization: float = 0.9
+    gpu_memory_utilization: Annotated[float, Parameter(validator=Number(gt=0, lte=1))] = 0.9
     "Part of the GPU's memory to use."
     kv_cache_bytes: Annotated[Count | None, Parameter(name="--kv-cache-memory-bytes")] = None
     "Size of the KV cache; by default the device's free memory, on a CPU 1 GiB at most."
@@ -94,17 +76,17 @@ class EngineSettings:
     "Patches that the vision encoder processes in one step; by default 1024 on a CPU, 16384 on a GPU."
     enable_prefix_caching: bool = True
     "Reuse the KV cache of prompts that begin alike."
-    dtype: Dtype = "auto"
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
     "The network's number format; auto is the checkpoint's own, but float32 on a CPU without bfloat16."
     quantization: Annotated[Literal["fp8"] | None, Parameter(alias="-q")] = None
     "fp8 rounds the text decoder's weights to FP8 after they are loaded; a quantised checkpoint needs no flag."
     kv_cache_dtype: KvCacheDtype = "auto"
     "Number format of the KV cache; auto is the network's, fp8 is e4m3 with the checkpoint's scales, else 1."
-    load_format: LoadFormat = "auto"
+    load_format: Literal["auto", "safetensors", "dummy"] = "auto"
     "auto and safetensors read the weights; dummy makes random ones, to try a model's shape without its weights."
     seed: int | None = None
     "Seed of the random numbers of requests without `seed`: the same requests in the same order draw the same."
-    device: Device = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
     "The network's device; auto takes a GPU if there is one."
     attention_backend: Literal["auto", "torch_sdpa", "triton", "flashinfer"] = "auto"
     "Backend of the language model's attention; the summary of the start explains the choice of auto."
@@ -127,7 +109,7 @@ class EngineSettings:
     "Processes that compute the model together, each with its part of the weights on its own GPU."
     attention_tensor_parallel_size: Annotated[Count | None, Parameter(alias="--attn-tp-size")] = None
     "How many of these processes share the attention and the KV cache, by default all; the others hold copies."
-    mm_encoder_tp_mode: EncoderTpMode = "data"
+    mm_encoder_tp_mode: Literal["data", "weights"] = "data"
     "How these processes share the vision encoder: data gives each whole images, weights cuts its matrices."
     engine_silence: Seconds = 300.0
     "Seconds that one step may take before the engine counts as hung and is replaced."
@@ -203,23 +185,9 @@ class EngineConfig(EngineSettings, SplitSettings):
         return None if self.speculative_config is None else SpeculativeConfig.read(self.speculative_config)
 
     def check(self) -> None:
-        """Raise StartupError, naming the setting, if a value is invalid."""
-        for name, choices in CHOICES.items():
-            options = get_args(choices)
-            if getattr(self, name) not in options:
-                raise StartupError(f"{_flag(name)} must be one of {', '.join(options)}, not {getattr(self, name)!r}.")
-        counts = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_num_waiting", "block_size")
-        sizes = ("num_blocks", "kv_cache_bytes", "encode_budget_patches", "state_snapshot_blocks", "threads")
-        for name in (*counts, *sizes, "tensor_parallel_size", "attention_tensor_parallel_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise StartupError(f"{_flag(name)} must be at least 1, not {value}.")
+        """Raise StartupError if settings do not go together. The parser of flags has checked each of them."""
         if self.max_model_len == 1:
             raise StartupError("--max-model-len must be at least 2: a prompt and an answer have a token each.")
-        for name in ("encoder_cache_bytes", "num_state_snapshots", "state_snapshot_bytes"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise StartupError(f"{_flag(name)} must not be negative, not {value}.")
         if self.tensor_parallel_size % (self.attention_tensor_parallel_size or 1):
             raise StartupError(
                 f"--attention-tensor-parallel-size must divide --tensor-parallel-size ({self.tensor_parallel_size}), "
@@ -227,13 +195,7 @@ class EngineConfig(EngineSettings, SplitSettings):
             )
         if self.record_pixels and self.record_steps is None:
             raise StartupError("--record-pixels needs --record-steps, the folder to record in.")
-        if self.record_steps_bytes < MIB:
-            raise StartupError(f"--record-steps-bytes must be at least {MIB}, not {self.record_steps_bytes}.")
         self._check_role()
-        if not 0 < self.gpu_memory_utilization <= 1:
-            raise StartupError(
-                f"--gpu-memory-utilization must be over 0 and at most 1, not {self.gpu_memory_utilization}."
-            )
         tokens, rows = self.max_num_batched_tokens, self.max_num_seqs
         if tokens is not None and rows is not None and tokens < rows:
             raise StartupError(
@@ -263,10 +225,3 @@ class EngineConfig(EngineSettings, SplitSettings):
             raise StartupError(
                 f"--record-steps does not work with --role {self.role}; record a worker that serves alone."
             )
-        if self.kv_transfer_seconds <= 0:
-            raise StartupError(f"--kv-transfer-timeout must be over 0, not {self.kv_transfer_seconds}.")
-
-
-def _flag(name: str) -> str:
-    """Return the flag that sets the field *name*."""
-    return OTHER_NAMES.get(name) or f"--{name.replace('_', '-')}"

@@ -289,14 +289,9 @@ def test_half_precision_runs(tiny_qwen3_vl: Path, dtype: str) -> None:
 @table(
     ("settings", "words"),
     [
-        ({"dtype": "int8"}, "dtype"),
-        ({"device": "tpu"}, "device"),
         ({"max_num_batched_tokens": 4}, "--max-num-batched-tokens"),
-        ({"block_size": 0}, "--block-size"),
-        ({"gpu_memory_utilization": 1.5}, "--gpu-memory-utilization"),
         ({"num_blocks": 4, "max_model_len": 65}, "--max-model-len is 65, but the KV cache holds 64 tokens"),
         ({"num_blocks": None, "kv_cache_bytes": 10}, "or raise .* --kv-cache-memory-bytes"),
-        ({"kv_cache_bytes": 0}, "--kv-cache-memory-bytes must be at least 1"),
         ({"attention_backend": "magic"}, "torch_sdpa"),
         (
             {"tensor_parallel_size": 4, "attention_tensor_parallel_size": 3},
