@@ -206,15 +206,13 @@ class RMSNorm(Layer):
         return self.ops.rms_norm(x_NE, self.weight, self.eps)
 
 
-class FloatNorm(Layer):
+class FloatNorm(RMSNorm):
     """x / rms(x) * (*offset* + weight) over the last dimension, in float32, rounded once."""
 
     offset = 0
 
     def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
-        self.eps = eps
+        super().__init__(size, eps)
         self.scale = torch.empty(0)
 
     def finish(self) -> None:

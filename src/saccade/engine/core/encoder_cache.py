@@ -62,10 +62,8 @@ class EncoderCache:
 
     def output_id(self, key: EncoderKey) -> int:
         """Return the id of an entry, and mark the entry used. Raises KeyError."""
-        entry = self._entries.get(key)
-        if entry is None:
-            raise KeyError(key)
-        return entry.output_id
+        self._entries.get(key)
+        return self._entry(key).output_id
 
     def begin(self, key: EncoderKey, num_bytes: int) -> None:
         """Add an entry for an image that is going to be encoded, and evict others if needed."""

@@ -11,6 +11,7 @@ from torch import nn
 
 from saccade.models.backbones.decoder import DecoderLayer, GatedMlp, TextDecoder
 from saccade.models.backbones.deepseek_config import DeepseekTextConfig, ExpertConfig
+from saccade.models.backbones.text_config import DecoderConfig
 from saccade.nn.context import ForwardContext
 from saccade.nn.experts import Experts
 from saccade.nn.layers import Layer, Linear, RMSNorm
@@ -149,6 +150,13 @@ class ExpertMlp(nn.Module):
         return residual_NE + self.experts.ranks.all_reduce(summand_NE)
 
 
+def routed_mlp(config: DecoderConfig, experts: ExpertConfig | None, ranks: Ranks) -> GatedMlp | ExpertMlp:
+    """Return the *experts* of a layer, or its MLP if it has none."""
+    if experts is None:
+        return GatedMlp(config.hidden_size, config.intermediate_size, ranks)
+    return ExpertMlp(config.hidden_size, experts, ranks)
+
+
 class DeepseekTextDecoder(TextDecoder):
     """Maps embeddings to hidden states."""
 
@@ -161,9 +169,5 @@ class DeepseekTextDecoder(TextDecoder):
 
 
 def _layer(config: DeepseekTextConfig, layer: int, ranks: Ranks) -> DecoderLayer:
-    mlp: GatedMlp | ExpertMlp
-    if config.experts is None or layer < config.num_dense_layers:
-        mlp = GatedMlp(config.hidden_size, config.intermediate_size, ranks)
-    else:
-        mlp = ExpertMlp(config.hidden_size, config.experts, ranks)
-    return DecoderLayer(config, LatentAttention(config, layer, ranks.attention), mlp)
+    experts = config.experts if layer >= config.num_dense_layers else None
+    return DecoderLayer(config, LatentAttention(config, layer, ranks.attention), routed_mlp(config, experts, ranks))

@@ -1,15 +1,24 @@
 """The specs of models that merge squares of patches, with plain positions or with those of their grids. No torch."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isqrt, prod
 from typing import Any, ClassVar
 
-from saccade.errors import InvalidValue
+from saccade.errors import InvalidValue, StartupError
+from saccade.models.backbones.model_config import integer
 from saccade.models.positions import GridSpan, MultimodalPositions
 from saccade.models.preprocessing.processor_config import CHANNELS
 from saccade.models.spec import IMAGE, VIDEO, Grid, ModelSpec, Size
 from saccade.protocol.media import MediaItem
+
+
+def placeholders(config: Mapping[str, Any], vocab_size: int) -> Mapping[str, int]:
+    """Return the placeholders of images and of videos in config.json. Raises StartupError."""
+    ids = {kind: integer(config, f"{kind}_token_id", least=0) for kind in (IMAGE, VIDEO)}
+    if max(ids.values()) >= vocab_size:
+        raise StartupError("config.json: `image_token_id` and `video_token_id` must be below `vocab_size`.")
+    return ids
 
 
 class MergedPatchSpec(ModelSpec):

@@ -7,12 +7,12 @@ from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 from saccade.errors import StartupError
-from saccade.models.backbones.grid_spec import MergedPatchSpec
+from saccade.models.backbones.grid_spec import MergedPatchSpec, placeholders
 from saccade.models.backbones.model_config import choice, flag, integer, number, section, values_of
 from saccade.models.backbones.rope_scaling import Rope
 from saccade.models.backbones.text_config import DecoderConfig, TextStyle, text_section
 from saccade.models.gemma4 import BUDGETS
-from saccade.models.spec import IMAGE, VIDEO, Grid, KvSpec, Paged
+from saccade.models.spec import Grid, KvSpec, Paged
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 SLIDING_INTERVAL = 6
@@ -318,10 +318,8 @@ class Spec(MergedPatchSpec):
         # Ids and ties that a file leaves out are transformers' Gemma4Config's.
         config = {"image_token_id": 258_880, "video_token_id": 258_884, "tie_word_embeddings": True, **config}
         text = GemmaText.read(text_section(config), cls.style)
-        placeholders = {kind: integer(config, f"{kind}_token_id", least=0) for kind in (IMAGE, VIDEO)}
-        if max(placeholders.values()) >= text.vocab_size:
-            raise StartupError("config.json: `image_token_id` and `video_token_id` must be below `vocab_size`.")
-        return cls(text, cls.images.read(section(config, "vision_config"), text.hidden_size), placeholders)
+        vision = cls.images.read(section(config, "vision_config"), text.hidden_size)
+        return cls(text, vision, placeholders(config, text.vocab_size))
 
     @property
     def longest_whole(self) -> int:

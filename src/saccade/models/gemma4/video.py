@@ -26,10 +26,8 @@ class VideoLayout:
     def __init__(
         self, config: Mapping[str, Any], preprocessor: Mapping[str, Any], video_preprocessor: Mapping[str, Any]
     ) -> None:
-        try:
+        with frames.settings_for_videos():
             self.settings = layout.resolve(config, video_preprocessor, DEFAULTS)
-        except StartupError as error:
-            raise StartupError(f"{VIDEO_PREPROCESSOR_CONFIG}, the settings for videos: {error.message}") from error
         if video_preprocessor.get("fps") is not None:
             raise StartupError(f"{VIDEO_PREPROCESSOR_CONFIG}: only a number of frames is supported, not `fps`.")
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from saccade.models.backbones.decoder import DecoderLayer, GatedMlp, TextDecoder
-from saccade.models.backbones.deepseek_text import ExpertMlp
+from saccade.models.backbones.deepseek_text import routed_mlp
 from saccade.models.backbones.grouped_query_text import GroupedQueryAttention
 from saccade.models.glm_v.spec import GlmTextConfig
 from saccade.nn.context import ForwardContext
@@ -70,9 +70,5 @@ class GlmDecoder(TextDecoder):
 def _layer(config: GlmTextConfig, layer: int, ranks: Ranks) -> nn.Module:
     if config.routed is None:
         return SandwichLayer(config, layer, ranks)
-    mlp: GatedMlp | ExpertMlp
-    if layer < config.num_dense_layers:
-        mlp = GatedMlp(config.hidden_size, config.intermediate_size, ranks)
-    else:
-        mlp = ExpertMlp(config.hidden_size, config.routed, ranks)
+    mlp = routed_mlp(config, config.routed if layer >= config.num_dense_layers else None, ranks)
     return DecoderLayer(config, GroupedQueryAttention(config, layer, ranks.attention), mlp)

@@ -13,7 +13,6 @@ from saccade.models.internvl.settings import resolve
 from saccade.models.preprocessing import frames, processor_config
 from saccade.models.preprocessing.own_wire import refuse_limits
 from saccade.protocol.media import ImageLayout, VideoHeader
-from saccade.protocol.model_files import VIDEO_PREPROCESSOR_CONFIG
 
 NUM_FRAMES = 8
 """The number of frames in the releases' examples; their files leave it open."""
@@ -31,15 +30,13 @@ class VideoLayout:
     ) -> None:
         of_images = resolve(config, preprocessor)
         stated = {key: value for key, value in video_preprocessor.items() if value is not None}
-        try:
+        with frames.settings_for_videos():
             settings = resolve(config, {**preprocessor, **stated})
-            colours = {key: of_images[key] for key in ("image_mean", "image_std")}
-            processor_config.check_fixed(stated, {"initial_shift": True, **colours})
+            frames.check_as_images(settings, {key: of_images[key] for key in ("image_mean", "image_std")})
+            processor_config.check_fixed(stated, {"initial_shift": True})
             num_frames = processor_config.whole_number(stated.get("num_frames", NUM_FRAMES), "num_frames")
             if "fps" in stated:
                 raise StartupError("only a number of frames is supported, not `fps`.")
-        except StartupError as error:
-            raise StartupError(f"{VIDEO_PREPROCESSOR_CONFIG}, the settings for videos: {error.message}") from error
         self.settings: Mapping[str, Any] = {**settings, **ONE_VIEW, "num_frames": num_frames}
 
     def settings_for(self, options: VideoOptions) -> Mapping[str, Any]:

@@ -4,26 +4,27 @@ Source of the rules: the release's kimi_k25_vision_processing.py and media_utils
 by another rule, and has the rest in models/kimi_k25/video_processing_kimi_k25.py and processing_kimi_k25.py.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 
-from saccade.errors import InvalidValue, StartupError
+from saccade.errors import InvalidValue
 from saccade.models.backbones.moonvit_config import CLIP_FRAMES
 from saccade.models.family import VideoOptions
 from saccade.models.preprocessing import frames
 from saccade.models.preprocessing.navit_layout import image_layout
 from saccade.models.preprocessing.navit_settings import NESTED, resolve
-from saccade.models.preprocessing.processor_config import whole_number
+from saccade.models.preprocessing.processor_config import check_fixed, check_tower, whole_number
 from saccade.protocol.media import ImageLayout, VideoHeader
 from saccade.protocol.model_files import PREPROCESSOR_CONFIG
 
-ABSENT = ("in_patch_limit_video", "max_num_frames_each_video", "num_frames")
-"""Settings that the releases leave open; they are not served."""
+FIXED: Mapping[str, Any] = {
+    **dict.fromkeys(("in_patch_limit_video", "max_num_frames_each_video", "num_frames")),
+    "timestamp_mode": "hh:mm:ss.fff",
+}
+"""Settings with one supported value, or none."""
 
-TIMES = "hh:mm:ss.fff"
 OF_PATCHES = ("patch_size", "merge_size", "image_mean", "image_std")
 """Settings that images and videos share, because one network reads the patches of both."""
 
@@ -35,7 +36,6 @@ SPELLINGS: Mapping[str, tuple[tuple[str, ...], Any]] = {
 }
 """The release's key and that of transformers for a setting, and the release's value, for missing keys."""
 
-SETTINGS = f"{PREPROCESSOR_CONFIG}, the settings for videos"
 PLACES = ("init_pos_emb_time", "pos_emb_time")
 """Keys of the vision tower's config.json for the frames of a clip."""
 
@@ -57,7 +57,15 @@ class VideoLayout:
             options[EACH_FRAME] = nested.get("in_patch_limit")  # as in the release
         of_videos = resolve(config, {**(nested or preprocessor), **video_preprocessor})
         self.settings: Mapping[str, Any] = {**of_videos, **{key: _setting(options, key) for key in SPELLINGS}}
-        self._check(options, resolve(config, preprocessor), config.get("vision_config") or {})
+        of_images = resolve(config, preprocessor)
+        with frames.settings_for_videos(PREPROCESSOR_CONFIG):
+            for key in ("in_patch_limit", "clip_frames"):
+                whole_number(self.settings[key], SPELLINGS[key][0][0])
+            frames.check_rate(self.settings["fps"], SPELLINGS["fps"][0][0])
+            check_fixed(options, FIXED)
+            frames.check_as_images(self.settings, {key: of_images[key] for key in OF_PATCHES})
+            clip = SPELLINGS["clip_frames"][0][0]
+            check_tower(config.get("vision_config"), {clip: self.settings["clip_frames"]}, dict.fromkeys(PLACES, clip))
 
     def settings_for(self, options: VideoOptions) -> Mapping[str, Any]:
         """Return `settings` changed by *options*. Raises InvalidValue."""
@@ -84,30 +92,6 @@ class VideoLayout:
             prompt += [_time(start / header.fps), "<|media_begin|>", "video", "<|media_content|>"]
             prompt += [one.num_tokens, "<|media_end|>"]
         return frames.layout_of(one, indices, prompt)
-
-    def _check(self, options: Mapping[str, Any], of_images: Mapping[str, Any], vision: Mapping[str, Any]) -> None:
-        for key in ("in_patch_limit", "clip_frames"):
-            whole_number(self.settings[key], SPELLINGS[key][0][0])
-        fps = self.settings["fps"]
-        if type(fps) not in (int, float) or not 0 < fps < math.inf:
-            raise StartupError(f"{SETTINGS}: sample_fps must be a number above 0, not {fps!r}.")
-        for key in ABSENT:
-            if options.get(key) is not None:
-                raise StartupError(f"{SETTINGS}: {key} must be null, not {options[key]!r}.")
-        if options.get("timestamp_mode") not in (None, TIMES):
-            raise StartupError(f"{SETTINGS}: timestamp_mode must be {TIMES!r}, not {options['timestamp_mode']!r}.")
-        for key in OF_PATCHES:
-            if self.settings[key] != of_images[key]:
-                raise StartupError(
-                    f"{SETTINGS}: {key} is {self.settings[key]!r}, but {of_images[key]!r} for images; the network "
-                    "reads the patches of both alike."
-                )
-        for key in PLACES:
-            if vision.get(key, self.settings["clip_frames"]) != self.settings["clip_frames"]:
-                raise StartupError(
-                    f"config.json: vision_config.{key} is {vision[key]!r}, but temporal_merge_kernel_size is "
-                    f"{self.settings['clip_frames']!r} in the settings for videos."
-                )
 
 
 def _sampled(header: VideoHeader, settings: Mapping[str, Any]) -> tuple[int, ...]:

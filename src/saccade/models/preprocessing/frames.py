@@ -1,12 +1,40 @@
-"""Videos whose frames are images of one size, in order. No torch."""
+"""Checks of the settings for videos, and videos whose frames are images of one size, in order. No torch."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 
+from saccade.errors import StartupError
 from saccade.models.family import VideoOptions
 from saccade.protocol.media import ImageLayout, VideoHeader
+from saccade.protocol.model_files import PREPROCESSOR_CONFIG, VIDEO_PREPROCESSOR_CONFIG
+
+
+@contextmanager
+def settings_for_videos(file: str = VIDEO_PREPROCESSOR_CONFIG) -> Iterator[None]:
+    """Name the settings for videos, in *file*, in every StartupError of the block."""
+    try:
+        yield
+    except StartupError as error:
+        raise StartupError(f"{file}, the settings for videos: {error.message}") from error
+
+
+def check_as_images(settings: Mapping[str, Any], of_images: Mapping[str, Any]) -> None:
+    """Raise StartupError if a setting is not that *of_images*: one network reads the patches of both."""
+    for key, value in of_images.items():
+        if settings[key] != value:
+            raise StartupError(
+                f"{key} is {settings[key]!r}, but {value!r} for images; the network reads the patches of both alike."
+            )
+
+
+def check_rate(fps: object, key: str) -> None:
+    """Raise StartupError if *fps*, found under *key*, is no number above 0."""
+    if not isinstance(fps, int | float) or isinstance(fps, bool) or not 0 < fps < math.inf:
+        raise StartupError(f"{PREPROCESSOR_CONFIG}: {key} must be a number above 0, not {fps!r}.")
 
 
 def sampling(options: VideoOptions) -> dict[str, Any]:

@@ -14,13 +14,15 @@ from typing import Any, ClassVar
 from saccade.errors import StartupError, VideoTooLarge
 from saccade.models.family import VideoOptions
 from saccade.models.preprocessing import smart_resize
-from saccade.models.preprocessing.processor_config import CHANNELS, check_tower
+from saccade.models.preprocessing.frames import check_as_images, check_rate, settings_for_videos
+from saccade.models.preprocessing.processor_config import CHANNELS, check_fixed, check_tower, whole_number
 from saccade.protocol.media import ImageLayout, VideoHeader
-from saccade.protocol.model_files import VIDEO_PREPROCESSOR_CONFIG
+from saccade.protocol.model_files import PREPROCESSOR_CONFIG
 
 OF_PATCHES = ("patch_size", "temporal_patch_size", "merge_size", "image_mean", "image_std")
 """Settings that images and videos share, because one network reads the patches of both."""
 
+CAP = "cap_pixels_per_frame"
 WHOLE = ("min_frames", "max_frames", "max_video_tokens")
 BUDGET = 0.9
 """The share of max_video_tokens that a video may take."""
@@ -28,7 +30,7 @@ BUDGET = 0.9
 FLOOR = 1.05
 """A frame may always have this many times min_pixels."""
 
-FIXED: Mapping[str, Any] = {"cap_pixels_per_frame": True, "num_frames": None}
+FIXED: Mapping[str, Any] = {CAP: True, "num_frames": None}
 """Settings with one supported value."""
 
 
@@ -48,12 +50,16 @@ class SmartVideoLayout:
     ) -> None:
         of_images = {key: preprocessor[key] for key in OF_PATCHES if preprocessor.get(key) is not None}
         options = {**of_images, **{key: value for key, value in video_preprocessor.items() if value is not None}}
-        try:
+        with settings_for_videos():
             self.settings: Mapping[str, Any] = smart_resize.resolve(options, self.defaults)
             check_tower(config.get("vision_config"), self.settings, smart_resize.TOWER_KEYS)
-        except StartupError as error:
-            raise StartupError(f"{VIDEO_PREPROCESSOR_CONFIG}, the settings for videos: {error.message}") from error
-        self._check(options, of_images)
+            check_fixed(options, self.fixed)
+            check_as_images(self.settings, of_images)
+            check_rate(self.settings["fps"], "fps")
+            for key in self.settings.keys() & set(WHOLE):
+                whole_number(self.settings[key], key)
+            if type(self.settings.get(CAP, True)) is not bool:
+                raise StartupError(f"{PREPROCESSOR_CONFIG}: {CAP} must be true or false, not {self.settings[CAP]!r}.")
 
     def settings_for(self, options: VideoOptions) -> Mapping[str, Any]:
         """Return `settings` changed by *options*. Raises InvalidValue."""
@@ -123,23 +129,3 @@ class SmartVideoLayout:
     ) -> tuple[str | int, ...]:
         """Return the video's texts and placeholders in the prompt; by default only the placeholders."""
         return ()
-
-    def _check(self, options: Mapping[str, Any], of_images: Mapping[str, Any]) -> None:
-        for key, value in self.fixed.items():
-            if options.get(key, value) != value:
-                raise StartupError(f"{VIDEO_PREPROCESSOR_CONFIG}: {key} must be {value!r}, not {options[key]!r}.")
-        for key in WHOLE:
-            if key in self.settings and (type(self.settings[key]) is not int or self.settings[key] < 1):
-                raise StartupError(
-                    f"{VIDEO_PREPROCESSOR_CONFIG}: {key} must be a whole number of at least 1, "
-                    f"not {self.settings[key]!r}."
-                )
-        fps = self.settings["fps"]
-        if type(fps) not in (int, float) or not 0 < fps < math.inf:
-            raise StartupError(f"{VIDEO_PREPROCESSOR_CONFIG}: fps must be a number above 0, not {fps!r}.")
-        for key, value in of_images.items():
-            if self.settings[key] != value:
-                raise StartupError(
-                    f"{VIDEO_PREPROCESSOR_CONFIG}: {key} is {self.settings[key]!r}, but {value!r} for images; the "
-                    "network reads the patches of both alike."
-                )

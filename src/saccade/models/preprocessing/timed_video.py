@@ -9,12 +9,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from saccade.errors import StartupError
-from saccade.models.preprocessing.smart_video import FLOOR, SmartVideoLayout
+from saccade.models.preprocessing.smart_video import CAP, FLOOR, SmartVideoLayout
 from saccade.protocol.media import VideoHeader
-from saccade.protocol.model_files import VIDEO_PREPROCESSOR_CONFIG
-
-CAP = "cap_pixels_per_frame"
 
 
 class TimedVideoLayout(SmartVideoLayout):
@@ -25,13 +21,6 @@ class TimedVideoLayout(SmartVideoLayout):
 
     around: ClassVar[tuple[str, str]]
     fixed: ClassVar[Mapping[str, Any]] = {"num_frames": None}
-
-    def __init__(
-        self, config: Mapping[str, Any], preprocessor: Mapping[str, Any], video_preprocessor: Mapping[str, Any]
-    ) -> None:
-        super().__init__(config, preprocessor, video_preprocessor)
-        if type(self.settings[CAP]) is not bool:
-            raise StartupError(f"{VIDEO_PREPROCESSOR_CONFIG}: {CAP} must be true or false, not {self.settings[CAP]!r}.")
 
     def sampled(self, header: VideoHeader, settings: Mapping[str, Any]) -> tuple[int, ...]:
         """Return the indices of the frames that the model sees: evenly spread, the first and the last among them."""

@@ -7,12 +7,12 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from saccade.errors import StartupError
-from saccade.models.backbones.grid_spec import GridSpec
+from saccade.models.backbones.grid_spec import GridSpec, placeholders
 from saccade.models.backbones.merging_config import MergingConfig
-from saccade.models.backbones.model_config import check_equal, integer, section
+from saccade.models.backbones.model_config import check_equal, section
 from saccade.models.backbones.text_config import HybridConfig, TextConfig, TextStyle, text_section
 from saccade.models.qwen_vl.tower_config import FlatTowerConfig, Tower2Config, Tower3Config, WindowedConfig
-from saccade.models.spec import DRAFTS, IMAGE, VIDEO
+from saccade.models.spec import DRAFTS, VIDEO
 from saccade.protocol.media import MediaItem
 
 BIASED = TextStyle(qkv_bias=True, axes="chunked", rotary_factor=1.0)
@@ -42,10 +42,7 @@ class QwenSpec(GridSpec):
             raise StartupError("config.json: the vision tower's `out_hidden_size` must equal the text `hidden_size`.")
         if vision.num_features > 1 + text.num_layers:
             raise StartupError("config.json: more `deepstack_visual_indexes` than text layers.")
-        placeholders = {kind: integer(config, f"{kind}_token_id", least=0) for kind in (IMAGE, VIDEO)}
-        if max(placeholders.values()) >= text.vocab_size:
-            raise StartupError("config.json: `image_token_id` and `video_token_id` must be below `vocab_size`.")
-        return cls(text, vision, placeholders)
+        return cls(text, vision, placeholders(config, text.vocab_size))
 
     @property
     def feature_width(self) -> int:

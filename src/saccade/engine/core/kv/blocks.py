@@ -4,7 +4,6 @@ from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Ordered
-from typing import Protocol
 
 import msgspec
 
@@ -13,14 +12,7 @@ from saccade.identity.blocks import media_in_block
 from saccade.protocol.kv_events import BlockRemoved, BlockStored, KvEvent, MediaPlace, StateRemoved
 
 
-class Content(Protocol):
-    """What is known of a stored block besides its key."""
-
-    def stored_event(self, key: bytes) -> KvEvent:
-        """Return the event that the block became reusable under *key*."""
-
-
-class _Content(msgspec.Struct, frozen=True, gc=False):
+class StoredContent(msgspec.Struct, frozen=True, gc=False):
     """The contents of a stored block, if contents are kept: *token_ids*, packed as int32, and *media*.
 
     There may be a million of these objects, so the garbage collector does not track them.
@@ -30,10 +22,6 @@ class _Content(msgspec.Struct, frozen=True, gc=False):
     token_ids: bytes = b""
     media: tuple[MediaPlace, ...] = ()
     is_first: bool = False
-
-    def stored_event(self, key: bytes) -> BlockStored:
-        token_ids = array("i", self.token_ids).tolist()
-        return BlockStored(key, self.parent, token_ids, list(self.media), self.is_first)
 
 
 class PagedBlocks:
@@ -59,7 +47,7 @@ class PagedBlocks:
         self._block_of: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
         self._keep_contents = keep_contents
-        self._contents: dict[bytes, Content] = {}
+        self._contents: dict[bytes, StoredContent] = {}
 
     @property
     def num_free_blocks(self) -> int:
@@ -135,7 +123,7 @@ class PagedBlocks:
     def snapshot(self) -> Iterator[KvEvent]:
         """Return every block that is reusable now, parents before children; later changes are not included."""
         contents = list(self._contents.items())
-        return (content.stored_event(key) for key, content in contents)
+        return (self._stored_event(key, content) for key, content in contents)
 
     def clear(self) -> None:
         """Drop every block that no sequence references."""
@@ -148,17 +136,22 @@ class PagedBlocks:
         self._key_of[sequence.tables[self.group].blocks[index]] = key
         self._contents[key] = content
         if self.on_event is not None:
-            self.on_event(content.stored_event(key))
+            self.on_event(self._stored_event(key, content))
 
-    def _content(self, sequence: Sequence, index: int) -> Content:
+    def _stored_event(self, key: bytes, content: StoredContent) -> KvEvent:
+        """Return the event that a block with *content* became reusable under *key*."""
+        token_ids = array("i", content.token_ids).tolist()
+        return BlockStored(key, content.parent, token_ids, list(content.media), content.is_first)
+
+    def _content(self, sequence: Sequence, index: int) -> StoredContent:
         parent = sequence.parent_key(index)
         if not self._keep_contents:
-            return _Content(parent, is_first=index == 0)
+            return StoredContent(parent, is_first=index == 0)
         start, stop = index * self.block_size, (index + 1) * self.block_size
         runs = [run for run, _ in sequence.media_between(start, stop)] if sequence.runs else ()
         places = tuple(MediaPlace(*overlap) for overlap in media_in_block(runs, start, stop))
         token_ids = array("i", sequence.token_ids[start:stop]).tobytes()
-        return _Content(parent, token_ids, places, is_first=index == 0)
+        return StoredContent(parent, token_ids, places, is_first=index == 0)
 
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)

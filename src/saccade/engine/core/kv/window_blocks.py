@@ -2,22 +2,10 @@
 
 from collections.abc import Sequence as Ordered
 
-import msgspec
-
-from saccade.engine.core.kv.blocks import Content, PagedBlocks
+from saccade.engine.core.kv.blocks import PagedBlocks, StoredContent
 from saccade.engine.core.sequence import WINDOW, Sequence
 from saccade.models.spec import blocks_seen, most_window_blocks
 from saccade.protocol.kv_events import StateRemoved, StateStored
-
-
-class _WindowContent(msgspec.Struct, frozen=True, gc=False):
-    """The contents of a stored block, of which its key is all that is kept."""
-
-    def stored_event(self, key: bytes) -> StateStored:
-        return StateStored(key)
-
-
-NO_CONTENT = _WindowContent()
 
 
 class WindowBlocks(PagedBlocks):
@@ -91,5 +79,5 @@ class WindowBlocks(PagedBlocks):
     def _first_seen(self, keys: Ordered[bytes]) -> int:
         return max(0, len(keys) - self.num_seen)
 
-    def _content(self, sequence: Sequence, index: int) -> Content:
-        return NO_CONTENT
+    def _stored_event(self, key: bytes, content: StoredContent) -> StateStored:
+        return StateStored(key)
