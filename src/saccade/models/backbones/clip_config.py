@@ -7,6 +7,7 @@ from typing import Annotated, Any, Self
 
 from saccade.errors import StartupError
 from saccade.models.backbones.model_config import choice, values_of
+from saccade.models.backbones.vision_config import VisionConfig
 from saccade.models.preprocessing.processor_config import CHANNELS
 
 SILENT: Mapping[str, Any] = MappingProxyType(
@@ -37,17 +38,11 @@ LARGE_336: Mapping[str, Any] = MappingProxyType(
 """The configuration of openai/clip-vit-large-patch14-336, which some checkpoints only name."""
 
 
-@dataclass(frozen=True)
-class ClipConfig:
-    """A tower for square images. Sizes of images and patches are in pixels; *depth* counts blocks."""
+@dataclass(frozen=True, kw_only=True)
+class ClipConfig(VisionConfig):
+    """A tower for square images of *image_size* pixels."""
 
-    depth: Annotated[int, "num_hidden_layers"]
-    hidden_size: Annotated[int, "hidden_size"]
-    intermediate_size: Annotated[int, "intermediate_size"]
-    num_heads: Annotated[int, "num_attention_heads"]
     image_size: Annotated[int, "image_size"]
-    patch_size: Annotated[int, "patch_size"]
-    activation: str
     norm_eps: Annotated[float, "layer_norm_eps"]
 
     @classmethod

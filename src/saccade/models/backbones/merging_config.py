@@ -6,26 +6,24 @@ from typing import Annotated, Any, ClassVar, Self
 
 from saccade.errors import StartupError
 from saccade.models.backbones.model_config import choice, integer, values_of
+from saccade.models.backbones.vision_config import MergingVisionConfig
 from saccade.models.preprocessing.processor_config import CHANNELS
 
 ACTIVATIONS = ("gelu", "gelu_pytorch_tanh", "quick_gelu", "silu")
 
 
 @dataclass(frozen=True, kw_only=True)
-class MergingConfig:
+class MergingConfig(MergingVisionConfig):
     """The fields of all towers; *defaults* are values of keys that the releases leave out."""
 
     defaults: ClassVar[Mapping[str, Any]] = {}
 
     depth: Annotated[int, "depth"]
-    hidden_size: Annotated[int, "hidden_size"]
-    intermediate_size: Annotated[int, "intermediate_size"]
     num_heads: Annotated[int, "num_heads"]
     out_hidden_size: Annotated[int, "out_hidden_size"]
-    patch_size: Annotated[int, "patch_size"]
     merge_size: Annotated[int, "spatial_merge_size"]
     temporal_patch_size: Annotated[int, "temporal_patch_size"]
-    activation: str
+    norm_eps: float = 1e-6
 
     @classmethod
     def read(cls, vision: Mapping[str, Any]) -> Self:
@@ -43,16 +41,6 @@ class MergingConfig:
     def more(cls, vision: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of a subclass that name no key. Raises StartupError, naming the key."""
         return {}
-
-    @property
-    def head_dim(self) -> int:
-        """Channels of one head."""
-        return self.hidden_size // self.num_heads
-
-    @property
-    def norm_eps(self) -> float:
-        """The epsilon of the norms."""
-        return 1e-6
 
     @property
     def kernel(self) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ D head size, T entries of the table for one position, U merged patches, X text w
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +17,8 @@ from torch import nn
 from torch.nn import functional
 
 from saccade.models.backbones.decoder import Norm
-from saccade.models.backbones.vision_mlp import MlpConfig, VisionMlp
+from saccade.models.backbones.vision_config import MergingVisionConfig
+from saccade.models.backbones.vision_mlp import VisionMlp
 from saccade.nn.context import PackedLayout, VisionAttentionBackend
 from saccade.nn.layers import Layer, LayerNorm, Linear
 from saccade.nn.ops import ACTIVATIONS, GELU
@@ -36,28 +37,6 @@ from saccade.nn.vision import (
 )
 
 ROPE_THETA = 10000.0
-
-
-class TowerConfig(MlpConfig, Protocol):
-    """A tower's configuration. *kernel* is (channels, frames, height, width) of a patch, without frames for images."""
-
-    @property
-    def depth(self) -> int: ...
-
-    @property
-    def num_heads(self) -> int: ...
-
-    @property
-    def norm_eps(self) -> float: ...
-
-    @property
-    def merge_size(self) -> int: ...
-
-    @property
-    def out_hidden_size(self) -> int: ...
-
-    @property
-    def kernel(self) -> tuple[int, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +78,7 @@ class TowerMlp(VisionMlp):
 class GatedTowerMlp(Layer):
     """down(activation(gate(x)) * up(x))."""
 
-    def __init__(self, config: TowerConfig, ranks: Ranks) -> None:
+    def __init__(self, config: MergingVisionConfig, ranks: Ranks) -> None:
         super().__init__()
         width, bias = self.shape(config)
         self.gate_up_proj = Linear(config.hidden_size, (width, width), bias, split="outputs", ranks=ranks)
@@ -120,7 +99,7 @@ class GatedTowerMlp(Layer):
 class VisionBlock(nn.Module):
     """*attn*, then *mlp*; each reads a normalised input, and its result is added to the residual."""
 
-    def __init__(self, config: TowerConfig, attn: PackedSelfAttention, mlp: nn.Module, norm: Norm) -> None:
+    def __init__(self, config: MergingVisionConfig, attn: PackedSelfAttention, mlp: nn.Module, norm: Norm) -> None:
         super().__init__()
         self.norm1 = norm(config.hidden_size, config.norm_eps)
         self.attn = attn
@@ -138,7 +117,7 @@ class PatchMerger(nn.Module):
 
     def __init__(
         self,
-        config: TowerConfig,
+        config: MergingVisionConfig,
         ranks: Ranks = ALONE,
         *,
         norm_merged: bool = False,

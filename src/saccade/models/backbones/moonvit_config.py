@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from saccade.errors import StartupError
 from saccade.models.backbones.model_config import check_equal, number, values_of
-from saccade.models.preprocessing.processor_config import CHANNELS
+from saccade.models.backbones.vision_config import MergingVisionConfig
 
 RELEASE: Mapping[str, str] = MappingProxyType(
     {
@@ -38,25 +38,19 @@ FIXED: Mapping[str, Any] = MappingProxyType(
 """Settings with one supported value, which is also their default."""
 
 
-@dataclass(frozen=True)
-class MoonVitConfig:
+@dataclass(frozen=True, kw_only=True)
+class MoonVitConfig(MergingVisionConfig):
     """The vision part of config.json, checked.
 
     *table_rows* and *table_columns* are those of the learned positions. A clip has at most *clip_frames* frames.
     """
 
-    depth: Annotated[int, "num_hidden_layers"]
-    hidden_size: Annotated[int, "hidden_size"]
-    intermediate_size: Annotated[int, "intermediate_size"]
-    num_heads: Annotated[int, "num_attention_heads"]
     table_rows: Annotated[int, "pos_emb_height"]
     table_columns: Annotated[int, "pos_emb_width"]
     clip_frames: Annotated[int, "pos_emb_time"]
-    patch_size: Annotated[int, "patch_size"]
-    merge_size: int
     projector_eps: float
-    out_hidden_size: int
     activation: str = "gelu_pytorch_tanh"
+    norm_eps: float = 1e-5
     temporal_patch_size: int = 1
 
     @classmethod
@@ -80,16 +74,6 @@ class MoonVitConfig:
             if holder.get(key, width) != width:
                 raise StartupError(f"config.json: `{key}` is {holder[key]!r}, but the network needs {width}.")
         return tower
-
-    @property
-    def norm_eps(self) -> float:
-        """The epsilon of the tower's norms."""
-        return 1e-5
-
-    @property
-    def kernel(self) -> tuple[int, ...]:
-        """Channels, height and width of a patch."""
-        return CHANNELS, self.patch_size, self.patch_size
 
 
 def _merge_size(vision: Mapping[str, Any]) -> int:

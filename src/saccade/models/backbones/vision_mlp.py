@@ -1,26 +1,12 @@
 """The MLP of vision towers. Shapes: P patches, E hidden size."""
 
-from typing import Protocol
-
 import torch
 from torch import nn
 
+from saccade.models.backbones.vision_config import VisionConfig
 from saccade.nn.layers import Linear
 from saccade.nn.ops import ACTIVATIONS
 from saccade.nn.parallel import Ranks
-
-
-class MlpConfig(Protocol):
-    """A tower's configuration."""
-
-    @property
-    def hidden_size(self) -> int: ...
-
-    @property
-    def intermediate_size(self) -> int: ...
-
-    @property
-    def activation(self) -> str: ...
 
 
 class VisionMlp(nn.Module):
@@ -28,7 +14,7 @@ class VisionMlp(nn.Module):
 
     names = ("fc1", "fc2")
 
-    def __init__(self, config: MlpConfig, ranks: Ranks) -> None:
+    def __init__(self, config: VisionConfig, ranks: Ranks) -> None:
         super().__init__()
         widths = config.hidden_size, config.intermediate_size
         self.add_module(self.names[0], Linear(*widths, split="outputs", ranks=ranks))

@@ -80,12 +80,8 @@ class TowerConfig(MergingConfig):
     """transformers 5.23, Glm4vVisionConfig."""
 
     image_size: Annotated[int, "image_size"]
-    rms_norm_eps: Annotated[float, "rms_norm_eps"]
+    norm_eps: Annotated[float, "rms_norm_eps"]
     attention_bias: Annotated[bool, "attention_bias"]
-
-    @property
-    def norm_eps(self) -> float:
-        return self.rms_norm_eps
 
     @property
     def side(self) -> int:

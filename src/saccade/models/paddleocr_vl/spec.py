@@ -10,8 +10,8 @@ from saccade.models.backbones.clip_config import ClipConfig
 from saccade.models.backbones.grid_spec import GridSpec
 from saccade.models.backbones.model_config import flag, section
 from saccade.models.backbones.text_config import COMMON, TextConfig, TextStyle, text_section
+from saccade.models.backbones.vision_config import MergingVisionConfig
 from saccade.models.paddleocr_vl import FAMILY
-from saccade.models.preprocessing.processor_config import CHANNELS
 from saccade.models.spec import IMAGE
 
 ERNIE = TextStyle(
@@ -51,22 +51,12 @@ SILENT_VISION: Mapping[str, Any] = MappingProxyType(
 """The defaults of transformers' PaddleOCRVisionConfig."""
 
 
-@dataclass(frozen=True)
-class TowerConfig(ClipConfig):
-    """SigLIP's tower for images of any size: *merge_size* squared patches become one token of *out_hidden_size*."""
+@dataclass(frozen=True, kw_only=True)
+class TowerConfig(ClipConfig, MergingVisionConfig):
+    """SigLIP's tower for images of any size."""
 
     merge_size: Annotated[int, "spatial_merge_size"]
     out_hidden_size: Annotated[int, "out_hidden_size"]
-
-    @property
-    def kernel(self) -> tuple[int, ...]:
-        """Channels, height and width of a patch."""
-        return CHANNELS, self.patch_size, self.patch_size
-
-    @property
-    def head_dim(self) -> int:
-        """Channels of one head."""
-        return self.hidden_size // self.num_heads
 
 
 @dataclass(frozen=True)

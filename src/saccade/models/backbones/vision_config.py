@@ -1,0 +1,37 @@
+"""What the configurations of all vision towers have. No torch."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from saccade.models.preprocessing.processor_config import CHANNELS
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisionConfig:
+    """A tower of *depth* blocks, with the keys of transformers' configurations. Patches have *patch_size* pixels."""
+
+    depth: Annotated[int, "num_hidden_layers"]
+    hidden_size: Annotated[int, "hidden_size"]
+    intermediate_size: Annotated[int, "intermediate_size"]
+    num_heads: Annotated[int, "num_attention_heads"]
+    patch_size: Annotated[int, "patch_size"]
+    activation: str
+    norm_eps: float
+
+    @property
+    def head_dim(self) -> int:
+        """Channels of one head."""
+        return self.hidden_size // self.num_heads
+
+    @property
+    def kernel(self) -> tuple[int, ...]:
+        """Channels, height and width of a patch; videos have frames after the channels."""
+        return CHANNELS, self.patch_size, self.patch_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergingVisionConfig(VisionConfig):
+    """A tower of which *merge_size* squared patches become one token of *out_hidden_size*."""
+
+    merge_size: int
+    out_hidden_size: int
