@@ -341,8 +341,6 @@ def test_key_serves_one_request(pair: Pair, tiny_qwen3_vl: Path) -> None:
 @table(
     "settings",
     [
-        {"role": "prefill"},
-        {"role": "both", "kv_transfer_bind": "127.0.0.1:0"},
         {"role": "decode", "tensor_parallel_size": 2},
         {"role": "decode", "record_steps": "/tmp/steps"},
         {"role": "decode", "seed": 1},

@@ -205,11 +205,6 @@ class EngineConfig(EngineSettings, SplitSettings):
 
     def _check_role(self) -> None:
         """Raise StartupError for a setting that a prefill/decode split does not support."""
-        if (self.kv_transfer_bind is not None) != (self.role == "prefill"):
-            raise StartupError(
-                f"The role is {self.role}: --kv-transfer-bind, where decode workers connect, is for --role prefill, "
-                "and needed there."
-            )
         if self.role == "both":
             return
         if self.tensor_parallel_size > 1:

@@ -94,23 +94,24 @@ class KvReceiver(KvConnector):
                 self._scheduler.fail(sample, WorkerFailed(SAMPLE_ENDED))
 
     def _take(self, prompt: _IncomingPrompt, event: Event) -> None:
+        """Handle an event; `settle` then cancels the transfer of a request that failed."""
         match event:
             case PromptComputed(_, prefilled):
                 prompt.prefilled = prefilled
                 if len(prefilled.first) != prompt.sequence.request.num_samples:
-                    self._fail(prompt, PeerFailed(OUT_OF_ORDER))
+                    self._scheduler.fail(prompt.sequence, PeerFailed(OUT_OF_ORDER))
             case PieceArrived(_, piece, content) if piece.is_state:
                 prompt.state = content
                 self.transfers.taken(prompt.key)
             case PieceArrived(_, piece):
                 if piece.start != prompt.next_block or not self._is_piece_of(prompt.sequence, piece):
-                    self._fail(prompt, PeerFailed(OUT_OF_ORDER))
+                    self._scheduler.fail(prompt.sequence, PeerFailed(OUT_OF_ORDER))
                     return
                 prompt.next_block = piece.stop
                 prompt.num_pending += 1
                 prompt.arrived.append(event)
             case TransferEnded():
-                self._fail(prompt, event.error)
+                self._scheduler.fail(prompt.sequence, event.error)
         self._complete_if_whole(prompt)
 
     def _is_piece_of(self, sequence: Sequence, piece: Piece) -> bool:
@@ -154,10 +155,6 @@ class KvReceiver(KvConnector):
                 prompt.num_pending -= 1
                 self.transfers.taken(prompt.key)
                 self._complete_if_whole(prompt)
-
-    def _fail(self, prompt: _IncomingPrompt, error: WorkerFailed) -> None:
-        # `settle` cancels the transfer of a sequence that has ended.
-        self._scheduler.fail(prompt.sequence, error)
 
     def _complete_if_whole(self, prompt: _IncomingPrompt) -> None:
         is_whole = prompt.next_block == len(prompt.sequence.block_table) and not prompt.num_pending

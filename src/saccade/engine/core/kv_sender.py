@@ -96,7 +96,8 @@ class KvSender(KvConnector):
 
     def keep(self, sequence: Sequence, logprob: TokenLogprob | None, reason: FinishReason | None, now: float) -> bool:
         """Note the first token of a sample. Return whether the sample ends only when its state is delivered."""
-        prompt = self._prompt_of(sequence)
+        kv_transfer = sequence.request.kv_transfer
+        prompt = self._prompts.get(kv_transfer.key) if isinstance(kv_transfer, SendKv) else None
         if prompt is None or reason is None:
             return False
         prompt.first[sequence.index] = FirstToken(sequence.token_ids[-1], logprob)
@@ -110,10 +111,6 @@ class KvSender(KvConnector):
             message = Prefilled(first, first_sample.num_cached_tokens or 0, first_sample.prompt_logprobs or [])
             self.transfers.prefilled(prompt.key, message)
         return sequence is prompt.sequence
-
-    def _prompt_of(self, sequence: Sequence) -> _OutgoingPrompt | None:
-        kv_transfer = sequence.request.kv_transfer
-        return self._prompts.get(kv_transfer.key) if isinstance(kv_transfer, SendKv) else None
 
     def _take(self, prompt: _OutgoingPrompt, event: Event) -> None:
         match event:

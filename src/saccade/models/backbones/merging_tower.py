@@ -16,11 +16,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from saccade.models.backbones.decoder import Norm
+from saccade.models.backbones.decoder import GatedMlp, Norm
 from saccade.models.backbones.vision_config import MergingVisionConfig
 from saccade.models.backbones.vision_mlp import VisionMlp
 from saccade.nn.context import PackedLayout, VisionAttentionBackend
-from saccade.nn.layers import Layer, LayerNorm, Linear
+from saccade.nn.layers import LayerNorm, Linear
 from saccade.nn.ops import ACTIVATIONS, GELU
 from saccade.nn.parallel import ALONE, Ranks
 from saccade.nn.rope import cos_sin_pairs, inverse_frequencies
@@ -75,25 +75,17 @@ class TowerMlp(VisionMlp):
     names = ("linear_fc1", "linear_fc2")
 
 
-class GatedTowerMlp(Layer):
-    """down(activation(gate(x)) * up(x))."""
+class GatedTowerMlp(GatedMlp):
+    """A gated MLP of the size of the tower's configuration."""
 
     def __init__(self, config: MergingVisionConfig, ranks: Ranks) -> None:
-        super().__init__()
         width, bias = self.shape(config)
-        self.gate_up_proj = Linear(config.hidden_size, (width, width), bias, split="outputs", ranks=ranks)
-        self.down_proj = Linear(width, config.hidden_size, bias, split="inputs", ranks=ranks)
-        self.activation = ACTIVATIONS[config.activation]
+        super().__init__(config.hidden_size, width, ranks, bias=bias, activation=ACTIVATIONS[config.activation])
 
     @staticmethod
     def shape(config: Any) -> tuple[int, bool]:
-        """Return the number of gated channels, and whether there are biases."""
+        """Return the inner width, and whether there are biases."""
         return config.intermediate_size, True
-
-    def add_to(self, residual_PE: torch.Tensor, x_PE: torch.Tensor) -> torch.Tensor:
-        """Return *residual_PE* plus the MLP of *x_PE*."""
-        gated = self.ops.gated_activation(self.gate_up_proj(x_PE), self.activation)
-        return self.down_proj.add_to(residual_PE, gated)
 
 
 class VisionBlock(nn.Module):

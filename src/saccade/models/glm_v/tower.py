@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from saccade.models.backbones.decoder import GatedMlp
 from saccade.models.backbones.merging_tower import GatedTowerMlp, LearnedMetadata, LearnedTower, MergingTower
 from saccade.models.glm_v.spec import TowerConfig
 from saccade.models.preprocessing.processor_config import CHANNELS
-from saccade.nn.layers import Layer, LayerNorm, Linear, RMSNorm
+from saccade.nn.layers import LayerNorm, Linear, RMSNorm
 from saccade.nn.ops import ACTIVATIONS, GELU
 from saccade.nn.parallel import ALONE, Ranks
 from saccade.nn.vision import PackedSelfAttention, PairedSelfAttention, PatchEmbedding, bicubic_taps
@@ -37,23 +38,19 @@ class Downsample(nn.Module):
         return self.proj(squares.transpose(1, 2).flatten(1))  # type: ignore[no-any-return]
 
 
-class Merger(Layer):
+class Merger(GatedMlp):
     """Downsampled patches through a matrix, a norm and a gated MLP of *width* channels."""
 
     def __init__(self, config: TowerConfig, width: int, ranks: Ranks) -> None:
-        super().__init__()
         hidden = config.out_hidden_size
+        super().__init__(hidden, width, ranks, activation=ACTIVATIONS[config.activation])
         self.downsample = Downsample(config)
         self.proj = Linear(hidden, hidden, bias=False)
         self.post_projection_norm = LayerNorm(hidden, MERGER_EPS)
-        self.gate_up_proj = Linear(hidden, (width, width), bias=False, split="outputs", ranks=ranks)
-        self.down_proj = Linear(width, hidden, bias=False, split="inputs", ranks=ranks)
-        self.activation = ACTIVATIONS[config.activation]
 
     def forward(self, x_PE: torch.Tensor) -> torch.Tensor:
         """Map [P, E] to [U, X]."""
-        x_UX = GELU(self.post_projection_norm(self.proj(self.downsample(x_PE))))
-        return self.down_proj(self.ops.gated_activation(self.gate_up_proj(x_UX), self.activation))  # type: ignore[no-any-return]
+        return super().forward(GELU(self.post_projection_norm(self.proj(self.downsample(x_PE)))))
 
 
 class TowerMlp(GatedTowerMlp):
