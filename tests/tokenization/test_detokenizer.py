@@ -75,7 +75,7 @@ def test_stop_strings(text: str, stop: tuple[str, ...], shown: str, tokenizer: T
     whole = Detokenizer(tokenizer, TextRules(stop))
     assert "".join(one_by_one) == shown
     assert whole.push(tokenizer.encode_text(text)) + whole.finish() == shown
-    assert whole.stopped == (shown != text)
+    assert (whole.stop is not None) == (shown != text)
 
 
 @ours
@@ -101,7 +101,7 @@ def test_nothing_is_taken_after_a_stop_string(tokenizer: Tokenizer) -> None:
     detokenizer = Detokenizer(tokenizer, TextRules(("b",)))
     token_ids = [tokenizer.encode_text(character)[0] for character in "abc"]
     assert detokenizer.push(token_ids) == "a"
-    assert (detokenizer.num_tokens, detokenizer.stopped) == (2, True)
+    assert (detokenizer.num_tokens, detokenizer.stop is not None) == (2, True)
     assert detokenizer.push(token_ids) + detokenizer.finish() == ""
 
 

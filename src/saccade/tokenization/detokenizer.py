@@ -219,16 +219,11 @@ class Detokenizer:
         self.num_tokens = 0
         self.num_others = 0
 
-    @property
-    def stopped(self) -> bool:
-        """Whether a stop string has ended the text."""
-        return self.stop is not None
-
     def push(self, token_ids: Iterable[int]) -> str:
         """Take more tokens and return the text that is now final. After a stop string, tokens are ignored."""
         text = ""
         for token_id in token_ids:
-            if self.stopped:
+            if self.stop is not None:
                 break
             self.num_tokens += 1
             is_known = 0 <= token_id < self._num_known
@@ -238,11 +233,11 @@ class Detokenizer:
 
     def finish(self) -> str:
         """Return the text that was held back, at the end of the answer."""
-        if self.stopped:
+        if self.stop is not None:
             return ""
         text = self._release(self._stream.finish()) + self._pending
         self._pending = ""
-        return "" if self.stopped else text
+        return text if self.stop is None else ""
 
     def _release(self, text: str) -> str:
         if not self._stops:

@@ -80,7 +80,8 @@ class Relay:
 
     def described(self) -> Description:
         """Return the engine's description. Raises Refused until the engine is ready, and after drain()."""
-        self._check_open()
+        if self.draining:
+            raise Refused(grpc.StatusCode.UNAVAILABLE, SHUTTING_DOWN)
         if self.description is None or not self.serving.is_set():
             raise Refused(grpc.StatusCode.UNAVAILABLE, "The engine is starting.")
         return self.description
@@ -89,17 +90,11 @@ class Relay:
         return self._encoder.encode(self.described())
 
     def open(self, frames: Frames | None = None) -> GatewayStream:
-        """Return a new connection to *frames*. Raises Refused until the engine is ready, and after drain()."""
-        self._check_open()
-        if not self.serving.is_set():
-            raise Refused(grpc.StatusCode.UNAVAILABLE, "The engine is starting.")
+        """Return a new connection to *frames*. Raises Refused as described() does."""
+        self.described()
         connection = GatewayStream(next(self._numbers), frames)
         self._connections[connection.number] = connection
         return connection
-
-    def _check_open(self) -> None:
-        if self.draining:
-            raise Refused(grpc.StatusCode.UNAVAILABLE, SHUTTING_DOWN)
 
     def drain(self) -> None:
         """Take no new requests; *idle* is set when the engine has no request left or has ended."""

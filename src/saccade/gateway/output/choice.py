@@ -246,7 +246,7 @@ class GeneratedChoice:
         chunk = self._read(token_ids, is_last=delta.finish_reason is not None)
         if delta.finish_reason is not None:
             self.finish_reason = delta.finish_reason.value
-        if self._has_ended:
+        if self._detokenizer.stop is not None or (self._tool_calls is not None and self._tool_calls.is_full):
             self.finish_reason = FinishReason.STOP.value
         else:
             self._num_hidden_tokens += len(delta.token_ids) - len(token_ids)
@@ -290,14 +290,9 @@ class GeneratedChoice:
         for place in range(len(token_ids)):
             chunk = self._read_together(token_ids[place : place + 1], is_last and place == len(token_ids) - 1)
             reasoning, content, calls = reasoning + chunk.reasoning, content + chunk.content, [*calls, *chunk.calls]
-            if self._has_ended:
+            if self._detokenizer.stop is not None or (self._tool_calls is not None and self._tool_calls.is_full):
                 break
         return Chunk(self, reasoning, content, calls)
-
-    @property
-    def _has_ended(self) -> bool:
-        """Whether a stop string, or the only call that it may have, has ended the choice."""
-        return self._detokenizer.stopped or (self._tool_calls is not None and self._tool_calls.is_full)
 
     def _read_together(self, token_ids: Sequence[int], is_last: bool) -> Chunk:
         reasoning = ""
@@ -321,7 +316,7 @@ class GeneratedChoice:
                 continue
             self._detokenizer.num_others = self._num_others
             content += reader.separator.push(self._detokenizer.push(piece))
-            if self._detokenizer.stopped:
+            if self._detokenizer.stop is not None:
                 # The answer ends before the rest of the pieces.
                 return Chunk(self, reasoning, content + reader.separator.finish(), calls)
         self._detokenizer.num_others = self._num_others

@@ -36,7 +36,7 @@ class StopSearch:
             self._text += self._detokenizer.finish()
         match = next((stop for stop in self._stops if self._text.endswith(stop)), "")
         self._text = self._text[-len(self._stops[0]) :]
-        return StopMatch(match, self._detokenizer.num_tokens - before) if self._detokenizer.stopped else None
+        return StopMatch(match, self._detokenizer.num_tokens - before) if self._detokenizer.stop is not None else None
 
 
 @dataclass
