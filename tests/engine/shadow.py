@@ -201,8 +201,6 @@ class ShadowExecutor:
             self._receive(receive)
         failed = self._encode(step)
         self._attend(step)
-        for move in step.save:
-            self._checkpoints[move.checkpoint] = self._states[move.row]
         sent = tuple(
             _content(self._slots, send.blocks)
             + _content(self._window_slots, send.window_blocks)
@@ -298,7 +296,7 @@ class ShadowExecutor:
         for chunk in step.chunks:
             context = self._context(chunk.row, chunk.start)
             assert not self._is_recurrent or self._states[chunk.row] == context, "a state is not that of its context"
-            kept = []
+            kept, saves = [], {save.num_tokens: save.checkpoint for save in chunk.saves}
             for place, (token_id, pixel) in enumerate(self._inputs(chunk), chunk.start):
                 context = digest(context, token_id, pixel)
                 if self._window_blocks is not None:
@@ -307,6 +305,9 @@ class ShadowExecutor:
                 assert written.setdefault(slot, context) == context, "two rows write one slot"
                 self._slots[slot] = context
                 kept.append(context)
+                if (checkpoint := saves.pop(len(kept), None)) is not None:
+                    self._checkpoints[checkpoint] = context
+            assert not saves, "a state is saved after more tokens than there are"
             self._states[chunk.row] = context
             self._kept[chunk.row] = kept[:-1] if chunk.num_proposed else []
 

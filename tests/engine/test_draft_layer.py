@@ -220,10 +220,15 @@ def test_recorded_drafts_are_replayed_equal(right: Path, tmp_path: Path) -> None
 def test_two_ranks_draft_as_one(name: str, network_folder: Callable[[str], Path]) -> None:
     folder = network_folder(name)
     requests = [engines.request(folder, parts, str(number), number, max_tokens=8) for number, parts in enumerate(PARTS)]
-    with engines.on_ranks(folder, speculative_config=THREE, max_num_batched_tokens=24) as subject:
+    # It resumes at a state that is kept within the first chunk of another.
+    then = msgspec.structs.replace(requests[0], request_id="then", token_ids=[*requests[0].token_ids[:17], 3])
+    settings: dict[str, Any] = {"max_num_batched_tokens": 80, "state_snapshot_blocks": 1}
+    with engines.on_ranks(folder, speculative_config=THREE, **settings) as subject:
         drafts = noted(subject)
         answers = engines.drain(subject, *requests).answers
-    check(folder, requests, answers, drafts)
+        answers |= engines.drain(subject, then).answers
+    assert answers["then"].num_cached_tokens == 16
+    check(folder, [*requests, then], answers, drafts)
 
 
 @pytest.mark.ci

@@ -15,6 +15,7 @@ from saccade.engine.core.step import (
     RowStart,
     SamplingInput,
     StateMove,
+    StateSave,
     StepInput,
     TableChange,
 )
@@ -58,8 +59,8 @@ def prefill() -> tuple[StepInput, SamplingInput]:
         for row, length in enumerate(lengths)
     )
     chunks = tuple(
-        Chunk(chunk.row, 0, chunk.num_tokens, (chunk.token_ids or ())[: chunk.num_tokens], draws=True)
-        for chunk in chunks
+        Chunk(chunk.row, 0, chunk.num_tokens, (chunk.token_ids or ())[: chunk.num_tokens], draws=True, saves=saves)
+        for chunk, saves in zip(chunks, ((), (StateSave(16, 0), StateSave(17, 1)), (), ()), strict=True)
     )
     return StepInput(1, started=started, tables=tables, chunks=chunks), sampling(1, PromptScores(1, 2, (4, 5, 6), 2))
 

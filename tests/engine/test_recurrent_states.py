@@ -77,7 +77,7 @@ def check(oracle: Oracle, subject: Engine, *asked: EngineRequest, **options: Any
     return outcome
 
 
-@pytest.mark.parametrize("chunk", [7, 64])
+@pytest.mark.parametrize("chunk", [7, 50, 2048])
 def test_prefixes_resume_from_checkpoints(folder: Path, oracle: Oracle, chunk: int) -> None:
     subject = engine(folder, max_num_batched_tokens=chunk)
     check(oracle, subject, prompt(folder, 100))

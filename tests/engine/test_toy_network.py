@@ -154,14 +154,14 @@ def test_a_reset_forgets_every_kind(model: LoadedModel) -> None:
 
 
 def test_executors_that_get_the_same_steps_hold_the_same(model: LoadedModel) -> None:
-    settings = {"num_blocks": 12, "max_num_batched_tokens": 24, "num_state_snapshots": 3}
+    settings = {"num_blocks": 12, "max_num_batched_tokens": 40, "num_state_snapshots": 3, "state_snapshot_blocks": 1}
     subject, twin = engine(model, **settings), engine(model, **settings)
     steps = steps_of(subject)
     check(model, subject, *(request(length, seed=1) for length in LENGTHS))
     check(model, subject, *(request(length, seed=1, num_samples=2, temperature=1.0) for length in (50, 90)))
     moves = [msgspec.msgpack.decode(step, type=StepInput) for step, _, _ in steps]
     assert any(step.restore for step in moves)
-    assert any(step.save for step in moves)
+    assert any(len(chunk.saves) > 1 for step in moves for chunk in step.chunks)
     assert subject.load().preemptions_total > 0
     for step, sampling, output in steps:
         engines.local(twin).launch(

@@ -141,9 +141,20 @@ class Network(nn.Module):
     def _recurrent(self, x_NE: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         state = context.kv_caches[2]
         assert isinstance(state, RecurrentState)
+        layout, outputs_ND = context.layout, x_NE.new_empty((len(x_NE), D))
+        for one in layout.turns:
+            outputs_ND[one.tokens] = self._remember(x_NE[one.tokens], state, one.rows, one.lengths)
+            state.keep(one)
+        if not layout.turns:
+            outputs_ND = self._remember(x_NE, state, layout.rows, layout.query_lengths)
+        return functional.linear(outputs_ND, self.recurrent_o)
+
+    def _remember(
+        self, x_NE: torch.Tensor, state: RecurrentState, rows: torch.Tensor, lengths: tuple[int, ...]
+    ) -> torch.Tensor:
         live, previous = state.live
-        rows, outputs = context.layout.rows, []
-        for number, span in enumerate(_spans(context.layout.query_lengths)):
+        outputs = []
+        for number, span in enumerate(_spans(lengths)):
             row = rows[number : number + 1]
             memory_DD, last_E = live.index_select(0, row)[0], previous.index_select(0, row)[0]
             for x_E in x_NE[span]:
@@ -154,7 +165,7 @@ class Network(nn.Module):
                 last_E = x_E
             live.index_copy_(0, row, memory_DD[None])
             previous.index_copy_(0, row, last_E[None])
-        return functional.linear(torch.stack(outputs), self.recurrent_o)
+        return torch.stack(outputs)
 
 
 def _spans(lengths: tuple[int, ...]) -> Iterator[slice]:

@@ -48,8 +48,8 @@ class LatentCache(NamedTuple):
 class RecurrentState(NamedTuple):
     """One layer's recurrent states: *live* [rows, ...] and *checkpoints* [num_checkpoints, ...] of each of its tensors.
 
-    A layer reads and writes the live states of PagedLayout.rows, and does not use the checkpoints. In a step with
-    proposals it keeps states in the *trail* [num_proposed, rows, ...], from one of which the row goes on.
+    A layer reads and writes the live states of PagedLayout.rows. After each turn it keeps some: of proposals in the
+    *trail* [num_proposed, rows, ...], from one of which the row goes on, and others in checkpoints.
     """
 
     live: tuple[torch.Tensor, ...]
@@ -57,10 +57,12 @@ class RecurrentState(NamedTuple):
     trail: tuple[torch.Tensor, ...]
 
     def keep(self, turn: "Turn") -> None:
-        """Keep the states of a turn's rows that have more tokens."""
-        for live, trail in zip(self.live, self.trail, strict=True):
+        """Keep the states of rows that have more tokens after a turn."""
+        for live, checkpoints, trail in zip(self.live, self.checkpoints, self.trail, strict=True):
             if turn.number < len(trail):
                 trail[turn.number].index_copy_(0, turn.kept_rows, live.index_select(0, turn.kept_rows))
+            if len(turn.checkpoints):
+                checkpoints.index_copy_(0, turn.checkpoints, live.index_select(0, turn.saved_rows))
 
 
 LayerCache = KvCache | LatentCache | RecurrentState
@@ -87,10 +89,10 @@ SCALED = Scoring()
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Tokens whose recurrent states are updated together; those of proposals take turns, so that each state is kept.
+    """Tokens whose recurrent states are updated together: of each sequence those up to the next state to keep.
 
-    *tokens* int64 are the places in the step of whole sequences, or of token *number* of those with proposals, single
-    tokens first. *rows* int64 and *lengths* are their rows and lengths. *kept_rows* int64 have more tokens.
+    *tokens* int64 are their places in the step, single ones first. *rows* int64 and *lengths* are those of the
+    sequences. *kept_rows* int64 have more proposals. The states of *saved_rows* int64 go to *checkpoints* int64.
     """
 
     number: int
@@ -98,6 +100,8 @@ class Turn:
     rows: torch.Tensor
     lengths: tuple[int, ...]
     kept_rows: torch.Tensor
+    saved_rows: torch.Tensor
+    checkpoints: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)

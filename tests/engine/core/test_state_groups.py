@@ -14,7 +14,8 @@ from saccade.engine.core.kv.state_checkpoints import StateCheckpoints
 from saccade.engine.core.planning import plan_step
 from saccade.engine.core.schedule import Schedule
 from saccade.engine.core.scheduler import Scheduler
-from saccade.engine.core.sequence import Sequence
+from saccade.engine.core.sequence import Sequence, row_of
+from saccade.engine.core.step import StateSave
 from saccade.protocol.output import FinishReason
 
 State = tuple[int, ...]
@@ -30,7 +31,7 @@ class Player:
         self.subject: Scheduler = scheduling.scheduler(checkpoints=self.group, **budgets)
         self.live: dict[int, State] = {}
         self.checkpoints: dict[int, State] = {}
-        self.saving: dict[int, int] = {}
+        self.saving: dict[int, tuple[StateSave, ...]] = {}
         self.num_saved = 0
 
     def step(self) -> Schedule:
@@ -40,23 +41,24 @@ class Player:
         started = [owner for owner in step.chunks if owner.row is None]
         for owner in started:
             self.live[self.subject.rows.start(owner).row] = ()
-        stops = {owner: owner.num_computed_tokens + num_tokens for owner, num_tokens in step.chunks.items()}
-        restore, save = self.group.moves(started, stops)
+        restore, saves = self.group.moves(started, step.chunks)
         assert {move.row for move in restore} <= {owner.row for owner in started}
         for move in restore:
             self.live[move.row] = self.checkpoints[move.checkpoint]
-        self.saving = {move.row: move.checkpoint for move in save}
-        self.num_saved += len(save)
-        assert not {move.checkpoint for move in restore} & set(self.saving.values())
-        assert len(set(self.saving.values())) == len(save)
+        self.saving = {row_of(owner): found for owner, found in saves.items()}
+        saved = [save.checkpoint for found in saves.values() for save in found]
+        self.num_saved += len(saved)
+        assert not {move.checkpoint for move in restore} & set(saved)
+        assert len(set(saved)) == len(saved)
 
     def _compute(self, sequence: Sequence, num_tokens: int) -> None:
         row, first = sequence.row, sequence.num_computed_tokens
         assert row is not None
         self.live[row] += tuple(sequence.token_ids[first : first + num_tokens])
         assert list(self.live[row]) == sequence.token_ids[: first + num_tokens]
-        if row in self.saving:
-            self.checkpoints[self.saving[row]] = self.live[row]
+        for save in self.saving.get(row, ()):
+            assert 0 < save.num_tokens <= num_tokens
+            self.checkpoints[save.checkpoint] = self.live[row][: first + save.num_tokens]
 
     def num_cached(self, tokens: Ordered[int], max_tokens: int = 1) -> int:
         """Answer *tokens* and return how many of them were not computed."""
@@ -109,6 +111,27 @@ def test_tokens_whose_state_was_evicted_are_counted() -> None:
     assert (load.between_states_tokens_total, load.evicted_state_tokens_total) == (0, 4 * BLOCK)
 
 
+def test_one_step_saves_the_states_of_a_whole_prompt() -> None:
+    player = Player(interval=2, num_checkpoints=99, tokens=100)
+    player.subject.add(scheduling.of(range(7 * BLOCK + 1), (), arrival=1, max_tokens=1))
+    assert lengths(player.step()) == {1: 7 * BLOCK + 1}
+    assert player.num_saved == 4
+    prompts = [[*range(count * BLOCK), *[200 + count] * BLOCK] for count in range(1, 8)]
+    assert [player.num_cached(prompt) // BLOCK for prompt in prompts] == [0, 2, 2, 4, 4, 6, 7]
+
+
+def test_few_checkpoints_are_for_the_last_states_of_each_prompt() -> None:
+    player = Player(interval=1, num_checkpoints=4, tokens=100)
+    for arrival in (1, 2):
+        player.subject.add(scheduling.of([arrival] * (5 * BLOCK + 1), (), arrival, max_tokens=1))
+    player.step()
+    for arrival in (1, 2):
+        for count in (3, 4, 5):
+            owner = scheduling.of([arrival] * (count * BLOCK) + [9], (), arrival=9)
+            missing = player.subject.block_manager.num_missing_tokens(owner) - 1
+            assert missing == (3 * BLOCK if count == 3 else 0)
+
+
 def test_existing_checkpoint_is_not_saved_again() -> None:
     player = Player(interval=100, tokens=100)
     for arrival in (1, 2):
@@ -135,9 +158,9 @@ def test_the_cost_of_saving_is_linear() -> None:
 
         before = sys.gettrace()
         sys.settrace(count)
-        _, save = group.moves([], dict.fromkeys(owners, BLOCK))
+        _, saves = group.moves([], dict.fromkeys(owners, BLOCK))
         sys.settrace(before)
-        assert len({move.checkpoint for move in save}) == num_sequences
+        assert len({save.checkpoint for found in saves.values() for save in found}) == num_sequences
         return num_run
 
     assert num_lines(64) < 10 * num_lines(8)
@@ -150,7 +173,7 @@ def test_a_checkpoint_stays_until_it_is_restored() -> None:
     assert [player.num_cached(prompt) for prompt in prompts] == [0, 0]
     for arrival, prompt in enumerate(prompts):
         player.subject.add(scheduling.of([*prompt, *[7] * BLOCK], (), arrival))
-    assert lengths(player.step()) == {0: BLOCK, 1: BLOCK}
+    assert lengths(player.step()) == {0: BLOCK + 1, 1: BLOCK + 1}
     assert player.num_saved == 2
 
 
@@ -184,8 +207,8 @@ def test_failed_step_saves_no_checkpoint() -> None:
         step = plan_step(subject)
         assert owner.num_cached_tokens == 0
         subject.rows.start(owner)
-        _, save = group.moves([owner], step.chunks)
-        assert [move.checkpoint for move in save] == [0]
+        _, saves = group.moves([owner], step.chunks)
+        assert [save.checkpoint for save in saves[owner]] == [0]
         subject.end(owner, FinishReason.ABORT)
 
 

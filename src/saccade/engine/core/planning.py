@@ -156,8 +156,8 @@ class _Planner:
         if num_tokens > room:
             shares = later is not None and self._is_before_shorter(sequence, later)
             num_tokens = -(-room // 2) if shares else room
-        if num_tokens > 1 or sequence.num_steps_in_flight:
-            num_tokens = scheduler.block_manager.chunk(sequence, num_tokens)
+        if sequence.num_steps_in_flight and scheduler.block_manager.awaits_tokens(sequence, num_tokens):
+            return
         if sequence.images and num_tokens > num_planned:
             num_tokens = scheduler.encoder_scheduler.plan(sequence, num_tokens, schedule)
             if scheduler.budgets.whole_images:
@@ -208,7 +208,7 @@ class _Planner:
         for sequence in decodes:
             proposal = speculation.proposal(sequence, room)
             num_proposed = 0 if proposal is None else len(proposal.token_ids)
-            if proposal is None or scheduler.block_manager.chunk(sequence, 1 + num_proposed) <= num_proposed:
+            if proposal is None or scheduler.block_manager.awaits_tokens(sequence, 1 + num_proposed):
                 continue  # A state that is kept for others must not contain proposals.
             extend = scheduler.block_manager.extend
             if extend(sequence, num_proposed + speculation.num_drafted) or extend(sequence, num_proposed):

@@ -61,13 +61,20 @@ class MediaSlice(msgspec.Struct, frozen=True, array_like=True):
     stop: int
 
 
+class StateSave(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A copy of a row's recurrent states, as they are after the first *num_tokens* of its chunk, to a checkpoint."""
+
+    num_tokens: int
+    checkpoint: int
+
+
 class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Tokens [start, start + num_tokens) of a row's sequence, to compute in this step.
 
     *token_ids* is None for the one token that was last sampled for this row. *positions* are int32 [3, num_tokens] in
     the machine's byte order; empty if every token's position is its index + the row's position_delta. With *draws*, the
     step samples a token after the last one. The last *num_proposed* tokens are proposals, which may be wrong: the step
-    samples a token after each of them, and after the token before them.
+    samples a token after each of them, and after the token before them. *saves* are in order of their tokens.
     """
 
     row: int
@@ -78,6 +85,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
     media: tuple[MediaSlice, ...] = ()
     draws: bool = False
     num_proposed: int = 0
+    saves: tuple[StateSave, ...] = ()
 
     @property
     def num_draws(self) -> int:
@@ -85,7 +93,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class StateMove(msgspec.Struct, frozen=True, array_like=True):
-    """A copy of a row's recurrent states from or to a checkpoint, or from the kept state of that number."""
+    """A copy of a row's recurrent states from a checkpoint, or from the kept state of that number."""
 
     row: int
     checkpoint: int
@@ -119,9 +127,9 @@ class StepInput(msgspec.Struct, frozen=True):
 
     *drop* may name outputs that were never made. *restore* initialises rows of *started* from checkpoints; the other
     started rows have zeroed recurrent states. *rewind* takes rows back to a state that their last chunk kept: one with
-    proposals keeps, as number i, the states after each token i but the last. *save* copies the states at the end of the
-    rows' chunks to checkpoints. Earlier steps, or this one, must have computed the state that *send* names. *drafts*
-    are the numbers of draws after which drafts of further tokens may help; networks with a draft layer make them.
+    proposals keeps, as number i, the states after each token i but the last. Earlier steps, or this one, must have
+    computed the state that *send* names. *drafts* are the numbers of draws after which drafts of further tokens may
+    help; networks with a draft layer make them.
     """
 
     number: int
@@ -133,7 +141,6 @@ class StepInput(msgspec.Struct, frozen=True):
     rewind: tuple[StateMove, ...] = ()
     images: tuple[EncoderInput, ...] = ()
     chunks: tuple[Chunk, ...] = ()
-    save: tuple[StateMove, ...] = ()
     receive: tuple[KvReceive, ...] = ()
     send: tuple[KvSend, ...] = ()
     drafts: tuple[int, ...] = ()

@@ -13,7 +13,7 @@ import numpy as np
 from saccade.engine.core.encoder_cache import EncoderCache
 from saccade.engine.core.grammar_matcher import add_ids, no_words
 from saccade.engine.core.images import EncoderKey
-from saccade.engine.core.kv.state_checkpoints import Moves, StateCheckpoints
+from saccade.engine.core.kv.state_checkpoints import Moves, Saves, StateCheckpoints
 from saccade.engine.core.schedule import NO_COPIES, KvCopies, Schedule
 from saccade.engine.core.seeds import uniforms
 from saccade.engine.core.sequence import WINDOW, Sequence, row_of
@@ -30,6 +30,7 @@ from saccade.engine.core.step import (
     RowStart,
     SamplingInput,
     StateMove,
+    StateSave,
     StepInput,
     TableChange,
 )
@@ -107,14 +108,14 @@ class StepBuilder:
         for owner in starting:
             owner.received_state = b""
         tables = tuple(table_changes(owners))
-        chunks = tuple(self._chunk(owner, schedule) for owner in owners)
+        restore, saves = self._state_moves(starting, schedule)
+        chunks = tuple(self._chunk(owner, schedule, saves.get(owner, ())) for owner in owners)
         draws = [(owner, chunk.num_draws) for owner, chunk in zip(owners, chunks, strict=True) if chunk.draws]
         drawing = tuple(owner for owner, num_draws in draws for _ in range(num_draws))
         counts = tuple(row_counts(owner) for owner, _ in draws if owner.penalised and not owner.has_drawn)
         for owner, num_draws in draws:
             # With proposals, any of the tokens that are drawn may be the last.
             owner.has_drawn = num_draws == 1
-        restore, save = self._state_moves(starting, schedule)
         step = StepInput(
             number=self._num_steps,
             drop=self._encoder_cache.take_dropped(),
@@ -125,7 +126,6 @@ class StepBuilder:
             rewind=() if self._checkpoints is None else _take_rewinds(owners),
             images=tuple(self._image(key, pixels) for key, pixels in schedule.encode.items()),
             chunks=chunks,
-            save=save,
             receive=(*copies.receive, *states),
             send=copies.send,
             drafts=tuple(draw for draw, owner in enumerate(drawing) if owner.takes_drafts),
@@ -135,11 +135,8 @@ class StepBuilder:
         sampling = sampling_input(self._num_steps, drawing, tuple(scores for _, scores in prompts), masks, counts)
         return PlannedStep(step, sampling, drawing, tuple(owner for owner, _ in prompts))
 
-    def _state_moves(self, starting: Iterable[Sequence], schedule: Schedule) -> tuple[Moves, Moves]:
-        if self._checkpoints is None:
-            return (), ()
-        stops = {owner: owner.num_launched_tokens + num_tokens for owner, num_tokens in schedule.chunks.items()}
-        return self._checkpoints.moves(starting, stops)
+    def _state_moves(self, starting: Iterable[Sequence], schedule: Schedule) -> tuple[Moves, Saves]:
+        return ((), {}) if self._checkpoints is None else self._checkpoints.moves(starting, schedule.chunks)
 
     def _masks(self, draws: Iterable[tuple[Sequence, int]], schedule: Schedule) -> Iterator[DrawMask]:
         """Yield the masks of the step's draws, which are given by their sequences and numbers."""
@@ -159,21 +156,22 @@ class StepBuilder:
     def _image(self, key: EncoderKey, pixels: bytes) -> EncoderInput:
         return EncoderInput(self._encoder_cache.output_id(key), key.modality, key.grid, key.original_size, pixels)
 
-    def _chunk(self, sequence: Sequence, schedule: Schedule) -> Chunk:
+    def _chunk(self, sequence: Sequence, schedule: Schedule, saves: tuple[StateSave, ...]) -> Chunk:
         start, num_tokens = sequence.num_launched_tokens, schedule.chunks[sequence]
         stop = start + num_tokens
         row, draws = row_of(sequence), stop == sequence.num_expected_tokens
         if proposal := schedule.proposals.get(sequence):
             token_ids = (sequence.token_ids[-1], *proposal.token_ids)
-            return Chunk(row, start, num_tokens, token_ids, draws=True, num_proposed=num_tokens - 1)
+            return Chunk(row, start, num_tokens, token_ids, draws=True, num_proposed=num_tokens - 1, saves=saves)
         if num_tokens == 1 and draws and sequence.has_drawn:
-            return Chunk(row, start, 1, None, draws=True)
+            return Chunk(row, start, 1, None, draws=True, saves=saves)
         positions = b""
         media: tuple[MediaSlice, ...] = ()
         if sequence.runs and start < sequence.runs[-1].start + sequence.runs[-1].length:
             positions = sequence.positions.slice(start, stop).astype(np.int32).tobytes()
             media = tuple(self._media(sequence, start, stop))
-        return Chunk(row, start, num_tokens, tuple(sequence.token_ids[start:stop]), positions, media, draws)
+        token_ids = tuple(sequence.token_ids[start:stop])
+        return Chunk(row, start, num_tokens, token_ids, positions, media, draws, saves=saves)
 
     def _media(self, sequence: Sequence, start: int, stop: int) -> Iterable[MediaSlice]:
         for run, image in sequence.media_between(start, stop):

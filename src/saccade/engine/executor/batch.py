@@ -224,20 +224,44 @@ def as_decodes(chunks: Ordered[Chunk]) -> Ordered[Chunk]:
     return [*(chunk for chunk in chunks if chunk.num_tokens == 1), *singles]
 
 
+class _Part(NamedTuple):
+    """Tokens [first, stop) of a chunk, which begins at *start* in the step."""
+
+    chunk: Chunk
+    start: int
+    first: int
+    stop: int
+
+
 def _turns(chunks: Ordered[Chunk], starts: Ints, device: torch.device) -> Iterator[Turn]:
-    """Yield the turns of recurrent states: one for each token of the longest chunk with proposals; none without any."""
-    for number in range(max((chunk.num_tokens for chunk in chunks if chunk.num_proposed), default=0)):
-        members = [
-            (chunk, start + number, 1 if chunk.num_proposed else chunk.num_tokens)
-            for chunk, start in zip(chunks, starts.tolist(), strict=True)
-            if (number < chunk.num_tokens if chunk.num_proposed else number == 0)
+    """Yield turns of recurrent states: chunks up to the first state to keep, and so on; none without such states."""
+    ends = [_ends(chunk) for chunk in chunks]
+    num_turns = max(map(len, ends))
+    for number in range(num_turns if num_turns > 1 else 0):
+        parts = [
+            _Part(chunk, start, stops[number - 1] if number else 0, stops[number])
+            for chunk, start, stops in zip(chunks, starts.tolist(), ends, strict=True)
+            if number < len(stops)
         ]
-        members.sort(key=lambda member: member[2] > 1)
-        tokens = np.concatenate([np.arange(start, start + length) for _, start, length in members])
-        rows = np.array([chunk.row for chunk, _, _ in members], np.int64)
-        kept_rows = np.array([c.row for c, _, _ in members if c.num_proposed and number + 1 < c.num_tokens], np.int64)
-        on_device = transfer([tokens, rows, kept_rows], device)
-        yield Turn(number, on_device[0], on_device[1], tuple(length for _, _, length in members), on_device[2])
+        parts.sort(key=lambda part: part.stop - part.first > 1)
+        unfinished = [part for part in parts if part.stop < part.chunk.num_tokens]
+        saves = [(one, save) for one in unfinished for save in one.chunk.saves if save.num_tokens == one.stop]
+        tokens = np.concatenate([np.arange(part.start + part.first, part.start + part.stop) for part in parts])
+        on_device = transfer([tokens, *(np.array(indices, np.int64) for indices in (
+            [part.chunk.row for part in parts],
+            [part.chunk.row for part in unfinished if part.chunk.num_proposed],
+            [part.chunk.row for part, _ in saves],
+            [save.checkpoint for _, save in saves],
+        ))], device)  # fmt: skip
+        lengths = tuple(part.stop - part.first for part in parts)
+        yield Turn(number, on_device[0], on_device[1], lengths, *on_device[2:])
+
+
+def _ends(chunk: Chunk) -> Ordered[int]:
+    """Return after how many tokens of *chunk* its recurrent states are kept, and the number of all."""
+    if chunk.num_proposed:
+        return range(1, chunk.num_tokens + 1)
+    return [*(save.num_tokens for save in chunk.saves if save.num_tokens < chunk.num_tokens), chunk.num_tokens]
 
 
 def _horizons(chunks: Ordered[Chunk], starts: Ints) -> Ints:

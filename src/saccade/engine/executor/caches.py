@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from saccade.engine.core.step import StateMove, StepInput
+from saccade.engine.core.step import Chunk, StateMove, StepInput
 from saccade.models.spec import NETWORK_DTYPE, KvSpec, Latent, Paged, Recurrent
 from saccade.nn.context import KvCache, LatentCache, LayerCache, RecurrentState
 from saccade.nn.parallel import Ranks
@@ -106,8 +106,14 @@ class Caches:
             live.index_fill_(0, started_rows, 0)
             live.index_copy_(0, rows, checkpoints.index_select(0, ids))
 
-    def save(self, moves: Ordered[StateMove]) -> None:
-        """Copy live states to checkpoints."""
+    def save(self, chunks: Ordered[Chunk]) -> None:
+        """Copy the live states after *chunks* to the checkpoints that they name."""
+        moves = [
+            StateMove(chunk.row, save.checkpoint)
+            for chunk in chunks
+            for save in chunk.saves
+            if save.num_tokens == chunk.num_tokens
+        ]
         if not self._pairs or not moves:
             return
         rows, ids = self._indices(*_sides(moves))

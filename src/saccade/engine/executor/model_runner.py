@@ -120,7 +120,7 @@ class ModelRunner:
         encoded = self.encoder.encode(step.images)
         self.encoder_outputs.update(encoded.features)
         hidden, drafting = (None, None) if batch is None else self._forward(step, batch)
-        self.caches.save(step.save)
+        self.caches.save(step.chunks)
         output = StepOutput(
             step.number,
             batch_seconds=built_at - began_at,

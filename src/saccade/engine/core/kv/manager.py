@@ -130,9 +130,9 @@ class BlockManager:
         decodes = (sequence for sequence in sequences if sequence.num_pending_tokens == 1)
         return sum(max(0, window.num_missing(sequence)) for sequence in decodes) <= window.num_free_blocks
 
-    def chunk(self, sequence: Sequence, num_tokens: int) -> int:
-        """Return how many of the next *num_tokens* to compute at once; fewer to keep a recurrent state."""
-        return num_tokens if self.checkpoints is None else self.checkpoints.chunk(sequence, num_tokens)
+    def awaits_tokens(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Whether the next *num_tokens* have to wait, since a state among them is kept by tokens that are not known."""
+        return self.checkpoints is not None and self.checkpoints.awaits_tokens(sequence, num_tokens)
 
     def _reusable_keys(self, sequence: Sequence) -> tuple[list[bytes], int]:
         """Return the keys of the blocks to resume from, and how many are cached, with or without a state after them."""

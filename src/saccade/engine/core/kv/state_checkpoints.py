@@ -10,18 +10,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from collections.abc import Sequence as Ordered
 
 from saccade.engine.core.sequence import Sequence, row_of
-from saccade.engine.core.step import StateMove
+from saccade.engine.core.step import StateMove, StateSave
 from saccade.protocol.kv_events import KvEvent, StateRemoved, StateStored
 
 Moves = tuple[StateMove, ...]
+Saves = Mapping[Sequence, tuple[StateSave, ...]]
 
 
 class StateCheckpoints:
     """Checkpoints 0 to num_checkpoints - 1, by block key.
 
-    A state is kept when a chunk ends at a boundary: every *interval_blocks* blocks, and at the last block boundary
-    before the prompt's final token. A checkpoint for an admitted sequence stays until a step has restored it. One that
-    a step saves can be reused when the step is committed. *on_event* is called for every checkpoint that becomes
+    A state is kept at boundaries: every *interval_blocks* blocks, and at the last block boundary before the prompt's
+    final token. A chunk may have several. A checkpoint for an admitted sequence stays until a step has restored it. One
+    that a step saves can be reused when the step is committed. *on_event* is called for every checkpoint that becomes
     reusable or is dropped.
     """
 
@@ -48,23 +49,15 @@ class StateCheckpoints:
         self._resume_keys[sequence] = key
         self._checkpoint_of.move_to_end(key)
 
-    def chunk(self, sequence: Sequence, num_tokens: int) -> int:
-        """Return the number of tokens up to the next boundary, or *num_tokens* if that is less.
+    def awaits_tokens(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Whether the next *num_tokens* have a boundary after a token that is not known: the state's key needs it."""
+        return max(self._boundaries(sequence, num_tokens), default=0) > sequence.num_tokens
 
-        Return 0 at a boundary after a token that a step in flight draws: the state's key needs it.
-        """
-        start = sequence.num_launched_tokens
-        if not self.num_checkpoints:
-            return num_tokens
-        stops = [start - start % self._interval + self._interval, self._last_boundary(sequence)]
-        num_tokens = min([num_tokens, *(stop - start for stop in stops if stop > start)])
-        is_known = start + num_tokens <= sequence.num_tokens
-        return num_tokens if is_known or (start + num_tokens) % self._interval else 0
+    def moves(self, sequences: Iterable[Sequence], chunks: Mapping[Sequence, int]) -> tuple[Moves, Saves]:
+        """Return the moves that restore states for *sequences*, and the states that *chunks* of these lengths save.
 
-    def moves(self, sequences: Iterable[Sequence], stops: Mapping[Sequence, int]) -> tuple[Moves, Moves]:
-        """Return the moves that restore states for *sequences*, and those that save them for chunks ending at *stops*.
-
-        Call it once a step: a checkpoint that the step restores is not evicted for one that it saves.
+        Call it once a step: a checkpoint that the step restores is not evicted for one that it saves. If there are too
+        few checkpoints, the last states of each chunk come first.
         """
         restore = tuple(
             StateMove(row_of(sequence), self._checkpoint_of[self._resume_keys.pop(sequence)])
@@ -72,12 +65,17 @@ class StateCheckpoints:
             if sequence in self._resume_keys
         )
         restored = {move.checkpoint for move in restore}
-        save = tuple(
-            StateMove(row_of(sequence), checkpoint)
-            for sequence, stop in stops.items()
-            if (checkpoint := self._checkpoint_to_save(sequence, stop, restored)) is not None
-        )
-        return restore, save
+        places = [
+            (num_tokens - stop + owner.num_launched_tokens, owner, stop)
+            for owner, num_tokens in chunks.items()
+            for stop in self._boundaries(owner, num_tokens)
+        ]
+        saves: dict[Sequence, tuple[StateSave, ...]] = {}
+        for _, owner, stop in sorted(places, key=lambda place: place[0]):
+            if (checkpoint := self._checkpoint_to_save(owner, stop, restored)) is not None:
+                save = StateSave(stop - owner.num_launched_tokens, checkpoint)
+                saves[owner] = (save, *saves.get(owner, ()))
+        return restore, saves
 
     def commit(self, sequence: Sequence, key: bytes) -> None:
         """Make the checkpoint reusable that a step of *sequence* saved under *key*, if one did."""
@@ -104,17 +102,20 @@ class StateCheckpoints:
         """Return every checkpoint that is reusable now; later changes are not included."""
         return map(StateStored, list(self._checkpoint_of))
 
-    def _last_boundary(self, sequence: Sequence) -> int:
-        return (sequence.num_prompt_tokens - 1) // self._block_size * self._block_size
+    def _boundaries(self, sequence: Sequence, num_tokens: int) -> set[int]:
+        """Return the boundaries that the next *num_tokens* of *sequence* reach."""
+        if not self.num_checkpoints:
+            return set()
+        start = sequence.num_launched_tokens
+        last = (sequence.num_prompt_tokens - 1) // self._block_size * self._block_size
+        stops = {*range(start - start % self._interval, start + num_tokens + 1, self._interval), last}
+        return {stop for stop in stops if start < stop <= start + num_tokens}
 
     def _checkpoint_to_save(self, sequence: Sequence, stop: int, restored: Set[int]) -> int | None:
         """Return a checkpoint for the state after token *stop*.
 
-        Return None if *stop* is no boundary, its state is already kept, or every checkpoint is needed.
+        Return None if its state is already kept, or every checkpoint is needed.
         """
-        is_boundary = stop > 0 and (stop % self._interval == 0 or stop == self._last_boundary(sequence))
-        if not self.num_checkpoints or not is_boundary:
-            return None
         key = sequence.block_keys(stop // self._block_size, self._block_size)[-1]
         if key in self._checkpoint_of:
             self._checkpoint_of.move_to_end(key)
