@@ -174,10 +174,9 @@ class Scheduler:
                 sequence.clock.first_token = now
                 # Before the encoder outputs are unpinned that the request's other samples also need.
                 self._start_samples(sequence)
-            scores, reason = [logprob], sequence.append(token_id)
+            scores, reason, sequence.draft = [logprob], sequence.append(token_id), draft
             if proposal is not None:
                 reason = self._accept(sequence, proposal, further, scores, reason)
-            sequence.draft = (draft, *(one[3] for one in further))[len(scores) - 1]
             added.append((sequence, scores, reason))
         if num_tokens := self._land(schedule):
             self.counters.count_step(num_tokens)
@@ -205,11 +204,11 @@ class Scheduler:
 
         Add their log probabilities to *scores*, and return why the answer ends with the last of them.
         """
-        for proposed_id, (_, token_id, logprob, _) in zip(proposal.token_ids, draws, strict=True):
+        for proposed_id, (_, token_id, logprob, draft) in zip(proposal.token_ids, draws, strict=True):
             if reason is not None or sequence.token_ids[-1] != proposed_id:
                 break
             scores.append(logprob)
-            reason = sequence.append(token_id)
+            reason, sequence.draft = sequence.append(token_id), draft
         if self.speculation is not None:
             self.speculation.note(sequence, len(scores) - 1)
         self.counters.count_draft(len(proposal.token_ids), len(scores) - 1)

@@ -73,6 +73,16 @@ class Sequence:
     layer drafted for the next tokens.
     """
 
+    # Slots: a step reads a few of these of each sequence, and a dict of so many would be a miss in the CPU's cache.
+    __slots__ = (
+        "__weakref__", "_keys", "_reasoning_limit", "_run_ends", "_run_images", "_run_starts", "arrival", "awaits_kv",
+        "clock", "completes_prompt", "connection", "draft", "finish_reason", "forks", "grammar", "has_drawn", "images",
+        "index", "kept_state", "leads_samples", "mask", "matcher", "max_num_tokens", "num_cached_tokens",
+        "num_computed_tokens", "num_launched_tokens", "num_prompt_tokens", "num_steps_in_flight", "penalised",
+        "positions", "prompt_logprobs", "received_state", "request", "request_id", "request_seed", "row", "runs",
+        "sampling", "seed", "speculates", "tables", "token_ids",
+    )  # fmt: skip
+
     def __init__(
         self,
         connection: int,

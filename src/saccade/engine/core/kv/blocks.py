@@ -91,7 +91,8 @@ class PagedBlocks:
         """Allocate blocks until the table holds *num_tokens*; return False, without a change, if there are too few."""
         table = sequence.tables[self.group].blocks
         num_missing = self._blocks_for(num_tokens) - len(table)
-        if num_missing > self.num_free_blocks:
+        # Most steps of a decode need no block, and ask no further.
+        if num_missing > 0 and num_missing > self.num_free_blocks:
             return False
         for _ in range(num_missing):
             table.append(self._take())

@@ -163,7 +163,7 @@ class BlockManager:
 
     def commit(self, sequence: Sequence, num_computed_tokens: int) -> None:
         """Set the computed tokens of *sequence*, and make the blocks that became full reusable."""
-        first, last = (count // self.block_size for count in (sequence.num_computed_tokens, num_computed_tokens))
+        first, last = sequence.num_computed_tokens // self.block_size, num_computed_tokens // self.block_size
         sequence.num_computed_tokens = num_computed_tokens
         sequence.num_launched_tokens = max(sequence.num_launched_tokens, num_computed_tokens)
         if self.enable_prefix_caching and first < last:
