@@ -6,7 +6,7 @@ proposals, tokens a step and client, and the speed-up. The engine runs in this p
 `python -m benchmarks.engine.shape_2b DIR` makes one of the 2B release's shape.
 
 With --idle, it measures what speculation costs rows that get no proposals: prompt lookup that finds nothing, and rows
-whose proposals were wrong and which pause. Both take turns with an engine without speculation.
+whose proposals were wrong and which pause. It measures an engine without speculation in turn.
 
 In bfloat16 the best logit of several tokens at once may be another than that of one: the answers differ, and fewer
 proposals are accepted than are right.

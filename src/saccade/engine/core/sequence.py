@@ -73,7 +73,7 @@ class Sequence:
     layer drafted for the next tokens.
     """
 
-    # Slots: a step reads a few of these of each sequence, and a dict of so many would be a miss in the CPU's cache.
+    # A step reads a few of these for each sequence, and slots need fewer lines of the CPU cache than a large dict.
     __slots__ = (
         "__weakref__", "_keys", "_reasoning_limit", "_run_ends", "_run_images", "_run_starts", "arrival", "awaits_kv",
         "clock", "completes_prompt", "connection", "draft", "finish_reason", "forks", "grammar", "has_drawn", "images",
