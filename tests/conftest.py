@@ -38,10 +38,15 @@ import_torchvision()  # before anything imports transformers, which would fail o
 
 
 class ByFile(LoadFileScheduling):
-    """Each file is one process's, and all files that use tiny_server are the same one's, so that it starts once."""
+    """Each file is one process's, and all files that use tiny_server are the same one's, so that it starts once.
+
+    Tests of a fuzz take minutes in conformance, and are dealt one by one.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         file = str(super()._split_scope(nodeid))
+        if file.endswith("_fuzz.py"):
+            return nodeid
         return "tiny_server" if _uses_tiny_server(file) else file
 
 
