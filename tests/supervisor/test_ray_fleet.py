@@ -73,6 +73,8 @@ def test_service_goes_on_when_a_node_is_killed(cluster: Any, token: Path, tiny_q
         ask(server)
         before = set(file.read_text().split())
         assert len(before) == 2
+        (tmp_path / "new").touch()
+        assert file.stat().st_mode == (tmp_path / "new").stat().st_mode  # a gateway may run as another user
 
         cluster.remove_node(cluster.list_all_nodes()[1], allow_graceful=False)
         wait_until(lambda: num_ready(server) == 1)

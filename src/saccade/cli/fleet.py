@@ -3,7 +3,6 @@
 import logging
 import os
 import signal
-import tempfile
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -126,9 +125,10 @@ def _resources(engine: EngineSettings, *, has_gpus: bool) -> dict[str, float]:
 
 def _write(path: Path, urls: tuple[str, ...]) -> None:
     """Replace the file atomically, so that no gateway reads half of it. Raises StartupError."""
+    part = path.with_name(f"{path.name}.{os.getpid()}")
     try:
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
-            file.write("".join(f"{line}\n" for line in urls or ("# no worker",)))
-        os.replace(file.name, path)
+        # With the rights of any new file: a gateway may run as another user.
+        part.write_text("".join(f"{line}\n" for line in urls or ("# no worker",)))
+        part.replace(path)
     except OSError as error:
         raise StartupError(f"--workers-file {path} cannot be written: {error.strerror}.") from error
