@@ -16,6 +16,7 @@ import torch
 
 from saccade.engine.loop import Engine
 from saccade.engine.recording import (
+    FORMAT,
     Record,
     Recorder,
     Recording,
@@ -335,7 +336,7 @@ def damaged(file: Path) -> None:
 
 
 def newer(file: Path) -> None:
-    recordings.rewrite(file, format=5)
+    recordings.rewrite(file, format=FORMAT + 1)
 
 
 def other_weights(file: Path) -> None:
@@ -348,7 +349,7 @@ def other_weights(file: Path) -> None:
     [
         (garbage, "not a recording"),
         (damaged, "record 1 cannot be read"),
-        (newer, "format 5"),
+        (newer, f"format {FORMAT + 1}"),
         (other_weights, "other weights"),
         (Path.unlink, "Cannot read"),
     ],
