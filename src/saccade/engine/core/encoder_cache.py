@@ -62,8 +62,10 @@ class EncoderCache:
 
     def output_id(self, key: EncoderKey) -> int:
         """Return the id of an entry, and mark the entry used. Raises KeyError."""
-        self._entries.get(key)
-        return self._entry(key).output_id
+        entry = self._entries.get(key)
+        if entry is None:
+            raise KeyError(key)
+        return entry.output_id
 
     def begin(self, key: EncoderKey, num_bytes: int) -> None:
         """Add an entry for an image that is going to be encoded, and evict others if needed."""

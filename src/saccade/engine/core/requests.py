@@ -123,9 +123,8 @@ class Requests:
 
         A sequence fails too if its gateway may have dropped them.
         """
-        for sequence, (image_key, error) in schedule.unreadable.items():
-            if image_key not in schedule.encode:
-                self._scheduler.fail(sequence, error)
+        for sequence, error in schedule.unreadable.items():
+            self._scheduler.fail(sequence, error)
         for sequence, media in schedule.lacking.items():
             key = (sequence.connection, sequence.request_id)
             images = [sequence.images[index] for index in media]

@@ -1,5 +1,6 @@
-"""The plan of one step. No torch."""
+"""The plan of one step, finished and in the making. No torch."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -25,24 +26,22 @@ class Budgets:
     whole_images: bool = False
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Schedule:
     """The work of one step: the number of tokens of each sequence, and the pixels of images to encode before them.
 
-    A sequence with *proposals* computes its last token and these. *lacking* maps parked sequences to the indices of the
-    images whose pixels they lack. *unreadable* maps sequences to an image whose pixels could not be read, and why: they
-    fail if no other sequence brings it. *admitted* sequences have room for the state that a prefill worker sends; each
-    maps to its number of cached blocks. While it is planned, *tokens* and *patches* are the rest of the step's budgets.
+    A sequence with *proposals* computes its last token and these. *lacking* maps parked sequences to the
+    indices of the images whose pixels they lack. *unreadable* are sequences that fail: the pixels of an image could not
+    be read. *admitted* sequences have room for the state that a prefill worker sends; each maps to its number of cached
+    blocks.
     """
 
-    chunks: dict[Sequence, int] = field(default_factory=dict)
-    encode: dict[EncoderKey, bytes] = field(default_factory=dict)
-    lacking: dict[Sequence, list[int]] = field(default_factory=dict)
-    unreadable: dict[Sequence, tuple[EncoderKey, SaccadeError]] = field(default_factory=dict)
-    admitted: dict[Sequence, int] = field(default_factory=dict)
-    proposals: dict[Sequence, Proposal] = field(default_factory=dict)
-    tokens: int = 0
-    patches: int = 0
+    chunks: Mapping[Sequence, int]
+    encode: Mapping[EncoderKey, bytes] = field(default_factory=dict)
+    lacking: Mapping[Sequence, list[int]] = field(default_factory=dict)
+    unreadable: Mapping[Sequence, SaccadeError] = field(default_factory=dict)
+    admitted: Mapping[Sequence, int] = field(default_factory=dict)
+    proposals: Mapping[Sequence, Proposal] = field(default_factory=dict)
 
 
 class KvCopies(NamedTuple):
@@ -53,3 +52,22 @@ class KvCopies(NamedTuple):
 
 
 NO_COPIES = KvCopies()
+
+
+@dataclass(slots=True)
+class Draft:
+    """A Schedule that is being planned, and the rest of its budgets for *tokens* and *patches*."""
+
+    tokens: int
+    patches: int = 0
+    chunks: dict[Sequence, int] = field(default_factory=dict)
+    encode: dict[EncoderKey, bytes] = field(default_factory=dict)
+    lacking: dict[Sequence, list[int]] = field(default_factory=dict)
+    unreadable: dict[Sequence, tuple[EncoderKey, SaccadeError]] = field(default_factory=dict)
+    admitted: dict[Sequence, int] = field(default_factory=dict)
+    proposals: dict[Sequence, Proposal] = field(default_factory=dict)
+
+    def finish(self) -> Schedule:
+        """Return the schedule. An image that one sequence cannot read is no fault if another one brings it."""
+        unreadable = {one: error for one, (key, error) in self.unreadable.items() if key not in self.encode}
+        return Schedule(self.chunks, self.encode, self.lacking, unreadable, self.admitted, self.proposals)
