@@ -194,40 +194,39 @@ class Responses:
 def _format(
     original: ResponseRequest, names: FieldNames, response: Response, destination: Destination | None = None
 ) -> Format:
-    output = _Output(response, destination)
-    return Format(names, partial(ResponseWriter, output, bool(original.stream)), output.failure)
+    output = _Output(response, destination, bool(original.stream))
+    return Format(names, partial(ResponseWriter, output), output.failure)
 
 
 class ResponseWriter:
     """Writes events: the response's beginning, each item from start to end, the complete response; or that alone."""
 
-    def __init__(self, output: "_Output", streams: bool, answer: Answer) -> None:
+    def __init__(self, output: "_Output", answer: Answer) -> None:
         output.response = msgspec.structs.replace(output.response, model=answer.served.name)
         self._output = output
-        self._streams = streams
         self._answer = answer
 
     def take(self, chunk: Chunk) -> bytes:
         """Return the events for *chunk*; the first chunk's follow those that begin every stream."""
-        events = self._output.beginning() + self._output.take(chunk)
-        return events if self._streams else b""
+        return self._output.beginning() + self._output.take(chunk)
 
     async def end(self) -> bytes:
         """Return the events that end the open item and the response, or the whole response."""
         status = _status(self._answer)
         events = self._output.beginning() + self._output.end(status)
         whole = self._output.whole(self._answer)
-        return events + self._output.event(f"response.{status}", response=Raw(whole)) if self._streams else whole
+        return events + self._output.event(f"response.{status}", response=Raw(whole)) if self._output.streams else whole
 
 
 class _Output:
     """The growing items of one answer, and the events that report them. One item is open at a time.
 
-    *response* is the object without its answer.
+    *response* is the object without its answer. Unless the answer *streams*, no event is made.
     """
 
-    def __init__(self, response: Response, destination: Destination | None) -> None:
+    def __init__(self, response: Response, destination: Destination | None, streams: bool) -> None:
         self.response = response
+        self.streams = streams
         self._destination = destination
         self._items: list[OutputItem] = []
         """The complete items."""
@@ -275,7 +274,9 @@ class _Output:
         return body
 
     def event(self, kind: str, **fields: Any) -> bytes:
-        """Return the next event."""
+        """Return the next event, nothing unless the answer streams."""
+        if not self.streams:
+            return b""
         number = self._num_events
         self._num_events += 1
         return typed_event(kind, sequence_number=number, **fields)
