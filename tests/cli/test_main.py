@@ -56,6 +56,8 @@ def parse(*tokens: str, file: Path | None = None) -> dict[str, object]:
         (["serve", "--load-format", "gguf"], 2, "gguf"),
         (["nope"], 2, "nope"),
         (["serve", "/nowhere/at/all"], 1, "There is no folder /nowhere/at/all."),
+        (["worker", "--role", "half"], 2, "half"),
+        (["worker", "--kv-transfer-timeout", "0"], 2, "Must be > 0"),
         (["worker", "/nowhere/at/all"], 1, "There is no folder /nowhere/at/all."),
         (["gateway"], 1, "--worker-url"),
         (["gateway", "--worker-url", "http://x"], 1, "grpc://host:port"),

@@ -32,6 +32,12 @@ def test_settings_have_the_names_and_values_of_flags() -> None:
         ({"max_model_len": 0}, 'Invalid value "0" for max_model_len. Must be >= 1.'),
         ({"max_model_len": "long"}, "Invalid value for max_model_len: must be a whole number"),
         ({"device": "tpu"}, 'Invalid value "tpu" for device. Choose from'),
+        ({"dtype": "int8"}, 'Invalid value "int8" for dtype. Choose from'),
+        ({"kv_cache_dtype": "fp8_e5m2"}, 'Invalid value "fp8_e5m2" for kv_cache_dtype. Choose from'),
+        ({"block_size": 0}, 'Invalid value "0" for block_size. Must be >= 1.'),
+        ({"kv_cache_memory_bytes": 0}, 'Invalid value "0" for kv_cache_memory_bytes. Must be >= 1.'),
+        ({"gpu_memory_utilization": 0.0}, 'Invalid value "0.0" for gpu_memory_utilization. Must be > 0.'),
+        ({"gpu_memory_utilization": 1.5}, 'Invalid value "1.5" for gpu_memory_utilization. Must be <= 1.'),
     ],
 )
 def test_wrong_setting_is_named(values: dict[str, object], sentence: str) -> None:
