@@ -168,7 +168,7 @@ def _operations(model: FirstModel, network: nn.Module, cost: ImageCost) -> float
     """Return the operations to encode the image and to compute its tokens; embeddings and the head are left out."""
     per_patch = per_token = 0
     for name, parameter in network.named_parameters():
-        if name.startswith(model.vision) and (".blocks." in name or ".encoder." in name):
+        if name.startswith(model.vision) and (".blocks." in name or ".layers." in name):
             per_patch += parameter.numel()
         elif "embed" not in name and "lm_head" not in name:
             per_token += parameter.numel()
