@@ -137,5 +137,7 @@ def test_the_checkpoints_class_chooses_the_rule(config: Any, preprocessor: Any, 
 
 @table("wrong", [{"fps": 0}, {"max_frames": 0}, {"patch_size": 16}, {"do_rescale": False}])
 def test_wrong_settings_name_the_file(wrong: dict[str, Any]) -> None:
-    with pytest.raises(StartupError, match=r"video_preprocessor_config\.json.*" + next(iter(wrong))):
+    with pytest.raises(
+        StartupError, match=r"^video_preprocessor_config\.json, the settings for videos: " + next(iter(wrong))
+    ):
         VideoLayout({"vision_config": {"patch_size": 14}}, {"patch_size": 14}, wrong)

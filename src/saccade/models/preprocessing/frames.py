@@ -15,11 +15,12 @@ from saccade.protocol.model_files import PREPROCESSOR_CONFIG, VIDEO_PREPROCESSOR
 
 @contextmanager
 def settings_for_videos(file: str = VIDEO_PREPROCESSOR_CONFIG) -> Iterator[None]:
-    """Name the settings for videos, in *file*, in every StartupError of the block."""
+    """Name the settings for videos, in *file*, in every StartupError of the block, instead of those for images."""
     try:
         yield
     except StartupError as error:
-        raise StartupError(f"{file}, the settings for videos: {error.message}") from error
+        message = error.message.removeprefix(f"{PREPROCESSOR_CONFIG}: ")
+        raise StartupError(f"{file}, the settings for videos: {message}") from error
 
 
 def check_as_images(settings: Mapping[str, Any], of_images: Mapping[str, Any]) -> None:
@@ -34,7 +35,7 @@ def check_as_images(settings: Mapping[str, Any], of_images: Mapping[str, Any]) -
 def check_rate(fps: object, key: str) -> None:
     """Raise StartupError if *fps*, found under *key*, is no number above 0."""
     if not isinstance(fps, int | float) or isinstance(fps, bool) or not 0 < fps < math.inf:
-        raise StartupError(f"{PREPROCESSOR_CONFIG}: {key} must be a number above 0, not {fps!r}.")
+        raise StartupError(f"{key} must be a number above 0, not {fps!r}.")
 
 
 def sampling(options: VideoOptions) -> dict[str, Any]:

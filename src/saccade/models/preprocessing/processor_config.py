@@ -27,9 +27,7 @@ def check_fixed(preprocessor: Mapping[str, Any], fixed: Mapping[str, Any]) -> No
     """Raise StartupError if *preprocessor* has another value than *fixed*, the supported one; null counts as absent."""
     for key, value in fixed.items():
         if preprocessor.get(key) is not None and preprocessor[key] != value:
-            raise StartupError(
-                f"{PREPROCESSOR_CONFIG} sets {key} to {preprocessor[key]!r}; only {value!r} is supported."
-            )
+            raise StartupError(f"{PREPROCESSOR_CONFIG}: {key} is {preprocessor[key]!r}; only {value!r} is supported.")
 
 
 def whole_number(value: object, key: str) -> int:
@@ -56,6 +54,6 @@ def check_tower(vision: Any, settings: Mapping[str, Any], setting_of: Mapping[st
     for key, setting in setting_of.items():
         if (value := (vision or {}).get(key, settings[setting])) != settings[setting]:
             raise StartupError(
-                f"config.json: vision_config.{key} is {value!r}, but {setting} in {PREPROCESSOR_CONFIG} is "
-                f"{settings[setting]!r}."
+                f"{PREPROCESSOR_CONFIG}: {setting} is {settings[setting]!r}, but in config.json vision_config.{key} is "
+                f"{value!r}."
             )
