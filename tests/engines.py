@@ -93,7 +93,7 @@ def photo(folder: Path, size: tuple[int, int], seed: int, start: int = 0) -> Med
         modality="image",
         content_hash=blake2b(pixels, digest_size=32).digest(),
         grid=shape.grid,
-        spans=(Span(start, shape.num_tokens),),
+        spans=tuple(divided(start, shape)),
         pixel_shape=shape.pixel_shape,
         original_size=shape.original_size,
         inline=pixels,

@@ -63,4 +63,4 @@ def check_features(
     parts = [expected.pooler_output, *(getattr(expected, "deepstack_features", None) or ())]
     of_tokens = [torch.cat(tuple(part)).flatten(0, -2) for part in parts]
     torch.testing.assert_close(network.encode(pixels, metadata), torch.cat(of_tokens, 1), atol=atol, rtol=1e-5)
-    assert tokens_of(network, shapes) == [item.spans[0].length for item in items]
+    assert tokens_of(network, shapes) == [sum(span.length for span in item.spans) for item in items]

@@ -20,6 +20,7 @@ from conversations import (
     turn,
     user,
 )
+from jinja2 import TemplateError
 from PIL import Image
 from references import Seen
 from subjects import SUBJECTS, Sides, Subject
@@ -171,10 +172,9 @@ def test_continued_message_ends_as_in_the_reference(
     try:
         expected = both.reference.render(messages, False, told | tools | {"continue_final_message": True})
     except ValueError:
-        # LLaVA-NeXT's template writes the first text of a turn alone.
         with pytest.raises(InvalidValue, match="leaves out"):
             model.template.render(messages, False, told, begun.tools, continues=True)
-        assert (name, ending) == ("llava_next", "parts")
+        assert ending == "parts", "some templates write the first text of a turn alone"
         return
     segments = model.template.render(messages, False, told, begun.tools, continues=True)
     assert "".join(segment.text for segment in segments) == expected
@@ -234,8 +234,15 @@ def test_templates_write_calls_and_results_or_are_listed_as_losing_them(name: st
     both, template = sides(name), served(name).template  # F13
     asked = [user("a"), turn("assistant", "b") | {"tool_calls": [call(0, "f", a="31415")]}]
     answered = [*asked, result(call(0, "f"), "27182")]
-    assert template.loses_calls == ("31415" not in both.reference.render(asked, True, {}))
-    assert template.loses_results == ("27182" not in both.reference.render(answered, True, {}))
+    for loses, messages, written in (
+        (template.loses_calls, asked, "31415"),
+        (template.loses_results, answered, "27182"),
+    ):
+        try:
+            prompt = both.reference.render(messages, True, {})
+        except TemplateError:
+            prompt = written  # what a template refuses is not lost
+        assert loses == (written not in prompt)
 
 
 @pytest.mark.parametrize("name", NAMES)
