@@ -490,6 +490,8 @@ async def test_a_worker_that_is_alone_gets_everything() -> None:
         for _ in range(9):
             await held.enter_async_context(dispatcher.place("echo", Prompt([1])))
         assert dispatcher.num_requests == 9
+    [placed] = [one for one in DispatchCollector(dispatcher).collect() if one.name == "saccade_router_requests"]
+    assert [(one.labels, one.value) for one in placed.samples] == [({"worker": "a"}, 9)]
 
 
 async def test_tenants_take_turns_at_a_worker_that_is_alone() -> None:  # F11

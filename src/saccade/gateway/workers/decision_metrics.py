@@ -1,4 +1,4 @@
-"""Metrics of the router's choices and how long they took."""
+"""Metrics of the router's choices between several workers, and how long they took."""
 
 import contextlib
 import logging
@@ -49,7 +49,6 @@ class DecisionMetrics:
             buckets=_SECONDS,
         )
         self._seconds = {stage: seconds.labels(stage) for stage in STAGES}
-        self._requests = counter("saccade_router_requests", "Requests that were placed at the worker.", ("worker",))
         self._inexact = counter(
             "saccade_router_inexact",
             "Requests that were placed without exact knowledge of the worker.",
@@ -73,15 +72,13 @@ class DecisionMetrics:
         finally:
             self._seconds[name].observe(time.perf_counter() - start)
 
-    def observe(self, model: Model, num_prompt_tokens: int, booking: Booking) -> float | None:
-        """Record where a prompt for *model* was placed; with a single candidate, only count the request.
+    def observe(self, model: Model, num_prompt_tokens: int, booking: Booking, choice_seconds: float) -> float | None:
+        """Record where a prompt for *model* was placed, and that choosing took *choice_seconds*.
 
         Return the share of the prompt that its worker held, for first_token(); None if that is not certain.
         """
-        self._requests.labels(booking.worker).inc()
+        self._seconds["choice"].observe(choice_seconds)
         choice = booking.choice
-        if len(choice.candidates) < 2:
-            return None
         worker = next(each for each in model.workers if each.url == booking.worker)
         known = self._exactness_of(worker)
         if known.level != "EXACT":
@@ -99,9 +96,7 @@ class DecisionMetrics:
             self._shares.labels(model).observe(held_share)
 
     def forget(self, worker: str) -> None:
-        """Drop the series with the label *worker*."""
-        with contextlib.suppress(KeyError):
-            self._requests.remove(worker)
+        """Log reasons about *worker* again."""
         self._logged_keys = {key for key in self._logged_keys if key[0] != worker}
 
     def _note_inexact(self, model: Model, worker: Worker, known: Exactness) -> None:

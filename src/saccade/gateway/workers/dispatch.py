@@ -144,7 +144,8 @@ class _Query:
 class Dispatcher:
     """Sends each request to the worker of *worker_pool* that *router* chooses, given the overlaps from *lookup*.
 
-    *metrics* records every choice. *num_retried* counts by model the requests that were sent to another worker.
+    *metrics* records choices between several workers. *num_placed* counts requests by the worker's url, *num_retried*
+    by model those that were sent to another worker.
     """
 
     def __init__(
@@ -156,6 +157,7 @@ class Dispatcher:
         lookup: Lookup | None = None,
     ) -> None:
         self.limits = limits
+        self.num_placed: Counter[str] = Counter()
         self.num_retried: Counter[str] = Counter()
         self._queues = defaultdict[str, FairQueue](self._queue)
         self._num_booked: Counter[str] = Counter()
@@ -186,6 +188,7 @@ class Dispatcher:
     async def _forget(self, worker: str) -> None:
         self._router.forget(worker)
         self._metrics.forget(worker)
+        del self.num_placed[worker]
 
     def release(self, slots: Sequence[str]) -> None:
         """Release *slots* that were not sent."""
@@ -231,9 +234,13 @@ class Dispatcher:
             query = await self._look_up(serving, workers, prompt)
             self._num_booked[name] += 1
             booked.callback(self._num_booked.subtract, [name])
-            with self._metrics.stage("choice"):
-                worker, booking = self._book(query, workers, booked)
-            held_share = self._metrics.observe(serving, len(prompt.token_ids), booking)
+            start = time.perf_counter()
+            worker, booking = self._book(query, workers, booked)
+            self.num_placed[worker.url] += 1
+            held_share = None
+            if len(query.options) > 1:
+                choice_seconds = time.perf_counter() - start
+                held_share = self._metrics.observe(serving, len(prompt.token_ids), booking, choice_seconds)
             description, pair = worker.description, None
             if description is not None and description.role == "prefill":
                 pair = await self._pair(serving, worker, booking, prompt, excluded, booked)
@@ -366,25 +373,23 @@ class Dispatcher:
     async def _look_up(self, model: Model, workers: Sequence[Worker], prompt: Prompt) -> _Query:
         """Return what the router needs to choose one of *workers*. Raises WorkerUnavailable if none is ready."""
         options = [_option(worker, model, prompt.salt) for worker in workers]
+        if len(options) == 1:
+            return _Query(options, RoutedPrompt(len(prompt.token_ids), num_samples=prompt.num_samples), {})
         with self._metrics.stage("keys"):
             routed = self._routed(prompt, options)
-        overlaps: Mapping[str, Overlap] = {}
-        if len(options) > 1:
-            with self._metrics.stage("lookup"):
-                overlaps = await self._lookup.overlaps(
-                    [LookupTarget(name, part) for name, part, *_ in options], routed.keys
-                )
-            ready = {worker.url for worker in self._worker_pool.clients if worker.ready}
-            options = [option for option in options if option.name in ready]
-            if not options:
-                raise WorkerUnavailable(f"No worker of the model {model.name!r} is ready; try again shortly.")
+        with self._metrics.stage("lookup"):
+            overlaps = await self._lookup.overlaps(
+                [LookupTarget(name, part) for name, part, *_ in options], routed.keys
+            )
+        ready = {worker.url for worker in self._worker_pool.clients if worker.ready}
+        options = [option for option in options if option.name in ready]
+        if not options:
+            raise WorkerUnavailable(f"No worker of the model {model.name!r} is ready; try again shortly.")
         return _Query(options, routed, overlaps)
 
     def _routed(self, prompt: Prompt, options: Sequence[Option]) -> RoutedPrompt:
-        """Return the prompt in the router's terms; its keys are computed only if there is a choice."""
+        """Return the prompt in the router's terms."""
         num_tokens = len(prompt.token_ids)
-        if len(options) == 1:
-            return RoutedPrompt(num_tokens, num_samples=prompt.num_samples)
         # The last token is always computed, so its block is never reused.
         token_ids = prompt.token_ids[: num_tokens - 1]
         keys = {

@@ -136,6 +136,8 @@ class DispatchCollector(Collector):
             "Requests that wait because every worker has all it may have.",
             value=self._dispatcher.num_waiting,
         )
+        placed = COUNTER("saccade_router_requests", "Requests that were placed at the worker.", labels=("worker",))
+        yield filled(placed, [((worker,), count) for worker, count in self._dispatcher.num_placed.items()])
         retried = COUNTER(
             "saccade_router_retried_requests",
             "Requests that were sent to another worker, because the first failed before the first token.",
