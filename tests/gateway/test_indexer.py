@@ -166,6 +166,8 @@ async def test_an_indexer_that_hangs_costs_one_wait(tmp_path: Path, monkeypatch:
     try:
         await until(lambda: shared.feed(worker_pool.clients[0]).reason == "")
         assert shared.feed(worker_pool.clients[1]).reason == AWAY
+        assert await shared.overlaps([LookupTarget("unix:/b", PARTITION)], {PARTITION: KEYS}) == {}
+        assert not looked_up
         target = [LookupTarget("unix:/a", PARTITION)]
         for _ in range(5):
             assert await shared.overlaps(target, {PARTITION: KEYS}) == {}

@@ -29,6 +29,7 @@ RETRY_SECONDS = 0.05
 
 POLL_LIMIT_SECONDS = 5.0
 UNREACHABLE = "the indexer of this host cannot be reached"
+NOT_FOLLOWED = FeedState(AWAY)
 
 logger = logging.getLogger(__name__)
 
@@ -66,8 +67,8 @@ class SharedIndex:
     async def overlaps(
         self, targets: Sequence[LookupTarget], keys: Mapping[Partition, Sequence[bytes]]
     ) -> Mapping[str, Overlap]:
-        """Return by name what *targets* hold; nothing if the indexer does not answer."""
-        if not self._is_reached:
+        """Return by name what *targets* hold; nothing if the indexer does not answer, or follows none of them."""
+        if not self._is_reached or all(self._known.get(name, NOT_FOLLOWED).reason for name, _ in targets):
             return {}
         places = {partition: place for place, partition in enumerate(keys)}
         request = FindOverlaps(
@@ -83,7 +84,7 @@ class SharedIndex:
 
     def feed(self, worker: Worker) -> FeedState:
         """Return the state of the feed of *worker*."""
-        known = self._known.get(worker.url, FeedState(AWAY))
+        known = self._known.get(worker.url, NOT_FOLLOWED)
         if len(self._worker_pool.clients) < 2:
             return msgspec.structs.replace(known, reason=ALONE)
         return known if self._is_reached else msgspec.structs.replace(known, reason=UNREACHABLE)
