@@ -68,7 +68,10 @@ def document() -> str:
 
 def _section(support: Support) -> str:
     title, sentence, header = SECTIONS[support]
-    rows = [_line(_cells(flag)) for flag in FLAGS if flag.support is support]
+    names: dict[tuple[str, ...], list[str]] = {}  # flags with the same note share a row
+    for name, *rest in (_cells(flag) for flag in FLAGS if flag.support is support):
+        names.setdefault(tuple(rest), []).append(name)
+    rows = [_line((", ".join(ones), *rest)) for rest, ones in names.items()]
     return "\n".join((f"## {title}\n\n{sentence}\n", _line(header), _line(("---",) * len(header)), *rows, ""))
 
 

@@ -18,12 +18,15 @@ TEXT_PREFIX = Exactness("TEXT_PREFIX", "it hashes images by itself")
 class Described:
     """A worker as far as a fleet looks at it."""
 
-    def __init__(self, url: str, description: Description | None, ready: bool = True, draining: bool = False) -> None:
+    def __init__(
+        self, url: str, description: Description | None, ready: bool = True, draining: bool = False, loss: str = ""
+    ) -> None:
         self.url = url
         self.description = description
         self.ready = ready and not draining
         self.load = Load(draining=True) if draining else None
         self.load_times = (0.0, 0.0)
+        self.loss = loss
 
     async def start(self) -> None:
         """Nothing to connect to."""

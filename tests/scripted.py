@@ -69,6 +69,7 @@ class ScriptedWorker:
     ready: bool = True
     load: Load | None = None
     load_times: tuple[float, float] = (0.0, 0.0)
+    loss: str = ""
     exactness: Exactness = SILENT
 
     def refuses(self, traits: RequestTraits) -> RequestError | None:

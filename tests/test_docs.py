@@ -11,7 +11,12 @@ PROJECT = Path(__file__).parents[1]
 
 def anchors(page: Path) -> set[str]:
     """The anchors of a page's headings, as GitHub makes them."""
-    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return anchors_of(page.read_text())
+
+
+def anchors_of(text: str) -> set[str]:
+    """The anchors of the headings in *text*."""
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
 
@@ -68,3 +73,19 @@ def test_lines_of_prose_fit_a_terminal() -> None:
             if not line.startswith(("|", "    ")) and len(re.sub(r"`[^`]*`", "", line)) > 120:
                 long.append(f"{page.name}:{number}")
     assert long == []
+
+
+def section(page: Path, anchor: str) -> str:
+    """The heading that *anchor* names, with the text up to the next heading."""
+    parts = re.split(r"^(?=#+ )", page.read_text(), flags=re.MULTILINE)
+    return next(part for part in parts if anchor in anchors_of(part))
+
+
+def test_figures_of_the_readme_are_those_of_the_pages_that_it_names() -> None:
+    why = (PROJECT / "README.md").read_text().partition("## Why")[2].partition("\n## ")[0]
+    claims = re.findall(r"([^[\]]*)\(\[(?:figures|siege)\]\((docs/[\w-]+\.md)#([\w-]+)\)\)", why)
+    assert len(claims) == 4
+    for text, page, anchor in claims:
+        evidence = section(PROJECT / page, anchor)
+        for number in re.findall(r"(?<!\w)\d+(?:\.\d+)?(?!B)", text):
+            assert re.search(rf"(?<![\d.]){re.escape(number)}", evidence), (number, page, anchor)

@@ -245,10 +245,11 @@ def from_code(code: str, message: str, param: str | None = None) -> SaccadeError
     Its message loses all beyond MAX_FOREIGN_CHARACTERS; characters that a terminal would interpret become blanks.
     """
     kinds = {kind.code: kind for kind in _leaves(SaccadeError)}
-    return kinds.get(code, InternalError)(_cleaned(message), None if param is None else _cleaned(param))
+    return kinds.get(code, InternalError)(printable(message), None if param is None else printable(param))
 
 
-def _cleaned(words: str) -> str:
+def printable(words: str) -> str:
+    """Return *words* of another process for a terminal or a log: at most MAX_FOREIGN_CHARACTERS, one line."""
     return "".join(one if one.isprintable() else " " for one in words[:MAX_FOREIGN_CHARACTERS])
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from saccade.cli.main import make_app
 from saccade.config import flags_of
 from saccade.engine.config import EngineSettings
 from saccade.gateway.config import MediaSettings, RoutingSettings, ServerSettings
@@ -60,3 +61,16 @@ def test_page_lists_every_flag_with_its_default(section: str, flags: Any, others
             assert page[name], name  # words say what holds instead
         else:
             assert value(page[name], type(default)) == default, name
+
+
+def test_page_names_flags_of_commands_that_have_them() -> None:
+    """Rows such as "`--url` of `ask`", and "`--host`, `--port` of `worker`"."""
+    app = make_app(None)
+    section = PAGE.read_text().partition("## Flags of single commands")[2]
+    rows = re.findall(r"^\| (`--.*?)(?: \||,? or )", section, re.MULTILINE)
+    places = [row.partition(" of ") for row in rows if " of `" in row]
+    assert len(places) > 40
+    for names, _, commands in places:
+        for command in re.findall(r"`(\w+)`", commands):
+            flags = {name for argument in app[command].assemble_argument_collection() for name in argument.names}
+            assert set(re.findall(r"--[a-z-]+", names)) <= flags, (command, names)

@@ -183,10 +183,12 @@ async def test_wrong_token_is_logged_once_and_retried(
         assert len(lines) == 1
         assert OTHER not in caplog.text
         assert "--worker-token-file" in lines[0]
+        assert "--worker-token-file" in client.loss
         port = server.port
         await server.stop()
         async with listening(Access(token=OTHER), f"127.0.0.1:{port}"):
             await until(lambda: client.ready)
+            assert client.loss == ""
 
 
 @table("bind", ["0.0.0.0:0", "[::]:0", ":0", "192.0.2.1:0", "worker.internal:0", "127.0.0.1.internal:0"])

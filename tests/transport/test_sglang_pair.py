@@ -180,6 +180,7 @@ async def test_workers_of_different_models_are_no_pair(
     async with pair(legs, servicer_of, slots) as client:
         await until(lambda: "different models" in caplog.text)
         assert not client.ready
+        assert "different models" in client.loss
 
 
 # --- addresses ---

@@ -232,7 +232,7 @@ class DispatchLimits:
     """How many requests workers get at a time, how many wait for them, and how often a request is sent again."""
 
     max_retries: Annotated[Size, Parameter(name="--routing-retries")] = 1
-    "Times that a request is sent to another worker where one fails before the first token."
+    "Times that a request is sent to another worker if one fails before the first token."
     worker_queue: Annotated[Size, Parameter(name="--max-worker-queue")] = 64
     "Requests that a worker gets beyond its --max-num-seqs; more wait in the gateway until any worker is free."
     max_waiting: Annotated[Size, Parameter(name="--max-waiting-requests")] = 256
@@ -256,16 +256,16 @@ class RoutingSettings:
     """How a worker is chosen if several serve a model, and what happens if one is busy or fails."""
 
     routing_policy: Policy = "auto"
-    "How a worker is chosen; auto is cost where it is known or assumed what a worker's caches hold, else least_load."
+    "How a worker is chosen; auto is cost if a worker's caches are known or assumed, else least_load."
     routing_temperature: NotNegative = 0.0
-    "0 takes the worker of the least cost; over 0 one is drawn, and dearer workers are drawn more often as it grows."
+    "0 takes the worker of the least cost; over 0 one is drawn, and with more, workers of higher cost are more likely."
     routing_index_bytes: Size = 512 << 20
     "Bytes of memory for what the workers' caches hold, about 160 for each KV block of the fleet; 0 follows no cache."
     routing_assumptions: bool = True
     "Take a worker that does not report its caches to hold what was sent there in the last 120 seconds."
     dispatch: DispatchLimits = DEFAULT_LIMITS
     assume_same_release: Many = ()
-    "A model whose workers share its work although they tell of different releases. May be given many times."
+    "A model whose workers share its work although they report different releases; may be given many times."
 
 
 @Parameter(name="*", group=Group("Images", sort_key=3))
@@ -331,7 +331,7 @@ class MediaSettings:
 @FLAT
 @dataclass(frozen=True)
 class SourceConfig:
-    """Where workers come from beside --worker-url."""
+    """Where workers come from in addition to --worker-url."""
 
     file: Annotated[LocalPath | None, Parameter(name="--workers-file")] = None
     "A file of further workers, one URL a line, # for comments; it is watched while the gateway runs."

@@ -97,7 +97,10 @@ class ImageLimits:
         if long > self.max_side:
             raise ImageTooLarge(f"{size}; a side may have at most {self.max_side}.")
         if long * short > min(self.max_pixels, DECODER_MAX_PIXELS):
-            raise ImageTooLarge(f"{size}; at most {min(self.max_pixels, DECODER_MAX_PIXELS)} in all are accepted.")
+            raise ImageTooLarge(
+                f"{size}, {long * short:,} in all; at most {min(self.max_pixels, DECODER_MAX_PIXELS):,} are accepted "
+                "(--max-image-pixels). Send it smaller."
+            )
         if long > self.max_aspect * short:
             raise ImageTooLarge(f"{size}; its long side may be at most {self.max_aspect} times its short one.")
 

@@ -38,7 +38,7 @@ NO_SCHEME = (
 )
 NO_SCHEME_OF_A_FILE = (
     "The URL has no scheme, so it is a path or a name. A file that this server may read is named by its whole path "
-    f"behind file://, as `file:///folder/image.png`. {_INSTEAD}, or a URL that begins with http:// or https://."
+    f"after file://, as `file:///folder/image.png`. {_INSTEAD}, or a URL that begins with http:// or https://."
 )
 UNKNOWN_SCHEME = f"The URL must begin with http:// or https://. {_INSTEAD}, unless it is on a web server."
 UNSUPPORTED_SCHEME = "Nothing is fetched from {scheme}: URLs. " + f"{_INSTEAD}, or an http or https URL."

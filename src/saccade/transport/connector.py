@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, Generic, TypeVar
 
+from saccade.errors import MAX_CAUSE_CHARACTERS, printable
 from saccade.protocol.description import Description
 from saccade.protocol.engine_load import Load
 from saccade.transport import lasting_task
@@ -22,7 +23,8 @@ class Connector(ABC, Generic[S]):
     """A client of the worker at *url*; between start() and close() it reconnects by itself.
 
     It has a session while the worker is ready. *load* was true at some time between the two of *load_times*, in seconds
-    of the monotonic clock. *on_change* is called with this client whenever `ready`, `description` or both have changed.
+    of the monotonic clock. *loss* says why the last attempt to connect failed, or why the last session ended; "" while
+    there is one. *on_change* is called with this client whenever `ready`, `description` or both have changed.
     """
 
     LIMIT_SECONDS: ClassVar[float] = 1.0
@@ -39,6 +41,7 @@ class Connector(ABC, Generic[S]):
         self.description: Description | None = None
         self.load: Load | None = None
         self.load_times = (0.0, 0.0)
+        self.loss = ""
         self._session: S | None = None
         self._on_change = on_change
         self._task: asyncio.Task[None] | None = None
@@ -75,11 +78,11 @@ class Connector(ABC, Generic[S]):
             backoff.started()
             reason = await self._live()
             logger.log(logging.DEBUG if reason == logged else self.LOSS_LEVEL, "worker %s: %s", self.url, reason)
-            logged = reason
+            logged, self.loss = reason, printable(reason)[:MAX_CAUSE_CHARACTERS]
             await asyncio.sleep(backoff.after_failure())
 
     def _enter(self, session: S, description: Description) -> None:
-        self._session, self.description = session, description
+        self._session, self.description, self.loss = session, description, ""
         self._on_change(self)
 
     def _leave(self) -> None:

@@ -25,6 +25,7 @@ def test_every_reason_has_its_words() -> None:
         Described("unix:/equal", DESCRIPTION): "",
         Described("unix:/away", DESCRIPTION, ready=False): "it is not ready",
         Described("unix:/new", None): "it is not ready",
+        Described("unix:/wrong", None, loss="the token is wrong"): "it is not ready: the token is wrong",
         Described("unix:/leaving", DESCRIPTION, draining=True): "it drains",
         Described("unix:/other", other): "it serves another release of its model than the first worker: weights",
         Described("unix:/else", msgspec.structs.replace(other, model="else")): "",

@@ -184,7 +184,9 @@ class PromptDrafter:
         ):
             if number > most:
                 raise TooManyImages(
-                    f"The messages hold {number} {kind}; at most {most} are served per request.", "messages"
+                    f"The messages have {number} {kind}; at most {most} are served (--limit-mm-per-prompt). "
+                    "Send fewer.",
+                    "messages",
                 )
 
     async def _encode(self, long: bool, num_bytes: int, encode: Callable[[], list[int]], field: str) -> list[int]:

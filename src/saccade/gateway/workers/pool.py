@@ -61,6 +61,10 @@ class Worker(Protocol):
     def ready(self) -> bool:
         """Whether it can take a request now."""
 
+    @property
+    def loss(self) -> str:
+        """Why it is not connected, for operators; "" if it is, or has not been tried yet."""
+
     async def start(self) -> None:
         """Begin to connect; returns at once."""
 

@@ -94,7 +94,7 @@ def why_excluded(worker: Worker, worker_pool: WorkerPool) -> str:
     if _drains(worker):
         return "it drains"
     if not worker.ready or worker.description is None:
-        return "it is not ready"
+        return f"it is not ready: {worker.loss}" if worker.loss else "it is not ready"
     model = worker_pool.model(worker.description.model)
     if worker not in model.workers:
         difference = worker_pool.releases.difference(worker.description, model.description)

@@ -27,6 +27,8 @@ from saccade.transport.connectors.sglang_messages import MAX_ROOM, Meeting
 from saccade.transport.connectors.smg_session import ClientContext
 from saccade.transport.sink import Legs, PrefillSink, Sink, Stream
 
+DIFFERENT = "its prefill and decode worker serve different models"
+
 logger = logging.getLogger(__name__)
 
 
@@ -77,6 +79,12 @@ class SglangPair:
         """Whether both workers are ready, and serve the same files."""
         return self._prefill.ready and self._decode.ready and self._agree()
 
+    @property
+    def loss(self) -> str:
+        """Why one of them is not connected, or why both together serve nothing; "" if they are ready."""
+        losses = (f"{one.url}: {one.loss}" for one in (self._prefill, self._decode) if one.loss)
+        return next(losses, DIFFERENT if self._differ() else "")
+
     async def start(self) -> None:
         """Begin to connect; returns at once."""
         await asyncio.gather(self._prefill.start(), self._decode.start())
@@ -121,10 +129,13 @@ class SglangPair:
         prefill, decode = self._prefill.description, self._decode.description
         return prefill is not None and decode is not None and prefill.files == decode.files
 
+    def _differ(self) -> bool:
+        return self._prefill.ready and self._decode.ready and not self._agree()
+
     def _changed(self, _: object) -> None:
         """Report that the pair has become ready, or is no longer."""
-        if self._prefill.ready and self._decode.ready and not self._agree():
-            logger.error("worker %s: its prefill and decode worker serve different models; it gets no work", self.url)
+        if self._differ():
+            logger.error("worker %s: %s; it gets no work", self.url, DIFFERENT)
         if self.ready != self._was_ready:
             self._was_ready = self.ready
             self._context.on_change(self)
