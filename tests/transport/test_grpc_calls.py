@@ -17,7 +17,7 @@ from tables import table
 from saccade.transport import grpc_calls
 from saccade.transport.grpc_calls import GrpcCalls
 
-PATH = "/test.Echo/Say"
+PATH, OPEN_PATH = "/test.Echo/Say", "/test.Echo/Repeat"
 
 
 class Heard:
@@ -44,8 +44,14 @@ class Echo(grpc.GenericRpcHandler):
         self.metadata: dict[str, str] = {}
         self.num_cancelled = self.num_open = self.most_open = 0
 
-    def service(self, _: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        if details.method == OPEN_PATH:
+            return grpc.stream_stream_rpc_method_handler(self.repeat)
         return grpc.unary_stream_rpc_method_handler(self.say)
+
+    async def repeat(self, requests: AsyncIterator[bytes], _: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+        async for request in requests:
+            yield request
 
     async def say(self, request: bytes, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
         self.num_open += 1
@@ -123,6 +129,23 @@ async def test_long_messages_pass_the_windows_of_both_ends() -> None:
     async with echoing(("grpc.max_send_message_length", -1)) as (_, calls, _):
         heard = await ended(calls, b"\n".join([long, b"short", long]))
     assert heard.messages == [long, b"short", long]
+
+
+async def test_open_call_sends_messages_until_it_is_cancelled() -> None:
+    sent = [b"one", bytes(3 << 20), b"", b"last"]
+    async with echoing() as (_, calls, _):
+        heard = Heard()
+        call = await calls.begin(OPEN_PATH, None, heard)
+        for message in sent[:2]:
+            call.send(message)
+        await until(lambda: len(heard.messages) == 2)
+        call.send(sent[2])
+        call.send(sent[3][:2], sent[3][2:])
+        await until(lambda: len(heard.messages) == 4)
+        call.cancel()
+        call.send(b"too late")
+    assert heard.messages == sent
+    assert heard.status is None
 
 
 async def test_cancelled_call_ends_at_the_server_and_says_no_more() -> None:

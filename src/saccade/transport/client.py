@@ -1,7 +1,8 @@
 """The gateway's end of the native wire: one stream to one worker carries many requests.
 
-The stream goes over gRPC, or, on one host, over a Unix socket next to gRPC's, with the same frames. gRPC's asyncio
-passes every message through threads of its own, and waking each of them costs time (docs/decisions/010-unix-stream.md).
+The stream goes over gRPC, or, on one host, over a Unix socket next to gRPC's, with the same frames. Neither uses gRPC's
+asyncio, which passes every message through threads of its own, and waking each of them costs time
+(docs/decisions/010-unix-stream.md, 039-grpc-over-h2.md).
 """
 
 import asyncio
@@ -10,11 +11,11 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
-from itertools import count
 from typing import Any
 
 import grpc
 import msgspec
+from google.protobuf.message import DecodeError
 
 from saccade.errors import (
     ImageTooLarge,
@@ -35,11 +36,13 @@ from saccade.transport.answer_bounds import AnswerBounds
 from saccade.transport.arrivals import Arrivals
 from saccade.transport.connector import Connector
 from saccade.transport.credentials import NO_CREDENTIALS, WorkerCredentials
-from saccade.transport.framing import UNREADABLE, ChannelClosed, Frames
-from saccade.transport.proto.worker_pb2 import DescribeRequest, GatewayFrame
+from saccade.transport.framing import UNREADABLE as NOT_MSGPACK
+from saccade.transport.framing import ChannelClosed, Frames
+from saccade.transport.proto.worker_pb2 import DescribeRequest, GatewayFrame, WorkerFrame
 from saccade.transport.sink import Sink, Stream
-from saccade.transport.wire import MAX_COMMAND_BYTES, MAX_MESSAGE_BYTES, TAKEN, stream_path, target
+from saccade.transport.wire import MAX_COMMAND_BYTES, MAX_MESSAGE_BYTES, SERVICE_NAME, TAKEN, stream_path, target
 
+UNREADABLE = (DecodeError, *NOT_MSGPACK)
 DESCRIBE_SECONDS = 10.0
 ENDED = "the worker ended the stream"
 LOST = "The worker stopped while it answered; the request can be sent again."
@@ -289,7 +292,8 @@ class WorkerClient(Connector[_NativeSession]):
             description = self._descriptions.decode(reply.description)
             keeping_up = lasting_task.begin(partial(self._held_images.keep_up, stub), f"held images {self.url}")
             path = stream_path(self.url)
-            await (_over_grpc(stub, session, take) if path is None else _over_unix(path, session, take))
+            over_grpc = partial(_over_grpc, self._credentials, self.url)
+            await (over_grpc(session, take) if path is None else _over_unix(path, session, take))
             return ENDED
         except ChannelClosed:
             return ENDED
@@ -331,16 +335,56 @@ class WorkerClient(Connector[_NativeSession]):
             session.fail(LOST)
 
 
-async def _over_grpc(stub: Any, session: _NativeSession, take: Callable[[bytes], None]) -> None:
+class _GrpcStream:
+    """The receiver of a stream over gRPC: calls *take* with each frame until the stream has *ended*."""
+
+    def __init__(self, take: Callable[[bytes], None]) -> None:
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._take = take
+
+    def message(self, payload: bytes) -> None:
+        """Take a frame, unless the stream has ended."""
+        if self.ended.done():
+            return
+        try:
+            self._take(WorkerFrame.FromString(payload).payload)
+        except UNREADABLE as error:
+            self.ended.set_exception(error)
+
+    def end(self, status: grpc.StatusCode, details: str) -> None:
+        """Let *ended* be done, with gRPC's error unless *status* is OK."""
+        if self.ended.done():
+            return
+        if status is grpc.StatusCode.OK:
+            self.ended.set_result(None)
+        else:
+            nothing = grpc.aio.Metadata()
+            self.ended.set_exception(grpc.aio.AioRpcError(status, nothing, nothing, details))
+
+
+def _head(command: bytes) -> bytes:
+    """Return what precedes *command* in a GatewayFrame: its field and length. protobuf would copy the command twice."""
+    head, num_bytes = bytearray((GatewayFrame.PAYLOAD_FIELD_NUMBER << 3 | 2,)), len(command)
+    while num_bytes > 0x7F:
+        head.append(num_bytes & 0x7F | 0x80)
+        num_bytes >>= 7
+    return bytes((*head, num_bytes))
+
+
+async def _over_grpc(
+    credentials: WorkerCredentials, url: str, session: _NativeSession, take: Callable[[bytes], None]
+) -> None:
     """Send the commands of *session*, and call *take* with each frame until the stream ends. Raises gRPC's error."""
-    commands: asyncio.Queue[bytes] = asyncio.Queue()
-    session.write = commands.put_nowait
-    call = stub.Stream(GatewayFrame(payload=await commands.get()) for _ in count())
+    stream, calls = _GrpcStream(take), credentials.streams(url)
+    metadata = [(name.encode(), value.encode()) for name, value in credentials.metadata]
     try:
-        async for frame in call:
-            take(frame.payload)
+        call = await calls.begin(f"/{SERVICE_NAME}/Stream", None, stream, metadata)
+        session.write = lambda command: call.send(_head(command), command)
+        await stream.ended
+    except OSError as error:
+        raise ChannelClosed from error
     finally:
-        call.cancel()
+        calls.close()
 
 
 async def _over_unix(path: str, session: _NativeSession, take: Callable[[bytes], None]) -> None:

@@ -11,7 +11,8 @@ from types import SimpleNamespace
 import grpc
 
 from saccade.errors import StartupError
-from saccade.transport.wire import CALLS, CLIENT_OPTIONS, SERVICE_NAME, TLS_SCHEME, target
+from saccade.transport.grpc_calls import GrpcCalls
+from saccade.transport.wire import CALLS, CLIENT_OPTIONS, QUIET_SECONDS, SERVICE_NAME, TLS_SCHEME, target
 
 MIN_TOKEN_CHARACTERS = 16
 TOO_OPEN = stat.S_IWGRP | stat.S_IRWXO
@@ -30,7 +31,7 @@ class Identity:
 class WorkerCredentials:
     """What a gateway shows its workers, and by which *authorities* (PEM) it knows those at addresses with TLS.
 
-    Without *authorities*, by the public ones that gRPC brings, for HTTPS those of the system.
+    Without *authorities*, by the public ones: those that gRPC brings, and those of the system.
     """
 
     token: str | None = field(default=None, repr=False)
@@ -47,7 +48,7 @@ class WorkerCredentials:
         return grpc.aio.secure_channel(target(url), secrets, options=CLIENT_OPTIONS)
 
     def tls_context(self) -> ssl.SSLContext:
-        """Return the TLS settings of HTTPS connections."""
+        """Return the TLS settings of connections that are not gRPC's."""
         authorities = self.authorities.decode("ascii", errors="replace") if self.authorities is not None else None
         context = ssl.create_default_context(cadata=authorities)
         if self.identity is not None:
@@ -58,14 +59,25 @@ class WorkerCredentials:
                 context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
         return context
 
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """The metadata of a call, which shows the token."""
+        return (("authorization", f"Bearer {self.token}"),) if self.token is not None else ()
+
     def calls(self, channel: grpc.aio.Channel) -> SimpleNamespace:
         """Return the worker's CALLS by name, each of which shows the token."""
-        metadata = (("authorization", f"Bearer {self.token}"),) if self.token is not None else ()
         calls = SimpleNamespace()
         for name, (kind, request, reply) in CALLS.items():
             call = getattr(channel, kind)(f"/{SERVICE_NAME}/{name}", request.SerializeToString, reply.FromString)
-            setattr(calls, name, functools.partial(call, metadata=metadata))
+            setattr(calls, name, functools.partial(call, metadata=self.metadata))
         return calls
+
+    def streams(self, url: str) -> GrpcCalls:
+        """Return calls of Stream to the worker at *url*, over connections of their own."""
+        tls = self.tls_context() if url.startswith(TLS_SCHEME) else None
+        if tls is not None:
+            tls.set_alpn_protocols(["h2"])
+        return GrpcCalls(target(url), tls, QUIET_SECONDS)
 
 
 NO_CREDENTIALS = WorkerCredentials()

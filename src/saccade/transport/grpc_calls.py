@@ -1,11 +1,12 @@
-"""Server-streaming gRPC calls whose messages are pushed: one read callback serves all calls to a server.
+"""Streaming gRPC calls whose messages are pushed: one read callback serves all calls to a server.
 
-A worker sends a message for each token. grpc.aio passes every message through a thread and a task, which takes 30 to
-50 µs of CPU; h2 takes about 6. Source of the wire: PROTOCOL-HTTP2.md in gRPC's documentation.
+grpc.aio passes every message through a thread and a task, which takes 30 to 50 µs of CPU; h2 takes about 6. Source of
+the wire: PROTOCOL-HTTP2.md in gRPC's documentation.
 """
 
 import asyncio
 import contextlib
+import ssl
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Final, Protocol, cast
@@ -40,6 +41,9 @@ QUIET_SECONDS, ANSWER_SECONDS, STILL_QUIET_SECONDS = 30.0, 10.0, 300.0
 """After the first silence a server is asked whether it lives, and has the second time to answer. If its calls stay
 silent, it is asked again after the third: gRPC's servers end a connection over more frequent pings."""
 
+PIECE_BYTES = 128 << 10
+"""The most in one frame. h2 copies each several times, larger ones in memory that is new every time."""
+
 GOAWAY = 7
 FRAME_HEADER_BYTES, PREFIX_BYTES = 9, 5
 LAST_STREAM_ID = 2**31 - 2**16
@@ -64,22 +68,27 @@ class Receiver(Protocol):
 
 
 class GrpcCalls:
-    """Calls to the server at *target*, `host:port`, without TLS. A connection is made when a call needs one.
+    """Calls to the server at *target*, `host:port`, with TLS if *tls* is set. A connection is made when a call needs
+    one. *quiet_seconds* replaces QUIET_SECONDS and STILL_QUIET_SECONDS for a server that allows more pings.
 
     call = await calls.begin("/echo.Echo/Say", request.SerializeToString(), receiver)
     ...
     call.cancel()
     """
 
-    def __init__(self, target: str) -> None:
+    def __init__(
+        self, target: str, tls: ssl.SSLContext | None = None, quiet_seconds: tuple[float, float] | None = None
+    ) -> None:
         self._target = target
+        self._tls = tls
+        self._quiet_seconds = quiet_seconds or (QUIET_SECONDS, STILL_QUIET_SECONDS)
         self._connections: list[_Connection] = []
         self._lock = asyncio.Lock()
 
     async def begin(
-        self, path: str, message: bytes, receiver: Receiver, metadata: Iterable[tuple[bytes, bytes]] = ()
+        self, path: str, message: bytes | None, receiver: Receiver, metadata: Iterable[tuple[bytes, bytes]] = ()
     ) -> "Call":
-        """Send *message* with *metadata* to the method *path*.
+        """Send *message* with *metadata* to the method *path*; if it is None, the call's send() sends its messages.
 
         Raises OSError, such as TimeoutError, if the server does not accept.
         """
@@ -97,10 +106,11 @@ class GrpcCalls:
             connection.lose(grpc.StatusCode.CANCELLED, "the connection was closed")
 
     async def _connect(self) -> "_Connection":
-        connection = _Connection(self._target)
+        connection = _Connection(self._target, "http" if self._tls is None else "https", *self._quiet_seconds)
         host, _, port = self._target.rpartition(":")
         async with asyncio.timeout(CONNECT_SECONDS):
-            await asyncio.get_running_loop().create_connection(lambda: connection, host.strip("[]"), int(port))
+            loop = asyncio.get_running_loop()
+            await loop.create_connection(lambda: connection, host.strip("[]"), int(port), ssl=self._tls)
         self._connections = [*(one for one in self._connections if one.is_open), connection]
         return connection
 
@@ -112,18 +122,24 @@ class Call:
         self,
         connection: "_Connection",
         path: str,
-        message: bytes,
+        message: bytes | None,
         receiver: Receiver,
         metadata: Iterable[tuple[bytes, bytes]],
     ) -> None:
         self.path = path
         self.receiver = receiver
         self.metadata = metadata
-        self.unsent = memoryview(b"\0%b%b" % (len(message).to_bytes(4, "big"), message))
+        self.unsent = deque([] if message is None else [_prefixed(message)])
+        self.takes_more = message is None
         self.stream_id = 0
         self.status: tuple[grpc.StatusCode, str] = grpc.StatusCode.UNKNOWN, "the server sent no status"
         self._connection = connection
         self._partial = bytearray()
+
+    def send(self, *parts: bytes) -> None:
+        """Send one more message, which *parts* are together; only for a call that began without one."""
+        self.unsent.append(_prefixed(*parts))
+        self._connection.send(self)
 
     def cancel(self) -> None:
         """Tell the server to stop. The receiver gets no further call."""
@@ -155,11 +171,18 @@ class Call:
             yield message
 
 
+def _prefixed(*parts: bytes) -> memoryview:
+    return memoryview(b"".join((b"\0", sum(map(len, parts)).to_bytes(4, "big"), *parts)))
+
+
 class _Connection(asyncio.Protocol):
     """A connection to *authority*. Once the server has sent GOAWAY it takes no further calls, and closes after them."""
 
-    def __init__(self, authority: str) -> None:
+    def __init__(self, authority: str, scheme: str, quiet_seconds: float, still_quiet_seconds: float) -> None:
         self._authority = authority.encode()
+        self._scheme = scheme.encode()
+        self._quiet_seconds = quiet_seconds
+        self._still_quiet_seconds = still_quiet_seconds
         self._http = H2Connection(H2Configuration(client_side=True, header_encoding=None))
         self._http.local_settings = Settings(
             client=True,
@@ -193,7 +216,14 @@ class _Connection(asyncio.Protocol):
         self._begin_waiting()
         self._flush()
         if self._timer is None:
-            self._watch(QUIET_SECONDS)
+            self._watch(self._quiet_seconds)
+
+    def send(self, call: Call) -> None:
+        """Send what is left of the messages of *call*, once it has begun."""
+        if call.stream_id in self._calls:
+            # The server may have reset it, and that may not have been handed over.
+            with contextlib.suppress(StreamClosedError):
+                self._send(call)
 
     def cancel(self, call: Call) -> None:
         """Reset the stream of *call* if one is open."""
@@ -305,7 +335,7 @@ class _Connection(asyncio.Protocol):
             case PingAckReceived() if self._is_pinged and self._timer is not None:
                 self._is_pinged = False
                 self._timer.cancel()
-                self._watch(STILL_QUIET_SECONDS)
+                self._watch(self._still_quiet_seconds)
 
     def _read(self, call: Call, data: bytes) -> None:
         try:
@@ -341,7 +371,7 @@ class _Connection(asyncio.Protocol):
                 call.stream_id,
                 (
                     (b":method", b"POST"),
-                    (b":scheme", b"http"),
+                    (b":scheme", self._scheme),
                     (b":path", call.path.encode()),
                     (b":authority", self._authority),
                     (b"te", b"trailers"),
@@ -357,14 +387,16 @@ class _Connection(asyncio.Protocol):
         self._begin_waiting()
 
     def _send(self, call: Call) -> None:
-        """Send what is left of the call's message, as far as the server and the connection take it."""
+        """Send what is left of the call's messages, as far as the server and the connection take it."""
         while call.unsent and not self._is_paused:
             window = self._http.local_flow_control_window(call.stream_id)
-            piece = call.unsent[: min(window, self._http.max_outbound_frame_size)]
+            message = call.unsent.popleft()
+            piece = message[: min(window, self._http.max_outbound_frame_size, PIECE_BYTES)]
+            if len(piece) < len(message):
+                call.unsent.appendleft(message[len(piece) :])
             if not piece:
                 return
-            call.unsent = call.unsent[len(piece) :]
-            self._http.send_data(call.stream_id, piece, end_stream=not call.unsent)
+            self._http.send_data(call.stream_id, piece, end_stream=not (call.unsent or call.takes_more))
             self._flush()
 
     def _flush(self) -> None:
@@ -383,7 +415,7 @@ class _Connection(asyncio.Protocol):
             return
         elif self._has_received:
             self._has_received = False
-            self._watch(QUIET_SECONDS)
+            self._watch(self._quiet_seconds)
         else:
             self._is_pinged = True
             self._http.ping(b"saccade\0")
