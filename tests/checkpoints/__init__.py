@@ -14,6 +14,7 @@ from checkpoints import (
     kimi_k3,
     kimi_k25,
     llava,
+    mistral3,
     paddleocr_vl,
     phi3_v,
     qwen,
@@ -32,6 +33,7 @@ CHECKPOINTS: dict[str, Callable[[Path], Path]] = {
     "llava_next": llava.write_llava_next,
     "phi3_v": phi3_v.write,
     "paddleocr_vl": paddleocr_vl.write,
+    "mistral3": mistral3.write,
     **{name: partial(smolvlm.write, name=name) for name in smolvlm.ARCHITECTURES},
     **{name: partial(gemma4.write, name=name) for name in gemma4.RELEASES},
 }
@@ -47,6 +49,7 @@ NETWORKS: dict[str, Callable[[Path], Path]] = {
     "llava_next": llava.write_llava_next_network,
     "phi3_v": phi3_v.write_network,
     "paddleocr_vl": paddleocr_vl.write_network,
+    "mistral3": mistral3.write_network,
     **{name: partial(smolvlm.write_network, name=name) for name in smolvlm.ARCHITECTURES},
     **{name: partial(gemma4.write_network, name=name) for name in gemma4.RELEASES},
 }

@@ -424,3 +424,25 @@ GEMMA4 = """{%- macro kind(value) -%}
 {%- endif -%}
 """
 """Gemma 4: calls and their results in the model's turn, strings between quotes that are tokens, keys in order."""
+
+MISTRAL3 = """{%- macro text(content) -%}{{ content if content is string else content[0]['text'] }}{%- endmacro -%}
+{{ bos_token }}
+{%- if messages[0]['role'] != 'system' -%}
+{{ '[SYSTEM_PROMPT]You are a helpful assistant. Today is ' + strftime_now('%Y-%m-%d') + '.[/SYSTEM_PROMPT]' }}
+{%- endif -%}
+{%- for message in messages -%}
+{%- if message['role'] == 'user' -%}
+{{ '[INST]' }}
+{%- if message['content'] is string -%}{{ message['content'] }}
+{%- else -%}{%- for part in message['content'] -%}
+{%- if part['type'] == 'text' -%}{{ part['text'] }}
+{%- elif part['type'] in ['image', 'image_url'] -%}{{ '[IMG]' }}
+{%- else -%}{{ raise_exception('A part is a text or an image.') }}{%- endif -%}
+{%- endfor -%}{%- endif -%}
+{{ '[/INST]' }}
+{%- elif message['role'] == 'system' -%}{{ '[SYSTEM_PROMPT]' + text(message['content']) + '[/SYSTEM_PROMPT]' }}
+{%- elif message['role'] == 'assistant' -%}{{ text(message['content']) + eos_token }}
+{%- else -%}{{ raise_exception('The role ' + message['role'] + ' is unknown.') }}{%- endif -%}
+{%- endfor -%}
+"""
+"""Mistral Small 3.1: a system turn with the date by default, the first text of a turn alone, and no tools."""

@@ -19,6 +19,7 @@ from references.native import (
     MergedPatches,
     PooledPatches,
     RasterPatches,
+    Rows,
     SquarePatches,
     Tiles,
 )
@@ -73,7 +74,7 @@ class Sides:
 
 def merged_patches(patches: torch.Tensor, preprocessor: Mapping[str, Any]) -> torch.Tensor:
     """[patches, 3 * patch * patch] to the same with every frame doubled: (x - mean * 255) / (std * 255)."""
-    patch, frames = preprocessor["patch_size"], preprocessor["temporal_patch_size"]
+    patch, frames = preprocessor["patch_size"], preprocessor.get("temporal_patch_size", 1)
     doubled = patches.reshape(-1, 3, 1, patch, patch).expand(-1, -1, frames, -1, -1).float()
     return _affine(doubled, preprocessor, (3, 1, 1, 1)).reshape(len(patches), -1)
 
@@ -137,5 +138,6 @@ SUBJECTS = (
             ("gemma4_unified", SquarePatches),
         )
     ),
+    Subject("mistral3", Rows, merged_patches, extremes=((3_000, 2), (2, 3_000), (1_540, 1))),
     Subject("phi3_v", Phi3V, extremes=((1_000, 1), (1, 1_000)), is_lossless=False),
 )

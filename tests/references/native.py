@@ -107,6 +107,34 @@ class Crops(_Text):
         )
 
 
+class Rows(_Text):
+    """Mistral Small 3.1: whole images with a token after each row, here in merged blocks. The template writes the BOS."""
+
+    placeholder = "[IMG]"
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.processor = load(folder, "AutoProcessor")
+
+    def see(self, image: Image.Image) -> Seen:
+        made = self.processor(text=self.placeholder, images=[image], return_tensors="pt")
+        text = self.processor.replace_image_token(made, 0)
+        merge, patch = self.processor.spatial_merge_size, self.processor.patch_size
+        height, width = (side // (patch * merge) for side in made["image_sizes"][0].tolist())
+        blocks = made["pixel_values"][0].view(3, height, merge, patch, width, merge, patch)
+        patches = blocks.permute(1, 4, 2, 5, 0, 3, 6).flatten(4).flatten(0, 3)
+        return Seen(text.count(self.placeholder), patches, (1, height * merge, width * merge), text=text)
+
+    def render(self, chat: Chat, add_generation_prompt: bool, switches: Mapping[str, Any]) -> str:
+        tokens = {"bos_token": self.tokenizer.bos_token, "eos_token": self.tokenizer.eos_token}
+        return super().render(chat, add_generation_prompt, {**switches, **tokens})
+
+    def token_ids(self, prompt: str, seen: Sequence[Seen]) -> list[int]:
+        first, *others = super().token_ids(prompt, seen)
+        assert others[0] == first, "the tokenizer's own BOS, which transformers leaves out of a chat that has one"
+        return others
+
+
 class Tiles(_Text):
     """Idefics3 and SmolVLM: tiles with text between them. Content is a list of parts.
 

@@ -215,8 +215,8 @@ class LlavaOracle:
         sizes = torch.tensor([item.original_size for item in items])
         return {"pixel_values": torch.nn.utils.rnn.pad_sequence(views, batch_first=True), "image_sizes": sizes}
 
-    def _normalised(self, item: MediaItem) -> torch.Tensor:
-        pixels = torch.frombuffer(bytearray(item.inline or b""), dtype=torch.uint8).view(item.pixel_shape)
+    def _normalised(self, item: MediaItem, shape: tuple[int, ...] | None = None) -> torch.Tensor:
+        pixels = torch.frombuffer(bytearray(item.inline or b""), dtype=torch.uint8).view(shape or item.pixel_shape)
         mean, std = (torch.tensor(self._preprocessor[key]).view(3, 1, 1) * 255 for key in ("image_mean", "image_std"))
         return (pixels.float() - mean) / std
 
@@ -235,6 +235,28 @@ class CroppedOracle(LlavaOracle):
     def images(self, items: Sequence[MediaItem]) -> dict[str, torch.Tensor]:
         """Return normalised views [V, 3, S, S]."""
         return {"pixel_values": torch.cat([self._normalised(item) for item in items])}
+
+
+class RowsOracle(LlavaOracle):
+    """Mistral Small 3.1: whole images, padded to one size, with their own sizes."""
+
+    def images(self, items: Sequence[MediaItem]) -> dict[str, torch.Tensor]:
+        """Return normalised images [N, 3, height, width] and their sizes [N, 2]."""
+        images = [self._image(item) for item in items]
+        sizes = torch.tensor([image.shape[1:] for image in images])
+        height, width = sizes.amax(0).tolist()
+        padded = torch.zeros(len(images), 3, height, width)
+        for place, image in zip(padded, images, strict=True):
+            place[:, : image.shape[1], : image.shape[2]] = image
+        return {"pixel_values": padded, "image_sizes": sizes}
+
+    def _image(self, item: MediaItem) -> torch.Tensor:
+        """Return a normalised image [3, height, width]."""
+        merge, patch = self.model.config.spatial_merge_size, self._preprocessor["patch_size"]
+        _, rows, columns = item.grid
+        patches = self._normalised(item, (rows * columns, 3, patch, patch))
+        blocks = patches.view(rows // merge, columns // merge, merge, merge, 3, patch, patch)
+        return blocks.permute(4, 0, 2, 5, 1, 3, 6).reshape(3, rows * patch, columns * patch)
 
 
 class GemmaOracle:
@@ -321,6 +343,7 @@ ORACLES: Mapping[str, type[Oracle]] = {
     "qwen3_5_moe": RecurrentOracle,
     "phi3_v": Phi3VOracle,
     "paddleocr_vl": RasterOracle,
+    "mistral3": RowsOracle,
     "internvl": CroppedOracle,
     "internvl_moe": CroppedOracle,
     "glm4v": GlmOracle,

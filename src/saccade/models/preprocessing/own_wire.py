@@ -40,5 +40,6 @@ def refuse_limits(options: ImageOptions | VideoOptions) -> None:
     for key in ("min_pixels", "max_pixels"):
         if getattr(options, key) is not None:
             raise InvalidValue(
-                f"{key} is not supported: this model has fixed image sizes; leave it out.", "mm_processor_kwargs"
+                f"{key} is not supported: this model's own files set the sizes of its images; leave it out.",
+                "mm_processor_kwargs",
             )

@@ -1,0 +1,95 @@
+"""Spec and network of Mistral Small 3.1 against transformers."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from networks import build, check_features, config_of, with_value
+from references.networks import RowsOracle
+from safetensors.torch import load_file
+from tables import table
+
+from saccade.errors import StartupError
+from saccade.models.mistral3.spec import Spec
+from saccade.models.spec import MediaShape, Paged
+from saccade.nn.backends.torch_sdpa import VisionAttentionBackend
+
+SIZES = [(1, 1), (56, 56), (150, 100), (700, 30), (30, 700)]
+"""(width, height)"""
+
+Folder = Callable[[str], Path]
+NAME = "mistral3"
+
+
+def test_features_equal_the_reference(network_folder: Folder) -> None:  # A10
+    check_features(RowsOracle(network_folder(NAME)), network_folder(NAME), SIZES)
+
+
+@torch.inference_mode()
+def test_encode_never_looks_at_the_device(network_folder: Folder) -> None:
+    """C3, [eng] 35: a meta tensor has no content to look at."""
+    network = build(config_of(network_folder(NAME)), {"patch_size": 14})
+    network.finish()
+    metadata = network.prepare([MediaShape((1, 10, 14)), MediaShape((1, 2, 6))], VisionAttentionBackend())
+    features = network.encode(torch.empty(152 * 588, dtype=torch.uint8, device="meta"), metadata)
+    assert len(features) == 38
+
+
+def test_tensors_that_transformers_writes_are_found_too(network_folder: Folder) -> None:
+    network = build(config_of(network_folder(NAME)), {"patch_size": 14})
+    for released in load_file(network_folder(NAME) / "model.safetensors"):
+        saved = f"model.{released}"
+        if released.startswith("language_model.lm_head."):
+            saved = released.removeprefix("language_model.")
+        elif released.startswith("language_model."):
+            saved = released.replace("language_model.model.", "model.language_model.")
+        located = network.locate(released)
+        assert located is not None
+        assert network.locate(saved) == located
+
+
+def test_release_has_as_many_parameters_as_the_reference() -> None:
+    from transformers import Mistral3Config, Mistral3ForConditionalGeneration
+
+    reference = Mistral3Config(tie_word_embeddings=False)
+    with torch.device("meta"):
+        sizes = [parameter.numel() for parameter in Mistral3ForConditionalGeneration(reference).parameters()]
+    config: Any = reference.to_dict() | {"architectures": ["Mistral3ForConditionalGeneration"]}
+    network = build(config, {"patch_size": 14})
+    assert network.spec.kv_specs == (Paged(8, 128, 128),) * 40
+    assert network.spec.text.rope.theta == 1e9
+    assert sum(parameter.numel() for parameter in network.parameters()) == sum(sizes)
+    assert round(sum(sizes) / 1e9, 1) == 24.0
+
+
+def test_missing_keys_have_the_defaults_of_the_reference() -> None:
+    from transformers import Mistral3Config, PixtralVisionConfig
+
+    spec = Spec.read({"text_config": {}, "vision_config": {}})
+    vision: Any = PixtralVisionConfig()
+    assert (spec.vision.hidden_size, spec.vision.num_heads, spec.vision.depth, spec.vision.activation) == (
+        vision.hidden_size, vision.num_attention_heads, vision.num_hidden_layers, vision.hidden_act,
+    )  # fmt: skip
+    assert (spec.vision.patch_size, spec.vision.rope_theta) == (vision.patch_size, vision.rope_parameters["rope_theta"])
+    assert spec.placeholder_of == {"image": Mistral3Config().image_token_index}
+
+
+@table(
+    ("path", "value", "words"),
+    [
+        ("text_config.model_type", "ministral3", "model_type"),
+        ("text_config", 5, "text_config"),
+        ("vision_config.model_type", "clip_vision_model", "model_type"),
+        ("vision_config.num_attention_heads", 5, "num_attention_heads"),
+        ("vision_config.hidden_act", "relu", "hidden_act"),
+        ("vision_config.rope_theta", 0, "rope_theta"),
+        ("vision_feature_layer", -2, "vision_feature_layer"),
+        ("image_token_index", 10**6, "image_token_index"),
+        ("spatial_merge_size", "2", "spatial_merge_size"),
+    ],
+)
+def test_a_wrong_config_names_the_key(path: str, value: object, words: str, network_folder: Folder) -> None:
+    with pytest.raises(StartupError, match=words):
+        Spec.read(with_value(config_of(network_folder(NAME)), path, value))
