@@ -10,7 +10,8 @@ import pytest
 from echo_worker import until
 from h2.config import H2Configuration
 from h2.connection import H2Connection
-from h2.events import DataReceived, PingReceived, RequestReceived, StreamEnded
+from h2.events import DataReceived, Event, PingReceived, RequestReceived, SettingsAcknowledged, StreamEnded
+from h2.settings import SettingCodes
 from hyperframe.frame import GoAwayFrame, RstStreamFrame
 from tables import table
 
@@ -218,12 +219,15 @@ async def test_server_that_dies_fails_its_calls_and_a_new_one_is_found() -> None
 
 
 class Raw(asyncio.Protocol):
-    """A server that answers each request with what *answer* sends."""
+    """A server that answers each request with what *answer* sends. *on_event* may send more, after any event."""
 
-    def __init__(self, answer: Callable[["Raw", int], object]) -> None:
+    def __init__(
+        self, answer: Callable[["Raw", int], object], on_event: Callable[["Raw", Event], object] = lambda *_: None
+    ) -> None:
         self.http = H2Connection(H2Configuration(client_side=False, header_encoding=None))
         self.num_pings = 0
         self._answer = answer
+        self._on_event = on_event
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport: asyncio.Transport = transport  # type: ignore[assignment]
@@ -238,6 +242,7 @@ class Raw(asyncio.Protocol):
             if isinstance(event, DataReceived):
                 self.http.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
             assert not isinstance(event, RequestReceived) or dict(event.headers)[b":path"] == PATH.encode()
+            self._on_event(self, event)
         self.flush()
 
     def headers(self, stream_id: int, *headers: tuple[bytes, bytes], end: bool = False) -> None:
@@ -247,16 +252,17 @@ class Raw(asyncio.Protocol):
         self.transport.write(self.http.data_to_send())
 
     def send(self, *frames: GoAwayFrame | RstStreamFrame) -> None:
-        self.flush()
-        self.transport.write(b"".join(frame.serialize() for frame in frames))
+        self.transport.write(self.http.data_to_send() + b"".join(frame.serialize() for frame in frames))
 
 
 @contextlib.asynccontextmanager
-async def raw(answer: Callable[[Raw, int], object]) -> AsyncIterator[tuple[GrpcCalls, list[Raw]]]:
+async def raw(
+    answer: Callable[[Raw, int], object], on_event: Callable[[Raw, Event], object] = lambda *_: None
+) -> AsyncIterator[tuple[GrpcCalls, list[Raw]]]:
     made: list[Raw] = []
 
     def connection() -> Raw:
-        made.append(Raw(answer))
+        made.append(Raw(answer, on_event))
         return made[-1]
 
     server = await asyncio.get_running_loop().create_server(connection, "127.0.0.1", 0)
@@ -349,6 +355,44 @@ async def test_end_of_a_call(answer: Callable[[Raw, int], object], status: grpc.
         # Another call is possible, over this connection or a new one.
         await ended(calls, b"x")
         assert 1 <= len(made) <= 2
+
+
+def _reset_with_more_room(server: Raw, event: Event) -> None:
+    """Reset a call whose message is long, together with more room for the whole connection."""
+    if isinstance(event, DataReceived) and len(event.data) > 1000:
+        server.http.increment_flow_control_window(1000)
+        frame = RstStreamFrame(event.stream_id)
+        frame.error_code = 11
+        server.send(frame)
+
+
+def _shrink_the_window(server: Raw, event: Event) -> None:
+    """Make the windows smaller than what was sent; then make room for the rest of the call."""
+    if isinstance(event, DataReceived) and server.http.local_settings.initial_window_size > 10:
+        server.http.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 10})
+    elif isinstance(event, SettingsAcknowledged) and event.changed_settings:
+        server.http.increment_flow_control_window(1 << 20, 3)
+
+
+@table(
+    ("on_event", "status"),
+    [(_reset_with_more_room, grpc.StatusCode.RESOURCE_EXHAUSTED), (_shrink_the_window, grpc.StatusCode.UNKNOWN)],
+)
+async def test_server_that_stops_a_message_harms_no_other_call(
+    on_event: Callable[[Raw, Event], object], status: grpc.StatusCode
+) -> None:
+    def answer(server: Raw, stream_id: int) -> None:
+        if stream_id > 1:
+            server.headers(stream_id, end=True)
+
+    async with raw(answer, on_event) as (calls, made):
+        other = Heard()
+        await calls.begin(PATH, b"waits", other)
+        heard = await ended(calls, bytes(200_000))
+        assert heard.status is not None
+        assert (heard.status[0], other.status) == (status, None)
+        await ended(calls, b"x")
+        assert len(made) == 1
 
 
 async def test_messages_in_pieces_of_any_size() -> None:

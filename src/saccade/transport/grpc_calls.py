@@ -221,9 +221,7 @@ class _Connection(asyncio.Protocol):
     def send(self, call: Call) -> None:
         """Send what is left of the messages of *call*, once it has begun."""
         if call.stream_id in self._calls:
-            # The server may have reset it, and that may not have been handed over.
-            with contextlib.suppress(StreamClosedError):
-                self._send(call)
+            self._send(call)
 
     def cancel(self, call: Call) -> None:
         """Reset the stream of *call* if one is open."""
@@ -388,16 +386,19 @@ class _Connection(asyncio.Protocol):
 
     def _send(self, call: Call) -> None:
         """Send what is left of the call's messages, as far as the server and the connection take it."""
-        while call.unsent and not self._is_paused:
-            window = self._http.local_flow_control_window(call.stream_id)
-            message = call.unsent.popleft()
-            piece = message[: min(window, self._http.max_outbound_frame_size, PIECE_BYTES)]
-            if len(piece) < len(message):
-                call.unsent.appendleft(message[len(piece) :])
-            if not piece:
-                return
-            self._http.send_data(call.stream_id, piece, end_stream=not (call.unsent or call.takes_more))
-            self._flush()
+        # If the server has just reset the stream, that event may not have been handed over.
+        with contextlib.suppress(StreamClosedError):
+            while call.unsent and not self._is_paused:
+                # The window is negative if the server has made it smaller.
+                window = max(0, self._http.local_flow_control_window(call.stream_id))
+                message = call.unsent.popleft()
+                piece = message[: min(window, self._http.max_outbound_frame_size, PIECE_BYTES)]
+                if len(piece) < len(message):
+                    call.unsent.appendleft(message[len(piece) :])
+                if not piece:
+                    return
+                self._http.send_data(call.stream_id, piece, end_stream=not (call.unsent or call.takes_more))
+                self._flush()
 
     def _flush(self) -> None:
         if (data := self._http.data_to_send()) and self._transport is not None:
