@@ -1,10 +1,12 @@
 """Remembered keys are those that are computed anew."""
 
+import tracemalloc
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from saccade.identity.blocks import MediaRun, block_keys, root_key
-from saccade.routing.prompt_keys import BYTES_PER_KEY, SEGMENT_BLOCKS, PromptKeys
+from saccade.routing.prompt_keys import BYTES_PER_KEY, BYTES_PER_SEGMENT, SEGMENT_BLOCKS, PromptKeys
 
 ROOT = root_key(b"model", b"")
 SEGMENT = 2 * SEGMENT_BLOCKS
@@ -31,10 +33,20 @@ def test_keys_by_segments_are_the_keys(length: int, images: list[tuple[int, int]
 
 
 def test_seen_prompts_are_remembered_up_to_a_limit() -> None:
-    keys = PromptKeys(2 * SEGMENT_BLOCKS * BYTES_PER_KEY)
+    keys = PromptKeys(2 * (SEGMENT_BLOCKS * BYTES_PER_KEY + BYTES_PER_SEGMENT))
     prompt = list(range(SEGMENT))
     first = keys.of(ROOT, prompt, (), 2)
     assert keys.of(ROOT, [*prompt, 1, 2], (), 2)[0] is first[0]
     for number in range(2):
         keys.of(ROOT, [number, *prompt], (), 2)
     assert keys.of(ROOT, prompt, (), 2)[0] is not first[0]
+
+
+def test_prompts_shorter_than_a_block_take_no_more_memory_than_the_limit() -> None:
+    keys = PromptKeys(1 << 17)
+    tracemalloc.start()
+    for number in range(2000):
+        keys.of(ROOT, [number], (), 16)
+    num_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert num_bytes < 1 << 18

@@ -13,6 +13,9 @@ SEGMENT_BLOCKS = 256
 BYTES_PER_KEY = 72
 """The memory of one key: an object of 49 bytes, in a size class of 64, and its place in a list."""
 
+BYTES_PER_SEGMENT = 640
+"""The memory of a segment besides its keys, of which a short prompt has none."""
+
 MAX_BYTES = 32 << 20
 """About 450,000 keys: 7 million tokens in blocks of 16."""
 
@@ -52,5 +55,5 @@ class PromptKeys:
         keys = self._segments.get(segment)
         if keys is None:
             keys = block_keys(parent, token_ids, runs, block_size)
-            self._segments.put(segment, keys, len(keys) * BYTES_PER_KEY)
+            self._segments.put(segment, keys, BYTES_PER_SEGMENT + len(keys) * BYTES_PER_KEY)
         return keys
