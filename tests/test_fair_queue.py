@@ -2,7 +2,6 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -83,40 +82,43 @@ async def test_client_alone_takes_all_and_no_more() -> None:
     await crowd.go()
 
 
-async def test_turn_waits_until_it_may_begin_and_later_ones_wait_for_it() -> None:
-    queue, begun, is_allowed = queue_of(9), list[str](), False
+async def test_turn_with_an_obstacle_is_passed_over_by_those_without_it() -> None:
+    queue, begun, obstacles = queue_of(9), list[str](), {"a1": "x", "a2": "x", "a3": "", "b1": "x", "b2": ""}
 
-    async def take(client: str, may_begin: Callable[[], bool] = lambda: True) -> None:
-        await queue.enter(client, may_begin=may_begin)
-        begun.append(client)
+    async def take(name: str) -> None:
+        await queue.enter(name[0], obstacle=lambda: obstacles[name] or None)
+        begun.append(name)
 
-    tasks = [asyncio.create_task(take("a", lambda: is_allowed)), asyncio.create_task(take("b"))]
+    tasks = [asyncio.create_task(take(name)) for name in obstacles]
     await settle()
+    assert (begun, queue.num_waiting) == (["a3", "b2"], 3)
+    obstacles |= {"a1": "", "b1": "y"}
     queue.advance()
     await settle()
-    assert (begun, queue.num_waiting) == ([], 2)
-    is_allowed = True
+    # Each client's turns stay in order.
+    assert (begun[2:], queue.num_waiting) == (["a1"], 2)
+    obstacles |= {"a2": "", "b1": ""}
     queue.advance()
     await asyncio.gather(*tasks)
-    assert begun == ["a", "b"]
+    assert begun[3:] == ["b1", "a2"]
 
 
-async def test_error_of_a_turn_that_may_not_begin_is_its_own() -> None:
+async def test_error_of_a_turn_with_an_obstacle_is_its_own() -> None:
     queue, is_gone = queue_of(9), False
 
-    def may_begin() -> bool:
+    def obstacle() -> str:
         if is_gone:
             raise Draining("gone")
-        return False
+        return "x"
 
-    waiting = [asyncio.create_task(queue.enter("a", may_begin=may_begin)), asyncio.create_task(queue.enter("b"))]
+    waiting = [asyncio.create_task(queue.enter("a", obstacle=obstacle)), asyncio.create_task(queue.enter("b"))]
     await settle()
     is_gone = True
     queue.advance()
     failed, turn = await asyncio.gather(*waiting, return_exceptions=True)
     assert (type(failed), type(turn)) == (Draining, Turn)
     with pytest.raises(Draining):
-        await queue.enter("c", may_begin=may_begin)
+        await queue.enter("c", obstacle=obstacle)
     assert (queue.weight, queue.num_waiting) == (1, 0)
 
 

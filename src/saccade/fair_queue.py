@@ -11,7 +11,7 @@ client is whoever shares fairly with others: a tenant, or an address without API
 import asyncio
 import contextlib
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Set
 from dataclasses import dataclass
 from functools import partial
 from typing import Self
@@ -26,16 +26,20 @@ MAX_REMEMBERED = 1024
 """The number of clients whose last turn a queue remembers."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Waiter:
-    """The request *number* for a turn; *granted* is done when it has one, was refused, or was cancelled."""
+    """The request *number* for a turn; *granted* is done when it has one, was refused, or was cancelled.
+
+    *obstacle* is the last result of *obstacle_now*.
+    """
 
     client: Hashable
     weight: int
     priority: int
     number: int
-    may_begin: Callable[[], bool]
+    obstacle_now: Callable[[], Hashable]
     granted: asyncio.Future[None]
+    obstacle: Hashable = None
 
 
 class FairQueue:
@@ -44,7 +48,8 @@ class FairQueue:
     The next turn goes to the client whose turns weigh least for its priority; of several such clients, to the one that
     was served longest ago, or that came first. The turns of one client are in order of arrival. A turn that does not
     fit yet waits for others to end, and later ones wait after it, so that light turns do not keep out a heavy one. Only
-    a client at its own capacity is passed over. A turn over a capacity is granted if there is no other.
+    a client at its own capacity and a turn with an obstacle are passed over. A turn over a capacity is granted if there
+    is no other.
 
     At most *max_waiting* wait, None without a bound, each for at most *wait_seconds*, None without an end; of the
     places that others leave, one client has at most *client_share*. In errors, *what* names what
@@ -87,17 +92,17 @@ class FairQueue:
         client: Hashable = None,
         weight: int = 1,
         priority: int = 1,
-        may_begin: Callable[[], bool] = lambda: True,
+        obstacle: Callable[[], Hashable] = lambda: None,
     ) -> "Turn":
         """Return a turn of *client* as soon as there is one; it is held until leave(), or the end of its block.
 
-        A turn that fits waits until it *may_begin*; call advance() if that may have changed. When the waiting task is
-        cancelled, it has left the line. Raises QueueFull if too many wait and after the deadline, and the errors of
-        refuse() and of *may_begin*.
+        A turn that fits waits while it has an *obstacle*, which others may have too; call advance() if one may be gone.
+        When the waiting task is cancelled, it has left the line. Raises QueueFull if too many wait and after the
+        deadline, and the errors of refuse() and of *obstacle*.
         """
         self._num_requests += 1
         granted = asyncio.get_running_loop().create_future()
-        waiter = _Waiter(client, weight, priority, self._num_requests, may_begin, granted)
+        waiter = _Waiter(client, weight, priority, self._num_requests, obstacle, granted)
         self._lines.setdefault(client, deque()).append(waiter)
         self.advance()
         if not waiter.granted.done() and self._max_waiting is not None:
@@ -121,15 +126,20 @@ class FairQueue:
         self.advance()
 
     def advance(self) -> None:
-        """Grant turns as long as the next one fits and may begin."""
-        while (waiter := self._next()) is not None:
+        """Grant turns as long as the next one without an obstacle fits."""
+        obstacles: set[Hashable] = set()
+        while (waiter := self._next(obstacles)) is not None:
+            if not self._fits(self.weight, waiter.weight, self._capacity):
+                return
             try:
-                if not (self._fits(self.weight, waiter.weight, self._capacity) and waiter.may_begin()):
-                    return
+                waiter.obstacle = waiter.obstacle_now()
             except SaccadeError as error:
                 waiter.granted.set_exception(error)
                 continue
-            self._lines[waiter.client].popleft()
+            if waiter.obstacle is not None:
+                obstacles.add(waiter.obstacle)
+                continue
+            self._lines[waiter.client].remove(waiter)
             self._load[waiter.client] += waiter.weight
             self._note_turn(waiter.client)
             waiter.granted.set_result(None)
@@ -173,8 +183,8 @@ class FairQueue:
             del self._load[client]
         self.advance()
 
-    def _next(self) -> _Waiter | None:
-        """Return the waiter with the next turn, whether or not it fits."""
+    def _next(self, obstacles: Set[Hashable]) -> _Waiter | None:
+        """Return the waiter with the next turn, whether or not it fits, of those without one of *obstacles*."""
         candidates = []
         for client, line in list(self._lines.items()):
             # A cancelled waiter may not have run yet to withdraw.
@@ -182,8 +192,12 @@ class FairQueue:
                 line.popleft()
             if not line:
                 del self._lines[client]
-            elif self._client_capacity is None or self._fits(self._load[client], line[0].weight, self._client_capacity):
-                candidates.append(line[0])
+                continue
+            first = next((one for one in line if not one.granted.done() and one.obstacle not in obstacles), None)
+            if first is not None and (
+                self._client_capacity is None or self._fits(self._load[client], first.weight, self._client_capacity)
+            ):
+                candidates.append(first)
         return min(candidates, key=self._service, default=None)
 
     def _service(self, waiter: _Waiter) -> tuple[float, int, int]:

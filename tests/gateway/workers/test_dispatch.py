@@ -406,6 +406,23 @@ async def test_request_waits_or_is_refused_if_all_workers_are_full() -> None:
     assert dispatcher.num_waiting == dispatcher.num_requests == 0
 
 
+async def test_prompt_that_only_a_full_worker_takes_holds_up_no_other() -> None:
+    workers, _, dispatcher = scripted("a", "b", limits=DispatchLimits(worker_queue=0, wait_seconds=5.0))
+    workers["a"].description = msgspec.structs.replace(workers["a"].description, max_model_len=10)
+    long = Prompt([1] * 10)
+
+    async def place_of(prompt: Prompt) -> str:
+        async with dispatcher.place("echo", prompt) as placement:
+            return placement.worker.url
+
+    async with dispatcher.place("echo", long):
+        waiting = asyncio.create_task(place_of(long))
+        await until(lambda: dispatcher.num_waiting)
+        assert await place_of(Prompt([1])) == "a"
+        assert not waiting.done()
+    assert await waiting == "b"
+
+
 class SlowLookup:
     """A lookup that finds nothing, and waits before that."""
 

@@ -220,16 +220,17 @@ class Dispatcher:
         name, free = serving.name, dict[str, int]()
         queue = self._queues[name]
 
-        def has_room() -> bool:
+        def full_workers() -> Set[str] | None:
+            """Return the workers that could serve the prompt if all are at their limit, None if one is not."""
             nonlocal serving, free
             serving = self._worker_pool.model(model)
             free = self._free_places(serving, prompt, excluded)
             # Some requests have their turn but are not booked yet.
-            return sum(free.values()) > queue.weight - self._num_booked[name]
+            return None if sum(free.values()) > queue.weight - self._num_booked[name] else frozenset(free)
 
         with ExitStack() as booked:
             self._advance_later()
-            booked.enter_context(await queue.enter(prompt.tenant.id, 1, prompt.tenant.priority, has_room))
+            booked.enter_context(await queue.enter(prompt.tenant.id, 1, prompt.tenant.priority, full_workers))
             workers = [worker for worker in serving.workers if free.get(worker.url)]
             query = await self._look_up(serving, workers, prompt)
             self._num_booked[name] += 1
