@@ -1,5 +1,6 @@
 """A request whose worker fails before the first token is sent to another one, over a real gateway."""
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -7,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Event
 
+import msgspec
 import pytest
 import scripted
 from chats import data_url, random_image
@@ -14,6 +16,7 @@ from waiting import wait_until
 
 from saccade.errors import InvalidValue, QueueFull, WorkerFailed, WorkerUnavailable
 from saccade.gateway.config import DispatchLimits, GatewayConfig
+from saccade.protocol.description import ModelFiles
 from saccade.protocol.output import TokenDelta
 
 CONTENT = [
@@ -144,3 +147,26 @@ def test_images_are_kept_for_another_worker_until_the_first_token(tiny_qwen3_vl:
             assert gateway.application.limits.admission.num_requests == 1
             rest.set()
             assert asked.result().status == 200
+
+
+def test_a_prompt_of_one_release_is_not_sent_to_workers_of_another(tiny_qwen3_vl: Path) -> None:
+    with gateway_of(tiny_qwen3_vl) as (gateway, (first, second)):
+        first.script = [go_on := Event(), WorkerFailed("it died")]
+        with ThreadPoolExecutor() as threads:
+            asked = threads.submit(gateway.chat, CONTENT)
+            wait_until(lambda: first.requests)
+            assert second.description is not None
+            files = dict(second.description.files.files)
+            files["generation_config.json"] = json.dumps(
+                json.loads(files["generation_config.json"]) | {"top_k": 7}
+            ).encode()
+            second.description = msgspec.structs.replace(
+                second.description, fingerprint=b"o" * 32, files=ModelFiles(files=files)
+            )
+            first.ready = False
+            gateway.loop.call_soon_threadsafe(gateway.worker_pool.changed, first)
+            gateway.loop.call_soon_threadsafe(go_on.set)
+            assert asked.result().json["error"]["code"] == "worker_failed"
+        assert second.requests == []
+        wait_until(lambda: gateway.chat("Hi").status == 200)
+        assert len(second.requests) == 1

@@ -205,6 +205,8 @@ class Pipeline:
         served = part.served
         with self.metrics.stage("route"):
             placement = await resources.enter_async_context(self.dispatcher.place(served.name, prompt, failed))
+        if not self.model_registry.is_current(served):
+            raise WorkerUnavailable("The model's workers have changed; send the request again.")
         chat = None
         is_held: Callable[[bytes], bool] = partial(placement.worker.holds, prompt.salt)
         if placement.takes_chat:

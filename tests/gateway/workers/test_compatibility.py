@@ -37,9 +37,9 @@ def described(changed: dict[str, Any] | None = None, **told: Any) -> Description
     return msgspec.structs.replace(DESCRIPTION, files=ModelFiles(files=raw), **told)
 
 
-def native(changed: dict[str, Any] | None = None, weights: bytes = b"w" * 32) -> Description:
+def native(changed: dict[str, Any] | None = None, weights: bytes = b"w" * 32, **told: Any) -> Description:
     """A worker that tells its weights, too."""
-    files = described(changed)
+    files = described(changed, **told)
     return msgspec.structs.replace(files, fingerprint=files.fingerprint[:16] + weights[:16], weights=weights)
 
 
@@ -129,3 +129,30 @@ def test_worker_of_another_release_gets_work_only_if_assumed_compatible(
         ("no work", True),
         ("work all the same", True),
     ]
+
+
+def test_release_whose_workers_take_over_is_announced() -> None:  # F9
+    other_files = {"tokenizer.json": {"model": "b"}}
+    old, new = Described("unix:/old", native()), Described("unix:/new", native(other_files))
+    other_weights = Described("unix:/weights", native(other_files, weights=b"v" * 32))
+    worker_pool = WorkerPool((), lambda _: None)
+    announced: list[Any] = []
+    worker_pool.on_model(lambda model: announced.append(model.description))
+    for worker in (old, new, other_weights):
+        worker_pool.add(worker)
+        worker_pool.changed(worker)  # type: ignore[arg-type]
+    assert announced == [old.description]
+    worker_pool.remove(old)
+    assert announced == [old.description, new.description]
+    # The same files serve other weights.
+    new.ready = False
+    worker_pool.changed(new)  # type: ignore[arg-type]
+    assert worker_pool.model(DESCRIPTION.model).workers == (other_weights,)
+    assert len(announced) == 2
+    other_weights.ready = False
+    worker_pool.changed(other_weights)  # type: ignore[arg-type]
+    assert len(announced) == 2
+    # It begins again with a shorter context.
+    other_weights.ready, other_weights.description = True, native(other_files, weights=b"v" * 32, max_model_len=100)
+    worker_pool.changed(other_weights)  # type: ignore[arg-type]
+    assert announced[2:] == [other_weights.description]

@@ -43,8 +43,6 @@ class ModelRegistry:
         self.unservable: asyncio.Future[StartupError] = asyncio.get_running_loop().create_future()
         worker_pool.on_model(self._on_model)
         worker_pool.on_change(self._judge)
-        for model in worker_pool.models():
-            self._on_model(model)
 
     @property
     def ready(self) -> bool:
@@ -78,6 +76,10 @@ class ModelRegistry:
         if served is None:
             raise WorkerUnavailable(f"The model {name!r} is not ready yet; try again shortly.")
         return served
+
+    def is_current(self, served: ServedModel) -> bool:
+        """Whether *served* is what the workers of its model serve now."""
+        return self._models.get(served.name) is served
 
     def _on_model(self, model: Model) -> None:
         self._models.pop(model.name, None)

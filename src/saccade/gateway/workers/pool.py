@@ -286,14 +286,28 @@ class WorkerPool:
         """Handle a change of readiness or description of *client*."""
         logger.info("worker %s is %s", client.url, "ready" if client.ready else "not ready")
         if client.description is not None and client.ready and client in self._clients:
-            self._announce(client, client.description)
+            self._log_difference(client, client.description)
         self._notify()
 
     def _notify(self) -> None:
+        self._announce()
         for watcher in self._watchers:
             watcher()
 
-    def _announce(self, client: Worker, description: Description) -> None:
+    def _announce(self) -> None:
+        """Announce each model that is new, or whose workers now have a release with other files, or another length."""
+        for model in self.models():
+            last, now = self._announcements.get(model.name), model.description
+            if model.workers and (
+                last is None
+                or last.max_model_len != now.max_model_len
+                or (self.releases.difference(last, now) and last.files != now.files)
+            ):
+                self._announcements[model.name] = now
+                for listener in self._listeners:
+                    listener(model)
+
+    def _log_difference(self, client: Worker, description: Description) -> None:
         model = self._model(description.model)
         if difference := self.releases.reported_difference(description, model.description):
             gets_work = client in model.workers
@@ -303,15 +317,13 @@ class WorkerPool:
                 "worker %s serves another release of %r than the first worker (%s): it gets %s",
                 *(client.url, description.model, difference, gets),
             )
-        last = self._announcements.get(model.name)
-        if last is None or self.releases.reported_difference(last, model.description):
-            self._announcements[model.name] = model.description
-            for listener in self._listeners:
-                listener(model)
 
     def on_model(self, listener: Callable[[Model], None]) -> None:
-        """Call *listener* when a model is first served, and again when its fingerprint or files have changed."""
+        """Call *listener* with each model, now or when first served, and again when its files or length change."""
         self._listeners.append(listener)
+        for model in self.models():
+            self._announcements[model.name] = model.description
+            listener(model)
 
     def on_change(self, watcher: Callable[[], None]) -> None:
         """Call *watcher* when a worker comes or goes, or its readiness or description changes."""
