@@ -12,7 +12,7 @@ import numpy as np
 import pybase64
 import pytest
 from certificates import Files
-from streams import generate
+from streams import QueueSink, generate, no_pixels
 from tables import table
 from vllm_publisher import publisher
 from vllm_worker import (
@@ -320,6 +320,25 @@ async def test_closing_the_iterator_aborts_the_request() -> None:
         await deltas.aclose()
         await until(lambda: server.num_aborted)
     assert server.num_finished == 0
+
+
+async def test_an_error_of_the_reader_is_not_the_workers() -> None:
+    class Broken(QueueSink):
+        """Fails at the first delta, for a reason of its own."""
+
+        def __init__(self) -> None:
+            super().__init__(no_pixels)
+            self.delta = self._refuse
+
+        def _refuse(self, _: object) -> None:
+            raise OSError("the client's connection broke")
+
+    sink = Broken()
+    async with listening(VllmServer()) as url, registered(url) as client:
+        stream = client.generate(ask(), sink)
+        error = await sink.arrived.get()
+        await stream.close()
+    assert type(error) is OSError
 
 
 async def test_a_request_that_waits_for_its_first_token_is_aborted() -> None:

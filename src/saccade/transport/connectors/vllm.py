@@ -183,12 +183,11 @@ class VllmClient(Connector[_VllmSession]):
     async def _read_chat(self, session: _VllmSession, request: EngineRequest, chat: ChatPrompt, sink: Sink) -> None:
         answer = VllmAnswer(request)
         body = await _made(request, partial(chat_body, request, session.server.description.model, chat))
-
-        def push(delta: TokenDelta) -> None:
-            self._compare(request, answer)
-            sink.delta(delta)
-
-        await self._stream(session, CHAT, body, answer, request.traceparent, push)
+        async with contextlib.aclosing(self._deltas(session, CHAT, body, answer, request.traceparent)) as deltas:
+            del body
+            async for delta in deltas:
+                self._compare(request, answer)
+                sink.delta(delta)
 
     def _checked(self, request: EngineRequest) -> _VllmSession:
         """Return the session. Raises WorkerUnavailable, and InternalError for pixels that vLLM cannot read."""
@@ -203,26 +202,23 @@ class VllmClient(Connector[_VllmSession]):
         server = session.server
         body = await _made(request, partial(generate_body, request, server.description.model, server.form))
         noted = False
+        async with contextlib.aclosing(self._deltas(session, GENERATE, body, answer, request.traceparent)) as deltas:
+            del body
+            async for delta in deltas:
+                if not noted:
+                    session.note_sent(request)
+                    noted = True
+                sink.delta(delta)
 
-        def push(delta: TokenDelta) -> None:
-            nonlocal noted
-            if not noted:
-                session.note_sent(request)
-                noted = True
-            sink.delta(delta)
-
-        await self._stream(session, GENERATE, body, answer, request.traceparent, push)
-
-    async def _stream(
+    async def _deltas(
         self,
         session: _VllmSession,
         path: str,
         body: bytes,
         answer: VllmAnswer,
         traceparent: str | msgspec.UnsetType,
-        push: Callable[[TokenDelta], None],
-    ) -> None:
-        """POST *body* and *push* what the server streams. If this is cancelled, the response is closed at once."""
+    ) -> AsyncGenerator[TokenDelta, None]:
+        """POST *body* and yield what the server streams. If this is cancelled, the response is closed at once."""
         response = await session.http.stream(path, body, traceparent)
         del body
         try:
@@ -232,8 +228,8 @@ class VllmClient(Connector[_VllmSession]):
             async with contextlib.aclosing(events(response)) as received:
                 async for event in received:
                     for delta in answer.take(event):
-                        push(delta)
-            push(answer.close())
+                        yield delta
+            yield answer.close()
         except (aiohttp.ClientError, OSError) as error:
             raise WorkerFailed(LOST) from error
         except RuntimeError as error:
