@@ -373,6 +373,18 @@ async def test_a_cancelled_request_stays_cancelled(slots: Slots) -> None:
         await until(lambda: worker.aborted == ["r1"])
 
 
+async def test_a_request_whose_end_is_cancelled_is_aborted_all_the_same(slots: Slots) -> None:
+    worker = TokenSpeedWorker()
+    worker.script = [60.0]
+    async with listening(worker) as url, registered(url, slots) as client:
+        stream = client.generate(ask(), QueueSink(no_pixels))
+        await until(lambda: worker.requests)
+        closing = asyncio.create_task(stream.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        await until(lambda: worker.aborted == ["r1"])
+
+
 async def test_dead_worker_in_mid_stream_and_its_successor(slots: Slots) -> None:
     worker = TokenSpeedWorker()
     worker.script = [chunk(1), 60.0]

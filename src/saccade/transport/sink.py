@@ -1,5 +1,6 @@
 """The seam between a connector and the reader of its answer: the connector pushes deltas, and never waits."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -54,8 +55,9 @@ class Legs:
     async def close(self) -> None:
         """Abort the legs that have not ended."""
         streams, self.streams = self.streams, []
-        for stream in streams:
-            await stream.close()
+        async with contextlib.AsyncExitStack() as closing:
+            for stream in reversed(streams):
+                closing.push_async_callback(stream.close)
 
     def delta(self, delta: TokenDelta) -> None:
         """Pass *delta* to the sink."""

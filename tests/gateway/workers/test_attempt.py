@@ -120,7 +120,9 @@ async def test_nothing_is_taken_after_the_end() -> None:
     sink.delta(TokenDelta("r", [2]))
     sink.fail(WorkerFailed("the worker went away"))
     await running
+    sink.pixels_wanted([0], "manual", lambda _: None)
     assert subject.output.token_ids == [1]
+    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("pixels")]
 
 
 async def test_client_that_leaves_closes_the_stream() -> None:

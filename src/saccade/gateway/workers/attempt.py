@@ -95,9 +95,11 @@ class Attempt:
         finally:
             self._has_ended = True
             stream, self._stream = self._stream, None
-            await end_all(self._resends)
-            if stream is not None:
-                await stream.close()
+            try:
+                await end_all(self._resends)
+            finally:
+                if stream is not None:
+                    await stream.close()
 
     def release_unsent(self) -> None:
         """Release the request's slots if run() was never called."""
@@ -132,6 +134,8 @@ class Attempt:
 
     def pixels_wanted(self, media: Sequence[int], worker: str, send: SendPixels) -> None:
         """Start to prepare the pixels. If that fails, the request fails."""
+        if self._has_ended:
+            return
         task = asyncio.create_task(self._send_pixels(media, worker, send), name=f"pixels for {worker}")
         task.add_done_callback(self._sent_pixels)
         self._resends.append(task)

@@ -362,8 +362,10 @@ class _SmgStream:
 
     async def close(self) -> None:
         """Abort the request unless it has ended."""
-        await lasting_task.end(self._sending)
-        self._settle()
+        try:
+            await lasting_task.end(self._sending)
+        finally:
+            self._settle()
 
     def message(self, payload: bytes) -> None:
         """Hand over what a message adds."""
