@@ -95,6 +95,11 @@ def test_number_of_reasons_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
     assert decisions.value("inexact_total", reason="reason 0", **labels) == 1
     assert decisions.value("inexact_total", reason=OTHER_REASONS, **labels) == 10
     assert caplog.text.count("requests go to worker") == MAX_REASONS
+    # The series of a worker stay when it is gone.
+    decisions.metrics.forget("unix:/b")
+    decisions.exactness = Exactness("DEGRADED", "a new reason")
+    decisions.place()
+    assert decisions.value("inexact_total", reason=OTHER_REASONS, **labels) == 11
 
 
 def test_stages_are_timed() -> None:

@@ -22,7 +22,7 @@ _SHARES = tuple(step / 20 for step in range(21))
 _SECONDS = (0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1)
 
 MAX_REASONS = 256
-"""Pairs of worker and reason with a label of their own; a reason may quote a worker."""
+"""Reasons with a label of their own, and pairs of worker and reason in the log; a reason may quote a worker."""
 
 OTHER_REASONS = "another reason"
 
@@ -35,6 +35,7 @@ class DecisionMetrics:
     def __init__(self, registry: CollectorRegistry, exactness_of: Callable[[Worker], Exactness]) -> None:
         self._exactness_of = exactness_of
         self._logged_keys: set[tuple[str, str]] = set()
+        self._reasons: set[str] = set()
         counter, histogram = partial(Counter, registry=registry), partial(Histogram, registry=registry)
         self._shares = histogram(
             "saccade_router_kv_hit_rate",
@@ -101,12 +102,12 @@ class DecisionMetrics:
 
     def _note_inexact(self, model: Model, worker: Worker, known: Exactness) -> None:
         key, reason = (worker.url, known.reason), known.reason
-        if key not in self._logged_keys:
-            if len(self._logged_keys) < MAX_REASONS:
-                self._logged_keys.add(key)
-                logger.info(
-                    "routing: requests go to worker %s, whose caches are %s: %s", worker.url, known.level, reason
-                )
-            else:
-                reason = OTHER_REASONS
+        if key not in self._logged_keys and len(self._logged_keys) < MAX_REASONS:
+            self._logged_keys.add(key)
+            logger.info("routing: requests go to worker %s, whose caches are %s: %s", worker.url, known.level, reason)
+        if len(self._reasons) < MAX_REASONS:
+            self._reasons.add(reason)
+        elif reason not in self._reasons:
+            # The series of workers that are gone stay.
+            reason = OTHER_REASONS
         self._inexact.labels(model.name, known.level, reason).inc()
