@@ -19,7 +19,7 @@ from saccade.errors import ImageTooLarge, InternalError, QueueFull, StartupError
 from saccade.protocol.engine_load import STEP_TOKEN_BOUNDS, Load
 from saccade.protocol.output import Failure, FinishReason, StepFrame, TokenDelta
 from saccade.protocol.request import Abort, EngineRequest, GatewayCommand, ResetCaches
-from saccade.transport import arrivals
+from saccade.transport import arrivals, client
 from saccade.transport.backoff import Backoff
 from saccade.transport.client import WorkerClient
 from saccade.transport.framing import Frames
@@ -154,6 +154,14 @@ async def test_a_worker_whose_description_cannot_be_is_not_used(tmp_path: Path) 
     finally:
         await client.close()
         await server.stop()
+
+
+async def test_worker_on_this_host_that_falls_silent_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "SILENT_SECONDS", 0.05)
+    async with talking(f"unix:{tmp_path}/w.sock", Front()) as connected:
+        with pytest.raises(WorkerFailed):
+            await tokens(connected, ask("r", [1]))
+        await until(lambda: connected.ready)
 
 
 async def test_delta_of_an_unknown_request_is_dropped(bind: str) -> None:

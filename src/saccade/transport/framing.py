@@ -74,6 +74,8 @@ class Frames(asyncio.Protocol):
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._buffer = bytearray()
         self._transport: asyncio.Transport | None = None
+        self.num_received = 0
+        """Reads so far."""
 
     @property
     def num_unsent_bytes(self) -> int:
@@ -85,6 +87,7 @@ class Frames(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Call on_payload for every frame that is complete now, until the stream is closed."""
+        self.num_received += 1
         if self._ended.done():
             return
         try:
