@@ -207,6 +207,12 @@ class Gateway:
         self.worker.script = [first, *(TokenDelta("r", [one]) for one in ids[1:]), TokenDelta("r", end, finish)]
         return len(ids) + len(end)
 
+    def send_at_once(self) -> None:
+        """Have the worker send its answer in one delta."""
+        deltas = [step for step in self.worker.script if isinstance(step, TokenDelta)]
+        token_ids = [token_id for delta in deltas for token_id in delta.token_ids]
+        self.worker.script = [TokenDelta("r", token_ids, deltas[-1].finish_reason)]
+
     @property
     def eos(self) -> int:
         """The id that ends an answer."""

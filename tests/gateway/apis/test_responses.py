@@ -98,6 +98,17 @@ def test_events_are_in_the_order_of_the_reference(gateway: scripted.Gateway) -> 
 
 
 @pytest.mark.parametrize("stream", [False, True])
+def test_items_are_in_the_order_of_the_answer(stream: bool, gateway: scripted.Gateway, client: openai.OpenAI) -> None:
+    call = ("<tool_call>", CALL, "</tool_call>")
+    gateway.answer_pieces(*call, "one", *call, "two")
+    for send in (lambda: None, gateway.send_at_once):
+        send()
+        items = answer(client, stream, tools=[TOOL]).output
+        assert [item.type for item in items] == ["function_call", "message"] * 2
+        assert [item.content[0].text for item in items if item.type == "message"] == ["one", "two"]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("stream", [False, True])
 def test_conversations_are_continued(stream: bool, gateway: scripted.Gateway, client: openai.OpenAI) -> None:
     call = ("<tool_call>", CALL, "</tool_call>")
     gateway.answer_pieces("I look.", *call)

@@ -159,12 +159,27 @@ TOOL_CALLS = "tool_calls"
 
 
 class Chunk(NamedTuple):
-    """The increment of *choice* in a delta: text of its reasoning, then of its content, and calls of tools."""
+    """The increment of *choice* in a delta: text of its reasoning, then of its content, and calls of tools.
+
+    *places* has for each call how many characters of *content* come before it.
+    """
 
     choice: "GeneratedChoice"
     reasoning: str
     content: str
     calls: Sequence[GeneratedCall] = ()
+    places: Sequence[int] = ()
+
+    def parts(self) -> Iterator[str | GeneratedCall]:
+        """Yield the text of the content and the calls in their order."""
+        start = 0
+        for call, place in zip(self.calls, self.places, strict=True):
+            if start < place:
+                yield self.content[start:place]
+            yield call
+            start = place
+        if start < len(self.content):
+            yield self.content[start:]
 
 
 class TokenRecord:
@@ -286,13 +301,15 @@ class GeneratedChoice:
         if not has_tags or len(token_ids) < 2:
             return self._read_together(token_ids, is_last)
         # One by one: tags after the token that ends the answer, by a stop string or a call, do not count.
-        reasoning, content, calls = "", "", list[GeneratedCall]()
-        for place in range(len(token_ids)):
-            chunk = self._read_together(token_ids[place : place + 1], is_last and place == len(token_ids) - 1)
-            reasoning, content, calls = reasoning + chunk.reasoning, content + chunk.content, [*calls, *chunk.calls]
+        reasoning, content, calls, places = "", "", list[GeneratedCall](), list[int]()
+        for index in range(len(token_ids)):
+            chunk = self._read_together(token_ids[index : index + 1], is_last and index == len(token_ids) - 1)
+            calls += chunk.calls
+            places += [len(content) + place for place in chunk.places]
+            reasoning, content = reasoning + chunk.reasoning, content + chunk.content
             if self._detokenizer.stop is not None or (self._tool_calls is not None and self._tool_calls.is_full):
                 break
-        return Chunk(self, reasoning, content, calls)
+        return Chunk(self, reasoning, content, calls, places)
 
     def _read_together(self, token_ids: Sequence[int], is_last: bool) -> Chunk:
         reasoning = ""
@@ -308,21 +325,22 @@ class GeneratedChoice:
         return Chunk(self, reasoning, content + self._detokenizer.finish() if is_last else content)
 
     def _read_calls(self, reader: ToolCallReader, reasoning: str, token_ids: Sequence[int], is_last: bool) -> Chunk:
-        content, calls = "", list[GeneratedCall]()
+        content, calls, places = "", list[GeneratedCall](), list[int]()
         for piece in self._pieces(reader, token_ids, is_last):
             if isinstance(piece, GeneratedCall):
                 calls.append(piece)
+                places.append(len(content))
                 reader.separator.call()
                 continue
             self._detokenizer.num_others = self._num_others
             content += reader.separator.push(self._detokenizer.push(piece))
             if self._detokenizer.stop is not None:
                 # The answer ends before the rest of the pieces.
-                return Chunk(self, reasoning, content + reader.separator.finish(), calls)
+                return Chunk(self, reasoning, content + reader.separator.finish(), calls, places)
         self._detokenizer.num_others = self._num_others
         if is_last or reader.is_full:
             content += reader.separator.push(self._detokenizer.finish()) + reader.separator.finish()
-        return Chunk(self, reasoning, content, calls)
+        return Chunk(self, reasoning, content, calls, places)
 
     def _pieces(self, reader: ToolCallReader, token_ids: Sequence[int], is_last: bool) -> Iterator[Piece]:
         yield from reader.take(token_ids)

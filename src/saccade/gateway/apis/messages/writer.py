@@ -146,10 +146,11 @@ def _pieces(chunk: Chunk) -> Iterator[AnswerBlock]:
     """Yield the increments in *chunk* as blocks."""
     if chunk.reasoning:
         yield ThinkingBlock(chunk.reasoning)
-    if chunk.content:
-        yield TextBlock(chunk.content)
-    for call in chunk.calls:
-        yield ToolUseBlock(call.id, call.name, Raw(call.arguments.encode()))
+    for part in chunk.parts():
+        if isinstance(part, str):
+            yield TextBlock(part)
+        else:
+            yield ToolUseBlock(part.id, part.name, Raw(part.arguments.encode()))
 
 
 def _joined(pieces: Iterable[AnswerBlock]) -> list[AnswerBlock]:

@@ -284,9 +284,11 @@ class _Output:
     def take(self, chunk: Chunk) -> bytes:
         """Return the events for *chunk*, none if it has no text and no call."""
         events = self._grow(ReasoningItem, "response.reasoning_text.delta", chunk.reasoning)
-        events += self._grow(MessageItem, "response.output_text.delta", chunk.content, logprobs=[])
-        for call in chunk.calls:
-            events += self.end("completed") + self._call(call)
+        for part in chunk.parts():
+            if isinstance(part, str):
+                events += self._grow(MessageItem, "response.output_text.delta", part, logprobs=[])
+            else:
+                events += self.end("completed") + self._call(part)
         return events
 
     def end(self, status: Status) -> bytes:
