@@ -33,6 +33,7 @@ def test_form_of_a_real_client(content: bytes, name: str, filename: str) -> None
         (b"preamble\r\n" + PART + END, [("a", None, b"1")]),
         (PART + END + b"epilogue", [("a", None, b"1")]),
         (b"--xyz\r\ncontent-disposition:form-data;name=a;filename=b\r\nX: y\r\n\r\n\r\n--xyz--", [("a", "b", b"")]),
+        (PART.replace(b'"a"', rb'"a"; filename="C:\d\"\\\"e"') + END, [("a", 'C:\\d"\\"e', b"1")]),
     ],
 )
 def test_forms(body: bytes, expected: list[tuple[str, str | None, bytes]]) -> None:

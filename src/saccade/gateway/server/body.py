@@ -147,6 +147,7 @@ _BOUNDARY = re.compile(
 )
 _DISPOSITION = re.compile(r"content-disposition\s*:\s*form-data\s*((?:;.*)?)", re.IGNORECASE)
 _PARAMETER = re.compile(r";\s*([\w*-]+)\s*=\s*(?:\"((?:[^\"\\]|\\.)*)\"|([^\s;\"]*))")
+_ESCAPED = re.compile(r"\\([\"\\])")
 
 
 class Field(NamedTuple):
@@ -197,7 +198,8 @@ def _read_head(head: bytes) -> tuple[str, str | None]:
         raise InvalidValue(MALFORMED) from error
     for match in map(_DISPOSITION.fullmatch, lines):
         if match is not None:
-            parameters = {name.lower(): quoted or plain for name, quoted, plain in _PARAMETER.findall(match[1])}
+            values = _PARAMETER.findall(match[1])
+            parameters = {name.lower(): _ESCAPED.sub(r"\1", quoted) or plain for name, quoted, plain in values}
             if "name" in parameters:
                 return parameters["name"], parameters.get("filename")
     raise InvalidValue(MALFORMED)
