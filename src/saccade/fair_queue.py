@@ -108,8 +108,9 @@ class FairQueue:
         if not waiter.granted.done() and self._max_waiting is not None:
             self._check_places(waiter, self._max_waiting)
         try:
-            async with asyncio.timeout(self._wait_seconds):
-                await waiter.granted
+            # A timer costs more than the rest of a turn that is granted at once.
+            async with asyncio.timeout(None if granted.done() else self._wait_seconds):
+                await granted
         except BaseException as error:
             self._withdraw(waiter)
             if isinstance(error, TimeoutError):

@@ -50,8 +50,8 @@ async def all_or_none(steps: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     All steps have ended when this returns or raises. A single step runs in the caller's task.
     """
     coroutines = list(steps)
-    if len(coroutines) == 1:
-        return [await coroutines[0]]
+    if len(coroutines) < 2:
+        return [await step for step in coroutines]
     tasks = [asyncio.ensure_future(step) for step in coroutines]
     try:
         # Not a TaskGroup: in Python 3.11 its frame holds the error of its own cancellation, and all below it stays

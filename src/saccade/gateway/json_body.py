@@ -299,6 +299,7 @@ WITHOUT_EFFECT: Final = frozenset(
 """Parameters of OpenAI's API that change no answer; they are accepted without a warning."""
 
 S = TypeVar("S", bound=Struct)
+_PARAMETERS: Final = msgspec.json.Decoder(dict[str, Raw])
 
 
 class ParameterReader(Generic[S]):
@@ -335,7 +336,7 @@ class ParameterReader(Generic[S]):
         Raises BodyTooLarge, InvalidValue, and UnsupportedParameter for unsupported or, if *strict*, unknown ones.
         """
         check_bounds(body, self._find_image)
-        parameters = parse(body, dict[str, Raw])
+        parameters = decode(body, _PARAMETERS)
         if len(parameters) > MAX_PARAMETERS:
             raise InvalidValue(f"The body has more than {MAX_PARAMETERS} parameters.")
         for name in parameters:

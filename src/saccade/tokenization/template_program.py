@@ -75,6 +75,8 @@ class TemplateProgram:
             meter_tree(tree)
             tree.set_environment(environment)
             self._template = environment.from_string(tree)
+            # Jinja copies them for each rendering, and a ChainMap slowly.
+            self._template.globals = dict(self._template.globals)
         except jinja2.TemplateSyntaxError as error:
             raise StartupError(f"The chat template is not valid Jinja (line {error.lineno}).") from error
         except _NO_PROGRAM as error:

@@ -28,7 +28,8 @@ async def end(*tasks: asyncio.Future[Any] | None) -> None:
     begun = [task for task in tasks if task is not None]
     for task in begun:
         task.cancel()
-    await asyncio.gather(*begun, return_exceptions=True)
+    if begun:
+        await asyncio.gather(*begun, return_exceptions=True)
 
 
 async def until_one_ends(*parts: Coroutine[Any, Any, None]) -> None:
