@@ -60,6 +60,17 @@ def send(gateway: scripted.Gateway, pieces: Iterable[bytes]) -> bytes:
             return b"closed"
 
 
+def test_an_answer_is_one_piece_and_that_to_head_has_no_body(gateway: scripted.Gateway) -> None:
+    live = b" /live HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    assert send(gateway, [b"GET" + live]).endswith(b'\r\n\r\n{"status":"live"}')
+    assert send(gateway, [b"HEAD" + live]).endswith(b"\r\n\r\n")
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=60) as connection:
+        connection.sendall(BODY.replace(b"\r\n\r\n", b"\r\nExpect: 100-continue\r\n\r\n"))
+        assert connection.recv(1 << 16) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        connection.sendall(b'{"prompt": "a"}')
+        assert b'\r\n\r\n{"count":1,' in connection.recv(1 << 16)
+
+
 @pytest.mark.parametrize(
     "start",
     [

@@ -37,6 +37,9 @@ body of known length. More would delay other connections and allocate system mem
 large piece says nothing about the size of the next ones.
 """
 
+CONTINUE = b"HTTP/1.1 100 "
+"""The beginning of what is sent before an answer, for a client that waits with its body."""
+
 SMALL_READ_BYTES = 4 << 10
 SMALL_PIECE_BYTES = 256
 """A body of smaller pieces on average is read SMALL_READ_BYTES at a time: each piece takes microseconds."""
@@ -158,7 +161,9 @@ class Connection(HttpToolsProtocol):
         self._num_body_bytes = 0
         self._body_seconds = 0.0
         super().on_headers_complete()
-        self.cycle.transport = _Lingering(self.transport, self.linger)  # type: ignore[assignment]
+        # The answer to HEAD has no body.
+        holds_head = cast(dict[str, Any], self.scope)["method"] != "HEAD"
+        self.cycle.transport = _Lingering(self.transport, self.linger, holds_head=holds_head)  # type: ignore[assignment]
 
     def on_body(self, body: bytes) -> None:
         """Take a piece of the body. After the first piece, reading pauses until the application receives."""
@@ -269,12 +274,32 @@ def _is_over(since: float | None, seconds: float, now: float) -> bool:
 
 
 class _Lingering:
-    """The transport of a request's answer, with *close* instead of its own."""
+    """The transport of a request's answer, with *close* instead of its own.
 
-    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
-        self.write = transport.write
+    uvicorn writes the head apart, which would be a system call, and a packet for the client to read. If *holds_head*,
+    it waits for the first write of the body.
+    """
+
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None], *, holds_head: bool) -> None:
         self.is_closing = transport.is_closing
-        self.close = close
+        self._write = transport.write
+        self._close = close
+        self._holds_head = holds_head
+        self._head = b""
+
+    def write(self, data: bytes) -> None:
+        """Send *data*, unless it is the head."""
+        if self._holds_head and not data.startswith(CONTINUE):
+            self._head, self._holds_head = data, False
+            return
+        head, self._head = self._head, b""
+        self._write(head + data)
+
+    def close(self) -> None:
+        """Send the head if no body has followed, and close."""
+        if self._head:
+            self.write(b"")
+        self._close()
 
 
 class Connections:
