@@ -149,6 +149,16 @@ async def test_open_call_sends_messages_until_it_is_cancelled() -> None:
     assert heard.status is None
 
 
+async def test_open_call_receives_more_than_its_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_calls, "WINDOW_BYTES", 1 << 17)
+    async with echoing() as (_, calls, _):
+        heard = Heard()
+        call = await calls.begin(OPEN_PATH, None, heard)
+        for number in range(20):
+            call.send(bytes(1 << 16))
+            await until(lambda most=number: len(heard.messages) > most)
+
+
 async def test_cancelled_call_ends_at_the_server_and_says_no_more() -> None:
     async with echoing() as (echo, calls, _):
         heard, other = Heard(), Heard()

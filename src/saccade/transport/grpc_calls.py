@@ -131,6 +131,7 @@ class Call:
         self.metadata = metadata
         self.unsent = deque([] if message is None else [_prefixed(message)])
         self.takes_more = message is None
+        self.num_uncredited_bytes = 0
         self.stream_id = 0
         self.status: tuple[grpc.StatusCode, str] = grpc.StatusCode.UNKNOWN, "the server sent no status"
         self._connection = connection
@@ -315,6 +316,7 @@ class _Connection(asyncio.Protocol):
             case DataReceived():
                 self._credit(event.flow_controlled_length)
                 if (call := self._calls.get(event.stream_id)) is not None:
+                    self._credit_call(call, event.flow_controlled_length)
                     self._read(call, event.data)
             case ResponseReceived() | TrailersReceived():
                 if (call := self._calls.get(event.stream_id)) is not None:
@@ -351,6 +353,14 @@ class _Connection(asyncio.Protocol):
         if self._num_uncredited_bytes > WINDOW_BYTES // 2:
             self._http.increment_flow_control_window(self._num_uncredited_bytes)
             self._num_uncredited_bytes = 0
+
+    def _credit_call(self, call: Call, num_bytes: int) -> None:
+        """Do the same for one call, which may last as long as the connection."""
+        call.num_uncredited_bytes += num_bytes
+        if call.num_uncredited_bytes > WINDOW_BYTES // 2:
+            with contextlib.suppress(StreamClosedError):
+                self._http.increment_flow_control_window(call.num_uncredited_bytes, call.stream_id)
+            call.num_uncredited_bytes = 0
 
     def _ended(self) -> None:
         """Begin a call that waits, since another one has ended; or close, if none may begin and none is open."""
