@@ -161,7 +161,7 @@ async def test_nothing_but_errors_has_exit_code_1(capsys: pytest.CaptureFixture[
 
 async def test_a_server_that_needs_a_key(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert await bench(ScriptedServer(key="k1")) == 1
-    assert "--api-key gives the server's key" in capsys.readouterr().err
+    assert "answers 401: pass a key of the server as --api-key" in capsys.readouterr().err
     file, flags = tmp_path / "b.json", ("--num-requests", "1", "--concurrency", "1")
     assert await bench(ScriptedServer(key="k1"), flags=(*flags, "--api-key", "k1", "--json", str(file))) == 0
     assert "k1" not in file.read_text()
@@ -175,7 +175,7 @@ async def test_a_server_that_needs_a_key(capsys: pytest.CaptureFixture[str], tmp
         (("--image-size", "5"), "640x480"),
         (("--goodput", "ttft"), "ttft:500"),
         (("--json", "/nowhere/b.json"), "/nowhere/b.json"),
-        ((), "names no model"),
+        ((), "No server answers at http://127.0.0.1:1."),
     ],
 )
 def test_wrong_flags(flags: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]) -> None:

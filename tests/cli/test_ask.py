@@ -78,7 +78,8 @@ def test_error_of_the_server_is_its_sentence(
     [
         ([], "The question is missing"),
         ([str(IMAGE)], "The question is missing"),
-        (["nope.png", "What?"], "There is no image nope.png. The question is one word: put it in quotes."),
+        (["nope.png"], "The question is missing"),
+        (["nope.png", "What?"], "There is no image nope.png. If it is a word of the question, put the whole question"),
         ([str(IMAGE.parent), "What?"], "Cannot read "),
         (["What?", "--ulr", "x"], "There is no flag --ulr"),
         (["What?", "--url", "localhost:8000"], "--url localhost:8000 must be the address of an API"),

@@ -55,6 +55,8 @@ def parse(*tokens: str, file: Path | None = None) -> dict[str, object]:
         (["serve", "--default-chat-template-kwargs", "[1]"], 2, "must be a JSON object"),
         (["serve", "--load-format", "gguf"], 2, "gguf"),
         (["nope"], 2, "nope"),
+        (["top"], 2, "`saccade top` needs --gateway: `saccade top --help` says what it is."),
+        (["top", "--gateway"], 2, "--gateway requires an argument"),
         (["serve", "/nowhere/at/all"], 1, "There is no folder /nowhere/at/all."),
         (["worker", "--role", "half"], 2, "half"),
         (["worker", "--kv-transfer-timeout", "0"], 2, "Must be > 0"),

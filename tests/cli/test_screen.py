@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from rich.console import Console
 from waiting import wait_until
 
 from saccade.cli.bundled import BUNDLED_NAME
-from saccade.cli.screen import StartProgress, curl, open_host, shared_memory_problem, show_summary, warn
+from saccade.cli.client import DEFAULT_URL
+from saccade.cli.screen import StartProgress, ask_command, curl, open_host, shared_memory_problem, show_summary, warn
 from saccade.gateway.config import ServerSettings, TlsSettings
 from saccade.models.files import read_model_files
 from saccade.protocol.engine_ipc import EngineProgress
@@ -134,6 +136,14 @@ def test_line_to_paste_connects_as_the_server_listens(
     assert words[3:7] == ["--unix-socket", "/a b", "--cacert", "AUTHORITY.pem"]
     words, _ = posted(curl("https://a/v1", "m", photo, ServerSettings(tls=TlsSettings(photo, cert_reqs=2))))
     assert words[5:9] == ["--cert", "CLIENT.pem", "--key", "CLIENT.key"]
+
+
+def test_line_to_try_names_the_program_as_the_shell_finds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = Path(sys.executable).with_name("saccade")
+    monkeypatch.setenv("PATH", str(program.parent))
+    assert ask_command(DEFAULT_URL, Path("a.png")).startswith("saccade ask a.png ")
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert ask_command(DEFAULT_URL, Path("a.png")).startswith(f"{program} ask a.png ")
 
 
 def test_line_of_the_tutorial_is_one_request(tmp_path: Path, posted: Callable[[str], tuple[list[str], Any]]) -> None:

@@ -86,7 +86,7 @@ async def test_no_answer_is_an_error() -> None:
         ([request("a", method="GET")], "line 1, is no request"),
         ([request("a", url="http://elsewhere/v1/chat/completions")], "line 1, is no request"),
         ([request("a", body=BODY | {"stream": True})], "are not streamed"),
-        ([], "names no model"),
+        ([], "No server answers at http://127.0.0.1:1."),
     ],
 )
 def test_wrong_files(lines: list[dict[str, Any]], words: str, capsys: pytest.CaptureFixture[str]) -> None:

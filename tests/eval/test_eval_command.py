@@ -150,7 +150,7 @@ async def test_answers_that_are_cut_off_or_empty(capsys: pytest.CaptureFixture[s
 @table(
     ("arguments", "words"),
     [
-        (["http://127.0.0.1:1"], "names no model"),
+        (["http://127.0.0.1:1"], "No server answers at http://127.0.0.1:1."),
         (["http://127.0.0.1:1", "mmmu"], "needs its files"),
         (["http://127.0.0.1:1", "--html", "/nowhere/e.html"], "/nowhere/e.html"),
         (["http://127.0.0.1:1", "--answers", "foreign.txt"], "foreign.txt, line 1"),

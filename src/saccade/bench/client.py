@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any
 
 import aiohttp
@@ -170,11 +171,22 @@ class Server:
         listed = re.search(r'"id"\s*:\s*"([^"]+)"', await self._get("/v1/models", self.key))
         model = self.model or (listed[1] if listed else "")
         if not model:
-            raise StartupError(
-                f"{self.root}/v1/models names no model. Is the URL right, and the server ready? --api-key gives the "
-                "server's key, --model a name."
-            )
+            raise StartupError(await self._fault())
         return dataclasses.replace(self, model=model, version=version[1] if version else "")
+
+    async def _fault(self) -> str:
+        """Return why the server lists no model."""
+        path = f"{self.root}/v1/models"
+        try:
+            async with self.session.get(path, headers=_headers(self.key)) as response:
+                status = response.status
+        except (TimeoutError, aiohttp.ClientError):
+            return f"No server answers at {self.root}. Start it, or correct the URL."
+        if status == HTTPStatus.UNAUTHORIZED:
+            return f"{path} answers 401: pass a key of the server as --api-key, or set SACCADE_API_KEY."
+        return (
+            f"{path} answers {status} and names no model. Is the URL right, and the server ready? --model gives a name."
+        )
 
     async def explored(self) -> "Server":
         """Return the server as `named`, and whether it takes ignore_eos. Raises StartupError."""

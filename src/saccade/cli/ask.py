@@ -80,9 +80,15 @@ def _split(words: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
     for word in words:
         if word.startswith("-") and word != STDIN:
             raise StartupError(f"There is no flag {word} of `saccade ask`.")
-    if not words or words[-1] == STDIN or Path(words[-1]).is_file():
+    if not words or words[-1] == STDIN or Path(words[-1]).is_file() or _names_a_file(words[-1]):
         raise StartupError('The question is missing: `saccade ask IMAGE... "What is this?"`.')
     return words[:-1], words[-1]
+
+
+def _names_a_file(word: str) -> bool:
+    """Whether *word* is written as a file or a URL of an image, a PDF or a video; there need be none."""
+    media_type = mimetypes.guess_type(word)[0] or ""
+    return " " not in word and media_type.startswith(("image/", "video/", "application/pdf"))
 
 
 def _image_url(image: str) -> str:
@@ -92,7 +98,9 @@ def _image_url(image: str) -> str:
     try:
         content = sys.stdin.buffer.read() if image == STDIN else Path(image).expanduser().read_bytes()
     except FileNotFoundError as error:
-        raise StartupError(f"There is no image {image}. The question is one word: put it in quotes.") from error
+        raise StartupError(
+            f"There is no image {image}. If it is a word of the question, put the whole question in quotes."
+        ) from error
     except OSError as error:
         raise StartupError(f"Cannot read {image}: {error.strerror}.") from error
     return data_url(content, mimetypes.guess_type(image)[0] or "image/png")

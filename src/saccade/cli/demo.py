@@ -28,6 +28,7 @@ from rich.style import Style
 from saccade.cli.admin_port import call
 from saccade.cli.bundled import BUNDLED_NAME, bundled
 from saccade.cli.client import about, ask_about
+from saccade.cli.screen import own_program
 from saccade.config import Count, program
 from saccade.errors import StartupError
 from saccade.llm.serving import free_port, serve
@@ -46,7 +47,7 @@ QUESTIONS = {
 """The questions about the images of each folder."""
 
 SHAPES = ("circle", "square", "diamond", "triangle", "star", "cross")
-TOOL_NAME = "file_picture"
+TOOL_NAME = "file_image"
 
 
 def call_tool(client: "openai.OpenAI", model: str, image: Path, labels: Mapping[str, str]) -> str:
@@ -124,7 +125,7 @@ def demo(*, workers: Count = 1) -> None:
                 console.print(f"   [dim]{answer}[/dim]", highlight=False)
         show_held_answers(client, model, images[-1], console)
     console.print("\nThe bundled model only reads 1 to 4 capitals and digits, and names six shapes and eight colours.")
-    console.print("Run `saccade serve` to serve it, or `saccade serve MODEL` for another model.")
+    console.print(f"Run `{own_program()} serve` to serve it, or with MODEL after it another one.", soft_wrap=True)
 
 
 class _Route(msgspec.Struct):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import App, CycloptsError, CycloptsPanel, Parameter, UnknownOptionError
+from cyclopts import App, CycloptsError, CycloptsPanel, MissingArgumentError, Parameter, UnknownOptionError
 from cyclopts.help import DefaultFormatter
 from rich.console import Console
 
@@ -81,6 +81,10 @@ def _show_usage_error(error: CycloptsError) -> None:
         if sentence := vllm_flags.explanation(name):
             _say(f"{sentence} See {VLLM_PAGE}.")
             return
+    if isinstance(error, MissingArgumentError) and error.argument is not None and error.keyword is None:
+        command = " ".join(("saccade", *(error.command_chain or ())))
+        _say(f"`{command}` needs {error.argument.name}: `{command} --help` says what it is.")
+        return
     Console(stderr=True).print(CycloptsPanel(error))
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import shlex
 import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -148,7 +149,13 @@ def curl(url: str, model: str, image: Path, server: ServerSettings) -> str:
 def ask_command(url: str, image: Path) -> str:
     """Return a shell command that asks the server at *url*, the root of the API, about *image*."""
     at = "" if url == DEFAULT_URL else f" --url {shlex.quote(url)}"
-    return f'saccade ask {shlex.quote(str(image))} "{QUESTION}"{at}'
+    return f'{own_program()} ask {shlex.quote(str(image))} "{QUESTION}"{at}'
+
+
+def own_program() -> str:
+    """Return how a shell calls this program: `saccade` if that is on the PATH, else its path."""
+    path = Path(sys.executable).with_name("saccade")
+    return shlex.quote(str(path)) if shutil.which("saccade") is None and path.exists() else "saccade"
 
 
 REMOTE_CODE = "--trust-remote-code has no effect: code that ships with a model is never run."

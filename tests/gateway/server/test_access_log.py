@@ -195,9 +195,11 @@ def test_short_lines_are_for_a_terminal(tiny_qwen3_vl: Path, pipe: tuple[int, in
         assert gateway.chat([image, {"type": "text", "text": "hi"}]).status == 200
         assert gateway.ask("GET", "/live").status == 200
         assert gateway.chat([{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]).status == 400
+        assert gateway.ask("GET", "/v1/model").status == 404
         assert writer.flush()
     lines = os.read(pipe[0], 4096).decode().splitlines()
-    answered, refused = (line.partition(" ")[2] for line in lines)
+    answered, refused, lost = (line.partition(" ")[2] for line in lines)
+    assert re.fullmatch(r"404 \d\.\d\d s, not_found: There is no such path here\.", lost), lost
     form = r"200 tiny, 1 image, prompt \d+ tokens, 3 cached, answer 3, TTFT \d+ ms, \d\.\d\d s"
     assert re.fullmatch(form, answered), answered
     assert re.match(r"400 /v1/chat/completions, \d\.\d\d s, unsupported_image_format: ", refused), refused

@@ -20,6 +20,9 @@ MAX_ERRORS = 50
 PROBES = frozenset({"/live", "/ready", "/health", "/ping"})
 """Paths for orchestrators."""
 
+NO_ROUTE = "none"
+"""The route of a request to an unknown path, or of one that is refused before its path matters."""
+
 POLLED = PROBES | {"/metrics", "/board"}
 """Paths that programs ask all the time."""
 
@@ -117,7 +120,7 @@ class AccessLog:
             level="info",
             request_id=request_id,
             method=method,
-            route="none",
+            route=NO_ROUTE,
             status=status,
             seconds=0.0,
         )
@@ -169,7 +172,8 @@ def _text(line: RequestLine) -> bytes:
 
 
 def _short_text(line: RequestLine) -> bytes:
-    parts = [line.model or line.route]
+    place = line.model or line.route
+    parts = [] if place == NO_ROUTE else [place]
     if line.images:
         parts.append(f"{line.images} image{'s' if line.images > 1 else ''}")
     if line.prompt_tokens is not None:

@@ -33,7 +33,7 @@ from saccade.errors import (
     StartupError,
 )
 from saccade.gateway.config import ServerSettings
-from saccade.gateway.server.access_log import POLLED, PROBES, AccessLog, span_attributes
+from saccade.gateway.server.access_log import NO_ROUTE, POLLED, PROBES, AccessLog, span_attributes
 from saccade.gateway.server.body import ClientDisconnected
 from saccade.gateway.server.connection import CONNECTION
 from saccade.gateway.server.errors import UNFORESEEN, drop_tracebacks, encode_error, encode_messages_error, send_json
@@ -143,7 +143,7 @@ class TelemetryMiddleware:
         try:
             await self._app(scope, receive, send_identified)
         finally:
-            route = scope.get(ROUTE, "none")
+            route = scope.get(ROUTE, NO_ROUTE)
             self._metrics.requests_total.labels(route, str(status)).inc()
             line.route = route
             line.status = status
