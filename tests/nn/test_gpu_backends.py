@@ -101,7 +101,7 @@ def test_flashinfer_plans_captured_decodes_again() -> None:
         assert_close(output, expected, ulps=2)
     attend(backend, [1, 1, 1], [9, 3, 5], torch.float16, 64, dim=64)
     assert published.BatchDecodeWithPagedKVCacheWrapper.num_made == made + 2
-    (wrapper,) = graph.context.plan.captured.decoders.values()
+    ((wrapper, _),) = graph.context.plan.wrappers.decoders.planned.values()
     assert wrapper.num_plans == 4  # one before the capture
 
 

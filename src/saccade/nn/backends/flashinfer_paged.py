@@ -7,7 +7,8 @@ It has never run on a GPU: tests/real binds its calls to the releases' own signa
 """
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import flashinfer
@@ -18,7 +19,8 @@ from flashinfer import BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPaged
 
 from saccade.nn import context
 from saccade.nn.backends.compilers import compilation, no_cuda_compiler
-from saccade.nn.backends.flashinfer_latents import LatentAttention, borders
+from saccade.nn.backends.flashinfer_latents import LatentKind, LatentStep, new_latent_wrapper, plan_latents
+from saccade.nn.backends.flashinfer_wrappers import Wrappers, borders, graph_buffers
 from saccade.nn.backends.workload import HALF, Workload, not_in, not_on_gpu
 from saccade.nn.cache_values import CacheValues
 from saccade.nn.context import ForwardContext, KvCache, LatentCache, PagedLayout, Scoring
@@ -47,43 +49,41 @@ class _Kind(NamedTuple):
     cache_dtype: torch.dtype
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Pages:
     """The blocks of S sequences, B in total. The borders int32 [S + 1] and lengths int32 [S] are on the host.
 
     *borders* count blocks; *blocks* int32 [B] is on the device; *last_lengths* count the tokens in each sequence's last
-    block. *kinds* are the kinds of layers that FlashInfer has planned for.
+    block. *query_borders* count the tokens of prefill chunks.
     """
 
+    block_size: int
     borders: torch.Tensor
     blocks: torch.Tensor
     last_lengths: torch.Tensor
-    kinds: set[_Kind] = field(default_factory=set)
+    query_borders: torch.Tensor | None = None
 
 
-class _Captured(NamedTuple):
-    """The wrappers of decodes in a CUDA graph, which take up to *num_blocks* blocks in all."""
+class _AllWrappers(NamedTuple):
+    """The wrappers of all kinds: for decodes, for prefill chunks, and for both over latents."""
 
-    num_blocks: int
-    latents: LatentAttention
-    decoders: dict[tuple[_Kind, int], Any]
+    decoders: Wrappers[_Kind, Pages]
+    prefillers: Wrappers[_Kind, Pages]
+    latents: Wrappers[LatentKind, LatentStep]
 
 
 @dataclass(frozen=True, slots=True)
 class FlashinferPlan:
-    """A step's *decodes* and *prefills*, None without any; *query_borders* int32 count the tokens of the prefills.
+    """A step's *decodes* and *prefills*, None without any, and both as a step over *latents*.
 
-    *blocks* int32 are those of all sequences, on the device. The wrappers of its *turn*, 0 or 1, compute it, or those
-    of a CUDA graph.
+    The *wrappers* of its *turn* compute it.
     """
 
-    block_size: int
-    blocks: torch.Tensor
     decodes: Pages | None
     prefills: Pages | None
-    query_borders: torch.Tensor
+    latents: LatentStep
     turn: int
-    captured: "_Captured | None" = None
+    wrappers: _AllWrappers
 
 
 class AttentionBackend(context.AttentionBackend):
@@ -96,11 +96,9 @@ class AttentionBackend(context.AttentionBackend):
 
     def __init__(self) -> None:
         self._workspace: torch.Tensor | None = None
-        self._decoders: dict[tuple[_Kind, int], Any] = {}
-        self._prefillers: dict[tuple[_Kind, int], Any] = {}
+        self._wrappers = self._new_wrappers()
         self._num_plans = 0
         self._replanned: torch.cuda.Event | None = None
-        self._latents = LatentAttention(self._workspace_on)
 
     @staticmethod
     def unavailable(workload: Workload) -> str | None:
@@ -116,10 +114,7 @@ class AttentionBackend(context.AttentionBackend):
         return reason
 
     def plan(self, layout: PagedLayout, dtype: torch.dtype) -> FlashinferPlan:
-        """Bring the lengths and block tables into FlashInfer's form, without reading a value from the device.
-
-        Kernels read a wrapper's plan while the host plans the next step. So there are two sets of wrappers, in turn.
-        """
+        """Bring the lengths and block tables into FlashInfer's form, without reading a value from the device."""
         self._num_plans += 1
         return self._plan(layout)
 
@@ -131,22 +126,20 @@ class AttentionBackend(context.AttentionBackend):
         on_device = to_device(index, layout.block_tables.device)
         blocks = layout.block_tables.flatten().index_select(0, on_device).int()
         last_lengths = torch.from_numpy((contexts - 1) % layout.block_size + 1).int()
-        first = layout.num_decodes
-        decoded = int(counts[:first].sum())
-        return FlashinferPlan(
-            layout.block_size,
-            blocks,
-            Pages(borders(counts[:first]), blocks[:decoded], last_lengths[:first]) if first else None,
-            Pages(borders(counts[first:]), blocks[decoded:], last_lengths[first:]) if first < len(counts) else None,
-            borders(np.array(layout.query_lengths[first:], np.int64)),
-            self._num_plans % 2,
-        )
+        first, decodes, prefills = layout.num_decodes, None, None
+        num_decoded = int(counts[:first].sum())
+        if first:
+            decodes = Pages(layout.block_size, borders(counts[:first]), blocks[:num_decoded], last_lengths[:first])
+        if first < len(counts):
+            queries = borders(np.array(layout.query_lengths[first:], np.int64))
+            prefills = Pages(
+                layout.block_size, borders(counts[first:]), blocks[num_decoded:], last_lengths[first:], queries
+            )
+        return FlashinferPlan(decodes, prefills, LatentStep(layout, blocks), self._num_plans % 2, self._wrappers)
 
     def plan_captured(self, layout: PagedLayout, dtype: torch.dtype) -> FlashinferPlan:
         """Plan with wrappers of its own, whose buffers never move."""
-        num_blocks = layout.block_tables.numel()
-        latents = LatentAttention(self._workspace_on, len(layout.query_lengths), num_blocks)
-        return replace(self.plan(layout, dtype), captured=_Captured(num_blocks, latents, {}))
+        return replace(self.plan(layout, dtype), wrappers=self._new_wrappers(layout.block_tables.numel()))
 
     def replan(self, plan: FlashinferPlan, layout: PagedLayout) -> None:
         """Plan every wrapper of *plan* again.
@@ -157,10 +150,9 @@ class AttentionBackend(context.AttentionBackend):
         if self._replanned is not None:
             self._replanned.synchronize()
         fresh = self._plan(layout)
-        if plan.captured is not None and fresh.decodes is not None:
-            for (kind, _), wrapper in plan.captured.decoders.items():
-                _plan_decodes(wrapper, kind, plan.block_size, fresh.decodes)
-            plan.captured.latents.replan(layout, fresh.blocks)
+        if fresh.decodes is not None:
+            plan.wrappers.decoders.replan(fresh.decodes)
+        plan.wrappers.latents.replan(fresh.latents)
         if layout.block_tables.device.type == "cuda":
             self._replanned = torch.cuda.Event()
             self._replanned.record()
@@ -181,10 +173,10 @@ class AttentionBackend(context.AttentionBackend):
         q, num_decodes = q_NQD.contiguous(), context.layout.num_decodes
         outputs = []
         if plan.decodes is not None:
-            wrapper = self._decoder(kind, plan, plan.decodes, q.device)
+            wrapper = plan.wrappers.decoders.of(kind, plan.turn, plan.decodes)
             outputs.append(wrapper.run(q[:num_decodes], (cache.keys, cache.values), **scales))
         if plan.prefills is not None:
-            wrapper = self._prefiller(kind, plan, plan.prefills, q.device)
+            wrapper = plan.wrappers.prefillers.of(kind, plan.turn, plan.prefills)
             outputs.append(wrapper.run(q[num_decodes:], (cache.keys, cache.values), **scales))
         return (outputs[0] if len(outputs) == 1 else torch.cat(outputs)).flatten(1)
 
@@ -199,50 +191,40 @@ class AttentionBackend(context.AttentionBackend):
         scale: float,
     ) -> torch.Tensor:
         """Write latents, then attend to the cache."""
-        cache, layout, plan = context.cache(layer, LatentCache), context.layout, context.plan
-        CacheValues(cache.latents.flatten(0, 1), cache.scale).write(layout.slot_mapping, latent_NC)
-        attend = self._latents if plan.captured is None else plan.captured.latents
-        return attend(q_NQC, cache.latents, layout, plan.blocks, plan.turn, value_width=value_width, scale=scale)
+        cache, plan = context.cache(layer, LatentCache), context.plan
+        CacheValues(cache.latents.flatten(0, 1), cache.scale).write(context.layout.slot_mapping, latent_NC)
+        kind = LatentKind(q_NQC.shape[1], value_width, q_NQC.shape[2], scale, q_NQC.dtype)
+        wrapper = plan.wrappers.latents.of(kind, plan.turn, plan.latents)
+        return wrapper.run(query=q_NQC.contiguous(), kv_cache=cache.latents)  # type: ignore[no-any-return]
 
-    def _decoder(self, kind: _Kind, plan: FlashinferPlan, pages: Pages, device: torch.device) -> Any:
-        """Return the wrapper for decodes of *kind*, planned for the step."""
-        wrappers = self._decoders if plan.captured is None else plan.captured.decoders
-        key = kind, plan.turn
-        if key not in wrappers:
-            # Its own choice for Hopper, FA3, gives each query head the whole context: FA2 splits long contexts, and
-            # reads the keys of heads that share them once.
-            wrappers[key] = BatchDecodeWithPagedKVCacheWrapper(
-                self._workspace_on(device),
-                "NHD",
-                use_tensor_cores=True,
-                backend="fa2",
-                **_buffers(plan, len(pages.last_lengths), device),
-            )
-        if kind not in pages.kinds:
-            pages.kinds.add(kind)
-            _plan_decodes(wrappers[key], kind, plan.block_size, pages)
-        return wrappers[key]
+    def _new_wrappers(self, num_blocks: int = 0) -> _AllWrappers:
+        """Return new wrappers; with *num_blocks*, for decodes in a CUDA graph, which have that many blocks at most."""
+        return _AllWrappers(
+            Wrappers(partial(self._new_decoder, num_blocks), _plan_decodes),
+            Wrappers(self._new_prefiller, _plan_prefills),
+            Wrappers(partial(self._new_latents, num_blocks), plan_latents),
+        )
 
-    def _prefiller(self, kind: _Kind, plan: FlashinferPlan, pages: Pages, device: torch.device) -> Any:
-        """Return the wrapper for prefill chunks of *kind*, planned for the step."""
-        key = kind, plan.turn
-        if key not in self._prefillers:
-            self._prefillers[key] = BatchPrefillWithPagedKVCacheWrapper(self._workspace_on(device), "NHD")
-        if kind not in pages.kinds:
-            pages.kinds.add(kind)
-            self._prefillers[key].plan(
-                plan.query_borders,
-                pages.borders,
-                pages.blocks,
-                pages.last_lengths,
-                kind.num_heads,
-                kind.num_kv_heads,
-                kind.width,
-                plan.block_size,
-                causal=True,
-                **_options(kind),
+    def _new_decoder(self, num_blocks: int, pages: Pages) -> Any:
+        device, num_rows = pages.blocks.device, len(pages.last_lengths)
+        # Its own choice for Hopper, FA3, gives each query head the whole context: FA2 splits long contexts, and reads
+        # the keys of heads that share them once.
+        options: dict[str, Any] = {"use_tensor_cores": True, "backend": "fa2"}
+        if num_blocks:
+            options |= graph_buffers(
+                device,
+                paged_kv_indptr_buffer=num_rows + 1,
+                paged_kv_indices_buffer=num_blocks,
+                paged_kv_last_page_len_buffer=num_rows,
             )
-        return self._prefillers[key]
+        return BatchDecodeWithPagedKVCacheWrapper(self._workspace_on(device), "NHD", **options)
+
+    def _new_prefiller(self, pages: Pages) -> Any:
+        return BatchPrefillWithPagedKVCacheWrapper(self._workspace_on(pages.blocks.device), "NHD")
+
+    def _new_latents(self, num_blocks: int, step: LatentStep) -> Any:
+        num_rows = len(step.layout.query_lengths) if num_blocks else 0
+        return new_latent_wrapper(self._workspace_on(step.blocks.device), num_rows, num_blocks)
 
     def _workspace_on(self, device: torch.device) -> torch.Tensor:
         if self._workspace is None:
@@ -253,27 +235,15 @@ class AttentionBackend(context.AttentionBackend):
         return self._workspace
 
 
-def _buffers(plan: FlashinferPlan, num_rows: int, device: torch.device) -> dict[str, Any]:
-    """Return the arguments of a wrapper for CUDA graphs, which copies its plan into these int32 buffers."""
-    if plan.captured is None:
-        return {}
-    sizes = {"paged_kv_indptr_buffer": num_rows + 1, "paged_kv_indices_buffer": plan.captured.num_blocks,
-             "paged_kv_last_page_len_buffer": num_rows}  # fmt: skip
-    buffers = {name: torch.zeros(size, dtype=torch.int32, device=device) for name, size in sizes.items()}
-    return {"use_cuda_graph": True, **buffers}
+def _plan_decodes(wrapper: Any, kind: _Kind, pages: Pages) -> None:
+    sizes = kind.num_heads, kind.num_kv_heads, kind.width, pages.block_size
+    wrapper.plan(pages.borders, pages.blocks, pages.last_lengths, *sizes, **_options(kind))
 
 
-def _plan_decodes(wrapper: Any, kind: _Kind, block_size: int, pages: Pages) -> None:
-    wrapper.plan(
-        pages.borders,
-        pages.blocks,
-        pages.last_lengths,
-        kind.num_heads,
-        kind.num_kv_heads,
-        kind.width,
-        block_size,
-        **_options(kind),
-    )
+def _plan_prefills(wrapper: Any, kind: _Kind, pages: Pages) -> None:
+    sizes = kind.num_heads, kind.num_kv_heads, kind.width, pages.block_size
+    places = pages.query_borders, pages.borders, pages.blocks, pages.last_lengths
+    wrapper.plan(*places, *sizes, causal=True, **_options(kind))
 
 
 def _options(kind: _Kind) -> dict[str, Any]:

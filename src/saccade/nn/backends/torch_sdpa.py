@@ -92,7 +92,7 @@ class AttentionBackend(context.AttentionBackend):
 
     def plan(self, layout: PagedLayout, dtype: torch.dtype) -> SdpaPlan:
         """Choose slots and masks for decode rows and prefill chunks."""
-        return SdpaPlan(layout.num_decodes, _decode_groups(layout, dtype), _prefill_chunks(layout))
+        return SdpaPlan(layout.num_decodes, _decode_groups(layout, dtype), prefill_chunks(layout))
 
     def attend(
         self, q_NQD: torch.Tensor, own: KeysValues, cache: KvCache, context: ForwardContext, scoring: Scoring
@@ -181,7 +181,8 @@ def _additive(visible_SL: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return mask_SL.masked_fill_(~visible_SL, float("-inf"))[:, None, None, :]
 
 
-def _prefill_chunks(layout: PagedLayout) -> tuple[PrefillChunk, ...]:
+def prefill_chunks(layout: PagedLayout) -> tuple[PrefillChunk, ...]:
+    """Return the prefill chunks of a step, with the slots and masks of those after a cached prefix."""
     device = layout.slot_mapping.device
     chunks, start = [], layout.num_decodes
     for row in range(layout.num_decodes, len(layout.query_lengths)):
@@ -203,15 +204,21 @@ def _attend_cached(
 ) -> torch.Tensor:
     """Attend with all tokens of the step; return [N, Q * W]. *own* are the step's, [N, K, ...], also in the cache."""
     outputs = [_decode(q_NQD[: plan.num_decodes], cached, plan.decodes, scoring)] if plan.num_decodes else []
-    for chunk in plan.prefills:
-        span = slice(chunk.start, chunk.stop)
-        if chunk.slots is None:
-            (k, v), first = (own[0][span], own[1][span]), 0
-        else:
-            first = 0 if scoring.window is None else max(len(chunk.slots) - len(q_NQD[span]) - scoring.window + 1, 0)
-            k, v = _gather(cached, chunk.slots[first:], q_NQD.dtype)
-        outputs.append(_prefill(q_NQD[span], k, v, first, chunk, scoring))
+    outputs += [attend_chunk(q_NQD, own, cached, chunk, scoring) for chunk in plan.prefills]
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+def attend_chunk(
+    q_NQD: torch.Tensor, own: KeysValues, cached: Cached, chunk: PrefillChunk, scoring: Scoring
+) -> torch.Tensor:
+    """Attend with the tokens of *chunk*; return [stop - start, Q * W]. *q_NQD* and *own* are all the step's."""
+    span = slice(chunk.start, chunk.stop)
+    if chunk.slots is None:
+        (k, v), first = (own[0][span], own[1][span]), 0
+    else:
+        first = 0 if scoring.window is None else max(len(chunk.slots) - len(q_NQD[span]) - scoring.window + 1, 0)
+        k, v = _gather(cached, chunk.slots[first:], q_NQD.dtype)
+    return _prefill(q_NQD[span], k, v, first, chunk, scoring)
 
 
 def _gather(cached: Cached, slots: torch.Tensor, dtype: torch.dtype) -> KeysValues:

@@ -5,15 +5,13 @@ With TRITON_INTERPRET=1 Triton computes on a CPU. The tests run the kernels in t
 Shapes: N tokens, S sequences, Q query heads, K key/value heads, D head size, W width of a value.
 """
 
-from dataclasses import dataclass, replace
-from typing import Any
-
 import torch
 import triton
 
 from saccade.nn import context
 from saccade.nn.backends import torch_sdpa
 from saccade.nn.backends.compilers import no_c_compiler
+from saccade.nn.backends.torch_sdpa import PrefillChunk, attend_chunk, prefill_chunks
 from saccade.nn.backends.triton_kernels import decode_kernel, packed_kernel
 from saccade.nn.backends.workload import HALF, Workload, not_for_latents, not_for_sizes, not_in, not_on_gpu
 from saccade.nn.context import ForwardContext, KvCache, PackedLayout, PagedLayout, Scoring
@@ -72,14 +70,6 @@ class VisionAttentionBackend:
         return output_NQD.flatten(1)
 
 
-@dataclass(frozen=True, slots=True)
-class TritonPlan:
-    """The prefill chunks of a step, in the plain backend's form; None without any."""
-
-    prefills: PagedLayout | None
-    plain: Any
-
-
 class AttentionBackend(context.AttentionBackend):
     """nn.context.AttentionBackend."""
 
@@ -88,31 +78,14 @@ class AttentionBackend(context.AttentionBackend):
     captures_decodes = True
     copies_prefixes = True
 
-    def __init__(self) -> None:
-        self._plain = torch_sdpa.AttentionBackend()
-
     @staticmethod
     def unavailable(workload: Workload) -> str | None:
         """Return why this backend cannot compute *workload*; None if it can."""
         return _reason(workload) or not_for_latents(workload)
 
-    def plan(self, layout: PagedLayout, dtype: torch.dtype) -> TritonPlan:
-        """Plan the prefill chunks."""
-        first = layout.num_decodes
-        if first == len(layout.query_lengths):
-            return TritonPlan(None, None)
-        prefills = replace(
-            layout,
-            slot_mapping=layout.slot_mapping[first:],
-            block_tables=layout.block_tables[first:],
-            context_lengths=layout.context_lengths[first:],
-            query_lengths=layout.query_lengths[first:],
-            host_context_lengths=layout.host_context_lengths[first:],
-            num_decodes=0,
-            rows=layout.rows[first:],
-            horizons=None if layout.horizons is None else layout.horizons[first:],
-        )
-        return TritonPlan(prefills, self._plain.plan(prefills, dtype))
+    def plan(self, layout: PagedLayout, dtype: torch.dtype) -> tuple[PrefillChunk, ...]:
+        """Plan the prefill chunks, in the plain backend's form."""
+        return prefill_chunks(layout)
 
     def attend(
         self,
@@ -123,15 +96,12 @@ class AttentionBackend(context.AttentionBackend):
         scoring: Scoring,
     ) -> torch.Tensor:
         """Attend with decode rows in one launch; PyTorch attends with prefill chunks."""
-        plan: TritonPlan = context.plan
+        chunks: tuple[PrefillChunk, ...] = context.plan
         num_decodes = context.layout.num_decodes
         outputs = [_decode(q_NQD[:num_decodes], cache, context.layout, scoring)] if num_decodes else []
-        if plan.prefills is not None:
-            rest = ForwardContext(
-                context.positions[:, num_decodes:], plan.prefills, context.kv_caches, self._plain, plan.plain
-            )
-            keys, values = (part[num_decodes:] for part in own)
-            outputs.append(self._plain.attend(q_NQD[num_decodes:], (keys, values), cache, rest, scoring))
+        if chunks:
+            cached = cache.by_slot
+            outputs += [attend_chunk(q_NQD, own, cached, chunk, scoring) for chunk in chunks]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
