@@ -7,7 +7,7 @@ have passed as have its patches in their budgets.
 """
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -42,30 +42,22 @@ class EncodeCosts:
         return EncodeCosts(spec.encode_cost, lambda *shape: spec.encoder_output_values(*shape) * itemsize)
 
 
+@dataclass(eq=False)
 class EncoderScheduler:
     """Plans the encoder, within *budgets* of each step. Steps in flight encode the images of *launched*.
 
     *frames* get the names of slots that were read.
     """
 
-    def __init__(
-        self,
-        budgets: Budgets,
-        manager: BlockManager,
-        cache: EncoderCache,
-        costs: EncodeCosts,
-        frames: Frames,
-        counters: Counters,
-    ) -> None:
-        self.encoder_cache = cache
-        self.launched: set[EncoderKey] = set()
-        self.costs = costs
-        self._decodes = False
-        self._owed_patches = 0
-        self._budgets = budgets
-        self._block_manager = manager
-        self._frames = frames
-        self._counters = counters
+    budgets: Budgets
+    block_manager: BlockManager
+    encoder_cache: EncoderCache
+    costs: EncodeCosts
+    frames: Frames
+    counters: Counters
+    launched: set[EncoderKey] = field(default_factory=set)
+    _decodes: bool = False
+    _owed_patches: int = 0
 
     def share(self, sequence: Sequence, samples: Iterable[Sequence]) -> None:
         """Pin for further samples of a request the encoder outputs that *sequence* has pinned."""
@@ -76,7 +68,7 @@ class EncoderScheduler:
 
     def begin(self, decodes: bool) -> int:
         """Start planning a step, and return its patches. *decodes* says whether a sequence decodes in the step."""
-        budget = self._budgets.encode_budget_patches
+        budget = self.budgets.encode_budget_patches
         part = max(1, budget // PART_WITH_DECODES)
         self._decodes = decodes
         self._owed_patches = max(0, self._owed_patches - part) if decodes else 0
@@ -103,7 +95,7 @@ class EncoderScheduler:
     def _claim(self, sequence: Sequence, image: RequestImage, draft: Draft) -> bool:
         """Pin an image that is encoded, or planned to be. Return False if it cannot be."""
         if self.encoder_cache.has_begun(image.key):
-            self._counters.encoder_cache_hits_total += 1
+            self.counters.encoder_cache_hits_total += 1
         elif not image.has_pixels:
             draft.lacking[sequence] = sequence.images_without_pixels
             return False
@@ -115,7 +107,7 @@ class EncoderScheduler:
     def _begin(self, sequence: Sequence, image: RequestImage, draft: Draft) -> bool:
         """Plan to encode an image in this step. Return False if it cannot be read."""
         try:
-            pixels = image.read(self._frames[sequence.connection].released)
+            pixels = image.read(self.frames[sequence.connection].released)
         except SaccadeError as error:
             draft.unreadable[sequence] = image.key, error
             return False
@@ -140,7 +132,7 @@ class EncoderScheduler:
         indices = sequence.images_without_pixels
         if not indices:
             return []
-        num_reused = sequence.num_tokens - self._block_manager.num_missing_tokens(sequence)
+        num_reused = sequence.num_tokens - self.block_manager.num_missing_tokens(sequence)
         absent = [sequence.images[index] for index in indices]
         for image in absent:
             is_here = self.encoder_cache.has_begun(image.key)

@@ -4,7 +4,7 @@ import itertools
 import math
 import random
 import secrets
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 
 from saccade.engine.core.sequence import Sequence
 from saccade.errors import ContextLengthExceeded, InvalidValue
@@ -30,24 +30,20 @@ class MediaMemory:
     itemsize: int
 
 
+@dataclass(eq=False)
 class RequestValidator:
     """Converts requests to sequences. *fingerprint* is the model's, for block keys.
 
     Requests without a seed get random ones, the same after each start if there is a *seed*.
     """
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        fingerprint: bytes,
-        max_model_len: int,
-        media_memory: MediaMemory | None = None,
-        seed: int | None = None,
-    ) -> None:
-        self.spec = spec
-        self.fingerprint = fingerprint
-        self.max_model_len = max_model_len
-        self.media_memory = media_memory
+    spec: ModelSpec
+    fingerprint: bytes
+    max_model_len: int
+    media_memory: MediaMemory | None = None
+    seed: InitVar[int | None] = None
+
+    def __post_init__(self, seed: int | None) -> None:
         self._random_bits = secrets.randbits if seed is None else random.Random(seed).getrandbits
 
     def validated(self, connection: int, request: EngineRequest, arrival: int) -> Sequence:

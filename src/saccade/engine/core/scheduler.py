@@ -344,16 +344,10 @@ class Scheduler:
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a sequence, which ended or lacks pixels, from every queue, and free its state."""
-        if sequence in self.running:
-            del self.running[sequence]
-        elif sequence in self.parked:
-            del self.parked[sequence]
-        elif sequence in self.sending:
-            del self.sending[sequence]
-        elif sequence in self.receiving:
-            del self.receiving[sequence]
-        else:
-            self._unqueue(sequence)
+        self._unqueue(sequence)
+        self.receiving.pop(sequence, None)
+        for group in (self.running, self.parked, self.sending):
+            group.pop(sequence, None)
         if sequence.num_steps_in_flight:
             self.leaving[sequence] = None
         else:

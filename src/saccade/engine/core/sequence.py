@@ -3,7 +3,7 @@
 import bisect
 from array import array
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -37,6 +37,7 @@ class Clock:
         return SampleTimes(self.scheduled - self.arrived, first - self.scheduled, now - first, self.encode_seconds)
 
 
+@dataclass(slots=True, eq=False)
 class BlockTable:
     """The *blocks* of a sequence in one group of layers: entry i has tokens from i * block_size on.
 
@@ -44,13 +45,10 @@ class BlockTable:
     not yet reported to executors, which know the first *num_sent*.
     """
 
-    __slots__ = ("blocks", "num_passed", "num_sent", "replaced")
-
-    def __init__(self) -> None:
-        self.blocks = array("q")
-        self.num_passed = 0
-        self.num_sent = 0
-        self.replaced: list[int] = []
+    blocks: "array[int]" = field(default_factory=lambda: array("q"))
+    num_passed: int = 0
+    num_sent: int = 0
+    replaced: list[int] = field(default_factory=list)
 
 
 class Sequence:

@@ -80,30 +80,24 @@ class PlannedStep:
     prompts: tuple[Sequence, ...]
 
 
+@dataclass(eq=False)
 class StepBuilder:
     """Numbers steps, and adds to each step the changes that executors do not have yet."""
 
-    def __init__(
-        self,
-        rows: Rows,
-        encoder_cache: EncoderCache,
-        checkpoints: StateCheckpoints | None = None,
-        vocab_size: int = 0,
-    ) -> None:
-        self._rows = rows
-        self._vocab_size = vocab_size
-        self._checkpoints = checkpoints
-        self._encoder_cache = encoder_cache
-        self._num_steps = 0
+    rows: Rows
+    encoder_cache: EncoderCache
+    checkpoints: StateCheckpoints | None = None
+    vocab_size: int = 0
+    _num_steps: int = 0
 
     def build(self, schedule: Schedule, copies: KvCopies = NO_COPIES) -> PlannedStep:
         """Return *schedule* as a step."""
         self._num_steps += 1
         # Single tokens first: backends compute their attention in one call.
         owners = sorted(schedule.chunks, key=lambda sequence: schedule.chunks[sequence] > 1)
-        ended_rows = self._rows.take_ended_rows()
+        ended_rows = self.rows.take_ended_rows()
         starting = [owner for owner in owners if owner.row is None]
-        row_starts = tuple(self._rows.start(owner) for owner in starting)
+        row_starts = tuple(self.rows.start(owner) for owner in starting)
         states = [KvReceive((), owner.received_state, row_of(owner)) for owner in starting if owner.received_state]
         for owner in starting:
             owner.received_state = b""
@@ -118,12 +112,12 @@ class StepBuilder:
             owner.has_drawn = num_draws == 1
         step = StepInput(
             number=self._num_steps,
-            drop=self._encoder_cache.take_dropped(),
+            drop=self.encoder_cache.take_dropped(),
             ended=ended_rows,
             started=row_starts,
             tables=tables,
             restore=restore,
-            rewind=() if self._checkpoints is None else _take_rewinds(owners),
+            rewind=() if self.checkpoints is None else _take_rewinds(owners),
             images=tuple(self._image(key, pixels) for key, pixels in schedule.encode.items()),
             chunks=chunks,
             receive=(*copies.receive, *states),
@@ -136,7 +130,7 @@ class StepBuilder:
         return PlannedStep(step, sampling, drawing, tuple(owner for owner, _ in prompts))
 
     def _state_moves(self, starting: Iterable[Sequence], schedule: Schedule) -> tuple[Moves, Saves]:
-        return ((), {}) if self._checkpoints is None else self._checkpoints.moves(starting, schedule.chunks)
+        return ((), {}) if self.checkpoints is None else self.checkpoints.moves(starting, schedule.chunks)
 
     def _masks(self, draws: Iterable[tuple[Sequence, int]], schedule: Schedule) -> Iterator[DrawMask]:
         """Yield the masks of the step's draws, which are given by their sequences and numbers."""
@@ -151,10 +145,10 @@ class StepBuilder:
         budget = sequence.sampling.thinking_budget
         if budget is None or not sequence.must_end_reasoning:
             return sequence.mask
-        return add_ids(no_words(self._vocab_size), [budget.end_id], self._vocab_size).tobytes()
+        return add_ids(no_words(self.vocab_size), [budget.end_id], self.vocab_size).tobytes()
 
     def _image(self, key: EncoderKey, pixels: bytes) -> EncoderInput:
-        return EncoderInput(self._encoder_cache.output_id(key), key.modality, key.grid, key.original_size, pixels)
+        return EncoderInput(self.encoder_cache.output_id(key), key.modality, key.grid, key.original_size, pixels)
 
     def _chunk(self, sequence: Sequence, schedule: Schedule, saves: tuple[StateSave, ...]) -> Chunk:
         start, num_tokens = sequence.num_launched_tokens, schedule.chunks[sequence]
@@ -177,7 +171,7 @@ class StepBuilder:
         for run, image in sequence.media_between(start, stop):
             begin, end = max(start, run.start), min(stop, run.start + run.length)
             shift = run.offset - run.start
-            output_id = self._encoder_cache.output_id(image.key)
+            output_id = self.encoder_cache.output_id(image.key)
             yield MediaSlice(begin - start, output_id, begin + shift, end + shift)
 
 

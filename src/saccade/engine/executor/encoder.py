@@ -13,6 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable
 from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import msgspec
@@ -53,25 +54,18 @@ class _Prepared(NamedTuple):
     metadata: Any
 
 
+@dataclass(frozen=True, eq=False)
 class Encoder:
     """The vision encoder of a network, and the ranks that share its work; *graphs* are for a whole encoder.
 
     Videos of more than *most_patches* are encoded in parts.
     """
 
-    def __init__(
-        self,
-        network: Network,
-        backend: VisionAttentionBackend,
-        ranks: Ranks,
-        graphs: EncoderGraphs | None = None,
-        most_patches: int | None = None,
-    ) -> None:
-        self.network = network
-        self.backend = backend
-        self.ranks = ranks
-        self.graphs = graphs
-        self.most_patches = most_patches
+    network: Network
+    backend: VisionAttentionBackend
+    ranks: Ranks
+    graphs: EncoderGraphs | None = None
+    most_patches: int | None = None
 
     @torch.inference_mode()
     def encode(self, images: Ordered[EncoderInput]) -> Encoded:

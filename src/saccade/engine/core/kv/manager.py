@@ -7,6 +7,7 @@ recurrent state is kept in checkpoints. Only a prefix from which all can resume 
 from collections import Counter
 from collections.abc import Collection
 from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, field
 
 from saccade.engine.core.kv.blocks import PagedBlocks
 from saccade.engine.core.kv.state_checkpoints import StateCheckpoints
@@ -14,27 +15,23 @@ from saccade.engine.core.kv.window_blocks import WindowBlocks
 from saccade.engine.core.sequence import WINDOW, Sequence
 
 
+@dataclass(eq=False)
 class BlockManager:
     """Admits sequences, extends them, and keeps their computed state.
 
     Most models have neither *checkpoints* nor *window_blocks*, and none has both.
     """
 
-    def __init__(
-        self,
-        paged_blocks: PagedBlocks,
-        checkpoints: StateCheckpoints | None = None,
-        enable_prefix_caching: bool = True,
-        window_blocks: WindowBlocks | None = None,
-    ) -> None:
-        self.paged_blocks = paged_blocks
-        self.checkpoints = checkpoints
-        self.window_blocks = window_blocks
-        self._groups = (paged_blocks,) if window_blocks is None else (paged_blocks, window_blocks)
-        self.block_size = paged_blocks.block_size
-        self.enable_prefix_caching = enable_prefix_caching
-        self.stateless_tokens: Counter[str] = Counter()
-        """Prompt tokens in cached blocks that are computed again, by the field of Load that names the cause."""
+    paged_blocks: PagedBlocks
+    checkpoints: StateCheckpoints | None = None
+    enable_prefix_caching: bool = True
+    window_blocks: WindowBlocks | None = None
+    stateless_tokens: Counter[str] = field(default_factory=Counter)
+    """Prompt tokens in cached blocks that are computed again, by the field of Load that names the cause."""
+
+    def __post_init__(self) -> None:
+        self.block_size = self.paged_blocks.block_size
+        self._groups = (self.paged_blocks,) if self.window_blocks is None else (self.paged_blocks, self.window_blocks)
 
     @property
     def num_free_blocks(self) -> int:
