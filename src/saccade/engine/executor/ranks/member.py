@@ -37,12 +37,12 @@ class RankMember:
             for _ in execution.capture_encoder():
                 pass
         except StartupError as error:
-            self._link.send(messages.encode(messages.Failed(error.message)))
+            self._link.send(messages.encode(messages.Reply(failure=error.message)))
             return 1
         # Objects that exist now live until the end; freezing them spares the collector a scan that would slow a step.
         gc.collect()
         gc.freeze()
-        self._link.send(messages.encode(messages.WeightsLoaded()))
+        self._link.send(messages.encode(messages.Reply()))
         try:
             self._serve(config, model, execution)
         finally:
@@ -73,7 +73,7 @@ class RankMember:
 
     def _measure(self, config: EngineConfig, model: LoadedModel, measured: memory.Measured) -> None:
         try:
-            answer: messages.Reply = messages.Capacity(memory.fitting_blocks(config, model, measured))
+            reply = messages.Reply(memory.fitting_blocks(config, model, measured))
         except StartupError as error:
-            answer = messages.Failed(error.message)
-        self._link.send(messages.encode(answer))
+            reply = messages.Reply(failure=error.message)
+        self._link.send(messages.encode(reply))

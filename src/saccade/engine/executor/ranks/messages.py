@@ -13,7 +13,7 @@ from saccade.transport.framing import PREFIX_BYTES, ChannelClosed
 
 
 class LoadWeights(msgspec.Struct, frozen=True, array_like=True, tag="load"):
-    """Load this rank's part of the weights. Answered by WeightsLoaded."""
+    """Load this rank's part of the weights. Answered by a Reply."""
 
     config: EngineConfig
 
@@ -23,7 +23,7 @@ class Join(msgspec.Struct, frozen=True, array_like=True, tag="join"):
 
 
 class Measure(msgspec.Struct, frozen=True, array_like=True, tag="measure"):
-    """Compute how many blocks fit with the network. Answered by Capacity."""
+    """Compute how many blocks fit with the network. Answered by a Reply."""
 
 
 class Allocate(msgspec.Struct, frozen=True, array_like=True, tag="allocate"):
@@ -64,23 +64,14 @@ class Leave(msgspec.Struct, frozen=True, array_like=True, tag="leave"):
 Command = LoadWeights | Join | Measure | Allocate | Renew | Launch | Leave
 
 
-class WeightsLoaded(msgspec.Struct, frozen=True, array_like=True, tag="loaded"):
-    """The rank's weights are loaded."""
+class Reply(msgspec.Struct, frozen=True, array_like=True):
+    """The rank has done a command, and *num_blocks* fit on its device if it measured them.
 
+    With *failure*, a sentence for the operator, it cannot start.
+    """
 
-class Capacity(msgspec.Struct, frozen=True, array_like=True, tag="capacity"):
-    """How many blocks fit on the rank's device."""
-
-    num_blocks: int
-
-
-class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
-    """The rank cannot start; *message* is for the operator."""
-
-    message: str
-
-
-Reply = WeightsLoaded | Capacity | Failed
+    num_blocks: int = 0
+    failure: str = ""
 
 
 def _refuse(value: object) -> NoReturn:
@@ -114,10 +105,9 @@ class Link:
         command: Command = msgspec.msgpack.decode(self._receive(), type=Command)
         return command
 
-    def answer(self) -> Reply:
-        """Return the next answer of the other rank."""
-        answer: Reply = msgspec.msgpack.decode(self._receive(), type=Reply)
-        return answer
+    def reply(self) -> Reply:
+        """Return the next reply of the other rank."""
+        return msgspec.msgpack.decode(self._receive(), type=Reply)
 
     def close(self) -> None:
         self._connection.close()

@@ -94,10 +94,7 @@ class Peers:
         """Wait until every rank has loaded its weights, and connect them. Raises StartupError if one cannot start."""
         if not self._others:
             return
-        for other in self._others:
-            match _answer(other):
-                case messages.Failed(message):
-                    raise StartupError(message)
+        self._replies()
         for other in self._others:
             watch = threading.Thread(target=self._watch, args=(other,), name=f"rank {other.number}", daemon=True)
             watch.start()
@@ -109,13 +106,7 @@ class Peers:
     def least_blocks(self, num_blocks: int) -> int:
         """Return the minimum of *num_blocks*, which fit on rank 0, and other ranks' numbers. Raises StartupError."""
         self._send(messages.Measure())
-        for other in self._others:
-            match _answer(other):
-                case messages.Capacity(fitting):
-                    num_blocks = min(num_blocks, fitting)
-                case messages.Failed(message):
-                    raise StartupError(message)
-        return num_blocks
+        return min([num_blocks, *(reply.num_blocks for reply in self._replies())])
 
     def allocate(self, num_blocks: int) -> None:
         """Replace the caches of all ranks by new ones with *num_blocks* blocks."""
@@ -160,6 +151,18 @@ class Peers:
         for other in self._others:
             other.link.send(frame)
 
+    def _replies(self) -> list[messages.Reply]:
+        """Return the next reply of every rank. Raises StartupError for a failure, or if a rank has ended."""
+        replies = []
+        for other in self._others:
+            try:
+                replies.append(other.link.reply())
+            except ChannelClosed as error:
+                raise StartupError(f"Rank {other.number} {ending(other.process.wait())}.") from error
+            if replies[-1].failure:
+                raise StartupError(replies[-1].failure)
+        return replies
+
     def _watch(self, other: _Rank) -> None:
         code = other.process.wait()
         if not self._is_closing:
@@ -180,14 +183,6 @@ def closed_on_failure(peers: Peers) -> Iterator[Peers]:
         stack.callback(peers.close)
         yield peers
         stack.pop_all()
-
-
-def _answer(other: _Rank) -> messages.Reply:
-    """Return the next answer of a rank. Raises StartupError if it has ended."""
-    try:
-        return other.link.answer()
-    except ChannelClosed as error:
-        raise StartupError(f"Rank {other.number} {ending(other.process.wait())}.") from error
 
 
 def _end_process(sentence: str) -> None:
