@@ -66,10 +66,14 @@ def start(config: EngineConfig, progress: Progress) -> Engine:
             measured = measure(config, model, execution, peers, grid)
         progress("warming up", 0, 0)
         caches = allocate(config, model, peers=peers, measured=measured)
-        plain = dataclasses.replace(config, record_steps=None, cuda_graphs=False, role="both", kv_transfer_bind=None)
-        warm = assemble(plain, model, execution, caches, peers)
+        warm = assemble(_to_warm_up(config), model, execution, caches, peers)
         warmup.run(warm, num_text_tokens=2 * config.block_size + 1)
         return assemble(config, model, execution, caches, peers, progress, grammars, limits)
+
+
+def _to_warm_up(config: EngineConfig) -> EngineConfig:
+    """Return the settings of an engine for steps before the start is complete."""
+    return dataclasses.replace(config, record_steps=None, cuda_graphs=False, role="both", kv_transfer_bind=None)
 
 
 def fresh_engine(header: Header, changes: dict[str, str]) -> tuple[Engine, Machine]:
@@ -153,14 +157,10 @@ def measure(
     num_blocks = memory.least_blocks(model.network.spec, num_blocks)
     # This pool holds one step only; the context length applies to the engine that follows.
     small = dataclasses.replace(
-        config,
+        _to_warm_up(config),
         max_model_len=None,
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=num_text_tokens,
-        record_steps=None,
-        cuda_graphs=False,
-        role="both",
-        kv_transfer_bind=None,
     )
     caches = allocate(config, model, num_blocks, peers)
     warmup.run(assemble(small, model, execution, caches, peers), num_text_tokens, grid, limits.max_num_seqs)
