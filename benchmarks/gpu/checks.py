@@ -57,6 +57,8 @@ def _result(operation: Callable[..., Any], arguments: tuple[Any, ...]) -> torch.
     result = operation(*arguments)
     if isinstance(result, torch.Tensor):
         return result
+    if isinstance(result, ops.PackedLinear):
+        return result.add_to(arguments[0].clone(), arguments[0])
     queries, own = result
     caches = [part for cache in arguments if isinstance(cache, KvCache) for part in (cache.keys, cache.values)]
     return torch.cat([part.flatten() for part in (queries, *own, *caches)])
@@ -91,9 +93,9 @@ def _gated_activation(device: torch.device, dtype: torch.dtype) -> tuple[Any, ..
     return torch.randn(TOKENS, 2 * WIDTH, generator=draw, device=device).to(dtype), ops.SILU
 
 
-def _add_linear(device: torch.device, dtype: torch.dtype) -> tuple[Any, ...]:
+def _pack_linear(device: torch.device, dtype: torch.dtype) -> tuple[Any, ...]:
     draw = torch.Generator(device).manual_seed(0)
-    shapes = (TOKENS, WIDTH), (TOKENS, WIDTH), (WIDTH, WIDTH), (WIDTH,)
+    shapes = (WIDTH, WIDTH), (WIDTH,)
     return tuple(torch.randn(shape, generator=draw, device=device).to(dtype) for shape in shapes)
 
 
@@ -122,7 +124,7 @@ INPUTS: dict[str, Callable[[torch.device, torch.dtype], tuple[Any, ...]]] = {
     "experts": _experts,
     "cached_heads": _cached_heads,
     "gated_activation": _gated_activation,
-    "add_linear": _add_linear,
+    "pack_linear": _pack_linear,
     "gated_delta_rule": _gated_delta_rule,
     "causal_conv": _causal_conv,
 }

@@ -26,6 +26,7 @@ from saccade.identity.content import HASH_BYTES
 from saccade.nn.backends import PLAIN, load_backend
 from saccade.nn.formats.quantised import QuantisedLinear
 from saccade.nn.layers import Linear
+from saccade.nn.ops import PlainLinear
 from saccade.protocol.media import MediaItem, Span
 from saccade.protocol.request import EngineRequest, SamplingParams
 
@@ -192,11 +193,13 @@ def _quantised(name: str) -> "Yields":
         """Compare and time the same weights: dequantised once, then at each use or by a kernel."""
         scale = setting.scale
         plain = setting.load("8b")
-        if any(module.packed is not None for module in plain.model.module.modules() if isinstance(module, Linear)):
+        layers = [module for module in plain.model.module.modules() if isinstance(module, Linear)]
+        if not all(isinstance(layer.packed, PlainLinear) for layer in layers):
             raise Refused("the model's weights are in a format of their own: leave out --model")
         parts = quantised_parts(plain.model, FORMATS[name])
         for layer, own in parts.items():
             layer.weight = nn.Parameter(torch.cat([part.dequantised(layer.weight.dtype) for part in own]), False)
+            layer.packed = None
         cases = tuple((count, scale.context) for count in scale.rows[:1])
         scale = replace(scale, decoders=(plain.execution.backend.name,))
         backend = load_backend(PLAIN, decoder_workload(plain.config, plain.model))

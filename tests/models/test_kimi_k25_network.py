@@ -28,6 +28,7 @@ from saccade.models.network import Target
 from saccade.models.spec import MediaShape
 from saccade.nn.backends.torch_sdpa import VisionAttentionBackend
 from saccade.nn.context import PackedLayout
+from saccade.nn.ops import normalise_pixels
 from saccade.nn.vision import bicubic_taps
 
 # In order: odd numbers of merged rows, the size of the table, one larger, one long, the smallest.
@@ -123,7 +124,7 @@ def test_positions_are_resampled_as_by_interpolation(size: int) -> None:
 
 def test_normalisation_is_the_releases(network: Any) -> None:  # F4
     every_byte = torch.arange(256, dtype=torch.uint8).view(1, 256).repeat(3, 1).view(1, -1)
-    normalised = network.ops.normalise_pixels(every_byte, *network.scaled_mean_std, torch.float32)
+    normalised = normalise_pixels(every_byte, *network.scaled_mean_std, torch.float32)
     expected = (((np.arange(256) / 255.0).astype(np.float32) - 0.5) * (1.0 / 0.5)).astype(np.float32)
     torch.testing.assert_close(normalised.view(3, 256), torch.from_numpy(expected).expand(3, -1), atol=1e-6, rtol=0)
 

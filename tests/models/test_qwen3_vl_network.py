@@ -19,6 +19,7 @@ from saccade.errors import StartupError
 from saccade.models.qwen_vl.layout import Layout16
 from saccade.models.spec import MediaShape
 from saccade.nn.backends.torch_sdpa import VisionAttentionBackend
+from saccade.nn.ops import normalise_pixels
 
 GRIDS = [(1, 4, 6), (1, 2, 10), (1, 16, 16), (1, 2, 2)]
 ITEMS = [MediaShape(grid) for grid in GRIDS]
@@ -57,7 +58,7 @@ def test_normalisation_is_bit_equal(network: Any) -> None:  # F4
     patches = pixels([(1, 16, 16)]).view(-1, 768)
     reference = patches.view(-1, 3, 256).float()
     mean, std = torch.tensor([0.5] * 3) * 255, torch.tensor([0.5] * 3) * 255
-    normalised = network.ops.normalise_pixels(patches, *network.scaled_mean_std, torch.float32)
+    normalised = normalise_pixels(patches, *network.scaled_mean_std, torch.float32)
     assert torch.equal(normalised, ((reference - mean[:, None]) / std[:, None]).flatten(1))
 
 

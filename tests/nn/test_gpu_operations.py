@@ -86,17 +86,18 @@ def test_gated_activation(activation: ops.Activation, width: int, dtype: torch.d
 
 
 @table("has_bias", [True, False])
-def test_add_linear(has_bias: bool) -> None:
-    """The residual is overwritten."""
+def test_a_linear_layer_adds_to_the_residual(has_bias: bool) -> None:
+    """It is overwritten."""
     x, residual, weight, bias = drawn(3, 8), drawn(3, 6), drawn(6, 8), drawn(6) if has_bias else None
-    expected = ops.add_linear(residual, x, weight, bias)
+    expected = ops.pack_linear(weight, bias).add_to(residual, x)
     before = residual.clone()
-    assert torch.equal(ops.add_linear(residual, x, weight, bias), expected)
+    assert torch.equal(ops.pack_linear(weight, bias).add_to(residual, x), expected)
     assert torch.equal(residual, before)
-    in_half = [None if one is None else one.half() for one in (residual, x, weight, bias)]
-    found = resolve("cuda", torch.float16).add_linear(*in_half)  # type: ignore[arg-type]
+    weight, residual = weight.half(), residual.half()
+    packed = resolve("cuda", torch.float16).pack_linear(weight, None if bias is None else bias.half())
+    found = packed.add_to(residual, x.half())
     torch.testing.assert_close(found.float(), expected, rtol=0.01, atol=0.01)
-    assert found.data_ptr() == in_half[0].data_ptr()  # type: ignore[union-attr]
+    assert found.data_ptr() == residual.data_ptr()
 
 
 class Launches(TorchDispatchMode):

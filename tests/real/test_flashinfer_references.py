@@ -52,7 +52,10 @@ def test_norms(flashinfer: Library, dtype: torch.dtype) -> None:
     gemma = flashinfer.run(f"{TEMPLATES}.norm._gemma_rmsnorm_reference")
     close(ops.rms_norm(x, weight + 1, EPS), gemma(x, weight))
     layer = flashinfer.run(f"{TEMPLATES}.norm._layernorm_reference")
-    close(ops.layer_norm(x, weight.to(dtype), bias.to(dtype), EPS), layer(x, weight.to(dtype), bias.to(dtype)))
+    close(
+        functional.layer_norm(x, (96,), weight.to(dtype), bias.to(dtype), EPS),
+        layer(x, weight.to(dtype), bias.to(dtype)),
+    )
     added = flashinfer.run(f"{TEMPLATES}.norm._fused_add_rmsnorm_reference")
     close(ops.rms_norm(x.float() + 1, weight, EPS).to(dtype), added(x, torch.ones_like(x), weight))
 

@@ -1,12 +1,12 @@
 """Operations (saccade.nn.ops) in bfloat16 on a CPU: linear layers by oneDNN, and rotations of few tokens at a time."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple
 
 import torch
 
-from saccade.nn.ops import GELU, GELU_TANH, SILU, Activation
+from saccade.nn.ops import GELU, GELU_TANH, SILU, Activation, PackedLinear
 
 ATTRIBUTES: Mapping[Activation | None, tuple[str, str]] = MappingProxyType(
     {None: ("none", ""), GELU: ("gelu", "none"), GELU_TANH: ("gelu", "tanh"), SILU: ("swish", "")}
@@ -17,7 +17,8 @@ ROWS = 128
 """How many tokens are rotated at a time: their float32 copies fit into the processor's cache."""
 
 
-class OneDnnLinear(NamedTuple):
+@dataclass(frozen=True)
+class OneDnnLinear(PackedLinear):
     """PackedLinear with the weight in oneDNN's blocked layout.
 
     With a plain weight oneDNN makes that layout in every call, at a higher cost than multiplying a few rows. oneDNN

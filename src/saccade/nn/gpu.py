@@ -12,7 +12,7 @@ from saccade.nn.backends.compilers import no_c_compiler
 from saccade.nn.backends.triton_kernels import conv_kernel, gated_kernel, heads_kernel
 from saccade.nn.context import KvCache
 from saccade.nn.delta_rule import split
-from saccade.nn.ops import GELU_TANH, SILU, Activation, CosSin
+from saccade.nn.ops import GELU_TANH, SILU, Activation, CosSin, PlainLinear
 
 TILE = 1024
 """Columns of one program."""
@@ -98,9 +98,15 @@ def causal_conv(
     return output
 
 
-def add_linear(
-    residual_NO: torch.Tensor, x_NI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None
-) -> torch.Tensor:
-    """Compute ops.add_linear: the product adds to the residual in place, in float32."""
-    output = residual_NO.addmm_(x_NI, weight_OI.t())
-    return output if bias_O is None else output.add_(bias_O)
+class AddingLinear(PlainLinear):
+    """PlainLinear whose product adds to the residual in place, in float32."""
+
+    def add_to(self, residual_NO: torch.Tensor, x_NI: torch.Tensor) -> torch.Tensor:
+        """Return residual + x W^T + b [N, O] in the residual's memory."""
+        output = residual_NO.addmm_(x_NI, self.weight_OI.t())
+        return output if self.bias_O is None else output.add_(self.bias_O)
+
+
+def pack_linear(weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> AddingLinear:
+    """Compute ops.pack_linear."""
+    return AddingLinear(weight_OI, bias_O)

@@ -10,12 +10,13 @@ from typing import NamedTuple, Self
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from saccade.nn.context import SCALED, ForwardContext, KvCache, Scoring
 from saccade.nn.formats.fp8 import rounded
 from saccade.nn.formats.quantised import Part, QuantisedLinear, kinds_of
 from saccade.nn.libraries import Unavailable, attempt, kernel
-from saccade.nn.ops import PLAIN, Activation, Operations, PackedLinear, PlainLinear
+from saccade.nn.ops import PLAIN, Activation, Operations, PackedLinear, PlainLinear, rms_norm
 from saccade.nn.parallel import ALONE, Ranks, Sharding, Split, shards_of
 
 LEAST_ROUNDED = 128
@@ -132,17 +133,15 @@ class Linear(Layer):
                 packed.apply(self.weight.new_zeros(1, self.weight.shape[1]), None)
             self.packed = packed
             return
-        if self.packed is not None:
-            return
-        plain = self.ops.pack_linear(self.weight, None if self.summed_over else self.bias)
-        if not isinstance(plain, PlainLinear):
-            self.packed = plain
-            self.weight = nn.Parameter(self.weight.new_empty(0, self.weight.shape[1]), requires_grad=False)
+        if self.packed is None or isinstance(self.packed, PlainLinear):
+            self.packed = self.ops.pack_linear(self.weight, None if self.summed_over else self.bias)
+            if not isinstance(self.packed, PlainLinear):
+                self.weight = nn.Parameter(self.weight.new_empty(0, self.weight.shape[1]), requires_grad=False)
 
     def forward(self, x: torch.Tensor, activation: Activation | None = None) -> torch.Tensor:
         """Map [N, in_features] to [N, out_features] and apply *activation*."""
         if self.summed_over is None:
-            return self._multiplied().apply(x, activation)
+            return (self.packed or self._plain()).apply(x, activation)
         output = self._sum(x)
         return output if activation is None else activation(output)
 
@@ -154,22 +153,19 @@ class Linear(Layer):
 
     def summand(self, x: torch.Tensor) -> torch.Tensor:
         """Return what the ranks sum for *x*, without the bias that is added to the sum; of one rank, the whole."""
-        return self._multiplied().apply(x, None)
+        return (self.packed or self._plain()).apply(x, None)
 
     def add_summand(self, addend: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """Return *addend* plus `summand` of *x*; may overwrite *addend*."""
-        if self.packed is not None:
-            return self.packed.add_to(addend, x)
-        return self.ops.add_linear(addend, x, self.weight, None if self.summed_over else self.bias)
+        return (self.packed or self._plain()).add_to(addend, x)
 
     def _sum(self, x: torch.Tensor) -> torch.Tensor:
         """Return the sum over all ranks, with the bias added once."""
         output = self.summed_over.all_reduce(self.summand(x))  # type: ignore[union-attr]
         return output if self.bias is None else output + self.bias
 
-    def _multiplied(self) -> PackedLinear:
-        if self.packed is not None:
-            return self.packed
+    def _plain(self) -> PackedLinear:
+        """Return the layer as it is before `pack`."""
         return PlainLinear(self.weight, None if self.summed_over else self.bias)
 
 
@@ -203,7 +199,7 @@ class RMSNorm(Layer):
 
     def forward(self, x_NE: torch.Tensor) -> torch.Tensor:
         """Normalise [N, size]."""
-        return self.ops.rms_norm(x_NE, self.weight, self.eps)
+        return rms_norm(x_NE, self.weight, self.eps)
 
 
 class FloatNorm(RMSNorm):
@@ -221,7 +217,7 @@ class FloatNorm(RMSNorm):
 
     def forward(self, x_NE: torch.Tensor) -> torch.Tensor:
         """Normalise [N, size]."""
-        return self.ops.rms_norm(x_NE, self.scale, self.eps)
+        return rms_norm(x_NE, self.scale, self.eps)
 
 
 class LayerNorm(Layer):
@@ -235,7 +231,7 @@ class LayerNorm(Layer):
 
     def forward(self, x_NE: torch.Tensor) -> torch.Tensor:
         """Normalise [N, size]."""
-        return self.ops.layer_norm(x_NE, self.weight, self.bias, self.eps)
+        return functional.layer_norm(x_NE, x_NE.shape[-1:], self.weight, self.bias, self.eps)
 
 
 class Attention(NamedTuple):

@@ -7,9 +7,10 @@ type and dtype; such a function has the operation's name and signature, and retu
 Shapes: N tokens, E width, H heads, D head size, C = D / 2 channel pairs, I inputs, O outputs, K experts of a token.
 """
 
-import dataclasses
 import importlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -43,17 +44,20 @@ ACTIVATIONS: Mapping[str, Activation] = MappingProxyType(
 """Activations by their names in config.json."""
 
 
-class PackedLinear(Protocol):
+class PackedLinear(ABC):
     """The weight and bias of a linear layer, in the layout that an implementation multiplies."""
 
+    @abstractmethod
     def apply(self, x_NI: torch.Tensor, activation: Activation | None) -> torch.Tensor:
         """Return activation(x W^T + b) [N, O]."""
 
     def add_to(self, residual_NO: torch.Tensor, x_NI: torch.Tensor) -> torch.Tensor:
-        """Return residual + x W^T + b [N, O]."""
+        """Return residual + x W^T + b [N, O]; may overwrite the residual."""
+        return residual_NO + self.apply(x_NI, None)
 
 
-class PlainLinear(NamedTuple):
+@dataclass(frozen=True)
+class PlainLinear(PackedLinear):
     """PackedLinear with the weight as it was loaded."""
 
     weight_OI: torch.Tensor
@@ -63,10 +67,6 @@ class PlainLinear(NamedTuple):
         """Return activation(x W^T + b) [N, O]."""
         output_NO = functional.linear(x_NI, self.weight_OI, self.bias_O)
         return output_NO if activation is None else activation(output_NO)
-
-    def add_to(self, residual_NO: torch.Tensor, x_NI: torch.Tensor) -> torch.Tensor:
-        """Return residual + x W^T + b [N, O]."""
-        return residual_NO + functional.linear(x_NI, self.weight_OI, self.bias_O)
 
 
 class ExpertShare(NamedTuple):
@@ -98,24 +98,12 @@ def pack_linear(weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> PackedL
     return PlainLinear(weight_OI, bias_O)
 
 
-def add_linear(
-    residual_NO: torch.Tensor, x_NI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None
-) -> torch.Tensor:
-    """Return residual + x W^T + b [N, O]; may overwrite the residual."""
-    return residual_NO + functional.linear(x_NI, weight_OI, bias_O)
-
-
 def rms_norm(x_NE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Tensor:
     """Return x / sqrt(mean(x^2) + eps) * weight, row by row (Zhang & Sennrich 2019, arXiv:1910.07467).
 
     With a weight in float32, all is computed in float32 and rounded once.
     """
     return functional.rms_norm(x_NE.to(weight_E.dtype), x_NE.shape[-1:], weight_E, eps).to(x_NE.dtype)
-
-
-def layer_norm(x_NE: torch.Tensor, weight_E: torch.Tensor, bias_E: torch.Tensor, eps: float) -> torch.Tensor:
-    """Return (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias, row by row."""
-    return functional.layer_norm(x_NE, x_NE.shape[-1:], weight_E, bias_E, eps)
 
 
 def rotary(x_NHD: torch.Tensor, cos_sin: CosSin) -> torch.Tensor:
@@ -210,7 +198,7 @@ def experts(
     return sum_NE.to(x_NE.dtype)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Operations:
     """An implementation of each operation; the defaults are the plain ones.
 
@@ -218,16 +206,12 @@ class Operations:
     """
 
     pack_linear: Callable[[torch.Tensor, torch.Tensor | None], PackedLinear] = pack_linear
-    rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor] = rms_norm
-    layer_norm: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor] = layer_norm
-    add_linear: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor] = add_linear
     cached_heads: Callable[
         [torch.Tensor, int, torch.Tensor | None, float, CosSin, KvCache, torch.Tensor],
         tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]],
     ] = cached_heads
     rotary_pairs: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = rotary_pairs
     gated_activation: Callable[[torch.Tensor, Activation], torch.Tensor] = gated_activation
-    normalise_pixels: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.dtype], torch.Tensor] = normalise_pixels
     experts: Callable[
         [torch.Tensor, ExpertMatrices, ExpertMatrices, torch.Tensor, torch.Tensor, Activation], torch.Tensor
     ] = experts
@@ -237,7 +221,7 @@ class Operations:
     gated_delta_rule: Callable[
         [torch.Tensor, torch.Tensor, torch.Tensor, Gates, torch.Tensor, torch.Tensor, tuple[int, ...]], torch.Tensor
     ] = gated_delta_rule
-    kernels: Mapping[tuple[str, str], str] = dataclasses.field(default_factory=dict)
+    kernels: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
 
 PLAIN = Operations()
@@ -248,7 +232,7 @@ FASTER: Mapping[tuple[str, str, torch.dtype], str] = MappingProxyType(
         ("experts", "cuda", torch.bfloat16): "saccade.nn.grouped_experts",
         **{
             (operation, "cuda", dtype): "saccade.nn.gpu"
-            for operation in ("add_linear", "cached_heads", "causal_conv", "gated_activation")
+            for operation in ("pack_linear", "cached_heads", "causal_conv", "gated_activation")
             for dtype in (torch.float16, torch.bfloat16)
         },
     }
@@ -291,7 +275,7 @@ def resolve(
         for (function, *place, kind), module in KERNELS.items()
         if place == [device_type, dtype]
     }
-    return dataclasses.replace(PLAIN, **operations, kernels=kernels)
+    return replace(PLAIN, **operations, kernels=kernels)
 
 
 def _or_plain(fast: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,7 +13,7 @@ from saccade.models.backbones.text_config import DeltaNetConfig
 from saccade.nn.context import ForwardContext, RecurrentState
 from saccade.nn.delta_rule import Gates
 from saccade.nn.layers import Layer, Linear, RMSNorm
-from saccade.nn.ops import SILU, CosSin
+from saccade.nn.ops import SILU, CosSin, rms_norm
 from saccade.nn.parallel import Ranks, Sharding, shards_of
 
 
@@ -75,7 +75,7 @@ class GatedDeltaNet(Layer):
                 state.keep(turn)
         else:
             output_NHW = self._mix(qkv_NC, ba_NH, state, layout.rows, layout.query_lengths)
-        normed = self.ops.rms_norm(output_NHW.flatten(0, 1), self.norm_weight, self.norm.eps)
+        normed = rms_norm(output_NHW.flatten(0, 1), self.norm_weight, self.norm.eps)
         gated_NC = normed.view(len(x_NE), -1) * functional.silu(self.in_proj_z(x_NE).float())
         return self.out_proj.add_to(residual_NE, gated_NC.to(x_NE.dtype))
 

@@ -14,6 +14,7 @@ from saccade.models.family import Layout
 from saccade.models.network import Target
 from saccade.nn.context import ForwardContext
 from saccade.nn.layers import Layer, Linear, finish
+from saccade.nn.ops import normalise_pixels
 from saccade.nn.parallel import ALONE, Ranks
 
 
@@ -81,7 +82,7 @@ class ImageTextNetwork(Layer):
         """Return uint8 rows, channel after channel, normalised like the family's processor does."""
         mean, std = self.scaled_mean_std
         # This order and precision is bit-equal to the reference processor, which folds 1/255 into mean and std.
-        return self.ops.normalise_pixels(pixels_NI, mean, std, dtype)
+        return normalise_pixels(pixels_NI, mean, std, dtype)
 
     def forward(
         self,

@@ -3,7 +3,7 @@
 Shapes: N tokens, I inputs, O outputs.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -11,11 +11,11 @@ import torch
 from saccade.nn.formats.fp8 import LARGEST
 from saccade.nn.formats.quantised import Part, QuantisedWeight
 from saccade.nn.libraries import Unavailable
-from saccade.nn.ops import Activation
+from saccade.nn.ops import Activation, PackedLinear
 
 
-class Product(ABC):
-    """nn.ops.PackedLinear around a kernel's product."""
+class Product(PackedLinear):
+    """PackedLinear around a kernel's product."""
 
     bias_O: torch.Tensor | None
 
@@ -29,10 +29,6 @@ class Product(ABC):
         if self.bias_O is not None:
             output_NO = output_NO + self.bias_O
         return output_NO if activation is None else activation(output_NO)
-
-    def add_to(self, residual_NO: torch.Tensor, x_NI: torch.Tensor) -> torch.Tensor:
-        """Return residual + x W^T + b [N, O]."""
-        return residual_NO + self.apply(x_NI, None)
 
 
 def aligned(parts: Sequence[Part], rows: int, columns: int) -> list[QuantisedWeight]:

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch.nn import functional
 
-from saccade.nn.ops import Activation
+from saccade.nn.ops import Activation, PackedLinear
 
 DEQUANTISED_AT_ONCE = 1 << 18
 """Values that are dequantised at a time on a CPU: their copies in float32 fit into a processor's caches.
@@ -147,8 +147,9 @@ def kinds_of(parts: Sequence[Part]) -> set[str]:
     return {part.format.kind if isinstance(part, QuantisedWeight) else "plain" for part in parts}
 
 
-class QuantisedLinear(NamedTuple):
-    """nn.ops.PackedLinear whose weight consists of *parts*, one below the other; at least one of them is quantised.
+@dataclass(frozen=True)
+class QuantisedLinear(PackedLinear):
+    """PackedLinear whose weight consists of *parts*, one below the other; at least one of them is quantised.
 
     Joined layers keep their own scales, and a layer that the checkpoint does not quantise stays plain.
     """
@@ -160,10 +161,6 @@ class QuantisedLinear(NamedTuple):
         """Return activation(x W^T + b) [N, O]."""
         output_NO = functional.linear(x_NI, self.dequantised(x_NI.dtype), self.bias_O)
         return output_NO if activation is None else activation(output_NO)
-
-    def add_to(self, residual_NO: torch.Tensor, x_NI: torch.Tensor) -> torch.Tensor:
-        """Return residual + x W^T + b [N, O]."""
-        return residual_NO + self.apply(x_NI, None)
 
     def dequantised(self, dtype: torch.dtype) -> torch.Tensor:
         """Return the weight [O, I]."""
