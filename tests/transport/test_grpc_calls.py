@@ -15,7 +15,7 @@ from h2.settings import SettingCodes
 from hyperframe.frame import GoAwayFrame, RstStreamFrame
 from tables import table
 
-from saccade.transport import grpc_calls
+from saccade.transport import arrivals, grpc_calls
 from saccade.transport.grpc_calls import GrpcCalls
 
 PATH, OPEN_PATH = "/test.Echo/Say", "/test.Echo/Repeat"
@@ -403,6 +403,25 @@ async def test_server_that_stops_a_message_harms_no_other_call(
         assert (heard.status[0], other.status) == (status, None)
         await ended(calls, b"x")
         assert len(made) == 1
+
+
+async def test_connection_that_breaks_behind_many_events_ends_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrivals, "TURN_SECONDS", 0.0)  # one event in a round of the loop
+
+    def on_event(server: Raw, event: Event) -> None:
+        if isinstance(event, DataReceived) and len(event.data) > 1000:
+            for _ in range(300):
+                server.http.increment_flow_control_window(1)
+            server.flush()
+            data_of_no_call = b"\0\0\1\0\0\0\0\0\0x"
+            asyncio.get_running_loop().call_later(0.001, server.transport.write, data_of_no_call)
+
+    async with raw(_nothing, on_event) as (calls, _):
+        heard = [Heard(), Heard()]
+        await calls.begin(PATH, b"waits", heard[0])
+        await calls.begin(PATH, bytes(200_000), heard[1])
+        await until(lambda: all(one.status is not None for one in heard))
+    assert {one.status and one.status[0] for one in heard} <= {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAVAILABLE}
 
 
 async def test_messages_in_pieces_of_any_size() -> None:

@@ -229,18 +229,21 @@ class _Connection(asyncio.Protocol):
         with contextlib.suppress(ValueError):
             self._waiting.remove(call)
         if self._calls.pop(call.stream_id, None) is not None:
-            # Its last frame may have arrived, and not been handed over.
-            with contextlib.suppress(StreamClosedError):
+            # Its last frame, or the connection's end, may have arrived, and not been handed over.
+            with contextlib.suppress(ProtocolError):
                 self._http.reset_stream(call.stream_id, ErrorCodes.CANCEL)
             self._ended()
 
     def lose(self, status: grpc.StatusCode, details: str) -> None:
         """End the connection, and every call with *status*."""
         self._is_draining = True
+        # What has arrived is handed over, which must not send anything: h2 may have closed the connection.
+        waiting, self._waiting = self._waiting, deque()
+        for call in self._calls.values():
+            call.unsent.clear()
         self._events.finish()
-        calls = [*self._calls.values(), *self._waiting]
+        calls = [*self._calls.values(), *waiting]
         self._calls.clear()
-        self._waiting.clear()
         for call in calls:
             call.receiver.end(status, details)
         if self._timer is not None:
