@@ -75,6 +75,7 @@ def parse(*tokens: str, file: Path | None = None) -> dict[str, object]:
         (["serve", "--help"], 0, "--help-all lists every flag"),
         (["serve", "--help-all"], 0, "--max-num-batched-tokens"),
         (["inspect", "--help"], 0, "--blocks"),
+        (["ask", "--help"], 0, 'saccade ask cat.jpg "What is this?"'),
     ],
 )
 def test_exit_code_and_sentence(

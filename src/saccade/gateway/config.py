@@ -236,9 +236,9 @@ class DispatchLimits:
     worker_queue: Annotated[Size, Parameter(name="--max-worker-queue")] = 64
     "Requests that a worker gets beyond its --max-num-seqs; more wait in the gateway until any worker is free."
     max_waiting: Annotated[Size, Parameter(name="--max-waiting-requests")] = 256
-    "Requests for a model that wait so; more get 429."
+    "Requests for a model that wait in the gateway for a worker; more get 429."
     wait_seconds: Annotated[Seconds, Parameter(name="--max-waiting-seconds")] = 30.0
-    "Seconds that a request waits so before it gets 429."
+    "Seconds that a request waits for a worker before it gets 429."
     num_processes: Annotated[int, NO_FLAG] = 1
     "Processes of the gateway, each of which sends a worker its part."
     lone_worker_queue: Annotated[int | None, NO_FLAG] = None
