@@ -41,15 +41,15 @@ COMMANDS = {
 }
 EXAMPLES = {
     "ask": """`saccade ask cat.jpg "What is this?"`""",
-    "serve": "`saccade serve ./Qwen3-VL-2B --max-model-len 32k`",
-    "worker": "`saccade worker ./Qwen3-VL-2B --uds /run/saccade/a.sock`",
+    "serve": "`saccade serve MODEL --max-model-len 32k`",
+    "worker": "`saccade worker MODEL --uds /run/saccade/a.sock`",
     "gateway": "`saccade gateway --worker-url unix:/run/saccade/a.sock --worker-url grpc://10.0.0.8:9000`",
     "bench": "`saccade bench http://127.0.0.1:8000 --concurrency 1,8`",
     "eval": "`saccade eval http://127.0.0.1:8000 DocVQA_VAL.tsv --limit 200 --html docvqa.html`",
     "batch": "`saccade batch requests.jsonl --url http://127.0.0.1:8000`",
     "key": "`saccade key new --tenant acme >> keys.toml`",
-    "doctor": "`saccade doctor ./Qwen3-VL-2B`",
-    "inspect": "`saccade inspect ./Qwen3-VL-2B cat.jpg`",
+    "doctor": "`saccade doctor MODEL`",
+    "inspect": "`saccade inspect MODEL cat.jpg`",
     "top": "`saccade top --gateway http://127.0.0.1:8001 --admin-key KEY`",
 }
 """A command line for the help of each command."""
