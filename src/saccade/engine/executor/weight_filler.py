@@ -38,16 +38,16 @@ def fill(network: nn.Module, plan: LoadPlan, checkpoint: Checkpoint, device: tor
     for name, place in plan.places.items():
         parameter = network.get_parameter(name).data
         quantised = plan.is_quantised(name)
-        parts = _holders(place, plan, parameter) if quantised else _views(place, parameter)
+        parts = {} if quantised else dict(enumerate(_views(place, parameter)))
         for filling in plan.fillings[name]:
-            _read(filling, place, parts, checkpoint)
+            _read(filling, place, parts, parameter, checkpoint)
             num_bytes += filling.num_bytes
             if num_bytes - reported > total // 100:
                 reported = num_bytes
                 progress(STAGE, num_bytes, total)
         if quantised:
             owner, _, own_name = name.rpartition(".")
-            network.get_submodule(owner).hold(own_name, parts)  # type: ignore[operator]
+            network.get_submodule(owner).hold(own_name, tuple(parts[part] for part in sorted(parts)))  # type: ignore[operator]
     progress(STAGE, total, total)
 
 
@@ -85,19 +85,6 @@ def _views(place: WeightPlace, parameter: torch.Tensor) -> tuple[Part, ...]:
     return parameter.split_with_sizes(place.sharding.lengths(), dim)
 
 
-def _holders(place: WeightPlace, plan: LoadPlan, parameter: torch.Tensor) -> tuple[Part, ...]:
-    """Return a new part of the place for each checkpoint tensor or weight that fills it."""
-    own = set(place.slots)
-    holders: dict[int, Part] = {}
-    for filling in plan.fillings[place.name]:
-        if own.isdisjoint(place.filled(filling.target)):
-            continue
-        for cut in place.cuts(filling.target):
-            if cut.part not in holders:
-                holders[cut.part] = _holder(place, cut, filling, parameter)
-    return tuple(holder for _, holder in sorted(holders.items()))
-
-
 def _holder(place: WeightPlace, cut: PartSlice, filling: Filling, parameter: torch.Tensor) -> Part:
     """Return unfilled tensors for one part."""
     experts = () if place.experts is None else (len(place.own_experts),)
@@ -111,14 +98,18 @@ def _holder(place: WeightPlace, cut: PartSlice, filling: Filling, parameter: tor
     return QuantisedWeight(format, fields, region)
 
 
-def _read(filling: Filling, place: WeightPlace, parts: tuple[Part, ...], checkpoint: Checkpoint) -> None:
-    """Copy this rank's pieces of the tensors of *filling* into *parts*."""
+def _read(
+    filling: Filling, place: WeightPlace, parts: dict[int, Part], parameter: torch.Tensor, checkpoint: Checkpoint
+) -> None:
+    """Copy this rank's pieces of the tensors of *filling* into *parts*, and make quantised parts that are missing."""
     target = filling.target
     for cut in place.cuts(target):
-        part = parts[cut.part]
         for index, expert in enumerate(place.own_experts):
             if target.expert not in (None, expert):
                 continue
+            if cut.part not in parts:
+                parts[cut.part] = _holder(place, cut, filling, parameter)
+            part = parts[cut.part]
             if isinstance(part, QuantisedWeight):
                 fields = [(end, values, part.format.fields[end]) for end, values in part.fields.items()]
                 pieces = [
