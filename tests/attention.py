@@ -146,7 +146,7 @@ def attend_packed(
     qkv = torch.randn(sum(lengths), 3 * HEADS, dim, generator=generator).to(dtype)
     q, k, v = qkv.chunk(3, dim=1)
     borders = torch.tensor([0, *lengths]).cumsum(0).int()
-    output = backend.packed(q, k, v, PackedLayout(borders, max(lengths), lengths), scale)
+    output = backend.packed((q, k, v), PackedLayout(borders, max(lengths), lengths), scale)
     parts = zip(*(tensor.split(lengths) for tensor in (q, k, v)), strict=True)
     return output, torch.cat([reference(*part, causal=False, scale=scale) for part in parts])
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from saccade.nn.backends import torch_sdpa
-from saccade.nn.context import PackedLayout
+from saccade.nn.context import Heads, PackedLayout
 
 FIELDS = ("cu_seqlens", "max_seqlen", "sequence_lengths")
 """What the known backends read of a layout: FlashAttention the first two, cuDNN all of them."""
@@ -21,12 +21,10 @@ class RecordingBackend(torch_sdpa.VisionAttentionBackend):
     def __init__(self) -> None:
         self.layouts: list[PackedLayout] = []
 
-    def packed(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: PackedLayout, scale: float | None = None
-    ) -> torch.Tensor:
-        check(layout, len(q))
+    def packed(self, heads: Heads, layout: PackedLayout, scale: float | None = None) -> torch.Tensor:
+        check(layout, len(heads[0]))
         self.layouts.append(layout)
-        return super().packed(q, k, v, layout, scale)
+        return super().packed(heads, layout, scale)
 
 
 def check(layout: PackedLayout, num_patches: int) -> None:
@@ -46,9 +44,8 @@ class BordersBackend:
     metadata = FIELDS
     captures_packed = True
 
-    def packed(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: PackedLayout, scale: float | None = None
-    ) -> torch.Tensor:
+    def packed(self, heads: Heads, layout: PackedLayout, scale: float | None = None) -> torch.Tensor:
+        q, k, v = heads
         assert (int(layout.cu_seqlens[-1]), int(layout.cu_seqlens.diff().min()) >= 0) == (len(q), True)
         sequence = torch.searchsorted(layout.cu_seqlens[1:], torch.arange(len(q), dtype=torch.int32), right=True)
         same = sequence.unsqueeze(1) == sequence

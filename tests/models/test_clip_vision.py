@@ -14,7 +14,7 @@ from saccade.errors import StartupError
 from saccade.models.backbones.clip_config import LARGE_336, SILENT, ClipConfig
 from saccade.models.backbones.clip_vision import ClipTower, view_patches
 from saccade.nn.backends.torch_sdpa import VisionAttentionBackend
-from saccade.nn.context import PackedLayout
+from saccade.nn.context import Heads, PackedLayout
 from saccade.nn.layers import finish
 
 CONFIG = {
@@ -63,9 +63,9 @@ class _Recording(VisionAttentionBackend):
     def __init__(self) -> None:
         self.layouts: list[PackedLayout] = []
 
-    def packed(self, q: Any, k: Any, v: Any, layout: PackedLayout, scale: float | None = None) -> torch.Tensor:
+    def packed(self, heads: Heads, layout: PackedLayout, scale: float | None = None) -> torch.Tensor:
         self.layouts.append(layout)
-        return super().packed(q, k, v, layout, scale)
+        return super().packed(heads, layout, scale)
 
 
 @torch.inference_mode()

@@ -27,7 +27,7 @@ from saccade.models.backbones.deepseek_text import ExpertRouter
 from saccade.models.network import Target
 from saccade.models.spec import MediaShape
 from saccade.nn.backends.torch_sdpa import VisionAttentionBackend
-from saccade.nn.context import PackedLayout
+from saccade.nn.context import Heads, PackedLayout
 from saccade.nn.ops import normalise_pixels
 from saccade.nn.vision import bicubic_taps
 
@@ -159,9 +159,9 @@ class _Recording(VisionAttentionBackend):
     def __init__(self) -> None:
         self.layouts: list[PackedLayout] = []
 
-    def packed(self, q: Any, k: Any, v: Any, layout: PackedLayout, scale: float | None = None) -> torch.Tensor:
+    def packed(self, heads: Heads, layout: PackedLayout, scale: float | None = None) -> torch.Tensor:
         self.layouts.append(layout)
-        return super().packed(q, k, v, layout, scale)
+        return super().packed(heads, layout, scale)
 
 
 def test_every_block_gets_the_metadata(network: Any) -> None:  # C1, [eng] 34

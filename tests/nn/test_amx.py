@@ -29,7 +29,7 @@ def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *lengths: int, n
     layout = PackedLayout(torch.tensor([0, *lengths]).cumsum(0).int(), max(lengths), lengths)
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
-    answer: torch.Tensor = backend.VisionAttentionBackend().packed(q, k, v, layout)
+    answer: torch.Tensor = backend.VisionAttentionBackend().packed((q, k, v), layout)
     torch.set_num_threads(before)
     return answer.view(q.shape)
 

@@ -157,7 +157,7 @@ def test_cudnn_rounds_lengths_up_and_keeps_metadata_while_a_tower_runs(monkeypat
     layouts = [PackedLayout(torch.tensor([0, *borders], dtype=torch.int32), longest, (1,) * len(borders))
                for borders, longest in (((4000, 5000), 4000), (range(50, 5001, 50), 50), ((5000,), 5000))]  # fmt: skip
     for layout in (*layouts, layouts[-1]):
-        backend.packed(q, q, q, layout)
+        backend.packed((q, q, q), layout)
     assert [call["max_token_per_sequence"] for call in calls] == [4096, 4096, 8192, 8192]
     assert [len(call["actual_seq_lens_q"]) for call in calls] == [8, 128, 8, 8]  # type: ignore[arg-type]
     assert calls[2]["batch_offsets_q"] is calls[3]["batch_offsets_q"]
@@ -168,7 +168,7 @@ def test_more_channels_than_an_offset_counts_are_refused() -> None:  # [eng] 34
     q = torch.empty(1 << 27, 2, 8, dtype=torch.bfloat16, device="meta")
     layout = PackedLayout(torch.tensor([0, 1 << 27], dtype=torch.int32), 1 << 27, (1 << 27,))
     with pytest.raises(ValueError, match="channels of queries are more than"):
-        tower(CUDNN).packed(q, q, q, layout)
+        tower(CUDNN).packed((q, q, q), layout)
 
 
 def test_auto_on_a_gpu() -> None:

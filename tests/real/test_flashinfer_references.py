@@ -156,7 +156,9 @@ def test_attention_of_towers(flashinfer: Library) -> None:
     """The library's reference takes keys and values in pages: one page a sequence."""
     lengths = (5, 3, 9)
     q, k, v = torch.randn(3, sum(lengths), HEADS, 72)
-    output = torch_sdpa.VisionAttentionBackend().packed(q, k, v, PackedLayout(borders(lengths), max(lengths), lengths))
+    output = torch_sdpa.VisionAttentionBackend().packed(
+        (q, k, v), PackedLayout(borders(lengths), max(lengths), lengths)
+    )
     pages = [
         torch.stack([functional.pad(part, (0, 0, 0, 0, 0, max(lengths) - len(part))) for part in x.split(lengths)])
         for x in (k, v)

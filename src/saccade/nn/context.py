@@ -214,6 +214,10 @@ class AttentionBackend(Protocol):
         """
 
 
+Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Queries, keys and values of a vision tower, each [N, Q, D]."""
+
+
 class VisionAttentionBackend(Protocol):
     """An implementation of a vision tower's attention. No method may make the host wait for the device.
 
@@ -225,14 +229,7 @@ class VisionAttentionBackend(Protocol):
     metadata: tuple[str, ...]
     captures_packed: bool
 
-    def packed(
-        self,
-        q_NQD: torch.Tensor,
-        k_NQD: torch.Tensor,
-        v_NQD: torch.Tensor,
-        layout: PackedLayout,
-        scale: float | None = None,
-    ) -> torch.Tensor:
+    def packed(self, heads_NQD: Heads, layout: PackedLayout, scale: float | None = None) -> torch.Tensor:
         """Attend in both directions within each packed sequence; return [N, Q * D]. See `paged` for *scale*."""
 
 

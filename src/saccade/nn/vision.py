@@ -193,7 +193,7 @@ class PackedSelfAttention(Layer):
         qk_PHD = self.ops.rotary_pairs(self.normed(qkv_PHD[:, : 2 * self.num_heads]), cos_sin_P1C)
         q_PQD, k_PQD = qk_PHD.chunk(2, dim=1)
         v_PQD = qkv_PHD[:, -self.num_heads :]
-        return self.proj.add_to(residual_PE, backend.packed(q_PQD, k_PQD, v_PQD, layout))
+        return self.proj.add_to(residual_PE, backend.packed((q_PQD, k_PQD, v_PQD), layout))
 
 
 class PairedSelfAttention(PackedSelfAttention):

@@ -52,7 +52,7 @@ class ClipAttention(nn.Module):
         """Attend over *x_TE*, and return the residual plus the result."""
         qkv_THD = self.qkv_proj(x_TE).view(x_TE.shape[0], 3 * self.num_heads, -1)
         q_THD, k_THD, v_THD = qkv_THD.chunk(3, dim=1)
-        return self.out_proj.add_to(residual_TE, metadata.backend.packed(q_THD, k_THD, v_THD, metadata.layout))
+        return self.out_proj.add_to(residual_TE, metadata.backend.packed((q_THD, k_THD, v_THD), metadata.layout))
 
 
 class ClipBlock(nn.Module):

@@ -83,7 +83,7 @@ class TowerAttention(Layer):
             for proj, norm in ((self.q_proj, self.q_norm), (self.k_proj, self.k_norm))
         )
         v_PHD = normed(self.v_proj(x_PV).view(shape), self.q_norm.eps)
-        attended = metadata.backend.packed(q_PHD, k_PHD, v_PHD, metadata.layout, 1.0)
+        attended = metadata.backend.packed((q_PHD, k_PHD, v_PHD), metadata.layout, 1.0)
         return self.o_proj(attended)  # type: ignore[no-any-return]
 
 

@@ -47,7 +47,7 @@ class InternAttention(ClipAttention):
         q_TC, k_TC, v_TC = self.qkv_proj(x_TC).chunk(3, dim=1)
         parts = (self.q_norm(q_TC), self.k_norm(k_TC), v_TC)
         q_THD, k_THD, v_THD = (part.unflatten(1, (self.num_heads, -1)) for part in parts)
-        return self.out_proj.add_to(residual_TC, metadata.backend.packed(q_THD, k_THD, v_THD, metadata.layout))
+        return self.out_proj.add_to(residual_TC, metadata.backend.packed((q_THD, k_THD, v_THD), metadata.layout))
 
 
 class InternBlock(ClipBlock):

@@ -15,7 +15,7 @@ import torch
 from saccade.nn.amx.kernel import ARGUMENTS, attention, workspace_bytes
 from saccade.nn.backends import torch_sdpa
 from saccade.nn.backends.workload import Workload
-from saccade.nn.context import PackedLayout
+from saccade.nn.context import Heads, PackedLayout
 
 PART_SCORES = 1 << 18
 """The number of scores per additional thread."""
@@ -63,22 +63,14 @@ class VisionAttentionBackend:
         self._openmp = OpenMP()
         self._plain = torch_sdpa.VisionAttentionBackend()
 
-    def packed(
-        self,
-        q_NQD: torch.Tensor,
-        k_NQD: torch.Tensor,
-        v_NQD: torch.Tensor,
-        layout: PackedLayout,
-        scale: float | None = None,
-    ) -> torch.Tensor:
+    def packed(self, heads_NQD: Heads, layout: PackedLayout, scale: float | None = None) -> torch.Tensor:
         """Attend within each sequence."""
-        head_dim = q_NQD.shape[2]
+        head_dim = heads_NQD[0].shape[2]
         if head_dim % 2:
-            return self._plain.packed(q_NQD, k_NQD, v_NQD, layout, scale)
+            return self._plain.packed(heads_NQD, layout, scale)
         # The kernel takes gaps of whole pairs between tokens, and none between heads.
         q_NQD, k_NQD, v_NQD = (
-            x if x.stride()[1:] == (head_dim, 1) and x.stride(0) % 2 == 0 else x.contiguous()
-            for x in (q_NQD, k_NQD, v_NQD)
+            x if x.stride()[1:] == (head_dim, 1) and x.stride(0) % 2 == 0 else x.contiguous() for x in heads_NQD
         )
         output_NQD = q_NQD.new_empty(q_NQD.shape)
         sequences = (tensor.split(layout.sequence_lengths) for tensor in (q_NQD, k_NQD, v_NQD, output_NQD))

@@ -12,7 +12,7 @@ import torch
 from flashinfer.cudnn import cudnn_batch_prefill_with_kv_cache
 
 from saccade.nn.backends.workload import HALF, Workload, not_for_sizes, not_in, not_on_gpu
-from saccade.nn.context import PackedLayout
+from saccade.nn.context import Heads, PackedLayout
 
 WORKSPACE_BYTES = 128 << 20
 FEW_SEQUENCES = (8, 16, 32, 64)
@@ -48,15 +48,9 @@ class VisionAttentionBackend:
         """Return why this backend cannot compute *workload*; None if it can."""
         return not_on_gpu(workload) or not_in(workload, HALF) or not_for_sizes(workload, 8, 128)
 
-    def packed(
-        self,
-        q_NQD: torch.Tensor,
-        k_NQD: torch.Tensor,
-        v_NQD: torch.Tensor,
-        layout: PackedLayout,
-        scale: float | None = None,
-    ) -> torch.Tensor:
+    def packed(self, heads_NQD: Heads, layout: PackedLayout, scale: float | None = None) -> torch.Tensor:
         """Attend within each sequence in one call. Raises ValueError for more channels than an offset can count."""
+        q_NQD = heads_NQD[0]
         if q_NQD.numel() > MAX_OFFSET:
             raise ValueError(f"{q_NQD.numel()} channels of queries are more than the {MAX_OFFSET} that cuDNN can take.")
         if self._workspace is None:
@@ -64,7 +58,7 @@ class VisionAttentionBackend:
         borders = self._borders(layout, q_NQD.shape[1] * q_NQD.shape[2])
         output_NQD, _ = cudnn_batch_prefill_with_kv_cache(
             # Offsets hold for gapless tensors only.
-            *(x.contiguous() for x in (q_NQD, k_NQD, v_NQD)),
+            *(x.contiguous() for x in heads_NQD),
             q_NQD.shape[2] ** -0.5 if scale is None else scale,
             self._workspace,
             max_token_per_sequence=borders.longest,

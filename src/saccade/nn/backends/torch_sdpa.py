@@ -22,7 +22,7 @@ from torch.nn import functional
 from saccade.nn import context
 from saccade.nn.backends.workload import HALF, Workload
 from saccade.nn.cache_values import CacheValues
-from saccade.nn.context import ForwardContext, KvCache, LatentCache, PackedLayout, PagedLayout, Scoring
+from saccade.nn.context import ForwardContext, Heads, KvCache, LatentCache, PackedLayout, PagedLayout, Scoring
 from saccade.nn.transfer import to_device
 
 KeysValues = tuple[torch.Tensor, torch.Tensor]
@@ -135,20 +135,13 @@ class VisionAttentionBackend:
     def unavailable(workload: Workload) -> str | None:
         """Return None: this backend computes anywhere."""
 
-    def packed(
-        self,
-        q_NQD: torch.Tensor,
-        k_NQD: torch.Tensor,
-        v_NQD: torch.Tensor,
-        layout: PackedLayout,
-        scale: float | None = None,
-    ) -> torch.Tensor:
+    def packed(self, heads_NQD: Heads, layout: PackedLayout, scale: float | None = None) -> torch.Tensor:
         """Attend within each sequence: those of one length in one call, others one call each."""
         lengths = layout.sequence_lengths
         if min(lengths) == layout.max_seqlen:
-            return _packed_equal(q_NQD, k_NQD, v_NQD, len(lengths), scale)
-        sequences = zip(*(tensor.split_with_sizes(lengths) for tensor in (q_NQD, k_NQD, v_NQD)), strict=True)
-        return torch.cat([_packed_equal(q, k, v, 1, scale) for q, k, v in sequences])
+            return _packed_equal(heads_NQD, len(lengths), scale)
+        sequences = zip(*(tensor.split_with_sizes(lengths) for tensor in heads_NQD), strict=True)
+        return torch.cat([_packed_equal(sequence, 1, scale) for sequence in sequences])
 
 
 def _decode_groups(layout: PagedLayout, dtype: torch.dtype) -> tuple[DecodeGroup, ...]:
@@ -322,11 +315,9 @@ def _lower_right(num_queries: int, num_tokens: int, device: torch.device) -> tor
     return ones.tril_(num_tokens - num_queries)
 
 
-def _packed_equal(
-    q_NQD: torch.Tensor, k_NQD: torch.Tensor, v_NQD: torch.Tensor, num_sequences: int, scale: float | None
-) -> torch.Tensor:
-    num_heads, head_dim = q_NQD.shape[1:]
+def _packed_equal(heads_NQD: Heads, num_sequences: int, scale: float | None) -> torch.Tensor:
+    num_heads, head_dim = heads_NQD[0].shape[1:]
     shape = (num_sequences, -1, num_heads, head_dim)
-    q, k, v = (tensor.reshape(shape).transpose(1, 2) for tensor in (q_NQD, k_NQD, v_NQD))
+    q, k, v = (tensor.reshape(shape).transpose(1, 2) for tensor in heads_NQD)
     output = functional.scaled_dot_product_attention(q, k, v, scale=scale)
     return output.transpose(1, 2).reshape(-1, num_heads * head_dim)

@@ -13,7 +13,7 @@ from torch.nn import attention
 from torch.nn.attention.varlen import varlen_attn
 
 from saccade.nn.backends.workload import HALF, Workload, not_for_sizes, not_in, not_on_gpu
-from saccade.nn.context import PackedLayout
+from saccade.nn.context import Heads, PackedLayout
 from saccade.nn.libraries import Unavailable, attempt
 
 CAPABILITY = (8, 0)
@@ -53,16 +53,9 @@ class VisionAttentionBackend:
             return "FlashAttention needs a GPU of compute capability 8.0 or more"
         return reason
 
-    def packed(
-        self,
-        q_NQD: torch.Tensor,
-        k_NQD: torch.Tensor,
-        v_NQD: torch.Tensor,
-        layout: PackedLayout,
-        scale: float | None = None,
-    ) -> torch.Tensor:
+    def packed(self, heads_NQD: Heads, layout: PackedLayout, scale: float | None = None) -> torch.Tensor:
         """Attend within each sequence in one call."""
-        q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q_NQD, k_NQD, v_NQD))
+        q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in heads_NQD)
         borders, longest = layout.cu_seqlens, layout.max_seqlen
         output_NQD = varlen_attn(q, k, v, borders, borders, longest, longest, scale=scale)
         return output_NQD.flatten(1)  # type: ignore[union-attr]  # a tuple only with return_aux

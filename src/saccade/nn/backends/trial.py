@@ -111,7 +111,7 @@ def of_tower(backend: VisionAttentionBackend, workload: Workload) -> None:
     borders = torch.tensor([0, 5, 8], dtype=torch.int32, device=workload.device)
     for size, _ in sorted(workload.head_sizes):
         q = torch.ones(sum(lengths), NUM_HEADS, size, dtype=workload.dtype, device=workload.device)
-        backend.packed(q, q, q, PackedLayout(borders, max(lengths), lengths))
+        backend.packed((q, q, q), PackedLayout(borders, max(lengths), lengths))
     _wait(workload.device)
 
 

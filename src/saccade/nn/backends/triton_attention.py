@@ -14,7 +14,7 @@ from saccade.nn.backends.compilers import no_c_compiler
 from saccade.nn.backends.torch_sdpa import PrefillChunk, attend_chunk, prefill_chunks
 from saccade.nn.backends.triton_kernels import decode_kernel, packed_kernel
 from saccade.nn.backends.workload import HALF, Workload, not_for_latents, not_for_sizes, not_in, not_on_gpu
-from saccade.nn.context import ForwardContext, KvCache, PackedLayout, PagedLayout, Scoring
+from saccade.nn.context import ForwardContext, Heads, KvCache, PackedLayout, PagedLayout, Scoring
 
 MOST_TILE, TILE_BYTES = 64, 1 << 14
 """A product has at most 64 queries and keys, and 16 KiB of either: several fit into a GPU's shared memory, 99 KiB."""
@@ -44,17 +44,10 @@ class VisionAttentionBackend:
         """Return why this backend cannot compute *workload*; None if it can."""
         return _reason(workload)
 
-    def packed(
-        self,
-        q_NQD: torch.Tensor,
-        k_NQD: torch.Tensor,
-        v_NQD: torch.Tensor,
-        layout: PackedLayout,
-        scale: float | None = None,
-    ) -> torch.Tensor:
+    def packed(self, heads_NQD: Heads, layout: PackedLayout, scale: float | None = None) -> torch.Tensor:
         """Attend within each sequence in one launch."""
-        num_heads, head_size = q_NQD.shape[1:]
-        q, k, v = (x if x.stride(2) == 1 else x.contiguous() for x in (q_NQD, k_NQD, v_NQD))
+        q, k, v = (x if x.stride(2) == 1 else x.contiguous() for x in heads_NQD)
+        num_heads, head_size = q.shape[1:]
         output_NQD = q.new_empty(q.shape)
         steps = (step for x in (q, k, v) for step in x.stride()[:2])
         width = _rounded(head_size)
