@@ -576,8 +576,13 @@ async def test_tls_in_both_directions(tmp_path: Path) -> None:
         async with registered(url, credentials=files.credentials(mutual=True)) as client:
             assert await answer(client, ask())
         async with connecting(url) as stranger:
-            await asyncio.sleep(0.3)
+            await until(lambda: "no secure connection" in stranger.loss)
             assert not stranger.ready
+
+
+async def test_a_server_that_is_not_there_is_called_so() -> None:
+    async with connecting("vllm://127.0.0.1:1") as client:
+        await until(lambda: client.loss == "/health was not answered: no server listens at this address.")
 
 
 async def test_ranks_are_targets_of_their_own(caplog: pytest.LogCaptureFixture) -> None:

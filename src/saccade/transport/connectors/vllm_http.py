@@ -157,10 +157,18 @@ class Http:
             ) as response:
                 return response.status, await read_body(response)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise WorkerUnavailable(f"{path} was not answered: {type(error).__name__}.") from error
+            fault = next((words for kind, words in _FAULTS if isinstance(error, kind)), "the connection broke")
+            raise WorkerUnavailable(f"{path} was not answered: {fault}.") from error
 
 
 JSON = {"Content-Type": "application/json"}
+
+_FAULTS: tuple[tuple[type[Exception], str], ...] = (
+    (aiohttp.ClientSSLError, "no secure connection can be made; look at the certificates and --worker-tls-ca"),
+    (aiohttp.ClientConnectorDNSError, "the name of the host is not known"),
+    (aiohttp.ClientConnectorError, "no server listens at this address"),
+    (TimeoutError, "it took too long"),
+)
 
 
 async def read_body(response: aiohttp.ClientResponse) -> bytes:
