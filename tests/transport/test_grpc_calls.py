@@ -413,8 +413,8 @@ async def test_connection_that_breaks_behind_many_events_ends_its_calls(monkeypa
             for _ in range(300):
                 server.http.increment_flow_control_window(1)
             server.flush()
-            data_of_no_call = b"\0\0\1\0\0\0\0\0\0x"
-            asyncio.get_running_loop().call_later(0.001, server.transport.write, data_of_no_call)
+            short_ping = b"\0\0\1\6\0\0\0\0\0x"
+            asyncio.get_running_loop().call_later(0.001, server.transport.write, short_ping)
 
     async with raw(_nothing, on_event) as (calls, _):
         heard = [Heard(), Heard()]
