@@ -162,6 +162,11 @@ class Call:
 
     def messages(self, data: bytes) -> Iterator[bytes]:
         """Yield the messages that *data* completes. Raises ValueError for one that is compressed or too long."""
+        num_bytes = len(data) - PREFIX_BYTES
+        if not self._partial and num_bytes >= 0 and data.startswith(_prefix(num_bytes)):
+            # The usual case: a message arrives alone and complete.
+            yield data[PREFIX_BYTES:]
+            return
         # To join the pieces of a long message each time would take time that grows with its square.
         self._partial += data
         while len(self._partial) >= PREFIX_BYTES:
@@ -183,8 +188,12 @@ class _Data(NamedTuple):
     payload: bytes
 
 
+def _prefix(num_bytes: int) -> bytes:
+    return b"\0" + num_bytes.to_bytes(4, "big")
+
+
 def _prefixed(*parts: bytes) -> memoryview:
-    return memoryview(b"".join((b"\0", sum(map(len, parts)).to_bytes(4, "big"), *parts)))
+    return memoryview(b"".join((_prefix(sum(map(len, parts))), *parts)))
 
 
 class _Connection(asyncio.Protocol):
