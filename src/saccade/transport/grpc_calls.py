@@ -309,8 +309,8 @@ class _Connection(asyncio.Protocol):
     def _received(self, data: bytes) -> Iterator[Event | _Data]:
         """Yield what the whole frames in *data* and before it bring.
 
-        h2 gets no GOAWAY, after which it takes no frame of any call. It gets no DATA without flags either, since it
-        takes longer for that than all that follows.
+        h2 gets no GOAWAY, after which it takes no frame of any call. It gets no DATA of a call without flags either,
+        since it takes longer for that than all that follows.
         """
         data, first, start = self._part_of_frame + data, 0, 0
         while len(data) - start >= FRAME_HEADER.size:
@@ -321,7 +321,7 @@ class _Connection(asyncio.Protocol):
             end = body + num_bytes
             if end > len(data):
                 break
-            if kind == GOAWAY or (kind == DATA and not flags):
+            if kind == GOAWAY or (kind == DATA and not flags and stream_id in self._calls):
                 if first < start:
                     yield from self._http.receive_data(data[first:start])
                 first = end
