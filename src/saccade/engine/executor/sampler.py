@@ -14,10 +14,8 @@ before everything else. Shapes: R rows, V vocabulary, K the largest top_k of the
 from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from saccade.engine.core.step import GREEDY_BELOW, SamplingInput
@@ -25,18 +23,6 @@ from saccade.engine.executor import logits_processors
 from saccade.engine.executor.penalties import Penalties
 from saccade.nn.transfer import to_device
 from saccade.protocol.request import SamplingParams
-
-
-@dataclass(frozen=True, slots=True)
-class _Draws:
-    """Parameters of the rows. *array* float64 [5, R]: temperature, top_p, top_k (V: none), min_p, uniform number.
-
-    *width* is the number of logits to rank per row; 0 if no row is cut by top_k or top_p.
-    """
-
-    array: npt.NDArray[np.float64]
-    width: int
-    uses_min_p: bool
 
 
 class Sampler:
@@ -84,10 +70,10 @@ class Sampler:
             if penalised is not None and next_ids_R is not None:
                 self._penalties.note(penalised, next_ids_R)
             penalised = self._penalties.apply(logits_RV, rows, params, place_of_rows)
-        ids_R = _largest(logits_RV)
+        # Returns the same index as argmax, the first of equal values, in a third of the time on a CPU.
+        ids_R = logits_RV.max(dim=-1).indices
         if sampling.uniforms:
-            draws = _draws(params, sampling.uniforms, logits_RV.shape[1])
-            ids_R = _draw(logits_RV, ids_R, to_device(draws.array, logits_RV.device), draws)
+            ids_R = _draw(logits_RV, ids_R, params, sampling.uniforms)
         if penalised is not None:
             self._penalties.note(penalised, ids_R)
         return ids_R
@@ -105,37 +91,33 @@ def _parts(rows: Ordered[int], places: Ordered[int]) -> list[list[int]]:
     return parts[::-1]
 
 
-def _largest(logits_RV: torch.Tensor) -> torch.Tensor:
-    # Returns the same index as argmax, the first of equal values, in a third of the time on a CPU.
-    return logits_RV.max(dim=-1).indices
-
-
-def _draws(params: Ordered[SamplingParams], uniforms: Ordered[float], vocab_size: int) -> _Draws:
+def _draw(
+    logits_RV: torch.Tensor, greedy_R: torch.Tensor, params: Ordered[SamplingParams], uniforms: Ordered[float]
+) -> torch.Tensor:
+    """Return a token id for each row, drawn by its uniform number; that of *greedy_R* for a row without temperature."""
+    vocab_size = logits_RV.shape[1]
+    # Without top_k, the limit is the whole vocabulary. Logits are ranked only if a row is cut by top_k or top_p.
     limits = [min(param.top_k, vocab_size) or vocab_size for param in params]
-    array = np.empty((5, len(params)))
-    array[0] = [param.temperature for param in params]
-    array[1] = [param.top_p for param in params]
-    array[2] = limits
-    array[3] = [param.min_p for param in params]
-    array[4] = uniforms
     restricted = [limit for limit, p in zip(limits, params, strict=True) if limit < vocab_size or p.top_p < 1]
-    return _Draws(array, max(restricted, default=0), bool(array[3].any()))
-
-
-def _draw(logits_RV: torch.Tensor, greedy_R: torch.Tensor, array_5R: torch.Tensor, draws: _Draws) -> torch.Tensor:
-    temperature_R, top_p_R, limit_R, min_p_R, uniform_R = array_5R
+    array_5R = np.empty((5, len(params)))
+    array_5R[0] = [param.temperature for param in params]
+    array_5R[1] = [param.top_p for param in params]
+    array_5R[2] = limits
+    array_5R[3] = [param.min_p for param in params]
+    array_5R[4] = uniforms
+    temperature_R, top_p_R, limit_R, min_p_R, uniform_R = to_device(array_5R, logits_RV.device)
     random_R = temperature_R >= GREEDY_BELOW
     # Greedy rows are computed with the others and replaced at the end.
     scaled_RV = logits_RV / torch.where(random_R, temperature_R, 1.0).float().unsqueeze(1)
-    if draws.uses_min_p:
+    if array_5R[3].any():
         # The minimum is a probability of min_p times the largest, expressed as a difference of logits.
         least_R1 = scaled_RV.amax(dim=-1, keepdim=True) + min_p_R.log().float().unsqueeze(1)
         scaled_RV.masked_fill_(scaled_RV < least_R1, float("-inf"))
-    if draws.width:
-        scaled_RV = _cut(scaled_RV, limit_R.long(), top_p_R.float(), draws.width)
+    if restricted:
+        scaled_RV = _cut(scaled_RV, limit_R.long(), top_p_R.float(), max(restricted))
     cumulative_RV = scaled_RV.softmax(dim=-1, dtype=torch.float64).cumsum(dim=-1)
     target_R1 = (uniform_R * cumulative_RV[:, -1]).unsqueeze(1)
-    drawn_R = torch.searchsorted(cumulative_RV, target_R1, right=True).squeeze(1).clamp_(max=logits_RV.shape[1] - 1)
+    drawn_R = torch.searchsorted(cumulative_RV, target_R1, right=True).squeeze(1).clamp_(max=vocab_size - 1)
     return torch.where(random_R, drawn_R, greedy_R)
 
 
