@@ -85,9 +85,38 @@ def gated_delta_rule_decode_pretranspose(
     return torch.stack(parts), initial_state
 
 
+def gated_delta_rule_mtp(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, initial_state: torch.Tensor,
+    initial_state_indices: torch.Tensor, A_log: torch.Tensor, a: torch.Tensor, dt_bias: torch.Tensor, b: torch.Tensor,
+    *, ssm_state_indices: torch.Tensor, disable_state_update: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    count, length, heads = v.shape[:3]
+    assert length >= 2
+    assert not disable_state_update
+    for part, number in ((q, k.shape[2]), (k, k.shape[2]), (v, heads)):
+        has_form(part, (count, length, number, WIDTH), BF16)
+    for gate in (a, b):
+        has_form(gate, (count, length, heads), BF16)
+    has_form(A_log, (heads,), torch.float32)
+    assert dt_bias.dtype in (torch.float32, BF16)
+    has_form(initial_state_indices, (count,), torch.int32)
+    has_form(ssm_state_indices, (count, length), torch.int32)
+    has_form(initial_state, (len(initial_state), heads, WIDTH, WIDTH), torch.float32)
+    decay = (-A_log.exp() * functional.softplus(a.float() + dt_bias)).exp()
+    outputs = torch.empty_like(v)
+    for row, place in enumerate(initial_state_indices.tolist()):
+        state = initial_state[place].clone()
+        for token, after in enumerate(ssm_state_indices[row].tolist()):
+            span = row, slice(token, token + 1)
+            gates = decay[span], b[span].float().sigmoid()
+            outputs[span] = _walked(_unit(q[span]), _unit(k[span]), v[span], *gates, state)
+            initial_state[after] = state
+    return outputs, initial_state
+
+
 MODULES = {
     "flashinfer.gdn_prefill": (chunk_gated_delta_rule,),
-    "flashinfer.gdn_decode": (gated_delta_rule_decode_pretranspose,),
+    "flashinfer.gdn_decode": (gated_delta_rule_decode_pretranspose, gated_delta_rule_mtp),
 }
 
 

@@ -40,16 +40,17 @@ def operations(device: torch.device, device_type: str = "cuda") -> Iterator[Row]
         if own_type != device_type:
             continue
         label = f"{name}, {module.rpartition('.')[2]}, {str(dtype).removeprefix('torch.')}"
-        if name not in INPUTS:
+        inputs = [own for of_operation, own in INPUTS if of_operation == name]
+        if not inputs:
             yield Row(label, NOT_RUN, "benchmarks.gpu.checks has no input for it")
             continue
         fast, plain = getattr(ops.resolve(device_type, dtype, {key: module}), name), getattr(ops.PLAIN, name)
         if fast is plain:
             yield Row(label, NOT_RUN, "it cannot be imported; the log says why")
             continue
-        expected = _result(plain, INPUTS[name](device, dtype))
-        call = partial(_result, fast, INPUTS[name](device, dtype))
-        yield compared(label, call, expected, TOLERANCES[dtype])
+        for own in inputs:
+            expected = _result(plain, own(device, dtype))
+            yield compared(label, partial(_result, fast, own(device, dtype)), expected, TOLERANCES[dtype])
 
 
 def _result(operation: Callable[..., Any], arguments: tuple[Any, ...]) -> torch.Tensor:
@@ -110,6 +111,19 @@ def _gated_delta_rule(device: torch.device, dtype: torch.dtype) -> tuple[Any, ..
     return q, k, v, Gates(rate, bias, a, b), states, torch.arange(len(lengths), device=device), lengths
 
 
+def _proposals(device: torch.device, dtype: torch.dtype) -> tuple[Any, ...]:
+    """Three proposals behind the last token of each of two sequences."""
+    length = 4
+    *tokens, _, rows, _ = _gated_delta_rule(device, dtype)
+    q, k, v, gates = tokens
+    own = slice(2 * length)
+    gates = Gates(gates.rate_log_H, gates.bias_H, gates.a_NH[own], gates.b_NH[own])
+    states = torch.zeros(2 * length, *v.shape[1:], k.shape[-1], device=device)
+    trail = torch.arange(2, 2 * length, device=device).view(2, length - 1)
+    trail = torch.cat((trail, rows.unsqueeze(1)), 1)
+    return q[own], k[own], v[own], gates, states, rows, (length,) * 2, trail
+
+
 def _causal_conv(device: torch.device, dtype: torch.dtype) -> tuple[Any, ...]:
     """A single token and a prompt, after other tokens."""
     draw = torch.Generator(device).manual_seed(0)
@@ -120,14 +134,15 @@ def _causal_conv(device: torch.device, dtype: torch.dtype) -> tuple[Any, ...]:
     return x, weight, states, torch.arange(len(lengths), device=device), lengths, ops.SILU
 
 
-INPUTS: dict[str, Callable[[torch.device, torch.dtype], tuple[Any, ...]]] = {
-    "experts": _experts,
-    "cached_heads": _cached_heads,
-    "gated_activation": _gated_activation,
-    "pack_linear": _pack_linear,
-    "gated_delta_rule": _gated_delta_rule,
-    "causal_conv": _causal_conv,
-}
+INPUTS: tuple[tuple[str, Callable[[torch.device, torch.dtype], tuple[Any, ...]]], ...] = (
+    ("experts", _experts),
+    ("cached_heads", _cached_heads),
+    ("gated_activation", _gated_activation),
+    ("pack_linear", _pack_linear),
+    ("gated_delta_rule", _gated_delta_rule),
+    ("gated_delta_rule", _proposals),
+    ("causal_conv", _causal_conv),
+)
 
 
 def decoder_backends(subject: Subject, scale: Scale) -> Iterator[Row]:

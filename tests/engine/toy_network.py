@@ -143,28 +143,34 @@ class Network(nn.Module):
         assert isinstance(state, RecurrentState)
         layout, outputs_ND = context.layout, x_NE.new_empty((len(x_NE), D))
         for one in layout.turns:
-            outputs_ND[one.tokens] = self._remember(x_NE[one.tokens], state, one.rows, one.lengths)
-            state.keep(one)
+            outputs_ND[one.tokens] = self._remember(x_NE[one.tokens], state, one.rows, one.lengths, one.trail)
+            state.save(one)
         if not layout.turns:
             outputs_ND = self._remember(x_NE, state, layout.rows, layout.query_lengths)
         return functional.linear(outputs_ND, self.recurrent_o)
 
     def _remember(
-        self, x_NE: torch.Tensor, state: RecurrentState, rows: torch.Tensor, lengths: tuple[int, ...]
+        self,
+        x_NE: torch.Tensor,
+        state: RecurrentState,
+        rows: torch.Tensor,
+        lengths: tuple[int, ...],
+        trail: torch.Tensor | None = None,
     ) -> torch.Tensor:
         live, previous = state.live
         outputs = []
         for number, span in enumerate(_spans(lengths)):
             row = rows[number : number + 1]
             memory_DD, last_E = live.index_select(0, row)[0], previous.index_select(0, row)[0]
-            for x_E in x_NE[span]:
+            for token, x_E in enumerate(x_NE[span]):
                 pair = torch.cat((x_E, last_E))
                 q, k, v = (weight @ pair for weight in (self.recurrent_q, self.recurrent_k, self.recurrent_v))
                 memory_DD = DECAY * memory_DD + torch.outer(k, v)
                 outputs.append(q @ memory_DD / D)
                 last_E = x_E
-            live.index_copy_(0, row, memory_DD[None])
-            previous.index_copy_(0, row, last_E[None])
+                after = row if trail is None else trail[number, token : token + 1]
+                live.index_copy_(0, after, memory_DD[None])
+                previous.index_copy_(0, after, last_E[None])
         return torch.stack(outputs)
 
 

@@ -1,6 +1,7 @@
 """The gated delta rule and its convolution against one token at a time in float64, over all ways to cut a sequence."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from tables import table
 from torch.nn import functional
 
 from saccade.nn import gpu
-from saccade.nn.delta_rule import BLOCK, causal_conv, delta_rule
+from saccade.nn.delta_rule import BLOCK, Gates, causal_conv, delta_rule, gated_delta_rule
 from saccade.nn.ops import SILU
 
 KEY_HEADS, HEADS, KEY, VALUE = 2, 6, 8, 5
@@ -147,3 +148,34 @@ def test_operations_per_token_do_not_grow_with_a_prompt(monkeypatch: pytest.Monk
         states = torch.zeros(1, HEADS, KEY, VALUE)
         delta_rule(*arguments, decay, drawn(length, HEADS).sigmoid(), states, torch.tensor([0]), (length,))
         assert len(calls) == 2 * length // BLOCK
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_states_after_proposals_are_kept(dtype: torch.dtype) -> None:
+    """As one token at a time leaves them."""
+    num_sequences, length = 2, 4
+    rows, trail = torch.tensor([3, 0]), torch.tensor([[5, 7, 4, 3], [6, 2, 8, 0]])
+    x, taps = drawn(num_sequences * length, CHANNELS, seed=6).to(dtype), drawn(TAPS, CHANNELS, seed=7)
+    q, k = (drawn(len(x), KEY_HEADS, KEY, seed=seed).to(dtype) for seed in (1, 2))
+    v, a, b = drawn(len(x), HEADS, VALUE, seed=3).to(dtype), drawn(len(x), HEADS, seed=4), drawn(len(x), HEADS, seed=5)
+    rate, bias = drawn(2, HEADS)
+
+    def conv(states: torch.Tensor, own: slice, *where: Any) -> torch.Tensor:
+        rows, lengths, trail = where
+        return causal_conv(x[own], taps, states, rows, lengths, SILU, trail)
+
+    def rule(states: torch.Tensor, own: slice, *where: Any) -> torch.Tensor:
+        return gated_delta_rule(q[own], k[own], v[own], Gates(rate, bias, a[own], b[own]), states, *where)
+
+    for compute, before in (
+        (conv, drawn(9, TAPS - 1, CHANNELS, seed=8).to(dtype)),
+        (rule, drawn(9, HEADS, KEY, VALUE, seed=9)),
+    ):
+        together, alone = before.clone(), before.clone()
+        outputs = compute(together, slice(None), rows, (length,) * num_sequences, trail)
+        singles = []
+        for token in range(length):
+            singles.append(compute(alone, slice(token, None, length), rows, (1,) * num_sequences, None))
+            alone[trail[:, token]] = alone[rows].clone()
+        torch.testing.assert_close(outputs, torch.stack(singles, 1).flatten(0, 1))
+        torch.testing.assert_close(together, alone)

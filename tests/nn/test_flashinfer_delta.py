@@ -42,11 +42,24 @@ def test_steps(lengths: tuple[int, ...], rows: tuple[int, ...], monkeypatch: pyt
     plain_states = drawn(ROWS, HEADS, WIDTH, WIDTH, seed=9)
     states = plain_states.transpose(-1, -2).contiguous()
     for _ in range(2):  # the second step goes on from the states of the first
-        found = fast(*tokens, states, places, counts)  # type: ignore[arg-type]
+        found = fast(*tokens, states, places, counts, None)  # type: ignore[arg-type]
         expected = ops.gated_delta_rule(*tokens, plain_states, places, counts)  # type: ignore[arg-type]
         assert found.dtype == expected.dtype == torch.float32
         torch.testing.assert_close(found, expected, atol=0.03, rtol=0.03)
         torch.testing.assert_close(states.transpose(-1, -2), plain_states, atol=0.03, rtol=0.03)
+
+
+def test_proposals_keep_the_state_after_each_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    published_delta.install(monkeypatch)
+    fast = resolve("cuda", BF16, OF_STATES).gated_delta_rule
+    *tokens, places, counts = inputs((3, 3), (1, 0))
+    trail = torch.tensor([[5, 7, 1], [6, 2, 0]])
+    plain_states = drawn(8, HEADS, WIDTH, WIDTH, seed=9)
+    states = plain_states.transpose(-1, -2).contiguous()
+    found = fast(*tokens, states, places, counts, trail)  # type: ignore[arg-type]
+    expected = ops.gated_delta_rule(*tokens, plain_states, places, counts, trail)  # type: ignore[arg-type]
+    torch.testing.assert_close(found, expected, atol=0.03, rtol=0.03)
+    torch.testing.assert_close(states.transpose(-1, -2), plain_states, atol=0.03, rtol=0.03)
 
 
 @pytest.mark.parametrize("what", ["width", "capability"])
@@ -57,7 +70,7 @@ def test_what_no_kernel_takes_goes_to_the_plain_rule(what: str, monkeypatch: pyt
     q, k, v, gates, rows, lengths = inputs((1, 1), (4, 0))
     args = *(part[..., :width] for part in (q, k, v)), gates  # type: ignore[index]
     kept = states.clone()
-    found = resolve("cuda", BF16, OF_STATES).gated_delta_rule(*args, states, rows, lengths)  # type: ignore[arg-type]
+    found = resolve("cuda", BF16, OF_STATES).gated_delta_rule(*args, states, rows, lengths, None)  # type: ignore[arg-type]
     assert torch.equal(found, ops.gated_delta_rule(*args, kept, rows, lengths))  # type: ignore[arg-type]
     assert torch.equal(states, kept)
 

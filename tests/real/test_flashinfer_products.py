@@ -11,7 +11,7 @@ import torch
 from libraries import Library
 from products import BF16, BLACKWELL, CHOICES, EXPERTS, HIDDEN, HOPPER, INPUTS, drawn, experts_of, layer_of
 
-from saccade.nn.delta_rule import Gates
+from saccade.nn.delta_rule import Gates, Trail
 from saccade.nn.layers import use_operations
 from saccade.nn.ops import OF_STATES, resolve
 
@@ -105,8 +105,12 @@ def test_experts(name: str, capability: tuple[int, int], calls: Calls, flashinfe
     assert (output - expected).abs().max() <= 0.1 * expected.abs().max()
 
 
-@pytest.mark.parametrize("lengths", [(1, 1), (1, 70)])
-def test_delta_rule(lengths: tuple[int, ...], flashinfer: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("lengths", "trail"), [((1, 1), None), ((1, 70), None), ((3, 3), torch.tensor([[3, 4, 2], [5, 6, 0]]))]
+)
+def test_delta_rule(
+    lengths: tuple[int, ...], trail: Trail, flashinfer: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
     published_delta.install(monkeypatch)
     found: dict[str, dict[str, Any]] = {}
     for module, functions in published_delta.MODULES.items():
@@ -117,10 +121,10 @@ def test_delta_rule(lengths: tuple[int, ...], flashinfer: Library, monkeypatch: 
     q, k, v = (drawn(sum(lengths), heads, width, seed=seed).to(BF16) for seed in range(3))
     b, a = drawn(sum(lengths), 2 * heads).to(BF16).chunk(2, -1)
     gates = Gates(0.1 * drawn(heads), drawn(heads), a, b)
-    states = drawn(3, heads, width, width)
+    states = drawn(7, heads, width, width)
     before = states.clone()
     rows = torch.tensor([2, 0])
-    output = resolve("cuda", BF16, OF_STATES).gated_delta_rule(q, k, v, gates, states, rows, lengths)
+    output = resolve("cuda", BF16, OF_STATES).gated_delta_rule(q, k, v, gates, states, rows, lengths, trail)
     unit_q, unit_k = (x * torch.rsqrt(x.float().square().sum(-1, keepdim=True) + 1e-6) for x in (q, k))
     borders = torch.tensor([0, *lengths]).cumsum(0).int()
     reference = flashinfer.run(f"{TEMPLATES}.gdn._gdn_prefill_reference")

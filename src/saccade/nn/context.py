@@ -48,20 +48,17 @@ class LatentCache(NamedTuple):
 class RecurrentState(NamedTuple):
     """One layer's recurrent states: *live* [rows, ...] and *checkpoints* [num_checkpoints, ...] of each of its tensors.
 
-    A layer reads and writes the live states of PagedLayout.rows. After each turn it keeps some: of proposals in the
-    *trail* [num_proposed, rows, ...], from one of which the row goes on, and others in checkpoints.
+    A layer reads and writes the live states of PagedLayout.rows. States after proposals are in further rows, from one
+    of which a sequence goes on. After each turn the layer saves some states in checkpoints.
     """
 
     live: tuple[torch.Tensor, ...]
     checkpoints: tuple[torch.Tensor, ...]
-    trail: tuple[torch.Tensor, ...]
 
-    def keep(self, turn: "Turn") -> None:
-        """Keep the states of rows that have more tokens after a turn."""
-        for live, checkpoints, trail in zip(self.live, self.checkpoints, self.trail, strict=True):
-            if turn.number < len(trail):
-                trail[turn.number].index_copy_(0, turn.kept_rows, live.index_select(0, turn.kept_rows))
-            if len(turn.checkpoints):
+    def save(self, turn: "Turn") -> None:
+        """Copy the states after *turn* to the checkpoints that it names."""
+        if len(turn.checkpoints):
+            for live, checkpoints in zip(self.live, self.checkpoints, strict=True):
                 checkpoints.index_copy_(0, turn.checkpoints, live.index_select(0, turn.saved_rows))
 
 
@@ -89,19 +86,19 @@ SCALED = Scoring()
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Tokens whose recurrent states are updated together: of each sequence those up to the next state to keep.
+    """Tokens whose recurrent states are updated together: of each sequence those up to the next state to save.
 
     *tokens* int64 are their places in the step, single ones first. *rows* int64 and *lengths* are those of the
-    sequences. *kept_rows* int64 have more proposals. The states of *saved_rows* int64 go to *checkpoints* int64.
+    sequences. The states of *saved_rows* int64 go to *checkpoints* int64. With proposals, all S sequences have L
+    tokens, and the state after each token goes to a row of *trail* int64 [S, L]: after the last, to the sequence's own.
     """
 
-    number: int
     tokens: torch.Tensor
     rows: torch.Tensor
     lengths: tuple[int, ...]
-    kept_rows: torch.Tensor
     saved_rows: torch.Tensor
     checkpoints: torch.Tensor
+    trail: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

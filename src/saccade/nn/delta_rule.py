@@ -20,6 +20,10 @@ BLOCK = 64
 """Tokens in a block of the scan. Within a block the work is in matrix products; blocks follow each other in a loop."""
 
 
+Trail = torch.Tensor | None
+"""Rows int64 [S, L] of the states after each token, if all sequences have L tokens; the last is the sequence's own."""
+
+
 class _Tokens(NamedTuple):
     """The rule's input for some tokens, float32, with as many queries and keys as value heads."""
 
@@ -37,12 +41,19 @@ def causal_conv(
     rows: torch.Tensor,
     lengths: tuple[int, ...],
     activation: Callable[[torch.Tensor], torch.Tensor],
+    trail: Trail = None,
 ) -> torch.Tensor:
     """Return activation(sum over t of taps[t] * x[n - T + 1 + t]) [N, C], computed in float32, rounded once.
 
     *taps_TC* is float32. *states* [R, T - 1, C] hold the last inputs of each sequence, zero before the first; they are
     updated.
     """
+    if trail is not None:
+        num_taps = len(taps_TC)
+        padded_SNC = torch.cat((states.index_select(0, rows), x_NC.unflatten(0, trail.shape)), 1)
+        inputs_SLCT = padded_SNC.unfold(1, num_taps, 1)
+        states.index_copy_(0, trail.flatten(), inputs_SLCT[..., 1:].transpose(2, 3).flatten(0, 1))
+        return activation((inputs_SLCT.transpose(2, 3) * taps_TC).sum(2)).flatten(0, 1).to(x_NC.dtype)
     num_singles, spans = split(lengths)
     outputs = []
     if num_singles:
@@ -86,10 +97,19 @@ def gated_delta_rule(
     states: torch.Tensor,
     rows: torch.Tensor,
     lengths: tuple[int, ...],
+    trail: Trail = None,
 ) -> torch.Tensor:
     """Return `delta_rule` by *gates*, for keys and queries of length 1, the latter times D ** -0.5."""
     q, k = _unit(q_NKD) * q_NKD.shape[-1] ** -0.5, _unit(k_NKD)
-    return delta_rule(q, k, v_NHW, gates.log_decay(), gates.b_NH.float().sigmoid(), states, rows, lengths)
+    tokens = q, k, v_NHW, gates.log_decay(), gates.b_NH.float().sigmoid()
+    if trail is None:
+        return delta_rule(*tokens, states, rows, lengths)
+    outputs, parts = [], [part.unflatten(0, trail.shape) for part in tokens]
+    for token in range(trail.shape[1]):
+        q, k, v, log_decay, beta = (part[:, token] for part in parts)
+        outputs.append(delta_rule(q, k, v, log_decay, beta, states, rows, (1,) * len(rows)))
+        states.index_copy_(0, trail[:, token], states.index_select(0, rows))
+    return torch.stack(outputs, 1).flatten(0, 1)
 
 
 def _unit(x: torch.Tensor) -> torch.Tensor:

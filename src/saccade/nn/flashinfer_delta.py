@@ -1,4 +1,4 @@
-"""The gated delta rule (saccade.nn.ops) on a GPU by FlashInfer: one kernel for decodes, one for chunks.
+"""The gated delta rule (saccade.nn.ops) on a GPU by FlashInfer: a kernel for decodes, for proposals and for chunks.
 
 FlashInfer has a state as [values, keys], Saccade as [keys, values]. There are 128 of each here, and its kernels read
 and write the states' memory in their own way. So within a process all steps take them, or none does. Source of the
@@ -11,15 +11,15 @@ from itertools import accumulate
 
 import numpy as np
 import torch
-from flashinfer.gdn_decode import gated_delta_rule_decode_pretranspose
+from flashinfer.gdn_decode import gated_delta_rule_decode_pretranspose, gated_delta_rule_mtp
 from flashinfer.gdn_prefill import chunk_gated_delta_rule
 
-from saccade.nn.delta_rule import Gates
+from saccade.nn.delta_rule import Gates, Trail
 from saccade.nn.transfer import to_device
 
 WIDTH = 128
 MAJORS = (9, 10, 12)
-"""Major numbers of the compute capabilities that have both kernels."""
+"""Major numbers of the compute capabilities that have all three kernels."""
 
 
 def gated_delta_rule(
@@ -30,11 +30,25 @@ def gated_delta_rule(
     states: torch.Tensor,
     rows: torch.Tensor,
     lengths: tuple[int, ...],
+    trail: Trail = None,
 ) -> torch.Tensor | None:
     """Compute ops.gated_delta_rule. Return None for other widths, and on other GPUs."""
     if states.shape[-2:] != (WIDTH, WIDTH) or torch.cuda.get_device_capability(states.device)[0] not in MAJORS:
         return None
     q, k, v = (part.contiguous() for part in (q_NKD, k_NKD, v_NHW))
+    if trail is not None:
+        output, _ = gated_delta_rule_mtp(
+            *(part.unflatten(0, trail.shape) for part in (q, k, v)),
+            states,
+            rows.int(),
+            gates.rate_log_H,
+            gates.a_NH.unflatten(0, trail.shape).contiguous(),
+            gates.bias_H,
+            gates.b_NH.unflatten(0, trail.shape).contiguous(),
+            ssm_state_indices=trail.int(),
+            disable_state_update=False,
+        )
+        return output.flatten(0, 1).float()  # type: ignore[no-any-return]
     if max(lengths) == 1:
         output, _ = gated_delta_rule_decode_pretranspose(
             *(part.unsqueeze(1) for part in (q, k, v)),

@@ -11,7 +11,7 @@ import triton
 from saccade.nn.backends.compilers import no_c_compiler
 from saccade.nn.backends.triton_kernels import conv_kernel, gated_kernel, heads_kernel
 from saccade.nn.context import KvCache
-from saccade.nn.delta_rule import split
+from saccade.nn.delta_rule import Trail, split
 from saccade.nn.ops import GELU_TANH, SILU, Activation, CosSin, PlainLinear
 
 TILE = 1024
@@ -73,13 +73,21 @@ def causal_conv(
     rows: torch.Tensor,
     lengths: tuple[int, ...],
     activation: Activation,
+    trail: Trail = None,
 ) -> torch.Tensor | None:
     """Compute ops.causal_conv: one launch for all single tokens, and one or two for each longer sequence.
 
-    Return None for other activations than SiLU, more taps than a program has tokens, and states in another format.
+    Return None for states to keep, other activations than SiLU, more taps than a program has tokens, and states in
+    another format.
     """
     num_taps, num_channels = taps_TC.shape
-    if activation is not SILU or num_taps > CONV_TOKENS or states.dtype != x_NC.dtype or x_NC.stride(1) != 1:
+    if (
+        trail is not None
+        or activation is not SILU
+        or num_taps > CONV_TOKENS
+        or states.dtype != x_NC.dtype
+        or x_NC.stride(1) != 1
+    ):
         return None
     output = x_NC.new_empty(x_NC.shape)
     num_singles, spans = split(lengths)

@@ -20,7 +20,7 @@ import torch
 from torch.nn import functional
 
 from saccade.nn.context import KvCache
-from saccade.nn.delta_rule import Gates, causal_conv, gated_delta_rule
+from saccade.nn.delta_rule import Gates, Trail, causal_conv, gated_delta_rule
 from saccade.nn.libraries import Unavailable, attempt
 
 logger = structlog.get_logger(__name__)
@@ -216,10 +216,11 @@ class Operations:
         [torch.Tensor, ExpertMatrices, ExpertMatrices, torch.Tensor, torch.Tensor, Activation], torch.Tensor
     ] = experts
     causal_conv: Callable[
-        [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, tuple[int, ...], Activation], torch.Tensor
+        [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, tuple[int, ...], Activation, Trail], torch.Tensor
     ] = causal_conv
     gated_delta_rule: Callable[
-        [torch.Tensor, torch.Tensor, torch.Tensor, Gates, torch.Tensor, torch.Tensor, tuple[int, ...]], torch.Tensor
+        [torch.Tensor, torch.Tensor, torch.Tensor, Gates, torch.Tensor, torch.Tensor, tuple[int, ...], Trail],
+        torch.Tensor,
     ] = gated_delta_rule
     kernels: Mapping[tuple[str, str], str] = field(default_factory=dict)
 

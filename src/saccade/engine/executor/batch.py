@@ -3,6 +3,7 @@
 Shapes: N tokens, S chunks, M blocks of the longest table, R rows to sample from, U tokens of media, L decodes.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ import torch
 from torch.nn import functional
 
 from saccade.engine.core.step import Chunk, MediaSlice, RowStart, TableChange
+from saccade.engine.executor.caches import CacheSizes
 from saccade.nn.context import PagedLayout, Turn
 from saccade.nn.transfer import to_device, transfer
 from saccade.protocol.request import SamplingParams
@@ -140,14 +142,15 @@ def build_batch(
     block_size: int,
     device: torch.device,
     *,
-    keeps_states: bool = False,
+    sizes: CacheSizes | None = None,
     looks_ahead: bool = False,
     window: int | None = None,
 ) -> Batch:
     """Lay out *chunks* flat, single tokens first. The rows' tables must be up to date for the step.
 
-    With *keeps_states*, recurrent states after proposals are kept. If the model *looks_ahead*, tokens of media have the
-    horizons of their run, which no chunk leaves unfinished. Some layers have a *window*, unless it is None.
+    With *sizes*, those of the caches, layers have recurrent states, some of which are kept or saved within the step. If
+    the model *looks_ahead*, tokens of media have the horizons of their run, which no chunk leaves unfinished. Some
+    layers have a *window*, unless it is None.
     """
     row_of, firsts, lengths = np.array([(one.row, one.start, one.num_tokens) for one in chunks], np.int64).T
     contexts = firsts + lengths
@@ -184,7 +187,7 @@ def build_batch(
         num_decodes=num_decodes,
         block_size=block_size,
         rows=on_device[9],
-        turns=tuple(_turns(chunks, starts, device)) if keeps_states else (),
+        turns=() if sizes is None else tuple(_turns(chunks, starts, sizes, device)),
         horizons=on_device[10] if len(horizons) else None,
     )
     return Batch(
@@ -233,34 +236,58 @@ class _Part(NamedTuple):
     stop: int
 
 
-def _turns(chunks: Ordered[Chunk], starts: Ints, device: torch.device) -> Iterator[Turn]:
-    """Yield turns of recurrent states: chunks up to the first state to keep, and so on; none without such states."""
-    ends = [_ends(chunk) for chunk in chunks]
-    num_turns = max(map(len, ends))
-    for number in range(num_turns if num_turns > 1 else 0):
+def _turns(chunks: Ordered[Chunk], starts: Ints, sizes: CacheSizes, device: torch.device) -> Iterator[Turn]:
+    """Yield turns of recurrent states; none if every chunk is one.
+
+    Chunks go up to the first state to save, and so on. Those with as many proposals are a turn of their own.
+    """
+    others = list[tuple[Chunk, int]]()
+    proposed = defaultdict[int, list[tuple[Chunk, int]]](list)
+    for chunk, start in zip(chunks, starts.tolist(), strict=True):
+        (proposed[chunk.num_tokens] if chunk.num_proposed else others).append((chunk, start))
+    ends = [_ends(chunk) for chunk, _ in others]
+    num_turns = max(map(len, ends), default=0)
+    for number in range(num_turns if proposed or num_turns > 1 else 0):
         parts = [
             _Part(chunk, start, stops[number - 1] if number else 0, stops[number])
-            for chunk, start, stops in zip(chunks, starts.tolist(), ends, strict=True)
+            for (chunk, start), stops in zip(others, ends, strict=True)
             if number < len(stops)
         ]
         parts.sort(key=lambda part: part.stop - part.first > 1)
-        unfinished = [part for part in parts if part.stop < part.chunk.num_tokens]
-        saves = [(one, save) for one in unfinished for save in one.chunk.saves if save.num_tokens == one.stop]
         tokens = np.concatenate([np.arange(part.start + part.first, part.start + part.stop) for part in parts])
-        on_device = transfer([tokens, *(np.array(indices, np.int64) for indices in (
-            [part.chunk.row for part in parts],
-            [part.chunk.row for part in unfinished if part.chunk.num_proposed],
-            [part.chunk.row for part, _ in saves],
-            [save.checkpoint for _, save in saves],
-        ))], device)  # fmt: skip
+        rows = np.array([part.chunk.row for part in parts], np.int64)
+        saves = [
+            (part.chunk.row, save.checkpoint)
+            for part in parts
+            for save in part.chunk.saves
+            if save.num_tokens == part.stop < part.chunk.num_tokens
+        ]
+        on_device = transfer((tokens, rows, *_columns(saves)), device)
         lengths = tuple(part.stop - part.first for part in parts)
-        yield Turn(number, on_device[0], on_device[1], lengths, *on_device[2:])
+        yield Turn(on_device[0], on_device[1], lengths, *on_device[2:])
+    for length, own in proposed.items():
+        rows, firsts = _columns([(chunk.row, start) for chunk, start in own])
+        numbers = np.arange(length)
+        trail = sizes.trail_rows(rows[:, None], numbers)
+        trail[:, -1] = rows
+        saves = [
+            (trail[index, save.num_tokens - 1], save.checkpoint)
+            for index, (chunk, _) in enumerate(own)
+            for save in chunk.saves
+            if save.num_tokens < length
+        ]
+        tokens = (firsts[:, None] + numbers).ravel()
+        on_device = transfer((tokens, rows, *_columns(saves), trail), device)
+        yield Turn(on_device[0], on_device[1], (length,) * len(own), *on_device[2:])
+
+
+def _columns(pairs: list[tuple[int, int]]) -> tuple[Ints, Ints]:
+    firsts, seconds = np.array(pairs, np.int64).reshape(-1, 2).T
+    return firsts, seconds
 
 
 def _ends(chunk: Chunk) -> Ordered[int]:
-    """Return after how many tokens of *chunk* its recurrent states are kept, and the number of all."""
-    if chunk.num_proposed:
-        return range(1, chunk.num_tokens + 1)
+    """Return after how many tokens of *chunk* its recurrent states are saved, and the number of all."""
     return [*(save.num_tokens for save in chunk.saves if save.num_tokens < chunk.num_tokens), chunk.num_tokens]
 
 

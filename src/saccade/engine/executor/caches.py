@@ -5,9 +5,10 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
 from math import prod
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from saccade.engine.core.step import Chunk, StateMove, StepInput
@@ -15,6 +16,8 @@ from saccade.models.spec import NETWORK_DTYPE, KvSpec, Latent, Paged, Recurrent
 from saccade.nn.context import KvCache, LatentCache, LayerCache, RecurrentState
 from saccade.nn.parallel import Ranks
 from saccade.nn.transfer import transfer
+
+Index = TypeVar("Index", npt.NDArray[np.int64], torch.Tensor)
 
 NO_SCALES: Mapping[int, tuple[float, float]] = MappingProxyType({})
 
@@ -41,6 +44,10 @@ class CacheSizes:
     num_padding: int = 0
     num_kept: int = 0
     num_window_blocks: int = 0
+
+    def trail_rows(self, rows: Index, numbers: Index) -> Index:
+        """Return the rows with the states of *rows* after their first tokens; *numbers* are those tokens', from 0."""
+        return self.num_rows * (numbers + 1) + self.num_padding + rows
 
 
 def specs_of_rank(kv_specs: Ordered[KvSpec], ranks: Ranks) -> tuple[KvSpec, ...]:
@@ -85,7 +92,6 @@ class Caches:
         self.device = device
         states = [cache for cache in self.layers if isinstance(cache, RecurrentState)]
         self._pairs = [pair for state in states for pair in zip(state.live, state.checkpoints, strict=True)]
-        self._trails = [pair for state in states for pair in zip(state.live, state.trail, strict=True)]
 
     @property
     def has_recurrent_layers(self) -> bool:
@@ -97,8 +103,9 @@ class Caches:
             return
         if step.rewind:
             rows, numbers = self._indices(*_sides(step.rewind))
-            for live, trail in self._trails:
-                live.index_copy_(0, rows, trail[numbers, rows])
+            trail = self.sizes.trail_rows(rows, numbers)
+            for live, _ in self._pairs:
+                live.index_copy_(0, rows, live.index_select(0, trail))
         if not step.started:
             return
         started_rows, rows, ids = self._indices([start.row for start in step.started], *_sides(step.restore))
@@ -148,15 +155,14 @@ def _block_cache(
 
 
 def _recurrent_state(kv_spec: Recurrent, sizes: CacheSizes, dtype: torch.dtype, device: torch.device) -> RecurrentState:
-    counts = (sizes.num_rows + sizes.num_padding,), (sizes.num_checkpoints,), (sizes.num_kept, sizes.num_rows)
-    live, checkpoints, trail = (
+    live, checkpoints = (
         tuple(
-            _zeros((*count, *shape), state_dtype(name, dtype), device)
+            _zeros((count, *shape), state_dtype(name, dtype), device)
             for shape, name in zip(kv_spec.shapes, kv_spec.dtypes, strict=True)
         )
-        for count in counts
+        for count in (sizes.num_rows * (1 + sizes.num_kept) + sizes.num_padding, sizes.num_checkpoints)
     )
-    return RecurrentState(live, checkpoints, trail)
+    return RecurrentState(live, checkpoints)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -70,8 +70,11 @@ class Drafter:
         layout = batch.layout
         for turn in layout.turns:
             mine = hidden.index_select(0, turn.tokens), batch.positions.index_select(1, turn.tokens)
-            self._keep(turn.rows, *mine, turn.lengths)
-            self._state.keep(turn)
+            if turn.trail is None:
+                self._keep(turn.rows, *mine, turn.lengths)
+            else:
+                self._keep(turn.trail.flatten(), *mine, (1,) * len(turn.tokens))
+            self._state.save(turn)
         if not layout.turns:
             self._keep(layout.rows, hidden, batch.positions, layout.query_lengths)
         return Drafting(step, batch, x, hidden, plan)

@@ -108,7 +108,8 @@ def choose_operations(config: EngineConfig, model: LoadedModel, workload: Worklo
         return plain
     try:
         with attempt():
-            trial.of_delta_rule(operations, workload)
+            num_proposed = config.speculation.num_tokens if config.speculation else 0
+            trial.of_delta_rule(operations, workload, num_proposed)
     except Unavailable as error:
         logger.warning("an operation is slower than it could be", operation="gated_delta_rule", reason=error.reason)
         return plain

@@ -112,7 +112,7 @@ class ModelRunner:
             chunks = step.chunks if self.graphs is None or keeps else as_decodes(step.chunks)
             batch = build_batch(
                 *(chunks, self.rows, block_size, self.device),
-                keeps_states=keeps,
+                sizes=self.caches.sizes if keeps else None,
                 looks_ahead=ahead,
                 window=self._window,
             )

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from saccade.models.backbones.text_config import DeltaNetConfig
 from saccade.nn.context import ForwardContext, RecurrentState
-from saccade.nn.delta_rule import Gates
+from saccade.nn.delta_rule import Gates, Trail
 from saccade.nn.layers import Layer, Linear, RMSNorm
 from saccade.nn.ops import SILU, CosSin, rms_norm
 from saccade.nn.parallel import Ranks, Sharding, shards_of
@@ -70,9 +70,9 @@ class GatedDeltaNet(Layer):
         if layout.turns:
             output_NHW = x_NE.new_empty((len(x_NE), len(self.A_log), self.value_width), dtype=torch.float32)
             for turn in layout.turns:
-                part = self._mix(qkv_NC[turn.tokens], ba_NH[turn.tokens], state, turn.rows, turn.lengths)
+                part = self._mix(qkv_NC[turn.tokens], ba_NH[turn.tokens], state, turn.rows, turn.lengths, turn.trail)
                 output_NHW.index_copy_(0, turn.tokens, part)
-                state.keep(turn)
+                state.save(turn)
         else:
             output_NHW = self._mix(qkv_NC, ba_NH, state, layout.rows, layout.query_lengths)
         normed = rms_norm(output_NHW.flatten(0, 1), self.norm_weight, self.norm.eps)
@@ -86,13 +86,14 @@ class GatedDeltaNet(Layer):
         state: RecurrentState,
         rows: torch.Tensor,
         lengths: tuple[int, ...],
+        trail: Trail = None,
     ) -> torch.Tensor:
         """Return the rule's result for projected tokens, float32 [N, H, W]; update the live states of their *rows*."""
         states, inputs = state.live
-        qkv_NC = self.ops.causal_conv(qkv_NC, self.conv1d.taps_TC, inputs, rows, lengths, SILU)
+        qkv_NC = self.ops.causal_conv(qkv_NC, self.conv1d.taps_TC, inputs, rows, lengths, SILU, trail)
         q_NC, k_NC, v_NC = qkv_NC.split_with_sizes(self.in_proj_qkv.partitions, -1)
         q_NKD, k_NKD = (part.unflatten(-1, (-1, self.key_width)) for part in (q_NC, k_NC))
         v_NHW = v_NC.unflatten(-1, (-1, self.value_width))
         b_NH, a_NH = ba_NH.chunk(2, -1)
         gates = Gates(self.A_log, self.dt_bias, a_NH, b_NH)
-        return self.ops.gated_delta_rule(q_NKD, k_NKD, v_NHW, gates, states, rows, lengths)
+        return self.ops.gated_delta_rule(q_NKD, k_NKD, v_NHW, gates, states, rows, lengths, trail)

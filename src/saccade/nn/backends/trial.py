@@ -92,16 +92,19 @@ def of_decoder(backend: AttentionBackend, workload: Workload) -> None:
     _wait(device)
 
 
-def of_delta_rule(operations: Operations, workload: Workload) -> None:
-    """Update states by single tokens, and by a chunk after one, with heads of 128 channels."""
+def of_delta_rule(operations: Operations, workload: Workload, num_proposed: int) -> None:
+    """Update states by single tokens, by a chunk after one, and by *num_proposed*, with heads of 128 channels."""
     device, width = workload.device, 128
-    states = torch.zeros(3, NUM_HEADS, width, width, device=device)
-    for lengths in ((1, 1), (1, 70)):
+    states = torch.zeros(3 + num_proposed, NUM_HEADS, width, width, device=device)
+    trail = torch.arange(1 + num_proposed, device=device).unsqueeze(0) if num_proposed else None
+    for lengths in ((1, 1), (1, 70), *(() if trail is None else ((1 + num_proposed,),))):
         shape = sum(lengths), NUM_HEADS, width
         q, a = torch.ones(shape, dtype=workload.dtype, device=device), torch.zeros(NUM_HEADS, device=device)
         token = q[..., 0]
         rows = torch.arange(len(lengths), device=device)
-        operations.gated_delta_rule(q, q, q, Gates(a, a, token, token), states, rows, lengths)
+        operations.gated_delta_rule(
+            q, q, q, Gates(a, a, token, token), states, rows, lengths, trail if len(lengths) == 1 else None
+        )
     _wait(device)
 
 
