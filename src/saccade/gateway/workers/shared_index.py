@@ -29,7 +29,6 @@ RETRY_SECONDS = 0.05
 
 POLL_LIMIT_SECONDS = 5.0
 UNREACHABLE = "the indexer of this host cannot be reached"
-NOT_FOLLOWED = FeedState(AWAY)
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +67,7 @@ class SharedIndex:
         self, targets: Sequence[LookupTarget], keys: Mapping[Partition, Sequence[bytes]]
     ) -> Mapping[str, Overlap]:
         """Return by name what *targets* hold; nothing if the indexer does not answer, or follows none of them."""
-        if not self._is_reached or all(self._known.get(name, NOT_FOLLOWED).reason for name, _ in targets):
+        if not self._is_reached or not any(self._is_followed(name) for name, _ in targets):
             return {}
         places = {partition: place for place, partition in enumerate(keys)}
         request = FindOverlaps(
@@ -84,10 +83,13 @@ class SharedIndex:
 
     def feed(self, worker: Worker) -> FeedState:
         """Return the state of the feed of *worker*."""
-        known = self._known.get(worker.url, NOT_FOLLOWED)
+        known = self._known.get(worker.url, FeedState(AWAY))
         if len(self._worker_pool.clients) < 2:
             return msgspec.structs.replace(known, reason=ALONE)
         return known if self._is_reached else msgspec.structs.replace(known, reason=UNREACHABLE)
+
+    def _is_followed(self, worker: str) -> bool:
+        return worker in self._known and not self._known[worker].reason
 
     async def _poll(self) -> None:
         """Poll the indexer for the state of the workers, for ever."""
