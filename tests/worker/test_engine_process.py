@@ -292,7 +292,8 @@ async def test_feed_ends_with_the_engine(tmp_path: Path) -> None:
         os.kill(worker.relay.engine.pid, signal.SIGKILL)
         with pytest.raises(WorkerUnavailable):
             await anext(feed)
-        await until(lambda: client.ready)
+        # The client may not have noticed yet that its own stream has ended.
+        await until(lambda: worker.relay.serving.is_set() and client.ready)
         again = client.kv_events(blocks=True, images=True)
         assert (await anext(again)).snapshot
         await again.aclose()
