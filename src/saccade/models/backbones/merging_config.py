@@ -31,8 +31,7 @@ class MergingConfig(MergingVisionConfig):
         vision = {**cls.defaults, **vision}
         activation = choice(vision, "hidden_act", ACTIVATIONS)
         config = cls(activation=activation, **values_of(cls, vision), **cls.more(vision))
-        if config.hidden_size % (4 * config.num_heads):
-            raise StartupError("config.json: the vision tower's width must be a multiple of 4 * `num_heads`.")
+        config.check_rotation("`num_heads`")
         if integer(vision, "in_channels") != CHANNELS:
             raise StartupError(f"config.json: `in_channels` must be {CHANNELS}, not {vision['in_channels']}.")
         return config

@@ -63,8 +63,7 @@ class MoonVitConfig(MergingVisionConfig):
             projector_eps=_projector_eps(config, vision),
             out_hidden_size=out_hidden_size,
         )
-        if tower.hidden_size % (4 * tower.num_heads):
-            raise StartupError("config.json: the vision tower's hidden size must be a multiple of 4 * its heads.")
+        tower.check_rotation("its heads")
         widths = {
             "mm_hidden_size": (vision, tower.hidden_size),
             "text_hidden_size": (vision, out_hidden_size),

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
+from saccade.errors import StartupError
 from saccade.models.preprocessing.processor_config import CHANNELS
 
 
@@ -35,3 +36,11 @@ class MergingVisionConfig(VisionConfig):
 
     merge_size: int
     out_hidden_size: int
+
+    def check_rotation(self, heads: str) -> None:
+        """Raise StartupError unless pairs of a head's channels rotate by rows and as many by columns.
+
+        *heads* says what the configuration calls the number of heads.
+        """
+        if self.hidden_size % (4 * self.num_heads):
+            raise StartupError(f"config.json: the vision tower's width must be a multiple of 4 * {heads}.")

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Any, Self
 
-from saccade.errors import StartupError
 from saccade.models.backbones.grid_spec import MergedPatchSpec
 from saccade.models.backbones.model_config import check_equal, choice, flag, section, values_of
 from saccade.models.backbones.rope_scaling import rope_section
@@ -61,8 +60,7 @@ class TowerConfig(MergingVisionConfig):
             projector_eps=text.norm_eps,
             projector_bias=flag(config, "multimodal_projector_bias"),
         )
-        if tower.hidden_size % (4 * tower.num_heads):
-            raise StartupError("config.json: the vision tower's width must be a multiple of 4 * `num_attention_heads`.")
+        tower.check_rotation("`num_attention_heads`")
         return tower
 
 

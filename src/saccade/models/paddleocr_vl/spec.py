@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Any, Self
 
-from saccade.errors import StartupError
 from saccade.models.backbones.clip_config import ClipConfig
 from saccade.models.backbones.grid_spec import GridSpec
 from saccade.models.backbones.model_config import flag, section
@@ -76,6 +75,5 @@ class Spec(GridSpec):
         vision = TowerConfig.read(
             {**SILENT_VISION, **section(config, "vision_config"), "out_hidden_size": text.hidden_size}
         )
-        if vision.head_dim % 4:
-            raise StartupError("config.json: the vision tower's width must be a multiple of 4 * `num_attention_heads`.")
+        vision.check_rotation("`num_attention_heads`")
         return cls(text, vision, {IMAGE: FAMILY.placeholder_below(config, text.vocab_size)})
