@@ -93,6 +93,8 @@ def test_a_model_with_states_tries_the_kernel_first(
 
     assert is_fast(config) == (name == "qwen3_5")
     assert not is_fast(replace(config, role="prefill"))
+    proposing = replace(config, speculative_config='{"method": "ngram", "num_speculative_tokens": 3}')
+    assert is_fast(proposing) == (name == "qwen3_5")
 
     def failing(*_: object, **__: object) -> None:
         raise RuntimeError("nvcc failed")

@@ -22,7 +22,7 @@ from saccade.nn.context import (
     PagedLayout,
     VisionAttentionBackend,
 )
-from saccade.nn.delta_rule import Gates
+from saccade.nn.delta_rule import Gates, Trail
 from saccade.nn.ops import Operations
 
 NUM_HEADS = 2
@@ -96,15 +96,16 @@ def of_delta_rule(operations: Operations, workload: Workload, num_proposed: int)
     """Update states by single tokens, by a chunk after one, and by *num_proposed*, with heads of 128 channels."""
     device, width = workload.device, 128
     states = torch.zeros(3 + num_proposed, NUM_HEADS, width, width, device=device)
-    trail = torch.arange(1 + num_proposed, device=device).unsqueeze(0) if num_proposed else None
-    for lengths in ((1, 1), (1, 70), *(() if trail is None else ((1 + num_proposed,),))):
+    steps: list[tuple[tuple[int, ...], Trail]] = [((1, 1), None), ((1, 70), None)]
+    if num_proposed:
+        # The state after the last token goes to row 0, the sequence's own.
+        steps.append(((1 + num_proposed,), torch.arange(num_proposed, -1, -1, device=device).unsqueeze(0)))
+    for lengths, trail in steps:
         shape = sum(lengths), NUM_HEADS, width
         q, a = torch.ones(shape, dtype=workload.dtype, device=device), torch.zeros(NUM_HEADS, device=device)
         token = q[..., 0]
         rows = torch.arange(len(lengths), device=device)
-        operations.gated_delta_rule(
-            q, q, q, Gates(a, a, token, token), states, rows, lengths, trail if len(lengths) == 1 else None
-        )
+        operations.gated_delta_rule(q, q, q, Gates(a, a, token, token), states, rows, lengths, trail)
     _wait(device)
 
 
