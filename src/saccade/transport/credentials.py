@@ -12,7 +12,7 @@ import grpc
 
 from saccade.errors import StartupError
 from saccade.transport.grpc_calls import GrpcCalls
-from saccade.transport.wire import CALLS, CLIENT_OPTIONS, QUIET_SECONDS, SERVICE_NAME, TLS_SCHEME, target
+from saccade.transport.wire import CALLS, CLIENT_OPTIONS, PING_SECONDS, SERVICE_NAME, TLS_SCHEME, target
 
 MIN_TOKEN_CHARACTERS = 16
 TOO_OPEN = stat.S_IWGRP | stat.S_IRWXO
@@ -77,7 +77,7 @@ class WorkerCredentials:
         tls = self.tls_context() if url.startswith(TLS_SCHEME) else None
         if tls is not None:
             tls.set_alpn_protocols(["h2"])
-        return GrpcCalls(target(url), tls, QUIET_SECONDS)
+        return GrpcCalls(target(url), tls, PING_SECONDS)
 
 
 NO_CREDENTIALS = WorkerCredentials()

@@ -43,7 +43,7 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
 ]
-QUIET_SECONDS = (10.0, 10.0)
+PING_SECONDS = (10.0, 10.0)
 """When a gateway asks a worker whose stream is silent whether it lives, and when again."""
 
 TLS_SCHEME = "grpcs://"
