@@ -14,5 +14,13 @@ def test_chat_stays_within_its_budget() -> None:
 
 
 def test_longer_way_passes_the_budget() -> None:
-    longer = chat_trace.Phase([(f"gateway/{number}.py", ["f"]) for number in range(400)], 400)
-    assert len(chat_trace.passed_budgets(longer, [longer, longer, longer])) == 2
+    calls = chat_trace.Phase(num_calls=900)
+    functions = chat_trace.Phase(functions={("gateway/chat.py", "read", line) for line in range(400)})
+    for longer in (calls, functions):
+        assert len(chat_trace.passed_budgets(longer, [longer, longer, longer])) == 2
+
+
+def test_budget_leaves_a_tenth() -> None:
+    budget = chat_trace.Budget(functions=20, calls=100)
+    assert budget.allows(chat_trace.Phase(num_calls=110))
+    assert not budget.allows(chat_trace.Phase(num_calls=111))
