@@ -20,7 +20,6 @@ from saccade.protocol.kv_transfer import (
     StateAck,
     Waiting,
 )
-from saccade.protocol.media import SlotRef
 from saccade.transport import lasting_task, shared_memory
 from saccade.transport.kv_transfer.channel import (
     MAX_REPLY_BYTES,
@@ -32,6 +31,7 @@ from saccade.transport.kv_transfer.channel import (
     source_channel,
 )
 from saccade.transport.kv_transfer.events import Delivered, PieceTaken, StateRequested, Tell, TransferEnded
+from saccade.transport.kv_transfer.untaken import UntakenPieces
 
 NAME_SECONDS = 2.0
 """The time in which a connection must name its transfer."""
@@ -53,17 +53,18 @@ SLOT_BYTES = 256 << 20
 """Shared memory for pieces on their way; if it is full, they go over the connection."""
 
 NOT_TAKEN = "No decode worker received the prompt's state in time; send the request again."
+BROKE_OFF = "The prefill worker could not go on with the transfer; send the request again."
 
 logger = logging.getLogger(__name__)
 
 
 class _Offer:
-    """One transfer: its messages and its connection. *slots* has an entry for each piece that was not taken."""
+    """One transfer: its messages, the pieces that were not taken, and its connection."""
 
-    def __init__(self, key: bytes) -> None:
+    def __init__(self, key: bytes, untaken: UntakenPieces) -> None:
         self.key = key
         self.messages: asyncio.Queue[tuple[FromSource, bytes]] = asyncio.Queue()
-        self.slots: list[SlotRef | None] = []
+        self.untaken = untaken
         self.is_pulled = False
         self.is_computed = False
         self.connection: asyncio.Task[None] | None = None
@@ -110,14 +111,14 @@ class KvSource:
     async def close(self) -> None:
         if self._server is not None:
             self._server.close()
-        await lasting_task.end(*self._connections)
         for offer in list(self._offers.values()):
             self.withdraw(offer.key)
+        await lasting_task.end(*self._connections)
         self._slots.close()
 
     def offer(self, key: bytes) -> None:
         """Let a decode worker with *key* connect."""
-        self._offers[name_of(key)] = _Offer(key)
+        self._offers[name_of(key)] = _Offer(key, UntakenPieces(self._slots))
         self._arrived.set()
         self._arrived = asyncio.Event()
 
@@ -145,7 +146,7 @@ class KvSource:
             offer.deadline.cancel()
         if offer.connection is not None:
             offer.connection.cancel()
-        self._give_back(offer)
+        offer.untaken.end()
 
     def _wait_anew(self, offer: _Offer) -> None:
         """Let the transfer stand still for timeout_seconds from now on."""
@@ -153,20 +154,15 @@ class KvSource:
             offer.deadline.cancel()
         loop = asyncio.get_running_loop()
         failed = TransferFailed(NOT_TAKEN, by_peer=offer.is_computed)
-        offer.deadline = loop.call_later(self._config.timeout_seconds, self._fail, offer, failed)
+        offer.deadline = loop.call_later(self._config.timeout_seconds, self._end, offer, failed)
 
-    def _give_back(self, offer: _Offer) -> None:
-        for slot in offer.slots:
-            if slot is not None:
-                # The other end may still be reading.
-                self._slots.release(slot.name, reusable=False)
-        offer.slots.clear()
-
-    def _fail(self, offer: _Offer, failed: TransferFailed) -> None:
-        """End a transfer that did not succeed."""
+    def _end(self, offer: _Offer, failed: TransferFailed | None) -> None:
+        """End a transfer, unless it was withdrawn. It *failed*, or its state is delivered."""
         if self._offers.get(name_of(offer.key)) is offer:
             self.withdraw(offer.key)
-            self._tell(TransferEnded(offer.key, str(failed), failed.by_peer))
+            self._tell(
+                Delivered(offer.key) if failed is None else TransferEnded(offer.key, str(failed), failed.by_peer)
+            )
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = asyncio.current_task()
@@ -206,19 +202,20 @@ class KvSource:
             return
         self._strangers.pop(connection, None)
         offer.connection = connection
+        failed: TransferFailed | None = TransferFailed(BROKE_OFF, by_peer=False)
         try:
             if refusal := _mismatch(self._config.form, pull.form):
                 await channel.send(PullRefused(refusal))
                 raise TransferFailed(refusal, by_peer=False)
             self._tell(StateRequested(offer.key, pull.first_block))
             await self._exchange(offer, channel, pull.shm_namespace == shared_memory.readers())
-        except TransferFailed as failed:
+            failed = None
+        except TransferFailed as error:
+            failed = error
+        finally:
+            # Whatever ends the connection ends the transfer.
             offer.connection = None
-            self._fail(offer, failed)
-        else:
-            offer.connection = None
-            self.withdraw(offer.key)
-            self._tell(Delivered(offer.key))
+            self._end(offer, failed)
 
     def _note_unnamed(self) -> None:
         """Log connections that named no transfer, at most once in LOG_SECONDS."""
@@ -261,34 +258,17 @@ class KvSource:
             except TimeoutError:
                 message, content = Waiting(), b""
             if isinstance(message, Piece):
-                slot = self._filled_slot(content) if by_slots else None
-                offer.slots.append(slot)
+                slot = offer.untaken.add(content, by_slots)
                 if slot is not None:
                     message, content = msgspec.structs.replace(message, slot=slot), b""
             await channel.send(message, content)
-
-    def _filled_slot(self, content: bytes) -> SlotRef | None:
-        """Return a slot of shared memory that holds *content*; None if there is no room."""
-        slot = self._slots.acquire(len(content))
-        if slot is None:
-            return None
-        try:
-            with shared_memory.open_slot(slot.ref) as data:
-                data[:] = content
-        except (shared_memory.SlotError, MemoryError):
-            self._slots.release(slot.ref.name, reusable=False)
-            return None
-        return slot.ref
 
     async def _receive(self, offer: _Offer, channel: SourceChannel) -> None:
         while True:
             message, _ = await channel.receive()
             match message:
                 case PieceAck():
-                    if not offer.slots:
-                        raise TransferFailed("The decode worker took a piece that was not sent.")
-                    if (slot := offer.slots.pop(0)) is not None:
-                        self._slots.release(slot.name)
+                    offer.untaken.take()
                     self._wait_anew(offer)
                     self._tell(PieceTaken(offer.key))
                 case StateAck():
