@@ -90,3 +90,14 @@ HARMLESS = {
     "a link": pdf(TEXT, page=b"/Annots[<</Type/Annot/Subtype/Link/Rect[0 0 9 9]/A<</S/URI/URI(http://127.0.0.1/)>>>>]"),
 }
 """PDFs that look like `pdf(TEXT)`, whatever else is in them."""
+
+BEFORE = {
+    "nothing": b"",
+    "a byte order mark": b"\xef\xbb\xbf",
+    "line ends": b"\r\n\n\r",
+    "the head of a form's part": b"--x\r\nContent-Disposition: form-data; name=file\r\nContent-Type: application/pdf\r\n\r\n",
+    "a printer's commands": b"\x1b%-12345X@PJL ENTER LANGUAGE=PDF\r\n",
+    "a MacBinary head": b"\0\x05a.pdf" + bytes(121),
+    "as many bytes as may be": bytes(1019),
+}
+"""What stands before the header of files that are PDFs all the same."""

@@ -8,7 +8,7 @@ at most MAX_STEPS segments, chunks or blocks are visited, and at most MAX_EXIF_B
 import json
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -40,10 +40,13 @@ OTHER_FORMATS = (
     ("JPEG XL", re.compile(rb"\xff\x0a|\0\0\0\x0cJXL ")),
     ("ICO", re.compile(rb"\0\0[\x01\x02]\0")),
     ("PSD", re.compile(rb"8BPS")),
-    ("PDF", re.compile(rb"%PDF")),
     ("HTML", re.compile(rb"\s*<(?:!doctype\s+html|html)", re.IGNORECASE)),
     ("SVG", re.compile(rb"(?:\xef\xbb\xbf)?\s*<(?:svg|[?!].*<svg)", re.DOTALL)),
+    # The last one, so that an image with a PDF's header in it stays an image.
+    ("PDF", re.compile(rb"%PDF|.{0,1019}%PDF-", re.DOTALL)),
 )
+SIGNATURE_BYTES = 1024
+"""A PDF's signature is anywhere in these first bytes of a file (PDF 1.7, appendix H), others at the beginning."""
 
 
 @dataclass(frozen=True)
@@ -119,24 +122,41 @@ def read_header(encoded: bytes) -> ImageHeader:
     return header
 
 
+def other_format(encoded: bytes) -> str | None:
+    """Return the name of the known format of *encoded*, by its signature; None for unknown ones and accepted images."""
+    start = encoded[:SIGNATURE_BYTES]
+    if _reader(start) is not None:
+        return None
+    return next((name for name, pattern in OTHER_FORMATS if pattern.match(start)), None)
+
+
 def _parse(encoded: bytes) -> ImageHeader:
-    if encoded.startswith(b"\xff\xd8\xff"):
-        return _jpeg(encoded)
-    if encoded.startswith(PNG_SIGNATURE):
-        return _png(encoded)
-    if encoded.startswith(b"RIFF") and encoded[8:12] == b"WEBP":
-        return _webp(encoded)
-    if encoded.startswith((b"GIF87a", b"GIF89a")):
-        return _gif(encoded)
-    if avif.is_avif(encoded):
-        return ImageHeader("AVIF", *avif.read(encoded))
+    read = _reader(encoded)
+    if read is not None:
+        return read(encoded)
     if not encoded:
         raise InvalidImage("The image has no bytes.")
-    start = encoded[:1024]
-    for name, pattern in OTHER_FORMATS:
-        if pattern.match(start):
-            raise UnsupportedImageFormat(f"The image looks like {name}, which is not supported; send {ACCEPTED}.")
+    name = other_format(encoded)
+    if name is not None:
+        raise UnsupportedImageFormat(f"The image looks like {name}, which is not supported; send {ACCEPTED}.")
     raise UnsupportedImageFormat(f"The bytes are not an image in a known format; send {ACCEPTED}.")
+
+
+def _reader(encoded: bytes) -> Callable[[bytes], ImageHeader] | None:
+    """Return the function that reads the header of an accepted image, by its signature."""
+    if encoded.startswith(b"\xff\xd8\xff"):
+        return _jpeg
+    if encoded.startswith(PNG_SIGNATURE):
+        return _png
+    if encoded.startswith(b"RIFF") and encoded[8:12] == b"WEBP":
+        return _webp
+    if encoded.startswith((b"GIF87a", b"GIF89a")):
+        return _gif
+    return _avif if avif.is_avif(encoded) else None
+
+
+def _avif(encoded: bytes) -> ImageHeader:
+    return ImageHeader("AVIF", *avif.read(encoded))
 
 
 def _jpeg(encoded: bytes) -> ImageHeader:

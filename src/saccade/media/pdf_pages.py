@@ -9,15 +9,52 @@ from importlib.metadata import version
 
 import msgspec
 
-from saccade.errors import ImageTooLarge, InvalidImage, SaccadeError, TooManyImages
-from saccade.media.header import ImageHeader, ImageLimits
+from saccade.errors import (
+    ImageTooLarge,
+    InvalidImage,
+    RequestError,
+    SaccadeError,
+    TooManyImages,
+    UnsupportedImageFormat,
+)
+from saccade.media.header import ACCEPTED, SIGNATURE_BYTES, ImageHeader, ImageLimits, other_format, read_header
 
-SIGNATURE = b"%PDF"
 DECODER = f"pypdfium2-{version('pypdfium2')}"
 """The renderer's name and version: part of every page's identity."""
 
 BYTES_PER_PIXEL = 16
 """Memory for a pixel of a page: 4 of the page, and up to 12 of the resized data, as for other images."""
+
+
+def read_image_header(encoded: bytes, source: str) -> ImageHeader | None:
+    """Return the header of the image *encoded*, or None if it is a PDF.
+
+    *source* is its URL or filename. Raises InvalidImage and UnsupportedImageFormat; if *source* calls it a PDF, the
+    error of bytes that are neither speaks of PDFs.
+    """
+    if other_format(encoded) == "PDF":
+        return None
+    try:
+        return read_header(encoded)
+    except RequestError as error:
+        if _is_called_pdf(source) and (isinstance(error, UnsupportedImageFormat) or not encoded):
+            raise _not_a_pdf(encoded) from None
+        raise
+
+
+def _is_called_pdf(source: str) -> bool:
+    if source[:5].lower() == "data:":
+        return source[5:22].lower().startswith(("application/pdf", "application/x-pdf"))
+    path = source.partition("#")[0].partition("?")[0]
+    return path[-4:].lower() == ".pdf"
+
+
+def _not_a_pdf(encoded: bytes) -> InvalidImage:
+    if not encoded:
+        return InvalidImage("The PDF has no bytes.")
+    name = other_format(encoded)
+    reason = f"it looks like {name}" if name else f"`%PDF-` is not among its first {SIGNATURE_BYTES} bytes"
+    return InvalidImage(f"The file was sent as a PDF, but {reason}; send a PDF, or {ACCEPTED}.")
 
 
 class PdfPage(msgspec.Struct, frozen=True, array_like=True):

@@ -1,6 +1,9 @@
 """PDFs in every API: each becomes its pages as images, in the place of its part."""
 
 import base64
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pdfs
@@ -10,7 +13,9 @@ from tables import table
 
 from saccade.errors import UnsupportedParameter
 from saccade.gateway.chat import Chat
+from saccade.gateway.config import GatewayConfig
 from saccade.gateway.prompt.draft import why_not_as_chat
+from saccade.media.fetch import FetchConfig
 
 FILE = pdfs.pdf(pdfs.TEXT, pdfs.SQUARE)
 DATA = base64.b64encode(FILE).decode()
@@ -38,31 +43,44 @@ def message(*parts: Any) -> tuple[str, Any]:
     return "/v1/messages", {"max_tokens": 9, "messages": user(TEXT, *parts, TEXT, {"type": "image", "source": PNG})}
 
 
-def uploaded(gateway: scripted.Gateway, content: bytes = FILE) -> str:
-    form = b'--x\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nuser_data\r\n--x\r\n'
-    form += b'Content-Disposition: form-data; name="file"; filename="a.pdf"\r\n\r\n' + content + b"\r\n--x--\r\n"
-    answer = gateway.ask("POST", "/v1/files", form, **{"Content-Type": "multipart/form-data; boundary=x"})
-    return str(answer.json["id"])
+FORM = {"Content-Type": "multipart/form-data; boundary=frontier"}
 
 
-def test_pages_are_images_in_the_place_of_the_part(gateway: scripted.Gateway) -> None:
-    known_as = uploaded(gateway)
-    document = {"type": "base64", "media_type": "application/pdf", "data": DATA}
-    asked = [
-        chat({"type": "file", "file": {"file_data": URL, "filename": "a.pdf"}}),
+def form(content: bytes) -> bytes:
+    purpose = b'--frontier\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nuser_data\r\n--frontier\r\n'
+    head = b'Content-Disposition: form-data; name="file"; filename="a.pdf"\r\n\r\n'
+    return purpose + head + content + b"\r\n--frontier--\r\n"
+
+
+@contextmanager
+def uploaded(gateway: scripted.Gateway, content: bytes) -> Iterator[str]:
+    known_as = gateway.ask("POST", "/v1/files", form(content), **FORM).json["id"]
+    yield known_as
+    gateway.ask("DELETE", f"/v1/files/{known_as}")
+
+
+def every_way(content: bytes, known_as: str) -> list[tuple[str, Any]]:
+    """Return a request for each way in which the PDF *content*, uploaded as *known_as*, can come."""
+    data = base64.b64encode(content).decode()
+    url = f"data:application/pdf;base64,{data}"
+    document = {"type": "base64", "media_type": "application/pdf", "data": data}
+    return [
+        chat({"type": "file", "file": {"file_data": url, "filename": "a.pdf"}}),
         chat({"type": "file", "file": {"file_id": known_as}}),
-        chat({"type": "image_url", "image_url": {"url": URL}}),
-        response({"type": "input_file", "file_data": URL, "filename": "a.pdf"}),
+        chat({"type": "image_url", "image_url": {"url": url}}),
+        response({"type": "input_file", "file_data": url, "filename": "a.pdf"}),
         response({"type": "input_file", "file_id": known_as}),
-        response({"type": "input_file", "file_url": URL}),
+        response({"type": "input_file", "file_url": url}),
         message({"type": "document", "source": document, "title": "a"}),
         message({"type": "document", "source": {"type": "file", "file_id": known_as}}),
     ]
-    gateway.worker.requests.clear()
-    for path, body in asked:
-        answer = gateway.ask("POST", path, body)
-        assert answer.status == 200, answer.body
-    gateway.ask("DELETE", f"/v1/files/{known_as}")
+
+
+def test_pages_are_images_in_the_place_of_the_part(gateway: scripted.Gateway) -> None:
+    with uploaded(gateway, FILE) as known_as:
+        for path, body in every_way(FILE, known_as):
+            answer = gateway.ask("POST", path, body)
+            assert answer.status == 200, answer.body
     [prompt, *others] = [request.token_ids for request in gateway.worker.requests]
     assert others == [prompt] * len(others)
     hashes = {tuple(item.content_hash for item in request.media) for request in gateway.worker.requests}
@@ -73,6 +91,39 @@ def test_pages_are_images_in_the_place_of_the_part(gateway: scripted.Gateway) ->
     assert prompt[spans[0].start - 1 - len(text) : spans[0].start - 1] == text
     assert spans[1].start - spans[0].start - spans[0].length == 2  # only the marks around images
     assert prompt[spans[2].start - 1 - len(text) : spans[2].start - 1] == text
+
+
+@table("name", pdfs.BEFORE)
+def test_bytes_before_the_header_do_not_matter_in_any_api(name: str, gateway: scripted.Gateway) -> None:
+    content = pdfs.BEFORE[name] + FILE
+    with uploaded(gateway, content) as known_as:
+        for path, body in every_way(content, known_as):
+            answer = gateway.ask("POST", path, body)
+            assert answer.status == 200, answer.body
+            assert len(gateway.worker.requests[-1].media) == 3
+
+
+def test_fetched_pdfs_are_recognised_in_the_same_way(tiny_qwen3_vl: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.pdf").write_bytes(pdfs.BEFORE["a byte order mark"] + FILE)
+    (tmp_path / "b.pdf").write_bytes(b"<html>Not found")
+    with scripted.running(tiny_qwen3_vl, GatewayConfig(fetch=FetchConfig(local_root=tmp_path))) as gateway:
+        gateway.answer_two_tokens()
+        for name, status in (("a.pdf", 200), ("b.pdf", 400)):
+            url = f"file://{tmp_path}/{name}"
+            for path, body in (
+                chat({"type": "image_url", "image_url": {"url": url}}),
+                response({"type": "input_file", "file_url": url}),
+                message({"type": "document", "source": {"type": "url", "url": url}}),
+            ):
+                answer = gateway.ask("POST", path, body)
+                assert answer.status == status, answer.body
+                assert status == 200 or b"sent as a PDF, but it looks like HTML" in answer.body
+
+
+def test_upload_that_is_called_a_pdf_and_is_none_is_refused_as_such(gateway: scripted.Gateway) -> None:
+    error = gateway.ask("POST", "/v1/files", form(b"A text"), **FORM).json["error"]
+    assert error["param"] == "file"
+    assert "sent as a PDF" in error["message"]
 
 
 def test_usage_and_counts_have_the_pages(gateway: scripted.Gateway) -> None:

@@ -16,8 +16,8 @@ from saccade.gateway.images.file_store import FileObject, FileStore, StoredFile,
 from saccade.gateway.limits import WorkThreads
 from saccade.gateway.server.body import BodyReader, parse_form
 from saccade.gateway.tenants.account import ACCOUNT
-from saccade.media.header import ImageLimits, read_header
-from saccade.media.pdf_pages import SIGNATURE
+from saccade.media.header import ImageLimits
+from saccade.media.pdf_pages import read_image_header
 
 PURPOSES: Final = ("vision", "user_data")
 MAX_FILENAME_CHARACTERS: Final = 255
@@ -119,11 +119,11 @@ class Files:
             raise InvalidValue("`file` is missing, or has no filename.", "file")
         texts = {name: _text(name, field.content) for name, field in form.items() if name != "file"}
         _check_one_of("purpose", purpose := texts.get("purpose", ""), PURPOSES)
-        content = bytes(form["file"].content)
+        content, filename = bytes(form["file"].content), form["file"].filename[:MAX_FILENAME_CHARACTERS]
         try:
             # A PDF is read when a request uses it, in a decode process.
-            if not content.startswith(SIGNATURE):
-                self.limits.check(read_header(content), len(content))
+            if (header := read_image_header(content, filename)) is not None:
+                self.limits.check(header, len(content))
         except RequestError as error:
             raise error.at("file") from error
         now = int(time.time())
@@ -132,7 +132,7 @@ class Files:
             bytes=len(content),
             created_at=now,
             expires_at=now + self._seconds(texts),
-            filename=form["file"].filename[:MAX_FILENAME_CHARACTERS],
+            filename=filename,
             purpose=purpose,
         )
         return StoredFile(about, content)

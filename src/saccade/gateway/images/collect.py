@@ -41,8 +41,7 @@ from saccade.media.fetch import Fetcher
 from saccade.media.freshness import Reuse
 from saccade.media.header import ImageLimits, read_header
 from saccade.media.pdf_pages import DECODER as PDF_DECODER
-from saccade.media.pdf_pages import SIGNATURE as PDF_SIGNATURE
-from saccade.media.pdf_pages import PdfPage
+from saccade.media.pdf_pages import PdfPage, read_image_header
 from saccade.media.video_header import VideoLimits
 from saccade.models.family import FrameTimes, ImageOptions, VideoOptions
 from saccade.protocol.media import ImageLayout, VideoHeader
@@ -305,7 +304,7 @@ class ImageCollector:
             header = await self.video_header(content, request.client)
             work = partial(self._video, served, videos, settings, source.field, content, header)
             return await self._run(len(content), work)
-        opened = await self._read(request, source, salt, partial(self._image, served, options, source.field))
+        opened = await self._read(request, source, salt, partial(self._image, served, options, source))
         if isinstance(opened, list):
             return opened
         pages = await self.pdf_pages(opened, request.client)
@@ -327,18 +326,18 @@ class ImageCollector:
         return await self.threads.run(num_bytes > THREAD_FROM_BYTES, num_bytes, work)
 
     def _image(
-        self, served: ServedModel, options: ImageOptions, field: str, content: bytes
+        self, served: ServedModel, options: ImageOptions, source: ImageSource, content: bytes
     ) -> list[EncodedImage] | bytes:
         """Return the image in *content*; a PDF is returned as it is."""
-        if content.startswith(PDF_SIGNATURE):
+        header = read_image_header(content, source.url)
+        if header is None:
             return content
-        header = read_header(content)
         self.limits.check(header, len(content))
         settings = served.layout.settings_for(options)
         layout = served.layout.image(*header.upright, settings)
         with self.metrics.stage("hash"):
             known_as = content_hash(content, served.fingerprint(settings))
-        return [EncodedImage(field, content, header.width * header.height, known_as, layout, settings)]
+        return [EncodedImage(source.field, content, header.width * header.height, known_as, layout, settings)]
 
     def _pages(
         self, served: ServedModel, options: ImageOptions, field: str, content: bytes, pages: list[PdfPage]
