@@ -1,6 +1,8 @@
 """Render pages of PDFs, from memory alone. In decode processes: PDFium by its C functions, with one thread.
 
-This build of PDFium runs no JavaScript, and fetches and opens nothing. It gets no folder of fonts either: text whose
+This build of PDFium runs no JavaScript, and fetches and opens nothing. A page is drawn with the fields of its form as a
+viewer draws them (ISO 32000-1, 12.7), but no action of the document or a field runs: no FORM_Do function is called, and
+the form's environment has no callbacks. It gets no folder of fonts either: text whose
 font the file lacks is drawn with PDFium's own fonts, so that a page looks the same on every machine.
 """
 
@@ -33,6 +35,11 @@ def read_pages(encoded: bytes, limits: PdfLimits) -> list[PdfPage]:
     """Return the pages of an encoded PDF; none is drawn. Raises InvalidImage, ImageTooLarge and TooManyImages."""
     limits.check_bytes(len(encoded))
     with _opened(encoded) as document:
+        if pdfium.FPDF_GetFormType(document) == pdfium.FORMTYPE_XFA_FULL:
+            raise InvalidImage(
+                "The PDF is a dynamic XFA form: a viewer makes its pages, which are not in the file. Print it to a new "
+                "PDF, and send that."
+            )
         num_pages = pdfium.FPDF_GetPageCount(document)
         limits.check_count(num_pages)
         pages = [PdfPage(number, *_size(document, number, limits.dots_per_inch)) for number in range(num_pages)]
@@ -41,11 +48,13 @@ def read_pages(encoded: bytes, limits: PdfLimits) -> list[PdfPage]:
 
 
 def render(encoded: bytes, page: PdfPage) -> npt.NDArray[np.uint8]:
-    """Return *page* on white, with its annotations, as RGB [height, width, 3], uint8. Raises InvalidImage."""
-    with _opened(encoded) as document:
-        loaded = pdfium.FPDF_LoadPage(document, page.number)
-        if not loaded:
-            raise InvalidImage(f"Page {page.number + 1} of the PDF is damaged.")
+    """Return *page* on white, with its annotations and fields, as RGB [height, width, 3], uint8.
+
+    Raises InvalidImage and ImageTooLarge.
+    """
+    with _opened(encoded) as document, _form(document) as form, _loaded(document, page.number) as loaded:
+        # Makes the appearances that fields lack; FPDF_RenderPageBitmap makes all of them again if the form asks for it.
+        pdfium.FORM_OnAfterLoadPage(loaded, form)
         memory = rgbx.empty(page.height, page.width)
         bitmap = pdfium.FPDFBitmap_CreateEx(
             page.width, page.height, pdfium.FPDFBitmap_BGRx, memory.ctypes.data, memory.strides[0]
@@ -55,8 +64,8 @@ def render(encoded: bytes, page: PdfPage) -> npt.NDArray[np.uint8]:
         pdfium.FPDFBitmap_FillRect(bitmap, 0, 0, page.width, page.height, WHITE)
         flags = pdfium.FPDF_ANNOT | pdfium.FPDF_REVERSE_BYTE_ORDER
         pdfium.FPDF_RenderPageBitmap(bitmap, loaded, 0, 0, page.width, page.height, 0, flags)
+        pdfium.FPDF_FFLDraw(form, bitmap, loaded, 0, 0, page.width, page.height, 0, flags)
         pdfium.FPDFBitmap_Destroy(bitmap)
-        pdfium.FPDF_ClosePage(loaded)
     return memory[..., : rgbx.CHANNELS]
 
 
@@ -71,6 +80,28 @@ def _opened(encoded: bytes) -> Iterator[pdfium.FPDF_DOCUMENT]:
         yield document
     finally:
         pdfium.FPDF_CloseDocument(document)
+
+
+@contextmanager
+def _form(document: pdfium.FPDF_DOCUMENT) -> Iterator[pdfium.FPDF_FORMHANDLE]:
+    form = pdfium.FPDFDOC_InitFormFillEnvironment(document, pdfium.FPDF_FORMFILLINFO(version=2))
+    if not form:
+        raise InvalidImage("The form of the PDF is damaged.")
+    try:
+        yield form
+    finally:
+        pdfium.FPDFDOC_ExitFormFillEnvironment(form)
+
+
+@contextmanager
+def _loaded(document: pdfium.FPDF_DOCUMENT, number: int) -> Iterator[pdfium.FPDF_PAGE]:
+    page = pdfium.FPDF_LoadPage(document, number)
+    if not page:
+        raise InvalidImage(f"Page {number + 1} of the PDF is damaged.")
+    try:
+        yield page
+    finally:
+        pdfium.FPDF_ClosePage(page)
 
 
 def _size(document: pdfium.FPDF_DOCUMENT, number: int, dots_per_inch: int) -> tuple[int, int]:

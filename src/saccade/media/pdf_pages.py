@@ -19,8 +19,8 @@ from saccade.errors import (
 )
 from saccade.media.header import ACCEPTED, SIGNATURE_BYTES, ImageHeader, ImageLimits, other_format, read_header
 
-DECODER = f"pypdfium2-{version('pypdfium2')}"
-"""The renderer's name and version: part of every page's identity."""
+DECODER = f"pypdfium2-{version('pypdfium2')}-forms"
+"""The renderer's name and version, and what it draws of a page: part of every page's identity."""
 
 BYTES_PER_PIXEL = 16
 """Memory for a pixel of a page: 4 of the page, and up to 12 of the resized data, as for other images."""

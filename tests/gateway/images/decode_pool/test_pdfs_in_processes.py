@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 
 import decode_servers
 import numpy as np
+import pdf_forms
 import pdfs
 import pytest
 import pytest_asyncio
@@ -19,6 +20,11 @@ from saccade.transport.shared_memory import read_slot
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 FAMILY = "qwen3_vl"
+WHOLE = {
+    "text": pdfs.pdf(pdfs.TEXT, pdfs.SQUARE),
+    "a field": pdf_forms.filled(pdf_forms.text(b"PAID", shown=b"PAID")),
+    "a field to be made": pdf_forms.filled(pdf_forms.choice(b"Pear"), pdf_forms.NEED),
+}
 LAYOUT = load_layout(FAMILY)({}, {"patch_size": 16, "image_mean": [0.5] * 3, "image_std": [0.5] * 3})
 
 
@@ -62,16 +68,26 @@ async def test_broken_pdf_costs_one_request(pool: DecodePool, name: str) -> None
 
 
 @table("seed", range(10))
-async def test_damaged_pdf_costs_one_request_at_most(pool: DecodePool, seed: int) -> None:
-    content, draw = bytearray(pdfs.pdf(pdfs.TEXT, pdfs.SQUARE)), np.random.default_rng(seed)
+@table("kind", WHOLE)
+async def test_damaged_pdf_costs_one_request_at_most(pool: DecodePool, kind: str, seed: int) -> None:
+    content, draw = bytearray(WHOLE[kind]), np.random.default_rng(seed)
     for place in draw.integers(4, len(content), 20):
         content[place] = draw.integers(256)
+    await costs_one_request_at_most(pool, bytes(content))
+
+
+@table("name", pdf_forms.HOSTILE)
+async def test_hostile_form_costs_one_request_at_most(pool: DecodePool, name: str) -> None:
+    await costs_one_request_at_most(pool, pdf_forms.HOSTILE[name])
+
+
+async def costs_one_request_at_most(pool: DecodePool, encoded: bytes) -> None:
     try:
-        for page in await pool.pdf_pages(bytes(content)):
-            made = await prepared(pool, bytes(content), page)
+        for page in await pool.pdf_pages(encoded):
+            made = await prepared(pool, encoded, page)
             assert made.slot is not None
             pool.release([made.slot.name])
-    except RequestError:
+    except (RequestError, DeadlineExceeded):
         pass
     assert await pool.pdf_pages(pdfs.pdf(b"")) == [PdfPage(0, 400, 200)]
     assert (pool.num_slots, pool.queue.num_running) == (0, 0)
