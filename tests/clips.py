@@ -87,11 +87,13 @@ def sound() -> bytes:
     return file.getvalue()
 
 
-def streamed() -> bytes:
-    """Return a fragmented MP4, which keeps its frames when it is cut."""
-    source = io.BytesIO(clip(num_frames=24))
+def fragmented(encoded: bytes) -> bytes:
+    """Return *encoded* as an MP4 with a fragment for each frame; it keeps its frames when it is cut."""
     file = io.BytesIO()
-    with av.open(source) as given, av.open(file, "w", format="mp4", options={"movflags": "frag_every_frame"}) as out:
+    with (
+        av.open(io.BytesIO(encoded)) as given,
+        av.open(file, "w", format="mp4", options={"movflags": "frag_every_frame"}) as out,
+    ):
         stream = out.add_stream_from_template(given.streams.video[0])
         for packet in given.demux(given.streams.video[0]):
             if packet.dts is not None:
@@ -103,7 +105,7 @@ def streamed() -> bytes:
 def served() -> dict[str, bytes]:
     """Return twelve videos that are served, by what is special about them."""
     uneven = (0, 40, 90, 300, 310, 700, 1500, 1510, 1900, 2400)
-    cut = streamed()
+    cut = fragmented(clip(num_frames=24))
     return {
         "h264": clip(),
         "h264 of odd sides at 30 fps": clip("h264", 66, 50, 31, 30),

@@ -2,15 +2,18 @@
 
 import contextlib
 import io
+import struct
+from fractions import Fraction
 
 import av
 import clips
+import matroska
 import numpy as np
 import pytest
 from tables import table
 
 from saccade.errors import InvalidVideo, RequestError, UnsupportedVideoFormat, VideoTooLarge
-from saccade.media.video import read_frames, read_header
+from saccade.media.video import UNKNOWN_FPS, read_frames, read_header
 from saccade.media.video_header import VideoLimits
 from saccade.protocol.media import VideoHeader
 
@@ -45,6 +48,98 @@ def test_frames_and_their_number_equal_ffmpeg(name: str) -> None:
 def test_rate_is_the_average() -> None:
     assert read_header(clips.clip(num_frames=12, fps=4), LIMITS).fps == 4
     assert 4 < read_header(SERVED["h264 of an uneven rate"], LIMITS).fps < 6
+
+
+STEADY = tuple(range(0, 3000, 100))
+UNEVEN = (0, 40, 90, 300, 310, 700, 1500, 1510, 1900, 2400)
+PAUSED = (*range(0, 1000, 100), *range(20_900, 21_900, 100))
+NTSC = tuple(round(index * 1001 / 30) for index in range(90))
+SLIDES = (0, 120_000, 240_000, 600_000)
+PAUSED_MP4 = clips.clip(num_frames=20, times=PAUSED)
+
+
+def ten_a_second(codec: str, **stated: float) -> bytes:
+    return matroska.recorded(codec, STEADY, **stated)
+
+
+def with_duration_in_header(encoded: bytes, ticks: int) -> bytes:
+    """Return an MP4 whose media header (mdhd) states another duration."""
+    changed = bytearray(encoded)
+    start = encoded.index(b"mdhd") + 20
+    changed[start : start + 4] = struct.pack(">I", ticks)
+    return bytes(changed)
+
+
+def container_rate(encoded: bytes) -> float:
+    """Return the average rate that FFmpeg takes from the container."""
+    with av.open(io.BytesIO(encoded)) as container:
+        return float(container.streams.video[0].average_rate)
+
+
+@table(
+    ("encoded", "rate"),
+    [
+        *((ten_a_second(codec), 10) for codec in matroska.NAMES),
+        *((ten_a_second(codec, nominal=30), 10) for codec in matroska.NAMES),
+        (ten_a_second("vp8", nominal=30, duration=3000), 10),
+        (ten_a_second("vp8", duration=9000), 10),
+        (ten_a_second("vp9", nominal=10), 10),
+        (ten_a_second("vp9", nominal=1000), 10),
+        (ten_a_second("vp9", nominal=0.1), 10),
+        (matroska.recorded("vp8", tuple(5000 + time for time in STEADY)), 10),
+        (matroska.recorded("h264", tuple(5000 + time for time in STEADY), 30), 10),
+        (matroska.recorded("vp8", NTSC, 30_000 / 1001), 30_000 / 1001),
+        (matroska.recorded("h264", NTSC, 30_000 / 1001), 30_000 / 1001),
+        (matroska.recorded("vp8", NTSC), Fraction(89 * 1000, NTSC[-1])),
+        *((matroska.recorded(codec, UNEVEN, nominal), 9 / 2.4) for codec in ("vp8", "h264") for nominal in (None, 30)),
+        (matroska.recorded("vp9", PAUSED), Fraction(19 * 1000, 21_800)),
+        (matroska.recorded("vp9", PAUSED, 10), Fraction(19 * 1000, 21_800)),
+        (matroska.recorded("vp8", SLIDES), 3 / 600),
+        (matroska.recorded("vp8", (0, 1500)), 1 / 1.5),
+        (matroska.recorded("vp8", (0, 1500), 30), 1 / 1.5),
+        (matroska.recorded("vp8", (7000,)), UNKNOWN_FPS),
+        (matroska.recorded("vp8", (7000,), 30), 30),
+        (matroska.recorded("vp8", (40, 40, 40), 30), 30),
+        (matroska.recorded("vp8", (40, 40, 40)), UNKNOWN_FPS),
+        (clips.fragmented(clips.clip(num_frames=10, times=UNEVEN)), 9 / 2.4),
+        (clips.fragmented(clips.clip(num_frames=30, fps=10)), 10),
+    ],
+)
+def test_rate_is_that_of_the_times_of_the_frames(encoded: bytes, rate: float) -> None:
+    header = read_header(encoded, LIMITS)
+    assert header.fps == pytest.approx(float(rate), rel=1e-3)
+    assert len(frames(encoded, [*range(header.num_frames)])) == header.num_frames
+
+
+def test_rate_that_agrees_with_the_times_is_exact() -> None:
+    assert read_header(matroska.recorded("vp9", NTSC, 30_000 / 1001), LIMITS).fps == 30_000 / 1001
+
+
+def test_times_of_decoding_give_the_rate_if_there_are_no_others() -> None:
+    header = read_header(matroska.recorded("h264", STEADY, decoding_times=True), LIMITS)
+    assert (header.num_frames, header.fps) == (30, pytest.approx(10, rel=0.06))
+
+
+@table(
+    "encoded",
+    [
+        *(clip for name, clip in SERVED.items() if name.startswith(("h264", "hevc", "av1", "gif"))),
+        PAUSED_MP4,
+        with_duration_in_header(PAUSED_MP4, 100),
+        with_duration_in_header(clips.clip(num_frames=31, fps=30), 1),
+        clips.clip("gif", num_frames=20, times=PAUSED),
+        clips.clip("gif", num_frames=10, times=UNEVEN),
+        clips.clip("gif", num_frames=2),
+    ],
+)
+def test_rate_of_a_container_that_counts_its_frames_stays(encoded: bytes) -> None:
+    assert read_header(encoded, LIMITS).fps == container_rate(encoded)
+
+
+def test_pause_lowers_the_rate_in_each_container() -> None:
+    """A pause of 20 s counts as time in which nothing is shown anew: the frames are spread over all 22 s."""
+    for encoded in (PAUSED_MP4, matroska.recorded("vp9", PAUSED), clips.clip("gif", num_frames=20, times=PAUSED)):
+        assert read_header(encoded, LIMITS).fps == pytest.approx(20 / 22, rel=0.1)
 
 
 def test_cut_video_has_the_frames_before_the_cut() -> None:

@@ -2,13 +2,15 @@
 
 FFmpeg gets the bytes through a Python object, a container that names no other files, and a list of decoders: there is
 no path, no protocol and no playlist in it. A container's statements are not believed: frames are counted by their
-packets, and the size is that of the first decoded frame. A video whose frames change their size is refused.
+packets, and the size is that of the first decoded frame. A video whose frames change their size is refused. The rate
+is that of the packets' times, unless a container's table has counted all frames.
 """
 
 import errno
 import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from fractions import Fraction
 
 import av
 import numpy as np
@@ -26,7 +28,10 @@ CODECS = ("h264", "hevc", "vp8", "vp9", "libdav1d", "mpeg4", "gif")
 """FFmpeg's names of the decoders that are used."""
 
 UNKNOWN_FPS = 24.0
-"""The rate of a video of one frame that states none: the number does not affect the sampled frames."""
+"""The rate of a video that states none and has no two frames at different times, such as one of a single frame."""
+
+AGREEMENT = 0.5
+"""A stated rate is exact if it puts the last frame less than this part of a frame from that frame's own time."""
 
 BROKEN = (av.FFmpegError, ValueError, TypeError, LookupError, ArithmeticError, OSError, RuntimeError)
 """The exceptions that PyAV is known to raise for damaged videos."""
@@ -39,21 +44,22 @@ def read_header(encoded: bytes, limits: VideoLimits) -> VideoHeader:
     """
     with _opened(encoded, limits) as (container, stream):
         first: VideoFrame | None = None
-        num_frames = 0
+        pts, dts = list[int | None](), list[int | None]()
         for packet in _packets(container, stream):
             if packet.size and not packet.is_discard:
-                num_frames += 1
-                limits.check_count(num_frames)
+                pts.append(packet.pts)
+                dts.append(packet.dts)
+                limits.check_count(len(pts))
             if first is None:
                 first = next(iter(stream.decode(packet)), None)
         if first is None:
             raise InvalidVideo("The video has no frame that can be decoded: it is empty, damaged or truncated.")
         width, height = _upright_size(first)
         limits.check_size(width, height)
-        fps = float(stream.average_rate or stream.guessed_rate or UNKNOWN_FPS)
+        fps = _rate(stream, len(pts), _measured_rate(stream, pts) or _measured_rate(stream, dts))
         if not MIN_FPS <= fps <= MAX_FPS:
-            raise InvalidVideo(f"The video states {fps:g} frames a second; from {MIN_FPS} to {MAX_FPS:g} are accepted.")
-        return VideoHeader(max(1, num_frames), fps, width, height)
+            raise InvalidVideo(f"The video has {fps:g} frames a second; from {MIN_FPS} to {MAX_FPS:g} are accepted.")
+        return VideoHeader(max(1, len(pts)), fps, width, height)
 
 
 def read_frames(
@@ -116,6 +122,28 @@ def _packets(container: InputContainer, stream: VideoStream) -> "Iterator[Packet
     A packet that a truncated file cuts is left out: the frames before it are served.
     """
     return (packet for packet in container.demux(stream) if not packet.is_corrupt)
+
+
+def _measured_rate(stream: VideoStream, times: Sequence[int | None]) -> Fraction | None:
+    """Return the rate of the packets' *times*, in units of the stream; None if they do not say one."""
+    known = [time for time in times if time is not None]
+    if len(known) < max(2, len(times)) or stream.time_base is None:
+        return None
+    seconds = (max(known) - min(known)) * stream.time_base
+    return (len(known) - 1) / seconds if seconds * int(MAX_FPS) >= len(known) - 1 else None
+
+
+def _rate(stream: VideoStream, num_frames: int, measured: Fraction | None) -> float:
+    """Return the average rate, frames a second.
+
+    MP4 and GIF have a table or delays of all frames, whose average FFmpeg computes. Matroska, and MP4 in fragments,
+    may state a nominal rate, the codec's, that of the first frames, or none: such a rate must agree with *measured*.
+    """
+    stated = stream.average_rate
+    if measured is None or (stated and stream.frames >= num_frames):
+        return float(stated or UNKNOWN_FPS)
+    last = num_frames - 1
+    return float(stated if stated and abs(last * stated / measured - last) < AGREEMENT else measured)
 
 
 def _upright_size(frame: VideoFrame) -> tuple[int, int]:

@@ -10,8 +10,9 @@ from importlib.metadata import version
 from saccade.errors import InvalidVideo, UnsupportedVideoFormat, VideoTooLarge
 from saccade.protocol.media import VideoHeader
 
-DECODER = f"pyav-{version('av')}"
-"""The decoder's name and version, which determines FFmpeg's: part of every video's identity."""
+DECODER = f"pyav-{version('av')} reader-2"
+"""The decoder's name and version, which determines FFmpeg's, and that of the rules by which media.video reads rates:
+part of every video's identity, since workers keep what older gateways sent."""
 
 ACCEPTED = "MP4, MOV, WebM, Matroska or GIF"
 DEMUXERS = (
@@ -21,7 +22,9 @@ DEMUXERS = (
 )
 """FFmpeg's names of the containers that are read, and how their bytes begin. None of them names other files."""
 
-MIN_FPS, MAX_FPS = 0.01, 1000.0
+MIN_FPS, MAX_FPS = 0.001, 1000.0
+"""Recordings of a screen on which nothing moves have one frame in minutes."""
+
 BYTES_PER_PIXEL = 56
 """Memory for a pixel of a frame. Up to 31 were measured for the decoder, the RGB frame and the resized data, with few
 reference frames; a decoder may hold 16 of those, of 1.5 bytes per pixel."""
