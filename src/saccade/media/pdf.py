@@ -84,13 +84,16 @@ def _opened(encoded: bytes) -> Iterator[pdfium.FPDF_DOCUMENT]:
 
 @contextmanager
 def _form(document: pdfium.FPDF_DOCUMENT) -> Iterator[pdfium.FPDF_FORMHANDLE]:
-    form = pdfium.FPDFDOC_InitFormFillEnvironment(document, pdfium.FPDF_FORMFILLINFO(version=2))
+    # PDFium keeps a pointer to it, so it lives as long as the form. It has no callbacks.
+    callbacks = pdfium.FPDF_FORMFILLINFO(version=2)
+    form = pdfium.FPDFDOC_InitFormFillEnvironment(document, callbacks)
     if not form:
         raise InvalidImage("The form of the PDF is damaged.")
     try:
         yield form
     finally:
         pdfium.FPDFDOC_ExitFormFillEnvironment(form)
+        del callbacks
 
 
 @contextmanager
