@@ -5,7 +5,7 @@ MODEL ?=
 ARGS ?=
 export VENV
 
-.PHONY: install demo serve test check trace docs format conformance peers real browser json-schema-suite clients report soak faults siege clean
+.PHONY: install demo serve test check trace docs format conformance peers real browser json-schema-suite clients judges report soak faults siege clean
 
 install: $(VENV)/.installed
 
@@ -64,6 +64,11 @@ browser: $(VENV)/.installed-dev
 # Installs clients that others wrote in .cache/clients, tries them against a server, and writes docs/clients.md.
 clients: $(VENV)/.installed-dev
 	$(BIN)/python scripts/clients $(ARGS)
+
+# Takes tests that others wrote from their releases' source archives, 200 MB in .cache/judges, runs them against Saccade,
+# and writes docs/judges.md: make judges ARGS="NAME ..." for some.
+judges: $(VENV)/.installed-dev
+	PYTHONPATH=scripts OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m judges $(ARGS)
 
 # SUITE is a checkout of github.com/json-schema-org/JSON-Schema-Test-Suite; docs/json-schema.md has the result.
 json-schema-suite: $(VENV)/.installed-dev

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.gateway.structured_output.constraint import Constraint
-from saccade.gateway.structured_output.trial import try_constraint
+from saccade.gateway.structured_output.trial import Outcome, try_constraint
 from saccade.grammars.compiler import byte_vocabulary, compile_grammar
 from saccade.protocol.request import Grammar
 
@@ -72,13 +72,23 @@ def _some(instance: Any) -> list[Any]:
 
 def hold(case: Case, counts: Counter[str]) -> Iterator[str]:
     """Count what becomes of *case*, and yield a line for each instance that is not as it should be."""
-    outcome = try_constraint(Constraint("json_schema", json.dumps(case.schema), "schema", strict=True))
-    if outcome.grammar is None:
+    grammar = tried(case).grammar
+    if grammar is None:
         counts["refused"] += 1
         return
     counts["held"] += 1
+    yield from wrong_instances(grammar, case, counts)
+
+
+def tried(case: Case) -> Outcome:
+    """The grammar of the case's schema, as a `strict` request gets it, or why it is refused."""
+    return try_constraint(Constraint("json_schema", json.dumps(case.schema), "schema", strict=True))
+
+
+def wrong_instances(grammar: Grammar, case: Case, counts: Counter[str]) -> Iterator[str]:
+    """Count the instances of *case*, and yield a line for each that is not as it should be."""
     for name, instance, is_valid in case.instances:
-        is_written = writes(outcome.grammar, instance)
+        is_written = writes(grammar, instance)
         said = ("" if is_valid else "in") + "valid"
         counts[f"{said} {'written' if is_written else 'not written'}"] += 1
         if is_written != is_valid:

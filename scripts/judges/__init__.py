@@ -1,0 +1,1 @@
+"""Judges: tests that others wrote and packages ship, run against Saccade."""

@@ -1,0 +1,1 @@
+"""The judges, one a module."""
