@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from tables import table
 
 from saccade.errors import InvalidValue, StartupError
-from saccade.tokenization.chat_template import ChatTemplate, critical_characters, find_source
+from saccade.tokenization.chat_template import ChatTemplate, find_source
 from saccade.tokenization.image_tag import ImageTag
+from saccade.tokenization.provenance import critical_characters
 from saccade.tokenization.tokenizer import Segment, Tokenizer
 
 IMAGE = {"type": "image"}

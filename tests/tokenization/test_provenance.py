@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from saccade.tokenization.chat_template import PIECE, Provenance
+from saccade.tokenization.provenance import PIECE, Provenance
 
 
 class Whole(str):

@@ -4,23 +4,26 @@ The environment is that of transformers' utils/chat_template_utils.py: trimmed b
 escapes, `raise_exception` and `strftime_now`.
 
 Templates search for tags in text, as in `'</think>' in content`, and write the same tags themselves. The tags that they
-search for become variables, so that a rendering with disguised text (Provenance) can disguise these tags too; the tags
-that they write do not change.
+search for become variables, so that a rendering with disguised text (provenance.py) can disguise these tags too; the
+tags that they write do not change. Filters that sort texts or change their case do it as if there were no disguise.
 
 A rendering is metered (template_limits): a template that loops for ever or builds a huge value fails a single request.
 """
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
 import jinja2
+import jinja2.exceptions
 import jinja2.ext
+import jinja2.filters
 import jinja2.nodes
 import jinja2.parser
 import jinja2.visitor
 
 from saccade.errors import InvalidValue, StartupError
+from saccade.tokenization.provenance import Disguise
 from saccade.tokenization.template_limits import MeteredEnvironment, TooCostly, meter_tree
 
 MAX_RENDERED_CHARACTERS = 4 * 2**20
@@ -44,6 +47,9 @@ _METHODS = frozenset(
 
 _FILTERS = frozenset(("replace",))
 
+_DISGUISE = "disguise of texts"
+"""A variable for the filters' own use: a template cannot name it."""
+
 
 class _Refusal(jinja2.TemplateError):
     """The template called raise_exception; the message is the template's."""
@@ -62,7 +68,8 @@ class _Generation(jinja2.ext.Extension):
 class TemplateProgram:
     """One compiled chat template, which may search its text for *special_tokens* and for strings with a `<`.
 
-    Raises StartupError if the source is not a template.
+    *words* are the names and strings in its code, such as the keys and types of a schema that it looks for. Raises
+    StartupError if the source is not a template.
     """
 
     def __init__(self, source: str, special_tokens: Collection[str]) -> None:
@@ -72,6 +79,7 @@ class TemplateProgram:
             looked_for = _LookedFor(special_tokens)
             looked_for.visit(tree)
             self._looked_for = looked_for.names
+            self.words = frozenset(_words(tree))
             meter_tree(tree)
             tree.set_environment(environment)
             self._template = environment.from_string(tree)
@@ -83,16 +91,16 @@ class TemplateProgram:
             raise StartupError("The chat template cannot be compiled: it is nested too deeply or too large.") from error
         self._environment = environment
 
-    def render(self, encode: Callable[[str], str], variables: Mapping[str, Any]) -> str:
-        """Return the template's text for *variables*, in which every string of a user was passed through *encode*.
+    def render(self, disguise: Disguise, variables: Mapping[str, Any]) -> str:
+        """Return the template's text for *variables*, in which every string of a user was passed through *disguise*.
 
         Raises InvalidValue if the template refuses the variables, fails, exceeds the meter's limits, or writes more
         than MAX_RENDERED_CHARACTERS. These are errors of the request: the same request would fail again.
         """
-        looked_for = {name: encode(text) for name, text in self._looked_for.items()}
+        looked_for = {name: disguise.searched(text) for name, text in self._looked_for.items()}
         chunks: list[str] = []
         num_characters = 0
-        context = self._template.new_context({**variables, **looked_for})
+        context = self._template.new_context({**variables, **looked_for, _DISGUISE: disguise})
         try:
             for chunk in self._environment.metered(lambda: self._template.root_render_func(context)):
                 chunks.append(chunk)
@@ -114,6 +122,13 @@ class TemplateProgram:
             for names in (context.parent, context.vars, context.exported_vars):
                 names.clear()
         return "".join(chunks)
+
+
+def _words(tree: jinja2.nodes.Template) -> Iterator[str]:
+    for node in tree.find_all((jinja2.nodes.Const, jinja2.nodes.Getattr)):
+        word = node.attr if isinstance(node, jinja2.nodes.Getattr) else getattr(node, "value", None)
+        if isinstance(word, str) and word.isidentifier():
+            yield word
 
 
 class _LookedFor(jinja2.visitor.NodeTransformer):
@@ -165,7 +180,7 @@ def _environment() -> MeteredEnvironment:
     environment = MeteredEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
     )
-    environment.filters["tojson"] = _tojson
+    environment.filters |= {"tojson": _tojson, "dictsort": _dictsort, "sort": _sort, "upper": _upper, "lower": _lower}
     environment.close_filters()
     environment.globals["raise_exception"] = _raise_exception
     return environment
@@ -179,6 +194,60 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _disguise(context: jinja2.runtime.Context) -> Disguise:
+    disguise: Disguise = context.parent[_DISGUISE]
+    return disguise
+
+
+@jinja2.pass_context
+def _upper(context: jinja2.runtime.Context, value: Any) -> str:
+    return _disguise(context).in_case(str(value), str.upper)
+
+
+@jinja2.pass_context
+def _lower(context: jinja2.runtime.Context, value: Any) -> str:
+    return _disguise(context).in_case(str(value), str.lower)
+
+
+@jinja2.pass_context
+def _dictsort(
+    context: jinja2.runtime.Context,
+    value: Mapping[Any, Any],
+    case_sensitive: bool = False,
+    by: str = "key",
+    reverse: bool = False,
+) -> list[tuple[Any, Any]]:
+    if by not in ("key", "value"):
+        raise jinja2.exceptions.FilterArgumentError('You can only sort by either "key" or "value"')
+    order = _order(context, case_sensitive)
+    return sorted(value.items(), key=lambda item: order(item[by == "value"]), reverse=reverse)
+
+
+@jinja2.pass_context
+def _sort(
+    context: jinja2.runtime.Context,
+    value: Iterable[Any],
+    reverse: bool = False,
+    case_sensitive: bool = False,
+    attribute: str | int | None = None,
+) -> list[Any]:
+    order = _order(context, case_sensitive)
+    key = jinja2.filters.make_multi_attrgetter(context.environment, attribute, postprocess=order)
+    return sorted(value, key=key, reverse=reverse)
+
+
+def _order(context: jinja2.runtime.Context, case_sensitive: bool) -> Callable[[Any], Any]:
+    """Return what gives the place of a value among others; jinja2's filters compare the same."""
+    undo = _disguise(context).undo
+
+    def place(value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        return undo(value) if case_sensitive else undo(value).lower()
+
+    return place
 
 
 def _raise_exception(message: str) -> NoReturn:
