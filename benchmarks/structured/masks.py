@@ -15,16 +15,17 @@ from random import Random
 import msgspec
 import numpy as np
 import torch
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLTokenizer
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from benchmarks.structured.schemas import Schema, bounded_schema
+from saccade.engine.core.compiled_grammar import CompiledGrammar, GrownLexers
 from saccade.engine.core.grammar_matcher import GrammarMatcher, add_ids, no_words
 from saccade.engine.core.step import DrawMask
 from saccade.engine.executor.logits_processors import GrammarMasks
 from saccade.gateway.structured_output.constraint import ANY_OBJECT, Constraint, Kind
 from saccade.gateway.structured_output.trial import try_constraint
-from saccade.grammars.compiler import Vocabulary, compile_grammar
+from saccade.grammars.compiler import Vocabulary
 from saccade.models.tool_formats.form import CallConstraint, FunctionConstraint, ToolCallTokens
 from saccade.protocol.request import Grammar
 from saccade.tokenization.detokenizer import ByteLevel
@@ -131,7 +132,7 @@ def _grammar(kind: Kind, text: str) -> Grammar:
 
 def _masks(tokenizer: LLTokenizer, grammar: Grammar) -> Iterator[float]:
     """Yield the seconds of each mask of answers that are drawn evenly from what is allowed."""
-    compiled: LLMatcher = compile_grammar(tokenizer, grammar)
+    compiled = CompiledGrammar(tokenizer, grammar, GrownLexers())
     usable, end_ids = (add_ids(no_words(NUM_LOGITS), ids, NUM_LOGITS) for ids in (range(NUM_LOGITS), (END_ID,)))
     pristine = GrammarMatcher(compiled, None, usable, end_ids)
     draw = Random(0)

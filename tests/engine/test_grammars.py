@@ -11,13 +11,14 @@ import jsonschema_rs
 import msgspec
 import pytest
 import recordings
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from tables import table
 from tokenizers import Tokenizer
 
-from saccade.engine.core import grammars
+from saccade.engine.core import compiled_grammar
 from saccade.engine.loop import Engine
 from saccade.engine.vocabulary import read_vocabulary
+from saccade.grammars import compiler
 from saccade.grammars.compiler import Vocabulary, compile_grammar
 from saccade.models.files import read_model_files
 from saccade.protocol.output import FinishReason
@@ -251,7 +252,7 @@ def test_tenants_share_no_compiled_grammar(
         compiled.append(grammar)
         return compile_grammar(tokenizer, grammar)
 
-    monkeypatch.setattr(grammars, "compile_grammar", counting)
+    monkeypatch.setattr(compiled_grammar, "compile_grammar", counting)
     schema = {"const": "of one tenant"}
     for number, salt in enumerate((b"one", b"one", b"another", b"one")):
         asked = msgspec.structs.replace(held(tiny_qwen3_vl, schema, name=str(number)), salt=salt)
@@ -269,8 +270,54 @@ def test_failed_compilation_is_retried(
         raise MemoryError
 
     with monkeypatch.context() as broken:
-        broken.setattr(grammars, "compile_grammar", breaks)
+        broken.setattr(compiled_grammar, "compile_grammar", breaks)
         failure = engines.drain(subject, held(tiny_qwen3_vl, schema)).answers["a"].failure
         assert failure is not None
         assert failure.code == "internal_error"
     assert_valid(engines.drain(subject, held(tiny_qwen3_vl, schema)).answers["a"], vocabulary, schema)
+
+
+SMALL_LEXER = LLParserLimits(
+    initial_lexer_fuel=1_000_000,
+    step_lexer_fuel=50_000,
+    step_max_items=10_000,
+    max_items_in_row=1_000,
+    max_lexer_states=2_000,
+    max_grammar_size=50_000,
+    verbose_errors=False,
+)
+"""LIMITS with a tenth of the states, so that fewer tokens fill a lexer."""
+
+
+def test_fifty_answers_in_a_row_with_bounds_that_add_up(
+    subject: Engine, tiny_qwen3_vl: Path, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each answer has one of fifty texts, each with a bound of its own: the lexer's states for them add up."""
+    monkeypatch.setattr(compiler, "LIMITS", SMALL_LEXER)
+    other, quote = engines.engine(tiny_qwen3_vl), vocabulary.tokens.index(b'"')
+    texts = {f"f{index}": {"type": "string", "minLength": 30, "maxLength": 900 + index} for index in range(50)}
+    fields = [{"properties": {name: text}, "required": [name]} for name, text in texts.items()]
+    schema = {"anyOf": [{"type": "object", "additionalProperties": False, **field} for field in fields]}
+    for number in range(50):
+        engine, salt = (subject, other)[number % 2], (b"one", b"another")[number // 2 % 2]
+        asked = held(tiny_qwen3_vl, schema, str(number), seed=number, logit_bias={quote: 30.0})
+        answer = engines.drain(engine, msgspec.structs.replace(asked, salt=salt)).answers[str(number)]
+        assert_valid(answer, vocabulary, schema)
+    assert engines.is_idle(subject)
+    other.close()
+
+
+def test_a_grammar_that_is_too_large_later_cuts_its_answer_alone(
+    subject: Engine, tiny_qwen3_vl: Path, vocabulary: Vocabulary
+) -> None:
+    """An answer that has begun does not fail because of its grammar."""
+    a, x = (vocabulary.tokens.index(letter) for letter in (b"a", b"x"))
+    hard = Grammar("regex", "x{70}((a{1,100}){1,100}){1,100}")
+    asked = held(tiny_qwen3_vl, hard, "hard", logit_bias={a: 100.0, x: 100.0}, max_tokens=200)
+    answers = engines.drain(subject, msgspec.structs.replace(asked, num_samples=2), held(tiny_qwen3_vl)).answers
+    for name in ("hard", "hard#1"):
+        assert (answers[name].finish_reason, answers[name].failure) == (FinishReason.LENGTH, None)
+        assert text_of(answers[name], vocabulary).startswith("x" * 70 + "a")
+        assert len(answers[name].token_ids) < 200
+    assert_valid(answers["a"], vocabulary)
+    assert engines.is_idle(subject)

@@ -16,10 +16,11 @@ import tiktoken
 from llguidance import LLMatcher
 from llguidance.tiktoken import lltokenizer_from_encoding
 
+from saccade.engine.core.compiled_grammar import CompiledGrammar, GrownLexers
 from saccade.engine.core.grammar_matcher import GrammarMatcher, add_ids, no_words
 from saccade.engine.loop import Engine
 from saccade.engine.vocabulary import read_vocabulary
-from saccade.grammars.compiler import Vocabulary, compile_grammar, source
+from saccade.grammars.compiler import Vocabulary, source
 from saccade.models.files import read_model_files
 from saccade.protocol.output import FinishReason
 from saccade.protocol.request import Grammar
@@ -106,7 +107,7 @@ def test_masks_are_those_of_the_librarys_own_converter(
     usable, ends = (
         add_ids(no_words(vocab_size), ids, vocab_size) for ids in (range(vocab_size), vocabulary.eos_token_ids)
     )
-    compiled = compile_grammar(vocabulary.build(), grammar)
+    compiled = CompiledGrammar(vocabulary.build(), grammar, GrownLexers())
     draw, num_masks = random.Random(0), 0
     for _ in range(6):
         ours = GrammarMatcher(compiled, None, usable, ends)
@@ -131,7 +132,7 @@ def test_any_of_several_ends_may_end_an_answer(vocabulary: Vocabulary, vocab_siz
     usable, ends = (
         add_ids(no_words(vocab_size), ids, vocab_size) for ids in (range(vocab_size), vocabulary.eos_token_ids)
     )
-    compiled = compile_grammar(vocabulary.build(), Grammar("regex", "ab?"))
+    compiled = CompiledGrammar(vocabulary.build(), Grammar("regex", "ab?"), GrownLexers())
     for end_id in vocabulary.eos_token_ids:
         matcher = GrammarMatcher(compiled, None, usable, ends)
         matcher.take(vocabulary.tokens.index(b"a"))

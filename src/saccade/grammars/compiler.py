@@ -14,12 +14,17 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from saccade.errors import InvalidValue
 from saccade.protocol.request import Grammar
 
+MAX_LEXER_STATES: Final = 20_000
+"""States of the lexer that copies of a matcher share; each takes up to a kilobyte. A bounded text needs one for each of
+its bytes, and masks need some more around it.
+"""
+
 LIMITS: Final = LLParserLimits(
     max_items_in_row=1_000,
     initial_lexer_fuel=1_000_000,
     step_lexer_fuel=50_000,
     step_max_items=10_000,
-    max_lexer_states=20_000,
+    max_lexer_states=MAX_LEXER_STATES,
     max_grammar_size=50_000,
     verbose_errors=False,
 )
@@ -35,6 +40,9 @@ TOO_LARGE: Final = (
     "properties, values and patterns."
 )
 
+
+FOLLOWED_TOKENS: Final = 64
+"""Tokens for which the lexer's fuel for one mask suffices: each byte takes 4 to 60 units of it."""
 
 TRIED_TOKENS: Final = 64
 SLOW_SECONDS: Final = 0.1
@@ -123,6 +131,34 @@ def compile_grammar(vocabulary: LLTokenizer, grammar: Grammar) -> LLMatcher:
     if matcher.is_error():
         raise InvalidValue(TOO_LARGE)
     return matcher
+
+
+def compile_again(vocabulary: LLTokenizer, grammar: Grammar, max_lexer_states: int) -> LLMatcher:
+    """Return a matcher at the start of a compiled *grammar*, with a lexer of its own.
+
+    Its masks may take some times as long as LIMITS allow, because an answer has begun.
+    """
+    limits = LLParserLimits(
+        max_items_in_row=LIMITS.max_items_in_row,
+        initial_lexer_fuel=LIMITS.initial_lexer_fuel,
+        step_lexer_fuel=10 * LIMITS.step_lexer_fuel,
+        step_max_items=5 * LIMITS.step_max_items,
+        max_lexer_states=max_lexer_states,
+        max_grammar_size=LIMITS.max_grammar_size,
+        verbose_errors=False,
+    )
+    return LLMatcher(vocabulary, source(grammar), limits=limits, log_level=0)
+
+
+def follow(matcher: LLMatcher, token_ids: Sequence[int]) -> None:
+    """Advance *matcher* by an answer's tokens, as far as it can.
+
+    A mask renews the lexer's fuel, so a long answer asks for masks on the way.
+    """
+    for start in range(0, len(token_ids), FOLLOWED_TOKENS):
+        matcher.compute_bitmask()
+        if not matcher.consume_tokens(list(token_ids[start : start + FOLLOWED_TOKENS])):
+            return
 
 
 def _walk(matcher: LLMatcher) -> None:

@@ -9,14 +9,15 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import NamedTuple
 
 import structlog
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLTokenizer
 
 from saccade.byte_lru import ByteLru
+from saccade.engine.core.compiled_grammar import CompiledGrammar, GrownLexers
 from saccade.engine.core.grammar_matcher import GrammarMatcher, Words, add_ids, no_words
 from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.core.sequence import Sequence
 from saccade.errors import InternalError, InvalidValue, SaccadeError
-from saccade.grammars.compiler import Vocabulary, compile_grammar
+from saccade.grammars.compiler import Vocabulary
 from saccade.protocol.request import Grammar
 
 CACHE_BYTES = 32 << 20
@@ -49,8 +50,9 @@ class Grammars:
         self._drawable = add_ids(no_words(vocab_size), range(vocab_size), vocab_size) & ~never
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         self._loaded = self._thread.submit(self._load, read_vocabulary)
-        self._compiled: ByteLru[tuple[bytes, str, str], Future[LLMatcher]] = ByteLru(CACHE_BYTES)
-        self.pending: dict[tuple[int, str], Future[LLMatcher]] = {}
+        self._compiled: ByteLru[tuple[bytes, str, str], Future[CompiledGrammar]] = ByteLru(CACHE_BYTES)
+        self._grown = GrownLexers()
+        self.pending: dict[tuple[int, str], Future[CompiledGrammar]] = {}
 
     def begin(self, sequence: Sequence, grammar: Grammar) -> None:
         """Compile *grammar* for the request of *sequence*, unless it is compiled."""
@@ -93,13 +95,13 @@ class Grammars:
         end_ids = add_ids(no_words(self._vocab_size), vocabulary.eos_token_ids, self._vocab_size)
         return _LoadedVocabulary(vocabulary.build(), end_ids)
 
-    def _compile(self, grammar: Grammar) -> LLMatcher:
+    def _compile(self, grammar: Grammar) -> CompiledGrammar:
         try:
-            return compile_grammar(self._loaded.result().tokenizer, grammar)
+            return CompiledGrammar(self._loaded.result().tokenizer, grammar, self._grown)
         except InvalidValue as error:
             raise error.at("grammar") from None
 
-    def _matcher(self, compiled: LLMatcher, sequence: Sequence) -> GrammarMatcher:
+    def _matcher(self, compiled: CompiledGrammar, sequence: Sequence) -> GrammarMatcher:
         reasoning_end_id = None if sequence.grammar is None else sequence.grammar.reasoning_end_id
         usable = self._drawable
         if allowed := sequence.sampling.allowed_token_ids:
@@ -107,13 +109,18 @@ class Grammars:
         return GrammarMatcher(compiled, reasoning_end_id, usable, self._loaded.result().end_ids)
 
 
-def _is_broken(compiled: Future[LLMatcher]) -> bool:
-    """Whether an error of this worker, which another one may not have, ended the compilation."""
-    error = compiled.exception() if compiled.done() else None
-    return error is not None and not isinstance(error, InvalidValue)
+def _is_broken(compiled: Future[CompiledGrammar]) -> bool:
+    """Whether the grammar must be compiled again: its lexer is full, or an error of this worker ended the compilation.
+
+    Another worker may not have such an error.
+    """
+    if not compiled.done():
+        return False
+    error = compiled.exception()
+    return compiled.result().is_full if error is None else not isinstance(error, InvalidValue)
 
 
-def _error_of(compiled: Future[LLMatcher]) -> SaccadeError | None:
+def _error_of(compiled: Future[CompiledGrammar]) -> SaccadeError | None:
     error = compiled.exception()
     if error is None or isinstance(error, InvalidValue):
         return error

@@ -190,7 +190,8 @@ class Scheduler:
                 try:
                     sequence.mask = sequence.matcher.mask()
                 except InvalidValue as error:
-                    self.fail(sequence, error.at("grammar"))
+                    logger.warning("cut an answer short", request_id=sequence.request_id, reason=error.message)
+                    self.end(sequence, FinishReason.LENGTH)
 
     def _accept(
         self,
