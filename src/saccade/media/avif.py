@@ -1,7 +1,7 @@
-"""Dimensions and orientation of an AVIF image, from its boxes alone.
+"""Dimensions and orientation of an AVIF image, from its boxes alone, and its Exif and XMP.
 
-Sources: ISO/IEC 14496-12 (boxes, pitm, iinf), ISO/IEC 23008-12 (ispe, irot, imir, clap, ipma), AV1 Image File Format.
-Of an animation (brand avis) the primary item is used, as in a still image; a file without one is damaged.
+Sources: ISO/IEC 14496-12 (boxes, pitm, iinf, iloc, iref), ISO/IEC 23008-12 (ispe, irot, imir, clap, ipma), AV1 Image
+File Format. Of an animation (brand avis) the primary item is used, as in a still image; a file without one is damaged.
 """
 
 import struct
@@ -13,6 +13,9 @@ BRANDS = (b"avif", b"avis", b"mif1")
 MAX_BOXES = 256
 MAX_PROPERTIES = 1024
 MAX_ASSOCIATIONS = 4096
+MAX_METADATA_BYTES = 64 << 10
+EXIF, XMP = (b"Exif", b""), (b"mime", b"application/rdf+xml")
+"""Kind and content type of items."""
 ORIENTATIONS = {
     # Counter-clockwise quarter turns and the mirror's axis (None; 0: top to bottom; 1: left to right) to Exif's number.
     (0, None): 1, (1, None): 8, (2, None): 3, (3, None): 6,
@@ -39,8 +42,7 @@ def read(encoded: bytes) -> tuple[int, int, int]:
     """
     _, start, end = _only(encoded, b"meta", 0, len(encoded))
     inside = start + 4, end
-    _, primary, _ = _only(encoded, b"pitm", *inside)
-    item = struct.unpack_from(">H" if encoded[primary] == 0 else ">I", encoded, primary + 4)[0]
+    item = _primary(encoded, *_only(encoded, b"pitm", *inside)[1:])
     _, *properties = _only(encoded, b"iprp", *inside)
     _, first, last = _only(encoded, b"ipco", *properties)
     known = list(_boxes(encoded, first, last, MAX_PROPERTIES))
@@ -60,6 +62,29 @@ def read(encoded: bytes) -> tuple[int, int, int]:
     if size is None:
         raise _damaged()
     return *size, ORIENTATIONS[turns, axis]
+
+
+def metadata(encoded: bytes) -> tuple[bytes, bytes]:
+    """Return the Exif block and the XMP that describe the primary item, each empty if it is missing or damaged.
+
+    At most MAX_METADATA_BYTES of each are returned.
+    """
+    exif = xmp = b""
+    try:
+        _, start, end = _only(encoded, b"meta", 0, len(encoded))
+        boxes = {kind: (first, last) for kind, first, last in _boxes(encoded, start + 4, end)}
+        primary = _primary(encoded, *boxes[b"pitm"])
+        describing = set(_describing(encoded, *boxes[b"iref"], primary))
+        kinds = dict(_items(encoded, *boxes[b"iinf"]))
+        for item, first, last in _places(encoded, boxes[b"iloc"][0], boxes.get(b"idat", (0, 0))[0]):
+            kind = kinds.get(item) if item in describing else None
+            if kind == EXIF:  # a number of four bytes comes first: how many more precede the Exif block
+                exif = encoded[first + 4 : min(last, first + 4 + MAX_METADATA_BYTES)]
+            elif kind == XMP:
+                xmp = encoded[first : min(last, first + MAX_METADATA_BYTES)]
+    except (struct.error, LookupError, InvalidImage):
+        pass
+    return exif, xmp
 
 
 def without_metadata(encoded: bytes) -> bytes:
@@ -98,6 +123,63 @@ def _only(encoded: bytes, kind: bytes, start: int, end: int) -> Box:
         if box[0] == kind:
             return box
     raise _damaged()
+
+
+def _primary(encoded: bytes, start: int, _: int) -> int:
+    return int(struct.unpack_from(">H" if encoded[start] == 0 else ">I", encoded, start + 4)[0])
+
+
+def _items(encoded: bytes, start: int, end: int) -> Iterator[tuple[int, tuple[bytes, bytes]]]:
+    """Yield number, kind and content type of each item in the box iinf; other kinds than mime have no content type."""
+    for _, first, last in _boxes(encoded, start + (6 if encoded[start] == 0 else 8), end, MAX_PROPERTIES):
+        number = ">H" if encoded[first] < 3 else ">I"
+        (item,) = struct.unpack_from(number, encoded, first + 4)
+        position = first + 4 + struct.calcsize(number) + 2  # a protection scheme comes before the kind
+        kind, (_, content_type, *_) = (
+            encoded[position : position + 4],
+            (*encoded[position + 4 : min(last, position + MAX_BOXES)].split(b"\0", 2), b""),
+        )
+        yield item, (kind, content_type if kind == b"mime" else b"")
+
+
+def _describing(encoded: bytes, start: int, end: int, primary: int) -> Iterator[int]:
+    """Yield each item of which the box iref says that it describes *primary*."""
+    number = "H" if encoded[start] == 0 else "I"
+    head = struct.Struct(f">{number}H")
+    for kind, first, _ in _boxes(encoded, start + 4, end, MAX_PROPERTIES):
+        if kind == b"cdsc":
+            item, count = head.unpack_from(encoded, first)
+            if primary in struct.unpack_from(f">{min(count, MAX_BOXES)}{number}", encoded, first + head.size):
+                yield item
+
+
+def _places(encoded: bytes, start: int, data: int) -> Iterator[tuple[int, int, int]]:
+    """Yield number, start and end of each item that the box iloc says to be of one piece.
+
+    *start* is that of the content of iloc, *data* that of the content of idat.
+    """
+    version, sizes, more = encoded[start], encoded[start + 4], encoded[start + 5]
+    long = 4 if version == 2 else 2
+    of_item = (long, 2 if version else 0, 2, more >> 4, 2)
+    of_piece = (more & 15 if version else 0, sizes >> 4, sizes & 15)
+    (number,), position = _integers(encoded, start + 6, (long,))
+    for _ in range(min(number, MAX_PROPERTIES)):
+        (item, method, _, base, pieces), position = _integers(encoded, position, of_item)
+        if pieces > 1:
+            position += pieces * sum(of_piece)
+            continue
+        (_, offset, length), position = _integers(encoded, position, of_piece)
+        begin = base + offset + (data if method & 15 == 1 else 0)
+        yield item, begin, begin + length
+
+
+def _integers(encoded: bytes, position: int, widths: tuple[int, ...]) -> tuple[list[int], int]:
+    """Return big-endian integers of *widths* bytes from *position*, and the position after them."""
+    values = []
+    for width in widths:
+        values.append(int.from_bytes(encoded[position : position + width], "big"))
+        position += width
+    return values, position
 
 
 def _associated(encoded: bytes, item: int, start: int, end: int) -> tuple[int, ...]:

@@ -21,8 +21,9 @@ from saccade.media import jpeg, png, rgbx
 from saccade.media.header import ImageHeader, ImageLimits, read_header
 from saccade.media.metadata import without_metadata
 
-DECODER = f"pillow-{PIL.__version__} simplejpeg-{jpeg.VERSION} kornia-{png.VERSION}"
-"""Names and versions of the decoders: part of every image's identity."""
+DECODER = f"pillow-{PIL.__version__} simplejpeg-{jpeg.VERSION} kornia-{png.VERSION} reader-2"
+"""Names and versions of the decoders, and of the rules by which headers are read: part of every image's identity, since
+workers keep what older gateways sent."""
 
 WITHOUT_PILLOW = {"JPEG": jpeg.decode, "PNG": png.decode}
 WHITE = (255, 255, 255, 255)

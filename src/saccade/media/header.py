@@ -14,12 +14,19 @@ from itertools import islice
 
 from saccade.errors import ImageTooLarge, InvalidImage, UnsupportedImageFormat
 from saccade.media import avif
+from saccade.media.orientation import (
+    MAX_TEXT_BYTES,
+    PROFILE_KEYWORD,
+    UPRIGHT,
+    XMP_KEYWORD,
+    exif_orientation,
+    png_text,
+    raw_profile,
+    read_orientation,
+)
 
 MAX_STEPS = 4096
-MAX_EXIF_ENTRIES = 1024
 MAX_EXIF_BYTES = 1 << 20
-ORIENTATION_TAG = 0x0112
-INTEGER_TYPES = {1: "B", 3: "H", 4: "I"}
 ACCEPTED = "JPEG, PNG, WebP, GIF or AVIF"
 # Pillow refuses images over twice its warning threshold; below that only the limits of this module apply.
 DECODER_MAX_PIXELS = 178_956_970
@@ -29,7 +36,10 @@ DECODED_BYTES_PER_PIXEL = {"JPEG": 12, "PNG": 11, "GIF": 11, "WebP": 18, "AVIF":
 JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 JPEG_BARE = frozenset({0x01, *range(0xD0, 0xD9)})
 JPEG_SCAN, JPEG_END, JPEG_APP1 = 0xDA, 0xD9, 0xE1
+JPEG_XMP = b"http://ns.adobe.com/xap/1.0/\0"
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+PNG_TEXTS = frozenset({b"tEXt", b"zTXt", b"iTXt"})
+WEBP_HAS_EXIF, WEBP_HAS_XMP = 0x08, 0x04
 
 OTHER_FORMATS = (
     ("BMP", re.compile(rb"BM")),
@@ -51,7 +61,7 @@ SIGNATURE_BYTES = 1024
 
 @dataclass(frozen=True)
 class ImageHeader:
-    """The header of an image. *width* and *height* are pixels as stored; *orientation* is Exif's, 1 to 8."""
+    """The header of an image. *width* and *height* are pixels as stored; *orientation* is Exif's number, 1 to 8."""
 
     format: str
     width: int
@@ -155,12 +165,8 @@ def _reader(encoded: bytes) -> Callable[[bytes], ImageHeader] | None:
     return _avif if avif.is_avif(encoded) else None
 
 
-def _avif(encoded: bytes) -> ImageHeader:
-    return ImageHeader("AVIF", *avif.read(encoded))
-
-
 def _jpeg(encoded: bytes) -> ImageHeader:
-    size, exif, exif_bytes = (0, 0), list[bytes](), 0
+    size, exif, exif_bytes, xmp = (0, 0), list[bytes](), 0, b""
     for marker, start, end in jpeg_segments(encoded):
         if marker in JPEG_FRAMES:
             height, width = struct.unpack_from(">HH", encoded, start + 1)
@@ -169,7 +175,9 @@ def _jpeg(encoded: bytes) -> ImageHeader:
             # An Exif block that is longer than one segment continues in the next one.
             exif.append(encoded[start + 6 : end])
             exif_bytes += end - start
-    return ImageHeader("JPEG", *size, _orientation(b"".join(exif)))
+        elif marker == JPEG_APP1 and encoded.startswith(JPEG_XMP, start):
+            xmp = encoded[start:end]
+    return ImageHeader("JPEG", *size, read_orientation(b"".join(exif), xmp))
 
 
 def jpeg_segments(encoded: bytes) -> Iterator[tuple[int, int, int]]:
@@ -202,11 +210,18 @@ def _png(encoded: bytes) -> ImageHeader:
     if encoded[12:16] != b"IHDR":
         raise InvalidImage("The PNG does not begin with its header.")
     width, height = struct.unpack_from(">II", encoded, 16)
-    exif = 0, 0
+    exif, texts = None, dict[bytes, tuple[bytes, int, int]]()
     for kind, start, end in islice(png_chunks(encoded), MAX_STEPS):
         if kind == b"eXIf":
             exif = start + 8, min(end - 4, start + 8 + MAX_EXIF_BYTES)
-    return ImageHeader("PNG", width, height, _orientation(encoded[slice(*exif)]))
+        elif kind in PNG_TEXTS:
+            for keyword in (XMP_KEYWORD, PROFILE_KEYWORD):
+                if encoded.startswith(keyword + b"\0", start + 8):
+                    texts[keyword] = kind, start + 8, end - 4
+    # Texts are inflated once the last of each keyword is known.
+    xmp, profile = (png_text(encoded, *texts[key]) if key in texts else b"" for key in (XMP_KEYWORD, PROFILE_KEYWORD))
+    block = encoded[slice(*exif)] if exif else raw_profile(profile)
+    return ImageHeader("PNG", width, height, read_orientation(block, xmp))
 
 
 def png_chunks(encoded: bytes) -> Iterator[tuple[bytes, int, int]]:
@@ -224,8 +239,9 @@ def _webp(encoded: bytes) -> ImageHeader:
     if kind == b"VP8X":
         flags = encoded[20]
         width, height = (1 + int.from_bytes(_exactly(encoded, start, 3), "little") for start in (24, 27))
-        exif = _webp_exif(encoded) if flags & 0x08 else b""
-        return ImageHeader("WebP", width, height, _orientation(exif))
+        exif = _webp_chunk(encoded, b"EXIF", MAX_EXIF_BYTES) if flags & WEBP_HAS_EXIF else b""
+        xmp = _webp_chunk(encoded, b"XMP ", MAX_TEXT_BYTES) if flags & WEBP_HAS_XMP else b""
+        return ImageHeader("WebP", width, height, read_orientation(exif, xmp))
     if kind == b"VP8L" and encoded[20] == 0x2F:
         (bits,) = struct.unpack_from("<I", encoded, 21)
         return ImageHeader("WebP", 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF))
@@ -235,14 +251,14 @@ def _webp(encoded: bytes) -> ImageHeader:
     raise InvalidImage("The WebP's first chunk is damaged.")
 
 
-def _webp_exif(encoded: bytes) -> bytes:
+def _webp_chunk(encoded: bytes, kind: bytes, max_bytes: int) -> bytes:
     position = 12
     for _ in range(MAX_STEPS):
         if position + 8 > len(encoded):
             break
         (length,) = struct.unpack_from("<I", encoded, position + 4)
-        if encoded.startswith(b"EXIF", position):
-            return encoded[position + 8 : position + 8 + min(length, MAX_EXIF_BYTES)]
+        if encoded.startswith(kind, position):
+            return encoded[position + 8 : position + 8 + min(length, max_bytes)]
         position += 8 + length + length % 2
     return b""
 
@@ -268,28 +284,17 @@ def _gif(encoded: bytes) -> ImageHeader:
     raise InvalidImage("The GIF has too many blocks before its first frame.")
 
 
+def _avif(encoded: bytes) -> ImageHeader:
+    width, height, orientation = avif.read(encoded)
+    if orientation == UPRIGHT:
+        exif, xmp = avif.metadata(encoded)
+        # Exif repeats what the boxes say and does not turn the image; an orientation in it keeps XMP from doing so.
+        orientation = UPRIGHT if exif_orientation(exif) is not None else read_orientation(b"", xmp)
+    return ImageHeader("AVIF", width, height, orientation)
+
+
 def _exactly(encoded: bytes, start: int, length: int) -> bytes:
     piece = encoded[start : start + length]
     if len(piece) < length:
         raise InvalidImage("The image ends within its header: it is truncated.")
     return piece
-
-
-def _orientation(exif: bytes) -> int:
-    """Return the orientation in an Exif block; 1 if it is missing or damaged, as viewers do."""
-    tiff = exif.removeprefix(b"Exif\0\0")
-    order = {b"II*\0": "<", b"MM\0*": ">"}.get(tiff[:4])
-    if order is None:
-        return 1
-    try:
-        (directory,) = struct.unpack_from(order + "I", tiff, 4)
-        (count,) = struct.unpack_from(order + "H", tiff, directory)
-        for entry in range(min(count, MAX_EXIF_ENTRIES)):
-            start = directory + 2 + 12 * entry
-            tag, kind, number = struct.unpack_from(order + "HHI", tiff, start)
-            if tag == ORIENTATION_TAG and number == 1 and kind in INTEGER_TYPES:
-                (value,) = struct.unpack_from(order + INTEGER_TYPES[kind], tiff, start + 8)
-                return int(value) if 1 <= value <= 8 else 1
-    except struct.error:
-        pass
-    return 1
