@@ -49,7 +49,7 @@ VIDEO_PART = '{"type": "video_url", "video_url": {"url": "data:video/mp4;base64,
 """vLLM's form of a video, for errors about other forms."""
 # Code checks some fields, with better errors; the schemas here are for the description of the API.
 Role = Annotated[str, Meta(extra_json_schema={"enum": ["system", "developer", "user", "assistant", "tool"]})]
-PartType = Annotated[str, Meta(extra_json_schema={"enum": ["text", "image_url", "video_url", "file"]})]
+PartType = Annotated[str, Meta(extra_json_schema={"enum": ["text", "image_url", "video_url", "file", "refusal"]})]
 FileSchema = {
     "type": ["object", "null"],
     "properties": {name: {"type": ["string", "null"]} for name in ("file_id", "file_data", "filename")},
@@ -171,11 +171,13 @@ class OtherMedia(Struct, frozen=True, kw_only=True):
 class ContentPart(OtherMedia, frozen=True):
     """A piece of a message: `text`, `image_url` or `video_url` as an object or a string, or an image as a `file`.
 
+    A `refusal` is a text that a model wrote.
     *uuid* is accepted and has no effect: an image is identified by its bytes.
     """
 
     type: PartType
     text: str | None = None
+    refusal: str | None = None
     image_url: ImageUrl | str | None = None
     video_url: VideoUrl | str | None = None
     uuid: str | None = None
@@ -211,6 +213,7 @@ class ToolCall(Struct, frozen=True):
 class ChatMessage(OtherMedia, frozen=True):
     """One turn of a chat. *reasoning_content*, or *reasoning*, of an assistant is the reasoning before its content.
 
+    An assistant's *content* may be null or missing; a *refusal* is text after it.
     *tool_calls* of an assistant are answered by messages of the role tool, each with the *tool_call_id* of its call.
     """
 
@@ -219,6 +222,7 @@ class ChatMessage(OtherMedia, frozen=True):
     name: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+    refusal: str | None = None
     tool_calls: Annotated[list[ToolCall], Meta(max_length=MAX_CALLS)] | None = None
     tool_call_id: CallId | None = None
     image_url: Refused = UNSET

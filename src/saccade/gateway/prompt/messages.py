@@ -1,7 +1,7 @@
 """From OpenAI messages to a Chat: messages for a chat template, the sources of images, and switches."""
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import UNSET
@@ -89,13 +89,15 @@ def num_characters(request: ChatRequest | TokenizeRequest) -> int:
 
 
 def _num_characters(message: ChatMessage) -> int:
-    texts = (message.name, message.tool_call_id, message.reasoning_content or message.reasoning)
+    texts = (message.name, message.tool_call_id, message.reasoning_content or message.reasoning, message.refusal)
     num_characters = PART_CHARACTERS + sum(len(text or "") for text in texts)
     for call in message.tool_calls or ():
         num_characters += len(call.id) + len(call.function.name) + len(call.function.arguments) + PART_CHARACTERS
     if isinstance(message.content, str):
         return num_characters + len(message.content)
-    return num_characters + sum(len(part.text or "") + PART_CHARACTERS for part in message.content or ())
+    return num_characters + sum(
+        len(part.text or part.refusal or "") + PART_CHARACTERS for part in message.content or ()
+    )
 
 
 def _continues(request: ChatRequest | TokenizeRequest) -> bool:
@@ -109,7 +111,7 @@ def _continues(request: ChatRequest | TokenizeRequest) -> bool:
         reason = "needs a last message of the role assistant"
     elif last.tool_calls:
         reason = "goes on with the text of the last message, which its `tool_calls` would follow; leave them out"
-    elif isinstance(last.content, list) and not any(part.type == "text" for part in last.content):
+    elif isinstance(last.content, list) and not last.refusal and all(p.type in MEDIA_FIELDS for p in last.content):
         reason = "needs a text in the last message's `content`"
     else:
         return True
@@ -140,28 +142,46 @@ def _read_message(message: ChatMessage, field: str, options: MediaOptions, image
         read["reasoning_content"] = reasoning
     if message.name is not None:
         read["name"] = message.name
+    return {**read, "content": _content(message, field, options, images)}
+
+
+def _content(
+    message: ChatMessage, field: str, options: MediaOptions, images: list[ImageSource]
+) -> str | list[dict[str, str]]:
+    """Return the content of a turn; a refusal is text after it.
+
+    An answer that only called tools, was cut within its reasoning, or is empty has no content. Clients send it back
+    like that.
+    """
+    refusal = _of_assistant("refusal", message, field) or ""
     match message.content:
         case str(text):
-            return {**read, "content": text}
-        case list(parts):
+            return text + refusal
+        case list(parts) if parts or message.role != "assistant":
             named = ((f"{field}.content[{index}]", part) for index, part in enumerate(parts))
-            return {**read, "content": [_read_part(part, name, options, images) for name, part in named]}
-    # An answer that only called tools, or ended within reasoning, has no content, and clients send it back like that.
-    if reasoning or calls:
-        return {**read, "content": ""}
-    raise InvalidValue(f"`{field}.content` is missing.", f"{field}.content")
+            read = [_read_part(part, name, options, images) for name, part in named]
+            return [*read, {"type": "text", "text": refusal}] if refusal else read
+    if message.role != "assistant":
+        raise InvalidValue(f"`{field}.content` is missing.", f"{field}.content")
+    return refusal
 
 
 def _reasoning(message: ChatMessage, field: str) -> str | None:
     """Return the reasoning of an earlier turn."""
-    name = "reasoning" if message.reasoning_content is None else "reasoning_content"
-    reasoning = message.reasoning if message.reasoning_content is None else message.reasoning_content
+    return _of_assistant("reasoning" if message.reasoning_content is None else "reasoning_content", message, field)
+
+
+def _of_assistant(
+    name: Literal["refusal", "reasoning", "reasoning_content"], message: ChatMessage, field: str
+) -> str | None:
+    """Return the text of the field *name*. Raises InvalidValue if a turn of another role has one."""
+    text: str | None = getattr(message, name)
     if message.role == "assistant":
-        return reasoning
-    if reasoning:
+        return text
+    if text:
+        what = "a refusal" if name == "refusal" else "reasoning"
         raise InvalidValue(
-            f"`{field}.{name}`: only messages of the role assistant hold reasoning; leave it out here.",
-            f"{field}.{name}",
+            f"`{field}.{name}`: only messages of the role assistant hold {what}; leave it out here.", f"{field}.{name}"
         )
     return None
 
@@ -176,10 +196,10 @@ def _read_part(part: ContentPart, field: str, options: MediaOptions, images: lis
                 f"{field}.{name}",
             )
     match part:
-        case ContentPart(type="text", text=str(text)):
+        case ContentPart(type="text", text=str(text)) | ContentPart(type="refusal", refusal=str(text)):
             return {"type": "text", "text": text}
-        case ContentPart(type="text"):
-            raise InvalidValue(f"`{field}.text` is missing.", f"{field}.text")
+        case ContentPart(type="text" | "refusal" as name):
+            raise InvalidValue(f"`{field}.{name}` is missing.", f"{field}.{name}")
         case ContentPart(type="image_url"):
             images.append(_image_source(part, f"{field}.image_url", options))
             return {"type": "image"}

@@ -131,12 +131,13 @@ def _turns(message: Message, field: str, position: int, names: dict[str, str]) -
     if isinstance(message.content, str):
         yield field, ChatMessage(role=message.role, content=message.content)
         return
-    blocks = [(f"{field}.content[{index}]", block) for index, block in enumerate(message.content)]
-    if not blocks:
-        raise InvalidValue(f"`{field}.content` is empty.", f"{field}.content")
+    blocks = [(f"{field}.content[{index}]", block) for index, block in enumerate(message.content or ())]
     if message.role == "assistant":
         yield field, _assistant(blocks, position, names)
         return
+    if not message.content:
+        fault = "is missing" if message.content is None else "is empty"
+        raise InvalidValue(f"`{field}.content` {fault}.", f"{field}.content")
     if message.role == "system":
         content = _parts(message.content, f"{field}.content", f"messages[{position}].content", names)
         yield field, ChatMessage(role="system", content=content)

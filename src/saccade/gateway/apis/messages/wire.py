@@ -66,10 +66,10 @@ Content = str | Annotated[list[Block], Meta(max_length=MAX_PARTS)]
 
 
 class Message(Struct, frozen=True):
-    """One turn."""
+    """One turn. The *content* of an assistant's may be empty, null or missing."""
 
     role: MessageRole
-    content: Content
+    content: Content | None = None
 
 
 class Tool(Struct, frozen=True):

@@ -185,15 +185,14 @@ def _assistant(turn: Sequence[tuple[str, Item]], chat: Conversation) -> ChatMess
         match item.type:
             case "reasoning":
                 reasoning += "".join(part.text or "" for part in item.content or () if isinstance(part, Part))
-            case "message":
+            case "message" if item.content is not None:
                 content = _content(item.content, f"{name}.content", chat, len(parts))
                 parts += [ContentPart(type="text", text=content)] if isinstance(content, str) else content
-            case _:
+            case "function_call":
                 chat.names[f"{chat.place}.tool_calls[{len(calls)}].function.arguments"] = f"{name}.arguments"
                 calls.append(_call(item, name))
-    nothing = None if reasoning or calls else ""
     return ChatMessage(
-        role="assistant", content=parts or nothing, reasoning_content=reasoning or None, tool_calls=calls or None
+        role="assistant", content=parts or None, reasoning_content=reasoning or None, tool_calls=calls or None
     )
 
 

@@ -266,7 +266,7 @@ class _Output:
         body = msgspec.json.encode(response)
         if self._destination is not None:
             destination = self._destination
-            messages = (*destination.messages, *_as_messages(response.output))
+            messages = (*destination.messages, _as_message(response.output))
             if not destination.store.put(
                 destination.tenant, response.id, StoredResponse(destination.previous, messages, body)
             ):
@@ -378,10 +378,8 @@ def _status(answer: Answer) -> Status:
     return "incomplete" if answer.choices[0].finish_reason == FinishReason.LENGTH.value else "completed"
 
 
-def _as_messages(items: list[OutputItem]) -> list[ChatMessage]:
-    """Return the turn of *items* as messages of a chat."""
-    if not items:
-        return []
+def _as_message(items: list[OutputItem]) -> ChatMessage:
+    """Return the turn of *items* as a message of a chat; it may be empty."""
     reasoning = "".join(item.content[0].text for item in items if isinstance(item, ReasoningItem))
     text = "".join(item.content[0].text for item in items if isinstance(item, MessageItem))
     calls = [
@@ -389,5 +387,4 @@ def _as_messages(items: list[OutputItem]) -> list[ChatMessage]:
         for item in items
         if isinstance(item, FunctionCallItem)
     ]
-    message = ChatMessage(role="assistant", content=text, reasoning_content=reasoning or None, tool_calls=calls or None)
-    return [message]
+    return ChatMessage(role="assistant", content=text, reasoning_content=reasoning or None, tool_calls=calls or None)
