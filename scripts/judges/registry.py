@@ -1,10 +1,12 @@
 """All judges, in the order in which they run."""
 
 from judges.judge import Judge
-from judges.suites import json_schema, openai_python, openapi
+from judges.suites import json_schema, llama_answers, openai_python, openapi, vllm_events
 
 JUDGES: tuple[Judge, ...] = (
     openai_python.JUDGE,
     openapi.JUDGE,
     json_schema.JUDGE,
+    llama_answers.JUDGE,
+    vllm_events.JUDGE,
 )
