@@ -22,6 +22,8 @@ SENTENCES = re.compile(
     r"|has a crop box \(clap\), which is not supported; crop the image before you send it"
     r"|has \d+ x \d+ pixels(, [\d,]+ in all)?; (at most|a side may|its long side may be at most) .*"
     r"|has \d+ bytes; at most \d+ are accepted)\."
+    r"|The JPEG is [\w ,-]+, which is not supported; send a baseline or progressive JPEG with 8 bits a sample, or "
+    r"PNG, WebP, GIF or AVIF\."
     r"|The JPEG's header is (too long|damaged: no image data follows it)\."
     r"|The image's header states \d+ x \d+ pixels\."
     r"|The WebP's first chunk is damaged\.|Decoding the image takes more memory than an image may use\."

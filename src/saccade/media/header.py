@@ -1,7 +1,7 @@
 """Read format, dimensions and orientation from an image's bytes, without decoding and without an image library.
 
-Sources: JPEG ITU-T T.81 annex B; Exif 2.32 (TIFF 6.0 section 2); PNG third edition; WebP container RFC 9649;
-VP8 RFC 6386 section 9.1; GIF89a; AVIF in saccade.media.avif. The work is bounded because it is done on the event loop:
+Sources: PNG third edition; WebP container RFC 9649; VP8 RFC 6386 section 9.1; GIF89a; those of JPEG, AVIF and Exif in
+saccade.media.jpeg_header, .avif and .orientation. The work is bounded because it is done on the event loop:
 at most MAX_STEPS segments, chunks or blocks are visited, and at most MAX_EXIF_BYTES are copied.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from saccade.errors import ImageTooLarge, InvalidImage, UnsupportedImageFormat
-from saccade.media import avif
+from saccade.media import avif, jpeg_header
 from saccade.media.orientation import (
     MAX_TEXT_BYTES,
     PROFILE_KEYWORD,
@@ -33,10 +33,6 @@ DECODER_MAX_PIXELS = 178_956_970
 # The most memory that one image takes in a decode process, from the file to the patches; measured by a test.
 DECODED_BYTES_PER_PIXEL = {"JPEG": 12, "PNG": 11, "GIF": 11, "WebP": 18, "AVIF": 18}
 
-JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-JPEG_BARE = frozenset({0x01, *range(0xD0, 0xD9)})
-JPEG_SCAN, JPEG_END, JPEG_APP1 = 0xDA, 0xD9, 0xE1
-JPEG_XMP = b"http://ns.adobe.com/xap/1.0/\0"
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 PNG_TEXTS = frozenset({b"tEXt", b"zTXt", b"iTXt"})
 WEBP_HAS_EXIF, WEBP_HAS_XMP = 0x08, 0x04
@@ -166,44 +162,7 @@ def _reader(encoded: bytes) -> Callable[[bytes], ImageHeader] | None:
 
 
 def _jpeg(encoded: bytes) -> ImageHeader:
-    size, exif, exif_bytes, xmp = (0, 0), list[bytes](), 0, b""
-    for marker, start, end in jpeg_segments(encoded):
-        if marker in JPEG_FRAMES:
-            height, width = struct.unpack_from(">HH", encoded, start + 1)
-            size = (width, height)
-        elif marker == JPEG_APP1 and encoded.startswith(b"Exif\0\0", start) and exif_bytes < MAX_EXIF_BYTES:
-            # An Exif block that is longer than one segment continues in the next one.
-            exif.append(encoded[start + 6 : end])
-            exif_bytes += end - start
-        elif marker == JPEG_APP1 and encoded.startswith(JPEG_XMP, start):
-            xmp = encoded[start:end]
-    return ImageHeader("JPEG", *size, read_orientation(b"".join(exif), xmp))
-
-
-def jpeg_segments(encoded: bytes) -> Iterator[tuple[int, int, int]]:
-    """Yield marker, start and end of each segment's content; the last one is the first scan, with start as its end.
-
-    Raises InvalidImage if there is no scan, struct.error or IndexError if the bytes end early.
-    """
-    position = 2
-    for _ in range(MAX_STEPS):
-        # Decoders skip bytes between two segments; find() does so in C.
-        position = encoded.find(b"\xff", position)
-        if position < 0:
-            break
-        marker = encoded[position + 1]
-        if marker in (0x00, 0xFF) or marker in JPEG_BARE:
-            position += 1 if marker == 0xFF else 2
-            continue
-        if marker in (JPEG_SCAN, JPEG_END):
-            yield marker, position + 2, position + 2
-            return
-        (length,) = struct.unpack_from(">H", encoded, position + 2)
-        if length < 2:
-            break
-        yield marker, position + 4, position + 2 + length
-        position += 2 + length
-    raise InvalidImage("The JPEG's header is damaged: no image data follows it.")
+    return ImageHeader("JPEG", *jpeg_header.read(encoded))
 
 
 def _png(encoded: bytes) -> ImageHeader:

@@ -5,11 +5,10 @@ the square of its length. Decoders therefore get images without metadata; this m
 the same, bit for bit.
 """
 
-import re
-
 from saccade.errors import InvalidImage
 from saccade.media import avif
-from saccade.media.header import JPEG_END, JPEG_FRAMES, JPEG_SCAN, jpeg_segments, png_chunks
+from saccade.media.header import png_chunks
+from saccade.media.jpeg_header import JPEG_COLOURS, JPEG_END, JPEG_FRAMES, JPEG_MARKER, JPEG_SCAN, jpeg_segments
 
 MAX_JPEG_TABLE_BYTES = 256 << 10
 """Bound of tables and frame headers; ordinary images have 1 KB."""
@@ -23,10 +22,7 @@ MAX_PNG_CHUNKS = 16_384
 JPEG_METADATA = frozenset({*range(0xE0, 0xF0), 0xFE})
 JPEG_SEQUENTIAL = frozenset({0xC0, 0xC1, 0xC9})
 JPEG_SCAN_START = b"\xff\xda"
-JPEG_MARKER = re.compile(rb"\xff[\x02-\xcf\xd8-\xfe]")
 PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
-# JFIF's and Adobe's segments define the components' colours.
-JPEG_KEPT = {0xE0: (b"JFIF\0",), 0xEE: (b"Adobe",)}
 
 
 def without_metadata(encoded: bytes, kind: str) -> bytes:
@@ -45,21 +41,24 @@ def without_metadata(encoded: bytes, kind: str) -> bytes:
 
 
 def _jpeg(encoded: bytes) -> bytes:
-    pieces, position, scan, single = list[bytes](), 0, 0, False
+    """Return the segments that define the pixels, without the bytes between them, and all from the first scan on."""
+    pieces, num_bytes, scan, single = [encoded[:2]], 2, 0, False
     for marker, start, end in jpeg_segments(encoded):
         scan = start
-        if marker in JPEG_METADATA and not encoded.startswith(JPEG_KEPT.get(marker, ()), start):
-            pieces.append(encoded[position : start - 4])
-            position = end
-        elif marker in JPEG_FRAMES:
+        if start == end:
+            break
+        if marker not in JPEG_METADATA or encoded.startswith(JPEG_COLOURS.get(marker, ()), start):
+            pieces.append(encoded[start - 4 : end])
+            num_bytes += end - start + 4
+            if num_bytes > MAX_JPEG_TABLE_BYTES:
+                raise InvalidImage("The JPEG's header is too long.")
+        if marker in JPEG_FRAMES:
             # A sequential image whose first scan holds all components ends after that scan.
             single = marker in JPEG_SEQUENTIAL
             num_components = encoded[start + 5]
-    if sum(map(len, pieces)) + scan - position > MAX_JPEG_TABLE_BYTES:
-        raise InvalidImage("The JPEG's header is too long.")
     if not (single and encoded[scan + 2] == num_components) and _has_many_scans(encoded, scan):
         raise InvalidImage("The JPEG has too many scans.")
-    return b"".join([*pieces, encoded[position:]]) if pieces else encoded
+    return encoded if num_bytes == scan - 2 else b"".join([*pieces, encoded[scan - 2 :]])
 
 
 def _has_many_scans(encoded: bytes, position: int) -> bool:
