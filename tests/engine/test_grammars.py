@@ -15,7 +15,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from tables import table
 from tokenizers import Tokenizer
 
-from saccade.engine.core import compiled_grammar
+from saccade.engine.core import grammar_lexers
 from saccade.engine.loop import Engine
 from saccade.engine.vocabulary import read_vocabulary
 from saccade.grammars import compiler
@@ -252,7 +252,7 @@ def test_tenants_share_no_compiled_grammar(
         compiled.append(grammar)
         return compile_grammar(tokenizer, grammar)
 
-    monkeypatch.setattr(compiled_grammar, "compile_grammar", counting)
+    monkeypatch.setattr(grammar_lexers, "compile_grammar", counting)
     schema = {"const": "of one tenant"}
     for number, salt in enumerate((b"one", b"one", b"another", b"one")):
         asked = msgspec.structs.replace(held(tiny_qwen3_vl, schema, name=str(number)), salt=salt)
@@ -270,7 +270,7 @@ def test_failed_compilation_is_retried(
         raise MemoryError
 
     with monkeypatch.context() as broken:
-        broken.setattr(compiled_grammar, "compile_grammar", breaks)
+        broken.setattr(grammar_lexers, "compile_grammar", breaks)
         failure = engines.drain(subject, held(tiny_qwen3_vl, schema)).answers["a"].failure
         assert failure is not None
         assert failure.code == "internal_error"

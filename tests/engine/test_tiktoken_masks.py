@@ -16,7 +16,7 @@ import tiktoken
 from llguidance import LLMatcher
 from llguidance.tiktoken import lltokenizer_from_encoding
 
-from saccade.engine.core.compiled_grammar import CompiledGrammar, GrownLexers
+from saccade.engine.core.grammar_lexers import CompiledGrammar, GrownLexers
 from saccade.engine.core.grammar_matcher import GrammarMatcher, add_ids, no_words
 from saccade.engine.loop import Engine
 from saccade.engine.vocabulary import read_vocabulary

@@ -8,7 +8,7 @@ from copy import copy
 import numpy as np
 import numpy.typing as npt
 
-from saccade.engine.core.compiled_grammar import CompiledGrammar
+from saccade.engine.core.grammar_lexers import CompiledGrammar
 from saccade.errors import InvalidValue
 
 WORD_BITS = 32

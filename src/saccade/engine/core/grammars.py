@@ -12,7 +12,7 @@ import structlog
 from llguidance import LLTokenizer
 
 from saccade.byte_lru import ByteLru
-from saccade.engine.core.compiled_grammar import CompiledGrammar, GrownLexers
+from saccade.engine.core.grammar_lexers import CompiledGrammar, GrownLexers
 from saccade.engine.core.grammar_matcher import GrammarMatcher, Words, add_ids, no_words
 from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.core.sequence import Sequence

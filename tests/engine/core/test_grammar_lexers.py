@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from tables import table
 
-from saccade.engine.core import compiled_grammar, grammar_matcher
-from saccade.engine.core.compiled_grammar import CompiledGrammar, GrownLexers
+from saccade.engine.core import grammar_lexers, grammar_matcher
+from saccade.engine.core.grammar_lexers import CompiledGrammar, GrownLexers
 from saccade.engine.core.grammar_matcher import GrammarMatcher, add_ids, no_words
 from saccade.errors import InvalidValue
 from saccade.gateway.structured_output.constraint import Constraint
@@ -160,7 +160,7 @@ def test_answers_at_the_same_time_share_the_new_lexer() -> None:
 
 
 def test_larger_lexers_are_bounded_together_and_live_as_long_as_their_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled_grammar, "GROWN_STATES", 200_000)
+    monkeypatch.setattr(grammar_lexers, "GROWN_STATES", 200_000)
     grown, grammar = GrownLexers(), Grammar("regex", "a*")
     kept = [grown.add(VOCABULARY, grammar, 80_000) for _ in range(4)]
     assert [lexer.max_states for lexer in kept] == [80_000, 80_000, 40_000, MAX_LEXER_STATES]
@@ -191,7 +191,7 @@ def test_work_for_one_mask_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     grammar = CompiledGrammar(VOCABULARY, ENDLESS, GrownLexers())
     counted = grammar.replace
 
-    def counting(full: compiled_grammar.Lexer) -> compiled_grammar.Lexer:
+    def counting(full: grammar_lexers.Lexer) -> grammar_lexers.Lexer:
         lexers.append(full.max_states)
         return counted(full)
 
