@@ -87,7 +87,8 @@ class TokenSpeedWorker(rpc.TokenSpeedSchedulerServicer):
                     case _:
                         await asyncio.sleep(step)
             self.finished += 1
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, GeneratorExit):
+            # A call that ends while a response is on its way closes the generator, which waits in its yield.
             self.cancelled += 1
             raise
 
