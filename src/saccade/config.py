@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 PREFIX = "SACCADE_"
 MIB, GIB = 1 << 20, 1 << 30
 _PLACE = re.compile(r"\(at line (\d+), column \d+\)$")
-_QUANTITY = re.compile(r"(\d+)(\.\d+)?([kKmMgGtT])(i?)")
+_QUANTITY = re.compile(r"(\d{1,18})(\.\d{1,18})?([kKmMgGtT])(i?)")
 
 FLAT = Parameter(name="*")
 """Decorates a dataclass whose fields are flags without its own name before theirs."""

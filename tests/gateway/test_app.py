@@ -433,4 +433,4 @@ def test_idle_connections_are_kept_longer_than_clients_and_proxies_keep_them(gat
     of_nginx = 60
     of_sdks = openai.DEFAULT_CONNECTION_LIMITS.keepalive_expiry
     assert of_sdks is not None
-    assert gateway.server.config.timeout_keep_alive > max(of_nginx, of_sdks)
+    assert gateway.connections.limits.keep_alive_seconds > max(of_nginx, of_sdks)

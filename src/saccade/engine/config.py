@@ -12,6 +12,7 @@ from saccade.config import GIB, MIB, Count, JsonObject, Seconds, Size, Switch
 from saccade.engine.speculative_config import SpeculativeConfig
 from saccade.errors import StartupError
 from saccade.protocol.description import Role
+from saccade.whole_numbers import read_port
 
 Names = Annotated[tuple[str, ...], Parameter(negative="", show_default=False, consume_multiple=True)]
 KvCacheDtype = Literal["auto", "fp8"]
@@ -152,7 +153,7 @@ class SplitSettings:
             return None
         bind = self.kv_transfer_bind or "127.0.0.1:0"
         host, _, port = bind.rpartition(":")
-        if not host or not port.isdecimal() or int(port) > 65535:
+        if not host or read_port(port) is None:
             raise StartupError(f"--kv-transfer-bind is HOST:PORT, such as 10.0.0.5:9100, not {bind!r}.")
         if host.strip("[]") in ("0.0.0.0", "::", "*"):  # noqa: S104  refused
             raise StartupError(

@@ -42,10 +42,6 @@ SEND_BUFFER_BYTES = 256 << 10
 ABORT_SECONDS = 2
 """Time for requests that are still running after the drain to clean up."""
 
-KEEP_ALIVE_SECONDS = 75
-"""How long a connection waits for its next request. A client whose own limit is as long may send one just as the server
-closes, and then fails: 5 seconds in the SDKs of OpenAI and Anthropic, 60 in nginx and in the load balancers of AWS."""
-
 UNREADY_SECONDS = 20.0
 """How long a process of several keeps its port closed while no model can be served; then it answers 503."""
 
@@ -233,7 +229,6 @@ def _settings(app: ASGIApp, connections: Connections, tls: ssl.SSLContext | None
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=ABORT_SECONDS,
     )
 

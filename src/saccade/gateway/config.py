@@ -107,6 +107,8 @@ class ConnectionLimits:
     "Connections open at a time from one address (IPv6: one /64) that have not sent a valid API key."
     head_seconds: Annotated[float, NO_FLAG] = 10.0
     "From the first byte of a request, or the opening of the connection, to the end of the request's head."
+    keep_alive_seconds: Annotated[float, NO_FLAG] = 75.0
+    "Without a request; longer than clients (5) and proxies (60) keep a connection, else one may send as it closes."
     body_grace_seconds: Annotated[float, NO_FLAG] = 5.0
     "While the server reads a body, its client sends *body_bytes_per_second* on average after this time."
     body_bytes_per_second: Annotated[float, NO_FLAG] = 240.0

@@ -9,6 +9,7 @@ import asyncio
 import io
 import math
 import ssl
+import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable
@@ -32,6 +33,7 @@ from saccade.media.local_files import is_inside, local_file_size, read_local_fil
 from saccade.media.refusals import Refusals
 from saccade.media.resolver import DnsResolver
 from saccade.media.response_limits import limit_responses
+from saccade.whole_numbers import read_whole_number
 
 HEADERS = {
     "Accept": "image/jpeg, image/png, image/webp, image/gif, image/*;q=0.5, */*;q=0.1",
@@ -277,7 +279,7 @@ class Fetcher:
     async def _body(self, response: aiohttp.ClientResponse, holding: _Holding) -> bytes:
         """Return the body; read only as many bytes as are held, and no more than the limit."""
         limit_bytes = self._config.max_bytes
-        length = response.content_length
+        length = read_whole_number(response.headers.get("content-length", ""), sys.maxsize)
         body = io.BytesIO()  # getvalue() does not copy
         num_bytes = 0
         if (length or 0) <= limit_bytes:

@@ -21,6 +21,10 @@ from saccade.protocol.model_files import (
     TOKENIZER_CONFIG,
     VIDEO_PREPROCESSOR_CONFIG,
 )
+from saccade.whole_numbers import read_whole_number
+
+MAX_ID = 2**31 - 1
+"""Of a token."""
 
 
 def read_model_files(folder: Path) -> ModelFiles:
@@ -145,7 +149,7 @@ def _added_token_id(files: ModelFiles, token: str) -> int | None:
     declared = parse_json(files, TOKENIZER_CONFIG).get("added_tokens_decoder")
     entries: list[Any] = [*listed] if isinstance(listed, list) else []
     if isinstance(declared, dict):
-        numbered = ((key, entry) for key, entry in declared.items() if key.isdecimal() and isinstance(entry, dict))
-        entries += [{**entry, "id": int(key)} for key, entry in numbered]
+        numbered = ((key, entry) for key, entry in declared.items() if isinstance(entry, dict))
+        entries += [{**entry, "id": read_whole_number(key, MAX_ID)} for key, entry in numbered]
     ids = (entry.get("id") for entry in entries if isinstance(entry, dict) and entry.get("content") == token)
     return next((token_id for token_id in ids if type(token_id) is int), None)

@@ -51,7 +51,7 @@ FRAME_HEADER = struct.Struct(">HBBBL")
 
 PREFIX_BYTES = 5
 LAST_STREAM_ID = 2**31 - 2**16
-STATUS: Final = {code.value[0]: code for code in grpc.StatusCode}
+STATUS: Final = {str(code.value[0]).encode(): code for code in grpc.StatusCode}
 STATUS_OF_RESET: Final[dict[int, grpc.StatusCode]] = {
     ErrorCodes.REFUSED_STREAM: grpc.StatusCode.UNAVAILABLE,
     ErrorCodes.CANCEL: grpc.StatusCode.CANCELLED,
@@ -158,7 +158,7 @@ class Call:
             self.status = code, f"HTTP status {http.decode(errors='replace')}"
         elif (text := values.get(b"grpc-status", b"")).isdigit():
             details = unquote(values.get(b"grpc-message", b"").decode(errors="replace"))
-            self.status = STATUS.get(int(text), grpc.StatusCode.UNKNOWN), details
+            self.status = STATUS.get(text.lstrip(b"0") or b"0", grpc.StatusCode.UNKNOWN), details
 
     def messages(self, data: bytes) -> Iterator[bytes]:
         """Yield the messages that *data* completes. Raises ValueError for one that is compressed or too long."""

@@ -4,6 +4,7 @@ from google.protobuf.message import Message
 
 from saccade.errors import StartupError
 from saccade.transport.proto import worker_pb2
+from saccade.whole_numbers import read_port
 
 SERVICE_NAME: str = worker_pb2.DESCRIPTOR.services_by_name["Worker"].full_name
 CALLS: dict[str, tuple[str, type[Message], type[Message]]] = {
@@ -55,7 +56,7 @@ def target(url: str) -> str:
         return url
     address = url.removeprefix(TLS_SCHEME).removeprefix("grpc://").rstrip("/")
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or "/" in address:
+    if not host or read_port(port) is None or "/" in address:
         raise StartupError(f"A worker's address is grpc://host:port, grpcs://host:port or unix:/path, not {url!r}.")
     return address
 

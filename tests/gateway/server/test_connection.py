@@ -14,7 +14,8 @@ import scripted
 from waiting import wait_until
 
 from saccade.gateway.config import ConnectionLimits, GatewayConfig
-from saccade.gateway.server.connection import FIRST_READ_BYTES, MAX_HEAD_BYTES, READ_BYTES, Connection
+from saccade.gateway.server.connection import FIRST_READ_BYTES, READ_BYTES, Connection
+from saccade.gateway.server.request_reader import MAX_HEAD_BYTES
 from saccade.protocol.output import FinishReason, TokenDelta
 
 JSON = b"Content-Type: application/json\r\n"
@@ -27,6 +28,7 @@ CLOSED = 7
 
 HASTY = ConnectionLimits(
     head_seconds=0.3,
+    keep_alive_seconds=0.3,
     body_grace_seconds=0.3,
     unread_seconds=0.5,
     drain_seconds=0.5,

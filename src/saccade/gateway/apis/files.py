@@ -18,6 +18,7 @@ from saccade.gateway.server.body import BodyReader, parse_form
 from saccade.gateway.tenants.account import ACCOUNT
 from saccade.media.header import ImageLimits
 from saccade.media.pdf_pages import read_image_header
+from saccade.whole_numbers import read_whole_number
 
 PURPOSES: Final = ("vision", "user_data")
 MAX_FILENAME_CHARACTERS: Final = 255
@@ -157,8 +158,8 @@ def _check_one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
 
 
 def _whole_number(name: str, text: str, most: int) -> int:
-    if text.isascii() and text.isdecimal() and len(text) <= len(str(most)) and 1 <= int(text) <= most:
-        return int(text)
+    if number := read_whole_number(text, most):
+        return number
     raise InvalidValue(f"`{name}` must be a whole number from 1 to {most}.", name)
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import msgspec
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, request_response
@@ -56,6 +57,8 @@ class Endpoints:
     async def model(self, request: Request) -> Response:
         """GET /v1/models/{model}."""
         name = request.path_params["model"]
+        if not name:
+            raise HTTPException(404)  # as for every path with a slash too many
         return _json(_card(name, self.pipeline.model_registry.get(name)))
 
     async def tokenize(self, request: Request) -> Response:

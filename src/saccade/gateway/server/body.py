@@ -19,7 +19,9 @@ from saccade.gateway.limits import LARGE_BODY_BYTES
 from saccade.gateway.request import COPIES, Limits, Request
 from saccade.gateway.server.connection import CONNECTION, Connection
 from saccade.gateway.server.origins import TrustedProxies
+from saccade.gateway.server.request_reader import MAX_LENGTH
 from saccade.gateway.tenants.account import ACCOUNT, Account
+from saccade.whole_numbers import read_whole_number
 
 STEP_BYTES = 1 << 20
 """A body's first reservation, and every further one if its length is unknown or it has paused."""
@@ -106,7 +108,7 @@ def content_length(scope: Scope) -> int | None:
     if scope["method"] in BODILESS:
         return 0
     length: bytes = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
-    return int(length) if length.isdigit() else None
+    return read_whole_number(length.strip(), MAX_LENGTH)
 
 
 @contextlib.contextmanager

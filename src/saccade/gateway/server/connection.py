@@ -4,31 +4,28 @@ rate of a body, and how long a client may leave its answer unread.
 
 import asyncio
 import contextlib
+import contextvars
 import fcntl
 import resource
+import select
 import socket
 import struct
 import sys
 import termios
 from collections import Counter
 from collections.abc import Callable
-from http import HTTPStatus
 from typing import Any, cast
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from saccade.errors import QueueFull, RequestTimeout, SaccadeError
+from saccade.errors import InvalidValue, QueueFull, RequestError, RequestTimeout
 from saccade.gateway.config import ConnectionLimits
-from saccade.gateway.server.errors import encode_error
+from saccade.gateway.server.answer_framing import AnswerTransport, framed, needs_framing, refusal
 from saccade.gateway.server.origins import client_key
+from saccade.gateway.server.request_reader import MAX_HEAD_BYTES, RequestReader, body_length
 
 CONNECTION = "saccade.connection"
 """Key of the ASGI scope for the request's Connection."""
-
-MAX_HEAD_BYTES = 64 << 10
-"""Limit of a request's line and headers. The framing of its body (chunk sizes, extensions and ends, trailers) may take
-as many bytes again as the body has so far.
-"""
 
 FIRST_READ_BYTES = 16 << 10
 READ_BYTES = 120 << 10
@@ -36,9 +33,6 @@ READ_BYTES = 120 << 10
 body of known length. More would delay other connections and allocate system memory at every read. In a chunked body a
 large piece says nothing about the size of the next ones.
 """
-
-CONTINUE = b"HTTP/1.1 100 "
-"""The beginning of what is sent before an answer, for a client that waits with its body."""
 
 SMALL_READ_BYTES = 4 << 10
 SMALL_PIECE_BYTES = 256
@@ -48,19 +42,27 @@ OTHER_DESCRIPTORS = 256
 """File descriptors other than client connections: workers, decode processes, fetches, files."""
 
 
+TOO_MUCH_FRAMING = "The request has too many bytes besides its body: send larger chunks, and no trailers."
+
+
 class Connection(HttpToolsProtocol):
-    """uvicorn's connection with deadlines. uvicorn itself keeps any amount of headers, and keeps a request without time
-    limit if its body never arrives or its answer is never read.
+    """uvicorn's connection with deadlines, and with one request at a time.
+
+    uvicorn itself keeps any amount of headers, and keeps a request without time limit if its body never arrives or its
+    answer is never read.
     """
 
     def __init__(self, connections: "Connections", *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self._connections = connections
         self._limits = connections.limits
-        self._num_framing_bytes = 0
+        self._reader = RequestReader(self)
+        self._next = b""
+        self._num_wire_bytes = 0
         self._num_pieces = 0
         self._has_small_pieces = False
         self._head_since: float | None = None
+        self._idle_since: float | None = None
         self._expects_body = False
         self._has_begun_body = False
         self._is_chunked = False
@@ -88,14 +90,15 @@ class Connection(HttpToolsProtocol):
             return SMALL_READ_BYTES
         return READ_BYTES if self._has_begun_body and not self._is_chunked else FIRST_READ_BYTES
 
-    def write_chunk(self, content: bytes) -> bool:
-        """Send *content* as one chunk (RFC 9112, 7.1) of an unfinished answer, if its client reads fast enough.
+    def write_piece(self, content: bytes) -> bool:
+        """Send *content* as the next piece of an unfinished answer, if its client reads fast enough.
 
         Return whether it was sent. ASGI's send() does the same, but passes every middleware first.
         """
         if self.flow.write_paused or self.transport.is_closing():
             return False
-        self.transport.write(b"%x\r\n%b\r\n" % (len(content), content))
+        # A chunk (RFC 9112, 7.1), unless the client speaks HTTP/1.0.
+        self.transport.write(b"%x\r\n%b\r\n" % (len(content), content) if self.cycle.chunked_encoding else content)
         return True
 
     def watch(self, on_lost: Callable[[], object] | None) -> None:
@@ -118,35 +121,54 @@ class Connection(HttpToolsProtocol):
         self._head_since = self.loop.time()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Drop the requests: they refer to their connection and hold the unread parts of their bodies."""
+        """Drop the request: it refers to its connection and holds the unread part of its body."""
         super().connection_lost(exc)
-        # uvicorn lets it run after a reset, and the timer would keep this connection until then.
-        self._unset_keepalive_if_required()
         self._is_lost = True
         if self._on_lost is not None:
             self._on_lost()
-        self.pipeline.clear()
-        self.cycle = self.scope = None  # type: ignore[assignment]
+        self._next = b""
+        self._reader = self.cycle = self.scope = None  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
-        """Parse *data*, and refuse a request with too many bytes outside its body."""
-        if self._head_since is None and not self._expects_body:
-            # Any byte between two requests, a blank line too, ends uvicorn's own wait for the next request.
-            self._head_since = self.loop.time()
-        self._num_framing_bytes += len(data)
-        self._num_pieces = 0
-        super().data_received(data)
-        self._has_small_pieces = self._num_pieces * SMALL_PIECE_BYTES > len(data)
-        if self._num_framing_bytes <= MAX_HEAD_BYTES + self._num_body_bytes or self.transport.is_closing():
+        """Parse *data* up to the end of a request. Further bytes wait until the answer has been sent."""
+        if self._is_last and not self._expects_body:
+            self._drain(len(data))
             return
-        if not self._expects_body:
-            self.send_400_response(f"The request's head is over the limit of {MAX_HEAD_BYTES} bytes.")
-        elif self.cycle.response_started:
+        self._num_pieces = 0
+        try:
+            self._next = self._parse(self._next + data if self._next else data)
+        except RequestError as error:
+            self._refuse(error)
+            return
+        self._has_small_pieces = self._num_pieces * SMALL_PIECE_BYTES > len(data)
+        if len(self._next) >= FIRST_READ_BYTES:
+            self.flow.pause_reading()
+
+    def _parse(self, data: bytes) -> bytes:
+        """Parse *data* while no request waits for its answer; return the rest. Raises RequestError."""
+        while data := self._reader.skip_empty_lines(data):
+            if self.transport.is_closing() or not (self._expects_body or (self.is_idle and not self._is_last)):
+                break
+            if not self._expects_body and self._head_since is None:
+                self._head_since, self._idle_since = self.loop.time(), None
+            num_bytes = len(data)
+            data = self._reader.read(data)
+            self._num_wire_bytes += num_bytes - len(data)
+            if self._expects_body and self._num_wire_bytes > MAX_HEAD_BYTES + 2 * self._num_body_bytes:
+                raise InvalidValue(TOO_MUCH_FRAMING)
+        return data
+
+    def _refuse(self, error: RequestError) -> None:
+        """Answer *error* unless the answer has begun, and read no further request."""
+        if self._expects_body and self.cycle.response_started:
             self.transport.close()
-        else:
-            self.send_400_response(
-                "The request has too many bytes besides its body: send larger chunks, and no trailers."
-            )
+            return
+        self.transport.write(refusal(error))
+        if self._expects_body:
+            self._expects_body = False
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self._discard_the_rest()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -154,21 +176,28 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Begin to wait for the body. If the answer ends before the body, the connection closes with a delay."""
+        if self.parser.should_upgrade():
+            return  # the reader gives the head to another parser
+        version = self.parser.get_http_version()
+        self._reader.begin_body(body_length(version, self.headers))
+        self.expect_100_continue = self.expect_100_continue and version == "1.1"
+        super().on_headers_complete()
         self._head_since = None
         self._expects_body = True
         self._has_begun_body = False
         self._is_chunked = any(name == b"transfer-encoding" for name, _ in self.headers)
-        self._num_body_bytes = 0
+        self._num_wire_bytes = self._num_body_bytes = 0
         self._body_seconds = 0.0
-        super().on_headers_complete()
         # The answer to HEAD has no body.
         holds_head = cast(dict[str, Any], self.scope)["method"] != "HEAD"
-        self.cycle.transport = _Lingering(self.transport, self.linger, holds_head=holds_head)  # type: ignore[assignment]
+        self.cycle.transport = AnswerTransport(self.transport, self.linger, holds_head=holds_head)  # type: ignore[assignment]
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        super()._start_asgi_task(cycle, cast(Any, framed(app, cycle)) if needs_framing(cycle) else app)
 
     def on_body(self, body: bytes) -> None:
         """Take a piece of the body. After the first piece, reading pauses until the application receives."""
         self._num_pieces += 1
-        self._num_framing_bytes = max(0, self._num_framing_bytes - len(body))
         self._num_body_bytes += len(body)
         super().on_body(body)
         if self.cycle.response_complete:
@@ -178,21 +207,49 @@ class Connection(HttpToolsProtocol):
             self.flow.pause_reading()
 
     def on_message_complete(self) -> None:
-        self._num_framing_bytes = self._num_body_bytes = 0
+        """Begin to wait for the next request, if the answer was sent before the body ended."""
+        if self.parser.should_upgrade():
+            return
+        self._reader.end_body()
         self._expects_body = self._has_begun_body = False
+        self.flow.resume_reading()
         super().on_message_complete()
-        if self._drained_since is not None:
-            # The answer was sent before the body ended, and uvicorn's wait for the next request has ended.
+        if self._is_last:
+            self._discard_the_rest()
+        elif self.cycle.response_complete:
             self._drained_since = None
             self._num_drained_bytes = 0
-            self._head_since = self.loop.time()
-        if self._is_last:
-            self.transport.close()
+            self._idle_since = self.loop.time()
+
+    def on_response_complete(self) -> None:
+        """Read what the client has sent after the request, or wait for more. Replaces uvicorn's timer and pipeline."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing() or self._is_last:
+            return
+        self.flow.resume_reading()
+        if not self._expects_body:
+            self._idle_since = self.loop.time()
+            if self._next:
+                # In the context of the request that has ended, the log would take this for a part of it.
+                contextvars.Context().run(self.data_received, b"")
 
     def linger(self) -> None:
-        """Close after the answer. If the body is still arriving, read a part of it first."""
+        """End the connection after the answer. If the body is still arriving, read a part of it first."""
         self._is_last = True
         if self._expects_body:
+            self._drain(0)
+        else:
+            self._discard_the_rest()
+
+    def _discard_the_rest(self) -> None:
+        """Send nothing more, and discard what comes until the client ends the connection, too (RFC 9112, 9.6).
+
+        A close with unread bytes resets the connection, and the client may miss its answer. TLS ends in its own way.
+        """
+        self._is_last = True
+        self._next = b""
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
             self._drain(0)
         else:
             self.transport.close()
@@ -213,10 +270,14 @@ class Connection(HttpToolsProtocol):
             self._reset()
         elif self.transport.is_closing():
             return
-        elif _is_over(self._head_since, limits.head_seconds, now) or _is_over(
-            self._drained_since, limits.drain_seconds, now
+        elif (
+            _is_over(self._head_since, limits.head_seconds, now)
+            or _is_over(self._idle_since, limits.keep_alive_seconds, now)
+            or _is_over(self._drained_since, limits.drain_seconds, now)
         ):
             self.transport.close()
+        elif self.flow.read_paused and self._on_lost is not None and _has_left(self.transport):
+            self.transport.abort()
         elif self._expects_body and self.cycle.response_complete:
             self._drain(0)
         elif self._expects_body and not self.flow.read_paused and not self.cycle.waiting_for_100_continue:
@@ -234,17 +295,17 @@ class Connection(HttpToolsProtocol):
         limits = self._limits
         self._body_seconds += limits.sweep_seconds
         if self._body_seconds > limits.body_seconds:
-            self._refuse(f"The request's body did not arrive within {limits.body_seconds:g} seconds.")
+            self._end_slow_body(f"The request's body did not arrive within {limits.body_seconds:g} seconds.")
         elif (
             self._body_seconds > limits.body_grace_seconds
             and self._num_body_bytes < limits.body_bytes_per_second * self._body_seconds
         ):
-            self._refuse(
+            self._end_slow_body(
                 f"The request's body arrives at less than {limits.body_bytes_per_second:g} bytes a second; send it "
                 "faster."
             )
 
-    def _refuse(self, sentence: str) -> None:
+    def _end_slow_body(self, sentence: str) -> None:
         if not self.cycle.response_started:
             self.transport.write(refusal(RequestTimeout(sentence)))
         self.transport.close()
@@ -269,37 +330,15 @@ def _unacknowledged_bytes(transport: asyncio.Transport) -> int:
     return int.from_bytes(num_bytes, sys.byteorder)
 
 
+def _has_left(transport: asyncio.Transport) -> bool:
+    """Return whether the client has ended the connection, which is noticed by itself only while the server reads."""
+    poll = select.poll()
+    poll.register(transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
+    return bool(poll.poll(0))
+
+
 def _is_over(since: float | None, seconds: float, now: float) -> bool:
     return since is not None and now - since > seconds
-
-
-class _Lingering:
-    """The transport of a request's answer, with *close* instead of its own.
-
-    uvicorn writes the head apart, which would be a system call, and a packet for the client to read. If *holds_head*,
-    it waits for the first write of the body.
-    """
-
-    def __init__(self, transport: asyncio.Transport, close: Callable[[], None], *, holds_head: bool) -> None:
-        self.is_closing = transport.is_closing
-        self._write = transport.write
-        self._close = close
-        self._holds_head = holds_head
-        self._head = b""
-
-    def write(self, data: bytes) -> None:
-        """Send *data*, unless it is the head."""
-        if self._holds_head and not data.startswith(CONTINUE):
-            self._head, self._holds_head = data, False
-            return
-        head, self._head = self._head, b""
-        self._write(head + data)
-
-    def close(self) -> None:
-        """Send the head if no body has followed, and close."""
-        if self._head:
-            self.write(b"")
-        self._close()
 
 
 class Connections:
@@ -418,13 +457,6 @@ class _Reader(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         if not self._is_refused:
             self._data_received(bytes(self._memory[:nbytes]))
-
-
-def refusal(error: SaccadeError) -> bytes:
-    """Return the complete HTTP response to a connection that is closed next."""
-    body = encode_error(error)
-    head = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\ncontent-type: application/json\r\n"
-    return f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body
 
 
 def allow_descriptors(max_connections: int) -> int:

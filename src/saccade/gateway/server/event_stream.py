@@ -128,7 +128,7 @@ class EventStream:
         self._last = time.monotonic()
         self.started = True
         if self._sending is None:
-            if self._has_sent_headers and self._more and self._connection.write_chunk(events):
+            if self._has_sent_headers and self._more and self._connection.write_piece(events):
                 return True
             self._sending = asyncio.create_task(self._send_backlog(), name="backlog of a stream")
         self._backlog += events

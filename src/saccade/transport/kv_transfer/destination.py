@@ -24,6 +24,7 @@ from saccade.transport.kv_transfer.channel import (
     name_of,
 )
 from saccade.transport.kv_transfer.events import PieceArrived, PromptComputed, Tell, TransferEnded
+from saccade.whole_numbers import read_port
 
 CONNECT_SECONDS = 5.0
 """After this time a prefill worker is unreachable: a packet that a firewall drops gets no answer."""
@@ -168,6 +169,6 @@ class KvDestination:
 
 async def _connect(source: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     host, _, port = source.rpartition(":")
-    if not host or not port.isdecimal():
+    if not host or read_port(port) is None:
         raise OSError
     return await asyncio.open_connection(host.strip("[]"), int(port), limit=BUFFER_BYTES)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from saccade.errors import StartupError
 from saccade.tracing.tracer import NO_TRACES, TraceSettings
 from saccade.transport.access import is_loopback
+from saccade.whole_numbers import read_port
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class TokenSpeedPort:
     def check(self) -> None:
         """Raise StartupError if *bind* is malformed, or if strangers could call although *is_open* is not set."""
         host, _, port = self.bind.rpartition(":")
-        if not host or not port.isdecimal() or int(port) >= 1 << 16:
+        if not host or read_port(port) is None:
             raise StartupError(f"--serve-tokenspeed takes HOST:PORT, as in 127.0.0.1:50051, not {self.bind!r}.")
         if not self.is_open and not is_loopback(self.bind):
             raise StartupError(
