@@ -28,7 +28,7 @@ SENTENCES = re.compile(
     r"|The image's header states \d+ x \d+ pixels\."
     r"|The WebP's first chunk is damaged\.|Decoding the image takes more memory than an image may use\."
     r"|(The image looks like [\w .]+, which is not supported|The bytes are not an image in a known format); "
-    r"send JPEG, PNG, WebP, GIF or AVIF\."
+    r"(send it as `video_url` to a model that takes videos, or )?send JPEG, PNG, WebP, GIF or AVIF\."
 )
 KINDS = {
     "jpeg": images.encode(images.random_image(40, 30), "JPEG"),

@@ -8,7 +8,7 @@ at most MAX_STEPS segments, chunks or blocks are visited, and at most MAX_EXIF_B
 import json
 import re
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -41,18 +41,37 @@ OTHER_FORMATS = (
     ("BMP", re.compile(rb"BM")),
     ("TIFF", re.compile(rb"II[*+]\0|MM\0[*+]")),
     ("HEIC", re.compile(rb"....ftyp(?:hei|hev|mif1|msf1)", re.DOTALL)),
+    ("MOV video", re.compile(rb"....ftypqt", re.DOTALL)),
+    ("M4A audio", re.compile(rb"....ftypM4[AB]", re.DOTALL)),
     ("MP4 video", re.compile(rb"....ftyp", re.DOTALL)),
+    ("WebM or Matroska video", re.compile(rb"\x1a\x45\xdf\xa3")),
+    ("AVI video", re.compile(rb"RIFF....AVI ", re.DOTALL)),
+    ("FLV video", re.compile(rb"FLV\x01")),
+    ("MPEG video", re.compile(rb"\0\0\x01[\xb3\xba]|G.{187}G", re.DOTALL)),
+    ("WMV video", re.compile(rb"\x30\x26\xb2\x75\x8e\x66\xcf\x11")),
+    ("Ogg", re.compile(rb"OggS")),
+    ("WAV audio", re.compile(rb"RIFF....WAVE", re.DOTALL)),
+    ("MP3 audio", re.compile(rb"ID3|\xff[\xf2\xf3\xfb]")),
+    ("FLAC audio", re.compile(rb"fLaC")),
     ("JPEG 2000", re.compile(rb"\0\0\0\x0cjP  |\xff\x4f\xff\x51")),
     ("JPEG XL", re.compile(rb"\xff\x0a|\0\0\0\x0cJXL ")),
-    ("ICO", re.compile(rb"\0\0[\x01\x02]\0")),
+    # TGA has no signature: colour map, kind of image, the map's size, origin and sides, bits of a pixel.
+    ("TGA", re.compile(rb".(?:\0[\x02\x03\x0a\x0b]\0{5}|\x01[\x01\x09]..(?!\0\0)..[\x0f\x10\x18\x20]).{4}(?!\0\0).."
+                       rb"(?!\0\0)..[\x08\x0f\x10\x18\x20][\0-\x3f]", re.DOTALL)),
+    ("ICO", re.compile(rb"\0\0\x01\0")),
+    ("CUR", re.compile(rb"\0\0\x02\0")),
     ("PSD", re.compile(rb"8BPS")),
+    ("ZIP", re.compile(rb"PK\x03\x04")),
+    ("gzip", re.compile(rb"\x1f\x8b")),
     ("HTML", re.compile(rb"\s*<(?:!doctype\s+html|html)", re.IGNORECASE)),
     ("SVG", re.compile(rb"(?:\xef\xbb\xbf)?\s*<(?:svg|[?!].*<svg)", re.DOTALL)),
     # The last one, so that an image with a PDF's header in it stays an image.
     ("PDF", re.compile(rb"%PDF|.{0,1019}%PDF-", re.DOTALL)),
-)
+)  # fmt: skip
 SIGNATURE_BYTES = 1024
 """A PDF's signature is anywhere in these first bytes of a file (PDF 1.7, appendix H), others at the beginning."""
+SERVED_VIDEOS = {"MP4 video": "video/mp4", "MOV video": "video/quicktime", "WebM or Matroska video": "video/webm"}
+"""The media types of videos in OTHER_FORMATS that are served as videos."""
 
 
 @dataclass(frozen=True)
@@ -128,41 +147,45 @@ def read_header(encoded: bytes) -> ImageHeader:
     return header
 
 
-def other_format(encoded: bytes) -> str | None:
-    """Return the name of the known format of *encoded*, by its signature; None for unknown ones and accepted images."""
+def image_format(encoded: bytes) -> str:
+    """Return which of the ACCEPTED formats an image has by its first bytes; empty if it is none."""
+    if encoded.startswith(b"\xff\xd8\xff"):
+        return "JPEG"
+    if encoded.startswith(PNG_SIGNATURE):
+        return "PNG"
+    if encoded.startswith(b"RIFF") and encoded[8:12] == b"WEBP":
+        return "WebP"
+    if encoded.startswith((b"GIF87a", b"GIF89a")):
+        return "GIF"
+    return "AVIF" if avif.is_avif(encoded) else ""
+
+
+def other_format(encoded: bytes) -> str:
+    """Return the name of a format that is not accepted, by its first bytes; empty for unknown ones and images."""
     start = encoded[:SIGNATURE_BYTES]
-    if _reader(start) is not None:
-        return None
-    return next((name for name, pattern in OTHER_FORMATS if pattern.match(start)), None)
+    if image_format(start):
+        return ""
+    return next((name for name, pattern in OTHER_FORMATS if pattern.match(start)), "")
 
 
 def _parse(encoded: bytes) -> ImageHeader:
-    read = _reader(encoded)
-    if read is not None:
-        return read(encoded)
+    match image_format(encoded):
+        case "JPEG":
+            return ImageHeader("JPEG", *jpeg_header.read(encoded))
+        case "PNG":
+            return _png(encoded)
+        case "WebP":
+            return _webp(encoded)
+        case "GIF":
+            return _gif(encoded)
+        case "AVIF":
+            return _avif(encoded)
     if not encoded:
         raise InvalidImage("The image has no bytes.")
-    name = other_format(encoded)
-    if name is not None:
-        raise UnsupportedImageFormat(f"The image looks like {name}, which is not supported; send {ACCEPTED}.")
-    raise UnsupportedImageFormat(f"The bytes are not an image in a known format; send {ACCEPTED}.")
-
-
-def _reader(encoded: bytes) -> Callable[[bytes], ImageHeader] | None:
-    """Return the function that reads the header of an accepted image, by its signature."""
-    if encoded.startswith(b"\xff\xd8\xff"):
-        return _jpeg
-    if encoded.startswith(PNG_SIGNATURE):
-        return _png
-    if encoded.startswith(b"RIFF") and encoded[8:12] == b"WEBP":
-        return _webp
-    if encoded.startswith((b"GIF87a", b"GIF89a")):
-        return _gif
-    return _avif if avif.is_avif(encoded) else None
-
-
-def _jpeg(encoded: bytes) -> ImageHeader:
-    return ImageHeader("JPEG", *jpeg_header.read(encoded))
+    if not (name := other_format(encoded)):
+        raise UnsupportedImageFormat(f"The bytes are not an image in a known format; send {ACCEPTED}.")
+    instead = "send it as `video_url` to a model that takes videos, or send" if name in SERVED_VIDEOS else "send"
+    raise UnsupportedImageFormat(f"The image looks like {name}, which is not supported; {instead} {ACCEPTED}.")
 
 
 def _png(encoded: bytes) -> ImageHeader:

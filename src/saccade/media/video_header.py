@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 
 from saccade.errors import InvalidVideo, UnsupportedVideoFormat, VideoTooLarge
+from saccade.media.header import image_format, other_format
 from saccade.protocol.media import VideoHeader
 
 DECODER = f"pyav-{version('av')} reader-2"
@@ -21,6 +22,9 @@ DEMUXERS = (
     ("gif", re.compile(rb"GIF8[79]a")),
 )
 """FFmpeg's names of the containers that are read, and how their bytes begin. None of them names other files."""
+
+FRAMES_PREFIX = "data:video/jpeg;base64,"
+"""How frames begin that a client has sampled, in place of a video."""
 
 MIN_FPS, MAX_FPS = 0.001, 1000.0
 """Recordings of a screen on which nothing moves have one frame in minutes."""
@@ -61,10 +65,25 @@ class VideoLimits:
 
 
 def demuxer(encoded: bytes) -> str:
-    """Return FFmpeg's name of the container, which its content determines. Raises UnsupportedVideoFormat."""
-    for name, pattern in DEMUXERS:
-        if pattern.match(encoded):
-            return name
+    """Return FFmpeg's name of the container, which its content determines.
+
+    Raises UnsupportedVideoFormat, which says how to send an image or a document.
+    """
+    # AVIF and HEIC begin like MP4.
+    image, other = image_format(encoded), other_format(encoded)
+    if image in ("", "GIF") and other != "HEIC":
+        for name, pattern in DEMUXERS:
+            if pattern.match(encoded):
+                return name
+    if image:
+        raise UnsupportedVideoFormat(
+            f"The video is a {image} image: send it as `image_url`, or frames of a video as `{FRAMES_PREFIX}`. "
+            f"Videos are {ACCEPTED}."
+        )
+    if other == "PDF":
+        raise UnsupportedVideoFormat(f"The video is a PDF: send it as `file` or `image_url`. Videos are {ACCEPTED}.")
+    if other:
+        raise UnsupportedVideoFormat(f"The video looks like {other}, which is not supported; send {ACCEPTED}.")
     raise UnsupportedVideoFormat(f"The bytes are not a video in a known format; send {ACCEPTED}.")
 
 

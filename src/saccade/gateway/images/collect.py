@@ -26,7 +26,9 @@ from saccade.errors import (
     InvalidValue,
     InvalidVideo,
     RequestError,
+    UnsupportedImageFormat,
     UnsupportedParameter,
+    UnsupportedVideoFormat,
     VideoTooLarge,
 )
 from saccade.gateway.chat import Chat, ImageSource, is_file_id
@@ -39,10 +41,10 @@ from saccade.gateway.served_models.served_model import ServedModel, VideoSide
 from saccade.identity.content import content_hash
 from saccade.media.fetch import Fetcher
 from saccade.media.freshness import Reuse
-from saccade.media.header import ImageLimits, read_header
+from saccade.media.header import SERVED_VIDEOS, ImageHeader, ImageLimits, other_format, read_header
 from saccade.media.pdf_pages import DECODER as PDF_DECODER
 from saccade.media.pdf_pages import PdfPage, read_image_header
-from saccade.media.video_header import VideoLimits
+from saccade.media.video_header import FRAMES_PREFIX, VideoLimits
 from saccade.models.family import FrameTimes, ImageOptions, VideoOptions
 from saccade.protocol.media import ImageLayout, VideoHeader
 from saccade.telemetry import Metrics
@@ -170,17 +172,17 @@ def decode_base64(payload: str) -> bytes:
     try:
         return pybase64.b64decode(payload, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise InvalidBase64("The data: URL's payload is not valid base64.") from error
+        frames = f" Frames with commas between them are a video, `{FRAMES_PREFIX}`." if "," in payload else ""
+        raise InvalidBase64(f"The data: URL's payload is not valid base64.{frames}") from error
 
 
 MAX_FRAMES = 768
 DEFAULT_FPS = 1.0
-PREFIX = "data:video/jpeg;base64,"
 
 
 def is_frames_url(url: str) -> bool:
     """Whether *url* has frames in place of a video."""
-    return url[: len(PREFIX)].lower() == PREFIX
+    return url[: len(FRAMES_PREFIX)].lower() == FRAMES_PREFIX
 
 
 def read_frames(url: str, options: VideoOptions, limits: ImageLimits) -> tuple[bytes, VideoHeader]:
@@ -188,13 +190,13 @@ def read_frames(url: str, options: VideoOptions, limits: ImageLimits) -> tuple[b
 
     Raises InvalidBase64, InvalidVideo, VideoTooLarge, InvalidValue and the errors of images.
     """
-    payload = url[len(PREFIX) :]
+    payload = url[len(FRAMES_PREFIX) :]
     if payload.count(",") >= (most := min(MAX_FRAMES, options.num_frames or MAX_FRAMES)):
         raise VideoTooLarge(f"The video has more than {most} frames; send fewer.")
     frames = [decode_base64(frame) for frame in payload.split(",")]
     sizes = set()
     for frame in frames:
-        image = read_header(frame)
+        image = _read_frame_header(frame)
         limits.check(image, len(frame))
         sizes.add(image.upright)
     if len(sizes) > 1:
@@ -205,6 +207,20 @@ def read_frames(url: str, options: VideoOptions, limits: ImageLimits) -> tuple[b
     num_frames = options.times.num_frames or indices[-1] + 1
     header = VideoHeader(num_frames, options.times.fps or DEFAULT_FPS, width, height, indices)
     return msgspec.msgpack.encode((header, frames)), header
+
+
+def _read_frame_header(frame: bytes) -> ImageHeader:
+    try:
+        return read_header(frame)
+    except UnsupportedImageFormat:
+        name = other_format(frame)
+        if name not in SERVED_VIDEOS:
+            raise
+        media_type = SERVED_VIDEOS[name]
+        raise UnsupportedVideoFormat(
+            f"The bytes are {name}, not a frame: send it as {media_type}, in `data:{media_type};base64,`. "
+            f"`{FRAMES_PREFIX}` takes images, with commas between them."
+        ) from None
 
 
 def _indices(times: FrameTimes, num_frames: int) -> tuple[int, ...]:
@@ -298,7 +314,7 @@ class ImageCollector:
                 )
             if options.times.indices or options.times.num_frames is not None:
                 raise InvalidValue(
-                    f"`{OF_VIDEOS}`: only sampled frames, `{PREFIX}`, have indices and a total.", OF_VIDEOS
+                    f"`{OF_VIDEOS}`: only sampled frames, `{FRAMES_PREFIX}`, have indices and a total.", OF_VIDEOS
                 )
             content = await self._read(request, source, salt, bytes)
             header = await self.video_header(content, request.client)
