@@ -74,7 +74,7 @@ class Delta(Struct, frozen=True):
 
 
 class ChunkChoice(Struct, frozen=True):
-    """A choice's part of a chunk; *finish_reason* is set in its last one.
+    """A choice's part of a chunk; *finish_reason* is set in its last one, whose delta is empty.
 
     *logprobs* and *token_ids* cover all tokens since the choice's previous chunk.
     """
@@ -220,7 +220,7 @@ def _roles(template: ChatCompletionChunk, answer: Answer) -> bytes:
 
 
 def _events(template: ChatCompletionChunk, chunk: Chunk) -> bytes:
-    """Return one event for reasoning, one for content and one for each call; the last one has the finish reason.
+    """Return one event for reasoning, one for content and one for each call; one with the finish reason alone follows.
 
     Requested token ids and logprobs come with the first event after their tokens.
     """
@@ -229,11 +229,22 @@ def _events(template: ChatCompletionChunk, chunk: Chunk) -> bytes:
     deltas += [Delta(content=chunk.content)] if chunk.content else []
     for call in chunk.calls:
         deltas.append(Delta(tool_calls=[ToolCallDelta(call.index, call.id, CalledFunction(call.name, call.arguments))]))
-    if choice.finish_reason is not None and not (chunk.content or chunk.calls):
-        deltas.append(Delta())
-    reasons = [None] * (len(deltas) - 1) + [choice.finish_reason]
-    wires = (_with_delta(template, choice, delta, reason) for delta, reason in zip(deltas, reasons, strict=False))
-    return b"".join(map(_event, wires))
+    wires = [_with_record(choice, delta) for delta in deltas]
+    if choice.finish_reason is not None:
+        wires += _ending(choice)
+    return b"".join(_event(msgspec.structs.replace(template, choices=[wire])) for wire in wires)
+
+
+def _ending(choice: GeneratedChoice) -> list[ChunkChoice]:
+    """Return the choice's last part: its finish reason alone, because clients stop reading there.
+
+    The log probabilities of the token that ended it come before, if they are requested.
+    """
+    ending = _with_record(choice, Delta(), choice.finish_reason)
+    if ending.logprobs is None or not ending.logprobs.content:
+        return [ending]
+    rest = msgspec.structs.replace(ending, delta=Delta(content=""), finish_reason=None)
+    return [rest, _with_record(choice, Delta(), choice.finish_reason)]
 
 
 class _TextEvents:
@@ -259,17 +270,11 @@ def _is_text(chunk: Chunk) -> bool:
     )
 
 
-def _with_delta(
-    template: ChatCompletionChunk,
-    choice: GeneratedChoice,
-    delta: Delta,
-    finish_reason: str | None = None,
-) -> ChatCompletionChunk:
+def _with_record(choice: GeneratedChoice, delta: Delta, finish_reason: str | None = None) -> ChunkChoice:
+    """Return *delta* with the token ids and logprobs that are requested."""
     if choice.record is None:
-        wire = ChunkChoice(delta, finish_reason, choice.index)
-    else:
-        wire = ChunkChoice(delta, finish_reason, choice.index, *choice.record.flush())
-    return msgspec.structs.replace(template, choices=[wire])
+        return ChunkChoice(delta, finish_reason, choice.index)
+    return ChunkChoice(delta, finish_reason, choice.index, *choice.record.flush())
 
 
 def _event(chunk: ChatCompletionChunk) -> bytes:
