@@ -1,7 +1,7 @@
 """All judges, in the order in which they run."""
 
 from judges.judge import Judge
-from judges.suites import json_schema, llama_answers, openai_python, openapi, vllm_events
+from judges.suites import json_schema, llama_answers, openai_python, openapi, pillow_images, templates, vllm_events
 
 JUDGES: tuple[Judge, ...] = (
     openai_python.JUDGE,
@@ -9,4 +9,6 @@ JUDGES: tuple[Judge, ...] = (
     json_schema.JUDGE,
     llama_answers.JUDGE,
     vllm_events.JUDGE,
+    templates.JUDGE,
+    pillow_images.JUDGE,
 )

@@ -10,20 +10,14 @@ from typing import Any
 
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from judges.archives import Archive, take
+from judges.archives import take
 from judges.cpp import Call, Name, NotData, Reader
 from judges.judge import Judge
 from judges.outcomes import FAILED, PASSED, SKIPPED, Outcome
 from judges.reading import WHOLE, Reading, read, served
+from judges.suites.llama_archive import ARCHIVE, ROOT, TEMPLATES
 
-ARCHIVE = Archive(
-    "llama-cpp-python",
-    "llama_cpp_python-0.3.36.tar.gz",
-    "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e",
-)
-ROOT = "vendor/llama.cpp"
-SOURCE = "tests/test-chat.cpp"
-TEMPLATES = "models/templates"
+SOURCE = f"{ROOT}/tests/test-chat.cpp"
 SIZES = (WHOLE, 1, 3, 8)
 """An answer is read whole, and in pieces of so many tokens; all must give the same."""
 MODELS: Mapping[str, tuple[str, str]] = {
@@ -199,7 +193,7 @@ def _json(text: str) -> Any:
 
 def run(cache: Path, skips: frozenset[str]) -> Iterable[Outcome]:
     """Judge every case."""
-    folder = take(ARCHIVE, (f"{ROOT}/{SOURCE}", f"{ROOT}/{TEMPLATES}"), cache) / ROOT
+    folder = take(ARCHIVE, (SOURCE, TEMPLATES), cache)
     for case in read_cases((folder / SOURCE).read_text()):
         if case.name in skips:
             yield Outcome(case.name, SKIPPED)
