@@ -60,7 +60,7 @@ SOURCES = (
         (b"A text", "The file was sent as a PDF, but `%PDF-` is not among its first 1024 bytes; send a PDF, or JPEG"),
         (bytes(1024) + FILE, "The file was sent as a PDF, but `%PDF-` is not among its first 1024 bytes"),
         (b"<html>Not found", "The file was sent as a PDF, but it looks like HTML; send a PDF"),
-        (b"PK\3\4", "The file was sent as a PDF, but `%PDF-` is not among"),
+        (b"PK\3\4", "The file was sent as a PDF, but it looks like ZIP; send a PDF"),
     ],
 )
 def test_the_error_of_what_was_sent_as_a_pdf_speaks_of_pdfs(source: str, content: bytes, message: str) -> None:
