@@ -8,7 +8,8 @@ from tables import table
 
 from saccade.errors import InvalidValue, RequestError, UnsupportedParameter
 from saccade.grammars.compiler import byte_vocabulary, compile_grammar
-from saccade.grammars.json_schema import FORMATS, NOT_HELD, Schema, SchemaReader, SupportedSchema
+from saccade.grammars.json_schema import FORMATS, NOT_HELD, SchemaReader, SupportedSchema
+from saccade.grammars.schema_places import Schema
 from saccade.protocol.request import Grammar
 
 TEXT = {"type": "string"}
@@ -75,7 +76,7 @@ def test_other_formats_are_named() -> None:
         ({"items": {"oneOf": [TEXT, {"type": "string", "minLength": 1}]}}, "schema.items.oneOf"),
         ({"properties": {"a": {"items": {"type": "strin"}}}}, "schema.properties.a.items.type"),
         ({"$defs": {"x": {"type": "string", "pattern": "a(?=b)"}}, "$ref": "#/$defs/x"}, "schema.$defs.x.pattern"),
-        ({"type": "object", "properties": {"a": False}, "required": ["a"]}, "schema.type"),
+        ({"type": "object", "properties": {"a": False}, "required": ["a"]}, "schema.required"),
         ({"$ref": "#/$defs/none"}, "schema.$ref"),
         ("[1]", "schema"),
         ("{", "schema"),

@@ -6,14 +6,15 @@ makes the grammar wider, except `else` and the like, which mean nothing without 
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 from saccade.errors import InvalidValue, UnsupportedParameter
-
-Schema = dict[str, Any]
+from saccade.grammars.schema_fault import find_fault
+from saccade.grammars.schema_places import Schema
+from saccade.grammars.schema_references import resolve_references
 
 NOT_HELD: Final = frozenset(
     {
@@ -62,15 +63,9 @@ FORMATS: Final = frozenset(
 OPTIONS: Final = "x-guidance"
 """llguidance's own options in a schema, which clients may not set."""
 
-ONE: Final = ("items", "additionalProperties", "additionalItems")
-LISTS: Final = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
-MAPS: Final = ("properties", "patternProperties", "$defs", "definitions")
-"""Keywords whose values are a schema, a list of schemas, or schemas by name."""
-
-MAX_DEPTH: Final = 64
-MAX_SCHEMAS: Final = 10_000
-MAX_TRIALS: Final = 256
-"""Trials of parts of a schema that fails as a whole, in order to name the part that fails."""
+SIZES: Final = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+UNREACHED: Final = 2**31
+"""A size that no value has. The library has no larger ones."""
 
 
 @dataclass
@@ -95,13 +90,14 @@ class SchemaReader:
         Raises InvalidValue and UnsupportedParameter, which name the keyword's place.
         """
         result = SupportedSchema(self._parse(text))
-        self._clean(result)
+        schemas = resolve_references(result.schema, self.param)
+        self._clean(result, schemas)
         if self.compiles(result.schema):
             return result
         if not self.strict:
-            self._widen(result)
+            self._widen(result, schemas)
         if self.strict or not self.compiles(result.schema):
-            raise self._error(result.schema)
+            raise find_fault(result.schema, self.param, self.compiles)
         return result
 
     def _parse(self, text: str) -> Schema:
@@ -116,14 +112,10 @@ class SchemaReader:
         schema.pop(OPTIONS, None)
         return schema
 
-    def _clean(self, result: SupportedSchema) -> None:
+    def _clean(self, result: SupportedSchema, schemas: list[tuple[str, Schema]]) -> None:
         """Refuse or drop what no grammar enforces."""
-        for path, schema in _schemas(result.schema, self.param):
-            reference = schema.get("$ref", "#")
-            if not isinstance(reference, str) or not reference.startswith("#"):
-                raise InvalidValue(
-                    f"`{path}.$ref` must begin with #: schemas are not fetched from elsewhere.", f"{path}.$ref"
-                )
+        for path, schema in schemas:
+            _normalise(schema)
             unheld = [keyword for keyword in schema if keyword in NOT_HELD]
             if isinstance(schema.get("format"), str) and schema["format"] not in FORMATS:
                 unheld.append("format")
@@ -142,62 +134,24 @@ class SchemaReader:
         del schema[keyword]
         result.dropped.append(f"{path}.{keyword}")
 
-    def _widen(self, result: SupportedSchema) -> None:
+    def _widen(self, result: SupportedSchema, schemas: list[tuple[str, Schema]]) -> None:
         """Replace oneOf by anyOf, and drop patterns that cannot be enforced."""
-        for path, schema in _schemas(result.schema, self.param):
+        for path, schema in schemas:
             if isinstance(schema.get("oneOf"), list) and "anyOf" not in schema:
                 schema["anyOf"] = schema.pop("oneOf")
                 result.dropped.append(f"{path}.oneOf")
             if "pattern" in schema and not self.compiles({"type": "string", "pattern": schema["pattern"]}):
                 self._drop(result, schema, "pattern", path)
 
-    def _error(self, root: Schema) -> InvalidValue:
-        """Return the error that names the smallest part of *root* that cannot be enforced."""
-        definitions: Schema = {name: root[name] for name in ("$defs", "definitions") if name in root}
-        failing, schema, trials = self.param, root, 0
-        parts = _parts(root, self.param)
-        while (part := next(parts, None)) is not None and trials < MAX_TRIALS:
-            trials += 1
-            if not self.compiles({**definitions, **part[1]}):
-                failing, schema = part
-                parts = _parts(schema, failing)
-        keyword = next((name for name in ("oneOf", "pattern", "type", "enum", "$ref") if name in schema), None)
-        place = failing if keyword is None else f"{failing}.{keyword}"
-        return InvalidValue(
-            f"`{place}` cannot be enforced: it is wrong, impossible to satisfy, or too large. Alternatives of oneOf "
-            "must exclude one another, and patterns have no look-around and no back references.",
-            place,
-        )
 
-
-def _parts(schema: Mapping[str, Any], path: str) -> Iterator[tuple[str, Schema]]:
-    """Yield the schemas directly in *schema*, with their places."""
-    for keyword in ONE:
-        if isinstance(schema.get(keyword), dict):
-            yield f"{path}.{keyword}", schema[keyword]
-    for keyword in LISTS:
-        if isinstance(schema.get(keyword), list):
-            parts = enumerate(schema[keyword])
-            yield from ((f"{path}.{keyword}[{index}]", part) for index, part in parts if isinstance(part, dict))
-    for keyword in MAPS:
-        if isinstance(schema.get(keyword), dict):
-            named = schema[keyword].items()
-            yield from ((f"{path}.{keyword}.{excerpt(name)}", part) for name, part in named if isinstance(part, dict))
-
-
-def _schemas(root: Schema, param: str) -> list[tuple[str, Schema]]:
-    """Return *root* and all schemas in it, with their places. Raises InvalidValue for too many, or too deep ones."""
-    schemas = level = [(param, root)]
-    for _ in range(MAX_DEPTH):
-        level = [part for path, schema in level for part in _parts(schema, path)]
-        if not level:
-            return schemas
-        schemas = schemas + level
-        if len(schemas) > MAX_SCHEMAS:
-            raise InvalidValue(f"`{param}` has more than {MAX_SCHEMAS} schemas in it.", param)
-    raise InvalidValue(f"`{param}` is nested more than {MAX_DEPTH} schemas deep.", param)
-
-
-def excerpt(name: str) -> str:
-    """Return the first 64 characters of a client's *name*, with `?` for all except visible ASCII."""
-    return "".join(character if "!" <= character <= "~" else "?" for character in name[:64])
+def _normalise(schema: Schema) -> None:
+    """Write what means the same in one form: sizes as whole numbers, and no keyword that has no effect here."""
+    if not isinstance(schema.get("items"), list):
+        # It is about what follows a list in `items`. The library ignores `prefixItems` if it is there.
+        schema.pop("additionalItems", None)
+    for keyword in SIZES:
+        size = schema.get(keyword)
+        if isinstance(size, float) and size.is_integer():
+            schema[keyword] = size = int(size)
+        if keyword.startswith("max") and isinstance(size, int) and size >= UNREACHED:
+            del schema[keyword]

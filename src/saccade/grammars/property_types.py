@@ -5,6 +5,8 @@ from typing import Any, Final
 
 import msgspec
 
+from saccade.grammars.schema_places import pointed_at
+
 MAX_REFERENCES: Final = 16
 _COMBINED: Final = ("anyOf", "oneOf", "allOf")
 _WORDS: Final[Mapping[str, object]] = {"True": True, "False": False, "None": None}
@@ -61,12 +63,7 @@ def _listed(value: Any) -> list[Any]:
 
 def referred(reference: str, root: Mapping[str, Any]) -> Any:
     """Return the schema that *reference*, such as `#/$defs/City`, means within *root*; None if there is none."""
-    part: Any = root
-    if not reference.startswith("#/"):
-        return None
-    for key in reference[2:].split("/"):
-        part = part.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(part, dict) else None
-    return part
+    return pointed_at(reference[1:], root) if reference.startswith("#/") else None
 
 
 def _types_of(value: Any) -> tuple[str, ...]:

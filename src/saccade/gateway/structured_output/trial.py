@@ -17,7 +17,8 @@ from saccade.errors import DeadlineExceeded, InternalError, InvalidValue, Reques
 from saccade.gateway.confinement import ChildLimits, LimitedChild, begin
 from saccade.gateway.structured_output.constraint import Constraint
 from saccade.grammars.compiler import FIRST_TAG_ID, byte_vocabulary, compile_grammar
-from saccade.grammars.json_schema import Schema, SchemaReader
+from saccade.grammars.json_schema import SchemaReader
+from saccade.grammars.schema_places import Schema
 from saccade.models.tool_formats import FORMATS, write_grammar
 from saccade.models.tool_formats.form import CallConstraint, FunctionConstraint
 from saccade.protocol.request import Grammar

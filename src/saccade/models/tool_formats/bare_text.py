@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from saccade.errors import InvalidValue, UnsupportedParameter
-from saccade.grammars.json_schema import Schema, SupportedSchema, excerpt
+from saccade.grammars.json_schema import SupportedSchema
 from saccade.grammars.property_types import property_types
+from saccade.grammars.schema_places import Schema, excerpt
 from saccade.models.tool_formats import form
 
 TEXT_KEYWORDS: Final = ("pattern", "format", "minLength", "maxLength")

@@ -13,7 +13,8 @@ import msgspec
 
 from saccade.errors import UnsupportedParameter
 from saccade.grammars.compiler import WHITE_SPACE
-from saccade.grammars.json_schema import OPTIONS, Schema, SupportedSchema, excerpt
+from saccade.grammars.json_schema import OPTIONS, SupportedSchema
+from saccade.grammars.schema_places import Schema, excerpt
 
 
 class ToolTags(NamedTuple):

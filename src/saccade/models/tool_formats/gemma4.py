@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from saccade.errors import InvalidValue
-from saccade.grammars.json_schema import Schema, SupportedSchema
+from saccade.grammars.json_schema import SupportedSchema
 from saccade.grammars.property_types import referred
+from saccade.grammars.schema_places import Schema
 from saccade.models.tool_formats import form
 
 TAGS = form.ToolTags("<|tool_call>", "<tool_call|>", separator='<|"|>')

@@ -10,7 +10,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from saccade.grammars.json_schema import Schema, SupportedSchema
+from saccade.grammars.json_schema import SupportedSchema
+from saccade.grammars.schema_places import Schema
 from saccade.models.tool_formats import form
 from saccade.tokenization.markup import BORDER, CALL, END_CALL, END_TOOLS, TOOLS
 

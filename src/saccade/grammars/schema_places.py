@@ -1,0 +1,75 @@
+"""The schemas in a JSON schema, and their places."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote, unquote
+
+Schema = dict[str, Any]
+
+ONE: Final = ("items", "additionalProperties", "additionalItems")
+LISTS: Final = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
+MAPS: Final = ("properties", "patternProperties", "$defs", "definitions")
+"""Keywords whose values are a schema, a list of schemas, or schemas by name."""
+
+MAX_DEPTH: Final = 64
+MAX_SCHEMAS: Final = 10_000
+
+
+class Part(NamedTuple):
+    """A *schema* in another one: its *place* for people, and where its parent has it: a keyword, and a key or index."""
+
+    place: str
+    keyword: str
+    key: str | int | None
+    schema: Schema
+
+    @property
+    def pointer(self) -> str:
+        """The way from its parent, as a JSON pointer (RFC 6901) in the fragment of a URI."""
+        return pointer(self.keyword) + ("" if self.key is None else pointer(str(self.key)))
+
+
+def parts(schema: Mapping[str, Any], place: str) -> Iterator[Part]:
+    """Yield the schemas directly in *schema*, which is at *place*."""
+    for keyword in ONE:
+        if isinstance(schema.get(keyword), dict):
+            yield Part(f"{place}.{keyword}", keyword, None, schema[keyword])
+    for keyword in LISTS:
+        for index, part in enumerate(schema[keyword]) if isinstance(schema.get(keyword), list) else ():
+            if isinstance(part, dict):
+                yield Part(f"{place}.{keyword}[{index}]", keyword, index, part)
+    for keyword in MAPS:
+        for name, part in schema[keyword].items() if isinstance(schema.get(keyword), dict) else ():
+            if isinstance(part, dict):
+                yield Part(f"{place}.{keyword}.{excerpt(name)}", keyword, name, part)
+
+
+def pointer(key: str) -> str:
+    """Return a step of a JSON pointer to *key*."""
+    return "/" + quote(key.replace("~", "~0").replace("/", "~1"), safe="~$")
+
+
+def pointed_at(pointer: str, root: Any) -> Any:
+    """Return the value in *root* at a JSON *pointer* in the fragment of a URI, None if there is none."""
+    value = root
+    for key in steps(pointer):
+        if isinstance(value, list):
+            value = value[int(key)] if key.isascii() and key.isdecimal() and int(key) < len(value) else None
+        else:
+            value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def place_of(pointer: str, param: str) -> str:
+    """Return the place at a JSON *pointer* in the schema of *param*."""
+    return param + "".join(f"[{key}]" if key.isdecimal() else f".{excerpt(key)}" for key in steps(pointer))
+
+
+def steps(pointer: str) -> list[str]:
+    """Return the keys and indices of a JSON *pointer*."""
+    return [unquote(step).replace("~1", "/").replace("~0", "~") for step in pointer.split("/")[1:]]
+
+
+def excerpt(name: str) -> str:
+    """Return the first 64 characters of a client's *name*, with `?` for all except visible ASCII."""
+    return "".join(character if "!" <= character <= "~" else "?" for character in name[:64])
