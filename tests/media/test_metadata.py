@@ -46,9 +46,10 @@ STRAY = {
 
 
 def by_pillow(encoded: bytes) -> np.ndarray:
-    with warnings.catch_warnings(), Image.open(io.BytesIO(encoded)) as image:
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return np.asarray(image.convert("RGB"))
+        with Image.open(io.BytesIO(encoded)) as image:
+            return np.asarray(image.convert("RGB"))
 
 
 def turned_by_pillow(encoded: bytes) -> np.ndarray:

@@ -17,7 +17,10 @@ UPRIGHT = 1
 BYTE_ORDERS = {b"II*\0": "<", b"II\0*": "<", b"MM\0*": ">", b"MM*\0": ">"}
 """By the first bytes of Exif. Two of them are wrong, and are read like the right ones."""
 
+SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8}
 INTEGERS = {1: "B", 3: "H", 4: "I", 6: "b", 8: "h", 9: "i", 13: "I"}
+"""Bytes of a value by its kind in Exif, and the form of integers."""
+
 EXIF_NAMES = re.compile(rb"\A(?:Exif\0\0)*")
 IN_XMP = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
 """In an attribute or in an element; other prefixes of the name space than `tiff` are not looked for."""
@@ -45,20 +48,15 @@ def exif_orientation(exif: bytes) -> int | None:
         (count,) = struct.unpack_from(f"{order}H", tiff, directory)
         for entry in range(min(count, MAX_EXIF_ENTRIES)):
             start = directory + 2 + 12 * entry
-            tag, kind, number = struct.unpack_from(f"{order}HHI", tiff, start)
-            if tag == ORIENTATION_TAG and number:
-                value = _first_value(tiff, f"{order}{INTEGERS.get(kind, '')}", number, start + 8)
+            tag, kind, number, place = struct.unpack_from(f"{order}HHII", tiff, start)
+            num_bytes = number * SIZES.get(kind, 0)
+            start = place if num_bytes > 4 else start + 8
+            if tag == ORIENTATION_TAG and 0 < num_bytes <= len(tiff) - start:
+                # A value that is no integer is no orientation.
+                value = struct.unpack_from(order + INTEGERS[kind], tiff, start)[0] if kind in INTEGERS else 0
     except struct.error:
         pass
     return value
-
-
-def _first_value(tiff: bytes, form: str, number: int, start: int) -> int:
-    """Return the first of *number* values in an entry, or 0, which is no orientation, if it is no integer."""
-    if number * struct.calcsize(form) > 4:
-        (start,) = struct.unpack_from(f"{form[0]}I", tiff, start)
-    values = struct.unpack_from(form, tiff, start)
-    return values[0] if values else 0
 
 
 def png_text(encoded: bytes, kind: bytes, start: int, end: int) -> bytes:
