@@ -231,6 +231,10 @@ class Detokenizer:
                 text += self._release(self._stream.push(token_id))
         return text
 
+    def push_text(self, text: str) -> str:
+        """As push(), for text of a part of a token, which does not count."""
+        return "" if self.stop is not None else self._release(self._stream.finish() + text)
+
     def finish(self) -> str:
         """Return the text that was held back, at the end of the answer."""
         if self.stop is not None:

@@ -171,7 +171,8 @@ def test_malformed_calls_are_content(tool_format: str, fault: str, models: Model
     pieces = {
         "name": [piece.replace("look", "book") for piece in call],
         "arguments": [
-            piece.replace("1", "1]").replace("</parameter>", "").replace("</arg_value>", "") for piece in call
+            piece.replace("1", "1]").replace("=count>", "").replace("<arg_value>", "").replace("</arg_key>", "")
+            for piece in call
         ],
         "no end": [*call[:-2], call[-2][:-4]],
         "two begins": [call[0], *call[:-2]],

@@ -333,7 +333,8 @@ class GeneratedChoice:
                 reader.separator.call()
                 continue
             self._detokenizer.num_others = self._num_others
-            content += reader.separator.push(self._detokenizer.push(piece))
+            text = self._detokenizer.push_text(piece) if isinstance(piece, str) else self._detokenizer.push(piece)
+            content += reader.separator.push(text)
             if self._detokenizer.stop is not None:
                 # The answer ends before the rest of the pieces.
                 return Chunk(self, reasoning, content + reader.separator.finish(), calls, places)
@@ -345,7 +346,7 @@ class GeneratedChoice:
     def _pieces(self, reader: ToolCallReader, token_ids: Sequence[int], is_last: bool) -> Iterator[Piece]:
         yield from reader.take(token_ids)
         if is_last:
-            yield reader.finish()
+            yield from reader.finish()
 
     @property
     def _num_others(self) -> int:

@@ -1,9 +1,10 @@
 """Separates tool calls from the content of an answer, by the token ids of the calls' tags.
 
-Text that merely looks like a tag has other ids and opens nothing. The tokens of a call are buffered until its end tag;
-then the format's function parses them together. So a call appears once it is complete and names one of the request's
-tools, and a malformed one becomes content, including its tags. Arguments become JSON as chat templates write it in
-later turns (json.dumps), so that the turn that a client sends back begins with the tokens that the model generated.
+Text that merely looks like a tag has other ids and opens nothing. The tokens of a call are buffered while the format's
+scanner says that they may be one; at its end, the format's function parses them together. So a call appears once it is
+complete and names one of the request's tools. If it turns out to be none, the first token becomes content, and the
+others are read again: a call may begin in them. Arguments become JSON as chat templates write it in later turns
+(json.dumps), so that the turn that a client sends back begins with the tokens that the model generated.
 """
 
 import secrets
@@ -11,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from saccade.models.tool_formats import FORMATS
-from saccade.models.tool_formats.form import Declared, ToolCallTokens
+from saccade.models.tool_formats.call_scanner import CallScanner, Tag
+from saccade.models.tool_formats.form import Declared, ParsedCall, ToolCallTokens
 from saccade.tokenization.chat_template import Tool
 from saccade.tokenization.tokenizer import Tokenizer
 
@@ -31,8 +33,15 @@ class GeneratedCall:
     arguments: str
 
 
-Piece = Sequence[int] | GeneratedCall
-"""Token ids of content, or a call."""
+Token = int | str
+"""A token's id, or the text of a part of a token whose rest is a call's."""
+
+Piece = Sequence[int] | str | GeneratedCall
+"""Token ids of content, such a text of content, or a call."""
+
+MAX_REREAD = 1 << 15
+"""The most tokens of an answer that are read a second time; tags after them are text. So the time for an answer grows
+with its length and not with the square."""
 
 
 class ToolCallReader:
@@ -50,14 +59,17 @@ class ToolCallReader:
         many: bool = True,
         num_earlier: int = 0,
     ) -> None:
-        self._tokens = tokens
+        self._tags = _tags(tokens)
+        self._section_begin_id, self._section_end_id = tokens.section_begin_id, tokens.section_end_id
         self._tokenizer = tokenizer
         self._functions: Declared = declared(tools)
         self._format = FORMATS[tokens.format]
         self._num_earlier = num_earlier
         self._many = many
-        self._pending: list[int] = []
-        self._num_called = 0
+        self._pending: list[Token] = []
+        self._scanner: CallScanner | None = None
+        self._texts = tokenizer.stream()
+        self._num_called = self._num_reread = 0
         self._in_section = False
         self.num_calls = 0
         self.separator = Separator()
@@ -69,69 +81,104 @@ class ToolCallReader:
 
     @property
     def num_tokens(self) -> int:
-        return self._num_called + len(self._pending)
+        return self._num_called + _num_ids(self._pending)
 
     def take(self, token_ids: Sequence[int]) -> Iterator[Piece]:
         """Yield the pieces of new tokens, without the id that ended the answer."""
-        tokens, content = self._tokens, list[int]()
+        content = list[int]()
         for token_id in token_ids:
             if self.is_full:
                 break
-            pieces: list[Piece] = []
-            if token_id in (tokens.begin_id, tokens.section_begin_id):
-                if self._pending and (token_id != tokens.begin_id or tokens.begin_id in self._pending):
-                    pieces = [self._release()]
-                self._pending.append(token_id)
-                self._in_section &= token_id == tokens.begin_id
-            elif self._pending:
-                self._pending.append(token_id)
-                if token_id in (tokens.end_id, tokens.section_end_id):
-                    pieces = [self._read()]
-            elif token_id == tokens.section_end_id and self._in_section:
-                self._in_section = False
-                self._num_called += 1
-            else:
+            if self._scanner is None and token_id not in self._tags:
                 content.append(token_id)
-            if pieces:
-                yield content
-                yield from pieces
-                content = []
+                continue
+            yield content
+            content = []
+            yield from self._read([token_id])
         yield content
 
-    def finish(self) -> Piece:
-        """Return the buffered tokens at the end of the answer: a call without its end tag, or content."""
-        return self._read() if self._pending else []
+    def finish(self) -> Iterator[Piece]:
+        """Yield the pieces of the buffered tokens at the end of the answer: a call without its end tag, or content."""
+        while self._scanner is not None:
+            self._scanner.finish(self._texts.finish())
+            pieces, others = self._settle()
+            yield from pieces
+            yield from self._read(others)
 
-    def _read(self) -> Piece:
-        """Return the call in the buffered tokens, or the tokens themselves if they are no call."""
-        tokens, pending = self._tokens, self._pending
-        if tokens.begin_id not in pending:
-            return self._release()
-        start = pending.index(tokens.begin_id)
-        end = len(pending) - (pending[-1] in (tokens.end_id, tokens.section_end_id))
-        parts: list[list[int]] = [[]]
-        for token_id in pending[start + 1 : end]:
-            if token_id == tokens.separator_id:
-                parts.append([])
-            else:
-                parts[-1].append(token_id)
-        before = self._tokenizer.decode(pending[int(pending[0] == tokens.section_begin_id) : start])
-        call = self._format.parse([self._tokenizer.decode(part) for part in parts], self._functions)
-        if call is None or before.strip():
-            return self._release()
-        self._in_section |= pending[0] == tokens.section_begin_id
-        self._in_section &= pending[-1] != tokens.section_end_id
-        self._num_called += len(pending)
-        self._pending = []
+    def _read(self, tokens: Sequence[Token]) -> Iterator[Piece]:
+        """Yield the pieces of *tokens*, each of which may begin a call, belong to one, or be content."""
+        waiting = list(reversed(tokens))
+        while waiting and not self.is_full:
+            token = waiting.pop()
+            if self._scanner is None and not self._begins(token):
+                if token == self._section_end_id and self._in_section:
+                    self._in_section = False
+                    self._num_called += 1
+                else:
+                    yield _piece(token)
+                continue
+            scanner = self._push(token)
+            if scanner.is_broken or scanner.ending is not None:
+                pieces, others = self._settle()
+                yield from pieces
+                waiting += reversed(others)
+
+    def _begins(self, token: Token) -> bool:
+        """Return whether *token* may begin a call or a section."""
+        return self._tags.get(token) in ("begin", "section_begin") and self._num_reread <= MAX_REREAD
+
+    def _push(self, token: Token) -> CallScanner:
+        """Give *token* to the scanner, which is a new one for the first token of a call."""
+        if self._scanner is None:
+            self._scanner = self._format.scanner(self._functions.keys())
+            self._texts = self._tokenizer.stream(continues=True)
+        self._pending.append(token)
+        tag = self._tags.get(token)
+        before = "" if tag is None else self._texts.finish()
+        self._scanner.push(self._texts.push(token) if isinstance(token, int) else token, tag, before)
+        return self._scanner
+
+    def _settle(self) -> tuple[list[Piece], list[Token]]:
+        """Return the pieces of the buffered tokens as far as they are certain, and the others, to be read again."""
+        pending, scanner = self._pending, self._scanner
+        self._pending, self._scanner = [], None
+        ending = None if scanner is None else scanner.ending
+        call = None if scanner is None or ending is None else self._format.parse(scanner.parts, self._functions)
+        if scanner is None or ending is None or (call is None and not scanner.is_empty):
+            self._num_reread += len(pending)
+            return [_piece(pending[0])], pending[1:]
+        used, others = pending[: ending.last + 1], pending[ending.last + 1 :]
+        self._num_called += _num_ids(used)
+        self._num_reread += len(others)
+        if used[0] == self._section_begin_id or self._tags.get(used[-1]) == "section_end":
+            self._in_section = used[-1] != self._section_end_id
+        return [] if call is None else [self._generated(call)], [*filter(None, [ending.rest]), *others]
+
+    def _generated(self, call: ParsedCall) -> GeneratedCall:
         self.num_calls += 1
         number = self._num_earlier + self.num_calls - 1
         own_id = f"{call.name}_{number}" if self._format.numbers_calls else call.id
-        call_id = own_id or f"call_{secrets.token_hex(12)}"
-        return GeneratedCall(self.num_calls - 1, call_id, call.name, call.arguments)
+        return GeneratedCall(self.num_calls - 1, own_id or f"call_{secrets.token_hex(12)}", call.name, call.arguments)
 
-    def _release(self) -> list[int]:
-        released, self._pending = self._pending, []
-        return released
+
+def _tags(tokens: ToolCallTokens) -> dict[Token, Tag]:
+    """Return the ids of *tokens* that scanners know."""
+    ids: dict[int | None, Tag] = {
+        tokens.begin_id: "begin",
+        tokens.end_id: "end",
+        tokens.section_begin_id: "section_begin",
+        tokens.section_end_id: "section_end",
+        tokens.separator_id: "separator",
+    }
+    return {token_id: tag for token_id, tag in ids.items() if token_id is not None}
+
+
+def _piece(token: Token) -> Piece:
+    return [token] if isinstance(token, int) else token
+
+
+def _num_ids(tokens: Sequence[Token]) -> int:
+    return sum(isinstance(token, int) for token in tokens)
 
 
 class Separator:

@@ -28,29 +28,64 @@ class BareShape(NamedTuple):
     closing: tuple[str, ...] = ()
 
 
-def values_in(text: str, opening: re.Pattern[str], end: str) -> dict[str, str] | None:
+class ValueTags(NamedTuple):
+    """The text before a value, with the parameter's name as its group; the tag after it; other texts before one."""
+
+    opening: re.Pattern[str]
+    end: str
+    damaged: re.Pattern[str] | None = None
+
+    def begin(self, text: str) -> re.Match[str] | None:
+        """Return the text before a value at the start of *text*."""
+        matched = self.opening.match(text)
+        return matched if matched is not None or self.damaged is None else self.damaged.match(text)
+
+
+def values_in(text: str, tags: ValueTags, schema: Schema) -> dict[str, str] | None:
     """Return the values in *text* by name; None if there is other text too.
 
-    *opening* is all before a value, with the name as its group. A value ends at the first *end* that another parameter
-    or nothing follows.
+    A value ends at the first end tag that another parameter or nothing follows. If its end tag is missing, it ends
+    before the next parameter of *schema*, or with the text.
     """
     values: dict[str, str] = {}
     text = text.strip()
     while text:
-        begin = opening.match(text)
+        begin = tags.begin(text)
         if begin is None:
             return None
-        border = text.find(end, begin.end())
+        border = text.find(tags.end, begin.end())
+        if border < 0:
+            values[begin[1]], text = text[begin.end() :], ""
+            break
         while border >= 0:
-            after = text[border + len(end) :].lstrip()
-            if not after or opening.match(after):
+            after = text[border + len(tags.end) :].lstrip()
+            if not after or tags.begin(after):
                 break
-            border = text.find(end, border + 1)
+            border = text.find(tags.end, border + 1)
         else:
             return None
         values[begin[1]] = text[begin.end() : border]
         text = after
-    return values
+    return _divided(values, tags, schema)
+
+
+def _divided(values: dict[str, str], tags: ValueTags, schema: Schema) -> dict[str, str]:
+    """Return *values* in which each ends before a declared parameter that begins in it and has no other value.
+
+    A value with another's end tag has it whole, as an example. If values have lines of their own, so have the tags.
+    """
+    divided: dict[str, str] = {}
+    for name, value in values.items():
+        start = 0
+        for begin in tags.opening.finditer(value):
+            is_missing = begin[1] in _properties(schema) and not {begin[1]} & (values.keys() | divided.keys())
+            before = value[start : begin.start()]
+            has_line = not value.startswith("\n") or not before.rpartition("\n")[2].strip()
+            if is_missing and has_line and tags.end not in value[begin.start() :]:
+                divided[name] = before.removesuffix("\n")
+                name, start = begin[1], begin.end()
+        divided[name] = value[start:]
+    return divided
 
 
 def limits(function: form.FunctionConstraint, enforced: SupportedSchema) -> SupportedSchema:

@@ -5,7 +5,7 @@ The calls have the form in which the releases' chat templates write them in late
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from saccade.errors import UnsupportedParameter
 from saccade.grammars.compiler import WHITE_SPACE
 from saccade.grammars.json_schema import OPTIONS, SupportedSchema
 from saccade.grammars.schema_places import Schema, excerpt
+from saccade.models.tool_formats.call_scanner import CallScanner
 
 
 class ToolTags(NamedTuple):
@@ -110,7 +111,8 @@ def _no_rules(index: int, function: FunctionConstraint, tokens: ToolCallTokens) 
 class ToolFormat:
     """A form of tool calls.
 
-    *parse* reads a call from its text, in parts if it has separators; None if it is no call of a declared function.
+    *scanner* follows a call's text up to its end, given the names of the declared functions. *parse* reads the call
+    from that text, in parts if it has separators; None if it is no call of a declared function.
     *rules* yields the grammar's rules of the call of function *index*, from `call_INDEX` on. *limits* refuses or drops
     what the form cannot enforce of a function's schema. *variables* computes template variables from the tools, if the
     releases' own code does. *between* is the text between calls outside of a section. *markup* are the ids of tags of
@@ -120,6 +122,7 @@ class ToolFormat:
 
     tags: ToolTags
     parse: Callable[[Sequence[str], Declared], ParsedCall | None]
+    scanner: Callable[[Collection[str]], CallScanner]
     rules: Callable[[int, FunctionConstraint, ToolCallTokens], Iterator[str]] = _no_rules
     limits: Callable[[FunctionConstraint, SupportedSchema], SupportedSchema] = _as_it_is
     variables: Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]] | None = None

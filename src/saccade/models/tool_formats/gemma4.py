@@ -6,7 +6,7 @@ alphabetical order, and so does the grammar.
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -15,11 +15,15 @@ from saccade.grammars.json_schema import SupportedSchema
 from saccade.grammars.property_types import referred
 from saccade.grammars.schema_places import Schema
 from saccade.models.tool_formats import form
+from saccade.models.tool_formats.call_scanner import MAX_HEAD, CallScanner, Nesting
 
 TAGS = form.ToolTags("<|tool_call>", "<tool_call|>", separator='<|"|>')
 KEY: Final = re.compile(r'([{,]\s*)([^\s"{}\[\],:][^"{}\[\],:]*?)\s*:')
 NONE: Final = re.compile(r"(?<=[:\[,])\s*None\b")
 """As the template writes null in later turns."""
+
+OTHERS: Final = re.compile(r"[^{}\[\]]*")
+"""All that is between braces and brackets."""
 
 PREFIX: Final = "call:"
 UNENFORCED: Final = (
@@ -51,6 +55,51 @@ def parse(parts: Sequence[str], functions: form.Declared) -> form.ParsedCall | N
     text = "".join(piece for pair in zip(between, [*strings, ""], strict=True) for piece in pair)
     arguments = form.json_of(text)
     return form.ParsedCall(name, form.to_json(arguments)) if isinstance(arguments, dict) else None
+
+
+class Scanner(CallScanner):
+    """A call's name and braces. A string ends at the next quote."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        super().__init__(names)
+        self._pieces: list[list[str]] = [[]]
+        self._nesting = Nesting(OTHERS)
+        self._has_head = False
+
+    @property
+    def parts(self) -> list[str]:
+        return ["".join(pieces) for pieces in self._pieces]
+
+    @property
+    def in_value(self) -> bool:
+        return len(self._pieces) % 2 == 0
+
+    @property
+    def is_whole(self) -> bool:
+        return self._nesting.is_whole and not self.in_value
+
+    def add(self, text: str) -> None:
+        self._pieces[-1].append(text)
+        if self.in_value:
+            return
+        if not self._has_head:
+            head = self.parts[0]
+            start, brace, rest = head.partition("{")
+            self._has_head, text = bool(brace), brace + rest
+            self.is_broken = len(head) > MAX_HEAD or not self._is_head(start, bool(brace))
+        if self._has_head:
+            self._nesting.push(text)
+            self.is_broken |= self._nesting.is_broken
+
+    def separate(self, text: str) -> None:
+        self._pieces.append([])
+        self.is_broken = not self._has_head or self._nesting.is_whole
+
+    def _is_head(self, start: str, is_complete: bool) -> bool:
+        """Return whether *start* is the text before a call's brace, or the beginning of it."""
+        text = "".join(start.split())
+        heads = (prefix + name for name in self._names for prefix in (PREFIX, ""))
+        return any(text == head if is_complete else head.startswith(text) for head in heads)
 
 
 def limits(function: form.FunctionConstraint, enforced: SupportedSchema) -> SupportedSchema:
@@ -182,4 +231,4 @@ def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-FORMAT = form.ToolFormat(TAGS, parse, _rules, limits, between="")
+FORMAT = form.ToolFormat(TAGS, parse, Scanner, _rules, limits, between="")

@@ -7,25 +7,106 @@ from typing import Final
 
 from saccade.grammars.property_types import typed
 from saccade.models.tool_formats import bare_text, form, hermes
+from saccade.models.tool_formats.bare_scanner import BareScanner, End
+from saccade.models.tool_formats.call_scanner import MAX_HEAD, Tag
 
-KEY = "<arg_key>"
-PARAMETER: Final = re.compile(rf"{KEY}([^<]*)</arg_key>\s*<arg_value>")
+KEY, END_KEY, VALUE, END_VALUE = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
+PARAMETER: Final = re.compile(rf"{KEY}([^<]*){END_KEY}\s*{VALUE}")
+DAMAGED: Final = re.compile(
+    rf"(?:{KEY})?([^<]{{1,256}}?)(?:{END_KEY}\s*(?:{VALUE}|(?=[^<]*{END_VALUE}))|(?<!\s)\s*{VALUE})"
+)
+"""A parameter that lacks one of the three tags before its value."""
 
 
 def parse(parts: Sequence[str], functions: form.Declared) -> form.ParsedCall | None:
-    """Parse the function's name, then for each argument its name and its value, typed by the function's schema."""
-    text = "".join(parts)
-    border = text.find(KEY)
-    name = (text if border < 0 else text[:border]).strip()
-    values = {} if border < 0 else bare_text.values_in(text[border:], PARAMETER, "</arg_value>")
-    if values is None or name not in functions:
+    """Parse the function's name, then for each argument its name and its value, typed by the function's schema.
+
+    One tag of a parameter may be missing.
+    """
+    text = "".join(parts).strip()
+    name = re.split(r"[<\n]", text, maxsplit=1)[0]
+    if name.strip() not in functions:
         return None
-    schema = functions[name].get("parameters") or {}
-    return form.ParsedCall(name, form.to_json({key: typed(value, key, schema) for key, value in values.items()}))
+    schema = functions[name.strip()].get("parameters") or {}
+    values = bare_text.values_in(text[len(name) :], VALUES, schema)
+    if values is None:
+        return None
+    return form.ParsedCall(name.strip(), form.to_json({key: typed(text, key, schema) for key, text in values.items()}))
 
 
-TAGS = hermes.TAGS._replace(key_begin=KEY, key_end="</arg_key>", value_begin="<arg_value>", value_end="</arg_value>")
+class Scanner(BareScanner):
+    """A call up to the end tag after a whole value. In a value, that tag belongs to it if another end of it follows."""
+
+    marks = re.compile(r"</?arg_(?:key|value)>")
+    _has_value = False
+    """Whether a value has begun that has not ended."""
+
+    @property
+    def is_whole(self) -> bool:
+        return not self._is_in_value and self._mark == END_VALUE
+
+    @property
+    def _is_in_value(self) -> bool:
+        return self._has_value or (self._mark == END_VALUE and not self._is_after_mark)
+
+    def take_mark(self, tag_match: re.Match[str], end: int) -> str:
+        mark, before, between = tag_match[0], self._mark, self._after_mark
+        if not before:
+            name = between if mark == KEY else between.lstrip().partition("\n")[0]
+            self.is_broken = not self._names_function(name)
+        self._depth += before == "begin" and mark == KEY and self._names_function(between)
+        if self._depth:
+            return "inner"
+        if mark in (VALUE, END_VALUE):
+            self._has_value = mark == VALUE
+        return mark
+
+    def check_text(self, text: str) -> None:
+        if not self._mark:
+            line, end, _ = text.lstrip().partition("<")[0].partition("\n")
+            is_known = (
+                self._names_function(line) if end else any(name.startswith(line.rstrip()) for name in self._names)
+            )
+            self.is_broken = not is_known or len(text) > MAX_HEAD
+
+    def end_answer(self) -> None:
+        if self.is_whole:
+            self._end_at(End(self._length, self._number))
+        else:
+            super().end_answer()
+
+    def begin_next(self, tag: Tag, text: str) -> None:
+        if self._is_in_value:
+            self.add(text)
+            self._has_value, self._mark, self._after_mark = True, "begin", ""
+        elif self.is_whole:
+            self._end_at(End(self._length, self._number - 1))
+        else:
+            self.is_broken = True
+
+    def close(self, tag: Tag, text: str) -> None:
+        here = End(self._length, self._number)
+        if self.is_whole or (not self._mark and self._names_function(self._after_mark)):
+            self._end_at(here)
+        elif not self._is_in_value:
+            self.is_broken = True
+        elif self._mark != "begin" or not self._names_function(self._after_mark):
+            if self._depth:
+                self._depth -= 1
+            else:
+                self._ends.setdefault(1, here)
+            self.add(text)
+            self._mark = "inner"
+        else:
+            self.add(text)
+
+    def _names_function(self, text: str) -> bool:
+        return text.strip() in self._names
+
+
+VALUES: Final = bare_text.ValueTags(PARAMETER, END_VALUE, DAMAGED)
+TAGS = hermes.TAGS._replace(key_begin=KEY, key_end=END_KEY, value_begin=VALUE, value_end=END_VALUE)
 SHAPE = bare_text.BareShape(
     ("{}\n",), ("key_begin_id", "{}", "key_end_id", "\n", "value_begin_id"), ("value_end_id", "\n")
 )
-FORMAT = form.ToolFormat(TAGS, parse, partial(bare_text.rules, SHAPE), bare_text.limits)
+FORMAT = form.ToolFormat(TAGS, parse, Scanner, partial(bare_text.rules, SHAPE), bare_text.limits)

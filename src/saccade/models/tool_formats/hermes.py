@@ -1,9 +1,10 @@
 """Calls as JSON between tags: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from saccade.models.tool_formats import form
+from saccade.models.tool_formats.call_scanner import JSON_OTHERS, CallScanner, Nesting
 
 TAGS = form.ToolTags("<tool_call>", "</tool_call>")
 
@@ -16,10 +17,36 @@ def parse(parts: Sequence[str], functions: form.Declared) -> form.ParsedCall | N
     return None
 
 
+class Scanner(CallScanner):
+    """A call's JSON. A value ends at its quote."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        super().__init__(names)
+        self._json = Nesting(JSON_OTHERS)
+        self._pieces: list[str] = []
+
+    @property
+    def parts(self) -> list[str]:
+        return ["".join(self._pieces)]
+
+    @property
+    def in_value(self) -> bool:
+        return self._json.in_string
+
+    @property
+    def is_whole(self) -> bool:
+        return self._json.is_whole
+
+    def add(self, text: str) -> None:
+        self._pieces.append(text)
+        self._json.push(text)
+        self.is_broken = self._json.is_broken
+
+
 def _rules(index: int, function: form.FunctionConstraint, tokens: form.ToolCallTokens) -> Iterator[str]:
     opening, closing = form.quoted(f'\n{{"name": {json.dumps(function.name)}, "arguments": '), form.quoted("}\n")
     yield f"call_{index}: {form.tag(tokens.begin_id)} {opening} arguments_{index} {closing} {form.tag(tokens.end_id)}"
     yield f"arguments_{index}: {form.json_rule(function.parameters)}"
 
 
-FORMAT = form.ToolFormat(TAGS, parse, _rules)
+FORMAT = form.ToolFormat(TAGS, parse, Scanner, _rules)

@@ -7,11 +7,12 @@ sorted first. If the form cannot express the schema of one tool, the template it
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
 from saccade.models.tool_formats import form
+from saccade.models.tool_formats.call_scanner import JSON_OTHERS, Nesting, SectionScanner
 
 TAGS = form.ToolTags(
     "<|tool_call_begin|>",
@@ -32,6 +33,38 @@ def parse(parts: Sequence[str], functions: form.Declared) -> form.ParsedCall | N
     if named is None or named["name"] not in functions or not isinstance(arguments, dict):
         return None
     return form.ParsedCall(named["name"], form.to_json(arguments), call_id)
+
+
+class Scanner(SectionScanner):
+    """A call's name and JSON. A value ends at its quote, and is the only place for a second separator."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        super().__init__(names)
+        self._json = Nesting(JSON_OTHERS)
+
+    @property
+    def in_value(self) -> bool:
+        return self._json.in_string
+
+    @property
+    def is_whole(self) -> bool:
+        return self._json.is_whole
+
+    def is_head(self, text: str) -> bool:
+        named = CALL_ID.fullmatch(text.strip())
+        return named is not None and named["name"] in self._names
+
+    def add(self, text: str) -> None:
+        super().add(text)
+        if len(self._pieces) > 1:
+            self._json.push(text)
+            self.is_broken = self._json.is_broken
+
+    def separate(self, text: str) -> None:
+        if len(self._pieces) > 1:
+            self.add(text)
+        else:
+            super().separate(text)
 
 
 def _rules(index: int, function: form.FunctionConstraint, tokens: form.ToolCallTokens) -> Iterator[str]:
@@ -265,4 +298,4 @@ def _check_enum(values: Any, schema: Mapping[str, Any]) -> None:
         raise _CannotSay
 
 
-FORMAT = form.ToolFormat(TAGS, parse, _rules, variables=tool_variables)
+FORMAT = form.ToolFormat(TAGS, parse, Scanner, _rules, variables=tool_variables)

@@ -13,6 +13,7 @@ from typing import Any, Final
 from saccade.grammars.json_schema import SupportedSchema
 from saccade.grammars.schema_places import Schema
 from saccade.models.tool_formats import form
+from saccade.models.tool_formats.call_scanner import SectionScanner
 from saccade.tokenization.markup import BORDER, CALL, END_CALL, END_TOOLS, TOOLS
 
 ATTRIBUTE: Final = re.compile(r'(\w+)="([^"]*)"')
@@ -54,6 +55,21 @@ def _value(text: str, kind: str) -> Any:
         return text
     value = form.json_of(text)
     return text if value is None and text.strip() != "null" else value
+
+
+class Scanner(SectionScanner):
+    """The parts of a call: its tag, then for each argument the text before it, its tag and its value."""
+
+    @property
+    def in_value(self) -> bool:
+        return len(self._pieces) > 3 and len(self._pieces) % 3 == 1
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self._pieces) % 3 == 2
+
+    def is_head(self, text: str) -> bool:
+        return _attributes(text).get("tool") in self._names
 
 
 def tool_variables(tools: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -110,6 +126,7 @@ def _constant(text: str) -> Format:
 FORMAT = form.ToolFormat(
     form.ToolTags("<|open|>call", "<|close|>call"),
     parse,
+    Scanner,
     limits=_limits,
     variables=tool_variables,
     markup=TOKENS,

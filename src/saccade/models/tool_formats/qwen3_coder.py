@@ -7,8 +7,11 @@ from typing import Final
 
 from saccade.grammars.property_types import typed
 from saccade.models.tool_formats import bare_text, form, hermes
+from saccade.models.tool_formats.bare_scanner import BareScanner, End
+from saccade.models.tool_formats.call_scanner import MAX_HEAD, Tag
 
 FUNCTION, END_FUNCTION = "<function=", "</function>"
+END_PARAMETER: Final = "</parameter>"
 PARAMETER: Final = re.compile("<parameter=([^>]*)>")
 
 
@@ -16,19 +19,86 @@ def parse(parts: Sequence[str], functions: form.Declared) -> form.ParsedCall | N
     """Parse `<function=NAME>`, for each argument `<parameter=NAME>` value `</parameter>`, `</function>`.
 
     One line break after a parameter's tag and one before its end do not belong to the value. The function's schema
-    determines the type of the value.
+    determines the type of the value. The last of the end tags may be missing, and `</parameter>` before another
+    parameter of the function.
     """
     text = "".join(parts).strip()
     name, bracket, rest = text.removeprefix(FUNCTION).partition(">")
-    if not text.startswith(FUNCTION) or not bracket or name not in functions or not rest.endswith(END_FUNCTION):
+    if not text.startswith(FUNCTION) or not bracket or not rest or name not in functions:
         return None
     schema = functions[name].get("parameters") or {}
-    values = bare_text.values_in(rest.removesuffix(END_FUNCTION), PARAMETER, "</parameter>")
+    values = bare_text.values_in(rest.removesuffix(END_FUNCTION), VALUES, schema)
     if values is None:
         return None
     texts = {key: value.removeprefix("\n").removesuffix("\n") for key, value in values.items()}
     return form.ParsedCall(name, form.to_json({key: typed(text, key, schema) for key, text in texts.items()}))
 
 
+class Scanner(BareScanner):
+    """A call up to `</function>`, and the tag after it. Its own end follows `</parameter>`, or the function's name.
+
+    Within a value, `</function>` and the call's end tag belong to the value if its own end follows.
+    """
+
+    marks = re.compile(r"<function=([^<>\n]*)>|<parameter=([^<>\n]*)>|</parameter>|</function>")
+
+    def take_mark(self, tag_match: re.Match[str], end: int) -> str:
+        before, follows = self._mark, not self._after_mark.strip()
+        if not before:
+            self.is_broken = tag_match[1] not in self._names or not follows
+            return "head"
+        if before == "head" and (tag_match[1] is not None or tag_match[0] == END_PARAMETER or not follows):
+            self.is_broken = True
+        is_nested = before == "nested" and follows
+        if tag_match[1] is not None:
+            return "nested" if tag_match[1] in self._names else "text"
+        if tag_match[2] is not None or tag_match[0] == END_PARAMETER:
+            self._depth += tag_match[2] is not None and is_nested
+            return tag_match[0]
+        if self._depth and not is_nested:
+            self._depth -= 1
+        elif not is_nested:
+            is_own = follows and before in ("head", END_PARAMETER)
+            self._ends.setdefault(0 if is_own else 2, End(end))
+            return "end" if is_own else END_FUNCTION
+        return "inner end"
+
+    def check_text(self, text: str) -> None:
+        beginning = text.lstrip()
+        if not self._mark:
+            heads = (f"{FUNCTION}{name}>" for name in self._names)
+            self.is_broken = len(text) > MAX_HEAD or not any(head.startswith(beginning) for head in heads)
+        elif self._mark == "head":
+            may_follow = beginning.startswith("<parameter=") or "<parameter=".startswith(beginning)
+            self.is_broken = not may_follow and not END_FUNCTION.startswith(beginning)
+
+    def begin_next(self, tag: Tag, text: str) -> None:
+        if self._mark in ("", "head"):
+            self.is_broken = True
+        elif self._depth:
+            self.add(text)
+        elif self.is_whole:
+            self._end_at(self._ends[0])
+        elif self._mark == END_PARAMETER and self._is_after_mark:
+            self._end_at(End(self._length, self._number - 1))
+        else:
+            self.add(text)
+
+    def close(self, tag: Tag, text: str) -> None:
+        here = End(self._length, self._number)
+        if self._mark in ("", "head"):
+            self.is_broken = True
+        elif self._depth or (self._mark == "inner end" and self._is_after_mark):
+            self.add(text)
+        elif self._mark in ("end", END_PARAMETER) and self._is_after_mark:
+            self._end_at(here)
+        elif self.is_whole:
+            self._end_at(self._ends[0])
+        else:
+            self._ends.setdefault(1 if self._mark == END_FUNCTION and self._is_after_mark else 3, here)
+            self.add(text)
+
+
+VALUES: Final = bare_text.ValueTags(PARAMETER, END_PARAMETER)
 SHAPE = bare_text.BareShape(("\n<function={}>\n",), ("<parameter={}>\n",), ("\n</parameter>\n",), ("</function>\n",))
-FORMAT = form.ToolFormat(hermes.TAGS, parse, partial(bare_text.rules, SHAPE), bare_text.limits)
+FORMAT = form.ToolFormat(hermes.TAGS, parse, Scanner, partial(bare_text.rules, SHAPE), bare_text.limits)
