@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from saccade.tokenization.provenance import PIECE, Provenance
+from saccade.tokenization.provenance import PIECE, TANGUT, Provenance
 
 
 class Whole(str):
@@ -25,3 +25,9 @@ def test_special_tokens_are_found_wherever_the_pieces_end() -> None:
         subject = Provenance(["<end>"])
         segments = subject.split(lambda written, parts=(before, after): f"{written(parts[0])}<end>{written(parts[1])}")
         assert [tuple(segment) for segment in segments] == [(before, False), ("<end>", True), (after, False)]
+
+
+def test_text_in_the_script_of_the_disguise_stays_as_it_is() -> None:
+    text = "".join(map(chr, TANGUT[:-64]))
+    segments = Provenance(["<begin>", "<end>"]).split(lambda written: f"<begin>{written(text)}<end>")
+    assert [tuple(segment) for segment in segments] == [("<begin>", True), (text, False), ("<end>", True)]

@@ -18,6 +18,7 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from functools import cache, cached_property
+from itertools import chain, islice
 
 from saccade.errors import InvalidValue
 from saccade.tokenization.image_tag import ImageTag
@@ -49,12 +50,13 @@ def _nothing(text: str) -> bool:
 class Disguise:
     """Replaces *characters* in texts, except in those that it *leaves* alone, and in the tags that a template searches.
 
-    The replacements are random, so that users cannot guess them.
+    The replacements are random, so that users cannot guess them, and are not in *plain*, the text without disguise.
     """
 
-    def __init__(self, characters: str = "", leaves: Leaves = _nothing, leaves_searched: bool = False) -> None:
-        base = TANGUT.start + secrets.randbelow(len(TANGUT) - len(characters))
-        replacements = [chr(base + rank) for rank in range(len(characters))]
+    def __init__(
+        self, characters: str = "", leaves: Leaves = _nothing, leaves_searched: bool = False, plain: str = ""
+    ) -> None:
+        replacements = _replacements(len(characters), plain)
         self._on = dict(zip(characters, replacements, strict=True))
         self._off = dict(zip(replacements, characters, strict=True))
         self._leaves = leaves
@@ -76,6 +78,15 @@ class Disguise:
         """Return *text* in the case that *change* gives it; the disguise of a letter becomes that of its other case."""
         other_cases = {old: self._on.get(change(letter), old) for letter, old in self._on.items()}
         return _exchange(change(text), {old: new for old, new in other_cases.items() if new != old})
+
+
+def _replacements(count: int, plain: str) -> list[str]:
+    """Return *count* letters from a random one on, none of them in *plain* as long as there are enough others."""
+    start = secrets.randbelow(len(TANGUT))
+    letters = chain(TANGUT[start:], TANGUT[:start])
+    used = frozenset[str]() if plain.isascii() else frozenset(plain)
+    unused = list(islice((letter for letter in map(chr, letters) if letter not in used), count))
+    return unused if len(unused) == count else list(map(chr, TANGUT[:count]))
 
 
 Render = Callable[[Disguise], str]
@@ -139,7 +150,7 @@ class Provenance:
         self, render: Render, plain: str, characters: str, leaves: Leaves = _nothing, leaves_searched: bool = False
     ) -> Spans | None:
         """Return the special tokens that a disguise leaves, None if the template does not render it like *plain*."""
-        disguise = Disguise(characters, leaves, leaves_searched)
+        disguise = Disguise(characters, leaves, leaves_searched, plain)
         try:
             disguised = render(disguise)
         except InvalidValue:
