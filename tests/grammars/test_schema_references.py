@@ -120,6 +120,7 @@ def test_references_within_a_schema(schema: dict[str, Any]) -> None:
         ({"$ref": "#none"}, "$ref"),
         ({"$ref": "#/$defs/w/const", "$defs": {"w": WORD}}, "$ref"),
         ({"$ref": 5}, "$ref"),
+        ({"$ref": "#/allOf/" + "1" * 5000, "allOf": [WORD]}, "$ref"),
         ({"$ref": "#/x/A", "x": {"A": {"items": {"$ref": "elsewhere"}}}}, "x.A.items.$ref"),
     ],
 )

@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote
 
+from saccade.whole_numbers import read_whole_number
+
 Schema = dict[str, Any]
 
 ONE: Final = ("items", "additionalProperties", "additionalItems")
@@ -54,7 +56,8 @@ def pointed_at(pointer: str, root: Any) -> Any:
     value = root
     for key in steps(pointer):
         if isinstance(value, list):
-            value = value[int(key)] if key.isascii() and key.isdecimal() and int(key) < len(value) else None
+            index = read_whole_number(key, len(value) - 1)
+            value = None if index is None else value[index]
         else:
             value = value.get(key) if isinstance(value, dict) else None
     return value
