@@ -31,6 +31,7 @@
     │   ├── InternalError           500
     │   ├── WorkerFailed            500, the engine failed during the request
     │   │   └── PeerFailed          500, the other worker of a pair did; clients get it as WorkerFailed
+    │   ├── NonFiniteOutput         500, the model computed NaN or infinity for the request
     │   ├── WorkerUnavailable       503, no worker is ready
     │   ├── Draining                503
     │   └── DeadlineExceeded        504
@@ -213,6 +214,10 @@ class WorkerFailed(ServiceError, code="worker_failed"):
 
 class PeerFailed(WorkerFailed, code="peer_failed"):
     """The other worker of a pair failed; the worker that reports it is not to blame."""
+
+
+class NonFiniteOutput(ServiceError, code="non_finite_output"):
+    """The model computed NaN or infinity for the request. The same may happen at every worker of the model."""
 
 
 class WorkerUnavailable(ServiceError, code="worker_unavailable", status=503):

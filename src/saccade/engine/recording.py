@@ -391,6 +391,7 @@ class Replay:
         rows += [score.row for score in sampling.prompt_scores]
         for row, one, other in zip_longest(rows, self._texts(expected), self._texts(got)):
             self._note((row, sequence_ids[row]), one, other)
+        self._note(None, str(expected.non_finite), str(got.non_finite))
 
     def _texts(self, output: StepOutput) -> list[str]:
         """Return the tokens and prompt log probabilities; equal numbers, and only these, have equal texts."""

@@ -5,7 +5,7 @@ from math import prod
 
 from saccade.engine.core.request_validation import MAX_NUM_LOGPROBS
 from saccade.engine.loop import Engine
-from saccade.errors import StartupError
+from saccade.errors import NonFiniteOutput, StartupError
 from saccade.identity.content import HASH_BYTES
 from saccade.models.spec import Grid
 from saccade.protocol.media import MediaItem, Span
@@ -32,7 +32,9 @@ def _run(engine: Engine, requests: Iterable[EngineRequest]) -> None:
         engine.requests.submit(0, request)
     while engine.has_work:
         for frame in engine.step().values():
-            for failure in (delta.failure for delta in frame.deltas if delta.failure is not None):
+            failures = (delta.failure for delta in frame.deltas if delta.failure is not None)
+            # A model may have a damaged token or tower, and answer everything else: the engine logs such values.
+            for failure in (one for one in failures if one.code != NonFiniteOutput.code):
                 raise StartupError(f"The model failed on its first request: {engine.cause or failure.message}")
 
 

@@ -15,7 +15,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     (*between_states_tokens_total*), and if a state, or a block of a window, was evicted or had no room
     (*evicted_state_tokens_total*, *evicted_window_tokens_total*). *steps_by_tokens* counts steps by their number of
     tokens: one count for each of STEP_TOKEN_BOUNDS, and one for more. *drafts_total* counts the times that tokens were
-    proposed for a sequence.
+    proposed for a sequence. *non_finite_requests_total* counts requests for which the model computed NaN or infinity.
     """
 
     num_running: int = 0
@@ -37,6 +37,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     encoder_cache_hits_total: int = 0
     encoder_cache_bytes: int = 0
     preemptions_total: int = 0
+    non_finite_requests_total: int = 0
     evicted_blocks_total: int = 0
     between_states_tokens_total: int = 0
     evicted_state_tokens_total: int = 0

@@ -25,6 +25,7 @@ class Counters:
     encoded_patches_total: int = 0
     encoder_cache_hits_total: int = 0
     preemptions_total: int = 0
+    non_finite_requests_total: int = 0
     schedule_seconds_total: float = 0.0
     batch_seconds_total: float = 0.0
     encode_seconds_total: float = 0.0

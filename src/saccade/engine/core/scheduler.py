@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Collection
 from collections.abc import Sequence as Ordered
 from dataclasses import asdict, dataclass
-from itertools import islice
+from itertools import chain, islice
 
 import structlog
 
@@ -20,12 +20,13 @@ from saccade.engine.core.frames import Frames
 from saccade.engine.core.images import EncoderKey, Until
 from saccade.engine.core.kv.manager import BlockManager
 from saccade.engine.core.kv_connector import KvConnector
+from saccade.engine.core.non_finite import MESSAGE, NonFiniteLog
 from saccade.engine.core.schedule import Budgets, Schedule
 from saccade.engine.core.sequence import Sequence
 from saccade.engine.core.speculation import Proposal, Speculation
-from saccade.engine.core.step import StepOutput
+from saccade.engine.core.step import NonFinite, StepOutput
 from saccade.engine.core.step_builder import PlannedStep, Rows
-from saccade.errors import InternalError, InvalidValue, QueueFull, SaccadeError
+from saccade.errors import InternalError, InvalidValue, NonFiniteOutput, QueueFull, SaccadeError
 from saccade.protocol.engine_load import Load
 from saccade.protocol.kv_transfer import SendKv
 from saccade.protocol.output import Failure, FinishReason, TokenDelta, TokenLogprob
@@ -86,6 +87,7 @@ class Scheduler:
         self.receiving: dict[Sequence, list[Sequence]] = {}
         self.is_blocked = False
         self._newest_preempted = 0
+        self._non_finite_log = NonFiniteLog()
 
     @property
     def has_work(self) -> bool:
@@ -158,6 +160,7 @@ class Scheduler:
         """
         now = time.perf_counter()
         self._take_encoded(schedule, output)
+        self._drop_non_finite(plan, output.non_finite)
         for sequence, logprobs in zip(plan.prompts, output.prompt_logprobs, strict=bool(output.prompt_logprobs)):
             sequence.prompt_logprobs = (sequence.prompt_logprobs or []) + logprobs
         logprobs_of = output.logprobs or [None] * len(output.token_ids)
@@ -174,7 +177,8 @@ class Scheduler:
                 sequence.clock.first_token = now
                 # Before the encoder outputs are unpinned that the request's other samples also need.
                 self._start_samples(sequence)
-            scores, reason, sequence.draft = [logprob], sequence.append(token_id), draft
+            scores, reason = [logprob], sequence.append(token_id)
+            sequence.draft = draft if sequence.shares_state else ()
             if proposal is not None:
                 reason = self._accept(sequence, proposal, further, scores, reason)
             added.append((sequence, scores, reason))
@@ -323,8 +327,10 @@ class Scheduler:
         """Take the images that were encoded, and fail the requests that need one that was not."""
         cache = self.encoder_scheduler.encoder_cache
         self.encoder_scheduler.launched.difference_update(schedule.encode)
-        failed = [key for key in schedule.encode if cache.output_id(key) in output.failed_encodings]
-        encoded = [key for key in schedule.encode if key not in failed]
+        ids = {cache.output_id(key): key for key in schedule.encode}
+        failed = [ids[output_id] for output_id in output.failed_encodings]
+        non_finite = [ids[output_id] for output_id in output.non_finite.encodings]
+        encoded = [key for key in schedule.encode if key not in (*failed, *non_finite)]
         for key in encoded:
             cache.complete(key)
             self.counters.encoded_items_total += 1
@@ -333,15 +339,49 @@ class Scheduler:
         for sequence in [one for one in self.running if one.needs(encoded)] if encoded else ():
             sequence.clock.encode_seconds += output.encode_seconds
         if failed:
-            self._fail_images(failed)
+            waiting = self._forget_images(failed)
+            logger.error("encoding failed", request_ids=sorted({sequence.request_id for sequence in waiting}))
+            for sequence in waiting:
+                self.fail(sequence, InternalError("The model failed on an image of this request."))
+        for sequence in self._forget_images(non_finite) if non_finite else ():
+            self._fail_non_finite(sequence, "image")
 
-    def _fail_images(self, keys: Collection[EncoderKey]) -> None:
-        """Fail the requests that need images that could not be encoded."""
+    def _forget_images(self, keys: Collection[EncoderKey]) -> list[Sequence]:
+        """Forget images that could not be encoded, and return the sequences that need them."""
         waiting = [sequence for sequence in self.running if sequence.needs(keys)]
-        logger.error("encoding failed", request_ids=sorted({sequence.request_id for sequence in waiting}))
         self.encoder_scheduler.abandon(keys)
-        for sequence in waiting:
-            self.fail(sequence, InternalError("The model failed on an image of this request."))
+        return waiting
+
+    def _drop_non_finite(self, plan: PlannedStep, non_finite: NonFinite) -> None:
+        """Fail the requests whose values are not finite. Nothing that was computed with them can be reused.
+
+        If only drafts are not finite, an answer goes on without drafts, unless its state is sent to another engine.
+        """
+        for number in non_finite.chunks:
+            self._fail_non_finite(plan.owners[number], "hidden states or logits")
+        for sequence in [plan.owners[number] for number in non_finite.drafts]:
+            if isinstance(sequence.request.kv_transfer, SendKv):
+                self._fail_non_finite(sequence, "draft layer")
+            elif sequence.finish_reason is None and sequence.shares_state:
+                self._note_non_finite(sequence, "draft layer")
+
+    def _fail_non_finite(self, sequence: Sequence, place: str) -> None:
+        if sequence.finish_reason is not None:
+            return
+        self._note_non_finite(sequence, place)
+        self.fail(sequence, NonFiniteOutput(MESSAGE))
+        for image in sequence.images:
+            self.encoder_scheduler.encoder_cache.forget(image.key)
+
+    def _note_non_finite(self, sequence: Sequence, place: str) -> None:
+        """Make nothing reusable that *sequence* has computed or read: the cause may be in it."""
+        self.counters.non_finite_requests_total += 1
+        self._non_finite_log.note(sequence.request_id, place)
+        blocks = self.block_manager.forget(sequence)
+        if blocks:
+            samples = chain.from_iterable(self.receiving.values())
+            for other in chain(self.running, self.sending, samples):
+                other.shares_state &= blocks.isdisjoint(other.block_table)
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a sequence, which ended or lacks pixels, from every queue, and free its state."""

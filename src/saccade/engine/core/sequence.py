@@ -68,7 +68,7 @@ class Sequence:
     from a prefill worker; sample 0 then has the other samples in *forks*. *received_state* is the recurrent state of
     its next row. *completes_prompt*: another sample's prompt, whose state will be sent, waits for this one's first
     token. A sequence that *speculates* may get proposals, which need its last token. *draft* is what the model's own
-    layer drafted for the next tokens.
+    layer drafted for the next tokens. Unless it *shares_state*, nothing that it computes becomes reusable.
     """
 
     # A step reads a few of these for each sequence, and slots need fewer lines of the CPU cache than a large dict.
@@ -78,7 +78,7 @@ class Sequence:
         "index", "kept_state", "leads_samples", "mask", "matcher", "max_num_tokens", "num_cached_tokens",
         "num_computed_tokens", "num_launched_tokens", "num_prompt_tokens", "num_steps_in_flight", "penalised",
         "positions", "prompt_logprobs", "received_state", "request", "request_id", "request_seed", "row", "runs",
-        "sampling", "seed", "speculates", "tables", "token_ids",
+        "sampling", "seed", "shares_state", "speculates", "tables", "token_ids",
     )  # fmt: skip
 
     def __init__(
@@ -131,6 +131,7 @@ class Sequence:
         self.awaits_kv = isinstance(request.kv_transfer, ReceiveKv)
         self.completes_prompt = False
         self.speculates = False
+        self.shares_state = True
         self.draft: tuple[int, ...] = ()
         self.forks: list[Sequence] = []
         self.received_state = b""

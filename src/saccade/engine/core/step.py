@@ -195,6 +195,18 @@ class SamplingInput(msgspec.Struct, frozen=True):
     masks: tuple[DrawMask, ...] = ()
 
 
+class NonFinite(msgspec.Struct, frozen=True, array_like=True):
+    """What a step computed that is NaN or infinite, and must not be used, now or later.
+
+    *chunks* are numbers of chunks: all results of their rows. *drafts* are those of chunks whose entries in the draft
+    layer are not finite: only drafts come of them. *encodings* are images, by encoder output id.
+    """
+
+    chunks: tuple[int, ...] = ()
+    drafts: tuple[int, ...] = ()
+    encodings: tuple[int, ...] = ()
+
+
 class StepOutput(msgspec.Struct, frozen=True):
     """The result of a step: *token_ids* of its draws, in order, and their log probabilities.
 
@@ -202,7 +214,7 @@ class StepOutput(msgspec.Struct, frozen=True):
     prompt_logprobs[i] belongs to the i-th PromptScores. *encode_seconds* is the time of the step's images, a part of
     *network_seconds*. *failed_encodings* are images that could not be encoded; results of rows that show them are
     meaningless. sent[i] is the content of the i-th KvSend. drafts[i] may follow the token of the
-    i-th of the step's *drafts*; without a draft layer there are none.
+    i-th of the step's *drafts*; without a draft layer there are none. Results that *non_finite* names are meaningless.
     """
 
     number: int
@@ -215,6 +227,7 @@ class StepOutput(msgspec.Struct, frozen=True):
     failed_encodings: tuple[int, ...] = ()
     sent: tuple[bytes, ...] = ()
     drafts: list[tuple[int, ...]] = []
+    non_finite: NonFinite = NonFinite()
 
 
 def with_pixels(step: StepInput, change: Callable[[EncoderInput], bytes]) -> StepInput:

@@ -71,13 +71,14 @@ class Rows:
 class PlannedStep:
     """A step to execute, and the sequences of the tokens and log probabilities in its output, in the output's order.
 
-    A sequence is in *drawing* once for each of its draws.
+    *owners* are those of the chunks. A sequence is in *drawing* once for each of its draws.
     """
 
     step: StepInput
     sampling: SamplingInput
     drawing: tuple[Sequence, ...]
     prompts: tuple[Sequence, ...]
+    owners: tuple[Sequence, ...] = ()
 
 
 @dataclass(eq=False)
@@ -127,7 +128,7 @@ class StepBuilder:
         prompts = _prompt_scores(zip(owners, chunks, strict=True))
         masks = tuple(self._masks(draws, schedule))
         sampling = sampling_input(self._num_steps, drawing, tuple(scores for _, scores in prompts), masks, counts)
-        return PlannedStep(step, sampling, drawing, tuple(owner for owner, _ in prompts))
+        return PlannedStep(step, sampling, drawing, tuple(owner for owner, _ in prompts), tuple(owners))
 
     def _state_moves(self, starting: Iterable[Sequence], schedule: Schedule) -> tuple[Moves, Saves]:
         return ((), {}) if self.checkpoints is None else self.checkpoints.moves(starting, schedule.chunks)

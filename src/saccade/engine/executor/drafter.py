@@ -36,6 +36,17 @@ class Drafting(NamedTuple):
     plan: Any
 
 
+class Drafts(NamedTuple):
+    """The draft layer's *states* [N, E], and its drafts, if a step asks for any.
+
+    *token_ids* is int64 [len(step.drafts), num_drafts], -1 if there is no draft: only those after a row's last accepted
+    token are longer than one.
+    """
+
+    states: torch.Tensor
+    token_ids: torch.Tensor | None = None
+
+
 class _LastDraw(NamedTuple):
     """The draw after a row's last accepted token, at index *place*; it is number *draft* of the step's drafts."""
 
@@ -79,15 +90,15 @@ class Drafter:
             self._keep(layout.rows, hidden, batch.positions, layout.query_lengths)
         return Drafting(step, batch, x, hidden, plan)
 
-    def draft(self, drafting: Drafting, drawn_R: torch.Tensor | None) -> list[torch.Tensor]:
-        """Write the other entries, with the tokens that were drawn. Return a tensor of drafts if the step asks for any.
-
-        It is int64 [len(step.drafts), num_drafts], -1 if there is no draft: only those after a row's last accepted
-        token are longer than one.
-        """
+    def draft(self, drafting: Drafting, drawn_R: torch.Tensor | None) -> Drafts:
+        """Write the other entries, with the tokens that were drawn, and draft if the step asks for it."""
         step, batch, x, hidden, plan = drafting
-        # Each place gets the token after it; the last place of a chunk without draws gets it with the next chunk.
+        # Each place gets the token after it; the last place of a chunk without draws gets it with the next chunk. Until
+        # then it has zeros: the next row's token may be of another sequence, and not finite.
         x = x.roll(-1, 0)
+        ends = np.cumsum([chunk.num_tokens for chunk in step.chunks]) - 1
+        if len(open_ends := ends[[not chunk.draws for chunk in step.chunks]]):
+            x.index_fill_(0, to_device(open_ends, x.device), 0)
         if drawn_R is not None:
             x.index_copy_(0, batch.sample_rows, self._network.embed(drawn_R))
         if plan is None:
@@ -95,14 +106,14 @@ class Drafter:
         context = ForwardContext(batch.positions, batch.layout, self._caches.layers, self._backend, plan)
         states = self._network.draft(x, hidden, context)
         if drawn_R is None or not step.drafts:
-            return []
+            return Drafts(states)
         draws = to_device(np.array(step.drafts, np.int64), x.device)
-        states = states.index_select(0, batch.sample_rows.index_select(0, draws))
+        drawn_states = states.index_select(0, batch.sample_rows.index_select(0, draws))
         drafts = torch.full((len(draws), self.num_drafts), -1, dtype=torch.int64, device=x.device)
-        drafts[:, 0] = self._predict(states)
+        drafts[:, 0] = self._predict(drawn_states)
         if self.num_drafts > 1:
-            self._go_on(list(_last_draws(step, drawn_R.tolist())), states, drafts)
-        return [drafts]
+            self._go_on(list(_last_draws(step, drawn_R.tolist())), drawn_states, drafts)
+        return Drafts(states, drafts)
 
     def _go_on(self, lasts: list[_LastDraw], states: torch.Tensor, drafts: torch.Tensor) -> None:
         """Draft further tokens after *lasts*, as far as their rows have slots; overwrites *states*."""

@@ -12,11 +12,11 @@ import torch
 
 from saccade.engine.config import EngineConfig
 from saccade.engine.core.step import PromptScores, SamplingInput, StepInput, StepOutput
-from saccade.engine.executor import kv_copies, logprobs, memory
+from saccade.engine.executor import finite, kv_copies, logprobs, memory
 from saccade.engine.executor.batch import Batch, RowBuffers, as_decodes, build_batch
 from saccade.engine.executor.caches import Caches
 from saccade.engine.executor.decode_graphs import DecodeGraphs
-from saccade.engine.executor.drafter import Drafter, Drafting
+from saccade.engine.executor.drafter import Drafter, Drafting, Drafts
 from saccade.engine.executor.encoder import Encoder
 from saccade.engine.executor.execution import Execution
 from saccade.engine.executor.loader import LoadedModel
@@ -49,13 +49,16 @@ class Forwarded(NamedTuple):
 class Drawing(NamedTuple):
     """Token ids, scores and drafts that are being computed and copied to the host; *copy* is None without any.
 
-    *scored* are the drawn tokens whose log probabilities are requested, as indices.
+    *scored* are the drawn tokens whose log probabilities are requested, as indices. The copy ends with the sums of what
+    *summed* names (executor.finite).
     """
 
     copy: logprobs.HostCopy | None
+    step: StepInput
     sampling: SamplingInput
     scored: tuple[int, ...]
-    has_drafts: bool = False
+    has_drafts: bool
+    summed: tuple[str, ...]
 
 
 class ModelRunner:
@@ -136,15 +139,45 @@ class ModelRunner:
 
     @torch.inference_mode()
     def draw(self, forwarded: Forwarded, sampling: SamplingInput) -> Drawing:
-        """Sample from a step's hidden states, compute the requested log probabilities, and wait for neither."""
-        batch, hidden = forwarded.batch, forwarded.hidden
+        """Sample from a step's hidden states, compute the requested log probabilities, and wait for neither.
+
+        Sum the results, before anything changes them, to find values that are not finite.
+        """
+        step, batch, hidden = forwarded.step, forwarded.batch, forwarded.hidden
         scored = tuple(index for index, num_top in enumerate(sampling.num_top) if num_top is not None)
-        if batch is None or hidden is None or not (batch.drawing or sampling.prompt_scores):
-            self._draft(forwarded, None)
-            return Drawing(None, sampling, scored)
+        results: list[torch.Tensor] = []
+        sums: dict[str, torch.Tensor] = {}
+        ids = None
+        if step.images:
+            sums[finite.IMAGES] = finite.sums_of_all([self.encoder_outputs[one.output_id] for one in step.images])
+        if batch is not None and hidden is not None:
+            if len(batch.drawing) < len(hidden):
+                # The logits of a draw are not finite if its hidden state is not.
+                sums[finite.HIDDEN] = finite.sums_of_chunks(hidden, step.chunks)
+            if batch.drawing or sampling.prompt_scores:
+                ids, results = self._sample(batch, hidden, sampling, scored, sums)
+        drafts = self._draft(forwarded, ids)
+        if drafts is not None:
+            sums[finite.DRAFTS] = finite.sums_of_chunks(drafts.states, step.chunks)
+            results += [] if drafts.token_ids is None else [drafts.token_ids.double()]
+        has_drafts = drafts is not None and drafts.token_ids is not None
+        results += [one.double() for one in sums.values()]
+        copy = logprobs.begin_copy(results) if results else None
+        return Drawing(copy, step, sampling, scored, has_drafts, tuple(sums))
+
+    def _sample(
+        self,
+        batch: Batch,
+        hidden: torch.Tensor,
+        sampling: SamplingInput,
+        scored: tuple[int, ...],
+        sums: dict[str, torch.Tensor],
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Return the drawn ids, and the results to copy: ids, their scores, those of prompts. Add to *sums*."""
         params = [self.rows.sampling(row) for row in batch.drawing]
         # Log probabilities are the model's own, so the raw logits are kept: sampling changes the logits in place.
         logits = self.network.logits(hidden.index_select(0, batch.sample_rows))
+        sums[finite.DRAWS] = finite.sums_of_rows(logits)
         scored_on_device = to_device(np.array(scored, np.int64), self.device) if scored else None
         raw = None if scored_on_device is None else logits.index_select(0, scored_on_device)
         next_ids = batch.input_ids.roll(-1).index_select(0, batch.sample_rows) if batch.has_proposals else None
@@ -156,10 +189,10 @@ class ModelRunner:
         if raw is not None and scored_on_device is not None:
             num_top = max(sampling.num_top[index] or 0 for index in scored)
             results.append(logprobs.score(raw, ids.index_select(0, scored_on_device), num_top))
-        results += [self._score_prompt(hidden, scores, batch.starts[scores.row]) for scores in sampling.prompt_scores]
-        drafts = self._draft(forwarded, ids)
-        results += [one.double() for one in drafts]
-        return Drawing(logprobs.begin_copy(results), sampling, scored, bool(drafts))
+        prompts = [self._score_prompt(hidden, scores, batch.starts[scores.row]) for scores in sampling.prompt_scores]
+        if prompts:
+            sums[finite.PROMPTS] = torch.stack([total for _, total in prompts])
+        return ids, results + [scores for scores, _ in prompts]
 
     @torch.inference_mode()
     def receive_drawn(self, forwarded: Forwarded, prompt_scores: Ordered[PromptScores]) -> None:
@@ -176,10 +209,10 @@ class ModelRunner:
                     pass
         self._draft(forwarded, ids)
 
-    def _draft(self, forwarded: Forwarded, ids: torch.Tensor | None) -> list[torch.Tensor]:
-        """Run the draft layer after the draw of *ids*; return one tensor of drafts, or none."""
+    def _draft(self, forwarded: Forwarded, ids: torch.Tensor | None) -> Drafts | None:
+        """Run the draft layer, if there is one, after the draw of *ids*."""
         if self.drafter is None or forwarded.drafting is None:
-            return []
+            return None
         return self.drafter.draft(forwarded.drafting, ids)
 
     def _forward(self, step: StepInput, batch: Batch) -> tuple[torch.Tensor, Drafting | None]:
@@ -202,10 +235,16 @@ class ModelRunner:
         plan = self.backend.plan(layout, self.dtype)
         return ForwardContext(positions, layout, self.caches.layers, self.backend, plan, windowed)
 
-    def _score_prompt(self, hidden: torch.Tensor, scoring: PromptScores, start: int) -> torch.Tensor:
+    def _score_prompt(
+        self, hidden: torch.Tensor, scoring: PromptScores, start: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the scores of prompt tokens, and the sum of their logits."""
         target_ids = to_device(np.array(scoring.target_ids, np.int64), self.device)
-        logits = self._prompt_logits(hidden, scoring, start)
-        return torch.cat([logprobs.score(part, target_ids[piece], scoring.num_top) for piece, part in logits])
+        parts, sums = [], []
+        for piece, logits in self._prompt_logits(hidden, scoring, start):
+            parts.append(logprobs.score(logits, target_ids[piece], scoring.num_top))
+            sums.append(logits.sum())
+        return torch.cat(parts), torch.stack(sums).sum()
 
     def _prompt_logits(
         self, hidden: torch.Tensor, scoring: PromptScores, start: int
@@ -246,14 +285,16 @@ def collect(drawing: Drawing, output: StepOutput) -> StepOutput:
     """Wait for the results of `draw`, and return *output* with them."""
     if drawing.copy is None:
         return output
-    sampling, scored = drawing.sampling, drawing.scored
-    ids, *scores = drawing.copy.wait()
-    drafts = scores.pop() if drawing.has_drafts else ()
-    token_ids = [int(token_id) for token_id in ids]
+    sampling, scored, results = drawing.sampling, drawing.scored, drawing.copy.wait()
+    num_sums = len(drawing.summed)
+    results, sums = results[: len(results) - num_sums], results[len(results) - num_sums :]
+    non_finite = finite.verdict(drawing.step, sampling, dict(zip(drawing.summed, sums, strict=True)))
+    drafts = results.pop() if drawing.has_drafts else ()
+    token_ids = [int(token_id) for token_id in results.pop(0)] if results else []
     logprob_of: dict[int, TokenLogprob] = {}
     if scored:
         num_tops = [sampling.num_top[index] for index in scored]
-        logprob_of = dict(zip(scored, logprobs.unpack(scores.pop(0), num_tops), strict=True))
+        logprob_of = dict(zip(scored, logprobs.unpack(results.pop(0), num_tops), strict=True))
     return msgspec.structs.replace(
         output,
         token_ids=token_ids,
@@ -261,6 +302,7 @@ def collect(drawing: Drawing, output: StepOutput) -> StepOutput:
         logprobs=[logprob_of.get(index) for index in range(len(token_ids))] if scored else [],
         prompt_logprobs=[
             logprobs.unpack(one, [scoring.num_top] * len(one))
-            for scoring, one in zip(sampling.prompt_scores, scores, strict=True)
+            for scoring, one in zip(sampling.prompt_scores, results, strict=True)
         ],
+        non_finite=non_finite,
     )

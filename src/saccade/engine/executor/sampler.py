@@ -57,7 +57,8 @@ class Sampler:
         proposal after each draw but its last, which counts for its later draws.
         """
         logits_RV.index_fill_(1, self._forbidden, float("-inf"))
-        logits_processors.keep_allowed(logits_RV, rows, self._allowed_ids)
+        if self._allowed_ids:
+            logits_processors.keep_allowed(logits_RV, rows, self._allowed_ids)
         if sampling.masks:
             self._grammar_masks.apply(logits_RV, sampling.masks)
         if sampling.too_short or any(param.logit_bias for param in params):

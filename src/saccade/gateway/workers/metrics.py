@@ -65,6 +65,10 @@ OF_ENGINES: tuple[tuple[Kind, str, str, str], ...] = (
     (COUNTER, "vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", "prompt_tokens_total"),
     (COUNTER, "vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", "cached_tokens_total"),
     (COUNTER, "vllm:num_preemptions", "Sequences put back to wait for room.", "preemptions_total"),
+    (
+        COUNTER, "saccade_non_finite_requests", "Requests for which the model computed NaN or infinity.",
+        "non_finite_requests_total",
+    ),
     (COUNTER, "vllm:spec_decode_num_drafts", "Times that tokens were proposed for a sequence.", "drafts_total"),
     (COUNTER, "vllm:spec_decode_num_draft_tokens", "Tokens proposed.", "draft_tokens_total"),
     (

@@ -50,7 +50,10 @@ class GemmaNetwork(MergingNetwork):
     def logits(self, hidden_RE: torch.Tensor) -> torch.Tensor:
         """Return logits [R, V] in float32, capped softly, on rank 0. All ranks must call."""
         logits, cap = super().logits(hidden_RE), self.spec.text.soft_cap
-        return logits if cap is None else (logits / cap).tanh() * cap
+        if cap is None:
+            return logits
+        # The difference is 0, and NaN for infinite logits: their cap would be a number.
+        return (logits / cap).tanh() * cap + (logits - logits)
 
 
 class Network(GemmaNetwork):

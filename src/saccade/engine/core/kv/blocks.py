@@ -2,7 +2,7 @@
 
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from collections.abc import Sequence as Ordered
 
 import msgspec
@@ -114,6 +114,26 @@ class PagedBlocks:
         table.blocks[index] = existing_block
         table.replaced.append(index)
         self._let_go(block)
+
+    def forget(self, keys: Collection[bytes]) -> tuple[set[bytes], set[int]]:
+        """Make the blocks of *keys*, and all that follow any of them, not reusable. Return the keys and the blocks.
+
+        Sequences that reference them keep them. The keys include *keys* that are not stored.
+        """
+        all_keys = set(keys)
+        for key, content in self._contents.items():  # parents before their children
+            if content.parent in all_keys:
+                all_keys.add(key)
+        blocks = set[int]()
+        for key in all_keys & self._block_of.keys():
+            blocks.add(block := self._block_of.pop(key))
+            del self._key_of[block], self._contents[key]
+            if block in self._cached:
+                del self._cached[block]
+                self._free.append(block)
+            if self.on_event is not None:
+                self.on_event(self.removed(key))
+        return all_keys, blocks
 
     def release(self, sequence: Sequence) -> None:
         table = sequence.tables[self.group]

@@ -163,7 +163,7 @@ class BlockManager:
         first, last = sequence.num_computed_tokens // self.block_size, num_computed_tokens // self.block_size
         sequence.num_computed_tokens = num_computed_tokens
         sequence.num_launched_tokens = max(sequence.num_launched_tokens, num_computed_tokens)
-        if self.enable_prefix_caching and first < last:
+        if self.enable_prefix_caching and sequence.shares_state and first < last:
             keys = sequence.block_keys(last, self.block_size)
             for index in range(first, last):
                 self.paged_blocks.commit(sequence, index, keys[index])
@@ -181,6 +181,23 @@ class BlockManager:
         if self.checkpoints is not None:
             self.checkpoints.release(sequence)
         sequence.num_computed_tokens = sequence.num_launched_tokens = 0
+        sequence.shares_state = True
+
+    def forget(self, sequence: Sequence) -> set[int]:
+        """Make nothing reusable that *sequence* has computed or resumed from, nor what others computed after that.
+
+        Return the blocks, which sequences may hold on to: they and *sequence* must share no further state.
+        """
+        sequence.shares_state = False
+        keys = sequence.block_keys(sequence.num_computed_tokens // self.block_size, self.block_size)
+        if not keys:
+            return set()
+        keys_after, blocks = self.paged_blocks.forget(keys)
+        if self.window_blocks is not None:
+            keys_after |= self.window_blocks.forget(keys_after)[0]
+        if self.checkpoints is not None:
+            self.checkpoints.forget(keys_after)
+        return blocks
 
     def clear(self) -> None:
         """Drop the reusable state that no sequence needs."""

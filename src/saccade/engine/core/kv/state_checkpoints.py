@@ -6,7 +6,7 @@ recently used is evicted first.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from collections.abc import Sequence as Ordered
 
 from saccade.engine.core.sequence import Sequence, row_of
@@ -91,6 +91,11 @@ class StateCheckpoints:
         self._resume_keys.pop(sequence, None)
         for key in [key for key, (owner, _) in self._saving.items() if owner is sequence]:
             self._free.append(self._saving.pop(key)[1])
+
+    def forget(self, keys: Collection[bytes]) -> None:
+        """Drop the checkpoints of *keys*. Call it when no sequence waits for one."""
+        for key in [key for key in self._checkpoint_of if key in keys]:
+            self._free.append(self._drop(key))
 
     def clear(self) -> None:
         """Drop every checkpoint that no sequence waits for."""
