@@ -178,6 +178,16 @@ def test_a_bad_draft_changes_no_answer_and_is_not_kept(
     assert engine.load().non_finite_requests_total == 2
 
 
+def test_a_cap_of_logits_hides_no_infinity(network_folder: Callable[[str], Path]) -> None:
+    folder = network_folder("gemma4_e2b")
+    engine = engines.engine(folder)
+    for value in (NAN, float("inf"), float("-inf")):
+        with LayerFault(engine, "lm_head", value, BAD).happening():
+            answer = engines.drain(engine, asked(folder, [20], "a", -1)).answers["a"]
+        assert code(answer) == NonFiniteOutput.code
+    assert code(engines.drain(engine, asked(folder, [20], "a", -1)).answers["a"]) is None
+
+
 def test_the_draft_layer_does_not_read_the_next_row(network_folder: Callable[[str], Path]) -> None:
     """The chunk of a long prompt ends beside the first token of another request, which is bad."""
     folder = network_folder("qwen3_5")
