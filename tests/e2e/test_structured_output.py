@@ -2,6 +2,8 @@
 
 import json
 import re
+import urllib.error
+import urllib.request
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +13,7 @@ import pytest
 from chats import openai_messages, random_image
 from pydantic import BaseModel, Field
 from server import Server
+from tables import table
 from tool_calls import TOOLS, check_calls
 
 MESSAGES = openai_messages(random_image(96, 96, 51), "Describe the image as JSON.")
@@ -132,3 +135,44 @@ def test_a_schema_beside_tools_gives_calls_or_json(stream: bool, tiny_server: Se
     choice = ask(tiny_server, tools=TOOLS, response_format=form, logit_bias={str(begin): -100}).choices[0]
     assert json.loads(choice.message.content) in schema["enum"]
     assert (choice.finish_reason, choice.message.tool_calls) == ("stop", None)
+
+
+def in_api(api: str, schema: dict[str, Any], model: str) -> dict[str, Any]:
+    """A request for JSON of *schema* to one of the four APIs."""
+    messages, form = [{"role": "user", "content": "Hi"}], {"type": "json_schema", "schema": schema}
+    openai_form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}}
+    fields: dict[str, dict[str, Any]] = {
+        "chat/completions": {"messages": messages, "response_format": openai_form, "max_tokens": 99},
+        "completions": {"prompt": "Hi", "response_format": openai_form, "max_tokens": 99},
+        "messages": {"messages": messages, "output_config": {"format": form}, "max_tokens": 99},
+        "responses": {"input": "Hi", "text": {"format": {**form, "name": "n"}}, "max_output_tokens": 99},
+    }
+    return {"model": model, **fields[api]}
+
+
+def posted(server: Server, api: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    headers = {"authorization": f"Bearer {server.key}", "content-type": "application/json"}
+    request = urllib.request.Request(f"{server.url}/v1/{api}", json.dumps(body).encode(), headers)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())
+
+
+@table(
+    ("api", "place"),
+    [
+        ("chat/completions", "response_format.json_schema.schema"),
+        ("completions", "response_format.json_schema.schema"),
+        ("messages", "output_config.format.schema"),
+        ("responses", "text.format.schema"),
+    ],
+)
+def test_identifiers_and_faults_of_schemas_in_all_apis(api: str, place: str, tiny_server: Server) -> None:
+    schema = {"$id": "order form", "$schema": "https://json-schema.org/draft-07/schema#", "enum": ["one", "two"]}
+    assert posted(tiny_server, api, in_api(api, schema, tiny_server.name))[0] == 200
+    lacking = {"type": "object", "properties": {}, "required": ["x"], "additionalProperties": False}
+    status, answer = posted(tiny_server, api, in_api(api, lacking, tiny_server.name))
+    assert status == 400
+    assert f"`{place}.required` (x) cannot hold together with `{place}.additionalProperties`" in str(answer)

@@ -36,6 +36,12 @@ CASES: list[tuple[dict[str, Any], list[Any]]] = [
     ({"type": "object", "minProperties": 1, "maxProperties": 1}, [{"x": 1}, {}, {"x": 1, "y": 2}]),
     ({"anyOf": [{"type": "integer"}, {"type": "string", "maxLength": 1}]}, [5, "a", "ab", 0.5]),
     ({"oneOf": [{"type": "integer"}, {"type": "string"}]}, [5, "a", None]),
+    ({"type": "string", "minLength": 2.0, "maxLength": 3e0}, ["ab", "a", "abcd"]),
+    ({"type": "string", "minLength": 1, "maxLength": 2**53}, ["ab", ""]),
+    ({"type": "array", "minItems": 1.0, "maxItems": 2**63, "items": {"const": 1}}, [[1, 1], []]),
+    ({"type": "array", "prefixItems": [{"const": 1}], "additionalItems": False}, [[1], [1, 2], [2]]),
+    ({"type": "array", "items": [{"const": 1}], "additionalItems": False}, [[1], [1, 2], [2]]),
+    ({"$schema": "my dialect", "type": "array", "prefixItems": [{"const": 1}], "items": False}, [[1], [1, 2]]),
     ({"allOf": [{"minimum": 3, "type": "integer"}, {"maximum": 5}]}, [3, 5, 2, 6]),
     (
         {"$ref": "#/$defs/tree", "$defs": {"tree": {"type": "array", "items": {"$ref": "#/$defs/tree"}}}},
@@ -54,7 +60,8 @@ def test_the_grammar_agrees_with_a_validator(schema: dict[str, Any], instances: 
     for instance in instances:
         matcher, text = compiled.deep_copy(), json.dumps(instance, ensure_ascii=False).encode()
         written.append(matcher.try_consume_tokens(list(text)) == len(text) and matcher.is_accepting())
-    validator = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker())
+    draft = jsonschema.Draft7Validator if isinstance(schema.get("items"), list) else jsonschema.Draft202012Validator
+    validator = draft(schema, format_checker=jsonschema.FormatChecker())
     expected = [validator.is_valid(instance) for instance in instances]
     assert written == expected
     assert set(expected) == {True, False}

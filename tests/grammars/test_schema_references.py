@@ -101,7 +101,10 @@ def test_keywords_that_no_value_depends_on(extra: dict[str, Any]) -> None:
         {"$id": "urn:example:tree", "$ref": "#/$defs/w", "$defs": {"w": WORD}},
         {"$ref": "word form", "$defs": {"w": {"$id": "word form", **WORD}}},
         # A pointer is relative to the schema with a URI that it is in, and else to the root.
-        {"$defs": {"w": {"const": "other"}}, "allOf": [{"$id": "x", "$ref": "#/$defs/w", "$defs": {"w": WORD}}]},
+        {
+            "$defs": {"w": {"const": "other"}},
+            "allOf": [{"$id": "x", "allOf": [{"$ref": "#/$defs/w"}], "$defs": {"w": WORD}}],
+        },
         {"$defs": {"w": WORD}, "allOf": [{"$id": "x", "$ref": "#/$defs/w"}]},
     ],
 )
@@ -121,6 +124,11 @@ def test_references_within_a_schema(schema: dict[str, Any]) -> None:
         ({"$ref": "#/$defs/w/const", "$defs": {"w": WORD}}, "$ref"),
         ({"$ref": 5}, "$ref"),
         ({"$ref": "#/allOf/" + "1" * 5000, "allOf": [WORD]}, "$ref"),
+        # Drafts up to 7 mean the root's, later ones the part's.
+        (
+            {"$defs": {"w": {"const": 1}}, "allOf": [{"$id": "x", "$ref": "#/$defs/w", "$defs": {"w": WORD}}]},
+            "allOf[0].$ref",
+        ),
         ({"$ref": "#/x/A", "x": {"A": {"items": {"$ref": "elsewhere"}}}}, "x.A.items.$ref"),
     ],
 )

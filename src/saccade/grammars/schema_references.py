@@ -4,8 +4,7 @@
 section 8.2). Draft 4 has `id` for both, drafts 6 and 7 have `$id`. No schema is fetched.
 """
 
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import unquote, urldefrag, urljoin
 
 from saccade.errors import InvalidValue
@@ -15,15 +14,24 @@ SAY_NOTHING: Final = ("$schema", "$id", "$anchor", "$recursiveAnchor", "$vocabul
 """Keywords on which no value depends once references are pointers."""
 
 
-@dataclass(frozen=True)
-class _Located:
-    """A *schema*, its *place* for people and its *pointer* from the root. It belongs to a schema with a URI."""
+class _Base(NamedTuple):
+    """What references are relative to: the URI of a schema, and the schema's pointer from the root."""
+
+    uri: str = ""
+    pointer: str = ""
+
+
+class _Located(NamedTuple):
+    """A *schema*, its *place* for people and its *pointer* from the root.
+
+    Its `$ref` is relative to each of *bases*, the references in its parts to the first. There are two if an `$id`
+    accompanies the `$ref`: drafts up to 7 ignore it.
+    """
 
     place: str
     pointer: str
     schema: Schema
-    uri: str = ""
-    uri_pointer: str = ""
+    bases: tuple[_Base, ...] = (_Base(),)
 
 
 def resolve_references(root: Schema, param: str) -> list[tuple[str, Schema]]:
@@ -65,7 +73,7 @@ class _Document:
             if len(self.located) > MAX_SCHEMAS:
                 raise InvalidValue(f"`{self._param}` has more than {MAX_SCHEMAS} schemas in it.", self._param)
             level = [
-                _Located(part.place, one.pointer + part.pointer, part.schema, one.uri, one.uri_pointer)
+                _Located(part.place, one.pointer + part.pointer, part.schema, one.bases[:1])
                 for one in named
                 for part in parts(one.schema, one.place)
             ]
@@ -74,14 +82,16 @@ class _Document:
         raise InvalidValue(f"`{self._param}` is nested more than {MAX_DEPTH} schemas deep.", self._param)
 
     def _named(self, one: _Located) -> _Located:
-        """Note the identifiers of a schema, and return it with its own URI, if it has one."""
-        uri, name = urldefrag(_joined(one.uri, one.schema.get(self._id_keyword)))
-        if uri != one.uri:
-            one = _Located(one.place, one.pointer, one.schema, uri, one.pointer)
+        """Note the identifiers of a schema, and return it with its own base, if it has one."""
+        base = one.bases[0]
+        uri, name = urldefrag(_joined(base.uri, one.schema.get(self._id_keyword)))
+        if uri != base.uri:
+            bases = (_Base(uri, one.pointer), base) if "$ref" in one.schema else (_Base(uri, one.pointer),)
+            one = one._replace(bases=bases)
             self._pointers.setdefault(uri, one.pointer)
         for anchor in (name, one.schema.get("$anchor"), one.schema.get("$dynamicAnchor")):
             if anchor and isinstance(anchor, str):
-                self._pointers.setdefault(f"{one.uri}#{anchor}", one.pointer)
+                self._pointers.setdefault(f"{uri}#{anchor}", one.pointer)
         return one
 
     def find(self, one: _Located) -> str:
@@ -89,25 +99,41 @@ class _Document:
         place, reference = f"{one.place}.$ref", one.schema["$ref"]
         if not isinstance(reference, str):
             raise InvalidValue(f"`{place}` must be a text.", place)
-        uri, fragment = urldefrag(_joined(one.uri, reference))
-        start = one.uri_pointer if uri == one.uri else self._pointers.get(uri)
-        if start is None:
+        meanings = {pointer for base in one.bases if (pointer := self._meaning(reference, base)) is not None}
+        if not meanings and reference.startswith("#/") and self._is_schema(reference[1:]):
+            meanings = {reference[1:]}  # Many who give a part an `$id` mean the root all the same.
+        if len(meanings) > 1:
+            raise InvalidValue(
+                f"`{place}` may mean two schemas, because an `$id` accompanies it; leave that out.", place
+            )
+        if not meanings and not reference.startswith("#"):
             raise InvalidValue(
                 f"`{place}` must begin with #, or be the `$id` of a schema in `{self._param}`: no schema is fetched.",
                 place,
             )
+        if not meanings:
+            message = f"`{place}` names no schema: nothing in `{self._param}` is at {excerpt(reference)}."
+            raise InvalidValue(message, place)
+        pointer = meanings.pop()
+        schema = pointed_at(pointer, self._root)
+        if isinstance(schema, dict) and id(schema) not in self._seen:
+            self._locate(_Located(place_of(pointer, self._param), pointer, schema))
+        return pointer
+
+    def _meaning(self, reference: str, base: _Base) -> str | None:
+        """Return the pointer to the schema that *reference* means, relative to *base*; None if there is none."""
+        uri, fragment = urldefrag(_joined(base.uri, reference))
+        start = base.pointer if uri == base.uri else self._pointers.get(uri)
+        if start is None:
+            return None
         if fragment and not fragment.startswith("/"):
-            candidates = [self._pointers.get(f"{uri}#{unquote(fragment)}")]
+            pointer = self._pointers.get(f"{uri}#{unquote(fragment)}")
         else:
-            # Many who set `$id` in a part mean the root all the same.
-            candidates = [start + fragment, fragment]
-        for pointer in candidates:
-            schema = None if pointer is None else pointed_at(pointer, self._root)
-            if pointer is not None and isinstance(schema, dict | bool):
-                if isinstance(schema, dict) and id(schema) not in self._seen:
-                    self._locate(_Located(place_of(pointer, self._param), pointer, schema))
-                return pointer
-        raise InvalidValue(f"`{place}` names no schema: nothing in `{self._param}` is at {excerpt(reference)}.", place)
+            pointer = start + fragment
+        return pointer if pointer is not None and self._is_schema(pointer) else None
+
+    def _is_schema(self, pointer: str) -> bool:
+        return isinstance(pointed_at(pointer, self._root), dict | bool)
 
 
 def _joined(base: str, reference: Any) -> str:
