@@ -24,7 +24,6 @@ from saccade.errors import (
     InternalError,
     InvalidImage,
     InvalidVideo,
-    SaccadeError,
     StartupError,
     from_code,
 )
@@ -195,14 +194,17 @@ class DecodePool:
         turn = await self.queue.enter(nbytes, is_video=is_video, client=client)
         queue_seconds = time.perf_counter() - arrived
         task = self._track(asyncio.create_task(work(turn, job, queue_seconds)))
+        is_taken = False
         try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
+            result = await asyncio.shield(task)
+            is_taken = True
+            return result
+        finally:
             # A task that is done has left its turn, so the process may already work on another job.
             if is_video and not task.done():
                 turn.process.terminate()
-            task.add_done_callback(self._discard)
-            raise
+            if not is_taken:
+                task.add_done_callback(self._discard)
 
     def retain(self, image: PreparedImage) -> None:
         """Add a reference to the slot of *image*, which needs its own release()."""
@@ -289,7 +291,7 @@ class DecodePool:
 
     async def _answer(self, process: DecodeProcess, job: Job, slot: int | None) -> ImageAnswer:
         """Return the answer of *process*; if this raises, the process has ended."""
-        error: SaccadeError | ProcessDied
+        error: BaseException
         is_video = job.medium == "video"
         limit = self._config.video_timeout_seconds if is_video else self._config.decode_timeout_seconds
         try:
@@ -299,6 +301,9 @@ class DecodePool:
             error = DeadlineExceeded(f"Decoding the {job.medium} took longer than {limit:g} seconds.")
         except (OSError, *UNREADABLE):
             error = ProcessDied()
+        except BaseException as unforeseen:
+            # Nothing tells how much of the answer is still to come: the next job must not read it.
+            error = unforeseen
         # The slot may be used again only when the process can no longer write to it.
         await self._in_thread(process.kill)
         if isinstance(error, ProcessDied):
