@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from cyclopts import CoercionError
 from tables import table
 
 from saccade import config
@@ -293,6 +294,12 @@ def test_numbers_have_the_suffixes_of_vllm() -> None:
     for number, meant in (written | {"1.5Gi": 3 << 29, "2ki": 2048, "7": 7}).items():
         settings = EngineSettings(kv_cache_bytes=meant, encoder_cache_bytes=meant)
         assert parse("--kv-cache-memory-bytes", number, "--encoder-cache-bytes", number)["engine"] == settings, number
+
+
+@table("number", ["9" * 5000, "9" * 5000 + "k", "1." + "9" * 5000 + "k"])
+def test_numbers_of_thousands_of_digits_get_an_error_of_ours(number: str) -> None:
+    with pytest.raises(CoercionError, match="must be a whole number"):
+        parse("--kv-cache-memory-bytes", number)
 
 
 def test_flags_survive_the_way_to_a_child(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,6 +54,7 @@ def test_without_flags_the_address_is_a_socket_of_this_user(tmp_path: Path, monk
         (["--role", "prefill", "--kv-transfer-bind", "0.0.0.0:7"], "--kv-transfer-bind"),
         (["--role", "prefill", "--kv-transfer-bind", "[::]:7"], "--kv-transfer-bind"),
         (["--role", "prefill", "--kv-transfer-bind", "7"], "--kv-transfer-bind"),
+        (["--role", "prefill", "--kv-transfer-bind", "127.0.0.1:" + "0" * 5000 + "7"], "--kv-transfer-bind"),
         (["--role", "decode", "--kv-transfer-bind", "127.0.0.1:7"], "--kv-transfer-bind"),
         (["--serve-tokenspeed", "50051"], "HOST:PORT"),
         (["--serve-tokenspeed", "0.0.0.0:50051"], "--serve-tokenspeed-to-anyone"),

@@ -124,6 +124,7 @@ def test_request_ids(given: str | None, kept: bool, path: str, guarded: scripted
     [
         ("GET", "/nothing", 404, "not_found"),
         ("GET", "/v1/models/other", 404, "model_not_found"),
+        ("GET", "/v1/models/", 404, "not_found"),
         ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
         ("DELETE", "/v1/models", 405, "method_not_allowed"),
         ("POST", "/tokenize", 400, "invalid_value"),
@@ -133,6 +134,7 @@ def test_request_ids(given: str | None, kept: bool, path: str, guarded: scripted
 def test_errors_are_openai_errors(method: str, path: str, status: int, code: str, gateway: scripted.Gateway) -> None:
     answer = gateway.ask(method, path, b"{" if method == "POST" else None)
     assert (answer.status, answer.json["error"]["code"]) == (status, code)
+    assert "''" not in answer.json["error"]["message"]
     assert answer.headers["content-type"] == "application/json"
     assert ("allow" in answer.headers) == (status == 405)
 

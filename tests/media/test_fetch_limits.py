@@ -83,6 +83,11 @@ async def test_body_over_the_limit_is_refused(reply: bytes | Handler) -> None:
     assert type(await refused(reply, max_bytes=1000)) is ImageTooLarge
 
 
+@table("length", ["0" * 4000 + "1000", "0" * 6000 + "1000"])
+async def test_zeros_before_a_length_are_no_part_of_it(length: str) -> None:
+    assert await fetched(answer(b"x" * 1000, length=length), max_bytes=1000) == b"x" * 1000
+
+
 async def test_body_at_the_limit_is_fetched() -> None:
     assert await fetched(answer(b"x" * 1000), max_bytes=1000) == b"x" * 1000
 

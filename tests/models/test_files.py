@@ -123,6 +123,7 @@ def test_unknown_architecture_lists_the_known() -> None:
         ({"tokenizer_config.json": b'{"added_tokens_decoder": {"9": {"content": "<Q>"}, "8": {"content": "<P>"}}}'}, 8),
         ({"tokenizer.json": b'{"added_tokens": [7, {"content": "<P>"}]}', "tokenizer_config.json": b"{}"}, None),
         ({"tokenizer_config.json": b'{"added_tokens_decoder": {"x": {"content": "<P>"}, "8": 1}}'}, None),
+        ({"tokenizer_config.json": b'{"added_tokens_decoder": {"%s": {"content": "<P>"}}}' % (b"9" * 5000)}, None),
         ({}, None),
     ],
 )

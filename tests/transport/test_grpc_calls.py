@@ -315,6 +315,10 @@ def _unknown_status(server: Raw, stream_id: int) -> None:
     server.headers(stream_id, (b"grpc-status", b"99"), end=True)
 
 
+def _long_status(server: Raw, stream_id: int) -> None:
+    server.headers(stream_id, (b"grpc-status", b"9" * 5000), end=True)
+
+
 def _long_trailers(server: Raw, stream_id: int) -> None:
     server.headers(stream_id)
     server.http.send_headers(stream_id, [(b"grpc-status", b"3"), (b"grpc-message", b"%20" * 10_000)], end_stream=True)
@@ -351,6 +355,7 @@ def _no_http(server: Raw, _: int) -> None:
         (_no_status, grpc.StatusCode.UNKNOWN),
         (_proxy, grpc.StatusCode.UNAVAILABLE),
         (_unknown_status, grpc.StatusCode.UNKNOWN),
+        (_long_status, grpc.StatusCode.UNKNOWN),
         (_long_trailers, grpc.StatusCode.INVALID_ARGUMENT),
         (_refused, grpc.StatusCode.UNAVAILABLE),
         (_larger_frame_than_allowed, grpc.StatusCode.INTERNAL),

@@ -282,7 +282,7 @@ def test_silent_source_times_out() -> None:
             destination.wait_until_closed()
 
 
-@pytest.mark.parametrize("source", ["127.0.0.1:1", "nowhere", "127.0.0.1:port", ""])
+@pytest.mark.parametrize("source", ["127.0.0.1:1", "nowhere", "127.0.0.1:port", "127.0.0.1:" + "1" * 5000, ""])
 def test_unreachable_source_ends_the_transfer(source: str) -> None:
     destination = End()
     with closing(destination.transfers):

@@ -293,7 +293,19 @@ def test_target(url: str, expected: str) -> None:
     assert target(url) == expected
 
 
-@table("url", ["", "h", "http://h:1", "grpc://h:x", "grpc://:1", "grpc://h:1/path"])
+@table(
+    "url",
+    [
+        "",
+        "h",
+        "http://h:1",
+        "grpc://h:x",
+        "grpc://:1",
+        "grpc://h:1/path",
+        "grpc://h:" + "0" * 5000 + "1",
+        "grpc://h:65536",
+    ],
+)
 def test_address_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(StartupError):
         target(url)

@@ -548,7 +548,9 @@ def test_other_machines_need_consent(bind: str) -> None:
     assert "without credentials" in port.remark("grpc://x")
 
 
-@pytest.mark.parametrize("bind", ["127.0.0.1", "127.0.0.1:", ":5", "127.0.0.1:x", "127.0.0.1:70000"])
+@pytest.mark.parametrize(
+    "bind", ["127.0.0.1", "127.0.0.1:", ":5", "127.0.0.1:x", "127.0.0.1:70000", "127.0.0.1:" + "1" * 5000]
+)
 def test_malformed_address(bind: str) -> None:
     with pytest.raises(StartupError, match="HOST:PORT"):
         TokenSpeedPort(bind).check()

@@ -179,13 +179,14 @@ class Connection(HttpToolsProtocol):
         if self.parser.should_upgrade():
             return  # the reader gives the head to another parser
         version = self.parser.get_http_version()
-        self._reader.begin_body(body_length(version, self.headers))
+        length = body_length(version, self.headers)
+        self._reader.begin_body(length)
         self.expect_100_continue = self.expect_100_continue and version == "1.1"
         super().on_headers_complete()
         self._head_since = None
         self._expects_body = True
         self._has_begun_body = False
-        self._is_chunked = any(name == b"transfer-encoding" for name, _ in self.headers)
+        self._is_chunked = length is None
         self._num_wire_bytes = self._num_body_bytes = 0
         self._body_seconds = 0.0
         # The answer to HEAD has no body.
