@@ -43,6 +43,7 @@ def values_of(form: Form) -> dict[str, str]:
     }
     if form.model != "gemma4":
         values["a whole call"] = f"as in:\n{form.calls(SECOND)}\nis one"
+        values["a whole call of another function"] = f"as in:\n{form.write('book', {'a': 'b', 'c': 1})}\nis one"
         values["whole calls"] = f"{form.calls(SECOND)}\n{form.calls(SECOND)}"
     return values
 

@@ -7,7 +7,8 @@ import pytest
 import scripted
 from tables import table
 
-from saccade.gateway.output.choice import Reasoning, ReasoningTokens
+from saccade.gateway.output.reasoning import Reasoning
+from saccade.gateway.served_models.served_model import ReasoningTokens
 from saccade.models.family import THINK
 from saccade.protocol.output import FinishReason, TokenDelta, TokenLogprob
 from saccade.tokenization.detokenizer import Detokenizer
@@ -84,9 +85,11 @@ def test_reasoning_and_content_do_not_depend_on_the_deltas(
 @table(
     ("written", "expected"),
     [
-        ([S, "a", E, "b", E, "c", S, "d"], ("a", "b</think>c<think>d")),
+        ([S, "a", E, "b", E, "c", S, "d"], ("a", "bc<think>d")),
+        ([S, "a", E, E, "b", E], ("a", "b")),
         (["a", S, "b", E], ("", "a<think>b</think>")),
-        ([E, "a"], ("", "</think>a")),
+        (["a", S, "b", E, "c", E, "d"], ("", "a<think>b</think>cd")),
+        ([E, "a"], ("", "a")),
         ([S, E, "a"], ("", "a")),
         ([S, "a", S, "b"], ("a<think>b", "")),
         ([S], ("", "")),
@@ -103,7 +106,14 @@ def test_markers_count_in_their_places_only(
 
 @table(
     ("thought", "shown"),
-    [("thought\nHm\n", "Hm\n"), ("thought\n", ""), ("thoughts", "thoughts"), ("thou", "thou"), ("", "")],
+    [
+        ("thought\nHm\n", "Hm\n"),
+        ("thought\n", ""),
+        ("thoughts", "thoughts"),
+        ("thou", "thou"),
+        ("", ""),
+        ("thought", ""),
+    ],
 )
 @table("size", [1, 2, 100])
 def test_header_of_the_reasoning_is_not_shown(

@@ -1,9 +1,4 @@
-"""One choice of an answer as it grows: text, reasoning, tokens, finish reason.
-
-Reasoning models write `<think> reasoning </think> content`, or their chat template writes the first marker. Markers are
-recognised by their token ids, so that no text is taken for one. Reasoning and content are detokenised separately: no
-character spans both, and a stream has the same text as a whole answer. Line breaks around the markers are kept.
-"""
+"""One choice of an answer as it grows: text, reasoning, tokens, finish reason."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -12,10 +7,12 @@ from msgspec import UNSET, Struct, UnsetType
 
 from saccade.errors import WorkerFailed
 from saccade.gateway.chat import Chat, ChatRequest
+from saccade.gateway.output.reasoning import Reasoning
 from saccade.gateway.output.tool_calls import GeneratedCall, Piece, ToolCallReader
-from saccade.gateway.served_models.served_model import ReasoningTokens, ServedModel
+from saccade.gateway.prompt.tools import read_choice
+from saccade.gateway.served_models.served_model import ServedModel
 from saccade.protocol.output import FinishReason, TokenDelta, TokenLogprob
-from saccade.tokenization.detokenizer import PLAIN, Detokenizer, TextRules
+from saccade.tokenization.detokenizer import Detokenizer, TextRules
 from saccade.tokenization.markup import MarkupReader
 from saccade.tokenization.tokenizer import Tokenizer
 
@@ -97,63 +94,6 @@ def _text(spelled: bytes) -> str:
     return spelled.decode(errors="replace")
 
 
-class Reasoning:
-    """Separates the tokens of one answer. The first end marker closes the reasoning; later markers are content.
-
-    If the reasoning is not shown, its tokens still count. *rules* are those of its text.
-    """
-
-    def __init__(
-        self, markers: ReasoningTokens, tokenizer: Tokenizer, is_shown: bool = True, rules: TextRules = PLAIN
-    ) -> None:
-        self._markers = markers
-        self._detokenizer = Detokenizer(tokenizer, rules)
-        self._is_shown = is_shown
-        self._is_first = True
-        self._header, self._seen = markers.header, ""
-        self.is_open = False
-        self.num_markers = 0
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of reasoning so far, without markers."""
-        return self._detokenizer.num_tokens
-
-    def begin(self, prompt: Sequence[int]) -> None:
-        """Start after the token ids of the prompt, which may end within reasoning."""
-        self.is_open = self._markers.opened_by(prompt)
-
-    def take(self, token_ids: Sequence[int]) -> tuple[str, Sequence[int]]:
-        """Separate new tokens, without the id that ended the answer: text of the reasoning, and ids of the content."""
-        if self._is_first and token_ids:
-            self._is_first = False
-            if token_ids[0] == self._markers.start_id:
-                self.is_open = True
-                self.num_markers += 1
-                token_ids = token_ids[1:]
-        if not self.is_open:
-            return "", token_ids
-        if self._markers.end_id not in token_ids:
-            return self._show(self._detokenizer.push(token_ids)), ()
-        border = token_ids.index(self._markers.end_id)
-        self.is_open = False
-        self.num_markers += 1
-        text = self._detokenizer.push(token_ids[:border]) + self._detokenizer.finish()
-        return self._show(text, is_last=True), token_ids[border + 1 :]
-
-    def finish(self) -> str:
-        """Return the rest of the text at the end of the answer."""
-        return self._show(self._detokenizer.finish(), is_last=True) if self.is_open else ""
-
-    def _show(self, text: str, *, is_last: bool = False) -> str:
-        """Return the part of *text* to show. The header is left out, in as many parts as it comes."""
-        self._seen += text
-        if self._header.startswith(self._seen) and not is_last:
-            return ""
-        visible, self._seen, self._header = self._seen.removeprefix(self._header), "", ""
-        return visible if self._is_shown else ""
-
-
 TOOL_CALLS = "tool_calls"
 """The finish reason of a choice that ended by itself and called tools."""
 
@@ -218,7 +158,8 @@ class GeneratedChoice:
 
     *detokenizer* reads the content. Stop strings apply neither to reasoning, which *reasoning* reads if the model has
     it, nor to tool calls, which *tool_calls* reads if the request has tools. *markup* reads tags of several tokens
-    before both. *hidden_ids* that end the choice count as generated but are hidden.
+    before both. *hidden_ids* that end the choice count as generated but are hidden. A call ends the reasoning, unless
+    a grammar *holds_calls*: it begins after the reasoning.
     """
 
     def __init__(
@@ -230,6 +171,7 @@ class GeneratedChoice:
         record: TokenRecord | None = None,
         tool_calls: ToolCallReader | None = None,
         markup: MarkupReader | None = None,
+        holds_calls: bool = False,
     ) -> None:
         self.index = index
         self.record = record
@@ -242,6 +184,7 @@ class GeneratedChoice:
         self._reasoning = reasoning
         self._tool_calls = tool_calls
         self._markup = markup
+        self._holds_calls = holds_calls
         self._num_hidden_tokens = 0
 
     def begin(self, prompt: Sequence[int]) -> None:
@@ -312,36 +255,53 @@ class GeneratedChoice:
         return Chunk(self, reasoning, content, calls, places)
 
     def _read_together(self, token_ids: Sequence[int], is_last: bool) -> Chunk:
-        reasoning = ""
         if self._markup is not None:
             token_ids = self._markup.take(token_ids, is_last)
+        if self._tool_calls is not None:
+            return self._read_calls(self._tool_calls, token_ids, is_last)
+        reasoning = ""
         if self._reasoning is not None:
             reasoning, token_ids = self._reasoning.take(token_ids)
             reasoning += self._reasoning.finish() if is_last else ""
         self._detokenizer.num_others = self._num_others
-        if self._tool_calls is not None:
-            return self._read_calls(self._tool_calls, reasoning, token_ids, is_last)
         content = self._detokenizer.push(token_ids)
         return Chunk(self, reasoning, content + self._detokenizer.finish() if is_last else content)
 
-    def _read_calls(self, reader: ToolCallReader, reasoning: str, token_ids: Sequence[int], is_last: bool) -> Chunk:
-        content, calls, places = "", list[GeneratedCall](), list[int]()
+    def _read_calls(self, reader: ToolCallReader, token_ids: Sequence[int], is_last: bool) -> Chunk:
+        reasoning, content, calls, places = "", "", list[GeneratedCall](), list[int]()
+        if self._reasoning is not None and self._holds_calls and self._reasoning.may_follow:
+            reasoning, token_ids = self._reasoning.take(token_ids)
         for piece in self._pieces(reader, token_ids, is_last):
             if isinstance(piece, GeneratedCall):
+                reasoning += "" if self._reasoning is None else self._reasoning.end()
                 calls.append(piece)
                 places.append(len(content))
                 reader.separator.call()
                 continue
-            self._detokenizer.num_others = self._num_others
-            text = self._detokenizer.push_text(piece) if isinstance(piece, str) else self._detokenizer.push(piece)
+            thought, text = self._read_text(piece)
+            reasoning += thought
             content += reader.separator.push(text)
             if self._detokenizer.stop is not None:
                 # The answer ends before the rest of the pieces.
                 return Chunk(self, reasoning, content + reader.separator.finish(), calls, places)
+        reasoning += self._reasoning.finish() if self._reasoning is not None and is_last else ""
         self._detokenizer.num_others = self._num_others
         if is_last or reader.is_full:
             content += reader.separator.push(self._detokenizer.finish()) + reader.separator.finish()
         return Chunk(self, reasoning, content, calls, places)
+
+    def _read_text(self, piece: Sequence[int] | str) -> tuple[str, str]:
+        """Return the text that *piece* adds to the reasoning and to the content."""
+        reasoning = ""
+        if isinstance(piece, str):
+            if self._reasoning is not None:
+                reasoning, piece = self._reasoning.take_text(piece)
+            self._detokenizer.num_others = self._num_others
+            return reasoning, self._detokenizer.push_text(piece) if piece else ""
+        if self._reasoning is not None:
+            reasoning, piece = self._reasoning.take(piece)
+        self._detokenizer.num_others = self._num_others
+        return reasoning, self._detokenizer.push(piece)
 
     def _pieces(self, reader: ToolCallReader, token_ids: Sequence[int], is_last: bool) -> Iterator[Piece]:
         yield from reader.take(token_ids)
@@ -376,6 +336,7 @@ def choices_of(request: ChatRequest, chat: Chat, served: ServedModel) -> list[Ge
             _record(request, served),
             _tool_calls(request, served, chat),
             None if served.markup is None or chat.plain is not None else MarkupReader(served.markup, served.tokenizer),
+            _holds_calls(request, chat),
         )
         for index in range(request.n or 1)
     ]
@@ -397,6 +358,11 @@ def _reasoning(request: ChatRequest, served: ServedModel, rules: TextRules) -> R
         return None
     own_rules = TextRules(shows_special=rules.shows_special)
     return Reasoning(served.reasoning, served.tokenizer, request.include_reasoning is not False, own_rules)
+
+
+def _holds_calls(request: ChatRequest, chat: Chat) -> bool:
+    """Return whether a grammar holds the calls of the tools of *chat*."""
+    return read_choice(request).must_call or any(tool["function"].get("strict") for tool in chat.tools or ())
 
 
 def _record(request: ChatRequest, served: ServedModel) -> TokenRecord | None:

@@ -1,7 +1,7 @@
 """Calls whose texts have no quotes: what is common to them, whatever the tags around values are."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from saccade.errors import InvalidValue, UnsupportedParameter
@@ -29,63 +29,93 @@ class BareShape(NamedTuple):
 
 
 class ValueTags(NamedTuple):
-    """The text before a value, with the parameter's name as its group; the tag after it; other texts before one."""
+    """The tags of values: the text before one, with the parameter's name as its group, and the tag after it.
+
+    *damaged* is another text before one. A whole call in a value is from *example_begin* to *example_end*.
+    """
 
     opening: re.Pattern[str]
     end: str
+    example_begin: re.Pattern[str]
+    example_end: str
     damaged: re.Pattern[str] | None = None
 
-    def begin(self, text: str) -> re.Match[str] | None:
-        """Return the text before a value at the start of *text*."""
-        matched = self.opening.match(text)
-        return matched if matched is not None or self.damaged is None else self.damaged.match(text)
+    def begin(self, text: str, place: int) -> re.Match[str] | None:
+        """Return the text before a value at *place* of *text*."""
+        opening = self.opening.match(text, place)
+        return opening if opening is not None or self.damaged is None else self.damaged.match(text, place)
+
+
+Span = tuple[str, int, int]
+"""A parameter's name, and its value's start and end."""
 
 
 def values_in(text: str, tags: ValueTags, schema: Schema) -> dict[str, str] | None:
     """Return the values in *text* by name; None if there is other text too.
 
     A value ends at the first end tag that another parameter or nothing follows. If its end tag is missing, it ends
-    before the next parameter of *schema*, or with the text.
+    before the next parameter of *schema*, or with the text. Tags in a whole call within a value do not count.
     """
-    values: dict[str, str] = {}
-    text = text.strip()
-    while text:
-        begin = tags.begin(text)
+    marked = _without_examples(text.rstrip(), tags)
+    spans = list[Span]()
+    place = _skip_space(marked, 0)
+    while place < len(marked):
+        begin = tags.begin(marked, place)
         if begin is None:
             return None
-        border = text.find(tags.end, begin.end())
-        if border < 0:
-            values[begin[1]], text = text[begin.end() :], ""
-            break
+        first = border = marked.find(tags.end, begin.end())
         while border >= 0:
-            after = text[border + len(tags.end) :].lstrip()
-            if not after or tags.begin(after):
+            place = _skip_space(marked, border + len(tags.end))
+            if place == len(marked) or tags.begin(marked, place):
                 break
-            border = text.find(tags.end, border + 1)
-        else:
-            return None
-        values[begin[1]] = text[begin.end() : border]
-        text = after
-    return _divided(values, tags, schema)
+            border = marked.find(tags.end, border + 1)
+        if border < 0:
+            if first >= 0:
+                return None
+            border = place = len(marked)
+        spans.append((begin[1], begin.end(), border))
+    return {name: text[start:end] for name, start, end in _divided(marked, spans, tags, schema)}
 
 
-def _divided(values: dict[str, str], tags: ValueTags, schema: Schema) -> dict[str, str]:
-    """Return *values* in which each ends before a declared parameter that begins in it and has no other value.
+def _divided(text: str, spans: Sequence[Span], tags: ValueTags, schema: Schema) -> Iterator[Span]:
+    """Yield *spans* so that each ends before a declared parameter that begins in it and has no other value.
 
     A value with another's end tag has it whole, as an example. If values have lines of their own, so have the tags.
     """
-    divided: dict[str, str] = {}
-    for name, value in values.items():
-        start = 0
-        for begin in tags.opening.finditer(value):
-            is_missing = begin[1] in _properties(schema) and not {begin[1]} & (values.keys() | divided.keys())
-            before = value[start : begin.start()]
-            has_line = not value.startswith("\n") or not before.rpartition("\n")[2].strip()
-            if is_missing and has_line and tags.end not in value[begin.start() :]:
-                divided[name] = before.removesuffix("\n")
+    missing = _properties(schema).keys() - {name for name, _, _ in spans}
+    for name, start, end in spans:
+        has_lines = text.startswith("\n", start)
+        for begin in tags.opening.finditer(text, start, end):
+            is_in_line = has_lines and text[start : begin.start()].rpartition("\n")[2].strip()
+            if begin[1] in missing and not is_in_line and tags.end not in text[begin.start() : end]:
+                missing -= {begin[1]}
+                yield name, start, begin.start() - text.endswith("\n", start, begin.start())
                 name, start = begin[1], begin.end()
-        divided[name] = value[start:]
-    return divided
+        yield name, start, end
+
+
+def _without_examples(text: str, tags: ValueTags) -> str:
+    """Return *text* with other characters, as many, in the place of calls within values."""
+    parts, done, place = list[str](), 0, 0
+    while begin := tags.example_begin.search(text, place):
+        place, depth = begin.end(), 1
+        while depth:
+            end, inner = text.find(tags.example_end, place), tags.example_begin.search(text, place)
+            if end < 0:
+                return "".join((*parts, text[done:]))
+            is_inner = inner is not None and inner.start() < end
+            place = inner.end() if inner is not None and is_inner else end + len(tags.example_end)
+            depth += 1 if is_inner else -1
+        parts += (text[done : begin.start()], "x" * (place - begin.start()))
+        done = place
+    return "".join((*parts, text[done:]))
+
+
+def _skip_space(text: str, place: int) -> int:
+    """Return the place after the white space at *place*."""
+    while place < len(text) and text[place].isspace():
+        place += 1
+    return place
 
 
 def limits(function: form.FunctionConstraint, enforced: SupportedSchema) -> SupportedSchema:

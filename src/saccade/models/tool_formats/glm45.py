@@ -54,7 +54,7 @@ class Scanner(BareScanner):
         if not before:
             name = between if mark == KEY else between.lstrip().partition("\n")[0]
             self.is_broken = not self._names_function(name)
-        self._depth += before == "begin" and mark == KEY and self._names_function(between)
+        self._depth += before == "begin" and mark == KEY and _is_name(between)
         if self._depth:
             return "inner"
         if mark in (VALUE, END_VALUE):
@@ -90,7 +90,7 @@ class Scanner(BareScanner):
             self._end_at(here)
         elif not self._is_in_value:
             self.is_broken = True
-        elif self._mark != "begin" or not self._names_function(self._after_mark):
+        elif self._mark != "begin" or not _is_name(self._after_mark):
             if self._depth:
                 self._depth -= 1
             else:
@@ -104,7 +104,14 @@ class Scanner(BareScanner):
         return text.strip() in self._names
 
 
-VALUES: Final = bare_text.ValueTags(PARAMETER, END_VALUE, DAMAGED)
+def _is_name(text: str) -> bool:
+    """Return whether *text* may be the name of a function that is declared or not, as in an example."""
+    return re.fullmatch(r"[\w.-]+", text.strip()) is not None
+
+
+VALUES: Final = bare_text.ValueTags(
+    PARAMETER, END_VALUE, re.compile(rf"<tool_call>\s*[\w.-]+\s*(?={KEY})"), "</tool_call>", DAMAGED
+)
 TAGS = hermes.TAGS._replace(key_begin=KEY, key_end=END_KEY, value_begin=VALUE, value_end=END_VALUE)
 SHAPE = bare_text.BareShape(
     ("{}\n",), ("key_begin_id", "{}", "key_end_id", "\n", "value_begin_id"), ("value_end_id", "\n")

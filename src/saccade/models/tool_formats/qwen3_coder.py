@@ -51,7 +51,7 @@ class Scanner(BareScanner):
             self.is_broken = True
         is_nested = before == "nested" and follows
         if tag_match[1] is not None:
-            return "nested" if tag_match[1] in self._names else "text"
+            return "nested"
         if tag_match[2] is not None or tag_match[0] == END_PARAMETER:
             self._depth += tag_match[2] is not None and is_nested
             return tag_match[0]
@@ -99,6 +99,8 @@ class Scanner(BareScanner):
             self.add(text)
 
 
-VALUES: Final = bare_text.ValueTags(PARAMETER, END_PARAMETER)
+VALUES: Final = bare_text.ValueTags(
+    PARAMETER, END_PARAMETER, re.compile(r"<function=[^<>\n]*>\s*(?=<parameter=|</function>)"), END_FUNCTION
+)
 SHAPE = bare_text.BareShape(("\n<function={}>\n",), ("<parameter={}>\n",), ("\n</parameter>\n",), ("</function>\n",))
 FORMAT = form.ToolFormat(hermes.TAGS, parse, Scanner, partial(bare_text.rules, SHAPE), bare_text.limits)

@@ -1,0 +1,105 @@
+"""Separates the reasoning of an answer from its content.
+
+Reasoning models write `<think> reasoning </think> content`, or their chat template writes the first marker. Markers are
+recognised by their token ids, so that no text is taken for one. Reasoning and content are detokenised separately: no
+character spans both, and a stream has the same text as a whole answer. Line breaks around the markers are kept.
+"""
+
+from collections.abc import Sequence
+
+from saccade.gateway.served_models.served_model import ReasoningTokens
+from saccade.tokenization.detokenizer import PLAIN, Detokenizer, TextRules
+from saccade.tokenization.tokenizer import Tokenizer
+
+
+class Reasoning:
+    """Separates the tokens of one answer. The first end marker closes the reasoning; others are left out.
+
+    If the reasoning is not shown, its tokens still count. *rules* are those of its text.
+    """
+
+    def __init__(
+        self, markers: ReasoningTokens, tokenizer: Tokenizer, is_shown: bool = True, rules: TextRules = PLAIN
+    ) -> None:
+        self._markers = markers
+        self._start_id, self._end_id = markers.start_id, markers.end_id
+        self._detokenizer = Detokenizer(tokenizer, rules)
+        self._is_shown = is_shown
+        self._is_first = True
+        self._header, self._seen = markers.header, ""
+        self._num_started = 0
+        """Start markers of the content that no end marker followed."""
+
+        self.is_open = False
+        self.num_markers = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of reasoning so far, without markers."""
+        return self._detokenizer.num_tokens
+
+    @property
+    def may_follow(self) -> bool:
+        """Whether the next token may be reasoning."""
+        return self.is_open or self._is_first
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """Start after the token ids of the prompt, which may end within reasoning."""
+        self.is_open = self._markers.opened_by(prompt)
+
+    def take(self, token_ids: Sequence[int]) -> tuple[str, Sequence[int]]:
+        """Separate new tokens, without the id that ended the answer: text of the reasoning, and ids of the content."""
+        if self._is_first and token_ids:
+            self._is_first = False
+            if token_ids[0] == self._start_id:
+                self.is_open = True
+                self.num_markers += 1
+                token_ids = token_ids[1:]
+        if self._end_id in token_ids or self._start_id in token_ids:
+            return self._take_markers(token_ids)
+        if not self.is_open:
+            return "", token_ids
+        return self._show(self._detokenizer.push(token_ids)), ()
+
+    def take_text(self, text: str) -> tuple[str, str]:
+        """Separate text of a part of a token: text of the reasoning, and of the content."""
+        return (self._show(self._detokenizer.push_text(text)), "") if self.is_open else ("", text)
+
+    def end(self) -> str:
+        """End the reasoning, which may not be open, with what follows it. Return the rest of its text."""
+        self._is_first = False
+        text = self.finish()
+        self.is_open = False
+        return text
+
+    def finish(self) -> str:
+        """Return the rest of the text at the end of the answer."""
+        return self._show(self._detokenizer.finish(), is_last=True) if self.is_open else ""
+
+    def _take_markers(self, token_ids: Sequence[int]) -> tuple[str, Sequence[int]]:
+        text, content = "", list[int]()
+        for token_id in token_ids:
+            if self.is_open and token_id != self._end_id:
+                text += self._show(self._detokenizer.push([token_id]))
+            elif self.is_open or (token_id == self._end_id and not self._num_started):
+                text += self.end()
+                self.num_markers += 1
+            elif token_id == self._start_id and self._markers.header:
+                # Its header tells another block of reasoning from a marker that is mentioned.
+                self.is_open = True
+                self._header, self._seen = self._markers.header, ""
+                self.num_markers += 1
+            else:
+                self._num_started += (token_id == self._start_id) - (token_id == self._end_id)
+                content.append(token_id)
+        return text, content
+
+    def _show(self, text: str, *, is_last: bool = False) -> str:
+        """Return the part of *text* to show. The header is left out, in as many parts as it comes."""
+        self._seen += text
+        if is_last and self._seen == self._header.rstrip():
+            self._seen = self._header
+        if self._header.startswith(self._seen) and not is_last:
+            return ""
+        visible, self._seen, self._header = self._seen.removeprefix(self._header), "", ""
+        return visible if self._is_shown else ""
