@@ -153,6 +153,100 @@ def test_values_end_at_the_next_declared_parameter(
     assert read(models(name), f"{text}\n{FORMS[name].calls(SECOND)}")[1:4] == ("", calls, "tool_calls")
 
 
+BODY = "<function=look>\n<parameter=text>\na b\n</parameter>\n<parameter=count>\n3\n</parameter>\n</function>"
+BARE = BODY.replace("\n", "")
+THEN = FORMS["qwen3_coder"].calls(SECOND)
+
+
+@table(
+    ("text", "reasoning", "content", "calls"),
+    [
+        ("I look.\n\n{body}\n</tool_call>", "", "I look.", [TWO]),
+        ("I look.\n\n{body}", "", "I look.", [TWO]),
+        ("{body}", "", "", [TWO]),
+        ("{body}</tool_call>", "", "", [TWO]),
+        ("I look.{body}Done.", "", "I look.Done.", [TWO]),
+        ("I look.\n{body}\nDone </b> and <i> more", "", "I look.Done </b> and <i> more", [TWO]),
+        ("{body}\n</tool_call>\n{then}", "", "", [TWO, SECOND]),
+        ("{body}\n{then}", "", "", [TWO, SECOND]),
+        ("{body}{body}{body}", "", "", [TWO, TWO, TWO]),
+        ("{body}\n{body}\n</tool_call>", "", "", [TWO, TWO]),
+        ("{then}\n{body}\n</tool_call>", "", "", [SECOND, TWO]),
+        ("{then}{body} </b>", "", "</b>", [SECOND, TWO]),
+        ("<tool_call>\n{body}\n{body}\n</tool_call>", "", "", [TWO, TWO]),
+        ("<tool_call>\n{body}\nDone.", "", "Done.", [TWO]),
+        ("<tool_call>x\n{body}", "", "<tool_call>x", [TWO]),
+        ("<think>\nI look.</think>\n\n{body}", "I look.", "", [TWO]),
+        ("<think>\nI look.</think>{body}\n</tool_call>", "I look.", "", [TWO]),
+        ("<think>\nI look.\n{body}\n</tool_call>", "I look.", "", [TWO]),
+        ("<think>\nI look.{body}", "I look.", "", [TWO]),
+        ("<think>\nI look.{body}{then}Done.</think>", "I look.", "Done.", [TWO, SECOND]),
+        ("<think>\nI write <function=look> there.</think>{body}", "I write <function=look> there.", "", [TWO]),
+    ],
+)
+@table("body", [BODY, BARE, f"\n{BODY}\n"])
+def test_a_call_may_lack_its_opening_tag(
+    text: str, reasoning: str, content: str, calls: list[Call], body: str, models: Models
+) -> None:
+    model, written = models("qwen3_coder"), text.format(body=body, then=THEN)
+    seen = read(model, written)
+    assert seen[:4] == (reasoning, content, calls, "tool_calls")
+    assert seen.num_tokens == len(ids_of(model, written))
+
+
+@table(
+    "text",
+    [
+        "Write <function=look> and then its parameters.",
+        "`<function=look>` or `<function=look><parameter=text>`",
+        "<function=look_further>\n</function>",
+        BODY.replace("look", "book"),
+        BODY[: BODY.index("count")],
+        BODY[:-12],
+        "a < b, <b>, <func, <function, <function=, <function=loo",
+        "<<<<function=look",
+    ],
+)
+@table("finish", [FinishReason.STOP, FinishReason.LENGTH])
+def test_text_about_calls_stays_text(text: str, finish: FinishReason, models: Models) -> None:
+    model = models("qwen3_coder")
+    assert read(model, f"I say {text}", finish=finish)[:4] == ("", f"I say {text}", [], finish.value)
+    assert read(model, f"<think>\nI say {text}", finish=finish)[:4] == (f"I say {text}", "", [], finish.value)
+    assert read(model, BODY, tools=())[:4] == ("", BODY, [], "stop")
+
+
+@table("name", sorted({*FORMS} - {"qwen3_coder"}))
+def test_other_forms_need_their_opening_tag(name: str, models: Models) -> None:
+    """JSON, or a name and a line, are text as any other."""
+    model, form = models(name), FORMS[name]
+    text = form.write(*TWO).removeprefix(form.tags[0])
+    seen = read(model, text, skip_special_tokens=False)
+    assert seen[:4] == ("", text.strip(), [], "stop")
+
+
+@table(
+    ("text", "stop", "content", "calls", "rest"),
+    [
+        ("I look STOP\n{body}", "STOP", "I look", [], "\n{body}"),
+        ("I look.{body}", ".", "I look", [], "{body}"),
+        ("{body}\nDone STOP more", "STOP", "Done", [TWO], " more"),
+        ("{body}STOP more", "STOP", "", [TWO], " more"),
+        ("{body}", "</parameter>", "", [TWO], ""),
+        ("{body}</tool_call>", "</function>", "", [TWO], ""),
+        ("Write <function=look> STOP there", "STOP", "Write <function=look>", [], " there"),
+        ("<function=look><parameter=text>a STOP b", "STOP", "<function=look><parameter=text>a", [], " b"),
+    ],
+)
+def test_stop_strings_end_the_text_around_calls(
+    text: str, stop: str, content: str, calls: list[Call], rest: str, models: Models
+) -> None:
+    model, written = models("qwen3_coder"), text.format(body=BODY)
+    seen = read(model, written, stop=stop)
+    assert seen[1:4] == (content, calls, "tool_calls" if calls else "stop")
+    most = len(ids_of(model, written)) - len(ids_of(model, rest.format(body=BODY)))
+    assert most - 1 <= seen.num_tokens <= most + 1
+
+
 BROKEN = {
     "hermes": '<tool_call>\n{"name": "look", "arguments": {"text": "a b',
     "qwen3_coder": f"{CODER}a b",

@@ -8,7 +8,7 @@ others are read again: a call may begin in them. Arguments become JSON as chat t
 """
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 from saccade.models.tool_formats import FORMATS
@@ -69,6 +69,7 @@ class ToolCallReader:
         self._pending: list[Token] = []
         self._scanner: CallScanner | None = None
         self._texts = tokenizer.stream()
+        self._bytes_of, self._opening = tokenizer.bytes_of, self._format.opening[:1].encode()
         self._num_called = self._num_reread = 0
         self._in_section = False
         self.num_calls = 0
@@ -89,7 +90,7 @@ class ToolCallReader:
         for token_id in token_ids:
             if self.is_full:
                 break
-            if self._scanner is None and token_id not in self._tags:
+            if self._scanner is None and token_id not in self._tags and not self._may_open(token_id):
                 content.append(token_id)
                 continue
             yield content
@@ -101,8 +102,7 @@ class ToolCallReader:
         """Yield the pieces of the buffered tokens at the end of the answer: a call without its end tag, or content."""
         while self._scanner is not None:
             self._scanner.finish(self._texts.finish())
-            pieces, others = self._settle()
-            yield from pieces
+            others = yield from self._settle()
             yield from self._read(others)
 
     def _read(self, tokens: Sequence[Token]) -> Iterator[Piece]:
@@ -119,13 +119,19 @@ class ToolCallReader:
                 continue
             scanner = self._push(token)
             if scanner.is_broken or scanner.ending is not None:
-                pieces, others = self._settle()
-                yield from pieces
+                others = yield from self._settle()
                 waiting += reversed(others)
 
     def _begins(self, token: Token) -> bool:
         """Return whether *token* may begin a call or a section."""
-        return self._tags.get(token) in ("begin", "section_begin") and self._num_reread <= MAX_REREAD
+        is_begin = self._tags.get(token) in ("begin", "section_begin") or self._may_open(token)
+        return is_begin and self._num_reread <= MAX_REREAD
+
+    def _may_open(self, token: Token) -> bool:
+        """Return whether the text that begins a call without its tag may begin in *token*."""
+        if not self._opening:
+            return False
+        return self._opening in (token.encode() if isinstance(token, str) else self._bytes_of[token])
 
     def _push(self, token: Token) -> CallScanner:
         """Give *token* to the scanner, which is a new one for the first token of a call."""
@@ -138,21 +144,28 @@ class ToolCallReader:
         self._scanner.push(self._texts.push(token) if isinstance(token, int) else token, tag, before)
         return self._scanner
 
-    def _settle(self) -> tuple[list[Piece], list[Token]]:
-        """Return the pieces of the buffered tokens as far as they are certain, and the others, to be read again."""
+    def _settle(self) -> Generator[Piece, None, list[Token]]:
+        """Yield the pieces of the buffered tokens as far as they are certain. Return the others, to be read again."""
         pending, scanner = self._pending, self._scanner
         self._pending, self._scanner = [], None
         ending = None if scanner is None else scanner.ending
         call = None if scanner is None or ending is None else self._format.parse(scanner.parts, self._functions)
         if scanner is None or ending is None or (call is None and not scanner.is_empty):
             self._num_reread += len(pending)
-            return [_piece(pending[0])], pending[1:]
+            yield _piece(pending[0])
+            return pending[1:]
         used, others = pending[: ending.last + 1], pending[ending.last + 1 :]
-        self._num_called += _num_ids(used)
         self._num_reread += len(others)
+        if scanner.before:
+            # Alone, as a stop string in it ends the answer before the call.
+            self._num_called += _num_ids(used[:1])
+            yield scanner.before
+        self._num_called += _num_ids(used[1:] if scanner.before else used)
         if used[0] == self._section_begin_id or self._tags.get(used[-1]) == "section_end":
             self._in_section = used[-1] != self._section_end_id
-        return [] if call is None else [self._generated(call)], [*filter(None, [ending.rest]), *others]
+        if call is not None:
+            yield self._generated(call)
+        return [*filter(None, [ending.rest]), *others]
 
     def _generated(self, call: ParsedCall) -> GeneratedCall:
         self.num_calls += 1

@@ -69,8 +69,14 @@ class BareScanner(CallScanner):
         """Check the *text* after the last mark; the end of a long one is left out."""
 
     def push(self, text: str, tag: Tag | None = None, before: str = "") -> None:
+        if self._number < 0 and tag is None:
+            self.before, text = self.without_tag(text)
         super().push(text, tag, before)
         self._lengths.append(self._length)
+
+    def without_tag(self, text: str) -> tuple[str, str]:
+        """Divide *text*, in which a call may begin without its tag, before that call."""
+        return "", text
 
     def add(self, text: str) -> None:
         start = self._length - len(self._unread)

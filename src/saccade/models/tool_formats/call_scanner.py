@@ -32,6 +32,9 @@ class CallScanner(ABC):
         self._number = -1
         self._opened_by: Tag | None = None
         self.is_broken = False
+        self.before = ""
+        """Text of the first token that is not the call's."""
+
         self.is_empty = False
         """Whether there are tags and nothing in them."""
 

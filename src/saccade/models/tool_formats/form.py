@@ -112,7 +112,9 @@ class ToolFormat:
     """A form of tool calls.
 
     *scanner* follows a call's text up to its end, given the names of the declared functions. *parse* reads the call
-    from that text, in parts if it has separators; None if it is no call of a declared function.
+    from that text, in parts if it has separators; None if it is no call of a declared function. *opening* is the text
+    that begins a call without its tag, if the form has such calls.
+
     *rules* yields the grammar's rules of the call of function *index*, from `call_INDEX` on. *limits* refuses or drops
     what the form cannot enforce of a function's schema. *variables* computes template variables from the tools, if the
     releases' own code does. *between* is the text between calls outside of a section. *markup* are the ids of tags of
@@ -128,6 +130,7 @@ class ToolFormat:
     variables: Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]] | None = None
     between: str = "\n"
     markup: ToolCallTokens | None = None
+    opening: str = ""
     numbers_calls: bool = False
     structural_tag: Callable[[CallConstraint], str] | None = None
 

@@ -38,12 +38,16 @@ class Scanner(BareScanner):
     """A call up to `</function>`, and the tag after it. Its own end follows `</parameter>`, or the function's name.
 
     Within a value, `</function>` and the call's end tag belong to the value if its own end follows.
+    A call without its opening tag ends at its own end; text after it does not belong to it.
     """
 
     marks = re.compile(r"<function=([^<>\n]*)>|<parameter=([^<>\n]*)>|</parameter>|</function>")
 
     def take_mark(self, tag_match: re.Match[str], end: int) -> str:
         before, follows = self._mark, not self._after_mark.strip()
+        if self._is_over:
+            self._end_at(self._ends[0])
+            return before
         if not before:
             self.is_broken = tag_match[1] not in self._names or not follows
             return "head"
@@ -63,14 +67,30 @@ class Scanner(BareScanner):
             return "end" if is_own else END_FUNCTION
         return "inner end"
 
+    @property
+    def _is_over(self) -> bool:
+        """Whether no tag stands around the call, and it has ended."""
+        return self._opened_by is None and self.is_whole
+
+    def without_tag(self, text: str) -> tuple[str, str]:
+        places = (place for place, character in enumerate(text) if character == "<")
+        begin = next((place for place in places if self._may_begin(text[place:])), len(text))
+        return text[:begin], text[begin:]
+
+    def _may_begin(self, text: str) -> bool:
+        """Return whether *text* is the beginning of a call of a declared function, or a part of it."""
+        heads = (f"{FUNCTION}{name}>" for name in self._names)
+        return len(text) <= MAX_HEAD and any(head.startswith(text) or text.startswith(head) for head in heads)
+
     def check_text(self, text: str) -> None:
         beginning = text.lstrip()
         if not self._mark:
-            heads = (f"{FUNCTION}{name}>" for name in self._names)
-            self.is_broken = len(text) > MAX_HEAD or not any(head.startswith(beginning) for head in heads)
+            self.is_broken = not self._may_begin(beginning) or (not beginning and self._opened_by is None)
         elif self._mark == "head":
             may_follow = beginning.startswith("<parameter=") or "<parameter=".startswith(beginning)
             self.is_broken = not may_follow and not END_FUNCTION.startswith(beginning)
+        elif self._is_over and beginning:
+            self._end_at(self._ends[0])
 
     def begin_next(self, tag: Tag, text: str) -> None:
         if self._mark in ("", "head"):
@@ -103,4 +123,6 @@ VALUES: Final = bare_text.ValueTags(
     PARAMETER, END_PARAMETER, re.compile(r"<function=[^<>\n]*>\s*(?=<parameter=|</function>)"), END_FUNCTION
 )
 SHAPE = bare_text.BareShape(("\n<function={}>\n",), ("<parameter={}>\n",), ("\n</parameter>\n",), ("</function>\n",))
-FORMAT = form.ToolFormat(hermes.TAGS, parse, Scanner, partial(bare_text.rules, SHAPE), bare_text.limits)
+FORMAT = form.ToolFormat(
+    hermes.TAGS, parse, Scanner, partial(bare_text.rules, SHAPE), bare_text.limits, opening=FUNCTION
+)
