@@ -18,6 +18,7 @@ REQUIREMENTS = [
         *PROJECT["dependencies"],
         *EXTRAS["cpu"],
         *EXTRAS["eval"],
+        *EXTRAS["fonts"],
         *EXTRAS["ray"],
         *EXTRAS["tracing"],
         *EXTRAS["docs"],
@@ -37,6 +38,12 @@ PLACES = {
     "numba": ("nn/amx/kernel.py", "numba.extending"),  # the compiler's inside
     "msgspec": ("gateway/json_body.py", "Expected `"),  # the text of its errors
     "pillow": ("media/resample.py", "Pillow 13"),  # pixels, bit for bit
+    "fontpkg-arimo": ("media/pdf_fonts.py", "Arimo[wght].ttf"),  # the names of files
+    "pylopdf-fonts-ar": ("media/pdf_fonts.py", "NotoSansArabic-Variable.ttf"),
+    "pylopdf-fonts-jp": ("media/pdf_fonts.py", "NotoSansJP-Regular.otf"),
+    "pylopdf-fonts-ko": ("media/pdf_fonts.py", "NotoSansKR-Regular.otf"),
+    "pylopdf-fonts-zh-cn": ("media/pdf_fonts.py", "NotoSansSC-Regular.otf"),
+    "pylopdf-fonts-zh-tw": ("media/pdf_fonts.py", "NotoSansTC-Regular.otf"),
 }
 """What has an upper bound, and the file and the words that are the reason."""
 

@@ -3,30 +3,20 @@
 import numpy as np
 import pdfs
 import pytest
+from drawn_pdfs import LIMITS, drawn, pages
 from tables import table
 
 from saccade.errors import InvalidImage, RequestError
-from saccade.media import pdf
 from saccade.media.header import ImageLimits
+from saccade.media.pdf import Renderer
 from saccade.media.pdf_pages import PdfLimits, PdfPage
-
-LIMITS = PdfLimits(ImageLimits())
-
-
-@pytest.fixture(autouse=True, scope="module")
-def started() -> None:
-    pdf.start()
-
-
-def drawn(encoded: bytes, number: int = 0) -> np.ndarray:
-    return pdf.render(encoded, pdf.read_pages(encoded, LIMITS)[number])
 
 
 def test_pages_have_the_size_of_their_box_as_it_is_turned() -> None:
-    assert pdf.read_pages(pdfs.pdf(b"", b""), LIMITS) == [PdfPage(0, 400, 200), PdfPage(1, 400, 200)]
-    assert pdf.read_pages(pdfs.pdf(b"", page=b"/Rotate 90"), LIMITS) == [PdfPage(0, 200, 400)]
+    assert pages(pdfs.pdf(b"", b"")) == [PdfPage(0, 400, 200), PdfPage(1, 400, 200)]
+    assert pages(pdfs.pdf(b"", page=b"/Rotate 90")) == [PdfPage(0, 200, 400)]
     cropped = pdfs.pdf(b"", page=b"/CropBox[0 0 50 72.3]")
-    assert pdf.read_pages(cropped, PdfLimits(ImageLimits(), dots_per_inch=72)) == [PdfPage(0, 50, 72)]
+    assert pages(cropped, PdfLimits(ImageLimits(), dots_per_inch=72)) == [PdfPage(0, 50, 72)]
 
 
 def test_page_is_drawn_upright_in_red_green_blue_on_white() -> None:
@@ -52,18 +42,18 @@ def test_nothing_else_in_a_pdf_changes_its_page(name: str) -> None:
 def test_broken_pdf_is_refused_before_a_page_is_drawn(name: str) -> None:
     encoded, beginning = pdfs.BROKEN[name]
     with pytest.raises(RequestError) as caught:
-        pdf.read_pages(encoded, LIMITS)
+        pages(encoded)
     assert caught.value.message.startswith(beginning)
 
 
 def test_file_over_the_limit_of_bytes_is_not_read() -> None:
     with pytest.raises(RequestError, match="at most 100 are accepted"):
-        pdf.read_pages(pdfs.pdf(pdfs.TEXT), PdfLimits(ImageLimits(max_encoded_bytes=100)))
+        pages(pdfs.pdf(pdfs.TEXT), PdfLimits(ImageLimits(max_encoded_bytes=100)))
 
 
 def test_page_that_is_not_there_is_refused() -> None:
-    with pytest.raises(RequestError, match="Page 8 of the PDF is damaged"):
-        pdf.render(pdfs.pdf(pdfs.TEXT), PdfPage(7, 10, 10))
+    with Renderer() as renderer, pytest.raises(RequestError, match="Page 8 of the PDF is damaged"):
+        renderer.render(pdfs.pdf(pdfs.TEXT), PdfPage(7, 10, 10))
 
 
 @table("numbers", [(1,), (0, 0), (0, 2)])

@@ -8,24 +8,11 @@ import numpy as np
 import pdf_forms as forms
 import pdfs
 import pytest
+from drawn_pdfs import drawn, pages
 from pdf_forms import Field, filled, text
 from tables import table
 
 from saccade.errors import InvalidImage
-from saccade.media import pdf
-from saccade.media.header import ImageLimits
-from saccade.media.pdf_pages import PdfLimits
-
-LIMITS = PdfLimits(ImageLimits())
-
-
-@pytest.fixture(autouse=True, scope="module")
-def started() -> None:
-    pdf.start()
-
-
-def drawn(encoded: bytes, number: int = 0) -> np.ndarray:
-    return pdf.render(encoded, pdf.read_pages(encoded, LIMITS)[number])
 
 
 def blue(encoded: bytes, number: int = 0) -> int:
@@ -156,4 +143,4 @@ def test_script_of_a_field_does_not_run() -> None:
 def test_form_whose_pages_a_viewer_makes_is_refused() -> None:
     encoded = filled(text(b"PAID"), b"/XFA[]", catalog=b"/NeedsRendering true")
     with pytest.raises(InvalidImage, match="dynamic XFA form"):
-        pdf.read_pages(encoded, LIMITS)
+        pages(encoded)

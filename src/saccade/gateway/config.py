@@ -32,6 +32,7 @@ from saccade.fair_queue import CLIENT_SHARE
 from saccade.gateway.process_memory import default_request_memory_bytes
 from saccade.media.fetch import FetchConfig
 from saccade.media.header import ImageLimits, MediaLimits
+from saccade.media.pdf_fonts import PdfFontSettings
 from saccade.media.pdf_pages import PdfLimits
 from saccade.media.video_header import VideoLimits
 from saccade.models.family import ReasoningParser, ToolParser
@@ -303,6 +304,10 @@ class MediaSettings:
     url_cache_bytes: Size = 256 << 20
     "Bytes of fetched images to keep, as long as their servers allow; 0 keeps none."
     fetch: FetchConfig = FetchConfig()
+    pdf_font_folder: LocalPath | None = None
+    "A folder of fonts for text of PDFs whose font is not in the file; they go before those of the extra `fonts`."
+    pdf_missing_fonts: Literal["refuse", "omit"] = "refuse"
+    "What happens to a page of a PDF with letters that no font has: refuse it, or omit the letters and log that."
     video_timeout_seconds: Annotated[float, NO_FLAG] = 30.0
     video_wait_seconds: Annotated[float, NO_FLAG] = 60.0
     decode_in_flight_bytes: Annotated[int, NO_FLAG] = GIB
@@ -318,6 +323,11 @@ class MediaSettings:
     @property
     def pdf_limits(self) -> PdfLimits:
         return PdfLimits(self.image_limits, self.max_pdf_pages, self.pdf_dpi)
+
+    @property
+    def pdf_fonts(self) -> PdfFontSettings:
+        folder = None if self.pdf_font_folder is None else str(self.pdf_font_folder)
+        return PdfFontSettings(folder, allows_gaps=self.pdf_missing_fonts == "omit")
 
     @property
     def image_cache_bytes(self) -> int:

@@ -2,13 +2,14 @@
 
 This build of PDFium runs no JavaScript, and fetches and opens nothing. A page is drawn with the fields of its form as a
 viewer draws them (ISO 32000-1, 12.7), but no action of the document or a field runs: no FORM_Do function is called, and
-the form's environment has no callbacks. It gets no folder of fonts either: text whose
-font the file lacks is drawn with PDFium's own fonts, so that a page looks the same on every machine.
+the form's environment has no callbacks. PDFium gets no folder of fonts. Text whose font is not in the file is drawn
+with PDFium's own fonts or those of saccade.media.pdf_fonts, so that a page looks the same on every machine.
 """
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
+from typing import NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -16,57 +17,148 @@ import pypdfium2_raw as pdfium
 
 from saccade.errors import ImageTooLarge, InvalidImage
 from saccade.media import rgbx
+from saccade.media.pdf_fonts import Font
 from saccade.media.pdf_pages import PdfLimits, PdfPage
+from saccade.media.pdf_substitutes import PageFonts, Substitutes, needed_letters, plain_name
+from saccade.media.pdf_survey import survey_font
+from saccade.media.pdf_text import (
+    PageText,
+    appearances,
+    lost_letters,
+    read_text,
+    remove_unseen,
+    values_drawn_anew,
+)
 
 POINTS_PER_INCH = 72
 WHITE = 0xFFFFFFFF
+ADVICE = (
+    "Send a copy with all fonts and flattened fields, or ask the operator of this server for fonts: the extra `fonts` "
+    "or --pdf-font-folder."
+)
+MADE_BY_PDFIUM = "Chrom"
+"""The names of PDFium's own fonts, which it gives to those of values, begin so."""
+
+MAX_SHOWN_LETTERS = 3
+NO_TEXT = PageText(frozenset(), {}, has_flat_text=False)
 LARGEST_SIDE = 1 << 24
 """Pixels; a side above it is over every limit."""
 
 
-def start() -> None:
-    """Start PDFium, once in a process that forks."""
-    no_folders = (ctypes.POINTER(ctypes.c_char) * 1)()
-    config = pdfium.FPDF_LIBRARY_CONFIG(version=2, m_pUserFontPaths=no_folders)
-    pdfium.FPDF_InitLibraryWithConfig(config)
+class Renderer:
+    """Starts PDFium, with *fonts* for text whose own font is not in the file. A process has one at a time.
 
-
-def read_pages(encoded: bytes, limits: PdfLimits) -> list[PdfPage]:
-    """Return the pages of an encoded PDF; none is drawn. Raises InvalidImage, ImageTooLarge and TooManyImages."""
-    limits.check_bytes(len(encoded))
-    with _opened(encoded) as document:
-        if pdfium.FPDF_GetFormType(document) == pdfium.FORMTYPE_XFA_FULL:
-            raise InvalidImage(
-                "The PDF is a dynamic XFA form: a viewer makes its pages, which are not in the file. Print it to a new "
-                "PDF, and send that."
-            )
-        num_pages = pdfium.FPDF_GetPageCount(document)
-        limits.check_count(num_pages)
-        pages = [PdfPage(number, *_size(document, number, limits.dots_per_inch)) for number in range(num_pages)]
-    limits.check(pages)
-    return pages
-
-
-def render(encoded: bytes, page: PdfPage) -> npt.NDArray[np.uint8]:
-    """Return *page* on white, with its annotations and fields, as RGB [height, width, 3], uint8.
-
-    Raises InvalidImage and ImageTooLarge.
+    A page with letters that no font has is refused, or drawn without them if the operator *allows_gaps*.
     """
-    with _opened(encoded) as document, _form(document) as form, _loaded(document, page.number) as loaded:
-        # Makes the appearances that fields lack; FPDF_RenderPageBitmap makes all of them again if the form asks for it.
-        pdfium.FORM_OnAfterLoadPage(loaded, form)
-        memory = rgbx.empty(page.height, page.width)
-        bitmap = pdfium.FPDFBitmap_CreateEx(
-            page.width, page.height, pdfium.FPDFBitmap_BGRx, memory.ctypes.data, memory.strides[0]
-        )
-        if not bitmap:
-            raise ImageTooLarge(f"Page {page.number + 1} of the PDF takes more memory than one may use.")
-        pdfium.FPDFBitmap_FillRect(bitmap, 0, 0, page.width, page.height, WHITE)
-        flags = pdfium.FPDF_ANNOT | pdfium.FPDF_REVERSE_BYTE_ORDER
-        pdfium.FPDF_RenderPageBitmap(bitmap, loaded, 0, 0, page.width, page.height, 0, flags)
-        pdfium.FPDF_FFLDraw(form, bitmap, loaded, 0, 0, page.width, page.height, 0, flags)
-        pdfium.FPDFBitmap_Destroy(bitmap)
-    return memory[..., : rgbx.CHANNELS]
+
+    def __init__(self, fonts: Sequence[Font] = (), *, allows_gaps: bool = False) -> None:
+        no_folders = (ctypes.POINTER(ctypes.c_char) * 1)()
+        config = pdfium.FPDF_LIBRARY_CONFIG(version=2, m_pUserFontPaths=no_folders)
+        pdfium.FPDF_InitLibraryWithConfig(config)
+        self._substitutes = Substitutes(fonts)
+        self._allows_gaps = allows_gaps
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop PDFium."""
+        pdfium.FPDF_DestroyLibrary()
+
+    def read_pages(self, encoded: bytes, limits: PdfLimits) -> list[PdfPage]:
+        """Return the pages of an encoded PDF; none is drawn. Raises InvalidImage, ImageTooLarge and TooManyImages."""
+        limits.check_bytes(len(encoded))
+        with _opened(encoded) as document:
+            if pdfium.FPDF_GetFormType(document) == pdfium.FORMTYPE_XFA_FULL:
+                raise InvalidImage(
+                    "The PDF is a dynamic XFA form: a viewer makes its pages, which are not in the file. Print it to a "
+                    "new PDF, and send that."
+                )
+            num_pages = pdfium.FPDF_GetPageCount(document)
+            limits.check_count(num_pages)
+            pages = [PdfPage(number, *_size(document, number, limits.dots_per_inch)) for number in range(num_pages)]
+        limits.check(pages)
+        return pages
+
+    def render(self, encoded: bytes, page: PdfPage) -> "Drawing":
+        """Return *page* on white, with its annotations and fields. Raises InvalidImage and ImageTooLarge."""
+        image, text, values = self._draw(encoded, page, PageFonts())
+        survey = NO_TEXT
+        if text.has_flat_text:
+            survey = self._draw(encoded, PdfPage(page.number, 1, 1), PageFonts([survey_font()], is_survey=True))[1]
+        reason, needed = self._gap(text, survey, values)
+        if reason and self._substitutes.fonts:
+            image, text, values = self._draw(encoded, page, PageFonts(self._substitutes.fonts, needed))
+            reason, _ = self._gap(text, survey, values)
+        if reason and not self._allows_gaps:
+            raise InvalidImage(f"Page {page.number + 1} of the PDF cannot be drawn: {reason}")
+        return Drawing(image[..., : rgbx.CHANNELS], is_whole=not reason)
+
+    def _draw(
+        self, encoded: bytes, page: PdfPage, fonts: PageFonts
+    ) -> tuple[npt.NDArray[np.uint8], PageText, list[str]]:
+        """Return the page, its text, and the values of fields that it should show."""
+        self._substitutes.page = fonts
+        with _opened(encoded) as document, _form(document) as form:
+            with _loaded(document, page.number) as loaded:
+                before = appearances(loaded)
+                pdfium.FORM_OnAfterLoadPage(loaded, form)
+                image = _drawn(loaded, form, page)
+                values = values_drawn_anew(loaded, form, before)
+                pdfium.FORM_OnBeforeClosePage(loaded, form)
+                if not fonts.num_requests and not values:
+                    return image, NO_TEXT, []
+                remove_unseen(loaded)
+                pdfium.FPDFPage_Flatten(loaded, pdfium.FLAT_NORMALDISPLAY)
+            with _loaded(document, page.number) as loaded:
+                return image, read_text(loaded, self._substitutes.every), values
+
+    def _gap(self, text: PageText, survey: PageText, values: Sequence[str]) -> tuple[str, Mapping[str, Set[int]]]:
+        """Return what a page lacks and what to do, "" for nothing; and the letters that each font must have."""
+        by_font = text.completed(survey).by_font if text.has_flat_text else text.by_font
+        lost = lost_letters(values, text.all_letters)
+        reason = f"the fonts of this server do not draw {_some(lost)} in a field. {ADVICE}" if lost else ""
+        for name, letters in by_font.items():
+            if letters.is_unnamed:
+                reason = f"{self._font(name)} is not in the file, nor what its letters are. {ADVICE}"
+            elif letters.missing:
+                missing = f"no font of this server has {_some(letters.missing)} in it"
+                reason = f"{self._font(name)} is not in the file, and {missing}. {ADVICE}"
+        return reason, needed_letters(by_font, lost)
+
+    def _font(self, name: str) -> str:
+        of_values = {plain_name(font.family) for font in self._substitutes.fonts}
+        if name.startswith(MADE_BY_PDFIUM) or plain_name(name) in of_values:
+            return "the font of a field's value"
+        return f"the font {''.join(one if one.isprintable() else '?' for one in name) or 'without a name'}"
+
+
+class Drawing(NamedTuple):
+    """A page as RGB [height, width, 3], uint8; not *is_whole* if letters that no font has are omitted."""
+
+    image: npt.NDArray[np.uint8]
+    is_whole: bool
+
+
+def _some(letters: Set[int]) -> str:
+    first = ", ".join(f"U+{letter:04X}" for letter in sorted(letters)[:MAX_SHOWN_LETTERS])
+    return f"{len(letters)} letters ({first}{', ...' if len(letters) > MAX_SHOWN_LETTERS else ''})"
+
+
+def _drawn(loaded: pdfium.FPDF_PAGE, form: pdfium.FPDF_FORMHANDLE, page: PdfPage) -> npt.NDArray[np.uint8]:
+    memory = rgbx.empty(page.height, page.width)
+    bitmap = pdfium.FPDFBitmap_CreateEx(
+        page.width, page.height, pdfium.FPDFBitmap_BGRx, memory.ctypes.data, memory.strides[0]
+    )
+    if not bitmap:
+        raise ImageTooLarge(f"Page {page.number + 1} of the PDF takes more memory than one may use.")
+    pdfium.FPDFBitmap_FillRect(bitmap, 0, 0, page.width, page.height, WHITE)
+    flags = pdfium.FPDF_ANNOT | pdfium.FPDF_REVERSE_BYTE_ORDER
+    # Fields that lack an appearance have got one when the page was loaded; here all get a new one if the form asks.
+    pdfium.FPDF_RenderPageBitmap(bitmap, loaded, 0, 0, page.width, page.height, 0, flags)
+    pdfium.FPDF_FFLDraw(form, bitmap, loaded, 0, 0, page.width, page.height, 0, flags)
+    pdfium.FPDFBitmap_Destroy(bitmap)
+    return memory
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pdf_texts
 import pdfs
 import scripted
 from chats import data_url, random_image
@@ -145,6 +146,26 @@ def test_broken_pdf_is_refused_by_name(name: str, gateway: scripted.Gateway) -> 
     assert error["message"].startswith(beginning)
     path, body = response({"type": "input_file", "file_data": url})
     assert gateway.ask("POST", path, body).json["error"]["param"] == "input[0].content[1].file_data"
+
+
+def test_letters_that_no_font_has_are_refused_or_omitted_as_the_operator_wants(
+    gateway: scripted.Gateway, tiny_qwen3_vl: Path
+) -> None:
+    def asked(content: bytes, of: scripted.Gateway) -> scripted.Answer:
+        url = f"data:application/pdf;base64,{base64.b64encode(content).decode()}"
+        return of.ask("POST", *chat({"type": "file", "file": {"file_data": url}}))
+
+    unknown, cyrillic = (pdf_texts.page(pdf_texts.simple(text)) for text in ("\ue000A", "Дата"))
+    error = asked(unknown, gateway).json["error"]
+    assert error["message"].startswith("Page 1 of the PDF cannot be drawn: the font Helvetica is not in the file")
+    assert (error["code"], error["param"]) == ("invalid_image", "messages[0].content[1].file.file_data")
+    assert asked(cyrillic, gateway).status == 200
+    known_as = gateway.worker.requests[-1].media[0].content_hash
+    with scripted.running(tiny_qwen3_vl, GatewayConfig(pdf_missing_fonts="omit")) as other:
+        other.answer_two_tokens()
+        assert asked(unknown, other).status == asked(cyrillic, other).status == 200
+        # What draws a page is a part of its identity.
+        assert other.worker.requests[-1].media[0].content_hash != known_as
 
 
 def test_document_of_text_is_text(gateway: scripted.Gateway) -> None:

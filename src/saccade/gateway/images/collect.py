@@ -42,7 +42,6 @@ from saccade.identity.content import content_hash
 from saccade.media.fetch import Fetcher
 from saccade.media.freshness import Reuse
 from saccade.media.header import SERVED_VIDEOS, ImageHeader, ImageLimits, other_format, read_header
-from saccade.media.pdf_pages import DECODER as PDF_DECODER
 from saccade.media.pdf_pages import PdfPage, read_image_header
 from saccade.media.video_header import FRAMES_PREFIX, VideoLimits
 from saccade.models.family import FrameTimes, ImageOptions, VideoOptions
@@ -263,12 +262,14 @@ class ImageCollector:
     """Collects the images of a request: each within *limits*, together within *max_encoded_bytes*.
 
     *video_header* and *pdf_pages* read a video's header and a PDF's pages for a client, in another process.
+    *pdf_decoder* names what draws the pages, its fonts included.
     """
 
     loader: MediaLoader
     files: FileStore
     video_header: Callable[[bytes, Hashable], Awaitable[VideoHeader]]
     pdf_pages: Callable[[bytes, Hashable], Awaitable[list[PdfPage]]]
+    pdf_decoder: str
     limits: ImageLimits
     max_encoded_bytes: int
     metrics: Metrics
@@ -360,7 +361,7 @@ class ImageCollector:
     ) -> list[EncodedImage]:
         settings = served.layout.settings_for(options)
         with self.metrics.stage("hash"):
-            file_hash = content_hash(content, served.fingerprint({**settings, "pdf": PDF_DECODER}))
+            file_hash = content_hash(content, served.fingerprint({**settings, "pdf": self.pdf_decoder}))
         images = []
         for page in pages:
             layout = served.layout.image(page.width, page.height, settings)

@@ -12,6 +12,7 @@ from saccade.gateway.images.file_store import FileStore
 from saccade.gateway.images.pixels import PixelPreparer, ProcessorCache
 from saccade.gateway.limits import Admission, WorkThreads
 from saccade.media.fetch import Fetcher
+from saccade.media.pdf_pages import DECODER as PDF_DECODER
 from saccade.metric_registry import filled
 from saccade.telemetry import Metrics
 
@@ -39,6 +40,7 @@ class Media:
             files=files,
             video_header=pool.video_header,
             pdf_pages=pool.pdf_pages,
+            pdf_decoder=f"{PDF_DECODER}-{config.pdf_fonts.fingerprint}",
             limits=config.image_limits,
             max_encoded_bytes=config.max_body_bytes,
             metrics=metrics,

@@ -5,25 +5,29 @@ from collections.abc import AsyncIterator
 import decode_servers
 import numpy as np
 import pdf_forms
+import pdf_texts
 import pdfs
 import pytest
 import pytest_asyncio
+from drawn_pdfs import drawn
 from tables import table
 
 from saccade.errors import DeadlineExceeded, InvalidImage, RequestError
 from saccade.gateway.config import MediaSettings
 from saccade.gateway.images.decode_pool.pool import DecodePool, PreparedImage
-from saccade.media import pdf
+from saccade.media.pdf_fonts import installed_fonts
 from saccade.media.pdf_pages import PdfPage
 from saccade.models import load_layout, load_pixels
 from saccade.transport.shared_memory import read_slot
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 FAMILY = "qwen3_vl"
+JAPANESE = pdf_texts.page(pdf_texts.collection("日本語", b"Japan1", b"UniJIS-UTF16-H"))
 WHOLE = {
     "text": pdfs.pdf(pdfs.TEXT, pdfs.SQUARE),
     "a field": pdf_forms.filled(pdf_forms.text(b"PAID", shown=b"PAID")),
     "a field to be made": pdf_forms.filled(pdf_forms.choice(b"Pear"), pdf_forms.NEED),
+    "Japanese": JAPANESE,
 }
 LAYOUT = load_layout(FAMILY)({}, {"patch_size": 16, "image_mean": [0.5] * 3, "image_std": [0.5] * 3})
 
@@ -49,8 +53,7 @@ async def test_patches_are_equal_in_a_confined_process(pool: DecodePool, name: s
     made = await prepared(pool, encoded, page)
     layout = LAYOUT.image(page.width, page.height, LAYOUT.settings)
     expected = np.empty(layout.pixel_shape, np.uint8)
-    pdf.start()
-    load_pixels(FAMILY)(LAYOUT.settings).write(pdf.render(encoded, page), layout, expected)
+    load_pixels(FAMILY)(LAYOUT.settings).write(drawn(encoded), layout, expected)
     assert made.slot is not None
     assert read_slot(made.slot) == expected.tobytes()
     pool.release([made.slot.name])
@@ -76,9 +79,27 @@ async def test_damaged_pdf_costs_one_request_at_most(pool: DecodePool, kind: str
     await costs_one_request_at_most(pool, bytes(content))
 
 
-@table("name", pdf_forms.HOSTILE)
-async def test_hostile_form_costs_one_request_at_most(pool: DecodePool, name: str) -> None:
-    await costs_one_request_at_most(pool, pdf_forms.HOSTILE[name])
+HOSTILE = pdf_forms.HOSTILE | pdf_texts.HOSTILE
+
+
+@table("name", HOSTILE)
+async def test_hostile_fields_and_fonts_cost_one_request_at_most(pool: DecodePool, name: str) -> None:
+    await costs_one_request_at_most(pool, HOSTILE[name])
+
+
+async def test_text_is_drawn_with_the_fonts_of_the_process(pool: DecodePool) -> None:
+    before = pool.pids
+    for encoded in (JAPANESE, pdf_texts.page(pdf_texts.simple("Дата"))):
+        [page] = await pool.pdf_pages(encoded)
+        made = await prepared(pool, encoded, page)
+        layout = LAYOUT.image(page.width, page.height, LAYOUT.settings)
+        expected = np.empty(layout.pixel_shape, np.uint8)
+        image = drawn(encoded, fonts=installed_fonts(None))
+        load_pixels(FAMILY)(LAYOUT.settings).write(image, layout, expected)
+        assert made.slot is not None
+        assert read_slot(made.slot) == expected.tobytes()
+        pool.release([made.slot.name])
+    assert pool.pids == before
 
 
 async def costs_one_request_at_most(pool: DecodePool, encoded: bytes) -> None:

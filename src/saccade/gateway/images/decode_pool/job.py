@@ -84,7 +84,7 @@ class StageSeconds(msgspec.Struct, frozen=True, array_like=True):
 class ImageAnswer(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """The patches are in the job's slot or in *inline*; with *failure* there are none.
 
-    A VideoHeaderJob is answered by *video_header*, a PdfJob by *pages*.
+    A VideoHeaderJob is answered by *video_header*, a PdfJob by *pages*. A page that not *is_whole* lacks letters.
     """
 
     seconds: StageSeconds = StageSeconds()
@@ -92,6 +92,7 @@ class ImageAnswer(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tr
     failure: Failure | None = None
     video_header: VideoHeader | None = None
     pages: list[PdfPage] | None = None
+    is_whole: bool = True
 
 
 class Confinement(msgspec.Struct, frozen=True, array_like=True):

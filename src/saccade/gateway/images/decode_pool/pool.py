@@ -89,7 +89,7 @@ class DecodePool:
     def __init__(self, config: MediaSettings) -> None:
         self._config, self._image_limits = config, config.image_limits
         self._slots = SlotPool(config.shared_memory_bytes)
-        self._server = DecodeServer(config.decode_memory_bytes)
+        self._server = DecodeServer(config.decode_memory_bytes, config.pdf_fonts)
         self.queue = DecodeQueue(
             config.decode_in_flight_bytes,
             max(1, config.num_decode_processes - 1),
@@ -102,6 +102,7 @@ class DecodePool:
         # Not the event loop's threads, which may be busy.
         self._threads = ThreadPoolExecutor(config.num_decode_processes + 1, "decode-processes")
         self.num_replaced = 0
+        self.num_omissions = 0
         self.reclaim: Callable[[int], bool] = lambda _: False
         """Called with the bytes to free if there is no room for a slot; returns whether it freed any."""
 
@@ -264,12 +265,20 @@ class DecodePool:
         try:
             answer = await self._ask(turn, msgspec.structs.replace(job, slot=ref), descriptor)
             filled = answer.inline is None
+            if not answer.is_whole:
+                self._note_omission()
             return PreparedImage(ref if filled else None, answer.inline, num_bytes, answer.seconds, queue_seconds)
         finally:
             if descriptor is not None:
                 os.close(descriptor)
             if ref and not filled:
                 self._slots.release(ref.name)
+
+    def _note_omission(self) -> None:
+        """Log the first page that lacks letters, the tenth, the hundredth and so on, without data of clients."""
+        self.num_omissions += 1
+        if str(self.num_omissions).strip("0") == "1":
+            _logger.warning("a PDF's page is drawn without letters that no font has", count=self.num_omissions)
 
     def _acquire(self, num_bytes: int) -> Slot | None:
         slot = self._slots.acquire(num_bytes)

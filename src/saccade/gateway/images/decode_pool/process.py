@@ -1,8 +1,9 @@
 """The program of a decode process: it decodes an image and writes the family's patches to the job's slot.
 
 `python -m saccade.gateway.images.decode_pool.process --fd N --memory-bytes M` is the fork server: it imports
-everything once, stays single-threaded, and forks a decode process for each socket that it gets over descriptor N. It
-answers with the process's id and pidfd, and ends, with all its children, when the gateway closes its end.
+everything and reads the fonts of PDFs once, stays single-threaded, and forks a decode process for each socket that it
+gets over descriptor N. It answers with the process's id and pidfd, and ends, with all its children, when the gateway
+closes its end.
 
 A decode process confines itself before its first job: it then cannot open a file or a socket, and reaches a slot only
 through the job's descriptor. So the fork server imports everything that a job needs, and uses it once.
@@ -41,9 +42,11 @@ from saccade.gateway.images.decode_pool.job import (
     VideoHeaderJob,
     frame,
 )
-from saccade.media import pdf, video
+from saccade.media import video
 from saccade.media.decode import decode
 from saccade.media.header import ImageLimits
+from saccade.media.pdf import Renderer
+from saccade.media.pdf_fonts import NO_FONT_SETTINGS, PdfFontSettings, installed_fonts
 from saccade.media.pdf_pages import PdfLimits
 from saccade.media.resample import resample
 from saccade.media.resize import resize
@@ -71,7 +74,6 @@ SMALL_BYTES = 4096
 
 def fork_server(control: socket.socket) -> socket.socket | None:
     """Fork a process for every socket that arrives; return the socket in the child, None in the server at its end."""
-    _preload()
     # The kernel reaps children by itself; the gateway watches them by pidfd.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     # These reach a whole terminal or service at once; the gateway still drains, and needs decode processes for it.
@@ -98,7 +100,7 @@ def fork_server(control: socket.socket) -> socket.socket | None:
         os.close(pidfd)
 
 
-def decode_process(connection: socket.socket, memory_bytes: int) -> None:
+def decode_process(connection: socket.socket, memory_bytes: int, pdf: Renderer) -> None:
     """Do one job after another until the gateway closes *connection*; jobs may use *memory_bytes*."""
     os.nice(NICENESS)
     decoder: msgspec.msgpack.Decoder[Job] = msgspec.msgpack.Decoder(Job)
@@ -109,15 +111,15 @@ def decode_process(connection: socket.socket, memory_bytes: int) -> None:
             if len(prefix) < framing.PREFIX_BYTES:
                 return
             job = decoder.decode(framing.receive(connection, framing.length(prefix)))
-            reply = answer(job, slots[0] if slots else None)
+            reply = answer(job, slots[0] if slots else None, pdf)
         finally:
             for descriptor in slots:
                 os.close(descriptor)
         _send(connection, reply)
 
 
-def answer(job: Job, slot: int | None) -> ImageAnswer:
-    """Do *job* with the descriptor *slot*, and return the answer.
+def answer(job: Job, slot: int | None, pdf: Renderer) -> ImageAnswer:
+    """Do *job* with the descriptor *slot*, and *pdf* for PDFs, and return the answer.
 
     An unforeseen exception ends the process, and the gateway replaces it.
     """
@@ -126,7 +128,7 @@ def answer(job: Job, slot: int | None) -> ImageAnswer:
             return ImageAnswer(video_header=video.read_header(job.encoded, job.limits))
         if isinstance(job, PdfJob):
             return ImageAnswer(pages=pdf.read_pages(job.encoded, job.limits))
-        return _prepare(job, slot)
+        return _prepare(job, slot, pdf)
     except SaccadeError as error:
         return ImageAnswer(failure=Failure(error.code, error.message))
     except MemoryError:
@@ -134,17 +136,26 @@ def answer(job: Job, slot: int | None) -> ImageAnswer:
         return ImageAnswer(failure=Failure(code, f"The {job.medium} takes more memory than one may use."))
 
 
-def _writer(job: PixelJob) -> Callable[[npt.NDArray[Any]], None]:
-    """Return a function that writes the patches: an image is decoded before it, video frames during it."""
+Writer = Callable[[npt.NDArray[Any]], None]
+
+
+def _writer(job: PixelJob, pdf: Renderer) -> tuple[Writer, bool]:
+    """Return a function that writes the patches, and whether nothing of a page is omitted.
+
+    An image is decoded before it is called, video frames while it runs.
+    """
     if job.video is not None:
         if job.video.indices:
             frames = _decoded_frames(job.encoded, job.video, job.limits)
         else:
             frames = video.read_frames(job.encoded, job.video, job.layout.frames, job.video_limits)
-        return partial(models.load_video_pixels(job.family)(job.settings).write, frames, job.layout)
-    keeps_alpha = models.families()[job.family].keeps_alpha
-    image = decode(job.encoded, job.limits, keeps_alpha) if job.page is None else pdf.render(job.encoded, job.page)
-    return partial(models.load_pixels(job.family)(job.settings).write, image, job.layout)
+        return partial(models.load_video_pixels(job.family)(job.settings).write, frames, job.layout), True
+    is_whole = True
+    if job.page is None:
+        image = decode(job.encoded, job.limits, models.families()[job.family].keeps_alpha)
+    else:
+        image, is_whole = pdf.render(job.encoded, job.page)
+    return partial(models.load_pixels(job.family)(job.settings).write, image, job.layout), is_whole
 
 
 def _decoded_frames(encoded: bytes, header: VideoHeader, limits: ImageLimits) -> Iterator[npt.NDArray[np.uint8]]:
@@ -157,9 +168,9 @@ def _decoded_frames(encoded: bytes, header: VideoHeader, limits: ImageLimits) ->
         yield rgb
 
 
-def _prepare(job: PixelJob, slot: int | None) -> ImageAnswer:
+def _prepare(job: PixelJob, slot: int | None, pdf: Renderer) -> ImageAnswer:
     began = time.perf_counter()
-    write_patches = _writer(job)
+    write_patches, is_whole = _writer(job, pdf)
     decoded = time.perf_counter()
 
     def write(target: bytearray | memoryview) -> float:
@@ -182,15 +193,18 @@ def _prepare(job: PixelJob, slot: int | None) -> ImageAnswer:
     rest = time.perf_counter() - decoded - preprocess
     if job.video is not None:
         return ImageAnswer(StageSeconds(preprocess, 0.0, rest), inline)
-    return ImageAnswer(StageSeconds(decoded - began, preprocess, rest), inline)
+    return ImageAnswer(StageSeconds(decoded - began, preprocess, rest), inline, is_whole=is_whole)
 
 
 def _array(target: bytearray | memoryview, layout: ImageLayout) -> npt.NDArray[Any]:
     return np.frombuffer(target, NUMPY_DTYPE[layout.pixel_dtype]).reshape(layout.pixel_shape)
 
 
-def _preload() -> None:
-    """Import all that a job needs and use it once, so that no child repeats this or starts a thread."""
+def _preload(fonts: PdfFontSettings) -> Renderer:
+    """Import all that a job needs and use it once, so that no child repeats this or starts a thread.
+
+    Returns what draws PDFs.
+    """
     # A thread per core would exceed the limits of a decode process, and the other processes use the cores.
     AvifImagePlugin.DEFAULT_MAX_THREADS = 1
     for kind in ("JPEG", "PNG", "WEBP", "GIF", "AVIF"):
@@ -199,7 +213,7 @@ def _preload() -> None:
         decode(sample.getvalue(), ImageLimits())
     header = video.read_header(_sample_video(), VideoLimits())
     list(video.read_frames(_sample_video(), header, (0,), VideoLimits()))
-    pdf.start()
+    pdf = Renderer(installed_fonts(fonts.folder), allows_gaps=fonts.allows_gaps)
     for page in pdf.read_pages(SAMPLE_PDF, PdfLimits(ImageLimits())):
         pdf.render(SAMPLE_PDF, page)
     for name in models.families():
@@ -215,6 +229,7 @@ def _preload() -> None:
     # Children share these pages as long as the collector leaves them alone.
     gc.collect()
     gc.freeze()
+    return pdf
 
 
 def _sample_video() -> bytes:
@@ -257,10 +272,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="saccade.gateway.images.decode_pool.process")
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--memory-bytes", type=int, required=True)
+    parser.add_argument("--pdf-fonts", type=PdfFontSettings.from_json, default=NO_FONT_SETTINGS)
     arguments = parser.parse_args()
+    pdf = _preload(arguments.pdf_fonts)
     connection = fork_server(socket.socket(fileno=arguments.fd))
     if connection is not None:
-        decode_process(connection, arguments.memory_bytes)
+        decode_process(connection, arguments.memory_bytes, pdf)
 
 
 if __name__ == "__main__":

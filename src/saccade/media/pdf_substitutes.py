@@ -1,0 +1,120 @@
+"""What PDFium asks for if the font of a text is not in the file, and what it gets: memory, never a font of the machine.
+
+At first PDFium gets nothing, and draws with its own fonts: they have Latin letters and symbols. A page with others is
+drawn again with fonts that have them.
+"""
+
+import ctypes
+import re
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
+
+import pypdfium2_raw as pdfium
+
+from saccade.media.pdf_fonts import COLLECTION, Font, covering
+from saccade.media.pdf_survey import survey_font
+from saccade.media.pdf_text import Letters
+
+VALUES = ""
+"""The name by which PDFium asks for a font for the value of a field."""
+
+COLLECTION_TAG = int.from_bytes(COLLECTION, "big")
+WHOLE_FONT = 0
+LATIN_CHARSETS = (pdfium.FXFONT_ANSI_CHARSET, pdfium.FXFONT_DEFAULT_CHARSET)
+SUBSET = re.compile(r"^[A-Z]{6}\+")
+ALIASES = ((re.compile(r"^(arial|helvetica).*"), "helvetica"), (re.compile(r"^times.*"), "times"))
+"""PDFium asks for standard fonts by these names, whatever a file calls them."""
+
+CALLBACKS = dict(pdfium.FPDF_SYSFONTINFO._fields_)
+
+
+@dataclass
+class PageFonts:
+    """What PDFium gets on one page: one of *fonts*, which are none at first.
+
+    *needed* are letters by plain name of a font, none for those that PDFium's own font draws. A survey has one font.
+    """
+
+    fonts: Sequence[Font] = ()
+    needed: Mapping[str, Set[int]] = field(default_factory=dict)
+    is_survey: bool = False
+    num_requests: int = 0
+    offered: dict[str, Font] = field(default_factory=dict)
+
+    def choose(self, charset: int, family: str) -> Font | None:
+        """Return the font for text of *charset* in the font *family*; None for PDFium's own."""
+        self.num_requests += 1
+        if charset == pdfium.FXFONT_SYMBOL_CHARSET:
+            return None
+        if self.is_survey:
+            return self.fonts[0]
+        name = plain_name(family)
+        if charset in LATIN_CHARSETS:
+            return self.offered.get(name) or self._covering(name)
+        fitting = [font for font in self.fonts if charset in font.charsets]
+        font = covering([*fitting, *self.fonts], self.needed.get(name, ())) or next(iter(fitting), None)
+        if font is not None:
+            # For the value of a field PDFium makes a font of this name, and asks for that.
+            self.offered[plain_name(font.family)] = font
+        return font
+
+    def _covering(self, name: str) -> Font | None:
+        every = set[int]().union(*self.needed.values())
+        letters = self.needed.get(name, every)
+        return (covering(self.fonts, every) or covering(self.fonts, letters)) if letters else None
+
+
+class Substitutes:
+    """Answers PDFium with *fonts*, as *page* chooses them. Must live as long as PDFium is used."""
+
+    def __init__(self, fonts: Sequence[Font]) -> None:
+        self.fonts = tuple(fonts)
+        self.every = (*fonts, survey_font())
+        self.page = PageFonts()
+        self._info = pdfium.FPDF_SYSFONTINFO(
+            version=1,
+            MapFont=CALLBACKS["MapFont"](self._map_font),
+            GetFontData=CALLBACKS["GetFontData"](self._copy),
+            GetFaceName=CALLBACKS["GetFaceName"](self._copy_name),
+        )
+        pdfium.FPDF_SetSystemFontInfo(self._info)
+
+    def _map_font(
+        self, _: object, weight: int, is_italic: int, charset: int, pitch: int, family: object, is_exact: object
+    ) -> int | None:
+        """Return the number, from 1, of a font."""
+        name = ctypes.string_at(family).decode(errors="replace")  # type: ignore[arg-type]
+        font = self.page.choose(charset, name)
+        return None if font is None else self.every.index(font) + 1
+
+    def _copy(self, _: object, number: int, table: int, buffer: object, num_bytes: int) -> int:
+        """Copy a font to *buffer*, if it has room; return the length of the font."""
+        font = self.every[number - 1]
+        if table not in (COLLECTION_TAG, WHOLE_FONT):
+            return 0
+        # PDFium takes the difference of both lengths for the place of the face in the collection.
+        start = font.offset if table == WHOLE_FONT else 0
+        if buffer:
+            ctypes.memmove(buffer, font.data[start : start + num_bytes], min(num_bytes, len(font.data) - start))  # type: ignore[arg-type]
+        return len(font.data) - start
+
+    def _copy_name(self, _: object, number: int, buffer: object, num_bytes: int) -> int:
+        name = self.every[number - 1].family.encode() + b"\0"
+        if buffer and len(name) <= num_bytes:
+            ctypes.memmove(buffer, name, len(name))  # type: ignore[arg-type]
+        return len(name)
+
+
+def plain_name(name: str) -> str:
+    """Return the *name* of a font without the mark of a subset, style and blanks; one name for all standard ones."""
+    plain = re.split(r"[,-]", SUBSET.sub("", name).replace(" ", ""), maxsplit=1)[0].lower()
+    return next((alias for pattern, alias in ALIASES if pattern.match(plain)), plain)
+
+
+def needed_letters(by_font: Mapping[str, Letters], lost: Set[int]) -> dict[str, Set[int]]:
+    """Return the letters that fonts by plain name must have: those *by_font*, and *lost* ones of fields."""
+    needed: dict[str, Set[int]] = {VALUES: lost}
+    for name, letters in by_font.items():
+        more = letters.drawn | letters.missing if letters.missing else set[int]()
+        needed[plain_name(name)] = needed.get(plain_name(name), set()) | more
+    return needed

@@ -1,0 +1,269 @@
+"""Text of PDFs whose font is not in the file: drawn with the fonts of the extra, or refused by page and font.  # F22"""
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import drawn_pdfs
+import numpy as np
+import pdf_forms
+import pdfs
+import pytest
+from pdf_texts import ARIAL, Texts, collection, embedded, numbered, page, plain, simple, weighted
+from tables import table
+
+from saccade.errors import InvalidImage, StartupError
+from saccade.media.pdf import Renderer
+from saccade.media.pdf_fonts import CYRILLIC, JAPANESE, PdfFontSettings, installed_fonts, read_font
+from saccade.media.pdf_pages import PdfPage
+
+PAGE = PdfPage(0, 400, 200)
+FONTS = installed_fonts(None)
+
+
+def drawn(encoded: bytes, *, with_fonts: bool = True) -> np.ndarray:
+    return drawn_pdfs.drawn(encoded, fonts=FONTS if with_fonts else ())
+
+
+def refusal(encoded: bytes, *, with_fonts: bool) -> str:
+    with pytest.raises(InvalidImage) as caught:
+        drawn(encoded, with_fonts=with_fonts)
+    return caught.value.message
+
+
+def ink(image: np.ndarray) -> int:
+    return int((image < 128).any(axis=2).sum())
+
+
+CHINESE, JAPANESE_TEXT, KOREAN = "汉语简体", "日本語かな", "한국어말"
+SCRIPTS: dict[str, tuple[str, Callable[[str], Texts]]] = {
+    "Adobe-GB1": (CHINESE, lambda text: collection(text, b"GB1", b"UniGB-UTF16-H", name=b"STSong-Light")),
+    "Adobe-GB1, GBK": (CHINESE, lambda text: collection(text, b"GB1", b"GBK-EUC-H", "gbk", b"SimSun", 2)),
+    "Adobe-CNS1": ("漢語繁體", lambda text: collection(text, b"CNS1", b"UniCNS-UTF16-H", name=b"MSung-Light")),
+    "Adobe-CNS1, Big5": ("漢語繁體", lambda text: collection(text, b"CNS1", b"ETen-B5-H", "big5", b"MingLiU", 2)),
+    "Adobe-Japan1": (JAPANESE_TEXT, lambda text: collection(text, b"Japan1", b"UniJIS-UTF16-H", name=b"Ryumin-Light")),
+    "Adobe-Japan1, Shift-JIS": (
+        JAPANESE_TEXT, lambda text: collection(text, b"Japan1", b"90ms-RKSJ-H", "shift-jis", b"MS-Gothic", 2)
+    ),
+    "Adobe-Korea1": (KOREAN, lambda text: collection(text, b"Korea1", b"UniKS-UTF16-H", name=b"HYSMyeongJo-Medium")),
+    "Adobe-Korea1, UHC": (KOREAN, lambda text: collection(text, b"Korea1", b"KSCms-UHC-H", "cp949", b"Batang", 2)),
+    "vertical": ("日本ー。", lambda text: collection(text, b"Japan1", b"UniJIS-UTF16-V")),
+    "vertical Chinese": (CHINESE, lambda text: collection(text, b"GB1", b"UniGB-UTF16-V")),
+    "letters of another collection": ("们汉体简", lambda text: collection(text, b"Japan1", b"UniJIS-UTF16-H")),
+    "bold": (JAPANESE_TEXT, lambda text: collection(text, b"Japan1", b"UniJIS-UTF16-H", name=b"Gothic,Bold")),
+    "heavy": (JAPANESE_TEXT, lambda text: weighted(text, 160)),
+    "by names of letters": ("日本かな", lambda text: numbered(text, is_named=True)),
+    "Cyrillic": ("Дата ЖЩ", simple),
+    "Cyrillic, TrueType": ("Дата ЖЩ", lambda text: simple(text, ARIAL)),
+    "Cyrillic, bold": ("Дата ЖЩ", lambda text: simple(text, b"/Subtype/TrueType/BaseFont/TimesNewRoman,Bold")),
+    "Cyrillic, a subset": ("Дата ЖЩ", lambda text: simple(text, b"/Subtype/Type1/BaseFont/ABCDEF+Myriad-Roman")),
+    "Cyrillic and Latin": ("Дaté Щ", simple),
+    "Greek": ("Ωαβγδ", simple),
+    "Hebrew": ("אבגדש", simple),
+    "Arabic": ("ابتثج", simple),
+    "Arabic, joined": ("ﺏﺐﺑﺒﻙ", lambda text: simple(text, ARIAL)),
+    "Arabic and Latin": ("ابab1", simple),
+}  # fmt: skip
+WITHIN = ("page", "form", "free text", "stamp")
+
+
+@table("name", SCRIPTS)
+@table("within", WITHIN)
+def test_text_in_a_font_that_the_file_lacks_is_drawn(name: str, within: str) -> None:
+    text, write = SCRIPTS[name]
+    image = drawn(page(write(text), within=within))
+    assert ink(image) > 300
+    assert np.array_equal(image, drawn(page(write(text), within=within)))
+    other = drawn(page(write(text[::-1]), within=within))
+    assert not np.array_equal(image, other)
+    for letter in set(text.replace(" ", "")):
+        assert ink(drawn(page(write(letter)))) > 10, letter
+
+
+@table("name", SCRIPTS)
+@table("within", WITHIN)
+def test_without_fonts_it_is_refused_by_page_and_font(name: str, within: str) -> None:
+    text, write = SCRIPTS[name]
+    message = refusal(page(write(text), within=within), with_fonts=False)
+    assert message.startswith("Page 1 of the PDF cannot be drawn: the font ")
+    ((font, _),) = write(text).items()
+    assert font.partition(b"/BaseFont/")[2].partition(b"/")[0].decode() in message
+    assert "--pdf-font-folder" in message
+
+
+def test_scripts_of_one_page_have_fonts_of_their_own() -> None:
+    texts = (simple("Дата"), simple("سلام", b"/Subtype/Type1/BaseFont/Amiri"), SCRIPTS["Adobe-Korea1"][1]("한국어"))
+    image = drawn(page(*texts))
+    assert all(ink(part) > 200 for part in np.split(image[40:190], 3))
+
+
+def value(text: str) -> bytes:
+    return b"\\376\\377" + b"".join(b"\\%03o" % byte for byte in text.encode("utf-16-be"))
+
+
+VALUES = {
+    "Chinese": "汉语", "traditional Chinese": "漢語", "Japanese": "日本かな", "Korean": "한국어",
+    "Cyrillic": "Дата", "Greek": "Ωαβ", "Hebrew": "שלום", "Arabic": "سلام", "several": "Hi Дата 日本",
+}  # fmt: skip
+
+
+@table("name", VALUES)
+@table("form", [b"", pdf_forms.NEED])
+@table("flags", [0, pdf_forms.MULTILINE])
+def test_value_of_a_field_in_such_letters_is_drawn_or_refused(name: str, form: bytes, flags: int) -> None:
+    encoded = pdf_forms.filled(pdf_forms.text(value(VALUES[name]), flags=flags), form)
+    assert ink(drawn(encoded)) > 100
+    assert refusal(encoded, with_fonts=False).startswith("Page 1 of the PDF cannot be drawn: the font")
+
+
+@table("text", ["สวัสดี", "नमस्ते", "∑√", "☐", "Дата қ"])
+def test_value_of_which_letters_would_be_lost_is_refused(text: str) -> None:
+    encoded = pdf_forms.filled(pdf_forms.text(value(text)))
+    assert "a field" in refusal(encoded, with_fonts=True)
+    assert refusal(encoded, with_fonts=False)
+
+
+@table("name", VALUES)
+@table("entries", [b"/F 2", b"/F 32"], ["hidden", "not to be viewed"])
+def test_value_that_is_not_shown_needs_no_font(name: str, entries: bytes) -> None:
+    encoded = pdf_forms.filled(pdf_forms.text(value(VALUES[name]), entries))
+    assert (drawn(encoded, with_fonts=False) == 255).all()
+
+
+@table("flags", [0, pdf_forms.MULTILINE])
+def test_long_value_of_which_a_part_is_out_of_sight_is_drawn(flags: int) -> None:
+    text = "Дата " * 40 + "ъэю"
+    assert ink(drawn(pdf_forms.filled(pdf_forms.text(value(text), flags=flags)))) > 100
+
+
+def test_password_in_such_letters_needs_no_font() -> None:
+    encoded = pdf_forms.filled(pdf_forms.text(value("Дата"), flags=pdf_forms.PASSWORD))
+    assert ink(drawn(encoded, with_fonts=False)) > 10
+
+
+LATIN = {
+    **{
+        f"{font.decode()}{encoding.decode()}": page(plain(text, b"/Subtype/%s%s" % (font, encoding)))
+        for font in (
+            b"Type1/BaseFont/Helvetica", b"Type1/BaseFont/Times-BoldItalic", b"Type1/BaseFont/Courier",
+            b"TrueType/BaseFont/ArialMT", b"TrueType/BaseFont/TimesNewRoman,Bold", b"Type1/BaseFont/Myriad",
+            b"TrueType/BaseFont/Arimo", b"Type1/BaseFont/NotoSansJP", b"TrueType/BaseFont/Wingdings",
+        )
+        for encoding in (b"", b"/Encoding/WinAnsiEncoding", b"/Encoding/StandardEncoding")
+        for text in ("Total: 4200 \u20ac\u2014\xe9\xdf\xa0\xad\t\r\n",)
+    },
+    "Symbol": page(plain("abgp\xa5\xb7", b"/Subtype/Type1/BaseFont/Symbol")),
+    "ZapfDingbats": page(plain("4lnu", b"/Subtype/Type1/BaseFont/ZapfDingbats")),
+    "every code": page({b"<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>": bytes(range(256)).hex().encode()}),
+    "every code, TrueType": page({b"<</Type/Font/Subtype/TrueType/BaseFont/Arial>>": bytes(range(256)).hex().encode()}),
+    "Latin of a collection": page(collection("Total 4200", b"Japan1", b"UniJIS-UTF16-H")),
+    "a value": pdf_forms.filled(pdf_forms.text(b"Total 4200")),
+    "a list": pdf_forms.filled(pdf_forms.choice(b"Pear")),
+    "no text": pdfs.pdf(pdfs.SQUARE),
+}  # fmt: skip
+"""Pages that PDFium draws with its own fonts."""
+
+
+@table("name", LATIN)
+def test_latin_pages_and_symbols_are_the_same_with_fonts_and_without(name: str) -> None:
+    plain_image = drawn(LATIN[name], with_fonts=False)
+    assert np.array_equal(drawn(LATIN[name]), plain_image)
+    assert ink(plain_image) > 50
+
+
+GLYPHS = {"日": 40, "本": 60, "Д": 80}
+
+
+@table("with_fonts", [True, False])
+def test_fonts_that_are_in_the_file_are_untouched(with_fonts: bool) -> None:
+    font = next(font for font in FONTS if font.family == "Arimo")
+    own = font.data[font.offset :]
+    tables = bytearray(own)
+    for number in range(struct.unpack_from(">H", own, 4)[0]):
+        (start,) = struct.unpack_from(">I", own, 12 + 16 * number + 8)
+        struct.pack_into(">I", tables, 12 + 16 * number + 8, start - font.offset)
+    encoded = page(embedded("日本Д", GLYPHS), font_file=bytes(tables))
+    image = drawn(encoded, with_fonts=with_fonts)
+    assert ink(image) > 100
+    assert np.array_equal(image, drawn(encoded))
+
+
+@table("with_fonts", [True, False])
+@table("name", ["Adobe-Japan1", "Cyrillic"])
+def test_invisible_text_needs_no_font(name: str, with_fonts: bool) -> None:
+    text, write = SCRIPTS[name]
+    assert (drawn(page(write(text), mode=3), with_fonts=with_fonts) == 255).all()
+
+
+@table("with_fonts", [True, False])
+@table(
+    ("texts", "font"),
+    [
+        (simple("\ue000A"), "Helvetica"),
+        (simple("\ue000A", ARIAL), "Arial"),
+        (simple("ДатаႠ", b"/Subtype/Type1/BaseFont/Myriad"), "Myriad"),
+        (collection("日\ue000", b"Japan1", b"UniJIS-UTF16-H", name=b"Gothic"), "Gothic"),
+        (collection("\U00020000", b"Japan1", b"UniJIS-UTF16-H", name=b"Gothic"), "Gothic"),
+        (numbered("日本", is_named=False), "Any"),
+        (numbered("Ab", is_named=False), "Any"),
+    ],
+)
+def test_letters_that_no_font_has_are_refused_by_page_and_font(texts: Texts, font: str, with_fonts: bool) -> None:
+    assert refusal(page(texts), with_fonts=with_fonts).startswith(
+        f"Page 1 of the PDF cannot be drawn: the font {font} is not in the file, "
+    )
+
+
+def test_bold_is_bolder() -> None:
+    regular, bold = (
+        drawn(page(collection(JAPANESE_TEXT, b"Japan1", b"UniJIS-UTF16-H", name=name)))
+        for name in (b"Gothic", b"Gothic,Bold")
+    )
+    assert bold.astype(int).sum() < regular.astype(int).sum()
+
+
+def test_operator_allows_pages_without_such_letters() -> None:
+    encoded = page(plain("Total"), simple("Дата"))
+    with Renderer(allows_gaps=True) as renderer:
+        drawing, other = renderer.render(encoded, PAGE), renderer.render(page(plain("Total")), PAGE)
+    assert (drawing.is_whole, other.is_whole) == (False, True)
+    assert np.array_equal(drawing.image, other.image)
+
+
+def test_fonts_of_the_operator_go_before_the_others(tmp_path: Path) -> None:
+    font = next(font for font in FONTS if font.family == "Noto Sans KR")
+    (tmp_path / "b.OTF").write_bytes(font.data)
+    (tmp_path / "a.txt").write_text("no font")
+    first, *others = installed_fonts(str(tmp_path))
+    assert (first.family, others) == ("Noto Sans KR", list(FONTS))
+    assert {JAPANESE, CYRILLIC} <= first.charsets
+    image = drawn_pdfs.drawn(page(SCRIPTS["Adobe-Japan1"][1]("日本かな")), fonts=[first])
+    assert ink(image) > 100
+
+
+def test_identity_of_pages_has_the_fonts(tmp_path: Path) -> None:
+    (tmp_path / "a.otf").write_bytes(FONTS[0].data)
+    every = {
+        PdfFontSettings().fingerprint,
+        PdfFontSettings(allows_gaps=True).fingerprint,
+        PdfFontSettings(str(tmp_path)).fingerprint,
+    }
+    assert len(every) == 3
+
+
+@table(
+    "content",
+    [b"", b"no font", b"\0\1\0\0\xff\xff" + bytes(99), b"ttcf" + bytes(99), FONTS[0].data[:5000]],
+)
+def test_broken_font_of_the_operator_stops_the_start(content: bytes, tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match=r"a\.ttf is not an OpenType font"):
+        read_font("a.ttf", content)
+    (tmp_path / "a.ttf").write_bytes(content)
+    with pytest.raises(StartupError):
+        installed_fonts(str(tmp_path))
+
+
+def test_folder_without_fonts_stops_the_start(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "none"):
+        with pytest.raises(StartupError, match="--pdf-font-folder"):
+            installed_fonts(str(folder))
