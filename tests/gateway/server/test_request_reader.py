@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import scripted
-from segments import Answer, Reads, answers, exchange
+from segments import Answer, Reads, answers, exchange, read_all
 from tables import table
 
 from saccade.gateway import app
@@ -221,6 +221,8 @@ def test_a_message_is_the_same_wherever_it_is_cut(
         pytest.param(b"POST /tokenize HTTP/1.1\nContent-Length: 2\n\n{}", 400, id="bare LF"),
         pytest.param(b"POST /tokenize HTTP/1.1\r\nX-A: b\rX-B: c\r\n\r\n", 400, id="bare CR"),
         pytest.param(b"POST /tokenize HTTP/1.1\r\nX-A: \0\r\n\r\n", 400, id="NUL"),
+        pytest.param(b"GET http://localhost:" + b"9" * 5000 + b"/live HTTP/1.1\r\n\r\n", 400, id="endless port"),
+        pytest.param(b"GET http://localhost:x/live HTTP/1.1\r\nContent-Length: 9\r\n\r\n", 400, id="port of letters"),
         pytest.param(b"POST /tokenize HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n", 400, id="no chunk"),
         pytest.param(b"POST /tokenize HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nab\r\n", 400, id="short chunk"),
         pytest.param(b"POST /tokenize HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\n\n", 400, id="chunk with bare LF"),
@@ -238,8 +240,27 @@ def test_a_message_whose_end_is_uncertain_ends_its_connection(
         (answer,) = answers(exchange(gateway.port, start + LAST * 3))
         assert answer.status == status
         assert answer.headers["connection"] == "close"
-        assert json.loads(answer.body)["error"]["message"]
+        is_in_body = bool(start.partition(b"chunked\r\n\r\n")[2])
+        assert ("chunks" in json.loads(answer.body)["error"]["message"]) == is_in_body
     assert not caplog.records
+
+
+@table(
+    "rest",
+    [b"5\r\nhello\rX", b"xyz\r\n", b"f" * 17 + b"\r\n", b"0\r\nno trailer\r\n\r\n", b"0\r\nContent-Length: 5\r\n\r\n"],
+)
+def test_an_answer_before_a_broken_body_arrives(rest: bytes, gateway: scripted.Gateway, reads: Reads) -> None:
+    """Its client still sends, and would miss the answer if the connection were reset."""
+    head = b"POST /nothing HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    for cut in (reads.cut_at, reads.by_byte):
+        cut()
+        with gateway.connect() as connection:
+            connection.sendall(head + b"1\r\na\r\n")
+            received = connection.recv(1 << 16)
+            connection.sendall(rest + LAST * 9)
+            received += read_all(connection)
+        (answer,) = answers(received)
+        assert answer.status == 404
 
 
 @table(

@@ -160,6 +160,10 @@ class Connection(HttpToolsProtocol):
 
     def _refuse(self, error: RequestError) -> None:
         """Answer *error* unless the answer has begun, and read no further request."""
+        if self._expects_body and self.cycle.response_complete:
+            self._expects_body = False
+            self._discard_the_rest()
+            return
         if self._expects_body and self.cycle.response_started:
             self.transport.close()
             return

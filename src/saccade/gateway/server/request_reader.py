@@ -82,12 +82,13 @@ class RequestReader:
 
     def read(self, data: bytes) -> bytes:
         """Parse *data* up to the end of the head or body, and return the rest. Raises RequestError."""
+        is_in_body = self._is_in_body  # The connection may find a fault in a head after it has begun the body.
         try:
-            return self._read_body(data) if self._is_in_body else self._read_head(data)
+            return self._read_body(data) if is_in_body else self._read_head(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             if isinstance(error.__context__, RequestError):  # the connection's, from within the parser
                 raise error.__context__ from None
-            raise InvalidValue(NOT_CHUNKS if self._is_in_body else NOT_HTTP) from None
+            raise InvalidValue(NOT_CHUNKS if is_in_body else NOT_HTTP) from None
 
     def _read_head(self, data: bytes) -> bytes:
         num_before = len(self._head)
