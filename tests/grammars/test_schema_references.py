@@ -17,6 +17,21 @@ from saccade.models.tool_formats.form import CallConstraint, FunctionConstraint,
 WORD = {"const": "word"}
 OBJECT = {"type": "object", "properties": {"a": WORD}, "required": ["a"], "additionalProperties": False}
 TREE = "https://example.com/tree.json"
+UNQUOTED = (
+    "order form",
+    "gr\u00f6\u00dfe",
+    "List<User>",
+    "Response[User]",
+    "100%",
+    'a"b',
+    "a#b",
+    "a|b",
+    "a{b}",
+    "a^b",
+    "a\\b",
+)
+"""Names that a URI cannot have as they are; most who write references do not quote them."""
+
 VOCABULARY = byte_vocabulary()
 
 SAY_NOTHING: list[dict[str, Any]] = [
@@ -83,6 +98,11 @@ def test_keywords_that_no_value_depends_on(extra: dict[str, Any]) -> None:
     [
         {"$ref": "#/$defs/w", "$defs": {"w": WORD}},
         {"$ref": "#/$defs/a~1b%20c~0d", "$defs": {"a/b c~d": WORD}},
+        *({"$ref": f"#/$defs/{name}", "$defs": {name: WORD}} for name in UNQUOTED),
+        {
+            "$ref": "#/definitions/of users/properties/\u540d",
+            "definitions": {"of users": {"properties": {"\u540d": WORD}}},
+        },
         {"$ref": "#/$defs/list/prefixItems/0", "$defs": {"list": {"prefixItems": [WORD]}}},
         {"$ref": "#/components/schemas/W", "components": {"schemas": {"W": WORD}}},
         {"$ref": "#/components/V", "components": {"V": {"$ref": "#/components/W"}, "W": WORD}},
@@ -121,9 +141,12 @@ def test_references_within_a_schema(schema: dict[str, Any]) -> None:
         ({"$id": TREE, "properties": {"a": {"$ref": "leaf.json"}}}, "properties.a.$ref"),
         ({"$ref": "#/$defs/none"}, "$ref"),
         ({"$ref": "#none"}, "$ref"),
+        ({"$ref": "#/prefixItems/" + "9" * 5000, "prefixItems": [WORD]}, "$ref"),
+        ({"$ref": "#/prefixItems/" + "0" * 5000 + "1", "prefixItems": [WORD]}, "$ref"),
+        ({"$ref": "#/prefixItems/-1", "prefixItems": [WORD]}, "$ref"),
+        ({"$ref": "#/prefixItems/\u0660", "prefixItems": [WORD]}, "$ref"),
         ({"$ref": "#/$defs/w/const", "$defs": {"w": WORD}}, "$ref"),
         ({"$ref": 5}, "$ref"),
-        ({"$ref": "#/allOf/" + "1" * 5000, "allOf": [WORD]}, "$ref"),
         # Drafts up to 7 mean the root's, later ones the part's.
         (
             {"$defs": {"w": {"const": 1}}, "allOf": [{"$id": "x", "$ref": "#/$defs/w", "$defs": {"w": WORD}}]},

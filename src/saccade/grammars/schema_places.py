@@ -51,6 +51,11 @@ def pointer(key: str) -> str:
     return "/" + quote(key.replace("~", "~0").replace("/", "~1"), safe="~$")
 
 
+def quoted(written: str) -> str:
+    """Return the JSON pointer *written* with everything quoted that a URI cannot have, such as spaces."""
+    return "".join(map(pointer, steps(written)))
+
+
 def pointed_at(pointer: str, root: Any) -> Any:
     """Return the value in *root* at a JSON *pointer* in the fragment of a URI, None if there is none."""
     value = root

@@ -8,7 +8,16 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import unquote, urldefrag, urljoin
 
 from saccade.errors import InvalidValue
-from saccade.grammars.schema_places import MAX_DEPTH, MAX_SCHEMAS, Schema, excerpt, parts, place_of, pointed_at
+from saccade.grammars.schema_places import (
+    MAX_DEPTH,
+    MAX_SCHEMAS,
+    Schema,
+    excerpt,
+    parts,
+    place_of,
+    pointed_at,
+    quoted,
+)
 
 SAY_NOTHING: Final = ("$schema", "$id", "$anchor", "$recursiveAnchor", "$vocabulary", "$comment", "contentSchema")
 """Keywords on which no value depends once references are pointers."""
@@ -114,7 +123,8 @@ class _Document:
         if not meanings:
             message = f"`{place}` names no schema: nothing in `{self._param}` is at {excerpt(reference)}."
             raise InvalidValue(message, place)
-        pointer = meanings.pop()
+        # The library takes quoted pointers only; most who write names such as `List<User>` do not quote them.
+        pointer = quoted(meanings.pop())
         schema = pointed_at(pointer, self._root)
         if isinstance(schema, dict) and id(schema) not in self._seen:
             self._locate(_Located(place_of(pointer, self._param), pointer, schema))
