@@ -19,7 +19,7 @@ from llguidance import LLTokenizer
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from benchmarks.structured.schemas import Schema, bounded_schema
-from saccade.engine.core.compiled_grammar import CompiledGrammar, GrownLexers
+from saccade.engine.core.grammar_lexers import CompiledGrammar, GrownLexers
 from saccade.engine.core.grammar_matcher import GrammarMatcher, add_ids, no_words
 from saccade.engine.core.step import DrawMask
 from saccade.engine.executor.logits_processors import GrammarMasks
