@@ -15,8 +15,8 @@ from saccade.gateway import app
 from saccade.gateway.admin import HOST
 from saccade.gateway.server.access_log import AccessLog
 
-LAST = b"GET /version HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-"""A request behind the one that is tried."""
+LAST = b"GET /version HTTP/1.1\r\nHost: localhost\r\nUpgrade: h2c\r\nConnection: close, Upgrade\r\n\r\n"
+"""A request behind the one that is tried. The head of an upgrade is only read whole."""
 
 UPGRADES = {
     "none": b"",
