@@ -51,7 +51,7 @@ def pointer(key: str) -> str:
     return "/" + quote(key.replace("~", "~0").replace("/", "~1"), safe="~$")
 
 
-def quoted(written: str) -> str:
+def quote_pointer(written: str) -> str:
     """Return the JSON pointer *written* with everything quoted that a URI cannot have, such as spaces."""
     return "".join(map(pointer, steps(written)))
 

@@ -16,7 +16,7 @@ from saccade.grammars.schema_places import (
     parts,
     place_of,
     pointed_at,
-    quoted,
+    quote_pointer,
 )
 
 SAY_NOTHING: Final = ("$schema", "$id", "$anchor", "$recursiveAnchor", "$vocabulary", "$comment", "contentSchema")
@@ -124,7 +124,7 @@ class _Document:
             message = f"`{place}` names no schema: nothing in `{self._param}` is at {excerpt(reference)}."
             raise InvalidValue(message, place)
         # The library takes quoted pointers only; most who write names such as `List<User>` do not quote them.
-        pointer = quoted(meanings.pop())
+        pointer = quote_pointer(meanings.pop())
         schema = pointed_at(pointer, self._root)
         if isinstance(schema, dict) and id(schema) not in self._seen:
             self._locate(_Located(place_of(pointer, self._param), pointer, schema))
