@@ -51,9 +51,9 @@ def pointer(key: str) -> str:
     return "/" + quote(key.replace("~", "~0").replace("/", "~1"), safe="~$")
 
 
-def quote_pointer(written: str) -> str:
-    """Return the JSON pointer *written* with everything quoted that a URI cannot have, such as spaces."""
-    return "".join(map(pointer, steps(written)))
+def quote_pointer(text: str) -> str:
+    """Return the JSON pointer *text* with everything quoted that a URI cannot have, such as spaces."""
+    return "".join(map(pointer, steps(text)))
 
 
 def pointed_at(pointer: str, root: Any) -> Any:
