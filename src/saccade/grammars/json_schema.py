@@ -6,7 +6,7 @@ makes the grammar wider, except `else` and the like, which mean nothing without 
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
@@ -97,7 +97,7 @@ class SchemaReader:
         if not self.strict:
             self._widen(result, schemas)
         if self.strict or not self.compiles(result.schema):
-            raise find_fault(result.schema, self.param, self.compiles)
+            raise _as_written(find_fault(result.schema, self.param, self.compiles), result.dropped)
         return result
 
     def _parse(self, text: str) -> Schema:
@@ -142,6 +142,17 @@ class SchemaReader:
                 result.dropped.append(f"{path}.oneOf")
             if "pattern" in schema and not self.compiles({"type": "string", "pattern": schema["pattern"]}):
                 self._drop(result, schema, "pattern", path)
+
+
+def _as_written(error: InvalidValue, dropped: Sequence[str]) -> InvalidValue:
+    """Return *error* with `oneOf`, as the client has it, in the places where it was taken for `anyOf`."""
+    message, param = error.message, error.param or ""
+    for place in dropped:  # outer places before inner ones
+        if place.endswith(".oneOf"):
+            widened = f"{place.removesuffix('oneOf')}anyOf"
+            message = message.replace(f"`{widened}", f"`{place}")
+            param = param.replace(widened, place) if param.startswith(widened) else param
+    return InvalidValue(message, param)
 
 
 def _normalise(schema: Schema) -> None:
