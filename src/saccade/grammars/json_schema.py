@@ -145,7 +145,7 @@ class SchemaReader:
 
 
 def _as_written(error: InvalidValue, dropped: Sequence[str]) -> InvalidValue:
-    """Return *error* with `oneOf`, as the client has it, in the places where it was taken for `anyOf`."""
+    """Return *error* with `oneOf`, as the client has it, for each `anyOf` that replaced one."""
     message, param = error.message, error.param or ""
     for place in dropped:  # outer places before inner ones
         if place.endswith(".oneOf"):

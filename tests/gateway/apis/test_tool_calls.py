@@ -54,11 +54,13 @@ def test_calls(stream: bool, gateway: scripted.Gateway) -> None:  # F13
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_call_after_reasoning(stream: bool, gateway: scripted.Gateway) -> None:  # F13
-    inner = ("<tool_call>", CALL, "</tool_call>")
-    num_tokens = gateway.answer_pieces("<think>", "Hm", *inner, "</think>", "\n\n", *inner)
-    thought = f"Hm<tool_call>{CALL}</tool_call>"
-    assert ask(gateway, stream) == (None, thought, [(0, "zoom", ARGUMENTS)], "tool_calls", num_tokens)
+def test_calls_within_and_after_reasoning(stream: bool, gateway: scripted.Gateway) -> None:  # F13
+    call = ("<tool_call>", CALL, "</tool_call>")
+    num_tokens = gateway.answer_pieces("<think>", "Hm", "</think>", "\n\n", *call)
+    assert ask(gateway, stream) == (None, "Hm", [(0, "zoom", ARGUMENTS)], "tool_calls", num_tokens)
+    num_tokens = gateway.answer_pieces("<think>", "Hm", *call, "</think>", "\n\n", *call)
+    expected = [(0, "zoom", ARGUMENTS), (1, "zoom", ARGUMENTS)]
+    assert ask(gateway, stream) == (None, "Hm", expected, "tool_calls", num_tokens)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -1,4 +1,4 @@
-"""A number of thousands of digits, wherever a request has one, is a number or an error of the request. # F26"""
+"""A number of thousands of digits, wherever a request has one, is a number or an error of the request. # F11"""
 
 import json
 from collections.abc import Iterator
