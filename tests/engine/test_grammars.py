@@ -2,6 +2,7 @@
 
 import json
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from saccade.engine.vocabulary import read_vocabulary
 from saccade.grammars import compiler
 from saccade.grammars.compiler import Vocabulary, compile_grammar
 from saccade.models.files import read_model_files
+from saccade.protocol.kv_transfer import SendKv
 from saccade.protocol.output import FinishReason
 from saccade.protocol.request import EngineRequest, Grammar
 
@@ -186,6 +188,64 @@ def test_an_abort_while_the_grammar_is_compiled(subject: Engine, tiny_qwen3_vl: 
     assert answers["first"].finish_reason is answers["second"].finish_reason is FinishReason.ABORT
     assert_valid(answers["first#1"], vocabulary)
     assert engines.is_idle(subject)
+
+
+def slow_compiler(patch: pytest.MonkeyPatch) -> tuple[threading.Event, list[str]]:
+    """Return an event that compilations wait for, and the list of the grammars that were begun."""
+    go, begun, compile_one = threading.Event(), list[str](), grammar_lexers.compile_grammar
+
+    def compiling(tokenizer: LLTokenizer, grammar: Grammar) -> LLMatcher:
+        begun.append(grammar.text)
+        go.wait()
+        return compile_one(tokenizer, grammar)
+
+    patch.setattr(grammar_lexers, "compile_grammar", compiling)
+    return go, begun
+
+
+@table("ends", ["abort", "hangup"])
+def test_what_nobody_waits_for_is_not_compiled(
+    subject: Engine, tiny_qwen3_vl: Path, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    """Compilations of requests that have ended delay no other tenant; one that another request waits for goes on."""
+    go, begun = slow_compiler(monkeypatch)
+    texts = [f"{ends} [ab]{{{number}}}" for number in range(1, 6)]
+    for number, text in enumerate(texts):
+        subject.requests.submit(1, held(tiny_qwen3_vl, Grammar("regex", text), f"{number}"))
+    subject.requests.submit(0, held(tiny_qwen3_vl, Grammar("regex", texts[3]), "beside"))
+    for number in range(len(texts)):
+        if ends == "abort":
+            subject.requests.abort(1, f"{number}")
+    subject.requests.hangup(1)
+    go.set()
+    answer = engines.drain(subject).answers["beside"]
+    assert (answer.failure, answer.finish_reason) == (None, FinishReason.STOP)
+    assert set(begun) <= {texts[0], texts[3]}
+    again = engines.drain(subject, held(tiny_qwen3_vl, Grammar("regex", texts[4]), "again")).answers["again"]
+    assert (again.failure, again.finish_reason) == (None, FinishReason.STOP)
+
+
+def test_a_request_does_not_inherit_the_grammar_of_one_with_its_id(
+    subject: Engine, tiny_qwen3_vl: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = engines.request(tiny_qwen3_vl, [12], "a", max_tokens=5)
+    right = engines.drain(subject, free).answers["a"].token_ids
+    go, _ = slow_compiler(monkeypatch)
+    subject.requests.submit(0, held(tiny_qwen3_vl, Grammar("regex", "never before [xy]{9}"), "a"))
+    subject.requests.abort(0, "a")
+    engines.collect(engines.Outcome(), subject.step()[0])
+    subject.requests.submit(0, free)
+    go.set()
+    assert engines.drain(subject).answers["a"].token_ids == right
+
+
+def test_a_refused_leg_compiles_nothing(subject: Engine, tiny_qwen3_vl: Path) -> None:
+    """This engine has no role, so it refuses the leg; its id may be used again."""
+    leg = held(tiny_qwen3_vl, Grammar("regex", "also never [xy]{9}"), "leg")
+    answers = engines.drain(subject, msgspec.structs.replace(leg, kv_transfer=SendKv(bytes(32)))).answers
+    assert answers["leg"].failure is not None
+    assert subject.requests.grammars is not None
+    assert not subject.requests.grammars.pending
 
 
 def test_grammar_begins_after_the_reasoning(subject: Engine, tiny_qwen3_vl: Path, vocabulary: Vocabulary) -> None:

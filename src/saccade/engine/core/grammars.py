@@ -64,6 +64,12 @@ class Grammars:
             self._compiled.put(key, compiled, max(SMALLEST_BYTES, len(grammar.text) * BYTES_PER_CHARACTER))
         self.pending[(sequence.connection, sequence.request_id)] = compiled
 
+    def give_up(self, connection: int, request_id: str) -> None:
+        """Compile nothing for a request that has ended, unless it has begun or another request waits for it."""
+        compiled = self.pending.pop((connection, request_id), None)
+        if compiled is not None and compiled not in self.pending.values():
+            compiled.cancel()
+
     def take(self, scheduler: Scheduler, timeout_seconds: float) -> None:
         """Queue the requests whose grammar is compiled, with matchers and first masks; fail those with an error.
 
@@ -110,12 +116,14 @@ class Grammars:
 
 
 def _is_broken(compiled: Future[CompiledGrammar]) -> bool:
-    """Whether the grammar must be compiled again: its lexer is full, or an error of this worker ended the compilation.
+    """Whether the grammar must be compiled again: it was given up, its lexer is full, or this worker failed.
 
     Another worker may not have such an error.
     """
     if not compiled.done():
         return False
+    if compiled.cancelled():
+        return True
     error = compiled.exception()
     return compiled.result().is_full if error is None else not isinstance(error, InvalidValue)
 

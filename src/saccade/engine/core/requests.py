@@ -34,7 +34,7 @@ logger = structlog.get_logger(__name__)
 class Requests:
     """Takes requests by connection and request_id into *scheduler*, once they are valid and have their grammar.
 
-    A request for pixels is open, until its deadline, for the images that are marked as requested.
+    A request for pixels is open for the images that are marked as requested, until its time in *pixel_deadlines*.
     """
 
     def __init__(self, scheduler: Scheduler, validator: RequestValidator, grammars: Grammars | None) -> None:
@@ -42,7 +42,7 @@ class Requests:
         self._scheduler = scheduler
         self._validator = validator
         self._num_arrived = 0
-        self._deadlines: dict[tuple[int, str], float] = {}
+        self.pixel_deadlines: dict[tuple[int, str], float] = {}
 
     @property
     def has_work(self) -> bool:
@@ -64,13 +64,13 @@ class Requests:
             sequence = self._validator.validated(connection, request, self._num_arrived)
             if sequence.grammar is not None and self.grammars is None:
                 raise UnsupportedParameter(NO_GRAMMARS, "grammar")
-            if sequence.grammar is not None and self.grammars is not None:
-                self.grammars.begin(sequence, sequence.grammar)
             self._scheduler.kv_connector.open(sequence)
         except SaccadeError as error:
             self._scheduler.frames[connection].released.extend(slots)
             self.refuse(connection, request.request_id, error)
             return
+        if sequence.grammar is not None and self.grammars is not None:
+            self.grammars.begin(sequence, sequence.grammar)
         sequence.clock.arrived = time.perf_counter()
         sequence.max_num_tokens = min(sequence.max_num_tokens, self._validator.max_model_len)
         self._num_arrived += request.num_samples - 1
@@ -94,6 +94,14 @@ class Requests:
             self._scheduler.frames[connection].deltas.append(delta)
         for sequence in [live for live in request.live.values() if index in (None, live.index)]:
             self._scheduler.end(sequence, FinishReason.ABORT)
+        if self._scheduler.find(connection, request_id) is None:
+            self._stop_waiting(connection, request_id)
+
+    def _stop_waiting(self, connection: int, request_id: str) -> None:
+        """Forget what a request that has ended waited for: a later one may have its id."""
+        self.pixel_deadlines.pop((connection, request_id), None)
+        if self.grammars is not None:
+            self.grammars.give_up(connection, request_id)
 
     def hangup(self, connection: int) -> None:
         """End all requests of a closed connection, and discard its output."""
@@ -105,15 +113,15 @@ class Requests:
     @property
     def _has_expired(self) -> bool:
         """Whether a request for pixels has passed its deadline."""
-        first = next(iter(self._deadlines.values()), None)
+        first = next(iter(self.pixel_deadlines.values()), None)
         return first is not None and first <= time.monotonic()
 
     def expire_pixels(self) -> None:
         """Fail the requests whose gateway did not answer in time."""
         expired = set()
         while self._has_expired:
-            expired.add(key := next(iter(self._deadlines)))
-            del self._deadlines[key]
+            expired.add(key := next(iter(self.pixel_deadlines)))
+            del self.pixel_deadlines[key]
         for sequence in [one for one in self._scheduler.parked if (one.connection, one.request_id) in expired]:
             error = WorkerUnavailable("The image's pixels did not arrive in time; send the request again.")
             self._scheduler.fail(sequence, error)
@@ -128,7 +136,7 @@ class Requests:
         for sequence, media in schedule.lacking.items():
             key = (sequence.connection, sequence.request_id)
             images = [sequence.images[index] for index in media]
-            is_asked = key in self._deadlines and all(image.is_requested for image in images)
+            is_asked = key in self.pixel_deadlines and all(image.is_requested for image in images)
             if is_asked or sequence.finish_reason is not None:
                 continue
             has_begun = sequence.index or sequence.num_generated_tokens
@@ -138,8 +146,8 @@ class Requests:
             for image in images:
                 image.is_requested = True
             # Removed first: a dict keeps the place of a key that is set again, and deadlines are in order.
-            self._deadlines.pop(key, None)
-            self._deadlines[key] = time.monotonic() + ANSWER_SECONDS
+            self.pixel_deadlines.pop(key, None)
+            self.pixel_deadlines[key] = time.monotonic() + ANSWER_SECONDS
             wanted = PixelsWanted(sequence.request_id, media)
             self._scheduler.frames[sequence.connection].pixels_wanted.append(wanted)
 
@@ -149,7 +157,7 @@ class Requests:
         If the request has ended, its slots are released.
         """
         samples = self._scheduler.samples(connection, answer.request_id)
-        self._deadlines.pop((connection, answer.request_id), None)
+        self.pixel_deadlines.pop((connection, answer.request_id), None)
         problem = _problem(answer.media, samples[0]) if samples else ""
         if not samples or problem:
             slots = [pixels.slot.name for pixels in answer.media if pixels.slot is not None]
