@@ -1,13 +1,23 @@
 """All judges, in the order in which they run."""
 
 from judges.judge import Judge
-from judges.suites import json_schema, llama_answers, openai_python, openapi, pillow_images, templates, vllm_events
+from judges.suites import (
+    json_schema,
+    llama_answers,
+    openai_python,
+    openapi,
+    pillow_images,
+    templates,
+    vllm_events,
+    vllm_readers,
+)
 
 JUDGES: tuple[Judge, ...] = (
     openai_python.JUDGE,
     openapi.JUDGE,
     json_schema.JUDGE,
     llama_answers.JUDGE,
+    vllm_readers.JUDGE,
     vllm_events.JUDGE,
     templates.JUDGE,
     pillow_images.JUDGE,

@@ -14,9 +14,9 @@ __all__ = ["Server", "bundled_server", "tiny_server"]
 
 
 @contextlib.contextmanager
-def bundled_server(names: Iterable[str], *flags: str) -> Iterator[Server]:
+def bundled_server(names: Iterable[str], *flags: str, key: str = "none") -> Iterator[Server]:
     """Serve the model that ships by *names*, too."""
-    with serving(*_names(names), "--no-summary", *flags) as server:
+    with serving(*_names(names), "--no-summary", *flags, key=key) as server:
         yield server
 
 
