@@ -142,6 +142,24 @@ def test_a_sequence_that_shares_bad_blocks_stores_nothing_behind_them(tiny_qwen3
     assert engines.drain(engine, long).answers["long"].token_ids == right
 
 
+@table("name", ["qwen3_vl", "qwen3_5", "gemma4_e2b"])
+def test_a_sequence_that_would_resume_from_bad_state_begins_again(
+    name: str, network_folder: Callable[[str], Path]
+) -> None:
+    """It is admitted, and waits for its turn at the encoder, when the state of its prefix is forgotten. # B4"""
+    folder = network_folder(name)
+    settings = {"state_snapshot_blocks": 1, "encode_budget_patches": 1}
+    waits = asked(folder, [48, ((96, 64), 2), 9], "waits")
+    right = engines.drain(engines.engine(folder, **settings), waits).answers["waits"].token_ids
+    engine = engines.engine(folder, **settings)
+    engines.drain(engine, asked(folder, [48, 9], "before"))
+    with LayerFault(engine, EMBEDDING, NAN, BAD).happening():
+        answers = engines.drain(engine, asked(folder, [48, ((96, 64), 1), 9], "bad", -1), waits).answers
+    assert code(answers["bad"]) == NonFiniteOutput.code
+    assert (answers["waits"].failure, answers["waits"].token_ids) == (None, right)
+    assert engines.is_idle(engine)
+
+
 def test_an_answer_ends_where_its_values_do(tiny_qwen3_vl: Path) -> None:
     """The tokens before are told, then the error: in a decode, and in one that is a step ahead."""
     one = asked(tiny_qwen3_vl, [30], "a", max_tokens=12, temperature=1.0, seed=3)

@@ -378,6 +378,9 @@ class Scheduler:
         self.counters.non_finite_requests_total += 1
         self._non_finite_log.note(sequence.request_id, place)
         blocks = self.block_manager.forget(sequence)
+        # One that was admitted and has not begun would resume from them, and its checkpoint is gone: it begins again.
+        for other in [one for one in self.running if one.row is None and not blocks.isdisjoint(one.block_table)]:
+            self.preempt(other)
         if blocks:
             samples = chain.from_iterable(self.receiving.values())
             for other in chain(self.running, self.sending, samples):

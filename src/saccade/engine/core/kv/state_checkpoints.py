@@ -36,6 +36,11 @@ class StateCheckpoints:
         self._resume_keys: dict[Sequence, bytes] = {}
         self._saving: dict[bytes, tuple[Sequence, int]] = {}
 
+    @property
+    def num_held(self) -> int:
+        """Number of checkpoints that sequences wait for, or that steps in flight save."""
+        return len(set(self._resume_keys.values())) + len(self._saving)
+
     def reusable(self, keys: Ordered[bytes], num_blocks: int) -> int:
         """Return the number of blocks in the longest prefix that has a checkpoint."""
         return next((count for count in range(num_blocks, 0, -1) if keys[count - 1] in self._checkpoint_of), 0)
@@ -93,7 +98,7 @@ class StateCheckpoints:
             self._free.append(self._saving.pop(key)[1])
 
     def forget(self, keys: Collection[bytes]) -> None:
-        """Drop the checkpoints of *keys*. Call it when no sequence waits for one."""
+        """Drop the checkpoints of *keys*. Release the sequences that wait for one before the next step is planned."""
         for key in [key for key in self._checkpoint_of if key in keys]:
             self._free.append(self._drop(key))
 
