@@ -10,6 +10,7 @@ import engines
 import msgspec
 import pytest
 import torch
+from tables import table
 
 from saccade.engine.loop import Engine
 from saccade.protocol.engine_load import STEP_TOKEN_BOUNDS
@@ -339,6 +340,37 @@ def test_an_image_that_cannot_be_encoded_fails_its_request_alone(
         assert given == pytest.approx(wanted, abs=1e-4)
         assert len(told[name].prompt_logprobs) == len(asked["ab".index(name) * 2].token_ids) - 1
     assert len(expected["image"].token_ids) == 8
+    assert engines.is_idle(shared)
+
+
+@table("place", [0, 1, 2])
+def test_images_of_one_call_fail_one_by_one(
+    shared: Engine, tiny_qwen3_vl: Path, monkeypatch: pytest.MonkeyPatch, place: int
+) -> None:
+    """The encoder takes all images of a step at once; one that fails must not fail other requests."""
+    asked = [engines.request(tiny_qwen3_vl, [6, (SMALL, 60 + place), 3 + number], f"{number}") for number in range(3)]
+    asked = [msgspec.structs.replace(one, salt=one.request_id.encode()) for one in asked]
+    expected = engines.drain(shared, *asked).answers
+    shared.scheduler.reset_caches(prefix=True, media=True)
+    encode, num_bytes = engines.module(shared).encode, len(asked[0].media[0].inline or b"")
+    num_alone = 0
+
+    def failing(pixels: torch.Tensor, *others: Any) -> torch.Tensor:
+        nonlocal num_alone
+        if len(pixels) > num_bytes:
+            raise RuntimeError("one of them")
+        num_alone += 1
+        if num_alone == place + 1:
+            raise RuntimeError("this one")
+        return encode(pixels, *others)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engines.module(shared), "encode", failing)
+        told = engines.drain(shared, *asked).answers
+    for name, answer in told.items():
+        is_bad = name == f"{place}"
+        assert (answer.failure is not None) == is_bad
+        assert answer.token_ids == ([] if is_bad else expected[name].token_ids)
     assert engines.is_idle(shared)
 
 

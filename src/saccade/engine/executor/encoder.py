@@ -89,13 +89,24 @@ class Encoder:
         try:
             features = self._encode(own) if own else {}
         except FAILURES:
-            logger.exception("encoding failed")
+            logger.exception("encoding failed", num_images=len(own))
+            features = self._encode_alone(own) if len(own) > 1 else {}
         failures = self.ranks.any_of([owner == self.ranks.rank and p.output_id not in features for p, owner in owned])
         if self.ranks.size > 1:
             for (image, owner), is_lost in zip(owned, failures, strict=True):
                 if not is_lost:
                     mine = features[image.output_id] if owner == self.ranks.rank else self._empty(image)
                     features[image.output_id] = self.ranks.broadcast(mine, owner)
+        return features
+
+    def _encode_alone(self, images: Ordered[EncoderInput]) -> dict[int, torch.Tensor]:
+        """Return the features of the images that can be encoded alone: one that cannot must not fail the others."""
+        features: dict[int, torch.Tensor] = {}
+        for image in images:
+            try:
+                features |= self._encode([image])
+            except FAILURES:
+                logger.exception("encoding failed", output_id=image.output_id)
         return features
 
     def _cut(self, images: Ordered[EncoderInput]) -> dict[int, torch.Tensor]:
