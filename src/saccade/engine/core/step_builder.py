@@ -46,6 +46,10 @@ class Rows:
         self._ended_rows: list[int] = []
         self._ids = itertools.count(1)
 
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
     def start(self, sequence: Sequence) -> RowStart:
         """Assign a row to *sequence*, which has none, and return the start for executors."""
         sequence.row = self._free.pop()
