@@ -4,6 +4,7 @@ from judges.judge import Judge
 from judges.suites import (
     json_schema,
     llama_answers,
+    llama_server,
     openai_python,
     openapi,
     pillow_images,
@@ -17,6 +18,7 @@ JUDGES: tuple[Judge, ...] = (
     openapi.JUDGE,
     json_schema.JUDGE,
     llama_answers.JUDGE,
+    llama_server.JUDGE,
     vllm_readers.JUDGE,
     vllm_events.JUDGE,
     templates.JUDGE,
