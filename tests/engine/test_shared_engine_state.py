@@ -225,7 +225,7 @@ def step_failed(engine: Engine, patch: pytest.MonkeyPatch) -> None:
     def failing(*_: Any) -> Any:
         raise RuntimeError("broken")
 
-    patch.setattr(engines.local(engine).runner, "_forward", failing)
+    patch.setattr(engines.local(engine).runner, "forward", failing)
 
 
 FAULTS: dict[str, Fault] = {
