@@ -29,6 +29,11 @@ def read(text: str) -> Any:
         (f"call:f{{a:{{b:{{c:{Q}z{Q}}},d:[1,{{e:2}}]}}}}", {"a": {"b": {"c": "z"}, "d": [1, {"e": 2}]}}),
         (f"call:f{{{Q}a b{Q}:1, two words :2}}", {"a b": 1, "two words": 2}),
         ("call:f{ a : [None, 1] }", {"a": [None, 1]}),
+        (":f{a:1}", {"a": 1}),
+        ("f{a:1}", {"a": 1}),
+        ("call : f {a:1}", {"a": 1}),
+        ("call:f{a:007}", {"a": "007"}),
+        ('call:f{a:"b, {c}"}', {"a": "b, {c}"}),
     ],
 )
 def test_arguments(text: str, arguments: dict[str, Any]) -> None:
@@ -38,6 +43,60 @@ def test_arguments(text: str, arguments: dict[str, Any]) -> None:
 @table("text", ["call:g{}", "call:f", "f", "call:f{a:}", "call:f{a:1", f"call:f{{a:{Q}x}}", "call:f[1]", "call:f{a:b}"])
 def test_what_is_no_call(text: str) -> None:
     assert read(text) is None
+
+
+TYPED = {
+    "type": "object",
+    "properties": {
+        "text": {"type": "string"},
+        "count": {"type": "integer"},
+        "size": {"type": "float"},
+        "flag": {"type": "boolean"},
+        "either": {"type": ["string", "integer"]},
+        "texts": {"type": "array", "items": {"type": "string"}},
+        "deep": {"$ref": "#/$defs/deep"},
+        "maybe": {"anyOf": [{"type": "null"}, {"type": "object", "properties": {"code": {"type": "string"}}}]},
+    },
+    "$defs": {"deep": {"type": "object", "properties": {"code": {"type": "string"}}}},
+}
+
+
+@table(
+    ("text", "arguments"),
+    [
+        ("text:90210", {"text": "90210"}), ("text:01234", {"text": "01234"}), ("text:true", {"text": "true"}),
+        ("text:Bern", {"text": "Bern"}), ("text:two words", {"text": "two words"}), ("text:null", {"text": None}),
+        ("text:http://a.b/c", {"text": "http://a.b/c"}), ("text:3.50,count:3", {"text": "3.50", "count": 3}),
+        (f"text:{Q}true{Q}", {"text": "true"}), ('text:"a"', {"text": "a"}), ("count:01234", {"count": 1234}),
+        ("count:3.0", {"count": 3}), ("size:2", {"size": 2}), ("size:2.5", {"size": 2.5}), ("flag:true", {"flag": True}),
+        ("either:4", {"either": 4}), ("either:four", {"either": "four"}), ("texts:[1,true,x]", {"texts": ["1", "true", "x"]}),
+        ("deep:{code:007}", {"deep": {"code": "007"}}), ("maybe:{code:1}", {"maybe": {"code": "1"}}), ("maybe:None", {"maybe": None}),
+        ("other:1", {"other": 1}),
+    ],
+)  # fmt: skip
+def test_bare_values_have_the_types_of_the_schema(text: str, arguments: dict[str, Any]) -> None:
+    call = parse(f"call:f{{{text}}}".split(Q), {"f": {"parameters": TYPED}})
+    assert call is not None
+    assert json.loads(call.arguments) == arguments
+    assert list(map(type, json.loads(call.arguments).values())) == list(map(type, arguments.values()))
+
+
+@table(
+    "text",
+    [
+        "{" * 5000,
+        "a:" + "[" * 5000,
+        "a:" + "{b:" * 5000 + "1" + "}" * 5000,
+        "a:1,",
+        ",a:1",
+        "a",
+        "a:1 b:2",
+        "a:[1 2]",
+        "flag:x",
+    ],
+)
+def test_arguments_of_another_form(text: str) -> None:
+    assert parse(f"call:f{{{text}}}".split(Q), {"f": {"parameters": TYPED}}) is None
 
 
 def test_name_with_marks() -> None:

@@ -1,6 +1,6 @@
 """Arguments that a model writes as bare text, typed by the JSON schema of their function."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import Any, Final
 
 import msgspec
@@ -9,6 +9,19 @@ from saccade.grammars.schema_places import pointed_at
 
 MAX_REFERENCES: Final = 16
 _COMBINED: Final = ("anyOf", "oneOf", "allOf")
+_OTHER_NAMES: Final[Mapping[str, str]] = {
+    "float": "number",
+    "double": "number",
+    "int": "integer",
+    "long": "integer",
+    "bool": "boolean",
+    "str": "string",
+    "dict": "object",
+    "list": "array",
+    "tuple": "array",
+}
+"""Names of types that are none of JSON Schema's; clients that write schemas of their own use them."""
+
 _WORDS: Final[Mapping[str, object]] = {"True": True, "False": False, "None": None}
 """As templates write values of Python."""
 
@@ -19,12 +32,16 @@ def typed(text: str, name: str, schema: Mapping[str, Any]) -> Any:
     A text stays a text if it is no value of the property's types, or none of these is known. If a property may be a
     text and something else, what reads as the other is the other.
     """
-    types = property_types(name, schema)
+    return typed_as(text, property_types(name, schema))
+
+
+def typed_as(text: str, types: Set[str]) -> Any:
+    """Return *text* as a value of one of *types*, by the rules of typed()."""
     if not types - {"string"}:
         return text
     stripped = text.strip()
     try:
-        value = _WORDS[stripped] if stripped in _WORDS else msgspec.json.decode(stripped)
+        value = _WORDS[stripped] if stripped in _WORDS else _decoded(stripped)
     except (msgspec.MsgspecError, RecursionError, UnicodeError):
         return text
     if isinstance(value, float) and "integer" in types and "number" not in types and value.is_integer():
@@ -32,11 +49,37 @@ def typed(text: str, name: str, schema: Mapping[str, Any]) -> Any:
     return value if types & set(_types_of(value)) else text
 
 
+def _decoded(text: str) -> Any:
+    """Return the JSON value in *text*, whose quotes may be escaped as within a string. Raises errors of msgspec."""
+    if text[:1] in ("{", "[") and '\\"' in text:
+        try:
+            return msgspec.json.decode(text)
+        except msgspec.MsgspecError:
+            text = msgspec.json.decode(f'"{text}"', type=str)
+    return msgspec.json.decode(text)
+
+
 def property_types(name: str, schema: Mapping[str, Any]) -> set[str]:
     """Return the JSON types that *schema* declares for its property *name*; none if it declares none."""
     properties = schema.get("properties")
-    declared = properties.get(name) if isinstance(properties, dict) else None
-    return set(_types(declared, schema, MAX_REFERENCES))
+    return schema_types(properties.get(name) if isinstance(properties, dict) else None, schema)
+
+
+def schema_types(declared: Any, root: Mapping[str, Any]) -> set[str]:
+    """Return the JSON types that the schema *declared* allows within *root*; none if it declares none."""
+    return {_OTHER_NAMES.get(name, name) for name in _types(declared, root, MAX_REFERENCES)}
+
+
+def schema_below(declared: Any, key: str | None, root: Mapping[str, Any], num_left: int = MAX_REFERENCES) -> Any:
+    """Return the schema of the property *key* of the schema *declared*, of an item without a key; None if unknown."""
+    if not isinstance(declared, dict) or not num_left:
+        return None
+    if isinstance(reference := declared.get("$ref"), str):
+        return schema_below(root if reference == "#" else referred(reference, root), key, root, num_left - 1)
+    properties = declared.get("properties")
+    below = declared.get("items") if key is None else properties.get(key) if isinstance(properties, dict) else None
+    options = (one for combination in _COMBINED for one in _listed(declared.get(combination)))
+    return below or next(filter(None, (schema_below(one, key, root, num_left - 1) for one in options)), None)
 
 
 def _types(declared: Any, root: Mapping[str, Any], num_left: int) -> Iterable[str]:

@@ -26,6 +26,8 @@ PARAMETERS = {
         "level": {"enum": [1, 2]},
         "open": {"description": "Anything."},
         "loop": {"$ref": "#/properties/loop"},
+        "float": {"type": "float"},
+        "other": {"type": ["dict", "list", "int", "bool"]},
     },
     "$defs": {"Box": {"type": "object"}},
 }
@@ -117,6 +119,10 @@ def test_malformed_calls(tool_format: str, parts: Sequence[str]) -> None:
         ("list", "{}", "{}"), ("box", '{"a": "é"}', {"a": "é"}), ("maybe", "null", None), ("maybe", "None", None),
         ("maybe", "4", 4), ("either", "4", 4), ("either", "four", "four"), ("level", "2", 2), ("open", "2", "2"),
         ("loop", "2", "2"), ("unknown", "2", "2"), ("list", "[" * 100_000, "[" * 100_000),
+        ("float", "20.5", 20.5), ("float", "20", 20), ("float", "warm", "warm"), ("other", '{"a": 1}', {"a": 1}),
+        ("other", "[1]", [1]), ("other", "3", 3), ("other", "True", True), ("other", "3.5", "3.5"),
+        ("list", '[\\"a\\", \\"b c\\"]', ["a", "b c"]), ("list", '["a\\"b"]', ['a"b']), ("list", '[\\"a]', '[\\"a]'),
+        ("box", '{\\"a\\": [1, \\"b\\"]}', {"a": [1, "b"]}), ("text", '[\\"a\\"]', '[\\"a\\"]'),
     ],
 )  # fmt: skip
 def test_values_are_typed_by_the_schema(name: str, text: str, value: Any) -> None:

@@ -186,7 +186,13 @@ def test_malformed_calls_are_content(tool_format: str, fault: str, models: Model
 
 @pytest.mark.parametrize("tool_format", RELEASES)
 def test_text_that_looks_like_a_call_is_content(tool_format: str, models: Models) -> None:  # F13
+    """Qwen3-Coder's form begins with text: what is no token is the tag around it."""
     model = models(tool_format)
+    if tool_format == "qwen3_coder":
+        ids = model.tokenizer.encode_text("<tool_call>\n<tool_call>{}</tool_call>")
+        for deltas in cuts(ids):
+            assert read(model, deltas) == ("<tool_call>\n<tool_call>{}</tool_call>", [], "stop", len(ids))
+        return
     text = "".join(section(tool_format, [written(tool_format, 0, "look", {"count": 1})]))
     ids = model.tokenizer.encode_text(text)
     for deltas in cuts(ids):

@@ -153,6 +153,44 @@ def test_values_end_at_the_next_declared_parameter(
     assert read(models(name), f"{text}\n{FORMS[name].calls(SECOND)}")[1:4] == ("", calls, "tool_calls")
 
 
+KIMI = {
+    "S": "<|tool_calls_section_begin|>",
+    "E": "<|tool_calls_section_end|>",
+    "b": "<|tool_call_begin|>",
+    "e": "<|tool_call_end|>",
+    "c": FORMS["kimi_k2"].write(*TWO),
+    "d": FORMS["kimi_k2"].write(*SECOND),
+    "n": 'functions.look:0<|tool_call_argument_begin|>{"text": "a b", "count": 3}',
+}
+
+
+@table(
+    ("text", "content", "calls"),
+    [
+        ("I look.{S}\nnow I call \n{c}{E}", "I look.", [TWO]),
+        ("{S}{E}", "", []),
+        ("I look.{S} \n{E} Done.", "I look. Done.", []),
+        ("{S}{b}{e}{E}Done.", "Done.", []),
+        ("{S}{b} {e}{c}{E}Done.", "Done.", [TWO]),
+        ("{S}{c}{b}{e}{d}{E}", "", [TWO, SECOND]),
+        ("{c}{d}", "", [TWO, SECOND]),
+        ("{S}{c}{E}\n{S}{d}{E}", "", [TWO, SECOND]),
+        ("{S}{c}{S}{d}{E}", "", [TWO, SECOND]),
+        ("{S}{c}\nand\n{d}{E}", "and", [TWO, SECOND]),
+        ("{S}{n}{e}{E}", "", [TWO]),
+        ("{S}{b}{n}{E}", "", [TWO]),
+        ("{S}{b}{n}{b}{n}{e}{E}", "", [TWO, TWO]),
+        ("The tags are {S} and {E}.", "The tags are {S} and {E}.", []),
+        ("{S} and {b} and", "{S} and {b} and", []),
+        ("{S}{b}functions.book:0<|tool_call_argument_begin|>{{}}{e}{d}{E}",
+         "{S}{b}functions.book:0<|tool_call_argument_begin|>{{}}{e}{E}", [SECOND]),
+    ],
+)  # fmt: skip
+def test_sections_of_kimi(text: str, content: str, calls: list[Call], models: Models) -> None:
+    seen = read(models("kimi_k2"), text.format(**KIMI), skip_special_tokens=False)
+    assert seen[1:4] == (content.format(**KIMI), calls, "tool_calls" if calls else "stop")
+
+
 BODY = "<function=look>\n<parameter=text>\na b\n</parameter>\n<parameter=count>\n3\n</parameter>\n</function>"
 BARE = BODY.replace("\n", "")
 THEN = FORMS["qwen3_coder"].calls(SECOND)

@@ -125,6 +125,29 @@ def test_header_of_the_reasoning_is_not_shown(
     assert read(tokenizer, reasoning, deltas) == (shown, CONTENT)
 
 
+@table(
+    ("written", "expected"),
+    [
+        ([S, "thought\nA", E, "Hello", S, "thought\nB", E, " you"], ("AB", "Hello you")),
+        ([S, "thought\n", E, "Hello", S, "thought\n", E, " you"], ("", "Hello you")),
+        ([S, "thought", E, "Hello", S, "thought", E, " you"], ("", "Hello you")),
+        (["Hello", S, "thought\nB", E, " you"], ("B", "Hello you")),
+        (["Hello", S, "thought\nB"], ("B", "Hello")),
+        ([S, "thought\nA", S, "thought\nB", E, "Hello", E], ("A<think>thought\nB", "Hello")),
+        ([S, "thought"], ("", "")),
+    ],
+)
+@table("size", [1, 2, 3, 100])
+def test_blocks_with_a_header_are_reasoning_in_every_place(
+    written: list[str], expected: tuple[str, str], size: int, tokenizer: Tokenizer, markers: ReasoningTokens
+) -> None:
+    known = {S: [markers.start_id], E: [markers.end_id]}
+    ids = [token_id for piece in written for token_id in known.get(piece) or tokenizer.encode_text(piece)]
+    reasoning = Reasoning(replace(markers, header="thought\n"), tokenizer)
+    deltas = [ids[start : start + size] for start in range(0, len(ids), size)]
+    assert read(tokenizer, reasoning, deltas) == expected
+
+
 def test_no_character_spans_the_border(tokenizer: Tokenizer, markers: ReasoningTokens) -> None:
     first, *rest = tokenizer.encode_text("\U0001f9ff")
     assert rest

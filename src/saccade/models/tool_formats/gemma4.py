@@ -15,13 +15,10 @@ from saccade.grammars.json_schema import SupportedSchema
 from saccade.grammars.property_types import referred
 from saccade.grammars.schema_places import Schema
 from saccade.models.tool_formats import form
+from saccade.models.tool_formats.bare_keys import NoArguments, read_arguments
 from saccade.models.tool_formats.call_scanner import MAX_HEAD, CallScanner, Nesting
 
 TAGS = form.ToolTags("<|tool_call>", "<tool_call|>", separator='<|"|>')
-KEY: Final = re.compile(r'([{,]\s*)([^\s"{}\[\],:][^"{}\[\],:]*?)\s*:')
-NONE: Final = re.compile(r"(?<=[:\[,])\s*None\b")
-"""As the template writes null in later turns."""
-
 OTHERS: Final = re.compile(r"[^{}\[\]]*")
 """All that is between braces and brackets."""
 
@@ -47,14 +44,20 @@ EVERY_TYPE: Final = ["string", "number", "boolean", "null", "array", "object"]
 def parse(parts: Sequence[str], functions: form.Declared) -> form.ParsedCall | None:
     """Parse `call:NAME{...}`; every second of *parts* is the text of a string."""
     start, brace, rest = parts[0].partition("{")
-    name = start.strip().removeprefix(PREFIX).strip()
-    if not brace or name not in functions or len(parts) % 2 == 0:
+    head = "".join(start.split())
+    name = next((name for name in functions if head in _heads(name)), None)
+    if not brace or name is None or len(parts) % 2 == 0:
         return None
-    between = [NONE.sub("null", KEY.sub(r'\1"\2":', part)) for part in (brace + rest, *parts[2::2])]
-    strings = [json.dumps(part) for part in parts[1::2]]
-    text = "".join(piece for pair in zip(between, [*strings, ""], strict=True) for piece in pair)
-    arguments = form.json_of(text)
-    return form.ParsedCall(name, form.to_json(arguments)) if isinstance(arguments, dict) else None
+    try:
+        arguments = read_arguments([brace + rest, *parts[1:]], functions[name].get("parameters") or {})
+    except NoArguments:
+        return None
+    return form.ParsedCall(name, form.to_json(arguments))
+
+
+def _heads(name: str) -> tuple[str, ...]:
+    """Return what may be before the brace of a call of the function *name*."""
+    return f"{PREFIX}{name}", f":{name}", name
 
 
 class Scanner(CallScanner):
@@ -98,7 +101,7 @@ class Scanner(CallScanner):
     def _is_head(self, start: str, is_complete: bool) -> bool:
         """Return whether *start* is the text before a call's brace, or the beginning of it."""
         text = "".join(start.split())
-        heads = (prefix + name for name in self._names for prefix in (PREFIX, ""))
+        heads = (head for name in self._names for head in _heads(name))
         return any(text == head if is_complete else head.startswith(text) for head in heads)
 
 
