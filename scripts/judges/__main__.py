@@ -6,6 +6,7 @@ says. docs/judges.md is made of the lists.
 
 import argparse
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -64,4 +65,6 @@ def hold(judge: Judge, *, shrink: bool) -> Comparison:
 
 
 if __name__ == "__main__":
+    # What a judge has started ends with it, also if the run is ended from outside.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sys.exit(main(sys.argv[1:]))
