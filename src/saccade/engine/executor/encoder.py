@@ -89,8 +89,7 @@ class Encoder:
         try:
             features = self._encode(own) if own else {}
         except FAILURES:
-            logger.exception("encoding failed", num_images=len(own))
-            features = self._encode_alone(own) if len(own) > 1 else {}
+            features = self._encode_alone(own)
         failures = self.ranks.any_of([owner == self.ranks.rank and p.output_id not in features for p, owner in owned])
         if self.ranks.size > 1:
             for (image, owner), is_lost in zip(owned, failures, strict=True):
@@ -100,7 +99,10 @@ class Encoder:
         return features
 
     def _encode_alone(self, images: Ordered[EncoderInput]) -> dict[int, torch.Tensor]:
-        """Return the features of the images that can be encoded alone: one that cannot must not fail the others."""
+        """Return the features of the images that can be encoded alone: one that cannot must not fail the others.
+
+        An image may also have failed because there was no memory for the others: then it is encoded now.
+        """
         features: dict[int, torch.Tensor] = {}
         for image in images:
             try:
