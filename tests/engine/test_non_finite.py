@@ -132,8 +132,9 @@ def test_such_values_end_their_request_alone(
 def test_such_values_end_their_request_alone_in_every_way(
     settings: dict[str, Any], family: str, folder: Path, right: Right, subtests: pytest.Subtests
 ) -> None:
+    """Not near the beginning: PyTorch's CPU attention makes a number of a query that is none, in less than 16 rows."""
     engine = engines.engine(folder, state_snapshot_blocks=1, **settings)
-    for place, value, way, at in itertools.product(PLACES[family], VALUES, WAYS, (-1, 46, 2)):
+    for place, value, way, at in itertools.product(PLACES[family], VALUES, WAYS, (-1, 46, 18)):
         if place != "lm_head" or at == -1:
             with subtests.test(f"{place} {value} {way} {at}"):
                 fault = LayerFault(engine, place, value, BAD)
