@@ -8,7 +8,6 @@ from unittest.mock import patch
 
 from saccade.gateway.images.decode_pool import pool
 from saccade.gateway.images.decode_pool.server import DecodeServer
-from saccade.media.pdf_fonts import PdfFontSettings
 
 
 class SharedServer(DecodeServer):
@@ -22,8 +21,8 @@ class SharedServer(DecodeServer):
 
 
 @cache
-def _started(memory_bytes: int, pdf_fonts: PdfFontSettings) -> SharedServer:
-    server = SharedServer(memory_bytes, pdf_fonts)
+def _started(memory_bytes: int, pdf_font_folder: str | None) -> SharedServer:
+    server = SharedServer(memory_bytes, pdf_font_folder)
     DecodeServer.start(server)
     atexit.register(DecodeServer.stop, server)
     return server

@@ -224,8 +224,8 @@ def test_bold_is_bolder() -> None:
 
 def test_operator_allows_pages_without_such_letters() -> None:
     encoded = page(plain("Total"), simple("Дата"))
-    with Renderer(allows_gaps=True) as renderer:
-        drawing, other = renderer.render(encoded, PAGE), renderer.render(page(plain("Total")), PAGE)
+    with Renderer() as renderer:
+        drawing, other = (renderer.render(one, PAGE, allows_gaps=True) for one in (encoded, page(plain("Total"))))
     assert (drawing.is_whole, other.is_whole) == (False, True)
     assert np.array_equal(drawing.image, other.image)
 

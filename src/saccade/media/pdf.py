@@ -46,17 +46,13 @@ LARGEST_SIDE = 1 << 24
 
 
 class Renderer:
-    """Starts PDFium, with *fonts* for text whose own font is not in the file. A process has one at a time.
+    """Starts PDFium, with *fonts* for text whose own font is not in the file. A process has one at a time."""
 
-    A page with letters that no font has is refused, or drawn without them if the operator *allows_gaps*.
-    """
-
-    def __init__(self, fonts: Sequence[Font] = (), *, allows_gaps: bool = False) -> None:
+    def __init__(self, fonts: Sequence[Font] = ()) -> None:
         no_folders = (ctypes.POINTER(ctypes.c_char) * 1)()
         config = pdfium.FPDF_LIBRARY_CONFIG(version=2, m_pUserFontPaths=no_folders)
         pdfium.FPDF_InitLibraryWithConfig(config)
         self._substitutes = Substitutes(fonts)
-        self._allows_gaps = allows_gaps
 
     def __enter__(self) -> Self:
         return self
@@ -80,8 +76,11 @@ class Renderer:
         limits.check(pages)
         return pages
 
-    def render(self, encoded: bytes, page: PdfPage) -> "Drawing":
-        """Return *page* on white, with its annotations and fields. Raises InvalidImage and ImageTooLarge."""
+    def render(self, encoded: bytes, page: PdfPage, *, allows_gaps: bool = False) -> "Drawing":
+        """Return *page* on white, with its annotations and fields. Raises InvalidImage and ImageTooLarge.
+
+        A page with letters that no font has is refused, or drawn without them if the operator *allows_gaps*.
+        """
         image, text, values = self._draw(encoded, page, PageFonts())
         survey = NO_TEXT
         if text.has_flat_text:
@@ -90,7 +89,7 @@ class Renderer:
         if reason and self._substitutes.fonts:
             image, text, values = self._draw(encoded, page, PageFonts(self._substitutes.fonts, needed))
             reason, _ = self._gap(text, survey, values)
-        if reason and not self._allows_gaps:
+        if reason and not allows_gaps:
             raise InvalidImage(f"Page {page.number + 1} of the PDF cannot be drawn: {reason}")
         return Drawing(image[..., : rgbx.CHANNELS], is_whole=not reason)
 

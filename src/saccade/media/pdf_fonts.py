@@ -67,18 +67,10 @@ class PdfFontSettings(msgspec.Struct, frozen=True):
     folder: str | None = None
     allows_gaps: bool = False
 
-    @classmethod
-    def from_json(cls, text: str) -> "PdfFontSettings":
-        """Return the settings in *text*."""
-        return msgspec.json.decode(text, type=cls)
-
     @property
     def fingerprint(self) -> str:
         """What the settings and all fonts change of pages: a part of every page's identity. Raises StartupError."""
         return f"{_digest(self.folder).hex()}-{'gaps' if self.allows_gaps else 'whole'}"
-
-
-NO_FONT_SETTINGS = PdfFontSettings()
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Follows calls whose values have no quotes. There only what comes after a tag says whether a value goes on.
 
-The tags within a call are tag_match as text, and called marks here. A whole call in a value is part of the value.
+The tags within a call are found as text, and are called marks here. A whole call in a value is part of the value.
 """
 
 import re

@@ -43,7 +43,8 @@ class PixelJob(msgspec.Struct, frozen=True, array_like=True, tag="pixels"):
     """Decode *encoded* and write the patches of *layout* to *slot*, or send them back if there is no slot.
 
     *encoded* is an image, a video with the header *video*, or a PDF of which *page* is decoded. Those come from a
-    VideoHeaderJob or a PdfJob. The slot's descriptor is sent along; its name only serves in messages.
+    VideoHeaderJob or a PdfJob. If the job *allows_gaps*, a page may lack letters that no font has. The slot's
+    descriptor is sent along; its name only serves in messages.
 
     *family* is a folder of saccade.models; *settings* are its Layout's. *layout* is of the upright image.
     """
@@ -56,6 +57,7 @@ class PixelJob(msgspec.Struct, frozen=True, array_like=True, tag="pixels"):
     video_limits: VideoLimits
     video: VideoHeader | None = None
     page: PdfPage | None = None
+    allows_gaps: bool = False
     slot: SlotRef | None = None
 
     @property

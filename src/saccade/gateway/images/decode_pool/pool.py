@@ -89,7 +89,7 @@ class DecodePool:
     def __init__(self, config: MediaSettings) -> None:
         self._config, self._image_limits = config, config.image_limits
         self._slots = SlotPool(config.shared_memory_bytes)
-        self._server = DecodeServer(config.decode_memory_bytes, config.pdf_fonts)
+        self._server = DecodeServer(config.decode_memory_bytes, config.pdf_fonts.folder)
         self.queue = DecodeQueue(
             config.decode_in_flight_bytes,
             max(1, config.num_decode_processes - 1),
@@ -149,7 +149,8 @@ class DecodePool:
             header = read_header(encoded)
             limits.check(header, len(encoded))
             num_bytes = header.decoded_bytes
-        job = PixelJob(encoded, family, dict(settings), layout, limits, self._config.video_limits, video, page)
+        video_limits, allows_gaps = self._config.video_limits, self._config.pdf_fonts.allows_gaps
+        job = PixelJob(encoded, family, dict(settings), layout, limits, video_limits, video, page, allows_gaps)
         return await self._tried(job, num_bytes, self._fill, client)
 
     async def video_header(self, encoded: bytes, client: Hashable = None) -> VideoHeader:

@@ -46,7 +46,7 @@ from saccade.media import video
 from saccade.media.decode import decode
 from saccade.media.header import ImageLimits
 from saccade.media.pdf import Renderer
-from saccade.media.pdf_fonts import NO_FONT_SETTINGS, PdfFontSettings, installed_fonts
+from saccade.media.pdf_fonts import installed_fonts
 from saccade.media.pdf_pages import PdfLimits
 from saccade.media.resample import resample
 from saccade.media.resize import resize
@@ -154,7 +154,7 @@ def _writer(job: PixelJob, pdf: Renderer) -> tuple[Writer, bool]:
     if job.page is None:
         image = decode(job.encoded, job.limits, models.families()[job.family].keeps_alpha)
     else:
-        image, is_whole = pdf.render(job.encoded, job.page)
+        image, is_whole = pdf.render(job.encoded, job.page, allows_gaps=job.allows_gaps)
     return partial(models.load_pixels(job.family)(job.settings).write, image, job.layout), is_whole
 
 
@@ -200,7 +200,7 @@ def _array(target: bytearray | memoryview, layout: ImageLayout) -> npt.NDArray[A
     return np.frombuffer(target, NUMPY_DTYPE[layout.pixel_dtype]).reshape(layout.pixel_shape)
 
 
-def _preload(fonts: PdfFontSettings) -> Renderer:
+def _preload(pdf_font_folder: str | None) -> Renderer:
     """Import all that a job needs and use it once, so that no child repeats this or starts a thread.
 
     Returns what draws PDFs.
@@ -213,7 +213,7 @@ def _preload(fonts: PdfFontSettings) -> Renderer:
         decode(sample.getvalue(), ImageLimits())
     header = video.read_header(_sample_video(), VideoLimits())
     list(video.read_frames(_sample_video(), header, (0,), VideoLimits()))
-    pdf = Renderer(installed_fonts(fonts.folder), allows_gaps=fonts.allows_gaps)
+    pdf = Renderer(installed_fonts(pdf_font_folder))
     for page in pdf.read_pages(SAMPLE_PDF, PdfLimits(ImageLimits())):
         pdf.render(SAMPLE_PDF, page)
     for name in models.families():
@@ -272,9 +272,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="saccade.gateway.images.decode_pool.process")
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--memory-bytes", type=int, required=True)
-    parser.add_argument("--pdf-fonts", type=PdfFontSettings.from_json, default=NO_FONT_SETTINGS)
+    parser.add_argument("--pdf-font-folder")
     arguments = parser.parse_args()
-    pdf = _preload(arguments.pdf_fonts)
+    pdf = _preload(arguments.pdf_font_folder)
     connection = fork_server(socket.socket(fileno=arguments.fd))
     if connection is not None:
         decode_process(connection, arguments.memory_bytes, pdf)

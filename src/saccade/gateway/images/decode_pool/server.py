@@ -19,7 +19,6 @@ from saccade.errors import Draining, SaccadeError, StartupError
 from saccade.fair_queue import FairQueue
 from saccade.gateway import confinement
 from saccade.gateway.images.decode_pool.job import PID, READY, Confinement, ImageAnswer, Job, SizeJob, frame
-from saccade.media.pdf_fonts import NO_FONT_SETTINGS, PdfFontSettings
 from saccade.transport import framing
 
 PROGRAM = "saccade.gateway.images.decode_pool.process"
@@ -131,9 +130,9 @@ def _confinement(connection: socket.socket) -> tuple[str, ...]:
 class DecodeServer:
     """The fork server, which fork() restarts if it has died. Methods block; several threads may call them."""
 
-    def __init__(self, memory_bytes: int, pdf_fonts: PdfFontSettings = NO_FONT_SETTINGS) -> None:
+    def __init__(self, memory_bytes: int, pdf_font_folder: str | None = None) -> None:
         self._memory_bytes = memory_bytes
-        self._pdf_fonts = pdf_fonts
+        self._pdf_font_folder = pdf_font_folder
         self._lock = threading.Lock()
         self._control: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -192,7 +191,8 @@ class DecodeServer:
         """Start the program; return our end of its socket. Raises OSError."""
         ours, theirs = socket.socketpair()
         arguments = ["--fd", str(theirs.fileno()), "--memory-bytes", str(self._memory_bytes)]
-        arguments += ["--pdf-fonts", msgspec.json.encode(self._pdf_fonts).decode()]
+        if self._pdf_font_folder is not None:
+            arguments += ["--pdf-font-folder", self._pdf_font_folder]
         try:
             with theirs:
                 self._process = subprocess.Popen(
