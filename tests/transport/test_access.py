@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import grpc
 import pytest
@@ -18,7 +19,7 @@ from saccade.errors import StartupError
 from saccade.transport.access import Access
 from saccade.transport.client import WorkerClient
 from saccade.transport.credentials import NO_CREDENTIALS, Identity, WorkerCredentials
-from saccade.transport.proto.worker_pb2 import DescribeRequest, GatewayFrame, KvEventsRequest
+from saccade.transport.proto.worker_pb2 import DescribeRequest, KvEventsRequest
 from saccade.transport.server import WorkerServer
 
 __all__ = ["files"]
@@ -109,6 +110,12 @@ async def test_certificate_of_another_authority_is_not_trusted(
         assert front.num_connections == 0
 
 
+async def _no_messages() -> AsyncIterator[Any]:
+    """Hold a call open without a message: a write that meets the refusal would hide its status in gRPC's client."""
+    await asyncio.Event().wait()
+    yield
+
+
 @table("shown", [None, OTHER, TOKEN[:-1], TOKEN + "0", "", "Ünïcode"])
 async def test_every_method_but_health_asks_for_the_token(shown: str | None) -> None:
     async with (
@@ -120,13 +127,12 @@ async def test_every_method_but_health_asks_for_the_token(shown: str | None) -> 
             metadata = (("authorization-bin", shown.encode()), ("authorization", "Basic " + TOKEN))
         worker = NO_CREDENTIALS.calls(channel)
         reflection = reflection_pb2_grpc.ServerReflectionStub(channel)
-        listing = reflection_pb2.ServerReflectionRequest(list_services="")
         unknown = channel.unary_unary("/saccade.worker.v1.Worker/Unknown")
         calls: list[Callable[[], Awaitable[object]]] = [
             lambda: worker.Describe(DescribeRequest(), metadata=metadata),
             lambda: worker.KvEvents(KvEventsRequest(blocks=True, pictures=True), metadata=metadata).read(),
-            lambda: worker.Stream(iter([GatewayFrame(payload=b"x")]), metadata=metadata).read(),
-            lambda: reflection.ServerReflectionInfo(iter([listing]), metadata=metadata).read(),
+            lambda: worker.Stream(_no_messages(), metadata=metadata).read(),
+            lambda: reflection.ServerReflectionInfo(_no_messages(), metadata=metadata).read(),
             lambda: health_pb2_grpc.HealthStub(channel).List(health_pb2.HealthListRequest(), metadata=metadata),
             lambda: unknown(b"", metadata=metadata),
         ]
