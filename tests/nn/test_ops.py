@@ -113,6 +113,11 @@ def made(in_features: int, partitions: int | tuple[int, ...], dtype: torch.dtype
     return linear
 
 
+def packs(operations: Operations) -> bool:
+    """Whether *operations* pack weights: on a processor without instructions for bfloat16 none do."""
+    return not isinstance(operations.pack_linear(torch.ones(2, 2, dtype=torch.bfloat16), None), PlainLinear)
+
+
 @with_every_dtype
 @table("bias", [True, False])
 @table("num_rows", [1, 8, 300])
@@ -124,7 +129,7 @@ def test_packing_changes_no_bit(operations: Operations, num_rows: int, bias: boo
         use_operations(linear, operations)
         assert torch.equal(linear(x), plain)
     is_plain = isinstance(linear.packed, PlainLinear)
-    assert (linear.weight.numel() > 0) == is_plain == (operations.pack_linear is ops.pack_linear)
+    assert (linear.weight.numel() > 0) == is_plain == (not packs(operations))
 
 
 @table("num_rows", [1, 16, 17, 40, 64])
@@ -139,7 +144,7 @@ def test_activations_and_residuals_are_those_of_float32(
     product = nn.functional.linear(x.float(), linear.weight.float(), linear.bias.float())
     use_operations(linear, operations)
     # The plain sum is rounded twice, the first time where it is as large as 8.
-    bound = 2**-5 if operations is PLAIN else 2**-7
+    bound = 2**-7 if packs(operations) else 2**-5
     tolerance = {} if dtype == torch.float32 else {"rtol": bound, "atol": bound}
     function = ACTIVATIONS.get(activation)
     with torch.inference_mode():
