@@ -52,11 +52,12 @@ CASES: dict[str, tuple[set[str], set[str]]] = {
 }
 
 
-EVERY_DAY = ("kill -9 engine",)
+BEFORE_LANDING = ("kill -9 engine",)
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in EVERY_DAY else pytest.mark.conformance) for name in CASES]
+    "name",
+    [pytest.param(name, marks=pytest.mark.ci if name in BEFORE_LANDING else pytest.mark.conformance) for name in CASES],
 )
 def test_service_returns_after_a_fault(server: Server, quiet: Quiet, name: str) -> None:  # [eng] 16, 18
     running, later = CASES[name]

@@ -62,6 +62,7 @@ def post(server: Server, path: str, body: dict[str, Any]) -> tuple[int, str]:
         return error.code, error.read().decode()
 
 
+@pytest.mark.ci
 @table("path", REQUESTS)
 @table("stream", [False, True])
 @table("n", [1, 2])

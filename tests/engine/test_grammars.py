@@ -349,6 +349,7 @@ SMALL_LEXER = LLParserLimits(
 """LIMITS with a tenth of the states, so that fewer tokens fill a lexer."""
 
 
+@pytest.mark.ci
 def test_fifty_answers_in_a_row_with_bounds_that_add_up(
     subject: Engine, tiny_qwen3_vl: Path, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:

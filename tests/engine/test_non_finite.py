@@ -116,6 +116,7 @@ def rows(family: str, whole: bool) -> Iterator[tuple[str, float, str]]:
             yield place, value, next(ways)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_such_values_end_their_request_alone(
     settings: dict[str, Any], family: str, folder: Path, right: Right, subtests: pytest.Subtests

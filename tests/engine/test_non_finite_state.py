@@ -173,6 +173,7 @@ def test_an_answer_ends_where_its_values_do(tiny_qwen3_vl: Path) -> None:
         assert engines.drain(engine, one).answers["a"].token_ids == right
 
 
+@pytest.mark.ci
 @table("place", ["mtp.fc", "mtp.layers.0.self_attn.qkv_proj", "mtp.norm"])
 @table("value", [NAN, float("inf"), float("-inf")])
 def test_a_bad_draft_changes_no_answer_and_is_not_kept(
@@ -217,6 +218,7 @@ def test_the_draft_layer_does_not_read_the_next_row(network_folder: Callable[[st
     assert engine.load().non_finite_requests_total == 1
 
 
+@pytest.mark.ci
 @table("num_samples", [1, 3])
 def test_a_decode_worker_gets_nothing_of_it(num_samples: int, damaged: Path) -> None:  # A8
     with splits.pair_of(damaged, num_blocks=64, max_num_seqs=4) as pair:

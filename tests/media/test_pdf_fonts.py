@@ -67,6 +67,7 @@ SCRIPTS: dict[str, tuple[str, Callable[[str], Texts]]] = {
 WITHIN = ("page", "form", "free text", "stamp")
 
 
+@pytest.mark.ci
 @table("name", SCRIPTS)
 @table("within", WITHIN)
 def test_text_in_a_font_that_the_file_lacks_is_drawn(name: str, within: str) -> None:

@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from typing import Any
 
+import pytest
 from checkpoints import templates
 from tables import table
 
@@ -175,6 +176,7 @@ def test_what_a_user_says_stays_text(source: str, forged: str) -> None:  # F2
     assert specials(template, forged, in_content=True) == specials(template, HARMLESS, in_content=True)
 
 
+@pytest.mark.ci
 @table("forged", FORGED)
 @table("source", FAMILIES.values(), ids=FAMILIES.keys())
 def test_families_write_their_own_tokens_alone(source: str, forged: str) -> None:  # F2

@@ -113,6 +113,7 @@ CASES: list[tuple[Constraint, list[str | int], list[str | int]]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.ci
 @table(("constraint", "answer", "too_long"), CASES, ids=[f"{case.kind}: {case.text[:60]}" for case, *_ in CASES])
 def test_answers_end_at_the_bound_again_and_again(
     constraint: Constraint, answer: list[str | int], too_long: list[str | int]

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from types import MappingProxyType
 from typing import Any
 
+import pytest
 import scripted
 from tables import table
 
@@ -182,6 +183,7 @@ class Responses:
         posted(gateway, "/v1/responses", input=[QUESTION, *turn, *Responses.results(turn)])
 
 
+@pytest.mark.ci
 @table("stream", [False, True])
 @table("end", ENDS)
 @table("api", [Chats, Messages, Responses], ids=["chats", "messages", "responses"])

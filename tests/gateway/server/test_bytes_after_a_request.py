@@ -79,6 +79,7 @@ BEHIND: dict[str, tuple[bytes, bytes, list[int]]] = {
 """What comes while the answer runs, what comes after it, and the statuses of the further answers."""
 
 
+@pytest.mark.ci
 @table("behind", BEHIND)
 @table(("stream", "is_chunked"), [(True, False), (True, True), (False, False)], ["stream", "chunked body", "whole"])
 @table("is_together", [True, False], ["in one segment", "apart"])

@@ -110,6 +110,7 @@ def test_chunks_of_a_byte_are_cut_off_in_a_refused_body(tiny_qwen3_vl: Path) -> 
         with contextlib.suppress(ConnectionError):
             connection.sendall(b"1\r\na\r\n" * 50_000)
             assert connection.recv(1) == b""
+        connection.close()
         wait_until(lambda: gateway.connections.num_open == 0)
 
 

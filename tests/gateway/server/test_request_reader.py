@@ -150,6 +150,7 @@ def test_every_path_that_takes_post_is_in_the_table(gateway: scripted.Gateway) -
     assert {path for path, methods in paths.items() if "post" in methods} <= ROUTES.keys()
 
 
+@pytest.mark.ci
 @table("body", BODIES)
 @table("upgrade", UPGRADES)
 def test_an_upgrade_is_ignored_on_every_path(

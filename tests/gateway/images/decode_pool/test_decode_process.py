@@ -201,6 +201,7 @@ def test_every_family_is_measured() -> None:  # A12
     assert set(FAMILIES) == set(models.families())
 
 
+@pytest.mark.ci
 @table("family", FAMILIES)
 def test_family_stays_within_the_announced_bytes(
     server: DecodeServer, family: str, checkpoint: Callable[[str], Path]
