@@ -1,11 +1,12 @@
 """A program for one of several ranks: python rank_program.py RANK SIZE RENDEZVOUS; each runs the same cases.
 
-It spreads images with a stand-in for a network over the ranks, and prints what this rank holds then, as JSON. Two of
+It spreads images with a stand-in for a network over the ranks, or cuts the network, and prints what this rank holds then, as JSON. Two of
 four ranks or more share attention.
 """
 
 import json
 import sys
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,6 +24,13 @@ CASES: dict[str, list[tuple[int, int, int]]] = {
     "one fails on rank 1": [(1, 8, 8), (1, 7, 7), (1, 1, 2)],
 }
 BAD = (1, 7, 7)
+CUT_CASES: dict[str, list[tuple[int, int, int]]] = {
+    "cut, all well": [(1, 2, 2), (1, 1, 3)],
+    "cut, one fails on rank 1": [(1, 2, 2), (1, 7, 7), (1, 1, 3)],
+    "cut, only one that fails": [(1, 7, 7)],
+    "cut, too many together": [(1, 2, 2)] * 4,
+}
+MOST_TOGETHER = 3
 
 
 class Spec:
@@ -39,38 +47,50 @@ class Spec:
 
 
 class Network:
-    """The features of a token are its image's pixel, and the column."""
+    """The features of a token are its image's pixel, and the column. If the encoder is cut, all *ranks* encode.
+
+    An image that cannot be encoded fails on its rank, or on rank 1 alone.
+    """
 
     spec = Spec()
     device = torch.device("cpu")
     dtype = torch.float32
     num_encoded = 0
 
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+
     def prepare(self, items: Any, backend: Any) -> list[int]:
-        if any(item.grid == BAD for item in items):
+        fails_here = self.ranks.rank == 1 or not self.ranks.cuts_encoder
+        if fails_here and any(item.grid == BAD for item in items):
             raise RuntimeError("an image that cannot be encoded")
+        if len(items) > MOST_TOGETHER:
+            raise RuntimeError("no memory")
         return [self.spec.item_tokens(item.grid) for item in items]
 
     def encode(self, pixels: torch.Tensor, counts: list[int]) -> torch.Tensor:
         self.num_encoded += len(counts)
         tokens = pixels.float().repeat_interleave(torch.tensor(counts))
-        return tokens.unsqueeze(1) * 100 + torch.arange(WIDTH)
+        features = tokens.unsqueeze(1) * 100 + torch.arange(WIDTH)
+        # A rank that did not come would be waited for.
+        return self.ranks.all_reduce(features) / self.ranks.size if self.ranks.cuts_encoder else features
 
 
 def main() -> None:
     rank, size, rendezvous = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    ranks = Ranks(rank, size).sharing_attention(min(size, 2))
-    join(ranks, rendezvous, torch.device("cpu"))
+    whole = Ranks(rank, size).sharing_attention(min(size, 2))
+    join(whole, rendezvous, torch.device("cpu"))
     found = {}
-    for name, grids in CASES.items():
-        network: Any = Network()
+    for name, grids in (CASES | CUT_CASES).items():
+        ranks = replace(whole, cuts_encoder=name in CUT_CASES)
+        network: Any = Network(ranks)
         images = tuple(EncoderInput(10 + i, "image", grid, None, bytes([i + 1])) for i, grid in enumerate(grids))
         outcome = Encoder(network, None, ranks).encode(images)  # type: ignore[arg-type]
         features = {key: outcome.features[key].tolist() for key in sorted(outcome.features)}
         found[name] = {"features": features, "failed": outcome.failed, "num_encoded": network.num_encoded}
-    found["sum"] = ranks.all_reduce(torch.tensor([1.0, rank])).tolist()
-    found["attention"] = ranks.attention.all_reduce(torch.tensor([1.0, rank])).tolist()
-    found["from 1"] = ranks.broadcast(torch.tensor([rank, 7]), 1).tolist()
+    found["sum"] = whole.all_reduce(torch.tensor([1.0, rank])).tolist()
+    found["attention"] = whole.attention.all_reduce(torch.tensor([1.0, rank])).tolist()
+    found["from 1"] = whole.broadcast(torch.tensor([rank, 7]), 1).tolist()
     leave()
     print(json.dumps(found))
 

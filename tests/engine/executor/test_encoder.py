@@ -1,4 +1,4 @@
-"""Images spread over ranks: two processes hold the same features, whichever of them encoded and whatever failed."""
+"""Images spread over ranks, or encoded by all: two processes hold the same features, whichever of them encoded and whatever failed."""
 
 import json
 import subprocess
@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from rank_program import BAD, CASES, WIDTH
+from rank_program import BAD, CASES, CUT_CASES, WIDTH
+from tables import table
 
 from saccade.engine.executor.encoder import spread
 
@@ -55,6 +56,18 @@ def test_every_rank_holds_every_image(both: list[Any], name: str) -> None:  # [e
 def test_failure_fails_no_other_image_of_its_rank(both: list[Any]) -> None:
     assert both[0]["one fails on rank 0"]["failed"] == [10]
     assert both[0]["one fails on rank 1"]["failed"] == [11]
+
+
+@table("name", CUT_CASES)
+def test_an_image_that_a_cut_encoder_cannot_encode_fails_alone(both: list[Any], name: str) -> None:
+    failed = [10 + i for i, grid in enumerate(CUT_CASES[name]) if grid == BAD]
+    assert both[0][name] == both[1][name]
+    found = both[0][name]
+    assert (found["failed"], found["num_encoded"]) == (failed, len(CUT_CASES[name]) - len(failed))
+    for number, grid in enumerate(CUT_CASES[name]):
+        own = torch.tensor(found["features"][str(10 + number)])
+        right = ((number + 1) * 100 + torch.arange(WIDTH)).float() * (10 + number not in failed)
+        assert torch.equal(own, right.expand(grid[1] * grid[2], WIDTH))
 
 
 def test_sums_and_broadcasts(both: list[Any]) -> None:  # [eng] 38: by number in the group

@@ -2,7 +2,7 @@
 
 Spread, each rank encodes whole images, all its images in one call, and the ranks send each other the features. An image
 goes to one rank, whatever its size: a rank may have none. If the encoder is cut, all ranks encode every image. Before
-the first collective of a step the ranks exchange which images failed, so that none waits for one that does not come; a
+the first collective of a call the ranks exchange which images failed, so that none waits for one that does not come; a
 later failure is not handled.
 
 A video larger than the budget of a step is encoded in parts. Frames of one part do not see those of another, so the
@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 import msgspec
@@ -112,14 +113,21 @@ class Encoder:
         return features
 
     def _cut(self, images: Ordered[EncoderInput]) -> dict[int, torch.Tensor]:
-        """Return the features of all images, encoded by all ranks together; none if a rank cannot begin."""
+        """Return the features of the images that every rank can begin to encode, encoded by all ranks together.
+
+        If a rank cannot begin with all of them, the ranks encode one after another, as `_encode_alone` does.
+        """
         prepared: list[_Prepared] = []
         try:
             prepared = [self._prepare(group) for group in self._groups(images)]
         except FAILURES:
-            logger.exception("encoding failed")
+            if len(images) == 1:
+                logger.exception("encoding failed", output_id=images[0].output_id)
         (is_lost,) = self.ranks.any_of([not prepared])
-        return {} if is_lost else self._run(prepared)
+        if not is_lost:
+            return self._run(prepared)
+        alone = [self._cut([image]) for image in images] if len(images) > 1 else []
+        return dict(chain.from_iterable(features.items() for features in alone))
 
     def _encode(self, images: Ordered[EncoderInput]) -> dict[int, torch.Tensor]:
         if self.graphs is None:
