@@ -142,7 +142,7 @@ def counts(engine: Engine) -> dict[str, int]:
         "images in steps": len(encoder.launched),
         "features without an entry": len(engines.local(engine).runner.encoder_outputs) - len(encoder.encoder_cache),
         "grammars": 0 if grammars is None else len(grammars.pending),
-        "requests for pixels": len(engine.requests.pixel_deadlines),
+        "requests for pixels": len(scheduler.pixel_deadlines),
         "transfers": 0 if transfers is None else transfers.num_open,
         "work": int(engine.has_work),
     }

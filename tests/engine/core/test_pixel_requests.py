@@ -12,6 +12,7 @@ from tables import table
 
 from saccade.engine.core import requests
 from saccade.engine.loop import Engine
+from saccade.errors import InternalError
 from saccade.protocol.media import SlotRef
 from saccade.protocol.output import FinishReason, StepFrame
 from saccade.protocol.request import EngineRequest, MediaPixels, SupplyPixels
@@ -215,6 +216,19 @@ def test_deadlines_stay_in_order_if_a_request_id_is_reused(
     assert told["again"].failure is None
     subject.requests.abort(0, "again")
     assert engines.is_idle(subject)
+
+
+def test_a_request_that_fails_waits_for_no_pixels(tiny_qwen3_vl: Path) -> None:
+    subject = engines.engine(tiny_qwen3_vl)
+    asked = msgspec.structs.replace(engines.request(tiny_qwen3_vl, [4, (SMALL, 1), 3]), num_samples=2)
+    subject.requests.submit(0, by_hash(asked))
+    assert step(subject).pixels_wanted
+    assert subject.scheduler.pixel_deadlines
+    [waiting] = subject.scheduler.parked
+    subject.scheduler.fail(waiting, InternalError("Broken."))
+    # A later request of its id would fail at its deadline.
+    assert not subject.scheduler.pixel_deadlines
+    assert failure_code(engines.drain(subject)) == "internal_error"
 
 
 def test_encoder_output_stays_while_a_sequence_without_pixels_needs_it(tiny_qwen3_vl: Path) -> None:

@@ -34,7 +34,8 @@ logger = structlog.get_logger(__name__)
 class Requests:
     """Takes requests by connection and request_id into *scheduler*, once they are valid and have their grammar.
 
-    A request for pixels is open for the images that are marked as requested, until its time in *pixel_deadlines*.
+    A request for pixels is open for the images that are marked as requested, until its time in the scheduler's
+    *pixel_deadlines*.
     """
 
     def __init__(self, scheduler: Scheduler, validator: RequestValidator, grammars: Grammars | None) -> None:
@@ -42,7 +43,7 @@ class Requests:
         self._scheduler = scheduler
         self._validator = validator
         self._num_arrived = 0
-        self.pixel_deadlines: dict[tuple[int, str], float] = {}
+        self._pixel_deadlines = scheduler.pixel_deadlines
 
     @property
     def has_work(self) -> bool:
@@ -94,13 +95,7 @@ class Requests:
             self._scheduler.frames[connection].deltas.append(delta)
         for sequence in [live for live in request.live.values() if index in (None, live.index)]:
             self._scheduler.end(sequence, FinishReason.ABORT)
-        if self._scheduler.find(connection, request_id) is None:
-            self._stop_waiting(connection, request_id)
-
-    def _stop_waiting(self, connection: int, request_id: str) -> None:
-        """Forget what a request that has ended waited for: a later one may have its id."""
-        self.pixel_deadlines.pop((connection, request_id), None)
-        if self.grammars is not None:
+        if self._scheduler.find(connection, request_id) is None and self.grammars is not None:
             self.grammars.give_up(connection, request_id)
 
     def hangup(self, connection: int) -> None:
@@ -113,15 +108,15 @@ class Requests:
     @property
     def _has_expired(self) -> bool:
         """Whether a request for pixels has passed its deadline."""
-        first = next(iter(self.pixel_deadlines.values()), None)
+        first = next(iter(self._pixel_deadlines.values()), None)
         return first is not None and first <= time.monotonic()
 
     def expire_pixels(self) -> None:
         """Fail the requests whose gateway did not answer in time."""
         expired = set()
         while self._has_expired:
-            expired.add(key := next(iter(self.pixel_deadlines)))
-            del self.pixel_deadlines[key]
+            expired.add(key := next(iter(self._pixel_deadlines)))
+            del self._pixel_deadlines[key]
         for sequence in [one for one in self._scheduler.parked if (one.connection, one.request_id) in expired]:
             error = WorkerUnavailable("The image's pixels did not arrive in time; send the request again.")
             self._scheduler.fail(sequence, error)
@@ -136,7 +131,7 @@ class Requests:
         for sequence, media in schedule.lacking.items():
             key = (sequence.connection, sequence.request_id)
             images = [sequence.images[index] for index in media]
-            is_asked = key in self.pixel_deadlines and all(image.is_requested for image in images)
+            is_asked = key in self._pixel_deadlines and all(image.is_requested for image in images)
             if is_asked or sequence.finish_reason is not None:
                 continue
             has_begun = sequence.index or sequence.num_generated_tokens
@@ -146,8 +141,8 @@ class Requests:
             for image in images:
                 image.is_requested = True
             # Removed first: a dict keeps the place of a key that is set again, and deadlines are in order.
-            self.pixel_deadlines.pop(key, None)
-            self.pixel_deadlines[key] = time.monotonic() + ANSWER_SECONDS
+            self._pixel_deadlines.pop(key, None)
+            self._pixel_deadlines[key] = time.monotonic() + ANSWER_SECONDS
             wanted = PixelsWanted(sequence.request_id, media)
             self._scheduler.frames[sequence.connection].pixels_wanted.append(wanted)
 
@@ -157,7 +152,7 @@ class Requests:
         If the request has ended, its slots are released.
         """
         samples = self._scheduler.samples(connection, answer.request_id)
-        self.pixel_deadlines.pop((connection, answer.request_id), None)
+        self._pixel_deadlines.pop((connection, answer.request_id), None)
         problem = _problem(answer.media, samples[0]) if samples else ""
         if not samples or problem:
             slots = [pixels.slot.name for pixels in answer.media if pixels.slot is not None]

@@ -56,7 +56,8 @@ class Scheduler:
     the prompt from the prefix cache, so each computes at most one block and draws its own first token. Without a prefix
     cache each sample computes the whole prompt again; its images are not encoded again while the encoder cache has room
     for them. If the prompt's state is received, all samples are sequences from the start, and begin together. Slots are
-    released when the last sample ends. *frames* collects the output. *kv_connector* hears of every drawn token.
+    released when the last sample ends. *frames* collects the output. *kv_connector* hears of every drawn token. Until
+    its time in *pixel_deadlines*, a request waits for the pixels that its gateway was asked for.
 
     The state of a prompt is sent when every sample has its first token. So such a prompt is admitted only with rows for
     all samples and blocks for one more of them, which are kept. The other samples go before everything else that waits,
@@ -79,6 +80,7 @@ class Scheduler:
             budgets, block_manager, encoder_cache, costs, self.frames, self.counters
         )
         self.requests: dict[int, dict[str, Request]] = defaultdict(dict)
+        self.pixel_deadlines: dict[tuple[int, str], float] = {}
         self.waiting: list[Sequence] = []
         self.running: dict[Sequence, None] = {}
         self.parked: dict[Sequence, None] = {}
@@ -276,6 +278,8 @@ class Scheduler:
             for image in sequence.images:
                 image.release(self.frames[sequence.connection].released)
             del self.requests[sequence.connection][sequence.request_id]
+            # A later request may have its id.
+            self.pixel_deadlines.pop((sequence.connection, sequence.request_id), None)
 
     def _begin_samples(self, sequence: Sequence, request: Request) -> list[Sequence]:
         """Return the samples that have not started as sequences, which are not queued."""
