@@ -28,6 +28,21 @@ async def test_a_task_that_fails_is_logged_and_begins_again(
     assert record.exc_info[0] is KeyError
 
 
+async def test_a_task_whose_end_fails_ends(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            raise OSError("a connection that cannot be closed")
+
+    task = lasting_task.begin(work, "worker client grpc://a:1")
+    await asyncio.sleep(0)
+    await lasting_task.end(task)
+    assert [record.getMessage() for record in caplog.records] == [
+        "worker client grpc://a:1 met an unforeseen error at its end"
+    ]
+
+
 async def test_a_task_that_is_cancelled_ends_quietly(caplog: pytest.LogCaptureFixture) -> None:
     task = lasting_task.begin(lambda: asyncio.sleep(60), "worker client grpc://a:1")
     await asyncio.sleep(0)

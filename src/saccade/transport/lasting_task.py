@@ -51,6 +51,10 @@ async def _keep_running(work: Callable[[], Coroutine[Any, Any, None]], name: str
         try:
             await work()
         except Exception:
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                # Whoever cancelled it waits for its end.
+                logger.critical("%s met an unforeseen error at its end", name, exc_info=True)
+                return
             if now() - began > LAST_PAUSE_SECONDS:
                 pause = FIRST_PAUSE_SECONDS
             logger.critical("%s met an unforeseen error, and begins again in %g s", name, pause, exc_info=True)
