@@ -1,8 +1,8 @@
-"""Faults at each await of a request: its coroutine and the tasks that it begins are driven step by step."""
+"""Faults at each await of a request or a connection: coroutines, and tasks that they begin, are driven step by step."""
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -20,11 +20,12 @@ HEADER = b"x-fault"
 class Fault:
     """What happens as a request waits for the time number *place*, from 0.
 
-    *strike* gets the request's task and its connection; an exception that it returns is raised where the request waits.
+    *strike* gets the request's task and its connection, if there is a request; an exception that it returns is raised
+    where it waits.
     """
 
     place: int
-    strike: Callable[[asyncio.Task[Any], Any], BaseException | None]
+    strike: Callable[[Any, Any], BaseException | None]
     task: asyncio.Task[Any] | None = None
     connection: Any = None
     num_waits: int = 0
@@ -40,7 +41,6 @@ class Fault:
         self.num_waits += 1
         if self.num_waits - 1 != self.place:
             return None
-        assert self.task is not None
         return self.strike(self.task, self.connection)
 
 
@@ -91,6 +91,39 @@ def _is_in_cython(awaited: Any) -> bool:
     return "cython" in type(awaited).__module__
 
 
+def _begin(loop: asyncio.AbstractEventLoop, coroutine: Any, **context: Any) -> asyncio.Task[Any]:
+    fault = _FAULT.get()
+    return asyncio.Task(coroutine if fault is None else _Steps(coroutine, fault), loop=loop, **context)
+
+
+@contextmanager
+def followed(fault: Fault) -> Generator[None, None, None]:
+    """Inject *fault* into the tasks that begin in the block, and those that they begin, of the running event loop."""
+    asyncio.get_running_loop().set_task_factory(_begin)
+    token = _FAULT.set(fault)
+    try:
+        yield
+    finally:
+        _FAULT.reset(token)
+
+
+async def driven(fault: Fault, responses: Any) -> AsyncGenerator[Any, None]:
+    """Yield what the asynchronous generator *responses* yields, with *fault* injected into it."""
+    asyncio.get_running_loop().set_task_factory(_begin)
+    try:
+        while True:
+            token = _FAULT.set(fault)
+            try:
+                response = await _Steps(anext(responses), fault)
+            except StopAsyncIteration:
+                return
+            finally:
+                _FAULT.reset(token)
+            yield response
+    finally:
+        await responses.aclose()
+
+
 @contextmanager
 def injected(gateway: scripted.Gateway) -> Generator[dict[str, Fault], None, None]:
     """Inject faults[name] into the request whose header x-fault has the name."""
@@ -112,15 +145,11 @@ def injected(gateway: scripted.Gateway) -> Generator[dict[str, Fault], None, Non
             _FAULT.reset(token)
             fault.has_ended.set()
 
-    def begin(loop: asyncio.AbstractEventLoop, coroutine: Any, **context: Any) -> asyncio.Task[Any]:
-        fault = _FAULT.get()
-        return asyncio.Task(coroutine if fault is None else _Steps(coroutine, fault), loop=loop, **context)
-
     async def follow(factory: Any) -> None:
         gateway.loop.set_task_factory(factory)
 
     server.loaded_app = app
-    asyncio.run_coroutine_threadsafe(follow(begin), gateway.loop).result()
+    asyncio.run_coroutine_threadsafe(follow(_begin), gateway.loop).result()
     try:
         yield faults
     finally:

@@ -282,7 +282,10 @@ def test_silent_source_times_out() -> None:
             destination.wait_until_closed()
 
 
-@pytest.mark.parametrize("source", ["127.0.0.1:1", "nowhere", "127.0.0.1:port", "127.0.0.1:" + "1" * 5000, ""])
+@table(
+    "source",
+    ["127.0.0.1:1", "nowhere", "127.0.0.1:port", "127.0.0.1:" + "1" * 5000, "", "a" * 64 + ".b:1", "a\0b:1", "..:1"],
+)
 def test_unreachable_source_ends_the_transfer(source: str) -> None:
     destination = End()
     with closing(destination.transfers):

@@ -2,7 +2,9 @@
 
 import asyncio
 import dataclasses
+import logging
 import secrets
+from functools import partial
 
 from saccade.protocol.kv_transfer import (
     FromDestination,
@@ -28,6 +30,10 @@ from saccade.whole_numbers import read_port
 
 CONNECT_SECONDS = 5.0
 """After this time a prefill worker is unreachable: a packet that a firewall drops gets no answer."""
+
+BROKE_OFF = "The decode worker could not go on with the transfer; send the request again."
+
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +77,14 @@ class KvDestination:
         """Receive the state of a prompt from block *first_block* on from the worker at *source*, host:port."""
         task = asyncio.create_task(self._run(key, source, first_block), name=f"KV transfer from {source}")
         self._transfers[key] = _Transfer(task)
-        task.add_done_callback(lambda _: self._transfers.pop(key))
+        task.add_done_callback(partial(self._forget, key))
+
+    def _forget(self, key: bytes, task: asyncio.Task[None]) -> None:
+        """Forget a transfer. If an unforeseen error has ended it, report its end, for which the engine waits."""
+        del self._transfers[key]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("a KV transfer met an unforeseen error", exc_info=error)
+            self._tell(TransferEnded(key, BROKE_OFF, by_peer=False))
 
     def reply(self, key: bytes, message: FromDestination) -> None:
         """Tell the source that a piece, or the whole state, is used. A transfer that has ended is no error."""
@@ -93,7 +106,7 @@ class KvDestination:
         try:
             async with asyncio.timeout(min(CONNECT_SECONDS, self._config.timeout_seconds)):
                 streams = await _connect(source)
-        except (OSError, TimeoutError):
+        except (OSError, TimeoutError, ValueError):  # ValueError: no host can have such a name
             self._tell(TransferEnded(key, f"The prefill worker at {source} cannot be reached."))
             return
         try:
