@@ -30,10 +30,15 @@ def text(value: bytes, entries: bytes = b"", flags: int = 0, shown: bytes | None
     return Field(dictionary, [(b"", SHOWN % shown)] if shown is not None else [])
 
 
-def choice(value: bytes, flags: int = 0) -> Field:
-    """A list of three options, or a combo box."""
-    options = b"/Opt[(Apple)(Pear)(Quince)]"
-    return Field(b"/FT/Ch/T(a)/Ff %d/V(%s)%s%s" % (flags, value, options, STYLE), height=50)
+def wide(text: str) -> bytes:
+    """Return *text* in UTF-16, as the inside of a PDF's string."""
+    return b"\\376\\377" + b"".join(b"\\%03o" % byte for byte in text.encode("utf-16-be"))
+
+
+def choice(value: bytes, flags: int = 0, options: Sequence[bytes] = (b"(Apple)", b"(Pear)", b"(Quince)")) -> Field:
+    """A list of *options*, or a combo box."""
+    dictionary = b"/FT/Ch/T(a)/Ff %d/V(%s)/Opt[%s]%s" % (flags, value, b"".join(options), STYLE)
+    return Field(dictionary, height=50)
 
 
 def button(state: bytes, flags: int = 0, *, is_drawn: bool = True) -> Field:
@@ -42,8 +47,18 @@ def button(state: bytes, flags: int = 0, *, is_drawn: bool = True) -> Field:
     return Field(dictionary, [(b"Yes", TICK), (b"Off", NO_TICK)] if is_drawn else [], width=20)
 
 
-def filled(field: Field, form: bytes = b"", page: bytes = b"", catalog: bytes = b"", before: int = 0) -> bytes:
-    """Return a PDF with *field* on its page, which *before* empty ones precede; the others are further entries."""
+def filled(
+    field: Field,
+    form: bytes = b"",
+    page: bytes = b"",
+    catalog: bytes = b"",
+    before: int = 0,
+    after: Sequence[bytes] = (),
+) -> bytes:
+    """Return a PDF with *field* on its page, which *before* empty ones precede; *after* are further objects.
+
+    The others are further entries of dictionaries.
+    """
     numbers = [6 + index for index in range(before + 1)]
     widget = numbers[-1] + 1
     kids = b" ".join(b"%d 0 R" % number for number in numbers)
@@ -66,6 +81,7 @@ def filled(field: Field, form: bytes = b"", page: bytes = b"", catalog: bytes = 
             b"<<%s/Annots[%d 0 R]%s>>" % (box, widget, page),
             b"<</Type/Annot/Subtype/Widget%s%s%s>>" % (rectangle, field.entries, entries),
             *(stream(drawing, size) for _, drawing in field.appearances),
+            *after,
         ]
     )
 

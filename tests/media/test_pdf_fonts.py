@@ -9,6 +9,7 @@ import numpy as np
 import pdf_forms
 import pdfs
 import pytest
+from pdf_forms import wide
 from pdf_texts import ARIAL, Texts, collection, embedded, numbered, page, plain, simple, weighted
 from tables import table
 
@@ -98,10 +99,6 @@ def test_scripts_of_one_page_have_fonts_of_their_own() -> None:
     assert all(ink(part) > 200 for part in np.split(image[40:190], 3))
 
 
-def value(text: str) -> bytes:
-    return b"\\376\\377" + b"".join(b"\\%03o" % byte for byte in text.encode("utf-16-be"))
-
-
 VALUES = {
     "Chinese": "汉语", "traditional Chinese": "漢語", "Japanese": "日本かな", "Korean": "한국어",
     "Cyrillic": "Дата", "Greek": "Ωαβ", "Hebrew": "שלום", "Arabic": "سلام", "several": "Hi Дата 日本",
@@ -112,33 +109,51 @@ VALUES = {
 @table("form", [b"", pdf_forms.NEED])
 @table("flags", [0, pdf_forms.MULTILINE])
 def test_value_of_a_field_in_such_letters_is_drawn_or_refused(name: str, form: bytes, flags: int) -> None:
-    encoded = pdf_forms.filled(pdf_forms.text(value(VALUES[name]), flags=flags), form)
+    encoded = pdf_forms.filled(pdf_forms.text(wide(VALUES[name]), flags=flags), form)
     assert ink(drawn(encoded)) > 100
     assert refusal(encoded, with_fonts=False).startswith("Page 1 of the PDF cannot be drawn: the font")
 
 
 @table("text", ["สวัสดี", "नमस्ते", "∑√", "☐", "Дата қ"])
 def test_value_of_which_letters_would_be_lost_is_refused(text: str) -> None:
-    encoded = pdf_forms.filled(pdf_forms.text(value(text)))
+    encoded = pdf_forms.filled(pdf_forms.text(wide(text)))
     assert "a field" in refusal(encoded, with_fonts=True)
     assert refusal(encoded, with_fonts=False)
+
+
+LOST: dict[str, pdf_forms.Field] = {
+    "after letters that are drawn": pdf_forms.text(wide("Łódź İzmir"), flags=pdf_forms.MULTILINE),
+    "after letters of another script": pdf_forms.text(wide("Дата ğ"), flags=pdf_forms.MULTILINE),
+    "in the second line": pdf_forms.text(wide("Łódź\nşğı"), flags=pdf_forms.MULTILINE),
+    "in the second option": pdf_forms.choice(b"A", options=[b"(A)", b"(%s)" % wide("İzmir")]),
+    "in the label of an option": pdf_forms.choice(b"k", pdf_forms.COMBO, [b"[(k)(%s)]" % wide("İzmir")]),
+}
+
+
+@table("name", LOST)
+@table("label", [False, True], ["alone", "with the letters on the page"])
+def test_letters_of_a_value_are_not_lost_behind_others(name: str, label: bool) -> None:
+    ((font, codes),) = simple("İşğı").items()
+    shown = b"/Resources<</Font<</F %s>>>>/Contents 8 0 R" % font if label else b""
+    encoded = pdf_forms.filled(LOST[name], page=shown, after=[pdfs.stream(b"BT /F 9 Tf 10 80 Td <%s> Tj ET" % codes)])
+    assert "in a field" in refusal(encoded, with_fonts=True)
 
 
 @table("name", VALUES)
 @table("entries", [b"/F 2", b"/F 32"], ["hidden", "not to be viewed"])
 def test_value_that_is_not_shown_needs_no_font(name: str, entries: bytes) -> None:
-    encoded = pdf_forms.filled(pdf_forms.text(value(VALUES[name]), entries))
+    encoded = pdf_forms.filled(pdf_forms.text(wide(VALUES[name]), entries))
     assert (drawn(encoded, with_fonts=False) == 255).all()
 
 
 @table("flags", [0, pdf_forms.MULTILINE])
 def test_long_value_of_which_a_part_is_out_of_sight_is_drawn(flags: int) -> None:
     text = "Дата " * 40 + "ъэю"
-    assert ink(drawn(pdf_forms.filled(pdf_forms.text(value(text), flags=flags)))) > 100
+    assert ink(drawn(pdf_forms.filled(pdf_forms.text(wide(text), flags=flags)))) > 100
 
 
 def test_password_in_such_letters_needs_no_font() -> None:
-    encoded = pdf_forms.filled(pdf_forms.text(value("Дата"), flags=pdf_forms.PASSWORD))
+    encoded = pdf_forms.filled(pdf_forms.text(wide("Дата"), flags=pdf_forms.PASSWORD))
     assert ink(drawn(encoded, with_fonts=False)) > 10
 
 

@@ -40,6 +40,19 @@ TEXTS: dict[str, Callable[[bytes], bytes]] = {
     "only to be read": lambda value: filled(text(value, flags=1)),
     "to be printed": lambda value: filled(text(value, b"/F 4")),
     "a value of the parent": lambda value: filled(Field(b"/Parent<</FT/Tx/T(b)/V(%s)>>%s" % (value, forms.STYLE))),
+    "a kind and a value of the grandparent": lambda value: filled(
+        Field(b"/T(a)/Parent<</T(b)/Parent<</FT/Tx/T(c)/V(%s)%s>>>>" % (value, forms.STYLE))
+    ),
+    "no name": lambda value: filled(Field(b"/FT/Tx/V(%s)%s" % (value, forms.STYLE))),
+    "no name, with an appearance": lambda value: filled(Field(b"/FT/Tx", [(b"", forms.SHOWN % value)])),
+    "without any appearance": lambda value: filled(text(value, b"/AP<<>>")),
+    "an appearance that is null": lambda value: filled(text(value, b"/AP<</N null>>")),
+    "an appearance for clicks alone": lambda value: filled(text(value, b"/AP<</D<</Length 0>>>>")),
+    "an empty appearance": lambda value: filled(replace(text(value), appearances=[(b"", b"")])),
+    "invisible if unknown": lambda value: filled(text(value, b"/F 1")),
+    "a style of the form": lambda value: filled(Field(b"/FT/Tx/T(a)/V(%s)" % value)).replace(
+        b"0 Tf 0 g", b"0 Tf 0 0 1 rg"
+    ),
     "a turned page": lambda value: filled(text(value), page=b"/Rotate 90"),
     "a cut page": lambda value: filled(text(value), page=b"/CropBox[10 30 190 90]"),
     "a turned field": lambda value: filled(text(value, b"/MK<</R 180>>")),
@@ -76,6 +89,35 @@ def test_state_of_a_button_is_in_the_picture(flags: int, is_drawn: bool, form: b
         assert (on[100, 60].tolist(), off[100, 60].tolist()) == ([0, 0, 255], [255, 0, 0])
     else:
         assert num_unmarked == 0
+
+
+STATES: dict[str, Callable[[bytes], Field]] = {
+    "not drawn": lambda state: Field(b"/FT/Btn/T(a)/V/%s/AS/%s" % (state, state), width=20),
+    "without any appearance": lambda state: Field(b"/FT/Btn/T(a)/AS/%s/AP<<>>" % state, width=20),
+    "a value alone": lambda state: Field(b"/FT/Btn/T(a)/V/%s" % state, [(b"Yes", forms.TICK), (b"2", forms.TICK)]),
+    "a value alone, not drawn": lambda state: Field(b"/FT/Btn/T(a)/V/%s" % state, width=20),
+    "the value of the group": lambda state: Field(
+        b"/Parent<</FT/Btn/Ff %d/T(a)/V/%s/Kids[7 0 R]>>" % (forms.RADIO, state), [(b"2", forms.TICK)]
+    ),
+    "no name": lambda state: Field(b"/FT/Btn/AS/%s" % state, [(b"Yes", forms.TICK), (b"2", forms.TICK)]),
+}
+"""Buttons by their state."""
+
+
+@table("name", STATES)
+def test_state_of_a_button_is_found_wherever_it_stands(name: str) -> None:
+    on, off = (drawn(filled(STATES[name](value))) for value in (b"2", b"Off"))
+    num_marked, num_unmarked = ((image < 128).any(axis=2).sum() for image in (on, off))
+    assert num_marked > num_unmarked + 50
+
+
+@table(
+    ("value", "plain"),
+    [("4\xa0200", b"4 200"), ("4\u2009200", b"4 200"), ("Cafe\u0301", b"Caf\xe9"), ("a\u200bb\xadc", b"abc")],
+)
+@table("form", [b"", forms.NEED])
+def test_blanks_and_accents_of_a_value_are_as_in_the_file(value: str, plain: bytes, form: bytes) -> None:
+    assert np.array_equal(drawn(filled(text(forms.wide(value)), form)), drawn(filled(text(plain), form)))
 
 
 def test_choice_of_a_list_is_in_the_picture() -> None:

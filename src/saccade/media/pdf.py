@@ -17,18 +17,21 @@ import pypdfium2_raw as pdfium
 
 from saccade.errors import ImageTooLarge, InvalidImage
 from saccade.media import rgbx
+from saccade.media.pdf_fields import (
+    Value,
+    appearances,
+    complete_fields,
+    complete_states,
+    keep_values,
+    lost_letters,
+    needs_check,
+    values_drawn_anew,
+)
 from saccade.media.pdf_fonts import Font
 from saccade.media.pdf_pages import PdfLimits, PdfPage
 from saccade.media.pdf_substitutes import PageFonts, Substitutes, needed_letters, plain_name
 from saccade.media.pdf_survey import survey_font
-from saccade.media.pdf_text import (
-    PageText,
-    appearances,
-    lost_letters,
-    read_text,
-    remove_unseen,
-    values_drawn_anew,
-)
+from saccade.media.pdf_text import PageText, read_text, remove_unseen
 
 POINTS_PER_INCH = 72
 WHITE = 0xFFFFFFFF
@@ -40,7 +43,7 @@ MADE_BY_PDFIUM = "Chrom"
 """The names of PDFium's own fonts, which it gives to those of values, begin so."""
 
 MAX_SHOWN_LETTERS = 3
-NO_TEXT = PageText(frozenset(), {}, has_flat_text=False)
+NO_TEXT = PageText({}, has_flat_text=False)
 LARGEST_SIDE = 1 << 24
 """Pixels; a side above it is over every limit."""
 
@@ -81,41 +84,43 @@ class Renderer:
 
         A page with letters that no font has is refused, or drawn without them if the operator *allows_gaps*.
         """
-        image, text, values = self._draw(encoded, page, PageFonts())
+        image, text, lost = self._draw(encoded, page, PageFonts())
         survey = NO_TEXT
         if text.has_flat_text:
             survey = self._draw(encoded, PdfPage(page.number, 1, 1), PageFonts([survey_font()], is_survey=True))[1]
-        reason, needed = self._gap(text, survey, values)
+        reason, needed = self._gap(text, survey, lost)
         if reason and self._substitutes.fonts:
-            image, text, values = self._draw(encoded, page, PageFonts(self._substitutes.fonts, needed))
-            reason, _ = self._gap(text, survey, values)
+            image, text, lost = self._draw(encoded, page, PageFonts(self._substitutes.fonts, needed))
+            reason, _ = self._gap(text, survey, lost)
         if reason and not allows_gaps:
             raise InvalidImage(f"Page {page.number + 1} of the PDF cannot be drawn: {reason}")
         return Drawing(image[..., : rgbx.CHANNELS], is_whole=not reason)
 
     def _draw(
         self, encoded: bytes, page: PdfPage, fonts: PageFonts
-    ) -> tuple[npt.NDArray[np.uint8], PageText, list[str]]:
-        """Return the page, its text, and the values of fields that it should show."""
+    ) -> tuple[npt.NDArray[np.uint8], PageText, Set[int]]:
+        """Return the page, its text, and the letters of values that it lacks."""
         self._substitutes.page = fonts
         with _opened(encoded) as document, _form(document) as form:
             with _loaded(document, page.number) as loaded:
                 before = appearances(loaded)
+                complete_fields(loaded, form)
                 pdfium.FORM_OnAfterLoadPage(loaded, form)
+                complete_states(loaded, form)
                 image = _drawn(loaded, form, page)
                 values = values_drawn_anew(loaded, form, before)
                 pdfium.FORM_OnBeforeClosePage(loaded, form)
                 if not fonts.num_requests and not values:
-                    return image, NO_TEXT, []
+                    return image, NO_TEXT, frozenset()
                 remove_unseen(loaded)
                 pdfium.FPDFPage_Flatten(loaded, pdfium.FLAT_NORMALDISPLAY)
             with _loaded(document, page.number) as loaded:
-                return image, read_text(loaded, self._substitutes.every), values
+                text = read_text(loaded, self._substitutes.every)
+        return image, text, _lost(encoded, page.number, values) if needs_check(values) else frozenset()
 
-    def _gap(self, text: PageText, survey: PageText, values: Sequence[str]) -> tuple[str, Mapping[str, Set[int]]]:
+    def _gap(self, text: PageText, survey: PageText, lost: Set[int]) -> tuple[str, Mapping[str, Set[int]]]:
         """Return what a page lacks and what to do, "" for nothing; and the letters that each font must have."""
         by_font = text.completed(survey).by_font if text.has_flat_text else text.by_font
-        lost = lost_letters(values, text.all_letters)
         reason = f"the fonts of this server do not draw {_some(lost)} in a field. {ADVICE}" if lost else ""
         for name, letters in by_font.items():
             if letters.is_unnamed:
@@ -141,7 +146,22 @@ class Drawing(NamedTuple):
 
 def _some(letters: Set[int]) -> str:
     first = ", ".join(f"U+{letter:04X}" for letter in sorted(letters)[:MAX_SHOWN_LETTERS])
-    return f"{len(letters)} letters ({first}{', ...' if len(letters) > MAX_SHOWN_LETTERS else ''})"
+    sample = f"({first}{', ...' if len(letters) > MAX_SHOWN_LETTERS else ''})"
+    return f"{len(letters)} letter{'s' if len(letters) > 1 else ''} {sample}"
+
+
+def _lost(encoded: bytes, number: int, values: Sequence[Value]) -> Set[int]:
+    """Return the letters of *values* on page *number* that PDFium does not write, whether they are in sight or not."""
+    with _opened(encoded) as document, _form(document) as form:
+        with _loaded(document, number) as loaded:
+            first = pdfium.FPDFPage_CountObjects(loaded)
+            complete_fields(loaded, form)
+            keep_values(loaded, values)
+            pdfium.FORM_OnAfterLoadPage(loaded, form)
+            pdfium.FORM_OnBeforeClosePage(loaded, form)
+            pdfium.FPDFPage_Flatten(loaded, pdfium.FLAT_NORMALDISPLAY)
+        with _loaded(document, number) as loaded:
+            return lost_letters(values, loaded, first)
 
 
 def _drawn(loaded: pdfium.FPDF_PAGE, form: pdfium.FPDF_FORMHANDLE, page: PdfPage) -> npt.NDArray[np.uint8]:

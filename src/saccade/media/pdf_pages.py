@@ -19,7 +19,7 @@ from saccade.errors import (
 )
 from saccade.media.header import ACCEPTED, SIGNATURE_BYTES, ImageHeader, ImageLimits, other_format, read_header
 
-DECODER = f"pypdfium2-{version('pypdfium2')}-forms"
+DECODER = f"pypdfium2-{version('pypdfium2')}-forms-2"
 """The renderer's name and version, and what it draws of a page: part of every page's identity."""
 
 BYTES_PER_PIXEL = 16

@@ -3,14 +3,13 @@
 import ctypes
 import sys
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
 import pypdfium2_raw as pdfium
-from blake3 import blake3
 
 from saccade.media.pdf_fonts import Font
 from saccade.media.pdf_survey import survey_font
@@ -21,8 +20,6 @@ BLANK_LETTERS = frozenset("\u115f\u1160\u2800\u3164\uffa0")
 
 INVISIBLE = (pdfium.FPDF_TEXTRENDERMODE_INVISIBLE, pdfium.FPDF_TEXTRENDERMODE_CLIP)
 MAX_NAME_BYTES = 128
-LAST_PLAIN = 0xFF
-NO_TEXT_BYTES = 2
 LEAST_EXTENT = 0.01
 MAX_DEPTH = 32
 """Forms within forms that are searched; PDFium draws fewer."""
@@ -46,12 +43,11 @@ class Letters:
 
 @dataclass(frozen=True)
 class PageText:
-    """The visible letters of a page: *all_letters*, and those *by_font* of the fonts that are not in the file.
+    """The visible letters of a page *by_font* of the fonts that are not in the file.
 
     If it *has_flat_text*, without extent, some letters are left out.
     """
 
-    all_letters: frozenset[int]
     by_font: Mapping[str, Letters]
     has_flat_text: bool
 
@@ -86,7 +82,7 @@ def read_text(page: pdfium.FPDF_PAGE, fonts: Sequence[Font]) -> PageText:
             checked.add(key)
             if not pdfium.FPDFFont_GetIsEmbedded(font):
                 letters = by_font.setdefault(_name(pdfium.FPDFFont_GetBaseFontName, font), Letters())
-                if _is_blank(letter):
+                if is_blank(letter):
                     continue
                 if pdfium.FPDFText_HasUnicodeMapError(text, index):
                     letters.has_unnamed = True
@@ -96,8 +92,8 @@ def read_text(page: pdfium.FPDF_PAGE, fonts: Sequence[Font]) -> PageText:
                 is_drawn = _has_outline(font, letter) and (substitute is None or letter in substitute.letters)
                 (letters.drawn if is_drawn else letters.missing).add(letter)
     num_objects = pdfium.FPDFPage_CountObjects(page)
-    has_flat_text = any(_has_flat_text(pdfium.FPDFPage_GetObject(page, index), 0) for index in range(num_objects))
-    return PageText(frozenset(letter for _, letter in checked), by_font, has_flat_text)
+    has_flat_text = any(_has_flat_text(pdfium.FPDFPage_GetObject(page, index)) for index in range(num_objects))
+    return PageText(by_font, has_flat_text)
 
 
 def _has_outline(font: pdfium.FPDF_FONT, letter: int) -> bool:
@@ -114,93 +110,54 @@ def _forms() -> Mapping[int, Sequence[int]]:
     return forms
 
 
-def _has_flat_text(item: pdfium.FPDF_PAGEOBJECT, depth: int) -> bool:
+def _has_flat_text(item: pdfium.FPDF_PAGEOBJECT) -> bool:
     """Whether *item* is or contains a visible text without extent in a font that is not in the file."""
+    return any(
+        _is_flat(text) and not pdfium.FPDFFont_GetIsEmbedded(pdfium.FPDFTextObj_GetFont(text)) for text in _texts(item)
+    )
+
+
+def _is_flat(text: pdfium.FPDF_PAGEOBJECT) -> bool:
+    sides = tuple(ctypes.c_float() for _ in range(4))
+    pdfium.FPDFPageObj_GetBounds(text, *sides)
+    left, bottom, right, top = (side.value for side in sides)
+    return right - left < LEAST_EXTENT or top - bottom < LEAST_EXTENT
+
+
+def _texts(item: pdfium.FPDF_PAGEOBJECT, depth: int = 0) -> Iterator[pdfium.FPDF_PAGEOBJECT]:
+    """Yield the visible texts that *item* is or contains."""
     kind = pdfium.FPDFPageObj_GetType(item)
     if kind == pdfium.FPDF_PAGEOBJ_FORM and depth < MAX_DEPTH:
-        objects = (pdfium.FPDFFormObj_GetObject(item, index) for index in range(pdfium.FPDFFormObj_CountObjects(item)))
-        return any(_has_flat_text(one, depth + 1) for one in objects)
-    if kind != pdfium.FPDF_PAGEOBJ_TEXT or pdfium.FPDFTextObj_GetTextRenderMode(item) in INVISIBLE:
-        return False
-    sides = tuple(ctypes.c_float() for _ in range(4))
-    pdfium.FPDFPageObj_GetBounds(item, *sides)
-    left, bottom, right, top = (side.value for side in sides)
-    is_flat = right - left < LEAST_EXTENT or top - bottom < LEAST_EXTENT
-    return is_flat and not pdfium.FPDFFont_GetIsEmbedded(pdfium.FPDFTextObj_GetFont(item))
+        for index in range(pdfium.FPDFFormObj_CountObjects(item)):
+            yield from _texts(pdfium.FPDFFormObj_GetObject(item, index), depth + 1)
+    if kind == pdfium.FPDF_PAGEOBJ_TEXT and pdfium.FPDFTextObj_GetTextRenderMode(item) not in INVISIBLE:
+        yield item
 
 
-def appearances(page: pdfium.FPDF_PAGE) -> dict[int, bytes]:
-    """Return digests of the appearances of the visible fields of *page*, by annotation, b"" for none."""
-    digests = {}
-    for index in range(pdfium.FPDFPage_GetAnnotCount(page)):
-        with _annotation(page, index) as one:
-            if pdfium.FPDFAnnot_GetSubtype(one) == pdfium.FPDF_ANNOT_WIDGET and not (
-                pdfium.FPDFAnnot_GetFlags(one) & UNSEEN
-            ):
-                digests[index] = _appearance(one)
-    return digests
+def letters_from(page: pdfium.FPDF_PAGE, first: int) -> frozenset[int]:
+    """Return the letters, by code points, in the texts of the objects of *page* from number *first* on."""
+    objects = (pdfium.FPDFPage_GetObject(page, index) for index in range(first, pdfium.FPDFPage_CountObjects(page)))
+    texts = {ctypes.addressof(text.contents) for item in objects for text in _texts(item)}
+    letters = set[int]()
+    with _text(page) as text:
+        for index in range(pdfium.FPDFText_CountChars(text)):
+            item = pdfium.FPDFText_GetTextObject(text, index)
+            if item and ctypes.addressof(item.contents) in texts:
+                letters.add(pdfium.FPDFText_GetUnicode(text, index))
+    return frozenset(letters)
 
 
 def remove_unseen(page: pdfium.FPDF_PAGE) -> None:
     """Remove the annotations of *page* that are not visible."""
     for index in reversed(range(pdfium.FPDFPage_GetAnnotCount(page))):
-        with _annotation(page, index) as one:
+        with annotation(page, index) as one:
             is_unseen = bool(pdfium.FPDFAnnot_GetFlags(one) & UNSEEN)
         if is_unseen:
             pdfium.FPDFPage_RemoveAnnot(page, index)
 
 
-def values_drawn_anew(page: pdfium.FPDF_PAGE, form: pdfium.FPDF_FORMHANDLE, before: Mapping[int, bytes]) -> list[str]:
-    """Return what is in sight of the values of fields that have got another appearance than *before*."""
-    values = []
-    for index, appearance in before.items():
-        with _annotation(page, index) as one:
-            if _appearance(one) != appearance:
-                values.append(_value_in_sight(form, one))
-    return values
-
-
-def lost_letters(values: Sequence[str], on_page: Set[int]) -> frozenset[int]:
-    """Return the letters of *values*, other than plain Latin ones, that are not among those *on_page*."""
-    letters = {ord(letter) for value in values for letter in value}
-    return frozenset(letter for letter in letters - on_page if letter > LAST_PLAIN and not _is_blank(letter))
-
-
-def _value_in_sight(form: pdfium.FPDF_FORMHANDLE, annotation: pdfium.FPDF_ANNOTATION) -> str:
-    kind = pdfium.FPDFAnnot_GetFormFieldType(form, annotation)
-    flags = pdfium.FPDFAnnot_GetFormFieldFlags(form, annotation)
-    if kind == pdfium.FPDF_FORMFIELD_LISTBOX:
-        content = _wide(lambda *room: pdfium.FPDFAnnot_GetOptionLabel(form, annotation, 0, *room))
-        return content.decode("utf-16-le", errors="replace")
-    if kind not in (pdfium.FPDF_FORMFIELD_TEXTFIELD, pdfium.FPDF_FORMFIELD_COMBOBOX):
-        return ""
-    if kind == pdfium.FPDF_FORMFIELD_TEXTFIELD and flags & pdfium.FPDF_FORMFLAG_TEXT_PASSWORD:
-        return ""
-    content = _wide(lambda *room: pdfium.FPDFAnnot_GetFormFieldValue(form, annotation, *room))
-    value = content.decode("utf-16-le", errors="replace")
-    if kind == pdfium.FPDF_FORMFIELD_TEXTFIELD and flags & pdfium.FPDF_FORMFLAG_TEXT_MULTILINE:
-        # Later lines may be out of sight, so its first letter stands for the others of its script.
-        return next((letter for letter in value if ord(letter) > LAST_PLAIN and not _is_blank(ord(letter))), "")
-    return value
-
-
-def _appearance(annotation: pdfium.FPDF_ANNOTATION) -> bytes:
-    content = _wide(lambda *room: pdfium.FPDFAnnot_GetAP(annotation, pdfium.FPDF_ANNOT_APPEARANCEMODE_NORMAL, *room))
-    return blake3(content).digest() if content else b""
-
-
-def _wide(read: Callable[[Any, int], int]) -> bytes:
-    """Return the text in UTF-16 that *read* writes to a buffer, without the zero at its end."""
-    length = read(None, 0)
-    if length <= NO_TEXT_BYTES:
-        return b""
-    buffer = (pdfium.FPDF_WCHAR * (length // 2))()
-    read(buffer, length)
-    return bytes(buffer)[:-2]
-
-
 @contextmanager
-def _annotation(page: pdfium.FPDF_PAGE, index: int) -> Iterator[pdfium.FPDF_ANNOTATION]:
+def annotation(page: pdfium.FPDF_PAGE, index: int) -> Iterator[pdfium.FPDF_ANNOTATION]:
     annotation = pdfium.FPDFPage_GetAnnot(page, index)
     try:
         yield annotation
@@ -208,7 +165,7 @@ def _annotation(page: pdfium.FPDF_PAGE, index: int) -> Iterator[pdfium.FPDF_ANNO
         pdfium.FPDFPage_CloseAnnot(annotation)
 
 
-def _is_blank(letter: int) -> bool:
+def is_blank(letter: int) -> bool:
     return unicodedata.category(chr(letter)) in BLANK_CATEGORIES or chr(letter) in BLANK_LETTERS
 
 

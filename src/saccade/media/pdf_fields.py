@@ -1,0 +1,210 @@
+"""Fields of a PDF's form, before and after PDFium gives them an appearance. Source: ISO 32000-1, 12.5.5 and 12.7.
+
+PDFium writes a value without the letters that none of its fonts has, and says nothing. So the letters of values are
+compared with those that it has written.
+"""
+
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence, Set
+from ctypes import c_float
+from typing import Any, NamedTuple
+
+import pypdfium2_raw as pdfium
+from blake3 import blake3
+
+from saccade.media.pdf_text import UNSEEN, annotation, is_blank, letters_from
+
+LAST_PLAIN = 0xFF
+NO_TEXT_BYTES = 2
+ON, OFF = "Yes", "Off"
+"""The states in which PDFium draws a button that has no appearance; other names of the first are none to it."""
+
+BUTTONS = (pdfium.FPDF_FORMFIELD_CHECKBOX, pdfium.FPDF_FORMFIELD_RADIOBUTTON)
+WITH_VALUES = (pdfium.FPDF_FORMFIELD_TEXTFIELD, pdfium.FPDF_FORMFIELD_COMBOBOX, pdfium.FPDF_FORMFIELD_LISTBOX)
+ROOM = 10_000
+"""How much wider and higher a field is made, in points, so that all of its value is written."""
+
+LEAST_FONT_SIZE = 4
+DEFAULT_FONT_SIZE = 12
+
+
+class Value(NamedTuple):
+    """What a field, an annotation of a page by its *number*, says and PDFium has to write."""
+
+    number: int
+    text: str
+
+
+def complete_fields(page: pdfium.FPDF_PAGE, form: pdfium.FPDF_FORMHANDLE) -> None:
+    """Change fields of *page*, before it belongs to *form*, that PDFium would draw without what the file says."""
+    for index, one in _fields(page):
+        flags = pdfium.FPDFAnnot_GetFlags(one)
+        if flags & pdfium.FPDF_ANNOT_FLAG_INVISIBLE:  # of annotations of unknown kinds only
+            pdfium.FPDFAnnot_SetFlags(one, flags & ~pdfium.FPDF_ANNOT_FLAG_INVISIBLE)
+        kind = pdfium.FPDFAnnot_GetFormFieldType(form, one)
+        if kind in BUTTONS:
+            _complete_button(one)
+        elif kind in WITH_VALUES:
+            _complete_value(one, kind)
+        else:
+            _complete_kind(one, index)
+
+
+def complete_states(page: pdfium.FPDF_PAGE, form: pdfium.FPDF_FORMHANDLE) -> None:
+    """Give radio buttons of *page*, which belongs to *form*, their state if only the field has a value."""
+    for _, one in _fields(page):
+        if pdfium.FPDFAnnot_GetFormFieldType(form, one) in BUTTONS and not _entry(one, b"AS"):
+            by_value = _appearance(one)
+            _set_entry(one, b"AS", _text(pdfium.FPDFAnnot_GetFormFieldExportValue, form, one))
+            if not by_value or _appearance(one) != by_value:
+                _set_entry(one, b"AS", OFF)
+
+
+def _complete_button(button: pdfium.FPDF_ANNOTATION) -> None:
+    state = _entry(button, b"AS")
+    if not state and (state := _entry(button, b"V")):
+        _set_entry(button, b"AS", state)
+    if state not in ("", OFF) and not _appearance(button):
+        pdfium.FPDFAnnot_SetAP(button, pdfium.FPDF_ANNOT_APPEARANCEMODE_NORMAL, None)
+        _set_entry(button, b"AS", ON)
+
+
+def _complete_value(field: pdfium.FPDF_ANNOTATION, kind: int) -> None:
+    if not _appearance(field):
+        pdfium.FPDFAnnot_SetAP(field, pdfium.FPDF_ANNOT_APPEARANCEMODE_NORMAL, None)
+    value = _entry(field, b"V")
+    if kind == pdfium.FPDF_FORMFIELD_TEXTFIELD and (clean := _writable(value)) != value:
+        _set_entry(field, b"V", clean)
+
+
+def _complete_kind(field: pdfium.FPDF_ANNOTATION, index: int) -> None:
+    """Make *field* one to PDFium, which looks for its name, and for its kind in it and in its parent only."""
+    if not _entry(field, b"T"):
+        _set_entry(field, b"T", f"unnamed {index}")
+    if not pdfium.FPDFAnnot_HasKey(field, b"FT"):
+        _set_entry(field, b"FT", "Btn" if _entry(field, b"AS") else "Tx")
+
+
+def _writable(value: str) -> str:
+    """Return *value* with accents on their letters, as one, and with blanks that PDFium writes as such."""
+    letters = unicodedata.normalize("NFC", value)
+    return "".join(
+        " " if unicodedata.category(one) == "Zs" else one for one in letters if unicodedata.category(one) != "Cf"
+    )
+
+
+def appearances(page: pdfium.FPDF_PAGE) -> dict[int, bytes]:
+    """Return digests of the appearances of the visible fields of *page*, by annotation, b"" for none."""
+    return {index: _appearance(one) for index, one in _fields(page) if not pdfium.FPDFAnnot_GetFlags(one) & UNSEEN}
+
+
+def values_drawn_anew(page: pdfium.FPDF_PAGE, form: pdfium.FPDF_FORMHANDLE, before: Mapping[int, bytes]) -> list[Value]:
+    """Return the values of the fields that have got another appearance than *before*."""
+    return [
+        Value(index, _value(form, one))
+        for index, one in _fields(page)
+        if index in before and _appearance(one) != before[index]
+    ]
+
+
+def needs_check(values: Sequence[Value]) -> bool:
+    """Whether PDFium may have left out letters of *values*."""
+    return any(_unusual(value.text) for value in values)
+
+
+def keep_values(page: pdfium.FPDF_PAGE, values: Sequence[Value]) -> None:
+    """Remove all annotations of *page* except the fields of *values*, which get room for all of their text."""
+    kept = {value.number for value in values}
+    for index in reversed(range(pdfium.FPDFPage_GetAnnotCount(page))):
+        if index not in kept:
+            pdfium.FPDFPage_RemoveAnnot(page, index)
+            continue
+        with annotation(page, index) as one:
+            sides = pdfium.FS_RECTF()
+            pdfium.FPDFAnnot_GetRect(one, sides)
+            sides.right, sides.bottom = sides.right + ROOM, sides.bottom - ROOM
+            pdfium.FPDFAnnot_SetRect(one, sides)
+
+
+def lost_letters(values: Sequence[Value], page: pdfium.FPDF_PAGE, first: int) -> frozenset[int]:
+    """Return the letters of *values*, other than plain Latin ones, that the objects of *page* from *first* on lack."""
+    return frozenset[int]().union(*(_unusual(value.text) for value in values)) - letters_from(page, first)
+
+
+def _unusual(text: str) -> Set[int]:
+    return {ord(letter) for letter in text if ord(letter) > LAST_PLAIN and not is_blank(ord(letter))}
+
+
+def _value(form: pdfium.FPDF_FORMHANDLE, field: pdfium.FPDF_ANNOTATION) -> str:
+    kind = pdfium.FPDFAnnot_GetFormFieldType(form, field)
+    if kind == pdfium.FPDF_FORMFIELD_LISTBOX:
+        return "\n".join(_labels_in_sight(form, field))
+    if kind not in WITH_VALUES:
+        return ""
+    if (
+        kind == pdfium.FPDF_FORMFIELD_TEXTFIELD
+        and pdfium.FPDFAnnot_GetFormFieldFlags(form, field) & pdfium.FPDF_FORMFLAG_TEXT_PASSWORD
+    ):
+        return ""
+    value = _text(pdfium.FPDFAnnot_GetFormFieldValue, form, field)
+    if kind == pdfium.FPDF_FORMFIELD_COMBOBOX:
+        # PDFium shows the label of the option, and says what it exports.
+        labels = (
+            _label(form, field, index)
+            for index in range(pdfium.FPDFAnnot_GetOptionCount(form, field))
+            if pdfium.FPDFAnnot_IsOptionSelected(form, field, index)
+        )
+        return next(labels, value)
+    return value
+
+
+def _labels_in_sight(form: pdfium.FPDF_FORMHANDLE, field: pdfium.FPDF_ANNOTATION) -> Iterator[str]:
+    number, size, sides = c_float(), c_float(), pdfium.FS_RECTF()
+    pdfium.FPDFAnnot_GetNumberValue(field, b"TI", number)
+    pdfium.FPDFAnnot_GetFontSize(form, field, size)
+    pdfium.FPDFAnnot_GetRect(field, sides)
+    height = min(sides.top - sides.bottom, ROOM)
+    first = int(max(0, min(number.value, ROOM)))
+    count = 1 + int(height / max(size.value or DEFAULT_FONT_SIZE, LEAST_FONT_SIZE))
+    last = min(first + count, pdfium.FPDFAnnot_GetOptionCount(form, field))
+    return (_label(form, field, index) for index in range(first, last))
+
+
+def _label(form: pdfium.FPDF_FORMHANDLE, field: pdfium.FPDF_ANNOTATION, index: int) -> str:
+    return _text(pdfium.FPDFAnnot_GetOptionLabel, form, field, index)
+
+
+def _appearance(field: pdfium.FPDF_ANNOTATION) -> bytes:
+    content = _wide(pdfium.FPDFAnnot_GetAP, field, pdfium.FPDF_ANNOT_APPEARANCEMODE_NORMAL)
+    return blake3(content).digest() if content else b""
+
+
+def _entry(field: pdfium.FPDF_ANNOTATION, key: bytes) -> str:
+    return _text(pdfium.FPDFAnnot_GetStringValue, field, key)
+
+
+def _set_entry(field: pdfium.FPDF_ANNOTATION, key: bytes, text: str) -> None:
+    content = text.encode("utf-16-le", errors="replace") + b"\0\0"
+    pdfium.FPDFAnnot_SetStringValue(field, key, (pdfium.FPDF_WCHAR * (len(content) // 2)).from_buffer_copy(content))
+
+
+def _text(read: Any, *arguments: Any) -> str:
+    return _wide(read, *arguments).decode("utf-16-le", errors="replace")
+
+
+def _wide(read: Any, *arguments: Any) -> bytes:
+    """Return the text in UTF-16 that *read* writes to a buffer, without the zero at its end."""
+    length = read(*arguments, None, 0)
+    if length <= NO_TEXT_BYTES:
+        return b""
+    buffer = (pdfium.FPDF_WCHAR * (length // 2))()
+    read(*arguments, buffer, length)
+    return bytes(buffer)[:-2]
+
+
+def _fields(page: pdfium.FPDF_PAGE) -> Iterator[tuple[int, pdfium.FPDF_ANNOTATION]]:
+    """Yield number and annotation of each field; an annotation lives until the next one."""
+    for index in range(pdfium.FPDFPage_GetAnnotCount(page)):
+        with annotation(page, index) as one:
+            if pdfium.FPDFAnnot_GetSubtype(one) == pdfium.FPDF_ANNOT_WIDGET:
+                yield index, one
