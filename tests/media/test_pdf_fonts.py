@@ -93,6 +93,32 @@ def test_without_fonts_it_is_refused_by_page_and_font(name: str, within: str) ->
     assert "--pdf-font-folder" in message
 
 
+LIGATURES = b"<</Type/Font/Subtype/Type1/BaseFont/Helvetica/Encoding<</Differences[65/ff/ffi/ffl]>>>>"
+
+
+@table(("codes", "letter"), [(b"6f416963", "U+FB00"), (b"66426f", "U+FB03"), (b"436c", "U+FB04")])
+def test_ligature_is_drawn_or_refused_beside_its_letters(codes: bytes, letter: str) -> None:
+    assert ink(drawn(page({LIGATURES: codes}))) > 150
+    assert letter in refusal(page({LIGATURES: codes}), with_fonts=False)
+
+
+@table("codes", [b"4142", b"414270", b"704142"])
+@table("with_fonts", [True, False])
+def test_letters_of_unknown_glyphs_are_refused_though_the_file_names_them(codes: bytes, with_fonts: bool) -> None:
+    widths = b"/FirstChar 65/LastChar 66/Widths[600 600]"
+    font = b"<</Type/Font/Subtype/Type1/BaseFont/Own/Encoding<</Differences[65/g1/g2]>>/ToUnicode 5 0 R%s>>" % widths
+    assert "the font Own is not in the file" in refusal(page({font: codes}), with_fonts=with_fonts)
+
+
+@table(
+    "size",
+    [b".001 Tf 20000 0 0 20000", b".3 Tf 70 0 0 70", b"90 Tf .2 0 0 .2", b"20 Tf 0 1 -1 0", b"20 Tf .7 .7 -.7 .7"],
+)
+def test_thin_letters_are_letters(size: bytes) -> None:
+    thin = page(plain("l.-_|' ,i")).replace(b"20 Tf 10 70 Td", size + b" 90 40 Tm")
+    assert ink(drawn(thin, with_fonts=False)) > 50
+
+
 def test_scripts_of_one_page_have_fonts_of_their_own() -> None:
     texts = (simple("Дата"), simple("سلام", b"/Subtype/Type1/BaseFont/Amiri"), SCRIPTS["Adobe-Korea1"][1]("한국어"))
     image = drawn(page(*texts))
@@ -228,6 +254,10 @@ def test_letters_that_no_font_has_are_refused_by_page_and_font(texts: Texts, fon
     assert refusal(page(texts), with_fonts=with_fonts).startswith(
         f"Page 1 of the PDF cannot be drawn: the font {font} is not in the file, "
     )
+
+
+def test_letter_beyond_16_bits_is_named_as_one() -> None:
+    assert "1 letter (U+20BB7)" in refusal(page(collection("𠮷", b"Japan1", b"UniJIS-UTF16-H")), with_fonts=False)
 
 
 def test_bold_is_bolder() -> None:

@@ -126,7 +126,7 @@ class Renderer:
             if letters.is_unnamed:
                 reason = f"{self._font(name)} is not in the file, nor what its letters are. {ADVICE}"
             elif letters.missing:
-                missing = f"no font of this server has {_some(letters.missing)} in it"
+                missing = f"no font of this server draws {_some(letters.missing)}"
                 reason = f"{self._font(name)} is not in the file, and {missing}. {ADVICE}"
         return reason, needed_letters(by_font, lost)
 
