@@ -74,6 +74,22 @@ def rotated() -> bytes:
     return bytes(content)
 
 
+def hidden(encoded: bytes, indices: Sequence[int]) -> bytes:
+    """Return *encoded*, a clip of VP8, with frames of *indices* that are decoded and not shown."""
+    file = io.BytesIO()
+    with av.open(io.BytesIO(encoded)) as given, av.open(file, "w", format="webm") as out:
+        stream = out.add_stream_from_template(given.streams.video[0])
+        packets = (packet for packet in given.demux(given.streams.video[0]) if packet.size)
+        for index, packet in enumerate(packets):
+            content = bytearray(bytes(packet))
+            content[0] &= ~0x10 if index in indices else 0xFF
+            other = av.Packet(bytes(content))
+            other.pts, other.dts, other.time_base = packet.pts, packet.dts, packet.time_base
+            other.is_keyframe, other.stream = packet.is_keyframe, stream
+            out.mux(other)
+    return file.getvalue()
+
+
 @cache
 def sound() -> bytes:
     """Return an MP4 without any video."""

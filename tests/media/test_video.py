@@ -17,7 +17,7 @@ from saccade.media.video import UNKNOWN_FPS, read_frames, read_header
 from saccade.media.video_header import VideoLimits
 from saccade.protocol.media import VideoHeader
 
-SERVED = clips.served()
+SERVED = {**clips.served(), "vp8 with frames that are not shown": clips.hidden(clips.clip("vp8"), (3, 7, 11))}
 BROKEN = clips.broken()
 LIMITS = VideoLimits()
 

@@ -2,8 +2,9 @@
 
 FFmpeg gets the bytes through a Python object, a container that names no other files, and a list of decoders: there is
 no path, no protocol and no playlist in it. A container's statements are not believed: frames are counted by their
-packets, and the size is that of the first decoded frame. A video whose frames change their size is refused. The rate
-is that of the packets' times, unless a container's table has counted all frames.
+packets, except those of frames that are not shown, and the size is that of the first decoded frame. A video whose
+frames change their size is refused. The rate is that of the packets' times, unless a container's table has counted all
+frames.
 """
 
 import errno
@@ -33,6 +34,9 @@ UNKNOWN_FPS = 24.0
 AGREEMENT = 0.5
 """A stated rate is exact if it puts the last frame less than this part of a frame from that frame's own time."""
 
+VP8_SHOWN = 0b10000
+"""The bit of the first byte of a frame of VP8 that is shown (RFC 6386, 9.1)."""
+
 BROKEN = (av.FFmpegError, ValueError, TypeError, LookupError, ArithmeticError, OSError, RuntimeError)
 """The exceptions that PyAV is known to raise for damaged videos."""
 
@@ -46,7 +50,7 @@ def read_header(encoded: bytes, limits: VideoLimits) -> VideoHeader:
         first: VideoFrame | None = None
         pts, dts = list[int | None](), list[int | None]()
         for packet in _packets(container, stream):
-            if packet.size and not packet.is_discard:
+            if packet.size and not packet.is_discard and _is_shown(packet, stream.codec_context.name):
                 pts.append(packet.pts)
                 dts.append(packet.dts)
                 limits.check_count(len(pts))
@@ -122,6 +126,11 @@ def _packets(container: InputContainer, stream: VideoStream) -> "Iterator[Packet
     A packet that a truncated file cuts is left out: the frames before it are served.
     """
     return (packet for packet in container.demux(stream) if not packet.is_corrupt)
+
+
+def _is_shown(packet: "Packet[VideoStream]", codec: str) -> bool:
+    """Whether a packet's frame is shown: encoders of VP8 store others too, to predict later frames from them."""
+    return codec != "vp8" or bool(memoryview(packet)[0] & VP8_SHOWN)
 
 
 def _measured_rate(stream: VideoStream, times: Sequence[int | None]) -> Fraction | None:

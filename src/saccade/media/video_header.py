@@ -11,7 +11,7 @@ from saccade.errors import InvalidVideo, UnsupportedVideoFormat, VideoTooLarge
 from saccade.media.header import image_format, other_format
 from saccade.protocol.media import VideoHeader
 
-DECODER = f"pyav-{version('av')} reader-2"
+DECODER = f"pyav-{version('av')} reader-3"
 """The decoder's name and version, which determines FFmpeg's, and that of the rules by which media.video reads rates:
 part of every video's identity, since workers keep what older gateways sent."""
 
