@@ -17,7 +17,11 @@ from saccade.media.video import UNKNOWN_FPS, read_frames, read_header
 from saccade.media.video_header import VideoLimits
 from saccade.protocol.media import VideoHeader
 
-SERVED = {**clips.served(), "vp8 with frames that are not shown": clips.hidden(clips.clip("vp8"), (3, 7, 11))}
+SERVED = {
+    **clips.served(),
+    "vp8 with frames that are not shown": clips.hidden(clips.clip("vp8"), (3, 7, 11)),
+    "h264 in a MOV without its kind": clips.clip().replace(b"ftyp", b"wide", 1),
+}
 BROKEN = clips.broken()
 LIMITS = VideoLimits()
 

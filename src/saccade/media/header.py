@@ -41,7 +41,8 @@ OTHER_FORMATS = (
     ("BMP", re.compile(rb"BM")),
     ("TIFF", re.compile(rb"II[*+]\0|MM\0[*+]")),
     ("HEIC", re.compile(rb"....ftyp(?:hei|hev|mif1|msf1)", re.DOTALL)),
-    ("MOV video", re.compile(rb"....ftypqt", re.DOTALL)),
+    # Older QuickTime files, of cameras, do not state their kind.
+    ("MOV video", re.compile(rb"....(?:ftypqt|moov|mdat|wide|skip|free)", re.DOTALL)),
     ("M4A audio", re.compile(rb"....ftypM4[AB]", re.DOTALL)),
     ("MP4 video", re.compile(rb"....ftyp", re.DOTALL)),
     ("WebM or Matroska video", re.compile(rb"\x1a\x45\xdf\xa3")),

@@ -17,7 +17,7 @@ part of every video's identity, since workers keep what older gateways sent."""
 
 ACCEPTED = "MP4, MOV, WebM, Matroska or GIF"
 DEMUXERS = (
-    ("mov", re.compile(rb"....ftyp", re.DOTALL)),
+    ("mov", re.compile(rb"....(?:ftyp|moov|mdat|wide|skip|free)", re.DOTALL)),
     ("matroska", re.compile(rb"\x1a\x45\xdf\xa3")),
     ("gif", re.compile(rb"GIF8[79]a")),
 )

@@ -89,6 +89,7 @@ def test_other_formats_are_named_in_each_place(name: str) -> None:
         (MP4, "MP4 video", "video/mp4"),
         (clips.fragmented(MP4), "MP4 video", "video/mp4"),
         (b"\0\0\0\x14ftypqt  \0\0\0\0qt  ", "MOV video", "video/quicktime"),
+        *((MP4.replace(b"ftyp", kind, 1), "MOV video", "video/quicktime") for kind in (b"wide", b"skip", b"free")),
         (WEBM, "WebM or Matroska video", "video/webm"),
         (clips.clip("vp9", num_frames=2), "WebM or Matroska video", "video/webm"),
     ],
