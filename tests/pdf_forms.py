@@ -30,6 +30,18 @@ def text(value: bytes, entries: bytes = b"", flags: int = 0, shown: bytes | None
     return Field(dictionary, [(b"", SHOWN % shown)] if shown is not None else [])
 
 
+def free_text(entries: bytes) -> bytes:
+    """Return a PDF with an annotation of text, which has no appearance."""
+    return written(
+        [
+            b"<</Type/Catalog/Pages 2 0 R>>",
+            b"<</Type/Pages/Kids[3 0 R]/Count 1>>",
+            b"<</Type/Page/Parent 2 0 R/MediaBox[0 0 200 100]/Annots[4 0 R]>>",
+            b"<</Type/Annot/Subtype/FreeText/Rect[20 30 180 80]%s>>" % entries,
+        ]
+    )
+
+
 def wide(text: str) -> bytes:
     """Return *text* in UTF-16, as the inside of a PDF's string."""
     return b"\\376\\377" + b"".join(b"\\%03o" % byte for byte in text.encode("utf-16-be"))

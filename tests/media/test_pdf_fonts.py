@@ -165,6 +165,12 @@ def test_letters_of_a_value_are_not_lost_behind_others(name: str, label: bool) -
     assert "in a field" in refusal(encoded, with_fonts=True)
 
 
+@table("text", ["Дата", "日本", "PAID ğ", "one\nДата"])
+@table("style", [b"", b"/DA(/Helv 12 Tf 0 g)"])
+def test_free_text_of_which_letters_would_be_lost_is_refused(text: str, style: bytes) -> None:
+    assert "a free text" in refusal(pdf_forms.free_text(b"/Contents(%s)%s" % (wide(text), style)), with_fonts=True)
+
+
 @table("name", VALUES)
 @table("entries", [b"/F 2", b"/F 32"], ["hidden", "not to be viewed"])
 def test_value_that_is_not_shown_needs_no_font(name: str, entries: bytes) -> None:

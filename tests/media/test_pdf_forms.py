@@ -172,6 +172,18 @@ def test_annotation_is_drawn_once(name: str) -> None:
     assert (image[:70] == 255).all()
 
 
+STYLES = (b"/DA(/Helv 12 Tf 0 g)", b"/DA(/Arial 9 Tf)", b"/DA(1 0 0 rg)", b"/DA()", b"", b"/DA(/Helv 12 Tf)/AP<<>>")
+
+
+@table("style", STYLES)
+def test_free_text_without_an_appearance_is_drawn(style: bytes) -> None:
+    one, other = (drawn(forms.free_text(b"/Contents(%s)%s" % (text, style))) for text in (b"PAID 4200", b"PAID 1900"))
+    assert not np.array_equal(one, other)
+    assert (drawn(forms.free_text(b"/F 2/Contents(PAID 4200)" + style)) == 255).all()
+    blank = forms.free_text(b"/Contents(%s)%s" % (forms.wide("PAID\xa04200"), style))
+    assert np.array_equal(drawn(blank), one)
+
+
 def test_script_of_a_field_does_not_run() -> None:
     plain, scripted = (filled(text(b"PAID 4200", entries)) for entries in (b"", forms.ACTIONS))
     asks = b"/OpenAction<</S/JavaScript/JS(this.getField('a').value='no')>>"

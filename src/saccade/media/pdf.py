@@ -121,7 +121,9 @@ class Renderer:
     def _gap(self, text: PageText, survey: PageText, lost: Set[int]) -> tuple[str, Mapping[str, Set[int]]]:
         """Return what a page lacks and what to do, "" for nothing; and the letters that each font must have."""
         by_font = text.completed(survey).by_font if text.has_flat_text else text.by_font
-        reason = f"the fonts of this server do not draw {_some(lost)} in a field. {ADVICE}" if lost else ""
+        reason = (
+            f"the fonts of this server do not draw {_some(lost)} in a field or a free text. {ADVICE}" if lost else ""
+        )
         for name, letters in by_font.items():
             if letters.is_unnamed:
                 reason = f"{self._font(name)} is not in the file, nor what its letters are. {ADVICE}"

@@ -1,4 +1,4 @@
-"""Fields of a PDF's form, before and after PDFium gives them an appearance. Source: ISO 32000-1, 12.5.5 and 12.7.
+"""Fields and free texts of a PDF, before and after PDFium gives them an appearance. Source: ISO 32000-1, 12.5 and 12.7.
 
 PDFium writes a value without the letters that none of its fonts has, and says nothing. So the letters of values are
 compared with those that it has written.
@@ -24,20 +24,24 @@ WITH_VALUES = (pdfium.FPDF_FORMFIELD_TEXTFIELD, pdfium.FPDF_FORMFIELD_COMBOBOX, 
 ROOM = 10_000
 """How much wider and higher a field is made, in points, so that all of its value is written."""
 
+DEFAULT_FONT = "/Helv 12 Tf"
 LEAST_FONT_SIZE = 4
 DEFAULT_FONT_SIZE = 12
 
 
 class Value(NamedTuple):
-    """What a field, an annotation of a page by its *number*, says and PDFium has to write."""
+    """What a field or a free text, an annotation of a page by its *number*, says and PDFium has to write."""
 
     number: int
     text: str
 
 
 def complete_fields(page: pdfium.FPDF_PAGE, form: pdfium.FPDF_FORMHANDLE) -> None:
-    """Change fields of *page*, before it belongs to *form*, that PDFium would draw without what the file says."""
-    for index, one in _fields(page):
+    """Change fields and free texts of *page*, not yet in *form*, that PDFium would not draw as the file says."""
+    for index, one in _annotations(page):
+        if _is_free_text(one):
+            _complete_free_text(one)
+            continue
         flags = pdfium.FPDFAnnot_GetFlags(one)
         if flags & pdfium.FPDF_ANNOT_FLAG_INVISIBLE:  # of annotations of unknown kinds only
             pdfium.FPDFAnnot_SetFlags(one, flags & ~pdfium.FPDF_ANNOT_FLAG_INVISIBLE)
@@ -52,7 +56,7 @@ def complete_fields(page: pdfium.FPDF_PAGE, form: pdfium.FPDF_FORMHANDLE) -> Non
 
 def complete_states(page: pdfium.FPDF_PAGE, form: pdfium.FPDF_FORMHANDLE) -> None:
     """Give radio buttons of *page*, which belongs to *form*, their state if only the field has a value."""
-    for _, one in _fields(page):
+    for _, one in _annotations(page):
         if pdfium.FPDFAnnot_GetFormFieldType(form, one) in BUTTONS and not _entry(one, b"AS"):
             by_value = _appearance(one)
             _set_entry(one, b"AS", _text(pdfium.FPDFAnnot_GetFormFieldExportValue, form, one))
@@ -72,9 +76,21 @@ def _complete_button(button: pdfium.FPDF_ANNOTATION) -> None:
 def _complete_value(field: pdfium.FPDF_ANNOTATION, kind: int) -> None:
     if not _appearance(field):
         pdfium.FPDFAnnot_SetAP(field, pdfium.FPDF_ANNOT_APPEARANCEMODE_NORMAL, None)
-    value = _entry(field, b"V")
-    if kind == pdfium.FPDF_FORMFIELD_TEXTFIELD and (clean := _writable(value)) != value:
-        _set_entry(field, b"V", clean)
+    if kind == pdfium.FPDF_FORMFIELD_TEXTFIELD:
+        _make_writable(field, b"V")
+
+
+def _complete_free_text(one: pdfium.FPDF_ANNOTATION) -> None:
+    style = _entry(one, b"DA")
+    if not _appearance(one) and " Tf" not in style:
+        _set_entry(one, b"DA", f"{style} {DEFAULT_FONT}")
+    _make_writable(one, b"Contents")
+
+
+def _make_writable(one: pdfium.FPDF_ANNOTATION, key: bytes) -> None:
+    value = _entry(one, key)
+    if (clean := _writable(value)) != value:
+        _set_entry(one, key, clean)
 
 
 def _complete_kind(field: pdfium.FPDF_ANNOTATION, index: int) -> None:
@@ -94,16 +110,16 @@ def _writable(value: str) -> str:
 
 
 def appearances(page: pdfium.FPDF_PAGE) -> dict[int, bytes]:
-    """Return digests of the appearances of the visible fields of *page*, by annotation, b"" for none."""
-    return {index: _appearance(one) for index, one in _fields(page) if not pdfium.FPDFAnnot_GetFlags(one) & UNSEEN}
+    """Return digests of the appearances of the visible fields and free texts of *page*, b"" for none."""
+    return {index: _appearance(one) for index, one in _annotations(page) if not pdfium.FPDFAnnot_GetFlags(one) & UNSEEN}
 
 
 def values_drawn_anew(page: pdfium.FPDF_PAGE, form: pdfium.FPDF_FORMHANDLE, before: Mapping[int, bytes]) -> list[Value]:
-    """Return the values of the fields that have got another appearance than *before*."""
+    """Return the values of the fields that have got another appearance than *before*, and texts that had none."""
     return [
         Value(index, _value(form, one))
-        for index, one in _fields(page)
-        if index in before and _appearance(one) != before[index]
+        for index, one in _annotations(page)
+        if index in before and (not before[index] if _is_free_text(one) else _appearance(one) != before[index])
     ]
 
 
@@ -114,9 +130,9 @@ def needs_check(values: Sequence[Value]) -> bool:
 
 def keep_values(page: pdfium.FPDF_PAGE, values: Sequence[Value]) -> None:
     """Remove all annotations of *page* except the fields of *values*, which get room for all of their text."""
-    kept = {value.number for value in values}
+    numbers = {value.number for value in values}
     for index in reversed(range(pdfium.FPDFPage_GetAnnotCount(page))):
-        if index not in kept:
+        if index not in numbers:
             pdfium.FPDFPage_RemoveAnnot(page, index)
             continue
         with annotation(page, index) as one:
@@ -136,6 +152,8 @@ def _unusual(text: str) -> Set[int]:
 
 
 def _value(form: pdfium.FPDF_FORMHANDLE, field: pdfium.FPDF_ANNOTATION) -> str:
+    if _is_free_text(field):
+        return _entry(field, b"Contents")
     kind = pdfium.FPDFAnnot_GetFormFieldType(form, field)
     if kind == pdfium.FPDF_FORMFIELD_LISTBOX:
         return "\n".join(_labels_in_sight(form, field))
@@ -202,9 +220,13 @@ def _wide(read: Any, *arguments: Any) -> bytes:
     return bytes(buffer)[:-2]
 
 
-def _fields(page: pdfium.FPDF_PAGE) -> Iterator[tuple[int, pdfium.FPDF_ANNOTATION]]:
-    """Yield number and annotation of each field; an annotation lives until the next one."""
+def _is_free_text(one: pdfium.FPDF_ANNOTATION) -> bool:
+    return bool(pdfium.FPDFAnnot_GetSubtype(one) == pdfium.FPDF_ANNOT_FREETEXT)
+
+
+def _annotations(page: pdfium.FPDF_PAGE) -> Iterator[tuple[int, pdfium.FPDF_ANNOTATION]]:
+    """Yield number and annotation of each field and free text; an annotation lives until the next one."""
     for index in range(pdfium.FPDFPage_GetAnnotCount(page)):
         with annotation(page, index) as one:
-            if pdfium.FPDFAnnot_GetSubtype(one) == pdfium.FPDF_ANNOT_WIDGET:
+            if pdfium.FPDFAnnot_GetSubtype(one) in (pdfium.FPDF_ANNOT_WIDGET, pdfium.FPDF_ANNOT_FREETEXT):
                 yield index, one
