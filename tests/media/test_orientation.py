@@ -96,7 +96,7 @@ def both(block: bytes, packet: bytes) -> dict[str, bytes]:
     "block",
     [
         *(exif(value, order) for value in range(10) for order in "<>"),
-        *(exif(value, kind=kind) for kind in (2, 4, 6, 7, 8, 9, 13) for value in (3, 8)),
+        *(exif(value, kind=kind) for kind in (1, 2, 4, 6, 7, 8, 9, 13) for value in (3, 8)),
         *(exif(7, order, kind, number) for order in "<>" for kind in (3, 4) for number in (0, 2, 3)),
         *(exif(7, order, kind, number)[:-1] for order in "<>" for kind in (3, 4) for number in (2, 3)),
         exif(6)[:-5],

@@ -21,7 +21,7 @@ from saccade.media import jpeg, png, rgbx
 from saccade.media.header import ImageHeader, ImageLimits, read_header
 from saccade.media.metadata import without_metadata
 
-DECODER = f"pillow-{PIL.__version__} simplejpeg-{jpeg.VERSION} kornia-{png.VERSION} reader-2"
+DECODER = f"pillow-{PIL.__version__} simplejpeg-{jpeg.VERSION} kornia-{png.VERSION} reader-3"
 """Names and versions of the decoders, and of the rules by which headers are read: part of every image's identity, since
 workers keep what older gateways sent."""
 

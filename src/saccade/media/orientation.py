@@ -18,7 +18,7 @@ BYTE_ORDERS = {b"II*\0": "<", b"II\0*": "<", b"MM\0*": ">", b"MM*\0": ">"}
 """By the first bytes of Exif. Two of them are wrong, and are read like the right ones."""
 
 SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8}
-INTEGERS = {1: "B", 3: "H", 4: "I", 6: "b", 8: "h", 9: "i", 13: "I"}
+INTEGERS = {3: "H", 4: "I", 6: "b", 8: "h", 9: "i", 13: "I"}
 """Bytes of a value by its kind in Exif, and the form of integers."""
 
 EXIF_NAMES = re.compile(rb"\A(?:Exif\0\0)*")
