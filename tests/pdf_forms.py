@@ -66,10 +66,11 @@ def filled(
     catalog: bytes = b"",
     before: int = 0,
     after: Sequence[bytes] = (),
+    fonts: bytes = b"",
 ) -> bytes:
     """Return a PDF with *field* on its page, which *before* empty ones precede; *after* are further objects.
 
-    The others are further entries of dictionaries.
+    The others are further entries of dictionaries; *fonts* are those of the form.
     """
     numbers = [6 + index for index in range(before + 1)]
     widget = numbers[-1] + 1
@@ -86,7 +87,7 @@ def filled(
         [
             b"<</Type/Catalog/Pages 2 0 R/AcroForm 3 0 R%s>>" % catalog,
             b"<</Type/Pages/Kids[%s]/Count %d>>" % (kids, len(numbers)),
-            b"<</Fields[%d 0 R]/DR<<%s>>/DA(/Helv 0 Tf 0 g)%s>>" % (widget, FONTS, form),
+            b"<</Fields[%d 0 R]/DR<<%s>>/DA(/Helv 0 Tf 0 g)%s>>" % (widget, FONTS[:-2] + fonts + b">>", form),
             b"<</Type/Font/Subtype/Type1/BaseFont/Helvetica/Encoding/WinAnsiEncoding>>",
             b"<</Type/Font/Subtype/Type1/BaseFont/ZapfDingbats>>",
             *[b"<<%s>>" % box] * before,

@@ -222,15 +222,48 @@ def test_latin_pages_and_symbols_are_the_same_with_fonts_and_without(name: str) 
 GLYPHS = {"日": 40, "本": 60, "Д": 80}
 
 
+def arimo(first: int = 0, last: int = 0) -> bytes:
+    """Return the file of Arimo, or one whose only letters are those from *first* to *last*; others are blank."""
+    font = next(font for font in FONTS if font.family == "Arimo")
+    content = bytearray(font.data[font.offset :])
+    columns = (last, 0xFFFF, 0, first, 0xFFFF, 36 - first & 0xFFFF, 1, 0, 0)
+    letters = struct.pack(">HHHHIHHHHHHH9H", 0, 1, 3, 1, 12, 4, 32, 0, 4, 0, 0, 0, *columns)
+    for number in range(struct.unpack_from(">H", content, 4)[0]):
+        place = 12 + 16 * number
+        start = struct.unpack_from(">I", content, place + 8)[0] - font.offset
+        struct.pack_into(">I", content, place + 8, start)
+        table = bytes(content[place : place + 4])
+        if first and table == b"cmap":
+            struct.pack_into(">II", content, place + 8, len(content), len(letters))
+        elif first and table == b"loca":
+            content[start : start + 4] = content[start + 4 : start + 8]
+        elif first and table == b"post":  # it has names of letters
+            content[place : place + 4] = b"none"
+    return bytes(content) + letters
+
+
+@table("value", [b"ABCD", b"ABXY", b"XYZ", wide("ABé"), wide("AB€"), wide("ABДа")])
+@table("flags", [0, pdf_forms.MULTILINE])
+@table("form", [b"", pdf_forms.NEED])
+def test_value_in_a_font_of_the_file_has_all_letters_or_is_refused(value: bytes, flags: int, form: bytes) -> None:
+    file = arimo(ord("A"), ord("D"))
+    own = (
+        b"/Own<</Type/Font/Subtype/TrueType/BaseFont/ABCDEF+Own/Encoding/WinAnsiEncoding/FirstChar 32/LastChar 255"
+        b"/Widths[%s]/FontDescriptor<</Type/FontDescriptor/FontName/ABCDEF+Own/Flags 32/FontFile2 8 0 R>>>>"
+        % (b"600 " * 224)
+    )
+    field = pdf_forms.text(value, b"", flags)
+    field = pdf_forms.Field(field.entries.replace(b"/Helv", b"/Own"))
+    encoded = pdf_forms.filled(field, form, fonts=own, after=[pdfs.stream(file, b"/Length1 %d" % len(file))])
+    if value in (b"ABCD", wide("ABДа")):
+        assert ink(drawn(encoded)) > 150
+    else:
+        assert "in a field" in refusal(encoded, with_fonts=True)
+
+
 @table("with_fonts", [True, False])
 def test_fonts_that_are_in_the_file_are_untouched(with_fonts: bool) -> None:
-    font = next(font for font in FONTS if font.family == "Arimo")
-    own = font.data[font.offset :]
-    tables = bytearray(own)
-    for number in range(struct.unpack_from(">H", own, 4)[0]):
-        (start,) = struct.unpack_from(">I", own, 12 + 16 * number + 8)
-        struct.pack_into(">I", tables, 12 + 16 * number + 8, start - font.offset)
-    encoded = page(embedded("日本Д", GLYPHS), font_file=bytes(tables))
+    encoded = page(embedded("日本Д", GLYPHS), font_file=arimo())
     image = drawn(encoded, with_fonts=with_fonts)
     assert ink(image) > 100
     assert np.array_equal(image, drawn(encoded))

@@ -24,7 +24,6 @@ from saccade.media.pdf_fields import (
     complete_states,
     keep_values,
     lost_letters,
-    needs_check,
     values_drawn_anew,
 )
 from saccade.media.pdf_fonts import Font
@@ -116,7 +115,7 @@ class Renderer:
                 pdfium.FPDFPage_Flatten(loaded, pdfium.FLAT_NORMALDISPLAY)
             with _loaded(document, page.number) as loaded:
                 text = read_text(loaded, self._substitutes.every)
-        return image, text, _lost(encoded, page.number, values) if needs_check(values) else frozenset()
+        return image, text, _lost(encoded, page.number, values) if values else frozenset()
 
     def _gap(self, text: PageText, survey: PageText, lost: Set[int]) -> tuple[str, Mapping[str, Set[int]]]:
         """Return what a page lacks and what to do, "" for nothing; and the letters that each font must have."""

@@ -5,7 +5,7 @@ compared with those that it has written.
 """
 
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from ctypes import c_float
 from typing import Any, NamedTuple
 
@@ -123,11 +123,6 @@ def values_drawn_anew(page: pdfium.FPDF_PAGE, form: pdfium.FPDF_FORMHANDLE, befo
     ]
 
 
-def needs_check(values: Sequence[Value]) -> bool:
-    """Whether PDFium may have left out letters of *values*."""
-    return any(_unusual(value.text) for value in values)
-
-
 def keep_values(page: pdfium.FPDF_PAGE, values: Sequence[Value]) -> None:
     """Remove all annotations of *page* except the fields of *values*, which get room for all of their text."""
     numbers = {value.number for value in values}
@@ -143,12 +138,14 @@ def keep_values(page: pdfium.FPDF_PAGE, values: Sequence[Value]) -> None:
 
 
 def lost_letters(values: Sequence[Value], page: pdfium.FPDF_PAGE, first: int) -> frozenset[int]:
-    """Return the letters of *values*, other than plain Latin ones, that the objects of *page* from *first* on lack."""
-    return frozenset[int]().union(*(_unusual(value.text) for value in values)) - letters_from(page, first)
+    """Return the letters of *values* that the objects of *page* from *first* on lack, or have without an outline.
 
-
-def _unusual(text: str) -> Set[int]:
-    return {ord(letter) for letter in text if ord(letter) > LAST_PLAIN and not is_blank(ord(letter))}
+    Plain Latin ones are not missed, since fonts without names of letters have them too.
+    """
+    every = {ord(letter) for value in values for letter in value.text}
+    letters, flat = letters_from(page, first)
+    unusual = {letter for letter in every if letter > LAST_PLAIN and not is_blank(letter)}
+    return frozenset((unusual - letters) | (every & flat))
 
 
 def _value(form: pdfium.FPDF_FORMHANDLE, field: pdfium.FPDF_ANNOTATION) -> str:

@@ -184,17 +184,21 @@ def _texts(item: pdfium.FPDF_PAGEOBJECT, depth: int = 0) -> Iterator[pdfium.FPDF
         yield item
 
 
-def letters_from(page: pdfium.FPDF_PAGE, first: int) -> frozenset[int]:
-    """Return the letters, by code points, in the texts of the objects of *page* from number *first* on."""
+def letters_from(page: pdfium.FPDF_PAGE, first: int) -> tuple[set[int], set[int]]:
+    """Return the letters, by code points, in the texts of the objects of *page* from number *first* on.
+
+    The second ones have no outline in their font, which may be in the file.
+    """
     objects = (pdfium.FPDFPage_GetObject(page, index) for index in range(first, pdfium.FPDFPage_CountObjects(page)))
     texts = {ctypes.addressof(text.contents) for item in objects for text in _texts(item)}
-    letters = set[int]()
+    letters, flat = set[int](), set[int]()
     with _text(page) as text:
         for index in range(pdfium.FPDFText_CountChars(text)):
             item = pdfium.FPDFText_GetTextObject(text, index)
             if item and ctypes.addressof(item.contents) in texts:
-                letters.add(pdfium.FPDFText_GetUnicode(text, index))
-    return frozenset(letters)
+                letter, is_flat = _letter(text, index)
+                (flat if is_flat else letters).add(letter)
+    return letters, flat
 
 
 def remove_unseen(page: pdfium.FPDF_PAGE) -> None:
