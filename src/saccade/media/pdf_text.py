@@ -21,6 +21,9 @@ BLANK_LETTERS = frozenset("\u115f\u1160\u2800\u3164\uffa0")
 INVISIBLE = (pdfium.FPDF_TEXTRENDERMODE_INVISIBLE, pdfium.FPDF_TEXTRENDERMODE_CLIP)
 MAX_NAME_BYTES = 128
 LEAST_EXTENT = 0.01
+SMALL_EXTENT = 0.5
+"""Points; a letter that is wider and higher is drawn."""
+
 LEAST_PART, LEAST_FONT_SIZE = 1 / 500, 1
 """A letter is drawn if its outline has more of its font's height; PDFium says 1/1000 of the font's size if not. Of
 letters in smaller fonts, which a matrix enlarges, it says nothing."""
@@ -28,7 +31,7 @@ letters in smaller fonts, which a matrix enlarges, it says nothing."""
 HIGH_HALVES, LOW_HALVES, FIRST_OF_PAIRS = range(0xD800, 0xDC00), range(0xDC00, 0xE000), 0x10000
 """Of letters beyond 16 bits in UTF-16."""
 
-MAX_PARTS = 3
+IN_LIGATURES, MAX_PARTS = frozenset("filst"), 3
 MAX_DEPTH = 32
 """Forms within forms that are searched; PDFium draws fewer."""
 
@@ -76,69 +79,88 @@ def read_text(page: pdfium.FPDF_PAGE, fonts: Sequence[Font]) -> PageText:
     """Return the text of *page*, whose annotations are flattened."""
     families = {font.family: font for font in fonts}
     by_font: dict[str, Letters] = {}
+    substitutes: dict[int, tuple[str, Font | None]] = {}
     checked = set[tuple[int, int, bool]]()
     with _text(page) as text:
+        reader = _Reader(text)
         for index in range(pdfium.FPDFText_CountChars(text)):
             item = pdfium.FPDFText_GetTextObject(text, index)
             if not item or pdfium.FPDFTextObj_GetTextRenderMode(item) in INVISIBLE:
                 continue
             font = pdfium.FPDFTextObj_GetFont(item)
-            letter, is_flat = _letter(text, index)
-            key = ctypes.addressof(font.contents), letter, is_flat
-            if key in checked:
+            place = ctypes.addressof(font.contents)
+            letter, is_flat = reader.letter(index)
+            if (place, letter, is_flat) in checked:
                 continue
-            checked.add(key)
-            if not pdfium.FPDFFont_GetIsEmbedded(font):
-                letters = by_font.setdefault(_name(pdfium.FPDFFont_GetBaseFontName, font), Letters())
-                if is_blank(letter):
-                    continue
-                if pdfium.FPDFText_HasUnicodeMapError(text, index):
-                    letters.has_unnamed = True
-                    continue
-                substitute = families.get(_name(pdfium.FPDFFont_GetFamilyName, font))
-                # The outline of a letter that a font lacks is often a box, so it says nothing of *substitute*.
-                is_known = substitute is None or letter in substitute.letters
-                is_drawn = not is_flat and is_known and _has_outline(font, letter)
-                (letters.drawn if is_drawn else letters.missing).add(letter)
+            checked.add((place, letter, is_flat))
+            if pdfium.FPDFFont_GetIsEmbedded(font):
+                continue
+            if place not in substitutes:
+                family = families.get(_name(pdfium.FPDFFont_GetFamilyName, font))
+                substitutes[place] = _name(pdfium.FPDFFont_GetBaseFontName, font), family
+            name, substitute = substitutes[place]
+            letters = by_font.setdefault(name, Letters())
+            if is_blank(letter):
+                continue
+            if pdfium.FPDFText_HasUnicodeMapError(text, index):
+                letters.has_unnamed = True
+                continue
+            # The outline of a letter that a font lacks is often a box, so it says nothing of *substitute*.
+            is_known = substitute is None or letter in substitute.letters
+            is_drawn = not is_flat and is_known and _has_outline(font, letter)
+            (letters.drawn if is_drawn else letters.missing).add(letter)
     num_objects = pdfium.FPDFPage_CountObjects(page)
     has_flat_text = any(_has_flat_text(pdfium.FPDFPage_GetObject(page, index)) for index in range(num_objects))
     return PageText(by_font, has_flat_text)
 
 
-def _letter(text: pdfium.FPDF_TEXTPAGE, index: int) -> tuple[int, bool]:
-    """Return a letter, and whether it has no extent, since its font does not draw it. A flat ligature is one letter."""
-    letter, box, room = _code(text, index), _box(text, index), pdfium.FS_RECTF()
-    pdfium.FPDFText_GetLooseCharBox(text, index, room)
-    is_told = pdfium.FPDFText_GetFontSize(text, index) >= LEAST_FONT_SIZE
-    width, height = box[1] - box[0], box[3] - box[2]
-    least_width, least_height = (room.right - room.left) * LEAST_PART, (room.top - room.bottom) * LEAST_PART
-    if is_blank(letter) or not is_told or (width > least_width and height > least_height):
-        return letter, False
-    # PDFium tells the parts of a ligature, all in its box.
-    parts = [letter]
-    for step in (-1, 1):
-        near = index + step
-        while len(parts) < MAX_PARTS and near >= 0 and _box(text, near) == box:
-            parts.insert(0 if step < 0 else len(parts), _code(text, near))
-            near += step
-    return _ligatures().get("".join(map(chr, parts)), letter), True
+class _Reader:
+    """Reads letters of a page, of which there may be many: nothing is allocated for most of them."""
 
+    def __init__(self, text: pdfium.FPDF_TEXTPAGE) -> None:
+        self._text = text
+        self._sides = tuple(ctypes.c_double() for _ in range(4))
 
-def _code(text: pdfium.FPDF_TEXTPAGE, index: int) -> int:
-    """Return the code point of a letter; PDFium tells the halves of a pair, of which each returns the letter."""
-    letter: int = pdfium.FPDFText_GetUnicode(text, index)
-    start = index - 1 if letter in LOW_HALVES and index else index
-    high, low = (int(pdfium.FPDFText_GetUnicode(text, start + step)) for step in (0, 1))
-    if high in HIGH_HALVES and low in LOW_HALVES:
-        return FIRST_OF_PAIRS + ((high - HIGH_HALVES.start) << 10) + low - LOW_HALVES.start
-    return min(letter, sys.maxunicode)
+    def letter(self, index: int) -> tuple[int, bool]:
+        """Return a letter, and whether its font does not draw it: then it is flat. Flat parts of a ligature are one."""
+        letter, (left, right, bottom, top) = self._code(index), self._box(index)
+        is_small = right - left < SMALL_EXTENT or top - bottom < SMALL_EXTENT
+        if not is_small or is_blank(letter) or not self._is_flat(index, right - left, top - bottom):
+            return letter, False
+        if chr(letter) not in IN_LIGATURES:
+            return letter, True
+        # PDFium tells the parts of a ligature, all in its box.
+        parts, box = [letter], (left, right, bottom, top)
+        for step in (-1, 1):
+            near = index + step
+            while len(parts) < MAX_PARTS and self._box(near) == box:
+                parts.insert(0 if step < 0 else len(parts), self._code(near))
+                near += step
+        return _ligatures().get("".join(map(chr, parts)), letter), True
 
+    def _is_flat(self, index: int, width: float, height: float) -> bool:
+        room = pdfium.FS_RECTF()
+        pdfium.FPDFText_GetLooseCharBox(self._text, index, room)
+        is_part = width <= (room.right - room.left) * LEAST_PART or height <= (room.top - room.bottom) * LEAST_PART
+        return is_part and float(pdfium.FPDFText_GetFontSize(self._text, index)) >= LEAST_FONT_SIZE
 
-def _box(text: pdfium.FPDF_TEXTPAGE, index: int) -> tuple[float, ...]:
-    """Return left, right, bottom and top of a letter's outline; nothing beyond the last one."""
-    sides = tuple(ctypes.c_double() for _ in range(4))
-    is_there = pdfium.FPDFText_GetCharBox(text, index, *sides)
-    return tuple(side.value for side in sides) if is_there else ()
+    def _code(self, index: int) -> int:
+        """Return the code point of a letter; PDFium tells the halves of a pair, of which each returns the letter."""
+        letter: int = pdfium.FPDFText_GetUnicode(self._text, index)
+        if letter not in HIGH_HALVES and letter not in LOW_HALVES:
+            return min(letter, sys.maxunicode)
+        start = index - 1 if letter in LOW_HALVES and index else index
+        high, low = (int(pdfium.FPDFText_GetUnicode(self._text, start + step)) for step in (0, 1))
+        if high in HIGH_HALVES and low in LOW_HALVES:
+            return FIRST_OF_PAIRS + ((high - HIGH_HALVES.start) << 10) + low - LOW_HALVES.start
+        return letter
+
+    def _box(self, index: int) -> tuple[float, float, float, float]:
+        """Return left, right, bottom and top of a letter's outline; zeros beyond the first and the last one."""
+        left, right, bottom, top = self._sides
+        if index < 0 or not pdfium.FPDFText_GetCharBox(self._text, index, left, right, bottom, top):
+            return 0, 0, 0, 0
+        return left.value, right.value, bottom.value, top.value
 
 
 @cache
@@ -193,10 +215,11 @@ def letters_from(page: pdfium.FPDF_PAGE, first: int) -> tuple[set[int], set[int]
     texts = {ctypes.addressof(text.contents) for item in objects for text in _texts(item)}
     letters, flat = set[int](), set[int]()
     with _text(page) as text:
+        reader = _Reader(text)
         for index in range(pdfium.FPDFText_CountChars(text)):
             item = pdfium.FPDFText_GetTextObject(text, index)
             if item and ctypes.addressof(item.contents) in texts:
-                letter, is_flat = _letter(text, index)
+                letter, is_flat = reader.letter(index)
                 (flat if is_flat else letters).add(letter)
     return letters, flat
 
