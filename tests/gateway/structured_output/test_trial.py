@@ -73,8 +73,22 @@ def test_regular_expressions_that_cannot_be_held(text: str) -> None:
     assert (outcome.code, outcome.param) == (InvalidValue.code, "guided_regex")
 
 
-def test_a_grammar_that_is_none() -> None:
-    outcome = trial.try_constraint(Constraint("grammar", "oh no {", "guided_grammar"))
+@pytest.mark.parametrize(
+    "text",
+    [
+        "oh no {",
+        "",
+        'a ::= "b"',
+        "root ::= missing",
+        'root ::= "a" | (missing)*',
+        'root ::= a-b a_b\na-b ::= "a"\na_b ::= "b"',
+        'root ::= start\nstart ::= "a"',
+        'root ::= "\\',
+        "root ::= " + "(" * 3000,
+    ],
+)
+def test_a_grammar_that_is_none(text: str) -> None:
+    outcome = trial.try_constraint(Constraint("grammar", text, "guided_grammar"))
     assert (outcome.code, outcome.param) == (InvalidValue.code, "guided_grammar")
 
 

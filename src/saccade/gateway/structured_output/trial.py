@@ -11,7 +11,7 @@ import sys
 import msgspec
 import structlog
 from llguidance import LLTokenizer
-from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+from llguidance.gbnf_to_lark import any_to_lark
 
 from saccade.errors import DeadlineExceeded, InternalError, InvalidValue, RequestError
 from saccade.gateway.confinement import ChildLimits, LimitedChild, begin
@@ -157,8 +157,14 @@ def _lark(constraint: Constraint) -> str:
     """Return a grammar in Lark's format; as in vLLM, it may also be in llama.cpp's GBNF."""
     try:
         return any_to_lark(constraint.text)
-    except GbnfToLarkError as error:
-        raise InvalidValue(f"`{constraint.param}` is neither GBNF nor a Lark grammar.", constraint.param) from error
+    except MemoryError:
+        raise
+    except Exception as error:  # the library raises nothing narrower for a rule that is missing or is there twice
+        message = (
+            f"`{constraint.param}` is neither a Lark grammar nor GBNF, which begins with the rule `root` and defines "
+            "each rule that it names, once."
+        )
+        raise InvalidValue(message, constraint.param) from error
 
 
 def main() -> None:
