@@ -11,6 +11,7 @@ from judges.suites import (
     templates,
     vllm_events,
     vllm_readers,
+    vllm_servers,
 )
 
 JUDGES: tuple[Judge, ...] = (
@@ -20,6 +21,7 @@ JUDGES: tuple[Judge, ...] = (
     llama_answers.JUDGE,
     llama_server.JUDGE,
     vllm_readers.JUDGE,
+    vllm_servers.CHATS_JUDGE,
     vllm_events.JUDGE,
     templates.JUDGE,
     pillow_images.JUDGE,

@@ -2,15 +2,15 @@
 
 import contextlib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[2] / "tests"))
 
-from checkpoints import write_qwen3_vl
+from checkpoints import NETWORKS
 from server import Server, serving
 
-__all__ = ["Server", "bundled_server", "tiny_server"]
+__all__ = ["Server", "bundled_server", "model_server", "tiny_model"]
 
 
 @contextlib.contextmanager
@@ -21,10 +21,15 @@ def bundled_server(names: Iterable[str], *flags: str, key: str = "none") -> Iter
 
 
 @contextlib.contextmanager
-def tiny_server(folder: Path, names: Iterable[str], *flags: str) -> Iterator[Server]:
-    """Serve a random Qwen3-VL, written into *folder*, by *names*, too."""
-    with serving(str(write_qwen3_vl(folder / "tiny-qwen3-vl")), *_names(names), "--no-summary", *flags) as server:
+def model_server(model: Path, names: Iterable[str], *flags: str) -> Iterator[Server]:
+    """Serve the model in the folder *model* by *names*."""
+    with serving(str(model), *_names(names), "--no-summary", *flags) as server:
         yield server
+
+
+def tiny_model(name: str) -> Callable[[Path], Path]:
+    """Return what writes a random network of a release, by its name, below a folder, and returns the network's own."""
+    return lambda folder: NETWORKS[name](folder / f"tiny-{name}")
 
 
 def _names(names: Iterable[str]) -> list[str]:

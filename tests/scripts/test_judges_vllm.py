@@ -56,7 +56,7 @@ def test_another_thing_that_is_not_here_fails():
 
 def test_parsers_read_answers(tmp_path: Path) -> None:
     (tmp_path / "test_a.py").write_text(TESTS)
-    paths = (JUDGES / "stand_ins" / "vllm_readers", JUDGES.parent)
+    paths = (JUDGES / "stand_ins" / "vllm_readers", JUDGES / "stand_ins" / "vllm", JUDGES.parent)
     found = run_suite(Suite(Path(sys.executable), tmp_path, ("test_a.py",), ("-p", "vllm_stand_ins"), {}, paths), ())
     assert {one.name.removeprefix("test_a.py::"): one.became for one in found} == {
         "test_whole": PASSED,

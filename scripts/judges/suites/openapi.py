@@ -13,7 +13,7 @@ from judges.environments import environment
 from judges.judge import Judge
 from judges.outcomes import FAILED, PASSED, Outcome
 from judges.pytest_suite import RUN_SECONDS
-from judges.servers import tiny_server
+from judges.servers import model_server, tiny_model
 
 VERSION = "4.32.5"
 PACKAGES = (f"schemathesis=={VERSION}", "hypothesis==6.170.15")
@@ -28,13 +28,15 @@ CHECKS = (
     "Allow header mismatch",
 )
 """The titles of its failures: each is a test of each operation."""
+MODEL = tiny_model("qwen3_vl")
+SHORT = ("--max-model-len", "64")
 METHODS = ("get", "put", "post", "delete", "patch")
 
 
 def run(cache: Path, skips: frozenset[str]) -> Iterable[Outcome]:
     """Send what schemathesis thinks of, to a random model with a short context: most of it generates until that is full."""
     python = environment("schemathesis", PACKAGES, cache)
-    with tempfile.TemporaryDirectory() as scratch, tiny_server(Path(scratch), (), "--max-model-len", "64") as server:
+    with tempfile.TemporaryDirectory() as scratch, model_server(MODEL(Path(scratch)), (), *SHORT) as server:
         address = f"{server.url}/openapi.json"
         with urllib.request.urlopen(address, timeout=60) as answer:
             description = json.load(answer)

@@ -42,7 +42,7 @@ def run(cache: Path, skips: frozenset[str]) -> Iterable[Outcome]:
     """Run the tests in Saccade's own environment."""
     folder = take(ARCHIVE, (*TESTS, *SUPPORT), cache)
     options = ("-q", "-p", "vllm_stand_ins", "-p", "no:schemathesis", "--timeout", "60", "-W", "ignore")
-    paths = (ROOM / "stand_ins" / "vllm_readers", folder, ROOM.parent)
+    paths = (ROOM / "stand_ins" / "vllm_readers", ROOM / "stand_ins" / "vllm", folder, ROOM.parent)
     return run_suite(
         Suite(Path(sys.executable), folder, TESTS, (*options, "-c", "/dev/null", "--rootdir", str(folder)), {}, paths),
         skips,

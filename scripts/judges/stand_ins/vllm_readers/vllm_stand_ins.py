@@ -4,17 +4,14 @@ The protocol's classes hold what they are given. Parser classes feed the reader.
 imported, and fails when it is used.
 """
 
-import importlib.abc
-import importlib.machinery
-import sys
-from collections.abc import Sequence
-from types import ModuleType
-from typing import Any, ClassVar
+import importlib
+from typing import Any
 
 import pytest
 import stand_in_parsers
 import stand_in_protocol
 import transformers
+from stand_in_modules import replace_modules
 from stand_in_tokenizer import detokenized, tokenizer_of
 
 CONSTANTS = {
@@ -27,66 +24,20 @@ CONSTANTS = {
 FUNCTIONS = {"get_tokenizer": tokenizer_of, "detokenize_incrementally": detokenized}
 
 
-class NotHere(Exception):
-    """A part of vLLM's inside that has no counterpart."""
+def find(module: str, name: str) -> Any:
+    """Return what stands for *name*; raises LookupError."""
+    for source in (stand_in_protocol, stand_in_parsers):
+        if hasattr(source, name):
+            return getattr(source, name)
+    if name in FUNCTIONS:
+        return FUNCTIONS[name]
+    by_module = CONSTANTS[name]
+    return by_module.get(module.rpartition(".")[2], by_module[""])
 
 
-class _Absent(type):
-    """The type of what is not here: any use of it fails."""
-
-    def __call__(cls, *given: Any, **named: Any) -> Any:
-        raise NotHere(f"{cls.__module__}.{cls.__name__}")
-
-    def __getattr__(cls, name: str) -> Any:
-        if name.startswith("__") or name == "_pytestfixturefunction":
-            raise AttributeError(name)
-        raise NotHere(f"{cls.__module__}.{cls.__name__}.{name}")
-
-
-class StandIn(ModuleType):
-    """A module of vLLM's."""
-
-    __path__: ClassVar[list[str]] = []
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        for source in (stand_in_protocol, stand_in_parsers):
-            if hasattr(source, name):
-                return getattr(source, name)
-        if name in FUNCTIONS:
-            return FUNCTIONS[name]
-        if name in CONSTANTS:
-            by_module = CONSTANTS[name]
-            return by_module.get(self.__name__.rpartition(".")[2], by_module[""])
-        if name[0].islower():
-            raise AttributeError(name)  # so that the import looks for a module of that name
-        return _Absent(name, (), {"__module__": self.__name__})
-
-    def __call__(self, *given: Any, **named: Any) -> Any:
-        raise NotHere(self.__name__)
-
-
-class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds any module of vLLM's."""
-
-    def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> Any:
-        """Take names of vllm."""
-        if name.partition(".")[0] in ("vllm", "xgrammar"):
-            return importlib.machinery.ModuleSpec(name, self, is_package=True)
-        return None
-
-    def create_module(self, spec: Any) -> ModuleType:
-        """Make the module."""
-        return StandIn(spec.name)
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Nothing runs; the engines can be found by going through their module."""
-        if module.__name__.endswith(".registered_adapters"):
-            module.__dict__.update(stand_in_parsers.ENGINES)
-
-
-sys.meta_path.insert(0, Finder())
+replace_modules(lambda name: name.partition(".")[0] in ("vllm", "xgrammar"), find)
+# Tests find the engines by going through their module.
+vars(importlib.import_module("vllm.parser.engine.registered_adapters")).update(stand_in_parsers.ENGINES)
 transformers.AutoTokenizer.from_pretrained = staticmethod(tokenizer_of)
 
 
