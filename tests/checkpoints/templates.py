@@ -40,7 +40,7 @@ QWEN3 = (
 {{- '</tool_call><|im_end|>\\n' }}
 {%- endif -%}
 {%- for message in messages -%}
-{%- if tools and loop.first and message.role == 'system' -%}
+{%- if message.role == 'system' and (tools or not loop.first) -%}
 {%- elif message.role == 'tool' -%}
 {%- if loop.first or loop.previtem.role != 'tool' -%}{{ '<|im_start|>user' }}{%- endif -%}
 {{ '\\n<tool_response>\\n' }}{{ show(message.content) }}{{ '\\n</tool_response>' }}
@@ -59,7 +59,7 @@ QWEN3 = (
 {%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}
 """
 )
-"""Tools in a system turn, calls as JSON, results in turns of the user."""
+"""Tools in a system turn, calls as JSON, results in turns of the user; system turns after the first are left out."""
 
 QWEN3_5 = (
     _QWEN_IMAGES

@@ -12,7 +12,8 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from saccade.models.family import ImageOptions, VideoOptions
 from saccade.protocol.request import MAX_NUM_SAMPLES
-from saccade.tokenization.chat_template import ChatTemplate, Message, Tool
+from saccade.tokenization.chat_template import ChatTemplate
+from saccade.tokenization.messages import Message, Tool
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1024
@@ -422,7 +423,8 @@ class Chat:
     *plain* prompt, which no template renders.
 
     *num_characters* measures the work for the chat. The prompt declares *tools*. If the chat *continues*, its prompt
-    ends after the text of the last message. *template*, if set, replaces the model's own.
+    ends after the text of the last message. *template*, if set, replaces the model's own. *client_messages* are those
+    of the request, and *messages* the same in a form that the template writes; *warning* is for the client.
     """
 
     messages: list[Message]
@@ -435,6 +437,8 @@ class Chat:
     template: ChatTemplate | None = None
     plain: list[int] | None = None
     has_pdfs: bool = False
+    client_messages: Sequence[Message] = ()
+    warning: str = ""
 
     @classmethod
     def of_plain(cls, token_ids: list[int]) -> "Chat":

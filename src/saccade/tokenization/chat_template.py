@@ -7,23 +7,18 @@ import json
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import count
 from typing import Any
 
 from saccade.errors import InvalidValue, StartupError
 from saccade.tokenization.image_tag import ImageTag
+from saccade.tokenization.messages import Message, Tool
 from saccade.tokenization.provenance import Disguise, Provenance
 from saccade.tokenization.template_limits import TooCostly
 from saccade.tokenization.template_program import TemplateProgram
 from saccade.tokenization.tokenizer import Segment
-
-Message = Mapping[str, Any]
-"""{"role": str, "content": str | list of {"type": "text", "text": str} and {"type": "image"}}; optionally, "name",
-"reasoning_content" and "tool_call_id", strings, and "tool_calls": a list of {"id": str, "type": "function", "function":
-{"name": str, "arguments": JSON object}}."""
-Tool = Mapping[str, Any]
-"""A function's declaration as JSON values: {"type": "function", "function": {"name": str, ...}}."""
+from saccade.tokenization.written_turns import RESULT, calling, find_written_turns, has_texts
 
 TEXT_FIELDS = ("name", "reasoning_content", "tool_call_id")
 CALL_KEYS = frozenset(("id", "type", "function", "name", "arguments"))
@@ -39,7 +34,7 @@ _PROBE_TOOL = {
         "parameters": {"type": "object", "properties": {}, "required": []},
     },
 }
-_RESULT = {"role": "tool", "tool_call_id": "functions.f:0", "content": _PROBE}
+_RESULT = {**RESULT, "content": _PROBE}
 
 
 class ChatTemplate:
@@ -70,10 +65,13 @@ class ChatTemplate:
         self._loses_strings = image_tag is None and not self._shows(_PROBE) and self._shows(_text_part(_PROBE))
         self.takes_tools = self._shows("", (_PROBE_TOOL,)) or self._shows(_text_part("a"), (_PROBE_TOOL,))
         """Whether the template writes the tools that it is given."""
-        self.loses_calls = self._loses(_calling(f"1{_PROBE}", f"2{_PROBE}"), (f"1{_PROBE}", f"2{_PROBE}"))
+        self.loses_calls = self._loses(calling(f"1{_PROBE}", f"2{_PROBE}"), (f"1{_PROBE}", f"2{_PROBE}"))
         """Whether the template silently leaves out calls of earlier turns."""
-        self.loses_results = self._loses([*_calling("a"), _RESULT], (_PROBE,))
+        self.loses_results = self._loses([*calling("a"), _RESULT], (_PROBE,))
         """Whether the template silently leaves out results of tools."""
+        tools = ((), (_PROBE_TOOL,)) if self.takes_tools else ((),)
+        self.turns = find_written_turns([partial(self._prompt_of, declared) for declared in tools])
+        """The turns and texts that the template writes."""
 
     @cached_property
     def loses_result_images(self) -> bool:
@@ -148,16 +146,19 @@ class ChatTemplate:
         """Return whether the template writes the text of *content*, or the names of *tools*."""
         messages = [{"role": "user", "content": content}]
         try:
-            return any(_PROBE in segment.text for segment in self.render(messages, tools=tools))
+            return has_texts(self._prompt_of(tools, messages), _PROBE)
         except InvalidValue as error:
             if isinstance(error.__cause__, TooCostly):
                 raise StartupError(f"The chat template {error.__cause__.message} for one short message.") from error
             return False
 
+    def _prompt_of(self, tools: Sequence[Tool], messages: Sequence[Message]) -> str:
+        return "".join(segment.text for segment in self.render(messages, tools=tools))
+
     def _loses(self, messages: Sequence[Message], probes: Sequence[str]) -> bool:
         """Return whether the template accepts *messages*, and does not write all of *probes*."""
         try:
-            text = "".join(segment.text for segment in self.render(messages))
+            text = self._prompt_of((), messages)
         except InvalidValue:
             return False
         return not all(probe in text for probe in probes)
@@ -165,7 +166,7 @@ class ChatTemplate:
     def _special_texts(self, result: Message) -> list[str]:
         """Return the special tokens that the template writes for a call and its *result*, [] if it refuses them."""
         try:
-            segments = self.render([*_calling("a"), result])
+            segments = self.render([*calling("a"), result])
         except InvalidValue:
             return []
         return [segment.text for segment in segments if segment.is_special]
@@ -273,15 +274,6 @@ def _map_strings(value: Any, encode: Callable[[str], str], known: Collection[str
         case list():
             return [_map_strings(item, encode, known, levels) for item in value]
     return value
-
-
-def _calling(*arguments: str) -> list[Message]:
-    """Return messages whose last one calls a function for each of *arguments*."""
-    calls = [
-        {"id": f"functions.f:{number}", "type": "function", "function": {"name": "f", "arguments": {"a": argument}}}
-        for number, argument in enumerate(arguments)
-    ]
-    return [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": calls}]
 
 
 def _text_part(text: str) -> list[dict[str, str]]:

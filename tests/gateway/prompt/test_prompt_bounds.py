@@ -54,13 +54,13 @@ def test_text_that_may_fit_is_tokenised(served: ServedModel) -> None:
         read_chat_that_may_fit(asking(ChatMessage("user", "x" * (most + 1))), served)
 
 
-def test_text_that_the_template_leaves_out_does_not_count(served: ServedModel) -> None:
-    template = ChatTemplate("{{ messages[-1].content }}", served.tokenizer.special_tokens, {})
-    last = replace(served, template=template)
-    chat = read_chat_that_may_fit(asking(ChatMessage("user", "x" * 10_000), ChatMessage("user", "hi")), last)
-    assert len(chat.messages) == 2
+def test_reasoning_that_the_template_leaves_out_does_not_count(served: ServedModel) -> None:
+    source = "{% for m in messages %}{{ m.content }}{% if loop.last %}{{ m.reasoning_content }}{% endif %}{% endfor %}"
+    last = replace(served, template=ChatTemplate(source, served.tokenizer.special_tokens, {}))
+    question, answer = ChatMessage("user", "hi"), ChatMessage("assistant", "hi", reasoning_content="x" * 10_000)
+    assert len(read_chat_that_may_fit(asking(question, answer, question), last).messages) == 3
     with pytest.raises(ContextLengthExceeded):
-        read_chat_that_may_fit(asking(ChatMessage("user", "hi"), ChatMessage("user", "x" * 10_000)), last)
+        read_chat_that_may_fit(asking(question, answer), last)
 
 
 def test_a_tokenizer_without_a_bound_is_asked(served: ServedModel) -> None:

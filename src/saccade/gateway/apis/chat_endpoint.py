@@ -146,9 +146,9 @@ class ChatEndpoint:
         del body, read
         with names.in_errors():
             parts = await reading
-        answer_grammar = parts[0].answer_grammar
-        if answer_grammar is not None and answer_grammar.warning:
-            scope[WARNINGS] = "; ".join(filter(None, (scope[WARNINGS], answer_grammar.warning)))
+        chat, answer_grammar = parts[0].chat, parts[0].answer_grammar
+        of_grammar = "" if answer_grammar is None else answer_grammar.warning
+        scope[WARNINGS] = "; ".join(filter(None, (scope[WARNINGS], chat.warning, of_grammar)))
         return list(zip(formats, parts, strict=True))
 
     async def _answer(

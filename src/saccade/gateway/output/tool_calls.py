@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from saccade.models.tool_formats import FORMATS
 from saccade.models.tool_formats.call_scanner import CallScanner, Tag
 from saccade.models.tool_formats.form import Declared, ParsedCall, ToolCallTokens
-from saccade.tokenization.chat_template import Tool
+from saccade.tokenization.messages import Tool
 from saccade.tokenization.tokenizer import Tokenizer
 
 

@@ -19,7 +19,9 @@ from saccade.gateway.chat import IMAGE_PART, Chat, ChatRequest, PlainPrompt, Tok
 from saccade.gateway.limits import WorkThreads
 from saccade.gateway.prompt.media_options import NO_DEFAULTS, RequestDefaults
 from saccade.gateway.prompt.messages import num_characters, read_chat
+from saccade.gateway.prompt.sent_texts import check_sent_texts
 from saccade.gateway.prompt.tools import check_history, check_served, place_result_images, texts_in
+from saccade.gateway.prompt.turns import rewrite_turns
 from saccade.gateway.served_models.served_model import Placeholders, ServedModel, media_segments
 from saccade.media.header import MediaLimits
 from saccade.models.family import VideoOptions
@@ -103,8 +105,8 @@ class PromptDrafter:
         self._check_media(served, chat)
         template = template_of(served, chat)
         check_served(chat.tools, served.tool_calls is not None, template.takes_tools)
-        check_history(chat.messages, template)
-        return replace(chat, messages=place_result_images(chat.messages, template))
+        check_history(chat.client_messages, template)
+        return chat
 
     async def read_long(self, served: ServedModel, request: ChatRequest | TokenizeRequest) -> Chat:
         """As read(), in a thread, for a request that `is_long`."""
@@ -151,7 +153,8 @@ class PromptDrafter:
                 long,
                 num_image_bytes,
                 lambda: encode(
-                    write_images(render(served, chat), served.tokenizer.special_tokens, placeholders, layouts), pieces
+                    write_images(render(served, chat), served.tokenizer.special_tokens, placeholders, layouts),
+                    pieces,
                 ),
                 "messages",
             )
@@ -204,14 +207,17 @@ def is_long(request: ChatRequest | TokenizeRequest) -> bool:
 def read_chat_that_may_fit(
     request: ChatRequest | TokenizeRequest, served: ServedModel, defaults: RequestDefaults = NO_DEFAULTS
 ) -> Chat:
-    """Return the chat in *request*. Raises RequestError, also ContextLengthExceeded if its text cannot fit.
+    """Return the chat in *request*, its turns in a form that the template writes.
 
-    A template may leave text out, such as the reasoning of earlier turns. So a chat with too much text is rendered, and
-    the rendered text decides.
+    Raises RequestError, also ContextLengthExceeded if its text cannot fit. A template may leave text out, such as the
+    reasoning of earlier turns. So a chat with too much text is rendered, and the rendered text decides.
     """
     chat = read_chat(request, served.declaration, defaults)
     if request.chat_template is not None:
         chat = replace(chat, template=served.template.replaced_by(request.chat_template))
+    template = template_of(served, chat)
+    turns, warning = rewrite_turns(chat.messages, template.turns)
+    chat = replace(chat, messages=place_result_images(turns, template), client_messages=chat.messages, warning=warning)
     texts = list(texts_of(chat))
     if sum(map(len, texts)) * MAX_UTF8_BYTES <= served.max_model_len:
         return chat
@@ -226,10 +232,17 @@ def read_chat_that_may_fit(
 
 
 def render(served: ServedModel, chat: Chat) -> list[Segment]:
-    """Return the prompt of *chat* as the model's template writes it."""
-    return template_of(served, chat).render(
+    """Return the prompt of *chat* as the model's template writes it.
+
+    Raises InvalidValue if the template refuses the chat, or leaves out a text of the request.
+    """
+    template = template_of(served, chat)
+    segments = template.render(
         chat.messages, chat.add_generation_prompt, chat.switches, chat.tools, continues=chat.continues
     )
+    prompt = "".join(segment.text for segment in segments)
+    check_sent_texts(chat.client_messages, prompt, served.declaration.reasoning.end, template.turns.results_first)
+    return segments
 
 
 def template_of(served: ServedModel, chat: Chat) -> ChatTemplate:

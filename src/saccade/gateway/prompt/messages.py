@@ -26,7 +26,7 @@ from saccade.gateway.json_body import decode, parse
 from saccade.gateway.prompt.media_options import NO_DEFAULTS, MediaOptions, RequestDefaults, excerpt, read_media_options
 from saccade.gateway.prompt.tools import Choice, read_calls, read_choice, read_tools, texts_in
 from saccade.models.family import Family, ImageOptions
-from saccade.tokenization.chat_template import Message
+from saccade.tokenization.messages import Message
 
 ROLES: Final = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 """Clients' roles, and their names in templates."""
@@ -138,7 +138,9 @@ def _read_message(message: ChatMessage, field: str, options: MediaOptions, image
                 f"{field}.tool_call_id",
             )
         read["tool_call_id"] = message.tool_call_id
-    if (reasoning := _reasoning(message, field)) is not None:
+    named: Literal["reasoning", "reasoning_content"]
+    named = "reasoning" if message.reasoning_content is None else "reasoning_content"
+    if (reasoning := _of_assistant(named, message, field)) is not None:
         read["reasoning_content"] = reasoning
     if message.name is not None:
         read["name"] = message.name
@@ -164,11 +166,6 @@ def _content(
     if message.role != "assistant":
         raise InvalidValue(f"`{field}.content` is missing.", f"{field}.content")
     return refusal
-
-
-def _reasoning(message: ChatMessage, field: str) -> str | None:
-    """Return the reasoning of an earlier turn."""
-    return _of_assistant("reasoning" if message.reasoning_content is None else "reasoning_content", message, field)
 
 
 def _of_assistant(

@@ -9,7 +9,8 @@ import msgspec
 
 from saccade.errors import InvalidValue, UnsupportedParameter
 from saccade.gateway.chat import MAX_TOOL_NAME, TOOL_NAME, ChatMessage, ChatRequest, TokenizeRequest, ToolCall
-from saccade.tokenization.chat_template import ChatTemplate, Message, Tool
+from saccade.tokenization.chat_template import ChatTemplate
+from saccade.tokenization.messages import Message, Tool
 
 MAX_DEPTH: Final = 64
 """Depth of nested values in a declaration, and in the arguments of a call."""

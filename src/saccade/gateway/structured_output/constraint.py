@@ -18,7 +18,7 @@ from saccade.gateway.chat import ChatRequest
 from saccade.gateway.prompt.tools import read_choice
 from saccade.models.tool_formats import FORMATS
 from saccade.models.tool_formats.form import CallConstraint, ContentConstraint, FunctionConstraint, ToolCallTokens
-from saccade.tokenization.chat_template import Tool
+from saccade.tokenization.messages import Tool
 
 ANY_OBJECT = '{"type": "object"}'
 Kind = Literal["json_schema", "regex", "grammar", "tool_calls"]

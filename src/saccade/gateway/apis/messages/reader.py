@@ -74,6 +74,12 @@ NAMES: Final = {
 IN_TURNS: Final = ("thinking", "text", "tool_use")
 """The blocks of an assistant's turn."""
 
+BILLING_HEADER: Final = "x-anthropic-billing-header:"
+"""Begins a block that Claude Code adds to `system` for Anthropic's bills: the only text of a request that is left out.
+
+It differs in each request, so a prompt with it would find nothing in a cache.
+"""
+
 MEDIA_TYPE: Final = re.compile(r"[a-zA-Z0-9.+-]+/[a-zA-Z0-9.+-]+")
 _IMAGE: Final = re.compile(rb'"data(?::|"[ \t\r\n]{0,8}:[ \t\r\n]{0,8}")')
 
@@ -107,9 +113,7 @@ def _chat(request: CountRequest, sampling: dict[str, Any]) -> tuple[ChatRequest,
     messages: list[ChatMessage] = []
     names = dict(NAMES)
     if request.system is not None:
-        messages.append(
-            ChatMessage(role="system", content=_parts(request.system, "system", "messages[0].content", names))
-        )
+        messages.append(ChatMessage(role="system", content=_system(request.system, names)))
         names["messages[0]"] = "system"
     for position, message in enumerate(request.messages):
         for field, turn in _turns(message, f"messages[{position}]", len(messages), names):
@@ -122,6 +126,15 @@ def _chat(request: CountRequest, sampling: dict[str, Any]) -> tuple[ChatRequest,
     chat = ChatRequest(**fields, **sampling)
     check_parts(chat.messages)
     return chat, FieldNames(names)
+
+
+def _system(system: Content, names: dict[str, str]) -> str | list[ContentPart]:
+    if isinstance(system, str):
+        return system
+    blocks = [
+        (f"system[{at}]", block) for at, block in enumerate(system) if not (block.text or "").startswith(BILLING_HEADER)
+    ]
+    return [_part(block, name, f"messages[0].content[{place}]", names) for place, (name, block) in enumerate(blocks)]
 
 
 def _turns(message: Message, field: str, position: int, names: dict[str, str]) -> Iterator[tuple[str, ChatMessage]]:

@@ -1,0 +1,60 @@
+"""Look for every text of a request in its prompt, so that no template leaves one out without a word."""
+
+from collections.abc import Iterator, Sequence
+from json import dumps
+
+from saccade.errors import InvalidValue
+from saccade.tokenization.messages import Message
+
+
+def check_sent_texts(messages: Sequence[Message], prompt: str, end_of_reasoning: str, results_first: bool) -> None:
+    """Raise InvalidValue that names the first of *messages* of which *prompt* lacks a text.
+
+    Each text stands after the one before, but system turns anywhere: a template may write them at the beginning or
+    in the last turn. Texts may be trimmed or escaped as in JSON, and an assistant's may lack what comes before
+    *end_of_reasoning*. With *results_first*, results of tools stand before the text of the turn with their calls.
+    """
+    of_systems = of_others = 0
+    for position in _in_written_order(messages) if results_first else range(len(messages)):
+        message = messages[position]
+        content, is_system = message["content"], message["role"] == "system"
+        for text in [content] if isinstance(content, str) else [part["text"] for part in content if "text" in part]:
+            end = _find_end(text, prompt, of_systems if is_system else of_others)
+            if end < 0 and message["role"] == "assistant" and end_of_reasoning and end_of_reasoning in text:
+                end = _find_end(text.rpartition(end_of_reasoning)[2], prompt, of_others)
+            if end < 0:
+                raise InvalidValue(
+                    f"`messages[{position}].content`: the model's chat template leaves this text out, or a part of it. "
+                    "Send it in a message of the role user, as one text.",
+                    f"messages[{position}].content",
+                )
+            if is_system:
+                of_systems = end
+            else:
+                of_others = end
+
+
+def _in_written_order(messages: Sequence[Message]) -> Iterator[int]:
+    """Yield the position of each turn with calls after those of their results."""
+    caller: int | None = None
+    for position, message in enumerate(messages):
+        if caller is not None and message["role"] != "tool":
+            yield caller
+            caller = None
+        if "tool_calls" in message:
+            caller = position
+        else:
+            yield position
+    if caller is not None:
+        yield caller
+
+
+def _find_end(text: str, prompt: str, start: int) -> int:
+    """Return where *text* ends in *prompt* from *start* on, -1 if it is not there."""
+    trimmed = text.strip()
+    if not trimmed:
+        return start
+    for form in (trimmed, dumps(trimmed, ensure_ascii=False)[1:-1], dumps(trimmed)[1:-1]):
+        if (place := prompt.find(form, start)) >= 0:
+            return place + len(form)
+    return -1

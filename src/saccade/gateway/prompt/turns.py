@@ -1,0 +1,110 @@
+"""Every text of a request stands in its prompt: turns take a form that the template writes, and the prompt is checked.
+
+A template's losses are known from its load (tokenization/written_turns.py). What it would lose is rewritten:
+
+- System turns at the beginning become one, in order, with a blank line between them.
+- A later system turn becomes text of the user's turn next to it: the one before, else the one after, else a turn of its
+  own at that place. So it keeps its place, and the prompt of the next request begins with this one's.
+- A list of texts becomes one string, a line for each.
+
+A template that writes turns as they are gets them as they are.
+"""
+
+from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
+
+from saccade.tokenization.messages import Message
+from saccade.tokenization.written_turns import WrittenTurns
+
+MOVED = "this model's chat template does not write all system turns; their text stands in turns of the user"
+
+
+Content = str | list[dict[str, str]]
+
+
+def rewrite_turns(messages: Sequence[Message], form: WrittenTurns) -> tuple[list[Message], str]:
+    """Return *messages* in a *form* that their template writes, and a warning or ""."""
+    turns: list[Message] = []
+    pending: list[Message] = []
+    position, warning = 0, ""
+    for role, run in groupby(messages, key=itemgetter("role")):
+        group = list(run)
+        position += len(group)
+        if role != "system" and not pending:
+            turns += group
+        elif role != "system":
+            for message in group:
+                pending = _add_turn(turns, pending, message)
+        elif not pending and _is_written(turns, messages[position]["role"] if position < len(messages) else None, form):
+            turns += group if turns or form.leading_systems else [_join_turns(group, "system")]
+        else:
+            pending, warning = [*pending, *group], MOVED
+            if turns and turns[-1]["role"] == "user":
+                turns[-1], pending = _join_turns([turns[-1], *pending], "user"), []
+    if pending:
+        turns.append(_join_turns(pending, "user"))
+    return [_join_list(turn) if turn["role"] in form.joined else turn for turn in turns], warning
+
+
+def _is_written(before: Sequence[Message], role_after: str | None, form: WrittenTurns) -> bool:
+    """Whether the template writes system turns after the turns *before*, if a turn of *role_after* follows."""
+    if not before:
+        return form.systems or role_after is None
+    return (before[-1]["role"], role_after) in form.late_systems
+
+
+def _add_turn(turns: list[Message], pending: list[Message], message: Message) -> list[Message]:
+    """Append *message* to *turns*, and the *pending* turns to it or before it. Return those that still move.
+
+    Results of tools follow their calls at once.
+    """
+    if not pending or message["role"] == "tool":
+        turns.append(message)
+        return pending
+    if message["role"] == "user":
+        turns.append(_join_turns([*pending, message], "user"))
+    else:
+        turns += [_join_turns(pending, "user"), message]
+    return []
+
+
+def _join_turns(turns: Sequence[Message], role: str) -> Message:
+    """Return one turn of *role* with the content of *turns*, and the other fields of the last one of that role."""
+    fields = next((turn for turn in reversed(turns) if turn["role"] == role), {})
+    content = turns[0]["content"]
+    for turn in turns[1:]:
+        content = _join_contents(content, turn["content"])
+    return {**fields, "role": role, "content": content}
+
+
+def _join_contents(first: Content, second: Content) -> Content:
+    """Return both contents with a blank line between their texts."""
+    *before, last = _parts(first)
+    following, *after = _parts(second)
+    if "text" in last and "text" in following:
+        seam = [_text(f"{last['text']}\n\n{following['text']}")]
+    elif "text" in last:
+        seam = [_text(f"{last['text']}\n\n"), following]
+    elif "text" in following:
+        seam = [last, _text(f"\n\n{following['text']}")]
+    else:
+        seam = [last, following]
+    parts = [*before, *seam, *after]
+    return parts if len(parts) > 1 else parts[0]["text"]
+
+
+def _parts(content: Content) -> list[dict[str, str]]:
+    return [_text(content)] if isinstance(content, str) else content or [_text("")]
+
+
+def _text(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
+
+
+def _join_list(message: Message) -> Message:
+    """Return *message* with one string in the place of a list of texts."""
+    content = message["content"]
+    if isinstance(content, str) or any("text" not in part for part in content):
+        return message
+    return {**message, "content": "\n".join(part["text"] for part in content)}
