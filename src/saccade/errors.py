@@ -19,6 +19,7 @@
     │   ├── OriginNotAllowed        403, a web page that may not call this server
     │   ├── ModelNotFound           404
     │   ├── FileNotFound            404, a file that is not kept
+    │   ├── PreviousResponseNotFound
     │   ├── ResponseNotFound        404, a response that is not kept
     │   ├── RouteNotFound           404
     │   ├── MethodNotAllowed        405
@@ -154,6 +155,10 @@ class OriginNotAllowed(RequestError, code="origin_not_allowed", status=403):
 
 class ModelNotFound(RequestError, code="model_not_found", status=404):
     """No served model has the requested name."""
+
+
+class PreviousResponseNotFound(RequestError, code="previous_response_not_found"):
+    """The response that a request continues is not, or no longer, kept."""
 
 
 class ResponseNotFound(RequestError, code="response_not_found", status=404):

@@ -358,7 +358,7 @@ class ParameterReader(Generic[S]):
         """Return the warning about *unknown* parameters, "" for none. Raises UnsupportedParameter if *strict*."""
         if not unknown:
             return ""
-        named = [(_printable(name), self._meant(name)) for name in unknown[:MAX_NAMES]]
+        named = [(printable_name(name), self._meant(name)) for name in unknown[:MAX_NAMES]]
         if strict:
             name, meant = named[0]
             hint = f"did you mean `{meant}`?" if meant else "leave it out."
@@ -414,7 +414,7 @@ def check_parts(messages: Iterable[ChatMessage]) -> None:
         raise InvalidValue(f"The messages have more than {MAX_PARTS} parts together.", "messages")
 
 
-def _printable(name: str) -> str:
+def printable_name(name: str) -> str:
     """Return a name from a request, made safe for a header and a log."""
     printable = "".join(character if " " <= character <= "~" else "?" for character in name[:MAX_NAME_CHARACTERS])
     return printable if len(name) <= MAX_NAME_CHARACTERS else printable[:-3] + "..."

@@ -133,9 +133,9 @@ def test_kept_responses_are_read_and_forgotten(gateway: scripted.Gateway, client
     with pytest.raises(openai.NotFoundError) as missing:
         client.responses.retrieve(first.id)
     assert missing.value.code == "response_not_found"
-    with pytest.raises(openai.NotFoundError) as lost:
+    with pytest.raises(openai.BadRequestError) as lost:
         answer(client, stream=False, previous_response_id=first.id)
-    assert lost.value.param == "previous_response_id"
+    assert (lost.value.param, lost.value.code) == ("previous_response_id", "previous_response_not_found")
     unstored = answer(client, stream=False, store=False)
     assert unstored.to_dict()["store"] is False
     with pytest.raises(openai.NotFoundError):

@@ -45,9 +45,9 @@ def parsed(given: Any, known: Sequence[ChatMessage] = (), **fields: Any) -> tupl
     """Return the request of a chat, and the chat; errors have the client's names."""
     asked, warning = parse_response(json.dumps({"model": "m", "input": given, **fields}).encode())
     assert warning == ""
-    request, names, _ = read_conversation(asked, lambda _: known)
-    with names.in_errors():
-        return request, read_chat(request, FAMILY)
+    read = read_conversation(asked, lambda _: known)
+    with read.names.in_errors():
+        return read.chat, read_chat(read.chat, FAMILY)
 
 
 def test_a_string_is_a_users_message() -> None:
@@ -129,7 +129,13 @@ def test_tools_and_schemas() -> None:
 @table(
     ("error", "param", "given"),
     [
-        (UnsupportedParameter, "input[0].type", [{"type": "item_reference", "id": "m"}]),
+        (UnsupportedParameter, "input[0].type", [{"type": "of another kind", "id": "m"}]),
+        (InvalidValue, "input[0].call_id", [{"type": "custom_tool_call_output", "output": "a"}]),
+        (InvalidValue, "input[0].output", [{**RESULT, "output": {"type": "computer_screenshot"}}]),
+        (InvalidValue, "input[0].input", [{"type": "custom_tool_call", "call_id": "c", "name": "patch"}]),
+        (InvalidValue, "input[0].action", [{"type": "local_shell_call", "call_id": "c"}]),
+        (InvalidValue, "input[0].arguments", [{**CALL, "arguments": {"at": 1}}]),
+        (InvalidValue, "input[0].tools[0].type", [{"type": "additional_tools", "tools": [{}]}]),
         (InvalidValue, "input[0].role", [{"role": "tool", "content": "a"}]),
         (InvalidValue, "input[0].content", [{"role": "user"}]),
         (InvalidValue, "input[0].call_id", [{**RESULT, "call_id": None}]),
@@ -154,11 +160,27 @@ def test_wrong_items_are_refused(error: type[RequestError], param: str, given: l
     [
         (UnsupportedParameter, "background", {"background": True}),
         (UnsupportedParameter, "conversation", {"conversation": "c"}),
-        (UnsupportedParameter, "truncation", {"truncation": "auto"}),
+        (InvalidValue, "truncation", {"truncation": "some"}),
         (UnsupportedParameter, "include", {"include": ["message.output_text.logprobs"]}),
         (UnsupportedParameter, "top_logprobs", {"top_logprobs": 3}),
         (InvalidValue, "reasoning.effort", {"reasoning": {"effort": "some"}}),
-        (UnsupportedParameter, "tools[0].type", {"tools": [{"type": "web_search"}]}),
+        (InvalidValue, "tools[0].type", {"tools": [{}]}),
+        (InvalidValue, "tools[0].name", {"tools": [{"type": "custom"}]}),
+        (InvalidValue, "tools[0].format", {"tools": [{"type": "custom", "name": "patch", "format": {"type": "xml"}}]}),
+        (InvalidValue, "tools[0].tools", {"tools": [{"type": "namespace", "name": "a"}]}),
+        (
+            InvalidValue,
+            "tools[0].tools[0].name",
+            {"tools": [{"type": "namespace", "name": "a", "tools": [{"type": "function"}]}]},
+        ),
+        (
+            UnsupportedParameter,
+            "tools[0].tools[0].type",
+            {"tools": [{"type": "namespace", "name": "a", "tools": [{"type": "mcp"}]}]},
+        ),
+        (InvalidValue, "tools", {"tools": [{"type": "namespace", "name": "a", "tools": [TOOL] * 129}]}),
+        (UnsupportedParameter, "tool_choice.type", {"tools": [TOOL, {"type": "mcp"}], "tool_choice": {"type": "mcp"}}),
+        (InvalidValue, "tool_choice", {"tools": [TOOL], "tool_choice": {"type": "custom", "name": "patch"}}),
         (InvalidValue, "tools[0].name", {"tools": [{"type": "function"}]}),
         (InvalidValue, "tools[0].parameters", {"tools": [{**TOOL, "parameters": {"type": "array"}}]}),
         (InvalidValue, "tool_choice", {"tools": [TOOL], "tool_choice": {"type": "allowed_tools"}}),

@@ -3,13 +3,33 @@
 The reasoning, the text and the calls of an assistant's turn are separate items here, but one message of a chat.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import msgspec
+
 from saccade.errors import InvalidValue, UnsupportedParameter
 from saccade.gateway.apis.chat_endpoint import FieldNames
-from saccade.gateway.apis.responses.wire import ITEM_TYPES, Content, Format, FunctionTool, Item, Part, ResponseRequest
+from saccade.gateway.apis.responses.tools import (
+    LOCAL_SHELL,
+    DeclaredTools,
+    choose_tools,
+    custom_arguments,
+    declare_tools,
+    shell_arguments,
+)
+from saccade.gateway.apis.responses.wire import (
+    CALL_TYPES,
+    ITEM_TYPES,
+    RESULT_TYPES,
+    SKIPPED_TYPES,
+    Content,
+    Format,
+    Item,
+    Part,
+    ResponseRequest,
+)
 from saccade.gateway.chat import (
     MAX_MESSAGES,
     CalledFunction,
@@ -22,21 +42,20 @@ from saccade.gateway.chat import (
     ToolCall,
     url_of_file,
 )
-from saccade.gateway.json_body import ParameterReader, check_parts
+from saccade.gateway.json_body import MAX_NAMES, SHORT, ParameterReader, check_parts, printable_name
 
 LATER: Final[dict[str, tuple[object, ...]]] = {
     "background": (False,),
-    "context_management": ([],),
     "conversation": (),
     "moderation": (),
     "prompt": (),
-    "truncation": ("disabled",),
 }
 """Unsupported parameters that would change the answer, with the values, besides null, that change nothing."""
 
 WITHOUT_EFFECT: Final = frozenset(
     {
         "client_metadata",
+        "context_management",
         "max_tool_calls",
         "prompt_cache_key",
         "prompt_cache_options",
@@ -60,6 +79,9 @@ NAMES: Final = {
 }
 """The Responses API's names of the ChatRequest fields that do not depend on the request."""
 
+TRUNCATION: Final = "`truncation` has no effect: a conversation that does not fit is refused"
+VERBOSITY: Final = "`text.verbosity` has no effect: chat templates know no verbosity"
+
 Recall = Callable[[str], Sequence[ChatMessage]]
 """Returns the conversation up to and including the response with an id."""
 
@@ -78,10 +100,15 @@ def parse_response(body: bytes | bytearray, strict: bool = False) -> tuple[Respo
 
 @dataclass
 class Conversation:
-    """The messages of a chat that is built from items, and the client's names of their fields."""
+    """The messages of a chat that is built from items, and the client's names of their fields.
 
+    Calls of earlier turns are those of *tools*. *skipped* has the types of items that no message stands for.
+    """
+
+    tools: DeclaredTools
     messages: list[ChatMessage] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=lambda: dict(NAMES))
+    skipped: list[str] = field(default_factory=list)
 
     def add(self, name: str, message: ChatMessage) -> None:
         """Add a message that comes from the client's field *name*."""
@@ -94,12 +121,24 @@ class Conversation:
         return f"messages[{len(self.messages)}]"
 
 
-def read_conversation(request: ResponseRequest, recall: Recall) -> tuple[ChatRequest, FieldNames, int]:
-    """Return the chat that *request* continues, its fields' names, and how many of its messages are not new.
+@dataclass(frozen=True)
+class ReadResponse:
+    """The *chat* that a request continues, the client's *names* of its fields, its *tools*, and a *warning* or "".
 
-    Raises RequestError that names the field.
+    *num_known* of the chat's messages are not new.
     """
-    chat = Conversation()
+
+    chat: ChatRequest
+    names: FieldNames
+    tools: DeclaredTools
+    warning: str
+    num_known: int
+
+
+def read_conversation(request: ResponseRequest, recall: Recall) -> ReadResponse:
+    """Return the chat that *request* continues. Raises RequestError that names the field."""
+    tool_choice, tools = choose_tools(request.tool_choice, declare_tools(_named_tools(request)))
+    chat = Conversation(tools)
     if request.instructions is not None:
         chat.add("instructions", ChatMessage(role="system", content=request.instructions))
     if request.previous_response_id is not None:
@@ -113,8 +152,7 @@ def read_conversation(request: ResponseRequest, recall: Recall) -> tuple[ChatReq
     if len(chat.messages) > MAX_MESSAGES:
         raise InvalidValue(f"The conversation has more than {MAX_MESSAGES} messages.", "input")
     check_parts(chat.messages)
-    for position in range(len(request.tools or ())):
-        chat.names[f"tools[{position}].function"] = f"tools[{position}]"
+    chat.names.update((f"tools[{place}].function", tool.field) for place, tool in enumerate(tools.tools))
     read = ChatRequest(
         model=request.model,
         messages=chat.messages,
@@ -122,24 +160,55 @@ def read_conversation(request: ResponseRequest, recall: Recall) -> tuple[ChatReq
         temperature=request.temperature,
         top_p=request.top_p,
         stream=request.stream,
-        tools=None if request.tools is None else _tools(request.tools),
-        tool_choice=_tool_choice(request.tool_choice),
+        tools=[{"type": "function", "function": tool.function} for tool in tools.tools] or None,
+        tool_choice=tool_choice,
         parallel_tool_calls=request.parallel_tool_calls,
         reasoning_effort=None if request.reasoning is None else request.reasoning.effort,
         response_format=None if request.text is None else _response_format(request.text.format),
     )
-    return read, FieldNames(chat.names), num_known
+    return ReadResponse(read, FieldNames(chat.names), tools, _warning(request, chat), num_known)
+
+
+def _named_tools(request: ResponseRequest) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the tools of *request*, each after its field; Codex may send them as items."""
+    for position, tool in enumerate(request.tools or ()):
+        yield f"tools[{position}]", tool
+    num_bytes = 0
+    for index, item in enumerate(request.input):
+        if isinstance(item, Item) and item.type == "additional_tools":
+            num_bytes += len(msgspec.json.encode(item.tools))
+            if num_bytes > SHORT["tools"]:
+                raise InvalidValue(f"`input[{index}].tools`: tools must have at most {SHORT['tools']} bytes.", "input")
+            for position, tool in enumerate(item.tools or ()):
+                yield f"input[{index}].tools[{position}]", tool
+
+
+def _warning(request: ResponseRequest, chat: Conversation) -> str:
+    """Return what of *request* has no effect, "" if all has one."""
+    remarks = [
+        f"{what} are left out: {', '.join(map(printable_name, list(dict.fromkeys(types))[:MAX_NAMES]))}"
+        for what, types in (("tools that a server runs", chat.tools.left_out), ("items", chat.skipped))
+        if types
+    ]
+    remarks += [TRUNCATION] if request.truncation == "auto" else []
+    remarks += [VERBOSITY] if request.text is not None and request.text.verbosity in ("low", "high") else []
+    return "; ".join(remarks)
 
 
 def _add_items(items: Sequence[Item], chat: Conversation) -> None:
     turn: list[tuple[str, Item]] = []
     for index, item in enumerate(items):
         name = f"input[{index}]"
+        if item.type in SKIPPED_TYPES:
+            chat.skipped.append(item.type)
+            continue
         if item.type not in ITEM_TYPES:
             raise UnsupportedParameter(
                 f"`{name}.type`: items of this type are not served; send {', '.join(ITEM_TYPES)}.", f"{name}.type"
             )
-        is_turn = item.type in ("reasoning", "function_call") or item.role == "assistant"
+        if item.type == "additional_tools":
+            continue
+        is_turn = item.type in ("reasoning", *CALL_TYPES) or item.role == "assistant"
         if turn and not (is_turn and _may_follow([one.type for _, one in turn], item.type)):
             chat.add(turn[0][0], _assistant(turn, chat))
             turn = []
@@ -167,11 +236,14 @@ def _may_follow(turn: Sequence[str], item: str) -> bool:
 
 def _input_message(item: Item, name: str, chat: Conversation) -> ChatMessage:
     """Return the message of a user, or the result of a call."""
-    if item.type == "function_call_output":
-        if item.call_id is None:
+    if item.type in RESULT_TYPES:
+        # OpenAI's local_shell_call_output names its call in `id`.
+        call_id = item.id if item.call_id is None and item.type == "local_shell_call_output" else item.call_id
+        if call_id is None:
             raise InvalidValue(f"`{name}.call_id` is missing.", f"{name}.call_id")
-        content = _content(item.output, f"{name}.output", chat)
-        return ChatMessage(role="tool", tool_call_id=item.call_id, content=content)
+        if isinstance(item.output, dict):
+            raise InvalidValue(f"`{name}.output` must be a text or an array of parts.", f"{name}.output")
+        return ChatMessage(role="tool", tool_call_id=call_id, content=_content(item.output, f"{name}.output", chat))
     if item.role not in ("user", "system", "developer"):
         raise InvalidValue(f"`{name}.role` must be user, assistant, system or developer.", f"{name}.role")
     return ChatMessage(role=item.role, content=_content(item.content, f"{name}.content", chat))
@@ -188,19 +260,34 @@ def _assistant(turn: Sequence[tuple[str, Item]], chat: Conversation) -> ChatMess
             case "message" if item.content is not None:
                 content = _content(item.content, f"{name}.content", chat, len(parts))
                 parts += [ContentPart(type="text", text=content)] if isinstance(content, str) else content
-            case "function_call":
+            case "function_call" | "custom_tool_call" | "local_shell_call":
                 chat.names[f"{chat.place}.tool_calls[{len(calls)}].function.arguments"] = f"{name}.arguments"
-                calls.append(_call(item, name))
+                calls.append(_call(item, name, chat.tools))
     return ChatMessage(
         role="assistant", content=parts or None, reasoning_content=reasoning or None, tool_calls=calls or None
     )
 
 
-def _call(item: Item, name: str) -> ToolCall:
-    for key in ("call_id", "name", "arguments"):
-        if getattr(item, key) is None:
-            raise InvalidValue(f"`{name}.{key}` is missing.", f"{name}.{key}")
-    return ToolCall(item.call_id or "", CalledFunction(item.name or "", item.arguments or ""))
+def _call(item: Item, name: str, tools: DeclaredTools) -> ToolCall:
+    match item:
+        case Item(type="local_shell_call", call_id=str(call_id), action=dict(action)):
+            return ToolCall(call_id, CalledFunction(LOCAL_SHELL, shell_arguments(action)))
+        case Item(type="custom_tool_call", call_id=str(call_id), name=str(tool), input=str(text)):
+            arguments = custom_arguments(text)
+        case Item(type="function_call", call_id=str(call_id), name=str(tool), arguments=str(arguments)):
+            pass
+        case _:
+            raise _missing_of_call(item, name)
+    return ToolCall(call_id, CalledFunction(tools.function_name(tool, item.namespace), arguments))
+
+
+def _missing_of_call(item: Item, name: str) -> InvalidValue:
+    """Return the error for a call without a field that it needs."""
+    of_type = {"local_shell_call": ("action",), "custom_tool_call": ("name", "input")}
+    fields = ("call_id", *of_type.get(item.type, ("name", "arguments")))
+    key = next((key for key in fields if getattr(item, key) is None), fields[-1])
+    fault = "is missing" if getattr(item, key) is None else "must be a JSON object, written as a text"
+    return InvalidValue(f"`{name}.{key}` {fault}.", f"{name}.{key}")
 
 
 def _content(content: Content | None, name: str, chat: Conversation, num_before: int = 0) -> str | list[ContentPart]:
@@ -239,33 +326,6 @@ def _source(part: Part, name: str) -> tuple[str, str]:
         if (url := getattr(part, key)) is not None:
             return f"{name}.{key}", url_of_file(url) if key == "file_id" else url
     raise InvalidValue(f"`{name}.{fields[0]}` is missing.", f"{name}.{fields[0]}")
-
-
-def _tools(tools: Sequence[FunctionTool]) -> list[dict[str, Any]]:
-    return [_tool(tool, f"tools[{position}]") for position, tool in enumerate(tools)]
-
-
-def _tool(tool: FunctionTool, name: str) -> dict[str, Any]:
-    if tool.type != "function":
-        raise UnsupportedParameter(
-            f'`{name}.type`: only tools of the type "function" are served, which the client runs.', f"{name}.type"
-        )
-    if tool.name is None:
-        raise InvalidValue(f"`{name}.name` is missing.", f"{name}.name")
-    fields = {"description": tool.description, "parameters": tool.parameters, "strict": tool.strict}
-    function = {"name": tool.name} | {key: value for key, value in fields.items() if value is not None}
-    return {"type": "function", "function": function}
-
-
-def _tool_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
-    match choice:
-        case None | "auto" | "none" | "required":
-            return choice
-        case {"type": "function", "name": str(name)}:
-            return {"type": "function", "function": {"name": name}}
-    raise InvalidValue(
-        '`tool_choice` must be "auto", "none", "required" or {"type": "function", "name": ...}.', "tool_choice"
-    )
 
 
 def _response_format(text_format: Format | None) -> ResponseFormat | None:

@@ -11,7 +11,6 @@ from saccade.gateway.chat import (
     MAX_PARTS,
     MAX_STOP_CHARACTERS,
     MAX_TOOLS,
-    TOOL_NAME,
     CallId,
     Count,
     Detail,
@@ -22,14 +21,40 @@ from saccade.gateway.output.answer import MediaUsage, Usage
 
 # Code checks some fields, with better errors; the schemas here are for the description of the API.
 PART_TYPES = ("input_text", "input_image", "input_file", "output_text", "refusal", "reasoning_text")
-ITEM_TYPES = ("message", "function_call", "function_call_output", "reasoning")
+CALL_TYPES = ("function_call", "custom_tool_call", "local_shell_call")
+RESULT_TYPES = ("function_call_output", "custom_tool_call_output", "local_shell_call_output")
+ITEM_TYPES = ("message", "reasoning", *CALL_TYPES, *RESULT_TYPES, "additional_tools")
+SKIPPED_TYPES = (
+    "apply_patch_call",
+    "apply_patch_call_output",
+    "code_interpreter_call",
+    "compaction",
+    "compaction_summary",
+    "compaction_trigger",
+    "computer_call",
+    "computer_call_output",
+    "context_compaction",
+    "file_search_call",
+    "ghost_snapshot",
+    "image_generation_call",
+    "item_reference",
+    "mcp_approval_request",
+    "mcp_approval_response",
+    "mcp_call",
+    "mcp_list_tools",
+    "shell_call",
+    "shell_call_output",
+    "tool_search_call",
+    "tool_search_output",
+    "web_search_call",
+)
+"""Items of tools that a server runs, and of settings of OpenAI's service: no chat template writes them."""
 PartType = Annotated[str, Meta(extra_json_schema={"enum": list(PART_TYPES)})]
-ItemType = Annotated[str, Meta(extra_json_schema={"enum": list(ITEM_TYPES)})]
+ItemType = Annotated[str, Meta(extra_json_schema={"enum": [*ITEM_TYPES, *SKIPPED_TYPES]})]
 ItemRole = Annotated[str, Meta(extra_json_schema={"enum": ["user", "assistant", "system", "developer"]})]
-ToolType = Annotated[str, Meta(extra_json_schema={"enum": ["function"]})]
-ToolName = Annotated[str, Meta(extra_json_schema={"pattern": f"^{TOOL_NAME}$"})]
-ParametersSchema = {"properties": {"type": {"type": "string", "enum": ["object"]}}}
-Parameters = Annotated[dict[str, Any], Meta(extra_json_schema=ParametersSchema)]
+ToolSchema = {"properties": {"type": {"type": "string"}}, "required": ["type"]}
+# Checked by code: each type has its own fields.
+Tools = Annotated[list[Annotated[dict[str, Any], Meta(extra_json_schema=ToolSchema)]], Meta(max_length=MAX_TOOLS)]
 ToolChoice = Annotated[str, Meta(extra_json_schema={"enum": ["auto", "none", "required"]})]
 ResponseId = Annotated[str, Meta(min_length=1, max_length=128)]
 Metadata = Annotated[dict[str, Annotated[str, Meta(max_length=512)]], Meta(max_length=16)]
@@ -68,21 +93,15 @@ class Item(Struct, frozen=True):
     content: Content | None = None
     call_id: CallId | None = None
     name: str | None = None
-    arguments: str | None = None
-    output: Content | None = None
+    namespace: str | None = None
+    arguments: str | dict[str, Any] | None = None
+    input: str | None = None
+    action: dict[str, Any] | None = None
+    output: Content | dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
     id: str | None = None
     status: str | None = None
     encrypted_content: str | None = None
-
-
-class FunctionTool(Struct, frozen=True):
-    """A function that the answer may call."""
-
-    name: ToolName | None = None
-    parameters: Parameters | None = None
-    description: str | None = None
-    strict: bool | None = None
-    type: ToolType = "function"
 
 
 class Format(Struct, frozen=True):
@@ -99,14 +118,14 @@ class TextConfig(Struct, frozen=True):
     """Settings of the answer's text."""
 
     format: Format | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
 
 
 class Reasoning(Struct, frozen=True):
     """Whether the answer reasons first. Answers contain the reasoning itself, never a summary."""
 
     effort: Effort | None = None
-    summary: Literal["auto", "concise", "detailed"] | None = None
+    summary: Literal["auto", "concise", "detailed", "none"] | None = None
 
 
 class ResponseRequest(Struct, frozen=True, kw_only=True):
@@ -128,7 +147,8 @@ class ResponseRequest(Struct, frozen=True, kw_only=True):
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_logprobs: NoLogprobs | None = None
-    tools: Annotated[list[FunctionTool], Meta(max_length=MAX_TOOLS)] | None = None
+    tools: Tools | None = None
+    truncation: Literal["auto", "disabled"] | None = None
     tool_choice: ToolChoice | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     reasoning: Reasoning | None = None
@@ -180,9 +200,40 @@ class FunctionCallItem(Struct, frozen=True, tag="function_call"):
     name: str
     arguments: str
     status: Status
+    namespace: str | UnsetType = UNSET
 
 
-OutputItem = MessageItem | ReasoningItem | FunctionCallItem
+class CustomToolCallItem(Struct, frozen=True, tag="custom_tool_call"):
+    """A call of a custom tool, whose *input* is a text."""
+
+    id: str
+    call_id: str
+    name: str
+    input: str
+    status: Status
+    namespace: str | UnsetType = UNSET
+
+
+class LocalShellAction(Struct, frozen=True, tag="exec"):
+    """A command for the client's machine."""
+
+    command: list[str]
+    env: dict[str, str] = {}
+    timeout_ms: int | None = None
+    working_directory: str | None = None
+    user: str | None = None
+
+
+class LocalShellCallItem(Struct, frozen=True, tag="local_shell_call"):
+    """A command that the client is to run."""
+
+    id: str
+    call_id: str
+    action: LocalShellAction
+    status: Status
+
+
+OutputItem = MessageItem | ReasoningItem | FunctionCallItem | CustomToolCallItem | LocalShellCallItem
 
 
 class InputTokensDetails(MediaUsage, frozen=True):
@@ -255,7 +306,7 @@ class Response(Struct, frozen=True, kw_only=True):
     temperature: float | None
     text: TextFormat
     tool_choice: str | dict[str, Any]
-    tools: list[FunctionTool]
+    tools: list[dict[str, Any]]
     top_p: float | None
     background: bool = False
     truncation: Literal["disabled"] = "disabled"

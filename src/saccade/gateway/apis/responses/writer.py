@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from msgspec import UNSET, Raw
@@ -14,10 +14,19 @@ from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
 
 from saccade.byte_lru import TenantLru
-from saccade.errors import InvalidValue, ResponseNotFound, SaccadeError, UnsupportedParameter
-from saccade.gateway.apis.chat_endpoint import FieldNames, Format, ReadBody
-from saccade.gateway.apis.responses.reader import parse_response, read_conversation
+from saccade.errors import (
+    InvalidValue,
+    PreviousResponseNotFound,
+    RequestError,
+    ResponseNotFound,
+    SaccadeError,
+    UnsupportedParameter,
+)
+from saccade.gateway.apis.chat_endpoint import Format, ReadBody
+from saccade.gateway.apis.responses.reader import ReadResponse, parse_response, read_conversation
+from saccade.gateway.apis.responses.tools import DeclaredTools
 from saccade.gateway.apis.responses.wire import (
+    CustomToolCallItem,
     DeletedResponse,
     FunctionCallItem,
     IncompleteDetails,
@@ -88,21 +97,24 @@ class ResponseStore:
 
     def body(self, tenant: bytes, response_id: str) -> bytes:
         """Return the JSON of a response. Raises ResponseNotFound."""
-        return self._find(tenant, response_id, "response_id").body
+        return self._find(tenant, response_id).body
 
     def delete(self, tenant: bytes, response_id: str) -> None:
         """Delete a response; later ones of its conversation can no longer be continued. Raises ResponseNotFound."""
-        self._find(tenant, response_id, "response_id")
+        self._find(tenant, response_id)
         self._responses.pop(tenant, response_id)
 
     def conversation(self, tenant: bytes, response_id: str) -> list[ChatMessage]:
-        """Return all messages up to a response. Raises ResponseNotFound, and InvalidValue for too many."""
+        """Return all messages up to a response.
+
+        Raises PreviousResponseNotFound, and InvalidValue for too many messages.
+        """
         param = "previous_response_id"
         parts: list[tuple[ChatMessage, ...]] = []
         num_messages = 0
         previous: str | None = response_id
         while previous is not None:
-            response = self._find(tenant, previous, param)
+            response = self._find(tenant, previous, PreviousResponseNotFound, param)
             parts.append(response.messages)
             num_messages += len(response.messages)
             if num_messages > MAX_MESSAGES or len(parts) > MAX_MESSAGES:
@@ -110,10 +122,16 @@ class ResponseStore:
             previous = response.previous
         return [message for part in reversed(parts) for message in part]
 
-    def _find(self, tenant: bytes, response_id: str, param: str) -> StoredResponse:
+    def _find(
+        self,
+        tenant: bytes,
+        response_id: str,
+        missing: type[RequestError] = ResponseNotFound,
+        param: str = "response_id",
+    ) -> StoredResponse:
         response = self._responses.of(tenant).get(response_id)
         if response is None:
-            raise ResponseNotFound(
+            raise missing(
                 f"`{param}`: this response is not kept here, or no longer; send the whole conversation as `input`.",
                 param,
             )
@@ -128,6 +146,9 @@ def _num_bytes(value: object) -> int:
         inside = value if isinstance(value, list) else []
     return sys.getsizeof(value) + sum(map(_num_bytes, inside))
 
+
+FUNCTION_FIELDS: Final = {"description": None, "parameters": None, "strict": None}
+"""Fields that OpenAI repeats of each function."""
 
 TOO_LARGE = "not stored: the conversation takes more than a quarter of --response-store-bytes"
 """The warning with an answer that cannot be continued by its id."""
@@ -157,17 +178,18 @@ class Responses:
         def recall(response_id: str) -> list[ChatMessage]:
             return self._store("previous_response_id").conversation(tenant, response_id)
 
-        request, names, num_known = read_conversation(original, recall)
+        read = read_conversation(original, recall)
+        request, warning = read.chat, "; ".join(filter(None, (warning, read.warning)))
         response_id = f"resp_{secrets.token_hex(16)}"
-        unstored = _format(original, names, _unfinished(original, response_id, False))
+        unstored = _format(original, read, _unfinished(original, response_id, False))
         if self.store is None or original.store is False:
             return ReadBody(request, warning, [unstored])
-        messages = request.messages[num_known:]
+        messages = request.messages[read.num_known :]
         num_bytes = num_message_bytes(messages)
         if not self.store.takes(num_bytes):
             return ReadBody(request, "; ".join(filter(None, (warning, TOO_LARGE))), [unstored])
         destination = Destination(self.store, tenant, original.previous_response_id, messages)
-        stored = _format(original, names, _unfinished(original, response_id, True), destination)
+        stored = _format(original, read, _unfinished(original, response_id, True), destination)
         return ReadBody(request, warning, [stored], num_kept_bytes=num_bytes)
 
     async def get(self, request: Request) -> HttpResponse:
@@ -192,10 +214,10 @@ class Responses:
 
 
 def _format(
-    original: ResponseRequest, names: FieldNames, response: Response, destination: Destination | None = None
+    original: ResponseRequest, read: ReadResponse, response: Response, destination: Destination | None = None
 ) -> Format:
-    output = _Output(response, destination, bool(original.stream))
-    return Format(names, partial(ResponseWriter, output), output.failure)
+    output = _Output(response, read.tools, destination, bool(original.stream))
+    return Format(read.names, partial(ResponseWriter, output), output.failure)
 
 
 class ResponseWriter:
@@ -221,13 +243,18 @@ class ResponseWriter:
 class _Output:
     """The growing items of one answer, and the events that report them. One item is open at a time.
 
-    *response* is the object without its answer. Unless the answer *streams*, no event is made.
+    *response* is the object without its answer. Calls are those of *tools*. Unless the answer *streams*, no event is
+    made.
     """
 
-    def __init__(self, response: Response, destination: Destination | None, streams: bool) -> None:
+    def __init__(
+        self, response: Response, tools: DeclaredTools, destination: Destination | None, streams: bool
+    ) -> None:
         self.response = response
         self.streams = streams
+        self._tools = tools
         self._destination = destination
+        self._calls: list[ToolCall] = []
         self._items: list[OutputItem] = []
         """The complete items."""
 
@@ -266,7 +293,7 @@ class _Output:
         body = msgspec.json.encode(response)
         if self._destination is not None:
             destination = self._destination
-            messages = (*destination.messages, _as_message(response.output))
+            messages = (*destination.messages, _as_message(response.output, self._calls))
             if not destination.store.put(
                 destination.tenant, response.id, StoredResponse(destination.previous, messages, body)
             ):
@@ -331,14 +358,25 @@ class _Output:
 
     def _call(self, call: GeneratedCall) -> bytes:
         index = len(self._items)
-        item_id = f"fc_{self._suffix}_{index}"
-        place = {"item_id": item_id, "output_index": index}
-        item = FunctionCallItem(item_id, call.id, call.name, "", "in_progress")
-        events = self.event("response.output_item.added", output_index=index, item=item)
-        events += self.event("response.function_call_arguments.delta", **place, delta=call.arguments)
-        events += self.event("response.function_call_arguments.done", **place, name=call.name, arguments=call.arguments)
-        item = msgspec.structs.replace(item, arguments=call.arguments, status="completed")
+        item = self._tools.call_item(call, f"{self._suffix}_{index}")
+        started: dict[str, Any] = {"status": "in_progress"}
+        if isinstance(item, FunctionCallItem):
+            kind, text, field, rest = "function_call_arguments", item.arguments, "arguments", {"name": item.name}
+        elif isinstance(item, CustomToolCallItem):
+            kind, text, field, rest = "custom_tool_call_input", item.input, "input", {}
+        else:
+            kind, text, field, rest = "", "", "", {}
+        if field:
+            started[field] = ""
+        place = {"item_id": item.id, "output_index": index}
+        events = self.event(
+            "response.output_item.added", output_index=index, item=msgspec.structs.replace(item, **started)
+        )
+        if field:
+            events += self.event(f"response.{kind}.delta", **place, delta=text)
+            events += self.event(f"response.{kind}.done", **place, **rest, **{field: text})
         self._items.append(item)
+        self._calls.append(ToolCall(call.id, CalledFunction(call.name, call.arguments)))
         return events + self.event("response.output_item.done", output_index=index, item=item)
 
     def _place(self) -> dict[str, Any]:
@@ -369,7 +407,7 @@ def _unfinished(original: ResponseRequest, response_id: str, is_stored: bool) ->
         # Encoded now, since the schema is a view of the whole body.
         text=TextFormat(Raw(b'{"type":"text"}' if form is None else msgspec.json.encode(form))),
         tool_choice=original.tool_choice or "auto",
-        tools=original.tools or [],
+        tools=[tool if tool["type"] != "function" else {**FUNCTION_FIELDS, **tool} for tool in original.tools or ()],
         top_p=original.top_p,
     )
 
@@ -378,13 +416,8 @@ def _status(answer: Answer) -> Status:
     return "incomplete" if answer.choices[0].finish_reason == FinishReason.LENGTH.value else "completed"
 
 
-def _as_message(items: list[OutputItem]) -> ChatMessage:
-    """Return the turn of *items* as a message of a chat; it may be empty."""
+def _as_message(items: list[OutputItem], calls: list[ToolCall]) -> ChatMessage:
+    """Return the turn of *items* with *calls* as a message of a chat; it may be empty."""
     reasoning = "".join(item.content[0].text for item in items if isinstance(item, ReasoningItem))
     text = "".join(item.content[0].text for item in items if isinstance(item, MessageItem))
-    calls = [
-        ToolCall(item.call_id, CalledFunction(item.name, item.arguments))
-        for item in items
-        if isinstance(item, FunctionCallItem)
-    ]
     return ChatMessage(role="assistant", content=text, reasoning_content=reasoning or None, tool_calls=calls or None)

@@ -1,0 +1,251 @@
+"""The tools of Responses as functions of a chat, and the calls of those functions as the client's tools expect them.
+
+The tools of a namespace are declared as `NAMESPACE__NAME`. A custom tool is a function with one text, and the local
+shell is one with a command. Tools that only a server can run are left out. Source: the types of OpenAI's SDK.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
+
+import msgspec
+from msgspec import UNSET
+
+from saccade.errors import InvalidValue, UnsupportedParameter
+from saccade.gateway.apis.responses.wire import (
+    CustomToolCallItem,
+    FunctionCallItem,
+    LocalShellAction,
+    LocalShellCallItem,
+)
+from saccade.gateway.chat import MAX_TOOLS
+from saccade.gateway.output.tool_calls import GeneratedCall
+
+Tool = Mapping[str, Any]
+"""A tool in the client's form."""
+
+LOCAL_SHELL: Final = "local_shell"
+CUSTOM_PARAMETERS: Final = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
+LOCAL_SHELL_PARAMETERS: Final = {
+    "command": {"type": "array", "items": {"type": "string"}, "description": "the program and its arguments"},
+    "working_directory": {"type": "string"},
+    "timeout_ms": {"type": "integer"},
+}
+LOCAL_SHELL_FUNCTION: Final = {
+    "name": LOCAL_SHELL,
+    "description": "Runs a command on the user's machine and returns its output.",
+    "parameters": {
+        "type": "object",
+        "properties": LOCAL_SHELL_PARAMETERS,
+        "required": ["command"],
+        "additionalProperties": False,
+    },
+}
+
+CallItem = FunctionCallItem | CustomToolCallItem | LocalShellCallItem
+
+
+@dataclass(frozen=True)
+class DeclaredTool:
+    """A *function* of the chat, and the client's tool for which it stands, from the client's *field*."""
+
+    function: Mapping[str, Any]
+    field: str
+    type: Literal["function", "custom", "local_shell"]
+    name: str
+    namespace: str | None = None
+
+    def call_item(self, call: GeneratedCall, suffix: str) -> CallItem:
+        """Return *call*, a call of the function, as the client's item; its id ends in *suffix*."""
+        namespace = UNSET if self.namespace is None else self.namespace
+        match self.type:
+            case "function":
+                return FunctionCallItem(f"fc_{suffix}", call.id, self.name, call.arguments, "completed", namespace)
+            case "custom":
+                text = _custom_input(call.arguments)
+                return CustomToolCallItem(f"ctc_{suffix}", call.id, self.name, text, "completed", namespace)
+        return LocalShellCallItem(f"lsh_{suffix}", call.id, _shell_action(call.arguments), "completed")
+
+
+@dataclass(frozen=True)
+class DeclaredTools:
+    """The tools of a chat, and the types of those that are *left_out* because a server would run them."""
+
+    tools: tuple[DeclaredTool, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+    def function_name(self, name: str, namespace: str | None) -> str:
+        """Return the name of the function for the client's tool *name* in *namespace*, declared or not."""
+        for tool in self.tools:
+            if (tool.name, tool.namespace) == (name, namespace):
+                return str(tool.function["name"])
+        return name if namespace is None else _flat_name(namespace, name)
+
+    def call_item(self, call: GeneratedCall, suffix: str) -> CallItem:
+        """Return *call* as the client's item; its id ends in *suffix*."""
+        undeclared = DeclaredTool({}, "", "function", call.name)
+        return next((one for one in self.tools if one.function["name"] == call.name), undeclared).call_item(
+            call, suffix
+        )
+
+
+def declare_tools(tools: Iterable[tuple[str, Tool]]) -> DeclaredTools:
+    """Return what a chat declares for *tools*, each of which follows its field. Raises RequestError."""
+    declared: list[DeclaredTool] = []
+    left_out: list[str] = []
+    for field, tool in tools:
+        match tool.get("type"):
+            case "function" | "custom" | "local_shell":
+                declared.append(_declared(tool, field))
+            case "namespace":
+                declared += _of_namespace(tool, field)
+            case str(kind):
+                left_out.append(kind)
+            case _:
+                raise InvalidValue(f"`{field}.type` is missing.", f"{field}.type")
+    if len(declared) > MAX_TOOLS:
+        raise InvalidValue(f"`tools` has more than {MAX_TOOLS} tools, those of namespaces included.", "tools")
+    return DeclaredTools(tuple(declared), tuple(left_out))
+
+
+def _of_namespace(tool: Tool, field: str) -> Iterator[DeclaredTool]:
+    """Yield the tools of a namespace, whose description precedes that of its first tool."""
+    name, description, tools = _text(tool, "name", field), tool.get("description"), tool.get("tools")
+    if not isinstance(tools, list) or not all(isinstance(one, dict) for one in tools):
+        raise InvalidValue(f"`{field}.tools` must be an array of tools.", f"{field}.tools")
+    for position, inner in enumerate(tools):
+        place = f"{field}.tools[{position}]"
+        if inner.get("type") not in ("function", "custom"):
+            raise UnsupportedParameter(
+                f'`{place}.type`: a namespace holds tools of the types "function" and "custom".', f"{place}.type"
+            )
+        one = _declared(inner, place)
+        function = dict(one.function, name=_flat_name(name, one.name))
+        if position == 0 and isinstance(description, str):
+            function["description"] = "\n\n".join(filter(None, (description, function.get("description"))))
+        yield replace(one, function=function, namespace=name)
+
+
+def _declared(tool: Tool, field: str) -> DeclaredTool:
+    if tool["type"] == LOCAL_SHELL:
+        return DeclaredTool(LOCAL_SHELL_FUNCTION, field, "local_shell", LOCAL_SHELL)
+    name = _text(tool, "name", field)
+    if tool["type"] == "custom":
+        function = {"name": name, "description": _custom_description(tool, field), "parameters": CUSTOM_PARAMETERS}
+        return DeclaredTool(function, field, "custom", name)
+    values = ((key, tool.get(key)) for key in ("description", "parameters", "strict"))
+    return DeclaredTool(
+        {"name": name, **{key: value for key, value in values if value is not None}}, field, "function", name
+    )
+
+
+def _custom_description(tool: Tool, field: str) -> str:
+    """Return the description of a custom tool, and the grammar that its input follows."""
+    description = tool.get("description") or ""
+    match tool.get("format"):
+        case None | {"type": "text"}:
+            grammar = ""
+        case {"type": "grammar", "syntax": str(syntax), "definition": str(definition)}:
+            grammar = f"The input follows this grammar ({syntax}):\n{definition}"
+        case _:
+            raise InvalidValue(
+                f'`{field}.format` must have the type "text", or "grammar" with `syntax` and `definition`.',
+                f"{field}.format",
+            )
+    if not isinstance(description, str):
+        raise InvalidValue(f"`{field}.description` must be a text.", f"{field}.description")
+    return "\n\n".join(filter(None, (description, grammar)))
+
+
+def _text(tool: Tool, key: str, field: str) -> str:
+    value = tool.get(key)
+    if not isinstance(value, str):
+        raise InvalidValue(f"`{field}.{key}` {'is missing' if value is None else 'must be a text'}.", f"{field}.{key}")
+    return value
+
+
+def _flat_name(namespace: str, name: str) -> str:
+    return f"{namespace.removesuffix('__')}__{name}"
+
+
+def choose_tools(
+    choice: str | dict[str, Any] | None, declared: DeclaredTools
+) -> tuple[str | dict[str, Any] | None, DeclaredTools]:
+    """Return the `tool_choice` of a chat, and the tools that it leaves. Raises RequestError."""
+    match choice:
+        case None | "auto" | "none" | "required":
+            return choice, declared
+        case {"type": "function" | "custom", "name": str(name), "namespace": str(namespace)}:
+            return _named(declared.function_name(name, namespace)), declared
+        case {"type": "function" | "custom", "name": str(name)}:
+            return _named(declared.function_name(name, None)), declared
+        case {"type": "local_shell"}:
+            return _named(LOCAL_SHELL), declared
+        case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": [*allowed]}:
+            names = {
+                (one.get("name", one.get("type")), one.get("namespace")) for one in allowed if isinstance(one, dict)
+            }
+            tools = tuple(tool for tool in declared.tools if (tool.name, tool.namespace) in names)
+            return mode, replace(declared, tools=tools)
+        case {"type": str(kind)} if kind in declared.left_out:
+            raise UnsupportedParameter(
+                "`tool_choice.type`: this server cannot run that tool; choose a function, or leave it out.",
+                "tool_choice.type",
+            )
+    raise InvalidValue(
+        '`tool_choice` must be "auto", "none", "required", or an object: of the type "function" or "custom" with a '
+        '`name`, "local_shell", or "allowed_tools" with `mode` and `tools`.',
+        "tool_choice",
+    )
+
+
+def _named(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+def custom_arguments(text: str) -> str:
+    """Return the arguments of the function that stands for a custom tool, for the input *text*."""
+    return msgspec.json.encode({"input": text}).decode()
+
+
+def _custom_input(arguments: str) -> str:
+    """Return the input of a custom tool; a model may write it without the object around it."""
+    match _decoded(arguments):
+        case {"input": str(text)}:
+            return text
+        case str(text):
+            return text
+    return arguments
+
+
+def shell_arguments(action: Mapping[str, Any]) -> str:
+    """Return the arguments of the function that stands for the local shell, for an *action* of the client's history."""
+    fields = ((key, action.get(key)) for key in LOCAL_SHELL_PARAMETERS)
+    return msgspec.json.encode({key: value for key, value in fields if value is not None}).decode()
+
+
+def _shell_action(arguments: str) -> LocalShellAction:
+    """Return what a call of the local shell asks for; a command in one text is one for a shell."""
+    fields = _decoded(arguments)
+    command = fields.get("command") if isinstance(fields, dict) else fields
+    if not isinstance(command, list) or not all(isinstance(word, str) for word in command):
+        command = ["sh", "-c", command if isinstance(command, str) else arguments]
+    values = fields if isinstance(fields, dict) else {}
+    timeout, folder = values.get("timeout_ms"), values.get("working_directory")
+    return LocalShellAction(
+        command,
+        timeout_ms=timeout if type(timeout) is int else None,
+        working_directory=folder if isinstance(folder, str) else None,
+    )
+
+
+def _decoded(arguments: str) -> object:
+    try:
+        return msgspec.json.decode(arguments)
+    except (msgspec.MsgspecError, RecursionError):
+        return None
