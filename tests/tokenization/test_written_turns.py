@@ -90,6 +90,20 @@ def test_place_of_results(source: str, results_first: bool) -> None:
     assert of(source).results_first == results_first
 
 
+OBJECTS_ONLY = WRITES_ALL.replace(
+    "{{ m.tool_calls or '' }}",
+    "{% for c in m.tool_calls or [] %}{% for k, v in c.function.arguments | items %}{{ k }}{{ v }}{% endfor %}{% endfor %}",
+)
+
+
+@table(
+    "source, takes_texts",
+    [(WRITES_ALL, True), (OBJECTS_ONLY, False), (templates.QWEN3, True), (templates.QWEN3_5, False)],
+)
+def test_arguments_that_are_a_text(source: str, takes_texts: bool) -> None:
+    assert of(source).argument_texts == takes_texts
+
+
 def test_declared_tools_may_change_what_is_written() -> None:
     source = (
         FIRST_ONLY.replace("loop.first", "loop.first or not tools") + "{% for t in tools or [] %}{{ t }}{% endfor %}"

@@ -259,6 +259,7 @@ LATER: Final[dict[str, tuple[object, ...]]] = {
     "return_tokens_as_token_ids": (False,),
     "separate_reasoning": (True,),
     "spaces_between_special_tokens": (True,),
+    "stop_regex": ([], ""),
     "stream_reasoning": (True,),
     "thinking": (),
     "thinking_budget": (),

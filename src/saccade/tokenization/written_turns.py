@@ -64,7 +64,8 @@ class WrittenTurns:
 
     *systems*: a system turn at the beginning. *leading_systems*: more than one. *late_systems*: the places of those
     later in a chat. A turn of the *joined* roles is written whole only if its content is one string. *results_first*:
-    the results of tools stand before the text of the turn with their calls.
+    the results of tools stand before the text of the turn with their calls. *argument_texts*: arguments of a call may
+    be a text instead of an object.
     """
 
     systems: bool = True
@@ -72,6 +73,7 @@ class WrittenTurns:
     late_systems: frozenset[Place] = frozenset(_PLACES)
     joined: frozenset[str] = frozenset()
     results_first: bool = False
+    argument_texts: bool = True
 
 
 def find_written_turns(renders: Sequence[Render]) -> WrittenTurns:
@@ -83,6 +85,7 @@ def find_written_turns(renders: Sequence[Render]) -> WrittenTurns:
         late_systems=frozenset(place for place in _PLACES if _writes_at(renders, place)),
         joined=frozenset(role for role in _OF_ROLES if _must_join(renders, role)),
         results_first=any(map(_writes_results_first, renders)),
+        argument_texts=_writes(renders, _calling_with_text(FIRST), FIRST),
     )
 
 
@@ -121,6 +124,12 @@ def _writes_results_first(render: Render) -> bool:
     except InvalidValue:
         return False
     return -1 < prompt.find(SECOND) < prompt.find(FIRST)
+
+
+def _calling_with_text(arguments: str) -> list[Message]:
+    question, turn = calling("a")
+    [call] = turn["tool_calls"]
+    return [question, {**turn, "tool_calls": [{**call, "function": {**call["function"], "arguments": arguments}}]}]
 
 
 def _system(text: str) -> Message:

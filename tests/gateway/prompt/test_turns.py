@@ -109,6 +109,26 @@ def test_lists_of_texts_become_one_string() -> None:
     assert rewrite_turns(sent, joined) == ([system("s\n\nt"), *sent[1:]], "")
 
 
+def calls(*arguments: Any, content: Any = "c") -> dict[str, Any]:
+    made = [{"id": "a", "type": "function", "function": {"name": "f", "arguments": one}} for one in arguments]
+    return {"role": "assistant", "content": content} | ({"tool_calls": made} if made else {})
+
+
+@table(
+    "sent, rewritten",
+    [
+        (calls({"a": 1}), calls({"a": 1})),
+        (calls('{"a": '), calls(content='c\n\nf({"a": )')),
+        (calls("[", {"a": 1}, "]"), calls({"a": 1}, content="c\n\nf([)\nf(])")),
+        (calls("[", content=""), calls(content="f([)")),
+        (calls("[", content=[text("c")]), calls(content="c\n\nf([)")),
+    ],
+)
+def test_arguments_that_are_no_object(sent: dict[str, Any], rewritten: dict[str, Any]) -> None:
+    assert rewrite_turns([sent], WrittenTurns(argument_texts=False)) == ([rewritten], "")
+    assert rewrite_turns([sent], WrittenTurns()) == ([sent], "")
+
+
 @table("source", [templates.QWEN3, templates.QWEN3_5, templates.MISTRAL3, templates.GEMMA4, templates.LLAVA_NEXT])
 @table("late", [[], [system("late")], [system(text("late"), text("later"))]])
 def test_the_next_prompt_begins_with_this_one(source: str, late: Turns) -> None:

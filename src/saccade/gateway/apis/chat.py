@@ -32,10 +32,14 @@ class ToolCallDelta(Struct, frozen=True):
 
 
 class AnswerMessage(Struct, frozen=True):
-    """The model's turn. *content* is null if the answer ended within reasoning, or contains only calls."""
+    """The model's turn. *content* is null if the answer ended within reasoning, or contains only calls.
+
+    The reasoning has two names: SGLang's and DeepSeek's clients read *reasoning_content*, those of vLLM *reasoning*.
+    """
 
     content: str | None
     reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
     tool_calls: list[ToolCall] | UnsetType = UNSET
     role: Literal["assistant"] = "assistant"
     refusal: None = None
@@ -65,11 +69,12 @@ class ChatCompletion(Struct, frozen=True, kw_only=True):
 
 
 class Delta(Struct, frozen=True):
-    """The increment of a chunk: to the content, to the reasoning before it, or to the calls of tools."""
+    """The increment of a chunk: to the content, to the reasoning before it (under both names), or to the calls."""
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
@@ -200,7 +205,9 @@ def _whole_choice(choice: GeneratedChoice, chunks: list[Chunk]) -> Choice:
     reasoning = "".join(chunk.reasoning for chunk in chunks)
     logprobs, token_ids = (None, UNSET) if choice.record is None else choice.record.flush()
     return Choice(
-        message=AnswerMessage((content or None) if calls else content, reasoning or UNSET, calls or UNSET),
+        message=AnswerMessage(
+            (content or None) if calls else content, reasoning or UNSET, reasoning or UNSET, calls or UNSET
+        ),
         finish_reason=choice.finish_reason or "",
         index=choice.index,
         logprobs=logprobs,
@@ -225,7 +232,7 @@ def _events(template: ChatCompletionChunk, chunk: Chunk) -> bytes:
     Requested token ids and logprobs come with the first event after their tokens.
     """
     choice = chunk.choice
-    deltas = [Delta(reasoning_content=chunk.reasoning)] if chunk.reasoning else []
+    deltas = [Delta(reasoning_content=chunk.reasoning, reasoning=chunk.reasoning)] if chunk.reasoning else []
     deltas += [Delta(content=chunk.content)] if chunk.content else []
     for call in chunk.calls:
         deltas.append(Delta(tool_calls=[ToolCallDelta(call.index, call.id, CalledFunction(call.name, call.arguments))]))

@@ -20,11 +20,15 @@ _NAME: Final = re.compile(TOOL_NAME)
 
 @dataclass(frozen=True)
 class Choice:
-    """Whether an answer may call tools; by default it may. *name* is the only function that it may call."""
+    """Whether an answer may call tools; by default it may. *name* is the only function that it may call.
+
+    Of the tools, the prompt declares the *allowed* ones alone, all if it is None.
+    """
 
     no_tools: bool = False
     must_call: bool = False
     name: str | None = None
+    allowed: frozenset[str] | None = None
 
 
 def read_tools(request: ChatRequest | TokenizeRequest) -> tuple[Tool, ...]:
@@ -42,6 +46,10 @@ def read_tools(request: ChatRequest | TokenizeRequest) -> tuple[Tool, ...]:
         raise InvalidValue("`tool_choice` asks for a call, but `tools` is empty.", "tool_choice")
     if choice.name is not None and choice.name not in names:
         raise InvalidValue(f"`tool_choice.function.name`: {choice.name!r} is none of `tools`.", "tool_choice")
+    if choice.allowed is not None:
+        tools = tuple(tool for tool in tools if tool["function"]["name"] in choice.allowed)
+        if choice.must_call and not tools:
+            raise InvalidValue("`tool_choice.allowed_tools.tools` names none of `tools`.", "tool_choice")
     return () if choice.no_tools else tools
 
 
@@ -56,8 +64,21 @@ def read_choice(request: ChatRequest | TokenizeRequest) -> Choice:
             return Choice(must_call=True)
         case {"type": "function", "function": {"name": str(name)}}:
             return Choice(must_call=True, name=name)
+        case {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required" as mode, "tools": [*tools]}}:
+            return Choice(must_call=mode == "required", allowed=frozenset(map(_allowed_name, tools)))
     raise InvalidValue(
-        '`tool_choice` must be "auto", "none", "required" or {"type": "function", "function": {"name": ...}}.',
+        '`tool_choice` must be "auto", "none", "required", {"type": "function", "function": {"name": ...}} or {"type": '
+        '"allowed_tools", "allowed_tools": {"mode": "auto" or "required", "tools": [...]}}.',
+        "tool_choice",
+    )
+
+
+def _allowed_name(tool: object) -> str:
+    match tool:
+        case {"type": "function", "function": {"name": str(name)}}:
+            return name
+    raise InvalidValue(
+        '`tool_choice.allowed_tools.tools` must have items such as {"type": "function", "function": {"name": ...}}.',
         "tool_choice",
     )
 
@@ -86,7 +107,10 @@ def _read_tool(tool: Mapping[str, Any], field: str) -> Tool:
 
 
 def read_calls(message: ChatMessage, field: str) -> list[dict[str, Any]]:
-    """Return the calls of an earlier turn for the template, with parsed arguments. Raises InvalidValue."""
+    """Return the calls of an earlier turn for the template, with parsed arguments. Raises InvalidValue.
+
+    Arguments that are no JSON object, as a model may write them, stay a text.
+    """
     if not message.tool_calls:
         return []
     if message.role != "assistant":
@@ -105,9 +129,10 @@ def _read_call(call: ToolCall, field: str) -> dict[str, Any]:
         arguments = msgspec.json.decode(call.function.arguments) if call.function.arguments.strip() else {}
     except (msgspec.MsgspecError, RecursionError, UnicodeError):
         arguments = None
-    if not isinstance(arguments, dict):
-        raise InvalidValue(f"`{name}` must be a JSON object, written as a text.", name)
-    _check_depth(arguments, name)
+    if isinstance(arguments, dict):
+        _check_depth(arguments, name)
+    else:
+        arguments = call.function.arguments
     return {
         "id": call.id,
         "type": "function",

@@ -6,6 +6,7 @@ A template's losses are known from its load (tokenization/written_turns.py). Wha
 - A later system turn becomes text of the user's turn next to it: the one before, else the one after, else a turn of its
   own at that place. So it keeps its place, and the prompt of the next request begins with this one's.
 - A list of texts becomes one string, a line for each.
+- A call whose arguments are no JSON object becomes text of its turn, if the template takes objects alone.
 
 A template that writes turns as they are gets them as they are.
 """
@@ -44,6 +45,8 @@ def rewrite_turns(messages: Sequence[Message], form: WrittenTurns) -> tuple[list
                 turns[-1], pending = _join_turns([turns[-1], *pending], "user"), []
     if pending:
         turns.append(_join_turns(pending, "user"))
+    if not form.argument_texts:
+        turns = [_write_texts_of_calls(turn) if "tool_calls" in turn else turn for turn in turns]
     return [_join_list(turn) if turn["role"] in form.joined else turn for turn in turns], warning
 
 
@@ -108,3 +111,15 @@ def _join_list(message: Message) -> Message:
     if isinstance(content, str) or any("text" not in part for part in content):
         return message
     return {**message, "content": "\n".join(part["text"] for part in content)}
+
+
+def _write_texts_of_calls(turn: Message) -> Message:
+    """Return *turn* with calls whose arguments are a text in its content."""
+    functions = [call["function"] for call in turn["tool_calls"]]
+    texts = [f"{one['name']}({one['arguments']})" for one in functions if isinstance(one["arguments"], str)]
+    if not texts:
+        return turn
+    calls = [call for call in turn["tool_calls"] if not isinstance(call["function"]["arguments"], str)]
+    rest = {key: value for key, value in turn.items() if key != "tool_calls"} | ({"tool_calls": calls} if calls else {})
+    content = "\n".join(texts)
+    return {**rest, "content": _join_contents(turn["content"], content) if turn["content"] else content}
