@@ -204,6 +204,7 @@ LATIN = {
     "ZapfDingbats": page(plain("4lnu", b"/Subtype/Type1/BaseFont/ZapfDingbats")),
     "every code": page({b"<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>": bytes(range(256)).hex().encode()}),
     "every code, TrueType": page({b"<</Type/Font/Subtype/TrueType/BaseFont/Arial>>": bytes(range(256)).hex().encode()}),
+    "ZapfDingbats, TrueType": page(plain("4nu", b"/Subtype/TrueType/BaseFont/ZapfDingbats")),
     "Latin of a collection": page(collection("Total 4200", b"Japan1", b"UniJIS-UTF16-H")),
     "a value": pdf_forms.filled(pdf_forms.text(b"Total 4200")),
     "a list": pdf_forms.filled(pdf_forms.choice(b"Pear")),
@@ -295,8 +296,9 @@ def test_letters_that_no_font_has_are_refused_by_page_and_font(texts: Texts, fon
     )
 
 
-def test_letter_beyond_16_bits_is_named_as_one() -> None:
-    assert "1 letter (U+20BB7)" in refusal(page(collection("𠮷", b"Japan1", b"UniJIS-UTF16-H")), with_fonts=False)
+@table("text", ["𠮷", "𠮷野", "野𠮷"])
+def test_letter_beyond_16_bits_is_refused_as_one(text: str) -> None:
+    assert "1 letter (U+20BB7)" in refusal(page(collection(text, b"Japan1", b"UniJIS-UTF16-H")), with_fonts=True)
 
 
 def test_bold_is_bolder() -> None:

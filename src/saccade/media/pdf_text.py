@@ -107,7 +107,7 @@ def read_text(page: pdfium.FPDF_PAGE, fonts: Sequence[Font]) -> PageText:
                 continue
             # The outline of a letter that a font lacks is often a box, so it says nothing of *substitute*.
             is_known = substitute is None or letter in substitute.letters
-            is_drawn = not is_flat and is_known and _has_outline(font, letter)
+            is_drawn = is_known and not _is_lost(font, letter, is_flat)
             (letters.drawn if is_drawn else letters.missing).add(letter)
     num_objects = pdfium.FPDFPage_CountObjects(page)
     has_flat_text = any(_has_flat_text(pdfium.FPDFPage_GetObject(page, index)) for index in range(num_objects))
@@ -168,6 +168,11 @@ def _ligatures() -> Mapping[str, int]:
     return {unicodedata.normalize("NFKC", chr(form)): form for form in range(0xFB00, 0xFB07)}
 
 
+def _is_lost(font: pdfium.FPDF_FONT, letter: int, is_flat: bool) -> bool:
+    """Whether PDFium does not draw *letter*. It draws some flat ones in yet another font, but none beyond 16 bits."""
+    return (is_flat and letter >= FIRST_OF_PAIRS) or not _has_outline(font, letter)
+
+
 def _has_outline(font: pdfium.FPDF_FONT, letter: int) -> bool:
     return any(pdfium.FPDFFont_GetGlyphPath(font, one, 1.0) for one in (letter, *_forms().get(letter, ())))
 
@@ -220,7 +225,8 @@ def letters_from(page: pdfium.FPDF_PAGE, first: int) -> tuple[set[int], set[int]
             item = pdfium.FPDFText_GetTextObject(text, index)
             if item and ctypes.addressof(item.contents) in texts:
                 letter, is_flat = reader.letter(index)
-                (flat if is_flat else letters).add(letter)
+                is_lost = is_flat and _is_lost(pdfium.FPDFTextObj_GetFont(item), letter, is_flat)
+                (flat if is_lost else letters).add(letter)
     return letters, flat
 
 
