@@ -1,4 +1,4 @@
-"""vLLM's tests of its server, sent to Saccade's: judges with a model each."""
+"""vLLM's tests of its server, sent to Saccade's."""
 
 import sys
 import tempfile
@@ -12,7 +12,6 @@ from judges.outcomes import Outcome
 from judges.pytest_suite import Suite, run_suite
 from judges.servers import model_server, tiny_model
 from judges.suites.vllm_archive import ARCHIVE
-from saccade.cli.bundled import bundled
 
 STAND_INS = Path(__file__).parents[1] / "stand_ins"
 ENTRYPOINTS = "tests/entrypoints"
@@ -94,67 +93,3 @@ CHATS_SAY = """\
 models, stands in the place of vLLM's servers. The flags that these start with are not passed on. Left out are batches
 of chats, and files that need LoRA adapters or embeddings of prompts, or look at the inside of vLLM only."""
 CHATS_JUDGE = Judge("vllm-chats", ARCHIVE.release, CHATS_SAY, CHATS.run)
-
-PICTURES = f"{ENTRYPOINTS}/multimodal"
-APIS = Group(
-    model=lambda folder: bundled("model"),
-    names=(
-        "claude-3-7-sonnet-latest",
-        "HuggingFaceTB/SmolLM2-135M-Instruct",
-        "Qwen/Qwen2-VL-2B-Instruct",
-        "Qwen/Qwen2.5-VL-3B-Instruct",
-        "Qwen/Qwen3-1.7B",
-        "Qwen/Qwen3-8B",
-        "microsoft/Phi-3.5-vision-instruct",
-    ),
-    flags=("--limit-mm-per-prompt", '{"image": 2}', "--allowed-media-networks", "127.0.0.0/8"),
-    tests=(
-        *files(
-            f"{OPENAI}/responses",
-            "basic",
-            "function_call",
-            "namespace_tool_separator",
-            "parsable_context",
-            "simple",
-            "stateful",
-            "structured_output",
-        ),
-        *files(f"{ENTRYPOINTS}/anthropic", "messages"),
-        *files(f"{ENTRYPOINTS}/serve/tokenize", "tokenization", "tokenization_vlm", "tokenize_then_chat_vlm"),
-        *files(f"{PICTURES}/openai/chat_completion", "vision"),
-        *files(f"{PICTURES}/openai/responses", "image"),
-        *files("tests/tool_use", "chat_completions", "parallel_tool_calls", "tool_calls"),
-    ),
-    support=(
-        *packages(
-            OPENAI,
-            f"{OPENAI}/responses",
-            *(f"{ENTRYPOINTS}/{name}" for name in ("anthropic", "serve", "serve/tokenize")),
-            *(f"{PICTURES}{name}" for name in ("", "/openai", "/openai/chat_completion", "/openai/responses")),
-            "tests/tool_use",
-        ),
-        f"{OPENAI}/responses/conftest.py",
-        f"{PICTURES}/conftest.py",
-        "tests/tool_use/conftest.py",
-        "tests/tool_use/utils.py",
-    ),
-)
-APIS_SAY = """\
-16 files of tests of Responses, Messages, tokenisation, pictures and tools, in the same way, with the bundled model. The
-pictures that they would fetch are drawn. Left out are gpt-oss's form of answers, tools that a server runs, and files
-that look at the inside of vLLM only."""
-APIS_JUDGE = Judge("vllm-apis", ARCHIVE.release, APIS_SAY, APIS.run)
-
-REASONING = Group(
-    model=tiny_model("qwen3_5"),
-    names=("Qwen/Qwen3-0.6B",),
-    flags=("--max-model-len", "2048"),
-    tests=files(
-        f"{OPENAI}/chat_completion", "completion_with_function_calling", "include_reasoning", "thinking_token_budget"
-    ),
-    support=packages(OPENAI, f"{OPENAI}/chat_completion"),
-)
-REASONING_SAYS = """\
-3 files of tests of reasoning, its budget, and tools after it, in the same way, with a random Qwen3.5, whose reasoning
-ends by chance or by its budget only."""
-REASONING_JUDGE = Judge("vllm-reasoning", ARCHIVE.release, REASONING_SAYS, REASONING.run)
