@@ -6,7 +6,7 @@ A ChatRequest uses the names of OpenAI's API, which clients of all servers know.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
@@ -34,14 +34,15 @@ MAX_MESSAGES = 2048
 MAX_PARTS = 4096
 """In all messages of a request together."""
 
-MAX_TOOLS = 128
 MAX_CALLS = 256
 """Calls of tools in one message."""
 
 MAX_CALL_ID = 1024
 """OpenAI allows 64 characters; proxies of other models use almost a thousand, and Kimi's ids contain a tool's name."""
 
-MAX_TOOL_NAME = 64
+MAX_TOOL_NAME = 128
+"""Anthropic's; OpenAI's is 64."""
+
 TOOL_NAME = f"[a-zA-Z0-9_.-]{{1,{MAX_TOOL_NAME}}}"
 IMAGE_PART = '{"type": "image_url", "image_url": {"url": "data:image/jpeg;base64,..."}}'
 """OpenAI's form of an image, for errors about other forms."""
@@ -128,7 +129,7 @@ ToolSchema = {
     "additionalProperties": False,
 }
 # Checked by code; passed to chat templates as they are.
-Tools = Annotated[list[Annotated[dict[str, Any], Meta(extra_json_schema=ToolSchema)]], Meta(max_length=MAX_TOOLS)]
+Tools = list[Annotated[dict[str, Any], Meta(extra_json_schema=ToolSchema)]]
 ToolChoice = Annotated[str, Meta(extra_json_schema={"enum": ["auto", "none", "required"]})]
 CallId = Annotated[str, Meta(max_length=MAX_CALL_ID)]
 # A field that is refused unless it is empty is not decoded.
@@ -356,6 +357,13 @@ class ChatRequest(AnswerFields, frozen=True, kw_only=True):
     enable_thinking: bool | None = None
     reasoning_effort: Effort | None = None
     thinking_token_budget: Annotated[int, Meta(ge=0, le=MAX_THINKING_TOKENS)] | None = None
+    clamps_max_tokens: ClassVar[bool] = False
+    """Whether an answer that asks for more tokens than the context has room for gets the room."""
+
+    @property
+    def needed_tokens(self) -> int:
+        """The tokens of an answer that the context must have room for."""
+        return 1 if self.clamps_max_tokens else self.max_answer_tokens or 1
 
     @property
     def max_answer_tokens(self) -> int | None:

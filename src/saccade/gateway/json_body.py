@@ -13,7 +13,7 @@ counts.
 
 import difflib
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Final, Generic, TypeVar, get_args
 
@@ -215,12 +215,19 @@ MAX_PARAMETERS: Final = 256
 MAX_VALUE_BYTES: Final = 256 * 2**10
 """Limit of a top-level value outside LONG and SHORT."""
 
+MAX_TOOLS_BYTES: Final = 2**20
+"""Some 500 tools as agents declare them, and more tokens than most contexts have.
+
+To read them, 600 of 1.8 kB each took 4 ms, and the costliest JSON of that size 160 ms. The grammar of calls has bounds
+of its own (structured_output/trial.py).
+"""
+
 SHORT: Final = {
     "chat_template": 64 * 2**10,
     "chat_template_kwargs": 16 * 2**10,
     "media_io_kwargs": 16 * 2**10,
     "mm_processor_kwargs": 16 * 2**10,
-    "tools": 256 * 2**10,
+    "tools": MAX_TOOLS_BYTES,
     "tool_choice": 4 * 2**10,
 }
 """Limits of values whose structure is not checked while they are decoded."""
@@ -359,14 +366,13 @@ class ParameterReader(Generic[S]):
         """Return the warning about *unknown* parameters, "" for none. Raises UnsupportedParameter if *strict*."""
         if not unknown:
             return ""
-        named = [(printable_name(name), self._meant(name)) for name in unknown[:MAX_NAMES]]
+        named = [(printable(name), self._meant(name)) for name in unknown[:MAX_NAMES]]
         if strict:
             name, meant = named[0]
             hint = f"did you mean `{meant}`?" if meant else "leave it out."
             raise UnsupportedParameter(f"`{name}` is not a known parameter; {hint}", name)
         hints = [f"{name} (did you mean {meant}?)" if meant else name for name, meant in named]
-        more = f" and {len(unknown) - MAX_NAMES} more" if len(unknown) > MAX_NAMES else ""
-        return f"unknown parameters ignored: {', '.join(hints)}{more}"
+        return f"unknown parameters ignored: {listed(hints, len(unknown))}"
 
     def _meant(self, name: str) -> str:
         if len(name) > MAX_NAME_CHARACTERS or "." in name:
@@ -415,7 +421,13 @@ def check_parts(messages: Iterable[ChatMessage]) -> None:
         raise InvalidValue(f"The messages have more than {MAX_PARTS} parts together.", "messages")
 
 
-def printable_name(name: str) -> str:
+def listed(names: Sequence[str], number: int) -> str:
+    """Return the first MAX_NAMES of *names*, of which there are *number*, for a warning."""
+    more = f" and {number - MAX_NAMES} more" if number > MAX_NAMES else ""
+    return f"{', '.join(names[:MAX_NAMES])}{more}"
+
+
+def printable(name: str) -> str:
     """Return a name from a request, made safe for a header and a log."""
-    printable = "".join(character if " " <= character <= "~" else "?" for character in name[:MAX_NAME_CHARACTERS])
-    return printable if len(name) <= MAX_NAME_CHARACTERS else printable[:-3] + "..."
+    shown = "".join(character if " " <= character <= "~" else "?" for character in name[:MAX_NAME_CHARACTERS])
+    return shown if len(name) <= MAX_NAME_CHARACTERS else shown[:-3] + "..."

@@ -142,9 +142,13 @@ class Pipeline:
         with request.place():
             return await self.dispatcher.preview(part.served.name, await self._draft(request, part, images))
 
-    async def token_ids(
-        self, request: Request, served: ServedModel, params: ChatRequest | TokenizeRequest
-    ) -> list[int]:
+    async def count(self, request: Request, part: Part) -> int:
+        """Return the number of tokens of the prompt of *part*. Raises SaccadeError, as for an answer."""
+        images = await self._collect(request, part.served, part.chat, part.salt)
+        with request.place():
+            return len((await self._draft(request, part, images)).token_ids)
+
+    async def token_ids(self, request: Request, served: ServedModel, params: TokenizeRequest) -> list[int]:
         """Return the prompt of a chat, images expanded. Raises SaccadeError."""
         chat = await self.prompts.read_long(served, params)
         request.keep_chat()

@@ -17,7 +17,11 @@ FAMILY = Family(("Some",), "<image>", template_switches=("enable_thinking",))
 PNG = {"type": "base64", "media_type": "image/png", "data": "AAAA"}
 CALL = {"type": "tool_use", "id": "t1", "name": "look", "input": {"at": [1, 2]}}
 TOOL = {"name": "look", "description": "Looks.", "input_schema": {"type": "object", "properties": {"at": {}}}}
+BASH = {"type": "bash_20250124", "name": "bash"}
 ASKED = {"role": "user", "content": "Look."}
+REFERENCE = {"type": "tool_reference", "tool_name": "look"}
+REDACTED = {"type": "redacted_thinking", "data": "c2VjcmV0"}
+FOUND = {"type": "search_result", "source": "http://a", "title": "A", "content": []}
 
 
 def text(said: str) -> dict[str, Any]:
@@ -143,6 +147,130 @@ def test_text_after_a_call_belongs_to_its_turn() -> None:
     assert [call["id"] for call in chat.messages[1]["tool_calls"]] == ["t1"]
 
 
+def test_thinking_stands_at_the_beginning_of_its_turn() -> None:
+    """Templates write it there; answers of Anthropic's models think between calls."""
+    said = [{"type": "thinking", "thinking": thought} for thought in ("One.", "", "Two.")]
+    turn = {"role": "assistant", "content": [said[0], text("a"), said[1], CALL, said[2], text("b")]}
+    chat = read_chat(parse_messages(body(ASKED, turn, ASKED))[0], FAMILY)
+    assert chat.messages[1]["reasoning_content"] == "One.\n\nTwo."
+    assert chat.messages[1]["content"] == [text("a"), text("b")]
+    assert [call["id"] for call in chat.messages[1]["tool_calls"]] == ["t1"]
+
+
+def _turns_of(*messages: dict[str, Any], **fields: Any) -> tuple[list[Any], str]:
+    request, warning, _ = parse_messages(body(*messages, **fields))
+    turns = [(message["role"], message["content"]) for message in read_chat(request, FAMILY).messages]
+    return turns, warning
+
+
+@table(
+    ("content", "turns", "left_out"),
+    {
+        "user": ([text("a"), REFERENCE], [("user", [text("a")])], "messages[0].content[1] (tool_reference)"),
+        "user, only": ([REFERENCE], [("user", "")], "messages[0].content[0] (tool_reference)"),
+        "before a result": (
+            [REFERENCE, {"type": "tool_result", "tool_use_id": "t", "content": "a"}],
+            [("tool", "a")],
+            "messages[0].content[0] (tool_reference)",
+        ),
+        "in a result": (
+            [{"type": "tool_result", "tool_use_id": "t", "content": [REFERENCE, text("a"), REDACTED]}],
+            [("tool", [text("a")])],
+            "messages[0].content[0].content[0] (tool_reference), messages[0].content[0].content[2] (redacted_thinking)",
+        ),
+        "in a result, only": (
+            [{"type": "tool_result", "tool_use_id": "t", "content": [REFERENCE]}],
+            [("tool", "")],
+            "messages[0].content[0].content[0] (tool_reference)",
+        ),
+        "in a search result": (
+            [{**FOUND, "content": [REFERENCE, text("a")]}],
+            [("user", [text("A\nhttp://a\na")])],
+            "messages[0].content[0].content[0] (tool_reference)",
+        ),
+    },
+)
+def test_skipped_blocks_are_named(content: list[Any], turns: list[Any], left_out: str) -> None:
+    assert _turns_of({"role": "user", "content": content}) == (turns, f"blocks left out: {left_out}")
+
+
+def test_skipped_blocks_of_other_turns_are_named() -> None:
+    turn = {"role": "assistant", "content": [REDACTED, text("a")]}
+    turns, warning = _turns_of(ASKED, turn, ASKED, system=[text("s"), REFERENCE])
+    assert turns == [("system", [text("s")]), ("user", "Look."), ("assistant", [text("a")]), ("user", "Look.")]
+    assert warning == "blocks left out: system[1] (tool_reference), messages[1].content[0] (redacted_thinking)"
+    turns, warning = _turns_of(ASKED, *[{"role": "assistant", "content": [REDACTED]}, ASKED] * 9)
+    assert [content for role, content in turns if role == "assistant"] == [""] * 9
+    assert warning.count("redacted_thinking") == 8
+    assert warning.endswith(" and 1 more")
+
+
+@table(
+    ("block", "expected"),
+    [
+        ({**FOUND, "content": [text("b"), text("c")]}, ["A\nhttp://a\nb\nc"]),
+        (FOUND, ["A\nhttp://a"]),
+        ({"type": "document", "source": {"type": "text", "data": "d"}, "title": "T", "context": "C"}, ["T\nC\n", "d"]),
+        ({"type": "document", "source": PNG, "title": "T"}, ["T\n", None]),
+        ({"type": "document", "source": PNG}, [None]),
+    ],
+)
+def test_titles_and_sources_stand_in_the_prompt(block: dict[str, Any], expected: list[str | None]) -> None:
+    for content in ([block], [{"type": "tool_result", "tool_use_id": "t", "content": [block]}]):
+        [(_, parts)], warning = _turns_of({"role": "user", "content": content})
+        assert ([part.get("text") for part in parts], warning) == (expected, "")
+
+
+def test_anthropics_own_tools_are_left_out() -> None:
+    types = ("web_search_20250305", "text_editor_20250728", "computer_20251124", "tool_search_tool_regex_20251119")
+    own = [{"type": kind, "name": kind} for kind in types]
+    request, warning, names = parse_messages(body(tools=[own[0], TOOL, *own[1:]], tool_choice={"type": "any"}))
+    assert [tool["function"]["name"] for tool in read_chat(request, FAMILY).tools] == ["look"]
+    assert names.of("tools[0].function.parameters") == "tools[1].input_schema"
+    assert warning == f"tools of Anthropic's own types left out: {', '.join(types)}"
+    assert parse_messages(body(tools=[{"type": "é\n" + "a" * 99}]))[1].endswith(f"out: ??{'a' * 59}...")
+
+
+def test_deferred_tools_are_declared_as_others() -> None:
+    tools = [{**TOOL, "name": f"{at:0128}", "defer_loading": True} for at in range(300)]
+    request, warning, _ = parse_messages(body(tools=tools), strict=True)
+    assert (len(read_chat(request, FAMILY).tools), warning) == (300, "")
+
+
+@table(
+    ("edit", "is_named"),
+    {
+        "all thinking kept": ({"type": "clear_thinking_20251015", "keep": "all"}, False),
+        "two turns kept": ({"type": "clear_thinking_20251015", "keep": {"type": "thinking_turns", "value": 2}}, False),
+        "one turn kept": ({"type": "clear_thinking_20251015", "keep": {"type": "thinking_turns", "value": 1}}, True),
+        "one turn kept by default": ({"type": "clear_thinking_20251015"}, True),
+        "three calls kept by default": ({"type": "clear_tool_uses_20250919", "clear_tool_inputs": True}, False),
+        "one call kept": ({"type": "clear_tool_uses_20250919", "keep": {"type": "tool_uses", "value": 1}}, True),
+        "a summary": ({"type": "compact_20260112", "trigger": {"type": "input_tokens", "value": 50000}}, True),
+    },
+)
+def test_edits_that_are_not_made_are_named(edit: dict[str, Any], is_named: bool) -> None:
+    turn = {"role": "assistant", "content": [{"type": "thinking", "thinking": "Hm."}, CALL]}
+    turns, warning = _turns_of(ASKED, turn, ASKED, turn, ASKED, context_management={"edits": [edit]}, speed="fast")
+    assert len(turns) == 5
+    assert warning == (f"edits of context_management not made: {edit['type']}" if is_named else "")
+
+
+def test_warnings_are_joined() -> None:
+    edits = {"edits": [{"type": "compact_20260112"}, {"type": "new"}]}
+    given = body({"role": "user", "content": [text("a"), REFERENCE]}, tools=[BASH], context_management=edits, a=1)
+    assert (
+        parse_count(given)[1]
+        == parse_messages(given)[1]
+        == (
+            "unknown parameters ignored: a; "
+            "blocks left out: messages[0].content[1] (tool_reference); "
+            "tools of Anthropic's own types left out: bash_20250124; "
+            "edits of context_management not made: compact_20260112, new"
+        )
+    )
+
+
 def test_a_system_turn_stays_where_it_is() -> None:
     request, _, _ = parse_messages(body(ASKED, {"role": "system", "content": [text("Be brief.")]}, ASKED))
     assert [message.role for message in request.messages] == ["user", "system", "user"]
@@ -172,6 +300,13 @@ def test_unknown_parameters_are_named() -> None:
         (InvalidValue, "messages[0].content[0].source.file_id", [image({"type": "file"})]),
         (UnsupportedParameter, "messages[0].content[0].source.type", [image({"type": "text", "data": "f"})]),
         (InvalidValue, "messages[0].content[0].source", [{"type": "document"}]),
+        (InvalidValue, "messages[0].content[0].source", [{"type": "image", "source": "http://a"}]),
+        (InvalidValue, "messages[0].content[0].title", [{"type": "search_result", "source": "a", "content": []}]),
+        (InvalidValue, "messages[0].content[0].source", [{**FOUND, "source": PNG}]),
+        (InvalidValue, "messages[0].content[0].content", [{**FOUND, "content": "a"}]),
+        (InvalidValue, "messages[0].content[0].content[0].text", [{**FOUND, "content": [{"type": "text"}]}]),
+        (InvalidValue, "messages[0].content[0].content[1]", [{**FOUND, "content": [text("a"), image(PNG)]}]),
+        (UnsupportedParameter, "messages[0].content[0].type", [{"type": "server_tool_use"}]),
         (InvalidValue, "messages[0].content[1]", [text("a"), CALL]),
         (InvalidValue, "messages[0].content[0].tool_use_id", [{"type": "tool_result"}]),
         (InvalidValue, "messages[0].content[1]", [text("a"), {"type": "tool_result", "tool_use_id": "t"}]),
@@ -187,13 +322,23 @@ def test_wrong_blocks_are_refused(error: type[RequestError], param: str, content
         (InvalidValue, "thinking.budget_tokens", {"thinking": {"type": "enabled", "budget_tokens": 0}}),
         (InvalidValue, "output_config.effort", {"output_config": {"effort": "some"}}),
         (UnsupportedParameter, "mcp_servers", {"mcp_servers": [{"url": "http://a"}]}),
-        (UnsupportedParameter, "tools[0].type", {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}),
+        (UnsupportedParameter, "container", {"container": "c"}),
         (InvalidValue, "tools[0].input_schema", {"tools": [{"name": "look"}]}),
+        (InvalidValue, "tools[0].name", {"tools": [{"type": "custom", "input_schema": {}}]}),
+        (InvalidValue, "tools[0].name", {"tools": [{**TOOL, "name": "a" * 129}]}),
+        (InvalidValue, "tools[1]", {"tools": [{"type": "mcp_toolset"}, {"name": "look"}]}),
         (InvalidValue, "tools[0].name", {"tools": [{**TOOL, "name": "a b"}]}),
         (InvalidValue, "tools[0].input_schema", {"tools": [{**TOOL, "input_schema": {"type": "array"}}]}),
         (InvalidValue, "tool_choice.name", {"tools": [TOOL], "tool_choice": {"type": "tool"}}),
         (InvalidValue, "tool_choice.type", {"tools": [TOOL], "tool_choice": {"type": "one"}}),
         (InvalidValue, "tool_choice", {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "other"}}),
+        (
+            UnsupportedParameter,
+            "tool_choice.name",
+            {"tools": [TOOL, BASH], "tool_choice": {"type": "tool", "name": "bash"}},
+        ),
+        (UnsupportedParameter, "tool_choice.type", {"tools": [BASH], "tool_choice": {"type": "any"}}),
+        (InvalidValue, "context_management.edits", {"context_management": {"edits": "all"}}),
     ],
 )
 def test_wrong_parameters_are_refused(error: type[RequestError], param: str, fields: dict[str, Any]) -> None:
@@ -204,13 +349,6 @@ def test_turns_are_checked() -> None:
     refused(InvalidValue, "messages[0].role", {"role": "tool", "content": "a"})
     refused(InvalidValue, "messages[0].content[0]", {"role": "system", "content": [CALL]})
     refused(InvalidValue, "messages", ASKED, {"role": "assistant", "content": [CALL]})
-    refused(
-        UnsupportedParameter,
-        "messages[1].content[1]",
-        ASKED,
-        {"role": "assistant", "content": [CALL, {"type": "thinking", "thinking": "Hm."}]},
-        ASKED,
-    )
     refused(
         InvalidValue, "messages[1].content[0].input", ASKED, {"role": "assistant", "content": [{**CALL, "input": None}]}
     )

@@ -177,7 +177,6 @@ def test_wrong_items_are_refused(error: type[RequestError], param: str, given: l
             "tools[0].tools[0].type",
             {"tools": [{"type": "namespace", "name": "a", "tools": [{"type": "mcp"}]}]},
         ),
-        (InvalidValue, "tools", {"tools": [{"type": "namespace", "name": "a", "tools": [TOOL] * 129}]}),
         (UnsupportedParameter, "tool_choice.type", {"tools": [TOOL, {"type": "mcp"}], "tool_choice": {"type": "mcp"}}),
         (InvalidValue, "tool_choice", {"tools": [TOOL], "tool_choice": {"type": "custom", "name": "patch"}}),
         (InvalidValue, "tools[0].name", {"tools": [{"type": "function"}]}),

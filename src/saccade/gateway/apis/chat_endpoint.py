@@ -128,6 +128,15 @@ class ChatEndpoint:
             [(_, part), *_] = await self._read(read_api, scope, body, request)
             return await self.pipeline.preview(request, part)
 
+    async def count(self, read_api: ReadApi, scope: Scope, receive: Receive) -> int:
+        """Return the number of tokens of the prompt, images expanded, after all checks of a chat that is answered."""
+        with self.bodies.begin(scope) as request:
+            reading = self._read(read_api, scope, await self.bodies.read(scope, receive, request), request)
+            with while_connected(scope):
+                [(form, part)] = await reading
+                with form.names.in_errors():
+                    return await self.pipeline.count(request, part)
+
     async def _read(
         self, read_api: ReadApi, scope: Scope, body: bytes | bytearray, request: Request
     ) -> list[tuple[Format, Part]]:

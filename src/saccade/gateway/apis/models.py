@@ -1,5 +1,6 @@
 """The wire format of /v1/models, /tokenize and /detokenize."""
 
+from datetime import datetime
 from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
@@ -44,6 +45,30 @@ class ModelList(Struct, frozen=True):
 
     data: list[ModelCard]
     object: Literal["list"] = "list"
+
+
+class ModelInfo(Struct, frozen=True, tag="model"):
+    """A served model, in Anthropic's form."""
+
+    id: str
+    display_name: str
+    created_at: datetime
+    max_input_tokens: int
+
+
+class ModelPage(Struct, frozen=True):
+    """All served models, in Anthropic's form: one page."""
+
+    data: list[ModelInfo]
+    first_id: str | None
+    last_id: str | None
+    has_more: Literal[False] = False
+
+    @classmethod
+    def of(cls, models: list[ModelInfo]) -> "ModelPage":
+        """Return the page of *models*."""
+        ids = [model.id for model in models] or [None]
+        return cls(models, ids[0], ids[-1])
 
 
 def parse_tokenize(body: bytes | bytearray, strict: bool = False) -> tuple[TokenizeRequest, str]:

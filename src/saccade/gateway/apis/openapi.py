@@ -10,7 +10,15 @@ from saccade.gateway.apis.chat import ChatCompletion
 from saccade.gateway.apis.completions.reader import Completion, CompletionRequest
 from saccade.gateway.apis.files import MAX_LISTED, PURPOSES, DeletedFile, FileList
 from saccade.gateway.apis.messages.wire import CountAnswer, CountRequest, MessageAnswer, MessagesRequest
-from saccade.gateway.apis.models import DetokenizeAnswer, DetokenizeRequest, ModelCard, ModelList, TokenizeAnswer
+from saccade.gateway.apis.models import (
+    DetokenizeAnswer,
+    DetokenizeRequest,
+    ModelCard,
+    ModelInfo,
+    ModelList,
+    ModelPage,
+    TokenizeAnswer,
+)
 from saccade.gateway.apis.responses.wire import DeletedResponse, Response, ResponseRequest
 from saccade.gateway.chat import ChatRequest, TokenizeRequest
 from saccade.gateway.images.file_store import FileObject
@@ -19,7 +27,8 @@ from saccade.gateway.server.errors import ErrorAnswer, MessagesError
 BODIES = (
     ChatRequest, ChatCompletion, CompletionRequest, Completion,
     TokenizeRequest, TokenizeAnswer, DetokenizeRequest, DetokenizeAnswer,
-    ModelList, ModelCard, ErrorAnswer, MessagesRequest, MessageAnswer, CountRequest, CountAnswer, MessagesError,
+    ModelList, ModelCard, ModelPage, ModelInfo, ErrorAnswer,
+    MessagesRequest, MessageAnswer, CountRequest, CountAnswer, MessagesError,
     ResponseRequest, Response, DeletedResponse, FileObject, FileList, DeletedFile,
 )  # fmt: skip
 POST_ERRORS = {
@@ -33,6 +42,7 @@ POST_ERRORS = {
     504: "A stage took too long.",
 }
 MODEL_ID = {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+VERSION = {"name": "anthropic-version", "in": "header", "schema": {"type": "string"}}
 RESPONSE_ID = {"name": "response_id", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
 FILE_ID = {"name": "file_id", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
 FORM = {
@@ -101,9 +111,9 @@ def _paths(models: Sequence[str]) -> dict[str, Any]:
         "/v1/responses": {"post": _generation("Answer a chat, or continue one", ResponseRequest, Response)},
         "/v1/responses/{response_id}": stored,
         **_files(),
-        "/v1/models": {"get": _get("List the models", _json(ModelList))},
+        "/v1/models": {"get": _get("List the models", _json(ModelList, ModelPage)) | {"parameters": [VERSION]}},
         "/v1/models/{model}": {
-            "get": _get("Describe a model", _json(ModelCard), 404) | {"parameters": [MODEL_ID]},
+            "get": _get("Describe a model", _json(ModelCard, ModelInfo), 404) | {"parameters": [MODEL_ID, VERSION]},
         },
         "/tokenize": {"post": _post("Turn text or a chat into token ids", TokenizeRequest, TokenizeAnswer)},
         "/detokenize": {"post": _post("Turn token ids into text", DetokenizeRequest, DetokenizeAnswer)},
@@ -154,8 +164,10 @@ def _schema(schema: dict[str, Any]) -> dict[str, Any]:
     return {"application/json": {"schema": schema}}
 
 
-def _json(body: type) -> dict[str, Any]:
-    return _schema(_reference(body))
+def _json(*bodies: type) -> dict[str, Any]:
+    """Return the content that is one of *bodies*."""
+    first, *others = map(_reference, bodies)
+    return _schema({"anyOf": [first, *others]} if others else first)
 
 
 def _errors(*statuses: int, error: type = ErrorAnswer) -> dict[str, Any]:

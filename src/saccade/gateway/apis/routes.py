@@ -2,7 +2,9 @@
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
+from typing import Final
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -16,13 +18,14 @@ from saccade.gateway.apis.chat import read_chat_completion
 from saccade.gateway.apis.chat_endpoint import ChatEndpoint, ReadApi
 from saccade.gateway.apis.completions.writer import read_completion
 from saccade.gateway.apis.files import Files
-from saccade.gateway.apis.messages.reader import parse_count
 from saccade.gateway.apis.messages.wire import CountAnswer
-from saccade.gateway.apis.messages.writer import read_messages
+from saccade.gateway.apis.messages.writer import read_count, read_messages
 from saccade.gateway.apis.models import (
     DetokenizeAnswer,
     ModelCard,
+    ModelInfo,
     ModelList,
+    ModelPage,
     TokenizeAnswer,
     parse_detokenize,
     parse_tokenize,
@@ -40,6 +43,9 @@ from saccade.gateway.tenants.account import Account
 from saccade.gateway.workers.dispatch import Preview
 from saccade.telemetry import METRICS_CONTENT_TYPE
 
+ANTHROPIC_VERSION: Final = "anthropic-version"
+"""The header that every client of Anthropic's API sends."""
+
 
 @dataclass(frozen=True)
 class Endpoints:
@@ -47,19 +53,24 @@ class Endpoints:
 
     bodies: BodyReader
     pipeline: Pipeline
+    chats: ChatEndpoint
     strict_parameters: bool
     siblings: Siblings
 
     async def models(self, request: Request) -> Response:
-        """GET /v1/models."""
-        return _json(ModelList([_card(name, served) for name, served in self.pipeline.model_registry.names()]))
+        """GET /v1/models, in Anthropic's form for clients that name a version of its API."""
+        named = self.pipeline.model_registry.names()
+        if ANTHROPIC_VERSION in request.headers:
+            return _json(ModelPage.of([_info(name, served) for name, served in named]))
+        return _json(ModelList([_card(name, served) for name, served in named]))
 
     async def model(self, request: Request) -> Response:
-        """GET /v1/models/{model}."""
+        """GET /v1/models/{model}, in the same forms."""
         name = request.path_params["model"]
         if not name:
             raise HTTPException(404)  # as for every path with a slash too many
-        return _json(_card(name, self.pipeline.model_registry.get(name)))
+        served = self.pipeline.model_registry.get(name)
+        return _json(_info(name, served) if ANTHROPIC_VERSION in request.headers else _card(name, served))
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize: the token ids of a prompt or chat, images expanded; text never becomes special tokens."""
@@ -80,14 +91,8 @@ class Endpoints:
 
     async def count_tokens(self, request: Request) -> Response:
         """POST /v1/messages/count_tokens: the number of tokens of a chat's prompt, images expanded."""
-        with self.bodies.begin(request.scope) as call:
-            body = await self.bodies.read(request.scope, request.receive, call)
-            async with call.turn(len(body)):
-                body_request, request.scope[WARNINGS], names = parse_count(body, self.strict_parameters)
-            with names.in_errors(), while_connected(request.scope):
-                served = self.pipeline.model_registry.get(body_request.model)
-                token_ids = await self.pipeline.token_ids(call, served, body_request)
-        return _json(CountAnswer(len(token_ids)))
+        read_api = partial(read_count, self.strict_parameters)
+        return _json(CountAnswer(await self.chats.count(read_api, request.scope, request.receive)))
 
     async def detokenize(self, request: Request) -> Response:
         """POST /detokenize: the text of token ids, including special tokens."""
@@ -133,6 +138,11 @@ def _card(name: str, served: ServedModel) -> ModelCard:
     return ModelCard(id=name, created=served.created, max_model_len=served.max_model_len)
 
 
+def _info(name: str, served: ServedModel) -> ModelInfo:
+    created_at = datetime.fromtimestamp(served.created, UTC)
+    return ModelInfo(id=name, display_name=name, created_at=created_at, max_input_tokens=served.max_model_len)
+
+
 def _json(value: object) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
 
@@ -159,7 +169,7 @@ class Apis:
             "/v1/messages": partial(read_messages, strict),
             "/v1/responses": responses.read,
         }
-        endpoints = Endpoints(bodies, pipeline, strict, siblings)
+        endpoints = Endpoints(bodies, pipeline, self._chats, strict, siblings)
         files = Files(images.files, bodies, images.limits, images.threads)
         self.routes = _routes(self._chats, apis, endpoints, responses, files)
         if config.page:

@@ -144,8 +144,8 @@ def _max_tokens(request: ChatRequest, num_prompt_tokens: int, served: ServedMode
     room = max_model_len - num_prompt_tokens
     limit = request.max_answer_tokens
     if room < 1:
-        raise ContextLengthExceeded.of(max_model_len, num_prompt_tokens, limit or 1, "messages")
-    if limit is not None and limit > room:
+        raise ContextLengthExceeded.of(max_model_len, num_prompt_tokens, request.needed_tokens, "messages")
+    if limit is not None and limit > room and not request.clamps_max_tokens:
         field = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
         raise ContextLengthExceeded.of(max_model_len, num_prompt_tokens, limit, field)
-    return served.defaults.max_tokens(room) if limit is None else limit
+    return served.defaults.max_tokens(room) if limit is None else min(limit, room)

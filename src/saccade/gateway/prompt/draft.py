@@ -291,7 +291,7 @@ def texts_of(chat: Chat) -> list[str]:
 
 
 def _num_completion(request: ChatRequest | TokenizeRequest) -> int:
-    return (request.max_answer_tokens or 1) if isinstance(request, ChatRequest) else 0
+    return request.needed_tokens if isinstance(request, ChatRequest) else 0
 
 
 def runs(layout: ImageLayout) -> list[int]:

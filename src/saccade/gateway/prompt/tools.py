@@ -1,7 +1,7 @@
 """Tools of a request: their declarations, the choice among them, and the calls of earlier turns."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -37,10 +37,11 @@ def read_tools(request: ChatRequest | TokenizeRequest) -> tuple[Tool, ...]:
     Raises InvalidValue for a wrong declaration, UnsupportedParameter for an unsupported one.
     """
     tools = tuple(_read_tool(tool, f"tools[{position}]") for position, tool in enumerate(request.tools or ()))
-    names = [tool["function"]["name"] for tool in tools]
-    for position, name in enumerate(names):
-        if name in names[:position]:
+    names: set[str] = set()
+    for position, tool in enumerate(tools):
+        if (name := tool["function"]["name"]) in names:
             raise InvalidValue(f"`tools[{position}].function.name`: {name!r} is there twice.", "tools")
+        names.add(name)
     choice = read_choice(request)
     if choice.must_call and not tools:
         raise InvalidValue("`tool_choice` asks for a call, but `tools` is empty.", "tool_choice")
@@ -197,18 +198,17 @@ def place_result_images(messages: list[Message], template: ChatTemplate) -> list
     return [*turns, {"role": "user", "content": pending}] if pending else turns
 
 
-def texts_in(value: Any) -> Iterator[str]:
-    """Yield all strings of the JSON *value*, keys included."""
-    match value:
-        case str():
-            yield value
-        case dict():
-            for key, item in value.items():
-                yield key
-                yield from texts_in(item)
-        case list() | tuple():
-            for item in value:
-                yield from texts_in(item)
+def texts_in(value: Any) -> list[str]:
+    """Return all strings of the JSON *value*, keys included, those of the outer levels first."""
+    texts: list[str] = []
+    level = [value]
+    while level:
+        texts += [part for part in level if isinstance(part, str)]
+        dicts = [part for part in level if isinstance(part, dict)]
+        inside = [*map(dict.values, dicts), *(part for part in level if isinstance(part, list | tuple))]
+        texts += [key for part in dicts for key in part]
+        level = [part for parts in inside for part in parts if isinstance(part, str | dict | list | tuple)]
+    return texts
 
 
 def _check_depth(value: Any, field: str) -> None:

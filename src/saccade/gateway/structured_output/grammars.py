@@ -13,6 +13,7 @@ from saccade.errors import DeadlineExceeded, InternalError, UnsupportedParameter
 from saccade.fair_queue import FairQueue
 from saccade.gateway.concurrency import SingleFlight
 from saccade.gateway.confinement import ChildLimits
+from saccade.gateway.json_body import listed
 from saccade.gateway.structured_output.constraint import Constraint
 from saccade.gateway.structured_output.trial import LIMITS, Outcome, Trial
 from saccade.protocol.request import Grammar
@@ -24,7 +25,6 @@ MAX_WAITING = 64
 WAIT_SECONDS = 60.0
 """How long a new grammar may wait for its trial."""
 
-MAX_NAMES = 8
 SAYS_NOTHING = (InternalError.code, DeadlineExceeded.code)
 """Failures of a child that say nothing about its grammar; the next request tries again."""
 
@@ -92,7 +92,4 @@ class RequestGrammars:
 
 
 def _warning(dropped: list[str]) -> str:
-    if not dropped:
-        return ""
-    more = f" and {len(dropped) - MAX_NAMES} more" if len(dropped) > MAX_NAMES else ""
-    return f"keywords that the grammar does not enforce: {', '.join(dropped[:MAX_NAMES])}{more}"
+    return f"keywords that the grammar does not enforce: {listed(dropped, len(dropped))}" if dropped else ""

@@ -6,41 +6,31 @@ result of a tool becomes a separate message. FieldNames map the chat's fields ba
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 
-from saccade.errors import InvalidValue, UnsupportedParameter
+from saccade.errors import InvalidValue
 from saccade.gateway.apis.chat_endpoint import FieldNames
-from saccade.gateway.apis.messages.wire import (
-    BLOCK_TYPES,
-    Block,
-    Content,
-    CountRequest,
-    Message,
-    MessagesRequest,
-    Source,
-    Tool,
-)
+from saccade.gateway.apis.messages.blocks import Named, named_blocks, not_served, parts_of, skipped_blocks
+from saccade.gateway.apis.messages.edits import ignored_edits
+from saccade.gateway.apis.messages.tools import own_tools, tool_fields
+from saccade.gateway.apis.messages.wire import Block, Content, CountRequest, Message, MessagesRequest
 from saccade.gateway.chat import (
     CalledFunction,
     ChatMessage,
     ChatRequest,
     ContentPart,
-    ImageUrl,
     JsonSchemaFormat,
     ResponseFormat,
     ToolCall,
-    url_of_file,
 )
-from saccade.gateway.json_body import ParameterReader, check_parts
+from saccade.gateway.json_body import ParameterReader, check_parts, listed
 
 LATER: Final[dict[str, tuple[object, ...]]] = {
     "container": (),
-    "context_management": ({"edits": []}, {}),
     "mcp_servers": ([],),
     "output_format": (),
-    "speed": ("standard",),
 }
 """Unsupported parameters that would change the answer, with the values, besides null, that change nothing."""
 
@@ -52,6 +42,7 @@ WITHOUT_EFFECT: Final = frozenset(
         "inference_geo",
         "metadata",
         "service_tier",
+        "speed",
         "user_profile_id",
         "workspace_id",
     }
@@ -80,7 +71,6 @@ BILLING_HEADER: Final = "x-anthropic-billing-header:"
 It differs in each request, so a prompt with it would find nothing in a cache.
 """
 
-MEDIA_TYPE: Final = re.compile(r"[a-zA-Z0-9.+-]+/[a-zA-Z0-9.+-]+")
 _IMAGE: Final = re.compile(rb'"data(?::|"[ \t\r\n]{0,8}:[ \t\r\n]{0,8}")')
 
 
@@ -90,22 +80,41 @@ def find_image(body: bytes | bytearray, start: int, end: int) -> int:
     return -1 if match is None else match.end()
 
 
+class MessagesChat(ChatRequest, frozen=True, kw_only=True):
+    """A chat of this API. Agents ask for as many tokens as Anthropic's models have room for."""
+
+    clamps_max_tokens: ClassVar[bool] = True
+
+
 def parse_messages(body: bytes | bytearray, strict: bool = False) -> tuple[ChatRequest, str, FieldNames]:
-    """Return the chat in the *body* of POST /v1/messages, a warning about ignored parameters, and the fields' names.
+    """Return the chat in the *body* of POST /v1/messages, a warning about what is ignored, and the fields' names.
 
     Raises BodyTooLarge, InvalidValue, and UnsupportedParameter for unsupported and, if *strict*, unknown parameters.
     """
     request, warning = _MESSAGES.read(body, strict)
     sampling = {name: getattr(request, name) for name in ("max_tokens", "stream", "temperature", "top_p", "top_k")}
     chat, names = _chat(request, sampling | {"stop": request.stop_sequences})
-    return chat, warning, names
+    return chat, _with_omissions(warning, request), names
 
 
 def parse_count(body: bytes | bytearray, strict: bool = False) -> tuple[ChatRequest, str, FieldNames]:
     """Return the chat in the *body* of POST /v1/messages/count_tokens. Raises as parse_messages does."""
     request, warning = _COUNT.read(body, strict)
     chat, names = _chat(request, {})
-    return chat, warning, names
+    return chat, _with_omissions(warning, request), names
+
+
+def _with_omissions(warning: str, request: CountRequest) -> str:
+    """Return *warning* and what of *request* does not reach the prompt."""
+    management = request.context_management
+    edits = () if management is None else management.edits or ()
+    omissions = {
+        "blocks left out": skipped_blocks(request),
+        "tools of Anthropic's own types left out": own_tools(request),
+        "edits of context_management not made": ignored_edits(edits, request.messages),
+    }
+    named = (f"{what}: {listed(names, len(names))}" for what, names in omissions.items() if names)
+    return "; ".join(filter(None, (warning, *named)))
 
 
 def _chat(request: CountRequest, sampling: dict[str, Any]) -> tuple[ChatRequest, FieldNames]:
@@ -122,8 +131,8 @@ def _chat(request: CountRequest, sampling: dict[str, Any]) -> tuple[ChatRequest,
     fields: dict[str, Any] = {"model": request.model, "messages": messages}
     if request.messages[-1].role == "assistant":
         fields["continue_final_message"] = True
-    fields |= _tools(request, names) | _tool_choice(request) | _thinking(request) | _output_config(request)
-    chat = ChatRequest(**fields, **sampling)
+    fields |= tool_fields(request, names) | _thinking(request) | _output_config(request)
+    chat = MessagesChat(**fields, **sampling)
     check_parts(chat.messages)
     return chat, FieldNames(names)
 
@@ -131,10 +140,9 @@ def _chat(request: CountRequest, sampling: dict[str, Any]) -> tuple[ChatRequest,
 def _system(system: Content, names: dict[str, str]) -> str | list[ContentPart]:
     if isinstance(system, str):
         return system
-    blocks = [
-        (f"system[{at}]", block) for at, block in enumerate(system) if not (block.text or "").startswith(BILLING_HEADER)
-    ]
-    return [_part(block, name, f"messages[0].content[{place}]", names) for place, (name, block) in enumerate(blocks)]
+    blocks = named_blocks(system, "system")
+    sent = [(name, block) for name, block in blocks if not (block.text or "").startswith(BILLING_HEADER)]
+    return parts_of(sent, "messages[0].content", names)
 
 
 def _turns(message: Message, field: str, position: int, names: dict[str, str]) -> Iterator[tuple[str, ChatMessage]]:
@@ -144,46 +152,37 @@ def _turns(message: Message, field: str, position: int, names: dict[str, str]) -
     if isinstance(message.content, str):
         yield field, ChatMessage(role=message.role, content=message.content)
         return
-    blocks = [(f"{field}.content[{index}]", block) for index, block in enumerate(message.content or ())]
+    blocks = named_blocks(message.content or (), f"{field}.content")
     if message.role == "assistant":
         yield field, _assistant(blocks, position, names)
         return
     if not message.content:
         fault = "is missing" if message.content is None else "is empty"
         raise InvalidValue(f"`{field}.content` {fault}.", f"{field}.content")
-    if message.role == "system":
-        content = _parts(message.content, f"{field}.content", f"messages[{position}].content", names)
-        yield field, ChatMessage(role="system", content=content)
-        return
-    user_blocks: list[tuple[str, Block]] = []
+    others: list[Named] = []
+    first = position
     for name, block in blocks:
-        if block.type != "tool_result":
-            user_blocks.append((name, block))
+        if block.type != "tool_result" or message.role != "user":
+            others.append((name, block))
             continue
-        if user_blocks:
+        if others:
             raise InvalidValue(f"`{name}`: results of tools must come before other blocks.", name)
         yield name, _result(block, name, position, names)
         position += 1
-    if user_blocks:
-        parts = [
-            _part(block, name, f"messages[{position}].content[{index}]", names)
-            for index, (name, block) in enumerate(user_blocks)
-        ]
-        yield field, ChatMessage(role="user", content=parts)
+    if others or position == first:
+        content = parts_of(others, f"messages[{position}].content", names)
+        # A turn of blocks that are skipped keeps its place.
+        yield field, ChatMessage(role=message.role, content=content or "")
 
 
-def _assistant(blocks: Sequence[tuple[str, Block]], position: int, names: dict[str, str]) -> ChatMessage:
-    """Return a turn; chat templates write all of its text before its calls."""
+def _assistant(blocks: Sequence[Named], position: int, names: dict[str, str]) -> ChatMessage:
+    """Return a turn; chat templates write its thinking first, then all of its text, then its calls."""
     reasoning: list[str] = []
-    parts: list[ContentPart] = []
+    texts: list[Named] = []
     calls: list[ToolCall] = []
     for name, block in blocks:
         if block.type not in IN_TURNS:
-            raise _not_served(block, name)
-        if block.type == "thinking" and (parts or calls):
-            raise UnsupportedParameter(
-                f"`{name}`: chat templates write a turn's thinking before its text and its calls; put it first.", name
-            )
+            raise not_served(block, name)
         match block:
             case Block(type="thinking", thinking=str(thinking)):
                 reasoning.append(thinking)
@@ -194,11 +193,11 @@ def _assistant(blocks: Sequence[tuple[str, Block]], position: int, names: dict[s
                 names[f"messages[{position}].tool_calls[{len(calls)}]"] = name
                 calls.append(_call(block, name))
             case _:
-                parts.append(_part(block, name, f"messages[{position}].content[{len(parts)}]", names))
+                texts.append((name, block))
     return ChatMessage(
         role="assistant",
-        content=parts or None,
-        reasoning_content="".join(reasoning) or None,
+        content=parts_of(texts, f"messages[{position}].content", names) or None,
+        reasoning_content="\n\n".join(filter(None, reasoning)) or None,
         tool_calls=calls or None,
     )
 
@@ -217,106 +216,10 @@ def _result(block: Block, field: str, position: int, names: dict[str, str]) -> C
             f"`{field}.tool_use_id` is missing; it is the `id` of the call that the block answers.",
             f"{field}.tool_use_id",
         )
-    content = _parts(block.content or "", f"{field}.content", f"messages[{position}].content", names)
+    content = block.content or ""
+    if not isinstance(content, str):
+        content = parts_of(named_blocks(content, f"{field}.content"), f"messages[{position}].content", names) or ""
     return ChatMessage(role="tool", tool_call_id=block.tool_use_id, content=content)
-
-
-def _parts(content: Content, field: str, chat_field: str, names: dict[str, str]) -> str | list[ContentPart]:
-    if isinstance(content, str):
-        return content
-    return [_part(block, f"{field}[{index}]", f"{chat_field}[{index}]", names) for index, block in enumerate(content)]
-
-
-def _part(block: Block, field: str, chat_field: str, names: dict[str, str]) -> ContentPart:
-    """Return *block* as the part *chat_field* of a chat."""
-    names[chat_field] = field
-    match block:
-        case Block(type="text", text=str(text)):
-            return ContentPart(type="text", text=text)
-        case Block(type="text"):
-            raise InvalidValue(f"`{field}.text` is missing.", f"{field}.text")
-        case Block(type="document", source=Source(type="text", data=str(text))):
-            return ContentPart(type="text", text=text)
-        case Block(type="image" | "document", source=Source() as source):
-            name, url = _url(source, f"{field}.source")
-            names[f"{chat_field}.image_url"] = names[f"{chat_field}.image_url.url"] = name
-            return ContentPart(type="image_url", image_url=ImageUrl(url))
-        case Block(type="image" | "document"):
-            raise InvalidValue(f"`{field}.source` is missing.", f"{field}.source")
-    raise _not_served(block, field)
-
-
-def _url(source: Source, field: str) -> tuple[str, str]:
-    """Return the field that holds an image, and its URL."""
-    match source:
-        case Source(type="base64", data=str(data), media_type=media_type):
-            if media_type is not None and not MEDIA_TYPE.fullmatch(media_type):
-                raise InvalidValue(
-                    f"`{field}.media_type` must be a media type such as image/png.", f"{field}.media_type"
-                )
-            return f"{field}.data", f"data:{media_type or 'image/*'};base64,{data}"
-        case Source(type="base64"):
-            raise InvalidValue(f"`{field}.data` is missing.", f"{field}.data")
-        case Source(type="url", url=str(url)):
-            return f"{field}.url", url
-        case Source(type="url"):
-            raise InvalidValue(f"`{field}.url` is missing.", f"{field}.url")
-        case Source(type="file", file_id=str(file_id)):
-            return f"{field}.file_id", url_of_file(file_id)
-        case Source(type="file"):
-            raise InvalidValue(f"`{field}.file_id` is missing.", f"{field}.file_id")
-    raise UnsupportedParameter(f"`{field}.type`: only base64, url and file are served.", f"{field}.type")
-
-
-def _not_served(block: Block, field: str) -> InvalidValue | UnsupportedParameter:
-    if block.type in BLOCK_TYPES:
-        return InvalidValue(f"`{field}`: a block of the type {block.type} does not belong here.", field)
-    return UnsupportedParameter(
-        f"`{field}.type`: blocks of this type are not served; send {', '.join(BLOCK_TYPES)}.", f"{field}.type"
-    )
-
-
-def _tools(request: CountRequest, names: dict[str, str]) -> dict[str, Any]:
-    if request.tools is None:
-        return {}
-    for position in range(len(request.tools)):
-        names[f"tools[{position}].function"] = f"tools[{position}]"
-        names[f"tools[{position}].function.parameters"] = f"tools[{position}].input_schema"
-    return {"tools": [_tool(tool, f"tools[{position}]") for position, tool in enumerate(request.tools)]}
-
-
-def _tool(tool: Tool, field: str) -> dict[str, Any]:
-    if tool.type not in (None, "custom"):
-        raise UnsupportedParameter(
-            f"`{field}.type`: tools that the server runs are not served; declare a tool by `name` and `input_schema`.",
-            f"{field}.type",
-        )
-    if tool.input_schema is None:
-        raise InvalidValue(f"`{field}.input_schema` is missing.", f"{field}.input_schema")
-    function: dict[str, Any] = {"name": tool.name}
-    if tool.description is not None:
-        function["description"] = tool.description
-    function["parameters"] = tool.input_schema
-    if tool.strict is not None:
-        function["strict"] = tool.strict
-    return {"type": "function", "function": function}
-
-
-def _tool_choice(request: CountRequest) -> dict[str, Any]:
-    choice = request.tool_choice
-    if choice is None:
-        return {}
-    fields: dict[str, Any] = {"parallel_tool_calls": False} if choice.disable_parallel_tool_use else {}
-    match choice.type:
-        case "auto" | "none":
-            return {**fields, "tool_choice": choice.type}
-        case "any":
-            return {**fields, "tool_choice": "required"}
-        case "tool" if choice.name is not None:
-            return {**fields, "tool_choice": {"type": "function", "function": {"name": choice.name}}}
-        case "tool":
-            raise InvalidValue("`tool_choice.name` is missing.", "tool_choice.name")
-    raise InvalidValue("`tool_choice.type` must be auto, any, tool or none.", "tool_choice.type")
 
 
 def _thinking(request: CountRequest) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from saccade.gateway.chat import (
     MAX_MESSAGES,
     MAX_PARTS,
     MAX_STOP_STRINGS,
-    MAX_TOOLS,
     MAX_TOP_K,
     TOOL_NAME,
     CallId,
@@ -19,13 +18,16 @@ from saccade.gateway.chat import (
 from saccade.gateway.output.answer import MediaUsage, Usage
 
 # Code checks some fields, with better errors; the schemas here are for the description of the API.
-BLOCK_TYPES = ("text", "image", "document", "thinking", "tool_use", "tool_result")
-BlockType = Annotated[str, Meta(extra_json_schema={"enum": list(BLOCK_TYPES)})]
+BLOCK_TYPES = ("text", "image", "document", "search_result", "thinking", "tool_use", "tool_result")
+SKIPPED_TYPES = ("redacted_thinking", "tool_reference")
+"""Blocks that no model here can read, and that hold no text: thinking that Anthropic encrypted, names of tools."""
+
+BlockType = Annotated[str, Meta(extra_json_schema={"enum": [*BLOCK_TYPES, *SKIPPED_TYPES]})]
 SourceType = Annotated[str, Meta(extra_json_schema={"enum": ["base64", "url", "file"]})]
 MessageRole = Annotated[str, Meta(extra_json_schema={"enum": ["user", "assistant", "system"]})]
-ToolType = Annotated[str, Meta(extra_json_schema={"enum": ["custom"]})]
 ToolName = Annotated[str, Meta(extra_json_schema={"pattern": f"^{TOOL_NAME}$"})]
 SchemaSchema = {"properties": {"type": {"type": "string", "enum": ["object"]}}}
+MAX_EDITS = 64
 InputSchema = Annotated[dict[str, Any], Meta(extra_json_schema=SchemaSchema)]
 ChoiceType = Annotated[str, Meta(extra_json_schema={"enum": ["auto", "any", "tool", "none"]})]
 
@@ -46,12 +48,15 @@ class Source(Struct, frozen=True):
 class Block(Struct, frozen=True):
     """A piece of a message; its *type* determines its fields.
 
+    *title* and *context* are those of a document; a search result has a *title*, too, and its *source* is a text.
     *signature* of thinking, and *is_error* of a result, are accepted and have no effect.
     """
 
     type: BlockType
     text: str | None = None
-    source: Source | None = None
+    source: Source | str | None = None
+    title: str | None = None
+    context: str | None = None
     thinking: str | None = None
     signature: str | None = None
     id: CallId | None = None
@@ -73,13 +78,17 @@ class Message(Struct, frozen=True):
 
 
 class Tool(Struct, frozen=True):
-    """A function that the answer may call, with the JSON schema of its arguments."""
+    """A function that the answer may call, with the JSON schema of its arguments.
 
-    name: ToolName
+    A tool of another *type* than "custom" is one of Anthropic's own and is left out. *defer_loading* has no effect.
+    """
+
+    name: ToolName | None = None
     input_schema: InputSchema | None = None
     description: str | None = None
-    type: ToolType | None = None
+    type: str | None = None
     strict: bool | None = None
+    defer_loading: bool | None = None
 
 
 class ToolChoice(Struct, frozen=True):
@@ -112,8 +121,27 @@ class OutputConfig(Struct, frozen=True):
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
 
 
+class Keep(Struct, frozen=True):
+    """How many of the newest turns or calls an edit leaves as they are."""
+
+    type: str | None = None
+    value: Annotated[int, Meta(ge=0)] | None = None
+
+
+class Edit(Struct, frozen=True):
+    """What Anthropic's servers would take out of a long conversation; *keep* "all" takes nothing out."""
+
+    type: str
+    keep: Keep | str | None = None
+
+
+class ContextManagement(Struct, frozen=True):
+    """Edits of the conversation, which are not made here."""
+
+    edits: Annotated[list[Edit], Meta(max_length=MAX_EDITS)] | None = None
+
+
 Messages = Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
-Tools = Annotated[list[Tool], Meta(max_length=MAX_TOOLS)]
 
 
 class CountRequest(Struct, frozen=True, kw_only=True):
@@ -122,10 +150,11 @@ class CountRequest(Struct, frozen=True, kw_only=True):
     model: str | None = None
     messages: Messages
     system: Content | None = None
-    tools: Tools | None = None
+    tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    context_management: ContextManagement | None = None
 
 
 class MessagesRequest(CountRequest, frozen=True, kw_only=True):

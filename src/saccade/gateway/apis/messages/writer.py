@@ -8,7 +8,7 @@ from msgspec import Raw
 
 from saccade.errors import SaccadeError
 from saccade.gateway.apis.chat_endpoint import Format, ReadBody
-from saccade.gateway.apis.messages.reader import parse_messages
+from saccade.gateway.apis.messages.reader import parse_count, parse_messages
 from saccade.gateway.apis.messages.wire import (
     AnswerBlock,
     MessageAnswer,
@@ -30,6 +30,12 @@ def read_messages(strict: bool, body: bytes | bytearray, tenant: bytes) -> ReadB
     request, warning, names = parse_messages(body, strict)
     writer = MessageEvents if request.stream else MessageObject
     return ReadBody(request, warning, [Format(names, writer, _failure)])
+
+
+def read_count(strict: bool, body: bytes | bytearray, tenant: bytes) -> ReadBody:
+    """Read the body of POST /v1/messages/count_tokens; with *strict*, a ReadApi. Nothing is written in its format."""
+    request, warning, names = parse_count(body, strict)
+    return ReadBody(request, warning, [Format(names, MessageObject, _failure)])
 
 
 class MessageObject:

@@ -42,7 +42,7 @@ from saccade.gateway.chat import (
     ToolCall,
     url_of_file,
 )
-from saccade.gateway.json_body import MAX_NAMES, SHORT, ParameterReader, check_parts, printable_name
+from saccade.gateway.json_body import SHORT, ParameterReader, check_parts, listed, printable
 
 LATER: Final[dict[str, tuple[object, ...]]] = {
     "background": (False,),
@@ -186,9 +186,12 @@ def _named_tools(request: ResponseRequest) -> Iterator[tuple[str, dict[str, Any]
 def _warning(request: ResponseRequest, chat: Conversation) -> str:
     """Return what of *request* has no effect, "" if all has one."""
     remarks = [
-        f"{what} are left out: {', '.join(map(printable_name, list(dict.fromkeys(types))[:MAX_NAMES]))}"
-        for what, types in (("tools that a server runs", chat.tools.left_out), ("items", chat.skipped))
-        if types
+        f"{what} are left out: {listed([printable(kind) for kind in kinds], len(kinds))}"
+        for what, kinds in (
+            ("tools that a server runs", dict.fromkeys(chat.tools.left_out)),
+            ("items", dict.fromkeys(chat.skipped)),
+        )
+        if kinds
     ]
     remarks += [TRUNCATION] if request.truncation == "auto" else []
     remarks += [VERBOSITY] if request.text is not None and request.text.verbosity in ("low", "high") else []

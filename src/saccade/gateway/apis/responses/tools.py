@@ -18,7 +18,6 @@ from saccade.gateway.apis.responses.wire import (
     LocalShellAction,
     LocalShellCallItem,
 )
-from saccade.gateway.chat import MAX_TOOLS
 from saccade.gateway.output.tool_calls import GeneratedCall
 
 Tool = Mapping[str, Any]
@@ -108,8 +107,6 @@ def declare_tools(tools: Iterable[tuple[str, Tool]]) -> DeclaredTools:
                 left_out.append(kind)
             case _:
                 raise InvalidValue(f"`{field}.type` is missing.", f"{field}.type")
-    if len(declared) > MAX_TOOLS:
-        raise InvalidValue(f"`tools` has more than {MAX_TOOLS} tools, those of namespaces included.", "tools")
     return DeclaredTools(tuple(declared), tuple(left_out))
 
 

@@ -10,7 +10,6 @@ from saccade.gateway.chat import (
     MAX_MESSAGES,
     MAX_PARTS,
     MAX_STOP_CHARACTERS,
-    MAX_TOOLS,
     CallId,
     Count,
     Detail,
@@ -54,7 +53,7 @@ ItemType = Annotated[str, Meta(extra_json_schema={"enum": [*ITEM_TYPES, *SKIPPED
 ItemRole = Annotated[str, Meta(extra_json_schema={"enum": ["user", "assistant", "system", "developer"]})]
 ToolSchema = {"properties": {"type": {"type": "string"}}, "required": ["type"]}
 # Checked by code: each type has its own fields.
-Tools = Annotated[list[Annotated[dict[str, Any], Meta(extra_json_schema=ToolSchema)]], Meta(max_length=MAX_TOOLS)]
+Tools = list[Annotated[dict[str, Any], Meta(extra_json_schema=ToolSchema)]]
 ToolChoice = Annotated[str, Meta(extra_json_schema={"enum": ["auto", "none", "required"]})]
 ResponseId = Annotated[str, Meta(min_length=1, max_length=128)]
 Metadata = Annotated[dict[str, Annotated[str, Meta(max_length=512)]], Meta(max_length=16)]

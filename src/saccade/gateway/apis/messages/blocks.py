@@ -1,0 +1,122 @@
+"""The blocks of a message, as the parts of a chat's message."""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from saccade.errors import InvalidValue, UnsupportedParameter
+from saccade.gateway.apis.messages.wire import BLOCK_TYPES, SKIPPED_TYPES, Block, Content, CountRequest, Source
+from saccade.gateway.chat import ContentPart, ImageUrl, url_of_file
+
+MEDIA_TYPE: Final = re.compile(r"[a-zA-Z0-9.+-]+/[a-zA-Z0-9.+-]+")
+Named = tuple[str, Block]
+"""A block after its field, such as `messages[0].content[1]`."""
+
+
+def named_blocks(blocks: Sequence[Block], field: str) -> list[Named]:
+    """Return *blocks*, the value of *field*, without those that are skipped."""
+    named = ((f"{field}[{index}]", block) for index, block in enumerate(blocks))
+    return [(name, block) for name, block in named if block.type not in SKIPPED_TYPES]
+
+
+def skipped_blocks(request: CountRequest) -> list[str]:
+    """Return the fields of the blocks of *request* that are skipped, each with its type."""
+    contents = [(request.system, "system")]
+    contents += [(message.content, f"messages[{at}].content") for at, message in enumerate(request.messages)]
+    return [f"{field} ({kind})" for content, name in contents for field, kind in _skipped(content, name)]
+
+
+def _skipped(content: Content | None, field: str) -> Iterator[tuple[str, str]]:
+    if isinstance(content, str):
+        return
+    for index, block in enumerate(content or ()):
+        if block.type in SKIPPED_TYPES:
+            yield f"{field}[{index}]", block.type
+        yield from _skipped(block.content, f"{field}[{index}].content")
+
+
+def parts_of(blocks: Iterable[Named], chat_field: str, names: dict[str, str]) -> list[ContentPart]:
+    """Return *blocks* as the parts of the chat's *chat_field*; *names* gets the client's names of their fields.
+
+    Raises RequestError for blocks that are incomplete or not served.
+    """
+    parts: list[ContentPart] = []
+    for field, block in blocks:
+        about = [text for text in (block.title, block.context) if text and block.type == "document"]
+        if about:
+            names[f"{chat_field}[{len(parts)}]"] = field
+            parts.append(ContentPart(type="text", text="".join(f"{text}\n" for text in about)))
+        parts.append(_part(block, field, f"{chat_field}[{len(parts)}]", names))
+    return parts
+
+
+def _part(block: Block, field: str, chat_field: str, names: dict[str, str]) -> ContentPart:
+    """Return *block* as the part *chat_field* of a chat."""
+    names[chat_field] = field
+    match block:
+        case Block(type="text", text=str(text)):
+            return ContentPart(type="text", text=text)
+        case Block(type="text"):
+            raise InvalidValue(f"`{field}.text` is missing.", f"{field}.text")
+        case Block(type="document", source=Source(type="text", data=str(text))):
+            return ContentPart(type="text", text=text)
+        case Block(type="image" | "document", source=Source() as source):
+            name, url = _url(source, f"{field}.source")
+            names[f"{chat_field}.image_url"] = names[f"{chat_field}.image_url.url"] = name
+            return ContentPart(type="image_url", image_url=ImageUrl(url))
+        case Block(type="image" | "document", source=source):
+            fault = "is missing" if source is None else "must be an object"
+            raise InvalidValue(f"`{field}.source` {fault}.", f"{field}.source")
+        case Block(type="search_result"):
+            return ContentPart(type="text", text=_search_result(block, field))
+    raise not_served(block, field)
+
+
+def _search_result(block: Block, field: str) -> str:
+    """Return the title, the source and the texts of a search result, a line for each."""
+    for name in ("title", "source"):
+        if not isinstance(getattr(block, name), str):
+            raise InvalidValue(f"`{field}.{name}` must be a text.", f"{field}.{name}")
+    if not isinstance(block.content, list):
+        raise InvalidValue(f"`{field}.content` must be an array of text blocks.", f"{field}.content")
+    lines = [f"{block.title}", f"{block.source}"]
+    for name, inner in named_blocks(block.content, f"{field}.content"):
+        match inner:
+            case Block(type="text", text=str(text)):
+                lines.append(text)
+            case Block(type="text"):
+                raise InvalidValue(f"`{name}.text` is missing.", f"{name}.text")
+            case _:
+                raise not_served(inner, name)
+    return "\n".join(lines)
+
+
+def _url(source: Source, field: str) -> tuple[str, str]:
+    """Return the field that holds an image, and its URL."""
+    match source:
+        case Source(type="base64", data=str(data), media_type=media_type):
+            if media_type is not None and not MEDIA_TYPE.fullmatch(media_type):
+                raise InvalidValue(
+                    f"`{field}.media_type` must be a media type such as image/png.", f"{field}.media_type"
+                )
+            return f"{field}.data", f"data:{media_type or 'image/*'};base64,{data}"
+        case Source(type="base64"):
+            raise InvalidValue(f"`{field}.data` is missing.", f"{field}.data")
+        case Source(type="url", url=str(url)):
+            return f"{field}.url", url
+        case Source(type="url"):
+            raise InvalidValue(f"`{field}.url` is missing.", f"{field}.url")
+        case Source(type="file", file_id=str(file_id)):
+            return f"{field}.file_id", url_of_file(file_id)
+        case Source(type="file"):
+            raise InvalidValue(f"`{field}.file_id` is missing.", f"{field}.file_id")
+    raise UnsupportedParameter(f"`{field}.type`: only base64, url and file are served.", f"{field}.type")
+
+
+def not_served(block: Block, field: str) -> InvalidValue | UnsupportedParameter:
+    """Return the error for a *block* that *field* cannot hold."""
+    if block.type in BLOCK_TYPES:
+        return InvalidValue(f"`{field}`: a block of the type {block.type} does not belong here.", field)
+    return UnsupportedParameter(
+        f"`{field}.type`: blocks of this type are not served; send {', '.join(BLOCK_TYPES)}.", f"{field}.type"
+    )

@@ -1,0 +1,39 @@
+"""Edits of a conversation that Anthropic's servers would make (`context_management`).
+
+None is made here. Chat templates leave out the thinking of earlier turns by themselves, and a cleared result would
+change the prompt from there on, so that nothing after it could come from the prefix cache.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from saccade.gateway.apis.messages.wire import Edit, Keep, Message
+from saccade.gateway.json_body import printable
+
+KEPT_THINKING = 1
+KEPT_CALLS = 3
+"""What Anthropic's servers keep if an edit does not say."""
+
+
+def ignored_edits(edits: Sequence[Edit], messages: Sequence[Message]) -> list[str]:
+    """Return the types of those *edits* that might take something out of *messages*."""
+    return [printable(edit.type) for edit in edits if _may_apply(edit, messages)]
+
+
+def _may_apply(edit: Edit, messages: Sequence[Message]) -> bool:
+    """Whether *edit* has something to take out; from which length of a prompt on it would, only tokens tell."""
+    if edit.type.startswith("clear_thinking"):
+        turns = (set(_types(message)) for message in messages)
+        return edit.keep != "all" and sum("thinking" in types for types in turns) > _kept(edit, KEPT_THINKING)
+    if edit.type.startswith("clear_tool_uses"):
+        return sum(kind == "tool_use" for message in messages for kind in _types(message)) > _kept(edit, KEPT_CALLS)
+    return True
+
+
+def _types(message: Message) -> Iterator[str]:
+    """Yield the types of the blocks of *message*."""
+    if not isinstance(message.content, str):
+        yield from (block.type for block in message.content or ())
+
+
+def _kept(edit: Edit, default: int) -> int:
+    return edit.keep.value if isinstance(edit.keep, Keep) and edit.keep.value is not None else default
