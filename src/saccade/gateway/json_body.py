@@ -90,15 +90,25 @@ def parse(body: bytes | bytearray | msgspec.Raw, kind: type[T]) -> T:
 
 
 def decode(body: bytes | bytearray | msgspec.Raw, decoder: msgspec.json.Decoder[T], name: str = "") -> T:
-    """Return the JSON in *body*, the value of the field *name*. Raises InvalidValue that names the field."""
+    """Return the JSON in *body*, the value of the field *name*. Raises InvalidValue that names the field.
+
+    A number without a fraction is whole, as in JSON Schema: 4.0 and 1e1 are, texts are not.
+    """
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
+        if decoder.strict and _NOT_WHOLE.match(str(error)) and not _is_array_with_texts(body):
+            # A decoder that is not strict reads 4.0, but texts as numbers, too.
+            return decode(body, msgspec.json.Decoder(decoder.type, strict=False), name)
         raise invalid(str(error), name, bytes(memoryview(body)[:MAX_SHOWN_BYTES])) from error
     except RecursionError as error:
         raise InvalidValue("The body is nested too deeply.") from error
     except UNREADABLE as error:
         raise malformed(bytes(body), str(error)) from error
+
+
+def _is_array_with_texts(body: bytes | bytearray | msgspec.Raw) -> bool:
+    return bytes(memoryview(body)[:1]) == b"[" and b'"' in bytes(body)
 
 
 def _is_plain(body: bytes | bytearray, start: int, end: int, is_ascii: bool) -> bool:
@@ -142,6 +152,7 @@ _DETAIL = re.compile(
     r"(?: (?P<length>of length )?(?P<bound>[<>]=?|==) (?P<limit>[-0-9.e+]+))?"
     r"(?:, got `(?P<got>[a-z]+)`)?"
 )
+_NOT_WHOLE = re.compile(r"Expected `(?:[a-z]+ \| )*int(?: \| [a-z]+)*`, got `float`")
 _MISSING = re.compile(r"Object missing required field `(?P<field>\w+)`")
 _PATH = re.compile(r" - at `(?:key in )?\$\.?(?P<path>[^`]*)`")
 _NUMBER = re.compile(rb"-?[0-9][-+.0-9eE]*")

@@ -113,7 +113,7 @@ def _read_sampling(settings: Mapping[str, Any]) -> dict[str, Any]:
     sampling = {path: value for path, value in settings.items() if value is not None and value != NOT_SET}
     for path, value in sampling.items():
         if path.endswith("num_frames"):
-            _num_frames(value, path)
+            sampling[path] = _num_frames(value, path)
         elif type(value) not in (int, float) or not isfinite(value) or not 0 < value <= MAX_FPS:
             raise InvalidValue(f"`{path}` must be a number of frames a second, over 0 and at most {MAX_FPS}.", path)
     if len(sampling) > 1:
@@ -125,15 +125,22 @@ def _read_sampling(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _num_frames(value: object, path: str) -> int:
-    if type(value) is not int or not 1 <= value <= MAX_FRAMES:
+    if (number := _whole(value, 1, MAX_FRAMES)) is None:
         raise InvalidValue(f"`{path}` must be a whole number of frames, from 1 to {MAX_FRAMES}.", path)
-    return value
+    return number
 
 
 def _indices(value: object, path: str) -> tuple[int, ...]:
-    if not isinstance(value, list) or any(type(index) is not int or not 0 <= index < MAX_FRAMES for index in value):
+    indices = [_whole(index, 0, MAX_FRAMES - 1) for index in value] if isinstance(value, list) else [None]
+    if None in indices:
         raise InvalidValue(f"`{path}` must be a list of whole numbers from 0 to {MAX_FRAMES - 1}.", path)
-    return tuple(value)
+    return tuple(index for index in indices if index is not None)
+
+
+def _whole(value: object, least: int, most: int) -> int | None:
+    """Return the whole number *value*, which may be written as 4.0, None if it is none or out of bounds."""
+    number = int(value) if isinstance(value, float) and value.is_integer() else value
+    return number if type(number) is int and least <= number <= most else None
 
 
 def _read_limits(processor: Mapping[str, Any]) -> dict[str, int]:
@@ -141,12 +148,12 @@ def _read_limits(processor: Mapping[str, Any]) -> dict[str, int]:
     limits: dict[str, int] = {}
     for key, name, value in _pixel_limits(processor):
         path = f"mm_processor_kwargs.{key}"
-        if type(value) is not int or not 1 <= value <= MAX_PIXELS:
+        if (limit := _whole(value, 1, MAX_PIXELS)) is None:
             unit = "tokens" if key == _SOFT_TOKENS else "pixels"
             raise InvalidValue(f"`{path}` must be a whole number of {unit}, from 1 to {MAX_PIXELS}.", path)
         if name in limits:
             raise InvalidValue(f"`{path}` is `{name}` by another name; send one of the two.", path)
-        limits[name] = value
+        limits[name] = limit
     return limits
 
 
