@@ -67,8 +67,7 @@ class ModelPage(Struct, frozen=True):
     @classmethod
     def of(cls, models: list[ModelInfo]) -> "ModelPage":
         """Return the page of *models*."""
-        ids = [model.id for model in models] or [None]
-        return cls(models, ids[0], ids[-1])
+        return cls(models, models[0].id if models else None, models[-1].id if models else None)
 
 
 def parse_tokenize(body: bytes | bytearray, strict: bool = False) -> tuple[TokenizeRequest, str]:

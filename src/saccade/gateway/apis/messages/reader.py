@@ -216,9 +216,12 @@ def _result(block: Block, field: str, position: int, names: dict[str, str]) -> C
             f"`{field}.tool_use_id` is missing; it is the `id` of the call that the block answers.",
             f"{field}.tool_use_id",
         )
-    content = block.content or ""
-    if not isinstance(content, str):
-        content = parts_of(named_blocks(content, f"{field}.content"), f"messages[{position}].content", names) or ""
+    content: str | list[ContentPart]
+    if isinstance(block.content, str):
+        content = block.content
+    else:
+        blocks = named_blocks(block.content or (), f"{field}.content")
+        content = parts_of(blocks, f"messages[{position}].content", names) or ""
     return ChatMessage(role="tool", tool_call_id=block.tool_use_id, content=content)
 
 
