@@ -46,7 +46,7 @@ Step = TokenDelta | float | threading.Event | Exception
 """What a scripted worker does next: send a delta, wait some seconds or until the test says so, or raise."""
 
 MAX_MODEL_LEN = 4096
-TAGS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
+TAGS = ("<tool_call>", "</tool_call>", "<think>", "</think>", "<|tool_call>", "<tool_call|>", '<|"|>')
 PINGS_OFTEN = GatewayConfig(ping_interval_seconds=0.05, connections=ConnectionLimits(sweep_seconds=0.05))
 SILENT = Exactness("NONE", "a script says nothing of caches")
 
@@ -232,13 +232,13 @@ class Gateway:
         return self.application.metrics.registry.get_sample_value(name, labels) or 0.0
 
 
-def describe(folder: Path) -> Description:
+def describe(folder: Path, max_model_len: int = MAX_MODEL_LEN) -> Description:
     """What a worker would say of the checkpoint in *folder*."""
     return Description(
         model="tiny",
         fingerprint=b"f" * 32,
         files=read_model_files(folder),
-        max_model_len=MAX_MODEL_LEN,
+        max_model_len=max_model_len,
         max_num_seqs=8,
         block_size=16,
         num_blocks=64,
@@ -257,6 +257,7 @@ def running(
     described: bool = True,
     log: LogOutput | None = None,
     tls: ssl.SSLContext | None = None,
+    max_model_len: int = MAX_MODEL_LEN,
 ) -> Iterator[Gateway]:
     """Run a gateway in a thread of its own until the block ends. It logs to a file, or to *log*.
 
@@ -264,15 +265,15 @@ def running(
     """
     with tempfile.TemporaryFile() as log_file, model_trials.shared():
         log = log or LogOutput(LineWriter(log_file.fileno(), lambda _: b"{}\n"), logging.INFO, is_terminal=False)
-        with _running(folder, config or GatewayConfig(), described, log, log_file, tls) as gateway:
+        description = describe(folder, max_model_len) if described else None
+        with _running(description, config or GatewayConfig(), log, log_file, tls) as gateway:
             yield gateway
 
 
 @contextmanager
 def _running(
-    folder: Path,
+    description: Description | None,
     config: GatewayConfig,
-    described: bool,
     log: LogOutput,
     log_file: Any,
     tls: ssl.SSLContext | None,
@@ -286,7 +287,7 @@ def _running(
             pool = DecodePool(config)
         await pool.start()
         worker_pool = WorkerPool((), pool.release)
-        worker = ScriptedWorker(describe(folder) if described else None, pool, ready=described)
+        worker = ScriptedWorker(description, pool, ready=description is not None)
         worker_pool.add(worker)  # type: ignore[arg-type]
         listener = app.listen("127.0.0.1", 0) if config.uds is None else app.listen_unix(config.uds)
         application = app.create_app(config, worker_pool, pool, logs=log)
@@ -308,7 +309,7 @@ def _running(
         raise TimeoutError("the gateway did not start")
     gateway = started[0]
     try:
-        while described and gateway.ask("GET", "/ready").status != 200:
+        while description is not None and gateway.ask("GET", "/ready").status != 200:
             threading.Event().wait(0.02)
         yield gateway
     finally:

@@ -15,6 +15,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[2] / "tests"))
 
 from checkpoints import write_qwen3_vl
+from coding_agents import agent_gateways
 from environments import programs
 from PIL import Image
 from running import run
@@ -32,15 +33,17 @@ KEY = "a-key-for-this-run"
 
 @contextlib.contextmanager
 def servers(folder: Path) -> Iterator[dict[str, str]]:
-    """Start both servers; yield what programs find in their environment."""
+    """Start both servers and the gateways of agents; yield what programs find in their environment."""
     model = write_qwen3_vl(folder / "tiny-qwen3-vl")
     flags = ("--no-summary", "--api-key", KEY)
     with (
         serving(*flags, key=KEY) as reader,
         serving(str(model), "--max-model-len", "8192", *flags, key=KEY) as caller,
+        agent_gateways(folder) as agents,
     ):
         image = bundled(f"images/texts/{IMAGE}")
         yield {
+            **agents,
             **_target("READER", reader),
             **_target("CALLER", caller),
             "API_KEY": KEY,

@@ -16,6 +16,9 @@ servers on loopback that require an API key. It ends with an error if a row fail
   tools by itself: a grammar makes its calls (`tool_choice: "required"`, a named function, or `strict`), and its
   structured answers. The rows say that clients and server understand each other, and nothing of what a model calls of
   its own accord.
+- Coding agents do a task in a folder: they read a file, look at an image, change the file and say so. The gateway is
+  real; its worker writes by a script what a model would write, in the form of the family. The templates lose system
+  turns as those of the releases do. [Coding agents](agents.md) has the settings.
 - Open WebUI's own package is too large for a trial: the requests that its server sends are sent by the HTTP client that
   it uses. openai for Node is the newest release that runs on Node 20.
 

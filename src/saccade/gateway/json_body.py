@@ -433,12 +433,12 @@ def check_parts(messages: Iterable[ChatMessage]) -> None:
 
 
 def listed(names: Sequence[str], number: int) -> str:
-    """Return the first MAX_NAMES of *names*, of which there are *number*, for a warning."""
+    """Return the first MAX_NAMES of *number* *names*, for a warning."""
     more = f" and {number - MAX_NAMES} more" if number > MAX_NAMES else ""
     return f"{', '.join(names[:MAX_NAMES])}{more}"
 
 
 def printable(name: str) -> str:
     """Return a name from a request, made safe for a header and a log."""
-    shown = "".join(character if " " <= character <= "~" else "?" for character in name[:MAX_NAME_CHARACTERS])
-    return shown if len(name) <= MAX_NAME_CHARACTERS else shown[:-3] + "..."
+    readable = "".join(character if " " <= character <= "~" else "?" for character in name[:MAX_NAME_CHARACTERS])
+    return readable if len(name) <= MAX_NAME_CHARACTERS else readable[:-3] + "..."

@@ -115,7 +115,7 @@ def read_text(page: pdfium.FPDF_PAGE, fonts: Sequence[Font]) -> PageText:
 
 
 class _Reader:
-    """Reads letters of a page, of which there may be many: nothing is allocated for most of them."""
+    """Reads the letters of a page, maybe a great many: nothing is allocated for most of them."""
 
     def __init__(self, text: pdfium.FPDF_TEXTPAGE) -> None:
         self._text = text

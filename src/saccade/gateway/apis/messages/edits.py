@@ -23,9 +23,9 @@ def _may_apply(edit: Edit, messages: Sequence[Message]) -> bool:
     """Whether *edit* has something to take out; from which length of a prompt on it would, only tokens tell."""
     if edit.type.startswith("clear_thinking"):
         turns = (set(_types(message)) for message in messages)
-        return edit.keep != "all" and sum("thinking" in types for types in turns) > _kept(edit, KEPT_THINKING)
+        return edit.keep != "all" and sum("thinking" in types for types in turns) > _num_kept(edit, KEPT_THINKING)
     if edit.type.startswith("clear_tool_uses"):
-        return sum(kind == "tool_use" for message in messages for kind in _types(message)) > _kept(edit, KEPT_CALLS)
+        return sum(kind == "tool_use" for message in messages for kind in _types(message)) > _num_kept(edit, KEPT_CALLS)
     return True
 
 
@@ -35,5 +35,5 @@ def _types(message: Message) -> Iterator[str]:
         yield from (block.type for block in message.content or ())
 
 
-def _kept(edit: Edit, default: int) -> int:
+def _num_kept(edit: Edit, default: int) -> int:
     return edit.keep.value if isinstance(edit.keep, Keep) and edit.keep.value is not None else default

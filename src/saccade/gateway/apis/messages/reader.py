@@ -87,7 +87,7 @@ class MessagesChat(ChatRequest, frozen=True, kw_only=True):
 
 
 def parse_messages(body: bytes | bytearray, strict: bool = False) -> tuple[ChatRequest, str, FieldNames]:
-    """Return the chat in the *body* of POST /v1/messages, a warning about what is ignored, and the fields' names.
+    """Return the chat in the *body* of POST /v1/messages, a warning about ignored fields, and the fields' names.
 
     Raises BodyTooLarge, InvalidValue, and UnsupportedParameter for unsupported and, if *strict*, unknown parameters.
     """
@@ -141,8 +141,8 @@ def _system(system: Content, names: dict[str, str]) -> str | list[ContentPart]:
     if isinstance(system, str):
         return system
     blocks = named_blocks(system, "system")
-    sent = [(name, block) for name, block in blocks if not (block.text or "").startswith(BILLING_HEADER)]
-    return parts_of(sent, "messages[0].content", names)
+    read = [(name, block) for name, block in blocks if not (block.text or "").startswith(BILLING_HEADER)]
+    return parts_of(read, "messages[0].content", names)
 
 
 def _turns(message: Message, field: str, position: int, names: dict[str, str]) -> Iterator[tuple[str, ChatMessage]]:
