@@ -46,7 +46,17 @@ def _files(folder: Path) -> list[Call]:
     ]
 
 
-CALLS: Mapping[str, Callable[[Path], list[Call]]] = {"exec_command": _shell, "Edit": _files}
+def _small_files(folder: Path) -> list[Call]:
+    """Qwen Code's calls."""
+    names = {"Read": "read_file", "Edit": "edit"}
+    return [(names[name], values) for name, values in _files(folder)]
+
+
+CALLS: Mapping[str, Callable[[Path], list[Call]]] = {
+    "exec_command": _shell,
+    "run_shell_command": _small_files,
+    "Edit": _files,
+}
 """By the name of a tool that only that agent declares."""
 
 
