@@ -148,6 +148,65 @@ def test_tokens_are_counted(gateway: scripted.Gateway, client: anthropic.Anthrop
         client.messages.count_tokens(model="tiny", messages=ASKED["messages"], system=[{"type": "text"}])  # type: ignore[typeddict-item]
 
 
+WEB_SEARCH: Any = {"type": "web_search_20250305", "name": "web_search"}
+SCHEMA: Any = {"type": "json_schema", "schema": {"type": "nothing"}}
+STRICT: Any = {**TOOL, "strict": True, "input_schema": {"type": "object", "properties": {"a": {"not": {}}}}}
+
+
+@table(
+    "fields",
+    [
+        {"output_config": {"format": SCHEMA}},
+        {"tools": [STRICT]},
+        {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "other"}},
+        {"tools": [WEB_SEARCH], "tool_choice": {"type": "tool", "name": "web_search"}},
+        {"system": [{"type": "text"}]},
+        {"messages": [{"role": "user", "content": "word " * scripted.MAX_MODEL_LEN}]},
+    ],
+)
+def test_counting_refuses_what_messages_refuses(fields: Any, gateway: scripted.Gateway) -> None:
+    answers = [gateway.ask("POST", f"/v1/messages{path}", {**ASKED, **fields}) for path in ("", "/count_tokens")]
+    assert [answer.status for answer in answers] == [400, 400]
+    assert answers[0].json["error"] == answers[1].json["error"]
+
+
+def test_an_answer_gets_the_room_that_the_context_has(gateway: scripted.Gateway, client: anthropic.Anthropic) -> None:
+    """Agents ask for as many tokens as Anthropic's models have room for; clients of chats match the refusal."""
+    gateway.answer_pieces("one two", finish=FinishReason.LENGTH)
+    message = client.messages.create(**{**ASKED, "max_tokens": 10**6, "stop_sequences": ["x"]}, timeout=60)
+    assert message.stop_reason == "max_tokens"
+    sent = gateway.worker.requests[-1]
+    assert sent.sampling.max_tokens == scripted.MAX_MODEL_LEN - len(sent.token_ids)
+    client.messages.create(**{**ASKED, "max_tokens": 7})
+    assert gateway.worker.requests[-1].sampling.max_tokens == 7
+    chat = gateway.ask("POST", "/v1/chat/completions", {**ASKED, "max_tokens": 10**6})
+    assert (chat.status, chat.json["error"]["code"]) == (400, "context_length_exceeded")
+
+
+def test_warnings_of_all_steps_are_in_one_header(gateway: scripted.Gateway) -> None:
+    gateway.answer_pieces("one")
+    loose = {**TOOL, "name": "loose", "input_schema": STRICT["input_schema"]}
+    fields = {"tools": [WEB_SEARCH, loose, {**TOOL, "strict": True}], "colour": "red", "speed": "fast"}
+    for path in ("", "/count_tokens"):
+        warning = gateway.ask("POST", f"/v1/messages{path}", {**ASKED, **fields}).headers["x-saccade-warning"]
+        unknown, left_out, dropped = warning.split("; ")
+        assert unknown == "unknown parameters ignored: colour"
+        assert left_out == "tools of Anthropic's own types left out: web_search_20250305"
+        assert dropped.startswith("keywords that the grammar does not enforce: tools[1].input_schema.")
+
+
+def test_models_have_the_form_of_the_client(gateway: scripted.Gateway, client: anthropic.Anthropic) -> None:
+    page = client.models.list()
+    (model,) = page
+    assert (page.has_more, page.first_id, page.last_id) == (False, "tiny", "tiny")
+    assert (model.type, model.id, model.display_name) == ("model", "tiny", "tiny")
+    assert model.max_input_tokens == scripted.MAX_MODEL_LEN
+    assert client.models.retrieve("tiny") == model
+    assert model.created_at.timestamp() == gateway.ask("GET", "/v1/models").json["data"][0]["created"]
+    with pytest.raises(anthropic.NotFoundError):
+        client.models.retrieve("other")
+
+
 def test_key_is_read_from_either_header(gateway: scripted.Gateway, tiny_qwen3_vl: Any) -> None:
     with scripted.running(tiny_qwen3_vl, GatewayConfig(api_keys=("one",))) as guarded:
         guarded.worker.script = [TokenDelta("r", [300], FinishReason.LENGTH)]

@@ -165,41 +165,48 @@ def _turns_of(*messages: dict[str, Any], **fields: Any) -> tuple[list[Any], str]
 
 @table(
     ("content", "turns", "left_out"),
-    {
-        "user": ([text("a"), REFERENCE], [("user", [text("a")])], "messages[0].content[1] (tool_reference)"),
-        "user, only": ([REFERENCE], [("user", "")], "messages[0].content[0] (tool_reference)"),
-        "before a result": (
+    [
+        pytest.param(
+            [text("a"), REFERENCE], [("user", [text("a")])], "messages[0].content[1] (tool_reference)", id="user"
+        ),
+        pytest.param([REFERENCE], [("user", "")], "messages[0].content[0] (tool_reference)", id="user, only"),
+        pytest.param(
             [REFERENCE, {"type": "tool_result", "tool_use_id": "t", "content": "a"}],
             [("tool", "a")],
             "messages[0].content[0] (tool_reference)",
+            id="before a result",
         ),
-        "in a result": (
+        pytest.param(
             [{"type": "tool_result", "tool_use_id": "t", "content": [REFERENCE, text("a"), REDACTED]}],
             [("tool", [text("a")])],
             "messages[0].content[0].content[0] (tool_reference), messages[0].content[0].content[2] (redacted_thinking)",
+            id="in a result",
         ),
-        "in a result, only": (
+        pytest.param(
             [{"type": "tool_result", "tool_use_id": "t", "content": [REFERENCE]}],
             [("tool", "")],
             "messages[0].content[0].content[0] (tool_reference)",
+            id="in a result, only",
         ),
-        "in a search result": (
+        pytest.param(
             [{**FOUND, "content": [REFERENCE, text("a")]}],
             [("user", [text("A\nhttp://a\na")])],
             "messages[0].content[0].content[0] (tool_reference)",
+            id="in a search result",
         ),
-    },
+    ],
 )
 def test_skipped_blocks_are_named(content: list[Any], turns: list[Any], left_out: str) -> None:
     assert _turns_of({"role": "user", "content": content}) == (turns, f"blocks left out: {left_out}")
 
 
 def test_skipped_blocks_of_other_turns_are_named() -> None:
-    turn = {"role": "assistant", "content": [REDACTED, text("a")]}
+    turn: dict[str, Any] = {"role": "assistant", "content": [REDACTED, text("a")]}
     turns, warning = _turns_of(ASKED, turn, ASKED, system=[text("s"), REFERENCE])
     assert turns == [("system", [text("s")]), ("user", "Look."), ("assistant", [text("a")]), ("user", "Look.")]
     assert warning == "blocks left out: system[1] (tool_reference), messages[1].content[0] (redacted_thinking)"
-    turns, warning = _turns_of(ASKED, *[{"role": "assistant", "content": [REDACTED]}, ASKED] * 9)
+    turn = {"role": "assistant", "content": [REDACTED]}
+    turns, warning = _turns_of(*[ASKED, turn] * 9, ASKED)
     assert [content for role, content in turns if role == "assistant"] == [""] * 9
     assert warning.count("redacted_thinking") == 8
     assert warning.endswith(" and 1 more")
@@ -239,15 +246,29 @@ def test_deferred_tools_are_declared_as_others() -> None:
 
 @table(
     ("edit", "is_named"),
-    {
-        "all thinking kept": ({"type": "clear_thinking_20251015", "keep": "all"}, False),
-        "two turns kept": ({"type": "clear_thinking_20251015", "keep": {"type": "thinking_turns", "value": 2}}, False),
-        "one turn kept": ({"type": "clear_thinking_20251015", "keep": {"type": "thinking_turns", "value": 1}}, True),
-        "one turn kept by default": ({"type": "clear_thinking_20251015"}, True),
-        "three calls kept by default": ({"type": "clear_tool_uses_20250919", "clear_tool_inputs": True}, False),
-        "one call kept": ({"type": "clear_tool_uses_20250919", "keep": {"type": "tool_uses", "value": 1}}, True),
-        "a summary": ({"type": "compact_20260112", "trigger": {"type": "input_tokens", "value": 50000}}, True),
-    },
+    [
+        pytest.param({"type": "clear_thinking_20251015", "keep": "all"}, False, id="all thinking kept"),
+        pytest.param(
+            {"type": "clear_thinking_20251015", "keep": {"type": "thinking_turns", "value": 2}},
+            False,
+            id="two turns kept",
+        ),
+        pytest.param(
+            {"type": "clear_thinking_20251015", "keep": {"type": "thinking_turns", "value": 1}},
+            True,
+            id="one turn kept",
+        ),
+        pytest.param({"type": "clear_thinking_20251015"}, True, id="one turn kept by default"),
+        pytest.param(
+            {"type": "clear_tool_uses_20250919", "clear_tool_inputs": True}, False, id="three calls kept by default"
+        ),
+        pytest.param(
+            {"type": "clear_tool_uses_20250919", "keep": {"type": "tool_uses", "value": 1}}, True, id="one call kept"
+        ),
+        pytest.param(
+            {"type": "compact_20260112", "trigger": {"type": "input_tokens", "value": 50000}}, True, id="a summary"
+        ),
+    ],
 )
 def test_edits_that_are_not_made_are_named(edit: dict[str, Any], is_named: bool) -> None:
     turn = {"role": "assistant", "content": [{"type": "thinking", "thinking": "Hm."}, CALL]}
@@ -326,7 +347,7 @@ def test_wrong_blocks_are_refused(error: type[RequestError], param: str, content
         (InvalidValue, "tools[0].input_schema", {"tools": [{"name": "look"}]}),
         (InvalidValue, "tools[0].name", {"tools": [{"type": "custom", "input_schema": {}}]}),
         (InvalidValue, "tools[0].name", {"tools": [{**TOOL, "name": "a" * 129}]}),
-        (InvalidValue, "tools[1]", {"tools": [{"type": "mcp_toolset"}, {"name": "look"}]}),
+        (InvalidValue, "tools[1].input_schema", {"tools": [{"type": "mcp_toolset"}, {"name": "look"}]}),
         (InvalidValue, "tools[0].name", {"tools": [{**TOOL, "name": "a b"}]}),
         (InvalidValue, "tools[0].input_schema", {"tools": [{**TOOL, "input_schema": {"type": "array"}}]}),
         (InvalidValue, "tool_choice.name", {"tools": [TOOL], "tool_choice": {"type": "tool"}}),

@@ -15,7 +15,7 @@ from saccade.gateway.chat import ChatMessage, ChatRequest, ContentPart, Tokenize
 from saccade.gateway.json_body import MAX_PARAMETERS, MAX_STRINGS, MAX_VALUE_BYTES
 
 HEAD = b'{"model": "m", "messages": [{"role": "user", "content": "a"}]'
-BRACKETS = b"[" + b"[]," * 300_000 + b"[]]"
+BRACKETS = b"[" + b"[]," * 350_000 + b"[]]"
 
 
 def chat(**fields: Any) -> bytes:

@@ -18,7 +18,7 @@ from saccade.gateway.apis.chat import parse_chat
 from saccade.gateway.apis.models import parse_tokenize
 from saccade.gateway.chat import TokenizeRequest
 from saccade.gateway.config import GatewayConfig
-from saccade.gateway.json_body import LATER
+from saccade.gateway.json_body import LATER, MAX_TOOLS_BYTES
 from saccade.protocol.output import FinishReason, TokenDelta
 
 TEXT = [{"type": "text", "text": "hi"}]
@@ -143,10 +143,9 @@ CASES: dict[str, tuple[Any, int, str, str | None]] = {
     "tool of another type": (body(tools=[{"type": "web_search"}]), 400, "unsupported_parameter", "tools[0].type"),
     "tool without a name": (body(tools=[tool(name=None)]), 400, "invalid_value", "tools[0].function.name"),
     "tool with a wrong name": (body(tools=[tool(name="a b")]), 400, "invalid_value", "tools[0].function.name"),
-    "tool with a long name": (body(tools=[tool(name="a" * 65)]), 400, "invalid_value", "tools[0].function.name"),
+    "tool with a long name": (body(tools=[tool(name="a" * 129)]), 400, "invalid_value", "tools[0].function.name"),
     "tool twice": (body(tools=[tool(), tool()]), 400, "invalid_value", "tools"),
-    "129 tools": (body(tools=[tool(name=f"f{number}") for number in range(129)]), 400, "invalid_value", "tools"),
-    "too long tools": (body(tools=[tool(description="a" * 2**18)]), 400, "invalid_value", "tools"),
+    "too long tools": (body(tools=[tool(description="a" * MAX_TOOLS_BYTES)]), 400, "invalid_value", "tools"),
     "description of a wrong type": (body(tools=[tool(description=1)]), 400, "invalid_value", "tools[0].function.description"),
     "parameters of a wrong type": (body(tools=[tool(parameters=[])]), 400, "invalid_value", "tools[0].function.parameters"),
     "parameters of no object": (body(tools=[tool(parameters={"type": "array"})]), 400, "invalid_value", "tools[0].function.parameters"),

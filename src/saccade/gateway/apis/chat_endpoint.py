@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from saccade.errors import RequestError, SaccadeError
 from saccade.gateway.chat import ChatRequest, PlainPrompt
 from saccade.gateway.concurrency import all_or_none
+from saccade.gateway.json_body import listed
 from saccade.gateway.output.answer import Answer
 from saccade.gateway.output.choice import Chunk
 from saccade.gateway.pipeline import Part, Pipeline
@@ -156,7 +157,8 @@ class ChatEndpoint:
         with names.in_errors():
             parts = await reading
         chat, answer_grammar = parts[0].chat, parts[0].answer_grammar
-        of_grammar = "" if answer_grammar is None else answer_grammar.warning
+        dropped = () if answer_grammar is None else [names.of(place) for place in answer_grammar.dropped]
+        of_grammar = f"keywords that the grammar does not enforce: {listed(dropped, len(dropped))}" if dropped else ""
         scope[WARNINGS] = "; ".join(filter(None, (scope[WARNINGS], chat.warning, of_grammar)))
         return list(zip(formats, parts, strict=True))
 

@@ -4,7 +4,7 @@ Tenants share neither trials nor cached outcomes: the time of an answer would re
 """
 
 import asyncio
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -13,7 +13,6 @@ from saccade.errors import DeadlineExceeded, InternalError, UnsupportedParameter
 from saccade.fair_queue import FairQueue
 from saccade.gateway.concurrency import SingleFlight
 from saccade.gateway.confinement import ChildLimits
-from saccade.gateway.json_body import listed
 from saccade.gateway.structured_output.constraint import Constraint
 from saccade.gateway.structured_output.trial import LIMITS, Outcome, Trial
 from saccade.protocol.request import Grammar
@@ -31,11 +30,11 @@ SAYS_NOTHING = (InternalError.code, DeadlineExceeded.code)
 
 @dataclass(frozen=True)
 class AnswerGrammar:
-    """The *grammar* of an answer, from the field *param*; *warning* names keywords that it does not enforce."""
+    """The *grammar* of an answer, from the field *param*; it does not enforce the keywords at the places *dropped*."""
 
     grammar: Grammar
     param: str
-    warning: str = ""
+    dropped: Sequence[str] = ()
 
     @property
     def refusal(self) -> UnsupportedParameter | None:
@@ -73,7 +72,7 @@ class RequestGrammars:
             outcome = await self._flights.join(key, lambda: self._tried(salt, constraint, client, priority))
         if outcome.grammar is None:
             raise from_code(outcome.code, outcome.message, outcome.param)
-        return AnswerGrammar(outcome.grammar, constraint.param, _warning(outcome.dropped))
+        return AnswerGrammar(outcome.grammar, constraint.param, outcome.dropped)
 
     def close(self) -> None:
         """Cancel trials that have not begun."""
@@ -89,7 +88,3 @@ class RequestGrammars:
         if outcome.code not in SAYS_NOTHING:
             self._outcomes.put((salt, constraint), outcome, BYTES_BESIDE_TEXT + 4 * len(constraint.text))
         return outcome
-
-
-def _warning(dropped: list[str]) -> str:
-    return f"keywords that the grammar does not enforce: {listed(dropped, len(dropped))}" if dropped else ""
