@@ -157,7 +157,8 @@ class ChatEndpoint:
         with names.in_errors():
             parts = await reading
         chat, answer_grammar = parts[0].chat, parts[0].answer_grammar
-        dropped = () if answer_grammar is None else [names.of(place) for place in answer_grammar.dropped]
+        places = [] if answer_grammar is None else answer_grammar.dropped
+        dropped = [names.of(place) for place in places]
         of_grammar = f"keywords that the grammar does not enforce: {listed(dropped, len(dropped))}" if dropped else ""
         scope[WARNINGS] = "; ".join(filter(None, (scope[WARNINGS], chat.warning, of_grammar)))
         return list(zip(formats, parts, strict=True))

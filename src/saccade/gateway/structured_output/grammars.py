@@ -4,9 +4,9 @@ Tenants share neither trials nor cached outcomes: the time of an answer would re
 """
 
 import asyncio
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from saccade.byte_lru import ByteLru
 from saccade.errors import DeadlineExceeded, InternalError, UnsupportedParameter, from_code
@@ -34,7 +34,7 @@ class AnswerGrammar:
 
     grammar: Grammar
     param: str
-    dropped: Sequence[str] = ()
+    dropped: list[str] = field(default_factory=list)
 
     @property
     def refusal(self) -> UnsupportedParameter | None:
