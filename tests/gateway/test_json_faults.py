@@ -9,6 +9,8 @@ from tables import table
 from saccade.errors import InvalidValue
 from saccade.gateway.apis.chat import parse_chat
 
+IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a", "detail": "secret"}}]}]
+
 
 def complaint(body: bytes) -> str:
     with pytest.raises(InvalidValue) as caught:
@@ -60,7 +62,7 @@ def test_bodies_that_are_no_json(body: bytes, ending: str) -> None:
         ({"messages": "hi"}, "`messages` must be an array, not a string."),
         ({"messages": [{"content": "hi"}]}, "`messages[0].role` is missing."),
         ({"logit_bias": {"secret": 500}}, "A value in `logit_bias` must be a number, at most 100."),
-        ({"response_format": {"type": "secret"}}, "`response_format.type` has a value that is not accepted."),
+        ({"messages": IMAGE}, "`messages[0].content[0].image_url.detail` has a value that is not accepted."),
     ],
 )  # fmt: skip
 def test_values_of_a_wrong_type_or_size(fields: dict[str, Any], sentence: str) -> None:

@@ -104,10 +104,13 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
 GrammarText = Annotated[str, Meta(min_length=1, max_length=MAX_GRAMMAR_CHARACTERS)]
+OtherGrammar = Annotated[str, Meta(max_length=MAX_GRAMMAR_CHARACTERS)]
 Choice = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 Choices = Annotated[list[Choice], Meta(min_length=1, max_length=MAX_CHOICES)]
 # A schema stays raw: a limited child reads it.
 JsonSchema = Annotated[Raw, Meta(extra_json_schema={"type": ["object", "boolean", "string", "null"]})]
+FORMAT_TYPES = ("text", "json_object", "json_schema", "json", "regex")
+FormatType = Annotated[str, Meta(extra_json_schema={"enum": list(FORMAT_TYPES)})]
 BiasSchema = {"propertyNames": {"pattern": BIAS_KEY}}
 FunctionSchema = {
     "type": "object",
@@ -285,10 +288,17 @@ class JsonSchemaFormat(Struct, frozen=True):
 
 
 class ResponseFormat(Struct, frozen=True):
-    """The format of the answer in OpenAI's API: text, any JSON object, or JSON that matches a schema."""
+    """The format of the answer in OpenAI's API: text, any JSON object, or JSON that matches a schema.
 
-    type: Literal["text", "json_object", "json_schema"]
+    In other servers' forms the *schema* stands next to the type (llama.cpp), or a schema or regular expression is the
+    *value* of the types `json` and `regex` (TGI). structured_output.constraint reads them.
+    """
+
+    type: FormatType
     json_schema: JsonSchemaFormat | None = None
+    schema: JsonSchema | UnsetType = UNSET
+    strict: bool | None = None
+    value: JsonSchema | UnsetType = UNSET
 
 
 class StructuredOutputs(Struct, frozen=True):
@@ -307,7 +317,8 @@ class AnswerFields(SamplingFields, frozen=True, kw_only=True):
     """The fields that chats and completions share: how an answer is sampled, constrained, returned and cached.
 
     *cache_salt* separates this request's cache entries from those of other requests with the same API key.
-    At most one of *response_format*, *structured_outputs* and the *guided_* fields may constrain the answer.
+    At most one of *response_format*, *structured_outputs*, the *guided_* fields, llama.cpp's *json_schema* and
+    *grammar*, and SGLang's *json_schema*, *regex* and *ebnf* may constrain the answer.
     """
 
     stream: bool | None = None
@@ -324,6 +335,10 @@ class AnswerFields(SamplingFields, frozen=True, kw_only=True):
     guided_regex: GrammarText | None = None
     guided_choice: Choices | None = None
     guided_grammar: GrammarText | None = None
+    json_schema: JsonSchema | UnsetType = UNSET
+    regex: OtherGrammar | None = None
+    ebnf: OtherGrammar | None = None
+    grammar: OtherGrammar | None = None
 
 
 class ChatRequest(AnswerFields, frozen=True, kw_only=True):

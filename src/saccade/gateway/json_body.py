@@ -18,7 +18,7 @@ from itertools import chain
 from typing import Any, Final, Generic, TypeVar, get_args
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from saccade.errors import BodyTooLarge, InvalidValue, UnsupportedParameter
 from saccade.gateway.chat import IMAGE_PART, MAX_PARTS, MAX_TOKENS, ChatMessage
@@ -82,6 +82,11 @@ def check_bounds(body: bytes | bytearray, find_image: FindImage = find_data_url)
 def num_items(array: bytes) -> int:
     """Return a lower bound of the number of items in a JSON *array* of numbers."""
     return array.count(b",") + 1
+
+
+def is_given(value: Raw | UnsetType) -> bool:
+    """Whether a field that stays raw is present, and neither null nor an empty text."""
+    return value is not UNSET and bytes(value) not in (b"null", b'""')
 
 
 def parse(body: bytes | bytearray | msgspec.Raw, kind: type[T]) -> T:
@@ -264,6 +269,8 @@ LATER: Final[dict[str, tuple[object, ...]]] = {
     "format": ("",),
     "function_call": ("none", "auto"),
     "functions": ([],),
+    "guided_json_object": (False,),
+    "guided_whitespace_pattern": ("",),
     "image": (),
     "image_data": ([],),
     "image_url": (),
@@ -279,6 +286,7 @@ LATER: Final[dict[str, tuple[object, ...]]] = {
     "spaces_between_special_tokens": (True,),
     "stop_regex": ([], ""),
     "stream_reasoning": (True,),
+    "structural_tag": ("",),
     "thinking": (),
     "thinking_budget": (),
     "truncate_prompt_tokens": (),
@@ -294,6 +302,8 @@ SPELLINGS: Final = {
     "format": 'OpenAI\'s spelling is `response_format`, as in {"type": "json_object"}',
     "function_call": "OpenAI's newer form is `tool_choice`",
     "functions": "OpenAI's newer form is `tools`",
+    "guided_json_object": 'OpenAI\'s spelling is `response_format`, as in {"type": "json_object"}',
+    "structural_tag": "constrain the answer by `response_format`, and calls by `tools` whose functions are `strict`",
     "thinking_budget": "vLLM's spelling is `thinking_token_budget`",
     "options": "send `temperature`, `top_p`, `seed`, `stop` and `max_tokens` at the top level, as OpenAI spells them",
     **dict.fromkeys(
@@ -302,6 +312,25 @@ SPELLINGS: Final = {
     ),
 }
 """Advice about parameters of other servers."""
+
+CONSTRAINTS: Final = (
+    "format",
+    "grammar",
+    "guided_choice",
+    "guided_grammar",
+    "guided_json",
+    "guided_json_object",
+    "guided_regex",
+    "ebnf",
+    "json_schema",
+    "regex",
+    "response_format",
+    "structural_tag",
+    "structured_outputs",
+)
+"""What constrains an answer's form in chats of any server; an API with another spelling refuses them by name."""
+
+NO_CONSTRAINT: Final[tuple[object, ...]] = ("", [], {}, False, {"type": "text"})
 
 WITHOUT_EFFECT: Final = frozenset(
     {
@@ -325,7 +354,7 @@ class ParameterReader(Generic[S]):
     """Reads bodies of one *kind*. Fields of *related* kinds cause no warning: clients send the same body to both.
 
     *later* are unsupported parameters, with the values besides null that change nothing; parameters in *without_effect*
-    are ignored. *find_image* finds images in bodies.
+    are ignored, and *spellings* are advice about names. *find_image* finds images in bodies.
     """
 
     def __init__(
@@ -335,10 +364,12 @@ class ParameterReader(Generic[S]):
         *,
         later: Mapping[str, tuple[object, ...]] = LATER,
         without_effect: Collection[str] = WITHOUT_EFFECT,
+        spellings: Mapping[str, str] = SPELLINGS,
         find_image: FindImage = find_data_url,
     ) -> None:
         self._kind = kind
         self._find_image = find_image
+        self._spellings = spellings
         fields = msgspec.structs.fields(kind)
         self._required = [field.name for field in fields if field.required]
         self._decoders = {field.name: msgspec.json.Decoder(field.type) for field in fields}
@@ -360,7 +391,7 @@ class ParameterReader(Generic[S]):
             raise InvalidValue(f"The body has more than {MAX_PARAMETERS} parameters.")
         for name in parameters:
             if (harmless := self._later.get(name)) is not None:
-                _refuse_unless_harmless(name, parameters[name], harmless)
+                _refuse_unless_harmless(name, parameters[name], harmless, self._spellings.get(name))
         served = {name: raw for name, raw in parameters.items() if name in self._decoders}
         for name, raw in served.items():
             _check_length(name, raw)
@@ -409,12 +440,11 @@ def _unknown_within(name: str, raw: Raw, kind: type[Struct]) -> Iterator[str]:
             yield from _unknown_within(f"{name}.{inner}", value, struct)
 
 
-def _refuse_unless_harmless(name: str, raw: Raw, harmless: tuple[object, ...]) -> None:
+def _refuse_unless_harmless(name: str, raw: Raw, harmless: tuple[object, ...], advice: str | None) -> None:
     if memoryview(raw).nbytes <= MAX_HARMLESS_BYTES:
         value = parse(raw, object)
         if value is None or value in harmless:
             return
-    advice = SPELLINGS.get(name)
     message = f"`{name}` is not read here; {advice}." if advice else f"`{name}` is not served; leave it out."
     raise UnsupportedParameter(message, name)
 

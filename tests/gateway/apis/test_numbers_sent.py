@@ -151,4 +151,4 @@ def test_a_written_limit_reaches_the_worker(gateway: scripted.Gateway) -> None:
     ):
         gateway.answer_two_tokens()
         assert gateway.ask("POST", path, {"model": "tiny", **body}).status == 200
-        assert repr(gateway.worker.requests[-1].params.max_tokens) == "7"
+        assert repr(gateway.worker.requests[-1].sampling.max_tokens) == "7"

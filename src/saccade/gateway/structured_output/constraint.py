@@ -1,7 +1,7 @@
 """Constraints of a request on its answer: a schema or grammar, and calls of tools.
 
-A schema comes from OpenAI's `response_format`, or vLLM's `structured_outputs` or `guided_*`; calls come from
-`tool_choice` and `strict` functions.
+A schema comes from OpenAI's `response_format`, or vLLM's `structured_outputs` or `guided_*`, or from what llama.cpp,
+TGI and SGLang have in their place; calls come from `tool_choice` and `strict` functions.
 """
 
 import json
@@ -14,14 +14,22 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from saccade.errors import InvalidValue, UnsupportedParameter
-from saccade.gateway.chat import ChatRequest
+from saccade.gateway.chat import FORMAT_TYPES, ChatRequest, GrammarText, JsonSchemaFormat
+from saccade.gateway.json_body import decode, is_given
 from saccade.gateway.prompt.tools import read_choice
 from saccade.models.tool_formats import FORMATS
 from saccade.models.tool_formats.form import CallConstraint, ContentConstraint, FunctionConstraint, ToolCallTokens
 from saccade.tokenization.messages import Tool
 
+FORM = "response_format"
+SPELLING = 'send {"type": "json_schema", "json_schema": {"name": "answer", "schema": {...}}}'
+TRUE = Raw(b"true")
 ANY_OBJECT = '{"type": "object"}'
 Kind = Literal["json_schema", "regex", "grammar", "tool_calls"]
+
+
+_GRAMMAR = msgspec.json.Decoder(GrammarText)
+_OBJECT = msgspec.json.Decoder(dict[str, Raw])
 
 
 @dataclass(frozen=True)
@@ -42,7 +50,7 @@ def read_constraint(request: ChatRequest) -> Constraint | None:
 
     Raises InvalidValue for two constraints or an incomplete one; UnsupportedParameter for others of vLLM's fields.
     """
-    constraints = [*_response_format(request), *_structured_outputs(request), *_guided(request)]
+    constraints = [*_response_format(request), *_structured_outputs(request), *_guided(request), *_others(request)]
     if len(constraints) > 1:
         first, second = constraints[0].param.split(".")[0], constraints[1].param
         raise InvalidValue(f"`{second}` and `{first}` cannot both constrain the answer; send one of them.", second)
@@ -59,22 +67,43 @@ def without_constraint(request: ChatRequest) -> ChatRequest:
         guided_regex=None,
         guided_choice=None,
         guided_grammar=None,
+        json_schema=UNSET,
+        regex=None,
+        ebnf=None,
+        grammar=None,
     )
 
 
 def _response_format(request: ChatRequest) -> Iterator[Constraint]:
-    response_format = request.response_format
-    if response_format is None or response_format.type == "text":
+    form = request.response_format
+    if form is None:
         return
-    if response_format.type == "json_object":
-        yield Constraint("json_schema", ANY_OBJECT, "response_format")
+    if form.type not in FORMAT_TYPES:
+        raise InvalidValue(
+            f"`response_format.type` must be {' or '.join(FORMAT_TYPES[:3])}; {SPELLING}.", f"{FORM}.type"
+        )
+    if form.type == "regex":
+        if form.value is UNSET:
+            raise InvalidValue(
+                "`response_format.value` is missing; the regular expression stands there.", f"{FORM}.value"
+            )
+        yield Constraint("regex", decode(form.value, _GRAMMAR, f"{FORM}.value"), f"{FORM}.value")
         return
-    if response_format.json_schema is None or not _is_given(response_format.json_schema.schema):
-        param = "response_format.json_schema" + ("" if response_format.json_schema is None else ".schema")
-        raise InvalidValue(f"`{param}` is missing.", param)
-    strict = bool(response_format.json_schema.strict)
-    schema = _text(response_format.json_schema.schema)
-    yield Constraint("json_schema", schema, "response_format.json_schema.schema", strict)
+    nested = form.json_schema or JsonSchemaFormat()
+    places = ("json_schema.schema", nested.schema, nested.strict), ("schema", form.schema, form.strict)
+    schemas = [
+        _schema(raw, f"{FORM}.{name}", bool(strict))
+        for name, raw, strict in (*places, ("value", form.value, form.strict))
+        if is_given(raw)
+    ]
+    if form.type == "text" and schemas:
+        raise InvalidValue(f"`{schemas[0].param}` has no effect on a text; {SPELLING}.", schemas[0].param)
+    if form.type in ("json_schema", "json") and not schemas:
+        param = f"{FORM}.json_schema" + ("" if form.json_schema is None else ".schema")
+        raise InvalidValue(f"`{param}` is missing; {SPELLING}.", param)
+    if form.type == "json_object" and not schemas:
+        yield Constraint("json_schema", ANY_OBJECT, FORM)
+    yield from schemas
 
 
 def _structured_outputs(request: ChatRequest) -> Iterator[Constraint]:
@@ -82,7 +111,7 @@ def _structured_outputs(request: ChatRequest) -> Iterator[Constraint]:
     if outputs is None:
         return
     for name in ("structural_tag", "whitespace_pattern"):
-        if _is_given(getattr(outputs, name)):
+        if is_given(getattr(outputs, name)):
             param = f"structured_outputs.{name}"
             raise UnsupportedParameter(f"`{param}` is not served; leave it out.", param)
     if outputs.json_object:
@@ -97,7 +126,7 @@ def _guided(request: ChatRequest) -> Iterator[Constraint]:
 def _vllm(
     prefix: str, schema: Raw | UnsetType, regex: str | None, choice: list[str] | None, grammar: str | None
 ) -> Iterator[Constraint]:
-    if _is_given(schema):
+    if is_given(schema):
         yield Constraint("json_schema", _text(schema), f"{prefix}json")
     if regex is not None:
         yield Constraint("regex", regex, f"{prefix}regex")
@@ -107,8 +136,24 @@ def _vllm(
         yield Constraint("grammar", grammar, f"{prefix}grammar")
 
 
-def _is_given(schema: Raw | UnsetType) -> bool:
-    return schema is not UNSET and bytes(schema) != b"null"
+def _others(request: ChatRequest) -> Iterator[Constraint]:
+    if is_given(request.json_schema):
+        yield _schema(request.json_schema, "json_schema")
+    if request.regex:
+        yield Constraint("regex", request.regex, "regex")
+    for name, grammar in (("ebnf", request.ebnf), ("grammar", request.grammar)):
+        if grammar:
+            yield Constraint("grammar", grammar, name)
+
+
+def _schema(schema: Raw | UnsetType, param: str, strict: bool = False) -> Constraint:
+    """Return the constraint by *schema*, which may stand within OpenAI's object with its name."""
+    text = _text(schema)
+    if '"schema"' in text and text.lstrip().startswith("{"):
+        inner = decode(text.encode(), _OBJECT, param)
+        if "schema" in inner and inner.keys() <= {*JsonSchemaFormat.__struct_fields__, "type"}:
+            return Constraint("json_schema", _text(inner["schema"]), f"{param}.schema", inner.get("strict") == TRUE)
+    return Constraint("json_schema", text, param, strict)
 
 
 def _text(schema: Raw | UnsetType) -> str:

@@ -25,12 +25,12 @@ from saccade.gateway.chat import (
     ResponseFormat,
     ToolCall,
 )
-from saccade.gateway.json_body import ParameterReader, check_parts, listed
+from saccade.gateway.json_body import CONSTRAINTS, NO_CONSTRAINT, ParameterReader, check_parts, is_given, listed
 
 LATER: Final[dict[str, tuple[object, ...]]] = {
     "container": (),
     "mcp_servers": ([],),
-    "output_format": (),
+    **dict.fromkeys(CONSTRAINTS, NO_CONSTRAINT),
 }
 """Unsupported parameters that would change the answer, with the values, besides null, that change nothing."""
 
@@ -53,8 +53,6 @@ NAMES: Final = {
     "stop": "stop_sequences",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
     "tool_choice.function.name": "tool_choice.name",
-    "response_format": "output_config.format",
-    "response_format.json_schema.schema": "output_config.format.schema",
     "continue_final_message": "messages",
     "enable_thinking": "thinking.type",
     "include_reasoning": "thinking.display",
@@ -62,6 +60,7 @@ NAMES: Final = {
 }
 """Anthropic's names of the ChatRequest fields that do not depend on the request."""
 
+SPELLING: Final = 'send {"format": {"type": "json_schema", "schema": {...}}} as `output_config`'
 IN_TURNS: Final = ("thinking", "text", "tool_use")
 """The blocks of an assistant's turn."""
 
@@ -131,7 +130,7 @@ def _chat(request: CountRequest, sampling: dict[str, Any]) -> tuple[ChatRequest,
     fields: dict[str, Any] = {"model": request.model, "messages": messages}
     if request.messages[-1].role == "assistant":
         fields["continue_final_message"] = True
-    fields |= tool_fields(request, names) | _thinking(request) | _output_config(request)
+    fields |= tool_fields(request, names) | _thinking(request) | _output_format(request, names)
     chat = MessagesChat(**fields, **sampling)
     check_parts(chat.messages)
     return chat, FieldNames(names)
@@ -236,15 +235,29 @@ def _thinking(request: CountRequest) -> dict[str, Any]:
     return fields if thinking.type == "adaptive" else {**fields, "enable_thinking": thinking.type == "enabled"}
 
 
-def _output_config(request: CountRequest) -> dict[str, Any]:
-    config = request.output_config
-    if config is None or config.format is None:
+def _output_format(request: CountRequest, names: dict[str, str]) -> dict[str, Any]:
+    field, form = "output_config.format", None if request.output_config is None else request.output_config.format
+    if request.output_format is not None:
+        if form is not None:
+            raise InvalidValue(
+                f"`output_format` and `{field}` cannot both constrain the answer; send one of them.", "output_format"
+            )
+        field, form = "output_format", request.output_format
+    if form is None:
         return {}
-    schema = JsonSchemaFormat(schema=config.format.schema, strict=True)
-    return {"response_format": ResponseFormat("json_schema", schema)}
+    if form.type != "json_schema":
+        raise InvalidValue(f"`{field}.type` must be json_schema; {SPELLING}.", f"{field}.type")
+    if not is_given(form.schema):
+        raise InvalidValue(f"`{field}.schema` is missing.", f"{field}.schema")
+    names["response_format"], names["response_format.json_schema.schema"] = field, f"{field}.schema"
+    return {"response_format": ResponseFormat("json_schema", JsonSchemaFormat(schema=form.schema, strict=True))}
 
 
-_MESSAGES: Final = ParameterReader(MessagesRequest, later=LATER, without_effect=WITHOUT_EFFECT, find_image=find_image)
-_COUNT: Final = ParameterReader(
-    CountRequest, (MessagesRequest,), later=LATER, without_effect=WITHOUT_EFFECT, find_image=find_image
-)
+_PARAMETERS: Final[dict[str, Any]] = {
+    "later": LATER,
+    "without_effect": WITHOUT_EFFECT,
+    "spellings": dict.fromkeys(CONSTRAINTS, SPELLING),
+    "find_image": find_image,
+}
+_MESSAGES: Final = ParameterReader(MessagesRequest, **_PARAMETERS)
+_COUNT: Final = ParameterReader(CountRequest, (MessagesRequest,), **_PARAMETERS)

@@ -29,6 +29,7 @@ ToolName = Annotated[str, Meta(extra_json_schema={"pattern": f"^{TOOL_NAME}$"})]
 SchemaSchema = {"properties": {"type": {"type": "string", "enum": ["object"]}}}
 MAX_EDITS = 64
 InputSchema = Annotated[dict[str, Any], Meta(extra_json_schema=SchemaSchema)]
+FormatType = Annotated[str, Meta(extra_json_schema={"enum": ["json_schema"]})]
 ChoiceType = Annotated[str, Meta(extra_json_schema={"enum": ["auto", "any", "tool", "none"]})]
 
 
@@ -110,8 +111,8 @@ class Thinking(Struct, frozen=True):
 class OutputFormat(Struct, frozen=True):
     """The format of the answer: JSON that matches a schema."""
 
-    type: Literal["json_schema"]
-    schema: JsonSchema
+    type: FormatType
+    schema: JsonSchema | UnsetType = UNSET
 
 
 class OutputConfig(Struct, frozen=True):
@@ -145,7 +146,7 @@ Messages = Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
 
 
 class CountRequest(Struct, frozen=True, kw_only=True):
-    """The body of POST /v1/messages/count_tokens."""
+    """The body of POST /v1/messages/count_tokens. *output_format* is an older name of the format in *output_config*."""
 
     model: str | None = None
     messages: Messages
@@ -155,6 +156,7 @@ class CountRequest(Struct, frozen=True, kw_only=True):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     context_management: ContextManagement | None = None
+    output_format: OutputFormat | None = None
 
 
 class MessagesRequest(CountRequest, frozen=True, kw_only=True):

@@ -21,6 +21,7 @@ from saccade.gateway.apis.responses.tools import (
 )
 from saccade.gateway.apis.responses.wire import (
     CALL_TYPES,
+    FORMAT_TYPES,
     ITEM_TYPES,
     RESULT_TYPES,
     SKIPPED_TYPES,
@@ -42,13 +43,23 @@ from saccade.gateway.chat import (
     ToolCall,
     url_of_file,
 )
-from saccade.gateway.json_body import SHORT, ParameterReader, check_parts, listed, printable
+from saccade.gateway.json_body import (
+    CONSTRAINTS,
+    NO_CONSTRAINT,
+    SHORT,
+    ParameterReader,
+    check_parts,
+    is_given,
+    listed,
+    printable,
+)
 
 LATER: Final[dict[str, tuple[object, ...]]] = {
     "background": (False,),
     "conversation": (),
     "moderation": (),
     "prompt": (),
+    **dict.fromkeys(CONSTRAINTS, NO_CONSTRAINT),
 }
 """Unsupported parameters that would change the answer, with the values, besides null, that change nothing."""
 
@@ -68,6 +79,7 @@ WITHOUT_EFFECT: Final = frozenset(
 )
 """Parameters that change no answer; `max_tool_calls` is about tools that the server runs."""
 
+SPELLING: Final = 'send {"type": "json_schema", "name": "answer", "schema": {...}} as `text.format`'
 LOGPROBS: Final = "message.output_text.logprobs"
 NAMES: Final = {
     "messages": "input",
@@ -334,9 +346,20 @@ def _source(part: Part, name: str) -> tuple[str, str]:
 def _response_format(text_format: Format | None) -> ResponseFormat | None:
     if text_format is None:
         return None
-    if text_format.type != "json_schema":
+    if text_format.type not in FORMAT_TYPES:
+        raise InvalidValue(f"`text.format.type` must be {' or '.join(FORMAT_TYPES)}; {SPELLING}.", "text.format.type")
+    for name in ("json_schema", "value"):
+        if is_given(getattr(text_format, name)):
+            raise InvalidValue(f"`text.format.{name}` is not read here; {SPELLING}.", f"text.format.{name}")
+    has_schema = is_given(text_format.schema)
+    if text_format.type == ("text" if has_schema else "json_schema"):
+        fault = "has no effect on a text" if has_schema else "is missing"
+        raise InvalidValue(f"`text.format.schema` {fault}; {SPELLING}.", "text.format.schema")
+    if not has_schema:
         return ResponseFormat(text_format.type)
     return ResponseFormat("json_schema", JsonSchemaFormat(text_format.name, text_format.schema, text_format.strict))
 
 
-_READER: Final = ParameterReader(ResponseRequest, later=LATER, without_effect=WITHOUT_EFFECT)
+_READER: Final = ParameterReader(
+    ResponseRequest, later=LATER, without_effect=WITHOUT_EFFECT, spellings=dict.fromkeys(CONSTRAINTS, SPELLING)
+)

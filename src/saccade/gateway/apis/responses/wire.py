@@ -15,6 +15,7 @@ from saccade.gateway.chat import (
     Detail,
     Effort,
     JsonSchema,
+    Refused,
 )
 from saccade.gateway.output.answer import MediaUsage, Usage
 
@@ -58,6 +59,8 @@ ToolChoice = Annotated[str, Meta(extra_json_schema={"enum": ["auto", "none", "re
 ResponseId = Annotated[str, Meta(min_length=1, max_length=128)]
 Metadata = Annotated[dict[str, Annotated[str, Meta(max_length=512)]], Meta(max_length=16)]
 LogprobsSchema = {"enum": [0, None]}
+FORMAT_TYPES = ("text", "json_object", "json_schema")
+FormatType = Annotated[str, Meta(extra_json_schema={"enum": list(FORMAT_TYPES)})]
 NoLogprobs = Annotated[int, Meta(extra_json_schema=LogprobsSchema)]
 
 
@@ -106,11 +109,13 @@ class Item(Struct, frozen=True):
 class Format(Struct, frozen=True):
     """The format of the answer: text, any JSON object, or JSON by *schema*; a *strict* schema loses no keyword."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: FormatType
     name: Annotated[str, Meta(max_length=MAX_STOP_CHARACTERS)] | None = None
     schema: JsonSchema | UnsetType = UNSET
     strict: bool | None = None
     description: str | None = None
+    json_schema: Refused = UNSET
+    value: Refused = UNSET
 
 
 class TextConfig(Struct, frozen=True):
