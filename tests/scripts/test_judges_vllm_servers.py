@@ -87,6 +87,9 @@ def serving_models() -> Iterator[str]:
 
 def test_tests_of_servers_speak_to_ours(tmp_path: Path) -> None:
     (tmp_path / "test_a.py").write_text(TESTS)
+    # As in vLLM's archive.
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests/__init__.py").touch()
     with serving_models() as address:
         told = {"JUDGE_SERVER": address, "JUDGE_CHECKPOINT": str(tmp_path)}
         paths = (STAND_INS / "vllm_servers", STAND_INS / "vllm", tmp_path)

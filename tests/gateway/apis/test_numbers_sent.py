@@ -30,7 +30,8 @@ SHARED: Final = {
 }
 CHAT: Final = {**SHARED, "top_logprobs": '#, "logprobs": true', "thinking_token_budget": "#"}
 COMPLETION: Final = {**SHARED, "logprobs": "#", "best_of": '#, "n": 4'}
-COUNT: Final = {"thinking": '{"type": "enabled", "budget_tokens": #}'}
+EDIT: Final = '{"edits": [{"type": "clear_tool_uses_20250919", "keep": {"type": "tool_uses", "value": #}}]}'
+COUNT: Final = {"thinking": '{"type": "enabled", "budget_tokens": #}', "context_management": EDIT}
 APIS: Final[list[tuple[Parse, type, str, dict[str, str]]]] = [
     (parse_chat, ChatRequest, TURNS, CHAT),
     (parse_completion, CompletionRequest, '"prompt": "hi"', COMPLETION),

@@ -72,7 +72,7 @@ def every_way(content: bytes, known_as: str) -> list[tuple[str, Any]]:
         response({"type": "input_file", "file_data": url, "filename": "a.pdf"}),
         response({"type": "input_file", "file_id": known_as}),
         response({"type": "input_file", "file_url": url}),
-        message({"type": "document", "source": document, "title": "a"}),
+        message({"type": "document", "source": document}),
         message({"type": "document", "source": {"type": "file", "file_id": known_as}}),
     ]
 

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from saccade.errors import InvalidValue, ResponseNotFound
+from saccade.errors import InvalidValue, PreviousResponseNotFound, ResponseNotFound
 from saccade.gateway.apis.responses.writer import ResponseStore, StoredResponse, num_message_bytes
 from saccade.gateway.chat import MAX_MESSAGES, MAX_PARTS, CalledFunction, ChatMessage, ContentPart, ImageUrl, ToolCall
 
@@ -33,7 +33,7 @@ def test_tenants_do_not_see_each_other() -> None:
     store = ResponseStore(1 << 20)
     keep(store, "a", tenant=b"one")
     for tenant in (b"", b"two"):
-        with pytest.raises(ResponseNotFound):
+        with pytest.raises(PreviousResponseNotFound):
             store.conversation(tenant, "a")
         with pytest.raises(ResponseNotFound):
             store.body(tenant, "a")
@@ -47,7 +47,7 @@ def test_deleted_response_ends_its_continuations() -> None:
     keep(store, "a")
     keep(store, "b", "a")
     store.delete(b"", "a")
-    with pytest.raises(ResponseNotFound):
+    with pytest.raises(PreviousResponseNotFound):
         store.conversation(b"", "b")
     assert store.body(b"", "b")
 

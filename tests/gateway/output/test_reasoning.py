@@ -171,7 +171,7 @@ def ask(gateway: scripted.Gateway, stream: bool, **fields: object) -> tuple[str 
         *chunks, last, _ = answer.events
         deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
         assert deltas[0] == {"role": "assistant", "content": ""}
-        assert all(len(delta) <= 1 for delta in deltas[1:])
+        assert all(len(delta) <= 1 or set(delta) == {"reasoning", "reasoning_content"} for delta in deltas[1:])
         content = "".join(delta.get("content", "") for delta in deltas) or None
         reasoning = "".join(delta.get("reasoning_content", "") for delta in deltas) or None
         reason, usage = chunks[-1]["choices"][0]["finish_reason"], last["usage"]

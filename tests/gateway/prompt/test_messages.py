@@ -128,7 +128,7 @@ def test_pixel_limits(kind: type, given: Any, expected: dict[str, int]) -> None:
     assert options_of(kind=kind, mm_processor_kwargs=given) == ImageOptions("auto", **expected)
 
 
-BAD_LIMITS = (0, -1, MAX_PIXELS + 1, 10**30, 1.0, 1e300, True, "9", [9], {})
+BAD_LIMITS = (0, -1, MAX_PIXELS + 1, 10**30, 1.5, 1e300, True, "9", [9], {})
 
 
 @table("path", ["min_pixels", "max_pixels", "size.shortest_edge", "size.longest_edge"])

@@ -69,7 +69,7 @@ def test_number_of_tokens_of_an_image() -> None:
     assert limits("qwen3_vl", '{"max_soft_tokens": 1120, "max_pixels": 9000}') == {"max_pixels": 9000}
     with pytest.raises(UnsupportedParameter, match="max_soft_tokens"):
         limits("qwen3_vl", "{}", max_soft_tokens=560)
-    for wrong in (100, 0, "70", 70.0):
+    for wrong in (100, 0, "70", 70.5):
         with pytest.raises(InvalidValue, match="max_soft_tokens"):
             limits("gemma4", "{}", max_soft_tokens=wrong)
 

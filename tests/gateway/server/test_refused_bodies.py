@@ -88,7 +88,7 @@ REFUSED: dict[str, tuple[int, str, Any, dict[str, str]]] = {
     "Responses, unknown model": (404, "/v1/responses", {"model": "none", "input": FILLER}, {}),
     "Responses, too long a text": (400, "/v1/responses", {"model": "tiny", "input": FILLER}, {}),
     "Responses, unknown response": (
-        404,
+        400,
         "/v1/responses",
         {"model": "tiny", "input": FILLER, "previous_response_id": "resp_a"},
         {},

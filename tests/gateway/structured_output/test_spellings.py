@@ -35,7 +35,7 @@ def of_completion(fields: Fields) -> ChatRequest:
 def of_response(fields: Fields) -> ChatRequest:
     request, warning = parse_response(json.dumps({"input": "hi", **fields}).encode())
     assert warning == ""
-    return read_conversation(request, lambda _: [])[0]
+    return read_conversation(request, lambda _: []).chat
 
 
 def of_message(fields: Fields) -> ChatRequest:
