@@ -14,8 +14,10 @@ from saccade.gateway.confinement import ChildLimits, Ending, LimitedChild
         ("import os, time; os.close(1); time.sleep(600)", 3.0, Ending(b"", -9, False)),
         ("while True: print(9)", 600.0, Ending(b"9\n9\n", -9, True)),
         ("print(9); exit(3)", 600.0, Ending(b"9\n", 3, True)),
+        ("import os; os.write(1, b'9'); os.kill(os.getpid(), 9)", 600.0, Ending(b"9", -9, True, was_killed=True)),
+        ("import os; os.kill(os.getpid(), 6)", 600.0, Ending(b"", -6, True)),
     ],
-    ids=["closes its output and sleeps", "writes without end", "ends"],
+    ids=["closes its output and sleeps", "writes without end", "ends", "is killed", "aborts"],
 )
 def test_child_ends_within_its_limits(
     program: str, wait_seconds: float, ending: Ending, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

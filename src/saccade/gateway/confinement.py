@@ -18,6 +18,7 @@ import os
 import platform
 import resource
 import select
+import signal
 import struct
 import subprocess
 import sys
@@ -243,11 +244,16 @@ class ChildLimits(msgspec.Struct, frozen=True):
 
 
 class Ending(NamedTuple):
-    """How a child ended: its *output*, its exit *status*, negative for a signal, and whether it ended *in_time*."""
+    """How a child ended: its *output*, its exit *status*, negative for a signal, and whether it ended *in_time*.
+
+    *was_killed*: by something else, such as the kernel if the machine has no memory left. The child's own limits end it
+    by other signals, so its task is not the cause.
+    """
 
     output: bytes
     status: int
     in_time: bool
+    was_killed: bool = False
 
 
 class LimitedChild:
@@ -290,9 +296,10 @@ class LimitedChild:
                 if self.is_stopped:
                     process.kill()
                 output, in_time = _output_of(process, time.monotonic() + wait_seconds, max_bytes)
+                was_killed = process.poll() == -signal.SIGKILL and not self.is_stopped
             finally:
                 process.kill()
-        return Ending(output, process.returncode, in_time)
+        return Ending(output, process.returncode, in_time, was_killed)
 
 
 def _output_of(process: subprocess.Popen[bytes], end: float, max_bytes: int) -> tuple[bytes, bool]:

@@ -11,9 +11,11 @@ from typing import Any
 import msgspec
 import pytest
 import scripted
+from tables import table
 
 from saccade.errors import StartupError
 from saccade.gateway.confinement import ChildLimits
+from saccade.gateway.served_models import model_probe
 from saccade.gateway.served_models.model_probe import ModelProbe
 from saccade.models.files import read_model_files
 from saccade.protocol.description import ModelFiles
@@ -43,6 +45,30 @@ def sound(tiny_qwen3_vl: Path) -> ModelFiles:
 
 def test_sound_files_pass(sound: ModelFiles) -> None:
     ModelProbe("tiny", sound).run()
+
+
+@table(("num_kills", "passes"), [(1, True), (2, False)])
+def test_a_killed_child_is_followed_by_one_more(
+    num_kills: int, passes: bool, sound: ModelFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = tmp_path / "begun"
+    program = f"""
+import os
+with open({str(begun)!r}, "a") as begun:
+    begun.write(".")
+if os.path.getsize({str(begun)!r}) <= {num_kills}:
+    os.kill(os.getpid(), 9)
+print('{{"passed": true}}')
+"""
+    (tmp_path / "dying.py").write_text(program)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(model_probe, "PROGRAM", "dying")
+    probe = ModelProbe("tiny", sound)
+    if passes:
+        probe.run()
+    else:
+        with pytest.raises(StartupError, match="ends its process by signal 9"):
+            probe.run()
 
 
 # qwen2_vl: special tokens that only tokenizer_config.json has are merged, which is logged.

@@ -2,9 +2,12 @@
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from grammar_trials import children
 
 from saccade.errors import DeadlineExceeded, InternalError, InvalidValue, UnsupportedParameter
 from saccade.gateway.confinement import ChildLimits
@@ -41,6 +44,28 @@ def test_memory_is_limited() -> None:
 def test_a_child_that_fails_is_no_clients_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "PROGRAM", "saccade.no_such_module")
     assert Trial(constraint({}), LIMITS).run().code == InternalError.code
+
+
+DEATHS = {
+    "as it starts": "",
+    "before its outcome": "sys.stdin.buffer.read()",
+    "in its outcome": "os.write(1, b'\\x96')",
+    "after its outcome": f"os.write(1, {msgspec.msgpack.encode(Outcome(Grammar('regex', 'b')))!r})",
+}
+
+
+async def test_a_killed_child_says_nothing_about_the_grammar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = RequestGrammars()
+    with monkeypatch.context() as killed:
+        killed.setenv("PYTHONPATH", str(tmp_path))
+        killed.setattr(trial, "PROGRAM", "dying")
+        for death in DEATHS.values():
+            (tmp_path / "dying.py").write_text(f"import os\nimport sys\n{death}\nos.kill(os.getpid(), 9)\n")
+            with pytest.raises(InternalError):
+                await subject.of(constraint({"type": "boolean"}))
+            assert not children()
+    assert (await subject.of(constraint({"type": "boolean"}))).grammar.text == '{"type":"boolean"}'
+    subject.close()
 
 
 async def test_a_starved_child_says_nothing_about_the_grammar(monkeypatch: pytest.MonkeyPatch) -> None:

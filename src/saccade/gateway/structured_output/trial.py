@@ -61,11 +61,14 @@ class Trial:
         if self._child.is_stopped:
             return _failed(self._constraint)
         wait_seconds = self._limits.seconds + START_SECONDS
-        output, status, in_time = self._child.run(wait_seconds, MAX_OUTCOME_BYTES)
+        output, status, in_time, was_killed = self._child.run(wait_seconds, MAX_OUTCOME_BYTES)
         if not in_time:
             # The child did not reach its CPU limit, so it was starved: that says nothing about the grammar.
             message = f"Trying the answer's grammar took longer than {wait_seconds:g} seconds; try again shortly."
             return Outcome(code=DeadlineExceeded.code, message=message, param=self._constraint.param)
+        if was_killed:
+            logger.error("the trial of a grammar was killed")
+            return _failed(self._constraint)
         if status < 0:
             return _too_large(self._constraint, self._limits)
         try:
