@@ -142,6 +142,7 @@ CASES: dict[str, tuple[Any, int, str, str | None]] = {
     "tool with a wrong name": (body(tools=[tool(name="a b")]), 400, "invalid_value", "tools[0].function.name"),
     "tool with a long name": (body(tools=[tool(name="a" * 129)]), 400, "invalid_value", "tools[0].function.name"),
     "tool twice": (body(tools=[tool(), tool()]), 400, "invalid_value", "tools"),
+    "tools of brackets": (body(tools=[{"type": "function", "function": {"name": "f", "parameters": [[]] * 60_000}}]), 400, "invalid_value", "tools"),
     "too long tools": (body(tools=[tool(description="a" * MAX_TOOLS_BYTES)]), 400, "invalid_value", "tools"),
     "description of a wrong type": (body(tools=[tool(description=1)]), 400, "invalid_value", "tools[0].function.description"),
     "parameters of a wrong type": (body(tools=[tool(parameters=[])]), 400, "invalid_value", "tools[0].function.parameters"),
