@@ -184,9 +184,10 @@ def choose_tools(
         case {"type": "local_shell"}:
             return _named(LOCAL_SHELL), declared
         case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": [*allowed]}:
-            names = {
+            # A list: what a client sends may have no hash.
+            names = [
                 (one.get("name", one.get("type")), one.get("namespace")) for one in allowed if isinstance(one, dict)
-            }
+            ]
             tools = tuple(tool for tool in declared.tools if (tool.name, tool.namespace) in names)
             return mode, replace(declared, tools=tools)
         case {"type": str(kind)} if kind in declared.left_out:
