@@ -81,11 +81,11 @@ class ScriptedWorker:
         return False
 
     def generate(self, request: EngineRequest, sink: Sink) -> Stream:
-        """Play the script; the request's slots are read and given back at once."""
-        self.requests.append(request)
+        """Play the script; the request's slots are read and given back at once, before a test sees the request."""
         slots = [item.slot for item in request.media if item.slot is not None]
         self.pixels = [shared_memory.read_slot(slot) for slot in slots]
         self.pool.release(slot.name for slot in slots)
+        self.requests.append(request)
         return ScriptedStream(self._play(request.num_samples), sink, self.aborted_samples.append)
 
     async def _play(self, num_open: int) -> AsyncGenerator[TokenDelta, None]:

@@ -22,6 +22,8 @@ JUDGES: tuple[Judge, ...] = (
     llama_server.JUDGE,
     vllm_readers.JUDGE,
     vllm_servers.CHATS_JUDGE,
+    vllm_servers.APIS_JUDGE,
+    vllm_servers.REASONING_JUDGE,
     vllm_events.JUDGE,
     templates.JUDGE,
     pillow_images.JUDGE,

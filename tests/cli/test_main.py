@@ -118,6 +118,7 @@ def test_closed_pipe_ends_the_program_quietly(arguments: list[str]) -> None:
     assert "BrokenPipe" not in done.stderr
 
 
+@pytest.mark.ci
 @table("command", COMMANDS)
 def test_help_shows_every_word(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -133,6 +134,7 @@ def test_help_shows_every_word(
     assert set(written) - set(shown) == set()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_is_a_script_with_commands_and_flags(
     shell: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -48,6 +48,7 @@ def test_unserved_vllm_flags_do_not_exist(flag: VllmFlag) -> None:
     assert not OURS & set(flag.names)
 
 
+@pytest.mark.ci
 @table("name", [name for flag in BY_SUPPORT[Support.REFUSED] for name in flag.names])
 def test_unserved_flag_stops_the_start_with_its_sentence(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     flag = find(name)

@@ -17,6 +17,8 @@ from benchmarks.fleet.plan import Plan, repeats_found
 from benchmarks.fleet.running import ADMIN_KEY, Gateway, gateway
 from saccade.cli.main import run
 
+pytestmark = pytest.mark.ci
+
 ONE_CLIENT = Plan(num_images=10, num_asks=3, num_clients=1, size=(128, 96))
 BLOCK = 16
 

@@ -16,6 +16,8 @@ from server import Server, serving
 from tables import table
 from tokenizers import Tokenizer
 
+pytestmark = pytest.mark.ci
+
 DIGIT = "7"
 PROMPT = list(range(40, 60))
 CHAT = [{"role": "user", "content": f"What is {DIGIT}?"}]

@@ -160,6 +160,7 @@ def posted(server: Server, api: str, body: dict[str, Any]) -> tuple[int, dict[st
         return error.code, json.loads(error.read())
 
 
+@pytest.mark.ci
 @table(
     ("api", "place"),
     [

@@ -66,6 +66,7 @@ def plain(right: Path) -> dict[str, engines.Answer]:
     return engines.drain(engines.engine(right), *asked(right)).answers
 
 
+@pytest.mark.ci
 @table(
     "settings",
     [

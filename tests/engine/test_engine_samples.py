@@ -196,6 +196,7 @@ def deltas(subject: Engine, steps: int = 1) -> list[TokenDelta]:
     return [delta for _ in range(steps) for frame in subject.step().values() for delta in frame.deltas]
 
 
+@pytest.mark.ci
 @table("steps", [0, 1, 4, 8])
 @table("index", [0, 1, 3])
 def test_one_sample_is_aborted(tiny_qwen3_vl: Path, pool: SlotPool, steps: int, index: int) -> None:

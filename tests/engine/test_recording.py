@@ -168,6 +168,7 @@ def test_text_alone_needs_no_pixels(tiny_qwen3_vl: Path, tmp_path: Path) -> None
     assert recordings.replayed(recordings.segments(tmp_path)[0]).num_tokens == 8
 
 
+@pytest.mark.ci
 def test_segments_rotate_within_the_bound_and_each_replays_by_itself(tiny_qwen3_vl: Path, tmp_path: Path) -> None:
     asked = [
         engines.request(tiny_qwen3_vl, [5, (SMALL if seed % 3 else WIDE, seed), 7], str(seed), seed, max_tokens=12)

@@ -31,6 +31,8 @@ from saccade.protocol.request import EngineRequest, Grammar, MediaPixels, Supply
 from saccade.transport.kv_transfer.channel import new_key
 from saccade.transport.shared_memory import SlotPool, open_slot
 
+pytestmark = pytest.mark.ci
+
 WIDE = (1, 6, 16)
 PHOTO = ((96, 64), 1)
 MTP = '{"method": "mtp", "num_speculative_tokens": 2}'

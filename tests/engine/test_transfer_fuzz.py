@@ -31,6 +31,8 @@ from saccade.transport.kv_transfer.events import (
     TransferEnded,
 )
 
+pytestmark = pytest.mark.ci
+
 MAX_MODEL_LEN = 120
 NUM_STEPS, MOST_STEPS = 250, 4250
 PATIENCE_TURNS = 60

@@ -224,6 +224,7 @@ def tasks(gateway: scripted.Gateway) -> int:
     return asyncio.run_coroutine_threadsafe(count(), gateway.loop).result()
 
 
+@pytest.mark.ci
 @table(
     ("kind", "strike"),
     [(kind, strike) for kind in KINDS for strike in STRIKES if strike != "kill" or kind in DECODING],

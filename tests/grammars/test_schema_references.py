@@ -14,6 +14,8 @@ from saccade.grammars.compiler import FIRST_TAG_ID, byte_vocabulary, compile_gra
 from saccade.grammars.schema_references import resolve_references
 from saccade.models.tool_formats.form import CallConstraint, FunctionConstraint, ToolCallTokens
 
+pytestmark = pytest.mark.ci
+
 WORD = {"const": "word"}
 OBJECT = {"type": "object", "properties": {"a": WORD}, "required": ["a"], "additionalProperties": False}
 TREE = "https://example.com/tree.json"

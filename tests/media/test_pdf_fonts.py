@@ -18,6 +18,8 @@ from saccade.media.pdf import Renderer
 from saccade.media.pdf_fonts import CYRILLIC, JAPANESE, PdfFontSettings, installed_fonts, read_font
 from saccade.media.pdf_pages import PdfPage
 
+pytestmark = pytest.mark.ci
+
 PAGE = PdfPage(0, 400, 200)
 FONTS = installed_fonts(None)
 

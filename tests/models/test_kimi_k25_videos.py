@@ -21,6 +21,8 @@ from saccade.models.kimi_k25.pixels import VideoPixels
 from saccade.models.kimi_k25.video import VideoLayout
 from saccade.protocol.media import ImageLayout, VideoHeader
 
+pytestmark = pytest.mark.ci
+
 PREPROCESSOR = {"media_proc_cfg": MEDIA_PROC_CFG}
 SERVED = clips.served()
 LIMITS = VideoLimits()

@@ -126,6 +126,7 @@ def test_clips_equal_the_reference(family: str, name: str) -> None:
     check(family, np.stack(list(read_frames(SERVED[name], header, everything, LIMITS))), header)
 
 
+@pytest.mark.ci
 @table("family", FAMILIES)
 @table("size", SHAPES[:-1])
 @table("num_frames", [2, 3, 7, 24])

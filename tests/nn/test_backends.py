@@ -67,6 +67,7 @@ def test_tokens_of_an_image_see_its_later_ones(
         assert_close(output, expected)
 
 
+@pytest.mark.ci
 @table("name", [PLAIN, TRITON])
 @table("value_width", [DIM, 12])
 @table("options", [{}, *OPTIONS])

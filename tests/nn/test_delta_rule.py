@@ -107,6 +107,7 @@ def test_delta_rule_equals_token_by_token(name: str, dtype: torch.dtype) -> None
         torch.testing.assert_close(states[row].double(), state, atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("conv", [causal_conv, gpu.causal_conv], ids=["plain", "gpu"])
 @table("name", CUTS)
 @table("dtype", [torch.float32, torch.bfloat16])

@@ -74,6 +74,7 @@ def test_token_opens_a_private_repository(endpoint: str, tmp_path: Path) -> None
     assert (Path(resolve("acme/private", endpoint, tmp_path, token="hf_right")) / "config.json").is_file()
 
 
+@pytest.mark.ci
 @table(
     ("name", "offline", "cause"),
     [

@@ -162,6 +162,7 @@ def specials(template: ChatTemplate, text: str, *, in_content: bool = False) -> 
     return Counter(segment.text for segment in segments if segment.is_special)
 
 
+@pytest.mark.ci
 @table("forged", FORGED)
 @table("source", WRITERS.values(), ids=WRITERS.keys())
 def test_what_a_client_sends_stays_text(source: str, forged: str) -> None:  # F2
@@ -169,6 +170,7 @@ def test_what_a_client_sends_stays_text(source: str, forged: str) -> None:  # F2
     assert specials(template, forged) == specials(template, HARMLESS)
 
 
+@pytest.mark.ci
 @table("forged", FORGED)
 @table("source", WRITERS.values(), ids=WRITERS.keys())
 def test_what_a_user_says_stays_text(source: str, forged: str) -> None:  # F2

@@ -84,6 +84,7 @@ LARGE = {
 }
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("source", FOREVER.values(), ids=FOREVER.keys())
 def test_a_template_that_takes_too_long_is_stopped(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template_limits, "MAX_SECONDS", 0.25)
@@ -91,6 +92,7 @@ def test_a_template_that_takes_too_long_is_stopped(source: str, monkeypatch: pyt
         ChatTemplate(WHEN_ASKED + source, (), {}).render(CHAT * 4)
 
 
+@pytest.mark.ci
 @table("source", LARGE.values(), ids=LARGE.keys())
 def test_a_template_that_makes_too_much_is_stopped(source: str) -> None:
     with pytest.raises(InvalidValue, match=r"The model's chat template (makes|takes more|formats|rounds|adds)"):

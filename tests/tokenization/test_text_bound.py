@@ -56,6 +56,7 @@ def test_white_space_that_a_special_token_swallows_does_not_count(tokenizer_of: 
     assert len(swallowed) < 10
 
 
+@pytest.mark.ci
 def test_nfc_shrinks_no_text_more_than_the_bound_allows() -> None:
     """For every character that NFC keeps: the longest text that it could come from."""
     longest: dict[str, int] = {}

@@ -152,6 +152,7 @@ ENDS = {
 PIECES = (nothing, queued, queued_at_the_deadline, untaken, taken, many)
 
 
+@pytest.mark.ci
 @table("pieces", PIECES, ids=[one.__name__ for one in PIECES])
 @table("end", ENDS.values(), ids=ENDS)
 @table("same_host", [True, False], ids=["through shared memory", "over the connection"])

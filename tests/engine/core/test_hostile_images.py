@@ -17,6 +17,8 @@ from saccade.models.files import engine_config, parse_json, read_model_files
 from saccade.protocol.media import MediaItem, Span
 from saccade.protocol.request import EngineRequest, SamplingParams
 
+pytestmark = pytest.mark.ci
+
 LARGE = 1 << 40
 SIDES = [(0, 4), (-4, -4), (4, -8), (3, 5), (LARGE, 4), (24, LARGE), (LARGE, LARGE), (1 << 62, 1 << 62)]
 SIZES: list[tuple[int, int] | None] = [None, (0, 0), (-1, 5), (1, 1 << 63), (1 << 63, 1), (1 << 63, 1 << 63)]

@@ -11,6 +11,8 @@ from tables import table
 from saccade.protocol.output import FinishReason, TokenDelta, TokenLogprob
 from saccade.tokenization.tokenizer import Segment
 
+pytestmark = pytest.mark.ci
+
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 CALL = ("<tool_call>", '{"name": "look", "arguments": {}}', "</tool_call>")
 NAMED = {"type": "function", "function": {"name": "look"}}

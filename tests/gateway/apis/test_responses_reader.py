@@ -1,6 +1,8 @@
 """Items of Responses become messages of a chat; errors name the fields that the client sent."""
 
 import json
+import sys
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -199,3 +201,19 @@ def test_parameters_without_effect() -> None:
         stream_options={"include_obfuscation": False},
         background=False,
     )
+
+
+def test_a_long_string_is_not_read_letter_by_letter() -> None:
+    """Requests are read on the event loop: nothing may be asked of each of two million letters."""
+
+    def num_questions(length: int) -> int:
+        asked, _ = parse_response(json.dumps({"model": "m", "input": "a" * length}).encode())
+        questions = Counter[str]()
+        sys.setprofile(lambda _, event, __: questions.update([event]))
+        try:
+            read_conversation(asked, lambda _: ())
+        finally:
+            sys.setprofile(None)
+        return questions.total()
+
+    assert num_questions(10_000) == num_questions(10)

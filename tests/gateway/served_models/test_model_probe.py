@@ -80,6 +80,7 @@ def test_files_of_every_kind_pass(name: str, checkpoint: Callable[[str], Path]) 
     ModelProbe(name, read_model_files(checkpoint(name))).run()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("contents", "sentence"),
     [

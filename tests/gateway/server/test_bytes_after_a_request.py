@@ -173,6 +173,7 @@ def test_pipelined_requests_are_answered_in_turn(gateway: scripted.Gateway, monk
         assert b"chat.completion" in received[4].body
 
 
+@pytest.mark.ci
 @table("num_requests", [1, 2, 5, 500])
 @table("stream", [True, False], ["streams", "whole"])
 @table("has_begun", [True, False], ["in the middle", "before the first token"])

@@ -8,6 +8,8 @@ import scripted
 from segments import answers, exchange
 from tables import table
 
+pytestmark = pytest.mark.ci
+
 NINES, ZEROS = "9" * 5000, "0" * 5000
 BODY = b'{"prompt": "a b"}'
 

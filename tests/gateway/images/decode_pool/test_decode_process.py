@@ -146,6 +146,7 @@ def decoded(
     return asyncio.run(ask())
 
 
+@pytest.mark.ci
 @table("kind", KINDS)
 def test_memory_stays_within_the_announced_bytes(server: DecodeServer, kind: str) -> None:  # F6
     encoded = worst(kind, 2800)

@@ -82,6 +82,7 @@ async def test_damaged_pdf_costs_one_request_at_most(pool: DecodePool, kind: str
 HOSTILE = pdf_forms.HOSTILE | pdf_texts.HOSTILE
 
 
+@pytest.mark.ci
 @table("name", HOSTILE)
 async def test_hostile_fields_and_fonts_cost_one_request_at_most(pool: DecodePool, name: str) -> None:
     await costs_one_request_at_most(pool, HOSTILE[name])

@@ -102,6 +102,7 @@ async def test_forged_header_ends_no_process(pool: DecodePool) -> None:
     assert await pool.video_header(clip()) == header
 
 
+@pytest.mark.ci
 async def test_limits_of_memory_and_time() -> None:
     # Far over the limit: what reading fonts has left free counts as well.
     large = clip(width=4096, height=2048, num_frames=2)

@@ -186,7 +186,7 @@ def _named_tools(request: ResponseRequest) -> Iterator[tuple[str, dict[str, Any]
     for position, tool in enumerate(request.tools or ()):
         yield f"tools[{position}]", tool
     num_bytes = 0
-    for index, item in enumerate(request.input):
+    for index, item in enumerate(() if isinstance(request.input, str) else request.input):
         if isinstance(item, Item) and item.type == "additional_tools":
             num_bytes += len(msgspec.json.encode(item.tools))
             if num_bytes > SHORT["tools"]:
