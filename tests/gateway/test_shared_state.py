@@ -6,6 +6,7 @@ shared.
 """
 
 import asyncio
+import base64
 import contextlib
 import http.client
 import http.server
@@ -24,7 +25,9 @@ import msgspec
 import pytest
 import scripted
 from chats import data_url, random_image
+from clips import clip
 from images import png
+from pdfs import pdf
 from tables import table
 from waiting import wait_until
 
@@ -38,6 +41,14 @@ TOOL = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
 PNG = png(64, 48, bytes(48 * (1 + 3 * 64)))
 IMAGE = {"type": "image_url", "image_url": {"url": data_url(random_image(64, 96, 1))}}
 CHAT = {"messages": [{"role": "user", "content": [IMAGE, {"type": "text", "text": "What?"}]}]}
+
+
+def encoded(media_type: str, content: bytes) -> str:
+    return f"data:{media_type};base64,{base64.b64encode(content).decode()}"
+
+
+PDF = {"type": "file", "file": {"filename": "a.pdf", "file_data": encoded("application/pdf", pdf(b"", b""))}}
+VIDEO = {"type": "video_url", "video_url": {"url": encoded("video/mp4", clip(num_frames=4))}}
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 MAX_WAITS = 400
 """More than any of the requests has."""
@@ -64,6 +75,10 @@ def form(number: int) -> bytes:
     return b"".join(parts) + b"--x--\r\n"
 
 
+def asked_of(part: Fields) -> Fields:
+    return {"messages": [{"role": "user", "content": [part, {"type": "text", "text": "What?"}]}]}
+
+
 def schema_of(number: int) -> Fields:
     return {"type": "json_schema", "json_schema": {"schema": {"type": "string", "maxLength": number + 1}}}
 
@@ -78,6 +93,8 @@ KINDS = {
             ]
         },
     ),
+    "a PDF": Kind("/v1/chat/completions", lambda n, web: asked_of(PDF)),
+    "a video": Kind("/v1/chat/completions", lambda n, web: asked_of(VIDEO)),
     "tools": Kind("/v1/chat/completions", lambda n, web: {"messages": [QUESTION], "tools": [TOOL]}),
     "a schema": Kind(
         "/v1/chat/completions", lambda n, web: {"messages": [QUESTION], "response_format": schema_of(n), "stream": True}
@@ -119,7 +136,7 @@ def kill(gateway: scripted.Gateway, task: asyncio.Task[Any], connection: Any) ->
 
 
 STRIKES: dict[str, Any] = {"leave": leave, "cancel": cancel, "fail": fail, "expire": expire, "kill": kill}
-DECODING = ("streamed answers with an image", "a fetched image")
+DECODING = ("streamed answers with an image", "a fetched image", "a PDF", "a video")
 
 
 class Images(http.server.BaseHTTPRequestHandler):
