@@ -232,6 +232,11 @@ class Gateway:
         return self.application.metrics.registry.get_sample_value(name, labels) or 0.0
 
 
+def streamed(stream: bool) -> dict[str, Any]:
+    """Fields of a request for a stream that ends with its usage, or for a whole answer, which has it anyway."""
+    return {"stream": stream} | ({"stream_options": {"include_usage": True}} if stream else {})
+
+
 def describe(folder: Path, max_model_len: int = MAX_MODEL_LEN) -> Description:
     """What a worker would say of the checkpoint in *folder*."""
     return Description(

@@ -52,7 +52,7 @@ def test_bodies_that_are_no_json(body: bytes, ending: str) -> None:
         ({"seed": "7"}, "`seed` must be a whole number, not a string."),
         ({"seed": 10**30}, "`seed` must be a whole number, at most 9223372036854775807."),
         ({"temperature": 2.5}, "`temperature` must be a number, at most 2, not 2.5."),
-        ({"top_p": 0}, "`top_p` must be a number, more than 0, not 0."),
+        ({"top_p": -0.5}, "`top_p` must be a number, at least 0, not -0.5."),
         ({"stream": 1}, "`stream` must be true or false, not 1."),
         ({"stream_options": {"include_usage": 1}}, "`stream_options.include_usage` must be true or false, not a number."),
         ({"stop": 1}, "`stop` must be a string or an array, not 1."),

@@ -23,6 +23,9 @@ MAX_CHARACTERS = 4 * 2**20
 MAX_TOKENS = 2**20
 MAX_TOKEN_ID = 2**31 - 1
 MAX_THINKING_TOKENS = 2**31 - 1
+NO_BUDGET = -1
+"""As `thinking_token_budget`: the reasoning has no limit of its own."""
+
 BIAS_KEY = "^(0|[1-9][0-9]{0,9})$"
 MAX_STOP_TOKEN_IDS = 256
 MAX_BIASES = 1024
@@ -263,7 +266,7 @@ class SamplingFields(Struct, frozen=True, kw_only=True):
     max_completion_tokens: Count | None = None
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=MAX_TOP_K)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     frequency_penalty: Penalty | None = None
@@ -350,6 +353,7 @@ class ChatRequest(AnswerFields, frozen=True, kw_only=True):
     If *include_reasoning* is false, the answer leaves out the reasoning; its tokens still count.
     *enable_thinking* and *reasoning_effort* set the template's switch for reasoning, see messages.py.
     *thinking_token_budget* is the largest number of tokens of reasoning, which then ends.
+    No template obeys *verbosity*.
     With *continue_final_message* the answer continues the last message's text; if *add_generation_prompt* is false, the
     prompt ends after the messages.
     The answer may call *tools* unless *tool_choice* is "none"; at most one call if *parallel_tool_calls* is false.
@@ -371,7 +375,8 @@ class ChatRequest(AnswerFields, frozen=True, kw_only=True):
     parallel_tool_calls: bool | None = None
     enable_thinking: bool | None = None
     reasoning_effort: Effort | None = None
-    thinking_token_budget: Annotated[int, Meta(ge=0, le=MAX_THINKING_TOKENS)] | None = None
+    thinking_token_budget: Annotated[int, Meta(ge=NO_BUDGET, le=MAX_THINKING_TOKENS)] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
     clamps_max_tokens: ClassVar[bool] = False
     """Whether an answer that asks for more tokens than the context has room for gets the room."""
 

@@ -21,7 +21,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from saccade.errors import BodyTooLarge, InvalidValue, UnsupportedParameter
-from saccade.gateway.chat import IMAGE_PART, MAX_PARTS, MAX_TOKENS, ChatMessage
+from saccade.gateway.chat import IMAGE_PART, MAX_PARTS, MAX_TOKENS, AnswerFields, ChatMessage
 from saccade.transport.framing import UNREADABLE
 
 MAX_BYTES_BESIDE_IMAGES: Final = 12 * 2**20
@@ -282,7 +282,6 @@ LATER: Final[dict[str, tuple[object, ...]]] = {
     "media": ([],),
     "modalities": ([], ["text"]),
     "options": ({},),
-    "prediction": (),
     "return_tokens_as_token_ids": (False,),
     "separate_reasoning": (True,),
     "spaces_between_special_tokens": (True,),
@@ -293,7 +292,6 @@ LATER: Final[dict[str, tuple[object, ...]]] = {
     "thinking_budget": (),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
-    "verbosity": ("medium",),
     "video": (),
     "videos": ([],),
     "web_search_options": (),
@@ -337,6 +335,7 @@ NO_CONSTRAINT: Final[tuple[object, ...]] = ("", [], {}, False, {"type": "text"})
 WITHOUT_EFFECT: Final = frozenset(
     {
         "metadata",
+        "prediction",
         "prompt_cache_key",
         "prompt_cache_retention",
         "safety_identifier",
@@ -464,6 +463,14 @@ def _check_length(name: str, raw: Raw) -> None:
 def check_parts(messages: Iterable[ChatMessage]) -> None:
     if sum(len(message.content) for message in messages if isinstance(message.content, list)) > MAX_PARTS:
         raise InvalidValue(f"The messages have more than {MAX_PARTS} parts together.", "messages")
+
+
+def check_stream(request: AnswerFields) -> None:
+    """Raise InvalidValue for options of a stream without one, as OpenAI does."""
+    if request.stream_options is not None and not request.stream:
+        raise InvalidValue(
+            "`stream_options` apply to streams only; set `stream` to true, or leave them out.", "stream_options"
+        )
 
 
 def listed(names: Sequence[str], number: int) -> str:

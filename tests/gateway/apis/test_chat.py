@@ -130,7 +130,7 @@ def test_stop_string_over_tokens_ends_the_answer_and_the_work(
 ) -> None:
     pieces = [[i] for character in "ab<stop>never" for i in ids_of(character)]
     gateway.worker.script = [*(TokenDelta("r", ids) for ids in pieces), 30.0]
-    answer = gateway.chat(stop=["<stop>"], stream=stream, stream_options={"include_usage": True})
+    answer = gateway.chat(stop=["<stop>"], **scripted.streamed(stream))
     if stream:
         text = "".join(c["delta"].get("content", "") for e in answer.events[:-2] for c in e["choices"])
         reason, usage = answer.events[-3]["choices"][0]["finish_reason"], answer.events[-2]["usage"]

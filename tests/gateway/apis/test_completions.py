@@ -121,8 +121,7 @@ def test_several_prompts_with_several_answers(stream: bool, gateway: scripted.Ga
         TokenDelta("r", ids_of(" y"), STOP, index=0, num_cached_tokens=1),
         TokenDelta("r", ids_of(" z"), LENGTH, index=1),
     ]
-    options = {"stream_options": {"include_usage": True}} if stream else {}
-    answer = complete(gateway, ["a", "b c", "d"], n=2, stream=stream, **options)
+    answer = complete(gateway, ["a", "b c", "d"], n=2, **scripted.streamed(stream))
     assert texts(answer) == {index: (" x z", "length") if index % 2 else (" y", "stop") for index in range(6)}
     assert sorted(request.token_ids for request in gateway.worker.requests) == sorted(map(ids_of, ["a", "b c", "d"]))
     usage = answer.events[-2]["usage"] if stream else answer.json["usage"]

@@ -174,8 +174,8 @@ def test_the_hint_names_what_is_served() -> None:
 @table(
     ("fields", "named"),
     [
-        ({"stream_options": {"include_usage": True, "chunk": 1}}, "stream_options.chunk"),
-        ({"stream_options": {"include_obfuscation": False}}, ""),
+        ({"stream": True, "stream_options": {"include_usage": True, "chunk": 1}}, "stream_options.chunk"),
+        ({"stream": True, "stream_options": {"include_obfuscation": False}}, ""),
         ({"stream_options": None, "response_format": {"type": "text"}}, ""),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"schema": {"any": 1}, "stict": True}, "x": 1}},

@@ -152,8 +152,7 @@ def test_a_budget_ends_the_reasoning_before_a_call(name: str, models: Models) ->
 @table("shown", [None, False])
 def test_a_chat_has_reasoning_and_calls(stream: bool, shown: bool | None, gateway: scripted.Gateway) -> None:
     num_tokens = gateway.answer_pieces("<think>", THOUGHT, "<tool_call>", HERMES, "</tool_call>")
-    usage = {"stream_options": {"include_usage": True}}
-    answer = gateway.chat(tools=TOOLS, stream=stream, include_reasoning=shown, **usage)
+    answer = gateway.chat(tools=TOOLS, include_reasoning=shown, **scripted.streamed(stream))
     assert answer.status == 200, answer.body
     events = answer.events[:-1] if stream else [answer.json]
     parts = [choice["delta" if stream else "message"] for event in events for choice in event["choices"]]

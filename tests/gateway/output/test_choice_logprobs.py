@@ -82,7 +82,7 @@ def test_entries_end_with_the_token_that_completes_a_stop_string(
         [delta([*ids, *more])] if whole else [delta([token_id], first=i) for i, token_id in enumerate([*ids, *more])]
     )
     gateway.worker.script = [*steps, 30.0]
-    answer = gateway.chat(stream=stream, logprobs=True, stop="<stop>", stream_options={"include_usage": True})
+    answer = gateway.chat(logprobs=True, stop="<stop>", **scripted.streamed(stream))
     assert [entry["logprob"] for entry in entries(answer)] == [-number / 8 for number in range(len(ids))]
     assert (answer.events[-2] if stream else answer.json)["usage"]["completion_tokens"] == len(ids)
 

@@ -52,7 +52,7 @@ def test_each_sample_is_a_choice(stream: bool, gateway: scripted.Gateway, ids_of
         delta(2, [gateway.eos], STOP),
         delta(1, [gateway.eos], STOP),
     ]
-    answer = gateway.chat(n=3, stream=stream, stream_options={"include_usage": True})
+    answer = gateway.chat(n=3, **scripted.streamed(stream))
     assert choices(answer) == {0: ("\u4f60a", "length"), 1: ("\u597db", "stop"), 2: ("", "stop")}
     (request,) = gateway.worker.requests
     usage = answer.events[-2]["usage"] if stream else answer.json["usage"]

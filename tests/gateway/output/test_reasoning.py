@@ -165,7 +165,7 @@ def script(gateway: scripted.Gateway, *pieces: list[int], finish: FinishReason =
 
 def ask(gateway: scripted.Gateway, stream: bool, **fields: object) -> tuple[str | None, str | None, str, int, int]:
     """Return content, reasoning, finish reason, completion tokens and reasoning tokens."""
-    answer = gateway.chat(stream=stream, stream_options={"include_usage": True}, **fields)
+    answer = gateway.chat(**scripted.streamed(stream), **fields)
     assert answer.status == 200, answer.body
     if stream:
         *chunks, last, _ = answer.events

@@ -75,7 +75,7 @@ def test_a_thinking_budget_goes_with_the_models_tags(gateway: scripted.Gateway) 
 @pytest.mark.parametrize(
     ("fields", "param", "code"),
     [
-        ({"thinking_token_budget": -1}, "thinking_token_budget", "invalid_value"),
+        ({"thinking_token_budget": -2}, "thinking_token_budget", "invalid_value"),
         ({"thinking_token_budget": "many"}, "thinking_token_budget", "invalid_value"),
         ({"thinking_token_budget": 1, "allowed_token_ids": [5]}, "allowed_token_ids", "invalid_value"),
         ({"thinking_budget": 1}, "thinking_budget", "unsupported_parameter"),

@@ -220,7 +220,9 @@ def test_thinking_is_accepted_without_a_switch(kind: type, switches: tuple[str, 
         assert chat.switches == {}
     field = "chat_template_kwargs.enable_thinking"
     refused(InvalidValue, field, "256", family=family, chat_template_kwargs={"enable_thinking": [1]})
-    refused(UnsupportedParameter, "reasoning_effort", family=family, reasoning_effort="high")
+    effort = user(TEXT, family=family, kind=kind, reasoning_effort="high")
+    assert effort.switches == {}
+    assert "`reasoning_effort`" in effort.warning
 
 
 @pytest.mark.parametrize("switch", ["enable_thinking", "thinking"])

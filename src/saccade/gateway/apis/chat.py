@@ -8,7 +8,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from saccade.gateway.apis.chat_endpoint import FieldNames, Format, ReadBody
 from saccade.gateway.chat import CalledFunction, ChatRequest, StreamOptions
-from saccade.gateway.json_body import ParameterReader, check_parts
+from saccade.gateway.json_body import ParameterReader, check_parts, check_stream
 from saccade.gateway.output.answer import Answer, Usage
 from saccade.gateway.output.choice import ChoiceLogprobs, Chunk, GeneratedChoice, PromptLogprob, prompt_logprobs
 from saccade.gateway.server.event_stream import DONE, error_event, event
@@ -112,6 +112,7 @@ def parse_chat(body: bytes | bytearray, strict: bool = False) -> tuple[ChatReque
     Raises BodyTooLarge, InvalidValue, and UnsupportedParameter for unsupported and, if *strict*, unknown parameters.
     """
     request, warning = _CHAT.read(body, strict)
+    check_stream(request)
     check_parts(request.messages)
     return request, warning
 

@@ -55,11 +55,12 @@ class FieldNames:
             yield
         except RequestError as error:
             if self.names:
-                error.message, error.reason = self._text(error.message), self._text(error.reason)
+                error.message, error.reason = self.text(error.message), self.text(error.reason)
                 error.param = None if error.param is None else self.of(error.param)
             raise
 
-    def _text(self, text: str) -> str:
+    def text(self, text: str) -> str:
+        """Return *text* with the client's names for the fields that it has in backquotes."""
         return _NAMED.sub(lambda match: f"`{self.of(match[1])}`", text)
 
 
@@ -160,7 +161,7 @@ class ChatEndpoint:
         places = [] if answer_grammar is None else answer_grammar.dropped
         dropped = [names.of(place) for place in places]
         of_grammar = f"keywords that the grammar does not enforce: {listed(dropped, len(dropped))}" if dropped else ""
-        scope[WARNINGS] = "; ".join(filter(None, (scope[WARNINGS], chat.warning, of_grammar)))
+        scope[WARNINGS] = "; ".join(filter(None, (scope[WARNINGS], names.text(chat.warning), of_grammar)))
         return list(zip(formats, parts, strict=True))
 
     async def _answer(

@@ -31,9 +31,10 @@ class DetokenizeAnswer(Struct, frozen=True):
 
 
 class ModelCard(Struct, frozen=True):
-    """A served model."""
+    """A served model under one of its names; *root* is the first of them, which answers have."""
 
     id: str
+    root: str
     created: int
     max_model_len: int
     object: Literal["model"] = "model"

@@ -135,7 +135,7 @@ class Endpoints:
 
 
 def _card(name: str, served: ServedModel) -> ModelCard:
-    return ModelCard(id=name, created=served.created, max_model_len=served.max_model_len)
+    return ModelCard(id=name, root=served.name, created=served.created, max_model_len=served.max_model_len)
 
 
 def _info(name: str, served: ServedModel) -> ModelInfo:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from saccade.errors import ContextLengthExceeded, InvalidValue, UnsupportedParameter
-from saccade.gateway.chat import BIAS_KEY, ChatRequest
+from saccade.gateway.chat import BIAS_KEY, NO_BUDGET, ChatRequest
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.protocol.request import Grammar, SamplingParams, ThinkingBudget
 
@@ -24,12 +24,15 @@ def sampling_params(
     """
     defaults = served.defaults
     max_tokens = _max_tokens(request, len(prompt), served)
+    top_p = float(_or_default(request.top_p, defaults.top_p))
+    temperature = float(_or_default(request.temperature, defaults.temperature))
     eos_token_ids = () if request.ignore_eos else defaults.eos_token_ids
     stop_token_ids = (*eos_token_ids, *_valid_ids("stop_token_ids", request.stop_token_ids or (), served))
     return SamplingParams(
         max_tokens=max_tokens,
-        temperature=float(_or_default(request.temperature, defaults.temperature)),
-        top_p=float(_or_default(request.top_p, defaults.top_p)),
+        # No share of the tokens: the likeliest alone, which engines are told by the temperature.
+        temperature=temperature if top_p else 0.0,
+        top_p=top_p or 1.0,
         top_k=int(max(_or_default(request.top_k, defaults.top_k), 0)),
         min_p=float(_or_default(request.min_p, defaults.min_p)),
         presence_penalty=float(_or_default(request.presence_penalty, defaults.presence_penalty)),
@@ -62,7 +65,7 @@ def _thinking_budget(request: ChatRequest, served: ServedModel, prompt: Sequence
     drawn.
     """
     num_tokens = request.thinking_token_budget
-    if num_tokens is None:
+    if num_tokens in (None, NO_BUDGET):
         return None
     markers = served.reasoning
     if markers is None:

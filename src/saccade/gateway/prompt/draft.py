@@ -217,6 +217,7 @@ def read_chat_that_may_fit(
         chat = replace(chat, template=served.template.replaced_by(request.chat_template))
     template = template_of(served, chat)
     turns, warning = rewrite_turns(chat.messages, template.turns)
+    warning = "; ".join(filter(None, (chat.warning, warning)))
     chat = replace(chat, messages=place_result_images(turns, template), client_messages=chat.messages, warning=warning)
     texts = list(texts_of(chat))
     if sum(map(len, texts)) * MAX_UTF8_BYTES <= served.max_model_len:

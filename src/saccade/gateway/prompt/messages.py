@@ -49,6 +49,9 @@ MEDIA_IN_PARTS: Final = (*OtherMedia.__struct_fields__, "file", "inline_data", "
 THINKING_SWITCHES: Final = ("enable_thinking", "thinking")
 """Template switches that turn reasoning on and off."""
 
+EFFORT: Final = "`reasoning_effort` has no effect: this model's chat template does not turn reasoning on and off"
+VERBOSITY: Final = "`verbosity` has no effect: chat templates know no verbosity"
+
 PART_CHARACTERS = 32
 """A message or a part of one takes at least as long as this many characters."""
 
@@ -80,7 +83,9 @@ def read_chat(request: ChatRequest | TokenizeRequest, family: Family, defaults: 
     continues = _continues(request)
     add_generation_prompt = request.add_generation_prompt is not False and not continues
     tools = read_tools(request)
-    return Chat(messages, num_characters(request), images, add_generation_prompt, switches, tools, continues)
+    warning = _unobeyed(request, family.template_switches)
+    size = num_characters(request)
+    return Chat(messages, size, images, add_generation_prompt, switches, tools, continues, warning=warning)
 
 
 def num_characters(request: ChatRequest | TokenizeRequest) -> int:
@@ -280,20 +285,13 @@ def _video_source(part: ContentPart, field: str, options: MediaOptions) -> Image
 def _thinking(request: ChatRequest | TokenizeRequest, switches: tuple[str, ...]) -> dict[str, bool]:
     """Return the template's switch for reasoning, if `enable_thinking` or `reasoning_effort` sets it.
 
-    Templates know only on and off, so every effort but "none" means on. If the template has no such switch,
-    `enable_thinking` and "none" change nothing, and another effort raises UnsupportedParameter. Raises InvalidValue if
-    the request contradicts itself.
+    Templates know only on and off, so every effort but "none" means on. If the template has no such switch, neither
+    field changes anything. Raises InvalidValue if the request contradicts itself.
     """
     effort = request.reasoning_effort
-    switch = next((name for name in THINKING_SWITCHES if name in switches), None)
+    switch = _thinking_switch(switches)
     if effort is not None and effort not in EFFORTS:
         raise InvalidValue(f"`reasoning_effort` must be one of {', '.join(EFFORTS)}.", "reasoning_effort")
-    if effort not in (None, "none") and switch is None:
-        raise UnsupportedParameter(
-            '`reasoning_effort`: this model\'s chat template does not turn reasoning on and off; send "none", or leave '
-            "it out.",
-            "reasoning_effort",
-        )
     from_effort = None if effort is None else effort != "none"
     fields = {"enable_thinking": request.enable_thinking, "reasoning_effort": from_effort}
     if switch is None or set(fields.values()) == {None}:
@@ -306,6 +304,20 @@ def _thinking(request: ChatRequest | TokenizeRequest, switches: tuple[str, ...])
             next(iter(settings)),
         )
     return {switch: bool(next(iter(settings.values())))}
+
+
+def _thinking_switch(switches: tuple[str, ...]) -> str | None:
+    return next((name for name in THINKING_SWITCHES if name in switches), None)
+
+
+def _unobeyed(request: ChatRequest | TokenizeRequest, switches: tuple[str, ...]) -> str:
+    """Return a warning about settings that no template, or not this one, obeys; "" if there are none."""
+    remarks = list[str]()
+    if request.reasoning_effort not in (None, "none") and _thinking_switch(switches) is None:
+        remarks.append(EFFORT)
+    if isinstance(request, ChatRequest) and request.verbosity in ("low", "high"):
+        remarks.append(VERBOSITY)
+    return "; ".join(remarks)
 
 
 def _read_switches(arguments: Mapping[str, Any] | None, switches: tuple[str, ...]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from saccade.errors import InvalidValue, UnsupportedParameter
 from saccade.gateway.chat import (
     MAX_CHARACTERS,
     MAX_TOKENS,
+    NO_BUDGET,
     AnswerFields,
     ChatRequest,
     Count,
@@ -17,7 +18,7 @@ from saccade.gateway.chat import (
     TokenId,
     TopLogprobs,
 )
-from saccade.gateway.json_body import LATER, ParameterReader, decode, num_items
+from saccade.gateway.json_body import LATER, ParameterReader, check_stream, decode, num_items
 from saccade.gateway.output.answer import Usage
 from saccade.gateway.output.choice import PromptLogprob
 from saccade.protocol.request import MAX_NUM_SAMPLES
@@ -25,10 +26,10 @@ from saccade.protocol.request import MAX_NUM_SAMPLES
 DEFAULT_MAX_TOKENS: Final = 16
 """OpenAI's default."""
 
-OF_CHATS: Final = ("messages", "tools", "tool_choice", "chat_template", "thinking_token_budget", "reasoning_effort")
+OF_CHATS: Final = ("messages", "tools", "tool_choice", "chat_template", "thinking_token_budget")
 NOT_SERVED: Final[dict[str, tuple[object, ...]]] = {
     **{name: harmless for name, harmless in LATER.items() if name not in ("best_of", "echo")},
-    **dict.fromkeys(OF_CHATS, ([], "none")),
+    **dict.fromkeys(OF_CHATS, ([], "none", NO_BUDGET)),
     "add_special_tokens": (True,),
     "continue_final_message": (False,),
     "prompt_embeds": ([],),
@@ -75,6 +76,7 @@ class CompletionBatch:
 def parse_completion(body: bytes | bytearray, strict: bool = False) -> tuple[CompletionBatch, str]:
     """Return the batch in *body*, and a warning about ignored parameters. Raises as parse_chat does."""
     completion, warning = _READER.read(body, strict)
+    check_stream(completion)
     num_samples = completion.n or 1
     if completion.best_of not in (None, num_samples):
         raise UnsupportedParameter(

@@ -88,11 +88,11 @@ NAMES: Final = {
     "response_format": "text.format",
     "response_format.json_schema": "text.format",
     "reasoning_effort": "reasoning.effort",
+    "verbosity": "text.verbosity",
 }
 """The Responses API's names of the ChatRequest fields that do not depend on the request."""
 
 TRUNCATION: Final = "`truncation` has no effect: a conversation that does not fit is refused"
-VERBOSITY: Final = "`text.verbosity` has no effect: chat templates know no verbosity"
 
 Recall = Callable[[str], Sequence[ChatMessage]]
 """Returns the conversation up to and including the response with an id."""
@@ -176,6 +176,7 @@ def read_conversation(request: ResponseRequest, recall: Recall) -> ReadResponse:
         tool_choice=tool_choice,
         parallel_tool_calls=request.parallel_tool_calls,
         reasoning_effort=None if request.reasoning is None else request.reasoning.effort,
+        verbosity=None if request.text is None else request.text.verbosity,
         response_format=None if request.text is None else _response_format(request.text.format),
     )
     return ReadResponse(read, FieldNames(chat.names), tools, _warning(request, chat), num_known)
@@ -206,7 +207,6 @@ def _warning(request: ResponseRequest, chat: Conversation) -> str:
         if kinds
     ]
     remarks += [TRUNCATION] if request.truncation == "auto" else []
-    remarks += [VERBOSITY] if request.text is not None and request.text.verbosity in ("low", "high") else []
     return "; ".join(remarks)
 
 

@@ -149,7 +149,7 @@ class ResponseRequest(Struct, frozen=True, kw_only=True):
     stream: bool | None = None
     max_output_tokens: Count | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_logprobs: NoLogprobs | None = None
     tools: Tools | None = None
     truncation: Literal["auto", "disabled"] | None = None
