@@ -5,6 +5,7 @@ of Node's, its lines begin with `//`.
 """
 
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -12,6 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROGRAMS = Path(__file__).parent / "programs"
+NODE_MODULES = (Path(__file__).parent / "agent_task.mjs",)
+"""What programs of Node's import, besides their packages."""
+
 _BLOCK = re.compile(r"^(?P<sign>#|//) /// script\n(?P<lines>(?:(?P=sign)(?: .*)?\n)+?)(?P=sign) ///$", re.MULTILINE)
 
 
@@ -63,10 +67,10 @@ def command(program: Program, cache: Path) -> list[str]:
     if not program.is_node:
         # -P: a program may have its client's name, and must not be found instead of it.
         return [str(folder / "bin/python"), "-P", str(program.path)]
-    # Node looks for packages from the program's own folder upwards.
-    copy = folder / program.path.name
-    copy.write_bytes(program.path.read_bytes())
-    return ["node", str(copy)]
+    # Node looks for packages and modules from the program's own folder upwards.
+    for path in (program.path, *NODE_MODULES):
+        shutil.copyfile(path, folder / path.name)
+    return ["node", str(folder / program.path.name)]
 
 
 def _install_python(program: Program, folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,20 @@ def test_failed_installation_is_a_row(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("PATH", str(tmp_path))  # has no npm
     (row,) = runner("running").run(program, tmp_path / "cache", {})
     assert (row.client, row.what, row.ok) == ("client", "installation", False)
+
+
+def test_a_program_of_node_finds_what_it_imports(tmp_path: Path, runner: Any) -> None:
+    """Node looks for modules next to the program, so both are copied into its environment."""
+    path = tmp_path / "client.mjs"
+    path.write_text("// /// script\n// dependencies = []\n// ///\n")
+    folder = tmp_path / "cache/client"
+    folder.mkdir(parents=True)
+    (folder / "installed").write_text("")
+    program = runner("environments").read_program(path)
+    assert runner("environments").command(program, tmp_path / "cache") == ["node", str(folder / "client.mjs")]
+    for other in runner("environments").programs():
+        for name in re.findall(r'from "\./(.+)"', other.path.read_text()) if other.is_node else ():
+            assert (folder / name).read_text() == (SCRIPT / name).read_text()
 
 
 def test_a_program_says_what_it_needs(tmp_path: Path, runner: Any) -> None:
