@@ -1,8 +1,4 @@
-"""From a request's JSON body to a struct: bounds that are checked before decoding, and our own error messages.
-
-msgspec holds the interpreter's lock while it decodes, so a thread does not help: a body that could take long is refused
-by its bytes. Two figures bound the work: the bytes outside data: URLs, and the number of JSON strings among them, which
-is at least the number of keys, messages and parts.
+"""From a request's JSON body to a struct, with our own error messages.
 
 An error has parts of msgspec's messages only if they match a known form, so that none repeats a client's text.
 
@@ -13,75 +9,26 @@ counts.
 
 import difflib
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Final, Generic, TypeVar, get_args
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from saccade.errors import BodyTooLarge, InvalidValue, UnsupportedParameter
-from saccade.gateway.chat import IMAGE_PART, MAX_PARTS, MAX_TOKENS, AnswerFields, ChatMessage
+from saccade.errors import InvalidValue, UnsupportedParameter
+from saccade.gateway.body_bounds import (
+    MAX_TOOLS_BYTES,
+    FindImage,
+    check_bounds,
+    check_tools,
+    find_data_url,
+    num_items,
+)
+from saccade.gateway.chat import IMAGE_PART, MAX_TOKENS, AnswerFields
 from saccade.transport.framing import UNREADABLE
 
-MAX_BYTES_BESIDE_IMAGES: Final = 12 * 2**20
-"""Three times the longest text: an escaped character takes up to three times its bytes."""
-
-MAX_STRINGS: Final = 65_536
-"""Keys and values; a request with the most messages and parts needs about 50,000."""
-
-MAX_DATA_URLS: Final = 1024
-"""Further ones count as text."""
-
-_DATA_URL: Final = b'"data:'
-_MOST_ESCAPES: Final = 1 / 16
-"""Share of a data: URL's characters; PHP escapes the slashes of base64, a quarter of this."""
-
 T = TypeVar("T")
-FindImage = Callable[[bytes | bytearray, int, int], int]
-"""Returns the start of the first image whose marker is between two positions of a body, -1 for none.
-
-The image starts after the opening quote of its string.
-"""
-
-
-def find_data_url(body: bytes | bytearray, start: int, end: int) -> int:
-    """Find images in the format of OpenAI's API, a FindImage."""
-    index = body.find(_DATA_URL, start, end)
-    return index if index < 0 else index + len(_DATA_URL)
-
-
-def check_bounds(body: bytes | bytearray, find_image: FindImage = find_data_url) -> None:
-    """Raise BodyTooLarge for too many bytes outside images, and InvalidValue for too many strings.
-
-    In valid JSON, the text from an opening quote to the next quote contains no key and no other string. So the bytes of
-    images are only searched for that quote and for escapes, and not counted.
-    """
-    is_ascii = body.isascii()
-    num_bytes = num_quotes = position = num_urls = 0
-    while position < len(body):
-        # Not beyond the limit: a body that is too long takes no more time than a valid one.
-        limit = position + MAX_BYTES_BESIDE_IMAGES - num_bytes + 1
-        image = find_image(body, position, limit) if num_urls < MAX_DATA_URLS else -1
-        start = min(limit, len(body)) if image < 0 else image
-        num_bytes += start - position
-        if num_bytes > MAX_BYTES_BESIDE_IMAGES:
-            raise _too_large()
-        num_quotes += body.count(b'"', position, start)
-        end = body.find(b'"', start)
-        position = len(body) if end < 0 else end
-        num_urls += 1
-        if not _is_plain(body, start, position, is_ascii):
-            num_bytes += position - start
-    if num_bytes > MAX_BYTES_BESIDE_IMAGES:
-        raise _too_large()
-    if num_quotes > 2 * MAX_STRINGS and _num_strings(body) > MAX_STRINGS:
-        raise InvalidValue(f"The body has more than {MAX_STRINGS} names and texts.")
-
-
-def num_items(array: bytes) -> int:
-    """Return a lower bound of the number of items in a JSON *array* of numbers."""
-    return array.count(b",") + 1
 
 
 def is_given(value: Raw | UnsetType) -> bool:
@@ -114,24 +61,6 @@ def decode(body: bytes | bytearray | msgspec.Raw, decoder: msgspec.json.Decoder[
 
 def _is_array_with_texts(body: bytes | bytearray | msgspec.Raw) -> bool:
     return bytes(memoryview(body)[:1]) == b"[" and b'"' in bytes(body)
-
-
-def _is_plain(body: bytes | bytearray, start: int, end: int, is_ascii: bool) -> bool:
-    """Whether a URL decodes as fast as its bytes are copied: ASCII, few escapes."""
-    if not (is_ascii or body[start:end].isascii()):
-        return False
-    return body.find(b"\\", start, end) < 0 or body.count(b"\\", start, end) <= (end - start) * _MOST_ESCAPES
-
-
-def _num_strings(body: bytes | bytearray) -> int:
-    # Pairs first: a quote after an escaped backslash is not escaped.
-    return body.replace(rb"\\", b"").replace(rb"\"", b"").count(b'"') // 2
-
-
-def _too_large() -> BodyTooLarge:
-    return BodyTooLarge(
-        f"The request's body has more than {MAX_BYTES_BESIDE_IMAGES} bytes without the images in data: URLs."
-    )
 
 
 MAX_SHOWN_BYTES: Final = 24
@@ -230,15 +159,6 @@ def _unit(kind: str, limit: str) -> str:
 MAX_PARAMETERS: Final = 256
 MAX_VALUE_BYTES: Final = 256 * 2**10
 """Limit of a top-level value outside LONG and SHORT."""
-
-MAX_TOOLS_BYTES: Final = 2**20
-"""Some 500 tools as agents declare them, and more tokens than most contexts have.
-
-To read them, 600 of 1.8 kB each took 4 ms. The grammar of calls has bounds of its own (structured_output/trial.py).
-"""
-
-MAX_TOOLS_MARKS: Final = 100_000
-"""Of brackets, braces and commas in tools: JSON of nothing else takes 25 times as long to decode as tools do."""
 
 SHORT: Final = {
     "chat_template": 64 * 2**10,
@@ -456,13 +376,8 @@ def _check_length(name: str, raw: Raw) -> None:
     limit = SHORT.get(name, MAX_VALUE_BYTES)
     if name not in LONG and memoryview(raw).nbytes > limit:
         raise InvalidValue(f"`{name}` must have at most {limit} bytes.", name)
-    if name == "tools" and sum(map(bytes(raw).count, (b"[", b"{", b","))) > MAX_TOOLS_MARKS:
-        raise InvalidValue(f"`{name}` has too many values; {MAX_TOOLS_MARKS} brackets and commas are read.", name)
-
-
-def check_parts(messages: Iterable[ChatMessage]) -> None:
-    if sum(len(message.content) for message in messages if isinstance(message.content, list)) > MAX_PARTS:
-        raise InvalidValue(f"The messages have more than {MAX_PARTS} parts together.", "messages")
+    if name == "tools":
+        check_tools(bytes(raw), name)
 
 
 def check_stream(request: AnswerFields) -> None:

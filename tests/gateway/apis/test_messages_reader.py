@@ -9,7 +9,7 @@ from tables import table
 
 from saccade.errors import InvalidValue, RequestError, UnsupportedParameter
 from saccade.gateway.apis.messages.reader import find_image, parse_count, parse_messages
-from saccade.gateway.json_body import MAX_BYTES_BESIDE_IMAGES, check_bounds
+from saccade.gateway.body_bounds import MAX_BYTES_BESIDE_IMAGES, check_bounds
 from saccade.gateway.prompt.messages import read_chat
 from saccade.models.family import Family
 

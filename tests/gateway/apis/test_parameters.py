@@ -11,11 +11,12 @@ from saccade.errors import InvalidValue, SaccadeError, UnsupportedParameter
 from saccade.gateway import json_body
 from saccade.gateway.apis.chat import parse_chat
 from saccade.gateway.apis.models import DetokenizeRequest, parse_detokenize, parse_tokenize
+from saccade.gateway.body_bounds import MAX_STRINGS
 from saccade.gateway.chat import ChatMessage, ChatRequest, ContentPart, TokenizeRequest
-from saccade.gateway.json_body import MAX_PARAMETERS, MAX_STRINGS, MAX_VALUE_BYTES
+from saccade.gateway.json_body import MAX_PARAMETERS, MAX_VALUE_BYTES
 
 HEAD = b'{"model": "m", "messages": [{"role": "user", "content": "a"}]'
-BRACKETS = b"[" + b"[]," * 350_000 + b"[]]"
+LONG_ARRAY = b"[" + b"0," * 2**20 + b"0]"
 
 
 def chat(**fields: Any) -> bytes:
@@ -43,7 +44,7 @@ BOUNDED = sorted(set(ChatRequest.__struct_fields__) - {*json_body.LONG, "model"}
 @table("name", BOUNDED)
 def test_long_values_are_refused_before_they_are_decoded(name: str, decoded: list[tuple[str, int]]) -> None:
     with pytest.raises(InvalidValue) as error:
-        parse_chat(HEAD + b', "%s": %s}' % (name.encode(), BRACKETS))
+        parse_chat(HEAD + b', "%s": %s}' % (name.encode(), LONG_ARRAY))
     assert error.value.param == name
     assert "bytes" in error.value.message
     assert name not in dict(decoded)
@@ -51,7 +52,7 @@ def test_long_values_are_refused_before_they_are_decoded(name: str, decoded: lis
 
 @table("name", BOUNDED)
 def test_repeated_value_is_bounded_too(name: str, decoded: list[tuple[str, int]]) -> None:
-    parse_chat(HEAD + b', "%s": %s, "%s": null}' % (name.encode(), BRACKETS, name.encode()))
+    parse_chat(HEAD + b', "%s": %s, "%s": null}' % (name.encode(), LONG_ARRAY, name.encode()))
     assert max(length for field, length in decoded if field != "messages") <= MAX_VALUE_BYTES
 
 
@@ -68,7 +69,7 @@ def test_long_values_that_are_refused_are_not_decoded(name: str, monkeypatch: py
     for parse in (parse_chat, parse_tokenize):
         if name not in TokenizeRequest.__struct_fields__ or parse is parse_chat:
             with pytest.raises(UnsupportedParameter):
-                parse(HEAD + b', "%s": %s}' % (name.encode(), BRACKETS))
+                parse(HEAD + b', "%s": %s}' % (name.encode(), LONG_ARRAY))
     assert lengths == [0] * len(lengths)
 
 
@@ -120,7 +121,7 @@ def test_floods_are_refused(body: bytes, param: str | None) -> None:
 
 def test_tool_calls_of_any_shape_are_not_built() -> None:
     with pytest.raises(InvalidValue) as error:
-        parse_chat(HEAD[:-2] + b', "tool_calls": ' + BRACKETS + b"}]}")
+        parse_chat(HEAD[:-2] + b', "tool_calls": ' + LONG_ARRAY + b"}]}")
     assert error.value.param == "messages[0].tool_calls[0]"
 
 

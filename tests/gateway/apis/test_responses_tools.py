@@ -140,7 +140,7 @@ def test_all_that_is_told_of_a_tool_reaches_the_model(gateway: scripted.Gateway)
         ([{"type": "custom", "name": "apply_patch"}, SHELL], "auto", ["apply_patch", "local_shell"]),
         ([{"type": "function", "name": "look", "namespace": "mcp__disk"}], "auto", ["mcp__disk__look"]),
         ([{"type": "web_search"}], "auto", []),
-        ([{"type": "function", "name": ["look"]}, 3], "auto", []),
+        ([{"type": "function", "name": "none"}], "auto", []),
     ],
 )
 def test_allowed_tools_are_the_declared_ones(
@@ -151,6 +151,102 @@ def test_allowed_tools_are_the_declared_ones(
     prompt = prompt_of(gateway)
     names = ("look", "apply_patch", "local_shell", "mcp__disk__look", "mcp__disk__apply_patch")
     assert [name for name in names if f'"name": "{name}"' in prompt.partition("<tools>\n")[2]] == declared
+
+
+ACTION = {"type": "exec", "command": ["ls"]}
+CALL = {"type": "local_shell_call", "call_id": "c", "action": ACTION}
+LOOKED = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
+PATCHED = {"type": "custom_tool_call", "call_id": "c", "name": "apply_patch", "input": "a"}
+IN_SPACE = "tools[0].tools[0]"
+
+
+def tools(*declared: Any, **fields: Any) -> dict[str, Any]:
+    return {"tools": [*declared], **fields}
+
+
+def chosen(**fields: Any) -> dict[str, Any]:
+    return {"tools": [LOOK, SHELL], "tool_choice": fields}
+
+
+def allowed_tool(tool: Any) -> dict[str, Any]:
+    return chosen(type="allowed_tools", mode="auto", tools=[tool])
+
+
+def history(*items: Any) -> dict[str, Any]:
+    return {"input": [QUESTION, *items]}
+
+
+def added(declared: Any) -> dict[str, Any]:
+    return history({"type": "additional_tools", "role": "developer", "tools": declared})
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "type": (tools({"type": 3}), "tools[0].type"),
+    "no type": (tools({"name": "a"}), "tools[0].type"),
+    "tool that is none": (tools(3), "tools[0]"),
+    "name of a function": (tools({**LOOK, "name": 3}), "tools[0].name"),
+    "description of a function": (tools({**LOOK, "description": 3}), "tools[0].description"),
+    "empty description of a function": (tools({**LOOK, "description": []}), "tools[0].description"),
+    "parameters of a function": (tools({**LOOK, "parameters": []}), "tools[0].parameters"),
+    "strict of a function": (tools({**LOOK, "strict": "yes"}), "tools[0].strict"),
+    "description of a custom tool": (tools({**PATCH, "description": 0}), "tools[0].description"),
+    "format of a custom tool": (tools({**PATCH, "format": "text"}), "tools[0].format"),
+    "grammar of a custom tool": (tools({**PATCH, "format": {"type": "grammar", "syntax": "lark"}}), "tools[0].format"),
+    "name of a namespace": (tools({**SPACE, "name": None}), "tools[0].name"),
+    "description of a namespace": (tools({**SPACE, "description": 3}), "tools[0].description"),
+    "tools of a namespace": (tools({**SPACE, "tools": {}}), "tools[0].tools"),
+    "tool of a namespace": (tools({**SPACE, "tools": [3]}), "tools[0].tools"),
+    "type in a namespace": (tools({**SPACE, "tools": [SHELL]}), f"{IN_SPACE}.type"),
+    "name in a namespace": (tools({**SPACE, "tools": [{**LOOK, "name": {}}]}), f"{IN_SPACE}.name"),
+    "description in a namespace": (tools({**SPACE, "tools": [{**LOOK, "description": 3}]}), f"{IN_SPACE}.description"),
+    "added tools": (added({}), "input[1].tools"),
+    "added tool": (added([LOOK, 3]), "input[1].tools[1]"),
+    "name of an added tool": (added([{**LOOK, "name": ""}]), "input[1].tools[0].name"),
+    "added tools of brackets": (added([{**LOOK, "parameters": {"a": [0] * 100_001}}]), "input[1].tools"),
+    "added tools of many bytes": (added([{**LOOK, "description": "a" * 2**20}]), "input[1].tools"),
+    "added tools of two items": (
+        history(*[{"type": "additional_tools", "tools": [{**LOOK, "description": "a" * 2**19}]}] * 2), "input[1].tools"
+    ),
+    "choice": (chosen(type=3), "tool_choice"),
+    "name of the choice": (chosen(type="function", name=3), "tool_choice"),
+    "namespace of the choice": (chosen(type="function", name="look", namespace=3), "tool_choice"),
+    "mode of allowed tools": (chosen(type="allowed_tools", mode=3, tools=[]), "tool_choice"),
+    "allowed tools": (chosen(type="allowed_tools", mode="auto", tools={}), "tool_choice"),
+    "allowed tool": (allowed_tool(3), "tool_choice.tools[0]"),
+    "type of an allowed tool": (allowed_tool({"type": [], "name": "look"}), "tool_choice.tools[0]"),
+    "name of an allowed tool": (allowed_tool({"type": "function", "name": ["look"]}), "tool_choice.tools[0]"),
+    "namespace of an allowed tool": (allowed_tool({**LOOK, "namespace": {}}), "tool_choice.tools[0]"),
+    "arguments of a call": (history({**LOOKED, "arguments": {}}), "input[1].arguments"),
+    "name of a call": (history({**LOOKED, "name": 3}), "input[1].name"),
+    "namespace of a call": (history({**LOOKED, "namespace": []}), "input[1].namespace"),
+    "id of a call": (history({**LOOKED, "call_id": 3}), "input[1].call_id"),
+    "no id of a custom call": (history({**PATCHED, "call_id": None}), "input[1].call_id"),
+    "input of a custom call": (history({**PATCHED, "input": {}}), "input[1].input"),
+    "action of a shell call": (history({**CALL, "action": "ls"}), "input[1].action"),
+    "no command of a shell call": (history({**CALL, "action": {"type": "exec"}}), "input[1].action.command"),
+    "command of a shell call": (history({**CALL, "action": {**ACTION, "command": "ls"}}), "input[1].action.command"),
+    "word of a shell call": (history({**CALL, "action": {**ACTION, "command": [3]}}), "input[1].action.command[0]"),
+    "timeout of a shell call": (history({**CALL, "action": {**ACTION, "timeout_ms": "9"}}), "input[1].action.timeout_ms"),
+    "folder of a shell call": (
+        history({**CALL, "action": {**ACTION, "working_directory": {}}}), "input[1].action.working_directory"
+    ),
+    "output of a call": (history(LOOKED, {"type": "function_call_output", "call_id": "c", "output": {}}), "input[2].output"),
+    "part of an output": (
+        history(LOOKED, {"type": "function_call_output", "call_id": "c", "output": [3]}), "input[2].output[0]"
+    ),
+    "no id of an output": (history(LOOKED, {"type": "custom_tool_call_output", "output": ""}), "input[2].call_id"),
+}  # fmt: skip
+
+
+@table("name", WRONG)
+def test_wrong_shapes_are_refused_by_name(name: str, gateway: scripted.Gateway) -> None:
+    body, param = WRONG[name]
+    gateway.answer_two_tokens()
+    answer = gateway.ask("POST", PATH, {"model": "tiny", "input": "hi", **body})
+    error = answer.json["error"]
+    assert (answer.status, error["param"]) == (400, param), error
+    assert f"`{param}`" in error["message"]
+    assert error["message"].endswith(".")
 
 
 ITEMS = (

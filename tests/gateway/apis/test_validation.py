@@ -16,9 +16,10 @@ from tables import table
 from saccade.errors import UnsupportedParameter
 from saccade.gateway.apis.chat import parse_chat
 from saccade.gateway.apis.models import parse_tokenize
+from saccade.gateway.body_bounds import MAX_TOOLS_BYTES
 from saccade.gateway.chat import TokenizeRequest
 from saccade.gateway.config import GatewayConfig
-from saccade.gateway.json_body import LATER, MAX_TOOLS_BYTES
+from saccade.gateway.json_body import LATER
 from saccade.protocol.output import FinishReason, TokenDelta
 
 TEXT = [{"type": "text", "text": "hi"}]
@@ -80,8 +81,9 @@ CASES: dict[str, tuple[Any, int, str, str | None]] = {
     "not JSON": (b"{nope", 400, "invalid_value", None),
     "not UTF-8": (b'{"model": "\xff"}', 400, "invalid_value", None),
     "lone surrogate": (b'{"model": "tiny", "messages": [{"role": "user", "content": "\\ud800 x"}]}', 400, "invalid_value", None),
+    "many arrays": (body(messages=[{"role": "user", "content": "hi", "a": [[]] * 70_000}]), 400, "invalid_value", None),
     "an array": (b"[]", 400, "invalid_value", None),
-    "too deep": (b'{"tools": ' + b"[" * 100_000, 400, "invalid_value", None),
+    "too deep": (b'{"tools": ' + b"[" * 60_000, 400, "invalid_value", None),
     "NaN": (b'{"model": "tiny", "messages": [{"role": "user", "content": "a"}], "temperature": NaN}', 400, "invalid_value", None),
     "huge number": (json.dumps(GOOD)[:-1].encode() + b', "top_p": 1e999}', 400, "invalid_value", "top_p"),
     "no messages": ({"model": "tiny"}, 400, "invalid_value", "messages"),

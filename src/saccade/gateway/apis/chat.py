@@ -7,8 +7,9 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from saccade.gateway.apis.chat_endpoint import FieldNames, Format, ReadBody
+from saccade.gateway.body_bounds import check_messages
 from saccade.gateway.chat import CalledFunction, ChatRequest, StreamOptions
-from saccade.gateway.json_body import ParameterReader, check_parts, check_stream
+from saccade.gateway.json_body import ParameterReader, check_stream
 from saccade.gateway.output.answer import Answer, Usage
 from saccade.gateway.output.choice import ChoiceLogprobs, Chunk, GeneratedChoice, PromptLogprob, prompt_logprobs
 from saccade.gateway.server.event_stream import DONE, error_event, event
@@ -113,7 +114,7 @@ def parse_chat(body: bytes | bytearray, strict: bool = False) -> tuple[ChatReque
     """
     request, warning = _CHAT.read(body, strict)
     check_stream(request)
-    check_parts(request.messages)
+    check_messages(request.messages)
     return request, warning
 
 

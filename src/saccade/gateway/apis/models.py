@@ -5,8 +5,9 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
+from saccade.gateway.body_bounds import check_messages
 from saccade.gateway.chat import MAX_TOKENS, ChatRequest, TokenId, TokenizeRequest
-from saccade.gateway.json_body import ParameterReader, check_parts
+from saccade.gateway.json_body import ParameterReader
 
 
 class DetokenizeRequest(Struct, frozen=True, kw_only=True):
@@ -74,7 +75,7 @@ class ModelPage(Struct, frozen=True):
 def parse_tokenize(body: bytes | bytearray, strict: bool = False) -> tuple[TokenizeRequest, str]:
     """Return the request for token ids in *body*, and a warning. Raises as parse_chat does."""
     request, warning = _TOKENIZE.read(body, strict)
-    check_parts(request.messages or ())
+    check_messages(request.messages or ())
     return request, warning
 
 

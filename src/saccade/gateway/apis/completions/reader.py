@@ -7,6 +7,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from saccade.errors import InvalidValue, UnsupportedParameter
+from saccade.gateway.body_bounds import num_items
 from saccade.gateway.chat import (
     MAX_CHARACTERS,
     MAX_TOKENS,
@@ -18,7 +19,7 @@ from saccade.gateway.chat import (
     TokenId,
     TopLogprobs,
 )
-from saccade.gateway.json_body import LATER, ParameterReader, check_stream, decode, num_items
+from saccade.gateway.json_body import LATER, ParameterReader, check_stream, decode
 from saccade.gateway.output.answer import Usage
 from saccade.gateway.output.choice import PromptLogprob
 from saccade.protocol.request import MAX_NUM_SAMPLES

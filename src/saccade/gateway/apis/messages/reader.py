@@ -16,6 +16,7 @@ from saccade.gateway.apis.messages.blocks import Named, named_blocks, not_served
 from saccade.gateway.apis.messages.edits import ignored_edits
 from saccade.gateway.apis.messages.tools import own_tools, tool_fields
 from saccade.gateway.apis.messages.wire import Block, Content, CountRequest, Message, MessagesRequest
+from saccade.gateway.body_bounds import check_messages
 from saccade.gateway.chat import (
     CalledFunction,
     ChatMessage,
@@ -25,7 +26,7 @@ from saccade.gateway.chat import (
     ResponseFormat,
     ToolCall,
 )
-from saccade.gateway.json_body import CONSTRAINTS, NO_CONSTRAINT, ParameterReader, check_parts, is_given, listed
+from saccade.gateway.json_body import CONSTRAINTS, NO_CONSTRAINT, ParameterReader, is_given, listed
 
 LATER: Final[dict[str, tuple[object, ...]]] = {
     "container": (),
@@ -132,7 +133,7 @@ def _chat(request: CountRequest, sampling: dict[str, Any]) -> tuple[ChatRequest,
         fields["continue_final_message"] = True
     fields |= tool_fields(request, names) | _thinking(request) | _output_format(request, names)
     chat = MessagesChat(**fields, **sampling)
-    check_parts(chat.messages)
+    check_messages(chat.messages)
     return chat, FieldNames(names)
 
 

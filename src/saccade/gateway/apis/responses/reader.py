@@ -31,6 +31,7 @@ from saccade.gateway.apis.responses.wire import (
     Part,
     ResponseRequest,
 )
+from saccade.gateway.body_bounds import check_messages, check_tools
 from saccade.gateway.chat import (
     MAX_MESSAGES,
     CalledFunction,
@@ -46,9 +47,7 @@ from saccade.gateway.chat import (
 from saccade.gateway.json_body import (
     CONSTRAINTS,
     NO_CONSTRAINT,
-    SHORT,
     ParameterReader,
-    check_parts,
     is_given,
     listed,
     printable,
@@ -163,7 +162,7 @@ def read_conversation(request: ResponseRequest, recall: Recall) -> ReadResponse:
         _add_items(request.input, chat)
     if len(chat.messages) > MAX_MESSAGES:
         raise InvalidValue(f"The conversation has more than {MAX_MESSAGES} messages.", "input")
-    check_parts(chat.messages)
+    check_messages(chat.messages)
     chat.names.update((f"tools[{place}].function", tool.field) for place, tool in enumerate(tools.tools))
     read = ChatRequest(
         model=request.model,
@@ -186,14 +185,17 @@ def _named_tools(request: ResponseRequest) -> Iterator[tuple[str, dict[str, Any]
     """Yield the tools of *request*, each after its field; Codex may send them as items."""
     for position, tool in enumerate(request.tools or ()):
         yield f"tools[{position}]", tool
-    num_bytes = 0
-    for index, item in enumerate(() if isinstance(request.input, str) else request.input):
-        if isinstance(item, Item) and item.type == "additional_tools":
-            num_bytes += len(msgspec.json.encode(item.tools))
-            if num_bytes > SHORT["tools"]:
-                raise InvalidValue(f"`input[{index}].tools`: tools must have at most {SHORT['tools']} bytes.", "input")
-            for position, tool in enumerate(item.tools or ()):
-                yield f"input[{index}].tools[{position}]", tool
+    items = [
+        (f"input[{index}].tools", item.tools)
+        for index, item in enumerate(() if isinstance(request.input, str) else request.input)
+        if isinstance(item, Item) and item.type == "additional_tools" and item.tools
+    ]
+    if items:
+        # All items together have one list of tools.
+        check_tools(msgspec.json.encode([tool for _, tools in items for tool in tools]), items[0][0])
+    for name, tools in items:
+        for position, tool in enumerate(tools):
+            yield f"{name}[{position}]", tool
 
 
 def _warning(request: ResponseRequest, chat: Conversation) -> str:
@@ -286,7 +288,7 @@ def _assistant(turn: Sequence[tuple[str, Item]], chat: Conversation) -> ChatMess
 def _call(item: Item, name: str, tools: DeclaredTools) -> ToolCall:
     match item:
         case Item(type="local_shell_call", call_id=str(call_id), action=dict(action)):
-            return ToolCall(call_id, CalledFunction(LOCAL_SHELL, shell_arguments(action)))
+            return ToolCall(call_id, CalledFunction(LOCAL_SHELL, shell_arguments(action, f"{name}.action")))
         case Item(type="custom_tool_call", call_id=str(call_id), name=str(tool), input=str(text)):
             arguments = custom_arguments(text)
         case Item(type="function_call", call_id=str(call_id), name=str(tool), arguments=str(arguments)):

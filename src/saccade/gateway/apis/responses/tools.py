@@ -6,10 +6,11 @@ shell is one with a command. Tools that only a server can run are left out. Sour
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Final, Literal
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, Struct
 
 from saccade.errors import InvalidValue, UnsupportedParameter
 from saccade.gateway.apis.responses.wire import (
@@ -18,6 +19,7 @@ from saccade.gateway.apis.responses.wire import (
     LocalShellAction,
     LocalShellCallItem,
 )
+from saccade.gateway.json_body import decode
 from saccade.gateway.output.tool_calls import GeneratedCall
 
 Tool = Mapping[str, Any]
@@ -45,6 +47,17 @@ LOCAL_SHELL_FUNCTION: Final = {
         "additionalProperties": False,
     },
 }
+
+
+class ShellArguments(Struct, frozen=True, omit_defaults=True):
+    """The arguments of LOCAL_SHELL_FUNCTION."""
+
+    command: list[str]
+    working_directory: str | None = None
+    timeout_ms: int | None = None
+
+
+_SHELL_ARGUMENTS: Final = msgspec.json.Decoder(ShellArguments)
 
 CallItem = FunctionCallItem | CustomToolCallItem | LocalShellCallItem
 
@@ -78,19 +91,25 @@ class DeclaredTools:
     tools: tuple[DeclaredTool, ...] = ()
     left_out: tuple[str, ...] = ()
 
+    @cached_property
+    def _by_name(self) -> Mapping[tuple[str, str | None], DeclaredTool]:
+        return {(tool.name, tool.namespace): tool for tool in reversed(self.tools)}
+
+    @cached_property
+    def _by_function(self) -> Mapping[str, DeclaredTool]:
+        return {tool.function["name"]: tool for tool in reversed(self.tools)}
+
     def function_name(self, name: str, namespace: str | None) -> str:
         """Return the name of the function for the client's tool *name* in *namespace*, declared or not."""
-        for tool in self.tools:
-            if (tool.name, tool.namespace) == (name, namespace):
-                return str(tool.function["name"])
+        tool = self._by_name.get((name, namespace))
+        if tool is not None:
+            return str(tool.function["name"])
         return name if namespace is None else _flat_name(namespace, name)
 
     def call_item(self, call: GeneratedCall, suffix: str) -> CallItem:
         """Return *call* as the client's item; its id ends in *suffix*."""
         undeclared = DeclaredTool({}, "", "function", call.name)
-        return next((one for one in self.tools if one.function["name"] == call.name), undeclared).call_item(
-            call, suffix
-        )
+        return self._by_function.get(call.name, undeclared).call_item(call, suffix)
 
 
 def declare_tools(tools: Iterable[tuple[str, Tool]]) -> DeclaredTools:
@@ -112,7 +131,7 @@ def declare_tools(tools: Iterable[tuple[str, Tool]]) -> DeclaredTools:
 
 def _of_namespace(tool: Tool, field: str) -> Iterator[DeclaredTool]:
     """Yield the tools of a namespace, whose description precedes that of its first tool."""
-    name, description, tools = _text(tool, "name", field), tool.get("description"), tool.get("tools")
+    name, description, tools = _text(tool, "name", field), _description(tool, field), tool.get("tools")
     if not isinstance(tools, list) or not all(isinstance(one, dict) for one in tools):
         raise InvalidValue(f"`{field}.tools` must be an array of tools.", f"{field}.tools")
     for position, inner in enumerate(tools):
@@ -123,7 +142,7 @@ def _of_namespace(tool: Tool, field: str) -> Iterator[DeclaredTool]:
             )
         one = _declared(inner, place)
         function = dict(one.function, name=_flat_name(name, one.name))
-        if position == 0 and isinstance(description, str):
+        if position == 0 and description:
             function["description"] = "\n\n".join(filter(None, (description, function.get("description"))))
         yield replace(one, function=function, namespace=name)
 
@@ -131,32 +150,33 @@ def _of_namespace(tool: Tool, field: str) -> Iterator[DeclaredTool]:
 def _declared(tool: Tool, field: str) -> DeclaredTool:
     if tool["type"] == LOCAL_SHELL:
         return DeclaredTool(LOCAL_SHELL_FUNCTION, field, "local_shell", LOCAL_SHELL)
-    name = _text(tool, "name", field)
+    name, description = _text(tool, "name", field), _description(tool, field)
     if tool["type"] == "custom":
-        function = {"name": name, "description": _custom_description(tool, field), "parameters": CUSTOM_PARAMETERS}
+        text = "\n\n".join(filter(None, (description, _grammar_text(tool, field))))
+        function = {"name": name, "description": text, "parameters": CUSTOM_PARAMETERS}
         return DeclaredTool(function, field, "custom", name)
-    values = ((key, tool.get(key)) for key in ("description", "parameters", "strict"))
-    return DeclaredTool(
-        {"name": name, **{key: value for key, value in values if value is not None}}, field, "function", name
+    values = {"description": description, "parameters": tool.get("parameters"), "strict": tool.get("strict")}
+    function = {"name": name, **{key: value for key, value in values.items() if value is not None}}
+    return DeclaredTool(function, field, "function", name)
+
+
+def _grammar_text(tool: Tool, field: str) -> str:
+    """Return the sentence about the grammar that a custom tool's input follows, "" for none."""
+    match tool.get("format"):
+        case None | {"type": "text"}:
+            return ""
+        case {"type": "grammar", "syntax": str(syntax), "definition": str(definition)}:
+            return f"The input follows this grammar ({syntax}):\n{definition}"
+    raise InvalidValue(
+        f'`{field}.format` must have the type "text", or "grammar" with `syntax` and `definition`.', f"{field}.format"
     )
 
 
-def _custom_description(tool: Tool, field: str) -> str:
-    """Return the description of a custom tool, and the grammar that its input follows."""
-    description = tool.get("description") or ""
-    match tool.get("format"):
-        case None | {"type": "text"}:
-            grammar = ""
-        case {"type": "grammar", "syntax": str(syntax), "definition": str(definition)}:
-            grammar = f"The input follows this grammar ({syntax}):\n{definition}"
-        case _:
-            raise InvalidValue(
-                f'`{field}.format` must have the type "text", or "grammar" with `syntax` and `definition`.',
-                f"{field}.format",
-            )
-    if not isinstance(description, str):
+def _description(tool: Tool, field: str) -> str | None:
+    description = tool.get("description")
+    if not isinstance(description, str | None):
         raise InvalidValue(f"`{field}.description` must be a text.", f"{field}.description")
-    return "\n\n".join(filter(None, (description, grammar)))
+    return description
 
 
 def _text(tool: Tool, key: str, field: str) -> str:
@@ -177,17 +197,12 @@ def choose_tools(
     match choice:
         case None | "auto" | "none" | "required":
             return choice, declared
-        case {"type": "function" | "custom", "name": str(name), "namespace": str(namespace)}:
-            return _named(declared.function_name(name, namespace)), declared
-        case {"type": "function" | "custom", "name": str(name)}:
-            return _named(declared.function_name(name, None)), declared
+        case {"type": "function" | "custom"}:
+            return _named(declared.function_name(*_tool_of(choice, "tool_choice"))), declared
         case {"type": "local_shell"}:
             return _named(LOCAL_SHELL), declared
         case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": [*allowed]}:
-            # A list: what a client sends may have no hash.
-            names = [
-                (one.get("name", one.get("type")), one.get("namespace")) for one in allowed if isinstance(one, dict)
-            ]
+            names = {_tool_of(one, f"tool_choice.tools[{index}]") for index, one in enumerate(allowed)}
             tools = tuple(tool for tool in declared.tools if (tool.name, tool.namespace) in names)
             return mode, replace(declared, tools=tools)
         case {"type": str(kind)} if kind in declared.left_out:
@@ -199,6 +214,21 @@ def choose_tools(
         '`tool_choice` must be "auto", "none", "required", or an object: of the type "function" or "custom" with a '
         '`name`, "local_shell", or "allowed_tools" with `mode` and `tools`.',
         "tool_choice",
+    )
+
+
+def _tool_of(choice: object, field: str) -> tuple[str, str | None]:
+    """Return the name and the namespace of a tool in a *choice*; a tool without a name is named by its type."""
+    match choice:
+        case {"type": "function" | "custom", "name": str(name), **others}:
+            namespace = others.get("namespace")
+            if isinstance(namespace, str | None):
+                return name, namespace
+        case {"type": str(kind)} if kind not in ("function", "custom"):
+            return kind, None
+    raise InvalidValue(
+        f'`{field}` must be a tool, {{"type": "function", "name": ...}}; one in a namespace has a `namespace`, too.',
+        field,
     )
 
 
@@ -221,10 +251,13 @@ def _custom_input(arguments: str) -> str:
     return arguments
 
 
-def shell_arguments(action: Mapping[str, Any]) -> str:
-    """Return the arguments of the function that stands for the local shell, for an *action* of the client's history."""
-    fields = ((key, action.get(key)) for key in LOCAL_SHELL_PARAMETERS)
-    return msgspec.json.encode({key: value for key, value in fields if value is not None}).decode()
+def shell_arguments(action: Mapping[str, Any], field: str) -> str:
+    """Return the arguments of the function that stands for the local shell, for an *action* of the client's history.
+
+    *field* is the action's. Raises InvalidValue.
+    """
+    arguments = decode(msgspec.json.encode(action), _SHELL_ARGUMENTS, field)
+    return msgspec.json.encode(arguments).decode()
 
 
 def _shell_action(arguments: str) -> LocalShellAction:

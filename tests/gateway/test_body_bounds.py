@@ -7,8 +7,17 @@ import pytest
 from tables import table
 
 from saccade.errors import BodyTooLarge, InvalidValue
-from saccade.gateway import json_body
-from saccade.gateway.json_body import MAX_BYTES_BESIDE_IMAGES, MAX_DATA_URLS, MAX_STRINGS, check_bounds, num_items
+from saccade.gateway import body_bounds
+from saccade.gateway.body_bounds import (
+    MAX_BRACKETS,
+    MAX_BYTES_BESIDE_IMAGES,
+    MAX_DATA_URLS,
+    MAX_STRINGS,
+    check_bounds,
+    check_messages,
+    num_items,
+)
+from saccade.gateway.chat import CalledFunction, ChatMessage, ToolCall
 
 URL = '"data:image/png;base64,'
 LARGE = MAX_BYTES_BESIDE_IMAGES + 1
@@ -60,11 +69,36 @@ def test_strings_are_counted_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
             "".join(draw.choices(['"', "\\", "data:", "a", "\n", "\u00e9"], k=draw.randint(0, 6))) for _ in range(9)
         ]
         body = json.dumps(strings, ensure_ascii=draw.random() < 0.5).encode()
-        monkeypatch.setattr(json_body, "MAX_STRINGS", 9)
+        monkeypatch.setattr(body_bounds, "MAX_STRINGS", 9)
         check_bounds(body)
-        monkeypatch.setattr(json_body, "MAX_STRINGS", 8)
+        monkeypatch.setattr(body_bounds, "MAX_STRINGS", 8)
         with pytest.raises(InvalidValue):
             check_bounds(body)
+
+
+@table("text", ["", '"', "\\", "[{", '"[{\\'])
+@table("kind", ["[]", "{}", "[[]]", '{"a": {}}'])
+def test_arrays_and_objects_are_counted_outside_of_strings(
+    kind: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(body_bounds, "MAX_BRACKETS", 9)
+    number = 8 // (kind.count("[") + kind.count("{"))
+    string = json.dumps(text * 20)
+    check_bounds(f"[{string}, {f'{kind}, {string},' * number} {string}]".encode())
+    with pytest.raises(InvalidValue, match="more than 9 arrays and objects"):
+        check_bounds(f"[{string}, {f'{kind}, {string},' * (number + 1)} {string}]".encode())
+
+
+def test_values_in_the_arguments_of_calls_are_counted_together() -> None:
+    """They are JSON in strings, so the brackets of the body do not have them."""
+
+    def turn(arguments: str) -> ChatMessage:
+        return ChatMessage(role="assistant", tool_calls=[ToolCall("a", CalledFunction("f", arguments))])
+
+    half = json.dumps({"a": [[]] * (MAX_BRACKETS // 2 - 2), "b": '[\\"' * MAX_BRACKETS})
+    check_messages([turn(half), turn(half)])
+    with pytest.raises(InvalidValue, match=f"more than {MAX_BRACKETS} arrays and objects together"):
+        check_messages([turn(half), turn(half), turn("{}")])
 
 
 def test_numbers_are_counted_without_building_them() -> None:

@@ -1,0 +1,135 @@
+"""The bounds of a request's JSON, which are checked before values are made of it.
+
+msgspec holds the interpreter's lock while it decodes, so a thread does not help: a body that could take long is refused
+by its bytes. Three figures bound the work: the bytes outside data: URLs, and among them the number of JSON strings,
+which is at least the number of keys, messages and parts, and the number of arrays and objects.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from saccade.errors import BodyTooLarge, InvalidValue
+from saccade.gateway.chat import MAX_PARTS, ChatMessage
+
+MAX_BYTES_BESIDE_IMAGES: Final = 12 * 2**20
+"""Three times the longest text: an escaped character takes up to three times its bytes."""
+
+MAX_STRINGS: Final = 65_536
+"""Keys and values; a request with the most messages and parts needs about 50,000."""
+
+MAX_BRACKETS: Final = 65_536
+"""Arrays and objects. A request with the most strings has half as many, since each object has names; to make 4 million
+takes a minute.
+"""
+
+MAX_DATA_URLS: Final = 1024
+"""Further ones count as text."""
+
+_DATA_URL: Final = b'"data:'
+_MOST_ESCAPES: Final = 1 / 16
+"""Share of a data: URL's characters; PHP escapes the slashes of base64, a quarter of this."""
+
+MAX_TOOLS_BYTES: Final = 2**20
+"""Some 500 tools as agents declare them, and more tokens than most contexts have.
+
+To read them, 600 of 1.8 kB each took 4 ms. The grammar of calls has bounds of its own (structured_output/trial.py).
+"""
+
+MAX_TOOLS_MARKS: Final = 100_000
+"""Of brackets, braces and commas in tools: JSON of nothing else takes 25 times as long to decode as tools do."""
+
+FindImage = Callable[[bytes | bytearray, int, int], int]
+"""Returns the start of the first image whose marker is between two positions of a body, -1 for none.
+
+The image starts after the opening quote of its string.
+"""
+
+
+def find_data_url(body: bytes | bytearray, start: int, end: int) -> int:
+    """Find images in the format of OpenAI's API, a FindImage."""
+    index = body.find(_DATA_URL, start, end)
+    return index if index < 0 else index + len(_DATA_URL)
+
+
+def check_bounds(body: bytes | bytearray, find_image: FindImage = find_data_url) -> None:
+    """Raise BodyTooLarge for too many bytes outside images, and InvalidValue for too many strings or brackets.
+
+    In valid JSON, the text from an opening quote to the next quote contains no key and no other string. So the bytes of
+    images are only searched for that quote and for escapes, and not counted.
+    """
+    is_ascii = body.isascii()
+    num_bytes = num_quotes = num_brackets = position = num_urls = 0
+    while position < len(body):
+        # Not beyond the limit: a body that is too long takes no more time than a valid one.
+        limit = position + MAX_BYTES_BESIDE_IMAGES - num_bytes + 1
+        image = find_image(body, position, limit) if num_urls < MAX_DATA_URLS else -1
+        start = min(limit, len(body)) if image < 0 else image
+        num_bytes += start - position
+        if num_bytes > MAX_BYTES_BESIDE_IMAGES:
+            raise _too_large()
+        num_quotes += body.count(b'"', position, start)
+        num_brackets += body.count(b"[", position, start) + body.count(b"{", position, start)
+        end = body.find(b'"', start)
+        position = len(body) if end < 0 else end
+        num_urls += 1
+        if not _is_plain(body, start, position, is_ascii):
+            num_bytes += position - start
+    if num_bytes > MAX_BYTES_BESIDE_IMAGES:
+        raise _too_large()
+    if num_quotes > 2 * MAX_STRINGS and _num_strings(body) > MAX_STRINGS:
+        raise InvalidValue(f"The body has more than {MAX_STRINGS} names and texts.")
+    if num_brackets > MAX_BRACKETS and _num_brackets(body) > MAX_BRACKETS:
+        raise InvalidValue(f"The body has more than {MAX_BRACKETS} arrays and objects.")
+
+
+def num_items(array: bytes) -> int:
+    """Return a lower bound of the number of items in a JSON *array* of numbers."""
+    return array.count(b",") + 1
+
+
+def _is_plain(body: bytes | bytearray, start: int, end: int, is_ascii: bool) -> bool:
+    """Whether a URL decodes as fast as its bytes are copied: ASCII, few escapes."""
+    if not (is_ascii or body[start:end].isascii()):
+        return False
+    return body.find(b"\\", start, end) < 0 or body.count(b"\\", start, end) <= (end - start) * _MOST_ESCAPES
+
+
+def _num_strings(body: bytes | bytearray) -> int:
+    return _without_escapes(body).count(b'"') // 2
+
+
+def _num_brackets(body: bytes | bytearray) -> int:
+    outside_strings = _without_escapes(body).split(b'"')[::2]
+    return sum(part.count(b"[") + part.count(b"{") for part in outside_strings)
+
+
+def _without_escapes(body: bytes | bytearray) -> bytes | bytearray:
+    # Pairs first: a quote after an escaped backslash is not escaped.
+    return body.replace(rb"\\", b"").replace(rb"\"", b"")
+
+
+def _too_large() -> BodyTooLarge:
+    return BodyTooLarge(
+        f"The request's body has more than {MAX_BYTES_BESIDE_IMAGES} bytes without the images in data: URLs."
+    )
+
+
+def check_tools(array: bytes, name: str) -> None:
+    """Raise InvalidValue if the JSON *array* of tools, the value of the field *name*, is too large."""
+    if len(array) > MAX_TOOLS_BYTES:
+        raise InvalidValue(f"`{name}` must have at most {MAX_TOOLS_BYTES} bytes.", name)
+    if sum(map(array.count, (b"[", b"{", b","))) > MAX_TOOLS_MARKS:
+        raise InvalidValue(f"`{name}` has too many values; {MAX_TOOLS_MARKS} brackets and commas are read.", name)
+
+
+def check_messages(messages: Sequence[ChatMessage]) -> None:
+    """Raise InvalidValue if *messages* have too many parts, or too many values in the arguments of their calls."""
+    if sum(len(message.content) for message in messages if isinstance(message.content, list)) > MAX_PARTS:
+        raise InvalidValue(f"The messages have more than {MAX_PARTS} parts together.", "messages")
+    # Arguments are JSON in a string, so they are not among the brackets of the body.
+    arguments = [call.function.arguments for message in messages for call in message.tool_calls or ()]
+    num_brackets = sum(text.count("[") + text.count("{") for text in arguments)
+    if num_brackets > MAX_BRACKETS and sum(_num_brackets(text.encode()) for text in arguments) > MAX_BRACKETS:
+        raise InvalidValue(
+            f"The arguments of the calls have more than {MAX_BRACKETS} arrays and objects together.", "messages"
+        )
