@@ -154,7 +154,7 @@ def test_low_detail_leaves_the_smallest_pinpoints() -> None:
 def test_options_that_cannot_be_honoured_are_refused(layout: Layout, options: ImageOptions) -> None:
     with pytest.raises(InvalidValue) as refusal:
         layout.settings_for(options)
-    assert refusal.value.param == "mm_processor_kwargs"
+    assert refusal.value.param == f"mm_processor_kwargs.{'min' if options.min_pixels else 'max'}_pixels"
 
 
 def test_other_wires_are_refused() -> None:

@@ -101,7 +101,7 @@ def test_low_detail_leaves_one_crop() -> None:
 def test_options_that_cannot_be_honoured_are_refused(options: ImageOptions) -> None:
     with pytest.raises(InvalidValue) as refusal:
         LAYOUT.settings_for(options)
-    assert refusal.value.param == "mm_processor_kwargs"
+    assert refusal.value.param == f"mm_processor_kwargs.{'min' if options.min_pixels else 'max'}_pixels"
 
 
 @pytest.mark.parametrize(

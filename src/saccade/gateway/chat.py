@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
+from saccade.gateway.media_parameters import FileSchema, MediaIoSchema, MediaLimits, ProcessorSchema
 from saccade.models.family import ImageOptions, VideoOptions
 from saccade.protocol.request import MAX_NUM_SAMPLES
 from saccade.tokenization.chat_template import ChatTemplate
@@ -52,52 +53,14 @@ IMAGE_PART = '{"type": "image_url", "image_url": {"url": "data:image/jpeg;base64
 
 VIDEO_PART = '{"type": "video_url", "video_url": {"url": "data:video/mp4;base64,..."}}'
 """vLLM's form of a video, for errors about other forms."""
+PART_TYPES = ("text", "image_url", "video_url", "image", "video", "file", "refusal")
 # Code checks some fields, with better errors; the schemas here are for the description of the API.
 Role = Annotated[str, Meta(extra_json_schema={"enum": ["system", "developer", "user", "assistant", "tool"]})]
-PartType = Annotated[str, Meta(extra_json_schema={"enum": ["text", "image_url", "video_url", "file", "refusal"]})]
-FileSchema = {
-    "type": ["object", "null"],
-    "properties": {name: {"type": ["string", "null"]} for name in ("file_id", "file_data", "filename")},
-}
+PartType = Annotated[str, Meta(extra_json_schema={"enum": list(PART_TYPES)})]
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 Effort = Annotated[str, Meta(extra_json_schema={"enum": list(EFFORTS)})]
 SwitchSchema = {"additionalProperties": {"type": ["boolean", "number", "string", "null"], "maxLength": 256}}
 Switches = Annotated[dict[str, Any], Meta(extra_json_schema=SwitchSchema)]
-PixelsSchema = {"type": ["integer", "null"], "minimum": 1, "maximum": 2**31}
-EdgesSchema = {
-    "type": ["object", "null"],
-    "properties": {"shortest_edge": PixelsSchema, "longest_edge": PixelsSchema},
-    "additionalProperties": False,
-}
-FramesSchema = {"type": ["integer", "null"], "minimum": 1, "maximum": 2**20}
-IndexSchema = {"type": "integer", "minimum": 0, "exclusiveMaximum": 2**20}
-FpsSchema = {"type": ["number", "null"], "exclusiveMinimum": 0, "maximum": 1000}
-ProcessorSchema = {
-    "properties": {
-        "min_pixels": PixelsSchema,
-        "max_pixels": PixelsSchema,
-        "size": EdgesSchema,
-        "num_frames": FramesSchema,
-        "fps": FpsSchema,
-    },
-    "additionalProperties": False,
-}
-MediaIoSchema = {
-    "properties": {
-        "image": {"type": ["object", "null"], "maxProperties": 0},
-        "video": {
-            "type": ["object", "null"],
-            "properties": {
-                "num_frames": FramesSchema,
-                "fps": FpsSchema,
-                "frames_indices": {"type": ["array", "null"], "items": IndexSchema, "maxItems": 768},
-                "total_num_frames": FramesSchema,
-            },
-            "additionalProperties": False,
-        },
-    },
-    "additionalProperties": False,
-}
 MediaIoKwargs = Annotated[dict[str, Any], Meta(extra_json_schema=MediaIoSchema)]
 ProcessorKwargs = Annotated[dict[str, Any], Meta(extra_json_schema=ProcessorSchema)]
 StopText = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARACTERS)]
@@ -143,21 +106,21 @@ Refused = Annotated[Raw | UnsetType, Meta(extra_json_schema={"type": "null"})]
 Detail = Literal["auto", "low", "high", "original"]
 
 
-class ImageUrl(Struct, frozen=True):
+class ImageUrl(MediaLimits, frozen=True):
     """The URL of an image. *detail* "low" makes the model see a smaller image, all others the model's default size."""
 
     url: str
     detail: Detail | None = None
 
 
-class VideoUrl(Struct, frozen=True):
+class VideoUrl(MediaLimits, frozen=True):
     """The URL of a video."""
 
     url: str
 
 
-class OtherMedia(Struct, frozen=True, kw_only=True):
-    """Names of media fields in other APIs: refused unless they are empty, never ignored."""
+class OtherMedia(MediaLimits, frozen=True, kw_only=True):
+    """Names of media fields in other APIs: refused unless they are empty, never ignored. Parts alone have limits."""
 
     attachments: Refused = UNSET
     audio: Refused = UNSET
@@ -179,7 +142,7 @@ class OtherMedia(Struct, frozen=True, kw_only=True):
 class ContentPart(OtherMedia, frozen=True):
     """A piece of a message: `text`, `image_url` or `video_url` as an object or a string, or an image as a `file`.
 
-    A `refusal` is a text that a model wrote.
+    Parts of the types `image` and `video` have the URL in a field of that name. A `refusal` is a text of a model.
     *uuid* is accepted and has no effect: an image is identified by its bytes.
     """
 
@@ -195,7 +158,7 @@ class ContentPart(OtherMedia, frozen=True):
     file: Annotated[Raw | UnsetType, Meta(extra_json_schema=FileSchema)] = UNSET
 
 
-class FileSource(Struct, frozen=True):
+class FileSource(MediaLimits, frozen=True):
     """An image as a file: uploaded before as *file_id*, or *file_data*, a data: URL. *filename* has no effect."""
 
     file_id: str | None = None
@@ -427,14 +390,16 @@ def is_file_id(url: str) -> bool:
 class ImageSource:
     """The source of an image or video, and its options. The *url* of an image may be a file's id.
 
-    *field* is the place of *url* in the request, such as `messages[0].content[1].image_url.url`. A caller in this
-    process may give the encoded *content* itself, which the request's memory counts already.
+    *field* is the place of *url* in the request, such as `messages[0].content[1].image_url.url`, and *limits* are the
+    places of limits of this one alone. A caller in this process may give the encoded *content* itself, which the
+    request's memory counts already.
     """
 
     field: str
     url: str
     options: ImageOptions | VideoOptions
     content: bytes | None = None
+    limits: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from saccade.errors import SaccadeError, WorkerFailed, WorkerUnavailable
 from saccade.gateway.chat import Chat, ChatRequest, PlainPrompt, TokenizeRequest
 from saccade.gateway.images.collect import EncodedImage, ImageCollector, num_encoded_bytes, with_pages
 from saccade.gateway.images.pixels import PixelPreparer, PixelResend, PromptImages
+from saccade.gateway.json_body import MAX_NAMES
 from saccade.gateway.output.answer import Answer
 from saccade.gateway.output.sampling import sampling_params
 from saccade.gateway.prompt.draft import PromptDrafter, chat_prompt, is_long, why_not_as_chat
@@ -179,6 +180,7 @@ class Pipeline:
         grammar = part.answer_grammar
         sampling = sampling_params(params, served, draft.token_ids, None if grammar is None else grammar.grammar)
         settings = [image.settings for image in images]
+        limits = [field for image in images for field in image.limits][:MAX_NAMES]
         return Prompt(
             draft.token_ids,
             media_runs(zip((image.content_hash for image in images), draft.spans, strict=True)),
@@ -186,7 +188,7 @@ class Pipeline:
             spans=draft.spans,
             reads_cache=sampling.num_prompt_logprobs is None,
             num_samples=params.n or 1,
-            needs_token_ids=why_not_as_chat(served, chat, settings) if some_take_chats else None,
+            needs_token_ids=why_not_as_chat(served, chat, settings, limits) if some_take_chats else None,
             sampling=sampling,
             needs_grammars=None if grammar is None else grammar.refusal,
             tenant=request.tenant,

@@ -100,13 +100,21 @@ class Family:
 class ImageOptions:
     """Options of a request for its images: OpenAI's `detail`, vLLM's `mm_processor_kwargs`.
 
-    *max_soft_tokens* is one of the family's budgets.
+    *max_soft_tokens* is one of the family's budgets. The image counts as one of *resized_height* x *resized_width*
+    pixels if these are set.
     """
 
     detail: Literal["auto", "low", "high", "original"] = "auto"
     min_pixels: int | None = None
     max_pixels: int | None = None
     max_soft_tokens: int | None = None
+    resized_height: int | None = None
+    resized_width: int | None = None
+
+
+def counted_sides(width: int, height: int, settings: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the width and height that an image or frame counts as: its own unless *settings* state others."""
+    return settings.get("resized_width", width), settings.get("resized_height", height)
 
 
 class Layout(Protocol):
@@ -121,7 +129,10 @@ class Layout(Protocol):
     def __init__(self, config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> None: ...
 
     def settings_for(self, options: ImageOptions) -> Mapping[str, Any]:
-        """Return `settings` changed by *options*. Raises InvalidValue for an option that the family lacks."""
+        """Return `settings` changed by *options*. Raises InvalidValue for an option that the family lacks.
+
+        If they have `resized_height` and `resized_width`, `image` gets these in place of the image's own sides.
+        """
 
     def image(self, width: int, height: int, settings: Mapping[str, Any]) -> ImageLayout:
         """Return the layout of an image of *width* x *height* pixels (EXIF applied), uint8. Raises ImageTooLarge."""
@@ -167,6 +178,7 @@ class VideoOptions:
     """Options of a request for its videos: vLLM's `media_io_kwargs` and `mm_processor_kwargs`.
 
     *num_frames* are sampled, or *fps* of each second; limits are numbers of pixels or tokens as for images.
+    Of the frames that *fps* asks for there are *min_frames* to *max_frames*; all together have *total_pixels* at most.
     *times* are for frames that the client has sampled.
     """
 
@@ -176,6 +188,11 @@ class VideoOptions:
     max_pixels: int | None = None
     times: FrameTimes = NO_TIMES
     max_soft_tokens: int | None = None
+    resized_height: int | None = None
+    resized_width: int | None = None
+    min_frames: int | None = None
+    max_frames: int | None = None
+    total_pixels: int | None = None
 
 
 class VideoLayout(Protocol):
@@ -197,7 +214,7 @@ class VideoLayout(Protocol):
     ) -> None: ...
 
     def settings_for(self, options: VideoOptions) -> Mapping[str, Any]:
-        """Return `settings` changed by *options*. Raises InvalidValue."""
+        """Return `settings` changed by *options*, as those for images. Raises InvalidValue."""
 
     def video(self, header: VideoHeader, settings: Mapping[str, Any]) -> ImageLayout:
         """Return the layout of a video, with the indices of its *frames*. Raises VideoTooLarge."""

@@ -143,7 +143,7 @@ def test_pixel_limits_have_bounds(path: str, value: Any) -> None:
     ("given", "error", "param"),
     [
         ({"do_resize": False}, UnsupportedParameter, "mm_processor_kwargs.do_resize"),
-        ({"max_frames": None}, UnsupportedParameter, "mm_processor_kwargs.max_frames"),
+        ({"max_dynamic_patch": None}, UnsupportedParameter, "mm_processor_kwargs.max_dynamic_patch"),
         ({"size": {"height": 5}}, UnsupportedParameter, "mm_processor_kwargs.size.height"),
         ({"x" * 1000: 1}, UnsupportedParameter, "mm_processor_kwargs." + "x" * 64 + "…"),
         ({"size": 5}, InvalidValue, "mm_processor_kwargs.size"),
@@ -294,11 +294,15 @@ def test_an_image_at_the_wrong_place_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "part", [{"type": "image", "source": {"data": "a"}}, {"type": "input_image", "image_url": "a"}]
+    ("part", "field"),
+    [
+        ({"type": "image", "source": {"data": "a"}}, "source"),
+        ({"type": "input_image", "image_url": "a"}, "type"),
+    ],
 )
-def test_image_parts_of_other_apis_get_the_openai_spelling(part: dict[str, Any]) -> None:
+def test_image_parts_of_other_apis_get_the_openai_spelling(part: dict[str, Any], field: str) -> None:
     messages = [{"role": "user", "content": [part]}]
-    refused(UnsupportedParameter, "messages[0].content[0].type", '{"type": "image_url"', messages=messages)
+    refused(UnsupportedParameter, f"messages[0].content[0].{field}", '{"type": "image_url"', messages=messages)
 
 
 @table(
@@ -337,7 +341,7 @@ def test_unknown_parts_are_not_echoed() -> None:
     with pytest.raises(UnsupportedParameter) as raised:
         user(part)
     assert "secret" not in raised.value.message
-    assert "those of `text`, `image_url`, `video_url`, `file` are" in raised.value.message
+    assert "those of `text`, `image_url`, `video_url`, `image`, `video`, `file` are" in raised.value.message
 
 
 @pytest.mark.parametrize("kind", PARTS)

@@ -9,7 +9,7 @@ from saccade import models
 from saccade.errors import InvalidValue
 from saccade.gateway.prompt.draft import expand, write_images
 from saccade.gateway.served_models.served_model import ServedModel
-from saccade.models.family import VideoOptions
+from saccade.models.family import VideoOptions, counted_sides
 from saccade.models.files import read_model_files
 from saccade.protocol.description import ModelFiles
 from saccade.protocol.media import VideoHeader
@@ -98,3 +98,24 @@ def test_videos_have_a_fingerprint_of_their_own(checkpoint: Callable[[str], Path
     settings = model.videos.layout.settings
     assert model.video_fingerprint(settings) != model.fingerprint(settings)
     assert model.video_fingerprint({**settings, "fps": 1.0}) != model.video_fingerprint(settings)
+
+
+LIMITS = {"resized_height": 96, "resized_width": 64}, {"max_frames": 4}, {"min_frames": 8}, {"total_pixels": 8192}
+
+
+@pytest.mark.parametrize("name", WITH_VIDEOS)
+def test_limits_change_a_video_or_are_refused(name: str, checkpoint: Callable[[str], Path]) -> None:
+    model, header = served(checkpoint(name)), VideoHeader(24, 8.0, 640, 480)
+    assert model.videos is not None
+    layout, params = model.videos.layout, list[str | None]()
+    for given in LIMITS:
+        try:
+            settings = layout.settings_for(VideoOptions(**given))
+        except InvalidValue as refusal:
+            params.append(refusal.param)
+            continue
+        assert settings != layout.settings
+        sides = counted_sides(header.width, header.height, settings)
+        limited = layout.video(VideoHeader(24, 8.0, *sides), settings)
+        assert limited.num_tokens != layout.video(header, layout.settings).num_tokens
+    assert {*params} <= {f"mm_processor_kwargs.{next(iter(given))}" for given in LIMITS}

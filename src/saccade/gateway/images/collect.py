@@ -35,7 +35,7 @@ from saccade.gateway.chat import Chat, ImageSource, is_file_id
 from saccade.gateway.concurrency import SingleFlight, all_or_none
 from saccade.gateway.images.file_store import FileStore
 from saccade.gateway.limits import Reservation, WorkThreads
-from saccade.gateway.prompt.media_options import OF_VIDEOS
+from saccade.gateway.prompt.media_options import OF_ALL, OF_VIDEOS
 from saccade.gateway.request import Request
 from saccade.gateway.served_models.served_model import ServedModel, VideoSide
 from saccade.identity.content import content_hash
@@ -44,7 +44,7 @@ from saccade.media.freshness import Reuse
 from saccade.media.header import SERVED_VIDEOS, ImageHeader, ImageLimits, other_format, read_header
 from saccade.media.pdf_pages import PdfPage, read_image_header
 from saccade.media.video_header import FRAMES_PREFIX, VideoLimits
-from saccade.models.family import FrameTimes, ImageOptions, VideoOptions
+from saccade.models.family import FrameTimes, ImageOptions, VideoOptions, counted_sides
 from saccade.protocol.media import ImageLayout, VideoHeader
 from saccade.telemetry import Metrics
 
@@ -243,8 +243,8 @@ THREAD_FROM_BYTES = 1 << 20
 class EncodedImage:
     """An encoded image or video of a request; *video* is the header of a video.
 
-    *field* is its place in the request, such as `messages[0].content[1].image_url.url`. *num_pixels* is of one frame.
-    The images of a PDF share its bytes; each is one *page*.
+    *field* is its place in the request, such as `messages[0].content[1].image_url.url`, and *limits* are the places of
+    limits of this one alone. *num_pixels* is of one frame. The images of a PDF share its bytes; each is one *page*.
     """
 
     field: str
@@ -255,6 +255,7 @@ class EncodedImage:
     settings: Mapping[str, Any]
     video: VideoHeader | None = None
     page: PdfPage | None = None
+    limits: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -290,9 +291,12 @@ class ImageCollector:
         async def read(position: int) -> None:
             source = pending[position]
             try:
-                images[position] = await self._open(request, served, source, salt)
+                opened = await self._open(request, served, source, salt)
+                if source.limits:
+                    opened = [replace(image, limits=source.limits) for image in opened]
+                images[position] = opened
             except RequestError as error:
-                raise error.at(source.field) from error
+                raise _of_part(error, source).at(source.field) from error
             pending[position] = replace(source, url="", content=None)
             self._check_together([image for several in images.values() for image in several])
 
@@ -351,7 +355,7 @@ class ImageCollector:
             return content
         self.limits.check(header, len(content))
         settings = served.layout.settings_for(options)
-        layout = served.layout.image(*header.upright, settings)
+        layout = served.layout.image(*counted_sides(*header.upright, settings), settings)
         with self.metrics.stage("hash"):
             known_as = content_hash(content, served.fingerprint(settings))
         return [EncodedImage(source.field, content, header.width * header.height, known_as, layout, settings)]
@@ -364,7 +368,7 @@ class ImageCollector:
             file_hash = content_hash(content, served.fingerprint({**settings, "pdf": self.pdf_decoder}))
         images = []
         for page in pages:
-            layout = served.layout.image(page.width, page.height, settings)
+            layout = served.layout.image(*counted_sides(page.width, page.height, settings), settings)
             known_as = content_hash(file_hash, msgspec.json.encode(page))
             num_pixels = page.width * page.height
             images.append(EncodedImage(field, content, num_pixels, known_as, layout, settings, page=page))
@@ -390,7 +394,8 @@ class ImageCollector:
         content: bytes,
         header: VideoHeader,
     ) -> list[EncodedImage]:
-        layout = videos.layout.video(header, settings)
+        width, height = counted_sides(header.width, header.height, settings)
+        layout = videos.layout.video(msgspec.structs.replace(header, width=width, height=height), settings)
         with self.metrics.stage("hash"):
             fingerprint = served.fingerprint if header.indices else served.video_fingerprint
             known_as = content_hash(content, fingerprint(settings))
@@ -407,6 +412,15 @@ class ImageCollector:
                     f"The images and videos have more than {limit} {unit} together; send fewer or smaller.",
                     "messages",
                 )
+
+
+def _of_part(error: RequestError, source: ImageSource) -> RequestError:
+    """Return *error*, about limits that the request has for all its images, as one about those of *source* alone."""
+    kind, _, name = (error.param or "").partition(".")
+    if kind != OF_ALL or not source.limits:
+        return error
+    field = next((place for place in source.limits if place.endswith(f".{name}")), source.limits[0])
+    return type(error)(error.message, field)
 
 
 def num_encoded_bytes(images: Sequence[EncodedImage]) -> int:

@@ -375,12 +375,12 @@ def chat_prompt(served: ServedModel, chat: Chat, images: Sequence[bytes]) -> Cha
 
 
 def why_not_as_chat(
-    served: ServedModel, chat: Chat, image_settings: Sequence[Mapping[str, Any]]
+    served: ServedModel, chat: Chat, image_settings: Sequence[Mapping[str, Any]], limits: Sequence[str] = ()
 ) -> RequestError | None:
     """Return why a worker that renders and tokenises *chat* itself would get another prompt; None if it would not.
 
     Such a worker takes special tokens in users' text for the template's, and processes images with its own settings.
-    *image_settings* are the processor settings of the chat's images.
+    *image_settings* are the processor settings of the chat's images, and *limits* the fields of those of single images.
     """
     contents = [message["content"] for message in chat.messages if not isinstance(message["content"], str)]
     if any(part["type"] == "video" for parts in contents for part in parts):
@@ -410,8 +410,9 @@ def why_not_as_chat(
             "messages",
         )
     if any(settings != served.layout.settings for settings in image_settings):
+        named = ", ".join(f"`{field}`" for field in (*limits, "mm_processor_kwargs"))
         return UnsupportedParameter(
-            "This model's workers process all images alike: leave out `mm_processor_kwargs` and `detail`.",
-            "messages",
+            f"This model's workers process all images alike: leave out {named} and `detail`.",
+            limits[0] if limits else "messages",
         )
     return None

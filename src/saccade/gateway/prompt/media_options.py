@@ -1,20 +1,25 @@
-"""Options of a request for all its images and videos, vLLM's `mm_processor_kwargs` and `media_io_kwargs`; and what the
-operator sets for requests that do not set it.
+"""Options of a request for all its images and videos, vLLM's `mm_processor_kwargs` and `media_io_kwargs`; the same for
+one part of a message; and what the operator sets for requests that do not set it.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Any, Final
 
+import msgspec
+
 from saccade import models
 from saccade.errors import InvalidValue, RequestError, StartupError, UnsupportedParameter
+from saccade.gateway.json_body import decode
+from saccade.gateway.media_parameters import MediaLimits, limits_of
 from saccade.models.family import NO_TIMES, Family, FrameTimes, VideoOptions
 
 MAX_PIXELS = 2**31
 MAX_FRAMES = 2**20
 MAX_FPS = 1000
+MAX_SIDE = 2**15
 MAX_SHOWN_CHARACTERS = 64
 """A longer name from a request is cut in errors."""
 
@@ -25,27 +30,65 @@ _SIZE_KEYS: Final = {"shortest_edge": "min_pixels", "longest_edge": "max_pixels"
 """The reference processors' names of these limits, which also count pixels (smart_resize)."""
 
 _SAMPLING_KEYS: Final = ("num_frames", "fps")
+_SIDES: Final = ("resized_height", "resized_width")
+_FRAMES: Final = ("min_frames", "max_frames")
 _VIDEO_KEYS: Final = (*_SAMPLING_KEYS, "frames_indices", "total_num_frames")
 
 OF_VIDEOS: Final = "media_io_kwargs.video"
 _SOFT_TOKENS: Final = "max_soft_tokens"
+OF_ALL: Final = "mm_processor_kwargs"
+_LIMITS: Final = {
+    **dict.fromkeys(("min_pixels", "max_pixels"), (MAX_PIXELS, "pixels")),
+    **dict.fromkeys(_SIDES, (MAX_SIDE, "pixels")),
+    _SOFT_TOKENS: (MAX_PIXELS, "tokens"),
+}
+"""Limits of images and videos: the most, and the unit."""
+
+_VIDEO_LIMITS: Final = {"total_pixels": (MAX_PIXELS, "pixels"), **dict.fromkeys(_FRAMES, (MAX_FRAMES, "frames"))}
+_ALIASES: Final = {"nframes": "num_frames", "sample_fps": "fps"}
+"""Names of qwen-vl-utils in parts."""
+
+MAX_LIMIT_BYTES: Final = 64
+_ANY: Final = msgspec.json.Decoder()
 
 
 @dataclass(frozen=True)
 class MediaOptions:
-    """*limits* has those of `min_pixels`, `max_pixels` and `max_soft_tokens` that are set.
+    """*limits* has those of `min_pixels`, `max_pixels`, `max_soft_tokens` and the resized sides that are set.
 
-    *sampling* has `num_frames` or `fps`; *times* are for frames that the client has sampled.
+    *video_limits* has `min_frames`, `max_frames` and `total_pixels`, *sampling* `num_frames` or `fps`; *times* are for
+    frames that the client has sampled. *paths* are those of limits that stand in one part of a message.
     """
 
     limits: Mapping[str, int] = field(default_factory=dict)
     sampling: Mapping[str, Any] = field(default_factory=dict)
     times: FrameTimes = NO_TIMES
+    video_limits: Mapping[str, int] = field(default_factory=dict)
+    paths: tuple[str, ...] = ()
 
     @property
     def of_videos(self) -> VideoOptions:
         """The options of the request's videos."""
-        return VideoOptions(times=self.times, **self.limits, **self.sampling)
+        return VideoOptions(times=self.times, **self.limits, **self.video_limits, **self.sampling)
+
+    def of_part(self, part: MediaLimits, within: MediaLimits | None, field: str, key: str) -> "MediaOptions":
+        """Return the options for the image or video in *part*, the value of *field*, whose own limits replace these.
+
+        Some limits may stand *within* the object at *key*. Raises InvalidValue that names the limit.
+        """
+        stated = {f"{field}.{name}": raw for name, raw in limits_of(part).items()}
+        if within is not None:
+            stated |= {f"{field}.{key}.{name}": raw for name, raw in limits_of(within).items()}
+        if not stated:
+            return self
+        values = [(path, path.rpartition(".")[2], _small(raw, path)) for path, raw in stated.items()]
+        named = [(path, _ALIASES.get(name, name), value) for path, name, value in values]
+        limits = {**self.limits, **_whole_limits(named, _LIMITS)}
+        video_limits = {**self.video_limits, **_whole_limits(named, _VIDEO_LIMITS)}
+        _check_together({**limits, **video_limits}, field)
+        sampling = _read_sampling({path: value for path, name, value in named if name in _SAMPLING_KEYS})
+        times = replace(self.times, fps=sampling["fps"]) if "fps" in sampling else self.times
+        return MediaOptions(limits, sampling or self.sampling, times, video_limits, tuple(stated))
 
     def served_by(self, family: Family, *, is_from_request: bool) -> "MediaOptions":
         """Return the options for *family*, without a number of tokens that it does not have.
@@ -55,7 +98,7 @@ class MediaOptions:
         budget, budgets = self.limits.get(_SOFT_TOKENS), family.soft_token_budgets
         if budget is None or budget in budgets:
             return self
-        path = f"mm_processor_kwargs.{_SOFT_TOKENS}"
+        path = f"{OF_ALL}.{_SOFT_TOKENS}"
         if is_from_request and budgets:
             raise InvalidValue(f"`{path}` must be one of {', '.join(map(str, budgets))}.", path)
         if is_from_request:
@@ -73,15 +116,14 @@ def read_media_options(
     processor, videos = processor or {}, _read_media_io(media_io or {})
     sampling = {
         f"{name}.{key}": values.get(key)
-        for name, values in (("mm_processor_kwargs", processor), (OF_VIDEOS, videos))
+        for name, values in ((OF_ALL, processor), (OF_VIDEOS, videos))
         for key in _SAMPLING_KEYS
     }
-    limits = {**defaults.limits, **_read_limits(processor)}
-    if limits.get("min_pixels", 0) > limits.get("max_pixels", MAX_PIXELS):
-        ours = "".join(f"; this server's `{name}` is {value}" for name, value in defaults.limits.items())
-        raise InvalidValue(
-            f"`mm_processor_kwargs`: `min_pixels` must not be over `max_pixels`{ours}.", "mm_processor_kwargs"
-        )
+    named = _limits_in(processor)
+    limits = {**defaults.limits, **_whole_limits(named, _LIMITS)}
+    video_limits = {**defaults.video_limits, **_whole_limits(named, _VIDEO_LIMITS)}
+    ours = "".join(f"; this server's `{name}` is {value}" for name, value in defaults.limits.items())
+    _check_together({**limits, **video_limits}, OF_ALL, ours)
     read = _read_sampling(sampling)
     times = FrameTimes(
         _indices(videos.get("frames_indices") or [], f"{OF_VIDEOS}.frames_indices"),
@@ -90,7 +132,7 @@ def read_media_options(
         else _num_frames(total, f"{OF_VIDEOS}.total_num_frames"),
         read.get("fps") if videos.get("fps") is not None else None,
     )
-    return MediaOptions(limits, read or defaults.sampling, times)
+    return MediaOptions(limits, read or defaults.sampling, times, video_limits)
 
 
 def _read_media_io(media_io: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -112,7 +154,7 @@ def _read_sampling(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return `num_frames` or `fps`, whichever is set at one of the paths in *settings*."""
     sampling = {path: value for path, value in settings.items() if value is not None and value != NOT_SET}
     for path, value in sampling.items():
-        if path.endswith("num_frames"):
+        if not path.endswith("fps"):
             sampling[path] = _num_frames(value, path)
         elif type(value) not in (int, float) or not isfinite(value) or not 0 < value <= MAX_FPS:
             raise InvalidValue(f"`{path}` must be a number of frames a second, over 0 and at most {MAX_FPS}.", path)
@@ -121,7 +163,8 @@ def _read_sampling(settings: Mapping[str, Any]) -> dict[str, Any]:
             f"{' and '.join(f'`{path}`' for path in sampling)} both choose the frames of videos; send one.",
             next(iter(sampling)),
         )
-    return {path.rpartition(".")[2]: value for path, value in sampling.items()}
+    names = {path: path.rpartition(".")[2] for path in sampling}
+    return {_ALIASES.get(names[path], names[path]): value for path, value in sampling.items()}
 
 
 def _num_frames(value: object, path: str) -> int:
@@ -143,42 +186,59 @@ def _whole(value: object, least: int, most: int) -> int | None:
     return number if type(number) is int and least <= number <= most else None
 
 
-def _read_limits(processor: Mapping[str, Any]) -> dict[str, int]:
-    """Return those of `min_pixels`, `max_pixels` and `max_soft_tokens` that are set."""
+def _small(raw: msgspec.Raw, path: str) -> object:
+    """Return the number in *raw*; what is too long for one stays bytes, which no limit may be."""
+    content = bytes(memoryview(raw)[: MAX_LIMIT_BYTES + 1])
+    return decode(raw, _ANY, path) if len(content) <= MAX_LIMIT_BYTES else content
+
+
+def _whole_limits(named: Sequence[tuple[str, str, object]], bounds: Mapping[str, tuple[int, str]]) -> dict[str, int]:
+    """Return the limits of *named*, (path in the request, name, value) each, that *bounds* has. Raises InvalidValue."""
     limits: dict[str, int] = {}
-    for key, name, value in _pixel_limits(processor):
-        path = f"mm_processor_kwargs.{key}"
-        if (limit := _whole(value, 1, MAX_PIXELS)) is None:
-            unit = "tokens" if key == _SOFT_TOKENS else "pixels"
-            raise InvalidValue(f"`{path}` must be a whole number of {unit}, from 1 to {MAX_PIXELS}.", path)
+    for path, name, value in named:
+        if name not in bounds:
+            continue
+        most, unit = bounds[name]
+        if (limit := _whole(value, 1, most)) is None:
+            raise InvalidValue(f"`{path}` must be a whole number of {unit}, from 1 to {most}.", path)
         if name in limits:
             raise InvalidValue(f"`{path}` is `{name}` by another name; send one of the two.", path)
         limits[name] = limit
     return limits
 
 
-def _pixel_limits(settings: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
-    """Return (path in the request, name of the limit, value) of every limit that is not null."""
+def _check_together(limits: Mapping[str, int], field: str, ours: str = "") -> None:
+    """Raise InvalidValue if the *limits* in *field* contradict each other; *ours* says what the operator has set."""
+    for least, most in (("min_pixels", "max_pixels"), ("min_frames", "max_frames")):
+        if limits.get(least, 0) > limits.get(most, MAX_PIXELS):
+            raise InvalidValue(f"`{field}`: `{least}` must not be over `{most}`{ours}.", field)
+    if len(missing := [side for side in _SIDES if side not in limits]) == 1:
+        raise InvalidValue(f"`{field}`: `{missing[0]}` is missing; the sides of an image are set together.", field)
+
+
+def _limits_in(settings: Mapping[str, Any]) -> list[tuple[str, str, object]]:
+    """Return (path in the request, name of the limit, value) of every limit in *settings* that is not null."""
     limits: list[tuple[str, str, Any]] = []
+    known = {**_LIMITS, **_VIDEO_LIMITS}
     for key, value in settings.items():
-        if key in (*_SIZE_KEYS.values(), _SOFT_TOKENS):
-            limits.append((key, key, value))
+        if key in known:
+            limits.append((f"{OF_ALL}.{key}", key, value))
         elif key in _SAMPLING_KEYS:
             continue
         elif key != "size":
-            raise _unknown_key(key, "`min_pixels`, `max_pixels`, `size`, `max_soft_tokens`, `num_frames` and `fps`")
+            raise _unknown_key(key, ", ".join(f"`{name}`" for name in (*known, *_SAMPLING_KEYS)) + " and `size`")
         elif not isinstance(value, dict | None):
-            raise InvalidValue("`mm_processor_kwargs.size` must be an object.", "mm_processor_kwargs.size")
+            raise InvalidValue(f"`{OF_ALL}.size` must be an object.", f"{OF_ALL}.size")
         else:
             for edge, limit in (value or {}).items():
                 if edge not in _SIZE_KEYS:
                     raise _unknown_key(f"size.{edge}", "`size.shortest_edge` and `size.longest_edge`")
-                limits.append((f"size.{edge}", _SIZE_KEYS[edge], limit))
+                limits.append((f"{OF_ALL}.size.{edge}", _SIZE_KEYS[edge], limit))
     return [limit for limit in limits if limit[2] is not None]
 
 
 def _unknown_key(key: str, alternatives: str) -> UnsupportedParameter:
-    path = f"mm_processor_kwargs.{excerpt(key)}"
+    path = f"{OF_ALL}.{excerpt(key)}"
     return UnsupportedParameter(f"`{path}` is not served; {alternatives} are.", path)
 
 

@@ -3,10 +3,9 @@
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
-import msgspec
 from msgspec import UNSET
 
-from saccade.errors import InvalidImageUrl, InvalidValue, UnsupportedParameter
+from saccade.errors import InvalidValue, UnsupportedParameter
 from saccade.gateway.chat import (
     EFFORTS,
     IMAGE_PART,
@@ -15,35 +14,39 @@ from saccade.gateway.chat import (
     ChatMessage,
     ChatRequest,
     ContentPart,
-    FileSource,
     ImageSource,
     OtherMedia,
     Refused,
     TokenizeRequest,
-    url_of_file,
 )
-from saccade.gateway.json_body import decode, parse
+from saccade.gateway.json_body import parse
+from saccade.gateway.media_parameters import MediaLimits
 from saccade.gateway.prompt.media_options import NO_DEFAULTS, MediaOptions, RequestDefaults, excerpt, read_media_options
+from saccade.gateway.prompt.media_parts import image_source, video_source
 from saccade.gateway.prompt.tools import Choice, read_calls, read_choice, read_tools, texts_in
-from saccade.models.family import Family, ImageOptions
+from saccade.models.family import Family
 from saccade.tokenization.messages import Message
 
 ROLES: Final = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 """Clients' roles, and their names in templates."""
 
-PARTS: Final = ("text", "image_url", "video_url", "file")
+PARTS: Final = ("text", "image_url", "video_url", "image", "video", "file")
 REFUSED_PARTS: Final = ("input_audio", "audio_url", "image_embeds")
 """Types of parts in OpenAI's and vLLM's APIs that a refusal names; other types are arbitrary text."""
 
-MEDIA_OF_PARTS: Final = ("text", "image_url", "video_url")
+MEDIA_OF_PARTS: Final = ("text", "image_url", "video_url", "image", "video")
 MEDIA_FIELDS: Final = {
     "image_url": ("image_url", "image", IMAGE_PART),
     "video_url": ("video_url", "video", VIDEO_PART),
 }
 """Media fields of parts: the type of part that each belongs to, the kind of media, and how to send it."""
 
+ALL_MEDIA: Final = ("image_url", "video_url", "image", "video", "file")
 MEDIA_IN_MESSAGES: Final = (*OtherMedia.__struct_fields__, "file", "image_url", "video_url")
-MEDIA_IN_PARTS: Final = (*OtherMedia.__struct_fields__, "file", "inline_data", "source")
+MEDIA_IN_PARTS: Final = (
+    *(name for name in OtherMedia.__struct_fields__ if name not in MediaLimits.__struct_fields__),
+    *("file", "inline_data", "source"),
+)
 """Names of media in other APIs. In a message `image_url` is one of them, and `source` may be anything."""
 
 THINKING_SWITCHES: Final = ("enable_thinking", "thinking")
@@ -58,8 +61,6 @@ PART_CHARACTERS = 32
 MAX_EMPTY_BYTES = 16
 MAX_SWITCH = 2**31
 MAX_SWITCH_CHARACTERS = 256
-FILE_DATA: Final = ("data:image/", "data:application/pdf")
-_FILE: Final = msgspec.json.Decoder(FileSource)
 
 
 def read_chat(request: ChatRequest | TokenizeRequest, family: Family, defaults: RequestDefaults = NO_DEFAULTS) -> Chat:
@@ -116,7 +117,7 @@ def _continues(request: ChatRequest | TokenizeRequest) -> bool:
         reason = "needs a last message of the role assistant"
     elif last.tool_calls:
         reason = "goes on with the text of the last message, which its `tool_calls` would follow; leave them out"
-    elif isinstance(last.content, list) and not last.refusal and all(p.type in MEDIA_FIELDS for p in last.content):
+    elif isinstance(last.content, list) and not last.refusal and all(p.type in ALL_MEDIA for p in last.content):
         reason = "needs a text in the last message's `content`"
     else:
         return True
@@ -202,14 +203,11 @@ def _read_part(part: ContentPart, field: str, options: MediaOptions, images: lis
             return {"type": "text", "text": text}
         case ContentPart(type="text" | "refusal" as name):
             raise InvalidValue(f"`{field}.{name}` is missing.", f"{field}.{name}")
-        case ContentPart(type="image_url"):
-            images.append(_image_source(part, f"{field}.image_url", options))
+        case ContentPart(type="image_url" | "image" | "file"):
+            images.append(image_source(part, field, options))
             return {"type": "image"}
-        case ContentPart(type="file"):
-            images.append(_file_source(part, f"{field}.file", options))
-            return {"type": "image"}
-        case ContentPart(type="video_url"):
-            images.append(_video_source(part, f"{field}.video_url", options))
+        case ContentPart(type="video_url" | "video"):
+            images.append(video_source(part, field, options))
             return {"type": "video"}
         case _:
             named = f"`{part.type}`" if part.type in REFUSED_PARTS else "this type"
@@ -223,7 +221,7 @@ def _read_part(part: ContentPart, field: str, options: MediaOptions, images: lis
 def _refuse_other_media(holder: ChatMessage | ContentPart, field: str) -> None:
     """Raise UnsupportedParameter for media under another name; an answer without them would be wrong."""
     for name in MEDIA_IN_MESSAGES if isinstance(holder, ChatMessage) else MEDIA_IN_PARTS:
-        if _holds_something(getattr(holder, name)):
+        if name != getattr(holder, "type", None) and _holds_something(getattr(holder, name)):
             raise UnsupportedParameter(
                 f"`{field}.{name}` is not read here; send images as parts of a message's `content`: {IMAGE_PART}.",
                 f"{field}.{name}",
@@ -235,51 +233,6 @@ def _holds_something(raw: Refused) -> bool:
     if raw is UNSET:
         return False
     return memoryview(raw).nbytes > MAX_EMPTY_BYTES or bool(parse(raw, object))
-
-
-def _image_source(part: ContentPart, field: str, options: MediaOptions) -> ImageSource:
-    """A `uuid` with an image is ignored; a `uuid` instead of an image is refused."""
-    reason = " A `uuid` cannot stand for the image: send the image itself." if part.uuid is not None else ""
-    if part.image_url is None:
-        raise InvalidValue(f"`{field}` is missing.{reason}", field)
-    if isinstance(part.image_url, str):
-        url, detail = part.image_url, None
-    else:
-        field, url, detail = f"{field}.url", part.image_url.url, part.image_url.detail
-    if not url:
-        raise InvalidImageUrl(f"`{field}` is empty.{reason}", field)
-    return ImageSource(field, url, ImageOptions(detail or "auto", **options.limits))
-
-
-def _file_source(part: ContentPart, field: str, media_options: MediaOptions) -> ImageSource:
-    if part.file is UNSET:
-        raise InvalidValue(f"`{field}` is missing.", field)
-    file = decode(part.file, _FILE, field)
-    if (file.file_id is None) == (file.file_data is None):
-        raise InvalidValue(f"`{field}` must have either `file_id` or `file_data`.", field)
-    options = ImageOptions("auto", **media_options.limits)
-    if file.file_id is not None:
-        return ImageSource(f"{field}.file_id", url_of_file(file.file_id), options)
-    url = file.file_data or ""
-    if not url[: max(map(len, FILE_DATA))].lower().startswith(FILE_DATA):
-        raise UnsupportedParameter(
-            f"`{field}.file_data`: files other than images and PDFs are not served; send a data: URL that begins with "
-            f"{' or '.join(f'`{start}`' for start in FILE_DATA)}.",
-            f"{field}.file_data",
-        )
-    return ImageSource(f"{field}.file_data", url, options)
-
-
-def _video_source(part: ContentPart, field: str, options: MediaOptions) -> ImageSource:
-    """As for images, a `uuid` is ignored."""
-    if part.video_url is None:
-        raise InvalidValue(f"`{field}` is missing; send the video itself.", field)
-    url = part.video_url
-    if not isinstance(url, str):
-        field, url = f"{field}.url", url.url
-    if not url:
-        raise InvalidImageUrl(f"`{field}` is empty.", field)
-    return ImageSource(field, url, options.of_videos)
 
 
 def _thinking(request: ChatRequest | TokenizeRequest, switches: tuple[str, ...]) -> dict[str, bool]:

@@ -13,6 +13,7 @@ from saccade.models.gemma4 import BUDGETS
 from saccade.models.preprocessing import smart_resize
 from saccade.models.preprocessing.own_wire import OwnWireLayout
 from saccade.models.preprocessing.processor_config import CHANNELS, HALF_COLOURS, check_fixed, check_tower, whole_number
+from saccade.models.preprocessing.unserved_options import SIDES, refuse
 from saccade.protocol.media import ImageLayout
 from saccade.protocol.model_files import PREPROCESSOR_CONFIG
 
@@ -38,6 +39,7 @@ class Layout(OwnWireLayout):
 
     def settings_for(self, options: ImageOptions) -> Mapping[str, Any]:
         """Return `settings` with the budget that *options* choose. Raises InvalidValue."""
+        refuse(options, *SIDES)
         if options.min_pixels is not None:
             raise InvalidValue(
                 "min_pixels is not supported: this model enlarges every image to its budget of tokens; leave it out.",

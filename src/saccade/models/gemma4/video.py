@@ -11,6 +11,7 @@ from saccade.errors import InvalidValue, StartupError
 from saccade.models.family import VideoOptions
 from saccade.models.gemma4 import layout
 from saccade.models.preprocessing import frames
+from saccade.models.preprocessing.unserved_options import OF_VIDEOS, refuse
 from saccade.protocol.media import ImageLayout, VideoHeader
 from saccade.protocol.model_files import VIDEO_PREPROCESSOR_CONFIG
 
@@ -33,6 +34,7 @@ class VideoLayout:
 
     def settings_for(self, options: VideoOptions) -> Mapping[str, Any]:
         """Return `settings` changed by *options*. Raises InvalidValue."""
+        refuse(options, *OF_VIDEOS)
         if options.min_pixels is not None:
             raise InvalidValue(
                 "min_pixels is not supported: this model enlarges every frame to its budget of tokens; leave it out.",

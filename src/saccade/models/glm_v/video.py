@@ -14,6 +14,7 @@ from saccade.errors import InvalidValue
 from saccade.models.family import VideoOptions
 from saccade.models.glm_v.layout import PATCHES
 from saccade.models.preprocessing.timed_video import TimedVideoLayout
+from saccade.models.preprocessing.unserved_options import FRAMES, refuse
 from saccade.protocol.media import VideoHeader
 
 RATES = ((30, 3.0), (300, 1.0), (2400, 0.5))
@@ -53,6 +54,7 @@ class VideoLayout(TimedVideoLayout):
 
     def settings_for(self, options: VideoOptions) -> Mapping[str, Any]:
         """Return `settings` changed by *options*. Raises InvalidValue."""
+        refuse(options, *FRAMES)
         if options.fps is not None and self.settings["by_duration"]:
             raise InvalidValue(
                 "`fps`: this model's processor chooses the rate by the video's duration; send `num_frames`, or leave "

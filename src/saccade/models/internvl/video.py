@@ -11,7 +11,7 @@ from saccade.models.family import VideoOptions
 from saccade.models.internvl.layout import image_layout
 from saccade.models.internvl.settings import resolve
 from saccade.models.preprocessing import frames, processor_config
-from saccade.models.preprocessing.own_wire import refuse_limits
+from saccade.models.preprocessing.unserved_options import LIMITS, OF_VIDEOS, refuse
 from saccade.protocol.media import ImageLayout, VideoHeader
 
 NUM_FRAMES = 8
@@ -41,7 +41,7 @@ class VideoLayout:
 
     def settings_for(self, options: VideoOptions) -> Mapping[str, Any]:
         """Return `settings` changed by *options*. Raises InvalidValue."""
-        refuse_limits(options)
+        refuse(options, *LIMITS, *OF_VIDEOS)
         return {**self.settings, **frames.sampling(options)}
 
     def video(self, header: VideoHeader, settings: Mapping[str, Any]) -> ImageLayout:

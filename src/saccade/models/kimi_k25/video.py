@@ -16,6 +16,7 @@ from saccade.models.preprocessing import frames
 from saccade.models.preprocessing.navit_layout import image_layout
 from saccade.models.preprocessing.navit_settings import NESTED, resolve
 from saccade.models.preprocessing.processor_config import check_fixed, check_tower, whole_number
+from saccade.models.preprocessing.unserved_options import OF_VIDEOS, refuse
 from saccade.protocol.media import ImageLayout, VideoHeader
 from saccade.protocol.model_files import PREPROCESSOR_CONFIG
 
@@ -69,6 +70,7 @@ class VideoLayout:
 
     def settings_for(self, options: VideoOptions) -> Mapping[str, Any]:
         """Return `settings` changed by *options*. Raises InvalidValue."""
+        refuse(options, *OF_VIDEOS)
         settings = dict(self.settings)
         patch_pixels = settings["patch_size"] ** 2
         if options.min_pixels is not None:

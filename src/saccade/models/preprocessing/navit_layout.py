@@ -13,6 +13,7 @@ import msgspec
 from saccade.errors import InvalidValue
 from saccade.models.family import ImageOptions
 from saccade.models.preprocessing.processor_config import CHANNELS
+from saccade.models.preprocessing.unserved_options import SIDES, refuse
 from saccade.protocol.media import ImageLayout
 
 LOW_DETAIL_PIXELS = 512 * 512
@@ -26,6 +27,7 @@ class NavitLayout:
 
     def settings_for(self, options: ImageOptions) -> Mapping[str, Any]:
         """Return `settings` with a lower in_patch_limit if *options* limit the pixels. Raises InvalidValue."""
+        refuse(options, *SIDES)
         patch_pixels = self.settings["patch_size"] ** 2
         if options.min_pixels is not None:
             raise InvalidValue("min_pixels: this model never enlarges an image; leave it out.", "mm_processor_kwargs")

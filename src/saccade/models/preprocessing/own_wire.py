@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from saccade.errors import InvalidValue, UnsupportedParameter
-from saccade.models.family import ImageOptions, VideoOptions
+from saccade.errors import UnsupportedParameter
+from saccade.models.family import ImageOptions
+from saccade.models.preprocessing.unserved_options import LIMITS, SIDES, refuse
 from saccade.protocol.media import ImageLayout
 
 
@@ -30,16 +31,6 @@ class FixedSizeLayout(OwnWireLayout):
 
     def settings_for(self, options: ImageOptions) -> Mapping[str, Any]:
         """Return `settings`, changed for `detail: low`. Raises InvalidValue."""
-        refuse_limits(options)
+        refuse(options, *LIMITS, *SIDES)
         changed = {**self.settings, **(self.low_detail() if options.detail == "low" else {})}
         return self.settings if changed == self.settings else changed
-
-
-def refuse_limits(options: ImageOptions | VideoOptions) -> None:
-    """Raise InvalidValue if *options* have limits of pixels."""
-    for key in ("min_pixels", "max_pixels"):
-        if getattr(options, key) is not None:
-            raise InvalidValue(
-                f"{key} is not supported: this model's own files set the sizes of its images; leave it out.",
-                "mm_processor_kwargs",
-            )

@@ -142,9 +142,16 @@ def adjusted(settings: Mapping[str, Any], options: ImageOptions) -> Mapping[str,
                 "mm_processor_kwargs",
             )
     check_order(minimum, maximum, options)
-    if (minimum, maximum) == (settings["min_pixels"], settings["max_pixels"]):
+    if (minimum, maximum, options.resized_height) == (settings["min_pixels"], settings["max_pixels"], None):
         return settings
-    return {**settings, "min_pixels": minimum, "max_pixels": maximum}
+    return {**settings, "min_pixels": minimum, "max_pixels": maximum, **sides(options)}
+
+
+def sides(options: ImageOptions | VideoOptions) -> dict[str, int]:
+    """Return the settings for the sides that *options* state, none by default."""
+    if options.resized_height is None or options.resized_width is None:
+        return {}
+    return {"resized_height": options.resized_height, "resized_width": options.resized_width}
 
 
 def check_order(minimum: int, maximum: int, options: ImageOptions | VideoOptions) -> None:

@@ -66,13 +66,25 @@ class SmartVideoLayout:
         settings = {
             **self.settings,
             **{key: limit for key in ("min_pixels", "max_pixels") if (limit := getattr(options, key)) is not None},
+            **smart_resize.sides(options),
         }
         smart_resize.check_order(settings["min_pixels"], settings["max_pixels"], options)
+        if options.total_pixels is not None:
+            settings |= self.within_total(options.total_pixels, settings)
+        if options.max_frames is not None:
+            settings["max_frames"] = min(options.max_frames, settings["max_frames"])
+            settings["min_frames"] = min(settings["min_frames"], settings["max_frames"])
+        if options.min_frames is not None:
+            settings["min_frames"] = min(options.min_frames, settings["max_frames"])
         if options.num_frames is not None:
             settings["num_frames"] = min(options.num_frames, settings["max_frames"])
         elif options.fps is not None:
             settings["fps"] = options.fps
         return settings
+
+    def within_total(self, total_pixels: int, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the settings that differ if all frames together have at most *total_pixels*."""
+        return {"total_pixels": total_pixels}
 
     def video(self, header: VideoHeader, settings: Mapping[str, Any]) -> ImageLayout:
         """Return grid (groups of frames, rows, columns), tokens, patch shape and the frames. Raises VideoTooLarge."""
@@ -120,6 +132,7 @@ class SmartVideoLayout:
         """Return (height, width) of the resized frames: those of an image within the budget of pixels."""
         factor = settings["patch_size"] * settings["merge_size"]
         budget = int(settings["max_video_tokens"] * factor * factor * BUDGET)
+        budget = min(budget, settings.get("total_pixels", budget))
         share = min(settings["max_pixels"], budget * settings["temporal_patch_size"] // num_frames)
         most = max(share, int(settings["min_pixels"] * FLOOR))
         return smart_resize.resized(header.width, header.height, {**settings, "max_pixels": most})

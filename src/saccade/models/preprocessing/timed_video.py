@@ -22,6 +22,10 @@ class TimedVideoLayout(SmartVideoLayout):
     around: ClassVar[tuple[str, str]]
     fixed: ClassVar[Mapping[str, Any]] = {"num_frames": None}
 
+    def within_total(self, total_pixels: int, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the settings that differ: the limit of pixels is that of all frames together already."""
+        return {"max_pixels": max(settings["min_pixels"], min(total_pixels, settings["max_pixels"]))}
+
     def sampled(self, header: VideoHeader, settings: Mapping[str, Any]) -> tuple[int, ...]:
         """Return the indices of the frames that the model sees: evenly spread, the first and the last among them."""
         total = header.num_frames

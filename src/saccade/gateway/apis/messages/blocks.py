@@ -7,6 +7,7 @@ from typing import Final
 from saccade.errors import InvalidValue, UnsupportedParameter
 from saccade.gateway.apis.messages.wire import BLOCK_TYPES, SKIPPED_TYPES, Block, Content, CountRequest, Source
 from saccade.gateway.chat import ContentPart, ImageUrl, url_of_file
+from saccade.gateway.media_parameters import limits_of, with_limits
 
 MEDIA_TYPE: Final = re.compile(r"[a-zA-Z0-9.+-]+/[a-zA-Z0-9.+-]+")
 Named = tuple[str, Block]
@@ -63,7 +64,9 @@ def _part(block: Block, field: str, chat_field: str, names: dict[str, str]) -> C
         case Block(type="image" | "document", source=Source() as source):
             name, url = _url(source, f"{field}.source")
             names[f"{chat_field}.image_url"] = names[f"{chat_field}.image_url.url"] = name
-            return ContentPart(type="image_url", image_url=ImageUrl(url))
+            names |= {f"{chat_field}.image_url.{key}": f"{field}.source.{key}" for key in limits_of(source)}
+            part = ContentPart(type="image_url", image_url=with_limits(ImageUrl(url), source))
+            return with_limits(part, block)
         case Block(type="image" | "document", source=source):
             fault = "is missing" if source is None else "must be an object"
             raise InvalidValue(f"`{field}.source` {fault}.", f"{field}.source")

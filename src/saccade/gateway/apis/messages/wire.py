@@ -15,6 +15,7 @@ from saccade.gateway.chat import (
     JsonSchema,
     StopText,
 )
+from saccade.gateway.media_parameters import MediaLimits
 from saccade.gateway.output.answer import MediaUsage, Usage
 
 # Code checks some fields, with better errors; the schemas here are for the description of the API.
@@ -33,7 +34,7 @@ FormatType = Annotated[str, Meta(extra_json_schema={"enum": ["json_schema"]})]
 ChoiceType = Annotated[str, Meta(extra_json_schema={"enum": ["auto", "any", "tool", "none"]})]
 
 
-class Source(Struct, frozen=True):
+class Source(MediaLimits, frozen=True):
     """An image or a PDF: its bytes in base64 as *data*, its *url*, or the *file_id* of an uploaded one.
 
     The *data* of the type `text` is a document's text.
@@ -46,7 +47,7 @@ class Source(Struct, frozen=True):
     file_id: str | None = None
 
 
-class Block(Struct, frozen=True):
+class Block(MediaLimits, frozen=True):
     """A piece of a message; its *type* determines its fields.
 
     *title* and *context* are those of a document; a search result has a *title*, too, and its *source* is a text.

@@ -52,6 +52,7 @@ from saccade.gateway.json_body import (
     listed,
     printable,
 )
+from saccade.gateway.media_parameters import with_limits
 
 LATER: Final[dict[str, tuple[object, ...]]] = {
     "background": (False,),
@@ -329,7 +330,8 @@ def _part(part: Part, name: str, place: str, chat: Conversation) -> ContentPart:
         case Part(type="input_image" | "input_file"):
             source, url = _source(part, name)
             chat.names[f"{place}.image_url"] = chat.names[f"{place}.image_url.url"] = source
-            return ContentPart(type="image_url", image_url=ImageUrl(url, part.detail))
+            image = ContentPart(type="image_url", image_url=ImageUrl(url, part.detail))
+            return with_limits(image, part)
     raise UnsupportedParameter(
         f"`{name}.type`: parts of this type are not served here; send input_text, input_image and input_file.",
         f"{name}.type",

@@ -17,6 +17,7 @@ from saccade.gateway.chat import (
     JsonSchema,
     Refused,
 )
+from saccade.gateway.media_parameters import MediaLimits
 from saccade.gateway.output.answer import MediaUsage, Usage
 
 # Code checks some fields, with better errors; the schemas here are for the description of the API.
@@ -64,7 +65,7 @@ FormatType = Annotated[str, Meta(extra_json_schema={"enum": list(FORMAT_TYPES)})
 NoLogprobs = Annotated[int, Meta(extra_json_schema=LogprobsSchema)]
 
 
-class Part(Struct, frozen=True):
+class Part(MediaLimits, frozen=True):
     """A piece of an item: text under several names, an image, or a file; its *type* determines its fields.
 
     *filename* has no effect.

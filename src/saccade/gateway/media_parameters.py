@@ -1,0 +1,95 @@
+"""The parameters of images and videos: limits of a single one, and JSON schemas for the description of the API.
+
+Code checks the values, with better errors.
+"""
+
+from typing import Annotated, TypeVar
+
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType, structs
+
+FileSchema = {
+    "type": ["object", "null"],
+    "properties": {name: {"type": ["string", "null"]} for name in ("file_id", "file_data", "filename")},
+}
+PixelsSchema = {"type": ["integer", "null"], "minimum": 1, "maximum": 2**31}
+EdgesSchema = {
+    "type": ["object", "null"],
+    "properties": {"shortest_edge": PixelsSchema, "longest_edge": PixelsSchema},
+    "additionalProperties": False,
+}
+FramesSchema = {"type": ["integer", "null"], "minimum": 1, "maximum": 2**20}
+IndexSchema = {"type": "integer", "minimum": 0, "exclusiveMaximum": 2**20}
+FpsSchema = {"type": ["number", "null"], "exclusiveMinimum": 0, "maximum": 1000}
+SideSchema = {"type": ["integer", "null"], "minimum": 1, "maximum": 2**15}
+LimitSchemas = {
+    "min_pixels": PixelsSchema,
+    "max_pixels": PixelsSchema,
+    "total_pixels": PixelsSchema,
+    "resized_height": SideSchema,
+    "resized_width": SideSchema,
+    "num_frames": FramesSchema,
+    "min_frames": FramesSchema,
+    "max_frames": FramesSchema,
+    "fps": FpsSchema,
+}
+ProcessorSchema = {
+    "properties": {**LimitSchemas, "size": EdgesSchema},
+    "additionalProperties": False,
+}
+MediaIoSchema = {
+    "properties": {
+        "image": {"type": ["object", "null"], "maxProperties": 0},
+        "video": {
+            "type": ["object", "null"],
+            "properties": {
+                "num_frames": FramesSchema,
+                "fps": FpsSchema,
+                "frames_indices": {"type": ["array", "null"], "items": IndexSchema, "maxItems": 768},
+                "total_num_frames": FramesSchema,
+            },
+            "additionalProperties": False,
+        },
+    },
+    "additionalProperties": False,
+}
+Pixels = Annotated[Raw | UnsetType, Meta(extra_json_schema=PixelsSchema)]
+Side = Annotated[Raw | UnsetType, Meta(extra_json_schema=SideSchema)]
+Frames = Annotated[Raw | UnsetType, Meta(extra_json_schema=FramesSchema)]
+Rate = Annotated[Raw | UnsetType, Meta(extra_json_schema=FpsSchema)]
+
+
+class MediaLimits(Struct, frozen=True, kw_only=True):
+    """Limits of one image or video, as `mm_processor_kwargs` has them for all; prompt.media_options reads them.
+
+    *nframes* is another name of *num_frames*, and *sample_fps* of the rate of sampled frames.
+    """
+
+    min_pixels: Pixels = UNSET
+    max_pixels: Pixels = UNSET
+    total_pixels: Pixels = UNSET
+    resized_height: Side = UNSET
+    resized_width: Side = UNSET
+    fps: Rate = UNSET
+    sample_fps: Rate = UNSET
+    num_frames: Frames = UNSET
+    nframes: Frames = UNSET
+    min_frames: Frames = UNSET
+    max_frames: Frames = UNSET
+
+
+Limited = TypeVar("Limited", bound=MediaLimits)
+
+
+def limits_of(holder: MediaLimits) -> dict[str, Raw]:
+    """Return the limits that *holder* sets, by name."""
+    return {
+        name: value
+        for name in MediaLimits.__struct_fields__
+        if (value := getattr(holder, name)) is not UNSET and bytes(value) != b"null"
+    }
+
+
+def with_limits(target: Limited, holder: MediaLimits) -> Limited:
+    """Return *target* with the limits that *holder* sets."""
+    limits = limits_of(holder)
+    return structs.replace(target, **limits) if limits else target

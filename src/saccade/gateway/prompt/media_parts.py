@@ -1,0 +1,75 @@
+"""From parts of a message that hold an image, a file or a video to its source and its options."""
+
+from typing import Final
+
+import msgspec
+from msgspec import UNSET
+
+from saccade.errors import InvalidImageUrl, InvalidValue, UnsupportedParameter
+from saccade.gateway.chat import ContentPart, FileSource, ImageSource, ImageUrl, VideoUrl, url_of_file
+from saccade.gateway.json_body import decode
+from saccade.gateway.media_parameters import MediaLimits
+from saccade.gateway.prompt.media_options import MediaOptions
+from saccade.models.family import ImageOptions
+
+FILE_DATA: Final = ("data:image/", "data:application/pdf")
+_FILE: Final = msgspec.json.Decoder(FileSource)
+_IMAGE: Final = msgspec.json.Decoder(ImageUrl | str | None)
+_VIDEO: Final = msgspec.json.Decoder(VideoUrl | str | None)
+
+
+def image_source(part: ContentPart, field: str, options: MediaOptions) -> ImageSource:
+    """Return the image in *part*, the value of *field*: a URL, or a file. Raises RequestError that names the field.
+
+    A `uuid` with an image is ignored; a `uuid` instead of an image is refused.
+    """
+    if part.type == "file":
+        return _file_source(part, f"{field}.file", options)
+    reason = " A `uuid` cannot stand for the image: send the image itself." if part.uuid is not None else ""
+    image = part.image_url
+    if part.type == "image" and part.image is not UNSET:
+        image = decode(part.image, _IMAGE, f"{field}.image")
+    url, place, within = _url(image, f"{field}.{part.type}", reason)
+    options = options.of_part(part, within, field, part.type)
+    detail = within.detail if isinstance(within, ImageUrl) else None
+    return ImageSource(place, url, ImageOptions(detail or "auto", **options.limits), limits=options.paths)
+
+
+def video_source(part: ContentPart, field: str, options: MediaOptions) -> ImageSource:
+    """Return the video in *part*, as image_source() does. A `uuid` is ignored."""
+    video = part.video_url
+    if part.type == "video" and part.video is not UNSET:
+        video = decode(part.video, _VIDEO, f"{field}.video")
+    url, place, within = _url(video, f"{field}.{part.type}", " Send the video itself.")
+    options = options.of_part(part, within, field, part.type)
+    return ImageSource(place, url, options.of_videos, limits=options.paths)
+
+
+def _url(value: ImageUrl | VideoUrl | str | None, field: str, reason: str) -> tuple[str, str, MediaLimits | None]:
+    """Return the URL in *value*, its place, and the object around it. Raises RequestError with *reason* if it lacks."""
+    if value is None:
+        raise InvalidValue(f"`{field}` is missing.{reason}", field)
+    url, place, within = (value, field, None) if isinstance(value, str) else (value.url, f"{field}.url", value)
+    if not url:
+        raise InvalidImageUrl(f"`{place}` is empty.{reason}", place)
+    return url, place, within
+
+
+def _file_source(part: ContentPart, field: str, media_options: MediaOptions) -> ImageSource:
+    if part.file is UNSET:
+        raise InvalidValue(f"`{field}` is missing.", field)
+    file = decode(part.file, _FILE, field)
+    if (file.file_id is None) == (file.file_data is None):
+        raise InvalidValue(f"`{field}` must have either `file_id` or `file_data`.", field)
+    media_options = media_options.of_part(part, file, field.removesuffix(".file"), "file")
+    options, limits = ImageOptions("auto", **media_options.limits), media_options.paths
+    if file.file_id is not None:
+        return ImageSource(f"{field}.file_id", url_of_file(file.file_id), options, limits=limits)
+    url = file.file_data or ""
+    if not url[: max(map(len, FILE_DATA))].lower().startswith(FILE_DATA):
+        raise UnsupportedParameter(
+            f"`{field}.file_data`: files other than images and PDFs are not served; send a data: URL that begins with "
+            f"{' or '.join(f'`{start}`' for start in FILE_DATA)}.",
+            f"{field}.file_data",
+        )
+    return ImageSource(f"{field}.file_data", url, options, limits=limits)
