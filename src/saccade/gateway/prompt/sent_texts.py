@@ -2,9 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from json import dumps
+from typing import Final
 
 from saccade.errors import InvalidValue
 from saccade.tokenization.messages import Message
+
+FIRST_DISTANCE: Final = 256
+HEAD_CHARACTERS: Final = 64
+MAX_HEADS: Final = 16
 
 
 def check_sent_texts(messages: Sequence[Message], prompt: str, end_of_reasoning: str, results_first: bool) -> None:
@@ -50,11 +55,37 @@ def _in_written_order(messages: Sequence[Message]) -> Iterator[int]:
 
 
 def _find_end(text: str, prompt: str, start: int) -> int:
-    """Return where *text* ends in *prompt* from *start* on, -1 if it is not there."""
+    """Return where *text* ends in *prompt* from *start* on, -1 if it is not there.
+
+    All forms are looked for in a part that grows, so that the time for all texts grows with the prompt's length: each
+    stands soon after the one before, in a form that only the template knows.
+    """
     trimmed = text.strip()
     if not trimmed:
         return start
-    for form in (trimmed, dumps(trimmed, ensure_ascii=False)[1:-1], dumps(trimmed)[1:-1]):
-        if (place := prompt.find(form, start)) >= 0:
-            return place + len(form)
-    return -1
+    distance = FIRST_DISTANCE
+    if (place := _find(trimmed, prompt, start, start + distance)) >= 0:
+        return place + len(trimmed)
+    forms = dict.fromkeys((trimmed, dumps(trimmed, ensure_ascii=False)[1:-1], dumps(trimmed)[1:-1]))
+    while True:
+        for form in forms:
+            if (place := _find(form, prompt, start, start + distance)) >= 0:
+                return place + len(form)
+        if start + distance >= len(prompt):
+            return -1
+        distance *= 4
+
+
+def _find(form: str, prompt: str, start: int, stop: int) -> int:
+    """Return the first place from *start* on and before *stop* at which *prompt* has *form*, -1 for none.
+
+    `str.find` prepares for a long text for tenths of a second, and holds the interpreter's lock meanwhile. The head of a
+    text alone is found at once, and most often the text stands there.
+    """
+    head = form[:HEAD_CHARACTERS]
+    for _ in range(MAX_HEADS):
+        start = prompt.find(head, start, stop + len(head))
+        if start < 0 or prompt.startswith(form, start):
+            return start
+        start += 1
+    return prompt.find(form, start, stop + len(form))
