@@ -79,8 +79,8 @@ def _find_end(text: str, prompt: str, start: int) -> int:
 def _find(form: str, prompt: str, start: int, stop: int) -> int:
     """Return the first place from *start* on and before *stop* at which *prompt* has *form*, -1 for none.
 
-    `str.find` prepares for a long text for tenths of a second, and holds the interpreter's lock meanwhile. The head of a
-    text alone is found at once, and most often the text stands there.
+    For a long text `str.find` prepares for tenths of a second, and holds the interpreter's lock meanwhile. The head of
+    a text alone is found at once, and most often the text stands there.
     """
     head = form[:HEAD_CHARACTERS]
     for _ in range(MAX_HEADS):
