@@ -90,6 +90,9 @@ class Attackers:
         self.refused = itertools.cycle([name for name in refused if plan.key or name != payloads.WRONG_KEY])
         self.make_refused = refused
         self.bombs = itertools.cycle(payloads.bombs(plan.model).values() if "bombs" in plan.attacks else ())
+        self.encoded_bombs = itertools.cycle(
+            payloads.encoded_bombs().items() if "encoded bombs" in plan.attacks else ()
+        )
         needs_maximal = not {"maximal bodies", "abandoned bodies"}.isdisjoint(plan.attacks)
         self.maximal = itertools.cycle(payloads.maximal(plan.model).items() if needs_maximal else ())
 
@@ -274,6 +277,13 @@ async def bomb(attackers: Attackers, address: str, number: int) -> str:
     return await attackers.ask_chat(address, next(attackers.bombs))
 
 
+async def encoded_bomb(attackers: Attackers, address: str, number: int) -> str:
+    """Send a small body that its coding makes large."""
+    name, (coding, body) = next(attackers.encoded_bombs)
+    head = payloads.head(len(body), attackers.plan.key, port=attackers.plan.port, coding=coding)
+    return f"{name}: {await attackers.ask(address, head + body)}"
+
+
 ATTACKS = {
     "tarpit": Attack(64, 1.0, tarpit),
     "dripping hosts": Attack(24, 1.0, dripping_host),
@@ -288,6 +298,7 @@ ATTACKS = {
     "maximal bodies": Attack(2, 2.0, maximal),
     "abandoned bodies": Attack(2, 2.0, abandoned),
     "bombs": Attack(2, 2.0, bomb),
+    "encoded bombs": Attack(2, 2.0, encoded_bomb),
 }
 """By name. Together they hold fewer places than the default of `--max-requests`, which honest clients need too."""
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import attacks
+import encoded
 import images
 
 PATH = "/v1/chat/completions"
@@ -17,6 +18,7 @@ MAX_BODY_BYTES = 16 << 20
 """Of the besieged server: `--max-body-bytes`."""
 
 LARGE_BYTES = 8 << 20
+ENCODED_MIB = 1024
 NUM_EMPTY_MESSAGES = 100_000
 TOO_MANY_IMAGES = 100
 NUM_SIBLINGS = 15
@@ -54,11 +56,13 @@ def head(
     path: str = PATH,
     content_type: str = "application/json",
     port: int = 80,
+    coding: str | None = None,
 ) -> bytes:
-    """Return the head of a POST; None announces a chunked body."""
+    """Return the head of a POST; None announces a chunked body. *coding* is its Content-Encoding."""
     length = "Transfer-Encoding: chunked" if body_bytes is None else f"Content-Length: {body_bytes}"
     lines = [f"POST {path} HTTP/1.1", f"Host: 127.0.0.1:{port}", "Connection: close", f"Content-Type: {content_type}"]
     lines += [f"Authorization: Bearer {key}"] if key else []
+    lines += [f"Content-Encoding: {coding}"] if coding else []
     return "\r\n".join([*lines, length, "", ""]).encode()
 
 
@@ -100,6 +104,22 @@ def bombs(model: str) -> dict[str, bytes]:
     encoded["png 7000 x 7000"] = images.bomb(7000, 7000)
     encoded["jpeg with 4 MiB behind its end"] = padded_jpeg(4 << 20)
     return {name: chat(model, image_parts(data_url(one)), max_tokens=1) for name, one in encoded.items()}
+
+
+def encoded_bombs() -> dict[str, tuple[str, bytes]]:
+    """Return small bodies that decode to a gibibyte or take long to decode, each with its coding."""
+    whole = {coding: (coding, build(ENCODED_MIB)) for coding, build in encoded.BOMBS.items()}
+    return (
+        whole
+        | {
+            f"{coding}, almost the limit": (coding, build(MAX_BODY_BYTES >> 20))
+            for coding, build in encoded.BOMBS.items()
+        }
+        | {
+            "gzip, 1 MiB of empty blocks": ("gzip", encoded.empty_blocks(1 << 20)),
+            "zstd, 1 MiB of empty frames": ("zstd", encoded.empty_frames(1 << 20)),
+        }
+    )
 
 
 def _around(model: str, field: str, inside: bytes) -> bytes:

@@ -26,6 +26,7 @@
     │   ├── RequestTimeout          408, the request arrives too slowly
     │   ├── BodyTooLarge            413
     │   ├── UnsupportedMediaType    415, a body without `Content-Type: application/json`
+    │   ├── UnsupportedContentEncoding  415, a body in a content coding that is not served
     │   ├── QueueFull               429
     │   └── RateLimitExceeded       429, a tenant has used what it may use in a minute
     ├── ServiceError                the server failed, 5xx
@@ -187,6 +188,10 @@ class BodyTooLarge(RequestError, code="body_too_large", status=413):
 
 class UnsupportedMediaType(RequestError, code="unsupported_media_type", status=415):
     """A body without `Content-Type: application/json`."""
+
+
+class UnsupportedContentEncoding(RequestError, code="unsupported_content_encoding", status=415):
+    """A body in a content coding that is not read, or in more than one."""
 
 
 class QueueFull(RequestError, code="queue_full", status=429):

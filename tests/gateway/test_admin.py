@@ -5,11 +5,12 @@ import contextlib
 import http.client
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import encoded
 import pytest
 import scripted
 import uvicorn
@@ -19,7 +20,7 @@ from waiting import wait_until
 
 from saccade.errors import StartupError
 from saccade.gateway import app
-from saccade.gateway.admin import HOST, Admin
+from saccade.gateway.admin import HOST, MAX_BODY_BYTES, Admin
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.server.access_log import AccessLog
 from saccade.transport import lasting_task
@@ -95,6 +96,28 @@ def test_admin_key_resets_every_worker(path: str, admin: Port) -> None:
     assert admin.ask("POST", path, Authorization="Bearer admin") == (200, b"")
     prefix, media = RESETS[path]
     assert admin.gateway.worker.resets == [{"prefix": prefix, "media": media}]
+
+
+@table("coding, encode", encoded.ENCODERS.values(), ids=encoded.ENCODERS)
+def test_encoded_bodies_are_read(admin: Port, coding: str, encode: Callable[[bytes], bytes]) -> None:
+    headers = {"Authorization": "Bearer admin", "Content_Type": "application/json", "Content_Encoding": coding}
+    url = encode(b'{"url": "grpc://127.0.0.1:9"}')
+    assert admin.ask("POST", "/workers", url, **headers)[0] == 200
+    assert admin.ask("DELETE", "/workers", url, **headers)[0] == 200
+    chat = encode(b'{"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}')
+    assert admin.ask("POST", "/route", chat, X_Api_Key="tenant", **headers)[0] == 200
+    long = encode(b'{"url": "grpc://127.0.0.1:9"}' + b" " * MAX_BODY_BYTES)
+    assert admin.ask("POST", "/workers", long, **headers)[0] == 413
+
+
+@table("coding", encoded.BOMBS)
+def test_bombs_are_refused(admin: Port, coding: str) -> None:
+    headers = {"Authorization": "Bearer admin", "Content_Type": "application/json", "Content_Encoding": coding}
+    for method, path, num_mib in (("POST", "/workers", 1), ("DELETE", "/workers", 1), ("POST", "/route", 80)):
+        bomb = encoded.BOMBS[coding](num_mib)
+        assert admin.ask(method, path, bomb, X_Api_Key="tenant", **headers)[0] == 413
+        assert admin.ask(method, path, b"\1" + bomb, X_Api_Key="tenant", **headers)[0] == 400
+        assert admin.ask(method, path, bomb, X_Api_Key="tenant", **{**headers, "Content_Encoding": "br"})[0] == 415
 
 
 @table("path", RESETS)

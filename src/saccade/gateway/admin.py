@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
-from saccade.errors import BodyTooLarge, InvalidValue, StartupError, WorkerUnavailable
+from saccade.errors import InvalidValue, StartupError, WorkerUnavailable
 from saccade.gateway.apis.openapi import server_version
 from saccade.gateway.apis.pages import page
 from saccade.gateway.apis.routes import route
@@ -117,16 +117,12 @@ class Admin:
         return self._sources_of(url)
 
     async def _url(self, request: Request) -> str:
-        """Return the url in a body. Raises BodyTooLarge and InvalidValue, also if several processes share the port."""
+        """Return the url in a body. Raises as read_short(), and InvalidValue if several processes share the port."""
         if self._app.siblings.are_several:
             raise InvalidValue(
                 "With --gateway-processes over 1 workers are added and removed by --workers-file.", "url"
             )
-        body = b""
-        async for piece in request.stream():
-            body += piece
-            if len(body) > MAX_BODY_BYTES:
-                raise BodyTooLarge(f"The body has more than {MAX_BODY_BYTES} bytes.")
+        body = await self._app.bodies.read_short(request.scope, request.receive, MAX_BODY_BYTES)
         try:
             return msgspec.json.decode(body, type=_WorkerUrl).url
         except UNREADABLE as error:

@@ -67,7 +67,7 @@ class Application:
         self.siblings = Siblings(
             config.member, self._work, self.media.forget, metrics.registry, of_engines, self._api_keys.usages
         )
-        self.bodies = BodyReader.of(config, self.limits)
+        self.bodies = BodyReader.of(config, self.limits, self.media.threads)
         self.pipeline = Pipeline(
             model_registry=self.model_registry,
             prompts=PromptDrafter(

@@ -3,15 +3,18 @@
 import base64
 import contextlib
 import gc
+import gzip
 import http.client
 import json
 import socket
 import tracemalloc
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import chats
+import encoded
 import grammar_trials
 import images
 import psutil
@@ -21,6 +24,7 @@ from waiting import wait_until
 
 from saccade.errors import WorkerFailed
 from saccade.gateway.config import GatewayConfig
+from saccade.gateway.server.content_coding import zstd
 from saccade.protocol.output import TokenDelta
 
 MIB = 1 << 20
@@ -59,6 +63,10 @@ REFUSED: dict[str, tuple[int, str, Any, dict[str, str]]] = {
     "too long a text of a stream": (400, CHATS, chat(stream=True), {}),
     "not JSON": (400, CHATS, NOT_JSON, {}),
     "not UTF-8": (400, CHATS, NOT_JSON + b'\xff"}', {}),
+    "truncated gzip": (400, CHATS, gzip.compress(NOT_JSON)[:-4], {"Content_Encoding": "gzip"}),
+    "not JSON in zstd": (400, CHATS, zstd.compress(NOT_JSON), {"Content_Encoding": "zstd"}),
+    "bytes after deflate": (400, CHATS, zlib.compress(NOT_JSON) + b"{", {"Content_Encoding": "deflate"}),
+    "a bomb": (413, CHATS, encoded.gzip_bomb(80), {"Content_Encoding": "gzip"}),
     "an array": (400, CHATS, [FILLER], {}),
     "unknown role": (400, CHATS, {"model": "tiny", "messages": [{"role": "boss", "content": FILLER}]}, {}),
     "role of a wrong type": (400, CHATS, {"model": "tiny", "messages": [{"role": 5, "content": FILLER}]}, {}),

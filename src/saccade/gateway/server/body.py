@@ -1,4 +1,4 @@
-"""Reads request bodies within the byte budget; a body that is too long is refused before it is read.
+"""Reads and decodes request bodies within the byte budget; a body that is too long is refused before it is read.
 
 Forms with files (multipart/form-data, RFC 7578) are parsed in one pass over a body in memory; parts are not nested.
 """
@@ -15,9 +15,10 @@ from starlette.types import Receive, Scope
 
 from saccade.errors import BodyTooLarge, InvalidValue, UnsupportedMediaType
 from saccade.gateway.config import ServerSettings
-from saccade.gateway.limits import LARGE_BODY_BYTES
+from saccade.gateway.limits import LARGE_BODY_BYTES, WorkThreads
 from saccade.gateway.request import COPIES, Limits, Request
 from saccade.gateway.server.connection import CONNECTION, Connection
+from saccade.gateway.server.content_coding import OUTPUT_BYTES, EncodedBody, coding_of
 from saccade.gateway.server.origins import TrustedProxies
 from saccade.gateway.server.request_reader import MAX_LENGTH
 from saccade.gateway.tenants.account import ACCOUNT, Account
@@ -41,14 +42,15 @@ class BodyReader:
     """Begins requests within *limits* and reads their bodies, at most *max_bytes* each."""
 
     limits: Limits
+    threads: WorkThreads
     proxies: TrustedProxies
     max_bytes: int
 
     @classmethod
-    def of(cls, config: ServerSettings, limits: Limits) -> Self:
+    def of(cls, config: ServerSettings, limits: Limits, threads: WorkThreads) -> Self:
         """Return the reader of *config*. Raises StartupError if a proxy's network is malformed."""
         max_bytes = min(config.max_body_bytes, config.max_request_memory_bytes // COPIES)
-        return cls(limits, TrustedProxies(config.trusted_proxies), max_bytes)
+        return cls(limits, threads, TrustedProxies(config.trusted_proxies), max_bytes)
 
     def begin(
         self, scope: Scope, account: Account | None = None, *, is_charged: bool = True
@@ -59,26 +61,27 @@ class BodyReader:
         return Request.begin(self.limits, account, client, is_charged=is_charged)
 
     async def read(self, scope: Scope, receive: Receive, request: Request) -> bytearray:
-        """Return the body and reserve memory for it; LARGE_BODY_BYTES or less need no reservation.
+        """Return the body, decoded, and reserve memory for it; LARGE_BODY_BYTES or less need no reservation.
 
-        Raises BodyTooLarge, QueueFull and ClientDisconnected.
+        Raises UnsupportedContentEncoding, InvalidValue, BodyTooLarge, QueueFull and ClientDisconnected.
         """
         memory = request.memory
+        arrival = _Arrival(receive, scope["headers"], self.threads)
         length = content_length(scope)
         if length is not None and length > self.max_bytes:
             raise self._too_large()
         await self.limits.admission.start(length)
+        if arrival.is_encoded:
+            length = None  # nobody knows how many bytes it decodes to
         # A client that has not sent its first bytes holds neither memory nor a reading turn.
-        piece, more = await self._next(receive)
-        body = bytearray(piece)
-        if more and length is not None and length > LARGE_BODY_BYTES:
+        body = bytearray(await arrival.next())
+        if arrival.has_more and length is not None and length > LARGE_BODY_BYTES:
             # A client that announces much and sends little must not hold memory that others need.
             await memory.grow(COPIES * min(length, STEP_BYTES))
-        async with self.limits.admission.reading(length if more else 0) as turn:
-            while more and len(body) <= self.max_bytes:
+        async with self.limits.admission.reading(length if arrival.has_more else 0) as turn:
+            while arrival.has_more and arrival.num_bytes <= self.max_bytes:
                 try:
-                    async with asyncio.timeout(PAUSE_SECONDS):
-                        piece, more = await self._next(receive)
+                    piece = await arrival.next(PAUSE_SECONDS)
                 except TimeoutError:
                     memory.keep(COPIES * (len(body) + STEP_BYTES))
                     length = None
@@ -89,18 +92,75 @@ class BodyReader:
                     num_held = memory.num_bytes // COPIES
                     num_ahead = min(STEP_BYTES, self.max_bytes - num_held) if length is None else length - num_held
                     await memory.grow(COPIES * num_ahead)
-        if len(body) > self.max_bytes:
+        if arrival.num_bytes > self.max_bytes:
             raise self._too_large()
         return body
 
-    async def _next(self, receive: Receive) -> tuple[bytes, bool]:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnected
-        return message.get("body", b""), message.get("more_body", False)
+    async def read_short(self, scope: Scope, receive: Receive, max_bytes: int) -> bytearray:
+        """Return a body of at most *max_bytes*, decoded, which is too short for any reservation.
+
+        Raises UnsupportedContentEncoding, InvalidValue, BodyTooLarge and ClientDisconnected.
+        """
+        arrival = _Arrival(receive, scope["headers"], self.threads)
+        body = bytearray()
+        while arrival.has_more and arrival.num_bytes <= max_bytes:
+            body += await arrival.next()
+        if arrival.num_bytes > max_bytes:
+            raise BodyTooLarge(f"The body has more than {max_bytes} bytes.")
+        return body
 
     def _too_large(self) -> BodyTooLarge:
         return BodyTooLarge(f"The request's body is over the limit of {self.max_bytes} bytes.")
+
+
+class _Arrival:
+    """A body that arrives, perhaps encoded. Raises UnsupportedContentEncoding if *headers* name a coding unknown here.
+
+    *num_bytes* are the bytes so far, encoded or decoded, whichever are more.
+    """
+
+    def __init__(self, receive: Receive, headers: Sequence[tuple[bytes, bytes]], threads: WorkThreads) -> None:
+        coding = coding_of(headers)
+        self.is_encoded = coding is not None
+        self.has_more = True
+        self.num_bytes = 0
+        self._receive = receive
+        self._threads = threads
+        self._encoded = None if coding is None else EncodedBody(coding)
+        self._num_wire_bytes = 0
+        self._num_body_bytes = 0
+        self._is_coming = True
+
+    async def next(self, pause_seconds: float | None = None) -> bytes:
+        """Return the next piece, decoded. It may be empty.
+
+        Raises TimeoutError if nothing arrives for *pause_seconds*, ClientDisconnected, and InvalidValue if the piece
+        cannot be decoded.
+        """
+        piece = b""
+        if self._encoded is None or not self._encoded.has_more:
+            async with asyncio.timeout(pause_seconds):
+                message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnected
+            piece = message.get("body", b"")
+            self.has_more = self._is_coming = message.get("more_body", False)
+            self._num_wire_bytes += len(piece)
+        if self._encoded is not None:
+            piece = await self._decode(self._encoded, piece)
+        self._num_body_bytes += len(piece)
+        self.num_bytes = max(self._num_wire_bytes, self._num_body_bytes)
+        return piece
+
+    async def _decode(self, encoded: EncodedBody, piece: bytes) -> bytes:
+        """Return what the next step of *encoded* decodes; if it needs more for one, give it *piece*."""
+        if not encoded.has_more:
+            encoded.feed(piece, not self._is_coming)
+        # A step for a short body takes less time than a thread needs to begin.
+        is_long = self._num_body_bytes > LARGE_BODY_BYTES
+        output = await self._threads.run(is_long, OUTPUT_BYTES, encoded.decode)
+        self.has_more = self._is_coming or encoded.has_more
+        return output
 
 
 def content_length(scope: Scope) -> int | None:

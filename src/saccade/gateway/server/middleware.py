@@ -31,11 +31,13 @@ from saccade.errors import (
     RouteNotFound,
     SaccadeError,
     StartupError,
+    UnsupportedContentEncoding,
 )
 from saccade.gateway.config import ServerSettings
 from saccade.gateway.server.access_log import NO_ROUTE, POLLED, PROBES, AccessLog, span_attributes
 from saccade.gateway.server.body import ClientDisconnected
 from saccade.gateway.server.connection import CONNECTION
+from saccade.gateway.server.content_coding import ACCEPTED
 from saccade.gateway.server.errors import UNFORESEEN, drop_tracebacks, encode_error, encode_messages_error, send_json
 from saccade.gateway.server.origins import AllowedOrigins, check_json
 from saccade.gateway.tenants.account import ACCOUNT, Account
@@ -310,6 +312,8 @@ def _limit_headers(scope: Scope) -> Iterator[tuple[bytes, bytes]]:
 def _headers(error: SaccadeError) -> dict[str, str]:
     if isinstance(error, InvalidApiKey):
         return {"www-authenticate": "Bearer"}
+    if isinstance(error, UnsupportedContentEncoding):
+        return {"accept-encoding": ACCEPTED}
     if isinstance(error, RateLimitExceeded):
         return {"retry-after": str(error.retry_after_seconds)}
     if error.status in (429, 503):
