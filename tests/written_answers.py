@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from saccade.gateway.chat import Chat, ChatRequest
+from saccade.gateway.output.call_reader import GeneratedCall, joined_calls
 from saccade.gateway.output.choice import GeneratedChoice, choices_of
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.protocol.output import FinishReason, TokenDelta
@@ -26,6 +27,7 @@ TOOLS: tuple[dict[str, Any], ...] = (
 )
 
 Call = tuple[str, dict[str, Any]]
+CUT = "the arguments of a call that is cut"
 
 
 class Seen(NamedTuple):
@@ -157,14 +159,18 @@ def choice_of(
 
 def read_in_pieces(choice: GeneratedChoice, ids: Sequence[int], size: int, finish: FinishReason) -> Seen:
     """Return what *choice* makes of *ids* in deltas of *size* tokens."""
-    reasoning, content, calls = "", "", list[Call]()
+    reasoning, content, pieces = "", "", list[GeneratedCall]()
     for start in range(0, len(ids) + 1, size):
         reason = finish if start + size > len(ids) else None
         chunk = choice.take(TokenDelta("r", list(ids[start : start + size]), reason))
         reasoning, content = reasoning + chunk.reasoning, content + chunk.content
-        calls += [(call.name, json.loads(call.arguments)) for call in chunk.calls]
+        pieces += chunk.calls
         if choice.finish_reason is not None:
             break
+    calls = [
+        (call.name, {CUT: call.arguments} if call.is_cut else json.loads(call.arguments))
+        for call in joined_calls(pieces)
+    ]
     seen = Seen(
         reasoning.strip(),
         content.strip(),

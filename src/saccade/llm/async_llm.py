@@ -31,7 +31,7 @@ from saccade.gateway.output.choice import Chunk
 from saccade.gateway.request import COPIES, Request
 from saccade.gateway.tenants.account import EVERYBODY, Account
 from saccade.llm.conversation import Source, load, num_bytes, read_messages
-from saccade.llm.results import ChatResult, Delta
+from saccade.llm.results import ChatResult, Delta, Deltas
 from saccade.llm.sampling import ChatOptions, SamplingParams
 from saccade.llm.settings import read_settings
 from saccade.supervisor.tree import Child
@@ -139,10 +139,10 @@ class AsyncLLM:
         self, messages: Iterable[Any], sampling_params: SamplingParams | None = None, **options: Unpack[ChatOptions]
     ) -> AsyncGenerator[Delta, None]:
         """Yield the answer to *messages* as it grows, then its usage. Raises SaccadeError."""
-        deltas = asyncio.Queue[Delta | None]()
+        deltas, maker = asyncio.Queue[Delta | None](), Deltas()
 
         def take(chunk: Chunk) -> None:
-            deltas.put_nowait(Delta.of(chunk))  # now: its choice changes with later chunks
+            deltas.put_nowait(maker.of(chunk))  # now: its choice changes with later chunks
 
         async def run() -> Usage:
             try:

@@ -9,6 +9,7 @@ from saccade.errors import SaccadeError
 from saccade.gateway.apis.chat import AnswerMessage, ChatCompletion, Choice, ToolCall
 from saccade.gateway.chat import CalledFunction
 from saccade.gateway.output.answer import Usage
+from saccade.gateway.output.call_reader import GeneratedCall, joined_calls
 from saccade.gateway.output.choice import Chunk, PromptLogprob
 
 
@@ -68,7 +69,18 @@ class Delta:
     finish_reason: str | None = None
     usage: Usage | None = None
 
-    @classmethod
-    def of(cls, chunk: Chunk) -> "Delta":
-        calls = [ToolCall(call.id, CalledFunction(call.name, call.arguments)) for call in chunk.calls]
-        return cls(chunk.content, chunk.reasoning, calls, chunk.choice.index, chunk.choice.finish_reason)
+
+class Deltas:
+    """Makes deltas of the chunks of one answer. A call comes when it is whole."""
+
+    def __init__(self) -> None:
+        self._pieces: dict[int, list[GeneratedCall]] = {}
+        """Of the open call of each choice."""
+
+    def of(self, chunk: Chunk) -> Delta:
+        """Return what *chunk* adds."""
+        pieces = [*self._pieces.get(chunk.choice.index, ()), *chunk.calls]
+        num_whole = max((place for place, piece in enumerate(pieces, 1) if piece.ends), default=0)
+        self._pieces[chunk.choice.index] = pieces[num_whole:]
+        calls = [ToolCall(call.id, CalledFunction(call.name, call.arguments)) for call in joined_calls(pieces)]
+        return Delta(chunk.content, chunk.reasoning, calls, chunk.choice.index, chunk.choice.finish_reason)

@@ -9,6 +9,7 @@ import pytest
 import scripted
 from tables import table
 
+from saccade.models.tool_formats.json_pieces import complete_object
 from saccade.protocol.output import FinishReason
 
 Fields = dict[str, Any]
@@ -29,6 +30,7 @@ ENDS: dict[str, tuple[tuple[str, ...], FinishReason]] = {
     "text and a call": (("I look.", *CALL), FinishReason.STOP),
     "reasoning and a call": (("<think>", "Hm", "</think>", *CALL), FinishReason.STOP),
     "cut in a call": (CALL[:2], CUT),
+    "cut in the arguments of a call": ((CALL[0], CALL[1][:-6]), CUT),
     "a stop string": (("I say END", " and more"), FinishReason.STOP),
     "a stop string at once": (("END", " and more"), FinishReason.STOP),
 }
@@ -107,7 +109,7 @@ class Messages:
             elif event.get("type") == "content_block_delta":
                 for name, more in event["delta"].items():
                     if name == "partial_json":
-                        blocks[-1]["input"] = json.loads(more)
+                        blocks[-1]["input"] = json.loads(complete_object(more))
                     elif name != "type":
                         blocks[-1][name] += more
         return {"role": "assistant", "content": blocks}

@@ -33,6 +33,8 @@ CASES: dict[str, tuple[tuple[str, ...], FinishReason, dict[str, Any], str]] = {
     "a named call": (CALL, STOP, {"tool_choice": NAMED}, "tool_calls"),
     "one call at most": ((*CALL, *CALL), LENGTH, {"parallel_tool_calls": False}, "tool_calls"),
     "a call, cut": (CALL[:2], LENGTH, {}, "length"),
+    "a call, cut in its arguments": ((CALL[0], CALL[1][:-4]), LENGTH, {}, "length"),
+    "a required call, cut": ((CALL[0], CALL[1][:-4]), LENGTH, {"tool_choice": "required"}, "length"),
 }
 RECORDS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -75,7 +77,7 @@ def test_the_finish_reason_comes_alone(
     pieces, finish, fields, reason = CASES[case]
     asked = {"tools": [TOOL], "n": n, **fields, **RECORDS[record]}
     prepare(gateway, pieces, finish, n, at_once)
-    whole = gateway.chat(**{name: value for name, value in asked.items() if name != "stream_options"}).json["choices"]
+    whole = gateway.chat(**{**asked, "stream_options": None}).json["choices"]
     prepare(gateway, pieces, finish, n, at_once)
     *events, done = gateway.chat(stream=True, **asked).events
     assert done == "[DONE]"
@@ -88,7 +90,10 @@ def test_the_finish_reason_comes_alone(
         message = whole[index]["message"]
         for name in ("content", "reasoning_content"):
             assert "".join(part["delta"].get(name, "") for part in before) == (message.get(name) or "")
-        calls = [call["function"] for part in before for call in part["delta"].get("tool_calls", ())]
+        calls: list[dict[str, str]] = []
+        for call in (call for part in before for call in part["delta"].get("tool_calls", ())):
+            calls += [call["function"]] if "id" in call else []
+            calls[-1]["arguments"] += "" if "id" in call else call["function"]["arguments"]
         assert calls == [call["function"] for call in message.get("tool_calls", ())]
         entries = [entry for part in before if part["logprobs"] for entry in part["logprobs"]["content"]]
         assert entries == ((whole[index]["logprobs"] or {}).get("content") or [])

@@ -68,8 +68,9 @@ def test_malformed_call_is_content(stream: bool, gateway: scripted.Gateway) -> N
     num_tokens = gateway.answer_pieces("<tool_call>", CALL.replace("zoom", "book"), "</tool_call>", "\n")
     content = f"<tool_call>{CALL.replace('zoom', 'book')}</tool_call>\n"
     assert ask(gateway, stream) == (content, None, [], "stop", num_tokens)
-    num_tokens = gateway.answer_pieces("<tool_call>", CALL[:-9], finish=FinishReason.LENGTH)
-    assert ask(gateway, stream) == (f"<tool_call>{CALL[:-9]}", None, [], "length", num_tokens)
+    cut = CALL.replace("zoom", "book")[:-9]
+    num_tokens = gateway.answer_pieces("<tool_call>", cut, finish=FinishReason.LENGTH)
+    assert ask(gateway, stream) == (f"<tool_call>{cut}", None, [], "length", num_tokens)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 from tables import table
 
-from saccade.gateway.output.tool_calls import declared
+from saccade.gateway.output.call_reader import declared
 from saccade.grammars.property_types import typed
 from saccade.models.family import ToolParser
 from saccade.models.tool_formats import FORMATS

@@ -10,8 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tables import table
 
+from saccade.gateway.output.call_reader import GeneratedCall
 from saccade.gateway.output.choice import GeneratedChoice, TokenRecord
-from saccade.gateway.output.tool_calls import GeneratedCall, ToolCallReader
+from saccade.gateway.output.tool_calls import ToolCallReader
 from saccade.gateway.served_models.served_model import Parsers, ServedModel
 from saccade.models.files import read_model_files
 from saccade.models.tool_formats import tool_call_tokens
@@ -215,8 +216,10 @@ def test_a_call_that_only_lacks_its_end_is_read(tool_format: str, models: Models
     model = models(tool_format)
     begin = [TAGS[2]] if tool_format == "kimi_k2" else []
     ids = ids_of(model, *begin, *written(tool_format, 0, "look", {"count": 1})[:-1])
-    for finish, reason in ((FinishReason.STOP, "tool_calls"), (FinishReason.LENGTH, "length")):
-        assert read(model, [ids], finish=finish)[1:3] == ([(0, "look", {"count": 1})], reason)
+    whole = [(0, "look", {"count": 1})]
+    assert read(model, [ids])[1:3] == (whole, "tool_calls")
+    if tool_format != "glm45":  # Another argument might have followed there.
+        assert read(model, [ids], finish=FinishReason.LENGTH)[1:3] == (whole, "length")
 
 
 @pytest.mark.parametrize("tool_format", RELEASES)

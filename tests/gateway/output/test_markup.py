@@ -9,9 +9,9 @@ from tables import table
 
 from saccade.errors import UnsupportedParameter
 from saccade.gateway.chat import Chat, ChatRequest
+from saccade.gateway.output.call_reader import GeneratedCall
 from saccade.gateway.output.choice import choices_of
 from saccade.gateway.output.sampling import sampling_params
-from saccade.gateway.output.tool_calls import GeneratedCall
 from saccade.gateway.served_models.served_model import Parsers, ServedModel
 from saccade.models.files import read_model_files
 from saccade.protocol.output import FinishReason, TokenDelta

@@ -11,6 +11,7 @@ from saccade.gateway.body_bounds import check_messages
 from saccade.gateway.chat import CalledFunction, ChatRequest, StreamOptions
 from saccade.gateway.json_body import ParameterReader, check_stream
 from saccade.gateway.output.answer import Answer, Usage
+from saccade.gateway.output.call_reader import GeneratedCall, joined_calls
 from saccade.gateway.output.choice import ChoiceLogprobs, Chunk, GeneratedChoice, PromptLogprob, prompt_logprobs
 from saccade.gateway.server.event_stream import DONE, error_event, event
 
@@ -23,13 +24,23 @@ class ToolCall(Struct, frozen=True):
     type: Literal["function"] = "function"
 
 
-class ToolCallDelta(Struct, frozen=True):
-    """A call of a tool in a chunk, always complete; *index* numbers the calls of a choice."""
+class FunctionDelta(Struct, frozen=True, kw_only=True):
+    """The increment of a function's *arguments*; the first of a call has the *name*."""
+
+    name: str | UnsetType = UNSET
+    arguments: str
+
+
+class ToolCallDelta(Struct, frozen=True, kw_only=True):
+    """A call of a tool in a chunk, or a piece of its arguments; *index* numbers the calls of a choice.
+
+    The first piece has *id*, *type* and the function's name.
+    """
 
     index: int
-    id: str
-    function: CalledFunction
-    type: Literal["function"] = "function"
+    id: str | UnsetType = UNSET
+    function: FunctionDelta
+    type: Literal["function"] | UnsetType = UNSET
 
 
 class AnswerMessage(Struct, frozen=True):
@@ -203,7 +214,8 @@ class ChatCompletionEvents:
 
 def _whole_choice(choice: GeneratedChoice, chunks: list[Chunk]) -> Choice:
     content = None if choice.ends_in_reasoning else "".join(chunk.content for chunk in chunks)
-    calls = [ToolCall(call.id, CalledFunction(call.name, call.arguments)) for chunk in chunks for call in chunk.calls]
+    pieces = (piece for chunk in chunks for piece in chunk.calls)
+    calls = [ToolCall(call.id, CalledFunction(call.name, call.arguments)) for call in joined_calls(pieces)]
     reasoning = "".join(chunk.reasoning for chunk in chunks)
     logprobs, token_ids = (None, UNSET) if choice.record is None else choice.record.flush()
     return Choice(
@@ -229,19 +241,27 @@ def _roles(template: ChatCompletionChunk, answer: Answer) -> bytes:
 
 
 def _events(template: ChatCompletionChunk, chunk: Chunk) -> bytes:
-    """Return one event for reasoning, one for content and one for each call; one with the finish reason alone follows.
+    """Return one event for reasoning, one for content and one for each call or piece of one.
+
+    One with the finish reason alone follows.
 
     Requested token ids and logprobs come with the first event after their tokens.
     """
     choice = chunk.choice
     deltas = [Delta(reasoning_content=chunk.reasoning, reasoning=chunk.reasoning)] if chunk.reasoning else []
     deltas += [Delta(content=chunk.content)] if chunk.content else []
-    for call in chunk.calls:
-        deltas.append(Delta(tool_calls=[ToolCallDelta(call.index, call.id, CalledFunction(call.name, call.arguments))]))
+    deltas += [Delta(tool_calls=[_call_delta(call)]) for call in chunk.calls if call.begins or call.arguments]
     wires = [_with_record(choice, delta) for delta in deltas]
     if choice.finish_reason is not None:
         wires += _ending(choice)
     return b"".join(_event(msgspec.structs.replace(template, choices=[wire])) for wire in wires)
+
+
+def _call_delta(call: GeneratedCall) -> ToolCallDelta:
+    if not call.begins:
+        return ToolCallDelta(index=call.index, function=FunctionDelta(arguments=call.arguments))
+    function = FunctionDelta(name=call.name, arguments=call.arguments)
+    return ToolCallDelta(index=call.index, id=call.id, function=function, type="function")
 
 
 def _ending(choice: GeneratedChoice) -> list[ChunkChoice]:

@@ -7,8 +7,10 @@ from msgspec import UNSET, Struct, UnsetType
 
 from saccade.errors import WorkerFailed
 from saccade.gateway.chat import Chat, ChatRequest
+from saccade.gateway.output.call_reader import CallReader, GeneratedCall, Piece
+from saccade.gateway.output.held_calls import HeldCallReader
 from saccade.gateway.output.reasoning import Reasoning
-from saccade.gateway.output.tool_calls import GeneratedCall, Piece, ToolCallReader
+from saccade.gateway.output.tool_calls import ToolCallReader
 from saccade.gateway.prompt.tools import read_choice
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.protocol.output import FinishReason, TokenDelta, TokenLogprob
@@ -99,7 +101,7 @@ TOOL_CALLS = "tool_calls"
 
 
 class Chunk(NamedTuple):
-    """The increment of *choice* in a delta: text of its reasoning, then of its content, and calls of tools.
+    """The increment of *choice* in a delta: text of its reasoning, then of its content, and calls or pieces of calls.
 
     *places* has for each call how many characters of *content* come before it.
     """
@@ -169,7 +171,7 @@ class GeneratedChoice:
         hidden_ids: Collection[int] = (),
         reasoning: Reasoning | None = None,
         record: TokenRecord | None = None,
-        tool_calls: ToolCallReader | None = None,
+        tool_calls: CallReader | None = None,
         markup: MarkupReader | None = None,
         holds_calls: bool = False,
     ) -> None:
@@ -186,6 +188,7 @@ class GeneratedChoice:
         self._markup = markup
         self._holds_calls = holds_calls
         self._num_hidden_tokens = 0
+        self._reaches_limit = False
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Note the token ids of the prompt."""
@@ -201,6 +204,7 @@ class GeneratedChoice:
         # The id that ended the choice counts as generated and is hidden, special token or not.
         if delta.finish_reason is FinishReason.STOP and token_ids and token_ids[-1] in self._hidden_ids:
             token_ids = token_ids[:-1]
+        self._reaches_limit = delta.finish_reason is FinishReason.LENGTH
         chunk = self._read(token_ids, is_last=delta.finish_reason is not None)
         if delta.finish_reason is not None:
             self.finish_reason = delta.finish_reason.value
@@ -208,7 +212,7 @@ class GeneratedChoice:
             self.finish_reason = FinishReason.STOP.value
         else:
             self._num_hidden_tokens += len(delta.token_ids) - len(token_ids)
-        if self.finish_reason == FinishReason.STOP.value and self.num_calls:
+        if self.finish_reason == FinishReason.STOP.value and self.num_calls and not self._ends_in_call:
             self.finish_reason = TOOL_CALLS
         if self.record is not None:
             self.record.add(delta, self.num_tokens - num_tokens)
@@ -223,6 +227,10 @@ class GeneratedChoice:
     def ends_in_reasoning(self) -> bool:
         """Whether the reasoning has not ended: there is no content."""
         return self._reasoning is not None and self._reasoning.is_open
+
+    @property
+    def _ends_in_call(self) -> bool:
+        return self._tool_calls is not None and self._tool_calls.is_cut
 
     @property
     def num_calls(self) -> int:
@@ -267,7 +275,7 @@ class GeneratedChoice:
         content = self._detokenizer.push(token_ids)
         return Chunk(self, reasoning, content + self._detokenizer.finish() if is_last else content)
 
-    def _read_calls(self, reader: ToolCallReader, token_ids: Sequence[int], is_last: bool) -> Chunk:
+    def _read_calls(self, reader: CallReader, token_ids: Sequence[int], is_last: bool) -> Chunk:
         reasoning, content, calls, places = "", "", list[GeneratedCall](), list[int]()
         if self._reasoning is not None and self._holds_calls and self._reasoning.may_follow:
             reasoning, token_ids = self._reasoning.take(token_ids)
@@ -303,10 +311,11 @@ class GeneratedChoice:
         self._detokenizer.num_others = self._num_others
         return reasoning, self._detokenizer.push(piece)
 
-    def _pieces(self, reader: ToolCallReader, token_ids: Sequence[int], is_last: bool) -> Iterator[Piece]:
+    def _pieces(self, reader: CallReader, token_ids: Sequence[int], is_last: bool) -> Iterator[Piece]:
         yield from reader.take(token_ids)
         if is_last:
-            yield from reader.finish()
+            # A call that is cut within the reasoning is a thought.
+            yield from reader.finish(self._reaches_limit and not self.ends_in_reasoning)
 
     @property
     def _num_others(self) -> int:
@@ -370,9 +379,10 @@ def _record(request: ChatRequest, served: ServedModel) -> TokenRecord | None:
     return TokenRecord(served.tokenizer, with_ids, with_logprobs) if with_ids or with_logprobs else None
 
 
-def _tool_calls(request: ChatRequest, served: ServedModel, chat: Chat) -> ToolCallReader | None:
+def _tool_calls(request: ChatRequest, served: ServedModel, chat: Chat) -> CallReader | None:
     if not chat.tools or served.tool_calls is None:
         return None
     many = request.parallel_tool_calls is not False
     num_earlier = sum(len(message.get("tool_calls", ())) for message in chat.messages)
-    return ToolCallReader(served.tool_calls, served.tokenizer, chat.tools, many, num_earlier)
+    reader = HeldCallReader if _holds_calls(request, chat) else ToolCallReader
+    return reader(served.tool_calls, served.tokenizer, chat.tools, many, num_earlier)

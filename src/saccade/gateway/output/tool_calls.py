@@ -3,53 +3,27 @@
 Text that merely looks like a tag has other ids and opens nothing. The tokens of a call are buffered while the format's
 scanner says that they may be one; at its end, the format's function parses them together. So a call appears once it is
 complete and names one of the request's tools. If it turns out to be none, the first token becomes content, and the
-others are read again: a call may begin in them. Arguments become JSON as chat templates write it in later turns
+others are read again: a call may begin in them. A call of a declared function that the limit of tokens cut is sent as
+far as it is certain. Arguments become JSON as chat templates write it in later turns
 (json.dumps), so that the turn that a client sends back begins with the tokens that the model generated.
 """
 
-import secrets
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
-from saccade.models.tool_formats import FORMATS
+from saccade.gateway.output.call_reader import CallReader, GeneratedCall, Piece, Token
 from saccade.models.tool_formats.call_scanner import CallScanner, Tag
-from saccade.models.tool_formats.form import Declared, ParsedCall, ToolCallTokens
+from saccade.models.tool_formats.form import ToolCallTokens
 from saccade.tokenization.messages import Tool
 from saccade.tokenization.tokenizer import Tokenizer
-
-
-def declared(tools: Sequence[Tool]) -> Declared:
-    """Return the functions of *tools* by name."""
-    return {tool["function"]["name"]: tool["function"] for tool in tools}
-
-
-@dataclass(frozen=True)
-class GeneratedCall:
-    """The call number *index* of an answer; *arguments* are a JSON object as text."""
-
-    index: int
-    id: str
-    name: str
-    arguments: str
-
-
-Token = int | str
-"""A token's id, or the text of a part of a token whose rest is a call's."""
-
-Piece = Sequence[int] | str | GeneratedCall
-"""Token ids of content, such a text of content, or a call."""
 
 MAX_REREAD = 1 << 15
 """The most tokens of an answer that are read a second time; tags after them are text. So the time for an answer grows
 with its length and not with the square."""
 
 
-class ToolCallReader:
-    """Separates the tokens of one answer. Unless *many* calls are allowed, the answer ends with its first call.
-
-    The chat has *num_earlier* calls already. *num_tokens* counts the tokens that are not content: those of calls and
-    their sections, and buffered ones. The text of the content goes through *separator*.
-    """
+class ToolCallReader(CallReader):
+    """Reads calls that the model may write, and that may turn out to be none."""
 
     def __init__(
         self,
@@ -59,33 +33,21 @@ class ToolCallReader:
         many: bool = True,
         num_earlier: int = 0,
     ) -> None:
+        super().__init__(tokens, tokenizer, tools, many, num_earlier)
         self._tags = _tags(tokens)
         self._section_begin_id, self._section_end_id = tokens.section_begin_id, tokens.section_end_id
-        self._tokenizer = tokenizer
-        self._functions: Declared = declared(tools)
-        self._format = FORMATS[tokens.format]
-        self._num_earlier = num_earlier
-        self._many = many
         self._pending: list[Token] = []
         self._scanner: CallScanner | None = None
         self._texts = tokenizer.stream()
         self._bytes_of, self._opening = tokenizer.bytes_of, self._format.opening[:1].encode()
-        self._num_called = self._num_reread = 0
+        self._num_reread = 0
         self._in_section = False
-        self.num_calls = 0
-        self.separator = Separator()
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the answer has the one call that it may have; tokens after it are ignored."""
-        return self.num_calls > 0 and not self._many
 
     @property
     def num_tokens(self) -> int:
         return self._num_called + _num_ids(self._pending)
 
     def take(self, token_ids: Sequence[int]) -> Iterator[Piece]:
-        """Yield the pieces of new tokens, without the id that ended the answer."""
         content = list[int]()
         for token_id in token_ids:
             if self.is_full:
@@ -98,9 +60,13 @@ class ToolCallReader:
             yield from self._read([token_id])
         yield content
 
-    def finish(self) -> Iterator[Piece]:
-        """Yield the pieces of the buffered tokens at the end of the answer: a call without its end tag, or content."""
+    def finish(self, is_cut: bool) -> Iterator[Piece]:
         while self._scanner is not None:
+            if is_cut and (call := self._cut_call()) is not None:
+                self._num_called += _num_ids(self._pending)
+                self._pending, self._scanner = [], None
+                yield call
+                return
             self._scanner.finish(self._texts.finish())
             others = yield from self._settle()
             yield from self._read(others)
@@ -144,6 +110,25 @@ class ToolCallReader:
         self._scanner.push(self._texts.push(token) if isinstance(token, int) else token, tag, before)
         return self._scanner
 
+    def _cut_call(self) -> GeneratedCall | None:
+        """Return the call that the buffered tokens begin, None if they do not certainly.
+
+        They begin with a tag, and then name a declared function. Text that begins a call may be an example.
+        """
+        first, *others = self._pending
+        if first not in self._tags:
+            return None
+        if first == self._section_begin_id and others and self._tags.get(others[0]) == "begin":
+            others = others[1:]
+        call = self._open()
+        arguments = "".join(map(call.push, others))
+        is_over = call.pieces.is_over
+        arguments += call.finish() if is_over else ""
+        if not call.pieces.name or call.pieces.is_broken:
+            return None
+        self.is_cut = not is_over
+        return replace(self._generated(call.pieces.name, arguments, call.pieces.id), is_cut=self.is_cut)
+
     def _settle(self) -> Generator[Piece, None, list[Token]]:
         """Yield the pieces of the buffered tokens as far as they are certain. Return the others, to be read again."""
         pending, scanner = self._pending, self._scanner
@@ -164,14 +149,8 @@ class ToolCallReader:
         if used[0] == self._section_begin_id or self._tags.get(used[-1]) == "section_end":
             self._in_section = used[-1] != self._section_end_id
         if call is not None:
-            yield self._generated(call)
+            yield self._generated(call.name, call.arguments, call.id)
         return [*filter(None, [ending.rest]), *others]
-
-    def _generated(self, call: ParsedCall) -> GeneratedCall:
-        self.num_calls += 1
-        number = self._num_earlier + self.num_calls - 1
-        own_id = f"{call.name}_{number}" if self._format.numbers_calls else call.id
-        return GeneratedCall(self.num_calls - 1, own_id or f"call_{secrets.token_hex(12)}", call.name, call.arguments)
 
 
 def _tags(tokens: ToolCallTokens) -> dict[Token, Tag]:
@@ -192,31 +171,3 @@ def _piece(token: Token) -> Piece:
 
 def _num_ids(tokens: Sequence[Token]) -> int:
     return sum(isinstance(token, int) for token in tokens)
-
-
-class Separator:
-    """Omits the white space before, between and after calls, which is part of their format and not of the content."""
-
-    def __init__(self) -> None:
-        self._white_space = ""
-        self._is_after_call = False
-
-    def push(self, text: str) -> str:
-        """Take more content; return it without its trailing white space, which may precede a call."""
-        if self._is_after_call:
-            text = text.lstrip()
-            self._is_after_call = not text
-        text = self._white_space + text
-        content = text.rstrip()
-        self._white_space = text[len(content) :]
-        return content
-
-    def call(self) -> None:
-        """Begin a call after the content so far."""
-        self._white_space = ""
-        self._is_after_call = True
-
-    def finish(self) -> str:
-        """Return the white space at the end of the content."""
-        white_space, self._white_space = self._white_space, ""
-        return white_space

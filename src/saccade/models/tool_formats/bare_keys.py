@@ -99,7 +99,7 @@ class _Reader:
         text = first.text
         while not any(map(self._next_is, ",}]")):
             text += self._lexeme().text
-        return _bare(text.strip(), schema_types(schema, self._root))
+        return bare_value(text.strip(), schema_types(schema, self._root))
 
     def _next_is(self, mark: str) -> bool:
         return not self.is_at_end and self._lexemes[self._place] == Lexeme(mark)
@@ -116,7 +116,7 @@ class _Reader:
         return self._lexemes[self._place - 1]
 
 
-def _bare(text: str, types: set[str]) -> Any:
+def bare_value(text: str, types: set[str]) -> Any:
     """Return the value of a text without quotes. Raises NoArguments."""
     value = form.json_of(text)
     if value is None and text in NO_VALUES:

@@ -15,6 +15,7 @@ from saccade.errors import UnsupportedParameter
 from saccade.grammars.compiler import WHITE_SPACE
 from saccade.grammars.json_schema import OPTIONS, SupportedSchema
 from saccade.grammars.schema_places import Schema, excerpt
+from saccade.models.tool_formats.call_pieces import CallPieces
 from saccade.models.tool_formats.call_scanner import CallScanner
 
 
@@ -112,8 +113,9 @@ class ToolFormat:
     """A form of tool calls.
 
     *scanner* follows a call's text up to its end, given the names of the declared functions. *parse* reads the call
-    from that text, in parts if it has separators; None if it is no call of a declared function. *opening* is the text
-    that begins a call without its tag, if the form has such calls.
+    from that text, in parts if it has separators; None if it is no call of a declared function. *pieces* reads a call
+    in the grammar's exact form while it is written. *opening* is the text that begins a call without its tag, if the
+    form has such calls.
 
     *rules* yields the grammar's rules of the call of function *index*, from `call_INDEX` on. *limits* refuses or drops
     what the form cannot enforce of a function's schema. *variables* computes template variables from the tools, if the
@@ -125,6 +127,7 @@ class ToolFormat:
     tags: ToolTags
     parse: Callable[[Sequence[str], Declared], ParsedCall | None]
     scanner: Callable[[Collection[str]], CallScanner]
+    pieces: Callable[[Declared], CallPieces]
     rules: Callable[[int, FunctionConstraint, ToolCallTokens], Iterator[str]] = _no_rules
     limits: Callable[[FunctionConstraint, SupportedSchema], SupportedSchema] = _as_it_is
     variables: Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]] | None = None

@@ -12,11 +12,14 @@ from typing import Any, Final
 
 from saccade.errors import InvalidValue
 from saccade.grammars.json_schema import SupportedSchema
-from saccade.grammars.property_types import referred
+from saccade.grammars.property_types import referred, schema_below, schema_types
 from saccade.grammars.schema_places import Schema
 from saccade.models.tool_formats import form
-from saccade.models.tool_formats.bare_keys import NoArguments, read_arguments
+from saccade.models.tool_formats.bare_keys import NoArguments, bare_value, read_arguments
+from saccade.models.tool_formats.call_pieces import CallPieces, Mark
 from saccade.models.tool_formats.call_scanner import MAX_HEAD, CallScanner, Nesting
+from saccade.models.tool_formats.json_pieces import MARKS as MARKS_IN_JSON
+from saccade.models.tool_formats.json_pieces import escaped, quoted
 
 TAGS = form.ToolTags("<|tool_call>", "<tool_call|>", separator='<|"|>')
 OTHERS: Final = re.compile(r"[^{}\[\]]*")
@@ -37,6 +40,9 @@ UNENFORCED: Final = (
 
 MARKS: Final = frozenset('"{}[],:')
 """Characters that end a key, which has no quotes."""
+
+LEXEMES: Final = re.compile(r"[{}\[\],:]|[^{}\[\],:]+")
+"""A mark, or the text between marks."""
 
 EVERY_TYPE: Final = ["string", "number", "boolean", "null", "array", "object"]
 
@@ -103,6 +109,83 @@ class Scanner(CallScanner):
         text = "".join(start.split())
         heads = (head for name in self._names for head in _heads(name))
         return any(text == head if is_complete else head.startswith(text) for head in heads)
+
+
+class Pieces(CallPieces):
+    """A call's name and braces. Keys and bare values wait for the mark after them."""
+
+    def __init__(self, functions: form.Declared) -> None:
+        super().__init__(functions)
+        self._bare = ""
+        self._in_string = False
+        self._next: Any = None
+        """The schema of the next value."""
+
+        self._containers: list[tuple[str, Any]] = []
+        """The open braces and brackets, with their schemas."""
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self.name) and not self._containers
+
+    def text(self, text: str) -> str:
+        if self._in_string:
+            return escaped(text)
+        if not self.name:
+            head, brace, rest = (self._bare + text).partition("{")
+            self._bare = "" if brace else head
+            self.is_broken = len(head) > MAX_HEAD
+            if not brace:
+                return ""
+            self._begin("".join(head.split()).removeprefix(PREFIX))
+            if self.is_broken:
+                return ""
+            self._next, text = self._schema, brace + rest
+        return "".join(map(self._lexeme, LEXEMES.findall(text)))
+
+    def mark(self, mark: Mark) -> str:
+        self._in_string = not self._in_string
+        self.is_broken = mark != "separator" or not self._containers or bool(self._bare.strip())
+        return '"'
+
+    def finish(self) -> str:
+        self.is_broken |= bool(self._containers) or not self.name
+        return ""
+
+    def _lexeme(self, text: str) -> str:
+        if text not in MARKS_IN_JSON:
+            self._bare += text
+            self.is_broken |= not self._containers and bool(text.strip())
+            return ""
+        bare, self._bare = self._bare.strip(), ""
+        if text in "{[":
+            self._containers.append((text, self._next))
+            self.is_broken |= bool(bare)
+        if text in "[,":
+            self._next = self._below(None)
+        if text == ":":
+            key = bare.strip('"')
+            self._next = self._below(key)
+            return f"{quoted(key) if bare else ''}: "
+        before = self._value(bare) if bare and text not in "{[" else ""
+        if text in "}]":
+            self.is_broken |= not self._containers
+            self._containers = self._containers[:-1]
+        return before + MARKS_IN_JSON[text]
+
+    def _value(self, bare: str) -> str:
+        try:
+            return quoted(bare_value(bare, schema_types(self._next, self._schema)))
+        except NoArguments:
+            self.is_broken = True
+            return ""
+
+    def _below(self, key: str | None) -> Any:
+        """Return the schema of the property *key* of the open object, of an item of the open array without a key."""
+        bracket, schema = self._containers[-1] if self._containers else ("", None)
+        if key is None and bracket == "{":
+            return None
+        return schema_below(schema, key, self._schema)
 
 
 def limits(function: form.FunctionConstraint, enforced: SupportedSchema) -> SupportedSchema:
@@ -234,4 +317,4 @@ def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-FORMAT = form.ToolFormat(TAGS, parse, Scanner, _rules, limits, between="")
+FORMAT = form.ToolFormat(TAGS, parse, Scanner, Pieces, _rules, limits, between="")

@@ -5,10 +5,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
-from saccade.grammars.property_types import typed
+from saccade.grammars.property_types import property_types, typed
 from saccade.models.tool_formats import bare_text, form, hermes
 from saccade.models.tool_formats.bare_scanner import BareScanner, End
+from saccade.models.tool_formats.call_pieces import Mark, MemberCallPieces
 from saccade.models.tool_formats.call_scanner import MAX_HEAD, Tag
+from saccade.models.tool_formats.json_pieces import value_of
 
 KEY, END_KEY, VALUE, END_VALUE = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
 PARAMETER: Final = re.compile(rf"{KEY}([^<]*){END_KEY}\s*{VALUE}")
@@ -109,6 +111,49 @@ def _is_name(text: str) -> bool:
     return re.fullmatch(r"[\w.-]+", text.strip()) is not None
 
 
+class Pieces(MemberCallPieces):
+    """A call whose arguments stand between tags that are tokens."""
+
+    def __init__(self, functions: form.Declared) -> None:
+        super().__init__(functions)
+        self._word: str | None = ""
+        """The name of the function or of an argument, while it is written."""
+
+        self._key: str | None = None
+
+    def text(self, text: str) -> str:
+        if self._word is None:
+            return self._grow(text)
+        self._word += text
+        self.is_broken = len(self._word) > MAX_HEAD
+        return ""
+
+    def mark(self, mark: Mark) -> str:
+        word, self._word = self._word, None
+        match mark:
+            case "key_begin" if self._value is None and self._key is None:
+                if not self.name:
+                    self._begin((word or "").strip())
+                self._word = ""
+                return ""
+            case "key_end" if self.name and word is not None:
+                self._key = word
+                return ""
+            case "value_begin" if self._key is not None:
+                key, self._key = self._key, None
+                self._value = value_of(property_types(key, self._schema))
+                return self._members.key(key)
+            case "value_end":
+                return self._close()
+        self.is_broken = True
+        return ""
+
+    def finish(self) -> str:
+        if not self.name:
+            self._begin((self._word or "").strip())
+        return super().finish()
+
+
 VALUES: Final = bare_text.ValueTags(
     PARAMETER, END_VALUE, re.compile(rf"<tool_call>\s*[\w.-]+\s*(?={KEY})"), "</tool_call>", DAMAGED
 )
@@ -116,4 +161,4 @@ TAGS = hermes.TAGS._replace(key_begin=KEY, key_end=END_KEY, value_begin=VALUE, v
 SHAPE = bare_text.BareShape(
     ("{}\n",), ("key_begin_id", "{}", "key_end_id", "\n", "value_begin_id"), ("value_end_id", "\n")
 )
-FORMAT = form.ToolFormat(TAGS, parse, Scanner, partial(bare_text.rules, SHAPE), bare_text.limits)
+FORMAT = form.ToolFormat(TAGS, parse, Scanner, Pieces, partial(bare_text.rules, SHAPE), bare_text.limits)

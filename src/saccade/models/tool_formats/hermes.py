@@ -1,12 +1,17 @@
 """Calls as JSON between tags: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
 
 import json
+import re
 from collections.abc import Collection, Iterator, Sequence
+from typing import Final
 
 from saccade.models.tool_formats import form
+from saccade.models.tool_formats.call_pieces import Head, JsonCallPieces
 from saccade.models.tool_formats.call_scanner import JSON_OTHERS, CallScanner, Nesting
 
 TAGS = form.ToolTags("<tool_call>", "</tool_call>")
+HEAD: Final = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\{)')
+"""All before the arguments."""
 
 
 def parse(parts: Sequence[str], functions: form.Declared) -> form.ParsedCall | None:
@@ -43,10 +48,28 @@ class Scanner(CallScanner):
         self.is_broken = self._json.is_broken
 
 
+class Pieces(JsonCallPieces):
+    """A call in JSON, the name before the arguments."""
+
+    def __init__(self, functions: form.Declared) -> None:
+        super().__init__(functions)
+        self._head = Head(HEAD)
+
+    def text(self, text: str) -> str:
+        if self.name:
+            return self._arguments(text)
+        begin = self._head.push(text)
+        if begin is None:
+            self.is_broken = self._head.is_broken
+            return ""
+        self._begin(str(form.json_of(begin[1])))
+        return "" if self.is_broken else self._arguments(begin.string[begin.end() :])
+
+
 def _rules(index: int, function: form.FunctionConstraint, tokens: form.ToolCallTokens) -> Iterator[str]:
     opening, closing = form.quoted(f'\n{{"name": {json.dumps(function.name)}, "arguments": '), form.quoted("}\n")
     yield f"call_{index}: {form.tag(tokens.begin_id)} {opening} arguments_{index} {closing} {form.tag(tokens.end_id)}"
     yield f"arguments_{index}: {form.json_rule(function.parameters)}"
 
 
-FORMAT = form.ToolFormat(TAGS, parse, Scanner, _rules)
+FORMAT = form.ToolFormat(TAGS, parse, Scanner, Pieces, _rules)

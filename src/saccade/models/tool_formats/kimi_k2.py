@@ -12,7 +12,8 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from saccade.models.tool_formats import form
-from saccade.models.tool_formats.call_scanner import JSON_OTHERS, Nesting, SectionScanner
+from saccade.models.tool_formats.call_pieces import JsonCallPieces, Mark
+from saccade.models.tool_formats.call_scanner import JSON_OTHERS, MAX_HEAD, Nesting, SectionScanner
 
 TAGS = form.ToolTags(
     "<|tool_call_begin|>",
@@ -65,6 +66,29 @@ class Scanner(SectionScanner):
             self.add(text)
         else:
             super().separate(text)
+
+
+class Pieces(JsonCallPieces):
+    """A call's id, which has its name, and its JSON after the separator."""
+
+    def __init__(self, functions: form.Declared) -> None:
+        super().__init__(functions)
+        self._head = ""
+
+    def text(self, text: str) -> str:
+        if self.name:
+            return self._arguments(text)
+        self._head += text
+        self.is_broken = len(self._head) > MAX_HEAD
+        return ""
+
+    def mark(self, mark: Mark) -> str:
+        named = CALL_ID.fullmatch(self._head.strip())
+        if mark != "separator" or self.name or named is None:
+            return super().mark(mark)
+        self.id = self._head.strip()
+        self._begin(named["name"])
+        return ""
 
 
 def _rules(index: int, function: form.FunctionConstraint, tokens: form.ToolCallTokens) -> Iterator[str]:
@@ -298,4 +322,4 @@ def _check_enum(values: Any, schema: Mapping[str, Any]) -> None:
         raise _CannotSay
 
 
-FORMAT = form.ToolFormat(TAGS, parse, Scanner, _rules, variables=tool_variables)
+FORMAT = form.ToolFormat(TAGS, parse, Scanner, Pieces, _rules, variables=tool_variables)

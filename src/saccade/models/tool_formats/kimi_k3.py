@@ -8,12 +8,15 @@ SGLang and TokenSpeed have; there a special token matches its text.
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, Literal
 
 from saccade.grammars.json_schema import SupportedSchema
 from saccade.grammars.schema_places import Schema
 from saccade.models.tool_formats import form
-from saccade.models.tool_formats.call_scanner import SectionScanner
+from saccade.models.tool_formats.call_pieces import Mark, MemberCallPieces
+from saccade.models.tool_formats.call_scanner import MAX_HEAD, SectionScanner
+from saccade.models.tool_formats.json_pieces import JsonValue, OtherValue, TextValue
 from saccade.tokenization.markup import BORDER, CALL, END_CALL, END_TOOLS, TOOLS
 
 ATTRIBUTE: Final = re.compile(r'(\w+)="([^"]*)"')
@@ -72,6 +75,56 @@ class Scanner(SectionScanner):
         return _attributes(text).get("tool") in self._names
 
 
+class Pieces(MemberCallPieces):
+    """A call's tag, then for each argument what is before it, its tag and its value, with separators between."""
+
+    def __init__(self, functions: form.Declared) -> None:
+        super().__init__(functions)
+        self._part: Literal["call", "before", "argument", "value"] = "call"
+        self._tag = ""
+        self._is_json = False
+        """Whether one value has all arguments."""
+
+    def text(self, text: str) -> str:
+        if self._part in ("before", "value"):
+            return self._grow(text)
+        self._tag += text
+        self.is_broken = len(self._tag) > MAX_HEAD
+        return ""
+
+    def mark(self, mark: Mark) -> str:
+        tag, self._tag = self._tag, ""
+        match self._part:
+            case "call":
+                self._part = "before"
+                self._begin(_attributes(tag).get("tool", ""))
+            case "before":
+                self._part = "argument"
+                self.is_broken |= self._is_json
+            case "argument":
+                self._part = "value"
+                return self._open(tag)
+            case "value":
+                self._part = "before"
+                return self._close()
+        return ""
+
+    def finish(self) -> str:
+        last = super().finish()
+        return "" if self._is_json else last
+
+    def _open(self, tag: str) -> str:
+        """Begin the value after its *tag*."""
+        attributes = _attributes(tag)
+        if tag.startswith("json"):
+            self._is_json, self._value = True, JsonValue()
+            return ""
+        kind = attributes.get("type", "string")
+        self._value = TextValue() if kind == "string" else OtherValue(partial(_value, kind=kind))
+        self.is_broken = "key" not in attributes
+        return self._members.key(attributes.get("key", ""))
+
+
 def tool_variables(tools: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """Return the template's variable for *tools*, with sorted keys as the releases' code has them."""
     return {"tools": form.with_sorted_keys(list(tools))}
@@ -127,6 +180,7 @@ FORMAT = form.ToolFormat(
     form.ToolTags("<|open|>call", "<|close|>call"),
     parse,
     Scanner,
+    Pieces,
     limits=_limits,
     variables=tool_variables,
     markup=TOKENS,

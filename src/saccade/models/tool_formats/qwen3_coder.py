@@ -5,10 +5,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
-from saccade.grammars.property_types import typed
+from saccade.grammars.property_types import property_types, typed
 from saccade.models.tool_formats import bare_text, form, hermes
 from saccade.models.tool_formats.bare_scanner import BareScanner, End
+from saccade.models.tool_formats.call_pieces import Head, MemberCallPieces
 from saccade.models.tool_formats.call_scanner import MAX_HEAD, Tag
+from saccade.models.tool_formats.json_pieces import value_of
 
 FUNCTION, END_FUNCTION = "<function=", "</function>"
 END_PARAMETER: Final = "</parameter>"
@@ -119,10 +121,74 @@ class Scanner(BareScanner):
             self.add(text)
 
 
+HEAD: Final = re.compile(r"\s*<function=([^<>\n]*)>\s*")
+BETWEEN: Final = re.compile(r"\s*(?:<parameter=([^>]*)>\n|</function>)")
+END_OF_VALUE: Final = f"\n{END_PARAMETER}\n"
+
+
+class Pieces(MemberCallPieces):
+    """A call whose values end at the first line with their end tag alone."""
+
+    def __init__(self, functions: form.Declared) -> None:
+        super().__init__(functions)
+        self._head: Head | None = Head(HEAD)
+        self._unread = ""
+        self._has_ended = False
+
+    @property
+    def is_over(self) -> bool:
+        return self._has_ended
+
+    def text(self, text: str) -> str:
+        if self._head is not None:
+            begin = self._head.push(text)
+            if begin is None:
+                self.is_broken = self._head.is_broken
+                return ""
+            self._head, text = None, begin.string[begin.end() :]
+            self._begin(begin[1])
+        self._unread += text
+        pieces = list[str]()
+        while not self.is_broken and (piece := self._next()) is not None:
+            pieces.append(piece)
+        return "".join(pieces)
+
+    def finish(self) -> str:
+        self.is_broken |= not self._has_ended
+        return super().finish()
+
+    def _next(self) -> str | None:
+        """Return the next piece of the unread text, None if more must come before."""
+        if self._value is not None:
+            return self._of_value()
+        tag = None if self._has_ended else BETWEEN.match(self._unread)
+        if tag is None:
+            self.is_broken = len(self._unread.strip()) > (0 if self._has_ended else MAX_HEAD)
+            return None
+        self._unread = self._unread[tag.end() :]
+        self._has_ended = tag[1] is None
+        if self._has_ended:
+            return ""
+        self._value = value_of(property_types(tag[1], self._schema))
+        return self._members.key(tag[1])
+
+    def _of_value(self) -> str | None:
+        text = self._unread
+        border = text.find(END_OF_VALUE)
+        if border >= 0:
+            self._unread = text[border + len(END_OF_VALUE) :]
+            return self._grow(text[:border]) + self._close()
+        sizes = range(min(len(END_OF_VALUE) - 1, len(text)), 0, -1)
+        overlap = next((size for size in sizes if END_OF_VALUE.startswith(text[-size:])), 0)
+        border = len(text) - overlap
+        self._unread = text[border:]
+        return self._grow(text[:border]) if border else None
+
+
 VALUES: Final = bare_text.ValueTags(
     PARAMETER, END_PARAMETER, re.compile(r"<function=[^<>\n]*>\s*(?=<parameter=|</function>)"), END_FUNCTION
 )
 SHAPE = bare_text.BareShape(("\n<function={}>\n",), ("<parameter={}>\n",), ("\n</parameter>\n",), ("</function>\n",))
 FORMAT = form.ToolFormat(
-    hermes.TAGS, parse, Scanner, partial(bare_text.rules, SHAPE), bare_text.limits, opening=FUNCTION
+    hermes.TAGS, parse, Scanner, Pieces, partial(bare_text.rules, SHAPE), bare_text.limits, opening=FUNCTION
 )

@@ -19,10 +19,14 @@ from saccade.gateway.apis.messages.wire import (
     usage_of,
 )
 from saccade.gateway.output.answer import Answer
+from saccade.gateway.output.call_reader import GeneratedCall, joined_calls
 from saccade.gateway.output.choice import TOOL_CALLS, Chunk, GeneratedChoice
 from saccade.gateway.server.errors import encode_messages_error
 from saccade.gateway.server.event_stream import named_event, typed_event
+from saccade.models.tool_formats.json_pieces import complete_object
 from saccade.protocol.output import FinishReason
+
+Increment = ThinkingBlock | TextBlock | GeneratedCall
 
 
 def read_messages(strict: bool, body: bytes | bytearray, tenant: bytes) -> ReadBody:
@@ -43,7 +47,7 @@ class MessageObject:
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
-        self._pieces: list[AnswerBlock] = []
+        self._pieces: list[Increment] = []
 
     def take(self, chunk: Chunk) -> bytes:
         """Keep *chunk*; there are no events."""
@@ -96,10 +100,14 @@ class MessageEvents:
                     events += self._in(ThinkingBlock("")) + self._delta("thinking", thinking=thinking)
                 case TextBlock(text):
                     events += self._in(TextBlock("")) + self._delta("text", text=text)
-                case ToolUseBlock(known_as, name, arguments):
-                    events += self._stop_block() + self._in(ToolUseBlock(known_as, name, Raw(b"{}")))
-                    events += self._delta("input_json", partial_json=bytes(arguments).decode())
+                case GeneratedCall():
+                    events += self._call(piece)
         return events
+
+    def _call(self, call: GeneratedCall) -> bytes:
+        """Return the events of *call*, or of a piece of it."""
+        begin = self._stop_block() + self._in(ToolUseBlock(call.id, call.name, Raw(b"{}"))) if call.begins else b""
+        return begin + (self._delta("input_json", partial_json=call.arguments) if call.arguments else b"")
 
     def _delta(self, kind: str, **increment: str) -> bytes:
         """Return the event that adds an *increment* to the open block."""
@@ -148,18 +156,15 @@ def _stop(choice: GeneratedChoice) -> tuple[StopReason, str | None]:
     return ("max_tokens" if choice.finish_reason == FinishReason.LENGTH.value else "end_turn"), None
 
 
-def _pieces(chunk: Chunk) -> Iterator[AnswerBlock]:
-    """Yield the increments in *chunk* as blocks."""
+def _pieces(chunk: Chunk) -> Iterator[Increment]:
+    """Yield the increments in *chunk*."""
     if chunk.reasoning:
         yield ThinkingBlock(chunk.reasoning)
     for part in chunk.parts():
-        if isinstance(part, str):
-            yield TextBlock(part)
-        else:
-            yield ToolUseBlock(part.id, part.name, Raw(part.arguments.encode()))
+        yield TextBlock(part) if isinstance(part, str) else part
 
 
-def _joined(pieces: Iterable[AnswerBlock]) -> list[AnswerBlock]:
+def _joined(pieces: Iterable[Increment]) -> list[AnswerBlock]:
     """Return *pieces* joined to blocks, in the order of a stream."""
     blocks: list[AnswerBlock] = []
     for kind, alike in groupby(pieces, type):
@@ -168,5 +173,11 @@ def _joined(pieces: Iterable[AnswerBlock]) -> list[AnswerBlock]:
         elif kind is TextBlock:
             blocks.append(TextBlock("".join(piece.text for piece in alike if isinstance(piece, TextBlock))))
         else:
-            blocks += alike
+            calls = joined_calls(piece for piece in alike if isinstance(piece, GeneratedCall))
+            blocks += [ToolUseBlock(call.id, call.name, _input(call)) for call in calls]
     return blocks
+
+
+def _input(call: GeneratedCall) -> Raw:
+    """Return the arguments of *call*; of a call that is cut, what is complete of them, as clients read a stream."""
+    return Raw((complete_object(call.arguments) if call.is_cut else call.arguments).encode())

@@ -18,9 +18,11 @@ from saccade.gateway.apis.responses.wire import (
     FunctionCallItem,
     LocalShellAction,
     LocalShellCallItem,
+    Status,
 )
 from saccade.gateway.json_body import decode
-from saccade.gateway.output.tool_calls import GeneratedCall
+from saccade.gateway.output.call_reader import GeneratedCall
+from saccade.models.tool_formats.json_pieces import CHARACTERS
 
 Tool = Mapping[str, Any]
 """A tool in the client's form."""
@@ -47,6 +49,9 @@ LOCAL_SHELL_FUNCTION: Final = {
         "additionalProperties": False,
     },
 }
+
+BEFORE_INPUT: Final = '{"input": "'
+"""The beginning of a custom tool's arguments."""
 
 
 class ShellArguments(Struct, frozen=True, omit_defaults=True):
@@ -75,13 +80,16 @@ class DeclaredTool:
     def call_item(self, call: GeneratedCall, suffix: str) -> CallItem:
         """Return *call*, a call of the function, as the client's item; its id ends in *suffix*."""
         namespace = UNSET if self.namespace is None else self.namespace
+        status: Status = "incomplete" if call.is_cut else "completed"
         match self.type:
             case "function":
-                return FunctionCallItem(f"fc_{suffix}", call.id, self.name, call.arguments, "completed", namespace)
+                return FunctionCallItem(f"fc_{suffix}", call.id, self.name, call.arguments, status, namespace)
             case "custom":
-                text = _custom_input(call.arguments)
-                return CustomToolCallItem(f"ctc_{suffix}", call.id, self.name, text, "completed", namespace)
-        return LocalShellCallItem(f"lsh_{suffix}", call.id, _shell_action(call.arguments), "completed")
+                text = CustomInput().push(call.arguments) if call.is_cut else _custom_input(call.arguments)
+                return CustomToolCallItem(f"ctc_{suffix}", call.id, self.name, text, status, namespace)
+        # Half a command is none: a client that overlooks the status must not run it.
+        action = LocalShellAction([]) if call.is_cut else _shell_action(call.arguments)
+        return LocalShellCallItem(f"lsh_{suffix}", call.id, action, status)
 
 
 @dataclass(frozen=True)
@@ -249,6 +257,27 @@ def _custom_input(arguments: str) -> str:
         case str(text):
             return text
     return arguments
+
+
+class CustomInput:
+    """The input of a custom tool in the growing arguments of its function."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._has_begun = self._has_ended = False
+
+    def push(self, arguments: str) -> str:
+        """Take more of the arguments, in which no escape is divided, and return more of the input."""
+        self._text += "" if self._has_ended else arguments
+        if not self._has_begun:
+            if not self._text.startswith(BEFORE_INPUT):
+                return ""
+            self._text, self._has_begun = self._text.removeprefix(BEFORE_INPUT), True
+        match = CHARACTERS.match(self._text)
+        end = 0 if match is None else match.end()
+        characters, self._text = self._text[:end], self._text[end:]
+        self._has_ended = bool(self._text)
+        return msgspec.json.decode(f'"{characters}"', type=str)
 
 
 def shell_arguments(action: Mapping[str, Any], field: str) -> str:

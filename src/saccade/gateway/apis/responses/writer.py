@@ -23,12 +23,11 @@ from saccade.errors import (
     UnsupportedParameter,
 )
 from saccade.gateway.apis.chat_endpoint import Format, ReadBody
+from saccade.gateway.apis.responses.call_events import CallEvents
 from saccade.gateway.apis.responses.reader import ReadResponse, parse_response, read_conversation
 from saccade.gateway.apis.responses.tools import DeclaredTools
 from saccade.gateway.apis.responses.wire import (
-    CustomToolCallItem,
     DeletedResponse,
-    FunctionCallItem,
     IncompleteDetails,
     MessageItem,
     OutputItem,
@@ -45,8 +44,8 @@ from saccade.gateway.apis.responses.wire import (
 )
 from saccade.gateway.chat import MAX_MESSAGES, CalledFunction, ChatMessage, ToolCall
 from saccade.gateway.output.answer import Answer
+from saccade.gateway.output.call_reader import GeneratedCall
 from saccade.gateway.output.choice import Chunk
-from saccade.gateway.output.tool_calls import GeneratedCall
 from saccade.gateway.server.errors import ErrorAnswer, encode_error
 from saccade.gateway.server.event_stream import typed_event
 from saccade.gateway.tenants.account import ACCOUNT
@@ -252,9 +251,12 @@ class _Output:
     ) -> None:
         self.response = response
         self.streams = streams
-        self._tools = tools
+        self._call_events = CallEvents(tools, self.event)
         self._destination = destination
         self._calls: list[ToolCall] = []
+        self._arguments: list[str] = []
+        """Those of the call that has begun and not ended."""
+
         self._items: list[OutputItem] = []
         """The complete items."""
 
@@ -315,7 +317,7 @@ class _Output:
             if isinstance(part, str):
                 events += self._grow(MessageItem, "response.output_text.delta", part, logprobs=[])
             else:
-                events += self.end("completed") + self._call(part)
+                events += (self.end("completed") if part.begins else b"") + self._call(part)
         return events
 
     def end(self, status: Status) -> bytes:
@@ -357,27 +359,13 @@ class _Output:
         )
 
     def _call(self, call: GeneratedCall) -> bytes:
-        index = len(self._items)
-        item = self._tools.call_item(call, f"{self._suffix}_{index}")
-        started: dict[str, Any] = {"status": "in_progress"}
-        if isinstance(item, FunctionCallItem):
-            kind, text, field, rest = "function_call_arguments", item.arguments, "arguments", {"name": item.name}
-        elif isinstance(item, CustomToolCallItem):
-            kind, text, field, rest = "custom_tool_call_input", item.input, "input", {}
-        else:
-            kind, text, field, rest = "", "", "", {}
-        if field:
-            started[field] = ""
-        place = {"item_id": item.id, "output_index": index}
-        events = self.event(
-            "response.output_item.added", output_index=index, item=msgspec.structs.replace(item, **started)
-        )
-        if field:
-            events += self.event(f"response.{kind}.delta", **place, delta=text)
-            events += self.event(f"response.{kind}.done", **place, **rest, **{field: text})
-        self._items.append(item)
-        self._calls.append(ToolCall(call.id, CalledFunction(call.name, call.arguments)))
-        return events + self.event("response.output_item.done", output_index=index, item=item)
+        events, item = self._call_events.take(call, f"{self._suffix}_{len(self._items)}", len(self._items))
+        self._arguments.append(call.arguments)
+        if item is not None:
+            self._items.append(item)
+            self._calls.append(ToolCall(call.id, CalledFunction(call.name, "".join(self._arguments))))
+            self._arguments = []
+        return events
 
     def _place(self) -> dict[str, Any]:
         prefix = "msg" if self._open is MessageItem else "rs"

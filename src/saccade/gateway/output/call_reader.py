@@ -1,0 +1,173 @@
+"""What all readers of calls have in common: the calls and pieces that they yield, and the content around them."""
+
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from saccade.models.tool_formats import FORMATS
+from saccade.models.tool_formats.call_pieces import CallPieces, Mark
+from saccade.models.tool_formats.form import Declared, ToolCallTokens
+from saccade.tokenization.messages import Tool
+from saccade.tokenization.tokenizer import Tokenizer
+
+
+def declared(tools: Sequence[Tool]) -> Declared:
+    """Return the functions of *tools* by name."""
+    return {tool["function"]["name"]: tool["function"] for tool in tools}
+
+
+@dataclass(frozen=True)
+class GeneratedCall:
+    """The call number *index* of an answer, or a piece of it; the *arguments* of all pieces are a JSON object as text.
+
+    The first piece *begins* the call, the last one *ends* it. The arguments of a call that *is_cut* end before that.
+    """
+
+    index: int
+    id: str
+    name: str
+    arguments: str
+    begins: bool = True
+    ends: bool = True
+    is_cut: bool = False
+
+
+def joined_calls(pieces: Iterable[GeneratedCall]) -> list[GeneratedCall]:
+    """Return the calls of which *pieces* consist, in their order."""
+    calls: list[GeneratedCall] = []
+    texts: list[str] = []
+    for piece in pieces:
+        texts = [] if piece.begins else texts
+        texts.append(piece.arguments)
+        if piece.ends:
+            calls.append(replace(piece, arguments="".join(texts), begins=True))
+    return calls
+
+
+Token = int | str
+"""A token's id, or the text of a part of a token whose rest is a call's."""
+
+Piece = Sequence[int] | str | GeneratedCall
+"""Token ids of content, such a text of content, or a call or a piece of one."""
+
+
+class CallReader(ABC):
+    """Separates the tokens of one answer. Unless *many* calls are allowed, the answer ends with its first call.
+
+    The chat has *num_earlier* calls already. The text of the content goes through *separator*. The answer *is_cut* if
+    it ended within a call.
+    """
+
+    def __init__(
+        self,
+        tokens: ToolCallTokens,
+        tokenizer: Tokenizer,
+        tools: Sequence[Tool],
+        many: bool = True,
+        num_earlier: int = 0,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._functions: Declared = declared(tools)
+        self._format = FORMATS[tokens.format]
+        self._num_earlier = num_earlier
+        self._many = many
+        self._marks = _marks(tokens)
+        self._num_called = 0
+        self.num_calls = 0
+        self.is_cut = False
+        self.separator = Separator()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the answer has the one call that it may have; tokens after it are ignored."""
+        return self.num_calls > 0 and not self._many
+
+    @property
+    @abstractmethod
+    def num_tokens(self) -> int:
+        """The tokens that are not content: those of calls and their sections, and buffered ones."""
+
+    @abstractmethod
+    def take(self, token_ids: Sequence[int]) -> Iterator[Piece]:
+        """Yield the pieces of new tokens, without the id that ended the answer."""
+
+    @abstractmethod
+    def finish(self, is_cut: bool) -> Iterator[Piece]:
+        """Yield the pieces of the buffered tokens at the end of the answer, which the limit of tokens may have cut."""
+
+    def _generated(self, name: str, arguments: str, call_id: str | None) -> GeneratedCall:
+        """Return the next call; *call_id* is the model's own."""
+        self.num_calls += 1
+        number = self._num_earlier + self.num_calls - 1
+        own_id = f"{name}_{number}" if self._format.numbers_calls else call_id
+        return GeneratedCall(self.num_calls - 1, own_id or f"call_{secrets.token_hex(12)}", name, arguments)
+
+    def _open(self) -> "OpenCall":
+        """Return a call after its opening tag."""
+        return OpenCall(self._format.pieces(self._functions), self._marks, self._tokenizer)
+
+
+class OpenCall:
+    """A call that is read while it is written, from the token after its opening tag on."""
+
+    def __init__(self, pieces: CallPieces, marks: Mapping[Token, Mark], tokenizer: Tokenizer) -> None:
+        self.pieces = pieces
+        self._marks = marks
+        self._texts = tokenizer.stream(continues=True)
+
+    def push(self, token: Token) -> str:
+        """Take a token of the call, and return the next piece of the arguments."""
+        mark = self._marks.get(token)
+        if mark is not None:
+            before = self._text(self._texts.finish())
+            return before if self.pieces.is_broken else before + self.pieces.mark(mark)
+        return self._text(self._texts.push(token) if isinstance(token, int) else token)
+
+    def finish(self) -> str:
+        """Return the last piece, before the end tag."""
+        before = self._text(self._texts.finish())
+        return before if self.pieces.is_broken else before + self.pieces.finish()
+
+    def _text(self, text: str) -> str:
+        return self.pieces.text(text) if text and not self.pieces.is_broken else ""
+
+
+def _marks(tokens: ToolCallTokens) -> dict[Token, Mark]:
+    """Return the ids of tags within calls."""
+    ids: dict[int | None, Mark] = {
+        tokens.separator_id: "separator",
+        tokens.key_begin_id: "key_begin",
+        tokens.key_end_id: "key_end",
+        tokens.value_begin_id: "value_begin",
+        tokens.value_end_id: "value_end",
+    }
+    return {token_id: mark for token_id, mark in ids.items() if token_id is not None}
+
+
+class Separator:
+    """Omits the white space before, between and after calls, which is part of their format and not of the content."""
+
+    def __init__(self) -> None:
+        self._white_space = ""
+        self._is_after_call = False
+
+    def push(self, text: str) -> str:
+        """Take more content; return it without its trailing white space, which may precede a call."""
+        if self._is_after_call:
+            text = text.lstrip()
+            self._is_after_call = not text
+        text = self._white_space + text
+        content = text.rstrip()
+        self._white_space = text[len(content) :]
+        return content
+
+    def call(self) -> None:
+        """Begin a call after the content so far."""
+        self._white_space = ""
+        self._is_after_call = True
+
+    def finish(self) -> str:
+        """Return the white space at the end of the content."""
+        white_space, self._white_space = self._white_space, ""
+        return white_space

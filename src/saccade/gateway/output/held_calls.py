@@ -1,0 +1,99 @@
+"""Reads calls that a grammar holds, and yields their arguments in pieces while the model writes them.
+
+A tag of a call is a token that the grammar allows there and nowhere else. So the first tag begins a call, the next end
+tag ends it, and nothing has to be buffered until it is clear what it is: only the text before the function's name.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from saccade.gateway.output.call_reader import CallReader, GeneratedCall, OpenCall, Piece
+from saccade.models.tool_formats.form import ToolCallTokens
+from saccade.tokenization.messages import Tool
+from saccade.tokenization.tokenizer import Tokenizer
+
+
+class HeldCallReader(CallReader):
+    """Reads calls in the exact form of their grammar. If a worker breaks it, the rest of the call is content."""
+
+    def __init__(
+        self,
+        tokens: ToolCallTokens,
+        tokenizer: Tokenizer,
+        tools: Sequence[Tool],
+        many: bool = True,
+        num_earlier: int = 0,
+    ) -> None:
+        super().__init__(tokens, tokenizer, tools, many, num_earlier)
+        self._begin_id, self._end_id = tokens.begin_id, tokens.end_id
+        self._section_ids = {tokens.section_begin_id, tokens.section_end_id}
+        self._open_call: OpenCall | None = None
+        self._announced: GeneratedCall | None = None
+        self._pending: list[int] = []
+        """The tokens of the open call before its name is known."""
+
+    @property
+    def is_full(self) -> bool:
+        return super().is_full and self._announced is None
+
+    @property
+    def num_tokens(self) -> int:
+        return self._num_called + len(self._pending)
+
+    def take(self, token_ids: Sequence[int]) -> Iterator[Piece]:
+        content = list[int]()
+        for token_id in token_ids:
+            if self.is_full:
+                break
+            if self._open_call is not None:
+                yield from self._push(self._open_call, token_id)
+            elif token_id == self._begin_id:
+                self._open_call, self._pending = self._open(), [token_id]
+            elif token_id in self._section_ids:
+                self._num_called += 1
+            else:
+                content.append(token_id)
+                continue
+            yield content
+            content = []
+        yield content
+
+    def finish(self, is_cut: bool) -> Iterator[Piece]:
+        if self._open_call is None:
+            return
+        is_over = self._open_call.pieces.is_over
+        rest = self._open_call.finish() if is_over else ""
+        self.is_cut = not is_over
+        yield from self._end(rest, self.is_cut)
+
+    def _push(self, call: OpenCall, token_id: int) -> Iterator[Piece]:
+        """Yield the pieces that a token of the open *call* adds."""
+        is_end = token_id == self._end_id
+        text = call.finish() if is_end else call.push(token_id)
+        if self._announced is None:
+            self._pending.append(token_id)
+            if call.pieces.name and not (call.pieces.is_broken and is_end):
+                yield self._announce(call)
+        else:
+            self._num_called += 1
+        if self._announced is not None and text and not is_end:
+            yield replace(self._announced, arguments=text, begins=False, ends=False)
+        if is_end or call.pieces.is_broken:
+            self.is_cut = call.pieces.is_broken
+            yield from self._end(text if is_end else "", self.is_cut)
+
+    def _announce(self, call: OpenCall) -> GeneratedCall:
+        """Return the first piece of *call*, whose name is known."""
+        self._num_called += len(self._pending)
+        self._pending = []
+        self._announced = replace(self._generated(call.pieces.name, "", call.pieces.id), ends=False)
+        return self._announced
+
+    def _end(self, rest: str, is_cut: bool) -> Iterator[Piece]:
+        """End the open call with the *rest* of its arguments; without a name, it is content."""
+        announced, pending = self._announced, self._pending
+        self._open_call, self._announced, self._pending = None, None, []
+        if announced is None:
+            yield pending
+        else:
+            yield replace(announced, arguments=rest, begins=False, is_cut=is_cut, ends=True)
