@@ -1,6 +1,6 @@
 """The events of calls in Responses: an item that begins, the pieces of its text, and the whole item."""
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,28 +10,30 @@ from saccade.gateway.apis.responses.tools import CallItem, CustomInput, Declared
 from saccade.gateway.apis.responses.wire import CustomToolCallItem, FunctionCallItem
 from saccade.gateway.output.call_reader import GeneratedCall
 
+Event = tuple[str, dict[str, Any]]
+"""The type of an event, and its fields."""
+
 
 class CallEvents:
-    """Writes calls of *tools*, one after another; *event* makes an event."""
+    """Makes the events of calls of *tools*, one after another."""
 
-    def __init__(self, tools: DeclaredTools, event: Callable[..., bytes]) -> None:
+    def __init__(self, tools: DeclaredTools) -> None:
         self._tools = tools
-        self._event = event
         self._texts: list[str] = []
         self._input = CustomInput()
         self._num_sent = 0
 
-    def take(self, call: GeneratedCall, suffix: str, index: int) -> tuple[bytes, CallItem | None]:
+    def take(self, call: GeneratedCall, suffix: str, index: int) -> tuple[list[Event], CallItem | None]:
         """Return the events of *call* or of a piece of it, and the item number *index* once it is whole.
 
         The item's id ends in *suffix*.
         """
         item = self._tools.call_item(call, suffix)
-        events = self._begin(item, index) if call.begins else b""
+        events = [self._begin(item, index)] if call.begins else []
         self._texts.append(call.arguments)
         if call.ends:
             item = self._tools.call_item(replace(call, arguments="".join(self._texts)), suffix)
-            return events + self._end(item, index), item
+            return [*events, *self._end(item, index)], item
         match item:
             case FunctionCallItem(id=item_id):
                 events += self._delta("function_call_arguments", item_id, index, call.arguments)
@@ -39,7 +41,7 @@ class CallEvents:
                 events += self._delta("custom_tool_call_input", item_id, index, self._input.push(call.arguments))
         return events, None
 
-    def _begin(self, item: CallItem, index: int) -> bytes:
+    def _begin(self, item: CallItem, index: int) -> Event:
         self._texts, self._input, self._num_sent = [], CustomInput(), 0
         started: dict[str, Any] = {"status": "in_progress"}
         if isinstance(item, FunctionCallItem):
@@ -47,20 +49,20 @@ class CallEvents:
         elif isinstance(item, CustomToolCallItem):
             started["input"] = ""
         added = msgspec.structs.replace(item, **started)
-        return self._event("response.output_item.added", output_index=index, item=added)
+        return "response.output_item.added", {"output_index": index, "item": added}
 
-    def _delta(self, kind: str, item_id: str, index: int, text: str) -> bytes:
+    def _delta(self, kind: str, item_id: str, index: int, text: str) -> list[Event]:
         self._num_sent += len(text)
-        return self._event(f"response.{kind}.delta", item_id=item_id, output_index=index, delta=text) if text else b""
+        fields = {"item_id": item_id, "output_index": index, "delta": text}
+        return [(f"response.{kind}.delta", fields)] if text else []
 
-    def _end(self, item: CallItem, index: int) -> bytes:
+    def _end(self, item: CallItem, index: int) -> Iterator[Event]:
         place = {"item_id": item.id, "output_index": index}
-        events = b""
         match item:
             case FunctionCallItem(name=name, arguments=text):
-                events = self._delta("function_call_arguments", item.id, index, text[self._num_sent :])
-                events += self._event("response.function_call_arguments.done", **place, name=name, arguments=text)
+                yield from self._delta("function_call_arguments", item.id, index, text[self._num_sent :])
+                yield "response.function_call_arguments.done", {**place, "name": name, "arguments": text}
             case CustomToolCallItem(input=text):
-                events = self._delta("custom_tool_call_input", item.id, index, text[self._num_sent :])
-                events += self._event("response.custom_tool_call_input.done", **place, input=text)
-        return events + self._event("response.output_item.done", output_index=index, item=item)
+                yield from self._delta("custom_tool_call_input", item.id, index, text[self._num_sent :])
+                yield "response.custom_tool_call_input.done", {**place, "input": text}
+        yield "response.output_item.done", {"output_index": index, "item": item}

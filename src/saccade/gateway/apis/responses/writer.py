@@ -251,7 +251,7 @@ class _Output:
     ) -> None:
         self.response = response
         self.streams = streams
-        self._call_events = CallEvents(tools, self.event)
+        self._call_events = CallEvents(tools)
         self._destination = destination
         self._calls: list[ToolCall] = []
         self._arguments: list[str] = []
@@ -365,7 +365,7 @@ class _Output:
             self._items.append(item)
             self._calls.append(ToolCall(call.id, CalledFunction(call.name, "".join(self._arguments))))
             self._arguments = []
-        return events
+        return b"".join(self.event(kind, **fields) for kind, fields in events)
 
     def _place(self) -> dict[str, Any]:
         prefix = "msg" if self._open is MessageItem else "rs"
