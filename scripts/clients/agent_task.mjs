@@ -3,12 +3,12 @@
 import { spawnSync } from "node:child_process";
 import { copyFileSync, mkdirSync, mkdtempSync, readFileSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
-import { join } from "node:path";
+import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
 
 // Whatever an agent asks of other hosts meets no proxy.
 const LOOPBACK_ONLY = { HTTP_PROXY: "http://127.0.0.1:9", HTTPS_PROXY: "http://127.0.0.1:9", NO_PROXY: "127.0.0.1" };
-const { AGENT_FOLDER, AGENT_BEFORE, AGENT_AFTER, AGENT_SAYS, IMAGE, PATH } = process.env;
+const { AGENT_FOLDER, AGENT_BEFORE, AGENT_AFTER, AGENT_SAYS, AGENT_PAGE, IMAGE, PATH } = process.env;
 const ROOTS = {
   "Qwen3-VL": process.env.AGENT_QWEN3_VL_ROOT,
   "Qwen3.5": process.env.AGENT_QWEN3_5_ROOT,
@@ -19,6 +19,26 @@ const QUESTION = "Is it green?";
 const SECONDS = 240;
 
 const installed = (path) => fileURLToPath(new URL(`node_modules/${path}`, import.meta.url));
+
+// The settings of an agent as users copy them: the code in *language* below its heading in docs/agents.md, with another
+// root and model.
+export function pageSettings(heading, language, root) {
+  const [, section] = readFileSync(AGENT_PAGE, "utf8").split(`\n## ${heading}\n`);
+  const code = section.split("\n## ")[0].split(`\`\`\`${language}\n`)[1].split("```")[0];
+  return code.replaceAll("http://127.0.0.1:8000", root).replace(/\bqwen\b/g, "tiny");
+}
+
+// The same, if they are variables of the environment: `export NAME=VALUE ...`.
+export function pageVariables(heading, root) {
+  const lines = pageSettings(heading, "bash", root).matchAll(/^export (.+)$/gm);
+  return Object.fromEntries([...lines].flatMap(([, line]) => line.split(" ").map((one) => one.split("="))));
+}
+
+// Writes settings into a file below the user's folder.
+export function writeSettings(home, path, text) {
+  mkdirSync(dirname(join(home, path)), { recursive: true });
+  writeFileSync(join(home, path), text);
+}
 
 // Runs an agent's program in the task's folder, with *home* as the user's, and returns what it writes on stdout.
 export function runAgent(program, words, home, settings = {}) {

@@ -9,6 +9,7 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,18 @@ from checkpoints import CHECKPOINTS
 from saccade.protocol.request import EngineRequest
 from saccade.transport.sink import Sink, Stream
 
+PAGE = Path(__file__).parents[2] / "docs" / "agents.md"
+"""Has the settings of each agent, which the programs take from there."""
+
 CONTEXT = 500_000
 """Tokens: an agent's first request has some 30,000 of a release, and tiny vocabularies need several times as many."""
 
 TASK_FILE, TASK_IMAGE = "notes.txt", "image.png"
 BEFORE, AFTER = "The door is red.\n", "The door is green.\n"
 SAYS = "The door is green now."
+
+IMAGE_TURN = 1
+"""The turn whose result is the image."""
 
 Call = tuple[str, dict[str, Any]]
 
@@ -52,9 +59,27 @@ def _small_files(folder: Path) -> list[Call]:
     return [(names[name], values) for name, values in _files(folder)]
 
 
+def _file_paths(folder: Path) -> list[Call]:
+    """opencode's calls."""
+    names = {"file_path": "filePath", "old_string": "oldString", "new_string": "newString"}
+    return [(name.lower(), {names[key]: value for key, value in values.items()}) for name, values in _files(folder)]
+
+
+def _editor(folder: Path) -> list[Call]:
+    """Cline's calls."""
+    path = str(folder / TASK_FILE)
+    return [
+        ("read_files", {"files": [{"path": path}]}),
+        ("read_files", {"files": [{"path": str(folder / TASK_IMAGE)}]}),
+        ("editor", {"path": path, "old_text": "red", "new_text": "green"}),
+    ]
+
+
 CALLS: Mapping[str, Callable[[Path], list[Call]]] = {
     "exec_command": _shell,
     "run_shell_command": _small_files,
+    "todowrite": _file_paths,
+    "read_files": _editor,
     "Edit": _files,
 }
 """By the name of a tool that only that agent declares."""
@@ -65,15 +90,24 @@ def _hermes(call: Call) -> list[str]:
 
 
 def _qwen3_coder(call: Call) -> list[str]:
-    values = "".join(f"<parameter={name}>\n{value}\n</parameter>\n" for name, value in call[1].items())
+    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in call[1].items()}
+    values = "".join(f"<parameter={name}>\n{value}\n</parameter>\n" for name, value in texts.items())
     return ["Now.", "</think>", "\n\n", "<tool_call>", f"\n<function={call[0]}>\n{values}</function>\n", "</tool_call>"]
 
 
 def _gemma4(call: Call) -> list[str]:
-    values: list[str] = []
-    for name, value in call[1].items():
-        values += [f"{',' if values else ''}{name}:", '<|"|>', value, '<|"|>']
-    return ["<|tool_call>", f"call:{call[0]}{{", *values, "}", "<tool_call|>"]
+    return ["<|tool_call>", f"call:{call[0]}", *_gemma4_value(call[1]), "<tool_call|>"]
+
+
+def _gemma4_value(value: Any) -> list[str]:
+    if isinstance(value, str):
+        return ['<|"|>', value, '<|"|>']
+    if isinstance(value, list):
+        return ["[", *chain.from_iterable(map(_gemma4_value, value)), "]"]
+    fields = (
+        [f"{',' if place else ''}{name}:", *_gemma4_value(one)] for place, (name, one) in enumerate(value.items())
+    )
+    return ["{", *chain.from_iterable(fields), "}"]
 
 
 @dataclass(frozen=True)
@@ -102,6 +136,8 @@ def play(gateway: scripted.Gateway, form: Form, folder: Path) -> None:
         turns = next((calls(folder) for name, calls in CALLS.items() if name in prompt), [])
         number = prompt.count(form.result)
         pieces = form.call(turns[number]) if number < len(turns) else [*form.thinking, SAYS]
+        if number > IMAGE_TURN and not request.media:
+            pieces = [*form.thinking, "The image has not come."]
         gateway.answer_pieces(*pieces)
         return generate(request, sink)
 
@@ -122,4 +158,11 @@ def agent_gateways(folder: Path) -> Iterator[dict[str, str]]:
             gateway = running.enter_context(scripted.running(model, max_model_len=CONTEXT))
             play(gateway, form, task)
             roots[f"AGENT_{name}_ROOT"] = f"http://127.0.0.1:{gateway.port}"
-        yield {**roots, "AGENT_FOLDER": str(task), "AGENT_BEFORE": BEFORE, "AGENT_AFTER": AFTER, "AGENT_SAYS": SAYS}
+        yield {
+            **roots,
+            "AGENT_PAGE": str(PAGE),
+            "AGENT_FOLDER": str(task),
+            "AGENT_BEFORE": BEFORE,
+            "AGENT_AFTER": AFTER,
+            "AGENT_SAYS": SAYS,
+        }

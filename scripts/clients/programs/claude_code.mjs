@@ -4,16 +4,11 @@
 // dependencies = ["@anthropic-ai/claude-code@2.1.328"]
 // ///
 
-import { runAgent, tryAgent } from "./agent_task.mjs";
+import { pageVariables, runAgent, tryAgent } from "./agent_task.mjs";
 
 function run(root, home, ...words) {
-  return runAgent("claude", ["--permission-mode", "acceptEdits", "-p", ...words], home, {
-    ANTHROPIC_BASE_URL: root,
-    ANTHROPIC_AUTH_TOKEN: "none",
-    ANTHROPIC_MODEL: "tiny",
-    ANTHROPIC_SMALL_FAST_MODEL: "tiny",
-    CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC: "1",
-  });
+  const flags = ["--permission-mode", "acceptEdits"];
+  return runAgent("claude", [...flags, "-p", ...words], home, pageVariables("Claude Code", root));
 }
 
 tryAgent({

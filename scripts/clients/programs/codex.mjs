@@ -4,35 +4,22 @@
 // dependencies = ["@openai/codex@0.169.0"]
 // ///
 
-import { writeFileSync } from "node:fs";
-import { join } from "node:path";
-import { runAgent, tryAgent } from "./agent_task.mjs";
+import { pageSettings, runAgent, tryAgent, writeSettings } from "./agent_task.mjs";
 
-function settings(root) {
-  return `model = "tiny"
-model_provider = "saccade"
-check_for_update_on_startup = false
-
-[analytics]
-enabled = false
-
-[model_providers.saccade]
-name = "Saccade"
-base_url = "${root}/v1"
-wire_api = "responses"
-`;
-}
+// A key of the top level comes before all tables, and a table after them.
+const settings = (root) =>
+  `check_for_update_on_startup = false\n${pageSettings("Codex", "toml", root)}\n[analytics]\nenabled = false\n`;
 
 function run(home, ...words) {
   const flags = ["--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"];
-  return runAgent("codex", ["exec", ...words.slice(0, -1), ...flags, words.at(-1)], home, { CODEX_HOME: home });
+  return runAgent("codex", ["exec", ...words.slice(0, -1), ...flags, words.at(-1)], home);
 }
 
 tryAgent({
   client: "Codex",
   packageName: "@openai/codex",
   what: "`codex exec` changes a file, then a resumed session",
-  prepare: (root, home) => writeFileSync(join(home, "config.toml"), settings(root)),
+  prepare: (root, home) => writeSettings(home, ".codex/config.toml", settings(root)),
   ask: (root, home, prompt) => run(home, prompt),
   resume: (root, home, prompt) => run(home, "resume", "--last", prompt),
 });

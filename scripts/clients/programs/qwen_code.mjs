@@ -4,17 +4,16 @@
 // dependencies = ["@qwen-code/qwen-code@0.24.4"]
 // ///
 
-import { runAgent, tryAgent } from "./agent_task.mjs";
+import { pageSettings, pageVariables, runAgent, tryAgent, writeSettings } from "./agent_task.mjs";
 
 tryAgent({
   client: "Qwen Code",
   packageName: "@qwen-code/qwen-code",
   what: "`qwen -p` changes a file",
+  prepare: (root, home) => writeSettings(home, ".qwen/settings.json", pageSettings("Qwen Code", "json", root)),
   ask: (root, home, prompt) =>
     runAgent("qwen", ["--auth-type", "openai", "--yolo", "-p", prompt], home, {
       QWEN_TELEMETRY_ENABLED: "false",
-      OPENAI_BASE_URL: `${root}/v1`,
-      OPENAI_API_KEY: "none",
-      OPENAI_MODEL: "tiny",
+      ...pageVariables("Qwen Code", root),
     }),
 });
