@@ -60,9 +60,9 @@ function doTask(agent, root) {
   copyFileSync(IMAGE, join(AGENT_FOLDER, "image.png"));
   agent.prepare?.(root, home);
   const said = agent.ask(root, home, PROMPT);
+  if (!said.includes(AGENT_SAYS)) throw new Error(`it says ${said}`);
   const found = readFileSync(file, "utf8");
   if (found !== AGENT_AFTER) throw new Error(`the file says ${found}`);
-  if (!said.includes(AGENT_SAYS)) throw new Error(`it says ${said}`);
   const again = agent.resume?.(root, home, QUESTION) ?? AGENT_SAYS;
   if (!again.includes(AGENT_SAYS)) throw new Error(`the resumed session says ${again}`);
 }
