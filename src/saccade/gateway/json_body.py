@@ -381,11 +381,13 @@ def _check_length(name: str, raw: Raw) -> None:
 
 
 def check_stream(request: AnswerFields) -> None:
-    """Raise InvalidValue for options of a stream without one, as OpenAI does."""
+    """Raise InvalidValue for options of a stream without one, as OpenAI does, and for what no stream has."""
     if request.stream_options is not None and not request.stream:
         raise InvalidValue(
             "`stream_options` apply to streams only; set `stream` to true, or leave them out.", "stream_options"
         )
+    if request.prompt_logprobs is not None and request.stream:
+        raise InvalidValue("`prompt_logprobs` come with a whole answer only; leave out `stream`.", "prompt_logprobs")
 
 
 def listed(names: Sequence[str], number: int) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import openai
 import pytest
 import scripted
+from tables import table
 
 from saccade.errors import UnsupportedParameter, WorkerFailed
 from saccade.protocol.output import Failure, FinishReason, TokenDelta, TokenLogprob
@@ -205,6 +206,37 @@ def test_log_probabilities_of_the_prompt(gateway: scripted.Gateway, ids_of: Ids)
     pieces = zip(found["tokens"], found["text_offset"], strict=True)
     assert all(choice["text"].startswith(token, place) for token, place in pieces)
     assert all(token in top for token, top in zip(found["tokens"][1:], found["top_logprobs"][1:], strict=True))
+
+
+@table("pause", [0.0, 0.2])
+@table("prompt", ["Once upon", "a", ["Once upon", "b c d"], [[5, 6, 7], [8]]])
+def test_a_stream_has_the_log_probabilities_of_the_prompt(
+    prompt: Any, pause: float, gateway: scripted.Gateway, ids_of: Ids
+) -> None:
+    """In the first event of each choice, whichever choice has the first token; then it is as a whole answer."""
+    ids = ids_of(" a b")
+    several = [prompt] if isinstance(prompt, str) else prompt
+    lengths = {len(ids_of(one) if isinstance(one, str) else one) for one in several}
+    gateway.worker.script = [
+        TokenDelta("r", ids[:1], index=1, logprobs=logprobs_of(ids[:1])),
+        TokenDelta("r", ids[:1], logprobs=logprobs_of(ids[:1]), prompt_logprobs=logprobs_of([9] * (max(lengths) - 1))),
+        pause,
+        TokenDelta("r", ids[1:], LENGTH, index=1, logprobs=logprobs_of(ids[1:])),
+        TokenDelta("r", ids[1:], LENGTH, logprobs=logprobs_of(ids[1:])),
+    ]
+    asked = {"logprobs": 1, "echo": True, "n": 2, "return_token_ids": True}
+    whole = {choice["index"]: choice for choice in complete(gateway, prompt, **asked).json["choices"]}
+    *events, done = complete(gateway, prompt, **asked, stream=True).events
+    assert done == "[DONE]"
+    for index, wanted in whole.items():
+        first, *others = (choice for event in events for choice in event["choices"] if choice["index"] == index)
+        assert first["prompt_token_ids"] == wanted["prompt_token_ids"]
+        assert first["text"] in wanted["text"]
+        assert first["logprobs"]["token_logprobs"][0] is None
+        for name, values in wanted["logprobs"].items():
+            assert [value for one in (first, *others) for value in one["logprobs"][name]] == values
+        assert "".join(one["text"] for one in (first, *others)) == wanted["text"]
+        assert others[-1]["finish_reason"] == "length"
 
 
 def test_ids_of_prompt_and_answer(gateway: scripted.Gateway, ids_of: Ids) -> None:

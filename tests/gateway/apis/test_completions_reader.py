@@ -85,7 +85,7 @@ def test_sampling_parameters_of_each_answer() -> None:
         ("messages", UnsupportedParameter, {"messages": [{"role": "user", "content": "a"}]}),
         ("tools", UnsupportedParameter, {"tools": [{}]}),
         ("images", UnsupportedParameter, {"images": ["a"]}),
-        ("logprobs", InvalidValue, {"logprobs": 1, "echo": True, "stream": True}),
+        ("prompt_logprobs", InvalidValue, {"prompt_logprobs": 1, "stream": True}),
         ("logprobs", InvalidValue, {"logprobs": 21}),
         ("max_tokens", InvalidValue, {"max_tokens": 0}),
     ],

@@ -44,7 +44,7 @@ def sampling_params(
         min_tokens=_min_tokens(request, max_tokens),
         stop_token_ids=tuple(dict.fromkeys(stop_token_ids)),
         num_logprobs=_num_logprobs(request),
-        num_prompt_logprobs=_num_prompt_logprobs(request),
+        num_prompt_logprobs=request.prompt_logprobs,
         thinking_budget=_thinking_budget(request, served, prompt),
         grammar=None if grammar is None else _after_reasoning(grammar, served, prompt),
     )
@@ -127,12 +127,6 @@ def _num_logprobs(request: ChatRequest) -> int | None:
     if request.top_logprobs:
         raise InvalidValue("`top_logprobs` needs `logprobs` to be true.", "top_logprobs")
     return None
-
-
-def _num_prompt_logprobs(request: ChatRequest) -> int | None:
-    if request.prompt_logprobs is not None and request.stream:
-        raise InvalidValue("`prompt_logprobs` come with a whole answer only; leave out `stream`.", "prompt_logprobs")
-    return request.prompt_logprobs
 
 
 def _min_tokens(request: ChatRequest, max_tokens: int) -> int:

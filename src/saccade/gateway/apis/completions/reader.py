@@ -92,8 +92,6 @@ def parse_completion(body: bytes | bytearray, strict: bool = False) -> tuple[Com
             "prompt",
         )
     with_logprobs = completion.logprobs is not None
-    if completion.stream and completion.echo and with_logprobs:
-        raise InvalidValue("`logprobs` of an `echo` come with a whole answer only; leave out `stream`.", "logprobs")
     shared: dict[str, Any] = {name: getattr(completion, name) for name in _SHARED}
     if completion.max_tokens is None and completion.max_completion_tokens is None:
         shared["max_tokens"] = DEFAULT_MAX_TOKENS

@@ -58,6 +58,7 @@ class _JoinedAnswers:
         self._usage = Usage(0, 0, 0, PromptTokensDetails(), CompletionTokensDetails())
         self._choices: list[CompletionChoice] = []
         self._template: Completion | None = None
+        self._last_events = b""
         self._ends_with_usage, self._has_each_usage = StreamOptions.usages(batch.request.stream_options)
 
     def whole(self, answer: Answer, choices: Sequence[CompletionChoice]) -> bytes:
@@ -76,12 +77,13 @@ class _JoinedAnswers:
             template = msgspec.structs.replace(template, usage=answer.usage if self._has_each_usage else None)
         return event(msgspec.json.encode(msgspec.structs.replace(template, choices=[choice])))
 
-    def end(self, answer: Answer) -> bytes:
-        """End one *answer*; return the last events after the last one, else nothing."""
+    def end(self, answer: Answer, events: bytes) -> bytes:
+        """End one *answer* with its last *events*; after the last answer, return those of all, else nothing."""
+        self._last_events += events
         if not self._end(answer):
             return b""
         usage = msgspec.structs.replace(self._common(answer), usage=self._usage)
-        return (event(msgspec.json.encode(usage)) if self._ends_with_usage else b"") + DONE
+        return self._last_events + (event(msgspec.json.encode(usage)) if self._ends_with_usage else b"") + DONE
 
     def _common(self, answer: Answer) -> Completion:
         """Return the fields that all pieces share; the first answer decides them."""
@@ -116,6 +118,26 @@ class _CompletionWriter:
         ids = token_ids if isinstance(token_ids, list) else []
         entries = None if logprobs is None else _in_text(logprobs.content, places.of(ids), self._num_top)
         return entries, ids if self._batch.token_ids else UNSET
+
+    def _echoed(self) -> "_Echoed":
+        answer = self._answer
+        tokenizer, token_ids = answer.served.tokenizer, answer.prompt_token_ids
+        ranked = prompt_logprobs(tokenizer, token_ids, answer.prompt_logprobs) if self._batch.prompt_logprobs else None
+        text = self._echoed_text
+        if not self._echoes_logprobs:
+            return _Echoed(text, None, ranked)
+        # The tokenizer's own first token is no part of a text; ids are shown as they came.
+        as_ids = isinstance(self._prompt.content, list)
+        places = TextPlaces(tokenizer, as_ids, continues=False).of(token_ids)
+        entries = choice_logprobs(tokenizer, token_ids[1:], answer.prompt_logprobs).content
+        first = CompletionLogprobs(
+            places[:1], [None], [tokenizer.bytes_of[token_ids[0]].decode(errors="replace")], [None]
+        )
+        return _Echoed(text, _joined(first, _in_text(entries, places[1:], self._num_top)), ranked)
+
+    @property
+    def _echoes_logprobs(self) -> bool:
+        return self._batch.echo and bool(self._batch.request.logprobs)
 
     @property
     def _echoed_text(self) -> str:
@@ -167,30 +189,20 @@ class CompletionObject(_CompletionWriter):
             UNSET if prompt.ranked is None else prompt.ranked,
         )
 
-    def _echoed(self) -> "_Echoed":
-        answer = self._answer
-        tokenizer, token_ids = answer.served.tokenizer, answer.prompt_token_ids
-        ranked = prompt_logprobs(tokenizer, token_ids, answer.prompt_logprobs) if self._batch.prompt_logprobs else None
-        text = self._echoed_text
-        if not (self._batch.echo and self._batch.request.logprobs):
-            return _Echoed(text, None, ranked)
-        # The tokenizer's own first token is no part of a text; ids are shown as they came.
-        as_ids = isinstance(self._prompt.content, list)
-        places = TextPlaces(tokenizer, as_ids, continues=False).of(token_ids)
-        entries = choice_logprobs(tokenizer, token_ids[1:], answer.prompt_logprobs).content
-        first = CompletionLogprobs(
-            places[:1], [None], [tokenizer.bytes_of[token_ids[0]].decode(errors="replace")], [None]
-        )
-        return _Echoed(text, _joined(first, _in_text(entries, places[1:], self._num_top)), ranked)
-
 
 class CompletionEvents(_CompletionWriter):
-    """Writes events; those of the last prompt end with the usage, if requested, and [DONE]."""
+    """Writes events; those of the last prompt end with the usage, if requested, and [DONE].
+
+    The log probabilities of a prompt are written in a thread. Events wait for them, since the prompt comes first.
+    """
 
     def __init__(self, joined: _JoinedAnswers, index: int, prompt: PlainPrompt, answer: Answer) -> None:
         super().__init__(joined, index, prompt, answer)
-        self._places = [TextPlaces(answer.served.tokenizer, self._shows_special) for _ in answer.choices]
+        num_echoed = len(self._echoed_text) if self._echoes_logprobs else 0
+        self._places = [TextPlaces(answer.served.tokenizer, self._shows_special, num_echoed) for _ in answer.choices]
         self._has_begun = not (self._batch.echo or self._batch.token_ids)
+        self._waiting = b""
+        self._prompt_part: asyncio.Future[_Echoed] | None = None
 
     def take(self, chunk: Chunk) -> bytes:
         """Return the event for *chunk*; the first event is preceded by those that show the prompt."""
@@ -202,24 +214,39 @@ class CompletionEvents(_CompletionWriter):
             chunk.content, self._first_index + choice.index, logprobs, choice.finish_reason, token_ids
         )
         events = self._joined.event(self._answer, piece)
-        if not self._has_begun:
-            self._has_begun = True
-            return self._beginnings() + events
-        return events
+        if self._has_begun:
+            return events
+        self._waiting += events
+        return self._begin()
 
     async def end(self) -> bytes:
         """Return the last events, or nothing if another prompt's answer ends later."""
-        return self._joined.end(self._answer)
+        events = self._waiting
+        if not self._has_begun and self._echoes_logprobs:
+            events = self._with_prompt(await (self._prompt_part or asyncio.to_thread(self._echoed)))
+        return self._joined.end(self._answer, events)
 
-    def _beginnings(self) -> bytes:
-        """Return the events that begin each choice: with its prompt, as text, ids, or both."""
-        answer = self._answer
+    def _begin(self) -> bytes:
+        """Return the events that wait, after those that show the prompt; nothing if these are not ready."""
+        if not self._echoes_logprobs:
+            return self._with_prompt(_Echoed(self._echoed_text, None, None))
+        # Another choice's tokens may come before those of the first one, which have the prompt's.
+        if self._prompt_part is None and (self._answer.prompt_logprobs or len(self._answer.prompt_token_ids) < 2):
+            self._prompt_part = asyncio.get_running_loop().run_in_executor(None, self._echoed)
+        if self._prompt_part is None or not self._prompt_part.done():
+            return b""
+        return self._with_prompt(self._prompt_part.result())
+
+    def _with_prompt(self, prompt: "_Echoed") -> bytes:
+        """Return the events that begin each choice, with its prompt as text, ids, or both, and those that wait."""
+        answer, waiting = self._answer, self._waiting
+        self._has_begun, self._waiting = True, b""
         token_ids = answer.prompt_token_ids if self._batch.token_ids else UNSET
         pieces = (
-            CompletionChoice(self._echoed_text, self._first_index + choice.index, prompt_token_ids=token_ids)
+            CompletionChoice(prompt.text, self._first_index + choice.index, prompt.logprobs, prompt_token_ids=token_ids)
             for choice in answer.choices
         )
-        return b"".join(self._joined.event(answer, piece) for piece in pieces)
+        return b"".join(self._joined.event(answer, piece) for piece in pieces) + waiting
 
 
 @dataclass(frozen=True)
