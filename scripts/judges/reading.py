@@ -17,6 +17,7 @@ sys.path.append(str(Path(__file__).parents[2] / "tests"))
 from checkpoints import CHECKPOINTS
 
 from saccade.gateway.chat import Chat, ChatMessage, ChatRequest
+from saccade.gateway.output.call_reader import joined_calls
 from saccade.gateway.output.choice import Chunk, GeneratedChoice, choices_of
 from saccade.gateway.served_models.served_model import Parsers, ServedModel
 from saccade.models.family import ReasoningParser, ToolParser
@@ -96,7 +97,7 @@ def read(
 def together(found: Iterable[Chunk]) -> Reading:
     """What *found* says together."""
     all_chunks = list(found)
-    calls = [call for chunk in all_chunks for call in chunk.calls]
+    calls = joined_calls(call for chunk in all_chunks for call in chunk.calls)
     return Reading(
         "".join(chunk.reasoning for chunk in all_chunks),
         "".join(chunk.content for chunk in all_chunks),

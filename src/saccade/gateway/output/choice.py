@@ -204,8 +204,10 @@ class GeneratedChoice:
         # The id that ended the choice counts as generated and is hidden, special token or not.
         if delta.finish_reason is FinishReason.STOP and token_ids and token_ids[-1] in self._hidden_ids:
             token_ids = token_ids[:-1]
-        self._reaches_limit = delta.finish_reason is FinishReason.LENGTH
-        chunk = self._read(token_ids, is_last=delta.finish_reason is not None)
+        is_last = delta.finish_reason is not None
+        if is_last:
+            self._reaches_limit = delta.finish_reason is FinishReason.LENGTH
+        chunk = self._read(token_ids, is_last)
         if delta.finish_reason is not None:
             self.finish_reason = delta.finish_reason.value
         if self._detokenizer.stop is not None or (self._tool_calls is not None and self._tool_calls.is_full):
