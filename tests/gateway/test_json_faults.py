@@ -37,11 +37,59 @@ def complaint(body: bytes) -> str:
         (b"model=a", ": line 1, column 1: send a JSON object, not a form."),
         (b'{"a": "b', ": a string or bracket is not closed."),
         (b'{"model": "\xff"}', ": its text is not valid UTF-8."),
+        (b'{"model": "\xed\xa0\xbd"}', ": its text is not valid UTF-8."),
         (b"[]", "The body must be an object, not an array."),
     ],
 )
 def test_bodies_that_are_no_json(body: bytes, ending: str) -> None:
     assert complaint(body) == ("The body is not valid JSON" + ending if ending.startswith(":") else ending)
+
+
+HALF = "is half of a surrogate pair; write both halves, or leave it out."
+
+
+@table(
+    ("text", "column", "half"),
+    [
+        (r'"\ud83d"', 8, r"\ud83d"),
+        (r'"hi \uD83D"', 11, r"\uD83D"),
+        (r'"\ud83d and more text"', 8, r"\ud83d"),
+        (r'"\ud83d\u0041"', 8, r"\ud83d"),
+        (r'"\ud83d\n and more text"', 8, r"\ud83d"),
+        (r'"\ud83d\""', 8, r"\ud83d"),
+        (r'"\ud83d\\"', 8, r"\ud83d"),
+        (r'"\ud83d\ud83d\ude00"', 8, r"\ud83d"),
+        (r'"\ude00"', 8, r"\ude00"),
+        (r'"\ude00 and more text"', 8, r"\ude00"),
+        (r'"\ud83d\ude00\ude00"', 20, r"\ude00"),
+        (r'"\\\ud83d"', 10, r"\ud83d"),
+        (r'["\ud83d", 1]', 9, r"\ud83d"),
+        (r'{"\ud83d": 1}', 9, r"\ud83d"),
+        (r'{"type": "text", "text": "\ud83d"}', 33, r"\ud83d"),
+    ],
+)
+@table("after", ["", ', "b": "and more text"'])
+def test_half_of_a_surrogate_pair_is_named(text: str, column: int, half: str, after: str) -> None:
+    body = f'{{"a": {text}{after}}}'.encode()
+    assert complaint(body) == f"The body is not valid JSON: line 1, column {column}: {half} {HALF}"
+
+
+@table(
+    "body",
+    [rb'{"a": "x\ud83', rb'{"a": "x\ud83d', rb'{"a": "x\ud83d\ud', rb'{"a": "x\\ud83d"', rb'{"a": "\ud83d\ude00'],
+)
+def test_cut_body_is_not_called_half_of_a_pair(body: bytes) -> None:
+    assert complaint(body) == "The body is not valid JSON: a string or bracket is not closed."
+
+
+@table("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"])
+@table("text", ['{"a": 1}', ' {"model": "\u00e4"}'])
+def test_other_encodings_are_named(encoding: str, text: str) -> None:
+    name = encoding[:6].upper()
+    assert complaint(text.encode(encoding)) == f"The body is not valid JSON: its text is {name}; send it as UTF-8."
+    if encoding.endswith("e"):  # without a mark
+        marked = ("\ufeff" + text).encode(encoding)
+        assert complaint(marked) == f"The body is not valid JSON: its text is {name}; send it as UTF-8."
 
 
 @table(

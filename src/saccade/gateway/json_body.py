@@ -1,7 +1,5 @@
 """From a request's JSON body to a struct, with our own error messages.
 
-An error has parts of msgspec's messages only if they match a known form, so that none repeats a client's text.
-
 Parameters are supported, refused by name, accepted without effect, or unknown. Every top-level value stays raw until
 its length has been checked, and is then decoded by the type of its field. If a name occurs twice, the last value
 counts.
@@ -26,7 +24,10 @@ from saccade.gateway.body_bounds import (
     num_items,
 )
 from saccade.gateway.chat import IMAGE_PART, MAX_TOKENS, AnswerFields
+from saccade.gateway.json_faults import MAX_SHOWN_BYTES, invalid, malformed
 from saccade.transport.framing import UNREADABLE
+
+_NOT_WHOLE = re.compile(r"Expected `(?:[a-z]+ \| )*int(?: \| [a-z]+)*`, got `float`")
 
 T = TypeVar("T")
 
@@ -61,99 +62,6 @@ def decode(body: bytes | bytearray | msgspec.Raw, decoder: msgspec.json.Decoder[
 
 def _is_array_with_texts(body: bytes | bytearray | msgspec.Raw) -> bool:
     return bytes(memoryview(body)[:1]) == b"[" and b'"' in bytes(body)
-
-
-MAX_SHOWN_BYTES: Final = 24
-"""A number of this length or more is not repeated."""
-
-_MALFORMED = re.compile(r"JSON is malformed: (?P<fault>.+) \(byte (?P<place>[0-9]+)\)")
-_HINTS: Final = {
-    "trailing comma": "remove the comma before it",
-    "object keys must be strings": "names stand in double quotes",
-    "expected ','": "a comma is missing, or a quote before it",
-    "expected ':'": "a colon is missing after a name",
-    "trailing characters": "remove what follows the end of the object",
-    "invalid escaped character": "write a backslash in a string as two",
-}
-_HINTS_OF_CHARACTERS: Final = {
-    b"'": "names and strings stand in double quotes",
-    b"/": "JSON has no comments",
-    **dict.fromkeys((b"T", b"F", b"N"), "write true, false or null, in small letters"),
-    **dict.fromkeys((b"\n", b"\r"), r"write a line break in a string as \n"),
-}
-_DETAIL = re.compile(
-    r"Expected `(?P<expected>[a-z0-9 |]+)`"
-    r"(?: (?P<length>of length )?(?P<bound>[<>]=?|==) (?P<limit>[-0-9.e+]+))?"
-    r"(?:, got `(?P<got>[a-z]+)`)?"
-)
-_NOT_WHOLE = re.compile(r"Expected `(?:[a-z]+ \| )*int(?: \| [a-z]+)*`, got `float`")
-_MISSING = re.compile(r"Object missing required field `(?P<field>\w+)`")
-_PATH = re.compile(r" - at `(?:key in )?\$\.?(?P<path>[^`]*)`")
-_NUMBER = re.compile(rb"-?[0-9][-+.0-9eE]*")
-_KINDS: Final = {
-    "int": "a whole number",
-    "float": "a number",
-    "bool": "true or false",
-    "str": "a string",
-    "array": "an array",
-    "object": "an object",
-    "null": "null",
-}
-_BOUNDS: Final = {">=": "at least", ">": "more than", "<=": "at most", "<": "less than", "==": "exactly"}
-_UNITS: Final = {"str": "character", "array": "item", "object": "entry"}
-
-
-def malformed(body: bytes, complaint: str) -> InvalidValue:
-    """Return the error for a *body* that is not JSON, with the place and a hint if *complaint* names a place."""
-    if not body.strip():
-        return InvalidValue("The body is empty; send a JSON object.")
-    if (match := _MALFORMED.match(complaint)) is None:
-        reason = "a string or bracket is not closed" if "truncated" in complaint else "its text is not valid UTF-8"
-        return InvalidValue(f"The body is not valid JSON: {reason}.")
-    place = int(match["place"])
-    start = body.rfind(b"\n", 0, place) + 1
-    line, column = body.count(b"\n", 0, place) + 1, len(body[start:place].decode(errors="replace")) + 1
-    hints = (hint for fault, hint in _HINTS.items() if match["fault"].startswith(fault))
-    hint = _HINTS_OF_CHARACTERS.get(body[place : place + 1]) or next(hints, "")
-    if not hint and not body.lstrip().startswith(b"{"):
-        hint = "send a JSON object, not a form"
-    return InvalidValue(f"The body is not valid JSON: line {line}, column {column}{hint and f': {hint}'}.")
-
-
-def invalid(complaint: str, field: str, value: bytes) -> InvalidValue:
-    """Return the error for *field*, "" for the whole body, about which msgspec has a *complaint*.
-
-    *value* is what the field has, or its first MAX_SHOWN_BYTES.
-    """
-    path = _PATH.search(complaint)
-    # The client's own key is not repeated.
-    within = path["path"].removesuffix("[...]") if path else ""
-    param = (f"{field}.{within}" if field and within and not within.startswith("[") else field + within) or None
-    if missing := _MISSING.search(complaint):
-        param = f"{param}.{missing['field']}" if param else missing["field"]
-        return InvalidValue(f"`{param}` is missing.", param)
-    name = f"`{param}`" if param else "The body"
-    name = f"A value in {name}" if path and path["path"].endswith("[...]") else name
-    if (detail := _DETAIL.search(complaint)) is None:
-        return InvalidValue(f"{name} has a value that is not accepted.", param)
-    kinds = [kind for kind in detail["expected"].split(" | ") if kind != "null"] or ["null"]
-    words = " or ".join(_KINDS.get(kind, kind) for kind in kinds)
-    if detail["length"]:
-        return InvalidValue(f"{name} must be {words} with {_bound(detail)} {_unit(kinds[0], detail['limit'])}.", param)
-    is_shown = not within and len(value) < MAX_SHOWN_BYTES and _NUMBER.fullmatch(value)
-    got = value.decode() if is_shown else _KINDS.get(detail["got"] or "", "").replace("whole ", "")
-    return InvalidValue(
-        f"{name} must be {words}{(detail['bound'] and f', {_bound(detail)}') or ''}{got and f', not {got}'}.", param
-    )
-
-
-def _bound(detail: re.Match[str]) -> str:
-    return f"{_BOUNDS[detail['bound']]} {detail['limit'].removesuffix('.0')}"
-
-
-def _unit(kind: str, limit: str) -> str:
-    unit = _UNITS.get(kind, "item")
-    return unit if limit == "1" else "entries" if unit == "entry" else f"{unit}s"
 
 
 MAX_PARAMETERS: Final = 256

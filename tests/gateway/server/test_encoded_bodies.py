@@ -92,6 +92,36 @@ def test_every_route_takes_what_a_proxy_has_decoded(
     assert answer.status == 200, answer.body
 
 
+@table("route", ROUTES)
+@table("coding, encode", encoded.ENCODERS.values(), ids=encoded.ENCODERS)
+def test_every_route_ignores_a_byte_order_mark(
+    gateway: scripted.Gateway, route: str, coding: str, encode: Encode
+) -> None:
+    marked = b"\xef\xbb\xbf" + body_of(route)
+    for body in (encode(marked), marked):
+        answer = send(gateway, route, body, coding)
+        assert answer.status == 200, answer.body
+
+
+UNREAD_TEXTS: dict[str, tuple[Callable[[str], bytes], str]] = {
+    "UTF-16": (lambda text: text.encode("utf-16"), "its text is UTF-16; send it as UTF-8"),
+    "UTF-32": (lambda text: text.encode("utf-32-be"), "its text is UTF-32; send it as UTF-8"),
+    "half of a pair": (lambda text: text.replace("hi", r"\ud83d").encode(), r"\ud83d is half of a surrogate pair"),
+    "half of a pair in a name": (lambda text: text.replace("model", r"\ud83d").encode(), "is half of a surrogate pair"),
+}
+
+
+@table("route", ROUTES.keys() - {FILES})
+@table("name", UNREAD_TEXTS)
+def test_every_route_names_text_that_is_no_utf_8(gateway: scripted.Gateway, route: str, name: str) -> None:
+    write, complaint = UNREAD_TEXTS[name]
+    body = write(json.dumps(ROUTES[route] | {"user": "hi"}))
+    for coding, encode in encoded.ENCODERS.values():
+        answer = send(gateway, route, encode(body), coding)
+        assert answer.status == 400
+        assert complaint in answer.json["error"]["message"]
+
+
 REFUSED: dict[str, tuple[str, Encode, int, str, str]] = {
     "unknown coding": ("br", bytes, 415, "unsupported_content_encoding", "The coding br is not served"),
     "two codings": ("gzip, zstd", bytes, 415, "unsupported_content_encoding", "encoded more than once"),

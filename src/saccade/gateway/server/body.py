@@ -4,6 +4,7 @@ Forms with files (multipart/form-data, RFC 7578) are parsed in one pass over a b
 """
 
 import asyncio
+import codecs
 import contextlib
 import re
 from collections.abc import Iterator, Sequence
@@ -94,7 +95,7 @@ class BodyReader:
                     await memory.grow(COPIES * num_ahead)
         if arrival.num_bytes > self.max_bytes:
             raise self._too_large()
-        return body
+        return _without_mark(body)
 
     async def read_short(self, scope: Scope, receive: Receive, max_bytes: int) -> bytearray:
         """Return a body of at most *max_bytes*, decoded, which is too short for any reservation.
@@ -107,7 +108,7 @@ class BodyReader:
             body += await arrival.next()
         if arrival.num_bytes > max_bytes:
             raise BodyTooLarge(f"The body has more than {max_bytes} bytes.")
-        return body
+        return _without_mark(body)
 
     def _too_large(self) -> BodyTooLarge:
         return BodyTooLarge(f"The request's body is over the limit of {self.max_bytes} bytes.")
@@ -161,6 +162,13 @@ class _Arrival:
         output = await self._threads.run(is_long, OUTPUT_BYTES, encoded.decode)
         self.has_more = self._is_coming or encoded.has_more
         return output
+
+
+def _without_mark(body: bytearray) -> bytearray:
+    """Remove a byte order mark, which a parser of JSON may ignore (RFC 8259, 8.1)."""
+    if body.startswith(codecs.BOM_UTF8):
+        del body[: len(codecs.BOM_UTF8)]
+    return body
 
 
 def content_length(scope: Scope) -> int | None:

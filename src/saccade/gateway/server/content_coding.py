@@ -33,7 +33,8 @@ ZSTD_WINDOW_LOG: Final = 23
 
 _IDENTITY: Final = "identity"
 _START_BYTES: Final = 4
-_PLAIN: Final = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*(?:\{|\Z)|--")
+_PLAIN: Final = re.compile(rb"""(?:\xef\xbb\xbf)?(?:--|[ \t\r\n]*(?:\{(?:[ \t\r\n"}]|\Z)|\Z))""")
+"""The brace alone does not tell: bare deflate data may begin with it."""
 
 
 class Stream(Protocol):
