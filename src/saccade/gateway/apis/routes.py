@@ -7,7 +7,6 @@ from functools import partial
 from typing import Final
 
 import msgspec
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, request_response
@@ -67,8 +66,6 @@ class Endpoints:
     async def model(self, request: Request) -> Response:
         """GET /v1/models/{model}, in the same forms."""
         name = request.path_params["model"]
-        if not name:
-            raise HTTPException(404)  # as for every path with a slash too many
         served = self.pipeline.model_registry.get(name)
         return _json(_info(name, served) if ANTHROPIC_VERSION in request.headers else _card(name, served))
 

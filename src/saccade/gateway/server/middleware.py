@@ -2,7 +2,7 @@
 
 Each part is an ASGI application around another one, outermost first:
 
-    TelemetryMiddleware     gives the request an id, logs and counts it
+    TelemetryMiddleware     shortens the path by a slash at its end, gives the request an id, logs and counts it
     (CORS)                  Starlette's, if origins are allowed
     GuardMiddleware         checks the request's origin and key, turns errors into responses
     NamedRoute              names the route, inside Starlette's router
@@ -109,7 +109,10 @@ _logger = structlog.get_logger(__name__)
 
 
 class TelemetryMiddleware:
-    """Gives every request an id (the client's x-request-id if it is well formed), and logs, counts and traces it."""
+    """Gives every request an id (the client's x-request-id if it is well formed), and logs, counts and traces it.
+
+    A slash at the end of a path is removed here, so that keys, origins, routes and logs see one path.
+    """
 
     def __init__(self, app: ASGIApp, metrics: Metrics, access_log: AccessLog, tracer: Tracer | None = None) -> None:
         self._app = app
@@ -120,6 +123,7 @@ class TelemetryMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
+        scope["path"] = _without_slash(scope["path"])
         request_id = _request_id(scope)
         scope[REQUEST_ID] = request_id
         status = CLIENT_CLOSED
@@ -263,6 +267,11 @@ class NamedRoute:
         if self._takes_json:
             check_json(scope["headers"])
         return self._app(scope, receive, send)
+
+
+def _without_slash(path: str) -> str:
+    """Return *path* without the slash that some clients write at its end; two are not one."""
+    return path[:-1] if path.endswith("/") and len(path) > 1 and path[-2] != "/" else path
 
 
 def _request_id(scope: Scope) -> str:

@@ -1,0 +1,72 @@
+"""Paths: a slash at the end is no other path, and a wrong method learns which ones are right."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import scripted
+from tables import table
+
+from saccade.gateway.apis.openapi import describe
+from saccade.gateway.config import GatewayConfig
+
+ROUTES = [
+    (method.upper(), path)
+    for path, methods in describe()["paths"].items()
+    for method in methods.keys() & {"get", "post", "delete"}
+]
+PAGES = [("GET", "/docs")]
+OPEN = ("/live", "/ready", "/health", "/ping", "/docs")
+
+
+@pytest.fixture(scope="module")
+def keyed(tiny_qwen3_vl: Path) -> Iterator[scripted.Gateway]:
+    """A gateway with a key, below a path of its own."""
+    with scripted.running(tiny_qwen3_vl, GatewayConfig(api_keys=("secret",), root_path="/own")) as made:
+        made.answer_two_tokens()
+        yield made
+
+
+def named(path: str) -> str:
+    """A path with names for its parameters."""
+    return re.sub(r"{model}", "tiny", re.sub(r"{\w+_id}", "unknown", path))
+
+
+def ask(gateway: scripted.Gateway, method: str, path: str, **headers: str) -> tuple[int, str, str]:
+    """Status and error code of an answer, and the route in the log, which has no line of a probe that succeeded."""
+    answer = gateway.ask(method, path, b"{}" if method == "POST" else None, **headers)
+    routes = [line["route"] for line in gateway.lines(answer.headers["x-request-id"])]
+    is_error = answer.status >= 400 and answer.headers["content-type"] == "application/json"
+    return answer.status, answer.json["error"]["code"] if is_error and "error" in answer.json else "", "".join(routes)
+
+
+@table("method, path", [*ROUTES, *PAGES])
+def test_slash_at_the_end_changes_nothing(gateway: scripted.Gateway, method: str, path: str) -> None:
+    plain, with_slash = ask(gateway, method, named(path)), f"{named(path)}/"
+    path = path.replace("{model}", "{model:path}")
+    assert plain[0] not in (405, 501)
+    assert plain[2] in (path, "")
+    counted = gateway.metric("saccade_http_requests_total", route=path, status=str(plain[0]))
+    assert ask(gateway, method, with_slash) == plain
+    assert gateway.metric("saccade_http_requests_total", route=path, status=str(plain[0])) == counted + 1
+
+
+@table("method, path", [*ROUTES, *PAGES])
+def test_two_slashes_are_another_path(gateway: scripted.Gateway, method: str, path: str) -> None:
+    assert ask(gateway, method, f"{named(path)}//")[0] in (404, 405)
+
+
+@table("method, path", [*ROUTES, *PAGES])
+@table("root", ["", "/own"])
+def test_keys_see_the_path_without_the_slash(keyed: scripted.Gateway, method: str, path: str, root: str) -> None:
+    assert (ask(keyed, method, f"{root}{named(path)}/")[0] == 401) == (path not in OPEN)
+    with_key = ask(keyed, method, f"{root}{named(path)}/", Authorization="Bearer secret")
+    assert with_key == ask(keyed, method, named(path), Authorization="Bearer secret")
+
+
+@table("path", ["/", "/own", "/own/", "/v1/chat/completions/?a=/", "/v1/models/tiny/?/"])
+def test_other_slashes(keyed: scripted.Gateway, path: str) -> None:
+    assert keyed.ask("GET", path, Authorization="Bearer secret").status == (
+        405 if "completions" in path else 404 if path == "/own" else 200
+    )
