@@ -110,6 +110,30 @@ def test_encoded_bodies_are_read(admin: Port, coding: str, encode: Callable[[byt
     assert admin.ask("POST", "/workers", long, **headers)[0] == 413
 
 
+@table(
+    "path, methods",
+    [
+        ("/", "GET, HEAD"),
+        ("/board", "GET, HEAD"),
+        ("/metrics", "GET, HEAD"),
+        ("/workers", "DELETE, GET, HEAD, POST"),
+        ("/route", "POST"),
+        ("/usage", "GET, HEAD"),
+        ("/reset_prefix_cache", "POST"),
+        ("/reset_mm_cache", "POST"),
+    ],
+)
+@table("slash", ["", "/"])
+def test_a_wrong_method_learns_all_right_ones(admin: Port, path: str, methods: str, slash: str) -> None:
+    connection = http.client.HTTPConnection(HOST, admin.port, timeout=20)
+    connection.request(
+        "PUT", path.rstrip("/") + (slash or "/" * (path == "/")), headers={"Authorization": "Bearer admin"}
+    )
+    response = connection.getresponse()
+    assert (response.status, response.getheader("allow")) == (405, methods)
+    connection.close()
+
+
 @table("coding", encoded.BOMBS)
 def test_bombs_are_refused(admin: Port, coding: str) -> None:
     headers = {"Authorization": "Bearer admin", "Content_Type": "application/json", "Content_Encoding": coding}

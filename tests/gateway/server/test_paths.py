@@ -70,3 +70,14 @@ def test_other_slashes(keyed: scripted.Gateway, path: str) -> None:
     assert keyed.ask("GET", path, Authorization="Bearer secret").status == (
         405 if "completions" in path else 404 if path == "/own" else 200
     )
+
+
+@table("path", dict.fromkeys(path for _, path in [*ROUTES, *PAGES, ("GET", "/")]))
+@table("method", ["PUT", "PATCH", "OPTIONS", "GET", "HEAD", "POST", "DELETE", "TRACE"])
+@table("slash", ["", "/"])
+def test_a_wrong_method_learns_all_right_ones(gateway: scripted.Gateway, path: str, method: str, slash: str) -> None:
+    right = {known for known, of in [*ROUTES, *PAGES, ("GET", "/")] if of == path}
+    right |= {"HEAD"} if "GET" in right else set()
+    answer = gateway.ask(method, named(path).rstrip("/") + (slash or "/" * (path == "/")))
+    assert (answer.status == 405) == (method not in right)
+    assert answer.headers.get("allow") == (None if method in right else ", ".join(sorted(right)))

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Collection, Iterator, Sequence
 import structlog
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.routing import Route, Router
+from starlette.routing import Match, Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from saccade.errors import (
@@ -239,7 +239,8 @@ class GuardMiddleware:
             failure: SaccadeError = Draining("The server is shutting down and could not wait for this answer.")
         except Exception as error:
             failure = _failure(error, scope)
-            headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
+            if isinstance(failure, MethodNotAllowed):
+                headers["allow"] = ", ".join(_allowed_methods(scope))
             drop_tracebacks(error)
         else:
             return
@@ -300,6 +301,15 @@ def _routing_failure(error: HTTPException, scope: Scope) -> SaccadeError:
             return MethodNotAllowed(f"{scope['path']} does not take {method}.", reason=f"It does not take {method}.")
         case _:
             return InvalidValue("The request could not be read.")
+
+
+def _allowed_methods(scope: Scope) -> list[str]:
+    """Return the methods of all routes with the path of *scope*: each route knows its own only."""
+    router: Router = scope["router"]
+    routes = [
+        route for route in router.routes if isinstance(route, Route) and route.matches(scope)[0] is not Match.NONE
+    ]
+    return sorted({method for route in routes for method in route.methods or ()})
 
 
 def _hint(path: str, router: Router | None) -> str:
