@@ -60,6 +60,12 @@ def decode(body: bytes | bytearray | msgspec.Raw, decoder: msgspec.json.Decoder[
         raise malformed(bytes(body), str(error)) from error
 
 
+def given_names(body: bytes | bytearray) -> Collection[str]:
+    """Return the names of a body's parameters that are not null. Raises as ParameterReader.read()."""
+    check_bounds(body)
+    return {name for name, value in decode(body, _PARAMETERS).items() if bytes(memoryview(value)[:5]) != b"null"}
+
+
 def _is_array_with_texts(body: bytes | bytearray | msgspec.Raw) -> bool:
     return bytes(memoryview(body)[:1]) == b"[" and b'"' in bytes(body)
 

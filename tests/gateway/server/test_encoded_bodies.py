@@ -39,11 +39,21 @@ ROUTES: dict[str, Any] = {
     "/v1/messages": CHAT,
     "/v1/messages/count_tokens": {"model": "tiny", "messages": CHAT["messages"]},
     "/v1/responses": {"model": "tiny", "input": "hi"},
+    "/invocations": CHAT,
     "/tokenize": {"model": "tiny", "prompt": "hi"},
     "/detokenize": {"model": "tiny", "tokens": [300]},
     FILES: FORM,
 }
 """A body for each route that reads one."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_files_left(shared_gateway: scripted.Gateway) -> Iterator[None]:
+    """Other tests list the files of the same gateway."""
+    yield
+    for file in shared_gateway.ask("GET", FILES).json["data"]:
+        shared_gateway.ask("DELETE", f"{FILES}/{file['id']}")
+
 
 Encode = Callable[[bytes], bytes]
 

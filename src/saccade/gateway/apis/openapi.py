@@ -97,6 +97,9 @@ def _paths(models: Sequence[str]) -> dict[str, Any]:
     chat["requestBody"]["content"]["application/json"]["examples"] = {name: _example(name) for name in models}
     completion = _generation("Complete prompts", CompletionRequest, Completion)
     messages = _generation("Answer a chat in Anthropic's format", MessagesRequest, MessageAnswer, MessagesError)
+    invocation = _generation("As the API of the body", ChatRequest, ChatCompletion)
+    invocation["requestBody"]["content"] = _json(ChatRequest, CompletionRequest)
+    invocation["responses"]["200"]["content"] |= _json(ChatCompletion, Completion)
     stored = {
         "get": _get("Return a stored response", _json(Response), 400, 404),
         "delete": _get("Delete a response", _json(DeletedResponse), 400, 404),
@@ -110,6 +113,7 @@ def _paths(models: Sequence[str]) -> dict[str, Any]:
         "/v1/messages/count_tokens": {"post": count},
         "/v1/responses": {"post": _generation("Answer a chat, or continue one", ResponseRequest, Response)},
         "/v1/responses/{response_id}": stored,
+        "/invocations": {"post": invocation},
         **_files(),
         "/v1/models": {"get": _get("List the models", _json(ModelList, ModelPage)) | {"parameters": [VERSION]}},
         "/v1/models/{model}": {

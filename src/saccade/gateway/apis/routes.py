@@ -10,13 +10,14 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, request_response
-from starlette.types import Receive, Scope
+from starlette.types import ASGIApp, Receive, Scope
 
 from saccade.errors import Draining, InvalidValue, WorkerUnavailable
 from saccade.gateway.apis.chat import read_chat_completion
 from saccade.gateway.apis.chat_endpoint import ChatEndpoint, ReadApi
 from saccade.gateway.apis.completions.writer import read_completion
 from saccade.gateway.apis.files import Files
+from saccade.gateway.apis.invocations import Invocations
 from saccade.gateway.apis.messages.wire import CountAnswer
 from saccade.gateway.apis.messages.writer import read_count, read_messages
 from saccade.gateway.apis.models import (
@@ -182,7 +183,8 @@ def _routes(
 ) -> list[Route]:
     """Return all routes; *apis* are the chat APIs by path."""
     return [
-        *(_generation(path, chats, read_api) for path, read_api in apis.items()),
+        *(_generation(path, partial(chats.serve, read_api)) for path, read_api in apis.items()),
+        _generation("/invocations", Invocations(chats, apis).serve),
         route("GET", "/v1/responses/{response_id}", responses.get),
         route("DELETE", "/v1/responses/{response_id}", responses.delete),
         route("POST", "/v1/files", files.create),
@@ -213,5 +215,5 @@ def route(
     return Route(path, NamedRoute(path, request_response(endpoint), takes_json), methods=[method])
 
 
-def _generation(path: str, chats: ChatEndpoint, read_api: ReadApi) -> Route:
-    return Route(path, NamedRoute(path, partial(chats.serve, read_api), takes_json=True), methods=["POST"])
+def _generation(path: str, serve: ASGIApp) -> Route:
+    return Route(path, NamedRoute(path, serve, takes_json=True), methods=["POST"])

@@ -1,0 +1,51 @@
+"""POST /invocations, the one path that SageMaker calls: the body says to which API it belongs."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from starlette.types import Receive, Scope, Send
+
+from saccade.errors import InvalidValue, UnsupportedParameter
+from saccade.gateway.apis.chat_endpoint import ChatEndpoint, ReadApi, ReadBody
+from saccade.gateway.json_body import given_names
+from saccade.gateway.server.middleware import ROUTE
+
+PATHS: Final = {"messages": "/v1/chat/completions", "prompt": "/v1/completions"}
+"""The path of each API, by the field that every body of it has."""
+
+OTHERS: Final = ("input", "text_1", "text_2", "query", "queries", "documents", "data")
+"""What bodies of vLLM's other APIs have: embeddings, scores, ranks."""
+
+_SERVED: Final = "Send `messages` for a chat, or `prompt` for a completion"
+
+
+class Invocations:
+    """Serves each body as its API does, one of *apis* by path. Metrics and logs name that API's path."""
+
+    def __init__(self, chats: ChatEndpoint, apis: Mapping[str, ReadApi]) -> None:
+        self._chats = chats
+        self._apis = apis
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+
+        def read(body: bytes | bytearray, tenant: bytes) -> ReadBody:
+            path = path_of(body)
+            scope[ROUTE] = path
+            return self._apis[path](body, tenant)
+
+        await self._chats.serve(read, scope, receive, send)
+
+
+def path_of(body: bytes | bytearray) -> str:
+    """Return the path of the API that *body* is for. Raises RequestError if there is none, or more than one."""
+    names = given_names(body)
+    fields = [field for field in PATHS if field in names]
+    if len(fields) > 1:
+        raise InvalidValue(f"{_SERVED}, but not both.", fields[1])
+    if fields:
+        return PATHS[fields[0]]
+    if (other := next((name for name in OTHERS if name in names), None)) is not None:
+        hint = ", or this body to /v1/responses" if other == "input" else ""
+        raise UnsupportedParameter(f"`{other}` is not served at this path. {_SERVED}{hint}.", other)
+    raise InvalidValue(f"The body has neither `messages` nor `prompt`. {_SERVED}.", "messages")
