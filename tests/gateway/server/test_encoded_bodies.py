@@ -178,8 +178,8 @@ def sending(gateway: scripted.Gateway, coding: str) -> Iterator[http.client.HTTP
     ):
         connection.putheader(*header)
     connection.endheaders()
-    yield connection
-    connection.close()
+    with contextlib.closing(connection):
+        yield connection
 
 
 def send_chunk(connection: http.client.HTTPConnection, data: bytes) -> None:
@@ -192,6 +192,22 @@ def test_decoded_bytes_count_as_those_of_a_chunked_body(gateway: scripted.Gatewa
     with sending(gateway, coding) as connection:
         send_chunk(connection, encoded.BOMBS[coding](5))
         wait_until(lambda: memory.num_bytes >= COPIES * 5 * MIB)
+    wait_until(lambda: memory.num_bytes == 0)
+
+
+@table("coding", encoded.BOMBS)
+def test_a_decoder_counts_while_its_body_arrives(gateway: scripted.Gateway, coding: str) -> None:
+    memory = gateway.application.limits.memory
+    gateway.worker.requests.clear()
+    body = dict(encoded.ENCODERS.values())[coding](json.dumps(CHAT).encode())
+    with sending(gateway, coding) as connection:
+        send_chunk(connection, body[:20])
+        wait_until(lambda: memory.num_bytes >= MIB)
+        gateway.worker.script = [60.0]
+        send_chunk(connection, body[20:])
+        send_chunk(connection, b"")
+        wait_until(lambda: bool(gateway.worker.requests))
+        assert memory.num_bytes < MIB
     wait_until(lambda: memory.num_bytes == 0)
 
 

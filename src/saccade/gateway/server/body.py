@@ -76,9 +76,10 @@ class BodyReader:
             length = None  # nobody knows how many bytes it decodes to
         # A client that has not sent its first bytes holds neither memory nor a reading turn.
         body = bytearray(await arrival.next())
-        if arrival.has_more and length is not None and length > LARGE_BODY_BYTES:
-            # A client that announces much and sends little must not hold memory that others need.
-            await memory.grow(COPIES * min(length, STEP_BYTES))
+        if arrival.has_more and (arrival.is_encoded or (length is not None and length > LARGE_BODY_BYTES)):
+            # A client that announces much and sends little must not hold memory that others need. A decoder takes
+            # hundreds of KiB, however short its body is.
+            await memory.grow(COPIES * min(STEP_BYTES, self.max_bytes if length is None else length))
         async with self.limits.admission.reading(length if arrival.has_more else 0) as turn:
             while arrival.has_more and arrival.num_bytes <= self.max_bytes:
                 try:
@@ -95,6 +96,8 @@ class BodyReader:
                     await memory.grow(COPIES * num_ahead)
         if arrival.num_bytes > self.max_bytes:
             raise self._too_large()
+        if arrival.is_encoded:
+            memory.keep(COPIES * len(body))
         return _without_mark(body)
 
     async def read_short(self, scope: Scope, receive: Receive, max_bytes: int) -> bytearray:
