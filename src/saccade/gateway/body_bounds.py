@@ -51,14 +51,16 @@ def find_data_url(body: bytes | bytearray, start: int, end: int) -> int:
     return index if index < 0 else index + len(_DATA_URL)
 
 
-def check_bounds(body: bytes | bytearray, find_image: FindImage = find_data_url) -> None:
-    """Raise BodyTooLarge for too many bytes outside images, and InvalidValue for too many strings or brackets.
+def check_bounds(body: bytes | bytearray, find_image: FindImage = find_data_url) -> bytes:
+    """Return *body* without the bytes of its images, the same JSON otherwise.
 
-    In valid JSON, the text from an opening quote to the next quote contains no key and no other string. So the bytes of
-    images are only searched for that quote and for escapes, and not counted.
+    Raises BodyTooLarge for too many bytes outside images, and InvalidValue for too many strings or brackets. In valid
+    JSON, the text from an opening quote to the next quote contains no key and no other string. So the bytes of images
+    are only searched for that quote and for escapes, and not counted.
     """
     is_ascii = body.isascii()
     num_bytes = num_quotes = num_brackets = position = num_urls = 0
+    rest: list[bytes | bytearray] = []
     while position < len(body):
         # Not beyond the limit: a body that is too long takes no more time than a valid one.
         limit = position + MAX_BYTES_BESIDE_IMAGES - num_bytes + 1
@@ -69,17 +71,22 @@ def check_bounds(body: bytes | bytearray, find_image: FindImage = find_data_url)
             raise _too_large()
         num_quotes += body.count(b'"', position, start)
         num_brackets += body.count(b"[", position, start) + body.count(b"{", position, start)
+        rest.append(body[position:start])
         end = body.find(b'"', start)
         position = len(body) if end < 0 else end
         num_urls += 1
-        if not _is_plain(body, start, position, is_ascii):
-            num_bytes += position - start
+        is_plain = _is_plain(body, start, position, is_ascii)
+        num_bytes += 0 if is_plain else position - start
+        # The quote may belong to an escape of a text.
+        if not is_plain or body[position - 1 : position] == b"\\":
+            rest.append(body[start:position])
     if num_bytes > MAX_BYTES_BESIDE_IMAGES:
         raise _too_large()
     if num_quotes > 2 * MAX_STRINGS and _num_strings(body) > MAX_STRINGS:
         raise InvalidValue(f"The body has more than {MAX_STRINGS} names and texts.")
     if num_brackets > MAX_BRACKETS and _num_brackets(body) > MAX_BRACKETS:
         raise InvalidValue(f"The body has more than {MAX_BRACKETS} arrays and objects.")
+    return b"".join(rest)
 
 
 def num_items(array: bytes) -> int:

@@ -10,7 +10,16 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from saccade.gateway.media_parameters import FileSchema, MediaIoSchema, MediaLimits, ProcessorSchema
+from saccade.gateway.media_parameters import (
+    LIMITS,
+    LIMITS_OF_IMAGES,
+    FileSchema,
+    ImageLimits,
+    MediaIoSchema,
+    MediaLimits,
+    ProcessorSchema,
+)
+from saccade.gateway.unknown_fields import IN_MESSAGES
 from saccade.models.family import ImageOptions, VideoOptions
 from saccade.protocol.request import MAX_NUM_SAMPLES
 from saccade.tokenization.chat_template import ChatTemplate
@@ -106,17 +115,19 @@ Refused = Annotated[Raw | UnsetType, Meta(extra_json_schema={"type": "null"})]
 Detail = Literal["auto", "low", "high", "original"]
 
 
-class ImageUrl(MediaLimits, frozen=True):
+class ImageUrl(ImageLimits, frozen=True):
     """The URL of an image. *detail* "low" makes the model see a smaller image, all others the model's default size."""
 
     url: str
     detail: Detail | None = None
+    without_effect: ClassVar[frozenset[str]] = IN_MESSAGES
 
 
 class VideoUrl(MediaLimits, frozen=True):
     """The URL of a video."""
 
     url: str
+    without_effect: ClassVar[frozenset[str]] = IN_MESSAGES
 
 
 class OtherMedia(MediaLimits, frozen=True, kw_only=True):
@@ -139,6 +150,26 @@ class OtherMedia(MediaLimits, frozen=True, kw_only=True):
     videos: Refused = UNSET
 
 
+class FileSource(ImageLimits, frozen=True):
+    """An image as a file: uploaded before as *file_id*, or *file_data*, a data: URL. *filename* has no effect."""
+
+    file_id: str | None = None
+    file_data: str | None = None
+    filename: str | None = None
+    without_effect: ClassVar[frozenset[str]] = IN_MESSAGES
+
+
+OF_PARTS = {
+    "text": ("text",),
+    "refusal": ("refusal",),
+    "image_url": ("image_url", *LIMITS_OF_IMAGES),
+    "image": LIMITS_OF_IMAGES,
+    "video_url": ("video_url", *LIMITS),
+    "video": LIMITS,
+    "file": LIMITS_OF_IMAGES,
+}
+
+
 class ContentPart(OtherMedia, frozen=True):
     """A piece of a message: `text`, `image_url` or `video_url` as an object or a string, or an image as a `file`.
 
@@ -155,15 +186,9 @@ class ContentPart(OtherMedia, frozen=True):
     inline_data: Refused = UNSET
     source: Refused = UNSET
     # Read where the part is of the type `file`.
-    file: Annotated[Raw | UnsetType, Meta(extra_json_schema=FileSchema)] = UNSET
-
-
-class FileSource(MediaLimits, frozen=True):
-    """An image as a file: uploaded before as *file_id*, or *file_data*, a data: URL. *filename* has no effect."""
-
-    file_id: str | None = None
-    file_data: str | None = None
-    filename: str | None = None
+    file: Annotated[Raw | UnsetType, Meta(extra_json_schema=FileSchema, extra={"struct": FileSource})] = UNSET
+    of_types: ClassVar[Mapping[str, tuple[str, ...]]] = OF_PARTS
+    without_effect: ClassVar[frozenset[str]] = IN_MESSAGES
 
 
 class CalledFunction(Struct, frozen=True):
@@ -171,6 +196,7 @@ class CalledFunction(Struct, frozen=True):
 
     name: str
     arguments: str
+    without_effect: ClassVar[frozenset[str]] = IN_MESSAGES
 
 
 class ToolCall(Struct, frozen=True):
@@ -179,6 +205,7 @@ class ToolCall(Struct, frozen=True):
     id: CallId
     function: CalledFunction
     type: Annotated[str, Meta(extra_json_schema={"enum": ["function"]})] = "function"
+    without_effect: ClassVar[frozenset[str]] = IN_MESSAGES
 
 
 class ChatMessage(OtherMedia, frozen=True):
@@ -200,6 +227,7 @@ class ChatMessage(OtherMedia, frozen=True):
     file: Refused = UNSET
     video_url: Refused = UNSET
     function_call: Refused = UNSET
+    without_effect: ClassVar[frozenset[str]] = IN_MESSAGES
 
 
 Messages = Annotated[list[ChatMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]

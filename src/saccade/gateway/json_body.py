@@ -7,9 +7,8 @@ counts.
 
 import difflib
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
-from typing import Any, Final, Generic, TypeVar, get_args
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Final, Generic, TypeVar
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
@@ -25,6 +24,7 @@ from saccade.gateway.body_bounds import (
 )
 from saccade.gateway.chat import IMAGE_PART, MAX_TOKENS, AnswerFields
 from saccade.gateway.json_faults import MAX_SHOWN_BYTES, invalid, malformed
+from saccade.gateway.unknown_fields import UnknownFields
 from saccade.transport.framing import UNREADABLE
 
 _NOT_WHOLE = re.compile(r"Expected `(?:[a-z]+ \| )*int(?: \| [a-z]+)*`, got `float`")
@@ -208,9 +208,7 @@ class ParameterReader(Generic[S]):
         fields = msgspec.structs.fields(kind)
         self._required = [field.name for field in fields if field.required]
         self._decoders = {field.name: msgspec.json.Decoder(field.type) for field in fields}
-        self._objects = {
-            field.name: struct for field in fields if field.name not in LONG and (struct := _struct_of(field.type))
-        }
+        self._unknown = UnknownFields(kind)
         names = self._decoders.keys() | {name for other in related for name in other.__struct_fields__}
         self._later = {name: harmless for name, harmless in later.items() if name not in self._decoders}
         self._names = frozenset(names | later.keys()).union(without_effect)
@@ -220,7 +218,7 @@ class ParameterReader(Generic[S]):
 
         Raises BodyTooLarge, InvalidValue, and UnsupportedParameter for unsupported or, if *strict*, unknown ones.
         """
-        check_bounds(body, self._find_image)
+        rest = check_bounds(body, self._find_image)
         parameters = decode(body, _PARAMETERS)
         if len(parameters) > MAX_PARAMETERS:
             raise InvalidValue(f"The body has more than {MAX_PARAMETERS} parameters.")
@@ -231,19 +229,25 @@ class ParameterReader(Generic[S]):
         for name, raw in served.items():
             _check_length(name, raw)
         values = {name: decode(raw, self._decoders[name], name) for name, raw in served.items()}
-        within = (_unknown_within(name, served[name], kind) for name, kind in self._objects.items() if name in served)
-        unknown = [name for name in chain(parameters, *within) if name not in self._names]
+        unknown = [("", name) for name in parameters if name not in self._names]
+        unknown += [one for one in self._unknown.within(rest) if one[0] and ".".join(one) not in self._names]
         warning = self._warning(unknown, strict)
         for name in self._required:
             if name not in parameters:
                 raise InvalidValue(f"`{name}` is missing.", name)
         return self._kind(**values), warning
 
-    def _warning(self, unknown: list[str], strict: bool) -> str:
-        """Return the warning about *unknown* parameters, "" for none. Raises UnsupportedParameter if *strict*."""
+    def _warning(self, unknown: list[tuple[str, str]], strict: bool) -> str:
+        """Return the warning about *unknown* fields, each after the path of its object, "" for none.
+
+        Raises UnsupportedParameter if *strict*.
+        """
         if not unknown:
             return ""
-        named = [(printable(name), self._meant(name)) for name in unknown[:MAX_NAMES]]
+        named = [
+            (f"{path}.{printable(name)}" if path else printable(name), "" if path else self._meant(name))
+            for path, name in unknown[:MAX_NAMES]
+        ]
         if strict:
             name, meant = named[0]
             hint = f"did you mean `{meant}`?" if meant else "leave it out."
@@ -252,27 +256,9 @@ class ParameterReader(Generic[S]):
         return f"unknown parameters ignored: {listed(hints, len(unknown))}"
 
     def _meant(self, name: str) -> str:
-        if len(name) > MAX_NAME_CHARACTERS or "." in name:
+        if len(name) > MAX_NAME_CHARACTERS:
             return ""
         return next(iter(difflib.get_close_matches(name, self._names - self._later.keys(), 1, cutoff=0.8)), "")
-
-
-def _struct_of(annotation: Any) -> type[Struct] | None:
-    """Return the struct that a field of *annotation* holds, if it holds one or null."""
-    kinds = (annotation, *get_args(annotation))
-    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Struct)), None)
-
-
-def _unknown_within(name: str, raw: Raw, kind: type[Struct]) -> Iterator[str]:
-    """Yield the paths in *raw*, the value of the field *name*, that *kind* and the structs in it do not have."""
-    if bytes(memoryview(raw)[:1]) != b"{":
-        return
-    fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
-    for inner, value in parse(raw, dict[str, Raw]).items():
-        if inner not in fields:
-            yield f"{name}.{inner}"
-        elif struct := _struct_of(fields[inner]):
-            yield from _unknown_within(f"{name}.{inner}", value, struct)
 
 
 def _refuse_unless_harmless(name: str, raw: Raw, harmless: tuple[object, ...], advice: str | None) -> None:

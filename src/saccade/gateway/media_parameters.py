@@ -58,17 +58,19 @@ Frames = Annotated[Raw | UnsetType, Meta(extra_json_schema=FramesSchema)]
 Rate = Annotated[Raw | UnsetType, Meta(extra_json_schema=FpsSchema)]
 
 
-class MediaLimits(Struct, frozen=True, kw_only=True):
-    """Limits of one image or video, as `mm_processor_kwargs` has them for all; prompt.media_options reads them.
-
-    *nframes* is another name of *num_frames*, and *sample_fps* of the rate of sampled frames.
-    """
+class ImageLimits(Struct, frozen=True, kw_only=True):
+    """Limits of one image, as `mm_processor_kwargs` has them for all; prompt.media_options reads them."""
 
     min_pixels: Pixels = UNSET
     max_pixels: Pixels = UNSET
-    total_pixels: Pixels = UNSET
     resized_height: Side = UNSET
     resized_width: Side = UNSET
+
+
+class MediaLimits(ImageLimits, frozen=True, kw_only=True):
+    """Limits of one image or video. *nframes* is another name of *num_frames*, and *sample_fps* of *fps*."""
+
+    total_pixels: Pixels = UNSET
     fps: Rate = UNSET
     sample_fps: Rate = UNSET
     num_frames: Frames = UNSET
@@ -77,19 +79,23 @@ class MediaLimits(Struct, frozen=True, kw_only=True):
     max_frames: Frames = UNSET
 
 
-Limited = TypeVar("Limited", bound=MediaLimits)
+Limited = TypeVar("Limited", bound=ImageLimits)
 
 
-def limits_of(holder: MediaLimits) -> dict[str, Raw]:
+LIMITS = MediaLimits.__struct_fields__
+LIMITS_OF_IMAGES = ImageLimits.__struct_fields__
+
+
+def limits_of(holder: ImageLimits) -> dict[str, Raw]:
     """Return the limits that *holder* sets, by name."""
     return {
         name: value
-        for name in MediaLimits.__struct_fields__
-        if (value := getattr(holder, name)) is not UNSET and bytes(value) != b"null"
+        for name in LIMITS
+        if (value := getattr(holder, name, UNSET)) is not UNSET and bytes(value) != b"null"
     }
 
 
-def with_limits(target: Limited, holder: MediaLimits) -> Limited:
+def with_limits(target: Limited, holder: ImageLimits) -> Limited:
     """Return *target* with the limits that *holder* sets."""
     limits = limits_of(holder)
     return structs.replace(target, **limits) if limits else target

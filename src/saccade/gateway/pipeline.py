@@ -179,8 +179,11 @@ class Pipeline:
         )
         grammar = part.answer_grammar
         sampling = sampling_params(params, served, draft.token_ids, None if grammar is None else grammar.grammar)
-        settings = [image.settings for image in images]
-        limits = [field for image in images for field in image.limits][:MAX_NAMES]
+        refusal = None
+        if some_take_chats:
+            settings = [image.settings for image in images]
+            limits = [field for image in images for field in image.limits]
+            refusal = why_not_as_chat(served, chat, settings, limits[:MAX_NAMES])
         return Prompt(
             draft.token_ids,
             media_runs(zip((image.content_hash for image in images), draft.spans, strict=True)),
@@ -188,7 +191,7 @@ class Pipeline:
             spans=draft.spans,
             reads_cache=sampling.num_prompt_logprobs is None,
             num_samples=params.n or 1,
-            needs_token_ids=why_not_as_chat(served, chat, settings, limits) if some_take_chats else None,
+            needs_token_ids=refusal,
             sampling=sampling,
             needs_grammars=None if grammar is None else grammar.refusal,
             tenant=request.tenant,

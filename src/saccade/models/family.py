@@ -112,11 +112,6 @@ class ImageOptions:
     resized_width: int | None = None
 
 
-def counted_sides(width: int, height: int, settings: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the width and height that an image or frame counts as: its own unless *settings* state others."""
-    return settings.get("resized_width", width), settings.get("resized_height", height)
-
-
 class Layout(Protocol):
     """The part in the gateway: grids and token counts from dimensions alone. No torch.
 
@@ -129,10 +124,7 @@ class Layout(Protocol):
     def __init__(self, config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> None: ...
 
     def settings_for(self, options: ImageOptions) -> Mapping[str, Any]:
-        """Return `settings` changed by *options*. Raises InvalidValue for an option that the family lacks.
-
-        If they have `resized_height` and `resized_width`, `image` gets these in place of the image's own sides.
-        """
+        """Return `settings` changed by *options*. Raises InvalidValue for an option that the family lacks."""
 
     def image(self, width: int, height: int, settings: Mapping[str, Any]) -> ImageLayout:
         """Return the layout of an image of *width* x *height* pixels (EXIF applied), uint8. Raises ImageTooLarge."""
@@ -214,7 +206,7 @@ class VideoLayout(Protocol):
     ) -> None: ...
 
     def settings_for(self, options: VideoOptions) -> Mapping[str, Any]:
-        """Return `settings` changed by *options*, as those for images. Raises InvalidValue."""
+        """Return `settings` changed by *options*. Raises InvalidValue."""
 
     def video(self, header: VideoHeader, settings: Mapping[str, Any]) -> ImageLayout:
         """Return the layout of a video, with the indices of its *frames*. Raises VideoTooLarge."""

@@ -187,7 +187,7 @@ def test_the_hint_names_what_is_served() -> None:
     ],
 )
 def test_unknown_names_in_objects_are_named(fields: dict[str, Any], named: str) -> None:
-    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "a", "any": 1}], **fields}).encode()
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "a"}], **fields}).encode()
     assert parse_chat(body)[1] == (f"unknown parameters ignored: {named}" if named else "")
     if named:
         with pytest.raises(UnsupportedParameter) as caught:

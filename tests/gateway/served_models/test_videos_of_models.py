@@ -9,7 +9,7 @@ from saccade import models
 from saccade.errors import InvalidValue
 from saccade.gateway.prompt.draft import expand, write_images
 from saccade.gateway.served_models.served_model import ServedModel
-from saccade.models.family import VideoOptions, counted_sides
+from saccade.models.family import VideoOptions
 from saccade.models.files import read_model_files
 from saccade.protocol.description import ModelFiles
 from saccade.protocol.media import VideoHeader
@@ -115,7 +115,6 @@ def test_limits_change_a_video_or_are_refused(name: str, checkpoint: Callable[[s
             params.append(refusal.param)
             continue
         assert settings != layout.settings
-        sides = counted_sides(header.width, header.height, settings)
-        limited = layout.video(VideoHeader(24, 8.0, *sides), settings)
+        limited = layout.video(header, settings)
         assert limited.num_tokens != layout.video(header, layout.settings).num_tokens
     assert {*params} <= {f"mm_processor_kwargs.{next(iter(given))}" for given in LIMITS}

@@ -44,7 +44,7 @@ from saccade.media.freshness import Reuse
 from saccade.media.header import SERVED_VIDEOS, ImageHeader, ImageLimits, other_format, read_header
 from saccade.media.pdf_pages import PdfPage, read_image_header
 from saccade.media.video_header import FRAMES_PREFIX, VideoLimits
-from saccade.models.family import FrameTimes, ImageOptions, VideoOptions, counted_sides
+from saccade.models.family import FrameTimes, ImageOptions, VideoOptions
 from saccade.protocol.media import ImageLayout, VideoHeader
 from saccade.telemetry import Metrics
 
@@ -355,7 +355,7 @@ class ImageCollector:
             return content
         self.limits.check(header, len(content))
         settings = served.layout.settings_for(options)
-        layout = served.layout.image(*counted_sides(*header.upright, settings), settings)
+        layout = served.layout.image(*header.upright, settings)
         with self.metrics.stage("hash"):
             known_as = content_hash(content, served.fingerprint(settings))
         return [EncodedImage(source.field, content, header.width * header.height, known_as, layout, settings)]
@@ -368,7 +368,7 @@ class ImageCollector:
             file_hash = content_hash(content, served.fingerprint({**settings, "pdf": self.pdf_decoder}))
         images = []
         for page in pages:
-            layout = served.layout.image(*counted_sides(page.width, page.height, settings), settings)
+            layout = served.layout.image(page.width, page.height, settings)
             known_as = content_hash(file_hash, msgspec.json.encode(page))
             num_pixels = page.width * page.height
             images.append(EncodedImage(field, content, num_pixels, known_as, layout, settings, page=page))
@@ -394,8 +394,7 @@ class ImageCollector:
         content: bytes,
         header: VideoHeader,
     ) -> list[EncodedImage]:
-        width, height = counted_sides(header.width, header.height, settings)
-        layout = videos.layout.video(msgspec.structs.replace(header, width=width, height=height), settings)
+        layout = videos.layout.video(header, settings)
         with self.metrics.stage("hash"):
             fingerprint = served.fingerprint if header.indices else served.video_fingerprint
             known_as = content_hash(content, fingerprint(settings))

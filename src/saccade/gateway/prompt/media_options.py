@@ -13,7 +13,7 @@ import msgspec
 from saccade import models
 from saccade.errors import InvalidValue, RequestError, StartupError, UnsupportedParameter
 from saccade.gateway.json_body import decode
-from saccade.gateway.media_parameters import MediaLimits, limits_of
+from saccade.gateway.media_parameters import ImageLimits, limits_of
 from saccade.models.family import NO_TIMES, Family, FrameTimes, VideoOptions
 
 MAX_PIXELS = 2**31
@@ -71,7 +71,7 @@ class MediaOptions:
         """The options of the request's videos."""
         return VideoOptions(times=self.times, **self.limits, **self.video_limits, **self.sampling)
 
-    def of_part(self, part: MediaLimits, within: MediaLimits | None, field: str, key: str) -> "MediaOptions":
+    def of_part(self, part: ImageLimits, within: ImageLimits | None, field: str, key: str) -> "MediaOptions":
         """Return the options for the image or video in *part*, the value of *field*, whose own limits replace these.
 
         Some limits may stand *within* the object at *key*. Raises InvalidValue that names the limit.

@@ -8,7 +8,7 @@ from msgspec import UNSET
 from saccade.errors import InvalidImageUrl, InvalidValue, UnsupportedParameter
 from saccade.gateway.chat import ContentPart, FileSource, ImageSource, ImageUrl, VideoUrl, url_of_file
 from saccade.gateway.json_body import decode
-from saccade.gateway.media_parameters import MediaLimits
+from saccade.gateway.media_parameters import ImageLimits
 from saccade.gateway.prompt.media_options import MediaOptions
 from saccade.models.family import ImageOptions
 
@@ -45,7 +45,7 @@ def video_source(part: ContentPart, field: str, options: MediaOptions) -> ImageS
     return ImageSource(place, url, options.of_videos, limits=options.paths)
 
 
-def _url(value: ImageUrl | VideoUrl | str | None, field: str, reason: str) -> tuple[str, str, MediaLimits | None]:
+def _url(value: ImageUrl | VideoUrl | str | None, field: str, reason: str) -> tuple[str, str, ImageLimits | None]:
     """Return the URL in *value*, its place, and the object around it. Raises RequestError with *reason* if it lacks."""
     if value is None:
         raise InvalidValue(f"`{field}` is missing.{reason}", field)

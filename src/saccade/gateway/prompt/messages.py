@@ -34,7 +34,7 @@ PARTS: Final = ("text", "image_url", "video_url", "image", "video", "file")
 REFUSED_PARTS: Final = ("input_audio", "audio_url", "image_embeds")
 """Types of parts in OpenAI's and vLLM's APIs that a refusal names; other types are arbitrary text."""
 
-MEDIA_OF_PARTS: Final = ("text", "image_url", "video_url", "image", "video")
+MEDIA_OF_PARTS: Final = ("text", "image_url", "video_url", "image", "video", "file")
 MEDIA_FIELDS: Final = {
     "image_url": ("image_url", "image", IMAGE_PART),
     "video_url": ("video_url", "video", VIDEO_PART),

@@ -7,7 +7,6 @@ import numpy as np
 import numpy.typing as npt
 
 from saccade.errors import InternalError
-from saccade.models.family import counted_sides
 from saccade.protocol.media import ImageLayout
 
 OF_SIZE = ("resized_height", "resized_width", "grid", "num_tokens", "original_size")
@@ -35,7 +34,7 @@ class DecodedImage:
         Raises InternalError if *layout* is for another size, MemoryError if an allocation fails.
         """
         height, width, _ = image.shape
-        own = self.layout_of(*counted_sides(width, height, self._settings), self._settings)
+        own = self.layout_of(width, height, self._settings)
         if any(getattr(own, name) != getattr(layout, name) for name in OF_SIZE):
             raise InternalError("The image's decoded size differs from the size for which its tokens were counted.")
         self.fill(image, layout, out)

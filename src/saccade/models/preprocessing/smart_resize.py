@@ -184,7 +184,11 @@ def _limit(value: int | None, key: str, settings: Mapping[str, Any]) -> int:
 
 
 def image_layout(width: int, height: int, settings: Mapping[str, Any]) -> ImageLayout:
-    """Return the layout of an upright image of *width* x *height* pixels. Raises ImageTooLarge."""
+    """Return the layout of an upright image of *width* x *height* pixels, or of the sides that *settings* state.
+
+    Raises ImageTooLarge.
+    """
+    width, height = settings.get("resized_width", width), settings.get("resized_height", height)
     patch, merge = settings["patch_size"], settings["merge_size"]
     resized_height, resized_width = resized(width, height, settings)
     rows, columns = resized_height // patch, resized_width // patch

@@ -11,6 +11,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from msgspec.structs import replace
+
 from saccade.errors import StartupError, VideoTooLarge
 from saccade.models.family import VideoOptions
 from saccade.models.preprocessing import smart_resize
@@ -90,6 +92,8 @@ class SmartVideoLayout:
         """Return grid (groups of frames, rows, columns), tokens, patch shape and the frames. Raises VideoTooLarge."""
         patch, merge, group = settings["patch_size"], settings["merge_size"], settings["temporal_patch_size"]
         frames = header.indices or self.sampled(header, settings)
+        if "resized_width" in settings:
+            header = replace(header, width=settings["resized_width"], height=settings["resized_height"])
         long, short = max(header.width, header.height), min(header.width, header.height)
         if long > smart_resize.MAX_ASPECT * short:
             raise VideoTooLarge(

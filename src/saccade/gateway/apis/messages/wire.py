@@ -1,6 +1,7 @@
 """Anthropic's wire format. Source: the API reference of Anthropic's Messages, version 2023-06-01."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
@@ -15,8 +16,9 @@ from saccade.gateway.chat import (
     JsonSchema,
     StopText,
 )
-from saccade.gateway.media_parameters import MediaLimits
+from saccade.gateway.media_parameters import LIMITS_OF_IMAGES, ImageLimits
 from saccade.gateway.output.answer import MediaUsage, Usage
+from saccade.gateway.unknown_fields import IN_MESSAGES
 
 # Code checks some fields, with better errors; the schemas here are for the description of the API.
 BLOCK_TYPES = ("text", "image", "document", "search_result", "thinking", "tool_use", "tool_result")
@@ -34,7 +36,7 @@ FormatType = Annotated[str, Meta(extra_json_schema={"enum": ["json_schema"]})]
 ChoiceType = Annotated[str, Meta(extra_json_schema={"enum": ["auto", "any", "tool", "none"]})]
 
 
-class Source(MediaLimits, frozen=True):
+class Source(ImageLimits, frozen=True):
     """An image or a PDF: its bytes in base64 as *data*, its *url*, or the *file_id* of an uploaded one.
 
     The *data* of the type `text` is a document's text.
@@ -45,9 +47,27 @@ class Source(MediaLimits, frozen=True):
     data: str | None = None
     url: str | None = None
     file_id: str | None = None
+    of_types: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "base64": ("data",),
+        "text": ("data",),
+        "url": ("url",),
+        "file": ("file_id",),
+    }
+    without_effect: ClassVar[frozenset[str]] = IN_MESSAGES
 
 
-class Block(MediaLimits, frozen=True):
+OF_BLOCKS = {
+    "text": ("text",),
+    "image": ("source", *LIMITS_OF_IMAGES),
+    "document": ("source", "title", "context", *LIMITS_OF_IMAGES),
+    "search_result": ("source", "title", "content"),
+    "thinking": ("thinking", "signature"),
+    "tool_use": ("input",),
+    "tool_result": ("tool_use_id", "content", "is_error"),
+}
+
+
+class Block(ImageLimits, frozen=True):
     """A piece of a message; its *type* determines its fields.
 
     *title* and *context* are those of a document; a search result has a *title*, too, and its *source* is a text.
@@ -67,9 +87,15 @@ class Block(MediaLimits, frozen=True):
     tool_use_id: CallId | None = None
     content: "str | Annotated[list[Block], Meta(max_length=MAX_PARTS)] | None" = None
     is_error: bool | None = None
+    of_types: ClassVar[Mapping[str, tuple[str, ...]]] = OF_BLOCKS
+    without_effect: ClassVar[frozenset[str]] = IN_MESSAGES
 
 
 Content = str | Annotated[list[Block], Meta(max_length=MAX_PARTS)]
+
+
+OF_ANSWERS = frozenset({"container", "model", "stop_details", "stop_reason", "stop_sequence", "usage"})
+"""What an answer has besides its content; it may be sent back whole."""
 
 
 class Message(Struct, frozen=True):
@@ -77,6 +103,7 @@ class Message(Struct, frozen=True):
 
     role: MessageRole
     content: Content | None = None
+    without_effect: ClassVar[frozenset[str]] = IN_MESSAGES | OF_ANSWERS
 
 
 class Tool(Struct, frozen=True):
@@ -91,6 +118,8 @@ class Tool(Struct, frozen=True):
     type: str | None = None
     strict: bool | None = None
     defer_loading: bool | None = None
+    of_types: ClassVar[Mapping[str, tuple[str, ...]]] = {"": (), "custom": ()}
+    without_effect: ClassVar[frozenset[str]] = frozenset({"allowed_callers", "cache_control", "eager_input_streaming"})
 
 
 class ToolChoice(Struct, frozen=True):
@@ -135,6 +164,7 @@ class Edit(Struct, frozen=True):
 
     type: str
     keep: Keep | str | None = None
+    of_types: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
 
 class ContextManagement(Struct, frozen=True):

@@ -1,6 +1,7 @@
 """The wire format of OpenAI's Responses. Source: the API reference of OpenAI and the types of its SDK."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
@@ -17,8 +18,9 @@ from saccade.gateway.chat import (
     JsonSchema,
     Refused,
 )
-from saccade.gateway.media_parameters import MediaLimits
+from saccade.gateway.media_parameters import LIMITS_OF_IMAGES, ImageLimits
 from saccade.gateway.output.answer import MediaUsage, Usage
+from saccade.gateway.unknown_fields import IN_MESSAGES
 
 # Code checks some fields, with better errors; the schemas here are for the description of the API.
 PART_TYPES = ("input_text", "input_image", "input_file", "output_text", "refusal", "reasoning_text")
@@ -54,8 +56,28 @@ PartType = Annotated[str, Meta(extra_json_schema={"enum": list(PART_TYPES)})]
 ItemType = Annotated[str, Meta(extra_json_schema={"enum": [*ITEM_TYPES, *SKIPPED_TYPES]})]
 ItemRole = Annotated[str, Meta(extra_json_schema={"enum": ["user", "assistant", "system", "developer"]})]
 ToolSchema = {"properties": {"type": {"type": "string"}}, "required": ["type"]}
+
+
+class ToolFields(Struct, frozen=True):
+    """The fields of tools that apis.responses.tools reads."""
+
+    type: str
+    name: str
+    description: str
+    parameters: Raw
+    strict: bool
+    format: Raw
+    tools: "list[ToolFields]"
+    of_types: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "function": ("parameters", "strict"),
+        "custom": ("format",),
+        "namespace": ("tools",),
+    }
+    without_effect: ClassVar[frozenset[str]] = frozenset({"cache_control", "defer_loading"})
+
+
 # Checked by code: each type has its own fields.
-Tools = list[Annotated[dict[str, Any], Meta(extra_json_schema=ToolSchema)]]
+Tools = list[Annotated[dict[str, Any], Meta(extra_json_schema=ToolSchema, extra={"struct": ToolFields})]]
 ToolChoice = Annotated[str, Meta(extra_json_schema={"enum": ["auto", "none", "required"]})]
 ResponseId = Annotated[str, Meta(min_length=1, max_length=128)]
 Metadata = Annotated[dict[str, Annotated[str, Meta(max_length=512)]], Meta(max_length=16)]
@@ -65,7 +87,18 @@ FormatType = Annotated[str, Meta(extra_json_schema={"enum": list(FORMAT_TYPES)})
 NoLogprobs = Annotated[int, Meta(extra_json_schema=LogprobsSchema)]
 
 
-class Part(MediaLimits, frozen=True):
+OF_TEXTS = ("text",)
+OF_PARTS = {
+    "input_text": OF_TEXTS,
+    "output_text": OF_TEXTS,
+    "reasoning_text": OF_TEXTS,
+    "refusal": ("refusal",),
+    "input_image": ("image_url", "file_id", *LIMITS_OF_IMAGES),
+    "input_file": ("file_id", "file_data", "file_url", *LIMITS_OF_IMAGES),
+}
+
+
+class Part(ImageLimits, frozen=True):
     """A piece of an item: text under several names, an image, or a file; its *type* determines its fields.
 
     *filename* has no effect.
@@ -80,9 +113,25 @@ class Part(MediaLimits, frozen=True):
     file_url: str | None = None
     filename: str | None = None
     detail: Detail | None = None
+    of_types: ClassVar[Mapping[str, tuple[str, ...]]] = OF_PARTS
+    without_effect: ClassVar[frozenset[str]] = IN_MESSAGES | {"filename"}
 
 
 Content = str | Annotated[list[Part], Meta(max_length=MAX_PARTS)]
+
+
+OF_CALLS = ("call_id", "namespace")
+OF_RESULTS = ("call_id", "output")
+OF_ITEMS = {
+    "": ("content",),
+    "message": ("content",),
+    "reasoning": ("content",),
+    "function_call": (*OF_CALLS, "arguments"),
+    "custom_tool_call": (*OF_CALLS, "input"),
+    "local_shell_call": ("call_id", "action"),
+    **dict.fromkeys(RESULT_TYPES, OF_RESULTS),
+    "additional_tools": ("tools",),
+}
 
 
 class Item(Struct, frozen=True):
@@ -101,10 +150,12 @@ class Item(Struct, frozen=True):
     input: str | None = None
     action: dict[str, Any] | None = None
     output: Content | dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Tools | None = None
     id: str | None = None
     status: str | None = None
     encrypted_content: str | None = None
+    of_types: ClassVar[Mapping[str, tuple[str, ...]]] = OF_ITEMS
+    without_effect: ClassVar[frozenset[str]] = IN_MESSAGES | {"role"}
 
 
 class Format(Struct, frozen=True):
