@@ -71,6 +71,9 @@ def _is_array_with_texts(body: bytes | bytearray | msgspec.Raw) -> bool:
 
 
 MAX_PARAMETERS: Final = 256
+MAX_SEARCHED: Final = 4096
+"""Objects of a body whose fields are looked for on the event loop, in 2 microseconds each; agents send hundreds."""
+NOT_SEARCHED: Final = f"fields are not named: the body has more than {MAX_SEARCHED} objects"
 MAX_VALUE_BYTES: Final = 256 * 2**10
 """Limit of a top-level value outside LONG and SHORT."""
 
@@ -230,8 +233,10 @@ class ParameterReader(Generic[S]):
             _check_length(name, raw)
         values = {name: decode(raw, self._decoders[name], name) for name, raw in served.items()}
         unknown = [("", name) for name in parameters if name not in self._names]
-        unknown += [one for one in self._unknown.within(rest) if one[0] and ".".join(one) not in self._names]
-        warning = self._warning(unknown, strict)
+        is_searched = strict or rest.count(b"{") <= MAX_SEARCHED
+        if is_searched:
+            unknown += [one for one in self._unknown.within(rest) if one[0] and ".".join(one) not in self._names]
+        warning = "; ".join(filter(None, (self._warning(unknown, strict), "" if is_searched else NOT_SEARCHED)))
         for name in self._required:
             if name not in parameters:
                 raise InvalidValue(f"`{name}` is missing.", name)
