@@ -7,7 +7,6 @@ Frames that a client has sampled from a video come as vLLM's `data:video/jpeg;ba
 the frames in it, by default 0, 1, 2 and so on.
 """
 
-import binascii
 import time
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,12 +15,10 @@ from itertools import pairwise
 from typing import Any, TypeVar
 
 import msgspec
-import pybase64
 
 from saccade.byte_lru import ByteLru
 from saccade.errors import (
     ImageTooLarge,
-    InvalidBase64,
     InvalidImageUrl,
     InvalidValue,
     InvalidVideo,
@@ -33,6 +30,7 @@ from saccade.errors import (
 )
 from saccade.gateway.chat import Chat, ImageSource, is_file_id
 from saccade.gateway.concurrency import SingleFlight, all_or_none
+from saccade.gateway.images.base64_text import decode_base64
 from saccade.gateway.images.file_store import FileStore
 from saccade.gateway.limits import Reservation, WorkThreads
 from saccade.gateway.prompt.media_options import OF_ALL, OF_VIDEOS
@@ -164,15 +162,6 @@ def decode_data_url(url: str) -> bytes:
             "A data: URL must be `data:image/png;base64,`, or another media type, followed by the file in base64."
         )
     return decode_base64(payload)
-
-
-def decode_base64(payload: str) -> bytes:
-    """Return the bytes of a data: URL's *payload*. Raises InvalidBase64."""
-    try:
-        return pybase64.b64decode(payload, validate=True)
-    except (binascii.Error, ValueError) as error:
-        frames = f" Frames with commas between them are a video, `{FRAMES_PREFIX}`." if "," in payload else ""
-        raise InvalidBase64(f"The data: URL's payload is not valid base64.{frames}") from error
 
 
 MAX_FRAMES = 768

@@ -10,6 +10,7 @@ from saccade.gateway.chat import ContentPart, ImageUrl, url_of_file
 from saccade.gateway.media_parameters import limits_of, with_limits
 
 MEDIA_TYPE: Final = re.compile(r"[a-zA-Z0-9.+-]+/[a-zA-Z0-9.+-]+")
+DATA_URL: Final = "data:"
 Named = tuple[str, Block]
 """A block after its field, such as `messages[0].content[1]`."""
 
@@ -102,7 +103,9 @@ def _url(source: Source, field: str) -> tuple[str, str]:
                 raise InvalidValue(
                     f"`{field}.media_type` must be a media type such as image/png.", f"{field}.media_type"
                 )
-            return f"{field}.data", f"data:{media_type or 'image/*'};base64,{data}"
+            # Clients of other servers put a whole URL in its place.
+            is_url = data[: len(DATA_URL)].lower() == DATA_URL
+            return f"{field}.data", data if is_url else f"data:{media_type or 'image/*'};base64,{data}"
         case Source(type="base64"):
             raise InvalidValue(f"`{field}.data` is missing.", f"{field}.data")
         case Source(type="url", url=str(url)):
