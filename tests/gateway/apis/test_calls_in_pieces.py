@@ -7,6 +7,7 @@ from typing import Any, Final
 import msgspec
 import pytest
 import scripted
+from chats import anthropic_client
 from tables import table
 
 from saccade.protocol.output import FinishReason
@@ -197,3 +198,32 @@ def test_half_a_command_is_none(finish: FinishReason, stream: bool, holding: scr
     _, item, _ = response(holding, stream, SHELL, tool_choice="required")
     assert item["action"]["command"] == (["rm", "-r", "/tmp/a b"] if finish is STOP else [])
     assert item["status"] == ("completed" if finish is STOP else "incomplete")
+
+
+@table("finish", [STOP, LENGTH])
+def test_clients_join_the_pieces(finish: FinishReason, holding: scripted.Gateway) -> None:
+    """As OpenAI's and Anthropic's clients do it: the same as in a whole answer."""
+    written = ARGUMENTS if finish is STOP else ARGUMENTS[:CUT_AT]
+    answer(holding, "write", written, finish)
+    hi: Any = [{"role": "user", "content": "hi"}]
+    tools: Any = [{"name": "write", "input_schema": SCHEMA}]
+    with anthropic_client(f"http://127.0.0.1:{holding.port}") as client:
+        any_tool: Any = {"type": "any"}
+        asked: Any = {"model": "tiny", "max_tokens": 99, "messages": hi, "tools": tools, "tool_choice": any_tool}
+        with client.messages.stream(**asked) as events:
+            [block] = events.get_final_message().content
+        [whole] = client.messages.create(**asked).content
+    assert block.type == whole.type == "tool_use"
+    assert block.input == whole.input == (GIVEN if finish is STOP else {"path": GIVEN["path"]})
+    with holding.client() as openai:
+        asked = {"model": "tiny", "tool_choice": "required"}
+        with openai.responses.stream(**asked, input="hi", tools=[FUNCTION]) as responses:
+            *_, last = responses
+        assert last.type == ("response.completed" if finish is STOP else "response.incomplete")
+        [item] = last.response.output
+        assert item.type == "function_call"
+        assert item.arguments == written
+        if finish is STOP:  # The client refuses a stream that is cut.
+            with openai.chat.completions.stream(**asked, messages=hi, tools=[TOOL]) as chunks:
+                [call] = chunks.get_final_completion().choices[0].message.tool_calls or []
+            assert (call.function.name, call.function.arguments) == ("write", written)
