@@ -49,6 +49,7 @@ ROUTES: dict[str, tuple[bytes, int]] = {
     "/v1/messages": (json.dumps(CHAT).encode(), 200),
     "/v1/messages/count_tokens": (json.dumps(CHAT).encode(), 200),
     "/v1/responses": (b'{"model": "tiny", "input": "hi"}', 200),
+    "/invocations": (json.dumps(CHAT).encode(), 200),
     "/v1/files": (FORM, 200),
     "/tokenize": (TOKENIZE, 200),
     "/detokenize": (b'{"tokens": [300]}', 200),

@@ -118,7 +118,7 @@ class BodyReader:
 
 
 class _Arrival:
-    """A body that arrives, perhaps encoded. Raises UnsupportedContentEncoding if *headers* name a coding unknown here.
+    """A body that arrives, perhaps encoded, as *headers* say.
 
     *num_bytes* are the bytes so far, encoded or decoded, whichever are more.
     """
@@ -138,8 +138,8 @@ class _Arrival:
     async def next(self, pause_seconds: float | None = None) -> bytes:
         """Return the next piece, decoded. It may be empty.
 
-        Raises TimeoutError if nothing arrives for *pause_seconds*, ClientDisconnected, and InvalidValue if the piece
-        cannot be decoded.
+        Raises TimeoutError if nothing arrives for *pause_seconds*, ClientDisconnected, and InvalidValue or
+        UnsupportedContentEncoding if the piece cannot be decoded.
         """
         piece = b""
         if self._encoded is None or not self._encoded.has_more:

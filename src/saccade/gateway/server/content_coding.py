@@ -126,7 +126,10 @@ _REFUSED: Final = f"Send it with one of these as Content-Encoding: {ACCEPTED}; o
 
 
 def coding_of(headers: Sequence[tuple[bytes, bytes]]) -> Coding | None:
-    """Return the coding of a body, None if it has none. Raises UnsupportedContentEncoding."""
+    """Return the coding that *headers* name, None if they name none.
+
+    If it is not served, its begin() raises UnsupportedContentEncoding: a proxy may have decoded the body.
+    """
     listed = ""
     for header, value in headers:
         if header == b"content-encoding":
@@ -137,11 +140,16 @@ def coding_of(headers: Sequence[tuple[bytes, bytes]]) -> Coding | None:
     if not names:
         return None
     if len(names) > 1:
-        raise UnsupportedContentEncoding(f"The body is encoded more than once. {_REFUSED}")
-    if (coding := CODINGS.get(names[0])) is None:
-        reason = "The body has a content coding that is not served."
-        raise UnsupportedContentEncoding(f"The coding {printable(names[0])} is not served. {_REFUSED}", reason=reason)
-    return coding
+        return _unserved("The body is encoded more than once.", "The body is encoded more than once.")
+    reason = "The body has a content coding that is not served."
+    return CODINGS.get(names[0]) or _unserved(f"The coding {printable(names[0])} is not served.", reason)
+
+
+def _unserved(message: str, reason: str) -> Coding:
+    def begin(start: bytes) -> Stream:
+        raise UnsupportedContentEncoding(f"{message} {_REFUSED}", reason=reason)
+
+    return Coding("unserved", begin)
 
 
 class EncodedBody:
@@ -167,7 +175,8 @@ class EncodedBody:
     def decode(self) -> bytes:
         """Return at most OUTPUT_BYTES of the body, perhaps none.
 
-        Raises InvalidValue if the bytes are not in the coding, end too early, or others follow.
+        Raises InvalidValue if the bytes are not in the coding, end too early, or others follow, and
+        UnsupportedContentEncoding.
         """
         self._stream = stream = self._stream or self._begin()
         if stream is None:
