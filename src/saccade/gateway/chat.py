@@ -15,9 +15,11 @@ from saccade.gateway.media_parameters import (
     LIMITS_OF_IMAGES,
     FileSchema,
     ImageLimits,
+    ImageSchema,
     MediaIoSchema,
     MediaLimits,
     ProcessorSchema,
+    VideoSchema,
 )
 from saccade.gateway.unknown_fields import IN_MESSAGES
 from saccade.models.family import ImageOptions, VideoOptions
@@ -124,9 +126,9 @@ class ImageUrl(ImageLimits, frozen=True):
 
 
 class VideoUrl(MediaLimits, frozen=True):
-    """The URL of a video."""
+    """The URL of a video, or those of frames that the client has sampled."""
 
-    url: str
+    url: str | list[str]
     without_effect: ClassVar[frozenset[str]] = IN_MESSAGES
 
 
@@ -137,7 +139,7 @@ class OtherMedia(MediaLimits, frozen=True, kw_only=True):
     audio: Refused = UNSET
     audio_url: Refused = UNSET
     files: Refused = UNSET
-    image: Refused = UNSET
+    image: Annotated[Raw | UnsetType, Meta(extra_json_schema=ImageSchema, extra={"struct": ImageUrl})] = UNSET
     image_base64: Refused = UNSET
     image_data: Refused = UNSET
     image_embeds: Refused = UNSET
@@ -146,7 +148,7 @@ class OtherMedia(MediaLimits, frozen=True, kw_only=True):
     input_audio: Refused = UNSET
     input_image: Refused = UNSET
     media: Refused = UNSET
-    video: Refused = UNSET
+    video: Annotated[Raw | UnsetType, Meta(extra_json_schema=VideoSchema, extra={"struct": VideoUrl})] = UNSET
     videos: Refused = UNSET
 
 
@@ -181,7 +183,7 @@ class ContentPart(OtherMedia, frozen=True):
     text: str | None = None
     refusal: str | None = None
     image_url: ImageUrl | str | None = None
-    video_url: VideoUrl | str | None = None
+    video_url: VideoUrl | list[str] | str | None = None
     uuid: str | None = None
     inline_data: Refused = UNSET
     source: Refused = UNSET
@@ -420,7 +422,7 @@ class ImageSource:
 
     *field* is the place of *url* in the request, such as `messages[0].content[1].image_url.url`, and *limits* are the
     places of limits of this one alone. A caller in this process may give the encoded *content* itself, which the
-    request's memory counts already.
+    request's memory counts already. A video may have the URLs of its *frames* instead of its own.
     """
 
     field: str
@@ -428,6 +430,12 @@ class ImageSource:
     options: ImageOptions | VideoOptions
     content: bytes | None = None
     limits: tuple[str, ...] = ()
+    frames: tuple[str, ...] = ()
+
+    @property
+    def num_fetched_frames(self) -> int:
+        """The frames that do not come in data: URLs; each counts as an image."""
+        return sum(url[:5].lower() != "data:" for url in self.frames)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,8 @@ EdgesSchema = {
     "additionalProperties": False,
 }
 FramesSchema = {"type": ["integer", "null"], "minimum": 1, "maximum": 2**20}
+ImageSchema = {"type": ["string", "object", "null"]}
+VideoSchema = {"type": ["string", "array", "object", "null"]}
 IndexSchema = {"type": "integer", "minimum": 0, "exclusiveMaximum": 2**20}
 FpsSchema = {"type": ["number", "null"], "exclusiveMinimum": 0, "maximum": 1000}
 SideSchema = {"type": ["integer", "null"], "minimum": 1, "maximum": 2**15}

@@ -163,7 +163,8 @@ class Pipeline:
 
     async def _collect(self, request: Request, served: ServedModel, chat: Chat, salt: bytes) -> list[EncodedImage]:
         """Collect the images of *chat*, and charge its tenant for them. Raises RequestError that names the field."""
-        request.account.begin_images(len(chat.images))
+        num_frames = sum(source.num_fetched_frames for source in chat.images if source.frames)
+        request.account.begin_images(len(chat.images) + num_frames)
         images = await self.images.collect(request, served, chat.images, salt)
         request.account.use_images(num_encoded_bytes(images))
         return images

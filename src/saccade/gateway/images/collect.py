@@ -179,13 +179,29 @@ def read_frames(url: str, options: VideoOptions, limits: ImageLimits) -> tuple[b
     Raises InvalidBase64, InvalidVideo, VideoTooLarge, InvalidValue and the errors of images.
     """
     payload = url[len(FRAMES_PREFIX) :]
-    if payload.count(",") >= (most := min(MAX_FRAMES, options.num_frames or MAX_FRAMES)):
+    _check_number(payload.count(",") + 1, options)
+    return join_frames([decode_base64(frame) for frame in payload.split(",")], options, limits)
+
+
+def _check_number(num_frames: int, options: ImageOptions | VideoOptions) -> None:
+    """Raise VideoTooLarge for more frames than *options* or this server allow."""
+    stated = (options.num_frames, options.max_frames) if isinstance(options, VideoOptions) else ()
+    most = min((MAX_FRAMES, *(number for number in stated if number is not None)))
+    if num_frames > most:
         raise VideoTooLarge(f"The video has more than {most} frames; send fewer.")
-    frames = [decode_base64(frame) for frame in payload.split(",")]
+
+
+def join_frames(
+    frames: Sequence[bytes], options: VideoOptions, limits: ImageLimits, field: str = ""
+) -> tuple[bytes, VideoHeader]:
+    """Return *frames*, encoded images from the list *field*, as read_frames() does."""
     sizes = set()
-    for frame in frames:
-        image = _read_frame_header(frame)
-        limits.check(image, len(frame))
+    for position, frame in enumerate(frames):
+        try:
+            image = _read_frame_header(frame)
+            limits.check(image, len(frame))
+        except RequestError as error:
+            raise error.at(f"{field}[{position}]") if field else error from error
         sizes.add(image.upright)
     if len(sizes) > 1:
         raise InvalidVideo("The video's frames have several sizes, which is not supported.")
@@ -286,7 +302,7 @@ class ImageCollector:
                 images[position] = opened
             except RequestError as error:
                 raise _of_part(error, source).at(source.field) from error
-            pending[position] = replace(source, url="", content=None)
+            pending[position] = replace(source, url="", content=None, frames=())
             self._check_together([image for several in images.values() for image in several])
 
         await all_or_none(read(position) for position in range(len(pending)))
@@ -302,6 +318,10 @@ class ImageCollector:
             if videos is None:
                 raise UnsupportedParameter("This model takes no videos here.")
             settings = videos.layout.settings_for(options)
+            if source.frames:
+                frames = await self._read_frames(request, source, salt)
+                work = partial(self._frames, served, videos, settings, source, options, frames)
+                return await self._run(sum(map(len, frames)), work)
             if is_frames_url(source.url):
                 return await self._run(
                     len(source.url), partial(self._frames, served, videos, settings, source, options)
@@ -331,6 +351,21 @@ class ImageCollector:
         elif content is None:
             content = await self.loader.fetch(request, url, salt)
         return await self._run(len(content), partial(then, content))
+
+    async def _read_frames(self, request: Request, source: ImageSource, salt: bytes) -> list[bytes]:
+        """Return the files of the frames of *source*, which are read or fetched as images are."""
+        _check_number(len(source.frames), source.options)
+        files: dict[int, bytes] = {}
+
+        async def read(position: int, url: str) -> None:
+            one = ImageSource(f"{source.field}[{position}]", url, source.options)
+            try:
+                files[position] = await self._read(request, one, salt, bytes)
+            except RequestError as error:
+                raise error.at(one.field) from error
+
+        await all_or_none(read(position, url) for position, url in enumerate(source.frames))
+        return [files[position] for position in range(len(files))]
 
     async def _run(self, num_bytes: int, work: Callable[[], T]) -> T:
         return await self.threads.run(num_bytes > THREAD_FROM_BYTES, num_bytes, work)
@@ -370,8 +405,12 @@ class ImageCollector:
         settings: Mapping[str, Any],
         source: ImageSource,
         options: VideoOptions,
+        frames: Sequence[bytes] = (),
     ) -> list[EncodedImage]:
-        content, header = read_frames(source.url, options, self.limits)
+        if frames:
+            content, header = join_frames(frames, options, self.limits, source.field)
+        else:
+            content, header = read_frames(source.url, options, self.limits)
         return self._video(served, videos, settings, source.field, content, header)
 
     def _video(

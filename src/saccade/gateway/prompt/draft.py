@@ -180,7 +180,7 @@ class PromptDrafter:
                 f"`{videos[0].field}`: this model takes no videos here; send images, as {IMAGE_PART}.",
                 videos[0].field,
             )
-        num_images = len(chat.images) - len(videos)
+        num_images = len(chat.images) - len(videos) + sum(source.num_fetched_frames for source in videos)
         for kind, number, most in (
             ("images", num_images, self.limits.images),
             ("videos", len(videos), self.limits.videos),

@@ -8,14 +8,13 @@ from msgspec import UNSET
 from saccade.errors import InvalidImageUrl, InvalidValue, UnsupportedParameter
 from saccade.gateway.chat import ContentPart, FileSource, ImageSource, ImageUrl, VideoUrl, url_of_file
 from saccade.gateway.json_body import decode
-from saccade.gateway.media_parameters import ImageLimits
 from saccade.gateway.prompt.media_options import MediaOptions
 from saccade.models.family import ImageOptions
 
 FILE_DATA: Final = ("data:image/", "data:application/pdf")
 _FILE: Final = msgspec.json.Decoder(FileSource)
 _IMAGE: Final = msgspec.json.Decoder(ImageUrl | str | None)
-_VIDEO: Final = msgspec.json.Decoder(VideoUrl | str | None)
+_VIDEO: Final = msgspec.json.Decoder(VideoUrl | list[str] | str | None)
 
 
 def image_source(part: ContentPart, field: str, options: MediaOptions) -> ImageSource:
@@ -29,10 +28,12 @@ def image_source(part: ContentPart, field: str, options: MediaOptions) -> ImageS
     image = part.image_url
     if part.type == "image" and part.image is not UNSET:
         image = decode(part.image, _IMAGE, f"{field}.image")
-    url, place, within = _url(image, f"{field}.{part.type}", reason)
+    place, within = f"{field}.{part.type}", image if isinstance(image, ImageUrl) else None
+    url, place = (image, place) if not isinstance(image, ImageUrl) else (image.url, f"{place}.url")
+    _check(url, place, reason)
     options = options.of_part(part, within, field, part.type)
-    detail = within.detail if isinstance(within, ImageUrl) else None
-    return ImageSource(place, url, ImageOptions(detail or "auto", **options.limits), limits=options.paths)
+    detail = None if within is None else within.detail
+    return ImageSource(place, url or "", ImageOptions(detail or "auto", **options.limits), limits=options.paths)
 
 
 def video_source(part: ContentPart, field: str, options: MediaOptions) -> ImageSource:
@@ -40,19 +41,23 @@ def video_source(part: ContentPart, field: str, options: MediaOptions) -> ImageS
     video = part.video_url
     if part.type == "video" and part.video is not UNSET:
         video = decode(part.video, _VIDEO, f"{field}.video")
-    url, place, within = _url(video, f"{field}.{part.type}", " Send the video itself.")
+    place, within = f"{field}.{part.type}", video if isinstance(video, VideoUrl) else None
+    url, place = (video, place) if not isinstance(video, VideoUrl) else (video.url, f"{place}.url")
     options = options.of_part(part, within, field, part.type)
-    return ImageSource(place, url, options.of_videos, limits=options.paths)
+    if not isinstance(url, list):
+        _check(url, place, " Send the video itself.")
+        return ImageSource(place, url or "", options.of_videos, limits=options.paths)
+    if not url or "" in url:
+        raise InvalidImageUrl(f"`{place}` {'has an empty URL' if url else 'has no frames'}.", place)
+    return ImageSource(place, "", options.of_videos, limits=options.paths, frames=tuple(url))
 
 
-def _url(value: ImageUrl | VideoUrl | str | None, field: str, reason: str) -> tuple[str, str, ImageLimits | None]:
-    """Return the URL in *value*, its place, and the object around it. Raises RequestError with *reason* if it lacks."""
-    if value is None:
+def _check(url: str | None, field: str, reason: str) -> None:
+    """Raise RequestError, with *reason* at its end, if the *url* of *field* is missing or empty."""
+    if url is None:
         raise InvalidValue(f"`{field}` is missing.{reason}", field)
-    url, place, within = (value, field, None) if isinstance(value, str) else (value.url, f"{field}.url", value)
     if not url:
-        raise InvalidImageUrl(f"`{place}` is empty.{reason}", place)
-    return url, place, within
+        raise InvalidImageUrl(f"`{field}` is empty.{reason}", field)
 
 
 def _file_source(part: ContentPart, field: str, media_options: MediaOptions) -> ImageSource:
