@@ -71,7 +71,7 @@ def _is_array_with_texts(body: bytes | bytearray | msgspec.Raw) -> bool:
 
 
 MAX_PARAMETERS: Final = 256
-MAX_SEARCHED: Final = 4096
+MAX_SEARCHED: Final = 8192
 """Objects of a body whose fields are looked for on the event loop, in 2 microseconds each; agents send hundreds."""
 NOT_SEARCHED: Final = f"fields are not named: the body has more than {MAX_SEARCHED} objects"
 MAX_VALUE_BYTES: Final = 256 * 2**10

@@ -13,7 +13,7 @@ from saccade.gateway.apis.chat import parse_chat
 from saccade.gateway.apis.models import DetokenizeRequest, parse_detokenize, parse_tokenize
 from saccade.gateway.body_bounds import MAX_STRINGS
 from saccade.gateway.chat import ChatMessage, ChatRequest, ContentPart, TokenizeRequest
-from saccade.gateway.json_body import MAX_PARAMETERS, MAX_VALUE_BYTES
+from saccade.gateway.json_body import MAX_PARAMETERS, MAX_VALUE_BYTES, NOT_SEARCHED
 
 HEAD = b'{"model": "m", "messages": [{"role": "user", "content": "a"}]'
 LONG_ARRAY = b"[" + b"0," * 2**20 + b"0]"
@@ -128,7 +128,7 @@ def test_tool_calls_of_any_shape_are_not_built() -> None:
 def test_values_at_the_limit_are_accepted(tiny_qwen3_vl: Any) -> None:
     messages = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}] * 2}] * 2048
     request, warning = parse_chat(chat(messages=messages, allowed_token_ids=[5] * 2**20, logit_bias={"5": 1}))
-    assert (len(request.messages), warning) == (2048, "")
+    assert (len(request.messages), warning) == (2048, NOT_SEARCHED)
 
 
 def test_tokens_are_counted_before_they_are_built(decoded: list[tuple[str, int]]) -> None:

@@ -158,9 +158,10 @@ def test_nothing_within_what_is_left_out_as_a_whole_is_named(read: Read, body: d
 
 def test_a_body_of_many_objects_is_not_searched() -> None:
     """The search takes time on the event loop for each object. With --strict-parameters it is made all the same."""
-    many = {"messages": [{"role": "user", "content": [TEXT | {"odd": 1}] * 4}] * 1000, "model": "m"}
+    called = {"role": "assistant", "tool_calls": [CALL | {"odd": 1}] * 3}
+    many = {"messages": [called] * 1400, "model": "m"}
     body = json.dumps(many).encode()
     _, warning = parse_chat(body)
-    assert warning == "fields are not named: the body has more than 4096 objects"
-    with pytest.raises(UnsupportedParameter, match=r"messages\[0\]\.content\[0\]\.odd"):
+    assert warning == "fields are not named: the body has more than 8192 objects"
+    with pytest.raises(UnsupportedParameter, match=r"messages\[0\]\.tool_calls\[0\]\.odd"):
         parse_chat(body, strict=True)
