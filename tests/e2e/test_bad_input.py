@@ -102,6 +102,7 @@ WORST = (
 )
 
 
+@pytest.mark.ci
 def test_attacks_leave_the_engine_and_the_decode_processes_as_they_were(tiny_server: Server) -> None:  # F6
     before = {process.pid for process in tiny_server.tree()}
     for name in WORST:

@@ -13,6 +13,8 @@ from chats import openai_messages, random_image
 from faults import RIGHT, Ask, Quiet, strike, wait_for
 from server import Server, serving, slots
 
+pytestmark = pytest.mark.ci
+
 SILENCE_SECONDS = 5
 KV_BYTES = faults.NUM_BLOCKS * (32 << 10)
 

@@ -94,6 +94,7 @@ def test_finished_answers_are_valid(subject: Engine, tiny_qwen3_vl: Path, vocabu
     assert engines.is_idle(subject)
 
 
+@pytest.mark.ci
 @table(
     "sampling",
     [

@@ -8,6 +8,7 @@ from tables import table
 from saccade.gateway.confinement import ChildLimits, Ending, LimitedChild
 
 
+@pytest.mark.ci
 @table(
     "program, wait_seconds, ending",
     [

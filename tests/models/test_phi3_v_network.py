@@ -81,6 +81,7 @@ def test_order_of_features() -> None:
     assert side_by_side.tolist() == [*range(146, 158), *range(290, 302), 0]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("max_model_len", "long"), [(None, True), (4097, True), (4096, False)])
 def test_length_chooses_the_set_of_factors(folder: Path, max_model_len: int | None, long: bool) -> None:
     blocks = {"num_blocks": 257, "max_model_len": max_model_len}

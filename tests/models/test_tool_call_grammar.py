@@ -102,6 +102,7 @@ def parsed(form: str, ids: list[int]) -> list[tuple[str, Any]]:
     return calls
 
 
+@pytest.mark.ci
 @table("form", FORMS)
 @table("must_call", [True, False])
 @table("many", [True, False])

@@ -89,6 +89,7 @@ def test_paged_over_float8(queries: list[int], contexts: list[int], dtype: torch
     assert_close(output, expected, ulps=2)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("name", "dtype"), VISION_WITH_DTYPES)
 @table("scale", [None, 0.5])
 @table("lengths", [(6,), (4, 4, 4), (3, 8, 1), (150, 33), (5, 5, 2, 2, 2, 5)])

@@ -52,6 +52,7 @@ def check(found: list[TokenLogprob], token_ids: list[int], reference: torch.Tens
         assert row[logprob.top_ids].tolist() == pytest.approx(logprob.top_logprobs, abs=1e-4)
 
 
+@pytest.mark.ci
 @table("chunk", [1, 3, 16, 512])
 @table("preempted_at", [None, 2, 4])
 def test_prompt_and_answer_equal_transformers(

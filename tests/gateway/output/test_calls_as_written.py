@@ -48,6 +48,7 @@ def values_of(form: Form) -> dict[str, str]:
     return values
 
 
+@pytest.mark.ci
 @table("name", FORMS)
 @table("value", values_of(FORMS["hermes"]))
 @table("others", ["none", "before", "behind", "text behind"])

@@ -154,6 +154,7 @@ async def test_a_bad_image_harms_only_itself(pool: DecodePool, name: str) -> Non
     assert pool.pids == before
 
 
+@pytest.mark.ci
 @table("name", attacks.CORPUS)
 async def test_an_attack_harms_only_itself(pool: DecodePool, name: str) -> None:  # F6
     make, sound = attacks.CORPUS[name]
