@@ -153,7 +153,10 @@ class OtherMedia(MediaLimits, frozen=True, kw_only=True):
 
 
 class FileSource(ImageLimits, frozen=True):
-    """An image as a file: uploaded before as *file_id*, or *file_data*, a data: URL. *filename* has no effect."""
+    """A file: an image or a PDF, or a text. It was uploaded before as *file_id*, or is *file_data*, a data: URL.
+
+    *filename* is that of a text, and without effect for images and PDFs. A text has no *file_id*.
+    """
 
     file_id: str | None = None
     file_data: str | None = None

@@ -114,7 +114,7 @@ CASES: dict[str, tuple[Any, int, str, str | None]] = {
     "file of nothing": (content(*TEXT, {"type": "file", "file": {}}), 400, "invalid_value", "messages[0].content[1].file"),
     "file that is no object": (content(*TEXT, {"type": "file", "file": 1}), 400, "invalid_value", "messages[0].content[1].file"),
     "file twice": (content({"type": "file", "file": {"file_id": "file-1", "file_data": "data:image/png;base64,"}}), 400, "invalid_value", "messages[0].content[0].file"),
-    "file of another kind": (content({"type": "file", "file": {"file_data": "data:text/csv;base64,YSxi"}}), 400, "unsupported_parameter", "messages[0].content[0].file.file_data"),
+    "file of another kind": (content({"type": "file", "file": {"file_data": "data:application/zip;base64,YSxi"}}), 400, "unsupported_parameter", "messages[0].content[0].file.file_data"),
     "file by a URL": (content({"type": "file", "file": {"file_data": "http://127.0.0.1/a.png"}}), 400, "unsupported_parameter", "messages[0].content[0].file.file_data"),
     "URL for the id of a file": (content({"type": "file", "file": {"file_id": "http://127.0.0.1/a.png"}}), 404, "file_not_found", "messages[0].content[0].file.file_id"),
     "file in a text": (content({"type": "text", "text": "a", "file": {"file_id": "file-1"}}), 400, "unsupported_parameter", "messages[0].content[0].file"),

@@ -7,6 +7,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from saccade.gateway.apis.chat_endpoint import FieldNames, Format, ReadBody
+from saccade.gateway.apis.text_files import with_text_files
 from saccade.gateway.body_bounds import check_messages
 from saccade.gateway.chat import CalledFunction, ChatRequest, StreamOptions
 from saccade.gateway.json_body import ParameterReader, check_stream
@@ -126,7 +127,7 @@ def parse_chat(body: bytes | bytearray, strict: bool = False) -> tuple[ChatReque
     request, warning = _CHAT.read(body, strict)
     check_stream(request)
     check_messages(request.messages)
-    return request, warning
+    return msgspec.structs.replace(request, messages=with_text_files(request.messages)), warning
 
 
 _CHAT: Final = ParameterReader(ChatRequest)

@@ -3,8 +3,9 @@
 from datetime import datetime
 from typing import Annotated, Final, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
+from saccade.gateway.apis.text_files import with_text_files
 from saccade.gateway.body_bounds import check_messages
 from saccade.gateway.chat import MAX_TOKENS, ChatRequest, TokenId, TokenizeRequest
 from saccade.gateway.json_body import ParameterReader
@@ -76,6 +77,8 @@ def parse_tokenize(body: bytes | bytearray, strict: bool = False) -> tuple[Token
     """Return the request for token ids in *body*, and a warning. Raises as parse_chat does."""
     request, warning = _TOKENIZE.read(body, strict)
     check_messages(request.messages or ())
+    if request.messages:
+        request = structs.replace(request, messages=with_text_files(request.messages))
     return request, warning
 
 

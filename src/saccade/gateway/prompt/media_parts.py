@@ -73,8 +73,8 @@ def _file_source(part: ContentPart, field: str, media_options: MediaOptions) -> 
     url = file.file_data or ""
     if not url[: max(map(len, FILE_DATA))].lower().startswith(FILE_DATA):
         raise UnsupportedParameter(
-            f"`{field}.file_data`: files other than images and PDFs are not served; send a data: URL that begins with "
-            f"{' or '.join(f'`{start}`' for start in FILE_DATA)}.",
+            f"`{field}.file_data`: files other than images, PDFs and texts are not served; send a data: URL that "
+            f"begins with {', '.join(f'`{start}`' for start in FILE_DATA)} or `data:text/`.",
             f"{field}.file_data",
         )
     return ImageSource(f"{field}.file_data", url, options, limits=limits)

@@ -31,6 +31,7 @@ from saccade.gateway.apis.responses.wire import (
     Part,
     ResponseRequest,
 )
+from saccade.gateway.apis.text_files import TextFiles, check_no_limits
 from saccade.gateway.body_bounds import check_messages, check_tools
 from saccade.gateway.chat import (
     MAX_MESSAGES,
@@ -121,6 +122,7 @@ class Conversation:
     messages: list[ChatMessage] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=lambda: dict(NAMES))
     skipped: list[str] = field(default_factory=list)
+    files: TextFiles = field(default_factory=TextFiles)
 
     def add(self, name: str, message: ChatMessage) -> None:
         """Add a message that comes from the client's field *name*."""
@@ -327,6 +329,11 @@ def _part(part: Part, name: str, place: str, chat: Conversation) -> ContentPart:
             return ContentPart(type="text", text=text)
         case Part(type="input_text" | "output_text"):
             raise InvalidValue(f"`{name}.text` is missing.", f"{name}.text")
+        case Part(type="input_file") if (
+            file_text := chat.files.read(part.file_data, part.filename, f"{name}.file_data")
+        ) is not None:
+            check_no_limits(part, name)
+            return ContentPart(type="text", text=file_text)
         case Part(type="input_image" | "input_file"):
             source, url = _source(part, name)
             chat.names[f"{place}.image_url"] = chat.names[f"{place}.image_url.url"] = source

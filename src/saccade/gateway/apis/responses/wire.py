@@ -101,7 +101,7 @@ OF_PARTS = {
 class Part(ImageLimits, frozen=True):
     """A piece of an item: text under several names, an image, or a file; its *type* determines its fields.
 
-    *filename* has no effect.
+    *filename* is that of a text, and without effect for images and PDFs.
     """
 
     type: PartType

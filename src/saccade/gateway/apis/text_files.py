@@ -1,0 +1,124 @@
+"""From files of text in parts to text: the file's name, then what is in it. A prompt has it like any other text."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+from msgspec import UNSET, structs
+
+from saccade.errors import BodyTooLarge, InvalidBase64, InvalidValue
+from saccade.gateway.body_bounds import MAX_BYTES_BESIDE_IMAGES
+from saccade.gateway.chat import ChatMessage, ContentPart, FileSource
+from saccade.gateway.images.base64_text import decode_base64
+from saccade.gateway.json_body import decode
+from saccade.gateway.media_parameters import ImageLimits, limits_of
+
+ALL_TEXTS: Final = "text/"
+TEXT_TYPES: Final = frozenset(
+    f"application/{name}" for name in ("json", "xml", "yaml", "x-yaml", "toml", "javascript", "x-javascript")
+)
+UNTYPED: Final = ("", "application/octet-stream")
+ENDINGS: Final = (
+    *(".txt", ".md", ".markdown", ".rst", ".tex", ".csv", ".tsv", ".json", ".jsonl", ".xml", ".html", ".htm", ".css"),
+    *(".yaml", ".yml", ".toml", ".ini", ".cfg", ".conf", ".log", ".sql", ".diff", ".patch", ".proto", ".sh", ".bash"),
+    *(".py", ".pyi", ".js", ".mjs", ".jsx", ".ts", ".tsx", ".java", ".kt", ".scala", ".go", ".rs", ".c", ".h", ".cc"),
+    *(".cpp", ".hpp", ".cs", ".swift", ".rb", ".php", ".pl", ".lua", ".r", ".jl", ".ps1"),
+)
+"""Of names of files whose type is not stated."""
+
+CHARSETS: Final = ("charset=utf-8", "charset=utf8", "charset=us-ascii")
+MAX_HEAD: Final = 256
+"""Characters of a data: URL before its comma."""
+
+_FILE: Final = msgspec.json.Decoder(FileSource)
+
+
+@dataclass
+class TextFiles:
+    """Reads the text files of one request, which together may be as long as the other texts of its body."""
+
+    num_characters: int = 0
+
+    def read(self, url: str | None, filename: str | None, field: str) -> str | None:
+        """Return the text in *url*, the value of *field*, after its *filename*; None if it is no file of text.
+
+        Raises BodyTooLarge, InvalidBase64 and InvalidValue that name the field.
+        """
+        head, comma, _ = (url or "")[:MAX_HEAD].partition(",")
+        scheme, _, described = head.lower().partition(":")
+        kind, *parameters = (word.strip() for word in described.split(";"))
+        if url is None or scheme != "data" or not comma or not _is_text(kind, filename or ""):
+            return None
+        self.num_characters += len(url)
+        if self.num_characters > MAX_BYTES_BESIDE_IMAGES:
+            raise BodyTooLarge(
+                f"The text files have more than {MAX_BYTES_BESIDE_IMAGES} characters of base64 together.", field
+            )
+        if parameters[-1:] != ["base64"]:
+            raise InvalidValue(f"`{field}` must be in base64: `data:text/plain;base64,...`.", field)
+        for parameter in parameters:
+            if parameter.startswith("charset=") and parameter.replace('"', "") not in CHARSETS:
+                raise _not_utf8("its type states another charset", field)
+        text = _text_of(url[len(head) + 1 :], field)
+        return f"{filename}\n{text}" if filename else text
+
+
+def _is_text(kind: str, filename: str) -> bool:
+    if kind in UNTYPED:
+        return filename.lower().endswith(ENDINGS)
+    return kind.startswith(ALL_TEXTS) or kind in TEXT_TYPES
+
+
+def _text_of(payload: str, field: str) -> str:
+    try:
+        content = decode_base64(payload)
+    except InvalidBase64 as error:
+        raise error.at(field) from error
+    if b"\0" in content:
+        raise _not_utf8("it has NUL bytes", field)
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise _not_utf8(f"byte {error.start} is wrong", field) from None
+
+
+def _not_utf8(fault: str, field: str) -> InvalidValue:
+    return InvalidValue(
+        f"`{field}` is not text in UTF-8: {fault}. Save the file in UTF-8; send an image or a PDF with its own type.",
+        field,
+    )
+
+
+def check_no_limits(holder: ImageLimits, field: str) -> None:
+    """Raise InvalidValue if the text file *holder*, the value of *field*, has limits of images."""
+    for name in limits_of(holder):
+        raise InvalidValue(f"`{field}.{name}` is for images, and this file is text; leave it out.", f"{field}.{name}")
+
+
+def with_text_files(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+    """Return *messages* with text parts in the places of text files. Raises RequestError that names the field."""
+    files = TextFiles()
+    return [_with_texts(message, f"messages[{position}]", files) for position, message in enumerate(messages)]
+
+
+def _with_texts(message: ChatMessage, field: str, files: TextFiles) -> ChatMessage:
+    parts = message.content
+    if not isinstance(parts, list) or all(part.type != "file" for part in parts):
+        return message
+    read = [_with_text(part, f"{field}.content[{index}]", files) for index, part in enumerate(parts)]
+    return structs.replace(message, content=read)
+
+
+def _with_text(part: ContentPart, field: str, files: TextFiles) -> ContentPart:
+    if part.type != "file" or part.file is UNSET:
+        return part
+    file = decode(part.file, _FILE, f"{field}.file")
+    if file.file_id is not None:
+        return part
+    text = files.read(file.file_data, file.filename, f"{field}.file.file_data")
+    if text is None:
+        return part
+    check_no_limits(part, field)
+    check_no_limits(file, f"{field}.file")
+    return structs.replace(part, type="text", text=text, file=UNSET)
