@@ -46,6 +46,8 @@ Step = TokenDelta | float | threading.Event | Exception
 """What a scripted worker does next: send a delta, wait some seconds or until the test says so, or raise."""
 
 MAX_MODEL_LEN = 4096
+START_SECONDS = 120
+"""On a machine that is busy."""
 TAGS = ("<tool_call>", "</tool_call>", "<think>", "</think>", "<|tool_call>", "<tool_call|>", '<|"|>')
 PINGS_OFTEN = GatewayConfig(ping_interval_seconds=0.05, connections=ConnectionLimits(sweep_seconds=0.05))
 SILENT = Exactness("NONE", "a script says nothing of caches")
@@ -308,9 +310,10 @@ def _running(
             await application.close()
             await pool.close()
 
-    thread = threading.Thread(target=lambda: uvloop.run(serve()))
+    # A gateway that does not start must not keep the tests' process.
+    thread = threading.Thread(target=lambda: uvloop.run(serve()), daemon=True)
     thread.start()
-    if not ready.wait(30):
+    if not ready.wait(START_SECONDS):
         raise TimeoutError("the gateway did not start")
     gateway = started[0]
     try:
