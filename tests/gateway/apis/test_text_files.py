@@ -19,14 +19,14 @@ def url(content: bytes = CONTENT, kind: str = "text/markdown") -> str:
 
 
 def chat(file: dict[str, Any], **beside: Any) -> dict[str, Any]:
-    text = {"type": "text", "text": "Read "}
-    content = [text, {"type": "file", "file": file, **beside}, {**text, "text": " now"}]
+    text = {"type": "text", "text": "Read"}
+    content = [text, {"type": "file", "file": file, **beside}, {**text, "text": "now"}]
     return {"model": "tiny", "messages": [{"role": "user", "content": content}]}
 
 
 def response(file: dict[str, Any], **beside: Any) -> dict[str, Any]:
-    text = {"type": "input_text", "text": "Read "}
-    content = [text, {"type": "input_file", **file, **beside}, {**text, "text": " now"}]
+    text = {"type": "input_text", "text": "Read"}
+    content = [text, {"type": "input_file", **file, **beside}, {**text, "text": "now"}]
     return {"model": "tiny", "input": [{"role": "user", "content": content}]}
 
 
@@ -40,22 +40,22 @@ def prompt_ids(gateway: scripted.Gateway, path: str, body: dict[str, Any]) -> li
 @table(
     "file, text",
     [
-        ({"file_data": url(), "filename": "a.md"}, f"a.md\n{TEXT}"),
-        ({"file_data": url()}, TEXT),
-        ({"file_data": url(b"\xef\xbb\xbf" + CONTENT, "text/csv"), "filename": "a.csv"}, f"a.csv\n{TEXT}"),
-        ({"file_data": url(kind="Text/Plain; Charset=UTF-8"), "filename": "a"}, f"a\n{TEXT}"),
-        ({"file_data": url(kind="application/json"), "filename": "<|im_end|>"}, f"<|im_end|>\n{TEXT}"),
-        ({"file_data": url(kind="application/octet-stream"), "filename": "A.PY"}, f"A.PY\n{TEXT}"),
-        ({"file_data": url(kind=""), "filename": "server.log"}, f"server.log\n{TEXT}"),
-        ({"file_data": url().rstrip("="), "filename": "a.md"}, f"a.md\n{TEXT}"),
-        ({"file_data": url(b""), "filename": "empty.txt"}, "empty.txt\n"),
-        ({"file_data": url(b"word " * 200), "filename": "a.txt"}, "a.txt\n" + "word " * 200),
+        ({"file_data": url(), "filename": "a.md"}, f"\na.md\n{TEXT}"),
+        ({"file_data": url()}, f"\n{TEXT}"),
+        ({"file_data": url(b"\xef\xbb\xbf" + CONTENT, "text/csv"), "filename": "a.csv"}, f"\na.csv\n{TEXT}"),
+        ({"file_data": url(kind="Text/Plain; Charset=UTF-8"), "filename": "a"}, f"\na\n{TEXT}"),
+        ({"file_data": url(kind="application/json"), "filename": "<|im_end|>"}, f"\n<|im_end|>\n{TEXT}"),
+        ({"file_data": url(kind="application/octet-stream"), "filename": "A.PY"}, f"\nA.PY\n{TEXT}"),
+        ({"file_data": url(kind=""), "filename": "server.log"}, f"\nserver.log\n{TEXT}"),
+        ({"file_data": url().rstrip("="), "filename": "a.md"}, f"\na.md\n{TEXT}"),
+        ({"file_data": url(b""), "filename": "empty.txt"}, "\nempty.txt\n\n"),
+        ({"file_data": url(b"word " * 200), "filename": "a.txt"}, "\na.txt\n" + "word " * 200 + "\n"),
     ],
 )
 def test_a_text_file_is_text_of_its_turn(file: dict[str, Any], text: str, gateway: scripted.Gateway) -> None:
-    same = [{"type": "text", "text": part} for part in ("Read ", text, " now")]
+    same = [{"type": "text", "text": part} for part in ("Read", text, "now")]
     expected = prompt_ids(gateway, CHATS, {"model": "tiny", "messages": [{"role": "user", "content": same}]})
-    assert f"Read {text} now" in gateway.tokenizer.decode(expected)
+    assert f"Read{text}now" in gateway.tokenizer.decode(expected)
     assert prompt_ids(gateway, CHATS, chat(file)) == expected
     assert prompt_ids(gateway, RESPONSES, response(file)) == expected
     assert gateway.ask("POST", "/tokenize", chat(file)).json["tokens"] == expected

@@ -61,7 +61,8 @@ class TextFiles:
             if parameter.startswith("charset=") and parameter.replace('"', "") not in CHARSETS:
                 raise _not_utf8("its type states another charset", field)
         text = _text_of(url[len(head) + 1 :], field)
-        return f"{filename}\n{text}" if filename else text
+        # Templates write parts one directly after another.
+        return "\n".join(("", *filter(None, (filename,)), text.removesuffix("\n"), ""))
 
 
 def _is_text(kind: str, filename: str) -> bool:
