@@ -1,29 +1,18 @@
 """Calls as models write them: tags in values, missing end tags, calls behind broken ones. # F13"""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from tables import table
 from written_answers import FORMS, TOOLS, Call, Form, choice_of, ids_of, read
 
 from saccade.gateway.output.tool_calls import ToolCallReader
-from saccade.gateway.served_models.served_model import Parsers, ServedModel
-from saccade.models.files import read_model_files
+from saccade.gateway.served_models.served_model import ServedModel
 from saccade.models.tool_formats.call_scanner import MAX_HEAD
 from saccade.protocol.output import FinishReason, TokenDelta
 
 Models = Callable[[str], ServedModel]
 SECOND: Call = ("look", {"count": 7})
-
-
-@pytest.fixture(scope="module")
-def models(checkpoint: Callable[[str], Path]) -> Models:
-    made = {
-        name: ServedModel.from_files("m", read_model_files(checkpoint(form.model)), 32768, parsers=Parsers(name))  # type: ignore[arg-type]
-        for name, form in FORMS.items()
-    }
-    return made.__getitem__
 
 
 def values_of(form: Form) -> dict[str, str]:

@@ -2,31 +2,19 @@
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import pytest
 import scripted
 from tables import table
 from written_answers import FORMS, TOOLS, Call, Form, ids_of, read
 
-from saccade.gateway.served_models.served_model import Parsers, ServedModel
-from saccade.models.files import read_model_files
+from saccade.gateway.served_models.served_model import ServedModel
 from saccade.protocol.output import FinishReason
 
 Models = Callable[[str], ServedModel]
 ONE: Call = ("look", {"text": "a b", "count": 3})
 TWO: Call = ("look", {"list": [1, 2]})
 THOUGHT = "First I look there.\n\n"
-
-
-@pytest.fixture(scope="module")
-def models(checkpoint: Callable[[str], Path]) -> Models:
-    made = {
-        name: ServedModel.from_files("m", read_model_files(checkpoint(form.model)), 32768, parsers=Parsers(name))  # type: ignore[arg-type]
-        for name, form in FORMS.items()
-    }
-    return made.__getitem__
 
 
 def thinking(form: Form, opened_by: str, text: str) -> dict[str, Any]:

@@ -3,16 +3,13 @@
 import json
 import random
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
-import pytest
 from tables import table
 from written_answers import CUT, FORMS, TOOLS, Call, choice_of, ids_of, read
 
 from saccade.gateway.output.call_reader import GeneratedCall, joined_calls
-from saccade.gateway.served_models.served_model import Parsers, ServedModel
-from saccade.models.files import read_model_files
+from saccade.gateway.served_models.served_model import ServedModel
 from saccade.protocol.output import FinishReason, TokenDelta
 
 Models = Callable[[str], ServedModel]
@@ -20,15 +17,6 @@ HELD = {"tool_choice": "required"}
 TEXTS = ("a b", "", "\n", "é你😀 and so on", '"quoted" \\ {x} [y]', "x</b>\n\ny", "3", "null", "long " * 9)
 SIZES = (1, 2, 3, 7)
 LENGTH, STOP = FinishReason.LENGTH, FinishReason.STOP
-
-
-@pytest.fixture(scope="module")
-def models(checkpoint: Callable[[str], Path]) -> Models:
-    made = {
-        name: ServedModel.from_files("m", read_model_files(checkpoint(form.model)), 32768, parsers=Parsers(name))  # type: ignore[arg-type]
-        for name, form in FORMS.items()
-    }
-    return made.__getitem__
 
 
 def any_call(draw: random.Random) -> Call:

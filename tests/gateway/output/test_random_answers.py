@@ -2,14 +2,11 @@
 
 import random
 from collections.abc import Callable
-from pathlib import Path
 
-import pytest
 from tables import table
 from written_answers import FORMS, Form, ids_of, read
 
-from saccade.gateway.served_models.served_model import Parsers, ServedModel
-from saccade.models.files import read_model_files
+from saccade.gateway.served_models.served_model import ServedModel
 from saccade.protocol.output import FinishReason
 
 NUM_ANSWERS = 40
@@ -55,15 +52,6 @@ def answer(form: Form, draw: random.Random) -> str:
         else:
             pieces.append(draw.choice([*form.tags, *form.end_tags, *form.section, form.end_of_thought, form.thinks]))
     return "".join(pieces)
-
-
-@pytest.fixture(scope="module")
-def models(checkpoint: Callable[[str], Path]) -> Callable[[str], ServedModel]:
-    made = {
-        name: ServedModel.from_files("m", read_model_files(checkpoint(form.model)), 32768, parsers=Parsers(name))  # type: ignore[arg-type]
-        for name, form in FORMS.items()
-    }
-    return made.__getitem__
 
 
 @table("name", FORMS)

@@ -52,6 +52,7 @@ Piece = Sequence[int] | str | GeneratedCall
 """Token ids of content, such a text of content, or a call or a piece of one."""
 
 
+@dataclass(eq=False)
 class CallReader(ABC):
     """Separates the tokens of one answer. Unless *many* calls are allowed, the answer ends with its first call.
 
@@ -59,20 +60,16 @@ class CallReader(ABC):
     it ended within a call.
     """
 
-    def __init__(
-        self,
-        tokens: ToolCallTokens,
-        tokenizer: Tokenizer,
-        tools: Sequence[Tool],
-        many: bool = True,
-        num_earlier: int = 0,
-    ) -> None:
-        self._tokenizer = tokenizer
-        self._functions: Declared = declared(tools)
-        self._format = FORMATS[tokens.format]
-        self._num_earlier = num_earlier
-        self._many = many
-        self._marks = _marks(tokens)
+    tokens: ToolCallTokens
+    tokenizer: Tokenizer
+    tools: Sequence[Tool]
+    many: bool = True
+    num_earlier: int = 0
+
+    def __post_init__(self) -> None:
+        self._functions: Declared = declared(self.tools)
+        self._format = FORMATS[self.tokens.format]
+        self._marks = _marks(self.tokens)
         self._num_called = 0
         self.num_calls = 0
         self.is_cut = False
@@ -81,16 +78,34 @@ class CallReader(ABC):
     @property
     def is_full(self) -> bool:
         """Whether the answer has the one call that it may have; tokens after it are ignored."""
-        return self.num_calls > 0 and not self._many
+        return self.num_calls > 0 and not self.many
 
     @property
     @abstractmethod
     def num_tokens(self) -> int:
         """The tokens that are not content: those of calls and their sections, and buffered ones."""
 
-    @abstractmethod
     def take(self, token_ids: Sequence[int]) -> Iterator[Piece]:
         """Yield the pieces of new tokens, without the id that ended the answer."""
+        content = list[int]()
+        for token_id in token_ids:
+            if self.is_full:
+                break
+            if self._is_content(token_id):
+                content.append(token_id)
+                continue
+            yield content
+            content = []
+            yield from self._read_token(token_id)
+        yield content
+
+    @abstractmethod
+    def _is_content(self, token_id: int) -> bool:
+        """Return whether the next token belongs to no call, and begins none."""
+
+    @abstractmethod
+    def _read_token(self, token_id: int) -> Iterator[Piece]:
+        """Yield the pieces of the next token, which is not certainly content."""
 
     @abstractmethod
     def finish(self, is_cut: bool) -> Iterator[Piece]:
@@ -99,13 +114,13 @@ class CallReader(ABC):
     def _generated(self, name: str, arguments: str, call_id: str | None) -> GeneratedCall:
         """Return the next call; *call_id* is the model's own."""
         self.num_calls += 1
-        number = self._num_earlier + self.num_calls - 1
+        number = self.num_earlier + self.num_calls - 1
         own_id = f"{name}_{number}" if self._format.numbers_calls else call_id
         return GeneratedCall(self.num_calls - 1, own_id or f"call_{secrets.token_hex(12)}", name, arguments)
 
     def _open(self) -> "OpenCall":
         """Return a call after its opening tag."""
-        return OpenCall(self._format.pieces(self._functions), self._marks, self._tokenizer)
+        return OpenCall(self._format.pieces(self._functions), self._marks, self.tokenizer)
 
 
 class OpenCall:

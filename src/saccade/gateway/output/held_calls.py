@@ -4,29 +4,19 @@ A tag of a call is a token that the grammar allows there and nowhere else. So th
 tag ends it, and nothing has to be buffered until it is clear what it is: only the text before the function's name.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 from saccade.gateway.output.call_reader import CallReader, GeneratedCall, OpenCall, Piece
-from saccade.models.tool_formats.form import ToolCallTokens
-from saccade.tokenization.messages import Tool
-from saccade.tokenization.tokenizer import Tokenizer
 
 
 class HeldCallReader(CallReader):
     """Reads calls in the exact form of their grammar. If a worker breaks it, the rest of the call is content."""
 
-    def __init__(
-        self,
-        tokens: ToolCallTokens,
-        tokenizer: Tokenizer,
-        tools: Sequence[Tool],
-        many: bool = True,
-        num_earlier: int = 0,
-    ) -> None:
-        super().__init__(tokens, tokenizer, tools, many, num_earlier)
-        self._begin_id, self._end_id = tokens.begin_id, tokens.end_id
-        self._section_ids = {tokens.section_begin_id, tokens.section_end_id}
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._begin_id, self._end_id = self.tokens.begin_id, self.tokens.end_id
+        self._section_ids = {self.tokens.section_begin_id, self.tokens.section_end_id}
         self._open_call: OpenCall | None = None
         self._announced: GeneratedCall | None = None
         self._pending: list[int] = []
@@ -40,23 +30,16 @@ class HeldCallReader(CallReader):
     def num_tokens(self) -> int:
         return self._num_called + len(self._pending)
 
-    def take(self, token_ids: Sequence[int]) -> Iterator[Piece]:
-        content = list[int]()
-        for token_id in token_ids:
-            if self.is_full:
-                break
-            if self._open_call is not None:
-                yield from self._push(self._open_call, token_id)
-            elif token_id == self._begin_id:
-                self._open_call, self._pending = self._open(), [token_id]
-            elif token_id in self._section_ids:
-                self._num_called += 1
-            else:
-                content.append(token_id)
-                continue
-            yield content
-            content = []
-        yield content
+    def _is_content(self, token_id: int) -> bool:
+        return self._open_call is None and token_id != self._begin_id and token_id not in self._section_ids
+
+    def _read_token(self, token_id: int) -> Iterator[Piece]:
+        if self._open_call is not None:
+            yield from self._push(self._open_call, token_id)
+        elif token_id == self._begin_id:
+            self._open_call, self._pending = self._open(), [token_id]
+        else:
+            self._num_called += 1
 
     def finish(self, is_cut: bool) -> Iterator[Piece]:
         if self._open_call is None:

@@ -14,8 +14,6 @@ from dataclasses import replace
 from saccade.gateway.output.call_reader import CallReader, GeneratedCall, Piece, Token
 from saccade.models.tool_formats.call_scanner import CallScanner, Tag
 from saccade.models.tool_formats.form import ToolCallTokens
-from saccade.tokenization.messages import Tool
-from saccade.tokenization.tokenizer import Tokenizer
 
 MAX_REREAD = 1 << 15
 """The most tokens of an answer that are read a second time; tags after them are text. So the time for an answer grows
@@ -25,21 +23,15 @@ with its length and not with the square."""
 class ToolCallReader(CallReader):
     """Reads calls that the model may write, and that may turn out to be none."""
 
-    def __init__(
-        self,
-        tokens: ToolCallTokens,
-        tokenizer: Tokenizer,
-        tools: Sequence[Tool],
-        many: bool = True,
-        num_earlier: int = 0,
-    ) -> None:
-        super().__init__(tokens, tokenizer, tools, many, num_earlier)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        tokens = self.tokens
         self._tags = _tags(tokens)
         self._section_begin_id, self._section_end_id = tokens.section_begin_id, tokens.section_end_id
         self._pending: list[Token] = []
         self._scanner: CallScanner | None = None
-        self._texts = tokenizer.stream()
-        self._bytes_of, self._opening = tokenizer.bytes_of, self._format.opening[:1].encode()
+        self._texts = self.tokenizer.stream()
+        self._bytes_of, self._opening = self.tokenizer.bytes_of, self._format.opening[:1].encode()
         self._num_reread = 0
         self._in_section = False
 
@@ -47,18 +39,11 @@ class ToolCallReader(CallReader):
     def num_tokens(self) -> int:
         return self._num_called + _num_ids(self._pending)
 
-    def take(self, token_ids: Sequence[int]) -> Iterator[Piece]:
-        content = list[int]()
-        for token_id in token_ids:
-            if self.is_full:
-                break
-            if self._scanner is None and token_id not in self._tags and not self._may_open(token_id):
-                content.append(token_id)
-                continue
-            yield content
-            content = []
-            yield from self._read([token_id])
-        yield content
+    def _is_content(self, token_id: int) -> bool:
+        return self._scanner is None and token_id not in self._tags and not self._may_open(token_id)
+
+    def _read_token(self, token_id: int) -> Iterator[Piece]:
+        yield from self._read([token_id])
 
     def finish(self, is_cut: bool) -> Iterator[Piece]:
         while self._scanner is not None:
@@ -103,7 +88,7 @@ class ToolCallReader(CallReader):
         """Give *token* to the scanner, which is a new one for the first token of a call."""
         if self._scanner is None:
             self._scanner = self._format.scanner(self._functions.keys())
-            self._texts = self._tokenizer.stream(continues=True)
+            self._texts = self.tokenizer.stream(continues=True)
         self._pending.append(token)
         tag = self._tags.get(token)
         before = "" if tag is None else self._texts.finish()

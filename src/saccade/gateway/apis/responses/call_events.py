@@ -23,8 +23,10 @@ class CallEvents:
         self._input = CustomInput()
         self._num_sent = 0
 
-    def take(self, call: GeneratedCall, suffix: str, index: int) -> tuple[list[Event], CallItem | None]:
-        """Return the events of *call* or of a piece of it, and the item number *index* once it is whole.
+    def take(
+        self, call: GeneratedCall, suffix: str, index: int
+    ) -> tuple[list[Event], tuple[CallItem, GeneratedCall] | None]:
+        """Return the events of *call* or of a piece of it, and the item number *index* and its call once it is whole.
 
         The item's id ends in *suffix*.
         """
@@ -32,8 +34,9 @@ class CallEvents:
         events = [self._begin(item, index)] if call.begins else []
         self._texts.append(call.arguments)
         if call.ends:
-            item = self._tools.call_item(replace(call, arguments="".join(self._texts)), suffix)
-            return [*events, *self._end(item, index)], item
+            whole = replace(call, arguments="".join(self._texts))
+            item = self._tools.call_item(whole, suffix)
+            return [*events, *self._end(item, index)], (item, whole)
         match item:
             case FunctionCallItem(id=item_id):
                 events += self._delta("function_call_arguments", item_id, index, call.arguments)

@@ -254,8 +254,6 @@ class _Output:
         self._call_events = CallEvents(tools)
         self._destination = destination
         self._calls: list[ToolCall] = []
-        self._arguments: list[str] = []
-        """Those of the call that has begun and not ended."""
 
         self._items: list[OutputItem] = []
         """The complete items."""
@@ -359,12 +357,11 @@ class _Output:
         )
 
     def _call(self, call: GeneratedCall) -> bytes:
-        events, item = self._call_events.take(call, f"{self._suffix}_{len(self._items)}", len(self._items))
-        self._arguments.append(call.arguments)
-        if item is not None:
+        events, ended = self._call_events.take(call, f"{self._suffix}_{len(self._items)}", len(self._items))
+        if ended is not None:
+            item, whole = ended
             self._items.append(item)
-            self._calls.append(ToolCall(call.id, CalledFunction(call.name, "".join(self._arguments))))
-            self._arguments = []
+            self._calls.append(ToolCall(whole.id, CalledFunction(whole.name, whole.arguments)))
         return b"".join(self.event(kind, **fields) for kind, fields in events)
 
     def _place(self) -> dict[str, Any]:
