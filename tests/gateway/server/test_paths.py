@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 import scripted
 from tables import table
+from waiting import wait_until
 
 from saccade.gateway.apis.openapi import describe
 from saccade.gateway.config import GatewayConfig
+from saccade.gateway.server.access_log import POLLED
 
 ROUTES = [
     (method.upper(), path)
@@ -36,7 +38,11 @@ def named(path: str) -> str:
 def ask(gateway: scripted.Gateway, method: str, path: str, **headers: str) -> tuple[int, str, str]:
     """Status and error code of an answer, and the route in the log, which has no line of a probe that succeeded."""
     answer = gateway.ask(method, path, b"{}" if method == "POST" else None, **headers)
-    routes = [line["route"] for line in gateway.lines(answer.headers["x-request-id"])]
+    request_id = answer.headers["x-request-id"]
+    is_hidden = path.removeprefix("/own").rstrip("/") in POLLED and answer.status in (200, 503)
+    # The line is written after the answer.
+    lines = gateway.lines(request_id) if is_hidden else wait_until(lambda: gateway.lines(request_id))
+    routes = [line["route"] for line in lines]
     is_error = answer.status >= 400 and answer.headers["content-type"] == "application/json"
     return answer.status, answer.json["error"]["code"] if is_error and "error" in answer.json else "", "".join(routes)
 
