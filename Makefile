@@ -87,7 +87,7 @@ soak: $(VENV)/.installed-dev
 faults: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.reliability.faults $(ARGS)
 
-# Five minutes of every attack at once beside honest clients: make siege ARGS="--minutes 1" for a trial.
+# Twenty minutes of one attack after the other beside honest clients: make siege ARGS="tarpit bombs" for some.
 siege: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.reliability.siege $(ARGS)
 

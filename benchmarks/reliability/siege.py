@@ -1,14 +1,12 @@
-"""Siege: a real server, honest clients, and beside them every attack at once; what the honest clients notice of it.
+"""Siege: honest clients beside one attack after the other; what they notice, against an honest load of the same size.
 
-    python -m benchmarks.reliability.siege [--minutes 5] [--keys] [--trace-sample 1] [--out benchmarks/results/siege.md]
-    python -m benchmarks.reliability.siege --only tarpit [--minutes 3] [--out benchmarks/results/siege-tarpit.md]
+    python -m benchmarks.reliability.siege [ATTACK ...] [--trace-sample 1] [--out benchmarks/results/siege.md]
 
-The bundled model, everything on loopback. Eight clients with images and eight with text ask in a closed loop, first
-alone (quiet), then beside the attacks of .siege_attacks (besieged). Attackers use other addresses than honest clients;
-with --keys they also use a key of their own. The exit status is 1 where an honest request is refused or fails, memory
-passes its budget, or something is left behind 10 s after the attackers stopped; times are reported only.
-Before that, the largest bodies are sent for BODIES_SECONDS to the server alone, refused or abandoned.
-With --only one attack runs, beside text alone, in turn: quiet, attack, quiet, attack.
+A server of the bundled model and everything else on loopback. An attack is a row: three times its control and then the
+attack itself, five seconds each, beside honest clients with text and with images of two tenants. The attackers are a
+third tenant and run at lower priority. The last row has all attacks at once, six rounds: what they leave may not grow.
+The exit status is 1 if an honest request is refused or fails, if memory passes its budgets, if a request of an attack
+does not end, or if something is left behind; times are reported only. About twenty minutes; a row takes 45 seconds.
 With --trace-sample the server sends traces of this part of the requests to a collector in this process.
 """
 
@@ -17,149 +15,153 @@ import asyncio
 import contextlib
 import json
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from faults import PROBE, RIGHT, Quiet, WrongAnswer, outcome
 from server import Server, serving
 
 from benchmarks.measured import MIB, ROOT, end_with_what_was_started
-from benchmarks.reliability import siege_report
+from benchmarks.reliability import siege_attackers, siege_report
 from benchmarks.reliability.processes import provenance, traces
-from benchmarks.reliability.siege_attacks import ATTACKS, Plan, encoded
+from benchmarks.reliability.siege_attackers import LET_GO, Plan, line_of
+from benchmarks.reliability.siege_attacks import ATTACKS, FILES, PIXELS, REQUESTS, RESPONSES
 from benchmarks.reliability.siege_honest import Honest, honest
-from benchmarks.reliability.siege_payloads import MAX_BODY_BYTES
-from benchmarks.reliability.siege_report import Phase, Siege
-from benchmarks.reliability.siege_watch import PRIVATE, TREE, Watch, left_behind, pids
+from benchmarks.reliability.siege_payloads import MAX_BODY_BYTES, MAX_CONNECTIONS
+from benchmarks.reliability.siege_report import Attackers, Closing, Phase, Row
+from benchmarks.reliability.siege_watch import PRIVATE, Watch, left_behind, pids, private_mib
 
-REQUEST_MEMORY_BYTES = 128 * MIB
-MEMORY_FLAG = "--max-request-memory"
-DECODE_PROCESSES, DECODE_MEMORY_BYTES = 2, 256 * MIB
-SHARED_MEMORY_BYTES = 64 * MIB
+BUDGETS_MIB = {REQUESTS: 128, PIXELS: 64, FILES: 32, RESPONSES: 64}
+"""Of the besieged server, by part; pixels are its /dev/shm, which the gateway maps."""
+
+BUDGET_FLAGS = {
+    REQUESTS: "--max-request-memory",
+    PIXELS: "--shared-memory-bytes",
+    FILES: "--file-store-bytes",
+    RESPONSES: "--response-store-bytes",
+}
 SERVER_FLAGS = (
     *("--allowed-media-networks", "127.0.0.0/8", "--max-body-bytes", str(MAX_BODY_BYTES)),
-    *("--decode-processes", str(DECODE_PROCESSES), "--decode-memory-bytes", str(DECODE_MEMORY_BYTES)),
-    *("--shared-memory-bytes", str(SHARED_MEMORY_BYTES), "--mm-processor-cache-gb", "0.02"),
+    *("--max-connections", str(MAX_CONNECTIONS), "--decode-processes", "2", "--decode-memory-bytes", str(256 * MIB)),
+    *(word for part, flag in BUDGET_FLAGS.items() for word in (flag, str(BUDGETS_MIB[part] * MIB))),
+    *("--mm-processor-cache-gb", "0.02"),
 )
-CLIENTS = {"images": 8, "text": 8}
-TEXT_CLIENTS = {"text": 8}
+CLIENTS = {"images": 4, "text": 6}
 HONEST_KEYS, ATTACKER_KEY = ("honest-1", "honest-2"), "attacker"
 WARM_UP_SECONDS = 5.0
-BODIES = ("maximal bodies", "abandoned bodies")
-"""Few and large: many small requests would have Python's collector run, and hide what the large ones leave."""
+NUM_PAIRS = 3
+PHASE_SECONDS = 5.0
+END_SECONDS = 10.0
+"""For the attackers' own requests, once no new ones begin."""
 
-BODIES_SECONDS = 30.0
-QUIET_PART, BESIEGED_PART = 0.3, 0.6
-ONLY_PART = 0.225
+NUM_ROUNDS = 6
 LEFT_SECONDS = 10.0
-END_SECONDS = 15.0
-BUILD_SECONDS = 60.0
+START_SECONDS = 60.0
+LINE_BYTES = 1 << 22
 
 
-async def run_phase(phase: Phase, server: Server, load: Honest, seconds: float) -> None:
-    """Run the honest load for so long, watch the server, and add what was seen to *phase*."""
-    with Watch(server) as watch:
-        seen = await load.run(seconds)
-    phase.seen.add(seen)
-    phase.peaks = {name: max(value, phase.peaks.get(name, 0.0)) for name, value in watch.peaks.items()}
-    phase.cores = watch.cores
-    phase.seconds += seconds
+@dataclass(frozen=True)
+class Siege:
+    """The server, its honest load, and the attackers' process."""
+
+    server: Server
+    load: Honest
+    attackers: asyncio.subprocess.Process
+
+    async def run_phase(self, phase: siege_attackers.Phase) -> Phase:
+        """Run attackers and honest clients together."""
+        self._tell(line_of(phase))
+        with Watch(self.server) as watch:
+            seen = await self.load.run(PHASE_SECONDS)
+        return Phase(seen, watch.peaks[PRIVATE], await self._let_go())
+
+    async def run_row(self, name: str) -> Row:
+        """Run the pairs of an attack."""
+        before = private_mib(self.server)
+        pairs = []
+        for number in range(NUM_PAIRS):
+            end_seconds = END_SECONDS if number == NUM_PAIRS - 1 else 0.0
+            control = await self.run_phase(siege_attackers.Phase((name,), True, 0.0))
+            pairs.append((control, await self.run_phase(siege_attackers.Phase((name,), False, end_seconds))))
+        return Row(name, before, pairs)
+
+    async def close(self, before: dict[str, set[int]], quiet: Quiet) -> Closing:
+        """Attack with everything, round after round; then look at what is left."""
+        before_mib, rounds, kept = private_mib(self.server), [], []
+        for _ in range(NUM_ROUNDS):
+            rounds.append(await self.run_phase(siege_attackers.Phase(tuple(ATTACKS), False, 0.0)))
+            await asyncio.sleep(LEFT_SECONDS)
+            kept.append(private_mib(self.server))
+        left = await asyncio.to_thread(left_behind, self.server, before, time.monotonic() + LEFT_SECONDS)
+        try:
+            after = await asyncio.to_thread(outcome, self.server, PROBE, quiet[PROBE])
+        except WrongAnswer:
+            after = "wrong answer"
+        if after != RIGHT:
+            left.append(f"a request sent afterwards: {after}")
+        return Closing(before_mib, rounds, kept, left)
+
+    def _tell(self, line: str) -> None:
+        if self.attackers.stdin is None:
+            raise RuntimeError("the attackers have no standard input")
+        self.attackers.stdin.write(f"{line}\n".encode())
+
+    async def _let_go(self) -> Attackers:
+        self._tell(LET_GO)
+        if self.attackers.stdout is None:
+            raise RuntimeError("the attackers have no standard output")
+        async with asyncio.timeout(START_SECONDS):
+            seen: Attackers = json.loads(await self.attackers.stdout.readline())
+        return seen
 
 
 @contextlib.asynccontextmanager
-async def attacking(plan: Plan, into: list[dict[str, Any]]) -> AsyncIterator[None]:
-    """Attack while the block runs; what the attackers saw is appended to *into*."""
-    command = (sys.executable, "-m", f"{__package__}.siege_attacks", encoded(plan))
+async def attackers_of(server: Server) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run the attackers' process while the block runs."""
+    plan = line_of(Plan(server.port, server.name, ATTACKER_KEY))
+    command = (sys.executable, "-m", siege_attackers.__name__, plan)
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
-        *command, stdin=pipe, stdout=pipe, cwd=ROOT, start_new_session=True, limit=MIB
+        *command, stdin=pipe, stdout=pipe, cwd=ROOT, start_new_session=True, limit=LINE_BYTES
     )
-    if process.stdin is None or process.stdout is None:
-        raise RuntimeError("the attackers have no pipes")
     try:
-        async with asyncio.timeout(BUILD_SECONDS):
-            if await process.stdout.readline() != b"ready\n":
+        async with asyncio.timeout(START_SECONDS):
+            if process.stdout is None or await process.stdout.readline() != b"ready\n":
                 raise RuntimeError("the attackers did not get ready")
-        process.stdin.write(b"go\n")
-        yield
-        process.stdin.close()
-        async with asyncio.timeout(END_SECONDS):
-            into.append(json.loads(await process.stdout.readline()))
-            await process.wait()
+        yield process
     finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+        process.kill()
+        await process.wait()
 
 
-async def send_bodies(server: Server, key: str | None, siege: Siege) -> None:
-    """Attack with bodies alone, and note the memory before and meanwhile."""
-    with Watch(server) as before:
-        await asyncio.sleep(1.0)
-    async with attacking(Plan(server.port, server.name, key, BODIES, 2 * BODIES_SECONDS), siege.attackers):
-        with Watch(server) as meanwhile:
-            await asyncio.sleep(BODIES_SECONDS)
-    siege.bodies_alone = (before.peaks, meanwhile.peaks)
-
-
-async def besiege(server: Server, load: Honest, attacks: tuple[str, ...], seconds: list[tuple[bool, float]]) -> Siege:
-    """Run phases in turn, each besieged or not, for so many seconds; then look at what is left behind."""
-    siege = Siege()
-    key = ATTACKER_KEY if load.keys else None
+async def besiege(server: Server, names: tuple[str, ...], has_closing: bool) -> tuple[list[Row], Closing | None]:
+    """Run the rows of *names*, and the closing one if wanted."""
+    load = honest(server, HONEST_KEYS, CLIENTS, has_probes=True)
     quiet = Quiet(server)
     await asyncio.to_thread(quiet.learn, PROBE)
     await load.run(WARM_UP_SECONDS)
     before = await asyncio.to_thread(pids, server)
-    if len(attacks) > 1:
-        await send_bodies(server, key, siege)
-    for is_besieged, duration in seconds:
-        if not is_besieged:
-            peaks = siege.quiet.peaks
-            await run_phase(siege.quiet, server, load, duration)
-            # Memory of an attack before may be kept.
-            siege.quiet.peaks = peaks or siege.quiet.peaks
-            continue
-        async with attacking(Plan(server.port, server.name, key, attacks, 2 * duration + 120), siege.attackers):
-            await run_phase(siege.besieged, server, load, duration)
-    stopped_at = time.monotonic()
-    siege.left = await asyncio.to_thread(left_behind, server, before, stopped_at + LEFT_SECONDS)
-    try:
-        after = await asyncio.to_thread(outcome, server, PROBE, quiet[PROBE])
-    except WrongAnswer:
-        after = "wrong answer"
-    if after != RIGHT:
-        siege.left.append(f"a request sent afterwards: {after}")
-    return siege
-
-
-def takes(flag: str) -> bool:
-    """Whether `saccade serve` has *flag*."""
-    command = (sys.executable, "-m", "saccade.cli.main", "serve", "--help-all")
-    return flag in subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-
-def budgets(flags: tuple[str, ...]) -> Mapping[str, float]:
-    """Return the stated budgets in MiB, by what they bound."""
-    decoding = (DECODE_PROCESSES * DECODE_MEMORY_BYTES + SHARED_MEMORY_BYTES) / MIB
-    if MEMORY_FLAG not in flags:
-        return {}
-    requests = REQUEST_MEMORY_BYTES / MIB
-    return {PRIVATE: requests, TREE: requests + decoding}
+    async with attackers_of(server) as attackers:
+        siege = Siege(server, load, attackers)
+        rows = []
+        for name in names:
+            rows.append(await siege.run_row(name))
+            print(siege_report.line(rows[-1], BUDGETS_MIB), flush=True)
+        return rows, await siege.close(before, quiet) if has_closing else None
 
 
 @contextlib.contextmanager
-def besieged_server(flags: tuple[str, ...], keys: tuple[str, ...]) -> Iterator[Server]:
+def besieged_server(flags: tuple[str, ...]) -> Iterator[Server]:
     """Start the server; what it logs goes to a file that is thrown away, unless the block fails."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, "log")
-        named = [word for key in keys for word in ("--api-key", key)]
+        named = [word for key in (*HONEST_KEYS, ATTACKER_KEY) for word in ("--api-key", key)]
         try:
-            with serving(*flags, *named, key=keys[0] if keys else "none", log=log) as server:
+            with serving(*flags, *named, key=HONEST_KEYS[0], log=log) as server:
                 yield server
         except Exception:
             print(log.read_text(errors="replace")[-4000:], file=sys.stderr)
@@ -168,43 +170,35 @@ def besieged_server(flags: tuple[str, ...], keys: tuple[str, ...]) -> Iterator[S
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, help="by default 5, or 3 with --only")
-    parser.add_argument("--keys", action="store_true", help="two tenants and the attackers with a key each")
+    parser.add_argument("attacks", nargs="*", metavar="ATTACK", help=f"by default all: {', '.join(ATTACKS)}")
     parser.add_argument("--trace-sample", type=float, metavar="PART", help="send traces of this part of the requests")
-    parser.add_argument("--only", choices=ATTACKS, metavar="ATTACK", help=f"one of: {', '.join(ATTACKS)}")
-    parser.add_argument("--out", type=Path, help="by default benchmarks/results/siege.md, or siege-ATTACK.md")
+    parser.add_argument("--out", type=Path, help="by default benchmarks/results/siege.md, if all attacks run")
     return parser
 
 
 def main() -> int:
     """Run, write the report, return the exit status."""
-    arguments = _parser().parse_args()
+    parser = _parser()
+    arguments = parser.parse_args()
+    if unknown := [name for name in arguments.attacks if name not in ATTACKS]:
+        parser.error(f"no such attack: {', '.join(unknown)}")
     end_with_what_was_started()
     # A shell that starts this program in the background has SIGINT ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    suffix = f"-{arguments.only.replace(' ', '-')}" if arguments.only else "-keys" if arguments.keys else ""
-    suffix += "" if arguments.trace_sample is None else "-traced"
-    out = arguments.out or ROOT / f"benchmarks/results/siege{suffix}.md"
-    minutes = arguments.minutes or (3.0 if arguments.only else 5.0)
-    flags = SERVER_FLAGS + ((MEMORY_FLAG, str(REQUEST_MEMORY_BYTES)) if takes(MEMORY_FLAG) else ())
-    keys = (*HONEST_KEYS, ATTACKER_KEY) if arguments.keys else ()
-    phases = [(False, QUIET_PART * 60 * minutes), (True, BESIEGED_PART * 60 * minutes)]
-    if arguments.only:
-        phases = [(False, ONLY_PART * 60 * minutes), (True, ONLY_PART * 60 * minutes)] * 2
-    with traces(arguments.trace_sample) as traced, besieged_server(flags + traced.flags, keys) as server:
-        clients = TEXT_CLIENTS if arguments.only else CLIENTS
-        load = honest(server, HONEST_KEYS if keys else (), clients, has_probes=not arguments.only)
-        siege = asyncio.run(besiege(server, load, (arguments.only,) if arguments.only else tuple(ATTACKS), phases))
+    names = tuple(arguments.attacks) or tuple(ATTACKS)
+    with traces(arguments.trace_sample) as traced, besieged_server(SERVER_FLAGS + traced.flags) as server:
+        rows, closing = asyncio.run(besiege(server, names, has_closing=not arguments.attacks))
         tree = server.tree()
+    faults = siege_report.faults(rows, closing, BUDGETS_MIB) + traced.violations()
     if server.process.returncode or any(process.is_running() for process in tree):
-        siege.left.append(f"the server ended with {server.process.returncode}, or left a process")
-    siege.left += traced.violations()
-    verdicts = siege_report.verdicts(siege, budgets(flags), bool(arguments.only))
-    where = [*provenance(), f"- server: `saccade serve {' '.join(flags)}`", *traced.report()]
-    text = "\n".join(["# Siege", "", *where, "", *siege_report.report(siege, verdicts)]) + "\n"
-    out.write_text(text)
+        faults.append(f"the server ended with {server.process.returncode}, or left a process")
+    where = [*provenance(), f"- server: `saccade serve {' '.join(SERVER_FLAGS)}`", *traced.report()]
+    report = siege_report.report(rows, closing, faults, BUDGETS_MIB)
+    text = "\n".join(["# Siege", "", *where, "", *report]) + "\n"
+    if out := arguments.out or (None if arguments.attacks else ROOT / "benchmarks/results/siege.md"):
+        out.write_text(text)
     print(text)
-    return 1 if any(verdict.fails for verdict in verdicts) else 0
+    return 1 if faults else 0
 
 
 if __name__ == "__main__":

@@ -1,357 +1,358 @@
-"""The attackers of a siege, in a process of their own; its argument is a Plan in JSON.
+"""The attacks of a siege: what each sends, its control, and the budgets that it may fill.
 
-The program prints "ready" when all bytes are built, begins when a line comes on standard input, and ends when standard
-input is closed, or after Plan.seconds. Then it prints what the attackers saw as one JSON object. Every attack has its
-own address, a fixed number of workers, and a least time between two starts of a worker, so that no attack depends on
-bandwidth or on the machine's cores.
+A control is an honest load of the same size: the same connections, pauses and, where it matters, bytes. Each attack has
+a fixed number of workers and a least time between two starts of a worker, so that none depends on bandwidth or cores.
 """
 
 import asyncio
-import contextlib
 import itertools
-import json
 import re
-import socket
-import statistics
-import sys
-import threading
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
 
 from benchmarks.reliability import siege_payloads as payloads
-from benchmarks.reliability.siege_hosts import Hosts, hosting
+from benchmarks.reliability.siege_client import Messages, Target, connected
+from benchmarks.reliability.siege_payloads import MOST_SAMPLES, STOPS
 
-HOST = "127.0.0.1"
-HOLD_SECONDS = 120.0
-"""After this an attacker gives up by itself."""
+REQUESTS, PIXELS, FILES, RESPONSES = "requests", "pixels", "files", "responses"
+"""Parts of the gateway's memory that have a budget."""
 
-CODE = re.compile(rb'"code":\s*"(\w+)"')
-ESTABLISHED = 1
-RECEIVE_BUFFER_BYTES = 2048
+Attempt = Callable[[Target, str, int], Awaitable[str]]
+"""One try of a worker, from its address and with its number. Returns in words how it ended."""
 
-
-@dataclass(frozen=True)
-class Plan:
-    """The server under attack: its port, its model, the attackers' key; which attacks run, and for how long at most."""
-
-    port: int
-    model: str
-    key: str | None
-    attacks: tuple[str, ...]
-    seconds: float
+ID = re.compile(rb'"id":\s*"([^"]+)"')
 
 
 @dataclass(frozen=True)
 class Attack:
-    """*workers* repeat *attempt* for ever; each begins at most once in *pause_seconds*."""
+    """*workers* repeat *attempt*, or *control*; each begins at most once in *pause_seconds*.
+
+    If *holds*, its requests end when the attackers let go, or later by a deadline of the server.
+    """
 
     workers: int
     pause_seconds: float
-    attempt: Callable[["Attackers", str, int], Awaitable[str]]
+    attempt: Attempt
+    control: Attempt
+    fills: tuple[str, ...] = (REQUESTS,)
+    holds: bool = False
 
 
-@dataclass
-class Tally:
-    """What one attack saw: seconds of its attempts, by outcome."""
+def _sent(make: Messages) -> Attempt:
+    """Return the attempt that sends the next of the messages that *make* returns."""
 
-    seconds: dict[str, list[float]] = field(default_factory=dict)
+    async def send(target: Target, address: str, number: int) -> str:
+        return await target.ask(address, target.next_message(make))
 
-    def add(self, outcome: str, seconds: float) -> None:
-        """Take in the end of one attempt."""
-        self.seconds.setdefault(outcome, []).append(seconds)
-
-    def summary(self) -> dict[str, dict[str, float]]:
-        """Return by outcome: how often, and after how many seconds."""
-        return {
-            outcome: {"count": len(values), "median": statistics.median(values), "max": max(values)}
-            for outcome, values in self.seconds.items()
-        }
+    return send
 
 
-def status_of(answer: bytes) -> str:
-    """Return an answer's status and error code in words."""
-    if not answer.startswith(b"HTTP/1.1 "):
-        return "closed without an answer"
-    code = CODE.search(answer.partition(b"\r\n\r\n")[2][:4096])
-    status = answer[9:12].decode("latin-1")
-    return f"{status} {code[1].decode()}" if code and status != "200" else status
+def _chat(target: Target, content: object, **fields: object) -> bytes:
+    return target.message(payloads.chat(target.model, content, **fields))
 
 
-class Attackers:
-    """All attacks on one server: what they send and what they saw."""
-
-    def __init__(self, plan: Plan, hosts: Hosts) -> None:
-        self.plan = plan
-        self.hosts = hosts
-        self.tallies = {name: Tally() for name in plan.attacks}
-        self.serial = itertools.count()
-        refused = payloads.refused(plan.model)
-        self.refused = itertools.cycle([name for name in refused if plan.key or name != payloads.WRONG_KEY])
-        self.make_refused = refused
-        self.bombs = itertools.cycle(payloads.bombs(plan.model).values() if "bombs" in plan.attacks else ())
-        self.encoded_bombs = itertools.cycle(
-            payloads.encoded_bombs().items() if "encoded bombs" in plan.attacks else ()
-        )
-        needs_maximal = not {"maximal bodies", "abandoned bodies"}.isdisjoint(plan.attacks)
-        self.maximal = itertools.cycle(payloads.maximal(plan.model).items() if needs_maximal else ())
-
-    async def run(self, name: str, number: int) -> None:
-        """Repeat one worker's attempts until cancelled."""
-        attack, tally = ATTACKS[name], self.tallies[name]
-        address = f"127.0.1.{list(ATTACKS).index(name) + 1}"
-        await asyncio.sleep(number * attack.pause_seconds / attack.workers)
-        while True:
-            began = time.monotonic()
-            outcome = "open at the end"
-            try:
-                async with asyncio.timeout(HOLD_SECONDS):
-                    outcome = await attack.attempt(self, address, number)
-            except TimeoutError:
-                outcome = f"given up after {HOLD_SECONDS:.0f} s"
-            except ConnectionRefusedError:
-                outcome = "connection refused"
-            except OSError:
-                outcome = "connection broken"
-            finally:
-                tally.add(outcome, time.monotonic() - began)
-            await asyncio.sleep(max(0.0, began + attack.pause_seconds - time.monotonic()))
-
-    async def ask(self, address: str, content: bytes) -> str:
-        """Send *content* at once and read the answer to its end."""
-        async with connected(address, self.plan.port) as (reader, writer):
-            sending = asyncio.create_task(_send(writer, content))
-            try:
-                return status_of(await _read(reader))
-            finally:
-                sending.cancel()
-                await asyncio.gather(sending, return_exceptions=True)
-
-    async def ask_chat(self, address: str, body: bytes) -> str:
-        """Send a chat with a body of known length."""
-        return await self.ask(address, payloads.head(len(body), self.plan.key, port=self.plan.port) + body)
-
-    async def ask_for(self, address: str, *paths: str) -> str:
-        """Send a chat that names images at the hosts."""
-        urls = [self.hosts.url(path, next(self.serial)) for path in paths]
-        return await self.ask_chat(address, payloads.chat(self.plan.model, payloads.image_parts(*urls), max_tokens=1))
-
-    async def drip(self, address: str, start: bytes, pieces: Iterable[bytes], seconds: float) -> str:
-        """Send *start*, then a piece every few *seconds*, until the server answers or closes."""
-        async with connected(address, self.plan.port) as (reader, writer):
-            writer.write(start)
-            answer = b""
-            for piece in pieces:
-                with contextlib.suppress(TimeoutError):
-                    data = await asyncio.wait_for(reader.read(4096), seconds)
-                    answer += data
-                    # The body of an answer may come after its head.
-                    if not data or b"}" in answer:
-                        return status_of(answer)
-                if not answer:
-                    writer.write(piece)
-                    await writer.drain()
-        return "done"
+async def text(target: Target, address: str, number: int) -> str:
+    """Send a short chat: the control of attacks whose messages are small."""
+    return await target.ask(address, _chat(target, f"Number {next(target.serial)}. Hello!", max_tokens=4))
 
 
-@contextlib.asynccontextmanager
-async def connected(address: str, port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """Connect from *address*; the connection is gone when the block ends."""
-    reader, writer = await asyncio.open_connection(HOST, port, local_addr=(address, 0))
-    try:
-        yield reader, writer
-    finally:
-        if not writer.is_closing():
-            writer.transport.abort()
+def upload_of(nbytes: int) -> Attempt:
+    """Return the control of large bodies: a chat with an image in *nbytes* of data: URL."""
+
+    def make(target: Target) -> Iterator[bytes]:
+        url = payloads.data_url(payloads.padded_jpeg((nbytes - 1024) // 4 * 3), "jpeg")
+        return itertools.repeat(_chat(target, payloads.image_parts(url), max_tokens=1))
+
+    return _sent(make)
 
 
-async def _send(writer: asyncio.StreamWriter, content: bytes) -> None:
-    with contextlib.suppress(OSError):
-        writer.write(content)
-        await writer.drain()
+async def quick_host(target: Target, address: str, number: int) -> str:
+    """Name an image that its host does not have: the control of slow hosts."""
+    return await target.ask_for(address, "missing")
 
 
-async def _read(reader: asyncio.StreamReader) -> bytes:
-    answer = b""
-    with contextlib.suppress(ConnectionError):
-        while data := await reader.read(65536):
-            answer = (answer + data)[:65536]
-    return answer
-
-
-async def tarpit(attackers: Attackers, address: str, number: int) -> str:
+async def tarpit(target: Target, address: str, number: int) -> str:
     """Name a host that accepts and never answers."""
-    return await attackers.ask_for(address, "tarpit")
+    return await target.ask_for(address, "tarpit")
 
 
-async def dripping_host(attackers: Attackers, address: str, number: int) -> str:
+async def dripping_host(target: Target, address: str, number: int) -> str:
     """Name a host that sends one byte a second."""
-    return await attackers.ask_for(address, "drip")
+    return await target.ask_for(address, "drip")
 
 
-async def stalling_host(attackers: Attackers, address: str, number: int) -> str:
+async def stalling_host(target: Target, address: str, number: int) -> str:
     """Name a host that stalls behind its headers."""
-    return await attackers.ask_for(address, "stall")
+    return await target.ask_for(address, "stall")
 
 
-async def siblings(attackers: Attackers, address: str, number: int) -> str:
+async def siblings(target: Target, address: str, number: int) -> str:
     """Name one image that is missing among slow ones."""
-    return await attackers.ask_for(address, "missing", *["tarpit"] * payloads.NUM_SIBLINGS)
+    return await target.ask_for(address, "missing", *["tarpit"] * payloads.NUM_SIBLINGS)
 
 
-async def dripped_head(attackers: Attackers, address: str, number: int) -> str:
+async def dripped_head(target: Target, address: str, number: int) -> str:
     """Send a head of one byte a second."""
-    return await attackers.drip(address, b"", payloads.endless_head(), 1.0)
+    return await target.drip(address, b"", payloads.endless_head(), 1.0)
 
 
-async def dripped_body(attackers: Attackers, address: str, number: int) -> str:
+async def dripped_body(target: Target, address: str, number: int) -> str:
     """Announce a large body and send a byte of it every two seconds."""
-    start = payloads.head(payloads.LARGE_BYTES, attackers.plan.key, port=attackers.plan.port) + b"{"
-    return await attackers.drip(address, start, itertools.repeat(b" "), 2.0)
+    start = payloads.head(payloads.LARGE_BYTES, target.key, port=target.port) + b"{"
+    return await target.drip(address, start, itertools.repeat(b" "), 2.0)
 
 
-async def dripped_chunks(attackers: Attackers, address: str, number: int) -> str:
+async def dripped_chunks(target: Target, address: str, number: int) -> str:
     """Send a chunked body of one byte every two seconds."""
-    start = payloads.head(None, attackers.plan.key, port=attackers.plan.port) + b"1\r\n{\r\n"
-    return await attackers.drip(address, start, itertools.repeat(b"1\r\n \r\n"), 2.0)
+    start = payloads.head(None, target.key, port=target.port) + b"1\r\n{\r\n"
+    return await target.drip(address, start, itertools.repeat(b"1\r\n \r\n"), 2.0)
 
 
-async def silence(attackers: Attackers, address: str, number: int) -> str:
+async def silence(target: Target, address: str, number: int) -> str:
     """Connect and say nothing."""
-    return await attackers.drip(address, b"", itertools.repeat(b""), 1.0)
+    return await target.drip(address, b"", itertools.repeat(b""), 1.0)
 
 
-async def unread_answer(attackers: Attackers, address: str, number: int) -> str:
-    """Ask for a long stream and read none of it; the client sees the end only in the socket's state."""
-    loop = asyncio.get_running_loop()
-    body = payloads.chat(
-        attackers.plan.model,
-        f"Tell story {next(attackers.serial)}.",
-        max_tokens=payloads.READER_TOKENS,
-        n=payloads.READER_SAMPLES,
+async def pipelined(target: Target, address: str, number: int) -> str:
+    """Send two chats at once, and reset the connection."""
+    body = payloads.chat(target.model, "Hello!", max_tokens=64, ignore_eos=True)
+    async with connected(address, target.port) as (_, writer):
+        writer.write(payloads.head(len(body), target.key, port=target.port, closes=False) + body)
+        writer.write(target.message(body))
+        await asyncio.sleep(0.05)
+        writer.transport.abort()
+    return "reset"
+
+
+async def unread_stream(target: Target, address: str, number: int) -> str:
+    """Ask for a long stream of many samples and read none of it."""
+    return await target.leave_unread(address, _stream(target, payloads.READER_TOKENS, payloads.READER_SAMPLES))
+
+
+async def unread_samples(target: Target, address: str, number: int) -> str:
+    """As unread_stream(), of as many samples as there can be."""
+    return await target.leave_unread(address, _stream(target, payloads.READER_TOKENS, MOST_SAMPLES))
+
+
+async def read_stream(target: Target, address: str, number: int) -> str:
+    """Read such a stream: the control."""
+    return await target.ask(address, _stream(target, 64, payloads.READER_SAMPLES))
+
+
+def _stream(target: Target, num_tokens: int, num_samples: int) -> bytes:
+    return _chat(
+        target,
+        f"Tell story {next(target.serial)}.",
+        max_tokens=num_tokens,
+        n=num_samples,
         ignore_eos=True,
         stream=True,
         logprobs=True,
         top_logprobs=20,
     )
-    with socket.socket() as connection:
-        connection.setblocking(False)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
-        connection.bind((address, 0))
-        await loop.sock_connect(connection, (HOST, attackers.plan.port))
-        content = payloads.head(len(body), attackers.plan.key, port=attackers.plan.port) + body
-        await loop.sock_sendall(connection, content)
-        answer = b""
-        while connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == ESTABLISHED:
-            await asyncio.sleep(0.5)
-            with contextlib.suppress(BlockingIOError):
-                answer = connection.recv(12, socket.MSG_PEEK)
-    return f"{status_of(answer)}, then cut off" if b" 200" in answer else status_of(answer)
 
 
-async def flood(attackers: Attackers, address: str, number: int) -> str:
+async def unread_download(target: Target, address: str, number: int) -> str:
+    """Ask for an uploaded file and read none of it."""
+    return await target.leave_unread(address, await _download(target, address))
+
+
+async def download(target: Target, address: str, number: int) -> str:
+    """Read the file: the control."""
+    return await target.ask(address, await _download(target, address))
+
+
+async def _download(target: Target, address: str) -> bytes:
+    async def upload() -> str:
+        form = payloads.form(payloads.random_png(payloads.FILE_BYTES))
+        head = payloads.head(len(form), target.key, "/v1/files", payloads.FORM_TYPE, target.port)
+        return _id_of(await target.read_answer(address, head + form))
+
+    file_id = await target.prepare("file").get(upload)
+    return target.message(b"", f"/v1/files/{file_id}/content", method="GET")
+
+
+async def unread_detokenized(target: Target, address: str, number: int) -> str:
+    """Ask for the text of many token ids and read none of it."""
+    return await target.leave_unread(address, target.message(payloads.detokenize(target.model), "/detokenize"))
+
+
+async def detokenized(target: Target, address: str, number: int) -> str:
+    """Read the text: the control."""
+    return await target.ask(address, target.message(payloads.detokenize(target.model), "/detokenize"))
+
+
+async def stored_conversation(target: Target, address: str, number: int) -> str:
+    """Continue a stored conversation that has a large image, with an image at a host that never answers."""
+    return await _continued(target, address, "tarpit")
+
+
+async def quick_conversation(target: Target, address: str, number: int) -> str:
+    """The same with a host that answers: the control."""
+    return await _continued(target, address, "missing")
+
+
+async def _continued(target: Target, address: str, path: str) -> str:
+    async def store() -> str:
+        url = payloads.data_url(payloads.padded_jpeg(payloads.FILE_BYTES), "jpeg")
+        body = payloads.response(target.model, url)
+        return _id_of(await target.read_answer(address, target.message(body, "/v1/responses")))
+
+    stored = await target.prepare("response").get(store)
+    url = target.hosts.url(path, next(target.serial))
+    body = payloads.response(target.model, url, previous_response_id=stored)
+    return await target.ask(address, target.message(body, "/v1/responses"))
+
+
+def _id_of(answer: bytes) -> str:
+    found = ID.search(answer.partition(b"\r\n\r\n")[2])
+    if found is None:
+        raise ValueError(f"no id in {answer[:300]!r}")
+    return found[1].decode()
+
+
+async def many_samples(target: Target, address: str, number: int) -> str:
+    """Ask for as many samples as there can be."""
+    return await target.ask(address, _chat(target, "Hello!", n=MOST_SAMPLES, max_tokens=64, ignore_eos=True))
+
+
+async def many_chats(target: Target, address: str, number: int) -> str:
+    """Ask for eight answers in eight requests: the control."""
+    body = _chat(target, "Hello!", max_tokens=64, ignore_eos=True)
+    return (await asyncio.gather(*(target.ask(address, body) for _ in range(8))))[0]
+
+
+async def stop_strings(target: Target, address: str, number: int) -> str:
+    """Send long stop strings for many samples."""
+    return await target.ask(address, _chat(target, "Hello!", n=MOST_SAMPLES, max_tokens=1, stop=STOPS))
+
+
+async def many_short_samples(target: Target, address: str, number: int) -> str:
+    """Ask for many samples without stop strings: the control."""
+    return await target.ask(address, _chat(target, "Hello!", n=MOST_SAMPLES, max_tokens=1))
+
+
+async def many_prompts(target: Target, address: str, number: int) -> str:
+    """Send long stop strings for many prompts."""
+    body = payloads.completion(target.model, ["Hello!"] * MOST_SAMPLES, max_tokens=1, stop=STOPS)
+    return await target.ask(address, target.message(body, "/v1/completions"))
+
+
+async def many_short_prompts(target: Target, address: str, number: int) -> str:
+    """Send many prompts without stop strings: the control."""
+    body = payloads.completion(target.model, ["Hello!"] * MOST_SAMPLES, max_tokens=1)
+    return await target.ask(address, target.message(body, "/v1/completions"))
+
+
+async def whole_logprobs(target: Target, address: str, number: int) -> str:
+    """Ask for a whole answer with as many log probabilities as the engine computes in some seconds."""
+    return await target.ask(address, _with_logprobs(target, stream=False))
+
+
+async def streamed_logprobs(target: Target, address: str, number: int) -> str:
+    """The same as a stream: the control."""
+    return await target.ask(address, _with_logprobs(target, stream=True))
+
+
+def _with_logprobs(target: Target, stream: bool) -> bytes:
+    more = {"logprobs": True, "top_logprobs": 20, "ignore_eos": True, "stream": stream}
+    return _chat(target, f"Number {next(target.serial)}.", n=16, max_tokens=100, **more)
+
+
+async def new_schema(target: Target, address: str, number: int) -> str:
+    """Send a schema that no cache has."""
+    return await target.ask(address, _chat(target, "Hello!", max_tokens=1, **payloads.schema(next(target.serial))))
+
+
+async def known_schema(target: Target, address: str, number: int) -> str:
+    """Send a schema that was sent before: the control."""
+    return await target.ask(address, _chat(target, "Hello!", max_tokens=1, **payloads.schema(-1)))
+
+
+async def refused(target: Target, address: str, number: int) -> str:
     """Send a request that is refused."""
-    name = next(attackers.refused)
-    content = attackers.make_refused[name](attackers.plan.key, attackers.plan.port)
-    return f"{name}: {await attackers.ask(address, content)}"
+    made = payloads.refused(target.model)
+    name = list(made)[next(target.serial) % len(made)]
+    return f"{name}: {await target.ask(address, made[name](target.key, target.port))}"
 
 
-async def maximal(attackers: Attackers, address: str, number: int) -> str:
-    """Send one of the longest bodies."""
-    name, body = next(attackers.maximal)
-    return f"{name}: {await attackers.ask_chat(address, body)}"
+def _maximal(target: Target) -> Iterator[bytes]:
+    return itertools.cycle([target.message(body) for body in payloads.maximal(target.model).values()])
 
 
-async def abandoned(attackers: Attackers, address: str, number: int) -> str:
-    """Send one of the longest bodies whole, and leave."""
-    name, body = next(attackers.maximal)
-    async with connected(address, attackers.plan.port) as (_, writer):
-        await _send(writer, payloads.head(len(body), attackers.plan.key, port=attackers.plan.port) + body)
-        writer.close()
-        await writer.wait_closed()
-    return f"{name}: left"
+def _objects(target: Target) -> Iterator[bytes]:
+    made = payloads.without_strings(target.model, payloads.MAX_JSON_BYTES)
+    return itertools.cycle([target.message(body, path) for path, body in made.values()])
 
 
-async def bomb(attackers: Attackers, address: str, number: int) -> str:
-    """Send an image that costs more than it shows."""
-    return await attackers.ask_chat(address, next(attackers.bombs))
+def _bombs(target: Target) -> Iterator[bytes]:
+    return itertools.cycle([target.message(body) for body in payloads.bombs(target.model).values()])
 
 
-async def encoded_bomb(attackers: Attackers, address: str, number: int) -> str:
-    """Send a small body that its coding makes large."""
-    name, (coding, body) = next(attackers.encoded_bombs)
-    head = payloads.head(len(body), attackers.plan.key, port=attackers.plan.port, coding=coding)
-    return f"{name}: {await attackers.ask(address, head + body)}"
+def _encoded_bombs(target: Target) -> Iterator[bytes]:
+    made = payloads.encoded_bombs().values()
+    return itertools.cycle([target.message(body, coding=coding) for coding, body in made])
 
+
+def _images(target: Target) -> Iterator[bytes]:
+    return itertools.repeat(_chat(target, payloads.image_parts(payloads.data_url(payloads.small_png())), max_tokens=1))
+
+
+async def abandoned(target: Target, address: str, number: int) -> str:
+    """Send one of the largest bodies whole, and leave."""
+    await target.leave(address, target.next_message(_maximal))
+    return "left"
+
+
+async def slow_pdf(target: Target, address: str, number: int) -> str:
+    """Send a short PDF whose page takes seconds to draw."""
+    return await target.ask(address, _pdf(target, payloads.SLOW_FILLS + next(target.serial) % 7))
+
+
+async def quick_pdf(target: Target, address: str, number: int) -> str:
+    """Send the same PDF with little to draw: the control."""
+    return await target.ask(address, _pdf(target, 1 + next(target.serial) % 7))
+
+
+def _pdf(target: Target, num_fills: int) -> bytes:
+    url = payloads.data_url(payloads.filled_pdf(num_fills), "pdf", "application")
+    return _chat(target, [{"type": "file", "file": {"filename": "a.pdf", "file_data": url}}], max_tokens=1)
+
+
+LARGEST = upload_of(payloads.MAX_BODY_BYTES)
 
 ATTACKS = {
-    "tarpit": Attack(64, 1.0, tarpit),
-    "dripping hosts": Attack(24, 1.0, dripping_host),
-    "stalling hosts": Attack(24, 1.0, stalling_host),
-    "failing among slow siblings": Attack(2, 3.0, siblings),
-    "dripped heads": Attack(32, 1.0, dripped_head),
-    "dripped bodies": Attack(16, 1.0, dripped_body),
-    "dripped chunks": Attack(16, 1.0, dripped_chunks),
-    "silent connections": Attack(32, 1.0, silence),
-    "unread answers": Attack(8, 60.0, unread_answer),
-    "refused requests": Attack(20, 0.2, flood),
-    "maximal bodies": Attack(2, 2.0, maximal),
-    "abandoned bodies": Attack(2, 2.0, abandoned),
-    "bombs": Attack(2, 2.0, bomb),
-    "encoded bombs": Attack(2, 2.0, encoded_bomb),
+    "tarpit": Attack(64, 1.0, tarpit, quick_host, holds=True),
+    "dripping hosts": Attack(24, 1.0, dripping_host, quick_host, holds=True),
+    "stalling hosts": Attack(24, 1.0, stalling_host, quick_host, holds=True),
+    "failing among slow siblings": Attack(2, 3.0, siblings, quick_host),
+    "dripped heads": Attack(32, 1.0, dripped_head, text, holds=True),
+    "dripped bodies": Attack(16, 1.0, dripped_body, text, holds=True),
+    "dripped chunks": Attack(16, 1.0, dripped_chunks, text, holds=True),
+    "silent connections": Attack(32, 1.0, silence, text, holds=True),
+    "held connections": Attack(payloads.MAX_CONNECTIONS + 100, 4.0, dripped_body, text, holds=True),
+    "pipelined resets": Attack(8, 0.5, pipelined, text),
+    "unread streams": Attack(8, 60.0, unread_stream, read_stream, holds=True),
+    "unread samples": Attack(4, 60.0, unread_samples, read_stream, holds=True),
+    "unread downloads": Attack(40, 5.0, unread_download, download, (REQUESTS, FILES), holds=True),
+    "unread texts": Attack(20, 5.0, unread_detokenized, detokenized, holds=True),
+    "stored conversation": Attack(50, 5.0, stored_conversation, quick_conversation, (REQUESTS, RESPONSES), holds=True),
+    "many samples": Attack(3, 1.0, many_samples, many_chats),
+    "stop strings": Attack(2, 0.5, stop_strings, many_short_samples),
+    "stop strings of prompts": Attack(2, 0.5, many_prompts, many_short_prompts),
+    "whole log probabilities": Attack(2, 1.0, whole_logprobs, streamed_logprobs),
+    "new schemas": Attack(4, 0.5, new_schema, known_schema),
+    "refused requests": Attack(20, 0.2, refused, text),
+    "maximal bodies": Attack(2, 2.0, _sent(_maximal), LARGEST),
+    "abandoned bodies": Attack(2, 2.0, abandoned, LARGEST),
+    "bodies without strings": Attack(2, 2.0, _sent(_objects), LARGEST),
+    "bombs": Attack(2, 2.0, _sent(_bombs), _sent(_images), (REQUESTS, PIXELS)),
+    "encoded bombs": Attack(2, 2.0, _sent(_encoded_bombs), _sent(_images)),
+    "slow PDFs": Attack(3, 1.0, slow_pdf, quick_pdf, (REQUESTS, PIXELS)),
 }
-"""By name. Together they hold fewer places than the default of `--max-requests`, which honest clients need too."""
+"""By name. Each is a row of a siege; the last row has all of them at once."""
 
 
-async def attack(plan: Plan) -> None:
-    """Build, wait for the word, attack, and print what was seen."""
-    loop = asyncio.get_running_loop()
-    began, ended = asyncio.Event(), asyncio.Event()
-    async with hosting() as hosts:
-        attackers = Attackers(plan, hosts)
-        threading.Thread(target=_listen, args=(loop, began, ended), daemon=True).start()
-        print("ready", flush=True)
-        await began.wait()
-        used, began_at = time.process_time(), time.monotonic()
-        workers = [
-            asyncio.create_task(attackers.run(name, number))
-            for name in plan.attacks
-            for number in range(ATTACKS[name].workers)
-        ]
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(ended.wait(), plan.seconds)
-        failed = [worker.exception() for worker in workers if worker.done()]
-        for worker in workers:
-            worker.cancel()
-        await asyncio.gather(*workers, return_exceptions=True)
-        seen = {
-            "attacks": {name: tally.summary() for name, tally in attackers.tallies.items()},
-            "fetches": {path: [hosts.seen[path], hosts.open_at_most[path]] for path in hosts.seen},
-            "failed": [repr(error) for error in failed],
-            "cores": (time.process_time() - used) / (time.monotonic() - began_at),
-        }
-    print(json.dumps(seen), flush=True)
-
-
-def _listen(loop: asyncio.AbstractEventLoop, began: asyncio.Event, ended: asyncio.Event) -> None:
-    """Turn lines of standard input into events: the first begins, the end of input ends."""
-    for _ in sys.stdin:
-        loop.call_soon_threadsafe(began.set)
-    with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(began.set)
-        loop.call_soon_threadsafe(ended.set)
-
-
-def encoded(plan: Plan) -> str:
-    """Return *plan* as the program's argument."""
-    return json.dumps(asdict(plan))
-
-
-def main() -> None:
-    """Attack as the argument says."""
-    fields = json.loads(sys.argv[1])
-    asyncio.run(attack(Plan(**{**fields, "attacks": tuple(fields["attacks"])})))
-
-
-if __name__ == "__main__":
-    main()
+def address_of(name: str) -> str:
+    """Return the loopback address that an attack connects from."""
+    return f"127.0.1.{list(ATTACKS).index(name) + 1}"

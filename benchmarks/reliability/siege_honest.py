@@ -17,10 +17,11 @@ from server import Server
 from benchmarks.reliability import siege_payloads as payloads
 
 ANSWER_TOKENS = 32
-THINK_SECONDS = 1.0
+THINK_SECONDS = 0.5
 """Mean of the exponential pause of an honest client between two requests."""
 
 PROBE_PAUSE_SECONDS = 0.15
+LIVE_PAUSE_SECONDS = 0.05
 TIMEOUT_SECONDS = 30.0
 SIZE = (320, 240)
 NUM_IMAGES = 16
@@ -29,7 +30,7 @@ NUM_IMAGES = 16
 @dataclass
 class Seen:
     """What honest clients saw: seconds to the first token and to the end of an answer by kind, failures, seconds to
-    refuse by what was wrong, and refusals of another status than expected.
+    refuse by what was wrong, refusals of another status than expected, and seconds of GET /live.
     """
 
     first: dict[str, list[float]] = field(default_factory=dict)
@@ -37,14 +38,7 @@ class Seen:
     failures: Counter[str] = field(default_factory=Counter)
     refused: dict[str, list[float]] = field(default_factory=dict)
     not_as_expected: Counter[str] = field(default_factory=Counter)
-
-    def add(self, other: "Seen") -> None:
-        """Take in another phase of the same kind."""
-        for mine, theirs in ((self.first, other.first), (self.whole, other.whole), (self.refused, other.refused)):
-            for name, values in theirs.items():
-                mine.setdefault(name, []).extend(values)
-        self.failures += other.failures
-        self.not_as_expected += other.not_as_expected
+    live: list[float] = field(default_factory=list)
 
     @property
     def num_answers(self) -> int:
@@ -74,7 +68,7 @@ class Honest:
         async with aiohttp.ClientSession(self.url, connector=connector, timeout=timeout) as session:
             kinds = [kind for kind, number in self.clients.items() for _ in range(number)]
             clients = [self._client(session, kind, number, until, seen) for number, kind in enumerate(kinds)]
-            await asyncio.gather(*clients, self._err(session, until, seen))
+            await asyncio.gather(*clients, self._err(session, until, seen), self._live(session, until, seen))
         return seen
 
     async def _client(self, session: aiohttp.ClientSession, kind: str, number: int, until: float, seen: Seen) -> None:
@@ -110,6 +104,21 @@ class Honest:
             seen.refused.setdefault(name, []).append(time.monotonic() - began)
             if answer.status != status:
                 seen.not_as_expected[f"{name}: {answer.status} {_code(text)} instead of {status}"] += 1
+
+    async def _live(self, session: aiohttp.ClientSession, until: float, seen: Seen) -> None:
+        """Ask whether the server lives, as an orchestrator does, and time it."""
+        while time.monotonic() < until:
+            await asyncio.sleep(LIVE_PAUSE_SECONDS)
+            began = time.monotonic()
+            try:
+                async with session.get("/live") as answer:
+                    await answer.read()
+            except (aiohttp.ClientError, OSError) as error:
+                seen.not_as_expected[f"/live: {type(error).__name__}"] += 1
+                continue
+            seen.live.append(time.monotonic() - began)
+            if answer.status != 200:
+                seen.not_as_expected[f"/live: {answer.status} instead of 200"] += 1
 
     def _headers(self, number: int) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.keys[number % len(self.keys)]}"} if self.keys else {}

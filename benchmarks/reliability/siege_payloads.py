@@ -5,12 +5,13 @@ import itertools
 import json
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attacks
 import encoded
 import images
+import pdfs
 
 PATH = "/v1/chat/completions"
 WRONG_KEY = "wrong key"
@@ -25,6 +26,19 @@ NUM_SIBLINGS = 15
 READER_TOKENS, READER_SAMPLES = 600, 4
 """With 20 log probabilities a token, 3 MB of answer: socket buffers of loopback hold 2.3 MB."""
 
+MOST_SAMPLES = 128
+STOPS = ["a" * 1023 + chr(98 + number) for number in range(16)]
+MAX_JSON_BYTES = 12 << 20
+"""Of a body beside its images."""
+
+FILE_BYTES = 8 << 20
+FORM_TYPE = "multipart/form-data; boundary=B"
+MAX_CONNECTIONS = 512
+"""Of the besieged server: `--max-connections`."""
+
+SLOW_FILLS = 4000
+"""Of a page of a PDF, with a blend mode that PDFium draws slowly: some seconds."""
+
 BOMBS = (
     *("jpeg 1000 scans", "jpeg tables", "jpeg tiny segments"),
     *("png 200 000 chunks", "png split", "png profiles", "png text bomb", "png 9000 x 9000"),
@@ -34,9 +48,9 @@ BOMBS = (
 """Names of tests/attacks.py."""
 
 
-def data_url(encoded: bytes, kind: str = "png") -> str:
+def data_url(encoded: bytes, kind: str = "png", what: str = "image") -> str:
     """Return *encoded* as a data: URL."""
-    return f"data:image/{kind};base64,{base64.b64encode(encoded).decode()}"
+    return f"data:{what}/{kind};base64,{base64.b64encode(encoded).decode()}"
 
 
 def image_parts(*urls: str) -> list[dict[str, Any]]:
@@ -57,10 +71,13 @@ def head(
     content_type: str = "application/json",
     port: int = 80,
     coding: str | None = None,
+    method: str = "POST",
+    closes: bool = True,
 ) -> bytes:
-    """Return the head of a POST; None announces a chunked body. *coding* is its Content-Encoding."""
+    """Return a request's head; None announces a chunked body. *coding* is its Content-Encoding."""
     length = "Transfer-Encoding: chunked" if body_bytes is None else f"Content-Length: {body_bytes}"
-    lines = [f"POST {path} HTTP/1.1", f"Host: 127.0.0.1:{port}", "Connection: close", f"Content-Type: {content_type}"]
+    lines = [f"{method} {path} HTTP/1.1", f"Host: 127.0.0.1:{port}", f"Content-Type: {content_type}"]
+    lines += ["Connection: close"] if closes else []
     lines += [f"Authorization: Bearer {key}"] if key else []
     lines += [f"Content-Encoding: {coding}"] if coding else []
     return "\r\n".join([*lines, length, "", ""]).encode()
@@ -95,6 +112,74 @@ def padded_jpeg(nbytes: int) -> bytes:
     """Return a tiny JPEG with megabytes behind its end."""
     tiny = images.encode(images.random_image(64, 48), "JPEG")
     return tiny + bytes(nbytes - len(tiny))
+
+
+def random_png(nbytes: int) -> bytes:
+    """Return an image of about *nbytes*, which no codec makes smaller."""
+    return images.encode(images.random_image(1600, nbytes // (3 * 1600)))
+
+
+def form(content: bytes) -> bytes:
+    """Return the body of an upload of an image; FORM_TYPE is its type."""
+    part = b"--B\r\nContent-Disposition: form-data; name="
+    head = part + b'"purpose"\r\n\r\nvision\r\n' + part + b'"file"; filename="a.png"\r\n\r\n'
+    return head + content + b"\r\n--B--\r\n"
+
+
+def detokenize(model: str) -> bytes:
+    """Return a request for the text of as many token ids as a body of 2 MiB has."""
+    return json.dumps({"model": model, "tokens": [300] * ((2 << 20) // 5)}).encode()
+
+
+def completion(model: str, prompts: Sequence[str], **fields: object) -> bytes:
+    """Return the body of a completion of several prompts."""
+    return json.dumps({"model": model, "prompt": prompts, **fields}).encode()
+
+
+def response(model: str, image_url: str, **fields: object) -> bytes:
+    """Return the body of a Responses request about an image."""
+    content = [{"type": "input_image", "image_url": image_url}, {"type": "input_text", "text": "What is it?"}]
+    spoken = [{"role": "user", "content": content}]
+    return json.dumps({"model": model, "input": spoken, "max_output_tokens": 1, "store": True, **fields}).encode()
+
+
+def schema(number: int) -> dict[str, object]:
+    """Return the fields that ask for JSON of a schema; another number is another schema."""
+    properties = {f"field_{number}_{each}": {"type": "string", "maxLength": 100} for each in range(50)}
+    described = {"type": "object", "properties": properties, "required": list(properties)}
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": described}}}
+
+
+def filled_pdf(num_fills: int) -> bytes:
+    """Return a PDF of a page that is filled so many times with the blend mode Luminosity."""
+    content = zlib.compress(b"/G gs " + b"0.1 0.2 0.3 rg 0 0 595 842 re f " * num_fills, 9)
+    page = b"<</Type/Page/Parent 2 0 R/MediaBox[0 0 595 842]/Contents 3 0 R/Resources 4 0 R>>"
+    objects = [b"<</Type/Catalog/Pages 2 0 R>>", b"<</Type/Pages/Count 1/Kids[5 0 R]>>"]
+    objects += [pdfs.stream(content, b"/Filter/FlateDecode"), b"<</ExtGState<</G<</ca 0.5/BM/Luminosity>>>>>>", page]
+    return pdfs.written(objects)
+
+
+def without_strings(model: str, nbytes: int) -> dict[str, tuple[str, bytes]]:
+    """Return bodies of *nbytes* that are full of empty objects, lists and numbers, each with its path."""
+    named = b'{"model":' + json.dumps(model).encode()
+    message = named + b',"max_tokens":1,"messages":[{"role":"user","content":[{"type":"text","text":"hi"}]}'
+    use = b',{"role":"assistant","content":[{"type":"tool_use","id":"a","name":"f","input":{"a":['
+    call = (
+        b',{"role":"assistant","tool_calls":[{"id":"a","type":"function","function":{"name":"f","arguments":"{\\"a\\":['
+    )
+    parts = {
+        "responses, objects": ("/v1/responses", named + b',"input":[{}', b",{}", b"]}"),
+        "completions, lists": ("/v1/completions", named + b',"prompt":["a"', b",[]", b"]}"),
+        "completions, numbers": ("/v1/completions", named + b',"prompt":["a"', b",0", b"]}"),
+        "messages, a call's lists": ("/v1/messages", message + use + b"0", b",[]", b"]}}]}]}"),
+        "chat, a call's arguments": (PATH, message + call + b"0", b",[]", b']}"}}]}]}'),
+        "chat, metadata": (PATH, message + b'],"metadata":{"a":[0', b",0", b"]}}"),
+        "chat, logit_bias": (PATH, message + b'],"logit_bias":{"1":[0', b",{}", b"]}}"),
+    }
+    return {
+        name: (path, start + item * ((nbytes - len(start) - len(end)) // len(item)) + end)
+        for name, (path, start, item, end) in parts.items()
+    }
 
 
 def bombs(model: str) -> dict[str, bytes]:

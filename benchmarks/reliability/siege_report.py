@@ -3,63 +3,89 @@
 import math
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.reliability.siege_attacks import ATTACKS
 from benchmarks.reliability.siege_honest import Seen
-from benchmarks.reliability.siege_watch import PRIVATE, TREE
 
-MOST_RATIO, MOST_RATIO_OF_ONE = 2.0, 1.2
-"""p99 of honest clients against the quiet run: beside all attacks, and beside one."""
+MOST_LIVE_SECONDS = 0.05
+"""p99 of /live over the control's."""
+
+MOST_RATIO = 1.5
+"""p95 of honest answers to text, and of first tokens of images, against the control's."""
 
 MOST_REFUSAL_SECONDS = 0.05
-MEMORY_MARGIN = 1.2
+"""p95 of honest refusals over the control's."""
 
+MEMORY_MARGIN_MIB = 64
+"""The gateway's own, over the budgets that an attack may fill."""
 
-@dataclass
-class Phase:
-    """All that was seen in the phases of one kind: by honest clients; peaks in MiB; cores in use by role."""
+MOST_ROUND_MIB = 8
+FIRST_ROUND = 2
+"""From this round on, what everything at once leaves may not grow by more than MOST_ROUND_MIB."""
 
-    seen: Seen = field(default_factory=Seen)
-    peaks: dict[str, float] = field(default_factory=dict)
-    cores: dict[str, float] = field(default_factory=dict)
-    seconds: float = 0.0
-
-
-@dataclass
-class Siege:
-    """Both kinds of phases, what the attackers saw, and what was left behind.
-
-    *bodies_alone* are peaks in MiB before and while attackers send bodies to a server that has no other client.
-    """
-
-    bodies_alone: tuple[Mapping[str, float], Mapping[str, float]] | None = None
-    quiet: Phase = field(default_factory=Phase)
-    besieged: Phase = field(default_factory=Phase)
-    attackers: list[dict[str, Any]] = field(default_factory=list)
-    left: list[str] = field(default_factory=list)
+Attackers = Mapping[str, Mapping[str, Any]]
+"""What the attackers saw, by attack: outcomes, how many requests were open at the end, and errors of their own."""
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """One goal: what was measured, what it must be. Only a goal about correctness *is_strict*."""
+class Phase:
+    """What honest clients and attackers saw in one phase, and the gateway's memory at its peak, in MiB."""
 
-    goal: str
-    measured: str
-    wanted: str
-    holds: bool
-    is_strict: bool = True
+    seen: Seen
+    peak_mib: float
+    attackers: Attackers
+
+
+@dataclass(frozen=True)
+class Row:
+    """Pairs of a control and an attack; the gateway had *before_mib* before the first."""
+
+    name: str
+    before_mib: float
+    pairs: Sequence[tuple[Phase, Phase]]
+
+    def median(self, compare: Callable[[Seen, Seen], float]) -> float:
+        """Return the median of what *compare* finds in the pairs."""
+        return statistics.median(compare(control.seen, attack.seen) for control, attack in self.pairs)
 
     @property
-    def fails(self) -> bool:
-        """Whether the program fails for it."""
-        return self.is_strict and not self.holds
+    def grown_mib(self) -> float:
+        """The gateway's memory at its peak, over that before."""
+        return max(attack.peak_mib for _, attack in self.pairs) - self.before_mib
 
-    def line(self) -> str:
-        """Return the row of the table."""
-        return f"| {self.goal} | {self.measured} | {self.wanted} | {'yes' if self.holds else 'NO'} |"
+
+@dataclass(frozen=True)
+class Closing:
+    """Rounds of all attacks at once. The gateway had *before_mib* before the first and *kept_mib* after each.
+
+    *left* says in words what was left after the last.
+    """
+
+    before_mib: float
+    rounds: Sequence[Phase]
+    kept_mib: Sequence[float]
+    left: Sequence[str]
+
+    @property
+    def grown_mib(self) -> float:
+        """The gateway's memory at its peak, over that before."""
+        return max(phase.peak_mib for phase in self.rounds) - self.before_mib
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure of a row: *value* may be at most *most*."""
+
+    text: str
+    value: float
+    most: float
+
+    def cell(self) -> str:
+        """Return the cell of the table; a missed figure stands out."""
+        return self.text if self.value <= self.most else f"**{self.text}**"
 
 
 def percentile(values: Sequence[float], part: float) -> float:
@@ -68,106 +94,101 @@ def percentile(values: Sequence[float], part: float) -> float:
     return ordered[max(0, math.ceil(part * len(ordered)) - 1)] if ordered else math.nan
 
 
-def verdicts(siege: Siege, budgets_mib: Mapping[str, float], is_of_one: bool) -> list[Verdict]:
-    """Return all goals; *budgets_mib* are the stated ones, empty where the server states none."""
-    found = [*_times(siege, MOST_RATIO_OF_ONE if is_of_one else MOST_RATIO)]
-    for name, phase in (("quiet", siege.quiet), ("besieged", siege.besieged)):
-        found.append(_none(f"honest requests refused or failed, {name}", phase.seen.failures))
-        found.append(_none(f"refusals that were not the expected ones, {name}", phase.seen.not_as_expected))
-    for name, seconds in siege.besieged.seen.refused.items():
-        slowest = percentile(seconds, 0.99)
-        wanted = f"< {1000 * MOST_REFUSAL_SECONDS:.0f} ms"
-        holds = slowest < MOST_REFUSAL_SECONDS
-        found.append(Verdict(f"p99 to refuse: {name}", f"{1000 * slowest:.0f} ms", wanted, holds, is_strict=False))
-    for name in (PRIVATE, TREE):
-        found.append(_memory(name, siege.quiet.peaks, siege.besieged.peaks, budgets_mib))
-        if siege.bodies_alone is not None:
-            found.append(_memory(f"{name}, bodies alone", *siege.bodies_alone, budgets_mib))
-    found.append(_none("left behind", Counter(siege.left)))
-    crashed = Counter(error for one in siege.attackers for error in one["failed"])
-    return [*found, _none("attackers that failed by themselves", crashed)]
-
-
-def _times(siege: Siege, most: float) -> list[Verdict]:
-    found = []
-    for what in ("first", "whole"):
-        quiet, besieged = getattr(siege.quiet.seen, what), getattr(siege.besieged.seen, what)
-        for kind in quiet:
-            before, after = percentile(quiet[kind], 0.99), percentile(besieged.get(kind, ()), 0.99)
-            words = "first token" if what == "first" else "whole answer"
-            measured = "no answers" if math.isnan(after) else f"{after / before:.2f} x"
-            holds = after <= most * before
-            found.append(Verdict(f"p99, {words}, {kind}", measured, f"<= {most:g} x", holds, is_strict=False))
-    return found
-
-
-def _none(goal: str, counted: Counter[str]) -> Verdict:
-    words = "; ".join(f"{count} x {what}" if count > 1 else what for what, count in counted.most_common())
-    return Verdict(goal, words or "none", "none", not counted)
-
-
-def _memory(
-    what: str, before: Mapping[str, float], after: Mapping[str, float], budgets_mib: Mapping[str, float]
-) -> Verdict:
-    name, _, _ = what.partition(", bodies alone")
-    grown, budget = after[name] - before[name], budgets_mib.get(name)
-    if budget is None:
-        return Verdict(f"peak memory over quiet, {what}", f"{grown:.0f} MiB", "no budget stated", True)
-    wanted = f"<= {MEMORY_MARGIN:g} x {budget:.0f} MiB"
-    return Verdict(f"peak memory over quiet, {what}", f"{grown:.0f} MiB", wanted, grown <= MEMORY_MARGIN * budget)
-
-
-def report(siege: Siege, verdicts: Sequence[Verdict]) -> list[str]:
-    """Return the report's lines of Markdown."""
-    phases = {"quiet": siege.quiet, "besieged": siege.besieged}
-    counts = [f"{phase.seen.num_answers} answers in {phase.seconds:.0f} s {name}" for name, phase in phases.items()]
-    lines = [f"Honest clients: {'; '.join(counts)}.", "", "| goal | measured | wanted | holds |", "|---|---|---|---|"]
-    lines += [verdict.line() for verdict in verdicts]
-    lines += [
-        "",
-        "| honest clients, ms | quiet p50 | quiet p99 | besieged p50 | besieged p99 | times p50 | times p99 |",
-    ]
-    lines += ["|---|---|---|---|---|---|---|"]
-    for words, what in (("first token", "first"), ("whole answer", "whole"), ("refused", "refused")):
-        quiet, besieged = getattr(siege.quiet.seen, what), getattr(siege.besieged.seen, what)
-        lines += [_row(f"{words}: {kind}", quiet[kind], besieged.get(kind, ())) for kind in quiet]
-    lines += ["", "| peak memory without pages of files, MiB | quiet | besieged |", "|---|---|---|"]
-    for name in siege.quiet.peaks:
-        lines.append(f"| {name} | {siege.quiet.peaks[name]:.0f} | {siege.besieged.peaks.get(name, math.nan):.0f} |")
-    lines += ["", "| cores in use | quiet | besieged |", "|---|---|---|"]
-    for name in siege.quiet.cores:
-        before, after = siege.quiet.cores[name], siege.besieged.cores.get(name, math.nan)
-        lines.append(f"| {name} | {before:.2f} | {after:.2f} |")
-    return [*lines, "", *_attackers(siege.attackers)]
-
-
-def _row(name: str, quiet: Sequence[float], besieged: Sequence[float]) -> str:
-    pairs = [(percentile(quiet, part), percentile(besieged, part)) for part in (0.5, 0.99)]
-    times = [f"{1000 * value:.0f}" for values in zip(*pairs, strict=True) for value in values]
-    return f"| {name} | " + " | ".join([*times, *(f"{after / before:.2f}" for before, after in pairs)]) + " |"
-
-
-def _attackers(seen: Sequence[Mapping[str, Any]]) -> list[str]:
-    lines = ["| attack | workers | what they saw (times; median and longest seconds) |", "|---|---|---|"]
-    for name in seen[0]["attacks"] if seen else ():
-        outcomes: dict[str, list[Mapping[str, float]]] = {}
-        for one in seen:
-            for outcome, summary in one["attacks"][name].items():
-                outcomes.setdefault(outcome, []).append(summary)
-        words = [_outcome(outcome, parts) for outcome, parts in outcomes.items()]
-        lines.append(f"| {name} | {ATTACKS[name].workers} | {'; '.join(words)} |")
-    fetches = [
-        f"{path}: {count}, at most {most} at a time" for one in seen for path, (count, most) in one["fetches"].items()
-    ]
-    cores = ", ".join(f"{one['cores']:.2f}" for one in seen)
+def figures(row: Row, budgets_mib: Mapping[str, float]) -> list[Figure]:
+    """Return what the columns of HEAD have: times against the control, and memory."""
+    live = row.median(lambda control, attack: percentile(attack.live, 0.99) - percentile(control.live, 0.99))
+    alone = row.median(lambda control, _: percentile(control.live, 0.99))
+    text = row.median(lambda control, attack: _ratio(control.whole, attack.whole, "text"))
+    images = row.median(lambda control, attack: _ratio(control.first, attack.first, "images"))
+    refusal = row.median(lambda control, attack: _refusal(attack) - _refusal(control))
+    most_mib = sum(budgets_mib[part] for part in ATTACKS[row.name].fills) + MEMORY_MARGIN_MIB
     return [
-        *lines,
-        "",
-        f"Fetches that the hosts saw: {'; '.join(fetches) or 'none'}. Cores that the attackers used: {cores}.",
+        Figure(f"{1000 * alone:.0f} {1000 * live:+.0f}", live, MOST_LIVE_SECONDS),
+        Figure(f"{text:.2f}", text, MOST_RATIO),
+        Figure(f"{images:.2f}", images, MOST_RATIO),
+        Figure(f"{1000 * refusal:+.0f}", refusal, MOST_REFUSAL_SECONDS),
+        Figure(f"{row.grown_mib:+.0f} of {most_mib:.0f}", row.grown_mib, most_mib),
     ]
 
 
-def _outcome(name: str, parts: Sequence[Mapping[str, float]]) -> str:
-    count = sum(part["count"] for part in parts)
-    middle, longest = statistics.median(part["median"] for part in parts), max(part["max"] for part in parts)
-    return f"{count:.0f} x {name} ({middle:.1f}, {longest:.1f})"
+HEAD = (
+    "| attack | /live p99, ms: control, more | text p95, times | image's first token p95, times | refusal p95, ms more "
+    "| memory, MiB | what the attackers saw (median and longest seconds) |"
+)
+
+
+def _ratio(control: Mapping[str, Sequence[float]], attack: Mapping[str, Sequence[float]], kind: str) -> float:
+    return percentile(attack.get(kind, ()), 0.95) / percentile(control.get(kind, ()), 0.95)
+
+
+def _refusal(seen: Seen) -> float:
+    return percentile([seconds for each in seen.refused.values() for seconds in each], 0.95)
+
+
+def line(row: Row, budgets_mib: Mapping[str, float]) -> str:
+    """Return the row of the table."""
+    cells = [figure.cell() for figure in figures(row, budgets_mib)]
+    return f"| {row.name} | {' | '.join([*cells, _outcomes(row)])} |"
+
+
+def _outcomes(row: Row) -> str:
+    seconds: dict[str, list[Mapping[str, float]]] = {}
+    for _, attack in row.pairs:
+        for outcome, summary in attack.attackers[row.name]["outcomes"].items():
+            seconds.setdefault(outcome, []).append(summary)
+    return "; ".join(
+        f"{sum(part['count'] for part in parts):.0f} x {outcome} "
+        f"({statistics.median(part['median'] for part in parts):.1f}, {max(part['max'] for part in parts):.1f})"
+        for outcome, parts in seconds.items()
+    )
+
+
+def faults(rows: Sequence[Row], closing: Closing | None, budgets_mib: Mapping[str, float]) -> list[str]:
+    """Return in words what must not be, whatever the machine."""
+    found = [fault for row in rows for fault in _faults(row, budgets_mib)]
+    if closing is None:
+        return found
+    later = closing.kept_mib[FIRST_ROUND:]
+    grown = (later[-1] - later[0]) / (len(later) - 1)
+    if grown > MOST_ROUND_MIB:
+        found.append(f"all at once: {grown:.0f} MiB more are kept in each round; {MOST_ROUND_MIB} may be")
+    if closing.grown_mib > (most := sum(budgets_mib.values()) + MEMORY_MARGIN_MIB):
+        found.append(f"all at once: memory {closing.grown_mib:+.0f} of {most:.0f} MiB")
+    wrong = sum((phase.seen.failures + phase.seen.not_as_expected for phase in closing.rounds), Counter[str]())
+    found += [f"all at once: {count} x {what}" for what, count in wrong.items()]
+    return [*found, *(f"all at once left: {what}" for what in closing.left)]
+
+
+def _faults(row: Row, budgets_mib: Mapping[str, float]) -> list[str]:
+    counted: Counter[str] = Counter()
+    for phase in (phase for pair in row.pairs for phase in pair):
+        counted += phase.seen.failures + phase.seen.not_as_expected
+        counted += Counter(phase.attackers[row.name]["errors"])
+    _, last = row.pairs[-1]
+    if (num_open := last.attackers[row.name]["open"]) and not ATTACKS[row.name].holds:
+        counted[f"{num_open} requests of the attack did not end"] = 1
+    memory = figures(row, budgets_mib)[-1]
+    if memory.value > memory.most:
+        counted[f"memory {memory.text} MiB"] = 1
+    return [f"{row.name}: {count} x {what}" if count > 1 else f"{row.name}: {what}" for what, count in counted.items()]
+
+
+def report(
+    rows: Sequence[Row], closing: Closing | None, faults: Sequence[str], budgets_mib: Mapping[str, float]
+) -> list[str]:
+    """Return the report's lines of Markdown."""
+    goals = (
+        f"Goals: /live at most {1000 * MOST_LIVE_SECONDS:.0f} ms more than beside the control; text and images at most "
+        f"{MOST_RATIO:g} times; refusals at most {1000 * MOST_REFUSAL_SECONDS:.0f} ms more; memory at most the budgets "
+        f"that the attack may fill and {MEMORY_MARGIN_MIB} MiB. Times are medians of three pairs, memory is the most. "
+        "What misses its goal is bold."
+    )
+    num_answers = sum(phase.seen.num_answers for row in rows for pair in row.pairs for phase in pair)
+    lines = [f"{num_answers} answers of honest clients. {goals}", "", HEAD, "|" + "---|" * HEAD.count(" |")]
+    lines += [line(row, budgets_mib) for row in rows]
+    if closing is not None:
+        kept = ", ".join(f"{mib:.0f}" for mib in closing.kept_mib)
+        num_answers = sum(phase.seen.num_answers for phase in closing.rounds)
+        rounds = f"All attacks at once, {len(closing.rounds)} rounds of 5 s with 10 s of rest: {num_answers} answers."
+        lines += ["", f"{rounds} Memory grew by {closing.grown_mib:.0f} MiB; after the rounds it was {kept} MiB."]
+    return [*lines, "", "Faults: " + ("; ".join(faults) or "none") + "."]

@@ -14,7 +14,7 @@ from benchmarks.reliability.memory import memory
 GATEWAY = "gateway"
 GATEWAY_ROLES = (GATEWAY, "fork server", "decode process")
 TREE, PRIVATE, PSS = "gateway tree", "gateway without /dev/shm", "gateway tree with pages of files (PSS)"
-LOOK_SECONDS, ROLES_SECONDS = 0.1, 1.0
+LOOK_SECONDS, ROLES_SECONDS = 0.05, 1.0
 NETWORKS = {"attackers": "127.0.1.", "their image hosts": "127.0.2."}
 """Beginnings of the addresses that attackers and their image hosts use."""
 
@@ -71,6 +71,11 @@ class Watch:
                     now[PSS] += usage.pss
                     now[PRIVATE] += usage.anonymous if role == GATEWAY else 0.0
         self.peaks = {name: max(value, self.peaks.get(name, 0.0)) for name, value in now.items()}
+
+
+def private_mib(server: Server) -> float:
+    """Return the gateway's memory now, without shared memory and pages of files."""
+    return sum(memory(process.pid).anonymous for process in roles(server).get(GATEWAY, ()))
 
 
 def _cpu_seconds(server: Server) -> dict[str, float]:
