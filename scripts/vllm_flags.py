@@ -29,7 +29,7 @@ Clients stay as they are: the port is 8000, and the [API](api/index.md) has Open
 | images by URL | every host | public hosts only; `--allowed-media-networks` allows private ones |
 | unknown fields of a request | ignored | ignored, and named in the header `x-saccade-warning` |
 | metrics | `vllm:*` | the same names if they mean the same, and `saccade_*` ([metrics](metrics.md)) |
-| several copies of a model | `--data-parallel-size` | one `saccade worker` a copy and one `saccade gateway` ([fleet](fleet.md)) |
+| copies of a model on several machines | `--data-parallel-size` | one `saccade worker` a copy and one `saccade gateway` ([fleet](fleet.md)) |
 
 [Models](models.md) lists the families that Saccade's engine runs. A Saccade gateway also serves [vLLM's own
 workers](workers.md#vllm), so the engine can stay vLLM.
@@ -37,14 +37,16 @@ workers](workers.md#vllm), so the engine can stay vLLM.
 ## Flags
 
 `saccade serve MODEL` handles the flags of `vllm serve` in three ways. A flag that would change an answer is never
-accepted without effect. Flags that this page does not list are unknown. `saccade serve --help-all` and
+accepted without effect. All flags of vLLM 0.33 are here, and some of older releases. `saccade serve --help-all` and
 [configuration](configuration.md) list Saccade's flags. `scripts/vllm_flags.py` writes this page from
-`src/saccade/cli/vllm_flags.toml`, which the command line uses too.
+`src/saccade/cli/vllm_flags.toml`, which the command line uses too. The variable VLLM_API_KEY is read if
+SACCADE_API_KEY is not set.
 """
 SECTIONS = {
     Support.SERVED: (
         "Served",
-        "If the second column names another flag, use that one; vLLM's flag is refused with the note as the error.",
+        "The second column has what the flag stands for. If it names no flag of `saccade serve`, vLLM's flag is refused with\n"
+        "the note as the error.",
         ("flag of vLLM", "Saccade's flag", "note"),
     ),
     Support.NO_EFFECT: (
@@ -80,7 +82,10 @@ def _cells(flag: VllmFlag) -> tuple[str, ...]:
     sentence = flag.sentence.replace("|", "\\|")
     match flag.support:
         case Support.SERVED:
-            return names, "the same" if flag.ours in flag.names else f"`{flag.ours}`", sentence
+            ours = " ".join(flag.becomes).replace("{}", "VALUE") or flag.ours
+            spellings = [f"`{theirs}` means `{value}`" for theirs, value in flag.values.items()]
+            note = " ".join([sentence, *([f"{', '.join(spellings)}."] if spellings else [])])
+            return names, "the same" if ours in flag.names else f"`{ours}`", note
         case Support.NO_EFFECT:
             return names, sentence
         case Support.REFUSED:

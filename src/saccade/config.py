@@ -13,7 +13,7 @@ import os
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 PREFIX = "SACCADE_"
+VLLM_API_KEY = "VLLM_API_KEY"
+"""Holds a key if SACCADE_API_KEY does not."""
+
 MIB, GIB = 1 << 20, 1 << 30
 _PLACE = re.compile(r"\(at line (\d+), column \d+\)$")
 _QUANTITY = re.compile(r"(\d{1,18})(\.\d{1,18})?([kKmMgGtT])(i?)")
@@ -84,15 +87,23 @@ JsonObject = Annotated[str, Parameter(converter=_json_object, metavar="JSON")]
 LocalPath = Annotated[Path, Parameter(converter=_absolute)]
 
 
-def sources(file: Path | None, is_ignored: Callable[[str, object], bool] = lambda *_: False) -> tuple[Any, ...]:
+Translate = Callable[[str, object], Mapping[str, object]]
+"""Returns the settings that stand for a name and its value in a settings file, none if they have no effect."""
+
+
+def _as_given(name: str, value: object) -> Mapping[str, object]:
+    return {name: value}
+
+
+def sources(file: Path | None, translate: Translate = _as_given) -> tuple[Any, ...]:
     """Return the sources in which cyclopts looks for settings that are not given as flags.
 
-    A name and its value in *file* are left out if *is_ignored*.
+    Names and values in *file* are those that *translate* returns; objects of the same name are joined.
     Raises StartupError if *file* is missing or malformed, or a variable is empty: an empty SACCADE_API_KEY, from a
     secret without a value, must not start a server without keys.
     """
     for name, value in os.environ.items():
-        if name.startswith(PREFIX) and not value.strip():
+        if (name.startswith(PREFIX) or name == VLLM_API_KEY) and not value.strip():
             raise StartupError(f"{name} is set but empty; set it to a value or unset it.")
     environment = Env(PREFIX, command=False)
     if file is None:
@@ -110,12 +121,13 @@ def sources(file: Path | None, is_ignored: Callable[[str, object], bool] = lambd
         raise StartupError(
             f"The settings file {file} must be {language}, with lines such as `{example}`. {error.message}{advice}"
         ) from error
+    translated: dict[str, object] = {}
+    for setting in content.items():
+        for ours, meant in translate(*setting).items():
+            own = translated.get(ours)
+            translated[ours] = {**own, **meant} if isinstance(own, dict) and isinstance(meant, dict) else meant
     # A flag with keys takes them as JSON.
-    settings = {
-        name: json.dumps(value) if isinstance(value, dict) else value
-        for name, value in content.items()
-        if not is_ignored(name, value)
-    }
+    settings = {ours: json.dumps(meant) if isinstance(meant, dict) else meant for ours, meant in translated.items()}
     return (environment, Dict(settings, source=str(file.absolute()), use_commands_as_keys=False))
 
 

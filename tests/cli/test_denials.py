@@ -24,24 +24,37 @@ SOURCE = ROOT / "src" / "saccade"
 API_PAGES = "".join(path.read_text() for path in sorted((ROOT / "docs" / "api").glob("*.md")))
 DENIAL = re.compile(r"\b(no|not|never|nothing|cannot|only|none)\b", re.IGNORECASE)
 SIGNS: Final[Mapping[str, str]] = {
-    "--enable-lora --lora-modules --max-loras": "lora|adapter",
+    "--enable-lora --lora-modules --max-loras --lora-dtype --lora-target-modules --enable-tower-connector-lora": "lora|adapter",
     "--disable-cascade-attn": "cascade",
     "--enforce-eager --max-seq-len-to-capture --cudagraph-capture-sizes --compilation-config -O0": (
         "compilation|compiled|optimization.level"
     ),
     "--media-io-kwargs": "^field backend$",
-    "--task": "^path .*(embed|rerank|score|classify|pooling)",
-    "--enable-log-requests --max-log-len --enable-log-outputs": "log.(outputs|prompts|answers|len)",
-    "--swap-space --cpu-offload-gb --kv-offloading-size": "offload|swap",
-    "--enable-sleep-mode": "sleep|wake.up|tokenizer.info|^path /inference",
-    "--load-format": "gguf|pickle|bitsandbytes",
+    "--task --enable-flash-late-interaction --pooler-config": "^path .*(embed|rerank|score|classify|pooling)",
+    "--enable-log-requests --max-log-len --enable-log-outputs --log-error-stack": "log.(outputs|prompts|answers|len)",
+    "--swap-space --cpu-offload-gb --kv-offloading-size --kv-offloading-backend": "offload|swap",
+    "--enable-sleep-mode --sleep-mode-backend --sleep-preserve-parameter-names": "sleep|wake.up|tokenizer.info|^path /inference",
+    "--load-format --pt-load-map-location --model-loader-extra-config": "gguf|pickle|bitsandbytes",
     "--enable-mm-embeds": "^part image_embeds|^flag .*mm.embeds",
     "--pipeline-parallel-size": "pipeline.?parallel",
     "--scheduling-policy": "^field priority$",
     "--trust-remote-code --code-revision": "auto.map|dynamic.module",
-    "--middleware --worker-cls": "plugin|^flag .*(middleware|worker.cls)",
+    "--middleware --worker-cls --model-class-overrides --logits-processors": "plugin|^flag .*(middleware|worker.cls)",
     "--tool-parser-plugin": "tool.server|mcp",
     "--video-pruning-rate": "prun",
+    "--moe-backend": "^flag .*(moe|linear|all2all).*backend",
+    "--enable-flashinfer-autotune --replayssm-buffer-len --ir-op-priority": "autotune|monokernel|replayssm",
+    "--enable-dbo --ubatch-size --nnodes": "^flag .*(dbo|ubatch|nnodes|context.parallel)",
+    "--swa-bounded-replay": "bounded.replay|hybrid.kv",
+    "--ignore-patterns": "ignore.patterns",
+    "--fingerprint-mode": "system.fingerprint",
+    "--mm-encoder-only": "encode.worker|encoder.only",
+    "--enable-prompt-embeds": "prompt.embeds",
+    "--enable-return-routed-experts --aux-output-config --enable-per-request-metrics": (
+        "routed.experts|sampling.mask|decode.metrics"
+    ),
+    "--diffusion-config --cohere-is-reasoning-model --cohere-format": "diffusion|engram|cohere",
+    "--watermark-config": "watermark",
 }
 """The flags whose notes deny a feature: what a name in the interface, or of a module, would contain if it were there."""
 

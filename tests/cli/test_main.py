@@ -360,6 +360,8 @@ def test_flags_survive_the_way_to_a_child(monkeypatch: pytest.MonkeyPatch) -> No
         record_steps="/steps",
         record_steps_bytes=1 << 22,
         load_format="dummy",
+        revision="main",
+        download_dir="/models",
         seed=3,
         record_pixels=True,
         hf_overrides='{"a": 1}',

@@ -6,7 +6,7 @@ import pytest
 from tables import table
 
 from saccade.cli.main import run
-from saccade.cli.vllm_flags import FLAGS, Support, VllmFlag, explanation, find, fold_keys, take_out
+from saccade.cli.vllm_flags import FLAGS, Support, VllmFlag, explanation, find, fold_keys, translate, translate_setting
 from saccade.config import flags_of
 from saccade.engine.config import EngineSettings
 from saccade.gateway.config import MediaSettings, ServerSettings
@@ -16,6 +16,7 @@ OURS = {name for flags in (ServerSettings(), EngineSettings(), MediaSettings()) 
     "--config",
     "--model",
     "--shutdown-timeout",
+    "--data-parallel-size",
 }
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 3}'
 BY_SUPPORT = {support: [flag for flag in FLAGS if flag.support is support] for support in Support}
@@ -35,7 +36,10 @@ def test_every_vllm_flag_is_declared_once() -> None:
 @table("flag", BY_SUPPORT[Support.SERVED])
 def test_served_vllm_flags_exist(flag: VllmFlag) -> None:
     """A flag of the same name is one of ours; for another, the sentence names what to use instead."""
-    if flag.ours in flag.names:
+    if flag.becomes:
+        assert {word.partition(".")[0] for word in flag.becomes if word.startswith("-")} <= OURS
+        assert not OURS & set(flag.names)
+    elif flag.ours in flag.names:
         assert flag.ours in OURS
     elif flag.ours.startswith("--"):
         assert flag.ours in OURS
@@ -65,7 +69,7 @@ def test_unserved_flag_stops_the_start_with_its_sentence(name: str, capsys: pyte
 def test_flag_without_effect_is_removed_from_the_command_line(flag: VllmFlag) -> None:
     values = {"nothing": [], "one": ["1"], "many": ["1", "2"]}[flag.takes]
     for name in flag.names:
-        taken = take_out(["serve", "MODEL", name, *values, "--port", "81"])
+        taken = translate(["serve", "MODEL", name, *values, "--port", "81"])
         assert (taken.arguments, taken.without_effect) == (["serve", "MODEL", "--port", "81"], [name])
 
 
@@ -80,7 +84,7 @@ def test_flag_without_effect_is_removed_from_the_command_line(flag: VllmFlag) ->
         (["--pipeline-parallel-size"], ["--pipeline-parallel-size"]),
         (["--task", "auto", "--task", "score"], ["--task", "score"]),
         (["--no-enable-lora"], []),
-        (["--no-enable-log-requests", "--enable-log-requests"], ["--enable-log-requests"]),
+        (["--no-enable-log-requests", "--enable-log-requests"], ["--log-level", "INFO"]),
         (["--no-enable-prefix-caching"], ["--no-enable-prefix-caching"]),
         (["--compilation-config.mode", "3", "-O.mode=3", "MODEL"], ["MODEL"]),
         (["--speculative-config.method", "ngram"], ["--speculative-config.method", "ngram"]),
@@ -92,7 +96,7 @@ def test_flag_without_effect_is_removed_from_the_command_line(flag: VllmFlag) ->
     ],
 )
 def test_only_flags_without_effect_are_removed(given: list[str], kept: list[str]) -> None:
-    assert take_out(["serve", *given]).arguments == ["serve", *kept]
+    assert translate(["serve", *given]).arguments == ["serve", *kept]
 
 
 @table(
@@ -119,8 +123,58 @@ def test_keys_of_a_json_flag_are_folded(given: list[str], folded: list[str]) -> 
     assert fold_keys(given) == folded
 
 
+@table(
+    ("given", "ours"),
+    [
+        (["--language-model-only"], ["--limit-mm-per-prompt", '{"image": 0, "video": 0}']),
+        (
+            ["--limit-mm-per-prompt.image", "4", "--language_model_only"],
+            ["--limit-mm-per-prompt", '{"image": 0, "video": 0}'],
+        ),
+        (["--rope-scaling", '{"rope_type": "yarn"}'], ["--hf-overrides", '{"rope_scaling": {"rope_type": "yarn"}}']),
+        (["--rope-theta=1e6"], ["--hf-overrides", '{"rope_theta": 1000000.0}']),
+        (["--uvicorn-log-level", "warning"], ["--log-level", "WARNING"]),
+        (["--log-level=debug"], ["--log-level", "DEBUG"]),
+        (["--log-level", "INFO"], ["--log-level", "INFO"]),
+        (["--enable-log-requests", "M"], ["--log-level", "INFO", "M"]),
+        (["-asc", "3"], ["--gateway-processes", "3"]),
+        (["--disable-mm-preprocessor-cache"], ["--mm-processor-cache-gb", "0"]),
+        (["--dtype", "half"], ["--dtype", "float16"]),
+        (["--dtype=float"], ["--dtype", "float32"]),
+        (["--dtype", "bfloat16"], ["--dtype", "bfloat16"]),
+        (["--kv-cache-dtype", "fp8_e4m3"], ["--kv-cache-dtype", "fp8"]),
+        (["--kv-cache-dtype", "fp8_e5m2"], ["--kv-cache-dtype", "fp8_e5m2"]),
+        (["--tool-call-parser", "qwen3_xml"], ["--tool-call-parser", "qwen3_coder"]),
+        (["--load-format", "fastsafetensors", "M"], ["M"]),
+        (["--attention-backend=FLASH_ATTN"], []),
+        (["--attention-backend", "triton"], ["--attention-backend", "triton"]),
+        (["--max-model-len", "auto"], []),
+        (["--uvicorn-log-level"], ["--uvicorn-log-level"]),
+    ],
+)
+def test_flags_and_values_of_vllm_are_translated(given: list[str], ours: list[str]) -> None:
+    assert fold_keys(translate(["serve", *given]).arguments) == ["serve", *ours]
+
+
+@table(
+    ("name", "value", "ours"),
+    [
+        ("language_model_only", True, {"limit-mm-per-prompt": {"image": 0, "video": 0}}),
+        ("language-model-only", False, None),
+        ("rope_scaling", {"rope_type": "yarn"}, {"hf-overrides": {"rope_scaling": {"rope_type": "yarn"}}}),
+        ("dtype", "half", {"dtype": "float16"}),
+        ("api-server-count", 2, {"gateway-processes": "2"}),
+        ("load_format", "runai_streamer", None),
+        ("port", 81, {"port": 81}),
+        ("limit-mm-per-prompt", {"image": 3}, {"limit-mm-per-prompt": {"image": 3}}),
+    ],
+)
+def test_settings_of_vllm_are_translated(name: str, value: object, ours: dict[str, object] | None) -> None:
+    assert translate_setting(name, value) == ours
+
+
 def test_other_commands_take_no_flags_of_vllm() -> None:
-    assert take_out(["inspect", "--swap-space", "4"]).arguments == ["inspect", "--swap-space", "4"]
+    assert translate(["inspect", "--swap-space", "4"]).arguments == ["inspect", "--swap-space", "4"]
 
 
 def test_flags_without_effect_are_named_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,12 @@ SERVER, MEDIA, ENGINE = ServerSettings(), MediaSettings(), EngineSettings()
 
 def model_folder(model: str | None, flags: EngineSettings) -> Path:
     """Return the folder of *model*, None for the bundled one. Raises StartupError."""
-    return resolve_model(str(bundled("model")) if model is None else model, weights=flags.load_format != "dummy")
+    return resolve_model(
+        str(bundled("model")) if model is None else model,
+        weights=flags.load_format != "dummy",
+        revision=flags.revision,
+        download_dir=flags.download_dir,
+    )
 
 
 def served_names(model: str | None, folder: Path, flags: EngineSettings) -> tuple[str, ...]:

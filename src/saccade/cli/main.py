@@ -67,7 +67,7 @@ def make_app(file: Path | None, help_formatter: DefaultFormatter | None = None) 
         help_flags=("--help", "-h", ALL_FLAGS),
         help_formatter=help_formatter,
         version=_version,
-        config=config.sources(file, _is_ignored),
+        config=config.sources(file, _translated),
     )
     for name, summary in COMMANDS.items():
         example = EXAMPLES.get(name)
@@ -75,11 +75,11 @@ def make_app(file: Path | None, help_formatter: DefaultFormatter | None = None) 
     return app
 
 
-def _is_ignored(name: str, value: object) -> bool:
-    ignored = vllm_flags.is_without_effect(name, value)
-    if ignored:
+def _translated(name: str, value: object) -> dict[str, object]:
+    settings = vllm_flags.translate_setting(name, value)
+    if settings is None:
         _say(f"accepted without effect: {name} ({VLLM_PAGE} says why).")
-    return ignored
+    return settings or {}
 
 
 def _version() -> str:
@@ -115,10 +115,11 @@ def run(arguments: Sequence[str]) -> int:
     ) -> int | None:
         is_short = ALL_FLAGS not in tokens and not vllm_flags.COMMANDS.isdisjoint(tokens[:1])
         app = make_app(config, ShortHelp() if is_short else None)
-        split = vllm_flags.take_out(vllm_flags.fold_keys(tokens))
+        split = vllm_flags.translate(tokens)
         if split.without_effect:
             _say(f"accepted without effect: {', '.join(split.without_effect)} ({VLLM_PAGE} says why).")
-        code: int | None = app(split.arguments, exit_on_error=False, print_error=False, result_action="return_value")
+        words = vllm_flags.fold_keys(split.arguments)
+        code: int | None = app(words, exit_on_error=False, print_error=False, result_action="return_value")
         return code
 
     try:

@@ -69,13 +69,15 @@ class StartProgress:
             self._bar = None
 
 
-def show_summary(console: Console, description: Description, address: str, commands: Sequence[str] = ()) -> None:
-    """Print the summary of a start; *commands* are lines to paste into a shell."""
+def show_summary(
+    console: Console, description: Description, address: str, commands: Sequence[str] = (), num_copies: int = 1
+) -> None:
+    """Print the summary of a start; *commands* are lines to paste into a shell. Figures are for each copy."""
     tokens = description.num_blocks * description.block_size
     table = Table.grid(padding=(0, 2))
     table.add_column()
     table.add_column(min_width=len(address))  # the address must not be truncated
-    table.add_row("model", description.model)
+    table.add_row("model", description.model if num_copies == 1 else f"{description.model}, {num_copies} copies")
     table.add_row("device", f"{description.device}, {description.dtype}")
     if description.mm_encoder_attn_backend:
         names = (description.attention_backend, f"vision encoder: {description.mm_encoder_attn_backend}")

@@ -1,9 +1,10 @@
-"""`saccade serve`: one gateway and one worker on this machine."""
+"""`saccade serve`: one gateway and one worker on this machine, or several workers of the same model."""
 
 import asyncio
 import dataclasses
 import logging
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +14,7 @@ from rich.console import Console
 from saccade import config
 from saccade.cli import exit_codes
 from saccade.cli.bundled import bundled
+from saccade.cli.copies import workers_of_copies
 from saccade.cli.flags import (
     ENGINE,
     MEDIA,
@@ -38,8 +40,8 @@ from saccade.gateway.config import MediaSettings, ServerSettings
 from saccade.gateway.served_models.model_probe import ModelProbe
 from saccade.llm.serving import api_url, reachable
 from saccade.models.files import read_chat_template, read_model_files, with_chat_template, with_overrides
+from saccade.protocol.description import Description
 from saccade.supervisor.tree import ChildSpec, Tree, until
-from saccade.supervisor.worker_child import worker_child
 from saccade.telemetry import configure_logging
 from saccade.transport import shared_memory
 from saccade.transport.client import WorkerClient
@@ -52,9 +54,10 @@ def serve(
     engine: EngineSettings = ENGINE,
     media: MediaSettings = MEDIA,
     log_level: LogLevel = "WARNING",
+    data_parallel_size: Annotated[config.Count, Parameter(name=("--data-parallel-size", "-dp"))] = 1,
     summary: Annotated[bool, Parameter(show=False)] = True,
 ) -> int:
-    """Serve a model on this machine: one gateway and one worker.
+    """Serve a model on this machine: one gateway, and a worker for each copy of the model.
 
     Parameters
     ----------
@@ -62,6 +65,8 @@ def serve(
         A folder in hub layout, or a hub id. Without it, the small model that ships with Saccade.
     log_level
         The least level that is logged.
+    data_parallel_size
+        Copies of the model, each with a worker of its own; they share out the GPUs, or the CPU's threads.
     """
     console = Console(stderr=True)
     warn(
@@ -80,21 +85,24 @@ def serve(
     ModelProbe(names[0], with_chat_template(files, template)).run()
     shared_memory.sweep()
     with tempfile.TemporaryDirectory(prefix="saccade-") as private:  # made with mode 0700
-        socket = Path(private) / "worker.sock"
-        named = dataclasses.replace(engine, served_model_name=names, trust_remote_code=False)
-        timeout = server.shutdown_timeout_seconds
-        worker = worker_child(str(folder), socket, named, log_level, timeout, exit_codes.WITH_MESSAGE)
+        sockets = [Path(private) / f"worker-{index}.sock" for index in range(data_parallel_size)]
+        # The worker gets a folder, so it needs no flags for a hub.
+        named = dataclasses.replace(
+            engine, served_model_name=names, trust_remote_code=False, revision=None, download_dir=None
+        )
+        workers = workers_of_copies(str(folder), sockets, named, log_level, server.shutdown_timeout_seconds)
         # Whoever starts a server on a terminal wants to see its requests.
         request_lines = summary and log_level == "WARNING" and console.is_terminal
-        specs = (_gateway(socket, server, media, log_level, request_lines), worker)
+        specs = (_gateway(sockets, server, media, log_level, request_lines), *workers)
         configure_logging(logging.getLevelNamesMapping()[log_level])
-        return asyncio.run(_run(specs, socket, server, console if summary else None))
+        return asyncio.run(_run(specs, sockets, server, console if summary else None))
 
 
 def _gateway(
-    socket: Path, server: ServerSettings, media: MediaSettings, log_level: str, request_lines: bool
+    sockets: Sequence[Path], server: ServerSettings, media: MediaSettings, log_level: str, request_lines: bool
 ) -> ChildSpec:
-    words = ("gateway", "--worker-url", f"unix:{socket}", "--log-level", log_level)
+    workers = [word for socket in sockets for word in ("--worker-url", f"unix:{socket}")]
+    words = ("gateway", *workers, "--log-level", log_level)
     lines = ["--request-lines"] if request_lines else []
     command, environment = config.program(*words, *lines, settings=(server, media))
     return ChildSpec(
@@ -107,28 +115,36 @@ def _gateway(
     )
 
 
-async def _run(specs: tuple[ChildSpec, ...], socket: Path, server: ServerSettings, console: Console | None) -> int:
+async def _run(
+    specs: tuple[ChildSpec, ...], sockets: Sequence[Path], server: ServerSettings, console: Console | None
+) -> int:
     async def until_ready() -> None:
-        worker = WorkerClient(f"unix:{socket}")
-        await worker.start()
-        try:
-            await until(lambda: _is_ready(worker))
-            await until(lambda: is_ready(server))
-            if console is not None and worker.description is not None:
-                image = sorted(bundled("images").glob("texts/*.png"))[0]
-                url = api_url("localhost" if server.uds else reachable(server.host), server)
-                commands = [curl(url, worker.description.model, image, server)]
-                if url.startswith("http:") and server.uds is None:
-                    commands.insert(0, ask_command(url, image))
-                address = api_url(server.host, server) if server.uds is None else f"unix:{server.uds}"
-                if server.page and server.uds is None:
-                    address += f", and a page for browsers at {url.removesuffix('v1')}"
-                show_summary(console, worker.description, address, commands)
-        finally:
-            await worker.close()
+        descriptions = [await _description_of(socket) for socket in sockets]
+        await until(lambda: is_ready(server))
+        if console is not None and descriptions[0] is not None:
+            image = sorted(bundled("images").glob("texts/*.png"))[0]
+            url = api_url("localhost" if server.uds else reachable(server.host), server)
+            commands = [curl(url, descriptions[0].model, image, server)]
+            if url.startswith("http:") and server.uds is None:
+                commands.insert(0, ask_command(url, image))
+            address = api_url(server.host, server) if server.uds is None else f"unix:{server.uds}"
+            if server.page and server.uds is None:
+                address += f", and a page for browsers at {url.removesuffix('v1')}"
+            show_summary(console, descriptions[0], address, commands, len(sockets))
 
     return await Tree(specs, until_ready).run()
 
 
-async def _is_ready(worker: WorkerClient) -> bool:
-    return worker.ready
+async def _description_of(socket: Path) -> Description | None:
+    """Return the description of the worker at *socket*, once it is ready."""
+    worker = WorkerClient(f"unix:{socket}")
+
+    async def is_ready_now() -> bool:
+        return worker.ready
+
+    await worker.start()
+    try:
+        await until(is_ready_now)
+        return worker.description
+    finally:
+        await worker.close()

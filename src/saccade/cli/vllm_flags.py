@@ -42,7 +42,8 @@ class Support(StrEnum):
 class VllmFlag:
     """A flag of `vllm serve`, all its *names*, and a *sentence* about Saccade's behaviour.
 
-    *ours* is Saccade's name of a SERVED flag. *same_values* are accepted without effect for every *support*.
+    *ours* is Saccade's name of a SERVED flag. *same_values* are accepted without effect for every *support*. A flag may
+    *become* other words, in which {} is its value; *values* are spellings of vLLM, with Saccade's.
     """
 
     names: tuple[str, ...]
@@ -51,13 +52,27 @@ class VllmFlag:
     takes: Takes = "one"
     same_values: tuple[str, ...] = ()
     ours: str = ""
+    becomes: tuple[str, ...] = ()
+    values: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_translated(self) -> bool:
+        """Whether the flag, or some of its values, have another spelling here."""
+        return bool(self.becomes or self.values)
+
+    def translate(self, name: str, value: str) -> list[str]:
+        """Return the words of Saccade for the flag, given as *name*, with *value*."""
+        spelt = self.values.get(value, value)
+        return [word.replace("{}", spelt) for word in self.becomes] or [name, spelt]
 
 
 def _flag(support: Support, row: Mapping[str, Any]) -> VllmFlag:
     first, *others = row["names"].split()
     takes = row.get("takes", "nothing" if support is Support.NO_EFFECT else "one")
+    becomes = tuple(row.get("becomes", "").split())
     ours = row.get("ours", first if support is Support.SERVED else "")
-    return VllmFlag((first, *others), support, row["sentence"], takes, tuple(row.get("same", "").split()), ours)
+    same = tuple(row.get("same", "").split())
+    return VllmFlag((first, *others), support, row["sentence"], takes, same, ours, becomes, row.get("values", {}))
 
 
 TABLE = tomllib.loads((Path(__file__).parent / "vllm_flags.toml").read_text())
@@ -67,7 +82,7 @@ SWITCHES = tuple(flag for flag in FLAGS if flag.takes == "nothing")
 
 @dataclass(frozen=True)
 class Arguments:
-    """A command line without flags that have no effect, and the names of the removed flags."""
+    """A command line in Saccade's words without flags that have no effect, and the names of the removed flags."""
 
     arguments: list[str] = field(default_factory=list)
     without_effect: list[str] = field(default_factory=list)
@@ -86,8 +101,8 @@ def find(name: str) -> VllmFlag | None:
     return next(exact, None) or next((flag for flag in SWITCHES if switch in flag.names), None)
 
 
-def take_out(arguments: Sequence[str]) -> Arguments:
-    """Remove vLLM's flags that have no effect from a command line of Saccade."""
+def translate(arguments: Sequence[str]) -> Arguments:
+    """Return a command line with vLLM's flags in Saccade's words, and without those that have no effect."""
     if not arguments or arguments[0] not in COMMANDS:
         return Arguments(list(arguments))
     split = Arguments()
@@ -96,26 +111,42 @@ def take_out(arguments: Sequence[str]) -> Arguments:
         token = rest.pop(0)
         name, equals, value = token.partition("=")
         flag = find(name) if token.startswith("-") else None
-        if flag is None or (flag.support is Support.SERVED and not flag.same_values):
+        if flag is None or not (flag.is_translated or flag.same_values or flag.support is not Support.SERVED):
             split.arguments.append(token)
             continue
         values = [value] if equals else _values(flag, rest)
         if _has_no_effect(flag, name, values):
             split.without_effect.append(name)
-            del rest[: 0 if equals else len(values)]
+        elif flag.is_translated and (values or flag.takes == "nothing"):
+            split.arguments.extend(flag.translate(name, *values[:1] or [""]))
         else:
             split.arguments.append(token)
+            continue
+        del rest[: 0 if equals else len(values)]
     return split
 
 
-def is_without_effect(name: str, value: object) -> bool:
-    """Whether take_out() would remove the flag of the setting *name* with *value*, which come from a settings file."""
+def translate_setting(name: str, value: object) -> dict[str, object] | None:
+    """Return the settings that stand for *name* with *value*, which come from a settings file.
+
+    None if translate() would remove the flag.
+    """
     flag = find(name)
-    if flag is None or (flag.support is Support.SERVED and not flag.same_values):
-        return False
-    if value is False and flag.takes == "nothing":
-        return True
-    return _has_no_effect(flag, f"--{name}", [str(one) for one in (value if isinstance(value, list) else [value])])
+    if flag is None:
+        return {name: value}
+    if value is False and flag.takes == "nothing" and (flag.support is not Support.SERVED or flag.becomes):
+        return None
+    values = [str(one) for one in (value if isinstance(value, list) else [value])]
+    if (flag.support is not Support.SERVED or flag.same_values) and _has_no_effect(flag, f"--{name}", values):
+        return None
+    if not flag.is_translated:
+        return {name: value}
+    words = fold_keys(flag.translate(f"--{name}", json.dumps(value) if isinstance(value, dict) else values[0]))
+    return {word.removeprefix("--"): _object_or_text(text) for word, text in zip(words[::2], words[1::2], strict=True)}
+
+
+def _object_or_text(text: str) -> object:
+    return json.loads(text) if text.startswith("{") else text
 
 
 def fold_keys(arguments: Sequence[str]) -> list[str]:

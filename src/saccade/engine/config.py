@@ -29,10 +29,18 @@ class Limits(NamedTuple):
 DEVICES = ("nvidia*", "dxg")
 """Device files of the NVIDIA driver; under WSL dxg."""
 
+GPU_DEVICE = "nvidia[0-9]*"
+"""One for each GPU; WSL has none."""
+
 
 def has_gpu(devices: Path = Path("/dev")) -> bool:
     """Return whether *devices* has an NVIDIA GPU, without torch."""
     return any(next(devices.glob(pattern), None) for pattern in DEVICES)
+
+
+def num_gpus(devices: Path = Path("/dev")) -> int:
+    """Return how many NVIDIA GPUs *devices* has, without torch."""
+    return sum(1 for _ in devices.glob(GPU_DEVICE))
 
 
 ON_CPU, ON_GPU = Limits(64, 2048, 1024), Limits(256, 8192, 16384)
@@ -85,6 +93,10 @@ class EngineSettings:
     "Number format of the KV cache; auto is the network's, fp8 is e4m3 with the checkpoint's scales, else 1."
     load_format: Literal["auto", "safetensors", "dummy"] = "auto"
     "auto and safetensors read the weights; dummy makes random ones, to try a model's shape without its weights."
+    revision: str | None = None
+    "Branch, tag or commit of a model on a hub; `MODEL@REVISION` means the same."
+    download_dir: str | None = None
+    "Folder of models that are fetched from a hub; by default HF_HUB_CACHE."
     seed: int | None = None
     "Seed of the random numbers of requests without `seed`: the same requests in the same order draw the same."
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -17,6 +17,7 @@ from saccade.config import (
     FLAT,
     GIB,
     NO_FLAG,
+    VLLM_API_KEY,
     Count,
     JsonObject,
     LocalPath,
@@ -154,8 +155,10 @@ class ServerSettings:
     "The path below which a proxy serves this server, such as /vision; requests may have it or not."
     gateway_processes: Count = 1
     "Processes that share the port, and one more that keeps the index for them; limits are for all together."
-    api_keys: Annotated[Many, Parameter(name="--api-key")] = field(default=(), repr=False)
-    "A key for the API; may be given many times. Prefer SACCADE_API_KEY, which `ps` does not show."
+    api_keys: Annotated[Many, Parameter(name="--api-key", env_var=("SACCADE_API_KEY", VLLM_API_KEY))] = field(
+        default=(), repr=False
+    )
+    "A key for the API; may be given many times. Prefer SACCADE_API_KEY, or VLLM_API_KEY, which `ps` does not show."
     api_keys_file: LocalPath | None = None
     "A TOML file of tenants, their limits and hashed keys, watched while the gateway runs; see `saccade key`."
     allowed_origins: Annotated[Many, Parameter(converter=_origins)] = ()

@@ -26,6 +26,8 @@ from saccade.whole_numbers import read_whole_number
 MAX_ID = 2**31 - 1
 """Of a token."""
 
+ROPE_KEYS = ("rope_scaling", "rope_theta")
+
 
 def read_model_files(folder: Path) -> ModelFiles:
     """Return the files of GATEWAY_FILES in *folder*.
@@ -62,13 +64,28 @@ def with_chat_template(files: ModelFiles, template: bytes | None) -> ModelFiles:
 def with_overrides(files: ModelFiles, config: str | None, generation: str | None) -> ModelFiles:
     """Return *files* with values of --hf-overrides in config.json, and of --override-generation-config in its file.
 
-    Both are JSON objects. An object in an object changes the values that it names, and no others. Raises StartupError.
+    Both are JSON objects. An object in an object changes the values that it names, and no others. `rope_scaling` and
+    `rope_theta` go where the text network has its own. Raises StartupError.
     """
     changed = dict(files.files)
     for name, override in ((CONFIG, config), (GENERATION_CONFIG, generation)):
         if override is not None:
-            changed[name] = json.dumps(_merged(parse_json(files, name), json.loads(override))).encode()
+            values = parse_json(files, name)
+            changed[name] = json.dumps(_merged(values, _with_rope_in_place(values, json.loads(override)))).encode()
     return ModelFiles(files=changed)
+
+
+def _with_rope_in_place(config: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
+    """Return *override* with its top-level keys of RoPE where *config* keeps them: rope_parameters, text_config."""
+    placed = dict(override)
+    rope = {key: placed.pop(key) for key in ROPE_KEYS if key in override and key not in config}
+    text = config.get("text_config")
+    if not rope:
+        return placed
+    if (text if isinstance(text, dict) else config).get("rope_parameters"):
+        theta = {key: rope[key] for key in rope if key == "rope_theta"}
+        rope = {"rope_parameters": {**theta, **(rope.get("rope_scaling") or {})}}
+    return _merged(placed, {"text_config": rope} if isinstance(text, dict) else rope)
 
 
 def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,9 +14,12 @@ REFUSED_FILES = ("*.py", "*.bin", "*.pt", "*.pth", "*.pkl", "*.msgpack", "*.h5")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
 
 
-def resolve_model(name: str, *, weights: bool = True) -> Path:
+def resolve_model(
+    name: str, *, weights: bool = True, revision: str | None = None, download_dir: str | None = None
+) -> Path:
     """Return the folder of the model *name*: a local folder with config.json, or a hub id `owner/name[@revision]`.
 
+    *revision* is another way to give the revision, and *download_dir* replaces the hub's cache.
     A name that is a path of this machine is never looked up on the hub. HF_HUB_OFFLINE, HF_ENDPOINT and HF_TOKEN are
     honoured. Code and pickled weights are never fetched, other weights only with *weights*. Raises StartupError that
     names repository, file and cause.
@@ -25,18 +28,22 @@ def resolve_model(name: str, *, weights: bool = True) -> Path:
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise StartupError(f"{folder} has no config.json: it is not a model folder in hub layout.")
+        if revision is not None:
+            raise StartupError(f"--revision is for a model on a hub; {folder} is a folder of this machine.")
         return folder.resolve()
     if folder.exists():
         raise StartupError(f"{folder} is a file; a model is a folder with config.json, or a hub id.")
     if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or not name:
         raise StartupError(f"There is no folder {folder}.")
+    if revision is not None and "@" in name:
+        raise StartupError(f"{name} names a revision, and so does --revision; give one of them.")
     try:
-        return fetch(name, weights=weights)
+        return fetch(f"{name}@{revision}" if revision else name, weights=weights, download_dir=download_dir)
     except StartupError as error:
         raise StartupError(f"There is no folder {folder} here. {error.message}") from error
 
 
-def fetch(name: str, *, weights: bool = True) -> Path:
+def fetch(name: str, *, weights: bool = True, download_dir: str | None = None) -> Path:
     """Return the folder in the hub's cache of the hub id *name*, as resolve_model does. Raises StartupError."""
     from httpx2 import HTTPError
     from huggingface_hub import snapshot_download
@@ -46,7 +53,11 @@ def fetch(name: str, *, weights: bool = True) -> Path:
     patterns = [*FETCHED_FILES, WEIGHTS] if weights else list(FETCHED_FILES)
     try:
         folder = snapshot_download(
-            repository, revision=revision, allow_patterns=patterns, ignore_patterns=list(REFUSED_FILES)
+            repository,
+            revision=revision,
+            cache_dir=Path(download_dir).expanduser() if download_dir else None,
+            allow_patterns=patterns,
+            ignore_patterns=list(REFUSED_FILES),
         )
     except (OSError, ValueError, HTTPError, EntryNotFoundError) as error:
         raise StartupError(f"The model {repository} could not be fetched: {_cause(error, revision)}") from error
