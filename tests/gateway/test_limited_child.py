@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tables import table
 
-from saccade.gateway.confinement import ChildLimits, Ending, LimitedChild
+from saccade.gateway.limited_child import ChildLimits, Ending, LimitedChild
 
 
 @pytest.mark.ci

@@ -14,7 +14,7 @@ import scripted
 from tables import table
 
 from saccade.errors import StartupError
-from saccade.gateway.confinement import ChildLimits
+from saccade.gateway.limited_child import ChildLimits
 from saccade.gateway.served_models import model_probe
 from saccade.gateway.served_models.model_probe import ModelProbe
 from saccade.models.files import read_model_files

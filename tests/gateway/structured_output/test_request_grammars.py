@@ -11,7 +11,7 @@ from grammar_trials import children
 from waiting import until
 
 from saccade.errors import InternalError, QueueFull
-from saccade.gateway.confinement import ChildLimits
+from saccade.gateway.limited_child import ChildLimits
 from saccade.gateway.structured_output import trial
 from saccade.gateway.structured_output.constraint import Constraint
 from saccade.gateway.structured_output.grammars import MAX_WAITING, TRIALS_AT_A_TIME, RequestGrammars

@@ -10,7 +10,7 @@ import pytest
 from grammar_trials import children
 
 from saccade.errors import DeadlineExceeded, InternalError, InvalidValue, UnsupportedParameter
-from saccade.gateway.confinement import ChildLimits
+from saccade.gateway.limited_child import ChildLimits
 from saccade.gateway.structured_output import grammars, trial
 from saccade.gateway.structured_output.constraint import Constraint
 from saccade.gateway.structured_output.grammars import RequestGrammars

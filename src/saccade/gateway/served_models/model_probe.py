@@ -12,7 +12,7 @@ import msgspec
 import structlog
 
 from saccade.errors import StartupError
-from saccade.gateway.confinement import ChildLimits, LimitedChild, begin
+from saccade.gateway.limited_child import ChildLimits, LimitedChild, begin
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.protocol.description import ModelFiles
 

@@ -12,7 +12,7 @@ from saccade.byte_lru import ByteLru
 from saccade.errors import DeadlineExceeded, InternalError, UnsupportedParameter, from_code
 from saccade.fair_queue import FairQueue
 from saccade.gateway.concurrency import SingleFlight
-from saccade.gateway.confinement import ChildLimits
+from saccade.gateway.limited_child import ChildLimits
 from saccade.gateway.structured_output.constraint import Constraint
 from saccade.gateway.structured_output.trial import LIMITS, Outcome, Trial
 from saccade.protocol.request import Grammar

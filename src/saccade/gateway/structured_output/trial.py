@@ -14,7 +14,7 @@ from llguidance import LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 
 from saccade.errors import DeadlineExceeded, InternalError, InvalidValue, RequestError
-from saccade.gateway.confinement import ChildLimits, LimitedChild, begin
+from saccade.gateway.limited_child import ChildLimits, LimitedChild, begin
 from saccade.gateway.structured_output.constraint import Constraint
 from saccade.grammars.compiler import FIRST_TAG_ID, byte_vocabulary, compile_grammar
 from saccade.grammars.json_schema import SchemaReader

@@ -1,0 +1,112 @@
+"""Runs one task in a child process with limits of time and memory, confined after its imports."""
+
+import contextlib
+import math
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+import time
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from saccade.gateway.confinement import confine, environment
+
+T = TypeVar("T")
+
+
+class ChildLimits(msgspec.Struct, frozen=True):
+    """*seconds* of CPU time, and *memory_bytes* on top of the child's memory after its imports."""
+
+    seconds: float
+    memory_bytes: int
+
+
+class Ending(NamedTuple):
+    """How a child ended: its *output*, its exit *status*, negative for a signal, and whether it ended *in_time*.
+
+    *was_killed*: by something else, such as the kernel if the machine has no memory left. The child's own limits end it
+    by other signals, so its task is not the cause.
+    """
+
+    output: bytes
+    status: int
+    in_time: bool
+    was_killed: bool = False
+
+
+class LimitedChild:
+    """One child, `python -m MODULE`, that runs *module* on *task*, a value that msgpack can encode.
+
+    Native code can use a core without end, take gigabytes for a file of kilobytes, or crash its process, and a thread
+    cannot be stopped. So a child first tries the input of two tasks: the files of a model and the grammar of a request.
+    It reads its limits and its task as one message from standard input, and writes its result to standard output.
+    """
+
+    def __init__(self, module: str, task: object, limits: ChildLimits) -> None:
+        self._module = module
+        self._message = msgspec.msgpack.encode((limits, task))
+        self._process: subprocess.Popen[bytes] | None = None
+        self.is_stopped = False
+
+    def stop(self) -> None:
+        """End the child. Any thread may call this at any time; a child that starts later ends at once."""
+        self.is_stopped = True
+        if self._process is not None:
+            self._process.kill()
+
+    def run(self, wait_seconds: float, max_bytes: int) -> Ending:
+        """Block until the child has ended, has written *max_bytes*, or *wait_seconds* have passed; then kill it."""
+        descriptor = os.memfd_create("saccade-child-task")
+        with open(descriptor, "wb") as file:
+            file.write(self._message)
+            file.flush()
+            os.lseek(descriptor, 0, os.SEEK_SET)
+            process = subprocess.Popen(
+                [sys.executable, "-m", self._module],
+                stdin=descriptor,
+                stdout=subprocess.PIPE,
+                env=environment(os.environ),
+            )
+        with process:
+            self._process = process
+            try:
+                # stop() may have run before the child was visible to it.
+                if self.is_stopped:
+                    process.kill()
+                output, in_time = _output_of(process, time.monotonic() + wait_seconds, max_bytes)
+                was_killed = process.poll() == -signal.SIGKILL and not self.is_stopped
+            finally:
+                process.kill()
+        return Ending(output, process.returncode, in_time, was_killed)
+
+
+def _output_of(process: subprocess.Popen[bytes], end: float, max_bytes: int) -> tuple[bytes, bool]:
+    """Return the output of *process*, *max_bytes* at most, and whether it ended before the time *end*."""
+    output = bytearray()
+    if process.stdout is None:
+        return b"", True
+    poll = select.poll()
+    poll.register(process.stdout, select.POLLIN)
+    while len(output) < max_bytes and poll.poll(max(0.0, end - time.monotonic()) * 1000):
+        piece = os.read(process.stdout.fileno(), max_bytes - len(output))
+        if not piece:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, end - time.monotonic()))
+                return bytes(output), True
+            break
+        output += piece
+    return bytes(output), len(output) == max_bytes
+
+
+def begin(kind: type[T]) -> tuple[ChildLimits, T]:
+    """Return the limits and the task of this child, and confine it; all its modules must be imported."""
+    limits, task = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=tuple[ChildLimits, kind])  # type: ignore[valid-type]
+    seconds = math.ceil(limits.seconds)
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+    # Libraries load more of their parts at first use.
+    confine(limits.memory_bytes, may_import=True)
+    return limits, task
