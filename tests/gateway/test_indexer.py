@@ -154,7 +154,7 @@ async def test_an_indexer_that_hangs_costs_one_wait(tmp_path: Path, monkeypatch:
             else:
                 frames.send(payload[:NUMBER_BYTES] + msgspec.msgpack.encode(KnownWorkers({"unix:/a": known}, 0)))
 
-        frames = Frames(take, 1 << 20)
+        frames = Frames(take, lambda: 1 << 20)
         return frames
 
     server = await asyncio.get_running_loop().create_unix_server(stream, str(path))

@@ -319,6 +319,10 @@ def _long_status(server: Raw, stream_id: int) -> None:
     server.headers(stream_id, (b"grpc-status", b"9" * 5000), end=True)
 
 
+def _long_zero(server: Raw, stream_id: int) -> None:
+    server.headers(stream_id, (b"grpc-status", b"0" * 5000), end=True)
+
+
 def _long_trailers(server: Raw, stream_id: int) -> None:
     server.headers(stream_id)
     server.http.send_headers(stream_id, [(b"grpc-status", b"3"), (b"grpc-message", b"%20" * 10_000)], end_stream=True)
@@ -356,6 +360,7 @@ def _no_http(server: Raw, _: int) -> None:
         (_proxy, grpc.StatusCode.UNAVAILABLE),
         (_unknown_status, grpc.StatusCode.UNKNOWN),
         (_long_status, grpc.StatusCode.UNKNOWN),
+        (_long_zero, grpc.StatusCode.UNKNOWN),
         (_long_trailers, grpc.StatusCode.INVALID_ARGUMENT),
         (_refused, grpc.StatusCode.UNAVAILABLE),
         (_larger_frame_than_allowed, grpc.StatusCode.INTERNAL),
@@ -480,6 +485,160 @@ async def test_silent_server_is_asked_whether_it_lives(
         await calls.begin(PATH, b"x", heard)
         await until(lambda: heard.status is not None or made[0].num_pings == 3)
         assert heard.status == status
+
+
+def frame(kind: int, flags: int = 0, stream_id: int = 0, payload: bytes = b"") -> bytes:
+    return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream_id.to_bytes(4, "big") + payload
+
+
+FLOODS = {
+    "SETTINGS": frame(4),
+    "acknowledgements of SETTINGS": frame(4, 1),
+    "PING": frame(6, 0, 0, b"12345678"),
+    "acknowledgements of PING": frame(6, 1, 0, b"12345678"),
+    "DATA without content": frame(0, 0, 1),
+    "DATA of a call that is not open": frame(0, 0, 99, b"x"),
+    "DATA of padding": frame(0, 8, 1, b"\x04\0\0\0\0"),
+    "WINDOW_UPDATE": frame(8, 0, 0, b"\0\0\0\1"),
+    "WINDOW_UPDATE of a call": frame(8, 0, 1, b"\0\0\0\1"),
+    "PRIORITY": frame(2, 0, 1, b"\0\0\0\0\1"),
+    "unknown frames": frame(200),
+    "GOAWAY": frame(7, 0, 0, (2**31 - 1).to_bytes(4, "big") + bytes(4)),
+    "RST_STREAM of a call that is not open": frame(3, 0, 99, bytes(4)),
+    "informational headers": frame(1, 4, 1, b"\x08\x03100"),
+    "CONTINUATION": frame(9, 0, 1, b"x"),
+    "PUSH_PROMISE": frame(5, 4, 1, b"\0\0\0\2"),
+}
+
+
+@table("name", FLOODS)
+async def test_frames_without_content_end_the_connection_and_its_calls(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are counted, so it takes the same number of frames on any machine."""
+    monkeypatch.setattr(grpc_calls, "IDLE_BURST", 200)
+    monkeypatch.setattr(grpc_calls, "IDLE_PER_SECOND", 0)
+
+    def answer(server: Raw, stream_id: int) -> None:
+        server.headers(stream_id)
+        server.flush()
+        server.transport.write(FLOODS[name] * 400)
+
+    async with raw(answer) as (calls, made):
+        heard = [Heard(), Heard(), Heard()]
+        for one in heard:
+            await calls.begin(PATH, b"x", one)
+        await until(lambda: all(one.status is not None for one in heard))
+        assert {one.status and one.status[0] for one in heard} <= {
+            grpc.StatusCode.INTERNAL,
+            grpc.StatusCode.UNAVAILABLE,
+        }
+        await until(lambda: made[0].transport.is_closing())
+
+
+async def test_honest_server_may_ping_for_each_frame_of_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_calls, "IDLE_BURST", 20)
+    monkeypatch.setattr(grpc_calls, "IDLE_PER_SECOND", 0)
+
+    def answer(server: Raw, stream_id: int) -> None:
+        server.headers(stream_id)
+        for number in range(200):
+            server.http.ping(b"%08d" % number)
+            server.http.increment_flow_control_window(1)
+            server.http.send_data(stream_id, b"\0\0\0\0\1a")
+        server.http.send_headers(stream_id, [(b"grpc-status", b"0")], end_stream=True)
+
+    async with raw(answer) as (calls, made):
+        heard = await ended(calls, bytes(1 << 20))
+        assert (len(heard.messages), heard.status) == (200, (grpc.StatusCode.OK, ""))
+        assert len(made) == 1
+
+
+async def test_frames_of_one_read_are_taken_in_turns_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrivals, "TURN_SECONDS", -1.0)
+    monkeypatch.setattr(grpc_calls, "RUN_FRAMES", 1)
+
+    def answer(server: Raw, stream_id: int) -> None:
+        server.headers(stream_id)
+        for number in range(100):
+            server.http.send_data(stream_id, b"\0\0\0\0\1%c" % number)
+        server.http.send_headers(stream_id, [(b"grpc-status", b"0")], end_stream=True)
+
+    async with raw(answer) as (calls, _):
+        heard, seen = Heard(), set[int]()
+        await calls.begin(PATH, b"x", heard)
+        while heard.status is None:
+            seen.add(len(heard.messages))
+            await asyncio.sleep(0)
+    assert heard.messages == [b"%c" % number for number in range(100)]
+    assert set(range(1, 100)) <= seen
+
+
+@table("method", ["message", "end"])
+async def test_an_error_of_one_receiver_harms_no_other_call(method: str, caplog: pytest.LogCaptureFixture) -> None:
+    class Bad(Heard):
+        def message(self, payload: bytes) -> None:
+            if method == "message":
+                raise RuntimeError
+            super().message(payload)
+
+        def end(self, status: grpc.StatusCode, details: str) -> None:
+            super().end(status, details)
+            if method == "end":
+                raise RuntimeError
+
+    def answer(server: Raw, stream_id: int) -> None:
+        if stream_id == 5:
+            for one in (1, 3, 5):
+                server.headers(one)
+                server.http.send_data(one, b"\0\0\0\0\1a")
+            server.flush()
+            server.transport.close()
+
+    async with raw(answer) as (calls, _):
+        heard = [Heard(), Bad(), Heard()]
+        for one in heard:
+            await calls.begin(PATH, b"x", one)
+        await until(lambda: all(one.status is not None for one in heard))
+        assert [one.messages for one in heard] == [[b"a"], [b"a"] if method == "end" else [], [b"a"]]
+    assert [record.levelname for record in caplog.records] == ["CRITICAL"]
+    caplog.clear()
+
+
+async def test_calls_end_if_the_server_allows_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_calls, "ANSWER_SECONDS", 0.05)
+
+    def answer(server: Raw, stream_id: int) -> None:
+        server.headers(stream_id, (b"grpc-status", b"0"), end=True)
+        server.http.update_settings({SettingCodes.MAX_CONCURRENT_STREAMS: 0})
+
+    async with raw(answer) as (calls, made):
+        await ended(calls, b"x")
+        await until(lambda: not made[0].http.local_settings.max_concurrent_streams)
+        heard = [Heard(), Heard()]
+        for one in heard:
+            await calls.begin(PATH, b"x", one)
+        await until(lambda: all(one.status is not None for one in heard))
+        assert {one.status for one in heard} == {(grpc.StatusCode.UNAVAILABLE, "the server allows no call")}
+
+
+@table("num_calls", [1, 3])
+async def test_messages_that_do_not_end_are_bounded_together(num_calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_calls, "MAX_UNFINISHED_BYTES", 1 << 20)
+    piece = b"x" * 16_000
+
+    def answer(server: Raw, stream_id: int) -> None:
+        server.headers(stream_id)
+        server.flush()
+        length = (700_000 if num_calls > 1 else 1 << 24).to_bytes(4, "big")
+        server.transport.write(frame(0, 0, stream_id, b"\0" + length) + frame(0, 0, stream_id, piece) * 40)
+
+    async with raw(answer) as (calls, _):
+        heard = [Heard() for _ in range(num_calls)]
+        for one in heard:
+            await calls.begin(PATH, b"x", one)
+        await until(lambda: all(one.status is not None for one in heard))
+        assert {one.status and one.status[0] for one in heard} == {grpc.StatusCode.INTERNAL}
 
 
 def _garbage() -> Iterator[bytes]:

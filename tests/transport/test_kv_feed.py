@@ -16,13 +16,14 @@ from tables import table
 from waiting import until
 
 from saccade.errors import WorkerFailed, WorkerUnavailable
-from saccade.protocol.kv_events import BlockRemoved, ImageRemoved, ImageStored, KvEvent, KvEvents
+from saccade.protocol.kv_events import BlockRemoved, BlockStored, ImageRemoved, ImageStored, KvEvent, KvEvents
 from saccade.protocol.media import SlotRef
 from saccade.protocol.output import FinishReason, PixelsWanted, StepFrame, TokenDelta
 from saccade.protocol.request import Abort, EngineRequest, GatewayCommand, MediaPixels, SupplyPixels
 from saccade.transport import kv_feed
 from saccade.transport.framing import Frames
 from saccade.transport.gateway_streams import MAX_WAITING_FRAMES, GatewayStream, Refused
+from saccade.transport.kv_feed import MAX_BYTES, MAX_EVENTS
 
 A, B = (ImageStored(b"salt", name) for name in (b"a", b"b"))
 
@@ -86,7 +87,21 @@ def test_number_of_remembered_images_is_bounded(monkeypatch: pytest.MonkeyPatch)
     assert [(b"salt", name) in held for name in names] == [False, False, True, True, True]
 
 
-@table("fault", ["gap", "no snapshot", "second snapshot", "nonsense", "nested", "long name", "end", "refusal"])
+@table(
+    "fault",
+    [
+        "gap",
+        "no snapshot",
+        "second snapshot",
+        "nonsense",
+        "nested",
+        "many events",
+        "long message",
+        "long name",
+        "end",
+        "refusal",
+    ],
+)
 async def test_lost_feed_is_cleared_and_requested_again(tmp_path: Path, fault: str) -> None:
     front = Curious()
     async with talking(f"unix:{tmp_path}/w.sock", front) as client:
@@ -97,6 +112,10 @@ async def test_lost_feed_is_cleared_and_requested_again(tmp_path: Path, fault: s
             front.watchers[-1].send(b"\xc1")
         elif fault == "nested":
             front.watchers[-1].send(NESTED_EVENTS)
+        elif fault == "many events":
+            front.say(2, *[B] * (MAX_EVENTS + 1))
+        elif fault == "long message":
+            front.say(2, BlockStored(b"key", b"root", [1 << 20] * (MAX_BYTES // 5)))
         elif fault == "long name":
             front.say(2, ImageStored(b"salt", bytes(65)))
         elif fault == "end":

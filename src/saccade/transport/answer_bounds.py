@@ -31,6 +31,12 @@ class AnswerBounds:
         self._num_images = len(request.media)
         self._questions: Counter[int] = Counter()
 
+    @property
+    def num_left(self) -> int:
+        """The most deltas that the request may still get."""
+        num_tokens = len(self._num_tokens) * self._sampling.max_tokens - sum(self._num_tokens)
+        return max(0, num_tokens + MAX_EMPTY_DELTAS - self._num_empty)
+
     def check(self, message: TokenDelta | PixelsWanted) -> None:
         """Raise WorkerFailed if *message* exceeds what the request asked for."""
         if isinstance(message, PixelsWanted):

@@ -32,15 +32,18 @@ from saccade.protocol.output import FinishReason, PixelsWanted, StepFrame, Token
 from saccade.protocol.request import Abort, EngineRequest, MediaPixels, ResetCaches, SupplyPixels
 from saccade.protocol.request_traits import RequestTraits
 from saccade.transport import kv_feed, lasting_task
+from saccade.transport.allowance import Allowance
 from saccade.transport.answer_bounds import AnswerBounds
 from saccade.transport.arrivals import Arrivals
 from saccade.transport.connector import Connector
 from saccade.transport.credentials import NO_CREDENTIALS, WorkerCredentials
+from saccade.transport.descriptions import description_of
 from saccade.transport.framing import UNREADABLE as NOT_MSGPACK
 from saccade.transport.framing import ChannelClosed, Frames
 from saccade.transport.proto.worker_pb2 import DescribeRequest, GatewayFrame, WorkerFrame
 from saccade.transport.sink import Sink, Stream
-from saccade.transport.wire import MAX_COMMAND_BYTES, MAX_MESSAGE_BYTES, SERVICE_NAME, TAKEN, stream_path, target
+from saccade.transport.step_frames import DELTA_BYTES, Excess, StepFrames, logprob_bytes
+from saccade.transport.wire import MAX_COMMAND_BYTES, SERVICE_NAME, TAKEN, stream_path, target
 
 UNREADABLE = (DecodeError, *NOT_MSGPACK)
 DESCRIBE_SECONDS = 10.0
@@ -69,7 +72,14 @@ class _SentRequest:
         self._sink = sink
         self._bounds = AnswerBounds(request)
         self._num_open = request.num_samples
+        self.request = request
+        self.max_delta_bytes = DELTA_BYTES + logprob_bytes(request)
         self.fail = sink.fail
+
+    @property
+    def num_left(self) -> int:
+        """The most deltas that are on the way."""
+        return self._bounds.num_left if self._num_open else 0
 
     def take(self, message: TokenDelta | PixelsWanted) -> None:
         """Hand *message* to the sink. Raises WorkerFailed if the worker sends more than the request asked for."""
@@ -116,6 +126,8 @@ class _NativeSession:
         self._open: dict[str, _SentRequest] = {}
         self._arrivals = Arrivals(self._take)
         self._loans: Counter[str] = Counter()
+        self._without_content = Allowance(65_536, 64)
+        self.frames = StepFrames(self._max_delta_bytes)
 
     def submit(self, request: EngineRequest, sink: Sink) -> Stream:
         """Send *request*, whose deltas go to *sink*. Raises ImageTooLarge if it fits no message."""
@@ -124,6 +136,7 @@ class _NativeSession:
             raise InternalError(f"The request id {request.request_id} is in use already.")
         self._send(request, slots_of(request))
         stream = self._open[request.request_id] = _SentRequest(self, request, sink)
+        self.frames.enter(request)
         return stream
 
     def send_pixels(self, pixels: SupplyPixels) -> None:
@@ -146,6 +159,7 @@ class _NativeSession:
                 "messages",
             )
         self._loans.update(slots)
+        self.frames.lend(len(slots))
         self.write(encoded)
 
     def abort_sample(self, request_id: str, index: int) -> None:
@@ -159,15 +173,32 @@ class _NativeSession:
 
     def leave(self, request_id: str, *, finished: bool) -> None:
         """Forget a request, and abort it unless the worker has *finished* it."""
-        if self._open.pop(request_id, None) is not None and not finished:
-            self.write(self._encoder.encode(Abort(request_id=request_id)))
+        if (stream := self._open.pop(request_id, None)) is not None:
+            self.frames.leave(stream.request, stream.num_left)
+            if not finished:
+                self.write(self._encoder.encode(Abort(request_id=request_id)))
 
     def deliver(self, frame: StepFrame) -> None:
-        """Hand every delta and question to its request; drop those for a request that has left."""
-        self._arrivals.add((*frame.pixels_wanted, *frame.deltas))
+        """Hand every delta and question to its request; drop those for a request that has left.
+
+        Raises Excess if too many are of no open request, or too many frames say nothing. A worker sends its load four
+        times a second, and a gateway that was paused for hours reads all at once.
+        """
+        sent: list[TokenDelta | PixelsWanted] = [*frame.pixels_wanted, *frame.deltas]
+        arrived = [one for one in sent if one.request_id in self._open]
+        self._arrivals.add(arrived)
         released = [name for name in frame.released if self._returned(name)]
         if released:
+            self.frames.take_back(len(released))
             self._on_released(released)
+        if not sent and not frame.released and not self._without_content.spend():
+            raise Excess("too many frames without content")
+        if num_strays := len(sent) + len(frame.released) - len(arrived) - len(released):
+            self.frames.spend(num_strays)
+
+    def _max_delta_bytes(self, request_id: str) -> int:
+        stream = self._open.get(request_id)
+        return 0 if stream is None else stream.max_delta_bytes
 
     def _take(self, message: TokenDelta | PixelsWanted) -> None:
         if (stream := self._open.get(message.request_id)) is not None:
@@ -227,8 +258,6 @@ class WorkerClient(Connector[_NativeSession]):
         self._on_released = on_released
         self._stub: Any = None
         self._held_images = kv_feed.HeldImages()
-        self._frames = msgspec.msgpack.Decoder(StepFrame)
-        self._descriptions = msgspec.msgpack.Decoder(Description)
 
     @property
     def exactness(self) -> Exactness:
@@ -290,11 +319,11 @@ class WorkerClient(Connector[_NativeSession]):
                 # The worker has accepted the stream.
                 self._enter(session, description)
             else:
-                self._take(session, self._frames.decode(payload))
+                self._take(session, session.frames.decode(payload))
 
         try:
             reply = await stub.Describe(DescribeRequest(), timeout=DESCRIBE_SECONDS)
-            description = self._descriptions.decode(reply.description)
+            description = description_of(reply.description)
             keeping_up = lasting_task.begin(partial(self._held_images.keep_up, stub), f"held images {self.url}")
             path = stream_path(self.url)
             over_grpc = partial(_over_grpc, self._credentials, self.url)
@@ -380,7 +409,8 @@ async def _over_grpc(
     credentials: WorkerCredentials, url: str, session: _NativeSession, take: Callable[[bytes], None]
 ) -> None:
     """Send the commands of *session*, and call *take* with each frame until the stream ends. Raises gRPC's error."""
-    stream, calls = _GrpcStream(take), credentials.streams(url)
+    # A message has a few bytes besides its frame.
+    stream, calls = _GrpcStream(take), credentials.streams(url, lambda: session.frames.max_bytes + 16)
     metadata = [(name.encode(), value.encode()) for name, value in credentials.metadata]
     try:
         call = await calls.begin(f"/{SERVICE_NAME}/Stream", None, stream, metadata)
@@ -394,7 +424,7 @@ async def _over_grpc(
 
 async def _over_unix(path: str, session: _NativeSession, take: Callable[[bytes], None]) -> None:
     """Do the same over the Unix socket at *path*. Raises ChannelClosed, and the error of a frame that is unreadable."""
-    frames = Frames(take, MAX_MESSAGE_BYTES)
+    frames = Frames(take, lambda: session.frames.max_bytes)
     session.write = frames.send
     try:
         await asyncio.get_running_loop().create_unix_connection(lambda: frames, path)

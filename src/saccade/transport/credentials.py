@@ -4,6 +4,7 @@ import functools
 import os
 import ssl
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -72,12 +73,12 @@ class WorkerCredentials:
             setattr(calls, name, functools.partial(call, metadata=self.metadata))
         return calls
 
-    def streams(self, url: str) -> GrpcCalls:
+    def streams(self, url: str, max_message_bytes: Callable[[], int]) -> GrpcCalls:
         """Return calls of Stream to the worker at *url*, over connections of their own."""
         tls = self.tls_context() if url.startswith(TLS_SCHEME) else None
         if tls is not None:
             tls.set_alpn_protocols(["h2"])
-        return GrpcCalls(target(url), tls, PING_SECONDS)
+        return GrpcCalls(target(url), tls, PING_SECONDS, max_message_bytes)
 
 
 NO_CREDENTIALS = WorkerCredentials()

@@ -63,7 +63,7 @@ class FrontChannel:
 
     def __init__(self, on_message: Callable[[EngineMessage], None]) -> None:
         decoder: msgspec.msgpack.Decoder[EngineMessage] = msgspec.msgpack.Decoder(EngineMessage)
-        self._frames = framing.Frames(lambda payload: on_message(decoder.decode(payload)), MAX_FRAME_BYTES)
+        self._frames = framing.Frames(lambda payload: on_message(decoder.decode(payload)), lambda: MAX_FRAME_BYTES)
         self._encoder = msgspec.msgpack.Encoder()
 
     async def open(self, connection: socket.socket) -> None:

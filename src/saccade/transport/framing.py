@@ -2,10 +2,13 @@
 
 import asyncio
 import socket
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import cast
 
 import msgspec
+
+from saccade.transport import arrivals
 
 PREFIX_BYTES = 4
 
@@ -64,11 +67,14 @@ def take_payloads(buffer: bytearray, limit: int) -> Iterator[bytes]:
 class Frames(asyncio.Protocol):
     """An end of a stream that calls *on_payload* from within the read that completed a frame.
 
-    There is no task in between: it would have to be scheduled for every step of the engine. After a frame of more than
-    *limit* bytes, or one for which *on_payload* raises UNREADABLE, no frame is taken, because answers would have a gap.
+    There is no task in between: it would have to be scheduled for every step of the engine. If one read brings frames
+    for more than arrivals.TURN_SECONDS, nothing more is read until they have been taken in turns.
+
+    After a frame of more than limit() bytes, or one for which *on_payload* raises UNREADABLE, no frame is taken,
+    because answers would have a gap.
     """
 
-    def __init__(self, on_payload: Callable[[bytes], None], limit: int) -> None:
+    def __init__(self, on_payload: Callable[[bytes], None], limit: Callable[[], int]) -> None:
         self._on_payload = on_payload
         self._limit = limit
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -88,25 +94,42 @@ class Frames(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Call on_payload for every frame that is complete now, until the stream is closed."""
         self.num_received += 1
+        self._hand_over(self._payloads(data))
+
+    def _hand_over(self, payloads: Iterable[bytes]) -> None:
+        deadline = time.monotonic() + arrivals.TURN_SECONDS
         if self._ended.done():
             return
         try:
-            for payload in self._payloads(data):
+            for payload in payloads:
                 if self._transport is None or self._transport.is_closing():
                     break
                 self._on_payload(payload)
+                if time.monotonic() > deadline:
+                    self._wait_for_a_turn(self._transport)
+                    break
         except ChannelClosed:
             self.abort()
         except UNREADABLE as error:
             self._ended.set_exception(error)
 
+    def _wait_for_a_turn(self, transport: asyncio.Transport) -> None:
+        if self._buffer and not transport.is_closing():
+            transport.pause_reading()
+            asyncio.get_running_loop().call_soon(self._take_turn, transport)
+
+    def _take_turn(self, transport: asyncio.Transport) -> None:
+        if not transport.is_closing():
+            transport.resume_reading()
+            self._hand_over(take_payloads(self._buffer, self._limit()))
+
     def _payloads(self, data: bytes) -> Iterable[bytes]:
         num_bytes = length(data[:PREFIX_BYTES])
-        if not self._buffer and PREFIX_BYTES + num_bytes == len(data) and num_bytes <= self._limit:
+        if not self._buffer and PREFIX_BYTES + num_bytes == len(data) and num_bytes <= self._limit():
             # The usual case: the frame of a step arrives alone and complete.
             return (data[PREFIX_BYTES:],)
         self._buffer += data
-        return take_payloads(self._buffer, self._limit)
+        return take_payloads(self._buffer, self._limit())
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Let ended() return."""

@@ -107,7 +107,7 @@ class _UnixStream(Frames):
     """One stream over a Unix socket."""
 
     def __init__(self, front: Front, opened: set["_UnixStream"], admits: Callable[[int], bool]) -> None:
-        super().__init__(self._receive, MAX_MESSAGE_BYTES)
+        super().__init__(self._receive, lambda: MAX_MESSAGE_BYTES)
         self._front = front
         self._opened = opened
         self._admits = admits

@@ -6,12 +6,14 @@ PROTOCOL-HTTP2.md in gRPC's documentation.
 
 import asyncio
 import contextlib
+import logging
+import math
 import ssl
 import struct
+import time
 from collections import deque
-from collections.abc import Iterable, Iterator
-from typing import Final, NamedTuple, Protocol, cast
-from urllib.parse import unquote
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple, cast
 
 import grpc
 from h2.config import H2Configuration
@@ -28,11 +30,12 @@ from h2.events import (
     TrailersReceived,
     WindowUpdated,
 )
-from h2.exceptions import FrameTooLargeError, ProtocolError, StreamClosedError
+from h2.exceptions import DenialOfServiceError, FrameTooLargeError, ProtocolError, StreamClosedError
 from h2.settings import SettingCodes, Settings
 
-from saccade.transport.arrivals import Arrivals
-from saccade.transport.wire import MAX_MESSAGE_BYTES
+from saccade.transport import arrivals
+from saccade.transport.allowance import Allowance
+from saccade.transport.grpc_call import Call, Receiver
 
 CONNECT_SECONDS = 10.0
 WINDOW_BYTES = 2**31 - 1
@@ -45,35 +48,42 @@ silent, it is asked again after the third: gRPC's servers end a connection over 
 PIECE_BYTES = 128 << 10
 """The most in one frame. h2 copies each several times, larger ones in memory that is new every time."""
 
+MAX_UNFINISHED_BYTES = 64 << 20
+"""Of the messages of a connection that have not ended. The largest honest one has 20 log probabilities for each of
+128,000 tokens of a prompt: 31 MB."""
+
+IDLE_BURST, IDLE_PER_SECOND = 16_384, 256
+"""Frames without content, such as pings, that a server may send, and h2 takes 10 to 20 µs for each. gRPC's servers send
+up to two for a frame of data, either way, and few others; those two do not count."""
+
+IDLE_FOR_DATA, IDLE_FOR_CALL = 2, 16
+
+MAX_UNREAD_BYTES = 8 << 20
+"""What waits for a server that does not read: the heads of calls, a piece of a message, acknowledgements."""
+
+RUN_FRAMES = 32
+"""Frames that h2 gets together, which takes it half a millisecond."""
+
 DATA, GOAWAY, WINDOW_UPDATE = 0, 7, 8
+PADDED = 8
+"""A flag of DATA. What is left without the padding may be nothing."""
 FRAME_HEADER = struct.Struct(">HBBBL")
 """The length without its last byte, that byte, type, flags and stream of a frame."""
 
-PREFIX_BYTES = 5
 LAST_STREAM_ID = 2**31 - 2**16
-STATUS: Final = {str(code.value[0]).encode(): code for code in grpc.StatusCode}
 STATUS_OF_RESET: Final[dict[int, grpc.StatusCode]] = {
     ErrorCodes.REFUSED_STREAM: grpc.StatusCode.UNAVAILABLE,
     ErrorCodes.CANCEL: grpc.StatusCode.CANCELLED,
     ErrorCodes.ENHANCE_YOUR_CALM: grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
-BUSY: Final = (b"429", b"502", b"503", b"504")
-"""HTTP statuses of proxies after which another attempt may succeed."""
 
-
-class Receiver(Protocol):
-    """Takes the messages of one call, then its end. Its methods must not raise."""
-
-    def message(self, payload: bytes) -> None:
-        """Take a message."""
-
-    def end(self, status: grpc.StatusCode, details: str) -> None:
-        """Take the status with which the call ends."""
+logger = logging.getLogger(__name__)
 
 
 class GrpcCalls:
     """Calls to the server at *target*, `host:port`, with TLS if *tls* is set. A connection is made when a call needs
     one. *quiet_seconds* replaces QUIET_SECONDS and STILL_QUIET_SECONDS for a server that allows more pings.
+    *max_unfinished_bytes* is asked how long the messages of a connection that have not ended may be together.
 
     call = await calls.begin("/echo.Echo/Say", request.SerializeToString(), receiver)
     ...
@@ -81,8 +91,13 @@ class GrpcCalls:
     """
 
     def __init__(
-        self, target: str, tls: ssl.SSLContext | None = None, quiet_seconds: tuple[float, float] | None = None
+        self,
+        target: str,
+        tls: ssl.SSLContext | None = None,
+        quiet_seconds: tuple[float, float] | None = None,
+        max_unfinished_bytes: Callable[[], int] = lambda: MAX_UNFINISHED_BYTES,
     ) -> None:
+        self._max_unfinished_bytes = max_unfinished_bytes
         self._target = target
         self._tls = tls
         self._quiet_seconds = quiet_seconds or (QUIET_SECONDS, STILL_QUIET_SECONDS)
@@ -110,75 +125,14 @@ class GrpcCalls:
             connection.lose(grpc.StatusCode.CANCELLED, "the connection was closed")
 
     async def _connect(self) -> "_Connection":
-        connection = _Connection(self._target, "http" if self._tls is None else "https", *self._quiet_seconds)
+        scheme = "http" if self._tls is None else "https"
+        connection = _Connection(self._target, scheme, *self._quiet_seconds, self._max_unfinished_bytes)
         host, _, port = self._target.rpartition(":")
         async with asyncio.timeout(CONNECT_SECONDS):
             loop = asyncio.get_running_loop()
             await loop.create_connection(lambda: connection, host.strip("[]"), int(port), ssl=self._tls)
         self._connections = [*(one for one in self._connections if one.is_open), connection]
         return connection
-
-
-class Call:
-    """A call of the method *path* under way."""
-
-    def __init__(
-        self,
-        connection: "_Connection",
-        path: str,
-        message: bytes | None,
-        receiver: Receiver,
-        metadata: Iterable[tuple[bytes, bytes]],
-    ) -> None:
-        self.path = path
-        self.receiver = receiver
-        self.metadata = metadata
-        self.unsent = deque([] if message is None else [_prefixed(message)])
-        self.takes_more = message is None
-        self.num_uncredited_bytes = 0
-        self.stream_id = 0
-        self.status: tuple[grpc.StatusCode, str] = grpc.StatusCode.UNKNOWN, "the server sent no status"
-        self._connection = connection
-        self._partial = bytearray()
-
-    def send(self, *parts: bytes) -> None:
-        """Send one more message, which *parts* are together; only for a call that began without one."""
-        self.unsent.append(_prefixed(*parts))
-        self._connection.send(self)
-
-    def cancel(self) -> None:
-        """Tell the server to stop. The receiver gets no further call."""
-        self._connection.cancel(self)
-
-    def read_headers(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Note the status in *headers*, which are the trailers or those of an answer without messages."""
-        values = dict(headers)
-        if (http := values.get(b":status", b"200")) != b"200":
-            code = grpc.StatusCode.UNAVAILABLE if http in BUSY else grpc.StatusCode.UNKNOWN
-            self.status = code, f"HTTP status {http.decode(errors='replace')}"
-        elif (text := values.get(b"grpc-status", b"")).isdigit():
-            details = unquote(values.get(b"grpc-message", b"").decode(errors="replace"))
-            self.status = STATUS.get(text.lstrip(b"0") or b"0", grpc.StatusCode.UNKNOWN), details
-
-    def messages(self, data: bytes) -> Iterator[bytes]:
-        """Yield the messages that *data* completes. Raises ValueError for one that is compressed or too long."""
-        num_bytes = len(data) - PREFIX_BYTES
-        if not self._partial and num_bytes >= 0 and data.startswith(_prefix(num_bytes)):
-            # The usual case: a message arrives alone and complete.
-            yield data[PREFIX_BYTES:]
-            return
-        # To join the pieces of a long message each time would take time that grows with its square.
-        self._partial += data
-        while len(self._partial) >= PREFIX_BYTES:
-            num_bytes = int.from_bytes(self._partial[1:PREFIX_BYTES], "big")
-            if self._partial[0] or num_bytes > MAX_MESSAGE_BYTES:
-                raise ValueError
-            end = PREFIX_BYTES + num_bytes
-            if end > len(self._partial):
-                return
-            message = bytes(self._partial[PREFIX_BYTES:end])
-            del self._partial[:end]
-            yield message
 
 
 class _Data(NamedTuple):
@@ -188,20 +142,19 @@ class _Data(NamedTuple):
     payload: bytes
 
 
-def _prefix(num_bytes: int) -> bytes:
-    return b"\0" + num_bytes.to_bytes(4, "big")
-
-
-def _prefixed(*parts: bytes) -> memoryview:
-    return memoryview(b"".join((_prefix(sum(map(len, parts))), *parts)))
-
-
 class _Connection(asyncio.Protocol):
     """A connection to *authority*. Once the server has sent GOAWAY it takes no further calls, and closes after them."""
 
     stream_id = 0
 
-    def __init__(self, authority: str, scheme: str, quiet_seconds: float, still_quiet_seconds: float) -> None:
+    def __init__(
+        self,
+        authority: str,
+        scheme: str,
+        quiet_seconds: float,
+        still_quiet_seconds: float,
+        max_unfinished_bytes: Callable[[], int],
+    ) -> None:
         self._authority = authority.encode()
         self._scheme = scheme.encode()
         self._quiet_seconds = quiet_seconds
@@ -214,13 +167,17 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._calls: dict[int, Call] = {}
         self._waiting: deque[Call] = deque()
-        self._events: Arrivals[Event | _Data] = Arrivals(self._take)
-        self._part_of_frame = b""
+        self._max_unfinished_bytes = max_unfinished_bytes
+        self._idle = Allowance(IDLE_BURST, IDLE_PER_SECOND)
+        self._unread = b""
+        self._num_read = 0
         self.num_uncredited_bytes = 0
         self._is_draining = False
         self._is_paused = False
         self._has_received = False
         self._is_pinged = False
+        self._is_stuck = False
+        """Whether calls wait although none is open."""
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -257,17 +214,14 @@ class _Connection(asyncio.Protocol):
             self._ended()
 
     def lose(self, status: grpc.StatusCode, details: str) -> None:
-        """End the connection, and every call with *status*."""
+        """End the connection, and every call with *status*. What has arrived and has not been read is dropped."""
         self._is_draining = True
-        # What has arrived is handed over, which must not send anything: h2 may have closed the connection.
-        waiting, self._waiting = self._waiting, deque()
-        for call in self._calls.values():
-            call.unsent.clear()
-        self._events.finish()
-        calls = [*self._calls.values(), *waiting]
+        self._unread, self._num_read = b"", 0
+        calls = [*self._calls.values(), *self._waiting]
         self._calls.clear()
+        self._waiting.clear()
         for call in calls:
-            call.receiver.end(status, details)
+            call.end(status, details)
         if self._timer is not None:
             self._timer.cancel()
         if self._transport is not None:
@@ -283,19 +237,52 @@ class _Connection(asyncio.Protocol):
         self._flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Read what has arrived before, which must not send anything, and end what is left."""
         self._transport = None
+        self._is_draining = True
+        waiting, self._waiting = self._waiting, deque()
+        for call in self._calls.values():
+            call.unsent.clear()
+        self._take_frames(math.inf)
+        self._waiting = waiting
         self.lose(grpc.StatusCode.UNAVAILABLE, "the connection was lost")
 
     def data_received(self, data: bytes) -> None:
         self._has_received = True
+        self._unread = self._unread[self._num_read :] + data
+        self._num_read = 0
+        self._take_turn()
+
+    def _take_turn(self) -> None:
+        """Take the frames that have arrived. If that takes long, others run on the loop before more are read."""
+        is_done = self._take_frames(time.monotonic() + arrivals.TURN_SECONDS)
+        self._flush()
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        if self._is_paused and transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
+            self.lose(grpc.StatusCode.UNAVAILABLE, "the server does not read what it is sent")
+        elif not is_done:
+            transport.pause_reading()
+            asyncio.get_running_loop().call_soon(self._go_on, transport)
+
+    def _go_on(self, transport: asyncio.Transport) -> None:
+        if not transport.is_closing():
+            transport.resume_reading()
+            self._take_turn()
+
+    def _take_frames(self, deadline: float) -> bool:
+        """Take the whole frames that are unread; return False if *deadline* has come before."""
         try:
-            events = list(self._received(data))
+            while self._num_read < len(self._unread) and (events := self._next_events()) is not None:
+                for event in events:
+                    self._take(event)
+                if time.monotonic() > deadline:
+                    return False
         except ProtocolError as error:
             self._flush()
             self.lose(grpc.StatusCode.INTERNAL, f"the server broke HTTP/2: {type(error).__name__}")
-            return
-        self._events.add(events)
-        self._flush()
+        return True
 
     def pause_writing(self) -> None:
         """Send no more of a request's message for now."""
@@ -306,33 +293,38 @@ class _Connection(asyncio.Protocol):
         self._send_all()
         self._flush()
 
-    def _received(self, data: bytes) -> Iterator[Event | _Data]:
-        """Yield what the whole frames in *data* and before it bring.
+    def _next_events(self) -> Sequence[Event | _Data] | None:
+        """Return what the next few frames bring; None if no whole frame is unread.
 
         h2 gets no GOAWAY, after which it takes no frame of any call. It gets no DATA of a call without flags either,
-        since it takes longer for that than all that follows.
+        since it takes longer for that than all that follows. Raises ProtocolError, also for too many idle frames.
         """
-        data, first, start = self._part_of_frame + data, 0, 0
-        while len(data) - start >= FRAME_HEADER.size:
-            high, low, kind, flags, stream_id = FRAME_HEADER.unpack_from(data, start)
+        unread, first, num_frames, num_useful = self._unread, self._num_read, 0, 0
+        data: list[_Data] = []
+        while num_frames + len(data) < RUN_FRAMES and len(unread) - self._num_read >= FRAME_HEADER.size:
+            high, low, kind, flags, stream_id = FRAME_HEADER.unpack_from(unread, self._num_read)
             if (num_bytes := high << 8 | low) > self._http.max_inbound_frame_size:
                 raise FrameTooLargeError("a frame is too large")
-            body = start + FRAME_HEADER.size
+            body = self._num_read + FRAME_HEADER.size
             end = body + num_bytes
-            if end > len(data):
+            is_data = kind == DATA and stream_id in self._calls
+            is_plain = is_data and not flags
+            if end > len(unread) or (data and not is_plain) or (num_frames and (is_plain or kind == GOAWAY)):
                 break
-            if kind == GOAWAY or (kind == DATA and not flags and stream_id in self._calls):
-                if first < start:
-                    yield from self._http.receive_data(data[first:start])
-                first = end
-                if kind == DATA:
-                    yield _Data(stream_id, data[body:end])
-                else:
-                    self._drain(int.from_bytes(data[body:end][:4], "big"))
-            start = end
-        self._part_of_frame = data[start:]
-        if first < start:
-            yield from self._http.receive_data(data[first:start])
+            if is_data and num_bytes and not flags & PADDED:
+                num_useful += 1
+            elif not self._idle.spend():
+                raise DenialOfServiceError("too many frames have no content")
+            self._num_read = end
+            if is_plain:
+                data.append(_Data(stream_id, unread[body:end]))
+            elif kind == GOAWAY:
+                self._drain(int.from_bytes(unread[body:end][:4], "big"))
+                return ()
+            else:
+                num_frames += 1
+        self._idle.earn(IDLE_FOR_DATA * num_useful)
+        return self._http.receive_data(unread[first : self._num_read]) if num_frames else data or None
 
     def _drain(self, last_stream_id: int) -> None:
         """Take no further calls; the server has not begun those after *last_stream_id*."""
@@ -340,7 +332,7 @@ class _Connection(asyncio.Protocol):
         refused = [call for number, call in self._calls.items() if number > last_stream_id]
         for call in (*refused, *self._waiting):
             self._calls.pop(call.stream_id, None)
-            call.receiver.end(grpc.StatusCode.UNAVAILABLE, "the server takes no further calls")
+            call.end(grpc.StatusCode.UNAVAILABLE, "the server takes no further calls")
         self._waiting.clear()
         self._ended()
 
@@ -360,29 +352,40 @@ class _Connection(asyncio.Protocol):
                     call.read_headers(event.headers)
             case StreamEnded():
                 if (call := self._calls.pop(event.stream_id, None)) is not None:
-                    call.receiver.end(*call.status)
+                    call.end(*call.status)
                     self._ended()
             case StreamReset():
                 if (call := self._calls.pop(event.stream_id, None)) is not None:
                     status = STATUS_OF_RESET.get(event.error_code, grpc.StatusCode.INTERNAL)
-                    call.receiver.end(status, "the server reset the call")
+                    call.end(status, "the server reset the call")
                     self._ended()
             case WindowUpdated() | RemoteSettingsChanged():
                 self._send_all()
             case PingAckReceived() if self._is_pinged and self._timer is not None:
                 self._is_pinged = False
-                self._timer.cancel()
                 self._watch(self._still_quiet_seconds)
 
     def _read(self, call: Call, data: bytes) -> None:
         try:
-            for payload in call.messages(data):
-                call.receiver.message(payload)
+            for payload in call.messages(data, self._max_unfinished_bytes):
+                self._hand_over(call, payload)
                 if call.stream_id not in self._calls:
                     return
         except ValueError:
             call.cancel()
-            call.receiver.end(grpc.StatusCode.INTERNAL, "the server sent a message that is compressed or too long")
+            call.end(grpc.StatusCode.INTERNAL, "the server sent a message that is compressed or too long")
+        if call.num_unfinished_bytes > PIECE_BYTES:
+            num_bytes = sum(one.num_unfinished_bytes for one in self._calls.values())
+            if num_bytes > self._max_unfinished_bytes():
+                self.lose(grpc.StatusCode.INTERNAL, "the server does not finish its messages")
+
+    def _hand_over(self, call: Call, payload: bytes) -> None:
+        try:
+            call.receiver.message(payload)
+        except Exception:
+            logger.critical("a message met an unforeseen error", exc_info=True)
+            call.cancel()
+            call.end(grpc.StatusCode.INTERNAL, "its message met an unforeseen error")
 
     def _credit(self, window: "Call | _Connection", num_bytes: int) -> None:
         """Let the server send as much as it has sent in *window*."""
@@ -405,6 +408,7 @@ class _Connection(asyncio.Protocol):
             call.stream_id = self._http.get_next_available_stream_id()
             self._is_draining |= call.stream_id >= LAST_STREAM_ID
             self._calls[call.stream_id] = call
+            self._idle.earn(IDLE_FOR_CALL)
             self._http.send_headers(
                 call.stream_id,
                 (
@@ -418,6 +422,10 @@ class _Connection(asyncio.Protocol):
                 ),
             )
             self._send(call)
+        is_stuck = bool(self._waiting) and not self._calls
+        if is_stuck and not self._is_stuck:
+            self._watch(ANSWER_SECONDS)
+        self._is_stuck = is_stuck
 
     def _send_all(self) -> None:
         for call in list(self._calls.values()):
@@ -437,6 +445,7 @@ class _Connection(asyncio.Protocol):
                     call.unsent.appendleft(message[len(piece) :])
                 if not piece:
                     return
+                self._idle.earn(IDLE_FOR_DATA)
                 self._http.send_data(call.stream_id, piece, end_stream=not (call.unsent or call.takes_more))
                 self._flush()
 
@@ -445,6 +454,8 @@ class _Connection(asyncio.Protocol):
             self._transport.write(data)
 
     def _watch(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(seconds, self._check)
 
     def _check(self) -> None:
@@ -452,6 +463,8 @@ class _Connection(asyncio.Protocol):
         self._timer = None
         if self._is_pinged:
             self.lose(grpc.StatusCode.UNAVAILABLE, "the server does not answer")
+        elif self._is_stuck:
+            self.lose(grpc.StatusCode.UNAVAILABLE, "the server allows no call")
         elif not self._calls:
             return
         elif self._has_received:

@@ -13,9 +13,30 @@ from saccade.errors import WorkerUnavailable
 from saccade.protocol.kv_events import ImageRemoved, ImageStored, KvEvents
 from saccade.transport.backoff import Backoff
 from saccade.transport.framing import UNREADABLE
+from saccade.transport.message_pack import num_items
 from saccade.transport.proto.worker_pb2 import KvEventsRequest
 
+MAX_BYTES, MAX_EVENTS = 8 << 20, 4096
+"""Of a message. Our engines put 1024 events into one, about 150 kB; 5 MB if blocks of 1024 tokens come with their ids.
+"""
+
 logger = logging.getLogger(__name__)
+
+
+class _Whole(msgspec.Struct, array_like=True):
+    """A KvEvents that is not decoded yet."""
+
+    number: msgspec.Raw
+    events: msgspec.Raw
+
+
+def _message_of(payload: bytes) -> KvEvents:
+    """Return the message in *payload*. Raises UNREADABLE, also if it is too long or has too many events."""
+    if len(payload) > MAX_BYTES:
+        raise msgspec.ValidationError("a message is too long")
+    if num_items(memoryview(msgspec.msgpack.decode(payload, type=_Whole).events)) > MAX_EVENTS:
+        raise msgspec.ValidationError("a message has too many events")
+    return msgspec.msgpack.decode(payload, type=KvEvents)
 
 
 async def follow(stub: Any, *, blocks: bool, images: bool) -> AsyncGenerator[KvEvents, None]:
@@ -24,12 +45,11 @@ async def follow(stub: Any, *, blocks: bool, images: bool) -> AsyncGenerator[KvE
     Raises WorkerUnavailable if the feed is refused, ends, or loses a message: what it reported is void then. *stub* is
     WorkerCredentials.calls().
     """
-    decoder = msgspec.msgpack.Decoder(KvEvents)
     call = stub.KvEvents(KvEventsRequest(blocks=blocks, pictures=images))
     last: KvEvents | None = None
     try:
         async for frame in call:
-            message = decoder.decode(frame.payload)
+            message = _message_of(frame.payload)
             if not _follows(message, last):
                 raise WorkerUnavailable("The worker's feed of cache events has a gap.")
             last = message

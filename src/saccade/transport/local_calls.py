@@ -35,7 +35,7 @@ class _Answering(Frames):
     """The stream of one caller."""
 
     def __init__(self, answer: Handler, opened: set["_Answering"]) -> None:
-        super().__init__(self._take, MAX_BYTES)
+        super().__init__(self._take, lambda: MAX_BYTES)
         self._answer = answer
         self._opened = opened
 
@@ -121,7 +121,7 @@ class CallClient:
         backoff = Backoff(FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS, healthy_seconds=LAST_RETRY_SECONDS)
         while True:
             backoff.started()
-            frames = Frames(self._take, MAX_BYTES)
+            frames = Frames(self._take, lambda: MAX_BYTES)
             try:
                 await loop.create_unix_connection(lambda frames=frames: frames, str(self._path))  # type: ignore[misc]
                 self._frames = frames

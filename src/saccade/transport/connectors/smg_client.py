@@ -47,7 +47,8 @@ from saccade.transport.connectors.shared_memory_links import Links
 from saccade.transport.connectors.smg_answer import SmgAnswer, error_of
 from saccade.transport.connectors.smg_request import refused_parameter
 from saccade.transport.connectors.smg_session import ClientContext, SmgSession
-from saccade.transport.grpc_calls import Call, GrpcCalls
+from saccade.transport.grpc_call import Call
+from saccade.transport.grpc_calls import GrpcCalls
 from saccade.transport.sink import Sink, Stream
 
 SOME_TOKENS = "its model has layers that do not keep every token, and its events do not tell where a prompt can resume"

@@ -1,0 +1,118 @@
+"""One streaming gRPC call: what it sends, and what its server has sent of it. Source of the wire: PROTOCOL-HTTP2.md."""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, Protocol
+from urllib.parse import unquote
+
+import grpc
+
+PREFIX_BYTES = 5
+STATUS: Final = {str(code.value[0]).encode(): code for code in grpc.StatusCode}
+BUSY: Final = (b"429", b"502", b"503", b"504")
+"""HTTP statuses of proxies after which another attempt may succeed."""
+
+logger = logging.getLogger(__name__)
+
+
+class Receiver(Protocol):
+    """Takes the messages of one call, then its end. An error that a method raises harms no other call."""
+
+    def message(self, payload: bytes) -> None:
+        """Take a message."""
+
+    def end(self, status: grpc.StatusCode, details: str) -> None:
+        """Take the status with which the call ends."""
+
+
+class Carrier(Protocol):
+    """The connection of a call."""
+
+    def send(self, call: "Call") -> None:
+        """Send what is left of the messages of *call*, once it has begun."""
+
+    def cancel(self, call: "Call") -> None:
+        """Reset the stream of *call* if one is open."""
+
+
+class Call:
+    """A call of the method *path* under way."""
+
+    def __init__(
+        self,
+        connection: Carrier,
+        path: str,
+        message: bytes | None,
+        receiver: Receiver,
+        metadata: Iterable[tuple[bytes, bytes]],
+    ) -> None:
+        self.path = path
+        self.receiver = receiver
+        self.metadata = metadata
+        self.unsent = deque([] if message is None else [_prefixed(message)])
+        self.takes_more = message is None
+        self.num_uncredited_bytes = 0
+        self.stream_id = 0
+        self.status: tuple[grpc.StatusCode, str] = grpc.StatusCode.UNKNOWN, "the server sent no status"
+        self._connection = connection
+        self._partial = bytearray()
+
+    def send(self, *parts: bytes) -> None:
+        """Send one more message, which *parts* are together; only for a call that began without one."""
+        self.unsent.append(_prefixed(*parts))
+        self._connection.send(self)
+
+    def cancel(self) -> None:
+        """Tell the server to stop. The receiver gets no further call."""
+        self._connection.cancel(self)
+
+    def read_headers(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Note the status in *headers*, which are the trailers or those of an answer without messages."""
+        values = dict(headers)
+        if (http := values.get(b":status", b"200")) != b"200":
+            code = grpc.StatusCode.UNAVAILABLE if http in BUSY else grpc.StatusCode.UNKNOWN
+            self.status = code, f"HTTP status {http.decode(errors='replace')}"
+        elif (text := values.get(b"grpc-status", b"")[:3]).isdigit():
+            details = unquote(values.get(b"grpc-message", b"").decode(errors="replace"))
+            self.status = STATUS.get(text, grpc.StatusCode.UNKNOWN), details
+
+    def end(self, status: grpc.StatusCode, details: str) -> None:
+        """End it with *status*; the other calls of its connection go on, whatever its receiver does."""
+        try:
+            self.receiver.end(status, details)
+        except Exception:
+            logger.critical("the end of a call met an unforeseen error", exc_info=True)
+
+    @property
+    def num_unfinished_bytes(self) -> int:
+        """What has come of a message that has not ended."""
+        return len(self._partial)
+
+    def messages(self, data: bytes, max_bytes: Callable[[], int]) -> Iterator[bytes]:
+        """Yield the messages that *data* completes. Raises ValueError for one that is compressed or too long."""
+        num_bytes = len(data) - PREFIX_BYTES
+        if not self._partial and num_bytes >= 0 and data.startswith(_prefix(num_bytes)):
+            # The usual case: a message arrives alone and complete.
+            yield data[PREFIX_BYTES:]
+            return
+        # To join the pieces of a long message each time would take time that grows with its square.
+        self._partial += data
+        while len(self._partial) >= PREFIX_BYTES:
+            num_bytes = int.from_bytes(self._partial[1:PREFIX_BYTES], "big")
+            if self._partial[0] or num_bytes > max_bytes():
+                raise ValueError
+            end = PREFIX_BYTES + num_bytes
+            if end > len(self._partial):
+                return
+            message = bytes(self._partial[PREFIX_BYTES:end])
+            del self._partial[:end]
+            yield message
+
+
+def _prefix(num_bytes: int) -> bytes:
+    return b"\0" + num_bytes.to_bytes(4, "big")
+
+
+def _prefixed(*parts: bytes) -> memoryview:
+    return memoryview(b"".join((_prefix(sum(map(len, parts))), *parts)))
