@@ -16,6 +16,7 @@ from saccade.gateway.apis.pages import page
 from saccade.gateway.apis.routes import route
 from saccade.gateway.application import Application
 from saccade.gateway.server.access_log import MAX_ERRORS, AccessLog
+from saccade.gateway.server.answer_memory import AnswerMemory
 from saccade.gateway.server.middleware import GuardMiddleware, Keys, TelemetryMiddleware
 from saccade.gateway.server.origins import AllowedOrigins
 from saccade.gateway.tenants.api_keys import ApiKeyStore, TenantReport
@@ -67,7 +68,8 @@ class Admin:
             redirect_slashes=False,
         )
         admin_keys = Keys(ApiKeyStore(keys, kind="admin"), {PAGE})
-        guarded = GuardMiddleware(router, admin_keys, AllowedOrigins((), (), keyless=False))
+        counted = AnswerMemory(router, lambda _: app.limits.reserve.reservation())
+        guarded = GuardMiddleware(counted, admin_keys, AllowedOrigins((), (), keyless=False))
         self._asgi = TelemetryMiddleware(guarded, app.metrics, access_log)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -18,8 +18,9 @@ from saccade.gateway.request import Limits
 from saccade.gateway.served_models.model_registry import ModelRegistry
 from saccade.gateway.served_models.served_model import Parsers
 from saccade.gateway.server.access_log import AccessLog
+from saccade.gateway.server.answer_memory import AnswerMemory
 from saccade.gateway.server.body import BodyReader
-from saccade.gateway.server.middleware import guarded
+from saccade.gateway.server.middleware import METRICS_PATH, guarded
 from saccade.gateway.siblings import Siblings
 from saccade.gateway.structured_output.grammars import RequestGrammars
 from saccade.gateway.tenants.api_keys import ApiKeyStore, TenantMetrics, TenantReport, tenant_reports
@@ -85,7 +86,11 @@ class Application:
         )
         self._apis = Apis(config, self.bodies, self.pipeline, self.siblings)
         router = Router(self._apis.routes, redirect_slashes=False)
-        self.asgi = guarded(router, config, self._api_keys, metrics, self._access_log, self._tracer)
+        of_operator, of_clients = self.limits.reserve.reservation, self.bodies.answer_memory
+        counted = AnswerMemory(
+            router, lambda scope: of_operator() if scope["path"] == METRICS_PATH else of_clients(scope)
+        )
+        self.asgi = guarded(counted, config, self._api_keys, metrics, self._access_log, self._tracer)
         self._following: asyncio.Task[None] | None = None
 
     async def start(self) -> None:

@@ -1,8 +1,8 @@
 """Limits on what requests hold of a gateway: places, turns on the event loop, and bytes.
 
-All requests share one budget for the encoded bytes that they hold: bodies, data: URLs and fetched images. A request
-reserves bytes before it reads them and releases them as soon as it drops them. If there is no room, the request waits
-until a deadline: without one, two requests that wait for each other's bytes would never end.
+All requests share one budget for the bytes that they hold: bodies, data: URLs, fetched images, and answers that wait
+for their clients. A request reserves bytes before it reads them and releases them as soon as it drops them. If there is
+no room, the request waits until a deadline: without one, two requests that wait for each other's bytes would never end.
 """
 
 import asyncio
@@ -200,6 +200,8 @@ def _is_large(num_body_bytes: int | None) -> bool:
     return num_body_bytes is None or num_body_bytes > LARGE_BODY_BYTES
 
 
+NO_ROOM = "Other requests hold all memory for bodies and answers; try again shortly."
+
 CLIENT_SHARE = 0.5
 """The share of the budget that one client may hold."""
 
@@ -253,8 +255,22 @@ class ByteBudget:
                 self._waiting.remove(waiter)
                 self._grant()
             if isinstance(error, TimeoutError):
-                raise QueueFull("Other requests hold all memory for request bodies; try again shortly.") from error
+                raise QueueFull(NO_ROOM) from error
             raise
+
+    def claim(self, client: Hashable, nbytes: int) -> None:
+        """Take *nbytes* of *client* for an answer that exists already, so that it cannot wait for room.
+
+        Raises QueueFull if there is no room, and BodyTooLarge if there can never be.
+        """
+        if nbytes > self.capacity_bytes:
+            raise BodyTooLarge(f"The answer takes {nbytes} bytes of memory; all together get {self.capacity_bytes}.")
+        num_own = self._client_bytes[client]
+        if num_own and num_own + nbytes > self.capacity_bytes * CLIENT_SHARE:
+            raise QueueFull("Your requests hold half of all memory; read the answers that wait, then send this again.")
+        if self.num_bytes + nbytes > self.capacity_bytes:
+            raise QueueFull(NO_ROOM)
+        self.take(client, nbytes)
 
     def is_over(self, client: Hashable) -> bool:
         """Whether *client*, or all clients together, hold more than they may."""
@@ -310,6 +326,11 @@ class Reservation:
     async def grow(self, nbytes: int) -> None:
         """Reserve *nbytes* more, waiting for room. Raises QueueFull."""
         await self._budget.reserve(self.client, nbytes, self.num_bytes)
+        self.num_bytes += nbytes
+
+    def claim(self, nbytes: int) -> None:
+        """Reserve *nbytes* more for an answer, without waiting. Raises QueueFull and BodyTooLarge."""
+        self._budget.claim(self.client, nbytes)
         self.num_bytes += nbytes
 
     @property

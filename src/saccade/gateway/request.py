@@ -18,13 +18,21 @@ PIXELS_WAIT_SECONDS = 10.0
 """How long a request waits for room for its pixels."""
 
 
+RESERVE_BYTES = 16 << 20
+"""Memory for answers to the operator: /metrics and the admin port must answer while clients hold all other memory."""
+
+
 @dataclass(frozen=True)
 class Limits:
-    """The limits that a gateway's requests share: places and turns, memory for clients' data, memory for pixels."""
+    """The limits that a gateway's requests share: places and turns, memory for clients' data, memory for pixels.
+
+    *reserve* is for answers to the operator.
+    """
 
     admission: Admission
     memory: ByteBudget
     pixels: FairQueue
+    reserve: ByteBudget
 
     @classmethod
     def of(cls, config: GatewayConfig) -> Self:
@@ -33,6 +41,7 @@ class Limits:
             Admission(config.max_requests, config.max_tenant_requests),
             ByteBudget(config.max_request_memory_bytes, config.memory_wait_seconds),
             FairQueue(config.max_pixel_bytes, "images", max_waiting=None, wait_seconds=PIXELS_WAIT_SECONDS),
+            ByteBudget(RESERVE_BYTES),
         )
 
 

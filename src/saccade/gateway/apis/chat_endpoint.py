@@ -20,6 +20,7 @@ from saccade.gateway.output.answer import Answer
 from saccade.gateway.output.choice import Chunk
 from saccade.gateway.pipeline import Part, Pipeline
 from saccade.gateway.request import Request
+from saccade.gateway.server.answer_memory import IS_COUNTED
 from saccade.gateway.server.body import BodyReader, while_connected
 from saccade.gateway.server.connection import CONNECTION
 from saccade.gateway.server.event_stream import EventStream, WholeResponse
@@ -168,10 +169,11 @@ class ChatEndpoint:
         self, reading: Coroutine[Any, Any, list[tuple[Format, Part]]], request: Request, scope: Scope, send: Send
     ) -> None:
         parts = await reading
-        if not parts[0][1].params.stream:
-            await self._generate(parts, request, WholeResponse(send))
-            return
+        scope[IS_COUNTED] = True
         with request.reservation() as unread:
+            if not parts[0][1].params.stream:
+                await self._generate(parts, request, WholeResponse(send, unread))
+                return
             connection, failure = scope[CONNECTION], parts[0][0].failure
             async with EventStream(send, connection, self.ping_interval_seconds, unread, failure) as stream:
                 await self._generate(parts, request, stream)

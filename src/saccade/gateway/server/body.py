@@ -7,7 +7,7 @@ import asyncio
 import codecs
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NamedTuple, Self
@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope
 
 from saccade.errors import BodyTooLarge, InvalidValue, UnsupportedMediaType
 from saccade.gateway.config import ServerSettings
-from saccade.gateway.limits import LARGE_BODY_BYTES, WorkThreads
+from saccade.gateway.limits import LARGE_BODY_BYTES, Reservation, WorkThreads
 from saccade.gateway.request import COPIES, Limits, Request
 from saccade.gateway.server.connection import CONNECTION, Connection
 from saccade.gateway.server.content_coding import OUTPUT_BYTES, EncodedBody, coding_of
@@ -58,8 +58,14 @@ class BodyReader:
     ) -> AbstractContextManager[Request]:
         """Serve the request of *scope* in the block, for *account* or that of its key. Raises as Request.begin()."""
         account = account or scope[ACCOUNT]
-        client = account.tenant.id or self.proxies.client_of(scope)
-        return Request.begin(self.limits, account, client, is_charged=is_charged)
+        return Request.begin(self.limits, account, self._client(scope, account), is_charged=is_charged)
+
+    def answer_memory(self, scope: Scope) -> Reservation:
+        """Return an empty reservation for the answer to the request of *scope*."""
+        return self.limits.memory.reservation(self._client(scope, scope[ACCOUNT]))
+
+    def _client(self, scope: Scope, account: Account) -> Hashable:
+        return account.tenant.id or self.proxies.client_of(scope)
 
     async def read(self, scope: Scope, receive: Receive, request: Request) -> bytearray:
         """Return the body, decoded, and reserve memory for it; LARGE_BODY_BYTES or less need no reservation.

@@ -38,6 +38,9 @@ SMALL_READ_BYTES = 4 << 10
 SMALL_PIECE_BYTES = 256
 """A body of smaller pieces on average is read SMALL_READ_BYTES at a time: each piece takes microseconds."""
 
+UNSENT_BYTES = 64 << 10
+"""What a connection may hold of answers that its client does not read, and one piece more."""
+
 OTHER_DESCRIPTORS = 256
 """File descriptors other than client connections: workers, decode processes, fetches, files."""
 
@@ -118,6 +121,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for the first request."""
         super().connection_made(transport)
+        transport.set_write_buffer_limits(UNSENT_BYTES)  # that of TLS is larger by default
         self._head_since = self.loop.time()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -364,6 +368,11 @@ class Connections:
     @property
     def num_open(self) -> int:
         return len(self._open)
+
+    @property
+    def num_unsent_bytes(self) -> int:
+        """Bytes of answers that wait in all connections."""
+        return sum(connection.transport.get_write_buffer_size() for connection in tuple(self._open))
 
     def __call__(self, *arguments: Any, **settings: Any) -> asyncio.BufferedProtocol:
         """Return the protocol of a new connection; *arguments* and *settings* are uvicorn's."""

@@ -51,10 +51,11 @@ def error_event(error: SaccadeError) -> bytes:
 
 
 class WholeResponse:
-    """A response that is sent at once when it is complete."""
+    """A response that is sent at once when it is complete. *memory* counts it."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, memory: Reservation) -> None:
         self._send = send
+        self._memory = memory
 
     def write(self, events: bytes) -> bool:
         """Write nothing, since there are no events."""
@@ -65,6 +66,7 @@ class WholeResponse:
 
     async def end(self, body: bytes) -> None:
         """Send the whole response, in JSON."""
+        self._memory.take(len(body))
         await send_json(self._send, 200, body)
 
 

@@ -1,0 +1,59 @@
+"""A whole answer is counted until its client has read it, and handed to its connection in pieces.
+
+A connection keeps what it cannot send, perhaps in a copy. So an answer waits here instead: no connection has more than
+a few pieces of it. Streams count what they keep themselves (event_stream.py).
+"""
+
+from collections.abc import Callable, Iterator
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from saccade.gateway.limits import Reservation
+
+PIECE_BYTES = 64 << 10
+"""A longer answer is counted. The others fit into the kernel's buffer of a connection."""
+
+IS_COUNTED = "saccade.is_counted"
+"""Key of the ASGI scope, which is there if the endpoint counts its answer itself."""
+
+
+class AnswerMemory:
+    """An ASGI application around *app*: each long answer takes its bytes from the reservation of its request.
+
+    If there is no room, QueueFull is raised from the call that would have sent the answer, and nothing is sent.
+    """
+
+    def __init__(self, app: ASGIApp, reservation_of: Callable[[Scope], Reservation]) -> None:
+        self._app = app
+        self._reservation_of = reservation_of
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        head: Message | None = None
+
+        async def send_counted(message: Message) -> None:
+            nonlocal head
+            if message["type"] == "http.response.start":
+                head = message
+                return
+            start, head = head, None
+            body, has_more = message.get("body", b""), message.get("more_body", False)
+            if len(body) <= PIECE_BYTES or scope["method"] == "HEAD":
+                if start is not None:
+                    await send(start)
+                await send(message)
+                return
+            with self._reservation_of(scope) as memory:
+                if start is not None:
+                    if not has_more and IS_COUNTED not in scope:
+                        memory.claim(len(body))
+                    await send(start)
+                for piece, is_last in _pieces(body):
+                    await send({"type": "http.response.body", "body": piece, "more_body": has_more or not is_last})
+
+        await self._app(scope, receive, send_counted)
+
+
+def _pieces(body: bytes) -> Iterator[tuple[bytes, bool]]:
+    """Return *body* in pieces, each with whether it is the last. They are copies: a view would keep all of *body*."""
+    for start in range(0, len(body), PIECE_BYTES):
+        yield body[start : start + PIECE_BYTES], start + PIECE_BYTES >= len(body)
