@@ -6,6 +6,8 @@ from collections.abc import Sequence as Ordered
 from math import prod
 from uuid import uuid4
 
+import msgspec
+
 from saccade.engine.core.encoder_cache import EncoderCache
 from saccade.engine.core.encoder_scheduler import EncodeCosts
 from saccade.engine.core.images import Until
@@ -52,13 +54,22 @@ def sequence(
     return of([arrival] * length, media, arrival, max_tokens)
 
 
-def of(token_ids: Ordered[int], media: tuple[MediaItem, ...], arrival: int, max_tokens: int = 4) -> Sequence:
-    """A sequence of these tokens and images."""
+def of(
+    token_ids: Ordered[int],
+    media: tuple[MediaItem, ...],
+    arrival: int,
+    max_tokens: int = 4,
+    num_samples: int = 1,
+    num_at_once: int | msgspec.UnsetType = msgspec.UNSET,
+) -> Sequence:
+    """Sample 0 of a request for these tokens and images."""
     request = EngineRequest(
         request_id=uuid4().hex,
         token_ids=list(token_ids),
         sampling=SamplingParams(max_tokens=max_tokens),
         media=media,
+        num_samples=num_samples,
+        num_at_once=num_at_once,
     )
     return Sequence(0, request, arrival, 0, b"", MultimodalPositions([]))
 

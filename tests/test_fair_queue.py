@@ -22,7 +22,7 @@ def queue_of(
         "films",
         max_waiting=max_waiting,
         wait_seconds=PATIENT,
-        client_capacity=client_capacity,
+        client_capacity=None if client_capacity is None else lambda _: client_capacity,
         client_share=share,
     )
 
@@ -179,7 +179,7 @@ async def test_light_turns_do_not_keep_out_a_heavy_one() -> None:
 
 
 async def test_turn_over_the_capacity_is_given_alone() -> None:
-    crowd = Crowd(queue_of(10, client_capacity=5))
+    crowd = Crowd(queue_of(10))
     await crowd.come("a1")
     await crowd.come("b1", weight=11)
     await crowd.come("c1")
@@ -189,6 +189,32 @@ async def test_turn_over_the_capacity_is_given_alone() -> None:
     await crowd.leave("b1")
     assert crowd.served == ["a1", "b1", "c1"]
     await crowd.go()
+
+
+async def test_turn_over_its_client_s_capacity_weighs_no_more() -> None:
+    queue = FairQueue(
+        10,
+        "films",
+        max_waiting=9,
+        wait_seconds=PATIENT,
+        client_capacity=lambda num_of_others: max(1, (10 - num_of_others) // 2),
+    )
+    with await queue.enter("a", 11) as first, await queue.enter("b", 11) as second, await queue.enter("c", 1) as third:
+        assert (first.weight, second.weight, third.weight, queue.weight) == (5, 2, 1, 8)
+    assert queue.weight == 0
+
+
+@pytest.mark.parametrize(("held", "weight"), [(0, 10), (4, 6), (5, 5), (6, 0)])
+async def test_a_heavy_turn_begins_when_half_of_what_its_client_may_hold_is_free(held: int, weight: int) -> None:
+    queue = queue_of(100, client_capacity=10)
+    with await queue.enter("a", held or 1) as other:
+        if not held:
+            other.leave()
+        heavy = asyncio.create_task(queue.enter("a", 50))
+        await settle()
+        assert queue.weight - held == weight
+    with await heavy as turn:
+        assert turn.weight == (weight or 10)
 
 
 async def test_waiting_places_are_shared() -> None:
@@ -326,11 +352,13 @@ class Model:
         while self.waiting:
             held = Counter({client: self.weight_of(client) for client in "abcd"})
             heads = {name[0]: name for name in reversed(self.waiting)}
-            free = [
-                name
+            rooms = {client: self.client_capacity - held[client] for client in heads}
+            weights = {
+                name: rooms[client] if rooms[client] * 2 >= self.client_capacity else self.weights[name]
                 for client, name in heads.items()
-                if not held[client] or held[client] + self.weights[name] <= self.client_capacity
-            ]
+            }
+            weights = {name: min(weight, self.weights[name]) for name, weight in weights.items()}
+            free = [name for client, name in heads.items() if weights[name] <= rooms[client]]
             if not free:
                 return
             order = [name[0] for name in self.served]
@@ -342,8 +370,9 @@ class Model:
                     self.waiting.index(name),
                 ),
             )
-            if held.total() and held.total() + self.weights[chosen] > self.capacity:
+            if held.total() and held.total() + weights[chosen] > self.capacity:
                 return
+            self.weights[chosen] = weights[chosen]
             self.waiting.remove(chosen)
             self.holding.append(chosen)
             self.served.append(chosen)

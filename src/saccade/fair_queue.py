@@ -4,12 +4,13 @@
     with await films.enter(client):
         await show(film)
 
-A unit of capacity is whatever is scarce: a process, a thread, a byte. The weight of a turn is how many it takes. A
+A unit of capacity is whatever is scarce: a process, a row, a byte. The weight of a turn is how many it takes. A
 client is whoever shares fairly with others: a tenant, or an address without API keys.
 """
 
 import asyncio
 import contextlib
+import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Hashable, Set
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ MAX_REMEMBERED = 1024
 class _Waiter:
     """The request *number* for a turn; *granted* is done when it has one, was refused, or was cancelled.
 
-    *obstacle* is the last result of *obstacle_now*.
+    *weight* is what it asks for, and then what it has. *obstacle* is the last result of *obstacle_now*.
     """
 
     client: Hashable
@@ -43,13 +44,16 @@ class _Waiter:
 
 
 class FairQueue:
-    """Gives out turns that weigh at most *capacity* together, those of one client at most *client_capacity*.
+    """Gives out turns that weigh at most *capacity* together.
+
+    The turns of one client weigh at most *client_capacity* of the weight of all others' turns. A turn that is too heavy
+    does not wait for all the others of its client: it begins when half of that is free, with the weight that is free.
 
     The next turn goes to the client whose turns weigh least for its priority; of several such clients, to the one that
     was served longest ago, or that came first. The turns of one client are in order of arrival. A turn that does not
     fit yet waits for others to end, and later ones wait after it, so that light turns do not keep out a heavy one. Only
-    a client at its own capacity and a turn with an obstacle are passed over. A turn over a capacity is granted if there
-    is no other.
+    a client at its own capacity and a turn with an obstacle are passed over. A turn over the capacity is granted if
+    there is no other.
 
     At most *max_waiting* wait, None without a bound, each for at most *wait_seconds*, None without an end; of the
     places that others leave, one client has at most *client_share*. In errors, *what* names what
@@ -63,7 +67,7 @@ class FairQueue:
         *,
         max_waiting: int | None,
         wait_seconds: float | None,
-        client_capacity: int | None = None,
+        client_capacity: Callable[[int], int] | None = None,
         client_share: float = CLIENT_SHARE,
     ) -> None:
         self._capacity = capacity
@@ -86,6 +90,11 @@ class FairQueue:
     @property
     def num_waiting(self) -> int:
         return sum(not waiter.granted.done() for line in self._lines.values() for waiter in line)
+
+    def has_waiting_besides(self, client: Hashable) -> bool:
+        """Whether turns of others than *client* wait."""
+        lines = (line for other, line in self._lines.items() if other != client)
+        return any(not waiter.granted.done() for line in lines for waiter in line)
 
     async def enter(
         self,
@@ -119,7 +128,7 @@ class FairQueue:
                     "send fewer at a time."
                 ) from None
             raise
-        return Turn(partial(self._leave, client, weight))
+        return Turn(waiter.weight, partial(self._leave, client, waiter.weight))
 
     def grow(self, num_more: int) -> None:
         """Add *num_more* units of capacity, or remove some: turns above it go on; without any, none begins."""
@@ -130,7 +139,8 @@ class FairQueue:
         """Grant turns as long as the next one without an obstacle fits."""
         obstacles: set[Hashable] = set()
         while (waiter := self._next(obstacles)) is not None:
-            if not self._fits(self.weight, waiter.weight, self._capacity):
+            weight = self._weight_of(waiter)
+            if not self._fits(self.weight, weight, self._capacity):
                 return
             try:
                 waiter.obstacle = waiter.obstacle_now()
@@ -141,7 +151,8 @@ class FairQueue:
                 obstacles.add(waiter.obstacle)
                 continue
             self._lines[waiter.client].remove(waiter)
-            self._load[waiter.client] += waiter.weight
+            waiter.weight = weight
+            self._load[waiter.client] += weight
             self._note_turn(waiter.client)
             waiter.granted.set_result(None)
 
@@ -195,11 +206,21 @@ class FairQueue:
                 del self._lines[client]
                 continue
             first = next((one for one in line if not one.granted.done() and one.obstacle not in obstacles), None)
-            if first is not None and (
-                self._client_capacity is None or self._fits(self._load[client], first.weight, self._client_capacity)
-            ):
+            if first is not None and self._load[client] + self._weight_of(first) <= self._most_of(client):
                 candidates.append(first)
         return min(candidates, key=self._service, default=None)
+
+    def _most_of(self, client: Hashable) -> float:
+        """Return what the turns of *client* may weigh together."""
+        if self._client_capacity is None:
+            return math.inf
+        return self._client_capacity(self.weight - self._load[client])
+
+    def _weight_of(self, waiter: _Waiter) -> int:
+        """Return what the turn of *waiter* would weigh now, or what it asks for if it must wait for its client's."""
+        most = self._most_of(waiter.client)
+        free = most - self._load[waiter.client]
+        return waiter.weight if waiter.weight <= free or free < most / 2 else int(free)
 
     def _service(self, waiter: _Waiter) -> tuple[float, int, int]:
         """Return what the waiter's client has: the weight of its turns, when it last had one, when this one came."""
@@ -218,9 +239,10 @@ class FairQueue:
 
 
 class Turn:
-    """A client's turn. A context manager: at the end of the block it ends."""
+    """A client's turn of *weight*. A context manager: at the end of the block it ends."""
 
-    def __init__(self, end: Callable[[], None]) -> None:
+    def __init__(self, weight: int, end: Callable[[], None]) -> None:
+        self.weight = weight
         self._end: Callable[[], None] | None = end
 
     def __enter__(self) -> Self:

@@ -192,6 +192,30 @@ def test_samples_of_an_image_that_came_by_its_hash(tiny_qwen3_vl: Path) -> None:
     assert idle(subject)
 
 
+@table("at_once", [1, 2, 4, 9])
+@table("loses", [False, True])
+def test_samples_of_which_few_run_at_a_time_answer_the_same(tiny_qwen3_vl: Path, at_once: int, loses: bool) -> None:
+    """Also if the caches drop all that they may, while samples wait for others and their image came by its hash."""
+    subject = engines.engine(tiny_qwen3_vl)
+    inline = several(tiny_qwen3_vl, 4, max_tokens=6)
+    expected = alone(subject, inline)
+    asked = msgspec.structs.replace(inline, num_at_once=at_once)
+    if loses:
+        asked = msgspec.structs.replace(asked, media=(msgspec.structs.replace(inline.media[0], inline=None),))
+    most = 0
+
+    def watch() -> None:
+        nonlocal most
+        most = max(most, len(subject.scheduler.running))
+        if loses:
+            subject.scheduler.reset_caches(prefix=True, media=True)
+
+    told = engines.drain(subject, asked, each_step=watch)
+    assert {name: answer.token_ids for name, answer in told.answers.items()} == expected
+    assert most == min(at_once, 4)
+    assert idle(subject)
+
+
 def deltas(subject: Engine, steps: int = 1) -> list[TokenDelta]:
     return [delta for _ in range(steps) for frame in subject.step().values() for delta in frame.deltas]
 

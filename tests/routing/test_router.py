@@ -65,10 +65,10 @@ def test_without_reports_nothing_is_claimed() -> None:
 def test_work_is_booked_with_the_choice_and_taken_back() -> None:
     router = router_of(b=blocks(9))
     booking = book(router, [A, B], PROMPT, now=0)
-    assert router.work["b"] == WorkInFlight(1, 161, prefill_tokens=17, num_samples=1)
+    assert router.work["b"] == WorkInFlight(1, 161, prefill_tokens=17, num_samples=1, num_rows=1)
     booking.first_token()
     booking.first_token()
-    assert router.work["b"] == WorkInFlight(1, 161, decode_blocks=11, num_samples=1)
+    assert router.work["b"] == WorkInFlight(1, 161, decode_blocks=11, num_samples=1, num_rows=1)
     booking.close(now=1)
     assert router.work["b"] == WorkInFlight()
     aborted = book(router, [A, B], PROMPT, now=0)
@@ -150,10 +150,15 @@ def test_candidates_show_every_term_of_the_cost_and_a_preview_books_nothing() ->
     candidates, chosen, _ = router.preview([A, busy], prompt, looked_up(router, [A, B], prompt), now=6)
     assert candidates == [
         Candidate(
-            "a", WorkInFlight(1, 161, decode_blocks=11, num_samples=1), 113, 100, overlap_tokens=48, held_tokens=48
+            "a",
+            WorkInFlight(1, 161, decode_blocks=11, num_samples=1, num_rows=1),
+            113,
+            100,
+            overlap_tokens=48,
+            held_tokens=48,
         ),
         # One of the three that wait is this gateway's own.
-        Candidate("b", WorkInFlight(1, 161, 161, num_samples=1), 161, 100, foreign_requests=2),
+        Candidate("b", WorkInFlight(1, 161, 161, num_samples=1, num_rows=1), 161, 100, foreign_requests=2),
     ]
     assert (candidates[0].cost, candidates[1].cost) == (113 + 100 + 11, 161 + 100 + 161 + 2 * 161)
     assert chosen == candidates[0]

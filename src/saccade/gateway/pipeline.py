@@ -235,6 +235,7 @@ class Pipeline:
             media=items,
             salt=prompt.salt,
             num_samples=prompt.num_samples,
+            num_at_once=UNSET if prompt.num_samples <= placement.num_at_once else placement.num_at_once,
             traceparent=UNSET if trace is None else trace.traceparent,
         )
         # The worker may ask for images that were sent by their hash; it has the pixels of the others. The decode

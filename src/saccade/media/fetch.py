@@ -146,7 +146,7 @@ class Fetcher:
             "image fetches",
             max_waiting=None,
             wait_seconds=config.turn_timeout_seconds,
-            client_capacity=config.max_concurrent_per_client,
+            client_capacity=lambda _: config.max_concurrent_per_client,
         )
         self._session: aiohttp.ClientSession | None = None
 

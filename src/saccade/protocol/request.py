@@ -76,7 +76,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     """A prompt for the engine. *salt* separates tenants in every cache of blocks and encoder outputs.
 
-    *num_samples* answers are drawn, each with deltas under its index; prompt and images are computed once.
+    *num_samples* answers are drawn, each with deltas under its index; prompt and images are computed once. At most
+    *num_at_once* of them are computed at a time, however many rows are free.
     *kv_transfer* makes it one leg of a request that two workers serve; send it only to workers whose Description has
     the role for it. The request of a decode leg has no pixels; its gateway supplies them at any time if asked.
     *traceparent* names the request's span for engines that send spans of their own; ours answers with SampleTimes.
@@ -88,6 +89,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     media: tuple[MediaItem, ...] = ()
     salt: bytes = b""
     num_samples: int = 1
+    num_at_once: int | msgspec.UnsetType = msgspec.UNSET
     kv_transfer: SendKv | ReceiveKv | None = None
     traceparent: str | msgspec.UnsetType = msgspec.UNSET
 

@@ -16,7 +16,7 @@ class WorkInFlight(NamedTuple):
     """The unfinished work that a gateway has sent to a worker. Ordered: fewer requests first, then fewer tokens.
 
     *prefill_tokens* is the work of requests without a first token, *decode_blocks* the blocks of the prompts of all
-    others. The requests ask for *num_samples* answers together.
+    others. The requests ask for *num_samples* answers together, of which *num_rows* may be computed at a time.
     """
 
     num_requests: int = 0
@@ -24,6 +24,7 @@ class WorkInFlight(NamedTuple):
     prefill_tokens: int = 0
     decode_blocks: int = 0
     num_samples: int = 0
+    num_rows: int = 0
 
     def plus(self, other: "WorkInFlight") -> "WorkInFlight":
         return WorkInFlight(*map(operator.add, self, other))

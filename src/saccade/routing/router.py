@@ -194,7 +194,8 @@ class RoutedPrompt(NamedTuple):
     """The input of the choice.
 
     *keys* are the keys of reusable blocks by partition; the last token is always computed. consistent_hash uses
-    *affinity*. *reads_cache* is False for a prompt that is computed as a whole. It has *num_samples* answers.
+    *affinity*. *reads_cache* is False for a prompt that is computed as a whole. It has *num_samples* answers, of
+    which *num_rows* are computed at a time.
     """
 
     num_tokens: int
@@ -203,6 +204,7 @@ class RoutedPrompt(NamedTuple):
     affinity: bytes = b""
     reads_cache: bool = True
     num_samples: int = 1
+    num_rows: int = 1
 
 
 class Option(NamedTuple):
@@ -337,7 +339,7 @@ class Router:
         choice = self._choose(self._chooser, options, prompt, overlaps, now)
         chosen = choice.chosen
         option = next(option for option in options if option.name == chosen.name)
-        work = WorkInFlight(1, prompt.num_tokens, chosen.left_tokens, num_samples=prompt.num_samples)
+        work = WorkInFlight(1, prompt.num_tokens, chosen.left_tokens, 0, prompt.num_samples, prompt.num_rows)
         predictions = self._predictions(option)
         expectation = predictions.add(option.name, _expected(option, prompt, chosen), now)
         decoding = work._replace(prefill_tokens=0, decode_blocks=-(-prompt.num_tokens // option.partition.block_size))

@@ -2,14 +2,15 @@
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduling import FEATURE_BYTES, check_holdings, lengths, paged, run, scheduler, sequence
+from scheduling import FEATURE_BYTES, check_holdings, lengths, of, paged, run, scheduler, sequence
 
 from saccade.engine.core.planning import plan_step
 from saccade.engine.core.sequence import Sequence
-from saccade.errors import QueueFull
+from saccade.errors import InternalError, QueueFull
 from saccade.models.positions import MultimodalPositions
 from saccade.protocol.output import FinishReason
 
@@ -185,6 +186,56 @@ def test_full_queue_refuses() -> None:
         subject.check_queue()
     run(subject)
     subject.check_queue()
+
+
+def with_samples(arrival: int, num_samples: int, num_at_once: int | msgspec.UnsetType = msgspec.UNSET) -> Sequence:
+    return of([arrival] * 3, (), arrival, 5, num_samples, num_at_once)
+
+
+def test_samples_of_several_requests_take_rows_in_turn() -> None:
+    subject = scheduler(seqs=2)
+    for arrival, num_samples in ((1, 4), (2, 3), (3, 1)):
+        subject.add(with_samples(arrival, num_samples))
+    began: list[tuple[int, int]] = []
+    while subject.has_work:
+        began += [(one.arrival, one.index) for one in run(subject).chunks if (one.arrival, one.index) not in began]
+    assert began == [(1, 0), (2, 0), (1, 1), (3, 0), (2, 1), (1, 2), (2, 2), (1, 3)]
+
+
+@pytest.mark.parametrize("ends", ["by itself", "aborted", "aborted while it waits", "with its request"])
+def test_no_more_samples_run_at_once_than_their_request_may_have(ends: str) -> None:
+    subject = scheduler(seqs=8)
+    subject.add(first := with_samples(1, 9, num_at_once=3))
+    run(subject)
+    if ends == "aborted":
+        subject.end(first, FinishReason.ABORT)
+    elif ends == "aborted while it waits":
+        for waiting in list(subject.parked)[:2]:
+            subject.end(waiting, FinishReason.ABORT)
+    elif ends == "with its request":
+        subject.fail(first, InternalError("The model failed."))
+    most = 0
+    while subject.has_work:
+        assert len(run(subject).chunks) <= 3
+        most = max(most, len(subject.running))
+    assert most == (0 if ends == "with its request" else 3)
+    assert (subject.parked, subject.requests[0]) == ({}, {})
+    check_holdings(subject)
+
+
+def test_few_requests_with_many_samples_leave_places_to_wait_to_others() -> None:
+    subject = scheduler(seqs=1, num_blocks=400)
+    subject.budgets = replace(subject.budgets, max_num_waiting=4)
+    subject.add(with_samples(1, 30))
+    run(subject)
+    assert len(subject.waiting) == 29
+    subject.check_queue()
+    subject.add(with_samples(2, 4))
+    subject.add(with_samples(3, 1))
+    subject.check_queue()
+    subject.add(with_samples(4, 1))
+    with pytest.raises(QueueFull, match="are waiting at this worker"):
+        subject.check_queue()
 
 
 def test_a_short_prompt_does_not_wait_for_a_long_one_to_end() -> None:

@@ -14,6 +14,7 @@ from echo_worker import STALL, ask, serving
 from fronts import DESCRIPTION
 from prometheus_client import CollectorRegistry
 from streams import ScriptedStream, stream
+from tables import table
 from waiting import until
 
 from saccade.errors import (
@@ -527,6 +528,58 @@ async def test_tenants_take_turns_at_a_worker_that_is_alone() -> None:  # F11
             await until(lambda: dispatcher.num_waiting == 3)
         await asyncio.gather(*waiting)
     assert order == [b"other", b"one", b"one"]
+
+
+HEAVY = {
+    "samples of one request": [(1, 128)],
+    "samples of several requests": [(3, 128)],
+    "few samples of many requests": [(40, 8)],
+    "many long answers": [(200, 1)],
+    "128 prompts of a completion, each with samples": [(128, 2)],
+    "requests of every size": [(20, 1), (1, 128), (20, 1), (5, 16)],
+    "two tenants with all that they may have": [(200, 1), (3, 128)],
+}
+"""What is sent before another tenant's chat: numbers of requests, and of samples of each."""
+
+
+@table("sent", HEAVY.values(), HEAVY)
+@table("workers", ["a", "ab"])
+@table("queue", [0, 8, 64])
+@table("num_processes", [1, 2])
+async def test_whatever_a_tenant_sends_others_find_rows(
+    sent: list[tuple[int, int]], workers: str, queue: int, num_processes: int
+) -> None:  # F11
+    limits = DispatchLimits(
+        worker_queue=queue, lone_worker_queue=queue, client_share=0.75, max_waiting=1000, num_processes=num_processes
+    )
+    _, router, dispatcher = scripted(*workers, limits=limits, max_num_seqs=64)
+    is_over = asyncio.Event()
+    placed: list[Placement] = []
+
+    async def hold(prompt: Prompt) -> None:
+        async with dispatcher.place("echo", prompt) as placement:
+            placed.append(placement)
+            await is_over.wait()
+
+    names = [b"one", b"two"] if sent is HEAVY["two tenants with all that they may have"] else [b"one"] * len(sent)
+    asked = [
+        Prompt([1], tenant=Tenant(id=name), num_samples=num_samples)
+        for name, (number, num_samples) in zip(names, sent, strict=True)
+        for _ in range(number)
+    ]
+    tasks = [asyncio.create_task(hold(prompt)) for prompt in asked]
+    for _ in range(20):
+        await asyncio.sleep(0)
+    num_rows = 64 * len(workers) // num_processes
+    num_held = sum(placement.num_at_once for placement in placed)
+    assert num_held < num_rows
+    assert num_held >= min(num_rows // 2, sum(prompt.num_samples for prompt in asked) // 2, 64 // num_processes // 2)
+    async with asyncio.timeout(0), dispatcher.place("echo", Prompt([1], tenant=Tenant(id=b"other"))) as placement:
+        assert placement.num_at_once == 1
+    is_over.set()
+    await asyncio.gather(*tasks)
+    assert len(placed) == len(asked)
+    assert all(work == WorkInFlight() for work in router.work.values())
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ most half as many tokens. Waiting costs the shorter prompt relatively more time 
 later prompts do not use go to the long prompt after all. So a prompt of s tokens after k <= 8 prompts that each need
 twice as many has its first token at most ceil(s / floor(t / 2**k)) steps after its admission, however long the others
 are, plus one step for each of them that ends meanwhile; t is the step's token budget without its decodes. The first
-prompt never gets less than half of t. Admission itself stays in order of arrival.
+prompt never gets less than half of t. Admission itself stays in order of arrival, in which sample i of a request counts
+as though it had come i requests later.
 """
 
 from collections import deque
@@ -191,7 +192,7 @@ class _Planner:
         running = [sequence for sequence in self._starved if sequence in scheduler.running]
         if not running or any(sequence.num_steps_in_flight for sequence in scheduler.running):
             return
-        oldest = min(running, key=lambda sequence: sequence.arrival)
+        oldest = min(running, key=lambda sequence: sequence.turn)
         self._add_chunk(oldest)
         for victim in victims:
             if oldest in self._draft.chunks:
@@ -231,7 +232,7 @@ class _Planner:
         """Yield running sequences in the order in which decodes preempt them. The sort runs when the first is taken."""
         # Sequences that cannot be computed again go last; among the others the newest goes first.
         running = self._scheduler.running
-        yield from sorted(running, key=lambda victim: (victim.recomputable, victim.arrival), reverse=True)
+        yield from sorted(running, key=lambda victim: (victim.recomputable, victim.turn), reverse=True)
 
     def _make_room(self, sequence: Sequence, victims: Iterator[Sequence]) -> bool:
         """Reserve the block for a decode, preempting other sequences. Return False if *sequence* was preempted."""

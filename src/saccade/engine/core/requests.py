@@ -74,7 +74,6 @@ class Requests:
             self.grammars.begin(sequence, sequence.grammar)
         sequence.clock.arrived = time.perf_counter()
         sequence.max_num_tokens = min(sequence.max_num_tokens, self._validator.max_model_len)
-        self._num_arrived += request.num_samples - 1
         if not sequence.awaits_kv:  # else the prefill worker counts them
             self._scheduler.counters.prompt_tokens_total += sequence.num_prompt_tokens
         self._scheduler.add(sequence)

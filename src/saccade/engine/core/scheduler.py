@@ -5,12 +5,13 @@
 
 import bisect
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Collection
 from collections.abc import Sequence as Ordered
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import chain, islice
 
+import msgspec
 import structlog
 
 from saccade.engine.core.counters import Counters
@@ -31,15 +32,24 @@ from saccade.protocol.engine_load import Load
 from saccade.protocol.kv_transfer import SendKv
 from saccade.protocol.output import Failure, FinishReason, TokenDelta, TokenLogprob
 
+SAMPLES_EACH = 8
+"""Samples may wait for rows, this many for each request that may wait: a few requests with many do not close a worker.
+"""
+
 logger = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
 class Request:
-    """The *live* samples by index, and the indices of the samples that have not started."""
+    """The *live* samples by index, the indices of those that have not started, and those that wait for an end.
+
+    No more than *num_at_once* run at a time.
+    """
 
     live: dict[int, Sequence]
     unstarted: list[int]
+    num_at_once: int
+    parked: deque[Sequence] = field(default_factory=deque)
 
 
 class Scheduler:
@@ -52,7 +62,8 @@ class Scheduler:
     in the number of sequences. While the scheduler *is_blocked*, only the end of a transfer makes room.
 
     A request with n samples is one sequence until its prompt is computed and its first token is drawn. The other
-    samples are then queued as separate sequences, directly after the first by arrival. They reuse the full blocks of
+    samples are then queued as separate sequences: sample i as though it had come i requests after the first. Those over
+    the request's limit are parked until others of it end. They reuse the full blocks of
     the prompt from the prefix cache, so each computes at most one block and draws its own first token. Without a prefix
     cache each sample computes the whole prompt again; its images are not encoded again while the encoder cache has room
     for them. If the prompt's state is received, all samples are sequences from the start, and begin together. Slots are
@@ -126,9 +137,13 @@ class Scheduler:
         )
 
     def check_queue(self) -> None:
-        """Raise QueueFull if the maximum number of sequences is waiting."""
-        if len(self.waiting) + len(self.parked) >= self.budgets.max_num_waiting:
-            raise QueueFull(f"{len(self.waiting)} requests are waiting at this worker already; try again shortly.")
+        """Raise QueueFull if the maximum number of requests is waiting, or SAMPLES_EACH times as many samples."""
+        num_sequences, most = len(self.waiting) + len(self.parked), self.budgets.max_num_waiting
+        if num_sequences < most:
+            return
+        num_requests = sum(not sequence.index for sequence in chain(self.waiting, self.parked))
+        if num_requests >= most or num_sequences >= SAMPLES_EACH * most:
+            raise QueueFull(f"{num_requests} requests are waiting at this worker already; try again shortly.")
 
     def find(self, connection: int, request_id: str) -> Request | None:
         """Return a request that has not ended."""
@@ -140,8 +155,11 @@ class Scheduler:
         return [] if request is None else list(request.live.values())
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a request by its sample 0. Arrival numbers for the other samples are reserved from its own on."""
-        request = Request({0: sequence}, list(range(1, sequence.request.num_samples)))
+        """Queue a request by its sample 0."""
+        num_at_once = sequence.request.num_at_once
+        if num_at_once is msgspec.UNSET or sequence.request.kv_transfer is not None:
+            num_at_once = sequence.request.num_samples
+        request = Request({0: sequence}, list(range(1, sequence.request.num_samples)), num_at_once)
         self.requests[sequence.connection][sequence.request_id] = request
         if sequence.awaits_kv:
             sequence.forks = self._begin_samples(sequence, request)
@@ -269,11 +287,15 @@ class Scheduler:
         del request.live[sequence.index]
         if request.unstarted:
             # It ends before its first token, which the other samples wait for: the next sample takes its place.
-            following = _sample(sequence, request.unstarted.pop(0))
+            following = sequence.sample(request.unstarted.pop(0))
             request.live[following.index] = following
             following.leads_samples = True
-            self._queue_samples(sequence, [following])
+            self.encoder_scheduler.share(sequence, [following])
+            self._queue(following)
+        makes_room = sequence not in self.parked
         self.remove(sequence)
+        if makes_room:
+            self._resume_next(request)
         if not request.live:
             for image in sequence.images:
                 image.release(self.frames[sequence.connection].released)
@@ -281,28 +303,37 @@ class Scheduler:
             # A later request may have its id.
             self.pixel_deadlines.pop((sequence.connection, sequence.request_id), None)
 
+    def _resume_next(self, request: Request) -> None:
+        """Queue the next of the samples of *request* that wait for others to end."""
+        while request.parked:
+            following = request.parked.popleft()
+            if following in self.parked:
+                self.resume(following)
+                return
+
     def _begin_samples(self, sequence: Sequence, request: Request) -> list[Sequence]:
         """Return the samples that have not started as sequences, which are not queued."""
-        samples = [_sample(sequence, index) for index in request.unstarted]
+        samples = [sequence.sample(index) for index in request.unstarted]
         request.live.update((sample.index, sample) for sample in samples)
         request.unstarted.clear()
         return samples
 
     def _start_samples(self, sequence: Sequence) -> None:
         """Queue the samples that wait for the prompt of *sequence*. Call before its first token is added."""
-        samples = self._begin_samples(sequence, self.requests[sequence.connection][sequence.request_id])
+        request = self.requests[sequence.connection][sequence.request_id]
+        num_more = request.num_at_once - len(request.live)
+        samples = self._begin_samples(sequence, request)
         sequence.leads_samples = False
         for sample in samples:
             # Sample 0 already reports the cached tokens of the request.
             sample.num_cached_tokens = 0
             sample.completes_prompt = isinstance(sequence.request.kv_transfer, SendKv)
-        self._queue_samples(sequence, samples)
-
-    def _queue_samples(self, sequence: Sequence, samples: list[Sequence]) -> None:
-        """Queue further samples of the request of *sequence*, by their arrival, and give them its pins."""
         self.encoder_scheduler.share(sequence, samples)
-        for sample in samples:
+        for sample in samples[:num_more]:
             self._queue(sample)
+        for sample in samples[num_more:]:
+            request.parked.append(sample)
+            self.parked[sample] = None
 
     def _land(self, schedule: Schedule) -> int:
         """End a step's flight, and return how many tokens it computed for sequences that have not ended."""
@@ -485,9 +516,5 @@ def failure_of(error: SaccadeError) -> Failure:
     return Failure(error.code, error.message, error.param)
 
 
-def _sample(sequence: Sequence, index: int) -> Sequence:
-    return sequence.sample(index, sequence.arrival + index - sequence.index)
-
-
-def _turn(sequence: Sequence) -> tuple[bool, int]:
-    return not sequence.completes_prompt, sequence.arrival
+def _turn(sequence: Sequence) -> tuple[bool, tuple[int, int]]:
+    return not sequence.completes_prompt, sequence.turn

@@ -60,7 +60,7 @@ class Sequence:
     prompt and answer are then one long prompt. *tables* name the blocks, by group of layers. *row* is the executors'
     row of the sequence while it runs. With *has_drawn*, they know the last token. With *kept_state*, the row goes on
     from the kept recurrent state of that number. *runs* (by start) map tokens to the *images* that they show;
-    all samples of the request share the images. *arrival* orders sequences and is unique. A sequence is sample *index*
+    all samples of the request share the images. *arrival* orders requests. A sequence is sample *index*
     of its request. With *leads_samples*, other samples wait for this one's first token. *penalised*: penalties change
     its logits. *matcher* constrains the answer to the request's *grammar*; it is None until the grammar is compiled.
     *mask* has the ids that it allows next. Executors get *sampling* without the grammar's text. *prompt_logprobs*, if
@@ -138,10 +138,18 @@ class Sequence:
         scores_prompt = index == 0 and request.sampling.num_prompt_logprobs is not None
         self.prompt_logprobs: list[TokenLogprob] | None = [] if scores_prompt else None
 
-    def sample(self, index: int, arrival: int) -> "Sequence":
+    @property
+    def turn(self) -> tuple[int, int]:
+        """Orders sequences, and is unique: a sample waits as though it had come its index of requests later.
+
+        So samples of several requests take rows in turn, and no request waits for all samples of an earlier one.
+        """
+        return self.arrival + self.index, self.index
+
+    def sample(self, index: int) -> "Sequence":
         """Return another sample of the request, without an answer. The samples share prompt and images."""
         sample = Sequence(
-            self.connection, self.request, arrival, self.request_seed, self._keys[0], self.positions, index
+            self.connection, self.request, self.arrival, self.request_seed, self._keys[0], self.positions, index
         )
         sample.max_num_tokens = self.max_num_tokens
         sample.num_cached_tokens = self.num_cached_tokens

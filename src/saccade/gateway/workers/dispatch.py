@@ -2,11 +2,13 @@
 
 import asyncio
 import logging
+import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence, Set
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import TypeVar
 
@@ -24,7 +26,7 @@ from saccade.identity.blocks import MediaRun, block_key, root_key
 from saccade.protocol.chat import ChatPrompt
 from saccade.protocol.engine_load import Load
 from saccade.protocol.media import MediaItem, Span
-from saccade.protocol.request import EngineRequest, MediaPixels, SamplingParams
+from saccade.protocol.request import MAX_NUM_SAMPLES, EngineRequest, MediaPixels, SamplingParams
 from saccade.protocol.request_traits import RequestTraits
 from saccade.routing.index import BlockIndex, Partition
 from saccade.routing.lookup import LocalLookup, Lookup, LookupTarget, Overlap
@@ -47,7 +49,7 @@ AFFINITY_TOKENS = 256
 ONE_TOKEN = SamplingParams(max_tokens=1)
 
 UNBOUNDED = 1 << 30
-"""Places at a worker without siblings."""
+"""Places and rows at a worker without siblings."""
 
 ADVANCE_SECONDS = 1.0
 """How often waiting requests are checked. A breaker can open a place without an event."""
@@ -89,6 +91,7 @@ class Placement:
     With a *pair*, *worker* is its prefill worker, and the pair may ask for the pixels of any image until the answer's
     end. *held_share* is the share of the prompt that the worker held, None if that is not certain. *can_retry*: if the
     worker fails, another one may be tried. *takes_chat*: the worker takes the chat instead of token ids.
+    *num_at_once* is how many samples of the request may run at a time.
     """
 
     worker: Worker
@@ -99,6 +102,7 @@ class Placement:
     held_share: float | None = None
     can_retry: bool = False
     takes_chat: bool = False
+    num_at_once: int = MAX_NUM_SAMPLES
 
     @property
     def url(self) -> str:
@@ -159,8 +163,9 @@ class Dispatcher:
         self.limits = limits
         self.num_placed: Counter[str] = Counter()
         self.num_retried: Counter[str] = Counter()
-        self._queues = defaultdict[str, FairQueue](self._queue)
+        self._queues: dict[str, FairQueue] = {}
         self._num_booked: Counter[str] = Counter()
+        self._num_rows: defaultdict[str, int] = defaultdict(int)
         self._timer: asyncio.TimerHandle | None = None
         self._worker_pool = worker_pool
         self._router = router or Router("auto", BlockIndex(RoutingSettings.routing_index_bytes), Random())
@@ -205,7 +210,7 @@ class Dispatcher:
         free = self._free_places(serving, prompt, frozenset())
         with_room = [worker for worker in serving.workers if free.get(worker.url)]
         allowed = [worker for worker in serving.workers if worker.url in free]
-        query = await self._look_up(serving, with_room or allowed, prompt)
+        query = await self._look_up(serving, with_room or allowed, prompt, prompt.num_samples)
         choice = self._router.preview(query.options, query.prompt, query.overlaps, time.monotonic())
         return Preview(serving, prompt, choice)
 
@@ -213,28 +218,34 @@ class Dispatcher:
     async def place(self, model: str, prompt: Prompt, excluded: Set[str] = frozenset()) -> AsyncIterator[Placement]:
         """Choose a worker outside *excluded* for a prompt, and book it there until the block ends.
 
-        If every worker is at its limit, wait until one is not. Raises ModelNotFound, WorkerUnavailable, QueueFull, and
-        the prompt's own error if no worker can take it.
+        If every worker is at its limit, wait until one is not: one free place is enough. A request weighs its samples,
+        or what its tenant may hold if that is less; no more of them run at a time. Raises ModelNotFound,
+        WorkerUnavailable, QueueFull, and the prompt's own error if no worker can take it.
         """
         serving = self._worker_pool.model(model)
         name, free = serving.name, dict[str, int]()
-        queue = self._queues[name]
+        queue = self._queue_of(name)
+        rows = self._rows(serving)
+        self._num_rows[name] = sum(rows.values())
+        weight = min(prompt.num_samples, max(rows.values()))
 
         def full_workers() -> Set[str] | None:
             """Return the workers that could serve the prompt if all are at their limit, None if one is not."""
             nonlocal serving, free
             serving = self._worker_pool.model(model)
+            self._num_rows[name] = sum(self._rows(serving).values())
             free = self._free_places(serving, prompt, excluded)
             # Some requests have their turn but are not booked yet.
             return None if sum(free.values()) > queue.weight - self._num_booked[name] else frozenset(free)
 
         with ExitStack() as booked:
             self._advance_later()
-            booked.enter_context(await queue.enter(prompt.tenant.id, 1, prompt.tenant.priority, full_workers))
+            turn = await queue.enter(prompt.tenant.id, weight, prompt.tenant.priority, full_workers)
+            booked.enter_context(turn)
             workers = [worker for worker in serving.workers if free.get(worker.url)]
-            query = await self._look_up(serving, workers, prompt)
-            self._num_booked[name] += 1
-            booked.callback(self._num_booked.subtract, [name])
+            query = await self._look_up(serving, workers, prompt, turn.weight)
+            self._num_booked[name] += turn.weight
+            booked.callback(self._num_booked.subtract, {name: turn.weight})
             start = time.perf_counter()
             worker, booking = self._book(query, workers, booked)
             self.num_placed[worker.url] += 1
@@ -258,6 +269,7 @@ class Dispatcher:
                 held_share=held_share,
                 can_retry=can_retry,
                 takes_chat=takes_chats_only(worker),
+                num_at_once=turn.weight,
             )
 
     def advance(self) -> None:
@@ -265,15 +277,22 @@ class Dispatcher:
         for queue in self._queues.values():
             queue.advance()
 
-    def _queue(self) -> FairQueue:
-        """Return the queue of a model; a request keeps its turn until its answer ends."""
-        return FairQueue(
-            UNBOUNDED,
-            "requests to busy workers",
-            max_waiting=self.limits.max_waiting,
-            wait_seconds=self.limits.wait_seconds,
-            client_share=self.limits.client_share,
-        )
+    def _queue_of(self, model: str) -> FairQueue:
+        """Return the queue of *model*; a request keeps its turn until its answer ends."""
+        if model not in self._queues:
+            self._queues[model] = FairQueue(
+                UNBOUNDED,
+                "requests to busy workers",
+                max_waiting=self.limits.max_waiting,
+                wait_seconds=self.limits.wait_seconds,
+                client_capacity=partial(self._num_rows_for_one, model) if self.limits.client_share < 1 else None,
+                client_share=self.limits.client_share,
+            )
+        return self._queues[model]
+
+    def _num_rows_for_one(self, model: str, num_of_others: int) -> int:
+        """Return how many rows at workers of *model* one tenant may hold if others hold *num_of_others*."""
+        return max(1, math.ceil(self.limits.client_share * (self._num_rows[model] - num_of_others)))
 
     def _advance_later(self) -> None:
         """Advance every ADVANCE_SECONDS as long as requests wait."""
@@ -308,7 +327,7 @@ class Dispatcher:
             return None
         now = time.monotonic()
         allowed = [worker for worker in decoders if self._router.breakers.allows(worker.url, now)] or decoders
-        query = await self._look_up(serving, allowed, prompt)
+        query = await self._look_up(serving, allowed, prompt, prompt.num_samples)
         second, booking = self._book(query, decoders, booked)
 
         def end_prefill() -> None:
@@ -349,7 +368,7 @@ class Dispatcher:
             )
 
     def _free_places(self, model: Model, prompt: Prompt, excluded: Set[str]) -> dict[str, int]:
-        """Return by url how many more requests each eligible worker of *model* may get.
+        """Return by url how many more samples each eligible worker of *model* may get.
 
         Breakers never exclude the last worker. A model's only worker gets everything, since it queues by itself, unless
         *lone_worker_queue* is set for tenants. Raises WorkerUnavailable and the prompt's own error.
@@ -358,26 +377,41 @@ class Dispatcher:
         if not workers:
             raise WorkerUnavailable("No other worker of the model is ready; try again shortly.")
         workers = _takers(workers, prompt)
-        if len(model.workers) == 1:
-            worker, queue = workers[0], self.limits.lone_worker_queue
-            return {worker.url: UNBOUNDED if queue is None else self._num_free(worker, queue)}
-        now = time.monotonic()
-        allowed = [worker for worker in workers if self._router.breakers.allows(worker.url, now)] or workers
-        return {worker.url: self._num_free(worker, self.limits.worker_queue) for worker in first_workers(allowed)}
+        takers: Sequence[Worker] = workers
+        if len(model.workers) > 1:
+            now = time.monotonic()
+            takers = first_workers([one for one in workers if self._router.breakers.allows(one.url, now)] or workers)
+        work = self._router.work
+        return {one.url: max(0, self._num_places(model, one) - work[one.url].num_rows) for one in takers}
 
-    def _num_free(self, worker: Worker, queue: int) -> int:
-        """Return how many more requests *worker* may get: it may queue *queue* beyond those that it computes."""
-        computes = worker.description.max_num_seqs if worker.description else 1
-        places = -(-(computes + queue) // self.limits.num_processes)
-        return max(0, places - self._router.work[worker.url].num_requests)
+    def _num_places(self, model: Model, worker: Worker) -> int:
+        """Return how many samples *worker* may get: those that it computes, and some that it queues."""
+        queue = self.limits.worker_queue if len(model.workers) > 1 else self.limits.lone_worker_queue
+        if queue is None:
+            return UNBOUNDED
+        return -(-(_num_computed(worker) + queue) // self.limits.num_processes)
 
-    async def _look_up(self, model: Model, workers: Sequence[Worker], prompt: Prompt) -> _Query:
+    def _rows(self, model: Model) -> dict[str, int]:
+        """Return by url how many samples each worker of *model* that requests go to first computes for this process.
+
+        All places count at a worker that takes everything, and at one that computes a single sample: many of those do
+        not tell how many they compute.
+        """
+        rows = {}
+        for worker in first_workers(model.workers):
+            places = self._num_places(model, worker)
+            is_known = _num_computed(worker) > 1 and places < UNBOUNDED
+            rows[worker.url] = -(-_num_computed(worker) // self.limits.num_processes) if is_known else places
+        return rows
+
+    async def _look_up(self, model: Model, workers: Sequence[Worker], prompt: Prompt, num_rows: int) -> _Query:
         """Return what the router needs to choose one of *workers*. Raises WorkerUnavailable if none is ready."""
         options = [_option(worker, model, prompt.salt) for worker in workers]
         if len(options) == 1:
-            return _Query(options, RoutedPrompt(len(prompt.token_ids), num_samples=prompt.num_samples), {})
+            routed = RoutedPrompt(len(prompt.token_ids), num_samples=prompt.num_samples, num_rows=num_rows)
+            return _Query(options, routed, {})
         with self._metrics.stage("keys"):
-            routed = self._routed(prompt, options)
+            routed = self._routed(prompt, options, num_rows)
         with self._metrics.stage("lookup"):
             overlaps = await self._lookup.overlaps(
                 [LookupTarget(name, part) for name, part, *_ in options], routed.keys
@@ -388,7 +422,7 @@ class Dispatcher:
             raise WorkerUnavailable(f"No worker of the model {model.name!r} is ready; try again shortly.")
         return _Query(options, routed, overlaps)
 
-    def _routed(self, prompt: Prompt, options: Sequence[Option]) -> RoutedPrompt:
+    def _routed(self, prompt: Prompt, options: Sequence[Option], num_rows: int) -> RoutedPrompt:
         """Return the prompt in the router's terms."""
         num_tokens = len(prompt.token_ids)
         # The last token is always computed, so its block is never reused.
@@ -402,7 +436,8 @@ class Dispatcher:
         images = tuple(
             RoutedImage(prompt.salt + run.content_hash, run.start + run.length, run.length) for run in prompt.runs
         )
-        return RoutedPrompt(num_tokens, keys, images, _affinity(prompt), prompt.reads_cache, prompt.num_samples)
+        affinity = _affinity(prompt)
+        return RoutedPrompt(num_tokens, keys, images, affinity, prompt.reads_cache, prompt.num_samples, num_rows)
 
     async def reachable(self, worker: Worker, media: tuple[M, ...]) -> tuple[M, ...]:
         """Return *media*, with pixels inline if *worker* cannot read our shared memory. Raises InternalError."""
@@ -427,6 +462,11 @@ def media_runs(images: Iterable[tuple[bytes, Sequence[Span]]]) -> tuple[MediaRun
             runs.append(MediaRun(span.start, span.length, content_hash, offset))
             offset += span.length
     return tuple(sorted(runs, key=lambda run: run.start))
+
+
+def _num_computed(worker: Worker) -> int:
+    """Return how many samples *worker* computes at a time."""
+    return worker.description.max_num_seqs if worker.description else 1
 
 
 def _takers(workers: Sequence[Worker], prompt: Prompt) -> list[Worker]:
