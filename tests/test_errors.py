@@ -1,9 +1,74 @@
 """The exception tree is what the wire and HTTP rely on."""
 
+import ast
+import re
+from pathlib import Path
+
 from tables import table
 
 from saccade import errors
-from saccade.errors import InternalError, SaccadeError, from_code
+from saccade.errors import (
+    InternalError,
+    InvalidValue,
+    QueueFull,
+    RateLimitExceeded,
+    RequestError,
+    SaccadeError,
+    from_code,
+)
+
+SOURCE = Path(errors.__file__).parent
+CONSTANT = re.compile(r"[A-Z_]+(\.format\(first=[\w.]+\))?|len\([\w.]+\)")
+"""A sentence of ours, or a number."""
+
+JUDGED = {
+    "engine/core/request_validation.py": {"self.max_model_len"},
+    "engine/core/requests.py": {"problem"},
+    "fair_queue.py": {"num_own - 1", "self._wait_seconds", "self._what"},
+    "gateway/admin.py": {"', '.join(missed)"},
+    "gateway/images/decode_pool/pool.py": {"job.medium", "limit"},
+    "gateway/limits.py": {"needed", "num_own", "self._max_requests", "self.capacity_bytes"},
+    "gateway/output/sampling.py": {"field", "limit", "max_model_len", "num_prompt_tokens", "request.needed_tokens"},
+    "gateway/prompt/draft.py": {
+        "_num_completion(request)",
+        "completion",
+        "field",
+        "kind",
+        "least",
+        "most",
+        "num_prompt_tokens",
+        "number",
+        "served.max_model_len",
+    },
+    "gateway/served_models/model_registry.py": {"name"},
+    "gateway/server/body.py": {"max_bytes", "self.max_bytes"},
+    "gateway/server/connection.py": {"sentence"},
+    "gateway/server/content_coding.py": {"reason"},
+    "gateway/server/middleware.py": {"method"},
+    "gateway/tenants/account.py": {"bucket.per_minute", "self.tenant.name", "wait_seconds", "what"},
+    "gateway/tenants/api_keys.py": {"self._kind"},
+    "gateway/workers/dispatch.py": {"model.name"},
+    "gateway/workers/pool.py": {"max_len", "name", "sampling.max_tokens", "served", "traits.num_tokens"},
+    "gateway/workers/prefill_decode.py": {"error.message"},
+    "media/pdf_pages.py": {"num_pages", "self.max_pages"},
+    "media/resize.py": {"mode"},
+    "models/preprocessing/decoded.py": {"count"},
+    "tokenization/template_program.py": {"refusal"},
+    "transport/client.py": {"request.request_id", "sentence"},
+    "transport/connectors/event_publisher.py": {"unanswered"},
+    "transport/connectors/pages.py": {"self._page_size"},
+    "transport/connectors/smg_client.py": {"description.pixel_dtype", "item.pixel_dtype", "session.exactness.reason"},
+    "transport/connectors/smg_kv_events.py": {"error.code().name"},
+    "transport/connectors/vllm_answer.py": {"LOST if begun else GIVEN_UP"},
+    "transport/connectors/vllm_http.py": {"fault", "path"},
+    "transport/connectors/vllm_keys.py": {"self._context.max_blocks"},
+    "transport/connectors/vllm_server.py": {"path", "status"},
+    "transport/kv_feed.py": {"error.code().name"},
+    "transport/kv_transfer/events.py": {"self.reason"},
+    "worker/local_client.py": {"refused.sentence", "sentence"},
+    "worker/tokenspeed/requests.py": {"model.description.max_model_len"},
+}
+"""Numbers, names that operators chose, and sentences of ours and of our workers: never what a client sent."""
 
 
 def leaves(kind: type[SaccadeError]) -> list[type[SaccadeError]]:
@@ -40,3 +105,51 @@ def test_text_of_another_process_is_cleaned() -> None:
 def test_docstring_lists_the_tree_of_errors() -> None:
     drawn = {line.split("─ ")[1].split()[0] for line in (errors.__doc__ or "").splitlines() if "─ " in line}
     assert drawn == {kind.__name__ for kind in leaves(SaccadeError)} - {"SaccadeError"}
+
+
+def logged_values() -> dict[str, set[str]]:
+    """The values in sentences that the log repeats, as expressions, by the file that makes the sentence."""
+    kinds = {kind.__name__ for kind in leaves(SaccadeError)}
+    logged = {kind.__name__ for kind in leaves(SaccadeError) if kind.is_logged} - {"StartupError"}
+    found: dict[str, set[str]] = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        for call in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(call, ast.Call) or (name := ast.unparse(call.func).removesuffix(".of")) not in kinds:
+                continue
+            sentences = call.args[:4] if name == "ContextLengthExceeded" else call.args[: name in logged]
+            sentences += [keyword.value for keyword in call.keywords if keyword.arg == "reason"]
+            for sentence in sentences:
+                parts = sentence.values if isinstance(sentence, ast.JoinedStr) else [sentence]
+                values = [part.value if isinstance(part, ast.FormattedValue) else part for part in parts]
+                texts = {ast.unparse(value) for value in values if not isinstance(value, ast.Constant)}
+                if texts := {text for text in texts if not CONSTANT.fullmatch(text)}:
+                    found.setdefault(str(path.relative_to(SOURCE)), set()).update(texts)
+    return found
+
+
+def test_the_log_repeats_no_value_that_nobody_judged() -> None:
+    """A client's text must not get there: such an error has a class that is not logged, or a *reason*."""
+    assert logged_values() == JUDGED
+
+
+def test_a_request_error_is_logged_without_its_message() -> None:
+    assert InvalidValue("`model` is 'their text'.", "model").reason == ""
+    assert InvalidValue("`model` is 'their text'.", reason="It is wrong.").reason == "It is wrong."
+    assert QueueFull("Too many.").reason == InternalError("Too many.").reason == "Too many."
+
+
+@table(
+    "error",
+    [
+        InvalidValue("a"),
+        InvalidValue("a", reason="b"),
+        QueueFull("a"),
+        RateLimitExceeded("a", retry_after_seconds=7),
+        InvalidValue("a", "its own"),
+    ],
+)
+def test_an_error_that_is_placed_keeps_all_else(error: RequestError) -> None:
+    placed = error.at("field")
+    assert type(placed) is type(error)
+    assert vars(placed) == {**vars(error), "param": error.param or "field"}
+    assert str(placed) == "a"

@@ -42,6 +42,7 @@
 Messages are shown to clients and operators, so they never contain the text of a library's exception.
 """
 
+import copy
 from typing import ClassVar, Self
 
 
@@ -51,31 +52,38 @@ class SaccadeError(Exception):
     A subclass names its *code* and its HTTP *status*, or has those of its base.
 
     *message* says what was wrong and what to do; *param* names the request's field, such as `messages[0].content[1]`.
-    *reason* replaces *message* in the log; it must be given if *message* repeats data of the client.
+    *reason* is the log's sentence instead of *message*. Without it the log has *message* of a class that *is_logged*,
+    whose sentences hold numbers and the operator's names only; of other classes it has the code and the field.
     """
 
     status: ClassVar[int] = 500
     code: ClassVar[str] = "server_error"
     type: ClassVar[str] = "server_error"
+    is_logged: ClassVar[bool] = True
 
-    def __init_subclass__(cls, code: str = "", status: int = 0) -> None:
+    def __init_subclass__(cls, code: str = "", status: int = 0, is_logged: bool | None = None) -> None:
         cls.code, cls.status = code or cls.code, status or cls.status
+        cls.is_logged = cls.is_logged if is_logged is None else is_logged
 
     def __init__(self, message: str, param: str | None = None, *, reason: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
-        self.reason = message if reason is None else reason
+        if reason is None:
+            reason = message if self.is_logged else ""
+        self.reason = reason
 
 
-class RequestError(SaccadeError, code="invalid_request", status=400):
-    """The request cannot be served as it is; sending it again will not help."""
+class RequestError(SaccadeError, code="invalid_request", status=400, is_logged=False):
+    """The request cannot be served as it is; sending it again will not help. The message may quote the client."""
 
     type = "invalid_request_error"
 
     def at(self, field: str) -> Self:
         """Return the same error with the request's *field*, if the error does not name one already."""
-        return type(self)(self.message, self.param or field)
+        placed = copy.copy(self)
+        placed.param = self.param or field
+        return placed
 
 
 class InvalidValue(RequestError, code="invalid_value"):
@@ -86,7 +94,7 @@ class UnsupportedParameter(RequestError, code="unsupported_parameter"):
     """A field that Saccade does not support yet. Such a field is refused, not ignored."""
 
 
-class ContextLengthExceeded(RequestError, code="context_length_exceeded"):
+class ContextLengthExceeded(RequestError, code="context_length_exceeded", is_logged=True):
     """Prompt and answer do not fit the model's context."""
 
     @classmethod
@@ -130,7 +138,7 @@ class VideoTooLarge(RequestError, code="video_too_large"):
     """Too many frames, pixels or bytes of a video."""
 
 
-class TooManyImages(RequestError, code="too_many_images"):
+class TooManyImages(RequestError, code="too_many_images", is_logged=True):
     """More images than a request may have."""
 
 
@@ -142,15 +150,15 @@ class InvalidImageUrl(RequestError, code="invalid_image_url"):
     """A URL that is not fetched. The message does not reveal whether the URL is blocked or unreachable."""
 
 
-class InvalidApiKey(RequestError, code="invalid_api_key", status=401):
+class InvalidApiKey(RequestError, code="invalid_api_key", status=401, is_logged=True):
     """The request has no API key or an unknown one."""
 
 
-class HostNotAllowed(RequestError, code="host_not_allowed", status=403):
+class HostNotAllowed(RequestError, code="host_not_allowed", status=403, is_logged=True):
     """The Host header of a request to a server without keys has a name that is not allowed."""
 
 
-class OriginNotAllowed(RequestError, code="origin_not_allowed", status=403):
+class OriginNotAllowed(RequestError, code="origin_not_allowed", status=403, is_logged=True):
     """A web page whose origin may not call this server."""
 
 
@@ -178,15 +186,15 @@ class MethodNotAllowed(RequestError, code="method_not_allowed", status=405):
     """The path exists; the method does not."""
 
 
-class RequestTimeout(RequestError, code="request_timeout", status=408):
+class RequestTimeout(RequestError, code="request_timeout", status=408, is_logged=True):
     """The request arrives too slowly."""
 
 
-class BodyTooLarge(RequestError, code="body_too_large", status=413):
+class BodyTooLarge(RequestError, code="body_too_large", status=413, is_logged=True):
     """The request's body is over the limit."""
 
 
-class UnsupportedMediaType(RequestError, code="unsupported_media_type", status=415):
+class UnsupportedMediaType(RequestError, code="unsupported_media_type", status=415, is_logged=True):
     """A body without `Content-Type: application/json`."""
 
 
@@ -194,13 +202,13 @@ class UnsupportedContentEncoding(RequestError, code="unsupported_content_encodin
     """A body in a content coding that is not read, or in more than one."""
 
 
-class QueueFull(RequestError, code="queue_full", status=429):
+class QueueFull(RequestError, code="queue_full", status=429, is_logged=True):
     """Too much work is waiting; try again."""
 
     type = "rate_limit_exceeded"
 
 
-class RateLimitExceeded(RequestError, code="rate_limit_exceeded", status=429):
+class RateLimitExceeded(RequestError, code="rate_limit_exceeded", status=429, is_logged=True):
     """A tenant has used its share of a minute; some is left again after *retry_after_seconds*."""
 
     type = "rate_limit_exceeded"

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from types import TracebackType
+from typing import TextIO
 
 import msgspec
 import structlog
@@ -23,6 +24,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, G
 
 from saccade.log_writer import LineWriter, LogOutput
 from saccade.metric_registry import MetricRegistry
+from saccade.tracebacks import traceback_of
 from saccade.tracing.trace import TRACE
 
 METRICS_CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -155,10 +157,11 @@ class Metrics:
             self._lag.observe(max(0.0, time.perf_counter() - start - LAG_INTERVAL_SECONDS))
 
 
-def configure_logging(level: int = logging.INFO) -> LogOutput:
+def configure_logging(level: int = logging.INFO, *, serves_clients: bool = False) -> LogOutput:
     """Send all log lines to stderr: as text on a terminal, else as JSON. Call once, when a process starts.
 
     A thread writes the lines; lines that still wait when the process ends are written then.
+    In a process that *serves_clients* tracebacks leave out what the errors say, which may be a client's text.
     """
     is_terminal = sys.stderr.isatty()
     writer = LineWriter(sys.stderr.fileno(), _text_of_dropped if is_terminal else _json_of_dropped)
@@ -176,11 +179,12 @@ def configure_logging(level: int = logging.INFO) -> LogOutput:
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=True,
     )
+    plain, format_exc_info = structlog.dev.plain_traceback, structlog.processors.format_exc_info
     last: list[structlog.types.Processor] = (
-        [_printable, structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
+        [_printable, structlog.dev.ConsoleRenderer(exception_formatter=_write_traceback if serves_clients else plain)]
         if is_terminal
         else [
-            structlog.processors.format_exc_info,
+            structlog.processors.ExceptionRenderer(_traceback) if serves_clients else format_exc_info,
             _event_first,
             structlog.processors.JSONRenderer(separators=(",", ":")),
         ]
@@ -199,6 +203,14 @@ def configure_logging(level: int = logging.INFO) -> LogOutput:
     handler.addFilter(_Counting(output))
     logging.basicConfig(level=level, handlers=[handler], force=True)
     return output
+
+
+def _traceback(exc_info: structlog.typing.ExcInfo) -> str:
+    return traceback_of(exc_info[1])
+
+
+def _write_traceback(stream: TextIO, info: structlog.typing.ExcInfo) -> None:
+    stream.write(f"\n{traceback_of(info[1])}")
 
 
 def log_uncaught() -> None:

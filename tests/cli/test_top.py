@@ -82,7 +82,8 @@ def test_frame_has_rates_states_tenants_and_errors() -> None:
         route="/v1/chat/completions",
         status=400,
         code="invalid_image",
-        message="The PNG [bold] is damaged.",
+        field="messages[0]",
+        message="[bold]",
         model=None,
         worker=None,
         tenant="",
@@ -104,7 +105,7 @@ def test_frame_has_rates_states_tenants_and_errors() -> None:
     assert second == "grpc://b:1 it is not ready 0 0 - 0"
     assert usage == "acme 7 1 100 40 9"
     assert len(errors) == 10
-    assert errors[0].endswith("400 invalid_image /v1/chat/completions The PNG [bold] is damaged.")
+    assert errors[0].endswith("400 invalid_image /v1/chat/completions messages[0]: [bold]")
 
 
 def test_frame_of_a_quiet_gateway_has_workers_only() -> None:

@@ -152,7 +152,7 @@ def gateway(
         check_url(url)
     check_server_files(server)
     credentials = workers.credentials(worker_url)
-    logs = configure_logging(logging.getLevelNamesMapping()[log_level])
+    logs = configure_logging(logging.getLevelNamesMapping()[log_level], serves_clients=True)
     logs = dataclasses.replace(logs, has_short_lines=group.request_lines)
     template = read_chat_template(server.chat_template)
     models = dict(_model_files(one, template) for one in model)

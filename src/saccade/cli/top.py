@@ -65,7 +65,10 @@ def frame(board: Board, before: Board) -> Group:
         for one in board.tenants
         for used in [one.usage]
     )
-    errors = ((_clock(one.time), one.status, one.code, one.route, one.message) for one in board.errors[:MAX_ERRORS])
+    errors = (
+        (_clock(one.time), one.status, one.code, one.route, ": ".join(filter(None, (one.field, one.message))))
+        for one in board.errors[:MAX_ERRORS]
+    )
     tables = (
         _table(("worker", "state", "running", "waiting", "KV used", "tokens/s", "model"), _workers(board, before)),
         _table(("tenant", "requests", "refused", "prompt tokens", "cached", "completion tokens"), tenants),

@@ -173,7 +173,7 @@ class ServerSettings:
     trusted_proxies: Many = ()
     "A network of proxies whose X-Forwarded-For is trusted, such as 10.1.0.0/16; may be given many times."
     strict_parameters: Switch = False
-    "Refuse requests with unknown parameters; otherwise a response header and the log name them."
+    "Refuse requests with unknown parameters; otherwise a response header names them."
     trusts_request_templates: Annotated[Switch, Parameter(name="--trust-request-chat-template")] = False
     "Let requests bring chat templates, which are programs; each rendering is limited as the model's own is."
     chat_template: str | None = None

@@ -90,8 +90,8 @@ def total(kind: type[S], values: Sequence[S]) -> S:
 class RequestError(msgspec.Struct, frozen=True, kw_only=True):
     """A request that was refused or failed; *message* contains nothing that its client sent.
 
-    *time* is its arrival, in seconds since 1970. With *status* 200 its stream broke off. *worker* is None if it reached
-    none, *tenant* "" without a keys file.
+    *time* is its arrival, in seconds since 1970. With *status* 200 its stream broke off. *field* and *message* are ""
+    if there is nothing to say. *worker* is None if it reached none, *tenant* "" without a keys file.
     """
 
     time: float
@@ -100,6 +100,7 @@ class RequestError(msgspec.Struct, frozen=True, kw_only=True):
     route: str
     status: int
     code: str
+    field: str
     message: str
     model: str | None
     worker: str | None

@@ -29,7 +29,9 @@ def test_the_longest_known_field_names(field: str, expected: str) -> None:
 
 def test_errors_are_renamed() -> None:
     with pytest.raises(InvalidValue) as raised, NAMES.in_errors():
-        raise InvalidValue("`messages[1].content[0].url` and `stop` are `wrong`.", "messages[1].content[0].url")
+        raise InvalidValue(
+            "`messages[1].content[0].url` and `stop` are `wrong`.", "messages[1].content[0].url", reason="`stop`"
+        )
     assert raised.value.message == "`input[0].source.url` and `stop_sequences` are `wrong`."
     assert raised.value.param == "input[0].source.url"
-    assert raised.value.reason == raised.value.message
+    assert raised.value.reason == "`stop_sequences`"

@@ -16,7 +16,14 @@ from starlette.types import Message, Receive, Scope, Send
 from tables import table
 
 from saccade.errors import ModelNotFound
-from saccade.gateway.server.access_log import MAX_ERRORS, AccessLog, access_log, line_of_request, note_failure
+from saccade.gateway.server.access_log import (
+    MAX_ERRORS,
+    AccessLog,
+    access_log,
+    known_field,
+    line_of_request,
+    note_failure,
+)
 from saccade.gateway.server.middleware import WARNINGS, TelemetryMiddleware
 from saccade.log_writer import LineWriter, LogOutput
 from saccade.protocol.output import Failure, FinishReason, TokenDelta
@@ -73,22 +80,31 @@ def test_a_chat_has_one_line_which_binds_its_ids(gateway: scripted.Gateway) -> N
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "status", "code", "reason"),
+    ("path", "body", "status", "code", "field", "reason"),
     [
-        (CHAT, {"model": "my-secret", "messages": openai_messages("hi")}, 404, "model_not_found", "served: tiny"),
-        (CHAT, {"model": "tiny", "messages": []}, 400, "invalid_value", "`messages` must be"),
-        ("/my-secret", {}, 404, "not_found", "no such path"),
-        ("/live", {}, 405, "method_not_allowed", "does not take POST"),
+        (
+            CHAT,
+            {"model": "my-secret", "messages": openai_messages("hi")},
+            404,
+            "model_not_found",
+            "model",
+            "served: tiny",
+        ),
+        (CHAT, {"model": "tiny", "messages": []}, 400, "invalid_value", "messages", ""),
+        (CHAT, {"my-secret": 1, "messages": [{"my-secret": 1}]}, 400, "invalid_value", "messages[0].role", ""),
+        ("/my-secret", {}, 404, "not_found", "", "no such path"),
+        ("/live", {}, 405, "method_not_allowed", "", "does not take POST"),
     ],
 )
-def test_refusal_is_logged_with_code_and_reason(
-    path: str, body: dict[str, Any], status: int, code: str, reason: str, gateway: scripted.Gateway
+def test_refusal_is_logged_with_code_field_and_reason(
+    path: str, body: dict[str, Any], status: int, code: str, field: str, reason: str, gateway: scripted.Gateway
 ) -> None:
-    request_id = f"refused-{code}"
+    request_id = f"refused-{code}-{field}"
     assert gateway.ask("POST", path, body, X_Request_Id=request_id).status == status
     line = the_line(gateway, request_id)
     assert (line["status"], line["code"]) == (status, code)
-    assert reason in line["reason"]
+    assert line.get("field", "") == field
+    assert reason in line.get("reason", "")
     assert "secret" not in str(line)
 
 
@@ -102,7 +118,7 @@ def test_error_within_a_stream_is_logged(gateway: scripted.Gateway) -> None:
     assert line["finish_reasons"] == ["error"]
 
 
-async def test_warnings_reach_the_line(pipe: tuple[int, int]) -> None:
+async def test_the_line_says_that_there_is_a_warning_without_its_words(pipe: tuple[int, int]) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         scope[WARNINGS] = "unknown parameters ignored: best_off"
 
@@ -118,7 +134,8 @@ async def test_warnings_reach_the_line(pipe: tuple[int, int]) -> None:
     await TelemetryMiddleware(app, Metrics(), log)(scope, silence, nothing)
     assert writer.flush()
     line = json.loads(os.read(pipe[0], 4096))
-    assert (line["status"], line["route"], line["warnings"]) == (499, "none", "unknown parameters ignored: best_off")
+    assert (line["status"], line["route"], line["is_warned"]) == (499, "none", True)
+    assert "best_off" not in str(line)
 
 
 async def test_levels_above_info_make_no_lines_and_keep_errors(tmp_path: Path) -> None:
@@ -175,15 +192,33 @@ async def test_last_errors_are_kept_and_other_requests_are_not() -> None:
     assert [error.request_id for error in log.errors] == [str(number) for number in range(MAX_ERRORS + 4, 4, -1)]
 
 
-def test_a_line_for_people_obeys_no_client(pipe: tuple[int, int]) -> None:
+@table(
+    ("path", "known"),
+    [
+        ("messages[0].content[12].image_url.url", "messages[0].content[12].image_url.url"),
+        ("tools[0].function.parameters.properties.theirs", "tools[0].function.parameters"),
+        ("theirs", ""),
+        ("theirs.messages", ""),
+        ("messages[theirs]", "messages"),
+        ("messages[1234567]", "messages"),
+        ("messages theirs", ""),
+        ("messages..role", "messages"),
+        ("", ""),
+    ],
+)
+def test_a_field_has_no_name_that_a_client_made(path: str, known: str) -> None:
+    assert known_field(path) == known
+
+
+def test_a_line_for_people_obeys_no_one(pipe: tuple[int, int]) -> None:
     writer = LineWriter(pipe[1], lambda _: b"")
     log = AccessLog(LogOutput(writer, logging.INFO, is_terminal=True))
     line = log.begin("an-id", "POST", 499)
-    line.status, line.model, line.warnings = 200, "tiny", "\x1b[2J,fine"
+    line.status, line.model = 200, "\x1b[2J,fine"
     log.end(line)
     assert writer.flush()
     text = os.read(pipe[0], 4096).decode()
-    assert " 200 POST none 0.000s model=tiny warnings=\\x1b[2J,fine request_id=an-id\n" in text
+    assert " 200 POST none 0.000s model=\\x1b[2J,fine request_id=an-id\n" in text
 
 
 def test_short_lines_are_for_a_terminal(tiny_qwen3_vl: Path, pipe: tuple[int, int]) -> None:
@@ -202,7 +237,9 @@ def test_short_lines_are_for_a_terminal(tiny_qwen3_vl: Path, pipe: tuple[int, in
     assert re.fullmatch(r"404 \d\.\d\d s, not_found: There is no such path here\.", lost), lost
     form = r"200 tiny, 1 image, prompt \d+ tokens, 3 cached, answer 3, TTFT \d+ ms, \d\.\d\d s"
     assert re.fullmatch(form, answered), answered
-    assert re.match(r"400 /v1/chat/completions, \d\.\d\d s, unsupported_image_format: ", refused), refused
+    assert re.match(r"400 /v1/chat/completions, \d\.\d\d s, unsupported_image_format: messages\\[0\\]", refused), (
+        refused
+    )
 
 
 def test_requests_are_served_if_the_log_is_not_read(tiny_qwen3_vl: Path, pipe: tuple[int, int]) -> None:

@@ -19,6 +19,7 @@ from saccade.engine.core.sequence import Sequence
 from saccade.errors import InternalError, InvalidValue, SaccadeError
 from saccade.grammars.compiler import Vocabulary
 from saccade.protocol.request import Grammar
+from saccade.tracebacks import traceback_of
 
 CACHE_BYTES = 32 << 20
 BYTES_PER_CHARACTER = 64
@@ -132,5 +133,5 @@ def _error_of(compiled: Future[CompiledGrammar]) -> SaccadeError | None:
     error = compiled.exception()
     if error is None or isinstance(error, InvalidValue):
         return error
-    logger.error("compiling a grammar failed", exc_info=error)
+    logger.error("compiling a grammar failed", exception=traceback_of(error))
     return InternalError("The worker failed to compile the answer's grammar.")

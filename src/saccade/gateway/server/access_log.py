@@ -1,11 +1,13 @@
 """The access log: a line for each request, encoded here and written on the log's own thread."""
 
 import logging
+import re
 from collections import deque
 from collections.abc import Iterable
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import Any
+from functools import cache
+from typing import Any, Final
 
 import msgspec
 from prometheus_client.core import CounterMetricFamily, Metric
@@ -28,11 +30,13 @@ POLLED = PROBES | {"/metrics", "/board"}
 
 
 class RequestLine(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="event", tag="request"):
-    """One request. The code that serves the request fills in its line; it contains nothing that a user sent.
+    """One request. The code that serves the request fills in its line.
 
-    *status* is 499 if the client left before the answer began. *code* and *reason* say why a request was refused or,
-    with status 200, why its stream broke off. *warnings* names parameters that had no effect. The fields from *id* to
-    *ttft_seconds* belong to chats; *images* counts videos too. *tenant* is a name in the keys file.
+    It contains nothing that a user sent but *request_id*, which people send in order to find the line.
+    *status* is 499 if the client left before the answer began. *code*, *field* and *reason* say why a request was
+    refused or, with status 200, why its stream broke off. *is_warned*: the client's answer has an x-saccade-warning.
+    The fields from *id* to *ttft_seconds* belong to chats; *images* counts videos too. *tenant* is a name in the keys
+    file.
     """
 
     timestamp: datetime
@@ -53,8 +57,9 @@ class RequestLine(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="e
     finish_reasons: list[str] | None = None
     ttft_seconds: float | None = None
     code: str | None = None
-    reason: str | None = None
-    warnings: str = ""
+    field: str = ""
+    reason: str = ""
+    is_warned: bool = False
 
 
 SPAN_ATTRIBUTES = {
@@ -95,7 +100,30 @@ def note_failure(error: SaccadeError) -> None:
     line = _line.get()
     if line is not None:
         line.code = error.code
+        line.field = known_field(error.param or "")[:MAX_REASON_CHARACTERS]
         line.reason = error.reason[:MAX_REASON_CHARACTERS]
+
+
+_STEP: Final = re.compile(r"\.?([^.\[\]]+)|\[[0-9]{1,6}\]")
+
+
+def known_field(path: str) -> str:
+    """Return *path* of a field up to the first name that this program does not know: that one is the client's."""
+    end = 0
+    while (step := _STEP.match(path, end)) is not None and (step[1] is None or step[1] in _known_names()):
+        end = step.end()
+    return path[:end]
+
+
+@cache
+def _known_names() -> frozenset[str]:
+    """Return the names of all fields of all structs: a client cannot make one of them."""
+    kinds, names = [msgspec.Struct], set[str]()
+    while kinds:
+        kind = kinds.pop()
+        kinds += kind.__subclasses__()
+        names.update(getattr(kind, "__struct_encode_fields__", ()))
+    return frozenset(names)
 
 
 class AccessLog:
@@ -130,7 +158,7 @@ class AccessLog:
     def end(self, line: RequestLine) -> None:
         """Keep the error of *line*, if it has one and is no probe's, and write the line."""
         if line.code is not None and line.route not in PROBES:
-            fields = msgspec.structs.asdict(line) | {"time": line.timestamp.timestamp(), "message": line.reason or ""}
+            fields = msgspec.structs.asdict(line) | {"time": line.timestamp.timestamp(), "message": line.reason}
             self.errors.appendleft(msgspec.convert(fields, RequestError))
         if line.route in POLLED and line.status in (200, 503):
             if self._hides_probes:
@@ -183,10 +211,10 @@ def _short_text(line: RequestLine) -> bytes:
         parts.append(f"TTFT {1000 * line.ttft_seconds:.0f} ms")
     parts.append(f"{line.seconds:.2f} s")
     if line.code is not None:
-        parts.append(f"{line.code}: {line.reason}")
+        parts.append(": ".join(filter(None, (line.code, line.field, line.reason))))
     return _printable(f"{line.timestamp.astimezone():%H:%M:%S} {line.status} {', '.join(parts)}")
 
 
 def _printable(text: str) -> bytes:
-    """Return *text* without control characters: names of parameters come from clients, and a terminal acts on them."""
+    """Return *text* without control characters: a model's name may have some, and a terminal acts on them."""
     return (text if text.isprintable() else text.encode("unicode_escape").decode()).encode(errors="backslashreplace")

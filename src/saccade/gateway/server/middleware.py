@@ -154,7 +154,7 @@ class TelemetryMiddleware:
             line.route = route
             line.status = status
             line.seconds = round(time.perf_counter() - start, 4)
-            line.warnings = scope.get(WARNINGS, "")
+            line.is_warned = bool(scope.get(WARNINGS))
             if (account := scope.get(ACCOUNT)) is not None:
                 line.tenant = account.tenant.name
             self._access_log.end(line)

@@ -22,6 +22,7 @@ from saccade.grammars.schema_places import Schema
 from saccade.models.tool_formats import FORMATS, write_grammar
 from saccade.models.tool_formats.form import CallConstraint, FunctionConstraint
 from saccade.protocol.request import Grammar
+from saccade.tracebacks import hide_messages
 
 NICENESS = 5
 """As for decode processes: below the event loop, but still a quarter of a core if all are busy."""
@@ -171,6 +172,7 @@ def _lark(constraint: Constraint) -> str:
 
 
 def main() -> None:
+    hide_messages()
     os.nice(NICENESS)
     limits, constraint = begin(Constraint)
     try:

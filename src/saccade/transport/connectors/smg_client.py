@@ -381,7 +381,8 @@ class _SmgStream:
         if status is grpc.StatusCode.OK:
             self._hand_over(self._answer.close)
             return
-        logger.warning("worker %s ended a request: %s %s", self._client.url, status, details)
+        # The details may quote the request; the worker's own log has them.
+        logger.warning("worker %s ended a request: %s", self._client.url, status)
         self._fail(error_of(status, begun=self._answer.begun))
 
     async def _send(self, message: Callable[[], Coroutine[Any, Any, Any]]) -> None:

@@ -54,6 +54,7 @@ from saccade.media.video_header import VideoLimits
 from saccade.processes.parent_death import tie_to_parent
 from saccade.protocol.media import NUMPY_DTYPE, ImageLayout, VideoHeader
 from saccade.protocol.output import Failure
+from saccade.tracebacks import hide_messages
 from saccade.transport import framing
 from saccade.transport.shared_memory import SlotError, write_slot
 
@@ -274,6 +275,7 @@ def main() -> None:
     parser.add_argument("--memory-bytes", type=int, required=True)
     parser.add_argument("--pdf-font-folder")
     arguments = parser.parse_args()
+    hide_messages()
     pdf = _preload(arguments.pdf_font_folder)
     connection = fork_server(socket.socket(fileno=arguments.fd))
     if connection is not None:

@@ -1,0 +1,37 @@
+"""Tracebacks without what the errors say: the message of an unforeseen error may quote a request."""
+
+import sys
+import traceback
+from types import TracebackType
+
+from saccade.errors import SaccadeError
+
+ExceptionInfo = tuple[type[BaseException], BaseException, TracebackType | None]
+
+
+def traceback_of(error: BaseException) -> str:
+    """Return the traceback of *error* and of the errors that led to it, the first one first.
+
+    Each error has its kind, and what the operating system said or its `reason`.
+    """
+    texts, seen, one = list[str](), set[int](), error
+    while id(one) not in seen:
+        seen.add(id(one))
+        frames = "".join(traceback.format_tb(one.__traceback__))
+        texts.append(f"Traceback (most recent call last):\n{frames}{_named(one)}")
+        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__) or one
+    return "\n\nThis led to:\n\n".join(reversed(texts))
+
+
+def _named(error: BaseException) -> str:
+    said = error.strerror if isinstance(error, OSError) else error.reason if isinstance(error, SaccadeError) else ""
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+
+
+def hide_messages() -> None:
+    """Write the traceback of an error that ends this process without what the errors say."""
+
+    def write(_kind: type[BaseException], error: BaseException, _frames: TracebackType | None) -> None:
+        sys.stderr.write(f"{traceback_of(error)}\n")
+
+    sys.excepthook = write
