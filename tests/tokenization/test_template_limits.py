@@ -1,12 +1,14 @@
 """A template that loops, or makes more than it may, is stopped; all others render as before."""
 
+import itertools
+
 import pytest
 from tables import table
 
 from saccade.errors import InvalidValue, StartupError
 from saccade.tokenization import template_limits
 from saccade.tokenization.chat_template import ChatTemplate
-from saccade.tokenization.template_limits import MAX_VALUE_BYTES, TooCostly, weight
+from saccade.tokenization.template_limits import MAX_VALUE_BYTES, Meter, TooCostly, weight
 
 CHAT = [{"role": "user", "content": "hi"}]
 
@@ -90,6 +92,90 @@ def test_a_template_that_takes_too_long_is_stopped(source: str, monkeypatch: pyt
     monkeypatch.setattr(template_limits, "MAX_SECONDS", 0.25)
     with pytest.raises(InvalidValue, match=r"longer than 0\.25 seconds.*fewer or shorter"):
         ChatTemplate(WHEN_ASKED + source, (), {}).render(CHAT * 4)
+
+
+READ = {
+    "==": "a == b",
+    "!=": "a != b",
+    "<": "a < b",
+    "<=": "a <= b",
+    ">": "a > b",
+    ">=": "a >= b",
+    "a chain": "a == b == a",
+    "in": "b in a",
+    "not in": "b not in a",
+    "a constant in": "'yy' in a",
+    "in a list": "a in [b]",
+    "in many": "b in [a] * 9",
+    "lists": "[a] == [b]",
+    "dicts": "{'k': a} == {'k': b}",
+    "ranges": "0.5 in range(9)",
+    "is eq": "a is eq b",
+    "is equalto": "a is equalto b",
+    "is ne": "a is ne b",
+    "is gt": "a is gt b",
+    "is ge": "a is ge b",
+    "is le": "a is le b",
+    "is in": "b is in a",
+    "is lower": "a is lower",
+    "is upper": "a is upper",
+    "select": "[a]|select('==', b)|list",
+    "select less": "[a]|select('<', b)|list",
+    "reject": "[b]|reject('in', a)|list",
+    "count": "a.count('y')",
+    "find": "a.find('y')",
+    "index of a list": "[1, b].index(b)",
+    "startswith": "a.startswith(b)",
+    "count of a list": "[a].count(b)",
+    "length of a text made": "(a ~ 'y')|length",
+    "a slice": "a[1:]|length",
+    "a slice back": "a[::-1]|length",
+    "times": "(a * 2)|length",
+    "plus": "(a + b)|length",
+    "percent": "('%s' % a)|length",
+    "format": "'{}'.format(a)|length",
+    "upper": "a|upper|length",
+    "replace": "a|replace('y', 'z')|length",
+    "join": "[a, b]|join|length",
+    "sort": "[a, b]|sort|length",
+    "unique": "[a, b]|unique|list|length",
+    "groupby": "[{'k': a}]|groupby('k')|list|length",
+    "min": "[a, b]|min|length",
+    "wordcount": "a|wordcount",
+}
+"""What reads long values and may make little; *a* and *b* are equal texts of 200,000 characters."""
+
+
+@table("expression", READ.values(), ids=READ.keys())
+def test_what_reads_a_long_value_looks_at_the_clock(expression: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = []
+    monkeypatch.setattr(Meter, "_look", lambda _: looks.append(1))
+    before = "{% set n = 200000 %}{% set a = 'x' * n %}{% set b = 'x' * n %}"
+
+    def count(times: int) -> int:
+        template = ChatTemplate(WHEN_ASKED + before + ("{% set y = " + expression + " %}") * times, (), {})
+        looks.clear()
+        template.render(CHAT * 4)
+        return len(looks)
+
+    assert count(12) - count(2) >= 10
+
+
+def test_ten_thousand_comparisons_in_one_expression_are_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count()
+    monkeypatch.setattr(template_limits.time, "thread_time", lambda: 0.01 * next(clock))
+    before = "{% set a = 'x' * 100000 %}{% set b = 'x' * 100000 %}"
+    with pytest.raises(InvalidValue, match="longer than 2 seconds"):
+        ChatTemplate(WHEN_ASKED + before + "{{ a" + " == b == a" * 5000 + " }}", (), {}).render(CHAT * 4)
+
+
+def test_a_short_comparison_costs_no_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = []
+    monkeypatch.setattr(Meter, "_look", lambda _: looks.append(1))
+    template = ChatTemplate("{{ messages[0].role == 'user' and messages[0].content != messages[0].role }}", (), {})
+    looks.clear()
+    assert template.render(CHAT)
+    assert looks == []
 
 
 @pytest.mark.ci

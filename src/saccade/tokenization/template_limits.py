@@ -1,9 +1,12 @@
 """Jinja with a meter: it stops a template that loops for ever or builds a huge value.
 
 A template is a program from the model's folder, and it runs in the gateway. Every step that can repeat work or make a
-larger value passes the meter: an iteration of a loop, a call, a filter, an operator, a literal, a slice, an output. The
-meter counts processor time and the bytes of all values made. If one step can multiply a value (`'x' * 10**9`, `center`,
-`replace`, a format's width), the meter computes the size before the value is made.
+larger value passes the meter: an iteration of a loop, a call, a filter, an operator, a comparison, a literal, a slice,
+an output. The meter counts processor time and the bytes of all values made. If one step can multiply a value
+(`'x' * 10**9`, `center`, `replace`, a format's width), the meter computes the size before the value is made.
+
+The meter reads the clock every STEPS_BETWEEN_LOOKS steps, and at once after a step that may have read a long value:
+a comparison of two such values takes a hundredth of a second, and a template of 64 KiB has room for 20,000.
 
 A value that a template makes has at most MAX_VALUE_BYTES, with every part counted as often as it is reached. So nested
 lists that share their parts cannot make one comparison or one str() last for hours.
@@ -14,17 +17,15 @@ import re
 import string
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import wraps
 from typing import Any
 
 import jinja2
 import jinja2.ext
-import jinja2.nodes
 import jinja2.runtime
 import jinja2.sandbox
 import jinja2.utils
-import jinja2.visitor
 
 MAX_SECONDS = 2.0
 """Limit of one rendering's processor time. Templates of releases take a tenth of it for 10,000 messages."""
@@ -37,6 +38,8 @@ MAX_PRECISION = 300
 ELEMENT_BYTES = 64
 STEPS_BETWEEN_LOOKS = 32
 SHORT_CHARACTERS = 1 << 20
+LONG_BYTES = 1 << 16
+"""A step that reads or makes so much has the meter read the clock."""
 
 _UNBOUNDED = ("urlize", "xmlattr", "pprint", "striptags")
 """Filters for web pages whose time is not in proportion to their text."""
@@ -55,7 +58,15 @@ _WIDE_PRINTF = re.compile(r"\*|\d{5}")
 _WIDE_FORMAT = re.compile(r"\{|\d{5}")
 """What makes the options of one placeholder too wide: five digits, or a width that is a value."""
 
-ITERATION, VALUE, SLICE = "count iteration", "count value", "count slice"
+COMPARING = frozenset(
+    (
+        "eq", "==", "equalto", "ne", "!=", "gt", ">", "greaterthan", "ge", ">=", "lt", "<", "lessthan", "le", "<=",
+        "in", "lower", "upper",
+    )
+)  # fmt: skip
+"""Tests that read all of their values."""
+
+ITERATION, VALUE, SLICE, COMPARED = "count iteration", "count value", "count slice", "count compared"
 """Filters for the meter's own use: a template cannot contain a name with a space."""
 
 
@@ -77,7 +88,7 @@ class Meter:
         if self._left < 0:
             raise TooCostly(f"takes more than {MAX_MADE_BYTES >> 20} MiB of memory")
         self._steps += 1
-        if self._steps % STEPS_BETWEEN_LOOKS == 0:
+        if num_bytes > LONG_BYTES or self._steps % STEPS_BETWEEN_LOOKS == 0:
             self._look()
 
     def _look(self) -> None:
@@ -86,6 +97,12 @@ class Meter:
         self._end = self._end or now + MAX_SECONDS
         if now > self._end:
             raise TooCostly(f"takes longer than {MAX_SECONDS:g} seconds")
+
+    def read(self, *values: Any) -> None:
+        """Count a step that may read all of *values*, and makes nothing."""
+        self._steps += 1
+        if self._steps % STEPS_BETWEEN_LOOKS == 0 or not all(map(_is_short, values)):
+            self._look()
 
     def made(self, value: Any) -> Any:
         """Count a new value with all its parts, and return it."""
@@ -105,6 +122,13 @@ class Meter:
         """Check the size of an integer, *num_bits*, before it is computed."""
         if num_bits > MAX_INTEGER_BITS:
             raise TooCostly(f"makes a number of more than {MAX_INTEGER_BITS} bits")
+
+
+def _is_short(value: Any) -> bool:
+    """Return whether *value* is soon read: a number, or a short text."""
+    if isinstance(value, str | bytes):
+        return len(value) <= LONG_BYTES
+    return value is None or isinstance(value, int | float | jinja2.Undefined)
 
 
 def weight(value: Any) -> int:
@@ -137,7 +161,7 @@ def weight(value: Any) -> int:
 class MeteredEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     """The sandbox with a meter; render within metered(). Pass a tree through meter_tree() before it is compiled."""
 
-    intercepted_binops = frozenset(("+", "*", "**", "%"))
+    intercepted_binops = frozenset(("+", "-", "*", "/", "//", "**", "%"))
 
     def __init__(self, **options: Any) -> None:
         # Constants must not be computed at compile time, when no meter runs.
@@ -153,6 +177,7 @@ class MeteredEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         for name, function in self.filters.items():
             self.filters[name] = self._metered(name, function)
         counting = {ITERATION: self._count_iteration, VALUE: self._count_value, SLICE: self._count_slice}
+        counting[COMPARED] = self._count_compared
         self.filters.update(counting)
 
     def metered(self, render: Callable[[], Iterator[str]]) -> Iterator[str]:
@@ -180,9 +205,12 @@ class MeteredEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         """Call a function, a method or a macro, unless the result would be too large."""
         name = getattr(__obj, "__name__", "")
         check = _METHODS.get(name)
+        owner = getattr(getattr(__obj, "__wrapped__", __obj), "__self__", None)
         if check is not None:
-            method = getattr(__obj, "__wrapped__", __obj)
-            args = check(__self.meter, getattr(method, "__self__", None), args, kwargs)
+            args = check(__self.meter, owner, args, kwargs)
+        # Methods such as `count` and `index` read all of a text or list, and say little.
+        if isinstance(owner, str | bytes | list | tuple):
+            __self.meter.read(owner)
         return __self.meter.made(super().call(__context, __obj, *args, **kwargs))
 
     def call_filter(self, name: str, *args: Any, **kwargs: Any) -> Any:
@@ -190,10 +218,13 @@ class MeteredEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         self.meter.step()
         return super().call_filter(name, *args, **kwargs)
 
-    def call_test(self, name: str, *args: Any, **kwargs: Any) -> Any:
+    def call_test(self, name: str, value: Any, args: Sequence[Any] | None = None, *more: Any, **kwargs: Any) -> Any:
         """Apply a test to one element of `select`, and count it."""
-        self.meter.step()
-        return super().call_test(name, *args, **kwargs)
+        if name in COMPARING:
+            self.meter.read(value, *(args or ()))
+        else:
+            self.meter.step()
+        return super().call_test(name, value, args, *more, **kwargs)
 
     def _count_iteration(self, num_bytes: int) -> bool:
         """Count one iteration of a loop whose body contains *num_bytes* of text."""
@@ -207,6 +238,11 @@ class MeteredEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def _count_slice(self, value: Any) -> Any:
         """Count a slice without its elements, which are not copied, and return it."""
         self.meter.step(ELEMENT_BYTES * len(value) if isinstance(value, list | tuple) else weight(value))
+        return value
+
+    def _count_compared(self, value: Any) -> Any:
+        """Count a value that is compared with another one, and return it."""
+        self.meter.read(value)
         return value
 
     @jinja2.pass_context
@@ -230,64 +266,6 @@ class MeteredEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             return self.meter.made(function(*arguments, **kwargs))
 
         return metered
-
-
-def meter_tree(tree: jinja2.nodes.Template) -> None:
-    """Insert the counting filters into a parsed template, in place."""
-    _Metering().visit(tree)
-
-
-class _Metering(jinja2.visitor.NodeTransformer):
-    """Insert the counting filters."""
-
-    def visit_For(self, node: jinja2.nodes.For) -> jinja2.nodes.Node:
-        num_bytes = _written_bytes(node.body)
-        self.generic_visit(node)
-        step = _counted(ITERATION, jinja2.nodes.Const(num_bytes, lineno=node.lineno))
-        node.body.insert(0, jinja2.nodes.ExprStmt(step, lineno=node.lineno))
-        if node.test is not None:
-            looked_at = _counted(ITERATION, jinja2.nodes.Const(0, lineno=node.lineno))
-            node.test = jinja2.nodes.And(looked_at, node.test, lineno=node.lineno)
-        return node
-
-    def visit_Concat(self, node: jinja2.nodes.Concat) -> jinja2.nodes.Node:
-        self.generic_visit(node)
-        node.nodes = [part if isinstance(part, jinja2.nodes.Const) else _counted(VALUE, part) for part in node.nodes]
-        return _counted(VALUE, node)
-
-    def visit_Getitem(self, node: jinja2.nodes.Getitem) -> jinja2.nodes.Node:
-        self.generic_visit(node)
-        return _counted(SLICE, node) if isinstance(node.arg, jinja2.nodes.Slice) else node
-
-    def visit_List(self, node: jinja2.nodes.List) -> jinja2.nodes.Node:
-        return self._literal(node)
-
-    def visit_Dict(self, node: jinja2.nodes.Dict) -> jinja2.nodes.Node:
-        return self._literal(node)
-
-    def visit_Tuple(self, node: jinja2.nodes.Tuple) -> jinja2.nodes.Node:
-        return self._literal(node) if node.ctx == "load" else node
-
-    def _literal(self, node: jinja2.nodes.Literal) -> jinja2.nodes.Node:
-        self.generic_visit(node)
-        is_constant = next(node.find_all((jinja2.nodes.Name, jinja2.nodes.Call, jinja2.nodes.Filter)), None) is None
-        return node if is_constant else _counted(VALUE, node)
-
-
-def _counted(name: str, node: jinja2.nodes.Expr) -> jinja2.nodes.Filter:
-    return jinja2.nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
-
-
-def _written_bytes(body: list[jinja2.nodes.Node]) -> int:
-    """Return the length of the text in a loop's body, without inner loops."""
-    total, waiting = 0, list(body)
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, jinja2.nodes.TemplateData):
-            total += len(node.data)
-        if not isinstance(node, jinja2.nodes.For):
-            waiting.extend(node.iter_child_nodes())
-    return total
 
 
 def _product(left: Any, right: Any) -> int:

@@ -24,7 +24,8 @@ import jinja2.visitor
 
 from saccade.errors import InvalidValue, StartupError
 from saccade.tokenization.provenance import Disguise
-from saccade.tokenization.template_limits import MeteredEnvironment, TooCostly, meter_tree
+from saccade.tokenization.template_limits import MeteredEnvironment, TooCostly
+from saccade.tokenization.template_tree import meter_tree
 
 MAX_RENDERED_CHARACTERS = 4 * 2**20
 
@@ -108,7 +109,6 @@ class TemplateProgram:
                 if num_characters > MAX_RENDERED_CHARACTERS:
                     raise InvalidValue(f"The prompt has more than {MAX_RENDERED_CHARACTERS} characters.", "messages")
         except _Refusal as error:
-            # The template may repeat the messages.
             refusal = "The model's chat template refuses the messages"
             raise InvalidValue(f"{refusal}: {error.message}", "messages", reason=f"{refusal}.") from error
         except TooCostly as error:
