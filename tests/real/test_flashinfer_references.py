@@ -10,6 +10,7 @@ from libraries import Library
 from torch.nn import functional
 
 from saccade.engine.core.step import SamplingInput
+from saccade.engine.executor.logits_processors import RowChanges
 from saccade.engine.executor.penalties import Penalties
 from saccade.engine.executor.sampler import Sampler
 from saccade.nn import ops
@@ -269,7 +270,7 @@ def test_draws(flashinfer: Library, top_k: int, top_p: float, min_p: float) -> N
     cumulative = probs.double().cumsum(-1)
     expected = torch.searchsorted(cumulative, (uniforms * cumulative[:, -1]).unsqueeze(1), right=True).squeeze(1)
     device = torch.device("cpu")
-    sampler = Sampler([], {}, Penalties(num_rows, vocabulary, device), device)
+    sampler = Sampler([], RowChanges(device), Penalties(num_rows, vocabulary, device), device)
     params = [SamplingParams(max_tokens=1, top_k=top_k, top_p=top_p, min_p=min_p)] * num_rows
     drawn = sampler(logits, range(num_rows), params, SamplingInput(1, uniforms=tuple(uniforms.tolist())))
     # A number at the border of two tokens may fall to either side.

@@ -11,6 +11,7 @@ from tables import table
 from saccade.engine.core.seeds import sample_seed, uniforms
 from saccade.engine.core.sequence import Sequence
 from saccade.engine.core.step_builder import row_counts, sampling_input
+from saccade.engine.executor.logits_processors import RowChanges
 from saccade.engine.executor.penalties import Penalties
 from saccade.engine.executor.sampler import Sampler
 from saccade.models.positions import MultimodalPositions
@@ -34,13 +35,12 @@ def row(
 
 def sampled(logits: torch.Tensor, sequences: Ordered[Sequence]) -> list[int]:
     """What is drawn for each of *sequences*, each in a row of its own."""
-    allowed_ids = {}
+    changes = RowChanges(CPU)
     for number, sequence in enumerate(sequences):
         sequence.row = number
-        if ids := sequence.sampling.allowed_token_ids:
-            allowed_ids[number] = torch.tensor(ids)
+        changes.start(number, sequence.sampling)
     params = [sequence.sampling for sequence in sequences]
-    sampler = Sampler((FORBIDDEN,), allowed_ids, Penalties(len(sequences), logits.shape[1], CPU), CPU)
+    sampler = Sampler((FORBIDDEN,), changes, Penalties(len(sequences), logits.shape[1], CPU), CPU)
     counts = tuple(row_counts(sequence) for sequence in sequences if sequence.penalised)
     return sampler(logits, range(len(sequences)), params, sampling_input(1, sequences, counts=counts)).tolist()
 

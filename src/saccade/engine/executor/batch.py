@@ -16,8 +16,9 @@ from torch.nn import functional
 
 from saccade.engine.core.step import Chunk, MediaSlice, RowStart, TableChange
 from saccade.engine.executor.caches import CacheSizes
+from saccade.engine.executor.logits_processors import RowChanges
 from saccade.nn.context import PagedLayout, Turn
-from saccade.nn.transfer import to_device, transfer
+from saccade.nn.transfer import transfer
 from saccade.protocol.request import SamplingParams
 
 Ints = npt.NDArray[np.int64]
@@ -28,8 +29,7 @@ class RowBuffers:
 
     *last_token_ids* int64 [max_rows] is on the device: the last sampled token of each row. The device also has a copy
     of *tables* that gets only the changes: all tables of long contexts are megabytes a step. *window_tables* are those
-    of layers with a window; each step sends the part of them that it reads. *allowed_ids* are on the device, for rows
-    that may draw these ids only.
+    of layers with a window; each step sends the part of them that it reads. *changes* are those of the rows' logits.
     """
 
     def __init__(self, max_rows: int, device: torch.device) -> None:
@@ -40,7 +40,7 @@ class RowBuffers:
         self.num_blocks: Ints = np.zeros(max_rows, np.int64)
         self.position_deltas: Ints = np.zeros(max_rows, np.int64)
         self.last_token_ids = torch.zeros(max_rows, dtype=torch.int64, device=device)
-        self.allowed_ids: dict[int, torch.Tensor] = {}
+        self.changes = RowChanges(device)
         self._sampling: list[SamplingParams | None] = [None] * max_rows
 
     def start(self, rows: Iterable[RowStart]) -> None:
@@ -49,8 +49,7 @@ class RowBuffers:
             self.num_blocks[start.row] = 0
             self.position_deltas[start.row] = start.position_delta
             self._sampling[start.row] = start.sampling
-            if allowed := start.sampling.allowed_token_ids:
-                self.allowed_ids[start.row] = to_device(np.array(allowed, np.int64), self._device)
+            self.changes.start(start.row, start.sampling)
 
     def change_tables(self, changes: Iterable[TableChange]) -> None:
         """Replace the ends of block tables."""
@@ -78,7 +77,7 @@ class RowBuffers:
     def end(self, rows: Iterable[int]) -> None:
         for row in rows:
             self._sampling[row] = None
-            self.allowed_ids.pop(row, None)
+            self.changes.end(row)
 
     def sampling(self, row: int) -> SamplingParams:
         """Return the sampling parameters of a started row. Raises ValueError."""

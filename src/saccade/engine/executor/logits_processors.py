@@ -1,17 +1,60 @@
 """Change logits before a token is chosen: allowed ids, masks of grammars, biases and a minimum length.
 
-All change the logits in place. Shapes: R rows, V vocabulary, C and D entries of each kind.
+All change the logits in place. What a request brings is made once a row: a step of 256 rows with a thousand biases each
+would read a quarter of a million entries of dicts. Shapes: R rows, V vocabulary, P rows with biases, C biases.
 """
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Ordered
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from saccade.engine.core.step import DrawMask, SamplingInput
-from saccade.nn.transfer import to_device, transfer
+from saccade.engine.core.step import DrawMask
+from saccade.nn.transfer import to_device
 from saccade.protocol.request import SamplingParams
+
+Ints = npt.NDArray[np.int64]
+
+
+class Bias(NamedTuple):
+    """The addends of a row, float32 [C], and the ids of their logits, int64 [C], on the device."""
+
+    ids_C: torch.Tensor
+    values_C: torch.Tensor
+
+
+class RowChanges:
+    """What the requests of rows change in their logits; rows without a change have no entry.
+
+    *allowed_ids* int64 [C] are on the device: a row may draw no others. *stop_ids* [C] are on the host, of answers that
+    have a minimum length.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.allowed_ids: dict[int, torch.Tensor] = {}
+        self.biases: dict[int, Bias] = {}
+        self.stop_ids: dict[int, Ints] = {}
+
+    def start(self, row: int, params: SamplingParams) -> None:
+        """Make what a row with *params* needs in each step."""
+        if params.allowed_token_ids:
+            self.allowed_ids[row] = to_device(np.array(params.allowed_token_ids, np.int64), self._device)
+        if params.logit_bias:
+            ids, values = np.array(list(params.logit_bias.items()), np.float64).T
+            self.biases[row] = Bias(
+                to_device(ids.astype(np.int64), self._device), to_device(values.astype(np.float32), self._device)
+            )
+        if params.min_tokens:
+            self.stop_ids[row] = np.array(params.stop_token_ids, np.int64)
+
+    def end(self, row: int) -> None:
+        """Forget a row."""
+        for changes in (self.allowed_ids, self.biases, self.stop_ids):
+            changes.pop(row, None)
 
 
 def keep_allowed(logits_RV: torch.Tensor, rows: Ordered[int], allowed_ids: Mapping[int, torch.Tensor]) -> None:
@@ -37,27 +80,27 @@ class GrammarMasks:
             logits_RV[mask.draw].add_(addends_V)
 
 
-def process(logits_RV: torch.Tensor, params: Ordered[SamplingParams], sampling: SamplingInput) -> None:
-    """Add biases, and forbid stop ids of answers below their minimum length, for draws with parameters *params*.
+def add_biases(logits_RV: torch.Tensor, rows: Ordered[int], biases: Mapping[int, Bias]) -> None:
+    """Add the *biases* of rows that have any; logits i belong to rows[i]."""
+    starts, vocab_size = range(0, logits_RV.numel(), logits_RV.shape[1]), logits_RV.shape[1]
+    biased = [(start, biases[row]) for start, row in zip(starts, rows, strict=True) if row in biases]
+    if not biased or not vocab_size:
+        return
+    lengths = [len(bias.ids_C) for _, bias in biased]
+    starts_P, lengths_P = to_device(np.array([[start for start, _ in biased], lengths], np.int64), logits_RV.device)
+    entries_C = starts_P.repeat_interleave(lengths_P, output_size=sum(lengths))
+    entries_C += torch.cat([bias.ids_C for _, bias in biased])
+    logits_RV.view(-1).index_add_(0, entries_C, torch.cat([bias.values_C for _, bias in biased]))
 
-    An entry is an index into the flattened logits, row * V + token id. In float64, which represents such indices
-    exactly, all go to the device in one transfer.
-    """
+
+def forbid_stops(
+    logits_RV: torch.Tensor, rows: Ordered[int], too_short: Ordered[int], stop_ids: Mapping[int, Ints]
+) -> None:
+    """Set the logits of the *stop_ids* of rows to -inf for the draws *too_short*; logits i belong to rows[i]."""
     vocab_size = logits_RV.shape[1]
-    starts = range(0, logits_RV.numel(), vocab_size)
-    biased = [start + token_id for start, param in zip(starts, params, strict=True) for token_id in param.logit_bias]
-    biases = [bias for param in params for bias in param.logit_bias.values()]
-    # Some configurations have stop ids outside the vocabulary; they are never drawn.
-    stops = [
-        starts[draw] + token_id
-        for draw in sampling.too_short
-        for token_id in params[draw].stop_token_ids
-        if 0 <= token_id < vocab_size
-    ]
-    arrays = [np.array(values, dtype=np.float64) for values in (biased, biases, stops)]
-    biased_C, biases_C, stops_D = transfer(arrays, logits_RV.device)
-    flat = logits_RV.view(-1)
-    if biased:
-        flat.index_add_(0, biased_C.long(), biases_C.float())
-    if stops:
-        flat.index_fill_(0, stops_D.long(), float("-inf"))
+    entries = [np.empty(0, np.int64)]
+    for draw in too_short:
+        ids = stop_ids.get(rows[draw], entries[0])
+        # Some configurations have stop ids outside the vocabulary; they are never drawn.
+        entries.append(draw * vocab_size + ids[(ids >= 0) & (ids < vocab_size)])
+    logits_RV.view(-1).index_fill_(0, to_device(np.concatenate(entries), logits_RV.device), float("-inf"))

@@ -76,7 +76,7 @@ class ModelRunner:
         self.dtype = network.dtype
         penalties = Penalties(caches.sizes.num_rows, network.spec.vocab_size, self.device)
         self.rows = RowBuffers(caches.sizes.num_rows, self.device)
-        self.sampler = Sampler(network.spec.placeholder_token_ids, self.rows.allowed_ids, penalties, self.device)
+        self.sampler = Sampler(network.spec.placeholder_token_ids, self.rows.changes, penalties, self.device)
         self.encoder_outputs: dict[int, torch.Tensor] = {}
         self.caches = caches
         self.graphs: DecodeGraphs | None = None

@@ -12,7 +12,6 @@ before everything else. Shapes: R rows, V vocabulary, K the largest top_k of the
 """
 
 from collections import Counter
-from collections.abc import Mapping
 from collections.abc import Sequence as Ordered
 
 import numpy as np
@@ -20,6 +19,7 @@ import torch
 
 from saccade.engine.core.step import GREEDY_BELOW, SamplingInput
 from saccade.engine.executor import logits_processors
+from saccade.engine.executor.logits_processors import RowChanges
 from saccade.engine.executor.penalties import Penalties
 from saccade.nn.transfer import to_device
 from saccade.protocol.request import SamplingParams
@@ -28,18 +28,14 @@ from saccade.protocol.request import SamplingParams
 class Sampler:
     """Greedy and random sampling. *forbidden* ids, the media placeholders, are never sampled.
 
-    *allowed_ids* are the only ones to sample for the rows that have any.
+    *changes* are those that the rows' requests ask for.
     """
 
     def __init__(
-        self,
-        forbidden: Ordered[int],
-        allowed_ids: Mapping[int, torch.Tensor],
-        penalties: Penalties,
-        device: torch.device,
+        self, forbidden: Ordered[int], changes: RowChanges, penalties: Penalties, device: torch.device
     ) -> None:
         self._forbidden = torch.tensor(forbidden, dtype=torch.int64, device=device)
-        self._allowed_ids = allowed_ids
+        self._changes = changes
         self._penalties = penalties
         self._grammar_masks = logits_processors.GrammarMasks(device)
 
@@ -57,12 +53,14 @@ class Sampler:
         proposal after each draw but its last, which counts for its later draws.
         """
         logits_RV.index_fill_(1, self._forbidden, float("-inf"))
-        if self._allowed_ids:
-            logits_processors.keep_allowed(logits_RV, rows, self._allowed_ids)
+        if self._changes.allowed_ids:
+            logits_processors.keep_allowed(logits_RV, rows, self._changes.allowed_ids)
         if sampling.masks:
             self._grammar_masks.apply(logits_RV, sampling.masks)
-        if sampling.too_short or any(param.logit_bias for param in params):
-            logits_processors.process(logits_RV, params, sampling)
+        if self._changes.biases:
+            logits_processors.add_biases(logits_RV, rows, self._changes.biases)
+        if sampling.too_short:
+            logits_processors.forbid_stops(logits_RV, rows, sampling.too_short, self._changes.stop_ids)
         if sampling.counts:
             self._penalties.start(sampling.counts)
         places = [place for place, param in enumerate(params) if param.penalises]
