@@ -224,6 +224,9 @@ def test_the_monitor_scrapes_gateways_as_the_alerts_expect() -> None:
     assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
     (endpoint,) = monitor["endpoints"]
     assert endpoint["port"] in [port["name"] for port in service["spec"]["ports"]]
+    # The metrics of tenants, which the dashboard and an alert read, need the key.
+    (key,) = [one["valueFrom"]["secretKeyRef"] for one in container("saccade-gateway")["env"]]
+    assert endpoint["authorization"]["credentials"] == key
     # `up{job="saccade"}` of the alerts.
     assert service["metadata"]["labels"][monitor["jobLabel"]] == "saccade"
 

@@ -40,13 +40,13 @@ def exported(tiny_qwen3_vl: Path, tmp_path_factory: pytest.TempPathFactory) -> d
     """The labels of each series that a gateway with a tenant and two workers exports after a chat with an image."""
     keys = tmp_path_factory.mktemp("keys") / "keys.toml"
     keys.write_text(f'[tenants.acme]\n[[keys]]\ntenant = "acme"\nsha256 = "{digest_of(b"key").hex()}"\n')
-    config = GatewayConfig(api_keys_file=keys, metrics_without_key=True)
+    config = GatewayConfig(api_keys_file=keys, api_keys=("operator",))
     with scripted.running(tiny_qwen3_vl, config) as gateway:
         gateway.answer_two_tokens()
         content = [{"type": "image_url", "image_url": {"url": data_url(random_image(64, 64, 1))}}]
         body = {"model": "tiny", "messages": [{"role": "user", "content": content}]}
         assert gateway.ask("POST", "/v1/chat/completions", body, Authorization="Bearer key").status == 200
-        page = gateway.ask("GET", "/metrics").body.decode()
+        page = gateway.ask("GET", "/metrics", Authorization="Bearer operator").body.decode()
     labels: dict[str, set[str]] = {"up": set(), "saccade_worker_source_current": {"source"}}
     for family in text_string_to_metric_families(page):
         for suffix in SUFFIXES.get(family.type, ("",)):

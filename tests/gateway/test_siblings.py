@@ -6,12 +6,13 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.parser import text_string_to_metric_families
+from tables import table
 from waiting import until
 
 from saccade.gateway.config import ConnectionLimits, DispatchLimits, GatewayConfig, Member
 from saccade.gateway.siblings import Siblings
 from saccade.gateway.tenants.account import Account, Limits, Tenant
-from saccade.gateway.tenants.api_keys import tenant_reports
+from saccade.gateway.tenants.api_keys import TENANT_LABEL, tenant_reports
 from saccade.protocol.gateway_calls import Booked, TenantUsage, Work, total
 
 
@@ -79,6 +80,20 @@ async def test_every_process_shows_the_metrics_of_all_and_sums_none(tmp_path: Pa
         await running[2].siblings.close()
         del expected["asked_total", "2"]
         assert samples(await running[0].siblings.metrics()) == expected
+
+
+@table("size", [1, 2])
+async def test_metrics_can_be_without_those_of_tenants(size: int, tmp_path: Path) -> None:
+    async with processes(tmp_path, size) as running:
+        alone = Siblings(None, running[0].work, running[0].forget, running[0].registry, CollectorRegistry(), dict)
+        subject = alone if size == 1 else running[0].siblings
+        Counter("used", "Tokens.", (TENANT_LABEL,), registry=running[0].registry).labels("acme").inc()
+        await all_reached(running)
+        assert b"acme" in await subject.metrics()
+        page = await subject.metrics(with_tenants=False)
+        assert b"asked_total{" in page
+        assert b"acme" not in page
+        assert b"used" not in page
 
 
 async def test_work_is_that_of_all_processes(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from saccade.gateway.config import INDEXER, Member, RoutingSettings, SourceConfig
+from saccade.gateway.tenants.api_keys import TENANT_LABEL
 from saccade.gateway.workers.cache_listener import CacheListener
 from saccade.gateway.workers.discovery import Discovery, find_workers
 from saccade.gateway.workers.pool import WorkerPool
@@ -64,7 +65,10 @@ def families(registry: CollectorRegistry) -> list[MetricFamily]:
 
 
 class _Together(Collector):
-    """The families of several processes, by the process's name, and the metrics of *shared* without that label."""
+    """The families of several processes, by the process's name, and the metrics of *shared* without that label.
+
+    *shared* has the metrics that are equal in all processes.
+    """
 
     def __init__(self, by_process: Mapping[str, Sequence[MetricFamily]], shared: CollectorRegistry) -> None:
         self._by_process = by_process
@@ -81,9 +85,16 @@ class _Together(Collector):
         yield from self._shared.collect()
 
 
-def render(by_process: Mapping[str, Sequence[MetricFamily]], shared: CollectorRegistry) -> bytes:
-    """Return a page in Prometheus' text format. *shared* has the metrics that are equal in all processes."""
-    return generate_latest(_Together(by_process, shared))
+class _WithoutTenants(Collector):
+    """The metrics of *all_metrics* without the families whose samples name tenants."""
+
+    def __init__(self, all_metrics: Collector) -> None:
+        self._all = all_metrics
+
+    def collect(self) -> Iterable[Metric]:
+        for metric in self._all.collect():
+            if not any(TENANT_LABEL in sample.labels for sample in metric.samples):
+                yield metric
 
 
 class Siblings:
@@ -148,13 +159,14 @@ class Siblings:
                 self._forget_media()
                 return msgspec.msgpack.encode(None)
 
-    async def metrics(self) -> bytes:
-        """Return the metrics of all processes, in Prometheus' text format."""
+    async def metrics(self, *, with_tenants: bool = True) -> bytes:
+        """Return the metrics of all processes, in Prometheus' text format; those with a tenant's name if asked."""
         if self._member is None:
-            return generate_latest(self._registry)
+            return generate_latest(self._registry if with_tenants else _WithoutTenants(self._registry))
         pages = await self._answers(self._clients | self._indexer, ShowMetrics(), list[MetricFamily])
         own = {str(self._member.number): families(self._registry)}
-        return render(dict(sorted((own | pages).items())), self._shared)
+        merged = _Together(dict(sorted((own | pages).items())), self._shared)
+        return generate_latest(merged if with_tenants else _WithoutTenants(merged))
 
     async def works(self) -> list[Work]:
         """Return the work of every process, this one first."""

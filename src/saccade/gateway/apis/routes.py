@@ -39,7 +39,7 @@ from saccade.gateway.served_models.served_model import ServedModel
 from saccade.gateway.server.body import BodyReader, while_connected
 from saccade.gateway.server.middleware import PAGE_PATHS, WARNINGS, NamedRoute
 from saccade.gateway.siblings import Siblings
-from saccade.gateway.tenants.account import Account
+from saccade.gateway.tenants.account import ACCOUNT, Account
 from saccade.gateway.workers.dispatch import Preview
 from saccade.telemetry import METRICS_CONTENT_TYPE
 
@@ -119,8 +119,12 @@ class Endpoints:
         return _json({"server_load": sum(work.num_requests for work in await self.siblings.works())})
 
     async def show_metrics(self, request: Request) -> Response:
-        """GET /metrics: of this process, or of all processes that share the port, each with a label."""
-        return Response(await self.siblings.metrics(), media_type=METRICS_CONTENT_TYPE)
+        """GET /metrics: of this process, or of all processes that share the port, each with a label.
+
+        A request without a key, which --metrics-without-key allows, does not get the metrics of tenants.
+        """
+        has_key = bool(request.scope[ACCOUNT].tenant.id)
+        return Response(await self.siblings.metrics(with_tenants=has_key), media_type=METRICS_CONTENT_TYPE)
 
     async def version(self, request: Request) -> Response:
         """GET /version."""

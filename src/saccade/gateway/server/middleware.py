@@ -59,7 +59,8 @@ MESSAGES_PATH = "/v1/messages"
 class Keys:
     """Checks the keys of requests. Neither PROBES nor *more_open_paths* need a key.
 
-    Keys of the keys file do not open /metrics, which shows what every tenant uses.
+    Keys of the keys file do not open /metrics, which shows what every tenant uses. If it is an open path, a request
+    without another key gets everybody's account, and sees no tenant.
     """
 
     def __init__(self, api_keys: ApiKeyStore, more_open_paths: Collection[str] = ()) -> None:
@@ -69,7 +70,7 @@ class Keys:
     def account(self, path: str, headers: Sequence[tuple[bytes, bytes]]) -> Account:
         """Return the account of the key in *headers*; for paths without key, everybody's. Raises InvalidApiKey."""
         if path in self._open_paths:
-            return self._api_keys.everybody
+            return self._operator(path, headers) if path == METRICS_PATH else self._api_keys.everybody
         account = self._api_keys.account(_key(path, headers))
         if path == METRICS_PATH and account.tenant.name:
             raise InvalidApiKey(
@@ -77,6 +78,14 @@ class Keys:
                 "or start the gateway with --metrics-without-key."
             )
         return account
+
+    def _operator(self, path: str, headers: Sequence[tuple[bytes, bytes]]) -> Account:
+        """Return the account of a key of --api-key, else everybody's."""
+        try:
+            account = self._api_keys.account(_key(path, headers))
+        except InvalidApiKey:
+            return self._api_keys.everybody
+        return self._api_keys.everybody if account.tenant.name else account
 
 
 def _key(path: str, headers: Sequence[tuple[bytes, bytes]]) -> bytes:

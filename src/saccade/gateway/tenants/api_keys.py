@@ -44,6 +44,9 @@ MAX_LIMIT = 1 << 50
 MIN_SALT_KEY_CHARACTERS = 32
 NAME_FORM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 NAME_RULE = "up to 64 letters, digits, `.`, `_` and `-`, the first a letter or a digit"
+TENANT_LABEL = "tenant"
+"""The label of metrics that name a tenant."""
+
 _HASH_FORM = re.compile(r"[0-9a-fA-F]{64}")
 _TOP = ("salt_key", "tenants", "keys")
 _OF_TENANT = ("group", "priority", "requests_per_minute", "tokens_per_minute", "picture_bytes_per_minute")
@@ -322,7 +325,7 @@ class TenantMetrics(Collector):
         if not (usages := self._api_keys.usages()):
             return
         for field, words in DESCRIPTIONS.items():
-            family = CounterMetricFamily(f"saccade_tenant_{field}", words, labels=("tenant",))
+            family = CounterMetricFamily(f"saccade_tenant_{field}", words, labels=(TENANT_LABEL,))
             yield filled(family, [((name,), getattr(usage, field)) for name, usage in usages.items()])
         is_current = 0 if self._api_keys.fault else 1
         yield GaugeMetricFamily(
