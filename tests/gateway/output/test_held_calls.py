@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from written_answers import CUT, FORMS, TOOLS, Call, choice_of, ids_of, read
 
 from saccade.gateway.output.call_reader import GeneratedCall, joined_calls
 from saccade.gateway.served_models.served_model import ServedModel
+from saccade.models.tool_formats.json_pieces import complete_object
 from saccade.protocol.output import FinishReason, TokenDelta
 
 Models = Callable[[str], ServedModel]
@@ -165,6 +167,60 @@ def test_what_breaks_the_grammar_is_content(name: str, end: str, models: Models)
     seen = read(model, text, **HELD)
     assert seen.finish_reason == "stop"
     assert [call[0] for call in seen.calls] == ["look"]
+
+
+BROKEN_JSON = {
+    'x" "y': ('{"text": "x', '"y"}}', STOP),
+    'x" LOST': ('{"text": "x', "LOST}}", STOP),
+    'x", "count": 1x2': ('{"text": "x", "count": ', "1x2}}", STOP),
+    r"x\q LOST": ('{"text": "x', r"\q LOST\"}}", STOP),
+    r"x\uD83D LOST": ('{"text": "x', r"\uD83D LOST\"}}", STOP),
+    'x": 5': ('{"text": "x', ': 5"}}', STOP),
+    'x"]': ('{"text": "x', "]", STOP),
+    'x",, "count": 1': ('{"text": "x"', ",", STOP),
+}
+"""What stands after `{"text": "`: the arguments of the partial call, and how what follows them begins."""
+
+
+@table("written", BROKEN_JSON)
+def test_json_that_is_none_ends_the_call_and_goes_on_as_content(written: str, models: Models) -> None:
+    model = models("hermes")
+    text = f'<tool_call>\n{{"name": "look", "arguments": {{"text": "{written}"}}}}\n</tool_call>'
+    seen = read(model, text, skip_special_tokens=False, **HELD)
+    [(name, arguments)] = seen.calls
+    assert (name, seen.finish_reason) == ("look", "stop")
+    assert arguments[CUT].startswith('{"text": "x')
+    for word in re.findall("LOST|y|5|1x2|q|D83D|count", written):
+        assert word in seen.content + arguments[CUT], word
+
+
+def test_text_after_the_arguments_is_content(models: Models) -> None:
+    text = '<tool_call>\n{"name": "look", "arguments": {"text": "x"}} and LOST\n</tool_call>'
+    seen = read(models("hermes"), text, skip_special_tokens=False, **HELD)
+    assert (seen.calls, seen.finish_reason) == ([("look", {"text": "x"})], "tool_calls")
+    assert "and LOST" in seen.content
+
+
+MARKER = re.compile(r"w\d{3}w")
+
+
+@table("name", FORMS)
+def test_a_damaged_held_call_loses_no_text(name: str, models: Models) -> None:
+    """A token is lost, there twice, or of another value: what is no argument is content, and arguments are JSON."""
+    model, form, draw = models(name), FORMS[name], random.Random(f"damaged calls of {name}")
+    for _ in range(30):
+        words = [f"w{draw.randrange(100, 1000)}w" for _ in range(4)]
+        given = {"text": f"{words[0]} {words[1]}", "list": [words[2], 7, {"a": words[3]}], "count": 25}
+        ids = ids_of(model, form.calls(("look", given), ("look", {"text": words[0]})))
+        place = draw.randrange(len(ids))
+        ids[place : place + 1] = draw.choice([[], [ids[place]] * 2, [draw.choice(ids)]])
+        pieces, content, *_ = pieces_of(model, ids, 1, STOP, skip_special_tokens=False, **HELD)
+        calls = joined_calls(pieces)
+        for call in calls:
+            assert isinstance(json.loads(complete_object(call.arguments) if call.is_cut else call.arguments), dict)
+        shown_text = content + "".join(call.arguments for call in calls)
+        for word in MARKER.findall(model.tokenizer.decode(ids)):
+            assert word in shown_text, model.tokenizer.decode(ids)
 
 
 @table("name", FORMS)

@@ -11,7 +11,7 @@ from saccade.gateway.output.call_reader import CallReader, GeneratedCall, OpenCa
 
 
 class HeldCallReader(CallReader):
-    """Reads calls in the exact form of their grammar. If a worker breaks it, the rest of the call is content."""
+    """Reads calls in the exact form of their grammar. If a worker breaks it, what is no argument yet is content."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,19 +51,37 @@ class HeldCallReader(CallReader):
 
     def _push(self, call: OpenCall, token_id: int) -> Iterator[Piece]:
         """Yield the pieces that a token of the open *call* adds."""
-        is_end = token_id == self._end_id
+        is_end, unread = token_id == self._end_id, call.pieces.unread
         text = call.finish() if is_end else call.push(token_id)
+        if call.pieces.is_broken:
+            yield from self._break(call, unread, token_id)
+            return
         if self._announced is None:
             self._pending.append(token_id)
-            if call.pieces.name and not (call.pieces.is_broken and is_end):
+            if call.pieces.name:
                 yield self._announce(call)
         else:
             self._num_called += 1
         if self._announced is not None and text and not is_end:
             yield replace(self._announced, arguments=text, begins=False, ends=False)
-        if is_end or call.pieces.is_broken:
-            self.is_cut = call.pieces.is_broken
-            yield from self._end(text if is_end else "", self.is_cut)
+        if is_end:
+            self.is_cut = False
+            yield from self._end(text, self.is_cut)
+
+    def _break(self, call: OpenCall, unread: str, token_id: int) -> Iterator[Piece]:
+        """End the open *call*, which breaks with a token; *unread* is the text before it that is no argument yet."""
+        if self._announced is None:
+            self._pending.append(token_id)
+            yield from self._end("", is_cut=True)
+            return
+        is_over = call.pieces.is_over
+        self.is_cut = not is_over
+        yield from self._end(call.pieces.finish() if is_over else "", self.is_cut)
+        yield unread
+        if token_id == self._end_id:
+            self._num_called += 1
+        else:
+            yield [token_id]
 
     def _announce(self, call: OpenCall) -> GeneratedCall:
         """Return the first piece of *call*, whose name is known."""

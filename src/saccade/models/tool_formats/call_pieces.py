@@ -6,7 +6,7 @@ This reads calls in the exact form of their grammar only. There nothing that was
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from saccade.models.tool_formats.call_scanner import MAX_HEAD
 from saccade.models.tool_formats.json_pieces import JsonValue, ObjectPieces, ValuePieces
@@ -18,7 +18,8 @@ Mark = Literal["separator", "key_begin", "key_end", "value_begin", "value_end"]
 class CallPieces(ABC):
     """A call of one of *functions*, after its opening tag. Its *name* and *id* are known once the name is not "".
 
-    All pieces that are returned are the arguments together. The call *is_broken* once it has another form.
+    All pieces that are returned are the arguments together. The call *is_broken* once it has another form; what the
+    last step has returned does not count then.
     """
 
     def __init__(self, functions: Mapping[str, Mapping[str, Any]]) -> None:
@@ -31,6 +32,11 @@ class CallPieces(ABC):
     def is_over(self) -> bool:
         """Whether the arguments are complete, without the call's end tag."""
         return False
+
+    @property
+    def unread(self) -> str:
+        """The text after the function's name that no piece has yet."""
+        return ""
 
     @abstractmethod
     def text(self, text: str) -> str:
@@ -56,11 +62,18 @@ class CallPieces(ABC):
 
 
 class JsonCallPieces(CallPieces):
-    """A call whose arguments are written in JSON."""
+    """A call whose arguments are written in JSON, with *closing* and white space after them."""
+
+    closing: ClassVar[str] = ""
 
     def __init__(self, functions: Mapping[str, Mapping[str, Any]]) -> None:
         super().__init__(functions)
         self._json = JsonValue()
+        self._after = ""
+
+    @property
+    def unread(self) -> str:
+        return self._json.unread
 
     @property
     def is_over(self) -> bool:
@@ -73,7 +86,8 @@ class JsonCallPieces(CallPieces):
 
     def _arguments(self, text: str) -> str:
         piece = self._json.push(text)
-        self.is_broken = self._json.is_broken
+        self._after += "".join(self._json.after.split())
+        self.is_broken = self._json.is_broken or not self.closing.startswith(self._after)
         return piece
 
 
@@ -85,6 +99,10 @@ class MemberCallPieces(CallPieces):
         self._members = ObjectPieces()
         self._value: ValuePieces | None = None
 
+    @property
+    def unread(self) -> str:
+        return "" if self._value is None else self._value.unread
+
     def finish(self) -> str:
         self.is_broken |= self._value is not None or not self.name
         return self._members.finish()
@@ -95,7 +113,7 @@ class MemberCallPieces(CallPieces):
             self.is_broken |= bool(text.strip())
             return ""
         piece = self._value.push(text)
-        self.is_broken |= self._value.is_broken
+        self.is_broken |= self._value.is_broken or bool(self._value.after.strip())
         return piece
 
     def _close(self) -> str:

@@ -19,7 +19,7 @@ from saccade.models.tool_formats.bare_keys import NoArguments, bare_value, read_
 from saccade.models.tool_formats.call_pieces import CallPieces, Mark
 from saccade.models.tool_formats.call_scanner import MAX_HEAD, CallScanner, Nesting
 from saccade.models.tool_formats.json_pieces import MARKS as MARKS_IN_JSON
-from saccade.models.tool_formats.json_pieces import escaped, quoted
+from saccade.models.tool_formats.json_pieces import JsonOrder, escaped, quoted
 
 TAGS = form.ToolTags("<|tool_call>", "<tool_call|>", separator='<|"|>')
 OTHERS: Final = re.compile(r"[^{}\[\]]*")
@@ -121,12 +121,17 @@ class Pieces(CallPieces):
         self._next: Any = None
         """The schema of the next value."""
 
+        self._order = JsonOrder()
         self._containers: list[tuple[str, Any]] = []
         """The open braces and brackets, with their schemas."""
 
     @property
     def is_over(self) -> bool:
         return bool(self.name) and not self._containers
+
+    @property
+    def unread(self) -> str:
+        return self._bare
 
     def text(self, text: str) -> str:
         if self._in_string:
@@ -144,8 +149,9 @@ class Pieces(CallPieces):
         return "".join(map(self._lexeme, LEXEMES.findall(text)))
 
     def mark(self, mark: Mark) -> str:
+        may_stand = '"' in self._order.allowed if not self._in_string else self._order.take('"')
         self._in_string = not self._in_string
-        self.is_broken = mark != "separator" or not self._containers or bool(self._bare.strip())
+        self.is_broken = mark != "separator" or not may_stand or bool(self._bare.strip())
         return '"'
 
     def finish(self) -> str:
@@ -158,9 +164,10 @@ class Pieces(CallPieces):
             self.is_broken |= not self._containers and bool(text.strip())
             return ""
         bare, self._bare = self._bare.strip(), ""
+        lexemes = [*(('"' if text == ":" else "s") * bool(bare)), text]
+        self.is_broken |= not all(map(self._order.take, lexemes))
         if text in "{[":
             self._containers.append((text, self._next))
-            self.is_broken |= bool(bare)
         if text in "[,":
             self._next = self._below(None)
         if text == ":":
@@ -169,7 +176,6 @@ class Pieces(CallPieces):
             return f"{quoted(key) if bare else ''}: "
         before = self._value(bare) if bare and text not in "{[" else ""
         if text in "}]":
-            self.is_broken |= not self._containers
             self._containers = self._containers[:-1]
         return before + MARKS_IN_JSON[text]
 

@@ -121,6 +121,10 @@ class Pieces(MemberCallPieces):
 
         self._key: str | None = None
 
+    @property
+    def unread(self) -> str:
+        return super().unread + (self._key or "") + (self._word or "")
+
     def text(self, text: str) -> str:
         if self._word is None:
             return self._grow(text)

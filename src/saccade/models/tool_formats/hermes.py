@@ -51,6 +51,8 @@ class Scanner(CallScanner):
 class Pieces(JsonCallPieces):
     """A call in JSON, the name before the arguments."""
 
+    closing = "}"
+
     def __init__(self, functions: form.Declared) -> None:
         super().__init__(functions)
         self._head = Head(HEAD)

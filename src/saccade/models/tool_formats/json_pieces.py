@@ -20,6 +20,12 @@ CHARACTERS: Final = re.compile(
 MAX_ESCAPE: Final = 12
 SCALAR: Final = re.compile(r'[^\s"{}\[\],:]+')
 MARKS: Final = {"{": "{", "[": "[", "}": "}", "]": "]", ",": ", ", ":": ": "}
+VALUES: Final = '"s{['
+"""How a value begins; `s` stands for a number or a word."""
+
+KEYS: Final = ('"}', '"')
+AFTER_VALUE: Final = {"": "", "{": ",}", "[": ",]"}
+"""What may follow a value, by the innermost open bracket."""
 
 
 def escaped(text: str) -> str:
@@ -53,10 +59,43 @@ def complete_object(text: str) -> str:
     return text[:end] + closing if end else "{}"
 
 
+class JsonOrder:
+    """The order of JSON's lexemes: marks, quoted strings, and numbers and words, whose kind is `s`.
+
+    *allowed* has the kinds that may come next, none once the value is whole.
+    """
+
+    def __init__(self) -> None:
+        self.allowed = VALUES
+        self._brackets = ""
+
+    def take(self, kind: str) -> bool:
+        """Note the next lexeme, and return whether it may stand here."""
+        if kind not in self.allowed:
+            return False
+        if kind in "{[":
+            self._brackets += kind
+            self.allowed = KEYS[0] if kind == "{" else f"{VALUES}]"
+        elif kind == ",":
+            self.allowed = KEYS[1] if self._brackets[-1] == "{" else VALUES
+        elif kind == ":" or (kind == '"' and self.allowed in KEYS):
+            self.allowed = VALUES if kind == ":" else ":"
+        else:
+            self._brackets = self._brackets[:-1] if kind in "}]" else self._brackets
+            self.allowed = AFTER_VALUE[self._brackets[-1:]]
+        return True
+
+
 class ValuePieces(ABC):
-    """A value while it is read. It *is_broken* if its text has another form."""
+    """A value while it is read. It *is_broken* if its text has another form; *after* is text after its end."""
 
     is_broken = False
+    after = ""
+
+    @property
+    def unread(self) -> str:
+        """The text at the end of which nothing is certain yet."""
+        return ""
 
     @abstractmethod
     def push(self, text: str) -> str:
@@ -84,10 +123,18 @@ class JsonValue(ValuePieces):
     """A value in JSON. Numbers and words wait for their end, escapes in strings as well."""
 
     def __init__(self) -> None:
-        self._depth = 0
+        self._order = JsonOrder()
         self._in_string = False
         self._rest = ""
-        self.is_whole = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the value has ended."""
+        return not self._order.allowed
+
+    @property
+    def unread(self) -> str:
+        return self._rest
 
     def push(self, text: str) -> str:
         text, self._rest = self._rest + text, ""
@@ -95,6 +142,7 @@ class JsonValue(ValuePieces):
         while place < len(text) and not (self.is_whole or self.is_broken or self._rest):
             piece, place = self._characters(text, place) if self._in_string else self._outside(text, place)
             pieces.append(piece)
+        self.after = text[place:] if self.is_whole else ""
         return "".join(pieces)
 
     def finish(self) -> str:
@@ -115,7 +163,8 @@ class JsonValue(ValuePieces):
         if end == len(text):
             return piece, end
         if text[end] == '"':
-            self._in_string, self.is_whole = False, not self._depth
+            self._in_string = False
+            self._order.take('"')
             return f'{piece}"', end + 1
         self._rest = text[end:]
         self.is_broken = len(self._rest) >= MAX_ESCAPE
@@ -127,11 +176,10 @@ class JsonValue(ValuePieces):
         if character.isspace():
             return "", place + 1
         if character == '"':
-            self._in_string = True
+            self._in_string, self.is_broken = True, character not in self._order.allowed
             return character, place + 1
         if (mark := MARKS.get(character)) is not None:
-            self._depth += (character in "{[") - (character in "}]")
-            self.is_whole = not self._depth
+            self.is_broken = not self._order.take(character)
             return mark, place + 1
         match = SCALAR.match(text, place)
         end = len(text) if match is None else match.end()
@@ -141,7 +189,7 @@ class JsonValue(ValuePieces):
         return self._scalar(text[place:end]), end
 
     def _scalar(self, text: str) -> str:
-        self.is_whole = not self._depth
+        self.is_broken = not self._order.take("s")
         try:
             return quoted(msgspec.json.decode(text))
         except msgspec.MsgspecError:
@@ -157,6 +205,10 @@ class OtherValue(ValuePieces):
         self._text = ""
         self._json: JsonValue | None = None
 
+    @property
+    def unread(self) -> str:
+        return self._text if self._json is None else self._json.unread
+
     def push(self, text: str) -> str:
         if self._json is None:
             self._text += text
@@ -164,7 +216,7 @@ class OtherValue(ValuePieces):
                 return ""
             self._json, text = JsonValue(), self._text
         piece = self._json.push(text)
-        self.is_broken = self._json.is_broken
+        self.is_broken, self.after = self._json.is_broken, self._json.after
         return piece
 
     def finish(self) -> str:

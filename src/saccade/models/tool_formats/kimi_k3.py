@@ -85,6 +85,10 @@ class Pieces(MemberCallPieces):
         self._is_json = False
         """Whether one value has all arguments."""
 
+    @property
+    def unread(self) -> str:
+        return super().unread + self._tag
+
     def text(self, text: str) -> str:
         if self._part in ("before", "value"):
             return self._grow(text)

@@ -139,6 +139,10 @@ class Pieces(MemberCallPieces):
     def is_over(self) -> bool:
         return self._has_ended
 
+    @property
+    def unread(self) -> str:
+        return super().unread + self._unread
+
     def text(self, text: str) -> str:
         if self._head is not None:
             begin = self._head.push(text)
