@@ -171,7 +171,8 @@ class VideoOptions:
 
     *num_frames* are sampled, or *fps* of each second; limits are numbers of pixels or tokens as for images.
     Of the frames that *fps* asks for there are *min_frames* to *max_frames*; all together have *total_pixels* at most.
-    *times* are for frames that the client has sampled.
+    *times* are for frames that the client has sampled. *of_frame* names those of `min_pixels` and `max_pixels` that
+    hold for each frame, whatever the release's processor counts.
     """
 
     num_frames: int | None = None
@@ -185,6 +186,7 @@ class VideoOptions:
     min_frames: int | None = None
     max_frames: int | None = None
     total_pixels: int | None = None
+    of_frame: frozenset[str] = frozenset()
 
 
 class VideoLayout(Protocol):

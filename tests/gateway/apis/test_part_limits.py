@@ -100,6 +100,31 @@ def test_limits_are_a_part_of_the_identity(request_: Request, plain: Request, ga
     assert (limited != other, small != whole) == (True, True)
 
 
+@table(
+    ("limits", "grid"),
+    [
+        ({"max_pixels": 8192}, (4, 6)),
+        ({"max_pixels": 8192, "nframes": 4}, (4, 6)),
+        ({"max_pixels": 3072}, (2, 4)),
+        ({"min_pixels": 40000}, (12, 16)),
+        ({"min_pixels": 1024, "max_pixels": 10**6}, (6, 8)),
+    ],
+)
+def test_pixels_of_a_videos_part_are_those_of_a_frame(
+    limits: dict[str, int], grid: tuple[int, int], gateway: scripted.Gateway
+) -> None:
+    """As qwen-vl-utils reads them, whatever the release's processor counts."""
+    for request in (video(limits), video((), limits)):
+        [(_, seen, _)] = media_of(gateway, request)
+        assert seen[1:] == grid
+
+
+def test_a_total_of_pixels_counts_a_group_of_frames_once(gateway: scripted.Gateway) -> None:
+    """As qwen-vl-utils counts: eight frames of 64 x 64 pixels in groups of two."""
+    [(_, grid, _)] = media_of(gateway, video({"nframes": 8, "total_pixels": 4 * 64 * 96}))
+    assert grid == (4, 4, 4)
+
+
 def test_other_parts_keep_their_size(gateway: scripted.Gateway) -> None:
     parts = [{"type": "image_url", "image_url": {"url": IMAGE}, **fields} for fields in (SMALL, {}, SIDES)]
     alone = [media_of(gateway, request)[0][1] for request in (image(SMALL), image(), image(SIDES))]

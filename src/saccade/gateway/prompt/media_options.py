@@ -57,7 +57,8 @@ class MediaOptions:
     """*limits* has those of `min_pixels`, `max_pixels`, `max_soft_tokens` and the resized sides that are set.
 
     *video_limits* has `min_frames`, `max_frames` and `total_pixels`, *sampling* `num_frames` or `fps`; *times* are for
-    frames that the client has sampled. *paths* are those of limits that stand in one part of a message.
+    frames that the client has sampled. *paths* are those of limits that stand in one part of a message; the limits of
+    pixels *of_frame* among them hold for each frame of a video, as qwen-vl-utils reads them.
     """
 
     limits: Mapping[str, int] = field(default_factory=dict)
@@ -65,11 +66,13 @@ class MediaOptions:
     times: FrameTimes = NO_TIMES
     video_limits: Mapping[str, int] = field(default_factory=dict)
     paths: tuple[str, ...] = ()
+    of_frame: frozenset[str] = frozenset()
 
     @property
     def of_videos(self) -> VideoOptions:
         """The options of the request's videos."""
-        return VideoOptions(times=self.times, **self.limits, **self.video_limits, **self.sampling)
+        settings = {**self.limits, **self.video_limits, **self.sampling}
+        return VideoOptions(times=self.times, of_frame=self.of_frame, **settings)
 
     def of_part(self, part: ImageLimits, within: ImageLimits | None, field: str, key: str) -> "MediaOptions":
         """Return the options for the image or video in *part*, the value of *field*, whose own limits replace these.
@@ -88,7 +91,8 @@ class MediaOptions:
         _check_together({**limits, **video_limits}, field)
         sampling = _read_sampling({path: value for path, name, value in named if name in _SAMPLING_KEYS})
         times = replace(self.times, fps=sampling["fps"]) if "fps" in sampling else self.times
-        return MediaOptions(limits, sampling or self.sampling, times, video_limits, tuple(stated))
+        of_frame = frozenset(name for _, name, _ in named if name in ("min_pixels", "max_pixels"))
+        return MediaOptions(limits, sampling or self.sampling, times, video_limits, tuple(stated), of_frame)
 
     def served_by(self, family: Family, *, is_from_request: bool) -> "MediaOptions":
         """Return the options for *family*, without a number of tokens that it does not have.

@@ -5,10 +5,13 @@ Source of the rules: transformers 5.23, video_processing_qwen3_vl.py and process
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
 
+from saccade.models.family import VideoOptions
+from saccade.models.preprocessing import smart_resize
 from saccade.models.preprocessing.smart_video import CAP, FLOOR, SmartVideoLayout
 from saccade.protocol.media import VideoHeader
 
@@ -16,15 +19,30 @@ from saccade.protocol.media import VideoHeader
 class TimedVideoLayout(SmartVideoLayout):
     """Layout of a video from its header. Limits of pixels are those of all its frames together.
 
+    A request may limit each frame, too. Frames are then resized twice, as by qwen-vl-utils and the processor after it.
     *around* are the special tokens before and after the placeholders of each group.
     """
 
     around: ClassVar[tuple[str, str]]
     fixed: ClassVar[Mapping[str, Any]] = {"num_frames": None}
 
+    def settings_for(self, options: VideoOptions) -> Mapping[str, Any]:
+        """Return `settings` changed by *options*. Raises InvalidValue."""
+        of_all = replace(
+            options,
+            min_pixels=None if "min_pixels" in options.of_frame else options.min_pixels,
+            max_pixels=None if "max_pixels" in options.of_frame else options.max_pixels,
+        )
+        of_frame = {f"frame_{name}": getattr(options, name) for name in sorted(options.of_frame)}
+        return {**super().settings_for(of_all), **of_frame}
+
     def within_total(self, total_pixels: int, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the settings that differ: the limit of pixels is that of all frames together already."""
-        return {"max_pixels": max(settings["min_pixels"], min(total_pixels, settings["max_pixels"]))}
+        """Return the settings that differ: the limit of pixels is that of all frames together already.
+
+        A total counts a group of frames once, as qwen-vl-utils does.
+        """
+        most = total_pixels * settings["temporal_patch_size"]
+        return {"max_pixels": max(settings["min_pixels"], min(most, settings["max_pixels"]))}
 
     def sampled(self, header: VideoHeader, settings: Mapping[str, Any]) -> tuple[int, ...]:
         """Return the indices of the frames that the model sees: evenly spread, the first and the last among them."""
@@ -41,7 +59,7 @@ class TimedVideoLayout(SmartVideoLayout):
         """Return (height, width) of the resized frames. Python's round half to even is part of the rule."""
         factor, group = settings["patch_size"] * settings["merge_size"], settings["temporal_patch_size"]
         count = max(num_frames, group)
-        height, width = header.height, header.width
+        height, width = _within_frame(header, settings)
         if (side := min(height, width)) < factor:
             scale = factor / side
             height, width = int(height * scale), int(width * scale)
@@ -68,6 +86,15 @@ class TimedVideoLayout(SmartVideoLayout):
             seconds = (first / header.fps + last / header.fps) / 2
             parts += [f"<{seconds:.1f} seconds>", before, group_tokens, after]
         return tuple(parts)
+
+
+def _within_frame(header: VideoHeader, settings: Mapping[str, Any]) -> tuple[int, int]:
+    """Return (height, width) of a frame within the limits that a request has for each."""
+    least, most = settings.get("frame_min_pixels"), settings.get("frame_max_pixels")
+    if least is None and most is None:
+        return header.height, header.width
+    limits = {"min_pixels": least or 1, "max_pixels": most or header.height * header.width + (least or 0)}
+    return smart_resize.resized(header.width, header.height, {**settings, **limits})
 
 
 def _most(settings: Mapping[str, Any], num_frames: int, factor: int) -> int:
