@@ -135,6 +135,14 @@ def test_each_conversation_may_have_its_params(llm: LLM) -> None:
     assert wrong.error.message.startswith("`temperature` must be a number, at most 2")
 
 
+def test_settings_that_nothing_obeys_are_named(llm: LLM) -> None:
+    question = [{"role": "user", "content": "Hi."}]
+    params = SamplingParams(max_tokens=1)
+    assert [result.warning for result in llm.chat(question, params)] == [""]
+    [result] = llm.chat(question, params, reasoning_effort="high")
+    assert "reasoning_effort" in result.warning
+
+
 def test_unknown_option_is_refused_by_name(llm: LLM) -> None:
     [result] = llm.chat(conversation(TEXTS[0]), tool_choise="none")  # type: ignore[call-arg]
     assert isinstance(result.error, UnsupportedParameter)
@@ -168,10 +176,11 @@ async def test_streams_and_chats_run_in_one_event_loop() -> None:
     async with AsyncLLM(max_num_seqs=2) as llm:
         started = started_since(before)
         assert any("saccade.engine" in one.cmdline() for one in started)
-        deltas = [delta async for delta in llm.stream(conversation(TEXTS[0]), GREEDY)]
+        deltas = [delta async for delta in llm.stream(conversation(TEXTS[0]), GREEDY, reasoning_effort="low")]
         assert "".join(delta.text for delta in deltas) == written(TEXTS[0])
         assert [delta.finish_reason for delta in deltas if delta.finish_reason] == ["stop"]
         assert deltas[-1].usage is not None
+        assert "reasoning_effort" in deltas[-1].warning
         results = await asyncio.gather(*(llm.chat(conversation(image), GREEDY) for image in TEXTS))
         assert [result.text for result in results] == list(map(written, TEXTS))
         with pytest.raises(InvalidImageUrl):

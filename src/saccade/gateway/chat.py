@@ -167,11 +167,11 @@ class FileSource(ImageLimits, frozen=True):
 OF_PARTS = {
     "text": ("text",),
     "refusal": ("refusal",),
-    "image_url": ("image_url", *LIMITS_OF_IMAGES),
-    "image": LIMITS_OF_IMAGES,
+    "image_url": ("image_url", "detail", *LIMITS_OF_IMAGES),
+    "image": ("detail", *LIMITS_OF_IMAGES),
     "video_url": ("video_url", *LIMITS),
     "video": LIMITS,
-    "file": LIMITS_OF_IMAGES,
+    "file": ("detail", *LIMITS_OF_IMAGES),
 }
 
 
@@ -179,6 +179,7 @@ class ContentPart(OtherMedia, frozen=True):
     """A piece of a message: `text`, `image_url` or `video_url` as an object or a string, or an image as a `file`.
 
     Parts of the types `image` and `video` have the URL in a field of that name. A `refusal` is a text of a model.
+    The *detail* of an image stands here or in its object.
     *uuid* is accepted and has no effect: an image is identified by its bytes.
     """
 
@@ -188,6 +189,7 @@ class ContentPart(OtherMedia, frozen=True):
     image_url: ImageUrl | str | None = None
     video_url: VideoUrl | list[str] | str | None = None
     uuid: str | None = None
+    detail: Detail | None = None
     inline_data: Refused = UNSET
     source: Refused = UNSET
     # Read where the part is of the type `file`.

@@ -8,6 +8,7 @@ counts.
 import difflib
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 import msgspec
@@ -60,10 +61,30 @@ def decode(body: bytes | bytearray | msgspec.Raw, decoder: msgspec.json.Decoder[
         raise malformed(bytes(body), str(error)) from error
 
 
-def given_names(body: bytes | bytearray) -> Collection[str]:
-    """Return the names of a body's parameters that are not null. Raises as ParameterReader.read()."""
-    check_bounds(body)
-    return {name for name, value in decode(body, _PARAMETERS).items() if bytes(memoryview(value)[:5]) != b"null"}
+@dataclass(frozen=True)
+class Parameters:
+    """The parameters of a body, not decoded yet, and its *rest* without the bytes of its images."""
+
+    values: Mapping[str, Raw]
+    rest: bytes
+
+    @property
+    def names(self) -> Collection[str]:
+        """Those that are not null."""
+        return {name for name, value in self.values.items() if bytes(memoryview(value)[:5]) != b"null"}
+
+
+Body = bytes | bytearray | Parameters
+"""A body, or what read_parameters() has made of it."""
+
+
+def read_parameters(body: bytes | bytearray, find_image: FindImage = find_data_url) -> Parameters:
+    """Return the parameters of *body*, within the bounds of bodies. Raises BodyTooLarge and InvalidValue."""
+    rest = check_bounds(body, find_image)
+    values = decode(body, _PARAMETERS)
+    if len(values) > MAX_PARAMETERS:
+        raise InvalidValue(f"The body has more than {MAX_PARAMETERS} parameters.")
+    return Parameters(values, rest)
 
 
 def _is_array_with_texts(body: bytes | bytearray | msgspec.Raw) -> bool:
@@ -114,17 +135,21 @@ LATER: Final[dict[str, tuple[object, ...]]] = {
     "image_data": ([],),
     "image_url": (),
     "images": ([],),
+    "input": ("", []),
+    "instructions": ("",),
     "length_penalty": (1,),
     "logits_processors": ([],),
     "media": ([],),
     "modalities": ([], ["text"]),
     "options": ({},),
+    "prompt": ("", []),
     "return_tokens_as_token_ids": (False,),
     "separate_reasoning": (True,),
     "spaces_between_special_tokens": (True,),
     "stop_regex": ([], ""),
     "stream_reasoning": (True,),
     "structural_tag": ("",),
+    "system": ("", []),
     "thinking": (),
     "thinking_budget": (),
     "truncate_prompt_tokens": (),
@@ -133,7 +158,10 @@ LATER: Final[dict[str, tuple[object, ...]]] = {
     "videos": ([],),
     "web_search_options": (),
 }
-"""Unsupported parameters that would change the answer, with the values, besides null, that change nothing."""
+"""Unsupported parameters that would change the answer, with the values, besides null, that change nothing.
+
+Texts that other APIs take at the top level are among them: they would be left out of the prompt.
+"""
 
 SPELLINGS: Final = {
     "format": 'OpenAI\'s spelling is `response_format`, as in {"type": "json_object"}',
@@ -143,6 +171,8 @@ SPELLINGS: Final = {
     "structural_tag": "constrain the answer by `response_format`, and calls by `tools` whose functions are `strict`",
     "thinking_budget": "vLLM's spelling is `thinking_token_budget`",
     "options": "send `temperature`, `top_p`, `seed`, `stop` and `max_tokens` at the top level, as OpenAI spells them",
+    **dict.fromkeys(("instructions", "system"), "send it as a message of the role system, in `messages`"),
+    **dict.fromkeys(("input", "prompt"), "send it as a message of the role user, in `messages`"),
     **dict.fromkeys(
         ("image", "image_data", "image_url", "images", "media"),
         f"send images as parts of a message's `content`: {IMAGE_PART}",
@@ -216,15 +246,13 @@ class ParameterReader(Generic[S]):
         self._later = {name: harmless for name, harmless in later.items() if name not in self._decoders}
         self._names = frozenset(names | later.keys()).union(without_effect)
 
-    def read(self, body: bytes | bytearray, strict: bool) -> tuple[S, str]:
+    def read(self, body: Body, strict: bool) -> tuple[S, str]:
         """Return the request in *body*, and a warning that names unknown parameters, "" if there are none.
 
         Raises BodyTooLarge, InvalidValue, and UnsupportedParameter for unsupported or, if *strict*, unknown ones.
         """
-        rest = check_bounds(body, self._find_image)
-        parameters = decode(body, _PARAMETERS)
-        if len(parameters) > MAX_PARAMETERS:
-            raise InvalidValue(f"The body has more than {MAX_PARAMETERS} parameters.")
+        read = body if isinstance(body, Parameters) else read_parameters(body, self._find_image)
+        parameters, rest = read.values, read.rest
         for name in parameters:
             if (harmless := self._later.get(name)) is not None:
                 _refuse_unless_harmless(name, parameters[name], harmless, self._spellings.get(name))

@@ -149,8 +149,8 @@ class Pipeline:
         with request.place():
             return len((await self._draft(request, part, images)).token_ids)
 
-    async def token_ids(self, request: Request, served: ServedModel, params: TokenizeRequest) -> list[int]:
-        """Return the prompt of a chat, images expanded. Raises SaccadeError."""
+    async def token_ids(self, request: Request, served: ServedModel, params: TokenizeRequest) -> tuple[list[int], str]:
+        """Return the prompt of a chat, images expanded, and a warning or "". Raises SaccadeError."""
         chat = await self.prompts.read_long(served, params)
         request.keep_chat()
         images = await self._collect(request, served, chat, request.tenant.salt)
@@ -159,7 +159,7 @@ class Pipeline:
             draft = await self.prompts.draft(
                 served, params, with_pages(chat, images), layouts, num_encoded_bytes(images), salt=request.tenant.salt
             )
-            return draft.token_ids
+            return draft.token_ids, chat.warning
 
     async def _collect(self, request: Request, served: ServedModel, chat: Chat, salt: bytes) -> list[EncodedImage]:
         """Collect the images of *chat*, and charge its tenant for them. Raises RequestError that names the field."""

@@ -22,7 +22,6 @@ IN_MESSAGES: Final = frozenset(
         "citations",
         "created_at",
         "created_by",
-        "detail",
         "encrypted_content",
         "id",
         "index",

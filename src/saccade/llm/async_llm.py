@@ -22,11 +22,12 @@ import structlog
 from saccade.engine.config import has_gpu
 from saccade.errors import InvalidValue, QueueFull, RequestError, SaccadeError, StartupError, WorkerUnavailable
 from saccade.gateway.apis.chat import ChatCompletionObject, parse_chat
+from saccade.gateway.apis.chat_endpoint import FieldNames, warning_of
 from saccade.gateway.app import connected
 from saccade.gateway.application import Application
 from saccade.gateway.chat import ImageSource
 from saccade.gateway.config import GatewayConfig
-from saccade.gateway.output.answer import Answer, Usage
+from saccade.gateway.output.answer import Answer
 from saccade.gateway.output.choice import Chunk
 from saccade.gateway.request import COPIES, Request
 from saccade.gateway.tenants.account import EVERYBODY, Account
@@ -122,13 +123,13 @@ class AsyncLLM:
             chunks: list[Chunk] = []
             try:
                 async with self._places:
-                    answer = await self._generate(messages, sampling_params, options, chunks.append)
+                    answer, warning = await self._generate(messages, sampling_params, options, chunks.append)
                 writer = ChatCompletionObject(answer)
                 for chunk in chunks:
                     writer.take(chunk)
                 begun_at = [choice.first_token_at for choice in answer.choices if choice.first_token_at]
                 ttft_seconds = min(begun_at) - start if begun_at else None
-                return ChatResult.of(await writer.completion(), ttft_seconds, time.perf_counter() - start)
+                return ChatResult.of(await writer.completion(), ttft_seconds, time.perf_counter() - start, warning)
             except QueueFull:
                 # Large images may fill a limit before all places are taken. Other chats end, and give it back.
                 await asyncio.sleep(RETRY_SECONDS)
@@ -144,10 +145,11 @@ class AsyncLLM:
         def take(chunk: Chunk) -> None:
             deltas.put_nowait(maker.of(chunk))  # now: its choice changes with later chunks
 
-        async def run() -> Usage:
+        async def run() -> Delta:
             try:
                 async with self._places:
-                    return (await self._generate(messages, sampling_params, options, take)).usage
+                    answer, warning = await self._generate(messages, sampling_params, options, take)
+                    return Delta(usage=answer.usage, warning=warning)
             finally:
                 deltas.put_nowait(None)
 
@@ -155,7 +157,7 @@ class AsyncLLM:
         try:
             while (delta := await deltas.get()) is not None:
                 yield delta
-            yield Delta(usage=await running)
+            yield await running
         finally:
             await lasting_task.end(running)
 
@@ -165,8 +167,8 @@ class AsyncLLM:
         sampling_params: SamplingParams | None,
         options: ChatOptions,
         take: Callable[[Chunk], None],
-    ) -> Answer:
-        """Answer one conversation as the API does, and return the whole answer. Raises SaccadeError."""
+    ) -> tuple[Answer, str]:
+        """Answer one conversation as the API does, and return the whole answer and a warning. Raises SaccadeError."""
         if (app := self._app) is None:
             raise StartupError(
                 "This LLM is not started, or closed: use it in a block, as `async with AsyncLLM() as llm`."
@@ -200,7 +202,7 @@ class AsyncLLM:
             answer = Answer(part.params, part.chat, part.served, app.metrics, request.account)
             answer.write, answer.flush = write, partial(asyncio.sleep, 0)
             await app.pipeline.answer(request, part, answer)
-        return answer
+        return answer, warning_of(part, FieldNames())
 
     async def _load(self, images: list[ImageSource], sources: Mapping[str, Source], request: Request) -> None:
         """Give those of *images* that are in *sources* their content. Raises RequestError that names the field."""

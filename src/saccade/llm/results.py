@@ -20,6 +20,7 @@ class ChatResult:
     *text* to *message* are of the first of *choices*, which have the form of the API, as has *usage*.
     *message* may be appended to the conversation. A call in *tool_calls* has an `id`, and a `function` with `name` and
     `arguments`, JSON as text. *seconds* and *ttft_seconds* count from the call to the end and to the first token.
+    *warning* says which settings have no effect, as the API's header `x-saccade-warning` does.
     """
 
     text: str = ""
@@ -34,9 +35,12 @@ class ChatResult:
     ttft_seconds: float | None = None
     seconds: float = 0.0
     error: SaccadeError | None = None
+    warning: str = ""
 
     @classmethod
-    def of(cls, completion: ChatCompletion, ttft_seconds: float | None, seconds: float) -> "ChatResult":
+    def of(
+        cls, completion: ChatCompletion, ttft_seconds: float | None, seconds: float, warning: str = ""
+    ) -> "ChatResult":
         first = completion.choices[0]
         return cls(
             text=first.message.content or "",
@@ -50,6 +54,7 @@ class ChatResult:
             prompt_logprobs=completion.prompt_logprobs or (),
             ttft_seconds=ttft_seconds,
             seconds=seconds,
+            warning=warning,
         )
 
     @property
@@ -60,7 +65,7 @@ class ChatResult:
 
 @dataclass(frozen=True)
 class Delta:
-    """What a stream adds to the choice *index*. The last delta has the *usage*, and nothing else."""
+    """What a stream adds to the choice *index*. The last delta has the *usage* and the *warning*, and nothing else."""
 
     text: str = ""
     reasoning: str = ""
@@ -68,6 +73,7 @@ class Delta:
     index: int = 0
     finish_reason: str | None = None
     usage: Usage | None = None
+    warning: str = ""
 
 
 class Deltas:

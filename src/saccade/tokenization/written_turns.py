@@ -58,6 +58,10 @@ _OF_ROLES: Final[Mapping[str, tuple[Sequence[Message], Message, Sequence[Message
 """For each role: the turns before a turn of that role, its fields besides `content`, and the turns after it."""
 
 
+NAMED_ROLES: Final = ("system", "user", "assistant")
+"""The roles whose `name` says who speaks; that of a result only repeats its function's."""
+
+
 @dataclass(frozen=True)
 class WrittenTurns:
     """What a template writes of the turns that it gets.
@@ -65,7 +69,7 @@ class WrittenTurns:
     *systems*: a system turn at the beginning. *leading_systems*: more than one. *late_systems*: the places of those
     later in a chat. A turn of the *joined* roles is written whole only if its content is one string. *results_first*:
     the results of tools stand before the text of the turn with their calls. *argument_texts*: arguments of a call may
-    be a text instead of an object.
+    be a text instead of an object. *names*: the roles of turns whose `name` is written.
     """
 
     systems: bool = True
@@ -74,6 +78,7 @@ class WrittenTurns:
     joined: frozenset[str] = frozenset()
     results_first: bool = False
     argument_texts: bool = True
+    names: frozenset[str] = frozenset(NAMED_ROLES)
 
 
 def find_written_turns(renders: Sequence[Render]) -> WrittenTurns:
@@ -86,6 +91,7 @@ def find_written_turns(renders: Sequence[Render]) -> WrittenTurns:
         joined=frozenset(role for role in _OF_ROLES if _must_join(renders, role)),
         results_first=any(map(_writes_results_first, renders)),
         argument_texts=_writes(renders, _calling_with_text(FIRST), FIRST),
+        names=frozenset(role for role in NAMED_ROLES if _writes_name(renders, role)),
     )
 
 
@@ -102,6 +108,11 @@ def _must_join(renders: Sequence[Render], role: str) -> bool:
     parts = [{"type": "text", "text": text} for text in (FIRST, SECOND)]
     in_list, in_string = ([*before, {**turn, "content": content}, *after] for content in (parts, f"{FIRST}\n{SECOND}"))
     return not _writes(renders, in_list, FIRST, SECOND) and _writes(renders, in_string, FIRST, SECOND)
+
+
+def _writes_name(renders: Sequence[Render], role: str) -> bool:
+    before, turn, after = _OF_ROLES[role]
+    return _writes(renders, [*before, {**turn, "content": SECOND, "name": FIRST}, *after], FIRST)
 
 
 def _writes(renders: Sequence[Render], chat: Sequence[Message], *texts: str) -> bool:

@@ -21,6 +21,8 @@ BASH = {"type": "bash_20250124", "name": "bash"}
 ASKED: dict[str, Any] = {"role": "user", "content": "Look."}
 REFERENCE = {"type": "tool_reference", "tool_name": "look"}
 REDACTED = {"type": "redacted_thinking", "data": "c2VjcmV0"}
+PLAIN = {"type": "text", "media_type": "text/plain", "data": "d"}
+ENCODED = {"type": "base64", "media_type": "text/plain", "data": "w6kK"}
 FOUND = {"type": "search_result", "source": "http://a", "title": "A", "content": []}
 
 
@@ -190,7 +192,7 @@ def _turns_of(*messages: dict[str, Any], **fields: Any) -> tuple[list[Any], str]
         ),
         pytest.param(
             [{**FOUND, "content": [REFERENCE, text("a")]}],
-            [("user", [text("A\nhttp://a\na")])],
+            [("user", [text("\nA\nhttp://a\na\n")])],
             "messages[0].content[0].content[0] (tool_reference)",
             id="in a search result",
         ),
@@ -215,10 +217,13 @@ def test_skipped_blocks_of_other_turns_are_named() -> None:
 @table(
     ("block", "expected"),
     [
-        ({**FOUND, "content": [text("b"), text("c")]}, ["A\nhttp://a\nb\nc"]),
-        (FOUND, ["A\nhttp://a"]),
-        ({"type": "document", "source": {"type": "text", "data": "d"}, "title": "T", "context": "C"}, ["T\nC\n", "d"]),
-        ({"type": "document", "source": PNG, "title": "T"}, ["T\n", None]),
+        ({**FOUND, "content": [text("b"), text("c")]}, ["\nA\nhttp://a\nb\nc\n"]),
+        (FOUND, ["\nA\nhttp://a\n"]),
+        ({"type": "document", "source": PLAIN, "title": "T", "context": "C"}, ["\nT\nC\nd\n"]),
+        ({"type": "document", "source": PLAIN, "title": ""}, ["\nd\n"]),
+        ({"type": "document", "source": ENCODED, "title": "T"}, ["\nT\né\n"]),
+        ({"type": "document", "source": {**ENCODED, "media_type": "application/json"}}, ["\né\n"]),
+        ({"type": "document", "source": PNG, "title": "T"}, ["\nT\n", None]),
         ({"type": "document", "source": PNG}, [None]),
     ],
 )
@@ -226,6 +231,25 @@ def test_titles_and_sources_stand_in_the_prompt(block: dict[str, Any], expected:
     for content in ([block], [{"type": "tool_result", "tool_use_id": "t", "content": [block]}]):
         [(_, parts)], warning = _turns_of({"role": "user", "content": content})
         assert ([part.get("text") for part in parts], warning) == (expected, "")
+
+
+@table(
+    ("source", "fields", "param"),
+    [
+        ({**ENCODED, "data": "/w=="}, {}, "messages[0].content[0].source.data"),
+        ({**ENCODED, "data": "?"}, {}, "messages[0].content[0].source.data"),
+        ({**ENCODED, "max_pixels": 9}, {}, "messages[0].content[0].source.max_pixels"),
+        (PLAIN, {"max_pixels": 9}, "messages[0].content[0].max_pixels"),
+        ({**PLAIN, "data": "a" * (MAX_BYTES_BESIDE_IMAGES + 1)}, {}, "messages[0].content[0].source.data"),
+        ({"type": "content", "content": "d"}, {}, "messages[0].content[0].source.type"),
+    ],
+)
+def test_documents_that_are_no_text_are_refused_by_their_field(
+    source: dict[str, Any], fields: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(RequestError) as refused:
+        _turns_of({"role": "user", "content": [{"type": "document", "source": source, **fields}]})
+    assert refused.value.param == param
 
 
 def test_anthropics_own_tools_are_left_out() -> None:
@@ -298,7 +322,7 @@ def test_a_system_turn_stays_where_it_is() -> None:
 
 
 def test_parameters_without_effect() -> None:
-    fields = {"cache_control": {"type": "ephemeral"}, "output_config": {"effort": "max"}, "service_tier": "auto"}
+    fields = {"cache_control": {"type": "ephemeral"}, "output_config": {"effort": None}, "service_tier": "auto"}
     request, warning, _ = parse_messages(body(**fields), strict=True)
     assert (warning, request.response_format) == ("", None)
 

@@ -5,6 +5,8 @@ from typing import Any, Final
 import scripted
 from tables import table
 
+from saccade.gateway.apis.messages.reader import EFFORT
+
 CHATS, COMPLETIONS, MESSAGES, RESPONSES = "chat/completions", "completions", "messages", "responses"
 BODIES: Final[dict[str, dict[str, Any]]] = {
     CHATS: {"messages": [{"role": "user", "content": "hi"}]},
@@ -45,7 +47,7 @@ def ask(gateway: scripted.Gateway, path: str, **fields: Any) -> scripted.Answer:
             {"truncation": "auto", "reasoning": {"effort": "high"}},
             f"`truncation` has no effect: a conversation that does not fit is refused; `reasoning.effort` {SWITCH}",
         ),
-        (MESSAGES, {"output_config": {"effort": "high"}}, None),
+        (MESSAGES, {"output_config": {"effort": "high"}}, EFFORT),
     ],
 )
 def test_what_changes_no_answer_is_ignored(

@@ -140,7 +140,6 @@ def test_all_that_is_told_of_a_tool_reaches_the_model(gateway: scripted.Gateway)
         ([{"type": "custom", "name": "apply_patch"}, SHELL], "auto", ["apply_patch", "local_shell"]),
         ([{"type": "function", "name": "look", "namespace": "mcp__disk"}], "auto", ["mcp__disk__look"]),
         ([{"type": "web_search"}], "auto", []),
-        ([{"type": "function", "name": "none"}], "auto", []),
     ],
 )
 def test_allowed_tools_are_the_declared_ones(

@@ -73,7 +73,7 @@ MANY = PLAIN + "YWFh" * (MAX_BYTES_BESIDE_IMAGES // 4)
         ({"file_data": url(kind="text/plain;charset=utf-7")}, {}, 400, "invalid_value", "", "another charset"),
         ({"file_data": "data:text/plain,hello"}, {}, 400, "invalid_value", "", "must be in base64"),
         ({"file_data": "data:text/plain;base64,a=b"}, {}, 400, "invalid_base64", "", "not valid base64"),
-        ({"file_data": MANY}, {}, 413, "body_too_large", "", "base64 together"),
+        ({"file_data": MANY}, {}, 413, "body_too_large", "", "characters together"),
         ({"file_data": url()}, {"max_pixels": 9}, 400, "invalid_value", ".max_pixels", "leave it out"),
     ],
 )

@@ -311,7 +311,7 @@ def test_image_parts_of_other_apis_get_the_openai_spelling(part: dict[str, Any],
         ({"content": "yes", "reasoning_content": "Hm"}, {"content": "yes", "reasoning_content": "Hm"}),
         ({"content": "yes", "reasoning": "Hm"}, {"content": "yes", "reasoning_content": "Hm"}),
         (
-            {"content": "yes", "reasoning": "No", "reasoning_content": "Hm"},
+            {"content": "yes", "reasoning": "Hm\n", "reasoning_content": "Hm"},
             {"content": "yes", "reasoning_content": "Hm"},
         ),
         ({"content": "yes", "reasoning_content": ""}, {"content": "yes", "reasoning_content": ""}),

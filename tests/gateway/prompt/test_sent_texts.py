@@ -46,3 +46,19 @@ def test_a_long_text_is_found_by_its_head() -> None:
     prompt = CountedText(f"<|user|>{text}<|end|>")
     check_sent_texts([{"role": "user", "content": text}], prompt, "", results_first=False)
     assert prompt.num_searched < 10 * HEAD_CHARACTERS
+
+
+def test_no_form_is_looked_for_twice_in_the_same_part() -> None:
+    class NotedText(str):
+        searches: list[tuple[str, int]]
+
+        def find(self, sub: str, start: Any = 0, stop: Any = None) -> int:
+            self.searches.append((sub, stop))
+            return super().find(sub, start, stop)
+
+    text = 'a "b" é'
+    for written in (text, "x" * 300 + text, "x" * 5000 + r"a \"b\" \u00e9"):
+        prompt = NotedText(written)
+        prompt.searches = []
+        check_sent_texts([{"role": "user", "content": text}], prompt, "", results_first=False)
+        assert len(prompt.searches) == len(set(prompt.searches)) > 0

@@ -10,7 +10,7 @@ from saccade.gateway.apis.chat_endpoint import FieldNames, Format, ReadBody
 from saccade.gateway.apis.text_files import with_text_files
 from saccade.gateway.body_bounds import check_messages
 from saccade.gateway.chat import CalledFunction, ChatRequest, StreamOptions
-from saccade.gateway.json_body import ParameterReader, check_stream
+from saccade.gateway.json_body import Body, ParameterReader, check_stream
 from saccade.gateway.output.answer import Answer, Usage
 from saccade.gateway.output.call_reader import GeneratedCall, joined_calls
 from saccade.gateway.output.choice import ChoiceLogprobs, Chunk, GeneratedChoice, PromptLogprob, prompt_logprobs
@@ -119,7 +119,7 @@ class ChatCompletionChunk(Struct, frozen=True, kw_only=True):
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
 
 
-def parse_chat(body: bytes | bytearray, strict: bool = False) -> tuple[ChatRequest, str]:
+def parse_chat(body: Body, strict: bool = False) -> tuple[ChatRequest, str]:
     """Return the chat request in *body*, and a warning that names ignored parameters, "" if there are none.
 
     Raises BodyTooLarge, InvalidValue, and UnsupportedParameter for unsupported and, if *strict*, unknown parameters.
@@ -133,7 +133,7 @@ def parse_chat(body: bytes | bytearray, strict: bool = False) -> tuple[ChatReque
 _CHAT: Final = ParameterReader(ChatRequest)
 
 
-def read_chat_completion(strict: bool, body: bytes | bytearray, tenant: bytes) -> ReadBody:
+def read_chat_completion(strict: bool, body: Body, tenant: bytes) -> ReadBody:
     """Read the body of POST /v1/chat/completions; with *strict*, a ReadApi."""
     request, warning = parse_chat(body, strict)
     writer = ChatCompletionEvents if request.stream else ChatCompletionObject

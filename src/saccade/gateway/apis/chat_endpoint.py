@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from saccade.errors import RequestError, SaccadeError
 from saccade.gateway.chat import ChatRequest, PlainPrompt
 from saccade.gateway.concurrency import all_or_none
-from saccade.gateway.json_body import listed
+from saccade.gateway.json_body import Body, listed
 from saccade.gateway.output.answer import Answer
 from saccade.gateway.output.choice import Chunk
 from saccade.gateway.pipeline import Part, Pipeline
@@ -65,6 +65,14 @@ class FieldNames:
         return _NAMED.sub(lambda match: f"`{self.of(match[1])}`", text)
 
 
+def warning_of(part: Part, names: FieldNames) -> str:
+    """Return what of the chat in *part* has no effect, with the client's *names*; "" if all has one."""
+    places = [] if part.answer_grammar is None else part.answer_grammar.dropped
+    dropped = [names.of(place) for place in places]
+    of_grammar = f"keywords that the grammar does not enforce: {listed(dropped, len(dropped))}" if dropped else ""
+    return "; ".join(filter(None, (names.text(part.chat.warning), of_grammar)))
+
+
 class AnswerWriter(Protocol):
     """Writes one answer in the format of its API: as events while it grows, or whole at its end."""
 
@@ -101,7 +109,7 @@ class ReadBody:
     num_kept_bytes: int = 0
 
 
-ReadApi = Callable[[bytes | bytearray, bytes], ReadBody]
+ReadApi = Callable[[Body, bytes], ReadBody]
 """Parses a body of one API for the tenant with that id. Raises RequestError that names the field."""
 
 
@@ -158,11 +166,7 @@ class ChatEndpoint:
         del body, read
         with names.in_errors():
             parts = await reading
-        chat, answer_grammar = parts[0].chat, parts[0].answer_grammar
-        places = [] if answer_grammar is None else answer_grammar.dropped
-        dropped = [names.of(place) for place in places]
-        of_grammar = f"keywords that the grammar does not enforce: {listed(dropped, len(dropped))}" if dropped else ""
-        scope[WARNINGS] = "; ".join(filter(None, (scope[WARNINGS], names.text(chat.warning), of_grammar)))
+        scope[WARNINGS] = "; ".join(filter(None, (scope[WARNINGS], warning_of(parts[0], names))))
         return list(zip(formats, parts, strict=True))
 
     async def _answer(

@@ -1,13 +1,13 @@
 """POST /invocations, the one path that SageMaker calls: the body says to which API it belongs."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from starlette.types import Receive, Scope, Send
 
 from saccade.errors import InvalidValue, UnsupportedParameter
 from saccade.gateway.apis.chat_endpoint import ChatEndpoint, ReadApi, ReadBody
-from saccade.gateway.json_body import given_names
+from saccade.gateway.json_body import Body, Parameters, read_parameters
 from saccade.gateway.server.middleware import ROUTE
 
 PATHS: Final = {"messages": "/v1/chat/completions", "prompt": "/v1/completions"}
@@ -29,17 +29,20 @@ class Invocations:
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
 
-        def read(body: bytes | bytearray, tenant: bytes) -> ReadBody:
-            path = path_of(body)
+        def read(body: Body, tenant: bytes) -> ReadBody:
+            parameters = body if isinstance(body, Parameters) else read_parameters(body)
+            path = path_of(parameters.names)
             scope[ROUTE] = path
-            return self._apis[path](body, tenant)
+            return self._apis[path](parameters, tenant)
 
         await self._chats.serve(read, scope, receive, send)
 
 
-def path_of(body: bytes | bytearray) -> str:
-    """Return the path of the API that *body* is for. Raises RequestError if there is none, or more than one."""
-    names = given_names(body)
+def path_of(names: Collection[str]) -> str:
+    """Return the path of the API of a body with the parameters *names*.
+
+    Raises RequestError if there is none, or more than one.
+    """
     fields = [field for field in PATHS if field in names]
     if len(fields) > 1:
         raise InvalidValue(f"{_SERVED}, but not both.", fields[1])

@@ -84,7 +84,8 @@ class Endpoints:
                     token_ids = await self.pipeline.prompts.token_ids(served, body_request.prompt or "")
             else:
                 with while_connected(request.scope):
-                    token_ids = await self.pipeline.token_ids(call, served, body_request)
+                    token_ids, warning = await self.pipeline.token_ids(call, served, body_request)
+                request.scope[WARNINGS] = "; ".join(filter(None, (request.scope[WARNINGS], warning)))
         return _json(TokenizeAnswer(count=len(token_ids), max_model_len=served.max_model_len, tokens=token_ids))
 
     async def count_tokens(self, request: Request) -> Response:

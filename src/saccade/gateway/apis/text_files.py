@@ -1,5 +1,6 @@
 """From files of text in parts to text: the file's name, then what is in it. A prompt has it like any other text."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -31,6 +32,10 @@ CHARSETS: Final = ("charset=utf-8", "charset=utf8", "charset=us-ascii")
 MAX_HEAD: Final = 256
 """Characters of a data: URL before its comma."""
 
+MAX_BEFORE_DATA: Final = 1024
+IMAGE_OR_PDF: Final = re.compile(rb'"file_data"[ \t\r\n]*:[ \t\r\n]*"data:(?:image|application\\?/pdf)')
+"""Tells a file that is no text by its first bytes of JSON, so that megabytes are not decoded here, too."""
+
 _FILE: Final = msgspec.json.Decoder(FileSource)
 
 
@@ -46,23 +51,40 @@ class TextFiles:
         Raises BodyTooLarge, InvalidBase64 and InvalidValue that name the field.
         """
         head, comma, _ = (url or "")[:MAX_HEAD].partition(",")
-        scheme, _, described = head.lower().partition(":")
-        kind, *parameters = (word.strip() for word in described.split(";"))
-        if url is None or scheme != "data" or not comma or not _is_text(kind, filename or ""):
+        if url is None or not comma:
             return None
-        self.num_characters += len(url)
-        if self.num_characters > MAX_BYTES_BESIDE_IMAGES:
-            raise BodyTooLarge(
-                f"The text files have more than {MAX_BYTES_BESIDE_IMAGES} characters of base64 together.", field
-            )
+        text = self.text_of(f"{head},", url[len(head) + 1 :], field, filename or "")
+        return None if text is None else on_own_lines(filename or None, text)
+
+    def text_of(self, head: str, payload: str, field: str, filename: str = "") -> str | None:
+        """Return the text in *payload*, what follows *head* in a data: URL; None if *head* states no text.
+
+        Raises as read() does.
+        """
+        scheme, _, described = head.removesuffix(",").lower().partition(":")
+        kind, *parameters = (word.strip() for word in described.split(";"))
+        if scheme != "data" or not _is_text(kind, filename):
+            return None
+        self.count(len(head) + len(payload), field)
         if parameters[-1:] != ["base64"]:
             raise InvalidValue(f"`{field}` must be in base64: `data:text/plain;base64,...`.", field)
         for parameter in parameters:
             if parameter.startswith("charset=") and parameter.replace('"', "") not in CHARSETS:
                 raise _not_utf8("its type states another charset", field)
-        text = _text_of(url[len(head) + 1 :], field)
-        # Templates write parts one directly after another.
-        return "\n".join(("", *filter(None, (filename,)), text.removesuffix("\n"), ""))
+        return _text_of(payload, field)
+
+    def count(self, num_characters: int, field: str) -> None:
+        """Count the characters of one more file, the value of *field*. Raises BodyTooLarge."""
+        self.num_characters += num_characters
+        if self.num_characters > MAX_BYTES_BESIDE_IMAGES:
+            raise BodyTooLarge(
+                f"The text files have more than {MAX_BYTES_BESIDE_IMAGES} characters together, as they are sent.", field
+            )
+
+
+def on_own_lines(*texts: str | None) -> str:
+    """Return those of *texts* that are there, on lines of their own: templates write parts directly after another."""
+    return "\n".join(("", *(text.removesuffix("\n") for text in texts if text is not None), ""))
 
 
 def _is_text(kind: str, filename: str) -> bool:
@@ -112,7 +134,7 @@ def _with_texts(message: ChatMessage, field: str, files: TextFiles) -> ChatMessa
 
 
 def _with_text(part: ContentPart, field: str, files: TextFiles) -> ContentPart:
-    if part.type != "file" or part.file is UNSET:
+    if part.type != "file" or part.file is UNSET or IMAGE_OR_PDF.search(memoryview(part.file)[:MAX_BEFORE_DATA]):
         return part
     file = decode(part.file, _FILE, f"{field}.file")
     if file.file_id is not None:

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import UNSET
 
 from saccade.errors import InvalidImageUrl, InvalidValue, UnsupportedParameter
-from saccade.gateway.chat import ContentPart, FileSource, ImageSource, ImageUrl, VideoUrl, url_of_file
+from saccade.gateway.chat import ContentPart, Detail, FileSource, ImageSource, ImageUrl, VideoUrl, url_of_file
 from saccade.gateway.json_body import decode
 from saccade.gateway.prompt.media_options import MediaOptions
 from saccade.models.family import ImageOptions
@@ -32,8 +32,8 @@ def image_source(part: ContentPart, field: str, options: MediaOptions) -> ImageS
     url, place = (image, place) if not isinstance(image, ImageUrl) else (image.url, f"{place}.url")
     _check(url, place, reason)
     options = options.of_part(part, within, field, part.type)
-    detail = None if within is None else within.detail
-    return ImageSource(place, url or "", ImageOptions(detail or "auto", **options.limits), limits=options.paths)
+    detail = _detail(part.detail, None if within is None else within.detail, field)
+    return ImageSource(place, url or "", ImageOptions(detail, **options.limits), limits=options.paths)
 
 
 def video_source(part: ContentPart, field: str, options: MediaOptions) -> ImageSource:
@@ -52,6 +52,13 @@ def video_source(part: ContentPart, field: str, options: MediaOptions) -> ImageS
     return ImageSource(place, "", options.of_videos, limits=options.paths, frames=tuple(url))
 
 
+def _detail(of_part: Detail | None, within: Detail | None, field: str) -> Detail:
+    """Return the detail of an image, which is its part's or stands *within* its object. Raises InvalidValue if both."""
+    if of_part is not None and within not in (None, of_part):
+        raise InvalidValue(f"`{field}` has two different `detail`s; send one.", f"{field}.detail")
+    return of_part or within or "auto"
+
+
 def _check(url: str | None, field: str, reason: str) -> None:
     """Raise RequestError, with *reason* at its end, if the *url* of *field* is missing or empty."""
     if url is None:
@@ -67,14 +74,19 @@ def _file_source(part: ContentPart, field: str, media_options: MediaOptions) -> 
     if (file.file_id is None) == (file.file_data is None):
         raise InvalidValue(f"`{field}` must have either `file_id` or `file_data`.", field)
     media_options = media_options.of_part(part, file, field.removesuffix(".file"), "file")
-    options, limits = ImageOptions("auto", **media_options.limits), media_options.paths
+    options, limits = ImageOptions(part.detail or "auto", **media_options.limits), media_options.paths
     if file.file_id is not None:
         return ImageSource(f"{field}.file_id", url_of_file(file.file_id), options, limits=limits)
     url = file.file_data or ""
+    check_file(url, f"{field}.file_data")
+    return ImageSource(f"{field}.file_data", url, options, limits=limits)
+
+
+def check_file(url: str, field: str) -> None:
+    """Raise UnsupportedParameter if *url*, the value of *field*, states that it is no image and no PDF."""
     if not url[: max(map(len, FILE_DATA))].lower().startswith(FILE_DATA):
         raise UnsupportedParameter(
-            f"`{field}.file_data`: files other than images, PDFs and texts are not served; send a data: URL that "
-            f"begins with {', '.join(f'`{start}`' for start in FILE_DATA)} or `data:text/`.",
-            f"{field}.file_data",
+            f"`{field}`: files other than images, PDFs and texts are not served; send a data: URL that begins with "
+            f"{', '.join(f'`{start}`' for start in FILE_DATA)} or `data:text/`.",
+            field,
         )
-    return ImageSource(f"{field}.file_data", url, options, limits=limits)

@@ -52,7 +52,7 @@ MEDIA_IN_PARTS: Final = (
 THINKING_SWITCHES: Final = ("enable_thinking", "thinking")
 """Template switches that turn reasoning on and off."""
 
-EFFORT: Final = "`reasoning_effort` has no effect: this model's chat template does not turn reasoning on and off"
+NO_SWITCH: Final = "has no effect: this model's chat template does not turn reasoning on and off"
 VERBOSITY: Final = "`verbosity` has no effect: chat templates know no verbosity"
 
 PART_CHARACTERS = 32
@@ -144,13 +144,26 @@ def _read_message(message: ChatMessage, field: str, options: MediaOptions, image
                 f"{field}.tool_call_id",
             )
         read["tool_call_id"] = message.tool_call_id
+    elif message.tool_call_id:
+        raise InvalidValue(
+            f"`{field}.tool_call_id`: only messages of the role tool answer a call; leave it out here.",
+            f"{field}.tool_call_id",
+        )
     named: Literal["reasoning", "reasoning_content"]
     named = "reasoning" if message.reasoning_content is None else "reasoning_content"
+    if message.reasoning and message.reasoning_content and not _are_alike(message):
+        raise InvalidValue(
+            f"`{field}.reasoning` and `{field}.reasoning_content` differ; send one of them.", f"{field}.reasoning"
+        )
     if (reasoning := _of_assistant(named, message, field)) is not None:
         read["reasoning_content"] = reasoning
     if message.name is not None:
         read["name"] = message.name
     return {**read, "content": _content(message, field, options, images)}
+
+
+def _are_alike(message: ChatMessage) -> bool:
+    return (message.reasoning or "").strip() == (message.reasoning_content or "").strip()
 
 
 def _content(
@@ -266,8 +279,13 @@ def _thinking_switch(switches: tuple[str, ...]) -> str | None:
 def _unobeyed(request: ChatRequest | TokenizeRequest, switches: tuple[str, ...]) -> str:
     """Return a warning about settings that no template, or not this one, obeys; "" if there are none."""
     remarks = list[str]()
-    if request.reasoning_effort not in (None, "none") and _thinking_switch(switches) is None:
-        remarks.append(EFFORT)
+    if _thinking_switch(switches) is None:
+        settings = {
+            "reasoning_effort": request.reasoning_effort not in (None, "none"),
+            "enable_thinking": request.enable_thinking,
+            "chat_template_kwargs.enable_thinking": (request.chat_template_kwargs or {}).get("enable_thinking"),
+        }
+        remarks += [f"`{name}` {NO_SWITCH}" for name, is_on in settings.items() if is_on]
     if isinstance(request, ChatRequest) and request.verbosity in ("low", "high"):
         remarks.append(VERBOSITY)
     return "; ".join(remarks)

@@ -1,6 +1,6 @@
 """Look for every text of a request in its prompt, so that no template leaves one out without a word."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from json import dumps
 from typing import Final
 
@@ -64,16 +64,22 @@ def _find_end(text: str, prompt: str, start: int) -> int:
     if not trimmed:
         return start
     distance = FIRST_DISTANCE
-    if (place := _find(trimmed, prompt, start, start + distance)) >= 0:
-        return place + len(trimmed)
-    forms = dict.fromkeys((trimmed, dumps(trimmed, ensure_ascii=False)[1:-1], dumps(trimmed)[1:-1]))
+    escaped: Collection[str] | None = None
     while True:
-        for form in forms:
+        if (place := _find(trimmed, prompt, start, start + distance)) >= 0:
+            return place + len(trimmed)
+        escaped = _escaped_forms(trimmed) if escaped is None else escaped
+        for form in escaped:
             if (place := _find(form, prompt, start, start + distance)) >= 0:
                 return place + len(form)
         if start + distance >= len(prompt):
             return -1
         distance *= 4
+
+
+def _escaped_forms(text: str) -> Collection[str]:
+    """Return how *text* stands in JSON, if that differs from itself."""
+    return {dumps(text, ensure_ascii=False)[1:-1], dumps(text)[1:-1]} - {text}
 
 
 def _find(form: str, prompt: str, start: int, stop: int) -> int:

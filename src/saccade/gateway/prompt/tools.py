@@ -1,7 +1,7 @@
 """Tools of a request: their declarations, the choice among them, and the calls of earlier turns."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -9,6 +9,7 @@ import msgspec
 
 from saccade.errors import InvalidValue, UnsupportedParameter
 from saccade.gateway.chat import MAX_TOOL_NAME, TOOL_NAME, ChatMessage, ChatRequest, TokenizeRequest, ToolCall
+from saccade.gateway.prompt.media_options import excerpt
 from saccade.tokenization.chat_template import ChatTemplate
 from saccade.tokenization.messages import Message, Tool
 
@@ -28,7 +29,7 @@ class Choice:
     no_tools: bool = False
     must_call: bool = False
     name: str | None = None
-    allowed: frozenset[str] | None = None
+    allowed: tuple[str, ...] | None = None
 
 
 def read_tools(request: ChatRequest | TokenizeRequest) -> tuple[Tool, ...]:
@@ -48,6 +49,7 @@ def read_tools(request: ChatRequest | TokenizeRequest) -> tuple[Tool, ...]:
     if choice.name is not None and choice.name not in names:
         raise InvalidValue(f"`tool_choice.function.name`: {choice.name!r} is none of `tools`.", "tool_choice")
     if choice.allowed is not None:
+        check_allowed(choice.allowed, names, "tool_choice.allowed_tools.tools")
         tools = tuple(tool for tool in tools if tool["function"]["name"] in choice.allowed)
         if choice.must_call and not tools:
             raise InvalidValue("`tool_choice.allowed_tools.tools` names none of `tools`.", "tool_choice")
@@ -66,12 +68,20 @@ def read_choice(request: ChatRequest | TokenizeRequest) -> Choice:
         case {"type": "function", "function": {"name": str(name)}}:
             return Choice(must_call=True, name=name)
         case {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required" as mode, "tools": [*tools]}}:
-            return Choice(must_call=mode == "required", allowed=frozenset(map(_allowed_name, tools)))
+            return Choice(must_call=mode == "required", allowed=tuple(map(_allowed_name, tools)))
     raise InvalidValue(
         '`tool_choice` must be "auto", "none", "required", {"type": "function", "function": {"name": ...}} or {"type": '
         '"allowed_tools", "allowed_tools": {"mode": "auto" or "required", "tools": [...]}}.',
         "tool_choice",
     )
+
+
+def check_allowed(allowed: Sequence[str], names: Collection[str], field: str) -> None:
+    """Raise InvalidValue if one of the *allowed* tools, which *field* lists, is none of *names*."""
+    for position, name in enumerate(allowed):
+        if name not in names:
+            place = f"{field}[{position}]"
+            raise InvalidValue(f"`{place}`: {excerpt(name)!r} is none of `tools`.", place)
 
 
 def _allowed_name(tool: object) -> str:

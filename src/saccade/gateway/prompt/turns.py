@@ -16,10 +16,12 @@ from itertools import groupby
 from operator import itemgetter
 
 from saccade.tokenization.messages import Message
-from saccade.tokenization.written_turns import WrittenTurns
+from saccade.tokenization.written_turns import NAMED_ROLES, WrittenTurns
 
 MOVED = "this model's chat template does not write all system turns; their text stands in turns of the user"
 
+
+NAMES = "`name` of messages has no effect: this model's chat template does not write who speaks"
 
 Content = str | list[dict[str, str]]
 
@@ -47,7 +49,11 @@ def rewrite_turns(messages: Sequence[Message], form: WrittenTurns) -> tuple[list
         turns.append(_join_turns(pending, "user"))
     if not form.argument_texts:
         turns = [_write_texts_of_calls(turn) if "tool_calls" in turn else turn for turn in turns]
-    return [_join_list(turn) if turn["role"] in form.joined else turn for turn in turns], warning
+    lost = set(NAMED_ROLES) - form.names
+    warnings = [warning] + [NAMES] * any(message.get("name") and message["role"] in lost for message in messages)
+    return [_join_list(turn) if turn["role"] in form.joined else turn for turn in turns], "; ".join(
+        filter(None, warnings)
+    )
 
 
 def _is_written(before: Sequence[Message], role_after: str | None, form: WrittenTurns) -> bool:

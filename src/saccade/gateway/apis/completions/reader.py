@@ -19,7 +19,7 @@ from saccade.gateway.chat import (
     TokenId,
     TopLogprobs,
 )
-from saccade.gateway.json_body import LATER, ParameterReader, check_stream, decode
+from saccade.gateway.json_body import LATER, Body, ParameterReader, check_stream, decode
 from saccade.gateway.output.answer import Usage
 from saccade.gateway.output.choice import PromptLogprob
 from saccade.protocol.request import MAX_NUM_SAMPLES
@@ -74,7 +74,7 @@ class CompletionBatch:
     prompt_logprobs: bool
 
 
-def parse_completion(body: bytes | bytearray, strict: bool = False) -> tuple[CompletionBatch, str]:
+def parse_completion(body: Body, strict: bool = False) -> tuple[CompletionBatch, str]:
     """Return the batch in *body*, and a warning about ignored parameters. Raises as parse_chat does."""
     completion, warning = _READER.read(body, strict)
     check_stream(completion)

@@ -18,6 +18,7 @@ from saccade.gateway.apis.completions.reader import (
     parse_completion,
 )
 from saccade.gateway.chat import PlainPrompt, StreamOptions
+from saccade.gateway.json_body import Body
 from saccade.gateway.output.answer import Answer, CompletionTokensDetails, PromptTokensDetails, Usage
 from saccade.gateway.output.choice import (
     Chunk,
@@ -31,7 +32,7 @@ from saccade.gateway.server.event_stream import DONE, error_event, event
 from saccade.tokenization.tokenizer import Tokenizer
 
 
-def read_completion(strict: bool, body: bytes | bytearray, tenant: bytes) -> ReadBody:
+def read_completion(strict: bool, body: Body, tenant: bytes) -> ReadBody:
     """Read the body of POST /v1/completions; with *strict*, a ReadApi."""
     batch, warning = parse_completion(body, strict)
     joined = _JoinedAnswers(batch)

@@ -2,10 +2,12 @@
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from saccade.errors import InvalidValue, UnsupportedParameter
 from saccade.gateway.apis.messages.wire import BLOCK_TYPES, SKIPPED_TYPES, Block, Content, CountRequest, Source
+from saccade.gateway.apis.text_files import TextFiles, check_no_limits, on_own_lines
 from saccade.gateway.chat import ContentPart, ImageUrl, url_of_file
 from saccade.gateway.media_parameters import limits_of, with_limits
 
@@ -37,31 +39,57 @@ def _skipped(content: Content | None, field: str) -> Iterator[tuple[str, str]]:
         yield from _skipped(block.content, f"{field}[{index}].content")
 
 
-def parts_of(blocks: Iterable[Named], chat_field: str, names: dict[str, str]) -> list[ContentPart]:
-    """Return *blocks* as the parts of the chat's *chat_field*; *names* gets the client's names of their fields.
+@dataclass(frozen=True)
+class Reading:
+    """What is known while a request is read: the client's *names* of the chat's fields, and its text *files*."""
+
+    names: dict[str, str]
+    files: TextFiles = field(default_factory=TextFiles)
+
+
+def parts_of(blocks: Iterable[Named], chat_field: str, reading: Reading) -> list[ContentPart]:
+    """Return *blocks* as the parts of the chat's *chat_field*; *reading* gets the client's names of their fields.
 
     Raises RequestError for blocks that are incomplete or not served.
     """
     parts: list[ContentPart] = []
-    for field, block in blocks:
-        about = [text for text in (block.title, block.context) if text and block.type == "document"]
-        if about:
-            names[f"{chat_field}[{len(parts)}]"] = field
-            parts.append(ContentPart(type="text", text="".join(f"{text}\n" for text in about)))
-        parts.append(_part(block, field, f"{chat_field}[{len(parts)}]", names))
+    for name, block in blocks:
+        text = _text_document(block, name, reading.files)
+        if text is None and block.type == "document" and (block.title or block.context):
+            reading.names[f"{chat_field}[{len(parts)}]"] = name
+            parts.append(ContentPart(type="text", text=on_own_lines(block.title or None, block.context or None)))
+        place = f"{chat_field}[{len(parts)}]"
+        reading.names[place] = name
+        parts.append(_part(block, name, place, reading.names) if text is None else ContentPart(type="text", text=text))
     return parts
+
+
+def _text_document(block: Block, name: str, files: TextFiles) -> str | None:
+    """Return the text of *block* after its title and context, None if it is no document of text.
+
+    Raises RequestError that names the field.
+    """
+    match block:
+        case Block(type="document", source=Source(type="text", data=str(text)) as source):
+            files.count(len(text), f"{name}.source.data")
+        case Block(type="document", source=Source(type="base64", data=str(data), media_type=str(kind)) as source) if (
+            read := files.text_of(f"data:{kind};base64,", data, f"{name}.source.data")
+        ) is not None:
+            text = read
+        case _:
+            return None
+    for holder, place in ((block, name), (source, f"{name}.source")):
+        check_no_limits(holder, place)
+    return on_own_lines(block.title or None, block.context or None, text)
 
 
 def _part(block: Block, field: str, chat_field: str, names: dict[str, str]) -> ContentPart:
     """Return *block* as the part *chat_field* of a chat."""
-    names[chat_field] = field
     match block:
         case Block(type="text", text=str(text)):
             return ContentPart(type="text", text=text)
         case Block(type="text"):
             raise InvalidValue(f"`{field}.text` is missing.", f"{field}.text")
-        case Block(type="document", source=Source(type="text", data=str(text))):
-            return ContentPart(type="text", text=text)
         case Block(type="image" | "document", source=Source() as source):
             name, url = _url(source, f"{field}.source")
             names[f"{chat_field}.image_url"] = names[f"{chat_field}.image_url.url"] = name
@@ -92,7 +120,7 @@ def _search_result(block: Block, field: str) -> str:
                 raise InvalidValue(f"`{name}.text` is missing.", f"{name}.text")
             case _:
                 raise not_served(inner, name)
-    return "\n".join(lines)
+    return on_own_lines(*lines)
 
 
 def _url(source: Source, field: str) -> tuple[str, str]:
@@ -116,7 +144,9 @@ def _url(source: Source, field: str) -> tuple[str, str]:
             return f"{field}.file_id", url_of_file(file_id)
         case Source(type="file"):
             raise InvalidValue(f"`{field}.file_id` is missing.", f"{field}.file_id")
-    raise UnsupportedParameter(f"`{field}.type`: only base64, url and file are served.", f"{field}.type")
+    raise UnsupportedParameter(
+        f"`{field}.type`: only base64, url and file are served, and text in documents.", f"{field}.type"
+    )
 
 
 def not_served(block: Block, field: str) -> InvalidValue | UnsupportedParameter:

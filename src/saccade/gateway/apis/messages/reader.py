@@ -12,7 +12,7 @@ import msgspec
 
 from saccade.errors import InvalidValue
 from saccade.gateway.apis.chat_endpoint import FieldNames
-from saccade.gateway.apis.messages.blocks import Named, named_blocks, not_served, parts_of, skipped_blocks
+from saccade.gateway.apis.messages.blocks import Named, Reading, named_blocks, not_served, parts_of, skipped_blocks
 from saccade.gateway.apis.messages.edits import ignored_edits
 from saccade.gateway.apis.messages.tools import own_tools, tool_fields
 from saccade.gateway.apis.messages.wire import Block, Content, CountRequest, Message, MessagesRequest
@@ -26,11 +26,14 @@ from saccade.gateway.chat import (
     ResponseFormat,
     ToolCall,
 )
-from saccade.gateway.json_body import CONSTRAINTS, NO_CONSTRAINT, ParameterReader, is_given, listed
+from saccade.gateway.json_body import CONSTRAINTS, NO_CONSTRAINT, Body, ParameterReader, is_given, listed
 
 LATER: Final[dict[str, tuple[object, ...]]] = {
     "container": (),
+    "input": ("", []),
+    "instructions": ("",),
     "mcp_servers": ([],),
+    "prompt": ("", []),
     **dict.fromkeys(CONSTRAINTS, NO_CONSTRAINT),
 }
 """Unsupported parameters that would change the answer, with the values, besides null, that change nothing."""
@@ -61,6 +64,7 @@ NAMES: Final = {
 }
 """Anthropic's names of the ChatRequest fields that do not depend on the request."""
 
+EFFORT: Final = "`output_config.effort` has no effect: `thinking` sets whether a model reasons"
 SPELLING: Final = 'send {"format": {"type": "json_schema", "schema": {...}}} as `output_config`'
 IN_TURNS: Final = ("thinking", "text", "tool_use")
 """The blocks of an assistant's turn."""
@@ -86,7 +90,7 @@ class MessagesChat(ChatRequest, frozen=True, kw_only=True):
     clamps_max_tokens: ClassVar[bool] = True
 
 
-def parse_messages(body: bytes | bytearray, strict: bool = False) -> tuple[ChatRequest, str, FieldNames]:
+def parse_messages(body: Body, strict: bool = False) -> tuple[ChatRequest, str, FieldNames]:
     """Return the chat in the *body* of POST /v1/messages, a warning about ignored fields, and the fields' names.
 
     Raises BodyTooLarge, InvalidValue, and UnsupportedParameter for unsupported and, if *strict*, unknown parameters.
@@ -97,7 +101,7 @@ def parse_messages(body: bytes | bytearray, strict: bool = False) -> tuple[ChatR
     return chat, _with_omissions(warning, request), names
 
 
-def parse_count(body: bytes | bytearray, strict: bool = False) -> tuple[ChatRequest, str, FieldNames]:
+def parse_count(body: Body, strict: bool = False) -> tuple[ChatRequest, str, FieldNames]:
     """Return the chat in the *body* of POST /v1/messages/count_tokens. Raises as parse_messages does."""
     request, warning = _COUNT.read(body, strict)
     chat, names = _chat(request, {})
@@ -113,19 +117,22 @@ def _with_omissions(warning: str, request: CountRequest) -> str:
         "tools of Anthropic's own types left out": own_tools(request),
         "edits of context_management not made": ignored_edits(edits, request.messages),
     }
-    named = (f"{what}: {listed(names, len(names))}" for what, names in omissions.items() if names)
+    named = [f"{what}: {listed(names, len(names))}" for what, names in omissions.items() if names]
+    if request.output_config is not None and request.output_config.effort is not None:
+        named.append(EFFORT)
     return "; ".join(filter(None, (warning, *named)))
 
 
 def _chat(request: CountRequest, sampling: dict[str, Any]) -> tuple[ChatRequest, FieldNames]:
     """Return the chat in *request* with the fields *sampling*, and the fields' names."""
     messages: list[ChatMessage] = []
-    names = dict(NAMES)
+    reading = Reading(dict(NAMES))
+    names = reading.names
     if request.system is not None:
-        messages.append(ChatMessage(role="system", content=_system(request.system, names)))
+        messages.append(ChatMessage(role="system", content=_system(request.system, reading)))
         names["messages[0]"] = "system"
     for position, message in enumerate(request.messages):
-        for field, turn in _turns(message, f"messages[{position}]", len(messages), names):
+        for field, turn in _turns(message, f"messages[{position}]", len(messages), reading):
             names[f"messages[{len(messages)}]"] = field
             messages.append(turn)
     fields: dict[str, Any] = {"model": request.model, "messages": messages}
@@ -137,15 +144,15 @@ def _chat(request: CountRequest, sampling: dict[str, Any]) -> tuple[ChatRequest,
     return chat, FieldNames(names)
 
 
-def _system(system: Content, names: dict[str, str]) -> str | list[ContentPart]:
+def _system(system: Content, reading: Reading) -> str | list[ContentPart]:
     if isinstance(system, str):
         return system
     blocks = named_blocks(system, "system")
     read = [(name, block) for name, block in blocks if not (block.text or "").startswith(BILLING_HEADER)]
-    return parts_of(read, "messages[0].content", names)
+    return parts_of(read, "messages[0].content", reading)
 
 
-def _turns(message: Message, field: str, position: int, names: dict[str, str]) -> Iterator[tuple[str, ChatMessage]]:
+def _turns(message: Message, field: str, position: int, reading: Reading) -> Iterator[tuple[str, ChatMessage]]:
     """Yield the chat messages of *message*, which begin at number *position*, each after its field."""
     if message.role not in ("user", "assistant", "system"):
         raise InvalidValue(f"`{field}.role` must be user, assistant or system.", f"{field}.role")
@@ -154,7 +161,7 @@ def _turns(message: Message, field: str, position: int, names: dict[str, str]) -
         return
     blocks = named_blocks(message.content or (), f"{field}.content")
     if message.role == "assistant":
-        yield field, _assistant(blocks, position, names)
+        yield field, _assistant(blocks, position, reading)
         return
     if not message.content:
         fault = "is missing" if message.content is None else "is empty"
@@ -167,15 +174,15 @@ def _turns(message: Message, field: str, position: int, names: dict[str, str]) -
             continue
         if others:
             raise InvalidValue(f"`{name}`: results of tools must come before other blocks.", name)
-        yield name, _result(block, name, position, names)
+        yield name, _result(block, name, position, reading)
         position += 1
     if others or position == first:
-        content = parts_of(others, f"messages[{position}].content", names)
+        content = parts_of(others, f"messages[{position}].content", reading)
         # A turn of blocks that are skipped keeps its place.
         yield field, ChatMessage(role=message.role, content=content or "")
 
 
-def _assistant(blocks: Sequence[Named], position: int, names: dict[str, str]) -> ChatMessage:
+def _assistant(blocks: Sequence[Named], position: int, reading: Reading) -> ChatMessage:
     """Return a turn; chat templates write its thinking first, then all of its text, then its calls."""
     reasoning: list[str] = []
     texts: list[Named] = []
@@ -189,14 +196,14 @@ def _assistant(blocks: Sequence[Named], position: int, names: dict[str, str]) ->
             case Block(type="thinking"):
                 raise InvalidValue(f"`{name}.thinking` is missing.", f"{name}.thinking")
             case Block(type="tool_use"):
-                names[f"messages[{position}].tool_calls[{len(calls)}].function.arguments"] = f"{name}.input"
-                names[f"messages[{position}].tool_calls[{len(calls)}]"] = name
+                place = f"messages[{position}].tool_calls[{len(calls)}]"
+                reading.names.update({place: name, f"{place}.function.arguments": f"{name}.input"})
                 calls.append(_call(block, name))
             case _:
                 texts.append((name, block))
     return ChatMessage(
         role="assistant",
-        content=parts_of(texts, f"messages[{position}].content", names) or None,
+        content=parts_of(texts, f"messages[{position}].content", reading) or None,
         reasoning_content="\n\n".join(filter(None, reasoning)) or None,
         tool_calls=calls or None,
     )
@@ -210,7 +217,7 @@ def _call(block: Block, field: str) -> ToolCall:
     return ToolCall(block.id or "", CalledFunction(block.name or "", arguments))
 
 
-def _result(block: Block, field: str, position: int, names: dict[str, str]) -> ChatMessage:
+def _result(block: Block, field: str, position: int, reading: Reading) -> ChatMessage:
     if block.tool_use_id is None:
         raise InvalidValue(
             f"`{field}.tool_use_id` is missing; it is the `id` of the call that the block answers.",
@@ -221,7 +228,7 @@ def _result(block: Block, field: str, position: int, names: dict[str, str]) -> C
         content = block.content
     else:
         blocks = named_blocks(block.content or (), f"{field}.content")
-        content = parts_of(blocks, f"messages[{position}].content", names) or ""
+        content = parts_of(blocks, f"messages[{position}].content", reading) or ""
     return ChatMessage(role="tool", tool_call_id=block.tool_use_id, content=content)
 
 
@@ -257,7 +264,11 @@ def _output_format(request: CountRequest, names: dict[str, str]) -> dict[str, An
 _PARAMETERS: Final[dict[str, Any]] = {
     "later": LATER,
     "without_effect": WITHOUT_EFFECT,
-    "spellings": dict.fromkeys(CONSTRAINTS, SPELLING),
+    "spellings": {
+        **dict.fromkeys(CONSTRAINTS, SPELLING),
+        **dict.fromkeys(("input", "prompt"), "send it as a message of the role user, in `messages`"),
+        "instructions": "send it as `system`",
+    },
     "find_image": find_image,
 }
 _MESSAGES: Final = ParameterReader(MessagesRequest, **_PARAMETERS)

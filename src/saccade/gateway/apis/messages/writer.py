@@ -18,6 +18,7 @@ from saccade.gateway.apis.messages.wire import (
     ToolUseBlock,
     usage_of,
 )
+from saccade.gateway.json_body import Body
 from saccade.gateway.output.answer import Answer
 from saccade.gateway.output.call_reader import GeneratedCall, joined_calls
 from saccade.gateway.output.choice import TOOL_CALLS, Chunk, GeneratedChoice
@@ -29,14 +30,14 @@ from saccade.protocol.output import FinishReason
 Increment = ThinkingBlock | TextBlock | GeneratedCall
 
 
-def read_messages(strict: bool, body: bytes | bytearray, tenant: bytes) -> ReadBody:
+def read_messages(strict: bool, body: Body, tenant: bytes) -> ReadBody:
     """Read the body of POST /v1/messages; with *strict*, a ReadApi."""
     request, warning, names = parse_messages(body, strict)
     writer = MessageEvents if request.stream else MessageObject
     return ReadBody(request, warning, [Format(names, writer, _failure)])
 
 
-def read_count(strict: bool, body: bytes | bytearray, tenant: bytes) -> ReadBody:
+def read_count(strict: bool, body: Body, tenant: bytes) -> ReadBody:
     """Read the body of POST /v1/messages/count_tokens; with *strict*, a ReadApi. Nothing is written in its format."""
     request, warning, names = parse_count(body, strict)
     return ReadBody(request, warning, [Format(names, MessageObject, _failure)])

@@ -48,18 +48,22 @@ from saccade.gateway.chat import (
 from saccade.gateway.json_body import (
     CONSTRAINTS,
     NO_CONSTRAINT,
+    Body,
     ParameterReader,
     is_given,
     listed,
     printable,
 )
 from saccade.gateway.media_parameters import with_limits
+from saccade.gateway.prompt.media_parts import check_file
 
 LATER: Final[dict[str, tuple[object, ...]]] = {
     "background": (False,),
     "conversation": (),
+    "messages": ([],),
     "moderation": (),
     "prompt": (),
+    "system": ("", []),
     **dict.fromkeys(CONSTRAINTS, NO_CONSTRAINT),
 }
 """Unsupported parameters that would change the answer, with the values, besides null, that change nothing."""
@@ -81,6 +85,11 @@ WITHOUT_EFFECT: Final = frozenset(
 """Parameters that change no answer; `max_tool_calls` is about tools that the server runs."""
 
 SPELLING: Final = 'send {"type": "json_schema", "name": "answer", "schema": {...}} as `text.format`'
+SPELLINGS: Final = {
+    **dict.fromkeys(CONSTRAINTS, SPELLING),
+    "messages": "send them as `input`",
+    "system": "send it as `instructions`",
+}
 LOGPROBS: Final = "message.output_text.logprobs"
 NAMES: Final = {
     "messages": "input",
@@ -93,13 +102,19 @@ NAMES: Final = {
 }
 """The Responses API's names of the ChatRequest fields that do not depend on the request."""
 
+SOURCES: Final[dict[str, tuple[str, ...]]] = {
+    "input_image": ("image_url", "file_id"),
+    "input_file": ("file_data", "file_url", "file_id"),
+}
+"""The fields of parts that hold an image or a file, of which a part has one."""
+
 TRUNCATION: Final = "`truncation` has no effect: a conversation that does not fit is refused"
 
 Recall = Callable[[str], Sequence[ChatMessage]]
 """Returns the conversation up to and including the response with an id."""
 
 
-def parse_response(body: bytes | bytearray, strict: bool = False) -> tuple[ResponseRequest, str]:
+def parse_response(body: Body, strict: bool = False) -> tuple[ResponseRequest, str]:
     """Return the request in the *body* of POST /v1/responses, and a warning about ignored parameters.
 
     Raises BodyTooLarge, InvalidValue, and UnsupportedParameter for unsupported and, if *strict*, unknown parameters.
@@ -276,7 +291,8 @@ def _assistant(turn: Sequence[tuple[str, Item]], chat: Conversation) -> ChatMess
     for name, item in turn:
         match item.type:
             case "reasoning":
-                reasoning += "".join(part.text or "" for part in item.content or () if isinstance(part, Part))
+                texts = [item.content] if isinstance(item.content, str) else [part.text for part in item.content or ()]
+                reasoning += "".join(filter(None, texts))
             case "message" if item.content is not None:
                 content = _content(item.content, f"{name}.content", chat, len(parts))
                 parts += [ContentPart(type="text", text=content)] if isinstance(content, str) else content
@@ -324,6 +340,8 @@ def _content(content: Content | None, name: str, chat: Conversation, num_before:
 
 def _part(part: Part, name: str, place: str, chat: Conversation) -> ContentPart:
     chat.names[place] = name
+    if part.type in SOURCES:
+        _check_one_source(part, name)
     match part:
         case Part(type="input_text" | "output_text", text=str(text)) | Part(type="refusal", refusal=str(text)):
             return ContentPart(type="text", text=text)
@@ -336,6 +354,8 @@ def _part(part: Part, name: str, place: str, chat: Conversation) -> ContentPart:
             return ContentPart(type="text", text=file_text)
         case Part(type="input_image" | "input_file"):
             source, url = _source(part, name)
+            if part.type == "input_file" and part.file_data is not None:
+                check_file(url, source)
             chat.names[f"{place}.image_url"] = chat.names[f"{place}.image_url.url"] = source
             image = ContentPart(type="image_url", image_url=ImageUrl(url, part.detail))
             return with_limits(image, part)
@@ -345,13 +365,23 @@ def _part(part: Part, name: str, place: str, chat: Conversation) -> ContentPart:
     )
 
 
+def _check_one_source(part: Part, name: str) -> None:
+    """Raise InvalidValue if *part* has no image or file, or more than one."""
+    fields = SOURCES[part.type]
+    keys = [key for key in fields if getattr(part, key) is not None]
+    if not keys:
+        raise InvalidValue(f"`{name}.{fields[0]}` is missing.", f"{name}.{fields[0]}")
+    if len(keys) > 1:
+        raise InvalidValue(
+            f"`{name}.{keys[1]}`: the part has `{keys[0]}` already; send each file as a part of its own.",
+            f"{name}.{keys[1]}",
+        )
+
+
 def _source(part: Part, name: str) -> tuple[str, str]:
     """Return the field of *part* that has its image or file, and the URL in it."""
-    fields = ("image_url", "file_id") if part.type == "input_image" else ("file_data", "file_url", "file_id")
-    for key in fields:
-        if (url := getattr(part, key)) is not None:
-            return f"{name}.{key}", url_of_file(url) if key == "file_id" else url
-    raise InvalidValue(f"`{name}.{fields[0]}` is missing.", f"{name}.{fields[0]}")
+    key, url = next((key, url) for key in SOURCES[part.type] if (url := getattr(part, key)) is not None)
+    return f"{name}.{key}", url_of_file(url) if key == "file_id" else url
 
 
 def _response_format(text_format: Format | None) -> ResponseFormat | None:
@@ -371,6 +401,4 @@ def _response_format(text_format: Format | None) -> ResponseFormat | None:
     return ResponseFormat("json_schema", JsonSchemaFormat(text_format.name, text_format.schema, text_format.strict))
 
 
-_READER: Final = ParameterReader(
-    ResponseRequest, later=LATER, without_effect=WITHOUT_EFFECT, spellings=dict.fromkeys(CONSTRAINTS, SPELLING)
-)
+_READER: Final = ParameterReader(ResponseRequest, later=LATER, without_effect=WITHOUT_EFFECT, spellings=SPELLINGS)

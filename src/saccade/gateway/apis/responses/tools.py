@@ -22,6 +22,7 @@ from saccade.gateway.apis.responses.wire import (
 )
 from saccade.gateway.json_body import decode
 from saccade.gateway.output.call_reader import GeneratedCall
+from saccade.gateway.prompt.media_options import excerpt
 from saccade.models.tool_formats.json_pieces import CHARACTERS
 
 Tool = Mapping[str, Any]
@@ -38,6 +39,8 @@ LOCAL_SHELL_PARAMETERS: Final = {
     "command": {"type": "array", "items": {"type": "string"}, "description": "the program and its arguments"},
     "working_directory": {"type": "string"},
     "timeout_ms": {"type": "integer"},
+    "env": {"type": "object", "additionalProperties": {"type": "string"}, "description": "further variables"},
+    "user": {"type": "string", "description": "who runs it"},
 }
 LOCAL_SHELL_FUNCTION: Final = {
     "name": LOCAL_SHELL,
@@ -60,6 +63,8 @@ class ShellArguments(Struct, frozen=True, omit_defaults=True):
     command: list[str]
     working_directory: str | None = None
     timeout_ms: int | None = None
+    env: dict[str, str] = {}
+    user: str | None = None
 
 
 _SHELL_ARGUMENTS: Final = msgspec.json.Decoder(ShellArguments)
@@ -210,7 +215,13 @@ def choose_tools(
         case {"type": "local_shell"}:
             return _named(LOCAL_SHELL), declared
         case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": [*allowed]}:
-            names = {_tool_of(one, f"tool_choice.tools[{index}]") for index, one in enumerate(allowed)}
+            names = [_tool_of(one, f"tool_choice.tools[{index}]") for index, one in enumerate(allowed)]
+            left_out = [(kind, None) for kind in declared.left_out]
+            known = {*((tool.name, tool.namespace) for tool in declared.tools), *left_out}
+            for index, one in enumerate(names):
+                if one not in known:
+                    place = f"tool_choice.tools[{index}]"
+                    raise InvalidValue(f"`{place}`: {excerpt(one[0])!r} is none of `tools`.", place)
             tools = tuple(tool for tool in declared.tools if (tool.name, tool.namespace) in names)
             return mode, replace(declared, tools=tools)
         case {"type": str(kind)} if kind in declared.left_out:
@@ -296,11 +307,14 @@ def _shell_action(arguments: str) -> LocalShellAction:
     if not isinstance(command, list) or not all(isinstance(word, str) for word in command):
         command = ["sh", "-c", command if isinstance(command, str) else arguments]
     values = fields if isinstance(fields, dict) else {}
-    timeout, folder = values.get("timeout_ms"), values.get("working_directory")
+    timeout, variables = values.get("timeout_ms"), values.get("env")
+    folder, user = values.get("working_directory"), values.get("user")
     return LocalShellAction(
         command,
+        env={name: str(value) for name, value in variables.items()} if isinstance(variables, dict) else {},
         timeout_ms=timeout if type(timeout) is int else None,
         working_directory=folder if isinstance(folder, str) else None,
+        user=user if isinstance(user, str) else None,
     )
 
 

@@ -134,6 +134,17 @@ OF_ITEMS = {
 }
 
 
+class LocalShellAction(Struct, frozen=True, tag="exec"):
+    """A command for the client's machine."""
+
+    command: list[str]
+    env: dict[str, str] = {}
+    timeout_ms: int | None = None
+    working_directory: str | None = None
+    user: str | None = None
+    without_effect: ClassVar[frozenset[str]] = frozenset({"type"})
+
+
 class Item(Struct, frozen=True):
     """A turn of a conversation, or a part of one; its *type* determines its fields.
 
@@ -148,7 +159,7 @@ class Item(Struct, frozen=True):
     namespace: str | None = None
     arguments: str | dict[str, Any] | None = None
     input: str | None = None
-    action: dict[str, Any] | None = None
+    action: Annotated[dict[str, Any], Meta(extra={"struct": LocalShellAction})] | None = None
     output: Content | dict[str, Any] | None = None
     tools: Tools | None = None
     id: str | None = None
@@ -268,16 +279,6 @@ class CustomToolCallItem(Struct, frozen=True, tag="custom_tool_call"):
     input: str
     status: Status
     namespace: str | UnsetType = UNSET
-
-
-class LocalShellAction(Struct, frozen=True, tag="exec"):
-    """A command for the client's machine."""
-
-    command: list[str]
-    env: dict[str, str] = {}
-    timeout_ms: int | None = None
-    working_directory: str | None = None
-    user: str | None = None
 
 
 class LocalShellCallItem(Struct, frozen=True, tag="local_shell_call"):

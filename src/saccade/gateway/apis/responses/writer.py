@@ -43,6 +43,7 @@ from saccade.gateway.apis.responses.wire import (
     usage_of,
 )
 from saccade.gateway.chat import MAX_MESSAGES, CalledFunction, ChatMessage, ToolCall
+from saccade.gateway.json_body import Body
 from saccade.gateway.output.answer import Answer
 from saccade.gateway.output.call_reader import GeneratedCall
 from saccade.gateway.output.choice import Chunk
@@ -170,7 +171,7 @@ class Responses:
     strict_parameters: bool
     store: ResponseStore | None
 
-    def read(self, body: bytes | bytearray, tenant: bytes) -> ReadBody:
+    def read(self, body: Body, tenant: bytes) -> ReadBody:
         """Return the chat in *body*. Raises RequestError that names the field."""
         original, warning = parse_response(body, self.strict_parameters)
 
