@@ -171,8 +171,8 @@ SPELLINGS: Final = {
     "structural_tag": "constrain the answer by `response_format`, and calls by `tools` whose functions are `strict`",
     "thinking_budget": "vLLM's spelling is `thinking_token_budget`",
     "options": "send `temperature`, `top_p`, `seed`, `stop` and `max_tokens` at the top level, as OpenAI spells them",
-    **dict.fromkeys(("instructions", "system"), "send it as a message of the role system, in `messages`"),
-    **dict.fromkeys(("input", "prompt"), "send it as a message of the role user, in `messages`"),
+    **dict.fromkeys(("instructions", "system"), "in a chat it is a message of the role system"),
+    **dict.fromkeys(("input", "prompt"), "in a chat it is a message of the role user"),
     **dict.fromkeys(
         ("image", "image_data", "image_url", "images", "media"),
         f"send images as parts of a message's `content`: {IMAGE_PART}",

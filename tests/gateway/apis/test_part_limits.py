@@ -151,6 +151,8 @@ def test_other_parts_keep_their_size(gateway: scripted.Gateway) -> None:
         (video({"fps": 1}, {"nframes": 4}), f"{PLACE}.fps"),
         (video({"min_frames": 5, "max_frames": 4}), PLACE),
         (video({"max_frames": 0}), f"{PLACE}.max_frames"),
+        (video({"max_pixels": 1023}), f"{PLACE}.max_pixels"),
+        (video((), {"max_pixels": 1}), f"{PLACE}.video_url.max_pixels"),
         (video((), {"total_pixels": "9"}), f"{PLACE}.video_url.total_pixels"),
         (chat_of({"type": "image"}), f"{PLACE}.image"),
         (chat_of({"type": "video", "video": ""}), f"{PLACE}.video"),

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import UNSET
 
 from saccade.errors import InvalidImageUrl, InvalidValue, UnsupportedParameter
-from saccade.gateway.chat import ContentPart, Detail, FileSource, ImageSource, ImageUrl, VideoUrl, url_of_file
+from saccade.gateway.chat import ContentPart, FileSource, ImageSource, ImageUrl, VideoUrl, url_of_file
 from saccade.gateway.json_body import decode
 from saccade.gateway.prompt.media_options import MediaOptions
 from saccade.models.family import ImageOptions
@@ -32,8 +32,10 @@ def image_source(part: ContentPart, field: str, options: MediaOptions) -> ImageS
     url, place = (image, place) if not isinstance(image, ImageUrl) else (image.url, f"{place}.url")
     _check(url, place, reason)
     options = options.of_part(part, within, field, part.type)
-    detail = _detail(part.detail, None if within is None else within.detail, field)
-    return ImageSource(place, url or "", ImageOptions(detail, **options.limits), limits=options.paths)
+    detail = part.detail if within is None or within.detail is None else within.detail
+    if part.detail not in (None, detail):
+        raise InvalidValue(f"`{field}` has two different `detail`s; send one.", f"{field}.detail")
+    return ImageSource(place, url or "", ImageOptions(detail or "auto", **options.limits), limits=options.paths)
 
 
 def video_source(part: ContentPart, field: str, options: MediaOptions) -> ImageSource:
@@ -50,13 +52,6 @@ def video_source(part: ContentPart, field: str, options: MediaOptions) -> ImageS
     if not url or "" in url:
         raise InvalidImageUrl(f"`{place}` {'has an empty URL' if url else 'has no frames'}.", place)
     return ImageSource(place, "", options.of_videos, limits=options.paths, frames=tuple(url))
-
-
-def _detail(of_part: Detail | None, within: Detail | None, field: str) -> Detail:
-    """Return the detail of an image, which is its part's or stands *within* its object. Raises InvalidValue if both."""
-    if of_part is not None and within not in (None, of_part):
-        raise InvalidValue(f"`{field}` has two different `detail`s; send one.", f"{field}.detail")
-    return of_part or within or "auto"
 
 
 def _check(url: str | None, field: str, reason: str) -> None:

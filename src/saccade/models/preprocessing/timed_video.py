@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from saccade.errors import InvalidValue
 from saccade.models.family import VideoOptions
 from saccade.models.preprocessing import smart_resize
 from saccade.models.preprocessing.smart_video import CAP, FLOOR, SmartVideoLayout
@@ -34,6 +35,12 @@ class TimedVideoLayout(SmartVideoLayout):
             max_pixels=None if "max_pixels" in options.of_frame else options.max_pixels,
         )
         of_frame = {f"frame_{name}": getattr(options, name) for name in sorted(options.of_frame)}
+        least = (self.settings["patch_size"] * self.settings["merge_size"]) ** 2
+        if (most := of_frame.get("frame_max_pixels", least)) < least:
+            raise InvalidValue(
+                f"`max_pixels` ({most}) is less than one token of this model has; send at least {least}.",
+                "mm_processor_kwargs.max_pixels",
+            )
         return {**super().settings_for(of_all), **of_frame}
 
     def within_total(self, total_pixels: int, settings: Mapping[str, Any]) -> Mapping[str, Any]:
