@@ -77,6 +77,8 @@ def ask(gateway: scripted.Gateway, path: str, body: dict[str, Any]) -> scripted.
         (RESPONSES, said({"type": "input_file", "file_data": URL, "file_id": "a"}), "input[0].content[0].file_id"),
         (RESPONSES, said({"type": "input_file", "filename": "a"}), "input[0].content[0].file_data"),
         (CHATS, chat({"role": "user", "content": [{"type": "image_url", "image_url": {"url": URL, "detail": "low"}, "detail": "high"}]}), "messages[0].content[0].detail"),
+        (CHATS, chat({"role": "user", "content": [{"type": "file", "file": {"file_data": TEXT_FILE}, "detail": "low"}]}), "messages[0].content[0].detail"),
+        (RESPONSES, said({"type": "input_file", "file_data": TEXT_FILE, "detail": "low"}), "input[0].content[0].detail"),
         *((CHATS, chat(**{name: "a"}), name) for name in ("system", "instructions", "input", "prompt")),
         (CHATS, chat(system=[{"type": "text", "text": "a"}]), "system"),
         *((MESSAGES, chat(**{name: "a"}), name) for name in ("instructions", "input", "prompt")),
@@ -225,3 +227,11 @@ def test_an_image_in_a_file_is_not_decoded_in_search_of_text(
         .content
     )  # type: ignore[misc]
     assert part.type == "text"  # type: ignore[union-attr]
+
+
+@table("field", ["image_url", "video_url"])
+def test_a_text_file_with_media_is_refused_as_a_file(field: str, gateway: scripted.Gateway) -> None:
+    part = {"type": "file", "file": {"file_data": TEXT_FILE}, field: {"url": URL}}
+    refused = ask(gateway, CHATS, chat({"role": "user", "content": [part]}))
+    assert (refused.status, refused.json["error"]["param"]) == (400, f"messages[0].content[0].{field}")
+    assert "a part of type `file`" in refused.json["error"]["message"]

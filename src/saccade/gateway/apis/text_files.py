@@ -115,7 +115,8 @@ def _not_utf8(fault: str, field: str) -> InvalidValue:
 
 def check_no_limits(holder: ImageLimits, field: str) -> None:
     """Raise InvalidValue if the text file *holder*, the value of *field*, has limits of images."""
-    for name in limits_of(holder):
+    details = [] if getattr(holder, "detail", None) in (None, "auto") else ["detail"]
+    for name in [*limits_of(holder), *details]:
         raise InvalidValue(f"`{field}.{name}` is for images, and this file is text; leave it out.", f"{field}.{name}")
 
 
@@ -140,7 +141,8 @@ def _with_text(part: ContentPart, field: str, files: TextFiles) -> ContentPart:
     if file.file_id is not None:
         return part
     text = files.read(file.file_data, file.filename, f"{field}.file.file_data")
-    if text is None:
+    if text is None or part.image_url or part.video_url:
+        # What is in another part's field is refused with the type that the client sent.
         return part
     check_no_limits(part, field)
     check_no_limits(file, f"{field}.file")

@@ -311,11 +311,15 @@ def _shell_action(arguments: str) -> LocalShellAction:
     folder, user = values.get("working_directory"), values.get("user")
     return LocalShellAction(
         command,
-        env={name: str(value) for name, value in variables.items()} if isinstance(variables, dict) else {},
+        env={name: _as_text(value) for name, value in variables.items()} if isinstance(variables, dict) else {},
         timeout_ms=timeout if type(timeout) is int else None,
         working_directory=folder if isinstance(folder, str) else None,
         user=user if isinstance(user, str) else None,
     )
+
+
+def _as_text(value: object) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 def _decoded(arguments: str) -> object:
