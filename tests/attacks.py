@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Callable
 from functools import partial
 
+import bitmaps
 import images
 
 EXIF = b"Exif\0\0II*\0" + struct.pack("<IHHHIHxxI", 8, 1, images.ORIENTATION, 3, 1, 6, 0)
@@ -166,6 +167,14 @@ CORPUS: dict[str, tuple[Callable[[], bytes], bool]] = {
     "webp of 10 000 frames": (lambda: webp_frames(10_000), True),
     "avif associations": (lambda: avif_associations(100_000), False),
     "avif cropped": (avif_cropped, False),
+    "bmp short rows": (lambda: bitmaps.bmp(8, b"\1\7\0\0" * 1500, size=(32_768, 1_500), coding=1), True),
+    "bmp long moves": (lambda: bitmaps.bmp(8, b"\0\2\xff\0" * 2_000_000 + b"\0\1", coding=1), True),
+    "bmp empty rows": (lambda: bitmaps.bmp(8, b"\0\0" * 30_000, size=(1_000, 30_000), coding=1), True),
+    "bmp without runs": (lambda: bitmaps.bmp(8, b"", size=(7_000, 7_000), coding=1), False),
+    "bmp without pixels": (lambda: bitmaps.bmp(24, b"", size=(7_000, 7_000)), False),
+    "bmp 16000 x 16000": (lambda: bitmaps.bmp(8, b"\0\1", size=(16_000, 16_000), coding=1), False),
+    "bmp top down beyond 31 bits": (lambda: bitmaps.bmp(24, b"", size=(5, -(1 << 31))), False),
+    "bmp 4 billion colours": (lambda: bitmaps.bmp(8, b"", colours=0xFFFFFFFF, palette=b""), False),
     "svg": (lambda: b"<svg xmlns='http://www.w3.org/2000/svg'><image href='file:///etc/passwd'/></svg>", False),
     "heic": (lambda: b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(100), False),
     "no bytes": (bytes, False),

@@ -2,6 +2,7 @@
 
 import io
 
+import bitmaps
 import images
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ AVIF = {
     "avif animated": images.animation("AVIF"),
     "avif of odd sides": images.encode(images.random_image(31, 1), "AVIF"),
 }
-CORPUS = images.corpus() | AVIF | NOISY
+CORPUS = images.corpus() | AVIF | NOISY | bitmaps.corpus()
 JPEG = images.encode(images.random_image(200, 150), "JPEG")
 PNG = images.encode(images.random_image(200, 150), "PNG")
 WEBP = images.encode(images.random_image(200, 150), "WEBP")

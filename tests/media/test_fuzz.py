@@ -5,6 +5,7 @@ import struct
 from collections.abc import Iterator
 
 import attacks
+import bitmaps
 import images
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from saccade.media.decode import decode
 from saccade.media.header import ImageLimits, read_header
 
 SENTENCES = re.compile(
-    r"The (image|JPEG|PNG|WebP|GIF|AVIF) ("
+    r"The (image|JPEG|PNG|WebP|GIF|AVIF|BMP) ("
     r"has no bytes|ends within its header: it is truncated|does not begin with its header|has no frame"
     r"|is damaged or truncated: its pixels could not be decoded|is damaged: its boxes are inconsistent"
     r"|has too many (scans|chunks|blocks before its first frame|boxes, properties or associations)"
@@ -23,12 +24,17 @@ SENTENCES = re.compile(
     r"|has \d+ x \d+ pixels(, [\d,]+ in all)?; (at most|a side may|its long side may be at most) .*"
     r"|has \d+ bytes; at most \d+ are accepted)\."
     r"|The JPEG is [\w ,-]+, which is not supported; send a baseline or progressive JPEG with 8 bits a sample, or "
-    r"PNG, WebP, GIF or AVIF\."
+    r"a PNG\."
     r"|The JPEG's header is (too long|damaged: no image data follows it)\."
-    r"|The image's header states \d+ x \d+ pixels\."
+    r"|The image's header states -?\d+ x -?\d+ pixels\."
+    r"|The image begins like a BMP, but its header is damaged\."
+    r"|The BMP (contains a (JPEG|PNG), which is not supported; send the \2 by itself|(has unusual masks of colours"
+    r"|has \d+ bits a pixel in coding \d+), which is not supported; save it with 24 bits a pixel, or as PNG)\."
+    r"|The BMP is truncated: (it has fewer bytes than its pixels take|its palette is cut"
+    r"|its runs end before the image does)\.|The BMP's palette has \d+ colours; at most 256 are possible\."
     r"|The WebP's first chunk is damaged\.|Decoding the image takes more memory than an image may use\."
     r"|(The image looks like [\w .]+, which is not supported|The bytes are not an image in a known format); "
-    r"(send it as `video_url` to a model that takes videos, or )?send JPEG, PNG, WebP, GIF or AVIF\."
+    r"(send it as `video_url` to a model that takes videos, or )?send JPEG, PNG, WebP, GIF, AVIF or BMP\."
 )
 KINDS = {
     "jpeg": images.encode(images.random_image(40, 30), "JPEG"),
@@ -46,6 +52,11 @@ KINDS = {
     "avif": images.encode(images.random_image(40, 30), "AVIF", exif=attacks.EXIF),
     "avif alpha": images.encode(images.random_image(20, 15, "RGBA"), "AVIF"),
     "avif animated": images.animation("AVIF", size=(16, 10)),
+    "bmp": images.encode(images.random_image(20, 15), "BMP"),
+    "bmp P": bitmaps.corpus()["bmp of 5 colours with a gap"],
+    "bmp masks": bitmaps.corpus()["bmp of BGRA in 32 bits, header 124"],
+    "bmp runs": bitmaps.corpus()["bmp in runs of 8 bits"],
+    "bmp runs of 4 bits": bitmaps.corpus()["bmp in runs of 4 bits"],
 }
 LIMITS = ImageLimits(max_pixels=4_000_000)
 
@@ -70,7 +81,7 @@ def test_cut_anywhere(name: str) -> None:
         holds(KINDS[name][:length])
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "AVIF"])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "AVIF", "BMP"])
 def test_cut_at_every_kilobyte(kind: str) -> None:
     whole = images.encode(images.random_image(200, 150, "P" if kind == "GIF" else "RGB"), kind)
     assert not any(holds(whole[:length]) for length in range(0, len(whole) - 12, 1024))
@@ -135,6 +146,8 @@ def _sized(name: str, width: int, height: int) -> bytes:
     elif b"ispe" in whole:
         at = whole.index(b"ispe") + 8
         whole[at : at + 8] = struct.pack(">II", width, height)
+    elif whole.startswith(b"BM"):
+        whole[18:26] = struct.pack("<II", width, height)
     else:
         whole[16:24] = struct.pack(">II", width, height)
     return bytes(whole)
@@ -156,11 +169,11 @@ def test_attacks_cost_a_sentence_or_nothing(name: str) -> None:
 
 @pytest.mark.parametrize("wrong", [b"", b"\0" * 32, b"GIF89a", b"<svg/>"], ids=str)
 def test_bytes_before_an_image_make_it_invalid(wrong: bytes) -> None:
-    for name in ("jpeg", "png", "webp", "avif"):
+    for name in ("jpeg", "png", "webp", "avif", "bmp"):
         assert holds(wrong + KINDS[name]) == (not wrong)
 
 
-@pytest.mark.parametrize("name", ["jpeg", "png", "webp", "gif"])
+@pytest.mark.parametrize("name", ["jpeg", "png", "webp", "gif", "bmp", "bmp runs"])
 def test_bytes_after_an_image_are_ignored(name: str) -> None:  # a polyglot
     behind = b"<script>alert(1)</script>PK\3\4" + images.encode(images.random_image(9, 9))
     np.testing.assert_array_equal(decode(KINDS[name] + behind, LIMITS), decode(KINDS[name], LIMITS))

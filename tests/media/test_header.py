@@ -14,7 +14,9 @@ from saccade.errors import ImageTooLarge, InvalidImage, RequestError, Unsupporte
 from saccade.media.header import MAX_STEPS, ImageHeader, ImageLimits, read_header
 
 CORPUS = images.corpus()
-SAMPLES = {kind: images.encode(images.random_image(40, 30), kind) for kind in ("JPEG", "PNG", "WEBP", "GIF", "AVIF")}
+SAMPLES = {
+    kind: images.encode(images.random_image(40, 30), kind) for kind in ("JPEG", "PNG", "WEBP", "GIF", "AVIF", "BMP")
+}
 
 
 @table("name", CORPUS)
@@ -63,7 +65,7 @@ def test_a_first_frame_wider_than_its_gif_counts() -> None:
 @table(
     ("start", "name"),
     [
-        (b"BM\x36\0\0\0", "BMP"), (b"II*\0\x08\0\0\0", "TIFF"), (b"MM\0*\0\0\0\x08", "TIFF"), (b"%PDF-1.7", "PDF"),
+        (b"II*\0\x08\0\0\0", "TIFF"), (b"MM\0*\0\0\0\x08", "TIFF"), (b"%PDF-1.7", "PDF"),
         (b"\0\0\0\x18ftypheic\0\0\0\0", "HEIC"), (b"8BPS\0\x01", "PSD"),
         (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "SVG"), (b"<?xml version='1.0'?>\n<svg/>", "SVG"),
         (b"<!DOCTYPE html><p>not found</p>", "HTML"), (b"\0\0\x01\0\x01\0", "ICO"), (b"\xff\x0a\0\0", "JPEG XL"),
@@ -72,7 +74,7 @@ def test_a_first_frame_wider_than_its_gif_counts() -> None:
     ],
 )  # fmt: skip
 def test_other_kinds_are_refused_by_name(start: bytes, name: str) -> None:
-    with pytest.raises(UnsupportedImageFormat, match=rf"{name}.*JPEG, PNG, WebP, GIF or AVIF"):
+    with pytest.raises(UnsupportedImageFormat, match=rf"{name}.*JPEG, PNG, WebP, GIF, AVIF or BMP"):
         read_header(start)
 
 

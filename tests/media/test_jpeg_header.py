@@ -61,5 +61,5 @@ def test_other_kinds_of_jpeg_are_refused_by_name(encoded: bytes, kind: str) -> N
         read_header(encoded)
     assert refused.value.message == (
         f"The JPEG is {kind}, which is not supported; send a baseline or progressive JPEG with 8 bits a sample, or "
-        "PNG, WebP, GIF or AVIF."
+        "a PNG."
     )

@@ -18,7 +18,7 @@ from saccade.media.header import ImageLimits
 
 ARCHIVE = Archive("pillow", "pillow-12.3.0.tar.gz", "3b8182a766685eaa002637e28b4ec8d6b18819a0c71f579bf0dbaa5830297cce")
 FOLDER = "Tests/images"
-SERVED = frozenset({".png", ".apng", ".jpg", ".jpeg", ".jfif", ".mpo", ".gif", ".webp", ".avif", ".avifs"})
+SERVED = frozenset({".png", ".apng", ".jpg", ".jpeg", ".jfif", ".mpo", ".gif", ".webp", ".avif", ".avifs", ".bmp"})
 LIMITS = ImageLimits()
 
 

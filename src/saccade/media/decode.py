@@ -17,7 +17,7 @@ import PIL
 from PIL import Image
 
 from saccade.errors import ImageTooLarge, InvalidImage
-from saccade.media import jpeg, png, rgbx
+from saccade.media import bmp, jpeg, png, rgbx
 from saccade.media.header import ImageHeader, ImageLimits, read_header
 from saccade.media.metadata import without_metadata
 
@@ -83,6 +83,8 @@ def _loaded(encoded: bytes, header: ImageHeader, keeps_alpha: bool) -> Image.Ima
         if transparent is not None:
             image = Image.frombuffer("RGBA", (header.width, header.height), transparent, "raw", "RGBA", 0, 1)
             return image if keeps_alpha else _on_white(image)
+    if header.format == "BMP" and (indexed := bmp.decode(encoded)) is not None:
+        return indexed
     with Image.open(io.BytesIO(encoded), formats=(header.format.upper(),)) as image:
         if image.size != (header.width, header.height):
             raise ValueError("header and content disagree")

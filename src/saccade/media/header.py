@@ -1,8 +1,8 @@
 """Read format, dimensions and orientation from an image's bytes, without decoding and without an image library.
 
-Sources: PNG third edition; WebP container RFC 9649; VP8 RFC 6386 section 9.1; GIF89a; those of JPEG, AVIF and Exif in
-saccade.media.jpeg_header, .avif and .orientation. The work is bounded because it is done on the event loop:
-at most MAX_STEPS segments, chunks or blocks are visited, and at most MAX_EXIF_BYTES are copied.
+Sources: PNG third edition; WebP container RFC 9649; VP8 RFC 6386 section 9.1; GIF89a; those of JPEG, AVIF, BMP and
+Exif in saccade.media.jpeg_header, .avif, .bmp_header and .orientation. The work is bounded because it is done on the
+event loop: at most MAX_STEPS segments, chunks or blocks are visited, and at most MAX_EXIF_BYTES are copied.
 """
 
 import json
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from saccade.errors import ImageTooLarge, InvalidImage, UnsupportedImageFormat
-from saccade.media import avif, jpeg_header
+from saccade.media import avif, bmp_header, jpeg_header
 from saccade.media.orientation import (
     MAX_TEXT_BYTES,
     PROFILE_KEYWORD,
@@ -27,18 +27,17 @@ from saccade.media.orientation import (
 
 MAX_STEPS = 4096
 MAX_EXIF_BYTES = 1 << 20
-ACCEPTED = "JPEG, PNG, WebP, GIF or AVIF"
+ACCEPTED = "JPEG, PNG, WebP, GIF, AVIF or BMP"
 # Pillow refuses images over twice its warning threshold; below that only the limits of this module apply.
 DECODER_MAX_PIXELS = 178_956_970
 # The most memory that one image takes in a decode process, from the file to the patches; measured by a test.
-DECODED_BYTES_PER_PIXEL = {"JPEG": 12, "PNG": 11, "GIF": 11, "WebP": 18, "AVIF": 18}
+DECODED_BYTES_PER_PIXEL = {"JPEG": 12, "PNG": 11, "GIF": 11, "WebP": 18, "AVIF": 18, "BMP": 11}
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 PNG_TEXTS = frozenset({b"tEXt", b"zTXt", b"iTXt"})
 WEBP_HAS_EXIF, WEBP_HAS_XMP = 0x08, 0x04
 
 OTHER_FORMATS = (
-    ("BMP", re.compile(rb"BM")),
     ("TIFF", re.compile(rb"II[*+]\0|MM\0[*+]")),
     ("HEIC", re.compile(rb"....ftyp(?:hei|hev|mif1|msf1)", re.DOTALL)),
     # Older QuickTime files, of cameras, do not state their kind.
@@ -158,6 +157,8 @@ def image_format(encoded: bytes) -> str:
         return "WebP"
     if encoded.startswith((b"GIF87a", b"GIF89a")):
         return "GIF"
+    if encoded.startswith(b"BM"):
+        return "BMP"
     return "AVIF" if avif.is_avif(encoded) else ""
 
 
@@ -181,6 +182,9 @@ def _parse(encoded: bytes) -> ImageHeader:
             return _gif(encoded)
         case "AVIF":
             return _avif(encoded)
+        case "BMP":
+            bmp = bmp_header.read(encoded)
+            return ImageHeader("BMP", bmp.width, bmp.height)
     if not encoded:
         raise InvalidImage("The image has no bytes.")
     if not (name := other_format(encoded)):

@@ -73,7 +73,7 @@ def _check_frame(marker: int, bits: int, components: int, colours: frozenset[int
         return
     raise UnsupportedImageFormat(
         f"The JPEG is {kind}, which is not supported; send a baseline or progressive JPEG with 8 bits a sample, or "
-        "PNG, WebP, GIF or AVIF."
+        "a PNG."
     )
 
 

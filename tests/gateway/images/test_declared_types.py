@@ -15,11 +15,13 @@ from saccade.media.header import ImageLimits, read_header
 from saccade.media.video_header import demuxer
 from saccade.models.family import VideoOptions
 
-IMAGES = "send JPEG, PNG, WebP, GIF or AVIF."
+IMAGES = "send JPEG, PNG, WebP, GIF, AVIF or BMP."
 VIDEOS = "MP4, MOV, WebM, Matroska or GIF."
 MP4 = clips.clip(num_frames=2)
 WEBM = matroska.recorded("vp8", (0, 100))
-PICTURES = {kind: images.encode(images.random_image(20, 10), kind.upper()) for kind in ("JPEG", "PNG", "WebP", "AVIF")}
+PICTURES = {
+    kind: images.encode(images.random_image(20, 10), kind.upper()) for kind in ("JPEG", "PNG", "WebP", "AVIF", "BMP")
+}
 
 
 def tga(kind: int, colours: int = 0, bits: int = 24, name: bytes = b"", footer: bool = False) -> bytes:
@@ -35,7 +37,6 @@ OTHERS = {
             tga(1, 256, 8), tga(9, 16, 8, b"map"), tga(2, name=bytes(26))),
     "ICO": (b"\0\0\1\0\1\0\x10\x10\0\0\1\0\x20\0" + bytes(40), b"\0\0\1\0\2\0"),
     "CUR": (b"\0\0\2\0\1\0\x10\x10\0\0\3\0\4\0" + bytes(40),),
-    "BMP": (b"BM\x36\0\0\0",),
     "TIFF": (b"II*\0\x08\0\0\0",),
     "HEIC": (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(40), b"\0\0\0\x18ftypmif1\0\0\0\0mif1heic"),
     "JPEG XL": (b"\xff\x0a\0\0",),
@@ -115,7 +116,7 @@ def test_videos_are_sent_to_their_place(content: bytes, name: str, media_type: s
 def test_images_are_sent_to_their_place(kind: str) -> None:
     assert sentence_as("image", PICTURES[kind]) is None
     assert sentence_as("frames", PICTURES[kind]) is None
-    several = [PICTURES[kind]] if kind == "JPEG" else [PICTURES[kind], images.animation(kind.upper())]
+    several = [PICTURES[kind]] if kind in ("JPEG", "BMP") else [PICTURES[kind], images.animation(kind.upper())]
     for content in several:
         assert sentence_as("video", content) == (
             f"The video is a {kind} image: send it as `image_url`, or frames of a video as `data:video/jpeg;base64,`. "

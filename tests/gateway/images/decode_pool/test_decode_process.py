@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
+import bitmaps
 import clips
 import images
 import pdfs
@@ -89,6 +90,14 @@ def worst(kind: str, side: int) -> bytes:
         case ["jpeg", mode]:
             whole = Image.merge(mode, [slope] * (4 if mode == "CMYK" else 3))
             return images.encode(whole, "JPEG", quality=30, progressive=True, subsampling=0, exif=turned)
+        case ["bmp", "runs", bits]:
+            return bitmaps.bmp(int(bits), runs_of(side), size=(side, side), coding={"8": 1, "4": 2}[bits])
+        case ["bmp", "RGBA"]:
+            masks = (0xFF0000, 0xFF00, 0xFF, 0xFF000000)
+            drawn = Image.merge("RGBA", [slope] * 4).tobytes()
+            return bitmaps.bmp(32, drawn, size=(side, side), coding=3, header=56, masks=masks)
+        case ["bmp", mode]:
+            return images.encode(Image.merge("RGB", [slope] * 3).convert(mode), "BMP")
         case ["gif"]:
             return images.encode(slope.convert("P"), "GIF", transparency=3)
         case ["webp", mode]:
@@ -101,10 +110,16 @@ def worst(kind: str, side: int) -> bytes:
     return images.encode(whole, "AVIF", speed=10, subsampling="4:4:4", exif=turned, max_threads=1)
 
 
+def runs_of(side: int) -> bytes:
+    """Return the runs of an image of *side* x *side*, each of 8 pixels."""
+    return (b"\x08\x11" * (side // 8 + 1) + b"\0\0") * side + b"\0\1"
+
+
 KINDS = [
     *("png palette", "png 16-bit", "png RGBA", "png LA", "png RGB upright", "png RGBA upright"),
     *("jpeg RGB", "jpeg CMYK"),
     *("gif", "webp RGBA", "webp", "avif RGB", "avif RGBA"),
+    *("bmp P", "bmp RGB", "bmp RGBA", "bmp runs 8", "bmp runs 4"),
 ]
 
 

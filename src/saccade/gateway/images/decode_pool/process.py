@@ -208,7 +208,7 @@ def _preload(pdf_font_folder: str | None) -> Renderer:
     """
     # A thread per core would exceed the limits of a decode process, and the other processes use the cores.
     AvifImagePlugin.DEFAULT_MAX_THREADS = 1
-    for kind in ("JPEG", "PNG", "WEBP", "GIF", "AVIF"):
+    for kind in ("JPEG", "PNG", "WEBP", "GIF", "AVIF", "BMP"):
         sample = io.BytesIO()
         Image.new("RGB", (64, 64)).save(sample, kind)
         decode(sample.getvalue(), ImageLimits())
