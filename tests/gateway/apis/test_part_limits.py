@@ -178,6 +178,11 @@ def test_errors_name_the_limit_of_the_part(request_: Request, param: str, gatewa
         (image((), SIDES), f"{PLACE}.image_url.resized_height"),
         (block({"max_pixels": 90000}), f"{PLACE}.max_pixels"),
         (item(max_pixels=90000), "input[0].content[0].max_pixels"),
+        ((MESSAGES, {"messages": [{"role": "assistant", "content": "a"}], "max_tokens": 9}), "messages"),
+        (
+            (CHATS, {"messages": [{"role": "assistant", "content": "a"}], "continue_final_message": True}),
+            "continue_final_message",
+        ),
     ],
 )
 def test_workers_that_take_chats_only_refuse_limits_by_name(
@@ -189,3 +194,4 @@ def test_workers_that_take_chats_only_refuse_limits_by_name(
     refused = gateway.ask("POST", path, {"model": "tiny", **body})
     assert refused.status == 400
     assert f"`{param}`" in refused.json["error"]["message"]
+    assert "`messages` is not served" not in refused.json["error"]["message"]

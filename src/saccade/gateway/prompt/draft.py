@@ -397,8 +397,14 @@ def why_not_as_chat(
         )
     if chat.template is not None:
         return UnsupportedParameter("`chat_template` is not served by this model's workers.", "chat_template")
-    if chat.continues or not chat.add_generation_prompt:
-        field = "continue_final_message" if chat.continues else "add_generation_prompt"
+    if chat.continues:
+        # An API without this field names its `messages` here.
+        field = "continue_final_message"
+        return UnsupportedParameter(
+            f"`{field}`: this model's workers continue no message; end with a message of the user.", field
+        )
+    if not chat.add_generation_prompt:
+        field = "add_generation_prompt"
         return UnsupportedParameter(f"`{field}` is not served by this model's workers; leave it out.", field)
     tag = ImageTag(served.declaration.image_tag or served.declaration.placeholder).pattern
     special = [token for token in served.tokenizer.special_tokens if token.strip()]
