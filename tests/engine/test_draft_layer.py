@@ -19,7 +19,9 @@ from tables import table
 from test_speculation import comparable
 from test_step_ahead import asked
 
+from saccade.engine import loop
 from saccade.engine.core.schedule import Schedule
+from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.core.speculation import CREDIT, Speculation
 from saccade.engine.core.step import StepInput, StepOutput
 from saccade.engine.core.step_builder import PlannedStep
@@ -95,19 +97,19 @@ def test_only_verified_tokens_are_in_the_prefix_cache(right: Path) -> None:
     assert stored[0] == stored[1]
 
 
-def noted(subject: Engine) -> Drafts:
+def noted(subject: Engine, patch: pytest.MonkeyPatch) -> Drafts:
     """A dict that fills with the drafts of *subject*."""
     found: Drafts = defaultdict(dict)
-    commit = subject.scheduler.commit
+    take = loop.take_results
 
-    def committing(schedule: Schedule, plan: PlannedStep, output: StepOutput) -> None:
-        commit(schedule, plan, output)
-        for one in plan.drawing:
+    def taking(scheduler: Scheduler, schedule: Schedule, plan: PlannedStep, output: StepOutput) -> None:
+        take(scheduler, schedule, plan, output)
+        for one in plan.drawing if scheduler is subject.scheduler else ():
             if one.draft:
                 name = f"{one.request_id}#{one.index}" if one.index else one.request_id
                 found[name][one.num_generated_tokens] = one.draft
 
-    subject.scheduler.commit = committing  # type: ignore[method-assign]
+    patch.setattr(loop, "take_results", taking)
     return found
 
 
@@ -135,7 +137,9 @@ PARTS: list[list[Any]] = [
 
 @pytest.mark.ci
 @pytest.mark.parametrize(("name", "num_tokens"), [("qwen3_5", 3), ("qwen3_5_moe", 1)])
-def test_drafts_equal_the_reference(name: str, num_tokens: int, network_folder: Callable[[str], Path]) -> None:
+def test_drafts_equal_the_reference(
+    name: str, num_tokens: int, network_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In chunks that end within images, after prefixes of the cache and after accepted and refused proposals."""
     folder = network_folder(name)
     settings: dict[str, Any] = {
@@ -147,7 +151,7 @@ def test_drafts_equal_the_reference(name: str, num_tokens: int, network_folder: 
         engines.request(folder, parts, str(number), number, max_tokens=12) for number, parts in enumerate(PARTS)
     ]
     subject = engines.poison(engines.engine(folder, **settings))
-    drafts = noted(subject)
+    drafts = noted(subject, monkeypatch)
     answers = engines.drain(subject, *requests).answers
     assert comparable(answers) == comparable(engines.drain(engines.engine(folder), *requests).answers)
     assert all(len(drafts[one.request_id]) > 4 for one in requests)
@@ -166,19 +170,21 @@ def test_drafts_equal_the_reference(name: str, num_tokens: int, network_folder: 
     for wrong in (0, 3):
         subject = engines.poison(engines.engine(folder, **settings))
         subject.scheduler.speculation = Speculation(engines.Scripted(answers, wrong), num_tokens, num_tokens - 1)
-        drafts = noted(subject)
+        drafts = noted(subject, monkeypatch)
         check(folder, requests, engines.drain(subject, *requests).answers, drafts)
         assert subject.load().accepted_tokens_total > 5
 
 
 @pytest.mark.ci
-def test_a_sequence_whose_drafts_are_wrong_pauses(network_folder: Callable[[str], Path]) -> None:
+def test_a_sequence_whose_drafts_are_wrong_pauses(
+    network_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Meanwhile it is launched ahead and asks for no drafts; the layer's keys and values go on."""
     folder = network_folder("qwen3_5")
     subject = engines.engine(folder, speculative_config=MTP, async_scheduling=True)
     one = engines.request(folder, [5, ((96, 64), 1), 9], max_tokens=100)
     steps: list[StepInput] = []
-    drafts, _ = noted(subject), engines.steps_of(subject, steps.append)
+    drafts, _ = noted(subject, monkeypatch), engines.steps_of(subject, steps.append)
     answers = engines.drain(subject, one).answers
     assert CREDIT < subject.load().draft_tokens_total < 3 * CREDIT
     assert sum(not step.drafts for step in steps) > 50
@@ -187,14 +193,14 @@ def test_a_sequence_whose_drafts_are_wrong_pauses(network_folder: Callable[[str]
 
 
 @pytest.mark.ci
-def test_a_decode_worker_drafts_from_the_state_that_it_receives(right: Path) -> None:
+def test_a_decode_worker_drafts_from_the_state_that_it_receives(right: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     requests = [
         msgspec.structs.replace(engines.request(right, parts, str(number), number, max_tokens=12), num_samples=2)
         for number, parts in enumerate(PARTS)
     ]
     expected = engines.drain(engines.engine(right), *requests).answers
     with splits.pair_of(right, speculative_config=MTP) as pair:
-        drafts = noted(pair.decode)
+        drafts = noted(pair.decode, monkeypatch)
         answers = pair.answers(*requests)
         assert comparable(answers) == comparable(expected)
         assert pair.decode.load().accepted_tokens_total > 5
@@ -218,14 +224,16 @@ def test_recorded_drafts_are_replayed_equal(right: Path, tmp_path: Path) -> None
 
 @pytest.mark.ci
 @pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe"])
-def test_two_ranks_draft_as_one(name: str, network_folder: Callable[[str], Path]) -> None:
+def test_two_ranks_draft_as_one(
+    name: str, network_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = network_folder(name)
     requests = [engines.request(folder, parts, str(number), number, max_tokens=8) for number, parts in enumerate(PARTS)]
     # It resumes at a state that is kept within the first chunk of another.
     then = msgspec.structs.replace(requests[0], request_id="then", token_ids=[*requests[0].token_ids[:17], 3])
     settings: dict[str, Any] = {"max_num_batched_tokens": 80, "state_snapshot_blocks": 1}
     with engines.on_ranks(folder, speculative_config=THREE, **settings) as subject:
-        drafts = noted(subject)
+        drafts = noted(subject, monkeypatch)
         answers = engines.drain(subject, *requests).answers
         answers |= engines.drain(subject, then).answers
     assert answers["then"].num_cached_tokens == 16

@@ -12,6 +12,7 @@ from saccade.engine.core.kv_connector import STEP_FAILED, KvConnector
 from saccade.engine.core.planning import plan_step
 from saccade.engine.core.request_validation import RequestValidator
 from saccade.engine.core.requests import Requests
+from saccade.engine.core.results import take_results
 from saccade.engine.core.schedule import Schedule
 from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.core.step_builder import PlannedStep, StepBuilder
@@ -129,7 +130,7 @@ class Engine:
             with self.counters.timed("postprocess_seconds_total"):
                 if output.failed_encodings:
                     self.executor.check_device()
-                self.scheduler.commit(schedule, plan, output)
+                take_results(self.scheduler, schedule, plan, output)
                 self.kv_connector.executed(output.sent)
 
     def _fail(self, schedule: Schedule, error: Exception) -> None:

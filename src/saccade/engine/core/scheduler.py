@@ -1,15 +1,13 @@
 """The sequences of an engine: they wait, run, get their tokens and end. No torch.
 
-`planning` chooses the work of a step among them, and `Scheduler.commit` takes its results.
+`planning` chooses the work of a step among them, and `results` takes what it computes.
 """
 
 import bisect
 import time
 from collections import defaultdict, deque
-from collections.abc import Collection
-from collections.abc import Sequence as Ordered
 from dataclasses import asdict, dataclass, field
-from itertools import chain, islice
+from itertools import chain
 
 import msgspec
 import structlog
@@ -18,16 +16,15 @@ from saccade.engine.core.counters import Counters
 from saccade.engine.core.encoder_cache import EncoderCache
 from saccade.engine.core.encoder_scheduler import EncodeCosts, EncoderScheduler
 from saccade.engine.core.frames import Frames
-from saccade.engine.core.images import EncoderKey, Until
+from saccade.engine.core.images import Until
 from saccade.engine.core.kv.manager import BlockManager
 from saccade.engine.core.kv_connector import KvConnector
-from saccade.engine.core.non_finite import MESSAGE, NonFiniteLog
+from saccade.engine.core.non_finite import NonFiniteLog
 from saccade.engine.core.schedule import Budgets, Schedule
 from saccade.engine.core.sequence import Sequence
-from saccade.engine.core.speculation import Proposal, Speculation
-from saccade.engine.core.step import NonFinite, StepOutput
-from saccade.engine.core.step_builder import PlannedStep, Rows
-from saccade.errors import InternalError, InvalidValue, NonFiniteOutput, QueueFull, SaccadeError
+from saccade.engine.core.speculation import Speculation
+from saccade.engine.core.step_builder import Rows
+from saccade.errors import QueueFull, SaccadeError
 from saccade.protocol.engine_load import Load
 from saccade.protocol.kv_transfer import SendKv
 from saccade.protocol.output import Failure, FinishReason, TokenDelta, TokenLogprob
@@ -100,7 +97,7 @@ class Scheduler:
         self.receiving: dict[Sequence, list[Sequence]] = {}
         self.is_blocked = False
         self._newest_preempted = 0
-        self._non_finite_log = NonFiniteLog()
+        self.non_finite_log = NonFiniteLog()
 
     @property
     def has_work(self) -> bool:
@@ -173,76 +170,10 @@ class Scheduler:
             sequence.num_launched_tokens += num_tokens
             sequence.num_steps_in_flight += 1
 
-    def commit(self, schedule: Schedule, plan: PlannedStep, output: StepOutput) -> None:
-        """Take the results of a step: images are encoded, sequences get their tokens, and complete ones end.
-
-        Sequences that have ended since the step was planned get nothing.
-        """
-        now = time.perf_counter()
-        self._take_encoded(schedule, output)
-        self._drop_non_finite(plan, output.non_finite)
-        for sequence, logprobs in zip(plan.prompts, output.prompt_logprobs, strict=bool(output.prompt_logprobs)):
-            sequence.prompt_logprobs = (sequence.prompt_logprobs or []) + logprobs
-        logprobs_of = output.logprobs or [None] * len(output.token_ids)
-        drafts = dict(zip(plan.step.drafts, output.drafts, strict=bool(output.drafts)))
-        draft_of = (drafts.get(draw, ()) for draw in range(len(plan.drawing)))
-        results = zip(plan.drawing, output.token_ids, logprobs_of, draft_of, strict=bool(output.token_ids))
-        added = []
-        for sequence, token_id, logprob, draft in results:
-            proposal = schedule.proposals.get(sequence)
-            further = () if proposal is None else tuple(islice(results, len(proposal.token_ids)))
-            if sequence.finish_reason is not None:
-                continue
-            if sequence.num_generated_tokens == 0:
-                sequence.clock.first_token = now
-                # Before the encoder outputs are unpinned that the request's other samples also need.
-                self._start_samples(sequence)
-            scores, reason = [logprob], sequence.append(token_id)
-            sequence.draft = draft if sequence.shares_state else ()
-            if proposal is not None:
-                reason = self._accept(sequence, proposal, further, scores, reason)
-            added.append((sequence, scores, reason))
-        if num_tokens := self._land(schedule):
-            self.counters.count_step(num_tokens)
-        self.counters.batch_seconds_total += output.batch_seconds
-        self.counters.network_seconds_total += output.network_seconds
-        for sequence, scores, reason in added:
-            self.counters.generated_tokens_total += len(scores)
-            if not self.kv_connector.keep(sequence, scores[-1], reason, now):
-                self.answer(sequence, scores, reason, now)
-            if sequence.matcher is not None and reason is None:
-                try:
-                    sequence.mask = sequence.matcher.mask()
-                except InvalidValue as error:
-                    logger.warning("cut an answer short", request_id=sequence.request_id, reason=error.message)
-                    self.end(sequence, FinishReason.LENGTH)
-
-    def _accept(
-        self,
-        sequence: Sequence,
-        proposal: Proposal,
-        draws: Ordered[tuple[Sequence, int, TokenLogprob | None, tuple[int, ...]]],
-        scores: list[TokenLogprob | None],
-        reason: FinishReason | None,
-    ) -> FinishReason | None:
-        """Add the draws after a proposal to *sequence*, while its last token is the proposed one and ends no answer.
-
-        Add their log probabilities to *scores*, and return why the answer ends with the last of them.
-        """
-        for proposed_id, (_, token_id, logprob, draft) in zip(proposal.token_ids, draws, strict=True):
-            if reason is not None or sequence.token_ids[-1] != proposed_id:
-                break
-            scores.append(logprob)
-            reason, sequence.draft = sequence.append(token_id), draft
-        if self.speculation is not None:
-            self.speculation.note(sequence, len(scores) - 1)
-        self.counters.count_draft(len(proposal.token_ids), len(scores) - 1)
-        return reason
-
     def abandon(self, schedule: Schedule) -> None:
         """Forget a step that failed, whose requests have ended."""
         self.encoder_scheduler.abandon(schedule.encode)
-        self._land(schedule)
+        self.land(schedule)
 
     def answer(
         self, sequence: Sequence, logprobs: list[TokenLogprob | None], reason: FinishReason | None, now: float
@@ -318,7 +249,7 @@ class Scheduler:
         request.unstarted.clear()
         return samples
 
-    def _start_samples(self, sequence: Sequence) -> None:
+    def start_samples(self, sequence: Sequence) -> None:
         """Queue the samples that wait for the prompt of *sequence*. Call before its first token is added."""
         request = self.requests[sequence.connection][sequence.request_id]
         num_more = request.num_at_once - len(request.live)
@@ -335,7 +266,7 @@ class Scheduler:
             request.parked.append(sample)
             self.parked[sample] = None
 
-    def _land(self, schedule: Schedule) -> int:
+    def land(self, schedule: Schedule) -> int:
         """End a step's flight, and return how many tokens it computed for sequences that have not ended."""
         num_computed = 0
         for sequence, num_tokens in schedule.chunks.items():
@@ -357,69 +288,6 @@ class Scheduler:
                 self.encoder_scheduler.commit(sequence, start)
             num_computed += num_tokens
         return num_computed
-
-    def _take_encoded(self, schedule: Schedule, output: StepOutput) -> None:
-        """Take the images that were encoded, and fail the requests that need one that was not."""
-        cache = self.encoder_scheduler.encoder_cache
-        self.encoder_scheduler.launched.difference_update(schedule.encode)
-        ids = {cache.output_id(key): key for key in schedule.encode}
-        failed = [ids[output_id] for output_id in output.failed_encodings]
-        non_finite = [ids[output_id] for output_id in output.non_finite.encodings]
-        encoded = [key for key in schedule.encode if key not in (*failed, *non_finite)]
-        for key in encoded:
-            cache.complete(key)
-            self.counters.encoded_items_total += 1
-            self.counters.encoded_patches_total += self.encoder_scheduler.costs.patches(key.grid)
-        self.counters.encode_seconds_total += output.encode_seconds
-        for sequence in [one for one in self.running if one.needs(encoded)] if encoded else ():
-            sequence.clock.encode_seconds += output.encode_seconds
-        if failed:
-            waiting = self._forget_images(failed)
-            logger.error("encoding failed", request_ids=sorted({sequence.request_id for sequence in waiting}))
-            for sequence in waiting:
-                self.fail(sequence, InternalError("The model failed on an image of this request."))
-        for sequence in self._forget_images(non_finite) if non_finite else ():
-            self._fail_non_finite(sequence, "image")
-
-    def _forget_images(self, keys: Collection[EncoderKey]) -> list[Sequence]:
-        """Forget images that could not be encoded, and return the sequences that need them."""
-        waiting = [sequence for sequence in self.running if sequence.needs(keys)]
-        self.encoder_scheduler.abandon(keys)
-        return waiting
-
-    def _drop_non_finite(self, plan: PlannedStep, non_finite: NonFinite) -> None:
-        """Fail the requests whose values are not finite. Nothing that was computed with them can be reused.
-
-        If only drafts are not finite, an answer goes on without drafts, unless its state is sent to another engine.
-        """
-        for number in non_finite.chunks:
-            self._fail_non_finite(plan.owners[number], "hidden states or logits")
-        for sequence in [plan.owners[number] for number in non_finite.drafts]:
-            if isinstance(sequence.request.kv_transfer, SendKv):
-                self._fail_non_finite(sequence, "draft layer")
-            elif sequence.finish_reason is None and sequence.shares_state:
-                self._note_non_finite(sequence, "draft layer")
-
-    def _fail_non_finite(self, sequence: Sequence, place: str) -> None:
-        if sequence.finish_reason is not None:
-            return
-        self._note_non_finite(sequence, place)
-        self.fail(sequence, NonFiniteOutput(MESSAGE))
-        for image in sequence.images:
-            self.encoder_scheduler.encoder_cache.forget(image.key)
-
-    def _note_non_finite(self, sequence: Sequence, place: str) -> None:
-        """Make nothing reusable that *sequence* has computed or read: the cause may be in it."""
-        self.counters.non_finite_requests_total += 1
-        self._non_finite_log.note(sequence.request_id, place)
-        blocks = self.block_manager.forget(sequence)
-        # One that was admitted and has not begun would resume from them, and its checkpoint is gone: it begins again.
-        for other in [one for one in self.running if one.row is None and not blocks.isdisjoint(one.block_table)]:
-            self.preempt(other)
-        if blocks:
-            samples = chain.from_iterable(self.receiving.values())
-            for other in chain(self.running, self.sending, samples):
-                other.shares_state &= blocks.isdisjoint(other.block_table)
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a sequence, which ended or lacks pixels, from every queue, and free its state."""
