@@ -21,8 +21,9 @@ import uvloop
 from benchmarks.measured import commit, machine
 from saccade.gateway.app import COLLECTOR_THRESHOLDS
 from saccade.gateway.workers.cache_listener import CacheListener
-from saccade.gateway.workers.dispatch import Dispatcher, Prompt
+from saccade.gateway.workers.dispatch import Dispatcher
 from saccade.gateway.workers.pool import WorkerPool
+from saccade.gateway.workers.prompt import Prompt
 from saccade.identity.blocks import MediaRun, block_keys, root_key
 from saccade.protocol.description import Description, ModelFiles
 from saccade.protocol.exactness import EXACT

@@ -15,6 +15,7 @@ from saccade.engine.core.kv.blocks import PagedBlocks
 from saccade.engine.core.kv.manager import BlockManager
 from saccade.engine.core.kv.state_checkpoints import StateCheckpoints
 from saccade.engine.core.planning import plan_step
+from saccade.engine.core.results import take_results
 from saccade.engine.core.schedule import Budgets, Schedule
 from saccade.engine.core.scheduler import Scheduler
 from saccade.engine.core.sequence import Sequence
@@ -119,7 +120,9 @@ def run(
         compute(owner, num_tokens)
     drawing = tuple(owner for owner, num_tokens in step.chunks.items() if num_tokens == owner.num_pending_tokens)
     subject.launch(step)
-    subject.commit(step, PlannedStep(StepInput(0), SamplingInput(0), drawing, ()), StepOutput(0, [0] * len(drawing)))
+    take_results(
+        subject, step, PlannedStep(StepInput(0), SamplingInput(0), drawing, ()), StepOutput(0, [0] * len(drawing))
+    )
     return step
 
 

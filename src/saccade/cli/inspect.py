@@ -32,7 +32,7 @@ from saccade.gateway.prompt.draft import Draft, PromptDrafter
 from saccade.gateway.request import Limits, Request
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.gateway.tenants.account import EVERYBODY, Account
-from saccade.gateway.workers.dispatch import media_runs
+from saccade.gateway.workers.prompt import media_runs
 from saccade.identity.blocks import block_keys, root_key
 from saccade.media.decode import decode
 from saccade.media.header import ImageLimits, MediaLimits, read_header

@@ -24,7 +24,8 @@ from saccade.gateway.structured_output.constraint import Constraint, read_constr
 from saccade.gateway.structured_output.grammars import AnswerGrammar, RequestGrammars
 from saccade.gateway.tenants.account import request_salt
 from saccade.gateway.workers.attempt import Attempt
-from saccade.gateway.workers.dispatch import Dispatcher, Preview, Prompt, media_runs
+from saccade.gateway.workers.dispatch import Dispatcher, Preview
+from saccade.gateway.workers.prompt import Prompt, media_runs
 from saccade.protocol.request import EngineRequest
 from saccade.telemetry import Metrics
 from saccade.tracing.trace import TRACE

@@ -20,9 +20,10 @@ from saccade.errors import WorkerFailed
 from saccade.gateway.workers.cache_listener import CacheListener
 from saccade.gateway.workers.decision_metrics import DecisionMetrics
 from saccade.gateway.workers.discovery import Discovery
-from saccade.gateway.workers.dispatch import Dispatcher, Prompt
+from saccade.gateway.workers.dispatch import Dispatcher
 from saccade.gateway.workers.metrics import RoutingCollector
 from saccade.gateway.workers.pool import WorkerPool
+from saccade.gateway.workers.prompt import Prompt
 from saccade.gateway.workers.report import why_excluded
 from saccade.gateway.workers.shared_index import exactness
 from saccade.protocol.request import EngineRequest

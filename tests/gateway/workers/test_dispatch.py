@@ -29,9 +29,10 @@ from saccade.errors import (
 from saccade.gateway.config import DEFAULT_LIMITS, DispatchLimits
 from saccade.gateway.tenants.account import Tenant
 from saccade.gateway.workers import dispatch
-from saccade.gateway.workers.dispatch import Dispatcher, Placement, Prompt, media_runs
+from saccade.gateway.workers.dispatch import Dispatcher, Placement
 from saccade.gateway.workers.metrics import DispatchCollector
 from saccade.gateway.workers.pool import Model, WorkerPool
+from saccade.gateway.workers.prompt import Prompt, media_runs
 from saccade.identity.blocks import MediaRun
 from saccade.protocol.description import Description
 from saccade.protocol.engine_load import Load

@@ -22,8 +22,9 @@ from saccade.errors import (
     WorkerFailed,
     WorkerUnavailable,
 )
-from saccade.gateway.workers.dispatch import Dispatcher, Prompt
+from saccade.gateway.workers.dispatch import Dispatcher
 from saccade.gateway.workers.pool import WorkerPool
+from saccade.gateway.workers.prompt import Prompt
 from saccade.protocol.engine_load import Load
 from saccade.protocol.exactness import EXACT, Exactness
 from saccade.protocol.kv_events import KvEvents

@@ -10,8 +10,9 @@ from fronts import DESCRIPTION
 
 from saccade.gateway.config import DispatchLimits
 from saccade.gateway.workers.cache_listener import CacheListener
-from saccade.gateway.workers.dispatch import Dispatcher, Prompt
+from saccade.gateway.workers.dispatch import Dispatcher
 from saccade.gateway.workers.pool import WorkerPool
+from saccade.gateway.workers.prompt import Prompt
 from saccade.gateway.workers.report import NO_ROOM, RouteReport, route_report
 from saccade.identity.blocks import MediaRun, block_keys, root_key
 from saccade.protocol.kv_events import BlockStored, KvEvents

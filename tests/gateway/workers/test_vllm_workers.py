@@ -12,8 +12,9 @@ from vllm_worker import VllmServer, ask, event, image, listening, usage
 from waiting import until
 
 from saccade.errors import InvalidValue, StartupError
-from saccade.gateway.workers.dispatch import Dispatcher, Prompt
+from saccade.gateway.workers.dispatch import Dispatcher
 from saccade.gateway.workers.pool import WorkerPool, check_url
+from saccade.gateway.workers.prompt import Prompt
 from saccade.models.files import read_model_files
 from saccade.protocol.chat import ChatPrompt
 from saccade.protocol.request import EngineRequest

@@ -10,8 +10,9 @@ from fronts import DESCRIPTION
 from saccade.errors import ContextLengthExceeded, RequestError, UnsupportedParameter, WorkerUnavailable
 from saccade.gateway.config import DispatchLimits
 from saccade.gateway.workers.cache_listener import CacheListener
-from saccade.gateway.workers.dispatch import Dispatcher, Prompt
+from saccade.gateway.workers.dispatch import Dispatcher
 from saccade.gateway.workers.pool import WorkerPool
+from saccade.gateway.workers.prompt import Prompt
 from saccade.gateway.workers.report import route_report
 from saccade.identity.blocks import MediaRun
 from saccade.protocol.request import SamplingParams

@@ -5,7 +5,7 @@ import logging
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Mapping, Sequence, Set
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,19 +15,18 @@ from typing import TypeVar
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from saccade.errors import InternalError, RequestError, UnsupportedParameter, WorkerFailed, WorkerUnavailable
+from saccade.errors import InternalError, WorkerFailed, WorkerUnavailable
 from saccade.fair_queue import FairQueue
 from saccade.gateway.config import DEFAULT_LIMITS, DispatchLimits, RoutingSettings
-from saccade.gateway.tenants.account import EVERYBODY, Tenant
 from saccade.gateway.workers.decision_metrics import DecisionMetrics
-from saccade.gateway.workers.pool import Model, Worker, WorkerPool, refusal, takes_chats_only
+from saccade.gateway.workers.pool import Model, Worker, WorkerPool, takes_chats_only
 from saccade.gateway.workers.prefill_decode import Pair, first_workers, partners
-from saccade.identity.blocks import MediaRun, block_key, root_key
+from saccade.gateway.workers.prompt import Prompt, takers_of
+from saccade.identity.blocks import block_key, root_key
 from saccade.protocol.chat import ChatPrompt
 from saccade.protocol.engine_load import Load
-from saccade.protocol.media import MediaItem, Span
-from saccade.protocol.request import MAX_NUM_SAMPLES, EngineRequest, MediaPixels, SamplingParams
-from saccade.protocol.request_traits import RequestTraits
+from saccade.protocol.media import MediaItem
+from saccade.protocol.request import MAX_NUM_SAMPLES, EngineRequest, MediaPixels
 from saccade.routing.index import BlockIndex, Partition
 from saccade.routing.lookup import LocalLookup, Lookup, LookupTarget, Overlap
 from saccade.routing.prompt_keys import PromptKeys
@@ -46,42 +45,11 @@ AFFINITY_TOKENS = 256
 """consistent_hash hashes the first image; without one, this many tokens of the prompt's beginning."""
 
 
-ONE_TOKEN = SamplingParams(max_tokens=1)
-
 UNBOUNDED = 1 << 30
 """Places and rows at a worker without siblings."""
 
 ADVANCE_SECONDS = 1.0
 """How often waiting requests are checked. A breaker can open a place without an event."""
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """What the choice of a worker depends on: token ids, the places of images, and the tenant's *salt*.
-
-    The tokens of image i lie in spans[i]; *runs* are the same spans in prompt order. *reads_cache* is False if the
-    worker must compute the whole prompt, whatever it holds. *sampling* draws *num_samples* answers. *needs_token_ids*
-    is the error if only workers that take chats are left, None if those can serve it; *needs_grammars* is the same for
-    workers that cannot enforce grammars. The request waits in the queue of *tenant*.
-    """
-
-    token_ids: list[int]
-    runs: tuple[MediaRun, ...] = ()
-    salt: bytes = b""
-    spans: tuple[tuple[Span, ...], ...] = ()
-    reads_cache: bool = True
-    num_samples: int = 1
-    needs_token_ids: RequestError | None = None
-    sampling: SamplingParams = ONE_TOKEN
-    needs_grammars: RequestError | None = None
-    tenant: Tenant = EVERYBODY
-
-    @property
-    def traits(self) -> RequestTraits:
-        """What a worker may refuse the prompt for."""
-        return RequestTraits(
-            len(self.token_ids), self.sampling, self.num_samples, bool(self.runs), self.salt, self.needs_token_ids
-        )
 
 
 @dataclass(frozen=True)
@@ -376,7 +344,7 @@ class Dispatcher:
         workers = [worker for worker in model.workers if worker.url not in excluded]
         if not workers:
             raise WorkerUnavailable("No other worker of the model is ready; try again shortly.")
-        workers = _takers(workers, prompt)
+        workers = takers_of(workers, prompt)
         takers: Sequence[Worker] = workers
         if len(model.workers) > 1:
             now = time.monotonic()
@@ -453,42 +421,9 @@ class Dispatcher:
             self._worker_pool.release(slots)
 
 
-def media_runs(images: Iterable[tuple[bytes, Sequence[Span]]]) -> tuple[MediaRun, ...]:
-    """Return the runs of a prompt's images, (content hash, spans) each, in prompt order."""
-    runs = []
-    for content_hash, spans in images:
-        offset = 0
-        for span in spans:
-            runs.append(MediaRun(span.start, span.length, content_hash, offset))
-            offset += span.length
-    return tuple(sorted(runs, key=lambda run: run.start))
-
-
 def _num_computed(worker: Worker) -> int:
     """Return how many samples *worker* computes at a time."""
     return worker.description.max_num_seqs if worker.description else 1
-
-
-def _takers(workers: Sequence[Worker], prompt: Prompt) -> list[Worker]:
-    """Return those of *workers* that can serve *prompt*. Raises the first worker's refusal if none can."""
-    traits = prompt.traits
-    refusals = [refusal(worker, traits) or _refusal_of_masks(worker, prompt) for worker in workers]
-    takers = [worker for worker, error in zip(workers, refusals, strict=True) if error is None]
-    if not takers and refusals[0] is not None:
-        raise refusals[0]
-    return takers
-
-
-def _refusal_of_masks(worker: Worker, prompt: Prompt) -> RequestError | None:
-    takes_grammars = worker.description is not None and worker.description.takes_grammars
-    takes_budgets = worker.description is not None and worker.description.takes_thinking_budgets
-    if prompt.needs_grammars is not None and not takes_grammars:
-        return prompt.needs_grammars
-    if prompt.sampling.thinking_budget is not None and not takes_budgets:
-        return UnsupportedParameter(
-            "`thinking_token_budget` is not served by this model's workers; leave it out.", "thinking_token_budget"
-        )
-    return None
 
 
 def _option(worker: Worker, model: Model, salt: bytes) -> Option:

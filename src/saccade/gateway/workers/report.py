@@ -5,8 +5,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from saccade.gateway.workers.dispatch import Preview, Prompt
+from saccade.gateway.workers.dispatch import Preview
 from saccade.gateway.workers.pool import Worker, WorkerPool, refusal
+from saccade.gateway.workers.prompt import Prompt
 from saccade.gateway.workers.shared_index import CacheView, exactness
 from saccade.protocol.description import Role
 from saccade.protocol.engine_load import Load
