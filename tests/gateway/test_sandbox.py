@@ -2,8 +2,10 @@
 
 import asyncio
 import ctypes
+import errno
 import json
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tables import table
 
 from saccade.gateway import confinement
 from saccade.gateway.images.decode_pool import server as media_server
@@ -81,6 +84,10 @@ def found(process: DecodeProcess, code: str, slot: Slot | None = None) -> Any:
 
 TRY = """
 import ctypes, os, resource, signal, socket
+libc = ctypes.CDLL(None, use_errno=True)
+def call(number, *arguments):
+    if libc.syscall(number, *arguments) < 0:
+        raise OSError(ctypes.get_errno(), "")
 def outcome(attempt):
     try:
         return repr(attempt())
@@ -105,6 +112,74 @@ ATTEMPTS = {
     "a child": "os.fork()",
     "a program": "os.execv('/bin/true', ['true'])",
 }
+CALLS = {
+    "a letter typed into a terminal": "16, 2, 0x5412, b'x'",  # TIOCSTI
+    "a selection pasted into a console": "16, 2, 0x541C, bytes([3, 0])",  # TIOCLINUX
+    "a terminal of its own": "16, 2, 0x540E, 0",  # TIOCSCTTY
+    "signals of a descriptor": "16, 2, 0x5452, bytes([1, 0, 0, 0])",  # FIOASYNC
+    "the owner of a descriptor": "16, 2, 0x8901, bytes(4)",  # FIOSETOWN
+    "the owner of a socket": "16, 3, 0x8902, bytes(4)",  # SIOCSPGRP
+    "the owner of a file": "72, 2, 8, {gateway}",  # F_SETOWN
+    "the owner of a file by its kind": "72, 2, 15, bytes(8)",  # F_SETOWN_EX
+    "the signal of a file": "72, 2, 10, 9",  # F_SETSIG
+    "the flags of a file": "72, 2, 4, 0x2000",  # F_SETFL, O_ASYNC
+    "notices of a folder": "72, 2, 1026, 1",  # F_NOTIFY
+    "a lease": "72, 2, 1024, 0",  # F_SETLEASE
+    "a signal to a thread of the gateway": "234, {gateway}, {gateway}, 6",
+    "a signal to any thread": "200, {gateway}, 6",
+    "a signal with a value": "129, {gateway}, 6, bytes(128)",
+    "the gateway as a descriptor": "434, {gateway}, 0",
+    "a descriptor of the gateway": "438, 0, 0, 0",
+    "a signal by a descriptor": "424, 0, 9, 0, 0",
+    "reading the gateway": "310, {gateway}, bytes(16), 1, bytes(16), 1, 0",
+    "writing to the gateway": "311, {gateway}, bytes(16), 1, bytes(16), 1, 0",
+    "tracing the gateway": "101, 16, {gateway}, 0, 0",
+    "comparing with the gateway": "312, {gateway}, {gateway}, 0, 0, 0",
+    "advice to the gateway": "440, 0, bytes(16), 1, 4, 0",
+    "limits of the gateway": "302, {gateway}, 7, 0, bytes(16)",
+    "new limits of its own": "302, 0, 7, bytes(16), 0",
+    "the gateway's priority": "141, 0, {gateway}, 0",
+    "the gateway's input and output": "251, 1, {gateway}, 0",
+    "the gateway's cores": "203, {gateway}, 8, bytes([1, 0, 0, 0, 0, 0, 0, 0])",
+    "the gateway's scheduling": "144, {gateway}, 0, bytes(4)",
+    "a key": "248, b'user', b'saccade', b'x', 1, -3",
+    "a keyring": "250, 0, -3, 1",
+    "page faults": "323, 0",
+    "a ring of calls": "425, 1, bytes(120)",
+    "a program in the kernel": "321, 0, bytes(72), 72",
+    "performance events": "298, bytes(128), 0, -1, -1, 0",
+    "a file in memory": "319, b'x', 0",
+    "a secret file": "447, 0",
+    "a program by a descriptor": "322, 2, b'', 0, 0, 0x1000",
+    "messages": "68, 1, 0o1600",
+    "semaphores": "64, 1, 1, 0o1600",
+    "shared memory": "29, 1, 4096, 0o1600",
+    "shared memory of others": "30, 0, 0, 0",
+    "a queue": "240, b'saccade', 0o102, 0o600, 0",
+    "an attribute": "188, b'/tmp', b'user.x', b'1', 1, 0",
+    "an attribute of a descriptor": "190, 2, b'user.x', b'1', 1, 0",
+    "the times of a file": "280, -100, b'/tmp', 0, 0",
+    "notices of files": "253",
+    "notices of all files": "300, 0, 0",
+    "another personality": "135, 0x0400000",
+    "a mount": "165, b'none', b'/tmp', b'tmpfs', 0, 0",
+    "a file system": "430, b'tmpfs', 0",
+    "a namespace": "272, 0x10000000",
+    "another's namespace": "308, 0, 0",
+    "another root": "161, b'/tmp'",
+    "another folder": "80, b'/tmp'",
+    "a thread": "56, 0x10900, 0, 0, 0, 0",
+    "its own end of the trace of its parent": "157, 1, 0, 0, 0, 0",  # PR_SET_PDEATHSIG
+    "capabilities": "126, bytes(8), bytes(24)",
+    "another user": "105, 1",
+    "a second filter": "317, 1, 0, bytes(16)",
+    "a module of the kernel": "175, 0, 0, b''",
+    "another kernel": "246, 0, 0, 0, 0",
+    "another name of the machine": "170, b'x', 1",
+    "another clock": "227, 0, bytes(16)",
+    "memory with code": "9, 0, 4096, 5, 0x22, -1, 0",
+}
+"""System calls of x86_64 that no decoder makes: number and arguments."""
 
 
 @pytest.mark.parametrize("attempt", ATTEMPTS.values(), ids=ATTEMPTS.keys())
@@ -113,6 +188,28 @@ def test_code_in_a_decode_process_reaches_nothing(process: DecodeProcess, slots:
     code = attempt.format(gateway=os.getpid(), other=other.ref.name)
     assert found(process, f"{TRY}found = outcome(lambda: {code})", own) in DENIED
     assert (FOLDER / other.ref.name).exists()
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the numbers are those of x86_64")
+@table("arguments", CALLS.values(), ids=CALLS)
+def test_code_in_a_decode_process_calls_nothing_else(process: DecodeProcess, arguments: str) -> None:  # F6
+    code = arguments.format(gateway=os.getpid())
+    assert found(process, f"{TRY}found = outcome(lambda: call({code}))") == errno.EPERM
+
+
+def test_process_has_its_own_session_and_no_terminal(process: DecodeProcess) -> None:
+    assert os.getsid(process.pid) == process.pid
+    kinds = [os.readlink(f"/proc/{process.pid}/fd/{number}").partition(":")[0] for number in range(3)]
+    assert kinds == [os.devnull, "pipe", "pipe"]
+
+
+def test_process_has_no_capability(process: DecodeProcess) -> None:
+    lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    sets = {name: int(value, 16) for name, _, value in (line.partition(":") for line in lines) if name[:3] == "Cap"}
+    if os.geteuid() != 0:
+        sets.pop("CapBnd")
+    assert len(sets) >= 4
+    assert set(sets.values()) == {0}
 
 
 def test_process_writes_to_the_slot_of_its_job(process: DecodeProcess, slots: SlotPool) -> None:  # A7
@@ -223,6 +320,7 @@ def test_each_measure_by_itself(without: str, holds: set[str], denied: set[str])
     said = json.loads(result.stdout)
     measures = set(said.pop("holds"))
     abi = landlock_abi()
+    holds |= {"no_capabilities"}
     assert measures == (holds if abi else holds - {"landlock"})
     if "seccomp" not in measures:
         # What is left is Landlock's, as far as this kernel has it.

@@ -1,8 +1,9 @@
 """Confines a process that reads hostile bytes: no files, no sockets, no other processes, no secrets.
 
-Decode processes and LimitedChild use it. Each starts with an environment from an allow-list, and calls confine() after
-its imports. Every measure works without privileges, and any may be missing, in an old kernel or in a container that
-forbids it; confine() returns the measures in force. The limits on memory, files and core dumps always apply.
+Decode processes and LimitedChild use it. Each starts with an environment from an allow-list, in a session of its own
+and without the gateway's terminal, and calls confine() after its imports. Every measure works without privileges, and
+any may be missing, in an old kernel or in a container that forbids it; confine() returns the measures in force. The
+limits on memory, files and core dumps always apply.
 """
 
 import ctypes
@@ -12,10 +13,21 @@ import struct
 import sys
 from collections.abc import Iterable, Mapping
 
-from saccade.gateway.seccomp import OPENING, restrict
+from saccade.gateway.seccomp import restrict
 
-NO_NEW_PRIVILEGES, LANDLOCK, SECCOMP = "no_new_privs", "landlock", "seccomp"
-MEASURES = (NO_NEW_PRIVILEGES, LANDLOCK, SECCOMP)
+NO_NEW_PRIVILEGES, NO_CAPABILITIES, LANDLOCK, SECCOMP = "no_new_privs", "no_capabilities", "landlock", "seccomp"
+LEFT_OPEN = {
+    NO_NEW_PRIVILEGES: "a decode process is confined by limits only",
+    NO_CAPABILITIES: "a decode process keeps the gateway's capabilities",
+    LANDLOCK: "the trial of a model or a grammar can read every file of the gateway's user",
+    SECCOMP: (
+        "a decode process can make sockets and processes, signal processes of the gateway's user where Landlock has no "
+        "scopes (before Linux 6.12), and make every other system call"
+    ),
+}
+"""What a process can do if a measure is missing and the others hold."""
+
+MEASURES = tuple(LEFT_OPEN)
 ALLOWED_VARIABLES = frozenset(
     (
         "PATH", "HOME", "USER", "LANG", "LANGUAGE", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "PYTHONPATH",
@@ -38,6 +50,12 @@ MAX_OPEN_FILES = 16
 """Standard streams, the connection, one slot, and some to spare."""
 
 PR_SET_NO_NEW_PRIVS = 38
+PR_CAPBSET_READ, PR_CAPBSET_DROP = 23, 24
+PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
+CAPABILITY_VERSION_3 = 0x20080522
+CAPABILITY_SETS = struct.Struct("=6I")
+"""Effective, permitted and inheritable, of the first 32 capabilities and of the rest (capset(2))."""
+
 LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
 LANDLOCK_PATH_BENEATH = 1
 LANDLOCK_READ_RIGHTS = 1 << 2 | 1 << 3
@@ -78,9 +96,24 @@ def confine(memory_bytes: int, may_import: bool = False) -> tuple[str, ...]:
     holds = {
         NO_NEW_PRIVILEGES: True,
         LANDLOCK: _landlock(libc, readable),
-        SECCOMP: restrict(OPENING if may_import else frozenset()),
+        NO_CAPABILITIES: _drop_capabilities(libc),
+        # Last, because it refuses the calls of all others.
+        SECCOMP: restrict(may_import),
     }
     return tuple(measure for measure in MEASURES if holds[measure])
+
+
+def _drop_capabilities(libc: ctypes.CDLL) -> bool:
+    """Empty all sets of capabilities, which root has; return whether the kernel did."""
+    capability = 0
+    while libc.prctl(PR_CAPBSET_READ, capability, 0, 0, 0) >= 0:
+        # Without a capability this is refused, and changes nothing: no_new_privs bars what the set allows.
+        libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
+        capability += 1
+    libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+    # The process 0 is this one.
+    header, none = struct.pack("=Ii", CAPABILITY_VERSION_3, 0), bytes(CAPABILITY_SETS.size)
+    return bool(libc.capset(header, none) == 0)
 
 
 def _module_folders() -> list[str]:
@@ -88,9 +121,14 @@ def _module_folders() -> list[str]:
     return [folder for folder in (sys.prefix, sys.base_prefix, *sys.path[1:]) if os.path.isdir(folder)]
 
 
+def landlock_abi(libc: ctypes.CDLL) -> int:
+    """Return the version of this kernel's Landlock; less than 1 if it has none."""
+    return int(libc.syscall(LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), LANDLOCK_VERSION_FLAG))
+
+
 def _landlock(libc: ctypes.CDLL, readable: Iterable[str]) -> bool:
     """Deny everything that this kernel's Landlock covers, except reading below *readable*; return whether it did."""
-    abi = libc.syscall(LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), LANDLOCK_VERSION_FLAG)
+    abi = landlock_abi(libc)
     if abi < 1:
         return False
     files = max(rights for since, rights in LANDLOCK_FILE_RIGHTS.items() if since <= abi)

@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
+from saccade.gateway.child_lines import log_lines
 from saccade.gateway.confinement import confine, environment
 
 T = TypeVar("T")
@@ -43,7 +44,8 @@ class LimitedChild:
 
     Native code can use a core without end, take gigabytes for a file of kilobytes, or crash its process, and a thread
     cannot be stopped. So a child first tries the input of two tasks: the files of a model and the grammar of a request.
-    It reads its limits and its task as one message from standard input, and writes its result to standard output.
+    It reads its limits and its task as one message from standard input, and writes its result to standard output. What
+    it writes to standard error is logged.
     """
 
     def __init__(self, module: str, task: object, limits: ChildLimits) -> None:
@@ -60,8 +62,9 @@ class LimitedChild:
 
     def run(self, wait_seconds: float, max_bytes: int) -> Ending:
         """Block until the child has ended, has written *max_bytes*, or *wait_seconds* have passed; then kill it."""
+        errors, logging = log_lines(self._module)
         descriptor = os.memfd_create("saccade-child-task")
-        with open(descriptor, "wb") as file:
+        with open(descriptor, "wb") as file, open(errors, "wb"):
             file.write(self._message)
             file.flush()
             os.lseek(descriptor, 0, os.SEEK_SET)
@@ -69,7 +72,9 @@ class LimitedChild:
                 [sys.executable, "-m", self._module],
                 stdin=descriptor,
                 stdout=subprocess.PIPE,
+                stderr=errors,
                 env=environment(os.environ),
+                start_new_session=True,
             )
         with process:
             self._process = process
@@ -81,6 +86,7 @@ class LimitedChild:
                 was_killed = process.poll() == -signal.SIGKILL and not self.is_stopped
             finally:
                 process.kill()
+        logging.join()
         return Ending(output, process.returncode, in_time, was_killed)
 
 
@@ -105,6 +111,8 @@ def _output_of(process: subprocess.Popen[bytes], end: float, max_bytes: int) -> 
 def begin(kind: type[T]) -> tuple[ChildLimits, T]:
     """Return the limits and the task of this child, and confine it; all its modules must be imported."""
     limits, task = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=tuple[ChildLimits, kind])  # type: ignore[valid-type]
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), sys.stdin.fileno())
     seconds = math.ceil(limits.seconds)
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     # Libraries load more of their parts at first use.

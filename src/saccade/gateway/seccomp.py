@@ -1,72 +1,145 @@
-"""The filter of system calls of a confined process.
+"""The filter of system calls of a confined process: it allows listed calls only, some of them by their arguments.
 
-It is a short BPF program (seccomp(2), linux/filter.h) that compares the call's number with each refused one. A refused
-call returns EPERM, so that a library can fall back. All other calls are allowed: a list of allowed calls would break
-with every new version of a C library. To refuse one more call, add it to REFUSED with its numbers on both architectures
-(arch/x86/entry/syscalls and asm-generic/unistd.h in the kernel's sources).
+A list of refused calls forgets: the kernel gets new calls, and old ones take new commands. So calls are allowed by
+name. DECODING has the calls that decoders make once they are loaded, IMPORTING those by which Python and the loader of
+libraries read more of their files. `strace -f` shows the calls of a new release of a library. To allow one more, add it
+with its numbers on both architectures (arch/x86/entry/syscalls and asm-generic/unistd.h in the kernel's sources).
+
+A call that is not allowed returns an error and does not end the process, because libraries try calls and fall back:
+
+- EPERM is the answer for a call that the list leaves out.
+- ENOSYS, as on an older kernel, is the answer for the calls in PROBED and for calls newer than this list. A C library
+  takes EPERM for these as the result, but after ENOSYS makes an older call, which the filter judges by itself.
+
+The filter is a BPF program (seccomp(2), linux/filter.h).
 """
 
 import ctypes
 import errno
+import fcntl
+import mmap
+import os
 import platform
+import signal
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 PR_SET_SECCOMP = 22
 SECCOMP_MODE_FILTER = 2
 ALLOW = 0x7FFF0000
-REFUSE = 0x00050000 | errno.EPERM
-LOAD_WORD, JUMP_IF_EQUAL, JUMP_IF_AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06
-NUMBER_OFFSET, ARCHITECTURE_OFFSET = 0, 4
+ERROR = 0x00050000
+"""The call fails with the error number in the lower bits."""
+
+LOAD_WORD, JUMP_IF_EQUAL, JUMP_IF_AT_LEAST, JUMP_IF_ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+NUMBER_OFFSET, ARCHITECTURE_OFFSET, ARGUMENTS_OFFSET = 0, 4, 16
 FIRST_X32_CALL = 0x40000000
 INSTRUCTION = struct.Struct("=HBBI")
 ABSENT = -1
-REFUSED: dict[str, tuple[int, int]] = {
-    # Files by name.
-    "open": (2, ABSENT), "creat": (85, ABSENT), "openat": (257, 56), "openat2": (437, 437),
-    "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265), "memfd_create": (319, 279),
-    "truncate": (76, 45), "ftruncate": (77, 46), "rename": (82, ABSENT), "renameat": (264, 38),
-    "renameat2": (316, 276), "mkdir": (83, ABSENT), "mkdirat": (258, 34), "rmdir": (84, ABSENT),
-    "link": (86, ABSENT), "linkat": (265, 37), "unlink": (87, ABSENT), "unlinkat": (263, 35),
-    "symlink": (88, ABSENT), "symlinkat": (266, 36), "mknod": (133, ABSENT), "mknodat": (259, 33),
-    "chmod": (90, ABSENT), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452),
-    "chown": (92, ABSENT), "fchown": (93, 55), "lchown": (94, ABSENT), "fchownat": (260, 54),
-    # Sockets and other ways to another process.
-    "socket": (41, 198), "socketpair": (53, 199), "connect": (42, 203), "bind": (49, 200), "listen": (50, 201),
-    "accept": (43, 202), "accept4": (288, 242), "shmget": (29, 194), "shmctl": (31, 195), "shmat": (30, 196),
-    "msgget": (68, 186), "semget": (64, 190), "mq_open": (240, 180),
-    # Other programs, and more processes or threads.
-    "execve": (59, 221), "execveat": (322, 281), "fork": (57, ABSENT), "vfork": (58, ABSENT), "clone": (56, 220),
-    "clone3": (435, 435),
-    # Acting on another process.
-    "kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131), "rt_sigqueueinfo": (129, 138),
-    "rt_tgsigqueueinfo": (297, 240), "pidfd_open": (434, 434), "pidfd_getfd": (438, 438),
-    "pidfd_send_signal": (424, 424), "ptrace": (101, 117), "process_vm_readv": (310, 270),
-    "process_vm_writev": (311, 271), "process_madvise": (440, 440), "kcmp": (312, 272), "prlimit64": (302, 261),
-    "setpriority": (141, 140), "ioprio_set": (251, 30), "sched_setparam": (142, 118),
-    "sched_setscheduler": (144, 119), "sched_setaffinity": (203, 122), "sched_setattr": (314, 274),
-    "migrate_pages": (256, 238), "move_pages": (279, 239),
-    # Broad interfaces of the kernel. Calls through io_uring bypass the filter.
-    "io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427),
-    "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282), "add_key": (248, 217),
-    "request_key": (249, 218), "keyctl": (250, 219), "unshare": (272, 97), "setns": (308, 268),
-    "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41), "chroot": (161, 51),
-    "open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430),
-}  # fmt: skip
-"""Name of the call: its number on x86_64, its number on aarch64."""
+Numbers = tuple[int, int]
+"""The number of a call on x86_64, and on aarch64."""
 
-OPENING = frozenset(("open", "openat", "openat2"))
+DECODING: dict[str, Numbers] = {
+    # Memory.
+    "mmap": (9, 222), "mprotect": (10, 226), "munmap": (11, 215), "mremap": (25, 216), "madvise": (28, 233),
+    "brk": (12, 214),
+    # Open descriptors: the connection, the slot, the pipe to the log.
+    "read": (0, 63), "write": (1, 64), "readv": (19, 65), "writev": (20, 66), "pread64": (17, 67),
+    "pwrite64": (18, 68), "lseek": (8, 62), "close": (3, 57), "fstat": (5, 80), "newfstatat": (262, 79),
+    "fcntl": (72, 25), "recvfrom": (45, 207), "recvmsg": (47, 212), "sendto": (44, 206), "poll": (7, ABSENT),
+    "ppoll": (271, 73),
+    # Time, locks, random numbers.
+    "clock_gettime": (228, 113), "clock_getres": (229, 114), "gettimeofday": (96, 169), "time": (201, ABSENT),
+    "nanosleep": (35, 101), "clock_nanosleep": (230, 115), "restart_syscall": (219, 128), "futex": (202, 98),
+    "sched_yield": (24, 124), "getrandom": (318, 278),
+    # The process itself, its signals and its end.
+    "rt_sigaction": (13, 134), "rt_sigprocmask": (14, 135), "rt_sigreturn": (15, 139), "sigaltstack": (131, 132),
+    "tgkill": (234, 131), "getpid": (39, 172), "gettid": (186, 178), "sched_getaffinity": (204, 123),
+    "getcpu": (309, 168), "sysinfo": (99, 179), "prlimit64": (302, 261), "getrlimit": (97, 163), "exit": (60, 93),
+    "exit_group": (231, 94),
+}  # fmt: skip
+"""What a process may call that opens nothing more. newfstatat also tells the size and times of a file by its name."""
+
+IMPORTING: dict[str, Numbers] = {
+    "open": (2, ABSENT), "openat": (257, 56), "getdents64": (217, 61), "stat": (4, ABSENT), "lstat": (6, ABSENT),
+    "statx": (332, 291), "access": (21, ABSENT), "faccessat": (269, 48), "readlink": (89, ABSENT),
+    "readlinkat": (267, 78), "getcwd": (79, 17), "fadvise64": (221, 223), "uname": (63, 160), "getuid": (102, 174),
+    "geteuid": (107, 175), "getgid": (104, 176), "getegid": (108, 177),
+}  # fmt: skip
+"""What a process that may import calls besides."""
+
+PROBED: dict[str, Numbers] = {"rseq": (334, 293), "clone3": (435, 435), "faccessat2": (439, 439)}
+NEWEST_KNOWN = 470
+"""The last number of a call that this list knows; from 424 on, all architectures have the same numbers."""
+
+FILE_COMMANDS = (fcntl.F_DUPFD, fcntl.F_DUPFD_CLOEXEC, fcntl.F_GETFD, fcntl.F_SETFD, fcntl.F_GETFL)
+"""None that sets an owner or a signal: by these the kernel would signal other processes."""
+
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 
 @dataclass(frozen=True)
-class _Architecture:
-    """*audit* is the kernel's constant for the architecture of a call; *column* is its place in REFUSED."""
+class Architecture:
+    """*audit* is the kernel's constant for the architecture of a call; *column* is its place in Numbers."""
 
     audit: int
     column: int
 
 
-ARCHITECTURES = {"x86_64": _Architecture(0xC000003E, 0), "aarch64": _Architecture(0xC00000B7, 1)}
+ARCHITECTURES = {"x86_64": Architecture(0xC000003E, 0), "aarch64": Architecture(0xC00000B7, 1)}
+
+
+class Instruction(NamedTuple):
+    """struct sock_filter: a jump skips *if_true* or *if_false* instructions."""
+
+    code: int
+    if_true: int
+    if_false: int
+    value: int
+
+
+@dataclass(frozen=True)
+class Among:
+    """Half an argument of a call is one of *values*. The kernel reads numbers of 32 bits from the lower half."""
+
+    argument: int
+    values: tuple[int, ...]
+    is_upper: bool = False
+
+    def instructions(self) -> list[Instruction]:
+        """Return the instructions that refuse the call if this does not hold."""
+        count = len(self.values)
+        tests = [Instruction(JUMP_IF_EQUAL, count - index, 0, value) for index, value in enumerate(self.values)]
+        return [_argument(self.argument, self.is_upper), *tests, _failing(errno.EPERM)]
+
+
+@dataclass(frozen=True)
+class Without:
+    """The lower half of an argument has none of *bits*."""
+
+    argument: int
+    bits: int
+
+    def instructions(self) -> list[Instruction]:
+        """Return the instructions that refuse the call if this does not hold."""
+        return [_argument(self.argument), *_if(JUMP_IF_ANY_BIT, self.bits, [_failing(errno.EPERM)])]
+
+
+def conditions(process: int, may_import: bool) -> Mapping[str, tuple[Among | Without, ...]]:
+    """Return what must hold of the arguments of calls by *process*, the id of the process itself."""
+    no_code = () if may_import else (Without(2, mmap.PROT_EXEC),)
+    return {
+        "fcntl": (Among(1, FILE_COMMANDS),),
+        # A library's abort() ends this process, and tells the gateway so. No other thread or process gets a signal.
+        "tgkill": (Among(0, (process,)), Among(2, (signal.SIGABRT,))),
+        # To read its own limits: the new limit is a null pointer.
+        "prlimit64": (Among(0, (0, process)), Among(2, (0,)), Among(2, (0,), is_upper=True)),
+        "mmap": no_code,
+        "mprotect": no_code,
+        "open": (Without(1, WRITING),),
+        "openat": (Without(2, WRITING),),
+    }
 
 
 class _Program(ctypes.Structure):
@@ -75,34 +148,52 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
 
 
-def restrict(allowed: frozenset[str] = frozenset()) -> bool:
-    """Install the filter in this process for good, except for the calls *allowed*; return whether the kernel took it.
+def restrict(may_import: bool = False) -> bool:
+    """Install the filter in this process for good; return whether the kernel took it.
 
-    The process must have no_new_privs.
+    The process must have no_new_privs, and one thread.
     """
     architecture = ARCHITECTURES.get(platform.machine())
     if architecture is None:
         return False
-    content = program(architecture, allowed)
+    content = program(architecture, os.getpid(), may_import)
     filter_program = _Program(len(content) // INSTRUCTION.size, content)
     libc = ctypes.CDLL(None, use_errno=True)
     return bool(libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(filter_program), 0, 0) == 0)
 
 
-def program(architecture: _Architecture, allowed: frozenset[str]) -> bytes:
-    """Return the BPF program for *architecture*: one comparison for each call that is refused and not *allowed*."""
-    listed = (entry[architecture.column] for name, entry in REFUSED.items() if name not in allowed)
-    numbers = [number for number in listed if number != ABSENT]
-    comparisons = [(JUMP_IF_AT_LEAST, FIRST_X32_CALL), *((JUMP_IF_EQUAL, number) for number in numbers)]
-    refuse = len(comparisons) + 1
-    return b"".join(
-        (
-            INSTRUCTION.pack(LOAD_WORD, 0, 0, ARCHITECTURE_OFFSET),
-            # Numbers of another architecture mean other calls.
-            INSTRUCTION.pack(JUMP_IF_EQUAL, 0, refuse + 1, architecture.audit),
-            INSTRUCTION.pack(LOAD_WORD, 0, 0, NUMBER_OFFSET),
-            *(INSTRUCTION.pack(code, refuse - 1 - index, 0, value) for index, (code, value) in enumerate(comparisons)),
-            INSTRUCTION.pack(RETURN, 0, 0, ALLOW),
-            INSTRUCTION.pack(RETURN, 0, 0, REFUSE),
-        )
-    )
+def program(architecture: Architecture, process: int, may_import: bool) -> bytes:
+    """Return the BPF program for *architecture*: a test for each allowed call, then its conditions."""
+    required = conditions(process, may_import)
+    calls = DECODING | IMPORTING if may_import else DECODING
+    instructions = [
+        Instruction(LOAD_WORD, 0, 0, ARCHITECTURE_OFFSET),
+        # Numbers of another architecture mean other calls.
+        Instruction(JUMP_IF_EQUAL, 1, 0, architecture.audit),
+        _failing(errno.EPERM),
+        Instruction(LOAD_WORD, 0, 0, NUMBER_OFFSET),
+        *_if(JUMP_IF_AT_LEAST, FIRST_X32_CALL, [_failing(errno.EPERM)]),
+        *_if(JUMP_IF_AT_LEAST, NEWEST_KNOWN + 1, [_failing(errno.ENOSYS)]),
+    ]
+    for numbers in PROBED.values():
+        instructions += _if(JUMP_IF_EQUAL, numbers[architecture.column], [_failing(errno.ENOSYS)])
+    for name, numbers in calls.items():
+        if numbers[architecture.column] != ABSENT:
+            checks = [one for condition in required.get(name, ()) for one in condition.instructions()]
+            allowed = [*checks, Instruction(RETURN, 0, 0, ALLOW)]
+            instructions += _if(JUMP_IF_EQUAL, numbers[architecture.column], allowed)
+    instructions.append(_failing(errno.EPERM))
+    return b"".join(INSTRUCTION.pack(*instruction) for instruction in instructions)
+
+
+def _if(jump: int, value: int, then: list[Instruction]) -> list[Instruction]:
+    return [Instruction(jump, 0, len(then), value), *then]
+
+
+def _failing(error: int) -> Instruction:
+    return Instruction(RETURN, 0, 0, ERROR | error)
+
+
+def _argument(number: int, is_upper: bool = False) -> Instruction:
+    # Both architectures are little-endian, so the lower half stands first.
+    return Instruction(LOAD_WORD, 0, 0, ARGUMENTS_OFFSET + 8 * number + 4 * is_upper)

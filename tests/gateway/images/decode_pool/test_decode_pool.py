@@ -33,7 +33,7 @@ from saccade.errors import (
     StartupError,
 )
 from saccade.gateway.config import MediaSettings
-from saccade.gateway.confinement import MEASURES
+from saccade.gateway.confinement import LEFT_OPEN, MEASURES, SECCOMP
 from saccade.gateway.images.decode_pool.pool import DecodePool, PreparedImage, log_confinement
 from saccade.gateway.images.decode_pool.server import DecodeProcess, DecodeServer
 from saccade.media.decode import decode
@@ -295,6 +295,14 @@ async def test_start_warns_where_nothing_confines_the_processes() -> None:
     with structlog.testing.capture_logs() as lines:
         log_confinement(())
     assert [line["log_level"] for line in lines] == ["warning"]
+
+
+@table("missing, level", [(measure, "warning" if measure == SECCOMP else "info") for measure in MEASURES])
+async def test_start_says_what_a_missing_measure_leaves_open(missing: str, level: str) -> None:
+    with structlog.testing.capture_logs() as lines:
+        log_confinement(tuple(measure for measure in MEASURES if measure != missing))
+    [line] = lines
+    assert (line["log_level"], line["missing"], line["left_open"]) == (level, [missing], [LEFT_OPEN[missing]])
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")

@@ -28,7 +28,7 @@ from saccade.errors import (
     from_code,
 )
 from saccade.gateway.config import MediaSettings
-from saccade.gateway.confinement import MEASURES
+from saccade.gateway.confinement import LEFT_OPEN, SECCOMP
 from saccade.gateway.images.decode_pool.job import (
     ImageAnswer,
     Job,
@@ -363,12 +363,14 @@ def _opened(ref: SlotRef | None) -> int | None:
 
 
 def log_confinement(measures: tuple[str, ...]) -> None:
-    """Log which *measures* confine the decode processes; warn if there are none."""
-    missing = [measure for measure in MEASURES if measure not in measures]
-    if measures:
-        _logger.info("decode processes are confined", by=list(measures), missing=missing)
-    else:
+    """Log which *measures* confine the decode processes, and what those that are missing leave open."""
+    if not measures:
         _logger.warning("decode processes are confined by limits only; the kernel or container allows no more")
+        return
+    missing = [measure for measure in LEFT_OPEN if measure not in measures]
+    log = _logger.warning if SECCOMP in missing else _logger.info
+    left_open = [LEFT_OPEN[measure] for measure in missing]
+    log("decode processes are confined", by=list(measures), missing=missing, left_open=left_open)
 
 
 def _ended_twice(job: Job) -> InvalidImage | InvalidVideo:

@@ -93,6 +93,7 @@ def fork_server(control: socket.socket) -> socket.socket | None:
         pid = os.fork()
         if pid == 0:
             _die_with(server)
+            os.setsid()
             control.close()
             return connection
         connection.close()

@@ -18,6 +18,7 @@ import msgspec
 from saccade.errors import Draining, SaccadeError, StartupError
 from saccade.fair_queue import FairQueue
 from saccade.gateway import confinement
+from saccade.gateway.child_lines import log_lines
 from saccade.gateway.images.decode_pool.job import PID, READY, Confinement, ImageAnswer, Job, SizeJob, frame
 from saccade.transport import framing
 
@@ -136,6 +137,7 @@ class DecodeServer:
         self._lock = threading.Lock()
         self._control: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._logging: threading.Thread | None = None
         self._stopped = False
         self._num_starts = 0
 
@@ -184,7 +186,7 @@ class DecodeServer:
             ready = b""
         if ready != READY:
             self._end()
-            raise StartupError("The decode server did not start; its own output says why.")
+            raise StartupError("The decode server did not start; the lines before say why.")
         ours.settimeout(FORK_SECONDS)
 
     def _spawn(self) -> socket.socket:
@@ -193,13 +195,17 @@ class DecodeServer:
         arguments = ["--fd", str(theirs.fileno()), "--memory-bytes", str(self._memory_bytes)]
         if self._pdf_font_folder is not None:
             arguments += ["--pdf-font-folder", self._pdf_font_folder]
+        output, self._logging = log_lines("decode processes")
         try:
-            with theirs:
+            with theirs, open(output, "wb"):
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", PROGRAM, *arguments],
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
                     env=confinement.environment(os.environ) | ENVIRONMENT,
+                    start_new_session=True,
                 )
         except OSError:
             ours.close()
@@ -240,6 +246,10 @@ class DecodeServer:
             self._process.kill()
             self._process.wait()
             self._process = None
+        if self._logging is not None:
+            # Its decode processes end with it. What it said last is then in the log, before what the gateway says.
+            self._logging.join(END_SECONDS)
+            self._logging = None
 
 
 SHARE_OF_VIDEOS = 0.5
