@@ -15,9 +15,9 @@ from saccade.gateway.body_bounds import (
     MAX_STRINGS,
     check_bounds,
     check_messages,
-    num_items,
 )
 from saccade.gateway.chat import CalledFunction, ChatMessage, ToolCall
+from saccade.json_counts import num_items
 
 URL = '"data:image/png;base64,'
 LARGE = MAX_BYTES_BESIDE_IMAGES + 1

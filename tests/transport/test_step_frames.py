@@ -1,16 +1,13 @@
 """A worker's frames of any content cost its gateway no more than their bytes, and the worker its own stream only."""
 
 import asyncio
-import gc
 import socket
-import tracemalloc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 import pytest
 from echo_worker import ask, tokens
+from floods import array, counted_bytes
 from fronts import DESCRIPTION, Front, talking
 from streams import generate
 from tables import table
@@ -35,12 +32,6 @@ MOST_BYTES = 8 * FRAME_BYTES
 packed = msgspec.msgpack.encode
 
 
-def array(item: bytes, num_bytes: int = FRAME_BYTES) -> bytes:
-    """An array of as many *item*s as there is room for."""
-    count = num_bytes // len(item)
-    return b"\xdd" + count.to_bytes(4, "big") + item * count
-
-
 def delta(name: bytes, **parts: bytes) -> bytes:
     """A TokenDelta of the request *name*, whose later fields are *parts*."""
     fields = {"tokens": b"\x90", "reason": b"\xc0", "cached": b"\0", "failure": b"\xc0", "index": b"\0"}
@@ -48,17 +39,17 @@ def delta(name: bytes, **parts: bytes) -> bytes:
     return b"\x98" + bytes((0xA0 | len(name),)) + name + b"".join(fields.values())
 
 
-LOAD = packed(Load(steps_by_tokens=(1,))).replace(b"\x91\1", array(b"\1"))
+LOAD = packed(Load(steps_by_tokens=(1,))).replace(b"\x91\1", array(b"\1", FRAME_BYTES))
 ENTRY = b"\x92\0\1"
 
 FRAMES = {
-    "empty deltas": [b"\x91" + array(b"\x92\xa0\x90")],
-    "empty deltas in a frame with many parts": [b"\xdc\0\x10" + array(b"\x92\xa0\x90") + b"\x90" * 15],
-    "log probabilities": [b"\x91\x91" + delta(b"r", logprobs=array(ENTRY))],
-    "log probabilities of the prompt": [b"\x91\x91" + delta(b"r", prompt_logprobs=array(ENTRY))],
-    "top ids": [b"\x91\x91" + delta(b"r", logprobs=b"\x91\x93\0\1" + array(b"\x01"))],
-    "released names": [b"\x92\x90" + array(b"\xa3abc")],
-    "questions": [b"\x94\x90\x90\xc0" + array(b"\x92\xa0\x90")],
+    "empty deltas": [b"\x91" + array(b"\x92\xa0\x90", FRAME_BYTES)],
+    "empty deltas in a frame with many parts": [b"\xdc\0\x10" + array(b"\x92\xa0\x90", FRAME_BYTES) + b"\x90" * 15],
+    "log probabilities": [b"\x91\x91" + delta(b"r", logprobs=array(ENTRY, FRAME_BYTES))],
+    "log probabilities of the prompt": [b"\x91\x91" + delta(b"r", prompt_logprobs=array(ENTRY, FRAME_BYTES))],
+    "top ids": [b"\x91\x91" + delta(b"r", logprobs=b"\x91\x93\0\1" + array(b"\x01", FRAME_BYTES))],
+    "released names": [b"\x92\x90" + array(b"\xa3abc", FRAME_BYTES)],
+    "questions": [b"\x94\x90\x90\xc0" + array(b"\x92\xa0\x90", FRAME_BYTES)],
     "a load with many counts": [b"\x93\x90\x90" + LOAD],
     "a frame that is too long": [bytes(5 << 20)],
     "deltas of nobody, in many frames": [b"\x91" + array(b"\x92\xa0\x90", 900)] * 9,
@@ -80,18 +71,6 @@ class Flooding(Front):
             last = StepFrame([TokenDelta(command.request_id, [1], FinishReason.LENGTH)])
             for frame in (*frames, packed(last)):
                 connection.send(frame)
-
-
-@contextmanager
-def counted_bytes() -> Iterator[Callable[[], int]]:
-    """Yield what returns the most bytes that Python's objects have taken since, with the collector off."""
-    gc.disable()
-    tracemalloc.start()
-    try:
-        yield lambda: tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-        gc.enable()
 
 
 def address(over: str, folder: Path) -> str:
@@ -119,8 +98,8 @@ def described(field: bytes, empty: bytes, value: bytes) -> bytes:
 
 MANY_FILES = b"".join(b"\xa5%05d\xc4\0" % number for number in range(1 << 16))
 DESCRIPTIONS = {
-    "aliases": described(b"\xa7aliases", b"\x90", array(b"\xa1x")),
-    "reasons": described(b"\xafbackend_reasons", b"\x90", array(b"\xa1x")),
+    "aliases": described(b"\xa7aliases", b"\x90", array(b"\xa1x", FRAME_BYTES)),
+    "reasons": described(b"\xafbackend_reasons", b"\x90", array(b"\xa1x", FRAME_BYTES)),
     "files": described(b"\xa5files", b"\x80", b"\xdf\0\1\0\0" + MANY_FILES),
     "a long name": described(b"\xa5model", b"\xa1m", b"\xdb\0\x10\0\0" + b"m" * (1 << 20)),
 }

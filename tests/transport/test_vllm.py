@@ -19,6 +19,7 @@ from vllm_worker import (
     FILES,
     PIXELS,
     SOURCE,
+    TWO_TOKENS,
     VllmServer,
     ask,
     connecting,
@@ -489,6 +490,36 @@ async def test_nested_answers_are_refused() -> None:  # contract 7
     assert await outcome(server, ask()) is WorkerFailed
     with pytest.raises(WorkerUnavailable):
         vllm_http.parsed(b"[" * 100_000)
+
+
+@table(
+    "sent",
+    [
+        ['{"choices":[' + "{}," * 70_000 + "{}]}"],
+        ['{"choices":[{"index":0,"token_ids":[' + "1," * (1 << 21) + "1]}]}"],
+        ["{}"] * 1200,
+        ['{"prompt_token_ids":[]}'] * 1200,
+    ],
+    ids=["choices", "ids", "empty events", "events without tokens"],
+)
+async def test_events_of_more_values_than_an_answer_has_fail_their_request(sent: list[str]) -> None:
+    server = VllmServer()
+    server.scripts = [sent, list(TWO_TOKENS)]
+    async with listening(server) as url, registered(url) as client:
+        with pytest.raises(WorkerFailed, match="more than was asked for"):
+            await answer(client, ask(max_tokens=11))
+        assert await answer(client, ask())
+
+
+@table("body", [b"[" + b"[]," * 70_000 + b"[]]", b"[" + b"1," * (1 << 21) + b"1]", b"{" * 70_000])
+def test_replies_of_too_many_values_are_not_decoded(body: bytes) -> None:
+    with pytest.raises(WorkerUnavailable, match="more values"):
+        vllm_http.parsed(body)
+
+
+def test_a_reply_with_brackets_in_its_texts_is_read() -> None:
+    text = "[{," * 70_000
+    assert vllm_http.parsed(msgspec.json.encode({"template": text})) == {"template": text}
 
 
 async def test_a_request_that_is_made_while_its_worker_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

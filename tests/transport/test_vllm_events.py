@@ -7,10 +7,11 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
+from floods import array, counted_bytes
 from tables import table
 from vllm_publisher import CLEARED, ENCODINGS, Encoding, Prompt, publisher, stored
 
-from saccade.errors import WorkerUnavailable
+from saccade.errors import StartupError, WorkerUnavailable
 from saccade.identity.blocks import block_keys, root_key
 from saccade.protocol.kv_events import BlockRemoved, BlockStored, KvEvents
 from saccade.transport.connectors import event_publisher, vllm_events
@@ -263,6 +264,65 @@ async def test_bytes_that_are_no_batch_end_the_feed(content: bytes) -> None:
         assert "have an unknown form" in await _fails(feed)
 
 
+def batch(*fields: bytes, kind: bytes = b"\xabBlockStored", as_map: bool = False) -> bytes:
+    """A batch of one event, whose fields after the type are encoded already."""
+    names = (b"\xacblock_hashes", b"\xb1parent_block_hash", b"\xa9token_ids", b"\xaablock_size")
+    names += (b"\xa7lora_id", b"\xa6medium", b"\xa9lora_name", b"\xaaextra_keys")
+    if as_map:
+        pairs = b"".join(name + value for name, value in zip(names, fields, strict=False))
+        event = bytes((0x81 + len(fields),)) + b"\xa4type" + kind + pairs
+    else:
+        event = bytes((0x91 + len(fields),)) + kind + b"".join(fields)
+    return b"\x92\xcb" + bytes(8) + b"\x91" + event
+
+
+BATCH_BYTES = 4 << 20
+NO_KEYS = (b"\4", b"\xc0", b"\xc0", b"\xc0")
+
+
+@table(
+    "fields",
+    [
+        (b"\x91\1", b"\xc0", array(b"\7", BATCH_BYTES), b"\4"),
+        (array(b"\1", BATCH_BYTES), b"\xc0", b"\x90", b"\4"),
+        (b"\x91\1", b"\xc0", b"\x94\1\1\1\1", *NO_KEYS, array(b"\x90", BATCH_BYTES)),
+        (b"\x91\1", b"\xc0", b"\x94\1\1\1\1", *NO_KEYS, array(b"\x91\x80", BATCH_BYTES)),
+        (b"\x91\1", b"\xc0", b"\x94\1\1\1\1", *NO_KEYS, b"\x91" + array(b"\x92\xa0\0", BATCH_BYTES)),
+    ],
+    ids=["ids", "hashes", "extra keys", "maps in extra keys", "keys of one block"],
+)
+@table("as_map", [False, True])
+async def test_a_batch_makes_no_more_objects_than_a_prompt_has(fields: tuple[bytes, ...], as_map: bool) -> None:
+    async with publisher() as worker, following(worker.source) as feed:
+        await feed.snapshot()
+        await worker.subscribed()
+        with counted_bytes() as most_bytes:
+            await worker.publish_payload(batch(*fields, as_map=as_map))
+            assert "have an unknown form" in await _fails(feed)
+            assert most_bytes() < 7 * BATCH_BYTES  # copies of the bytes; objects would take 50 times as much
+
+
+async def test_a_batch_of_too_many_events_ends_the_feed() -> None:
+    async with publisher() as worker, following(worker.source) as feed:
+        await feed.snapshot()
+        await worker.subscribed()
+        with counted_bytes() as most_bytes:
+            await worker.publish_payload(b"\x92\xcb" + bytes(8) + array(b"\x92\xa1x\0", BATCH_BYTES))
+            assert "have an unknown form" in await _fails(feed)
+            assert most_bytes() < 7 * BATCH_BYTES  # copies of the bytes; objects would take 50 times as much
+
+
+async def test_a_prompt_of_a_million_tokens_is_no_fault() -> None:
+    context = dataclasses.replace(CONTEXT, max_blocks=1 << 20)
+    long = Prompt(tuple(range(1 << 19)))
+    async with publisher() as worker, following(worker.source, context) as feed:
+        await feed.snapshot()
+        await worker.subscribed()
+        await worker.publish(stored(long, SIZE))
+        while len(feed.keys) < len(long.token_ids) // SIZE:
+            await feed.next()
+
+
 @pytest.mark.parametrize(
     "fields",
     [{"token_ids": [1 << 63, 1, 2, 3, 4, 5, 6, 7]}, {"extra_keys": [[["ab" * 32 + "." + TAG, -(1 << 63)]], None]}],
@@ -315,9 +375,8 @@ async def test_a_feed_leaves_no_task_and_no_socket_behind() -> None:
             {"endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558", "topic": "kv", "publisher": "zmq"},
             EventSource("tcp://10.0.0.5:5557", "tcp://10.0.0.5:5558", "kv"),
         ),
-        ({"endpoint": "tcp://10.9.9.9:41", "replay_endpoint": None}, EventSource("tcp://10.9.9.9:41")),
+        ({"endpoint": "tcp://10.0.0.5:41", "replay_endpoint": None}, EventSource("tcp://10.0.0.5:41")),
         ({"endpoint": "tcp://[::]:5557"}, EventSource("tcp://10.0.0.5:5557")),
-        ({"endpoint": "ipc:///run/kv"}, EventSource("ipc:///run/kv")),
         ({"endpoint": "tcp://*:5557", "publisher": "null"}, None),
         ({"endpoint": "tcp://*:5557", "enable_kv_cache_events": False}, None),
         ({}, None),
@@ -325,6 +384,38 @@ async def test_a_feed_leaves_no_task_and_no_socket_behind() -> None:
 )
 def test_the_source_that_a_worker_names(published: dict[str, Any], expected: EventSource | None) -> None:
     assert event_source("10.0.0.5", published) == expected
+
+
+@table(
+    "endpoint",
+    [
+        "tcp://10.9.9.9:41",
+        "tcp://169.254.169.254:80",
+        "tcp://127.0.0.1:5557",
+        "tcp://10.0.0.5.evil.example:5557",
+        "tcp://10.0.0.5@10.9.9.9:5557",
+        "tcp://eth0;10.0.0.5:5557",
+        "tcp://10.0.0.5:0x50",
+        "tcp://10.0.0.5:*",
+        "ipc:///run/containerd/containerd.sock",
+        "ipc://@abstract",
+        "inproc://a",
+        "pgm://10.0.0.5;239.0.0.1:5557",
+        "udp://10.0.0.5:5557",
+        "vmci://2:5557",
+        "10.0.0.5:5557",
+        "",
+    ],
+)
+@table("name", ["endpoint", "replay_endpoint"])
+def test_a_source_of_another_host_is_not_used(endpoint: str, name: str) -> None:
+    with pytest.raises(StartupError):
+        event_source("10.0.0.5", {"endpoint": "tcp://*:5557"} | {name: endpoint})
+
+
+@table(("host", "endpoint"), [("127.0.0.1", "tcp://localhost:5"), ("localhost", "tcp://[::1]:5")])
+def test_all_names_of_loopback_are_one_host(host: str, endpoint: str) -> None:
+    assert event_source(host, {"endpoint": endpoint}) == EventSource(endpoint)
 
 
 def test_a_source_of_a_host_with_an_ipv6_address() -> None:

@@ -19,7 +19,7 @@ from saccade.errors import ImageTooLarge, InternalError, QueueFull, StartupError
 from saccade.protocol.engine_load import STEP_TOKEN_BOUNDS, Load
 from saccade.protocol.output import Failure, FinishReason, StepFrame, TokenDelta
 from saccade.protocol.request import Abort, EngineRequest, GatewayCommand, ResetCaches
-from saccade.transport import arrivals, client
+from saccade.transport import arrivals, client, connector
 from saccade.transport.backoff import Backoff
 from saccade.transport.client import WorkerClient
 from saccade.transport.framing import Frames
@@ -151,6 +151,49 @@ async def test_a_worker_whose_description_cannot_be_is_not_used(tmp_path: Path) 
             front.described = msgspec.structs.replace(DESCRIPTION, **{field: -1})
         front.described = DESCRIPTION
         await until(lambda: client.ready)
+    finally:
+        await client.close()
+        await server.stop()
+
+
+async def test_worker_with_another_description_each_time_is_tried_more_and_more_slowly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+
+    class Restless(Front):
+        num_described = 0
+        changes = True
+
+        def describe(self) -> bytes:
+            self.num_described += self.changes
+            return msgspec.msgpack.encode(msgspec.structs.replace(DESCRIPTION, model=f"m{self.num_described}"))
+
+        def open(self, frames: Frames | None = None) -> GatewayStream:
+            stream = super().open(frames)
+            asyncio.get_running_loop().call_soon(stream.end)
+            return stream
+
+    async def wait(seconds: float) -> None:
+        if asyncio.current_task().get_name().startswith("worker client"):  # type: ignore[union-attr]
+            waits.append(seconds)
+            seconds = 0.0
+        await sleep(seconds)
+
+    sleep = asyncio.sleep
+    front = Restless()
+    server = WorkerServer(front, f"unix:{tmp_path}/w.sock")
+    await server.start()
+    client = WorkerClient(server.address)
+    monkeypatch.setattr(asyncio, "sleep", wait)
+    try:
+        await client.start()
+        await until(lambda: len(waits) > 20)
+        assert max(waits) == connector.MAX_CHANGE_SECONDS
+        front.changes = False
+        waits.clear()
+        await until(lambda: len(waits) > 5)
+        assert max(waits[2:]) == WorkerClient.LIMIT_SECONDS
     finally:
         await client.close()
         await server.stop()

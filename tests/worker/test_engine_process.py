@@ -314,6 +314,22 @@ async def test_slots_of_a_dead_gateway_are_freed_when_its_stream_ends(
     await until(lambda: not segment.exists())
 
 
+async def test_a_hang_up_shortly_before_the_end_starts_no_thread_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later: list[tuple[Any, ...]] = []
+    loop = asyncio.get_running_loop()
+    async with serving(tmp_path) as worker:
+        connection = worker.relay.open()
+        with monkeypatch.context() as patch:
+            patch.setattr(loop, "call_later", lambda _, *callback: later.append(callback))
+            worker.relay.hang_up(connection)
+    await loop.shutdown_default_executor()
+    assert len(later) == 1
+    for callback, *arguments in later:
+        callback(*arguments)
+
+
 @pytest.mark.parametrize(("given", "found"), [(None, "10000"), ("7", "7")])
 async def test_engines_threads_do_not_spin_for_long_unless_told_to(
     given: str | None, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

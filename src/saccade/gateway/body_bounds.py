@@ -10,6 +10,7 @@ from typing import Final
 
 from saccade.errors import BodyTooLarge, InvalidValue
 from saccade.gateway.chat import MAX_PARTS, ChatMessage
+from saccade.json_counts import num_brackets, num_strings
 
 MAX_BYTES_BESIDE_IMAGES: Final = 12 * 2**20
 """Three times the longest text: an escaped character takes up to three times its bytes."""
@@ -59,7 +60,7 @@ def check_bounds(body: bytes | bytearray, find_image: FindImage = find_data_url)
     are only searched for that quote and for escapes, and not counted.
     """
     is_ascii = body.isascii()
-    num_bytes = num_quotes = num_brackets = position = num_urls = 0
+    num_bytes = num_quotes = num_open = position = num_urls = 0
     rest: list[bytes | bytearray] = []
     while position < len(body):
         # Not beyond the limit: a body that is too long takes no more time than a valid one.
@@ -70,7 +71,7 @@ def check_bounds(body: bytes | bytearray, find_image: FindImage = find_data_url)
         if num_bytes > MAX_BYTES_BESIDE_IMAGES:
             raise _too_large()
         num_quotes += body.count(b'"', position, start)
-        num_brackets += body.count(b"[", position, start) + body.count(b"{", position, start)
+        num_open += body.count(b"[", position, start) + body.count(b"{", position, start)
         rest.append(body[position:start])
         end = body.find(b'"', start)
         position = len(body) if end < 0 else end
@@ -82,16 +83,11 @@ def check_bounds(body: bytes | bytearray, find_image: FindImage = find_data_url)
             rest.append(body[start:position])
     if num_bytes > MAX_BYTES_BESIDE_IMAGES:
         raise _too_large()
-    if num_quotes > 2 * MAX_STRINGS and _num_strings(body) > MAX_STRINGS:
+    if num_quotes > 2 * MAX_STRINGS and num_strings(body) > MAX_STRINGS:
         raise InvalidValue(f"The body has more than {MAX_STRINGS} names and texts.")
-    if num_brackets > MAX_BRACKETS and _num_brackets(body) > MAX_BRACKETS:
+    if num_open > MAX_BRACKETS and num_brackets(body) > MAX_BRACKETS:
         raise InvalidValue(f"The body has more than {MAX_BRACKETS} arrays and objects.")
     return b"".join(rest)
-
-
-def num_items(array: bytes) -> int:
-    """Return a lower bound of the number of items in a JSON *array* of numbers."""
-    return array.count(b",") + 1
 
 
 def _is_plain(body: bytes | bytearray, start: int, end: int, is_ascii: bool) -> bool:
@@ -99,20 +95,6 @@ def _is_plain(body: bytes | bytearray, start: int, end: int, is_ascii: bool) -> 
     if not (is_ascii or body[start:end].isascii()):
         return False
     return body.find(b"\\", start, end) < 0 or body.count(b"\\", start, end) <= (end - start) * _MOST_ESCAPES
-
-
-def _num_strings(body: bytes | bytearray) -> int:
-    return _without_escapes(body).count(b'"') // 2
-
-
-def _num_brackets(body: bytes | bytearray) -> int:
-    outside_strings = _without_escapes(body).split(b'"')[::2]
-    return sum(part.count(b"[") + part.count(b"{") for part in outside_strings)
-
-
-def _without_escapes(body: bytes | bytearray) -> bytes | bytearray:
-    # Pairs first: a quote after an escaped backslash is not escaped.
-    return body.replace(rb"\\", b"").replace(rb"\"", b"")
 
 
 def _too_large() -> BodyTooLarge:
@@ -135,8 +117,8 @@ def check_messages(messages: Sequence[ChatMessage]) -> None:
         raise InvalidValue(f"The messages have more than {MAX_PARTS} parts together.", "messages")
     # Arguments are JSON in a string, so they are not among the brackets of the body.
     arguments = [call.function.arguments for message in messages for call in message.tool_calls or ()]
-    num_brackets = sum(text.count("[") + text.count("{") for text in arguments)
-    if num_brackets > MAX_BRACKETS and sum(_num_brackets(text.encode()) for text in arguments) > MAX_BRACKETS:
+    num_open = sum(text.count("[") + text.count("{") for text in arguments)
+    if num_open > MAX_BRACKETS and sum(num_brackets(text.encode()) for text in arguments) > MAX_BRACKETS:
         raise InvalidValue(
             f"The arguments of the calls have more than {MAX_BRACKETS} arrays and objects together.", "messages"
         )

@@ -21,11 +21,11 @@ from saccade.gateway.body_bounds import (
     check_bounds,
     check_tools,
     find_data_url,
-    num_items,
 )
 from saccade.gateway.chat import IMAGE_PART, MAX_TOKENS, AnswerFields
 from saccade.gateway.json_faults import MAX_SHOWN_BYTES, invalid, malformed
 from saccade.gateway.unknown_fields import UnknownFields
+from saccade.json_counts import num_items
 from saccade.transport.framing import UNREADABLE
 
 _NOT_WHOLE = re.compile(r"Expected `(?:[a-z]+ \| )*int(?: \| [a-z]+)*`, got `float`")

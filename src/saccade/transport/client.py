@@ -184,16 +184,16 @@ class _NativeSession:
         Raises Excess if too many are of no open request, or too many frames say nothing. A worker sends its load four
         times a second, and a gateway that was paused for hours reads all at once.
         """
-        sent: list[TokenDelta | PixelsWanted] = [*frame.pixels_wanted, *frame.deltas]
-        arrived = [one for one in sent if one.request_id in self._open]
+        messages: list[TokenDelta | PixelsWanted] = [*frame.pixels_wanted, *frame.deltas]
+        arrived = [one for one in messages if one.request_id in self._open]
         self._arrivals.add(arrived)
         released = [name for name in frame.released if self._returned(name)]
         if released:
             self.frames.take_back(len(released))
             self._on_released(released)
-        if not sent and not frame.released and not self._without_content.spend():
+        if not messages and not frame.released and not self._without_content.spend():
             raise Excess("too many frames without content")
-        if num_strays := len(sent) + len(frame.released) - len(arrived) - len(released):
+        if num_strays := len(messages) + len(frame.released) - len(arrived) - len(released):
             self.frames.spend(num_strays)
 
     def _max_delta_bytes(self, request_id: str) -> int:

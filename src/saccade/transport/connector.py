@@ -14,6 +14,11 @@ from saccade.transport import lasting_task
 from saccade.transport.backoff import Backoff
 from saccade.transport.worker_load import plausible
 
+MAX_CHANGE_SECONDS = 60.0
+"""The longest wait after a worker that describes itself differently each time, since a gateway prepares its model anew.
+One that stays as long may be tried again soon.
+"""
+
 S = TypeVar("S")
 
 logger = logging.getLogger(__name__)
@@ -73,13 +78,19 @@ class Connector(ABC, Generic[S]):
 
     async def _run(self) -> None:
         backoff = Backoff(0.05, self.LIMIT_SECONDS, self.HEALTHY_SECONDS)
+        changes = Backoff(0.05, MAX_CHANGE_SECONDS, MAX_CHANGE_SECONDS)
         logged = ""
         while True:
             backoff.started()
+            changes.started()
+            before = self.description
             reason = await self._live()
             logger.log(logging.DEBUG if reason == logged else self.LOSS_LEVEL, "worker %s: %s", self.url, reason)
             logged, self.loss = reason, printable(reason)[:MAX_CAUSE_CHARACTERS]
-            await asyncio.sleep(backoff.after_failure())
+            seconds = backoff.after_failure()
+            if before is not None and self.description != before:
+                seconds = max(seconds, changes.after_failure())
+            await asyncio.sleep(seconds)
 
     def _enter(self, session: S, description: Description) -> None:
         self._session, self.description, self.loss = session, description, ""

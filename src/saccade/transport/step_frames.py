@@ -45,7 +45,7 @@ class _Whole(msgspec.Struct, array_like=True):
     """A StepFrame that is not decoded yet."""
 
     deltas: list[msgspec.Raw]
-    released: msgspec.Raw = msgspec.Raw(b"\x90")
+    slot_names: msgspec.Raw = msgspec.Raw(b"\x90")
     load: msgspec.Raw = msgspec.Raw(b"\xc0")
     pixels_wanted: msgspec.Raw = msgspec.Raw(b"\x90")
 
@@ -88,7 +88,7 @@ class StepFrames:
         self._deltas = msgspec.msgpack.Decoder(TokenDelta)
         self._loads = msgspec.msgpack.Decoder(Load | None)
         self._questions = msgspec.msgpack.Decoder(list[PixelsWanted])
-        self._released = msgspec.msgpack.Decoder(list[str])
+        self._slot_names = msgspec.msgpack.Decoder(list[str])
 
     @property
     def max_bytes(self) -> int:
@@ -140,13 +140,13 @@ class StepFrames:
         if len(payload) > self.max_bytes:
             raise Excess("a frame is too long")
         whole = self._wholes.decode(payload)
-        if num_items(memoryview(whole.released)) > SPARE + self._num_lent:
+        if num_items(memoryview(whole.slot_names)) > SPARE + self._num_lent:
             raise Excess(TOO_MANY)
         if num_items(memoryview(whole.pixels_wanted)) > self._most_deltas or memoryview(whole.load).nbytes > LOAD_BYTES:
             raise Excess(TOO_MANY)
         return StepFrame(
             [delta for raw in whole.deltas if (delta := self._delta(raw)) is not None],
-            self._released.decode(whole.released),
+            self._slot_names.decode(whole.slot_names),
             self._loads.decode(whole.load),
             self._questions.decode(whole.pixels_wanted),
         )

@@ -70,6 +70,7 @@ class Relay:
         self.changed = asyncio.Event()
         self.idle = asyncio.Event()
         self.draining = False
+        self.has_stopped = False
         self.description: Description | None = None
         self.progress = on_progress
         self._connections: dict[int, GatewayStream] = {}
@@ -143,8 +144,12 @@ class Relay:
         if self._connections.pop(connection.number, None) is not None:
             self.engine.send(Hangup(connection.number))
             # The slots of a gateway that died are swept later: its streams end shortly before its process is gone.
-            loop = asyncio.get_running_loop()
-            loop.call_later(SWEEP_AFTER_SECONDS, loop.run_in_executor, None, shared_memory.sweep)
+            asyncio.get_running_loop().call_later(SWEEP_AFTER_SECONDS, self._sweep)
+
+    def _sweep(self) -> None:
+        # Once the worker has stopped, the loop may have no threads any more. The supervisor, or another worker, sweeps.
+        if not self.has_stopped:
+            asyncio.get_running_loop().run_in_executor(None, shared_memory.sweep)
 
     def _take(self, message: EngineMessage) -> None:
         match message:
@@ -235,6 +240,7 @@ class WorkerFront:
             for task in done:
                 task.result()
         finally:
+            self.relay.has_stopped = True
             self.server.set_ready(False)
             await lasting_task.end(*tasks)
             if self.tokenspeed is not None:

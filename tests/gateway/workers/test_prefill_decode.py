@@ -40,7 +40,7 @@ from saccade.transport.client import slots_of
 from saccade.transport.sink import Sink, Stream
 
 TOKENS = [1, 2, 3]
-ADDRESS = "127.0.0.1:9"
+ADDRESS = "10.0.0.9:9"
 
 
 @dataclass

@@ -18,6 +18,7 @@ from saccade.protocol.kv_transfer import ReceiveKv, SendKv
 from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import EngineRequest
 from saccade.transport.kv_transfer.channel import new_key
+from saccade.transport.named_addresses import may_be_of_worker
 from saccade.transport.sink import Legs, PrefillSink, Sink, Stream
 
 SEED_BITS = 63
@@ -34,10 +35,13 @@ def first_workers(workers: Sequence[Worker]) -> Sequence[Worker]:
 def partners(first: Worker, workers: Sequence[Worker], max_tokens: int, num_samples: int) -> list[Worker]:
     """Return the decode workers that could continue after *first*, a prefill worker.
 
-    The list is empty for a request of one token, which needs no decode worker.
+    The list is empty for a request of one token, which needs no decode worker. It is also empty if *first* says that
+    its KV state is at an address that cannot be its own: decode workers would connect to it.
     """
     ours = first.description
     if ours is None or ours.kv_transfer_address is None or max_tokens == 1:
+        return []
+    if not may_be_of_worker(ours.kv_transfer_address, first.url):
         return []
     return [
         worker

@@ -29,8 +29,12 @@ IDLE_SECONDS = 5.0
 """After this time without a batch, ask the engine whether one was lost."""
 
 HEARTBEAT_SECONDS = 5.0
-MAX_BATCH_BYTES = 64 << 20
-MAX_QUEUED_BATCHES = 10_000
+MAX_BATCH_BYTES = 8 << 20
+"""An id takes 5 bytes at most, so a prompt of a million tokens fits, with the hashes of its blocks."""
+
+MAX_QUEUED_BATCHES = 32
+"""ZeroMQ counts messages, not bytes. Further ones wait at the publisher. If it drops them, they are asked for again."""
+
 BEFORE_HANDSHAKE = (Event.CONNECT_DELAYED, Event.CONNECTED)
 REPLAY_ENDS = b"\xff" * 8
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from saccade.errors import StartupError
 from saccade.protocol.kv_events import KvEvent, KvEvents
 from saccade.transport.connectors.event_publisher import EventSource
 from saccade.transport.connectors.pages import EXTRA_KEYS, Pages
@@ -31,12 +32,10 @@ def source_of(server: Any, host: str) -> EventSource | None:
         config = msgspec.json.decode(server.server_args.fields["kv_events_config"].string_value, type=dict[str, Any])
     except msgspec.DecodeError:
         return None
-    source = event_source(host, {"endpoint": DEFAULT_ENDPOINT} | config)
-    if source is None:
+    try:
+        return event_source(host, {"endpoint": DEFAULT_ENDPOINT} | config)
+    except StartupError:
         return None
-    endpoints = [source.endpoint] if source.replay_endpoint is None else [source.endpoint, source.replay_endpoint]
-    address = f"[{host}]" if ":" in host else host
-    return source if all(endpoint.startswith(f"tcp://{address}:") for endpoint in endpoints) else None
 
 
 def follow(source: EventSource, pages: Pages) -> AsyncGenerator[KvEvents, None]:

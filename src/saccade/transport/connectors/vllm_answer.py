@@ -14,7 +14,7 @@ from saccade.errors import (
 )
 from saccade.protocol.output import TokenDelta, TokenLogprob
 from saccade.protocol.request import EngineRequest
-from saccade.transport.answer_bounds import FINISH_REASONS, NOT_ASKED_FOR, AnswerBounds
+from saccade.transport.answer_bounds import FINISH_REASONS, NOT_ASKED_FOR, TOO_LONG, AnswerBounds
 from saccade.transport.client import LOST, NOT_READY
 from saccade.transport.framing import UNREADABLE
 
@@ -23,6 +23,10 @@ TOKEN_ID = "token_id:"  # noqa: S105
 
 REFUSED = "The worker does not accept this request as it is."
 GIVEN_UP = "The worker gave this request up."
+
+MAX_BRACKETS, MAX_VALUES = 65_536, 1 << 21
+"""Of an event: arrays and objects, and commas. A token with 20 log probabilities has 45 of the first, and the longest
+event repeats the ids of a prompt. Those in texts count, too, and are few."""
 
 
 class _Top(msgspec.Struct):
@@ -103,10 +107,15 @@ class VllmAnswer:
         self._last: TokenDelta | None = None
         self._num_cached_tokens = 0
         self._bounds = AnswerBounds(request)
+        self._num_events_left = self._bounds.num_left
         self._events = msgspec.json.Decoder(_Event)
 
     def take(self, data: bytes) -> list[TokenDelta]:
         """Return what an event adds. Raises its error, or WorkerFailed if it is malformed or more than requested."""
+        self._num_events_left -= 1
+        num_brackets = data.count(b"[") + data.count(b"{")
+        if self._num_events_left < 0 or num_brackets > MAX_BRACKETS or data.count(b",") > MAX_VALUES:
+            raise WorkerFailed(TOO_LONG)
         try:
             event = self._events.decode(data)
             deltas = [delta for choice in event.choices if (delta := self._delta(choice)) is not None]

@@ -9,13 +9,18 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from saccade.errors import WorkerUnavailable
+from saccade.errors import StartupError, WorkerUnavailable
 from saccade.protocol.kv_events import KvEvent, KvEvents
 from saccade.transport.connectors.event_publisher import UNREADABLE_BATCH, EventSource, PublishedBatches
 from saccade.transport.connectors.vllm_events_wire import BatchDecoder, Event
 from saccade.transport.connectors.vllm_keys import Coverage, KeyContext, ReportedBlocks
 from saccade.transport.framing import UNREADABLE
+from saccade.transport.named_addresses import on_host_of_worker
 
+OTHER_HOST = (
+    "its --kv-events-config names an endpoint of another host or kind; it must be tcp:// with `*` or with the host of "
+    "the worker's address, as in tcp://*:5557"
+)
 MAX_EVENTS = 256
 """Events in one of our messages, or the engine's events in one, and so the work of one turn of the loop."""
 
@@ -23,7 +28,7 @@ MAX_EVENTS = 256
 def event_source(host: str, published: Mapping[str, Any]) -> EventSource | None:
     """Return the source that an entry of vLLM's `/kv_event_sources` describes, for a worker on *host*.
 
-    Return None if that engine publishes nothing. A wildcard stands for every address of the worker's host.
+    Return None if that engine publishes nothing. Raises StartupError if it names another host or kind of socket.
     """
     endpoint, replay, topic = (published.get(name) for name in ("endpoint", "replay_endpoint", "topic"))
     is_on = published.get("enable_kv_cache_events", True) and published.get("publisher") in (None, "zmq")
@@ -35,11 +40,10 @@ def event_source(host: str, published: Mapping[str, Any]) -> EventSource | None:
 
 
 def _reachable(endpoint: str, host: str) -> str:
-    scheme, _, rest = endpoint.partition("://")
-    address, colon, port = rest.rpartition(":")
-    if scheme != "tcp" or not colon or address not in ("*", "[::]", "::", "0.0.0.0"):  # noqa: S104 - read, not bound
-        return endpoint
-    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+    reachable = on_host_of_worker(endpoint, host)
+    if reachable is None:
+        raise StartupError(OTHER_HOST)
+    return reachable
 
 
 def follow(source: EventSource, context: KeyContext, coverage: Coverage) -> AsyncGenerator[KvEvents, None]:

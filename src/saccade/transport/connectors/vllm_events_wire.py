@@ -4,9 +4,25 @@ A batch is a msgpack array or map, and so is each of its events. Other fields ar
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 import msgspec
+
+from saccade.transport.message_pack import num_items
+
+SHORT_EVENT_BYTES: Final = 64 << 10
+"""Makes few objects, whatever it has."""
+
+MAX_EVENTS, MAX_BLOCKS, MAX_TOKENS = 65_536, 1 << 17, 1 << 20
+"""Events of a batch, blocks and tokens of an event: a prompt of a million tokens in blocks of 8."""
+
+CONTAINERS_OF_A_BLOCK: Final = 8
+"""Extra keys are a list for each block, and one for each of its images."""
+
+MAX_LOOKAHEAD_BYTES: Final = 64 << 10
+EMPTY: Final = msgspec.Raw(b"\x90")
+CONTAINERS: Final = bytes((*range(0x80, 0xA0), 0xDC, 0xDD, 0xDE, 0xDF))
+"""What an array or a map of msgpack begins with. Other values may have these bytes, too."""
 
 Hash = int | bytes
 """vLLM's own name of a block: the low 64 bits of its hash, or all 32 bytes, as the worker was started."""
@@ -76,13 +92,42 @@ class _BatchArray(msgspec.Struct, frozen=True, array_like=True):
     """*ts* is a Unix time; a data-parallel rank may follow, but every rank publishes at its own endpoint."""
 
     ts: float
-    events: list[msgspec.Raw]
+    events: msgspec.Raw
 
 
 class _BatchMap(msgspec.Struct, frozen=True):
     """The form of a few releases in between."""
 
-    events: list[msgspec.Raw]
+    events: msgspec.Raw
+
+
+class _Lists(msgspec.Struct):
+    """The lists of an event, which are not decoded yet."""
+
+    block_hashes: msgspec.Raw = EMPTY
+    token_ids: msgspec.Raw = EMPTY
+    extra_keys: msgspec.Raw = EMPTY
+    lookahead_token_ids: msgspec.Raw = EMPTY
+
+
+class _ListsOfArray(msgspec.Struct, array_like=True):
+    """The same in the order of an array."""
+
+    tag: msgspec.Raw
+    block_hashes: msgspec.Raw = EMPTY
+    parent_block_hash: msgspec.Raw = EMPTY
+    token_ids: msgspec.Raw = EMPTY
+    block_size: msgspec.Raw = EMPTY
+    lora_id: msgspec.Raw = EMPTY
+    medium: msgspec.Raw = EMPTY
+    lora_name: msgspec.Raw = EMPTY
+    extra_keys: msgspec.Raw = EMPTY
+    group_idx: msgspec.Raw = EMPTY
+    kv_cache_spec_kind: msgspec.Raw = EMPTY
+    kv_cache_spec_sliding_window: msgspec.Raw = EMPTY
+    locality: msgspec.Raw = EMPTY
+    cache_salt: msgspec.Raw = EMPTY
+    lookahead_token_ids: msgspec.Raw = EMPTY
 
 
 KNOWN = ("BlockStored", "BlockRemoved", "AllBlocksCleared")
@@ -97,16 +142,34 @@ class BatchDecoder:
         self._batch_map = msgspec.msgpack.Decoder(_BatchMap)
         self._event_array = msgspec.msgpack.Decoder(_StoredArray | _RemovedArray | _ClearedArray)
         self._event_map = msgspec.msgpack.Decoder(Stored | Removed | Cleared)
+        self._events = msgspec.msgpack.Decoder(list[msgspec.Raw])
+        self._lists_map = msgspec.msgpack.Decoder(_Lists)
+        self._lists_array = msgspec.msgpack.Decoder(_ListsOfArray)
         self._kind_array = msgspec.msgpack.Decoder(_UnknownArray)
         self._kind_map = msgspec.msgpack.Decoder(Unknown)
 
     def events(self, payload: bytes) -> Iterator[Event]:
         """Yield the events of a batch, each decoded when its turn comes."""
-        batch = (self._batch_map if _is_map(payload) else self._batch_array).decode(payload)
-        for event in batch.events:
+        events = (self._batch_map if _is_map(payload) else self._batch_array).decode(payload).events
+        if num_items(memoryview(events)) > MAX_EVENTS:
+            raise msgspec.ValidationError("a batch has too many events")
+        for event in self._events.decode(events):
             yield self._event(bytes(event))
 
+    def _check_lists(self, encoded: bytes) -> None:
+        """Raise ValidationError if the lists of an event are longer than those of any prompt."""
+        lists = (self._lists_map if _is_map(encoded) else self._lists_array).decode(encoded)
+        num_blocks, extra_keys = num_items(memoryview(lists.block_hashes)), bytes(lists.extra_keys)
+        num_containers = len(extra_keys) - len(extra_keys.translate(None, CONTAINERS))
+        is_long = num_blocks > MAX_BLOCKS or num_items(memoryview(lists.token_ids)) > MAX_TOKENS
+        if is_long or num_containers > CONTAINERS_OF_A_BLOCK * (num_blocks + 1):
+            raise msgspec.ValidationError("an event is too long")
+        if memoryview(lists.lookahead_token_ids).nbytes > MAX_LOOKAHEAD_BYTES:
+            raise msgspec.ValidationError("an event is too long")
+
     def _event(self, encoded: bytes) -> Event:
+        if len(encoded) > SHORT_EVENT_BYTES:
+            self._check_lists(encoded)
         try:
             event: Event = (self._event_map if _is_map(encoded) else self._event_array).decode(encoded)
             return event

@@ -13,6 +13,7 @@ import aiohttp
 import msgspec
 
 from saccade.errors import StartupError, WorkerFailed, WorkerUnavailable
+from saccade.json_counts import num_brackets, num_commas
 from saccade.transport.credentials import WorkerCredentials
 from saccade.transport.framing import UNREADABLE
 
@@ -26,6 +27,9 @@ IDLE_SECONDS = 2.0
 """An idle connection is closed before vLLM's server would close it, after 5 s."""
 
 MAX_REPLY_BYTES = 64 << 20
+MAX_REPLY_BRACKETS, MAX_REPLY_VALUES = 65_536, 1 << 20
+"""Of arrays and objects, and of commas. The longest reply is the form of an image, whose values are base64."""
+
 MAX_EVENT_BYTES = 32 << 20
 """The longest event repeats a prompt's token ids."""
 
@@ -202,11 +206,19 @@ async def events(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None
 
 
 def parsed(body: bytes) -> Any:
-    """Return the JSON in *body*. Raises WorkerUnavailable for anything else."""
+    """Return the JSON in *body*. Raises WorkerUnavailable for anything else, and for too many values."""
+    check_reply(body)
     try:
         return msgspec.json.decode(body)
     except UNREADABLE as error:
         raise WorkerUnavailable("The worker answered with something that is not JSON.") from error
+
+
+def check_reply(body: bytes) -> None:
+    """Raise WorkerUnavailable if to decode the JSON in *body* would make too many objects."""
+    is_long = body.count(b",") > MAX_REPLY_VALUES or body.count(b"[") + body.count(b"{") > MAX_REPLY_BRACKETS
+    if is_long and (num_brackets(body) > MAX_REPLY_BRACKETS or num_commas(body) > MAX_REPLY_VALUES):
+        raise WorkerUnavailable("The worker answered with more values than any answer has.")
 
 
 def _socket(info: tuple[Any, ...]) -> socket.socket:

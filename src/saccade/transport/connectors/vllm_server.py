@@ -18,7 +18,7 @@ from saccade.protocol.engine_load import Load
 from saccade.protocol.exactness import EXACT, Exactness
 from saccade.transport.connectors.event_publisher import EventSource
 from saccade.transport.connectors.vllm_events import event_source
-from saccade.transport.connectors.vllm_http import Http, VllmAddress, parsed
+from saccade.transport.connectors.vllm_http import Http, VllmAddress, check_reply, parsed
 from saccade.transport.connectors.vllm_keys import KeyContext
 from saccade.transport.connectors.vllm_media import ImageForm, read_form
 from saccade.transport.connectors.vllm_messages import probe_body
@@ -38,6 +38,9 @@ MAX_NUM_SEQS = 256
 NO_TOKENS = "it takes chats only: it runs without --enable-scale-out"
 NO_EVENTS = "it sends no cache events: it runs without --kv-events-config"
 NO_CACHE = "its prefix cache is off"
+
+MAX_METRIC_BYTES = 4 << 20
+"""vLLM's metrics take about 100 kB, and as much for each further rank of a server."""
 
 _SAMPLE = re.compile(r"^vllm:(\w+)\{(.*)\} (\S+)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
@@ -83,7 +86,9 @@ class Samples:
 
     @classmethod
     def read(cls, body: bytes) -> "Samples":
-        """Read vLLM's own samples."""
+        """Read vLLM's own samples. Raises WorkerUnavailable for too many lines."""
+        if len(body) > MAX_METRIC_BYTES:
+            raise WorkerUnavailable(f"/metrics has more than {MAX_METRIC_BYTES} bytes.")
         values: dict[str, list[tuple[Mapping[str, str], float]]] = {}
         for name, labels, value in _SAMPLE.findall(body.decode(errors="replace")):
             values.setdefault(name, []).append((dict(_LABEL.findall(labels)), _number(value)))
@@ -153,8 +158,11 @@ async def discover(http: Http, to: VllmAddress, reader: FileReader) -> Server:
     if form is not None:
         description = msgspec.structs.replace(description, pixel_dtype=form.pixels_dtype)
     sources = await _sources(http)
-    source = event_source(to.host, sources.get(0 if rank is None else rank, {}))
-    exactness = exactness_of(source, len(sources), rank, reason)
+    try:
+        source = event_source(to.host, sources.get(0 if rank is None else rank, {}))
+        exactness = exactness_of(source, len(sources), rank, reason)
+    except StartupError as error:
+        source, exactness = None, Exactness("NONE", error.message)
     if description.enable_prefix_caching is False:
         exactness = Exactness("NONE", NO_CACHE)
     placeholder_id = await asyncio.to_thread(reader.placeholder_id, files)
@@ -236,7 +244,9 @@ def describe(models: Sequence[_ListedModel], cache: Mapping[str, str], files: Mo
 
 async def _models(http: Http) -> list[_ListedModel]:
     try:
-        models = msgspec.json.decode(await _body(http, "/v1/models"), type=_Models).data
+        body = await _body(http, "/v1/models")
+        check_reply(body)
+        models = msgspec.json.decode(body, type=_Models).data
     except UNREADABLE as error:
         raise WorkerUnavailable("/v1/models is not as vLLM's.") from error
     if not models:

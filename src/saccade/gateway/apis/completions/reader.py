@@ -7,7 +7,6 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from saccade.errors import InvalidValue, UnsupportedParameter
-from saccade.gateway.body_bounds import num_items
 from saccade.gateway.chat import (
     MAX_CHARACTERS,
     MAX_TOKENS,
@@ -22,6 +21,7 @@ from saccade.gateway.chat import (
 from saccade.gateway.json_body import LATER, Body, ParameterReader, check_stream, decode
 from saccade.gateway.output.answer import Usage
 from saccade.gateway.output.choice import PromptLogprob
+from saccade.json_counts import num_items
 from saccade.protocol.request import MAX_NUM_SAMPLES
 
 DEFAULT_MAX_TOKENS: Final = 16

@@ -1,0 +1,57 @@
+"""Addresses that a worker names, which are used only where the operator's own address of the worker allows it.
+
+A worker could otherwise make its gateway, or another worker, connect to any service that these reach: a container
+daemon's socket, or the credentials that a cloud serves at a link-local address.
+"""
+
+import ipaddress
+from urllib.parse import urlsplit
+
+from saccade.whole_numbers import read_port
+
+WILDCARDS = ("*", "[::]", "::", "0.0.0.0")  # noqa: S104 - read, not bound
+
+
+def on_host_of_worker(endpoint: str, host: str) -> str | None:
+    """Return the `tcp://host:port` that *endpoint* means for a worker on *host*; None if it is of another host.
+
+    A wildcard stands for every address of the worker's host. On loopback, all its names are one host.
+    """
+    scheme, _, rest = endpoint.partition("://")
+    name, _, port = rest.rpartition(":")
+    if scheme != "tcp" or read_port(port) is None:
+        return None
+    own = f"[{host}]" if ":" in host else host
+    if name in WILDCARDS or name.lower() == own.lower() or (_is_loopback(name) and _is_loopback(host)):
+        return f"tcp://{own if name in WILDCARDS else name}:{port}"
+    return None
+
+
+def may_be_of_worker(address: str, url: str) -> bool:
+    """Whether the worker at *url* may say that others reach it at *address*, `host:port`.
+
+    It may have a network of its own for that, so another host is allowed, but as an IP address. A loopback address is
+    allowed for a worker on loopback or on a Unix socket; a link-local one, or one of no single machine, never.
+    """
+    name, _, port = address.rpartition(":")
+    host = "localhost" if url.startswith("unix:") else urlsplit(url).hostname or ""
+    if read_port(port) is None:
+        return False
+    name = name.strip("[]").lower()
+    if name == host or (_is_loopback(name) and _is_loopback(host)):
+        return True
+    try:
+        ip = ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    ip = getattr(ip, "ipv4_mapped", None) or ip
+    return not (ip.is_loopback or ip.is_link_local or ip.is_multicast or ip.is_unspecified or ip.is_reserved)
+
+
+def _is_loopback(host: str) -> bool:
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
