@@ -13,7 +13,9 @@ import psutil
 import pytest
 
 from saccade.errors import StartupError
+from saccade.supervisor import tree as tree_module
 from saccade.supervisor.tree import Child, ChildSpec, Tree, answers_ready, until
+from saccade.transport.local_calls import CallClient, NotReached
 
 PROGRAM = """
 import signal, sys, time
@@ -26,6 +28,19 @@ signal.signal(signal.SIGTERM, end)
 open(journal, "a").write(f"start {name}\\n")
 while True:
     time.sleep(60)
+"""
+BEATING_PROGRAM = """
+import asyncio, signal, sys, time
+from pathlib import Path
+from saccade.transport.local_calls import CallServer
+path, journal = sys.argv[1:]
+async def main():
+    server = CallServer(Path(path), lambda request: request)
+    await server.start()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, lambda: time.sleep(1000))
+    open(journal, "a").write("start\\n")
+    await asyncio.sleep(1000)
+asyncio.run(main())
 """
 WAIT_SECONDS = 60
 
@@ -99,6 +114,68 @@ async def test_dead_child_is_started_again_and_the_other_lives_on(tmp_path: Path
     assert tree.children[1].pid == worker
     os.kill(os.getpid(), signal.SIGINT)
     await running
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGUSR1], ids=["stopped", "its loop stands still"])
+async def test_child_that_answers_no_more_is_killed_and_started_again(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers: list[bytes] = []
+
+    class Heard(CallClient):
+        async def call(self, request: bytes, seconds: float) -> bytes:
+            answers.append(await super().call(request, seconds))
+            return answers[-1]
+
+    monkeypatch.setattr(tree_module, "CallClient", Heard)
+    monkeypatch.setattr(tree_module, "BEAT_SECONDS", 0.5)
+    monkeypatch.setattr(tree_module, "MAX_MISSED_BEATS", 3)
+    journal, path = tmp_path / "journal", tmp_path / "beats.sock"
+    command = (sys.executable, "-c", BEATING_PROGRAM, str(path), str(journal))
+    child = Child(ChildSpec("beating program", command, beats_at=path, stop_seconds=0.0))
+    running = asyncio.create_task(child.run())
+    try:
+        await wait(lambda: lines(journal) == ["start"])
+        first = child.pid
+        assert first is not None
+        await wait(lambda: answers)
+        os.kill(first, number)
+        await wait(lambda: child.pid not in (None, first) and len(lines(journal)) == 2)
+    finally:
+        await child.stop()
+        await running
+    assert "The beating program has not answered for 1.5 s and is killed." in caplog.messages
+
+
+async def test_child_that_does_not_answer_while_it_starts_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_asked = 0
+
+    class Deaf:
+        def __init__(self, _: Path) -> None:
+            pass
+
+        def start(self) -> None:
+            pass
+
+        async def call(self, *_: object) -> bytes:
+            nonlocal num_asked
+            num_asked += 1
+            raise NotReached
+
+        async def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(tree_module, "BEAT_SECONDS", 0.0)
+    monkeypatch.setattr(tree_module, "CallClient", Deaf)
+    journal = tmp_path / "journal"
+    child = Child(dataclasses.replace(spec("a", journal), beats_at=tmp_path / "none"))
+    running = asyncio.create_task(child.run())
+    await wait(lambda: num_asked > 10 * tree_module.MAX_MISSED_BEATS and lines(journal) == ["start a"])
+    await child.stop()
+    await running
+    assert lines(journal) == ["start a", "end a"]
 
 
 async def test_child_that_does_not_end_is_killed(tmp_path: Path) -> None:

@@ -225,8 +225,10 @@ def _child_specs(server: ServerSettings, arguments: list[str], folder: Path) -> 
             environment=environment,
             error_codes=exit_codes.WITH_MESSAGE,
             ends_with_previous=ends_with_previous,
+            beats_at=sockets[member],
         )
 
-    numbers = range(server.gateway_processes)
+    first, numbers = Member(folder, 0, server.gateway_processes), range(server.gateway_processes)
+    sockets = {INDEXER: first.indexer} | {str(one): dataclasses.replace(first, number=one).own for one in numbers}
     gateways = [spec(f"gateway process {one}", str(one), ends_with_previous=True) for one in numbers]
     return (*gateways, spec(INDEXER, INDEXER, ends_with_previous=False))

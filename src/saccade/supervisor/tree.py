@@ -12,10 +12,16 @@ from pathlib import Path
 from saccade.errors import StartupError
 from saccade.processes import supervision
 from saccade.transport import lasting_task, shared_memory
+from saccade.transport.local_calls import BEAT, CallClient, NotReached
 
 logger = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+BEAT_SECONDS, MAX_MISSED_BEATS = 5.0, 6
+"""How often a program is asked whether its event loop turns, and after how many questions in a row without an answer
+it is killed. A worker gives its engine as long.
+"""
 
 EXIT_NOT_STARTED = 126
 """What shells return if a program cannot be run."""
@@ -26,7 +32,8 @@ class ChildSpec:
     """What to start, and how long it may take to end after SIGTERM. *environment* None means ours.
 
     *error_codes* are the exit codes before which the program prints its own error. *ends_with_previous*: it gets
-    SIGTERM together with the program before it, not after that has ended.
+    SIGTERM together with the program before it, not after that has ended. At the socket *beats_at* the program runs a
+    local_calls.CallServer on the event loop that does its work.
     """
 
     name: str
@@ -35,6 +42,7 @@ class ChildSpec:
     environment: Mapping[str, str] | None = None
     error_codes: Collection[int] = ()
     ends_with_previous: bool = False
+    beats_at: Path | None = None
 
 
 class Child:
@@ -76,10 +84,41 @@ class Child:
         else:
             if self._stopping:
                 self.kill()
-            self._code = await self._process.wait()
+            watch = asyncio.create_task(self._watch(self._process))
+            try:
+                self._code = await self._process.wait()
+            finally:
+                await lasting_task.end(watch)
         if self._stopping or not self._may_restart():
             return None
         return f"The {self.spec.name} {supervision.ending(self._code)}."
+
+    async def _watch(self, process: asyncio.subprocess.Process) -> None:
+        """Kill *process* if it has answered once, and does so no more: it is stopped, or its event loop stands still.
+
+        Answers are counted, so a pause of this process is one at most.
+        """
+        if self.spec.beats_at is None:
+            return
+        client = CallClient(self.spec.beats_at)
+        client.start()
+        has_answered, num_missed = False, 0
+        try:
+            while num_missed < MAX_MISSED_BEATS:
+                beat = asyncio.create_task(asyncio.sleep(BEAT_SECONDS))
+                try:
+                    await client.call(BEAT, BEAT_SECONDS)
+                    has_answered, num_missed = True, 0
+                except NotReached:
+                    num_missed += has_answered
+                await beat
+        finally:
+            await client.close()
+        if not self._stopping:
+            logger.error(
+                "The %s has not answered for %g s and is killed.", self.spec.name, BEAT_SECONDS * MAX_MISSED_BEATS
+            )
+            supervision.send(process, signal.SIGKILL)
 
     async def stop(self) -> None:
         """Ask the program to end, and kill it when it takes too long."""

@@ -21,6 +21,9 @@ NUMBER_BYTES = 4
 FIRST_RETRY_SECONDS = 0.05
 LAST_RETRY_SECONDS = 1.0
 
+BEAT = b""
+"""A request that every server answers with the same, from its event loop: whoever asks learns that the loop turns."""
+
 Handler = Callable[[bytes], bytes]
 """Answers one encoded request; it neither blocks nor awaits. It may raise UNREADABLE."""
 
@@ -51,6 +54,9 @@ class _Answering(Frames):
         self._opened.discard(self)
 
     def _take(self, payload: bytes) -> None:
+        if len(payload) == NUMBER_BYTES:
+            self.send(payload + BEAT)
+            return
         try:
             self.send(payload[:NUMBER_BYTES] + self._answer(payload[NUMBER_BYTES:]))
         except UNREADABLE:
