@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 from saccade.errors import WorkerFailed, WorkerUnavailable
+from saccade.gateway.concurrency import end_all
 from saccade.gateway.workers.attempt import Attempt
 from saccade.gateway.workers.dispatch import Dispatcher, Placement
 from saccade.protocol.chat import ChatPrompt
@@ -96,7 +97,7 @@ async def stream(
 ) -> AsyncGenerator[TokenDelta, None]:
     """Yield the deltas of an attempt; closing the iterator ends it."""
     output = QueueOutput(request.num_samples)
-    attempt = Attempt(dispatcher, placement, request, output, int, supply, lambda: None, chat)
+    attempt = Attempt(dispatcher, placement, request, output, bool, supply, lambda: None, chat)
     running = asyncio.create_task(attempt.run())
     running.add_done_callback(lambda _: output.arrived.put_nowait(None))
     try:
@@ -118,12 +119,11 @@ class ScriptedStream:
         self.abort_sample = on_abort
         self._deltas = deltas
         self._sink = sink
-        self._task = asyncio.create_task(self._play())
+        self._tasks = [asyncio.create_task(self._play())]
 
     async def close(self) -> None:
-        """End the script."""
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        """End the script. The task has the error of its end, which has this object."""
+        await end_all(self._tasks)
         await self._deltas.aclose()
 
     async def _play(self) -> None:

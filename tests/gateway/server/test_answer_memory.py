@@ -118,6 +118,29 @@ def test_answers_that_nobody_reads_are_counted_once(made: str, served: scripted.
     assert served.ask("GET" if body is None else "POST", path, body).status == 200
 
 
+def test_a_stream_that_nobody_reads_ends_its_work_and_says_so(tiny_qwen3_vl: Path) -> None:
+    """Before, the worker went on, and all that it sent waited."""
+    with scripted.running(tiny_qwen3_vl, GatewayConfig(max_request_memory_bytes=1 << 20)) as gateway:
+        path = with_logprobs(gateway)
+        (whole,) = gateway.worker.script
+        assert isinstance(whole, TokenDelta)
+        one = TokenDelta("r", whole.token_ids[:1], logprobs=whole.logprobs[:1])
+        # The worker never ends by itself.
+        gateway.worker.script = [*[one] * 4000, 600.0]
+        with reader(gateway, path, {**CHAT, "stream": True}) as connection:
+            wait_until(lambda: gateway.worker.num_aborted)
+            memory = gateway.application.limits.memory
+            assert memory.num_bytes <= 2 * memory.capacity_bytes
+            received = b""
+            while b"read too slowly" not in received[-4096:]:
+                piece = connection.recv(1 << 16)
+                assert piece
+                received += piece
+        wait_until(lambda: not memory.num_bytes)
+        gateway.answer_two_tokens()
+        assert gateway.chat().status == 200
+
+
 GETS = {
     "/v1/models": 429,
     "/v1/models/tiny": 429,

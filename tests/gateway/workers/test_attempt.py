@@ -6,9 +6,10 @@ import pytest
 from echo_worker import ask
 from fronts import DESCRIPTION
 from streams import no_pixels
+from tables import table
 
-from saccade.errors import WorkerFailed
-from saccade.gateway.workers.attempt import Attempt
+from saccade.errors import RequestTimeout, WorkerFailed
+from saccade.gateway.workers.attempt import MAX_WAITING_BYTES, SURE_DELTAS, Attempt
 from saccade.gateway.workers.dispatch import Dispatcher, Placement
 from saccade.gateway.workers.pool import WorkerPool
 from saccade.protocol.output import FinishReason, TokenDelta
@@ -62,15 +63,17 @@ class Subject:
     def __init__(self, slot: str | None = None) -> None:
         self.worker, self.output = ManualWorker(), SlowOutput()
         self.num_waiting_bytes = 0
+        self.has_room = True
         self.released: list[str] = []
         request = ask("r", [1], *([slot] if slot else []))
         dispatcher = Dispatcher(WorkerPool((), self.released.extend))
         placement = Placement(self.worker, "uint8")  # type: ignore[arg-type]
         self.attempt = Attempt(dispatcher, placement, request, self.output, self.count, no_pixels, lambda: None)
 
-    def count(self, num_bytes: int) -> None:
+    def count(self, num_bytes: int) -> bool:
         """Count bytes that wait."""
         self.num_waiting_bytes += num_bytes
+        return self.has_room
 
     async def begin(self) -> asyncio.Task[None]:
         """Run the attempt until its request is sent."""
@@ -94,6 +97,33 @@ async def test_deltas_wait_while_the_client_is_slow_and_are_counted() -> None:
     await running
     assert subject.output.token_ids == [1, 2, 3, 4]
     assert subject.num_waiting_bytes == 0
+    assert subject.worker.num_closed == 1
+
+
+@table("has_room", [True, False])
+async def test_deltas_over_their_bound_end_the_work_and_are_dropped(has_room: bool) -> None:
+    """Before, only the engine's speed bounded them."""
+    subject = Subject()
+    subject.has_room = has_room
+    running = await subject.begin()
+    sink = subject.worker.sink
+    sink.delta(TokenDelta("r", [1]))
+    for _ in range(SURE_DELTAS):
+        sink.delta(TokenDelta("r", [2]))
+    await asyncio.sleep(0)
+    assert subject.worker.num_closed == 0
+    many = [2] * (1 if not has_room else MAX_WAITING_BYTES)
+    for _ in range(3):
+        sink.delta(TokenDelta("r", many))
+    await asyncio.sleep(0)
+    assert subject.worker.num_closed == 1
+    assert subject.num_waiting_bytes == 0
+    sink.fail(WorkerFailed("says that it was aborted"))
+    assert not running.done()
+    subject.output.reads.set()
+    with pytest.raises(RequestTimeout, match="read too slowly"):
+        await running
+    assert subject.output.token_ids == [1]
     assert subject.worker.num_closed == 1
 
 

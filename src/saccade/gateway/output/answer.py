@@ -76,6 +76,14 @@ class Usage(Struct, frozen=True):
     completion_tokens_details: CompletionTokensDetails
 
 
+def _write_nothing(_: Chunk) -> bool:
+    return True
+
+
+async def _flush_nothing() -> None:
+    pass
+
+
 CHARGE_TOKENS = 64
 """While an answer grows, the tenant is charged after at most this many tokens."""
 
@@ -121,6 +129,9 @@ class Answer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # Each of them leads to an object that has this one.
+        self._abort_sample = None
+        self.write, self.flush = _write_nothing, _flush_nothing
         if self._worker is None:
             return
         unfinished = FinishReason.ERROR if kind is not None and issubclass(kind, Exception) else FinishReason.ABORT

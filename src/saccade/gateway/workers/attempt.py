@@ -6,7 +6,7 @@ from typing import Protocol
 
 import msgspec
 
-from saccade.errors import WorkerFailed, WorkerUnavailable
+from saccade.errors import RequestTimeout, WorkerFailed, WorkerUnavailable
 from saccade.gateway.concurrency import end_all
 from saccade.gateway.workers.dispatch import Dispatcher, Placement
 from saccade.protocol.chat import ChatPrompt
@@ -17,6 +17,14 @@ from saccade.transport.sink import SendPixels, Stream
 
 OBJECT_BYTES = 4
 """Roughly how many bytes Python objects take for each byte of their encoding."""
+
+MAX_WAITING_BYTES = 16 << 20
+"""Of the deltas of one request that wait for their client. A worker cannot be told to wait, so more end the request."""
+
+SURE_DELTAS = 8
+"""Deltas of each sample that may wait even without memory: an output that is fast takes a moment, too."""
+
+READ_TOO_SLOWLY = "The answer was read too slowly, and no memory was left for more of it. Read faster, or ask for less."
 
 Resend = Callable[[Sequence[int]], Awaitable[tuple[MediaPixels, ...]]]
 """Returns pixels by media index, for a worker that no longer holds encoder outputs it was expected to hold."""
@@ -40,8 +48,11 @@ class Attempt:
     """Sends *request* to the worker or the pair of *placement*, and is the sink of its stream.
 
     Its deltas go to *output*. While *output* takes no more, they wait, and *count* is called with their bytes: positive
-    when they begin to wait, negative at the end. *resend* prepares pixels that a worker asks for. *on_first_delta* is
-    called before the first delta; until then another worker may be tried. A worker that takes chats only gets *chat*.
+    when they begin to wait, negative at the end. It returns whether there is memory for them. If too many wait without
+    it, the worker's work ends at once, and the request fails as soon as *output* takes more.
+
+    *resend* prepares pixels that a worker asks for. *on_first_delta* is called before the first delta; until then
+    another worker may be tried. A worker that takes chats only gets *chat*.
     """
 
     def __init__(
@@ -50,7 +61,7 @@ class Attempt:
         placement: Placement,
         request: EngineRequest,
         output: Output,
-        count: Callable[[int], object],
+        count: Callable[[int], bool],
         resend: Resend,
         on_first_delta: Callable[[], object],
         chat: ChatPrompt | None = None,
@@ -66,6 +77,7 @@ class Attempt:
         self._on_first_delta = on_first_delta
         self._is_sent = False
         self._stream: Stream | None = None
+        self._closing: asyncio.Task[None] | None = None
         self._waiting: list[TokenDelta | BaseException] | None = None
         self._num_waiting_bytes = 0
         self._resends: list[asyncio.Task[None]] = []
@@ -94,10 +106,14 @@ class Attempt:
             raise
         finally:
             self._has_ended = True
+            self._drop_waiting()
             stream, self._stream = self._stream, None
+            closing, self._closing = self._closing, None
             try:
                 await end_all(self._resends)
             finally:
+                if closing is not None:
+                    await closing
                 if stream is not None:
                     await stream.close()
 
@@ -116,10 +132,8 @@ class Attempt:
         if self._has_ended:
             return
         if self._waiting is not None:
-            self._waiting.append(delta)
-            num_bytes = OBJECT_BYTES * len(msgspec.msgpack.encode(delta))
-            self._num_waiting_bytes += num_bytes
-            self._count(num_bytes)
+            if self._closing is None:
+                self._wait(self._waiting, delta)
             return
         if not self.has_begun:
             self.has_begun = True
@@ -145,7 +159,8 @@ class Attempt:
         if self._has_ended:
             return
         if self._waiting is not None:
-            self._waiting.append(error)
+            if self._closing is None:
+                self._waiting.append(error)
         else:
             self._error, self._has_ended = error, True
             self._woken.set()
@@ -162,11 +177,29 @@ class Attempt:
         finally:
             del error
 
-    def _take_waiting(self) -> None:
-        waiting, self._waiting = self._waiting or (), None
+    def _wait(self, waiting: list[TokenDelta | BaseException], delta: TokenDelta) -> None:
+        """Add *delta* to those that are *waiting*. If there are too many, drop them all and end the worker's work."""
+        waiting.append(delta)
+        num_bytes = OBJECT_BYTES * len(msgspec.msgpack.encode(delta))
+        self._num_waiting_bytes += num_bytes
+        is_sure = len(waiting) <= SURE_DELTAS * self._request.num_samples
+        has_room = self._count(num_bytes) or is_sure
+        if (has_room and self._num_waiting_bytes <= MAX_WAITING_BYTES) or self._stream is None:
+            return
+        stream, self._stream = self._stream, None
+        self._closing = asyncio.create_task(stream.close(), name="end of an unread answer")
+        self._drop_waiting()
+        self._waiting = [RequestTimeout(READ_TOO_SLOWLY)]
+
+    def _drop_waiting(self) -> list[TokenDelta | BaseException]:
+        """Return what waits; nothing does then."""
+        waiting, self._waiting = self._waiting or [], None
         self._count(-self._num_waiting_bytes)
         self._num_waiting_bytes = 0
-        for one in waiting:
+        return waiting
+
+    def _take_waiting(self) -> None:
+        for one in self._drop_waiting():
             if isinstance(one, TokenDelta):
                 self.delta(one)
             else:
