@@ -47,7 +47,7 @@ class FairQueue:
     """Gives out turns that weigh at most *capacity* together.
 
     The turns of one client weigh at most *client_capacity* of the weight of all others' turns. A turn that is too heavy
-    does not wait for all the others of its client: it begins when half of that is free, with the weight that is free.
+    does not wait for all the others of its client. It begins when half of that is free, with the weight that is free.
 
     The next turn goes to the client whose turns weigh least for its priority; of several such clients, to the one that
     was served longest ago, or that came first. The turns of one client are in order of arrival. A turn that does not

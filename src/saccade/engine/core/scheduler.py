@@ -5,11 +5,10 @@
 
 import bisect
 import time
-from collections import defaultdict, deque
-from dataclasses import asdict, dataclass, field
+from collections import defaultdict
+from dataclasses import asdict
 from itertools import chain
 
-import msgspec
 import structlog
 
 from saccade.engine.core.counters import Counters
@@ -20,6 +19,7 @@ from saccade.engine.core.images import Until
 from saccade.engine.core.kv.manager import BlockManager
 from saccade.engine.core.kv_connector import KvConnector
 from saccade.engine.core.non_finite import NonFiniteLog
+from saccade.engine.core.samples import Samples
 from saccade.engine.core.schedule import Budgets, Schedule
 from saccade.engine.core.sequence import Sequence
 from saccade.engine.core.speculation import Speculation
@@ -34,19 +34,6 @@ SAMPLES_EACH = 8
 """
 
 logger = structlog.get_logger(__name__)
-
-
-@dataclass(slots=True)
-class Request:
-    """The *live* samples by index, the indices of those that have not started, and those that wait for an end.
-
-    No more than *num_at_once* run at a time.
-    """
-
-    live: dict[int, Sequence]
-    unstarted: list[int]
-    num_at_once: int
-    parked: deque[Sequence] = field(default_factory=deque)
 
 
 class Scheduler:
@@ -87,7 +74,7 @@ class Scheduler:
         self.encoder_scheduler = EncoderScheduler(
             budgets, block_manager, encoder_cache, costs, self.frames, self.counters
         )
-        self.requests: dict[int, dict[str, Request]] = defaultdict(dict)
+        self.requests: dict[int, dict[str, Samples]] = defaultdict(dict)
         self.pixel_deadlines: dict[tuple[int, str], float] = {}
         self.waiting: list[Sequence] = []
         self.running: dict[Sequence, None] = {}
@@ -142,7 +129,7 @@ class Scheduler:
         if num_requests >= most or num_sequences >= SAMPLES_EACH * most:
             raise QueueFull(f"{num_requests} requests are waiting at this worker already; try again shortly.")
 
-    def find(self, connection: int, request_id: str) -> Request | None:
+    def find(self, connection: int, request_id: str) -> Samples | None:
         """Return a request that has not ended."""
         return self.requests.get(connection, {}).get(request_id)
 
@@ -153,13 +140,10 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a request by its sample 0."""
-        num_at_once = sequence.request.num_at_once
-        if num_at_once is msgspec.UNSET or sequence.request.kv_transfer is not None:
-            num_at_once = sequence.request.num_samples
-        request = Request({0: sequence}, list(range(1, sequence.request.num_samples)), num_at_once)
+        request = Samples.of(sequence)
         self.requests[sequence.connection][sequence.request_id] = request
         if sequence.awaits_kv:
-            sequence.forks = self._begin_samples(sequence, request)
+            sequence.forks = request.begin(sequence)
         sequence.leads_samples = bool(request.unstarted)
         self._queue(sequence)
 
@@ -223,10 +207,10 @@ class Scheduler:
             following.leads_samples = True
             self.encoder_scheduler.share(sequence, [following])
             self._queue(following)
-        makes_room = sequence not in self.parked
+        following_parked = None if sequence in self.parked else request.next_of(self.parked)
         self.remove(sequence)
-        if makes_room:
-            self._resume_next(request)
+        if following_parked is not None:
+            self.resume(following_parked)
         if not request.live:
             for image in sequence.images:
                 image.release(self.frames[sequence.connection].released)
@@ -234,26 +218,11 @@ class Scheduler:
             # A later request may have its id.
             self.pixel_deadlines.pop((sequence.connection, sequence.request_id), None)
 
-    def _resume_next(self, request: Request) -> None:
-        """Queue the next of the samples of *request* that wait for others to end."""
-        while request.parked:
-            following = request.parked.popleft()
-            if following in self.parked:
-                self.resume(following)
-                return
-
-    def _begin_samples(self, sequence: Sequence, request: Request) -> list[Sequence]:
-        """Return the samples that have not started as sequences, which are not queued."""
-        samples = [sequence.sample(index) for index in request.unstarted]
-        request.live.update((sample.index, sample) for sample in samples)
-        request.unstarted.clear()
-        return samples
-
     def start_samples(self, sequence: Sequence) -> None:
         """Queue the samples that wait for the prompt of *sequence*. Call before its first token is added."""
         request = self.requests[sequence.connection][sequence.request_id]
         num_more = request.num_at_once - len(request.live)
-        samples = self._begin_samples(sequence, request)
+        samples = request.begin(sequence)
         sequence.leads_samples = False
         for sample in samples:
             # Sample 0 already reports the cached tokens of the request.

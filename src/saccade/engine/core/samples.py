@@ -1,0 +1,47 @@
+"""The samples of one request: those that live, those that have not started, and those that wait for others to end."""
+
+from collections import deque
+from collections.abc import Container
+from dataclasses import dataclass, field
+from typing import Self
+
+import msgspec
+
+from saccade.engine.core.sequence import Sequence
+
+
+@dataclass(slots=True)
+class Samples:
+    """The *live* samples by index, the indices of those that have not started, and those that are *parked*.
+
+    No more than *num_at_once* run at a time.
+    """
+
+    live: dict[int, Sequence]
+    unstarted: list[int]
+    num_at_once: int
+    parked: deque[Sequence] = field(default_factory=deque)
+
+    @classmethod
+    def of(cls, sequence: Sequence) -> Self:
+        """Return the samples of the request of *sequence*, its first one. A transfer of state needs all at once."""
+        request = sequence.request
+        num_at_once = request.num_at_once
+        if num_at_once is msgspec.UNSET or request.kv_transfer is not None:
+            num_at_once = request.num_samples
+        return cls({0: sequence}, list(range(1, request.num_samples)), num_at_once)
+
+    def begin(self, sequence: Sequence) -> list[Sequence]:
+        """Return the samples that have not started as sequences like *sequence*; they live now."""
+        samples = [sequence.sample(index) for index in self.unstarted]
+        self.live.update((sample.index, sample) for sample in samples)
+        self.unstarted.clear()
+        return samples
+
+    def next_of(self, parked: Container[Sequence]) -> Sequence | None:
+        """Return the next sample that is still one of *parked*, None if there is none. It waits no longer."""
+        while self.parked:
+            sample = self.parked.popleft()
+            if sample in parked:
+                return sample
+        return None
