@@ -37,6 +37,10 @@ dispatch."""
 ENGINE_STAGES = ("queue", "encode", "prefill", "decode")
 """The stages of a sample in the engine; *encode* is a part of *prefill*."""
 
+PAUSES = ("read", "choices", "delta")
+"""Work on the event loop whose longest piece is shown: a body is read, the choices of an answer are made, a delta of an
+answer is written."""
+
 LAG_INTERVAL_SECONDS = 0.05
 MODEL = ("model_name",)
 
@@ -129,6 +133,15 @@ class Metrics:
         self.requests_in_flight = gauge("saccade_requests_in_flight", "Requests being served.")
         self._lag = short_seconds("saccade_event_loop_lag_seconds", "Delay of a timer of the event loop.")
 
+        pauses = gauge(
+            "saccade_event_loop_longest_pause_seconds",
+            "Longest time since the start that one piece of work held the event loop.",
+            ("stage",),
+        )
+        self.longest_pauses = dict.fromkeys(PAUSES, 0.0)
+        for stage in PAUSES:
+            pauses.labels(stage).set_function(partial(self.longest_pauses.__getitem__, stage))
+
     def new_registry(self) -> MetricRegistry:
         """Return a registry whose failures these metrics count."""
         return MetricRegistry(lambda collector: self._failed_collectors.labels(collector).inc())
@@ -148,6 +161,12 @@ class Metrics:
             yield
         finally:
             self.observe_stages({name: time.perf_counter() - start})
+
+    def note_pause(self, stage: str, start: float) -> None:
+        """Note that work of *stage*, one of PAUSES, has held the event loop since *start* (time.perf_counter)."""
+        spent = time.perf_counter() - start
+        if spent > self.longest_pauses[stage]:
+            self.longest_pauses[stage] = spent
 
     async def watch_event_loop(self) -> None:
         """Record the event loop's lag at intervals, until cancelled."""

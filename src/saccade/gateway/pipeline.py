@@ -15,7 +15,7 @@ from saccade.gateway.images.collect import EncodedImage, ImageCollector, num_enc
 from saccade.gateway.images.pixels import PixelPreparer, PixelResend, PromptImages
 from saccade.gateway.json_body import MAX_NAMES
 from saccade.gateway.output.answer import Answer
-from saccade.gateway.output.sampling import sampling_params
+from saccade.gateway.output.sampling import TokenRules, sampling_params, token_rules
 from saccade.gateway.prompt.draft import PromptDrafter, chat_prompt, is_long, why_not_as_chat
 from saccade.gateway.request import Request
 from saccade.gateway.served_models.model_registry import ModelRegistry
@@ -37,13 +37,15 @@ logger = logging.getLogger(__name__)
 class Part:
     """One prompt of a request. *params* has no messages, so that images are dropped as soon as they are decoded.
 
-    *salt* separates its caches from those of other tenants. The answer must match *answer_grammar*.
+    *salt* separates its caches from those of other tenants. The answer keeps *rules*, and must match *answer_grammar*.
+    All parts of a request share both.
     """
 
     params: ChatRequest
     chat: Chat
     served: ServedModel
     salt: bytes
+    rules: TokenRules
     answer_grammar: AnswerGrammar | None = None
 
 
@@ -86,7 +88,7 @@ class Pipeline:
         if chat is not None:
             chats = [chat]
         elif prompts:
-            chats = [await self.prompts.read_plain(served, params, prompt) for prompt in prompts]
+            chats = await self.prompts.read_plain(served, params, prompts)
         else:
             chats = [await self.prompts.read_long(served, params)]
         tokens = served.tool_calls if chats[0].plain is None else None
@@ -95,9 +97,10 @@ class Pipeline:
         params = msgspec.structs.replace(params, messages=[])
         request.keep_chat()
         salt, answer_grammar = request_salt(request.tenant.salt, params.cache_salt), None
+        rules = token_rules(params, served)
         if constraint is not None:
             answer_grammar = await self.grammars.of(constraint, salt, request.client, request.tenant.priority)
-        return [Part(params, one, served, salt, answer_grammar) for one in chats]
+        return [Part(params, one, served, salt, rules, answer_grammar) for one in chats]
 
     async def answer(self, request: Request, part: Part, answer: Answer) -> None:
         """Send *part* to a worker, which gives the *answer*. If it fails before the first delta, try another.
@@ -180,7 +183,8 @@ class Pipeline:
             served, params, chat, layouts, num_encoded_bytes(images), as_vllm_chat=all_take_chats, salt=part.salt
         )
         grammar = part.answer_grammar
-        sampling = sampling_params(params, served, draft.token_ids, None if grammar is None else grammar.grammar)
+        of_answer = None if grammar is None else grammar.grammar
+        sampling = sampling_params(params, served, part.rules, draft.token_ids, of_answer)
         refusal = None
         if some_take_chats:
             settings = [image.settings for image in images]

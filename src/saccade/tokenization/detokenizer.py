@@ -9,6 +9,7 @@ import codecs
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 from saccade.errors import StartupError
@@ -166,21 +167,47 @@ _BYTE_OF = _byte_alphabet()
 
 
 class StopString:
-    """Match a growing text against one stop string (Knuth, Morris, Pratt 1977)."""
+    """The text of a stop string, and its prefix function as far as any answer of the request has needed it."""
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self._fallback = _prefix_function(text)
+        self.num_prepared = 0
+        """Characters whose prefixes are known: no more than the longest match so far."""
+
+        self._lengths: list[int] = []
+
+    def fallback(self, num_matched: int) -> int:
+        """Return the length of the longest proper prefix of the first *num_matched* characters that also ends there."""
+        while self.num_prepared < num_matched:
+            self._lengths.append(self._next_length())
+            self.num_prepared += 1
+        return self._lengths[num_matched - 1]
+
+    def _next_length(self) -> int:
+        if not self._lengths:
+            return 0
+        length, character = self._lengths[-1], self.text[self.num_prepared]
+        while length and self.text[length] != character:
+            length = self._lengths[length - 1]
+        return length + (self.text[length] == character)
+
+
+class StopMatch:
+    """Matches a growing text against one stop string (Knuth, Morris, Pratt 1977)."""
+
+    def __init__(self, stop: StopString) -> None:
+        self.text = stop.text
         self.num_matched = 0
+        self._stop = stop
 
     def advance(self, character: str) -> bool:
         """Take the next character; return whether it completes the stop string. Then the search starts again."""
         while self.num_matched and self.text[self.num_matched] != character:
-            self.num_matched = self._fallback[self.num_matched - 1]
+            self.num_matched = self._stop.fallback(self.num_matched)
         self.num_matched += self.text[self.num_matched] == character
         is_complete = self.num_matched == len(self.text)
         if is_complete:
-            self.num_matched = self._fallback[-1]
+            self.num_matched = self._stop.fallback(self.num_matched)
         return is_complete
 
 
@@ -195,6 +222,11 @@ class TextRules:
     min_tokens: int = 0
     shows_stop: bool = False
     shows_special: bool = False
+
+    @cached_property
+    def stop_strings(self) -> tuple[StopString, ...]:
+        """Those of *stop*, which all answers with these rules share: each grows as answers match it."""
+        return tuple(map(StopString, self.stop))
 
 
 PLAIN = TextRules()
@@ -211,7 +243,7 @@ class Detokenizer:
         self._hidden_ids, self._num_known = tokenizer.hidden_ids, tokenizer.num_tokens
         self._stream = tokenizer.stream(continues=continues)
         self._rules = rules
-        self._stops = [StopString(text) for text in rules.stop]
+        self._stops = [StopMatch(stop) for stop in rules.stop_strings]
         self._pending = ""
         self.stop: str | None = None
         """The stop string that ended the text."""
@@ -256,14 +288,3 @@ class Detokenizer:
         certain = len(pending) - max(stop.num_matched for stop in self._stops)
         self._pending = pending[certain:]
         return pending[:certain]
-
-
-def _prefix_function(text: str) -> list[int]:
-    """Return for each position the length of the longest proper prefix of *text* that also ends there."""
-    lengths = [0] * len(text)
-    for position in range(1, len(text)):
-        length = lengths[position - 1]
-        while length and text[length] != text[position]:
-            length = lengths[length - 1]
-        lengths[position] = length + (text[length] == text[position])
-    return lengths

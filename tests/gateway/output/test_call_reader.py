@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tables import table
 
-from saccade.gateway.output.call_reader import GeneratedCall
+from saccade.gateway.output.call_reader import GeneratedCall, declared
 from saccade.gateway.output.choice import GeneratedChoice, TokenRecord
 from saccade.gateway.output.tool_calls import ToolCallReader
 from saccade.gateway.served_models.served_model import Parsers, ServedModel
@@ -95,7 +95,7 @@ def read(
     """What a client sees: content, calls, why it ended, and how many tokens it had."""
     tokens = model.tool_calls
     assert tokens is not None
-    reader = ToolCallReader(tokens, model.tokenizer, TOOLS, many)
+    reader = ToolCallReader(tokens, model.tokenizer, declared(TOOLS), many)
     choice = GeneratedChoice(0, Detokenizer(model.tokenizer, TextRules(stop=stop)), tool_calls=reader)
     content, calls = "", list[GeneratedCall]()
     for number, delta in enumerate(deltas, start=1):
@@ -241,7 +241,7 @@ def test_tokens_after_a_stop_string_in_what_is_no_call_are_not_recorded(models: 
     ids, answer = ids_of(model, "<tool_call>", "b STOP c"), ids_of(model, "<tool_call>", "b STOP")
     for deltas in cuts(ids):
         reader, record = (
-            ToolCallReader(model.tool_calls, model.tokenizer, TOOLS),
+            ToolCallReader(model.tool_calls, model.tokenizer, declared(TOOLS)),
             TokenRecord(model.tokenizer, True, False),
         )
         detokenizer = Detokenizer(model.tokenizer, TextRules(stop=("STOP",)))
@@ -255,7 +255,7 @@ def test_ids_are_the_models_own_or_new(models: Models) -> None:
     def call_ids(tool_format: str) -> list[str]:
         model = models(tool_format)
         assert model.tool_calls is not None
-        reader = ToolCallReader(model.tool_calls, model.tokenizer, TOOLS)
+        reader = ToolCallReader(model.tool_calls, model.tokenizer, declared(TOOLS))
         calls = [written(tool_format, number, "look", {}) for number in (4, 5)]
         pieces = reader.take(ids_of(model, *section(tool_format, calls)))
         return [piece.id for piece in pieces if isinstance(piece, GeneratedCall)]

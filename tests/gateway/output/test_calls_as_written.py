@@ -6,6 +6,7 @@ import pytest
 from tables import table
 from written_answers import FORMS, TOOLS, Call, Form, choice_of, ids_of, read
 
+from saccade.gateway.output.call_reader import declared
 from saccade.gateway.output.tool_calls import ToolCallReader
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.models.tool_formats.call_scanner import MAX_HEAD
@@ -338,6 +339,6 @@ def test_a_mentioned_tag_holds_back_little(name: str, models: Models) -> None:
 def test_the_time_for_calls_that_never_end_does_not_grow_with_the_square(name: str, models: Models) -> None:
     model = models(name)
     ids = ids_of(model, BROKEN[name]) * 1000
-    reader = ToolCallReader(model.tool_calls, model.tokenizer, TOOLS)  # type: ignore[arg-type]
+    reader = ToolCallReader(model.tool_calls, model.tokenizer, declared(TOOLS))  # type: ignore[arg-type]
     pieces = [*reader.take(ids), *reader.finish(is_cut=False)]
     assert [token for piece in pieces for token in piece] == ids  # type: ignore[union-attr]

@@ -11,7 +11,7 @@ from saccade.errors import UnsupportedParameter
 from saccade.gateway.chat import Chat, ChatRequest
 from saccade.gateway.output.call_reader import GeneratedCall
 from saccade.gateway.output.choice import choices_of
-from saccade.gateway.output.sampling import sampling_params
+from saccade.gateway.output.sampling import sampling_params, token_rules
 from saccade.gateway.served_models.served_model import Parsers, ServedModel
 from saccade.models.files import read_model_files
 from saccade.protocol.output import FinishReason, TokenDelta
@@ -133,5 +133,6 @@ def test_without_parsers_everything_is_content(checkpoint: Callable[[str], Path]
 
 
 def test_reasoning_has_no_budget(model: ServedModel) -> None:
+    request = ChatRequest(messages=[], thinking_token_budget=9)
     with pytest.raises(UnsupportedParameter, match="no single token"):
-        sampling_params(ChatRequest(messages=[], thinking_token_budget=9), model, [1])
+        sampling_params(request, model, token_rules(request, model), [1])

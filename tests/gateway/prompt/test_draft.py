@@ -1,12 +1,14 @@
 """Placeholders are filled by position."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from saccade.errors import ContextLengthExceeded
-from saccade.gateway.chat import ChatMessage, ChatRequest, ContentPart
+from saccade.gateway.chat import ChatMessage, ChatRequest, ContentPart, PlainPrompt
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.limits import WorkThreads
 from saccade.gateway.prompt.draft import PromptDrafter
@@ -46,3 +48,28 @@ async def test_long_chats_leave_the_event_loop_free(
     with pytest.raises(ContextLengthExceeded):
         await drafting
     assert num_rounds > 10
+
+
+class Recording(WorkThreads):
+    """Notes which work went to a thread."""
+
+    def __init__(self) -> None:
+        super().__init__(Limits.of(GatewayConfig()).admission)
+        self.in_thread: list[bool] = []
+
+    async def run(self, is_long: bool, num_bytes: int, work: Callable[[], Any]) -> Any:
+        self.in_thread.append(is_long)
+        return await super().run(is_long, num_bytes, work)
+
+
+@pytest.mark.parametrize(("num_prompts", "in_thread"), [(1, False), (2, False), (128, True)])
+async def test_plain_prompts_that_are_long_together_leave_the_event_loop_free(
+    num_prompts: int, in_thread: bool, tiny_qwen3_vl: Path
+) -> None:
+    served = ServedModel.from_files("tiny", read_model_files(tiny_qwen3_vl), 35_000)
+    threads = Recording()
+    prompts = PromptDrafter(MediaLimits(), Metrics(), threads)
+    texts = [PlainPrompt("word " * 1000, f"prompt[{index}]") for index in range(num_prompts)]
+    chats = await prompts.read_plain(served, ChatRequest(model="tiny", messages=[]), texts)
+    assert len(chats) == num_prompts
+    assert threads.in_thread == [in_thread] * num_prompts

@@ -5,6 +5,7 @@ several prompts becomes one request to a worker for each, and the answers are wr
 """
 
 import re
+import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -153,6 +154,7 @@ class ChatEndpoint:
     ) -> list[tuple[Format, Part]]:
         """Return the parts of a request, each with the format of its answer."""
         async with request.turn(len(body)):
+            start = time.perf_counter()
             read = read_api(body, request.tenant.id)
             if read.num_kept_bytes:
                 request.lifetime_memory.take(read.num_kept_bytes)
@@ -162,6 +164,7 @@ class ChatEndpoint:
             with names.in_errors():
                 prompts = [form.prompt for form in formats if form.prompt is not None]
                 reading = self.pipeline.read(request, read.request, prompts)
+            self.pipeline.metrics.note_pause("read", start)
         # Only the coroutine has the messages, and drops them.
         del body, read
         with names.in_errors():
@@ -186,8 +189,10 @@ class ChatEndpoint:
         self, parts: Sequence[tuple[Format, Part]], request: Request, response: EventStream | WholeResponse
     ) -> None:
         async def generate(form: Format, part: Part) -> None:
+            start = time.perf_counter()
             answer = Answer(part.params, part.chat, part.served, self.pipeline.metrics, request.account)
             writer = form.writer(answer)
+            self.pipeline.metrics.note_pause("choices", start)
             answer.write, answer.flush = lambda chunk: response.write(writer.take(chunk)), response.flush
             with form.names.in_errors():
                 await self.pipeline.answer(request, part, answer)

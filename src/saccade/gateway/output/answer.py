@@ -84,6 +84,28 @@ async def _flush_nothing() -> None:
     pass
 
 
+class TokenCounts:
+    """Sums of the tokens of *num_choices* choices. Only those that *changed* since the last sums are counted again.
+
+    So a usage for every chunk of n choices does not take n times n looks at choices.
+    """
+
+    def __init__(self, num_choices: int) -> None:
+        self.changed: set[GeneratedChoice] = set()
+        self._counts = [(0, 0)] * num_choices
+        self._num_tokens = self._num_reasoning_tokens = 0
+
+    def sums(self) -> tuple[int, int]:
+        """Return the number of tokens, and of tokens of reasoning."""
+        for choice in self.changed:
+            num_tokens, num_reasoning_tokens = self._counts[choice.index]
+            self._counts[choice.index] = choice.num_tokens, choice.num_reasoning_tokens
+            self._num_tokens += choice.num_tokens - num_tokens
+            self._num_reasoning_tokens += choice.num_reasoning_tokens - num_reasoning_tokens
+        self.changed.clear()
+        return self._num_tokens, self._num_reasoning_tokens
+
+
 CHARGE_TOKENS = 64
 """While an answer grows, the tenant is charged after at most this many tokens."""
 
@@ -112,6 +134,7 @@ class Answer:
         self.prompt_token_ids: list[int] = []
         self.prompt_logprobs: list[TokenLogprob] = []
         self._images: Sequence[tuple[ImageLayout, Sequence[Span]]] = ()
+        self._details: PromptTokensDetails | None = None
         self._worker: str | None = None
         self._abort_sample: Callable[[int], None] | None = None
         self._num_cached_tokens = 0
@@ -124,6 +147,7 @@ class Answer:
         self._ttft_seconds: float | None = None
         self._num_open = len(self.choices)
         self._num_charged = self._num_uncharged = 0
+        self._counts = TokenCounts(len(self.choices))
 
     def __enter__(self) -> Self:
         return self
@@ -144,6 +168,7 @@ class Answer:
         """Note the token ids of the prompt, and the layout and spans of each of its images and videos."""
         self.prompt_token_ids = prompt
         self._images = images
+        self._details = None
         for choice in self.choices:
             choice.begin(prompt)
 
@@ -163,12 +188,14 @@ class Answer:
         If a stop string ends a choice, this aborts it at the worker. Raises the engine's error, and WorkerFailed for an
         unexpected delta.
         """
+        start = time.perf_counter()
         choice = self._choice(delta)
         if choice.finish_reason is not None:
             # The worker had sent it before it received the abort.
             self._observe_times(delta.times)
             return True
         chunk = choice.take(delta)
+        self._counts.changed.add(choice)
         self._observe(choice, delta)
         self._num_uncharged += len(delta.token_ids)
         if self._num_uncharged >= CHARGE_TOKENS:
@@ -179,19 +206,22 @@ class Answer:
                 self._abort_sample(choice.index)
             if self.is_whole:
                 self._metrics.e2e_seconds.labels(self.served.name).observe(time.perf_counter() - self._begun_at)
-        return self.write(chunk)
+        may_follow = self.write(chunk)
+        self._metrics.note_pause("delta", start)
+        return may_follow
 
     @property
     def usage(self) -> Usage:
         """Tokens so far: the prompt's, and the sum of all choices'."""
         num_prompt_tokens = len(self.prompt_token_ids)
-        num_completion_tokens = sum(choice.num_tokens for choice in self.choices)
-        num_reasoning_tokens = sum(choice.num_reasoning_tokens for choice in self.choices)
+        num_completion_tokens, num_reasoning_tokens = self._counts.sums()
+        if self._details is None:
+            self._details = self._prompt_details()
         return Usage(
             prompt_tokens=num_prompt_tokens,
             completion_tokens=num_completion_tokens,
             total_tokens=num_prompt_tokens + num_completion_tokens,
-            prompt_tokens_details=self._prompt_details(),
+            prompt_tokens_details=self._details,
             completion_tokens_details=CompletionTokensDetails(reasoning_tokens=num_reasoning_tokens),
         )
 
@@ -207,7 +237,7 @@ class Answer:
         )
 
     def _charge(self) -> None:
-        num_tokens = sum(choice.num_tokens for choice in self.choices)
+        num_tokens, _ = self._counts.sums()
         self._account.use_answer(num_tokens - self._num_charged)
         self._num_charged, self._num_uncharged = num_tokens, 0
 
@@ -221,6 +251,7 @@ class Answer:
             num_cached_tokens = max(0, min(delta.num_cached_tokens, num_others))
             if num_cached_tokens:
                 self._num_cached_tokens += num_cached_tokens
+                self._details = None
                 self._account.use_cached(num_cached_tokens)
             self.prompt_logprobs += delta.prompt_logprobs
         return self.choices[delta.index]

@@ -56,18 +56,17 @@ Piece = Sequence[int] | str | GeneratedCall
 class CallReader(ABC):
     """Separates the tokens of one answer. Unless *many* calls are allowed, the answer ends with its first call.
 
-    The chat has *num_earlier* calls already. The text of the content goes through *separator*. The answer *is_cut* if
-    it ended within a call.
+    It may call *functions*. The chat has *num_earlier* calls already. The text of the content goes through *separator*.
+    The answer *is_cut* if it ended within a call.
     """
 
     tokens: ToolCallTokens
     tokenizer: Tokenizer
-    tools: Sequence[Tool]
+    functions: Declared
     many: bool = True
     num_earlier: int = 0
 
     def __post_init__(self) -> None:
-        self._functions: Declared = declared(self.tools)
         self._format = FORMATS[self.tokens.format]
         self._marks = _marks(self.tokens)
         self._num_called = 0
@@ -120,7 +119,7 @@ class CallReader(ABC):
 
     def _open(self) -> "OpenCall":
         """Return a call after its opening tag."""
-        return OpenCall(self._format.pieces(self._functions), self._marks, self.tokenizer)
+        return OpenCall(self._format.pieces(self.functions), self._marks, self.tokenizer)
 
 
 class OpenCall:

@@ -1,13 +1,14 @@
 """One choice of an answer as it grows: text, reasoning, tokens, finish reason."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from msgspec import UNSET, Struct, UnsetType
 
 from saccade.errors import WorkerFailed
 from saccade.gateway.chat import Chat, ChatRequest
-from saccade.gateway.output.call_reader import CallReader, GeneratedCall, Piece
+from saccade.gateway.output.call_reader import CallReader, GeneratedCall, Piece, declared
 from saccade.gateway.output.held_calls import HeldCallReader
 from saccade.gateway.output.reasoning import Reasoning
 from saccade.gateway.output.tool_calls import ToolCallReader
@@ -338,16 +339,20 @@ def choices_of(request: ChatRequest, chat: Chat, served: ServedModel) -> list[Ge
     if not request.include_stop_str_in_output:
         hidden_ids = frozenset((*served.defaults.eos_token_ids, *(request.stop_token_ids or ())))
     rules = _text_rules(request)
+    # What depends on the request alone is made once, since a loop over many choices takes the event loop's time.
+    own_rules = TextRules(shows_special=rules.shows_special)
+    holds_calls = _holds_calls(request, chat)
+    new_reader = _call_readers(request, served, chat, holds_calls=holds_calls)
     return [
         GeneratedChoice(
             index,
             Detokenizer(served.tokenizer, rules, continues=chat.continues),
             hidden_ids,
-            _reasoning(request, served, rules) if chat.plain is None else None,
+            _reasoning(request, served, own_rules) if chat.plain is None else None,
             _record(request, served),
-            _tool_calls(request, served, chat),
+            None if new_reader is None else new_reader(),
             None if served.markup is None or chat.plain is not None else MarkupReader(served.markup, served.tokenizer),
-            _holds_calls(request, chat),
+            holds_calls,
         )
         for index in range(request.n or 1)
     ]
@@ -367,8 +372,7 @@ def _text_rules(request: ChatRequest) -> TextRules:
 def _reasoning(request: ChatRequest, served: ServedModel, rules: TextRules) -> Reasoning | None:
     if served.reasoning is None:
         return None
-    own_rules = TextRules(shows_special=rules.shows_special)
-    return Reasoning(served.reasoning, served.tokenizer, request.include_reasoning is not False, own_rules)
+    return Reasoning(served.reasoning, served.tokenizer, request.include_reasoning is not False, rules)
 
 
 def _holds_calls(request: ChatRequest, chat: Chat) -> bool:
@@ -381,10 +385,13 @@ def _record(request: ChatRequest, served: ServedModel) -> TokenRecord | None:
     return TokenRecord(served.tokenizer, with_ids, with_logprobs) if with_ids or with_logprobs else None
 
 
-def _tool_calls(request: ChatRequest, served: ServedModel, chat: Chat) -> CallReader | None:
+def _call_readers(
+    request: ChatRequest, served: ServedModel, chat: Chat, *, holds_calls: bool
+) -> Callable[[], CallReader] | None:
+    """Return what makes a reader for each choice, None if the answer has no calls. The readers share the functions."""
     if not chat.tools or served.tool_calls is None:
         return None
     many = request.parallel_tool_calls is not False
     num_earlier = sum(len(message.get("tool_calls", ())) for message in chat.messages)
-    reader = HeldCallReader if _holds_calls(request, chat) else ToolCallReader
-    return reader(served.tool_calls, served.tokenizer, chat.tools, many, num_earlier)
+    reader = HeldCallReader if holds_calls else ToolCallReader
+    return partial(reader, served.tool_calls, served.tokenizer, declared(chat.tools), many, num_earlier)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
@@ -13,21 +14,37 @@ from saccade.protocol.request import Grammar, SamplingParams, ThinkingBudget
 _BIAS_KEY = re.compile(BIAS_KEY)
 
 
+@dataclass(frozen=True)
+class TokenRules:
+    """What a request says of single tokens, which is the same for all its prompts: there may be many of both."""
+
+    logit_bias: dict[int, float]
+    allowed_token_ids: tuple[int, ...]
+    stop_token_ids: tuple[int, ...]
+
+
+def token_rules(request: ChatRequest, served: ServedModel) -> TokenRules:
+    """Return the rules of *request*. Raises InvalidValue if they name tokens that the model does not have."""
+    eos_token_ids = () if request.ignore_eos else served.defaults.eos_token_ids
+    stop_token_ids = (*eos_token_ids, *_valid_ids("stop_token_ids", request.stop_token_ids or (), served))
+    return TokenRules(
+        _logit_bias(request, served), _allowed_token_ids(request, served), tuple(dict.fromkeys(stop_token_ids))
+    )
+
+
 def sampling_params(
-    request: ChatRequest, served: ServedModel, prompt: Sequence[int], grammar: Grammar | None = None
+    request: ChatRequest, served: ServedModel, rules: TokenRules, prompt: Sequence[int], grammar: Grammar | None = None
 ) -> SamplingParams:
     """Return the sampling parameters of the answer to the token ids *prompt*; others are the model's defaults.
 
-    The answer matches *grammar*; if the prompt ends in reasoning, the grammar applies after it. Raises
-    ContextLengthExceeded if prompt and answer do not fit the context, and InvalidValue for parameters that contradict
-    each other or name tokens that the model does not have.
+    The answer keeps the *rules* of *request*, and matches *grammar*; if the prompt ends in reasoning, the grammar
+    applies after it. Raises ContextLengthExceeded if prompt and answer do not fit the context, and InvalidValue for
+    parameters that contradict each other.
     """
     defaults = served.defaults
     max_tokens = _max_tokens(request, len(prompt), served)
     top_p = float(_or_default(request.top_p, defaults.top_p))
     temperature = float(_or_default(request.temperature, defaults.temperature))
-    eos_token_ids = () if request.ignore_eos else defaults.eos_token_ids
-    stop_token_ids = (*eos_token_ids, *_valid_ids("stop_token_ids", request.stop_token_ids or (), served))
     return SamplingParams(
         max_tokens=max_tokens,
         # No share of the tokens: the likeliest alone, which engines are told by the temperature.
@@ -38,11 +55,11 @@ def sampling_params(
         presence_penalty=float(_or_default(request.presence_penalty, defaults.presence_penalty)),
         frequency_penalty=float(_or_default(request.frequency_penalty, defaults.frequency_penalty)),
         repetition_penalty=float(_or_default(request.repetition_penalty, defaults.repetition_penalty)),
-        logit_bias=_logit_bias(request, served),
-        allowed_token_ids=_allowed_token_ids(request, served),
+        logit_bias=rules.logit_bias,
+        allowed_token_ids=rules.allowed_token_ids,
         seed=request.seed,
         min_tokens=_min_tokens(request, max_tokens),
-        stop_token_ids=tuple(dict.fromkeys(stop_token_ids)),
+        stop_token_ids=rules.stop_token_ids,
         num_logprobs=_num_logprobs(request),
         num_prompt_logprobs=request.prompt_logprobs,
         thinking_budget=_thinking_budget(request, served, prompt),

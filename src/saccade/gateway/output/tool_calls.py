@@ -87,7 +87,7 @@ class ToolCallReader(CallReader):
     def _push(self, token: Token) -> CallScanner:
         """Give *token* to the scanner, which is a new one for the first token of a call."""
         if self._scanner is None:
-            self._scanner = self._format.scanner(self._functions.keys())
+            self._scanner = self._format.scanner(self.functions.keys())
             self._texts = self.tokenizer.stream(continues=True)
         self._pending.append(token)
         tag = self._tags.get(token)
@@ -119,7 +119,7 @@ class ToolCallReader(CallReader):
         pending, scanner = self._pending, self._scanner
         self._pending, self._scanner = [], None
         ending = None if scanner is None else scanner.ending
-        call = None if scanner is None or ending is None else self._format.parse(scanner.parts, self._functions)
+        call = None if scanner is None or ending is None else self._format.parse(scanner.parts, self.functions)
         if scanner is None or ending is None or (call is None and not scanner.is_empty):
             self._num_reread += len(pending)
             yield _piece(pending[0])

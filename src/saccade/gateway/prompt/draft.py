@@ -112,9 +112,12 @@ class PromptDrafter:
         """As read(), in a thread, for a request that `is_long`."""
         return await self.threads.run(True, 0, lambda: self.read(served, request))
 
-    async def read_plain(self, served: ServedModel, request: ChatRequest, prompt: PlainPrompt) -> Chat:
-        """Return a Chat with the token ids of *prompt*. Raises RequestError, also if it is too long."""
-        long = len(prompt.content) > THREAD_FROM_CHARACTERS
+    async def read_plain(self, served: ServedModel, request: ChatRequest, prompts: Sequence[PlainPrompt]) -> list[Chat]:
+        """Return a Chat with the token ids of each of *prompts*. Raises RequestError, also if one is too long."""
+        long = sum(len(prompt.content) for prompt in prompts) > THREAD_FROM_CHARACTERS
+        return [await self._read_plain(served, request, prompt, long) for prompt in prompts]
+
+    async def _read_plain(self, served: ServedModel, request: ChatRequest, prompt: PlainPrompt, long: bool) -> Chat:
         with self.metrics.stage("tokenize"):
             encode = partial(_plain_token_ids, served, request, prompt)
             token_ids = await self._encode(long, 0, encode, prompt.field)
