@@ -19,6 +19,7 @@ from saccade.errors import InternalError, WorkerFailed, WorkerUnavailable
 from saccade.fair_queue import FairQueue
 from saccade.gateway.config import DEFAULT_LIMITS, DispatchLimits, RoutingSettings
 from saccade.gateway.workers.decision_metrics import DecisionMetrics
+from saccade.gateway.workers.places import UNBOUNDED, num_places, rows_of
 from saccade.gateway.workers.pool import Model, Worker, WorkerPool, takes_chats_only
 from saccade.gateway.workers.prefill_decode import Pair, first_workers, partners
 from saccade.gateway.workers.prompt import Prompt, takers_of
@@ -44,9 +45,6 @@ NO_LOAD = Load()
 AFFINITY_TOKENS = 256
 """consistent_hash hashes the first image; without one, this many tokens of the prompt's beginning."""
 
-
-UNBOUNDED = 1 << 30
-"""Places and rows at a worker without siblings."""
 
 ADVANCE_SECONDS = 1.0
 """How often waiting requests are checked. A breaker can open a place without an event."""
@@ -193,7 +191,7 @@ class Dispatcher:
         serving = self._worker_pool.model(model)
         name, free = serving.name, dict[str, int]()
         queue = self._queue_of(name)
-        rows = self._rows(serving)
+        rows = rows_of(self.limits, serving)
         self._num_rows[name] = sum(rows.values())
         weight = min(prompt.num_samples, max(rows.values()))
 
@@ -201,7 +199,7 @@ class Dispatcher:
             """Return the workers that could serve the prompt if all are at their limit, None if one is not."""
             nonlocal serving, free
             serving = self._worker_pool.model(model)
-            self._num_rows[name] = sum(self._rows(serving).values())
+            self._num_rows[name] = sum(rows_of(self.limits, serving).values())
             free = self._free_places(serving, prompt, excluded)
             # Some requests have their turn but are not booked yet.
             return None if sum(free.values()) > queue.weight - self._num_booked[name] else frozenset(free)
@@ -350,27 +348,7 @@ class Dispatcher:
             now = time.monotonic()
             takers = first_workers([one for one in workers if self._router.breakers.allows(one.url, now)] or workers)
         work = self._router.work
-        return {one.url: max(0, self._num_places(model, one) - work[one.url].num_rows) for one in takers}
-
-    def _num_places(self, model: Model, worker: Worker) -> int:
-        """Return how many samples *worker* may get: those that it computes, and some that it queues."""
-        queue = self.limits.worker_queue if len(model.workers) > 1 else self.limits.lone_worker_queue
-        if queue is None:
-            return UNBOUNDED
-        return -(-(_num_computed(worker) + queue) // self.limits.num_processes)
-
-    def _rows(self, model: Model) -> dict[str, int]:
-        """Return by url how many samples each worker of *model* that requests go to first computes for this process.
-
-        All places count at a worker that takes everything, and at one that computes a single sample: many of those do
-        not tell how many they compute.
-        """
-        rows = {}
-        for worker in first_workers(model.workers):
-            places = self._num_places(model, worker)
-            is_known = _num_computed(worker) > 1 and places < UNBOUNDED
-            rows[worker.url] = -(-_num_computed(worker) // self.limits.num_processes) if is_known else places
-        return rows
+        return {one.url: max(0, num_places(self.limits, model, one) - work[one.url].num_rows) for one in takers}
 
     async def _look_up(self, model: Model, workers: Sequence[Worker], prompt: Prompt, num_rows: int) -> _Query:
         """Return what the router needs to choose one of *workers*. Raises WorkerUnavailable if none is ready."""
@@ -419,11 +397,6 @@ class Dispatcher:
             raise InternalError("An image was lost on its way to the worker; the request can be sent again.") from error
         finally:
             self._worker_pool.release(slots)
-
-
-def _num_computed(worker: Worker) -> int:
-    """Return how many samples *worker* computes at a time."""
-    return worker.description.max_num_seqs if worker.description else 1
 
 
 def _option(worker: Worker, model: Model, salt: bytes) -> Option:
