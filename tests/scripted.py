@@ -28,7 +28,7 @@ from saccade.errors import RequestError
 from saccade.gateway import app
 from saccade.gateway.config import ConnectionLimits, GatewayConfig
 from saccade.gateway.images.decode_pool.pool import DecodePool
-from saccade.gateway.server.connection import Connections
+from saccade.gateway.server.connections import Connections
 from saccade.gateway.workers.pool import WorkerPool
 from saccade.log_writer import LineWriter, LogOutput
 from saccade.models.files import read_model_files

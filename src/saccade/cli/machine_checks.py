@@ -22,7 +22,7 @@ from saccade.gateway.app import listen
 from saccade.gateway.config import ConnectionLimits, MediaSettings
 from saccade.gateway.confinement import MEASURES, environment
 from saccade.gateway.served_models.model_probe import ModelProbe
-from saccade.gateway.server.connection import OTHER_DESCRIPTORS
+from saccade.gateway.server.connections import OTHER_DESCRIPTORS
 from saccade.models import family_of
 from saccade.models.files import parse_json, read_model_files
 from saccade.protocol.model_files import CONFIG

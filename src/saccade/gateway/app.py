@@ -23,8 +23,8 @@ from saccade.gateway.application import Application
 from saccade.gateway.config import ConnectionLimits, GatewayConfig, tls_context
 from saccade.gateway.images.decode_pool.pool import DecodePool
 from saccade.gateway.process_memory import give_back_large_blocks
-from saccade.gateway.server.access_log import AccessLog, LogMetrics, access_log
-from saccade.gateway.server.connection import Connections, allow_descriptors
+from saccade.gateway.server.access_log import PROBES, AccessLog, LogMetrics, access_log
+from saccade.gateway.server.connections import Connections, allow_descriptors
 from saccade.gateway.workers.discovery import find_workers
 from saccade.gateway.workers.pool import WorkerPool
 from saccade.log_writer import LogOutput
@@ -246,8 +246,9 @@ class DrainingServer(uvicorn.Server):
 
     def __init__(self, app: Application, config: GatewayConfig) -> None:
         num_connections = allow_descriptors(config.connections.max_connections)
-        limits = dataclasses.replace(config.connections, max_connections=num_connections)
-        self._connections = Connections(limits, app.bodies.proxies.is_trusted)
+        limits = dataclasses.replace(config.connection_limits, max_connections=num_connections)
+        probes = PROBES.union(f"{config.root_path or ''}{path}" for path in PROBES)
+        self._connections = Connections(limits, app.bodies.proxies.is_trusted, probes)
         super().__init__(_settings(app.asgi, self._connections, tls_context(config.tls)))
         self._admission = app.limits.admission
         self._shutdown_timeout_seconds = config.shutdown_timeout_seconds

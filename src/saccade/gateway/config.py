@@ -100,13 +100,20 @@ def _media_limits(_: Any, tokens: list[Token]) -> MediaLimits:
 class ConnectionLimits:
     """Limits of connections, checked every *sweep_seconds*.
 
-    One connection more than *max_connections* takes the place of the oldest without a request, if there is one.
+    One connection more than *max_connections* takes the place of the oldest without a request, if there is one, else
+    of one that keeps the server waiting.
     """
 
     max_connections: Count = 2048
     "Connections open at a time."
     max_per_address: Annotated[Count, Parameter(name="--max-connections-per-address")] = 512
     "Connections open at a time from one address (IPv6: one /64) that have not sent a valid API key."
+    tenant_share: Annotated[float, NO_FLAG] = 1.0
+    "The part of the connections that one tenant may have, of those that others leave."
+    num_for_probes: Annotated[int, NO_FLAG] = 16
+    "Connections beyond *max_connections*, for paths of orchestrators."
+    waiting_seconds: Annotated[float, NO_FLAG] = 1.0
+    "A connection that keeps the server waiting for so long may have to make room."
     head_seconds: Annotated[float, NO_FLAG] = 10.0
     "From the first byte of a request, or the opening of the connection, to the end of the request's head."
     keep_alive_seconds: Annotated[float, NO_FLAG] = 75.0
@@ -420,6 +427,13 @@ class GatewayConfig(ServerSettings, RoutingSettings, MediaSettings):
             shared_memory_bytes=part(self.shared_memory_bytes),
             mm_processor_cache_gb=self.mm_processor_cache_gb / member.size,
             url_cache_bytes=part(self.url_cache_bytes),
+        )
+
+    @property
+    def connection_limits(self) -> ConnectionLimits:
+        """*connections* as they are for one tenant or several."""
+        return (
+            dataclasses.replace(self.connections, tenant_share=CLIENT_SHARE) if self.are_several else self.connections
         )
 
     @property

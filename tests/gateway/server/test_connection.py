@@ -294,7 +294,7 @@ def test_a_connection_without_a_request_makes_room_for_another(tiny_qwen3_vl: Pa
         for ended in (silent, unfinished):
             with contextlib.suppress(ConnectionError):
                 assert ended.recv(1) == b""
-        assert b"too many connections" in connect(b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n").recv(1 << 16)
+        assert b"too many connections" in connect(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n").recv(1 << 16)
         assert gateway.metric("saccade_requests_in_flight") == 3
 
 

@@ -6,22 +6,21 @@ import asyncio
 import contextlib
 import contextvars
 import fcntl
-import resource
 import select
 import socket
 import struct
 import sys
 import termios
-from collections import Counter
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
+from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from saccade.errors import InvalidValue, QueueFull, RequestError, RequestTimeout
 from saccade.gateway.config import ConnectionLimits
 from saccade.gateway.server.answer_framing import AnswerTransport, framed, needs_framing, refusal
-from saccade.gateway.server.origins import client_key
+from saccade.gateway.server.errors import encode_error, send_json
 from saccade.gateway.server.request_reader import MAX_HEAD_BYTES, RequestReader, body_length
 
 CONNECTION = "saccade.connection"
@@ -41,11 +40,22 @@ SMALL_PIECE_BYTES = 256
 UNSENT_BYTES = 64 << 10
 """What a connection may hold of answers that its client does not read, and one piece more."""
 
-OTHER_DESCRIPTORS = 256
-"""File descriptors other than client connections: workers, decode processes, fetches, files."""
-
+TOO_SLOW = "The server has too many connections, and this one keeps it waiting; send the request again, faster."
+TOO_MANY = "The server has too many connections; try again shortly."
 
 TOO_MUCH_FRAMING = "The request has too many bytes besides its body: send larger chunks, and no trailers."
+
+
+class Places(Protocol):
+    """What a connection asks the account of all connections, which has the *limits*."""
+
+    limits: ConnectionLimits
+
+    def takes(self, connection: "Connection", path: str) -> bool:
+        """Whether *connection* may ask for *path*."""
+
+    def mark_authenticated(self, connection: "Connection", tenant: bytes) -> None:
+        """Count *connection* towards *tenant*. Raises QueueFull if the tenant has its share of them."""
 
 
 class Connection(HttpToolsProtocol):
@@ -55,10 +65,10 @@ class Connection(HttpToolsProtocol):
     answer is never read.
     """
 
-    def __init__(self, connections: "Connections", *arguments: Any, **settings: Any) -> None:
+    def __init__(self, places: Places, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        self._connections = connections
-        self._limits = connections.limits
+        self._places = places
+        self._limits = places.limits
         self._reader = RequestReader(self)
         self._next = b""
         self._num_wire_bytes = 0
@@ -69,6 +79,7 @@ class Connection(HttpToolsProtocol):
         self._expects_body = False
         self._has_begun_body = False
         self._is_chunked = False
+        self._body_since: float | None = None
         self._num_body_bytes = 0
         self._body_seconds = 0.0
         self._drained_since: float | None = None
@@ -114,9 +125,33 @@ class Connection(HttpToolsProtocol):
         if self._is_lost:
             on_lost()
 
-    def mark_authenticated(self) -> None:
-        """Record that a request with a valid key came over this connection."""
-        self._connections.mark_authenticated(self)
+    def mark_authenticated(self, tenant: bytes) -> None:
+        """Record that a request with a valid key of *tenant* came over this connection. Raises QueueFull."""
+        try:
+            self._places.mark_authenticated(self, tenant)
+        except QueueFull:
+            # The next request would find it open.
+            self.cycle.keep_alive = False
+            raise
+
+    def bytes_per_second(self, now: float) -> float | None:
+        """Return the rate of the body for which the server waits, 0.0 for a client that reads nothing of its answer.
+
+        None if the server does not wait, or has not for *waiting_seconds*; *now* is the event loop's time.
+        """
+        reads_body = self._expects_body and not self.flow.read_paused
+        since = self._unread_since if self.flow.write_paused else self._body_since if reads_body else None
+        if since is None or now - since <= self._limits.waiting_seconds:
+            return None
+        return 0.0 if self.flow.write_paused else self._num_body_bytes / (now - since)
+
+    def make_room(self) -> None:
+        """Refuse the request that keeps the server waiting, unless its answer has begun, and close."""
+        if self.cycle.response_started:
+            self._reset()
+            return
+        self.transport.write(refusal(QueueFull(TOO_SLOW)))
+        self.transport.close()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for the first request."""
@@ -194,6 +229,7 @@ class Connection(HttpToolsProtocol):
         self._head_since = None
         self._expects_body = True
         self._has_begun_body = False
+        self._body_since = self.loop.time()
         self._is_chunked = length is None
         self._num_wire_bytes = self._num_body_bytes = 0
         self._body_seconds = 0.0
@@ -202,6 +238,8 @@ class Connection(HttpToolsProtocol):
         self.cycle.transport = AnswerTransport(self.transport, self.linger, holds_head=holds_head)  # type: ignore[assignment]
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if not self._places.takes(self, cast(dict[str, Any], cycle.scope)["path"]):
+            cycle.keep_alive, app = False, _refuse_request
         super()._start_asgi_task(cycle, cast(Any, framed(app, cycle)) if needs_framing(cycle) else app)
 
     def on_body(self, body: bytes) -> None:
@@ -350,136 +388,7 @@ def _is_over(since: float | None, seconds: float, now: float) -> bool:
     return since is not None and now - since > seconds
 
 
-class Connections:
-    """Creates and counts a server's connections, and checks their deadlines. All read into one shared buffer.
-
-    Connections of trusted peers count only towards the total: a proxy has many clients.
-    """
-
-    def __init__(self, limits: ConnectionLimits, is_trusted: Callable[[str], bool] = lambda _: False) -> None:
-        self.limits = limits
-        self.num_refused = 0
-        self._is_trusted = is_trusted
-        self._memory = memoryview(bytearray(READ_BYTES))
-        self._open: dict[Connection, str | None] = {}
-        self._of_address: Counter[str] = Counter()
-        self._sweeping: asyncio.TimerHandle | None = None
-
-    @property
-    def num_open(self) -> int:
-        return len(self._open)
-
-    @property
-    def num_unsent_bytes(self) -> int:
-        """Bytes of answers that wait in all connections."""
-        return sum(connection.transport.get_write_buffer_size() for connection in tuple(self._open))
-
-    def __call__(self, *arguments: Any, **settings: Any) -> asyncio.BufferedProtocol:
-        """Return the protocol of a new connection; *arguments* and *settings* are uvicorn's."""
-        return _Reader(self, Connection(self, *arguments, **settings), self._memory)
-
-    def admit(self, connection: Connection, transport: asyncio.Transport) -> None:
-        """Count a connection. Raises QueueFull if there are too many."""
-        peer = transport.get_extra_info("peername")
-        host = peer[0] if isinstance(peer, tuple) else None
-        address = None if host is None or self._is_trusted(host) else client_key(host)
-        try:
-            if address is not None and self._of_address[address] >= self.limits.max_per_address:
-                raise QueueFull("Too many connections come from this address; try again shortly.")
-            if len(self._open) >= self.limits.max_connections and not self._close_idle():
-                raise QueueFull("The server has too many connections; try again shortly.")
-        except QueueFull:
-            self.num_refused += 1
-            raise
-        self._open[connection] = address
-        if address is not None:
-            self._of_address[address] += 1
-        if self._sweeping is None:
-            self._sweep_later()
-
-    def _close_idle(self) -> bool:
-        """Close the oldest connection without a request; return False if there is none."""
-        idle = next((connection for connection in self._open if connection.is_idle), None)
-        if idle is not None:
-            self.leave(idle)
-            idle.transport.abort()
-        return idle is not None
-
-    def mark_authenticated(self, connection: Connection) -> None:
-        """No longer count *connection* towards its address."""
-        address = self._open.get(connection)
-        if address is not None:
-            self._open[connection] = None
-            self._forget(address)
-
-    def leave(self, connection: Connection) -> None:
-        """Stop counting *connection*, which has closed."""
-        address = self._open.pop(connection, None)
-        if address is not None:
-            self._forget(address)
-
-    def _forget(self, address: str) -> None:
-        self._of_address[address] -= 1
-        if not self._of_address[address]:
-            del self._of_address[address]
-
-    def _sweep_later(self) -> None:
-        self._sweeping = asyncio.get_running_loop().call_later(self.limits.sweep_seconds, self._sweep)
-
-    def _sweep(self) -> None:
-        self._sweeping = None
-        now = asyncio.get_running_loop().time()
-        for connection in tuple(self._open):
-            connection.check_deadlines(now)
-            if connection.on_sweep is not None:
-                connection.on_sweep()
-        if self._open:
-            self._sweep_later()
-
-
-class _Reader(asyncio.BufferedProtocol):
-    """Provides the buffer and forwards events to a Connection; refuses and closes a connection over the limits."""
-
-    def __init__(self, connections: Connections, connection: Connection, memory: memoryview) -> None:
-        self._connections = connections
-        self._connection = connection
-        self._is_refused = False
-        self._memory = memory
-        self._data_received: Callable[[bytes], None] = connection.data_received
-        for event in ("eof_received", "pause_writing", "resume_writing"):
-            setattr(self, event, getattr(connection, event))
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        stream = cast(asyncio.Transport, transport)
-        try:
-            self._connections.admit(self._connection, stream)
-        except QueueFull as error:
-            self._is_refused = True
-            stream.write(refusal(error))
-            stream.close()
-        else:
-            self._connection.connection_made(stream)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if not self._is_refused:
-            self._connections.leave(self._connection)
-            self._connection.connection_lost(exc)
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return self._memory[: self._connection.num_read_bytes]
-
-    def buffer_updated(self, nbytes: int) -> None:
-        if not self._is_refused:
-            self._data_received(bytes(self._memory[:nbytes]))
-
-
-def allow_descriptors(max_connections: int) -> int:
-    """Raise this process's limit of open files as far as allowed; return how many connections fit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    goal = max_connections + OTHER_DESCRIPTORS
-    if soft != resource.RLIM_INFINITY and soft < goal:
-        soft = goal if hard == resource.RLIM_INFINITY else min(goal, hard)
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max_connections if soft == resource.RLIM_INFINITY else max(1, min(max_connections, soft - OTHER_DESCRIPTORS))
+async def _refuse_request(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer that there are too many connections."""
+    error = QueueFull(TOO_MANY)
+    await send_json(send, error.status, encode_error(error))

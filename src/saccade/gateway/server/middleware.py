@@ -273,7 +273,7 @@ class NamedRoute:
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         scope[ROUTE] = self._path
         if scope[ACCOUNT].tenant.id and CONNECTION in scope:
-            scope[CONNECTION].mark_authenticated()
+            scope[CONNECTION].mark_authenticated(scope[ACCOUNT].tenant.id)
         if self._takes_json:
             check_json(scope["headers"])
         return self._app(scope, receive, send)
