@@ -17,6 +17,7 @@ from saccade.errors import InternalError, RequestError, UnsupportedParameter, Wo
 from saccade.gateway.concurrency import SingleFlight, all_or_none
 from saccade.gateway.images.collect import EncodedImage, num_encoded_bytes
 from saccade.gateway.images.decode_pool.pool import DecodePool, PreparedImage
+from saccade.gateway.images.decode_pool.server import FileTime
 from saccade.gateway.request import Request
 from saccade.models.family import Layout
 from saccade.protocol.media import MediaItem, Span
@@ -184,9 +185,12 @@ class PixelPreparer:
         """
         self.metrics.images_by_hash.inc(sum(image.content_hash in media.held_hashes for image in media.images))
         pixels: dict[bytes, PreparedImage] = {}
+        # The pages of a PDF share its bytes.
+        file_times = {id(image.encoded): self.pool.file_time() for image in media.images if image.page is not None}
 
         async def prepare(key: bytes, image: EncodedImage) -> None:
-            pixels[key] = await self._pixels(family, image, salt, client)
+            file_time = None if image.page is None else file_times[id(image.encoded)]
+            pixels[key] = await self._pixels(family, image, salt, client, file_time)
 
         with self.metrics.stage("media"):
             try:
@@ -210,10 +214,12 @@ class PixelPreparer:
                 "The worker no longer held an image, and preparing it again took too long; send the request again."
             ) from error
 
-    async def _pixels(self, family: str, image: EncodedImage, salt: bytes, client: Hashable) -> PreparedImage:
+    async def _pixels(
+        self, family: str, image: EncodedImage, salt: bytes, client: Hashable, file_time: FileTime | None
+    ) -> PreparedImage:
         async def prepare() -> PreparedImage:
             pixels = await self.pool.image(
-                image.encoded, family, image.settings, image.layout, client, image.video, image.page
+                image.encoded, family, image.settings, image.layout, client, image.video, image.page, file_time
             )
             self.metrics.observe_stages({"queue": pixels.waited_seconds, **msgspec.structs.asdict(pixels.seconds)})
             return pixels

@@ -1,4 +1,4 @@
-"""Turns of decode processes: in order, within the budget, never all of them for videos, and those in turns of clients."""
+"""Turns of decode processes: in order, within the budget, never all for slow jobs, and those in turns of clients."""
 
 import asyncio
 from typing import Any
@@ -29,7 +29,8 @@ class Line:
         self.jobs: dict[str, asyncio.Task[Turn]] = {}
 
     async def enter(self, name: str, nbytes: int = 1) -> None:
-        entering = self.queue.enter(nbytes, is_video=name.startswith("video"), client=name.partition(" of ")[2])
+        kind, client = name.split()[0], name.partition(" of ")[2]
+        entering = self.queue.enter(nbytes, is_video=kind == "video", is_slow=kind == "pdf", client=client)
         self.jobs[name] = asyncio.create_task(entering)
         await settle()
 
@@ -63,6 +64,21 @@ async def test_images_overtake_videos_that_must_wait() -> None:
     await line.leave("video 1")
     assert line.begun == {"image 2", "video 2"}
     assert line.queue.num_waiting == 1
+    await line.end()
+
+
+@pytest.mark.parametrize("kinds", [("pdf", "pdf", "pdf"), ("video", "pdf", "pdf"), ("pdf", "video", "video")])
+async def test_slow_jobs_of_every_kind_leave_a_process_to_images(kinds: tuple[str, ...]) -> None:
+    line = Line(num_processes=3, max_videos=2)
+    names = [f"{kind} {number} of {client}" for number, kind in enumerate(kinds) for client in ("evil", "worse")]
+    for name in (*names, "image 1 of lab", "image 2 of evil"):
+        await line.enter(name)
+    assert line.begun == {*names[:2], "image 1 of lab"}
+    await line.leave("image 1 of lab")
+    assert line.begun == {*names[:2], "image 2 of evil"}
+    await line.leave(names[0])
+    assert len(line.begun) == 3
+    assert line.queue.num_waiting == 3
     await line.end()
 
 

@@ -1,10 +1,14 @@
 """The gateway's pool of decode processes: encoded bytes in, a filled slot out. No torch, no pixels.
 
-A job takes one process for itself, for which it waits in a DecodeQueue. Once begun, an image is decoded to its end
-even if its request is gone: that takes milliseconds, and the process is kept. A video may take half a minute, so the
-process of one whose request is gone is ended and replaced. A process that takes too long fails the one request it
-worked on, and is replaced. So is a process that dies; the image may not be the cause, so it gets a second process,
-and is refused when that one dies, too.
+A job takes one process for itself, for which it waits in a DecodeQueue. An image takes milliseconds as a rule, so it
+is decoded to its end even if its request is gone, and the process is kept. A video or a PDF may take half a minute, so
+the process of one whose request is gone is ended and replaced. So is that of an image after SLOW_SECONDS.
+
+No header tells which images are slow. One that has run for SLOW_SECONDS while jobs of other clients wait ends with its
+process, and begins again among the slow jobs, which leave a process to others.
+
+A process that takes too long fails the one request it worked on, and is replaced. So is a process that dies; the image
+may not be the cause, so it gets a second process, and is refused when that one dies, too.
 """
 
 import asyncio
@@ -12,7 +16,7 @@ import os
 import time
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -38,7 +42,14 @@ from saccade.gateway.images.decode_pool.job import (
     StageSeconds,
     VideoHeaderJob,
 )
-from saccade.gateway.images.decode_pool.server import DecodeProcess, DecodeQueue, DecodeServer, Turn, draining
+from saccade.gateway.images.decode_pool.server import (
+    DecodeProcess,
+    DecodeQueue,
+    DecodeServer,
+    FileTime,
+    Turn,
+    draining,
+)
 from saccade.media.header import read_header
 from saccade.media.pdf_pages import BYTES_PER_PIXEL, PdfPage
 from saccade.media.video_header import MAX_FPS, MIN_FPS, VideoLimits, decoded_bytes, demuxer
@@ -56,6 +67,9 @@ Work = Callable[[Turn, J, float], Coroutine[Any, Any, T]]
 HEADER_BYTES = 128 << 20
 """Estimate of the memory that a video's header takes, one frame included, or the list of a PDF's pages."""
 
+SLOW_SECONDS = 1.0
+"""An image of ordinary size takes a tenth of it."""
+
 RETRY_SECONDS = 1.0
 MAX_ATTEMPTS = 8
 
@@ -67,6 +81,10 @@ class ProcessDied(Exception):
     """
 
     with_server = False
+
+
+class ProcessYielded(Exception):
+    """A decode process was ended because it worked long on an image while others waited."""
 
 
 @dataclass(frozen=True)
@@ -92,11 +110,13 @@ class DecodePool:
         self._server = DecodeServer(config.decode_memory_bytes, config.pdf_fonts.folder)
         self.queue = DecodeQueue(
             config.decode_in_flight_bytes,
+            # One process is left to images.
             max(1, config.num_decode_processes - 1),
             self._lose,
             config.video_wait_seconds,
         )
         self._processes: set[DecodeProcess] = set()
+        self._yielded: set[DecodeProcess] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closing = False
         # Not the event loop's threads, which may be busy.
@@ -132,10 +152,12 @@ class DecodePool:
         client: Hashable = None,
         video: VideoHeader | None = None,
         page: PdfPage | None = None,
+        file_time: FileTime | None = None,
     ) -> PreparedImage:
         """Return the patches of *encoded*: an image, a video with the header *video*, or a *page* of a PDF.
 
-        *layout* and *settings* come from *family*'s Layout. The job waits for a process in the turns of *client*. The
+        *layout* and *settings* come from *family*'s Layout. The job waits for a process in the turns of *client*. It
+        takes its time from *file_time*, which the pages of a file share. The
         caller holds the slot until release(). Raises RequestError for a bad image, DeadlineExceeded for one that takes
         too long, Draining after close(); for a video as video_header() does.
         """
@@ -151,7 +173,11 @@ class DecodePool:
             num_bytes = header.decoded_bytes
         video_limits, allows_gaps = self._config.video_limits, self._config.pdf_fonts.allows_gaps
         job = PixelJob(encoded, family, dict(settings), layout, limits, video_limits, video, page, allows_gaps)
-        return await self._tried(job, num_bytes, self._fill, client)
+        return await self._tried(job, num_bytes, self._fill, client, file_time)
+
+    def file_time(self) -> FileTime:
+        """Return the time that the pages of one PDF may take together: that of a video."""
+        return FileTime(self._config.video_timeout_seconds)
 
     async def video_header(self, encoded: bytes, client: Hashable = None) -> VideoHeader:
         """Return the header of an encoded video, in a turn of *client*.
@@ -177,36 +203,66 @@ class DecodePool:
         limits.check(pages)
         return pages
 
-    async def _tried(self, job: J, nbytes: int, work: Work[J, T], client: Hashable = None) -> T:
+    async def _tried(
+        self, job: J, nbytes: int, work: Work[J, T], client: Hashable = None, file_time: FileTime | None = None
+    ) -> T:
         """Return the result of *work* on *job*; if its process dies, try again in another one."""
-        num_deaths = 0
+        num_deaths, is_slow = 0, job.medium != "image"
         for _ in range(MAX_ATTEMPTS):
             try:
-                return await self._attempt(job, nbytes, work, client)
+                return await self._attempt(job, nbytes, work, client, file_time, is_slow)
+            except ProcessYielded:
+                is_slow = True
             except ProcessDied as death:
                 num_deaths += not death.with_server
             if num_deaths == 2:
                 raise _ended_twice(job)
         raise InternalError("No decode process lives long enough for the image; the request can be sent again.")
 
-    async def _attempt(self, job: J, nbytes: int, work: Work[J, T], client: Hashable) -> T:
+    async def _attempt(
+        self, job: J, nbytes: int, work: Work[J, T], client: Hashable, file_time: FileTime | None, is_slow: bool
+    ) -> T:
         is_video = job.medium == "video"
         # The loop's own clock counts whole milliseconds.
         arrived = time.perf_counter()
-        turn = await self.queue.enter(nbytes, is_video=is_video, client=client)
-        queue_seconds = time.perf_counter() - arrived
-        task = self._track(asyncio.create_task(work(turn, job, queue_seconds)))
+        turn = await self.queue.enter(nbytes, is_video=is_video, is_slow=is_slow, client=client)
+        if file_time is not None and file_time.seconds <= 0:
+            self.queue.leave(turn, turn.process)
+            raise file_time.error()
+        begun = time.perf_counter()
+        task = self._track(asyncio.create_task(work(replace(turn, file_time=file_time), job, begun - arrived)))
+        later = asyncio.get_running_loop().call_later
+        watch = None if is_slow else later(SLOW_SECONDS, self._yield_slow, turn.process, task, client)
         is_taken = False
         try:
             result = await asyncio.shield(task)
             is_taken = True
             return result
         finally:
+            if watch is not None:
+                watch.cancel()
+            if file_time is not None:
+                file_time.seconds -= time.perf_counter() - begun
             # A task that is done has left its turn, so the process may already work on another job.
-            if is_video and not task.done():
+            if is_slow and not task.done():
                 turn.process.terminate()
+            elif not task.done():
+                later(SLOW_SECONDS, _end_unfinished, turn.process, task)
             if not is_taken:
                 task.add_done_callback(self._discard)
+
+    def _yield_slow(self, process: DecodeProcess, task: asyncio.Task[Any], client: Hashable) -> None:
+        """End *process*, which has worked long on the image of *task*, as soon as jobs of other clients wait.
+
+        One process at a time ends: its successor may be enough for them.
+        """
+        if task.done():
+            return
+        if self.queue.keeps_others_waiting(client) and not self._yielded:
+            self._yielded.add(process)
+            process.terminate()
+        else:
+            asyncio.get_running_loop().call_later(SLOW_SECONDS, self._yield_slow, process, task, client)
 
     def retain(self, image: PreparedImage) -> None:
         """Add a reference to the slot of *image*, which needs its own release()."""
@@ -291,26 +347,33 @@ class DecodePool:
         """Return the answer of the process of *turn*, which ends. Raises the error of the job."""
         survivor: DecodeProcess | None = None
         try:
-            answer = await self._answer(turn.process, job, slot)
+            answer = await self._answer(turn, job, slot)
             survivor = turn.process
         finally:
+            # One that answered as it was ended is dead, which the queue finds out.
+            self._yielded.discard(turn.process)
             self.queue.leave(turn, survivor)
         if answer.failure:
             raise from_code(answer.failure.code, answer.failure.message)
         return answer
 
-    async def _answer(self, process: DecodeProcess, job: Job, slot: int | None) -> ImageAnswer:
-        """Return the answer of *process*; if this raises, the process has ended."""
+    async def _answer(self, turn: Turn, job: Job, slot: int | None) -> ImageAnswer:
+        """Return the answer of the process of *turn*; if this raises, the process has ended."""
         error: BaseException
+        process, file_time = turn.process, turn.file_time
         is_video = job.medium == "video"
         limit = self._config.video_timeout_seconds if is_video else self._config.decode_timeout_seconds
+        is_last = file_time is not None and file_time.seconds < limit
+        limit = limit if file_time is None else min(limit, max(0.0, file_time.seconds))
         try:
             async with asyncio.timeout(limit):
                 return await process.exchange(job, slot)
         except TimeoutError:
             error = DeadlineExceeded(f"Decoding the {job.medium} took longer than {limit:g} seconds.")
+            if file_time is not None and is_last:
+                error = file_time.error()
         except (OSError, *UNREADABLE):
-            error = ProcessDied()
+            error = ProcessYielded() if process in self._yielded else ProcessDied()
         except BaseException as unforeseen:
             # Nothing tells how much of the answer is still to come: the next job must not read it.
             error = unforeseen
@@ -350,6 +413,12 @@ class DecodePool:
         done = task.result()
         if isinstance(done, PreparedImage) and done.slot is not None:
             self._slots.release(done.slot.name)
+
+
+def _end_unfinished(process: DecodeProcess, task: asyncio.Task[Any]) -> None:
+    """End *process* if it still works on the job of *task*, whose request is gone."""
+    if not task.done():
+        process.terminate()
 
 
 def _opened(ref: SlotRef | None) -> int | None:
