@@ -14,9 +14,9 @@ def traceback_of(error: BaseException) -> str:
 
     Each error has its kind, and what the operating system said or its `reason`.
     """
-    texts, seen, one = list[str](), set[int](), error
-    while id(one) not in seen:
-        seen.add(id(one))
+    texts, ids, one = list[str](), set[int](), error
+    while id(one) not in ids:
+        ids.add(id(one))
         frames = "".join(traceback.format_tb(one.__traceback__))
         texts.append(f"Traceback (most recent call last):\n{frames}{_named(one)}")
         one = one.__cause__ or (None if one.__suppress_context__ else one.__context__) or one
@@ -24,8 +24,8 @@ def traceback_of(error: BaseException) -> str:
 
 
 def _named(error: BaseException) -> str:
-    said = error.strerror if isinstance(error, OSError) else error.reason if isinstance(error, SaccadeError) else ""
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+    words = error.strerror if isinstance(error, OSError) else error.reason if isinstance(error, SaccadeError) else ""
+    return f"{type(error).__name__}: {words}" if words else type(error).__name__
 
 
 def hide_messages() -> None:

@@ -3,6 +3,7 @@
 import math
 import time
 
+import pytest
 from tables import table
 
 from saccade.tracing.trace import Trace
@@ -91,3 +92,15 @@ def test_a_request_that_is_not_sampled_notes_nothing() -> None:
     trace.note_first_token()
     assert not trace.stages
     assert not trace.first_tokens
+
+
+@table("jump", [3600, -3600, 10**9, -(10**9)])
+def test_a_clock_that_somebody_sets_turns_no_span_round(jump: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = time.time_ns()
+    monkeypatch.setattr(time, "time_ns", lambda: begun)
+    trace = Trace.of_headers([], sample=1)
+    monkeypatch.setattr(time, "time_ns", lambda: begun + jump * 10**9)
+    trace.add({"tokenize": 0.5})
+    trace.note_first_token()
+    [(_, start, end)] = trace.stages
+    assert begun <= start <= end <= trace.first_tokens[0] <= trace.now() < begun + 600 * 10**9

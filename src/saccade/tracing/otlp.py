@@ -57,7 +57,7 @@ class SpanSender:
             request.add_event("first token", timestamp=moment)
         if has_failed:
             request.set_status(StatusCode.ERROR)
-        request.end()
+        request.end(trace.now())
 
     def close(self) -> None:
         """Send the queued spans; after a first failure the rest is dropped."""

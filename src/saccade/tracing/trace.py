@@ -25,6 +25,7 @@ class Trace:
         self.span_id = random.getrandbits(64) or 1
         self.is_sampled = is_sampled
         self.begun_at = time.time_ns()
+        self._since_1970 = self.begun_at - time.perf_counter_ns()
         self.stages: list[tuple[str, int, int]] = []
         self.first_tokens: list[int] = []
 
@@ -45,11 +46,15 @@ class Trace:
         """The header that names this request as the parent of what a worker does for it."""
         return f"00-{self.trace_id:032x}-{self.span_id:016x}-{self.is_sampled:02x}"
 
+    def now(self) -> int:
+        """Return the time in nanoseconds since 1970 by the clock of the request's beginning, which nobody sets."""
+        return self._since_1970 + time.perf_counter_ns()
+
     def add(self, seconds: dict[str, float]) -> None:
         """Note how many *seconds* each of some stages took; they followed one another, and the last ends now."""
         if not self.is_sampled:
             return
-        end = time.time_ns()
+        end = self.now()
         for stage, spent in reversed(seconds.items()):
             start = max(self.begun_at, end - _nanoseconds(spent))
             self.stages.append((stage, start, end))
@@ -66,7 +71,7 @@ class Trace:
     def note_first_token(self) -> None:
         """Note that an answer's first token has come."""
         if self.is_sampled:
-            self.first_tokens.append(time.time_ns())
+            self.first_tokens.append(self.now())
 
 
 def _nanoseconds(seconds: float) -> int:

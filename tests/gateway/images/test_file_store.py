@@ -4,6 +4,7 @@ import tracemalloc
 
 import msgspec
 import pytest
+from tables import table
 
 from saccade.errors import FileNotFound, ImageTooLarge, UnsupportedParameter
 from saccade.gateway.chat import is_file_id
@@ -35,9 +36,7 @@ def store(clock: Clock) -> FileStore:
 def put(store: FileStore, tenant: bytes, number: int, expires_at: int = 1100) -> str:
     content = bytes([number]) * 1000
     known_as = file_id(tenant, content)
-    about = FileObject(
-        id=known_as, bytes=1000, created_at=number, expires_at=expires_at, filename="a", purpose="vision"
-    )
+    about = FileObject(id=known_as, bytes=1000, created_at=1000, expires_at=expires_at, filename="a", purpose="vision")
     store.put(tenant, StoredFile(about, content))
     return known_as
 
@@ -84,6 +83,19 @@ def test_files_are_kept_for_their_time(store: FileStore, clock: Clock) -> None:
     clock.seconds = 1100
     assert store.of(b"t") == []
     assert store.num_bytes == 0
+
+
+@table("jump", [3600, -3600, 10**9, -(10**9)])
+def test_the_time_of_day_rules_no_file(jump: int, clock: Clock) -> None:
+    store = FileStore(1 << 20, 100, clock)
+    content = bytes(10)
+    times = {"created_at": 10**9 + jump, "expires_at": 10**9 + jump + 100}
+    about = FileObject(id=file_id(b"t", content), bytes=10, filename="a", purpose="vision", **times)
+    store.put(b"t", StoredFile(about, content))
+    clock.seconds += 99
+    assert is_there(store, b"t", about.id)
+    clock.seconds += 1
+    assert not is_there(store, b"t", about.id)
 
 
 def test_deleted_files_are_gone(store: FileStore) -> None:

@@ -37,10 +37,18 @@ class FileObject(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A file's description and content."""
+    """A file's description and content. It is kept for the seconds between the two times of *about*."""
 
     about: FileObject
     content: bytes
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A stored file, and the end of its time on the store's clock."""
+
+    file: StoredFile
+    ends_at: float
 
 
 def file_id(tenant: bytes, content: bytes) -> str:
@@ -51,16 +59,17 @@ def file_id(tenant: bytes, content: bytes) -> str:
 class FileStore:
     """The files of all tenants, *budget_bytes* together, 0 for none; each is kept *keep_seconds* at most.
 
-    If there is no room, the tenant with the most bytes loses its oldest file. *clock* returns seconds since 1970.
+    If there is no room, the tenant with the most bytes loses its oldest file. *clock* returns seconds that only grow:
+    when somebody sets the time of day, no file goes, and none stays for years.
     No method finds a file of another tenant.
     """
 
-    def __init__(self, budget_bytes: int, keep_seconds: int, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, budget_bytes: int, keep_seconds: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.keep_seconds = keep_seconds
         self._clock = clock
         # Reading a file does not count as use: the files of a tenant stay in the order of their uploads.
-        self._files: TenantLru[str, StoredFile] = TenantLru(budget_bytes)
-        self._expiring: list[tuple[int, bytes, str]] = []
+        self._files: TenantLru[str, _Entry] = TenantLru(budget_bytes)
+        self._expiring: list[tuple[float, bytes, str]] = []
 
     @property
     def num_bytes(self) -> int:
@@ -82,28 +91,29 @@ class FileStore:
         if num_bytes > self._files.budget_bytes:
             raise ImageTooLarge("The file is larger than --file-store-bytes, so it cannot be kept.", "file")
         self._expire()
-        self._files.put(tenant, file.about.id, file, num_bytes)
+        entry = _Entry(file, self._clock() + file.about.expires_at - file.about.created_at)
+        self._files.put(tenant, file.about.id, entry, num_bytes)
         files = self._files.of(tenant)
         if len(files) > MAX_FILES:
             self._files.pop(tenant, next(iter(files)))
-        heapq.heappush(self._expiring, (file.about.expires_at, tenant, file.about.id))
+        heapq.heappush(self._expiring, (entry.ends_at, tenant, file.about.id))
         self._tidy()
 
     def get(self, tenant: bytes, known_as: str, param: str) -> StoredFile:
         """Return a file of *tenant*; errors name *param*. Raises FileNotFound and UnsupportedParameter."""
         self.check(param)
         self._expire()
-        file = self._files.of(tenant).peek(known_as)
-        if file is None:
+        entry = self._files.of(tenant).peek(known_as)
+        if entry is None:
             raise FileNotFound(
                 f"`{param}`: there is no such file, or it is not kept any longer; upload it by POST /v1/files.", param
             )
-        return file
+        return entry.file
 
     def of(self, tenant: bytes) -> list[FileObject]:
         """Return the descriptions of the files of *tenant*, the oldest first."""
         self._expire()
-        return [file.about for _, file in self._files.of(tenant).items()]
+        return [entry.file.about for _, entry in self._files.of(tenant).items()]
 
     def delete(self, tenant: bytes, known_as: str, param: str) -> None:
         """Delete a file of *tenant*. Raises as get() does."""
@@ -114,14 +124,14 @@ class FileStore:
         now = self._clock()
         while self._expiring and self._expiring[0][0] <= now:
             _, tenant, known_as = heapq.heappop(self._expiring)
-            file = self._files.of(tenant).peek(known_as)
+            entry = self._files.of(tenant).peek(known_as)
             # The same content may have been uploaded again, with a later expiry.
-            if file is not None and file.about.expires_at <= now:
+            if entry is not None and entry.ends_at <= now:
                 self._files.pop(tenant, known_as)
 
     def _tidy(self) -> None:
         """Drop the stale expiry times if there are many."""
         if len(self._expiring) > 2 * len(self._files) + SPARE_TIMES:
-            times = ((file.about.expires_at, tenant, known_as) for tenant, known_as, file in self._files.items())
+            times = ((entry.ends_at, tenant, known_as) for tenant, known_as, entry in self._files.items())
             self._expiring = list(times)
             heapq.heapify(self._expiring)

@@ -53,7 +53,7 @@ class TokenSpeedService(TokenSpeedSchedulerServicer):  # type: ignore[misc]
         self._building = asyncio.Lock()
         self._conversions = asyncio.Semaphore(MAX_CONVERSIONS)
         self._ids: dict[str, str] = {}
-        self._started_at = time.time()
+        self._started_at, self._started = time.time(), time.monotonic()
 
     async def Generate(self, message: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
         """Answer one request: chunks if it streams, then one complete answer for each sample."""
@@ -154,7 +154,7 @@ class TokenSpeedService(TokenSpeedSchedulerServicer):  # type: ignore[misc]
         described = (await self._served()).description
         reply = pb.GetServerInfoResponse(
             active_requests=self._client.num_open,
-            uptime_seconds=time.time() - self._started_at,
+            uptime_seconds=time.monotonic() - self._started,
             max_total_num_tokens=described.num_blocks * described.block_size,
             tokenspeed_version=f"saccade {described.version}",
         )
