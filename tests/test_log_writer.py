@@ -2,7 +2,10 @@
 
 import fcntl
 import os
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 from saccade.log_writer import LineWriter
 
@@ -78,3 +81,30 @@ def test_a_thread_may_write_while_it_writes() -> None:
     thread.join(10)
     assert not thread.is_alive()
     assert os.read(read, 100) == b"inner\nouter\n"
+
+
+FULL_DISK = """
+import os, resource, sys
+from saccade.log_writer import LineWriter
+file = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND)
+writer = LineWriter(file, lambda number: b"%d are missing\\n" % number)
+resource.setrlimit(resource.RLIMIT_FSIZE, (250, resource.RLIM_INFINITY))
+for number in range(5):
+    writer.write(b"%d" % number + b"x" * 98 + b"\\n")
+assert writer.flush()
+assert writer.num_dropped == 3, writer.num_dropped
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+writer.write(b"again\\n")
+assert writer.flush()
+"""
+
+
+def test_a_line_that_a_full_disk_cuts_costs_no_other(tmp_path: Path) -> None:
+    """A limit on the size of files ends a write as a full disk does: after a part of it."""
+    path = tmp_path / "log"
+    path.touch()
+    subprocess.run([sys.executable, "-c", FULL_DISK, path], check=True)
+    lines = path.read_bytes().splitlines()
+    assert [line[:1] for line in lines[:3]] == [b"0", b"1", b"2"]
+    assert [len(line) for line in lines[:3]] == [99, 99, 50]
+    assert lines[3:] == [b"again", b"3 are missing"]

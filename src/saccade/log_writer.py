@@ -22,7 +22,8 @@ FLUSH_SECONDS = 2.0
 class LineWriter:
     """Write whole lines to *descriptor*. write() never blocks; if the queue is full, it drops the line.
 
-    *tell_dropped* returns the line about a number of dropped lines. It is written when writing works again.
+    *tell_dropped* returns the line about a number of dropped lines. It is written when writing works again. A disk that
+    becomes full may cut a line; the next line begins on its own, so that a reader of JSON loses one only.
     """
 
     def __init__(self, descriptor: int, tell_dropped: Callable[[int], bytes], max_bytes: int = MAX_BYTES) -> None:
@@ -31,6 +32,7 @@ class LineWriter:
         self._tell_dropped = tell_dropped
         self._max_bytes = max_bytes
         self._num_told = 0
+        self._ends_in_half_a_line = False
         self._lines: list[bytes] = []
         self._num_bytes = 0
         # A finalizer may log while its thread is inside write(): both of these allow that.
@@ -70,16 +72,24 @@ class LineWriter:
         with self._lock:
             lines, self._lines = self._lines, []
         content = b"".join(lines)
-        is_written = self._put(content)
+        num_left = self._put(content)
         with self._lock:
             self._num_bytes -= len(content)
-            self.num_dropped += 0 if is_written else len(lines)
-        if is_written and (num_new := self.num_dropped - self._num_told) and self._put(self._tell_dropped(num_new)):
+            self.num_dropped += content.count(b"\n", len(content) - num_left)
+        if (
+            not num_left
+            and (num_new := self.num_dropped - self._num_told)
+            and not self._put(self._tell_dropped(num_new))
+        ):
             self._num_told += num_new
 
-    def _put(self, content: bytes) -> bool:
-        """Write all of *content*, however slow the reader is; return False if the descriptor no longer has a reader."""
-        left = memoryview(content)
+    def _put(self, content: bytes) -> int:
+        """Write all of *content*, however slow the reader is.
+
+        Return how many bytes are left: some if the descriptor no longer has a reader, or its disk is full.
+        """
+        whole = b"\n" + content if content and self._ends_in_half_a_line else content
+        left = memoryview(whole)
         while left:
             try:
                 left = left[os.write(self._descriptor, left) :]
@@ -89,8 +99,9 @@ class LineWriter:
                 poll.register(self._descriptor, select.POLLOUT)
                 poll.poll()
             except OSError:
-                return False
-        return True
+                break
+            self._ends_in_half_a_line = whole[-len(left) - 1] != ord("\n")
+        return min(len(left), len(content))
 
 
 @dataclass(frozen=True)
