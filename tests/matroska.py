@@ -43,26 +43,26 @@ def recorded(
     name = NAMES[codec]
     if decoding_times:
         name, private = WINDOWS, struct.pack("<IiiHH4s20x", 40, 64, 48, 1, 24, FOURCC[codec]) + private
-    track = [_integer(0xD7, 1), _integer(0x73C5, 1), _integer(0x83, 1), _element(0x86, name.encode())]
-    track += [_element(0x63A2, private)] if codec in ("h264", "hevc", "av1") else []
-    track += [_integer(0x23E383, round(1e9 / nominal))] if nominal else []
-    track += [_element(0xE0, _integer(0xB0, 64) + _integer(0xBA, 48))]
-    info = _integer(0x2AD7B1, 1_000_000) + (_element(0x4489, struct.pack(">d", duration)) if duration else b"")
-    body = _element(0x1549A966, info) + _element(0x1654AE6B, _element(0xAE, b"".join(track)))
+    track = [integer(0xD7, 1), integer(0x73C5, 1), integer(0x83, 1), element(0x86, name.encode())]
+    track += [element(0x63A2, private)] if codec in ("h264", "hevc", "av1") else []
+    track += [integer(0x23E383, round(1e9 / nominal))] if nominal else []
+    track += [element(0xE0, integer(0xB0, 64) + integer(0xBA, 48))]
+    info = integer(0x2AD7B1, 1_000_000) + (element(0x4489, struct.pack(">d", duration)) if duration else b"")
+    body = element(0x1549A966, info) + element(0x1654AE6B, element(0xAE, b"".join(track)))
     for position, packet in enumerate(packets):
         time = times[position if decoding_times else shown.index(packet.pts)]
         block = b"\x81\0\0" + (b"\x80" if packet.is_keyframe else b"\0") + bytes(packet)
-        body += b"\x1f\x43\xb6\x75" + UNKNOWN + _integer(0xE7, time) + _element(0xA3, block)
-    head = _element(0x4282, b"matroska") + _integer(0x4287, 4) + _integer(0x4285, 2)
-    return _element(0x1A45DFA3, head) + b"\x18\x53\x80\x67" + UNKNOWN + body
+        body += b"\x1f\x43\xb6\x75" + UNKNOWN + integer(0xE7, time) + element(0xA3, block)
+    head = element(0x4282, b"matroska") + integer(0x4287, 4) + integer(0x4285, 2)
+    return element(0x1A45DFA3, head) + b"\x18\x53\x80\x67" + UNKNOWN + body
 
 
-def _element(name: int, content: bytes) -> bytes:
+def element(name: int, content: bytes) -> bytes:
     return _plain(name) + struct.pack(">Q", 1 << 56 | len(content)) + content
 
 
-def _integer(name: int, value: int) -> bytes:
-    return _element(name, _plain(value) or b"\0")
+def integer(name: int, value: int) -> bytes:
+    return element(name, _plain(value) or b"\0")
 
 
 def _plain(value: int) -> bytes:

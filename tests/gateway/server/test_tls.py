@@ -107,14 +107,49 @@ def test_client_that_does_not_speak_tls_is_disconnected(secure: scripted.Gateway
     assert secure.ask("GET", "/live").status == 200
 
 
-def test_client_that_begins_no_handshake_is_disconnected(files: certificates.Files, tiny_qwen3_vl: Path) -> None:
+def hello(context: ssl.SSLContext) -> bytes:
+    """The first message of a handshake."""
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        context.wrap_bio(incoming, outgoing, server_hostname="localhost").do_handshake()
+    return outgoing.read()
+
+
+def test_client_that_does_not_end_its_handshake_is_disconnected(files: certificates.Files, tiny_qwen3_vl: Path) -> None:
     config = GatewayConfig(tls=settings(files), connections=ConnectionLimits(head_seconds=0.3))
-    with (
-        scripted.running(tiny_qwen3_vl, config, described=False) as gateway,
-        socket.create_connection(("127.0.0.1", gateway.port), timeout=20) as connection,
-        contextlib.suppress(ConnectionError),
-    ):
-        assert connection.recv(1) == b""
+    whole = hello(client_context(files))
+    with scripted.running(tiny_qwen3_vl, config, described=False) as gateway:
+        for begun in (b"", whole[:1], whole[:5], whole[: len(whole) // 2], whole[:-1], whole):
+            with (
+                socket.create_connection(("127.0.0.1", gateway.port), timeout=20) as connection,
+                contextlib.suppress(ConnectionError),
+            ):
+                connection.sendall(begun)
+                # The server's part of the handshake comes before the end if the client's first message was whole.
+                while connection.recv(1 << 16):
+                    pass
+        wait_until(lambda: not gateway.connections.num_open)
+
+
+def test_a_server_name_that_no_certificate_has_gets_the_only_one(
+    secure: scripted.Gateway, files: certificates.Files
+) -> None:
+    context = client_context(files)
+    for name in ("nobody.test", "127.0.0.1", "a" * 63 + ".test"):
+        with (
+            socket.create_connection(("127.0.0.1", secure.port), timeout=20) as plain,
+            context.wrap_socket(plain, server_hostname=name) as connection,
+        ):
+            connection.sendall(b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
+
+
+def test_a_request_in_records_of_a_byte_is_answered(secure: scripted.Gateway) -> None:
+    secure.answer_two_tokens()
+    with secure.connect() as connection:
+        for byte in post():
+            connection.sendall(bytes([byte]))
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
 
 
 async def test_certificates_of_clients_may_be_required(files: certificates.Files, tiny_qwen3_vl: Path) -> None:
