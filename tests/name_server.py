@@ -10,7 +10,10 @@ A, AAAA = 1, 28
 
 
 class NameServer(asyncio.DatagramProtocol):
-    """Answers with *addresses* by type of question, except for names that begin with `silent`; *asked* are the names."""
+    """Answers with *addresses* by type of question, except for names that begin with `silent`; *asked* are the names.
+
+    If it *truncates*, every answer sends its client to TCP, where nobody listens.
+    """
 
     def __init__(self, addresses: dict[int, list[bytes]]) -> None:
         self.addresses = addresses
@@ -18,6 +21,7 @@ class NameServer(asyncio.DatagramProtocol):
         self.news: asyncio.Queue[str] = asyncio.Queue()
         self.port = 0
         self.seconds_to_live = 60
+        self.truncates = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
@@ -43,7 +47,7 @@ class NameServer(asyncio.DatagramProtocol):
             for address in (self.addresses.get(kind, []) if labels[0] != "unknown" else [])
         ]
         counts = b"\0\1" + len(records).to_bytes(2, "big") + bytes(4)
-        flags = b"\x81\x83" if labels[0] == "unknown" else b"\x81\x80"
+        flags = b"\x81\x83" if labels[0] == "unknown" else b"\x83\x80" if self.truncates else b"\x81\x80"
         self.transport.sendto(data[:2] + flags + counts + data[12 : end + 5] + b"".join(records), source)  # type: ignore[attr-defined]
 
 

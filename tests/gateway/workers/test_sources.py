@@ -168,6 +168,24 @@ async def test_every_address_of_a_name_is_a_worker(monkeypatch: pytest.MonkeyPat
         await until(lambda: seen.urls == ("grpc://[fd00::1]:9000",))
 
 
+async def test_each_answer_counts_whole_and_a_cut_one_not_at_all() -> None:
+    """A message of DNS has room for 4,092 addresses; the rest would come over TCP."""
+    addresses = {A: [bytes([10, 1, number >> 8, number & 255]) for number in range(4000)]}
+    async with naming(addresses) as (server, resolver):
+        source = WorkersDns("grpc://workers.test:9000", resolver)
+        urls, _ = await source.look_up()
+        assert len(set(urls)) == 4000
+        for number in range(8):
+            addresses[A] = [bytes([10, 2, 0, number])] * 9
+            assert await source.look_up() == ((f"grpc://10.2.0.{number}:9000",), 60.0)
+        server.truncates = True
+        assert await source.look_up() == ((), 5.0)
+        assert source.fault == "the name cannot be looked up"
+        server.truncates = False
+        assert (await source.look_up())[0] == ("grpc://10.2.0.7:9000",)
+        assert source.fault == ""
+
+
 async def test_a_name_is_asked_for_again_within_bounds() -> None:
     async with naming(seconds_to_live=0) as (server, resolver):
         assert await WorkersDns("vllm://a.test:1?ranks=2", resolver).look_up() == (("vllm://127.0.0.1:1?ranks=2",), 5.0)
