@@ -149,7 +149,7 @@ def worker(
     settings.check()
     encoded = json.dumps(dataclasses.asdict(settings))
     command = (sys.executable, "-m", "saccade.engine", "--config", encoded, "--log-level", log_level)
-    configure_logging(logging.getLevelNamesMapping()[log_level])
+    configure_logging(logging.getLevelNamesMapping()[log_level], serves_clients=True)
     timeouts = Timeouts(silence_seconds=engine.engine_silence)
     config = WorkerConfig(bind, command, timeouts, shutdown_timeout, checked, tokenspeed)
     uvloop.run(_serve(config, console, summary))
