@@ -14,8 +14,8 @@ def test_chat_stays_within_its_budget() -> None:
 
 
 def test_longer_way_passes_the_budget() -> None:
-    calls = chat_trace.Phase(num_calls=900)
-    functions = chat_trace.Phase(functions={("gateway/chat.py", "read", line) for line in range(400)})
+    calls = chat_trace.Phase(num_calls=1000)
+    functions = chat_trace.Phase(functions={("gateway/chat.py", "read", line) for line in range(500)})
     for longer in (calls, functions):
         assert len(chat_trace.passed_budgets(longer, [longer, longer, longer])) == 2
 

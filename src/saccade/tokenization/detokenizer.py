@@ -242,7 +242,7 @@ class Detokenizer:
     def __init__(self, tokenizer: Tokenizer, rules: TextRules = PLAIN, *, continues: bool = False) -> None:
         self._hidden_ids, self._num_known = tokenizer.hidden_ids, tokenizer.num_tokens
         self._stream = tokenizer.stream(continues=continues)
-        self._rules = rules
+        self.rules = rules
         self._stops = [StopMatch(stop) for stop in rules.stop_strings]
         self._pending = ""
         self.stop: str | None = None
@@ -259,7 +259,7 @@ class Detokenizer:
                 break
             self.num_tokens += 1
             is_known = 0 <= token_id < self._num_known
-            if self._rules.shows_special or (is_known and token_id not in self._hidden_ids):
+            if self.rules.shows_special or (is_known and token_id not in self._hidden_ids):
                 text += self._release(self._stream.push(token_id))
         return text
 
@@ -281,10 +281,10 @@ class Detokenizer:
         pending = self._pending + text
         for position, character in enumerate(text, start=len(self._pending) + 1):
             complete = [stop.text for stop in self._stops if stop.advance(character)]
-            if complete and self.num_tokens + self.num_others > self._rules.min_tokens:
+            if complete and self.num_tokens + self.num_others > self.rules.min_tokens:
                 self.stop = max(complete, key=len)
                 self._pending = ""
-                return pending[: position if self._rules.shows_stop else position - len(self.stop)]
+                return pending[: position if self.rules.shows_stop else position - len(self.stop)]
         certain = len(pending) - max(stop.num_matched for stop in self._stops)
         self._pending = pending[certain:]
         return pending[:certain]

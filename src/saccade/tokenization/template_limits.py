@@ -89,9 +89,9 @@ class Meter:
             raise TooCostly(f"takes more than {MAX_MADE_BYTES >> 20} MiB of memory")
         self._steps += 1
         if num_bytes > LONG_BYTES or self._steps % STEPS_BETWEEN_LOOKS == 0:
-            self._look()
+            self.look()
 
-    def _look(self) -> None:
+    def look(self) -> None:
         """Check the time since the first look. A short rendering takes none: it is a system call."""
         now = time.thread_time()
         self._end = self._end or now + MAX_SECONDS
@@ -102,7 +102,7 @@ class Meter:
         """Count a step that may read all of *values*, and makes nothing."""
         self._steps += 1
         if self._steps % STEPS_BETWEEN_LOOKS == 0 or not all(map(_is_short, values)):
-            self._look()
+            self.look()
 
     def made(self, value: Any) -> Any:
         """Count a new value with all its parts, and return it."""

@@ -113,12 +113,12 @@ def test_stop_strings_are_prepared_as_far_as_an_answer_matches_them(models: Call
     model = models("hermes")
     stop = LARGEST["stop strings"][0]["stop"]
     first, *_, last = choices_of(ChatRequest(messages=[], n=MAX_NUM_SAMPLES, stop=stop), chat_of({}), model)
-    shared = first._detokenizer._rules.stop_strings
+    shared = first.detokenizer.rules.stop_strings
     assert [one.num_prepared for one in shared] == [0] * MAX_STOP_STRINGS
     for choice in (first, last):
         choice.take(TokenDelta("r", model.tokenizer.encode_text("aaab")))
         assert max(one.num_prepared for one in shared) <= 4
-    assert last._detokenizer._rules.stop_strings is shared
+    assert last.detokenizer.rules.stop_strings is shared
 
 
 @pytest.mark.parametrize("num_images", [0, 200])

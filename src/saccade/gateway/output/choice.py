@@ -182,7 +182,7 @@ class GeneratedChoice:
         self.first_token_at = self.last_token_at = 0.0
         """Times of the first and last token, in seconds of the process's clock; Answer sets both."""
 
-        self._detokenizer = detokenizer
+        self.detokenizer = detokenizer
         self._hidden_ids = hidden_ids
         self._reasoning = reasoning
         self._tool_calls = tool_calls
@@ -211,7 +211,7 @@ class GeneratedChoice:
         chunk = self._read(token_ids, is_last)
         if delta.finish_reason is not None:
             self.finish_reason = delta.finish_reason.value
-        if self._detokenizer.stop is not None or (self._tool_calls is not None and self._tool_calls.is_full):
+        if self.detokenizer.stop is not None or (self._tool_calls is not None and self._tool_calls.is_full):
             self.finish_reason = FinishReason.STOP.value
         else:
             self._num_hidden_tokens += len(delta.token_ids) - len(token_ids)
@@ -224,7 +224,7 @@ class GeneratedChoice:
     @property
     def stop(self) -> str | None:
         """The stop string that ended the choice, if one did."""
-        return self._detokenizer.stop
+        return self.detokenizer.stop
 
     @property
     def ends_in_reasoning(self) -> bool:
@@ -243,7 +243,7 @@ class GeneratedChoice:
     @property
     def num_tokens(self) -> int:
         """Tokens so far, shown or not."""
-        return self._detokenizer.num_tokens + self._detokenizer.num_others + self._num_hidden_tokens
+        return self.detokenizer.num_tokens + self.detokenizer.num_others + self._num_hidden_tokens
 
     @property
     def num_reasoning_tokens(self) -> int:
@@ -261,7 +261,7 @@ class GeneratedChoice:
             calls += chunk.calls
             places += [len(content) + place for place in chunk.places]
             reasoning, content = reasoning + chunk.reasoning, content + chunk.content
-            if self._detokenizer.stop is not None or (self._tool_calls is not None and self._tool_calls.is_full):
+            if self.detokenizer.stop is not None or (self._tool_calls is not None and self._tool_calls.is_full):
                 break
         return Chunk(self, reasoning, content, calls, places)
 
@@ -274,9 +274,9 @@ class GeneratedChoice:
         if self._reasoning is not None:
             reasoning, token_ids = self._reasoning.take(token_ids)
             reasoning += self._reasoning.finish() if is_last else ""
-        self._detokenizer.num_others = self._num_others
-        content = self._detokenizer.push(token_ids)
-        return Chunk(self, reasoning, content + self._detokenizer.finish() if is_last else content)
+        self.detokenizer.num_others = self._num_others
+        content = self.detokenizer.push(token_ids)
+        return Chunk(self, reasoning, content + self.detokenizer.finish() if is_last else content)
 
     def _read_calls(self, reader: CallReader, token_ids: Sequence[int], is_last: bool) -> Chunk:
         reasoning, content, calls, places = "", "", list[GeneratedCall](), list[int]()
@@ -292,13 +292,13 @@ class GeneratedChoice:
             thought, text = self._read_text(piece)
             reasoning += thought
             content += reader.separator.push(text)
-            if self._detokenizer.stop is not None:
+            if self.detokenizer.stop is not None:
                 # The answer ends before the rest of the pieces.
                 return Chunk(self, reasoning, content + reader.separator.finish(), calls, places)
         reasoning += self._reasoning.finish() if self._reasoning is not None and is_last else ""
-        self._detokenizer.num_others = self._num_others
+        self.detokenizer.num_others = self._num_others
         if is_last or reader.is_full:
-            content += reader.separator.push(self._detokenizer.finish()) + reader.separator.finish()
+            content += reader.separator.push(self.detokenizer.finish()) + reader.separator.finish()
         return Chunk(self, reasoning, content, calls, places)
 
     def _read_text(self, piece: Sequence[int] | str) -> tuple[str, str]:
@@ -307,12 +307,12 @@ class GeneratedChoice:
         if isinstance(piece, str):
             if self._reasoning is not None:
                 reasoning, piece = self._reasoning.take_text(piece)
-            self._detokenizer.num_others = self._num_others
-            return reasoning, self._detokenizer.push_text(piece) if piece else ""
+            self.detokenizer.num_others = self._num_others
+            return reasoning, self.detokenizer.push_text(piece) if piece else ""
         if self._reasoning is not None:
             reasoning, piece = self._reasoning.take(piece)
-        self._detokenizer.num_others = self._num_others
-        return reasoning, self._detokenizer.push(piece)
+        self.detokenizer.num_others = self._num_others
+        return reasoning, self.detokenizer.push(piece)
 
     def _pieces(self, reader: CallReader, token_ids: Sequence[int], is_last: bool) -> Iterator[Piece]:
         yield from reader.take(token_ids)

@@ -16,7 +16,7 @@ _BIAS_KEY = re.compile(BIAS_KEY)
 
 @dataclass(frozen=True)
 class TokenRules:
-    """What a request says of single tokens, which is the same for all its prompts: there may be many of both."""
+    """What a request asks for single tokens, which is the same for all its prompts: there may be many of both."""
 
     logit_bias: dict[int, float]
     allowed_token_ids: tuple[int, ...]
