@@ -66,6 +66,8 @@ ARGUMENTS = {
     "a new limit": ("prlimit64", (0, 7, SOMEWHERE, NULL), REFUSED),
     "a new limit at a low address": ("prlimit64", (0, 7, 4096, NULL), REFUSED),
     "another's limits": ("prlimit64", (PROCESS + 1, 7, NULL, SOMEWHERE), REFUSED),
+    "its cores": ("sched_getaffinity", (0, 128, SOMEWHERE), ALLOWED),
+    "another's cores": ("sched_getaffinity", (PROCESS + 1, 128, SOMEWHERE), REFUSED),
     "memory": ("mmap", (NULL, 4096, mmap.PROT_READ | mmap.PROT_WRITE), ALLOWED),
     "a guard": ("mprotect", (SOMEWHERE, 4096, 0), ALLOWED),
     "a page of code": ("mmap", (NULL, 4096, mmap.PROT_READ | mmap.PROT_EXEC), REFUSED),

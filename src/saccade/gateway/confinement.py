@@ -21,7 +21,7 @@ LEFT_OPEN = {
     NO_CAPABILITIES: "a decode process keeps the gateway's capabilities",
     LANDLOCK: "the trial of a model or a grammar can read every file of the gateway's user",
     SECCOMP: (
-        "a decode process can make sockets and processes, signal processes of the gateway's user where Landlock has no "
+        "a decode process can make sockets and processes, signal processes of the gateway's user if Landlock has no "
         "scopes (before Linux 6.12), and make every other system call"
     ),
 }

@@ -15,6 +15,7 @@ import msgspec
 
 from saccade.gateway.child_lines import log_lines
 from saccade.gateway.confinement import confine, environment
+from saccade.processes.parent_death import tie_to_parent
 
 T = TypeVar("T")
 
@@ -62,20 +63,21 @@ class LimitedChild:
 
     def run(self, wait_seconds: float, max_bytes: int) -> Ending:
         """Block until the child has ended, has written *max_bytes*, or *wait_seconds* have passed; then kill it."""
-        errors, logging = log_lines(self._module)
         descriptor = os.memfd_create("saccade-child-task")
-        with open(descriptor, "wb") as file, open(errors, "wb"):
+        with open(descriptor, "wb") as file:
             file.write(self._message)
             file.flush()
             os.lseek(descriptor, 0, os.SEEK_SET)
-            process = subprocess.Popen(
-                [sys.executable, "-m", self._module],
-                stdin=descriptor,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                env=environment(os.environ),
-                start_new_session=True,
-            )
+            errors, thread = log_lines(self._module)
+            with open(errors, "wb"):
+                process = subprocess.Popen(
+                    [sys.executable, "-m", self._module],
+                    stdin=descriptor,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    env=environment(os.environ),
+                    start_new_session=True,
+                )
         with process:
             self._process = process
             try:
@@ -86,7 +88,7 @@ class LimitedChild:
                 was_killed = process.poll() == -signal.SIGKILL and not self.is_stopped
             finally:
                 process.kill()
-        logging.join()
+        thread.join()
         return Ending(output, process.returncode, in_time, was_killed)
 
 
@@ -111,6 +113,8 @@ def _output_of(process: subprocess.Popen[bytes], end: float, max_bytes: int) -> 
 def begin(kind: type[T]) -> tuple[ChildLimits, T]:
     """Return the limits and the task of this child, and confine it; all its modules must be imported."""
     limits, task = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=tuple[ChildLimits, kind])  # type: ignore[valid-type]
+    # In a session of its own, no hangup of a terminal ends it.
+    tie_to_parent(signal.SIGKILL)
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), sys.stdin.fileno())
     seconds = math.ceil(limits.seconds)

@@ -135,6 +135,7 @@ def conditions(process: int, may_import: bool) -> Mapping[str, tuple[Among | Wit
         "tgkill": (Among(0, (process,)), Among(2, (signal.SIGABRT,))),
         # To read its own limits: the new limit is a null pointer.
         "prlimit64": (Among(0, (0, process)), Among(2, (0,)), Among(2, (0,), is_upper=True)),
+        "sched_getaffinity": (Among(0, (0, process)),),
         "mmap": no_code,
         "mprotect": no_code,
         "open": (Without(1, WRITING),),
