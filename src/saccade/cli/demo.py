@@ -11,7 +11,6 @@ import json
 import secrets
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from saccade.cli.screen import own_program
 from saccade.config import Count, program
 from saccade.errors import StartupError
 from saccade.llm.serving import free_port, serve
+from saccade.private_folder import private_folder
 from saccade.processes.parent_death import tied
 
 if TYPE_CHECKING:
@@ -191,8 +191,8 @@ def show_workers(num_workers: int, console: Console) -> None:
 @contextlib.contextmanager
 def _running(num_workers: int, image: Path) -> Iterator[_Fleet]:
     """Run the processes until the block ends; yield when *image* has a route to each worker. Raises StartupError."""
-    with tempfile.TemporaryDirectory(prefix="saccade-demo-") as private, contextlib.ExitStack() as stack:
-        log = Path(private) / "log"
+    with private_folder("saccade-demo-") as private, contextlib.ExitStack() as stack:
+        log = private / "log"
 
         def start(*words: str, **variables: str) -> "subprocess.Popen[bytes]":
             command, environment = program(*words, "--log-level", "ERROR")

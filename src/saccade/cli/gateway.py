@@ -9,7 +9,6 @@ import dataclasses
 import logging
 import socket
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +36,7 @@ from saccade.gateway.served_models.model_probe import ModelProbe
 from saccade.gateway.workers.discovery import check_dns_url
 from saccade.gateway.workers.pool import WorkerPool, check_url
 from saccade.models.files import read_chat_template, read_model_files, with_chat_template
+from saccade.private_folder import private_folder
 from saccade.protocol.description import ModelFiles
 from saccade.supervisor.checkpoint import resolve_model
 from saccade.supervisor.tree import ChildSpec, Tree, until
@@ -205,8 +205,7 @@ def _run_several(server: ServerSettings, arguments: list[str]) -> int:
         stack.enter_context(reserve(server.host, server.port))
         if server.admin_port is not None:
             stack.enter_context(reserve(HOST, server.admin_port, "--admin-port"))
-        # made with mode 0700
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="saccade-gateways-")))
+        folder = stack.enter_context(private_folder("saccade-gateways-"))
         specs = _child_specs(server, arguments, folder)
         return asyncio.run(Tree(specs, lambda: until(lambda: is_ready(server))).run())
 

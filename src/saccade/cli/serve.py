@@ -3,7 +3,6 @@
 import asyncio
 import dataclasses
 import logging
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -40,6 +39,7 @@ from saccade.gateway.config import MediaSettings, ServerSettings
 from saccade.gateway.served_models.model_probe import ModelProbe
 from saccade.llm.serving import api_url, reachable
 from saccade.models.files import read_chat_template, read_model_files, with_chat_template, with_overrides
+from saccade.private_folder import private_folder
 from saccade.protocol.description import Description
 from saccade.supervisor.tree import ChildSpec, Tree, until
 from saccade.telemetry import configure_logging
@@ -84,8 +84,8 @@ def serve(
     files = with_overrides(read_model_files(folder), engine.hf_overrides, engine.override_generation_config)
     ModelProbe(names[0], with_chat_template(files, template)).run()
     shared_memory.sweep()
-    with tempfile.TemporaryDirectory(prefix="saccade-") as private:  # made with mode 0700
-        sockets = [Path(private) / f"worker-{index}.sock" for index in range(data_parallel_size)]
+    with private_folder("saccade-") as private:
+        sockets = [private / f"worker-{index}.sock" for index in range(data_parallel_size)]
         # The worker gets a folder, so it needs no flags for a hub.
         named = dataclasses.replace(
             engine, served_model_name=names, trust_remote_code=False, revision=None, download_dir=None

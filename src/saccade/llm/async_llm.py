@@ -9,11 +9,9 @@ import dataclasses
 import logging
 import os
 import sys
-import tempfile
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any, Self, Unpack
 
 import msgspec
@@ -35,6 +33,7 @@ from saccade.llm.conversation import Source, load, num_bytes, read_messages
 from saccade.llm.results import ChatResult, Delta, Deltas
 from saccade.llm.sampling import ChatOptions, SamplingParams
 from saccade.llm.settings import read_settings
+from saccade.private_folder import private_folder
 from saccade.supervisor.tree import Child
 from saccade.supervisor.worker_child import worker_child
 from saccade.transport import lasting_task
@@ -87,8 +86,7 @@ class AsyncLLM:
                 logger_factory=structlog.PrintLoggerFactory(sys.stderr),
             )
         async with contextlib.AsyncExitStack() as resources:
-            folder = resources.enter_context(tempfile.TemporaryDirectory(prefix="saccade-"))  # made with mode 0700
-            socket = Path(folder) / "worker.sock"
+            socket = resources.enter_context(private_folder("saccade-")) / "worker.sock"
             child = Child(worker_child(self._model, socket, self._settings.engine), lambda: self._app is not None)
             worker = asyncio.create_task(child.run(), name="worker")
             resources.push_async_callback(_stop, child, worker)

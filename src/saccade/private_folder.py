@@ -1,0 +1,22 @@
+"""A folder for the files and sockets of one run of a program, which no other user may enter."""
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from saccade.errors import StartupError
+
+
+@contextlib.contextmanager
+def private_folder(prefix: str) -> Iterator[Path]:
+    """Yield a new folder with mode 0700, which goes with the block. Raises StartupError if none can be made."""
+    try:
+        folder = tempfile.TemporaryDirectory(prefix=prefix)
+    except OSError as error:
+        raise StartupError(
+            f"A temporary folder cannot be made: {error.strerror}. Set TMPDIR to a folder that is not full, and to "
+            "which this user may write."
+        ) from error
+    with folder as path:
+        yield Path(path)
