@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -18,7 +19,7 @@ TURN_SECONDS = 0.002
 class Arrivals(Generic[T]):
     """Calls *take* with each item, in order. If that takes longer than TURN_SECONDS, others run on the loop first.
 
-    An item for which *take* raises an error keeps none of those after it.
+    If *take* raises an error for an item, the error is logged, and the items after it are handed over.
     """
 
     def __init__(self, take: Callable[[T], object]) -> None:
@@ -34,19 +35,19 @@ class Arrivals(Generic[T]):
 
     def finish(self) -> None:
         """Hand over all that wait, at once."""
-        while self._waiting:
-            self._take_next()
+        self._take_until(math.inf)
 
     def _hand_over(self) -> None:
-        deadline = time.monotonic() + TURN_SECONDS
-        while self._waiting:
-            self._take_next()
-            if self._waiting and time.monotonic() > deadline:
-                asyncio.get_running_loop().call_soon(self._hand_over)
-                return
+        self._take_until(time.monotonic() + TURN_SECONDS)
+        if self._waiting:
+            asyncio.get_running_loop().call_soon(self._hand_over)
 
-    def _take_next(self) -> None:
-        try:
-            self._take(self._waiting.popleft())
-        except Exception:
-            logger.critical("what arrived from a worker met an unforeseen error", exc_info=True)
+    def _take_until(self, deadline: float) -> None:
+        while self._waiting:
+            item = self._waiting.popleft()
+            try:
+                self._take(item)
+            except Exception:
+                logger.critical("what arrived from a worker met an unforeseen error", exc_info=True)
+            if self._waiting and time.monotonic() > deadline:
+                return
