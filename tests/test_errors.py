@@ -24,10 +24,12 @@ CONSTANT = re.compile(r"[A-Z_]+(\.format\(first=[\w.]+\))?|len\([\w.]+\)")
 JUDGED = {
     "engine/core/request_validation.py": {"self.max_model_len"},
     "engine/core/requests.py": {"problem"},
+    "engine/core/scheduler.py": {"num_requests"},
     "fair_queue.py": {"num_own - 1", "self._wait_seconds", "self._what"},
     "gateway/admin.py": {"', '.join(missed)"},
     "gateway/images/decode_pool/pool.py": {"job.medium", "limit"},
-    "gateway/limits.py": {"needed", "num_own", "self._max_requests", "self.capacity_bytes"},
+    "gateway/images/decode_pool/server.py": {"self.total_seconds"},
+    "gateway/limits.py": {"nbytes", "needed", "num_own", "self._max_requests", "self.capacity_bytes"},
     "gateway/output/sampling.py": {"field", "limit", "max_model_len", "num_prompt_tokens", "request.needed_tokens"},
     "gateway/prompt/draft.py": {
         "_num_completion(request)",

@@ -237,9 +237,7 @@ def test_short_lines_are_for_a_terminal(tiny_qwen3_vl: Path, pipe: tuple[int, in
     assert re.fullmatch(r"404 \d\.\d\d s, not_found: There is no such path here\.", lost), lost
     form = r"200 tiny, 1 image, prompt \d+ tokens, 3 cached, answer 3, TTFT \d+ ms, \d\.\d\d s"
     assert re.fullmatch(form, answered), answered
-    assert re.match(r"400 /v1/chat/completions, \d\.\d\d s, unsupported_image_format: messages\[0\]", refused), (
-        refused
-    )
+    assert re.match(r"400 /v1/chat/completions, \d\.\d\d s, unsupported_image_format: messages\[0\]", refused), refused
 
 
 def test_requests_are_served_if_the_log_is_not_read(tiny_qwen3_vl: Path, pipe: tuple[int, int]) -> None:
