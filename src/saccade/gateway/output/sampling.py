@@ -16,7 +16,7 @@ _BIAS_KEY = re.compile(BIAS_KEY)
 
 @dataclass(frozen=True)
 class TokenRules:
-    """What a request asks for single tokens, which is the same for all its prompts: there may be many of both."""
+    """The rules of a request for single tokens, which are the same for all its prompts: there may be many of both."""
 
     logit_bias: dict[int, float]
     allowed_token_ids: tuple[int, ...]

@@ -166,8 +166,8 @@ class Connections:
         if not self._num_held:
             return False
         [(largest, _)] = self._num_held.most_common(1)
-        its_own = [one for one, holder in self._open.items() if holder == largest and one not in self._probing]
-        rates = {one: rate for one in its_own if (rate := one.bytes_per_second(now)) is not None}
+        candidates = [one for one, holder in self._open.items() if holder == largest and one not in self._probing]
+        rates = {one: rate for one in candidates if (rate := one.bytes_per_second(now)) is not None}
         if rates:
             slowest = min(rates, key=rates.__getitem__)
             self.leave(slowest)
