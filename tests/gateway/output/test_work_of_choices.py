@@ -28,6 +28,7 @@ from saccade.protocol.media import ImageLayout, Span
 from saccade.protocol.output import TokenDelta
 from saccade.protocol.request import MAX_NUM_SAMPLES
 from saccade.telemetry import Metrics
+from saccade.tokenization.detokenizer import Detokenizer, TextRules
 
 EACH = 2000
 """The most instructions for one choice, whatever the request has: about 50 us."""
@@ -110,15 +111,14 @@ def test_choices_share_what_their_request_asks_for(
 
 
 def test_stop_strings_are_prepared_as_far_as_an_answer_matches_them(models: Callable[[str], ServedModel]) -> None:
-    model = models("hermes")
-    stop = LARGEST["stop strings"][0]["stop"]
-    first, *_, last = choices_of(ChatRequest(messages=[], n=MAX_NUM_SAMPLES, stop=stop), chat_of({}), model)
-    shared = first.detokenizer.rules.stop_strings
+    tokenizer = models("hermes").tokenizer
+    rules = TextRules(tuple(LARGEST["stop strings"][0]["stop"]))
+    shared = rules.stop_strings
+    answers = [Detokenizer(tokenizer, rules) for _ in range(2)]
     assert [one.num_prepared for one in shared] == [0] * MAX_STOP_STRINGS
-    for choice in (first, last):
-        choice.take(TokenDelta("r", model.tokenizer.encode_text("aaab")))
-        assert max(one.num_prepared for one in shared) <= 4
-    assert last.detokenizer.rules.stop_strings is shared
+    for answer in answers:
+        assert answer.push(tokenizer.encode_text("aaac")) == "aaac"
+        assert [one.num_prepared for one in shared] == [3] * MAX_STOP_STRINGS
 
 
 @pytest.mark.parametrize("num_images", [0, 200])
