@@ -98,6 +98,11 @@ class Connection(HttpToolsProtocol):
         return not self._expects_body and (self.cycle is None or self.cycle.response_complete)
 
     @property
+    def can_go(self) -> bool:
+        """Whether no answer is lost if the connection ends: it is idle, or reads the rest of a refused body."""
+        return self.is_idle or (self.cycle is not None and self.cycle.response_complete)
+
+    @property
     def num_read_bytes(self) -> int:
         """Bytes per read now."""
         if self._has_small_pieces:

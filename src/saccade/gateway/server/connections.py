@@ -154,7 +154,7 @@ class Connections:
 
     def _close_idle(self, holder: Holder = None) -> bool:
         """Close the oldest connection without a request, of *holder* if one is given; return False if there is none."""
-        idle = (one for one, its in self._open.items() if one.is_idle and holder in (None, its))
+        idle = (one for one, its in self._open.items() if one.can_go and holder in (None, its))
         oldest = next((one for one in idle if one not in self._probing), None)
         if oldest is not None:
             self.leave(oldest)
