@@ -1,16 +1,17 @@
 """The bounds of a request's JSON, which are checked before values are made of it.
 
 msgspec holds the interpreter's lock while it decodes, so a thread does not help: a body that could take long is refused
-by its bytes. Three figures bound the work: the bytes outside data: URLs, and among them the number of JSON strings,
-which is at least the number of keys, messages and parts, and the number of arrays and objects.
+by its bytes. Four figures bound the work: the bytes outside data: URLs, and among them the number of JSON strings,
+which is at least the number of keys, messages and parts, the number of arrays and objects, and that of commas, which
+stand between values of any kind.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from saccade.errors import BodyTooLarge, InvalidValue
-from saccade.gateway.chat import MAX_PARTS, ChatMessage
-from saccade.json_counts import num_brackets, num_strings
+from saccade.gateway.chat import MAX_PARTS, MAX_TOKENS, ChatMessage
+from saccade.json_counts import num_brackets, num_commas, num_strings
 
 MAX_BYTES_BESIDE_IMAGES: Final = 12 * 2**20
 """Three times the longest text: an escaped character takes up to three times its bytes."""
@@ -22,6 +23,12 @@ MAX_BRACKETS: Final = 65_536
 """Arrays and objects. A request with the most strings has half as many, since each object has names; to make 4 million
 takes a minute.
 """
+
+MAX_COMMAS: Final = 131_072
+"""Outside of strings and of arrays of token ids, so numbers and nulls are bounded, too."""
+
+VALUE_BYTES: Final = 64
+"""Roughly what a decoded value takes besides the bytes of its text."""
 
 MAX_DATA_URLS: Final = 1024
 """Further ones count as text."""
@@ -90,6 +97,19 @@ def check_bounds(body: bytes | bytearray, find_image: FindImage = find_data_url)
     return b"".join(rest)
 
 
+def check_commas(rest: bytes, arrays_of_ids: Sequence[bytes]) -> None:
+    """Raise InvalidValue if *rest*, a body without images, has too many commas outside its *arrays_of_ids*."""
+    num_of_ids = sum(array.count(b",") for array in arrays_of_ids)
+    if num_commas(rest) > MAX_COMMAS + num_of_ids:
+        raise InvalidValue(f"The body has more than {MAX_COMMAS} values.")
+
+
+def num_value_bytes(body: bytes | bytearray) -> int:
+    """Return the bytes of memory, at most, of the values in *body* besides their texts."""
+    num_marks = sum(map(body.count, (b",", b"[", b"{")))
+    return VALUE_BYTES * min(num_marks, MAX_TOKENS)
+
+
 def _is_plain(body: bytes | bytearray, start: int, end: int, is_ascii: bool) -> bool:
     """Whether a URL decodes as fast as its bytes are copied: ASCII, few escapes."""
     if not (is_ascii or body[start:end].isascii()):
@@ -122,3 +142,6 @@ def check_messages(messages: Sequence[ChatMessage]) -> None:
         raise InvalidValue(
             f"The arguments of the calls have more than {MAX_BRACKETS} arrays and objects together.", "messages"
         )
+    num_bytes = sum(map(len, arguments))
+    if num_bytes > MAX_COMMAS and sum(num_commas(text.encode()) for text in arguments) > MAX_COMMAS:
+        raise InvalidValue(f"The arguments of the calls have more than {MAX_COMMAS} values together.", "messages")

@@ -16,9 +16,11 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from saccade.errors import InvalidValue, UnsupportedParameter
 from saccade.gateway.body_bounds import (
+    MAX_COMMAS,
     MAX_TOOLS_BYTES,
     FindImage,
     check_bounds,
+    check_commas,
     check_tools,
     find_data_url,
 )
@@ -256,6 +258,8 @@ class ParameterReader(Generic[S]):
         for name in parameters:
             if (harmless := self._later.get(name)) is not None:
                 _refuse_unless_harmless(name, parameters[name], harmless, self._spellings.get(name))
+        if rest.count(b",") > MAX_COMMAS:
+            check_commas(rest, [bytes(raw) for name, raw in parameters.items() if _is_array_of_ids(name, raw)])
         served = {name: raw for name, raw in parameters.items() if name in self._decoders}
         for name, raw in served.items():
             _check_length(name, raw)
@@ -301,6 +305,11 @@ def _refuse_unless_harmless(name: str, raw: Raw, harmless: tuple[object, ...], a
             return
     message = f"`{name}` is not read here; {advice}." if advice else f"`{name}` is not served; leave it out."
     raise UnsupportedParameter(message, name)
+
+
+def _is_array_of_ids(name: str, raw: Raw) -> bool:
+    """Whether *raw* may be an array of token ids, or of such arrays, whose length has a bound of its own."""
+    return name in (*TOKEN_IDS, "prompt") and bytes(memoryview(raw)[:1]) == b"[" and b'"' not in bytes(raw)
 
 
 def _check_length(name: str, raw: Raw) -> None:

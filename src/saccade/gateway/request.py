@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Self
 
 from saccade.fair_queue import FairQueue
+from saccade.gateway.body_bounds import num_value_bytes
 from saccade.gateway.config import GatewayConfig
-from saccade.gateway.limits import Admission, ByteBudget, Reservation
+from saccade.gateway.limits import LARGE_BODY_BYTES, Admission, ByteBudget, Reservation
 from saccade.gateway.tenants.account import Account, Tenant
 
 COPIES = 2
@@ -80,6 +81,11 @@ class Request:
         charge = account.request() if is_charged else contextlib.nullcontext()
         with charge, limits.memory.reservation(client) as memory, limits.memory.reservation(client) as lifetime_memory:
             yield cls(account, account.tenant, client, memory, lifetime_memory, limits)
+
+    async def hold_values(self, body: bytes | bytearray) -> None:
+        """Reserve memory for the values that *body* decodes to, if it is long. Raises QueueFull and BodyTooLarge."""
+        if len(body) > LARGE_BODY_BYTES:
+            await self.memory.grow(num_value_bytes(body))
 
     def keep_chat(self) -> None:
         """Release the body's bytes, except for the chat's, which are at most as many."""

@@ -153,6 +153,7 @@ class ChatEndpoint:
         self, read_api: ReadApi, scope: Scope, body: bytes | bytearray, request: Request
     ) -> list[tuple[Format, Part]]:
         """Return the parts of a request, each with the format of its answer."""
+        await request.hold_values(body)
         async with request.turn(len(body)):
             start = time.perf_counter()
             read = read_api(body, request.tenant.id)

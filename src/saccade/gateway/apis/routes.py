@@ -74,6 +74,7 @@ class Endpoints:
         """POST /tokenize: the token ids of a prompt or chat, images expanded; text never becomes special tokens."""
         with self.bodies.begin(request.scope) as call:
             body = await self.bodies.read(request.scope, request.receive, call)
+            await call.hold_values(body)
             async with call.turn(len(body)):
                 body_request, request.scope[WARNINGS] = parse_tokenize(body, self.strict_parameters)
             served = self.pipeline.model_registry.get(body_request.model)
@@ -97,6 +98,7 @@ class Endpoints:
         """POST /detokenize: the text of token ids, including special tokens."""
         with self.bodies.begin(request.scope) as call:
             body = await self.bodies.read(request.scope, request.receive, call)
+            await call.hold_values(body)
             async with call.turn(len(body)):
                 body_request, request.scope[WARNINGS] = parse_detokenize(body, self.strict_parameters)
             with call.place():
