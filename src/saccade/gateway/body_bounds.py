@@ -30,6 +30,9 @@ MAX_COMMAS: Final = 131_072
 VALUE_BYTES: Final = 64
 """Roughly what a decoded value takes besides the bytes of its text."""
 
+SHORT_BODY_BYTES: Final = 64 << 10
+"""The values of a body up to this are not counted towards memory, as its bytes are not."""
+
 MAX_DATA_URLS: Final = 1024
 """Further ones count as text."""
 

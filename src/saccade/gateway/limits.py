@@ -259,15 +259,15 @@ class ByteBudget:
             raise
 
     def claim(self, client: Hashable, nbytes: int) -> None:
-        """Take *nbytes* of *client* for an answer that exists already, so that it cannot wait for room.
+        """Take *nbytes* of *client* for what exists already, such as an answer, so that it cannot wait for room.
 
         Raises QueueFull if there is no room, and BodyTooLarge if there can never be.
         """
         if nbytes > self.capacity_bytes:
-            raise BodyTooLarge(f"The answer takes {nbytes} bytes of memory; all together get {self.capacity_bytes}.")
+            raise BodyTooLarge(f"This takes {nbytes} bytes of memory; all together get {self.capacity_bytes}.")
         num_own = self._client_bytes[client]
         if num_own and num_own + nbytes > self.capacity_bytes * CLIENT_SHARE:
-            raise QueueFull("Your requests hold half of all memory; read the answers that wait, then send this again.")
+            raise QueueFull("Your requests hold half of all memory; read their answers, then send this again.")
         if self.num_bytes + nbytes > self.capacity_bytes:
             raise QueueFull(NO_ROOM)
         self.take(client, nbytes)
@@ -329,7 +329,7 @@ class Reservation:
         self.num_bytes += nbytes
 
     def claim(self, nbytes: int) -> None:
-        """Reserve *nbytes* more for an answer, without waiting. Raises QueueFull and BodyTooLarge."""
+        """Reserve *nbytes* more without waiting. Raises QueueFull and BodyTooLarge."""
         self._budget.claim(self.client, nbytes)
         self.num_bytes += nbytes
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from starlette.types import Receive, Scope, Send
 
 from saccade.errors import RequestError, SaccadeError
+from saccade.gateway.body_bounds import SHORT_BODY_BYTES
 from saccade.gateway.chat import ChatRequest, PlainPrompt
 from saccade.gateway.concurrency import all_or_none
 from saccade.gateway.json_body import Body, listed
@@ -101,13 +102,15 @@ class Format:
 class ReadBody:
     """A body as a chat, or as prompts that share its parameters, with one of *formats* for each.
 
-    *warning* is for the client. *num_kept_bytes* is the size of messages that a writer keeps until the answer is whole.
+    *warning* is for the client. *num_kept_bytes* is the size of messages that a writer keeps until the answer is whole,
+    and *num_recalled_bytes* that of messages that did not come with this body.
     """
 
     request: ChatRequest
     warning: str
     formats: Sequence[Format]
     num_kept_bytes: int = 0
+    num_recalled_bytes: int = 0
 
 
 ReadApi = Callable[[Body, bytes], ReadBody]
@@ -153,12 +156,15 @@ class ChatEndpoint:
         self, read_api: ReadApi, scope: Scope, body: bytes | bytearray, request: Request
     ) -> list[tuple[Format, Part]]:
         """Return the parts of a request, each with the format of its answer."""
-        await request.hold_values(body)
+        if len(body) > SHORT_BODY_BYTES:
+            await request.hold_values(body)
         async with request.turn(len(body)):
             start = time.perf_counter()
             read = read_api(body, request.tenant.id)
             if read.num_kept_bytes:
                 request.lifetime_memory.take(read.num_kept_bytes)
+            if read.num_recalled_bytes:
+                request.hold_recalled(read.num_recalled_bytes)
             scope[WARNINGS] = read.warning
             formats = read.formats
             names = formats[0].names

@@ -180,17 +180,20 @@ class Responses:
 
         read = read_conversation(original, recall)
         request, warning = read.chat, "; ".join(filter(None, (warning, read.warning)))
+        is_continued = original.previous_response_id is not None
+        num_recalled = num_message_bytes(request.messages[: read.num_known]) if is_continued else 0
         response_id = f"resp_{secrets.token_hex(16)}"
         unstored = _format(original, read, _unfinished(original, response_id, False))
         if self.store is None or original.store is False:
-            return ReadBody(request, warning, [unstored])
+            return ReadBody(request, warning, [unstored], num_recalled_bytes=num_recalled)
         messages = request.messages[read.num_known :]
         num_bytes = num_message_bytes(messages)
         if not self.store.takes(num_bytes):
-            return ReadBody(request, "; ".join(filter(None, (warning, TOO_LARGE))), [unstored])
+            warning = "; ".join(filter(None, (warning, TOO_LARGE)))
+            return ReadBody(request, warning, [unstored], num_recalled_bytes=num_recalled)
         destination = Destination(self.store, tenant, original.previous_response_id, messages)
         stored = _format(original, read, _unfinished(original, response_id, True), destination)
-        return ReadBody(request, warning, [stored], num_kept_bytes=num_bytes)
+        return ReadBody(request, warning, [stored], num_bytes, num_recalled)
 
     async def get(self, request: Request) -> HttpResponse:
         """GET /v1/responses/{response_id}."""
