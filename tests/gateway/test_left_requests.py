@@ -20,7 +20,8 @@ from waiting import wait_until
 from saccade.gateway.config import DispatchLimits, GatewayConfig
 from saccade.protocol.output import FinishReason, TokenDelta, TokenLogprob
 
-MAX_NUM_SEQS = 2
+MAX_NUM_SEQS = 6
+"""As many samples as two prompts of three have."""
 MESSAGES = [{"role": "user", "content": "hi"}]
 MANY = {"n": 3, "logprobs": 2}
 APIS: dict[str, tuple[str, dict[str, Any], int]] = {

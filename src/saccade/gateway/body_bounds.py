@@ -100,11 +100,14 @@ def check_bounds(body: bytes | bytearray, find_image: FindImage = find_data_url)
     return b"".join(rest)
 
 
-def check_commas(rest: bytes, arrays_of_ids: Sequence[bytes]) -> None:
-    """Raise InvalidValue if *rest*, a body without images, has too many commas outside its *arrays_of_ids*."""
+def check_commas(rest: bytes, arrays_of_ids: Sequence[bytes], longest: str | None) -> None:
+    """Raise InvalidValue for *longest* if *rest*, a body without images, has too many commas.
+
+    Those of its *arrays_of_ids* do not count.
+    """
     num_of_ids = sum(array.count(b",") for array in arrays_of_ids)
     if num_commas(rest) > MAX_COMMAS + num_of_ids:
-        raise InvalidValue(f"The body has more than {MAX_COMMAS} values.")
+        raise InvalidValue(f"The body has more than {MAX_COMMAS} values.", longest)
 
 
 def num_value_bytes(body: bytes | bytearray) -> int:

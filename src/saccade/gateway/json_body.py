@@ -258,11 +258,12 @@ class ParameterReader(Generic[S]):
         for name in parameters:
             if (harmless := self._later.get(name)) is not None:
                 _refuse_unless_harmless(name, parameters[name], harmless, self._spellings.get(name))
-        if rest.count(b",") > MAX_COMMAS:
-            check_commas(rest, [bytes(raw) for name, raw in parameters.items() if _is_array_of_ids(name, raw)])
         served = {name: raw for name, raw in parameters.items() if name in self._decoders}
         for name, raw in served.items():
             _check_length(name, raw)
+        if rest.count(b",") > MAX_COMMAS:
+            ids = [bytes(raw) for name, raw in parameters.items() if _is_array_of_ids(name, raw)]
+            check_commas(rest, ids, max(parameters, key=lambda name: bytes(parameters[name]).count(b","), default=None))
         values = {name: decode(raw, self._decoders[name], name) for name, raw in served.items()}
         unknown = [("", name) for name in parameters if name not in self._names]
         is_searched = strict or rest.count(b"{") <= MAX_SEARCHED

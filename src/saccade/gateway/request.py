@@ -9,7 +9,7 @@ from typing import Self
 from saccade.fair_queue import FairQueue
 from saccade.gateway.body_bounds import num_value_bytes
 from saccade.gateway.config import GatewayConfig
-from saccade.gateway.limits import Admission, ByteBudget, Reservation
+from saccade.gateway.limits import LARGE_BODY_BYTES, Admission, ByteBudget, Reservation
 from saccade.gateway.tenants.account import Account, Tenant
 
 COPIES = 2
@@ -83,8 +83,12 @@ class Request:
             yield cls(account, account.tenant, client, memory, lifetime_memory, limits)
 
     async def hold_values(self, body: bytes | bytearray) -> None:
-        """Reserve memory for the values that *body* decodes to. Raises QueueFull and BodyTooLarge."""
-        await self.memory.grow(num_value_bytes(body))
+        """Reserve memory for the values that *body* decodes to, if they are many. Raises QueueFull and BodyTooLarge.
+
+        An ordinary body has few, for which its reservation has room: it counts twice.
+        """
+        if (num_bytes := num_value_bytes(body)) > LARGE_BODY_BYTES:
+            await self.memory.grow(num_bytes)
 
     def hold_recalled(self, num_bytes: int) -> None:
         """Reserve memory for messages that did not come with the body: their texts are written and decoded again.

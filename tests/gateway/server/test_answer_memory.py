@@ -25,8 +25,8 @@ from saccade.gateway.server.connection import UNSENT_BYTES
 from saccade.protocol.output import FinishReason, TokenDelta, TokenLogprob
 
 files = certificates.files
-MEMORY_BYTES = 16 << 20
-NUM_READERS = 8
+MEMORY_BYTES = 48 << 20
+NUM_READERS = 30
 TEXT = "x" * 1_100_000
 IDS = [300] * 600_000
 
