@@ -133,7 +133,8 @@ def test_bytes_go_back_before_the_answer_is_whole(tiny_qwen3_vl: Path) -> None:
 
 
 def test_bodies_wait_for_memory_and_time_out_with_429(tiny_qwen3_vl: Path) -> None:
-    body = json.dumps({"prompt": "a " * 100_000}).encode()
+    # The model is not there: an answer would need memory, too.
+    body = json.dumps({"model": "absent", "prompt": "a " * 100_000}).encode()
     config = GatewayConfig(max_request_memory_bytes=2 * len(body), memory_wait_seconds=0.2)
     with scripted.running(tiny_qwen3_vl, config) as gateway:
         memory = gateway.application.limits.memory
@@ -145,7 +146,7 @@ def test_bodies_wait_for_memory_and_time_out_with_429(tiny_qwen3_vl: Path) -> No
         assert gateway.chat().status == 200  # a small body needs no reservation
         gateway.loop.call_soon_threadsafe(memory.give_back, "a fetch that goes on", 1)
         wait_until(lambda: memory.num_bytes == 0)
-        assert gateway.ask("POST", "/tokenize", body, Content_Type="application/json").status == 200
+        assert gateway.ask("POST", "/tokenize", body, Content_Type="application/json").status == 404
         wait_until(lambda: memory.num_bytes == 0)
 
 
