@@ -269,11 +269,8 @@ async def known_schema(target: Target, address: str, number: int) -> str:
     return await target.ask(address, _chat(target, "Hello!", max_tokens=1, **payloads.schema(-1)))
 
 
-async def refused(target: Target, address: str, number: int) -> str:
-    """Send a request that is refused."""
-    made = payloads.refused(target.model)
-    name = list(made)[next(target.serial) % len(made)]
-    return f"{name}: {await target.ask(address, made[name](target.key, target.port))}"
+def _refused(target: Target) -> Iterator[bytes]:
+    return itertools.cycle([make(target.key, target.port) for make in payloads.refused(target.model).values()])
 
 
 def _maximal(target: Target) -> Iterator[bytes]:
@@ -342,7 +339,7 @@ ATTACKS = {
     "stop strings of prompts": Attack(2, 0.5, many_prompts, many_short_prompts),
     "whole log probabilities": Attack(2, 1.0, whole_logprobs, streamed_logprobs),
     "new schemas": Attack(4, 0.5, new_schema, known_schema),
-    "refused requests": Attack(20, 0.2, refused, text),
+    "refused requests": Attack(20, 0.2, _sent(_refused), text),
     "maximal bodies": Attack(2, 2.0, _sent(_maximal), LARGEST),
     "abandoned bodies": Attack(2, 2.0, abandoned, LARGEST),
     "bodies without strings": Attack(2, 2.0, _sent(_objects), LARGEST),

@@ -11,7 +11,7 @@ from typing import Final
 
 from saccade.errors import BodyTooLarge, InvalidValue
 from saccade.gateway.chat import MAX_PARTS, MAX_TOKENS, ChatMessage
-from saccade.json_counts import num_brackets, num_commas, num_strings
+from saccade.json_counts import num_brackets, num_commas, num_marks, num_strings
 
 MAX_BYTES_BESIDE_IMAGES: Final = 12 * 2**20
 """Three times the longest text: an escaped character takes up to three times its bytes."""
@@ -29,9 +29,6 @@ MAX_COMMAS: Final = 131_072
 
 VALUE_BYTES: Final = 64
 """Roughly what a decoded value takes besides the bytes of its text."""
-
-SHORT_BODY_BYTES: Final = 64 << 10
-"""The values of a body up to this are not counted towards memory, as its bytes are not."""
 
 MAX_DATA_URLS: Final = 1024
 """Further ones count as text."""
@@ -112,8 +109,7 @@ def check_commas(rest: bytes, arrays_of_ids: Sequence[bytes], longest: str | Non
 
 def num_value_bytes(body: bytes | bytearray) -> int:
     """Return the bytes of memory, at most, of the values in *body* besides their texts."""
-    num_marks = sum(map(body.count, (b",", b"[", b"{")))
-    return VALUE_BYTES * min(num_marks, MAX_TOKENS)
+    return VALUE_BYTES * min(sum(num_marks(body, mark) for mark in (b",", b"[", b"{")), MAX_TOKENS)
 
 
 def _is_plain(body: bytes | bytearray, start: int, end: int, is_ascii: bool) -> bool:

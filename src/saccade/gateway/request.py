@@ -85,9 +85,10 @@ class Request:
     async def hold_values(self, body: bytes | bytearray) -> None:
         """Reserve memory for the values that *body* decodes to, if they are many. Raises QueueFull and BodyTooLarge.
 
-        An ordinary body has few, for which its reservation has room: it counts twice.
+        A body up to LARGE_BODY_BYTES is not counted. An ordinary one has few values, for which its reservation has
+        room: it counts twice.
         """
-        if (num_bytes := num_value_bytes(body)) > LARGE_BODY_BYTES:
+        if len(body) > LARGE_BODY_BYTES and (num_bytes := num_value_bytes(body)) > LARGE_BODY_BYTES:
             await self.memory.grow(num_bytes)
 
     def hold_recalled(self, num_bytes: int) -> None:

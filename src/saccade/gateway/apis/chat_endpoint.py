@@ -14,7 +14,6 @@ from typing import Any, Protocol
 from starlette.types import Receive, Scope, Send
 
 from saccade.errors import RequestError, SaccadeError
-from saccade.gateway.body_bounds import SHORT_BODY_BYTES
 from saccade.gateway.chat import ChatRequest, PlainPrompt
 from saccade.gateway.concurrency import all_or_none
 from saccade.gateway.json_body import Body, listed
@@ -156,8 +155,7 @@ class ChatEndpoint:
         self, read_api: ReadApi, scope: Scope, body: bytes | bytearray, request: Request
     ) -> list[tuple[Format, Part]]:
         """Return the parts of a request, each with the format of its answer."""
-        if len(body) > SHORT_BODY_BYTES:
-            await request.hold_values(body)
+        await request.hold_values(body)
         async with request.turn(len(body)):
             start = time.perf_counter()
             read = read_api(body, request.tenant.id)

@@ -33,7 +33,6 @@ from saccade.gateway.apis.models import (
 from saccade.gateway.apis.openapi import describe, server_version
 from saccade.gateway.apis.pages import page
 from saccade.gateway.apis.responses.writer import Responses, ResponseStore
-from saccade.gateway.body_bounds import SHORT_BODY_BYTES
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.pipeline import Pipeline
 from saccade.gateway.served_models.served_model import ServedModel
@@ -75,8 +74,7 @@ class Endpoints:
         """POST /tokenize: the token ids of a prompt or chat, images expanded; text never becomes special tokens."""
         with self.bodies.begin(request.scope) as call:
             body = await self.bodies.read(request.scope, request.receive, call)
-            if len(body) > SHORT_BODY_BYTES:
-                await call.hold_values(body)
+            await call.hold_values(body)
             async with call.turn(len(body)):
                 body_request, request.scope[WARNINGS] = parse_tokenize(body, self.strict_parameters)
             served = self.pipeline.model_registry.get(body_request.model)
@@ -100,8 +98,7 @@ class Endpoints:
         """POST /detokenize: the text of token ids, including special tokens."""
         with self.bodies.begin(request.scope) as call:
             body = await self.bodies.read(request.scope, request.receive, call)
-            if len(body) > SHORT_BODY_BYTES:
-                await call.hold_values(body)
+            await call.hold_values(body)
             async with call.turn(len(body)):
                 body_request, request.scope[WARNINGS] = parse_detokenize(body, self.strict_parameters)
             with call.place():
