@@ -29,6 +29,7 @@ def asked(gateway: scripted.Gateway, *words: str) -> int:
     return run(["ask", *words, "--url", f"http://127.0.0.1:{gateway.port}"])
 
 
+@pytest.mark.ci
 def test_only_the_answer_goes_to_a_pipe(
     gateway: scripted.Gateway, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

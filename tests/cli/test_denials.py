@@ -150,6 +150,7 @@ def test_routes_that_the_page_denies_are_absent() -> None:
     assert set(denied) & {re.sub(r"{\w+}", "ID", path) for path in describe(["m"])["paths"]} == set()
 
 
+@pytest.mark.ci
 def test_flags_that_errors_of_a_start_name_exist(flags: dict[str, set[str]]) -> None:
     """An error that says what to do names flags, not fields of the code."""
     known = set().union(*flags.values()) | {"--config"}

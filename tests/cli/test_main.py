@@ -36,6 +36,7 @@ def parse(*tokens: str, file: Path | None = None) -> dict[str, object]:
     return dict(bound.arguments)
 
 
+@pytest.mark.ci
 @table(
     ("arguments", "code", "words"),
     [
@@ -99,6 +100,7 @@ def test_help_names_the_settings_file(arguments: list[str], capsys: pytest.Captu
     assert "--config FILE" in capsys.readouterr().out
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -485,6 +487,7 @@ def test_limits_of_media_are_those_of_vllm() -> None:
         assert parse("--limit-mm-per-prompt", limits)["media"] == MediaSettings(media_limits=meant), limits
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("command", sorted(COMMANDS_OF_VLLM))
 def test_short_help_shows_some_flags_and_long_help_all(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     every = {name for one in make_app(None)[command].assemble_argument_collection() for name in one.names}

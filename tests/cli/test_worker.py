@@ -96,6 +96,7 @@ def test_file_flags_become_access_and_credentials(files: Files) -> None:
     assert WorkerFlags().credentials(("grpc://w:1",)) == WorkerCredentials()
 
 
+@pytest.mark.ci
 async def test_worker_without_flags_listens_for_its_user_alone(tiny_qwen3_vl: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "saccade.cli.main", "worker", str(tiny_qwen3_vl), "--max-model-len", "512"]
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}

@@ -14,6 +14,8 @@ from saccade.engine.loop import Engine
 from saccade.models.spec import Latent
 from saccade.nn import ops
 
+pytestmark = pytest.mark.ci
+
 IMAGES: list[Any] = [3, ((96, 160), 2), 6, ((320, 64), 3), 8]
 ATOL = 1e-4
 CHECKPOINTS = [pytest.param(name, marks=() if name == "qwen3_vl" else pytest.mark.conformance) for name in NETWORKS]

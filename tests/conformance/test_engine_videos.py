@@ -18,6 +18,8 @@ from saccade.errors import InvalidValue
 from saccade.models.spec import MediaShape
 from saccade.nn.backends import load_vision_backend
 
+pytestmark = pytest.mark.ci
+
 PROMPTS: dict[str, list[Any]] = {
     "one video": [5, ((192, 128), 12, 1), 9],
     "one frame": [3, ((100, 150), 1, 2), 4],
@@ -25,9 +27,9 @@ PROMPTS: dict[str, list[Any]] = {
     "video twice": [2, ((160, 96), 8, 6), 3, ((160, 96), 8, 6), 4],
 }
 CHUNKS = (7, 16, 2048)
-EVERYDAY = {("two videos, two images", 16)}
+IN_CI = {("two videos, two images", 16)}
 CASES = [
-    pytest.param(name, chunk, marks=() if (name, chunk) in EVERYDAY else pytest.mark.conformance)
+    pytest.param(name, chunk, marks=() if (name, chunk) in IN_CI else pytest.mark.conformance)
     for name in PROMPTS
     for chunk in CHUNKS
 ]

@@ -21,6 +21,8 @@ from saccade.nn.experts import Experts
 from saccade.nn.formats.quantised import QuantisedLinear
 from saccade.nn.layers import Linear
 
+pytestmark = pytest.mark.ci
+
 Tensors = dict[str, torch.Tensor]
 COLUMNS = {"int4": 32, "nvfp4": 16, "int4 zeros": 32, "int8 rows": 4, "awq": 32, "gptq": 32, "gptq int8": 32,
            "nvfp4 packed": 16}  # fmt: skip

@@ -13,6 +13,8 @@ from references.networks import ORACLES
 
 from saccade.protocol.request import EngineRequest
 
+pytestmark = pytest.mark.ci
+
 EVERYDAY = ("qwen3_vl", "qwen3_5", "kimi_k25")
 """Keys and values; with recurrent states; latents."""
 

@@ -16,6 +16,8 @@ from references.kimi_k25 import KimiK25
 from server import Server, free_port, program
 from sglang_servicer import Engine, Rooms, arguments, listening, servicer_class
 
+pytestmark = pytest.mark.ci
+
 # Sizes that the family does not change by resizing: the pixels can be equal to the last bit.
 PARTS: tuple[Part, ...] = ("First:", random_image(256, 320, 1), "then", random_image(384, 256, 2), "which is it?")
 SWITCHES = {"thinking": False}

@@ -16,6 +16,8 @@ from server import Server
 from tables import table
 from tool_calls import TOOLS, check_calls
 
+pytestmark = pytest.mark.ci
+
 MESSAGES = openai_messages(random_image(96, 96, 51), "Describe the image as JSON.")
 
 

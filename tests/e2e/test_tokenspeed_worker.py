@@ -18,6 +18,8 @@ from server import Server, free_port, program
 from smg_servicer import Engine, servicer_class
 from tokenspeed_worker import listening
 
+pytestmark = pytest.mark.ci
+
 # Sizes that no family changes by resizing: the pixels can be equal to the last bit.
 PARTS: tuple[Part, ...] = ("First:", random_image(256, 320, 1), "then", random_image(384, 256, 2), "which is it?")
 ANSWER_IDS = [40, 41]

@@ -25,6 +25,8 @@ from torchvision_schemas import import_torchvision
 from saccade.media.video import read_frames, read_header
 from saccade.media.video_header import VideoLimits
 
+pytestmark = pytest.mark.ci
+
 MAX_TOKENS = 10
 SMALL = {"size": {"shortest_edge": 40_000, "longest_edge": 60_000}}
 """Limits of pixels for frames: prompts stay short, and no clip has more groups of frames than columns, see decision 37."""

@@ -17,6 +17,8 @@ from references.native import MergedPatches
 from server import Server, free_port, program
 from vllm_worker import VllmServer, event, kwargs_data, listening, rendered, usage
 
+pytestmark = pytest.mark.ci
+
 # Sizes that no family changes by resizing: the pixels can be equal to the last bit.
 PARTS: tuple[Part, ...] = ("First:", random_image(256, 320, 1), "then", random_image(384, 256, 2), "which is it?")
 WIDTHS = {"qwen3_vl": 2 * 3 * 16 * 16, "qwen2_5_vl": 2 * 3 * 14 * 14, "qwen2_vl": 2 * 3 * 14 * 14}

@@ -7,6 +7,8 @@ import engines
 import pytest
 import torch
 
+pytestmark = pytest.mark.ci
+
 
 def test_attention_is_copied_and_experts_are_shared(network_folder: Callable[[str], Path]) -> None:  # B8
     folder = network_folder("qwen3_vl_moe")

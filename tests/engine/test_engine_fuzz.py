@@ -15,6 +15,8 @@ from saccade.engine.loop import Engine
 from saccade.protocol.output import FinishReason, StepFrame
 from saccade.protocol.request import EngineRequest, MediaPixels, SamplingParams, SupplyPixels
 
+pytestmark = pytest.mark.ci
+
 NUM_CONNECTIONS = 3
 NUM_TURNS, MOST_TURNS = 400, 3400
 Request = tuple[int, str]

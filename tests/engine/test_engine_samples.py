@@ -68,6 +68,7 @@ def idle(subject: Engine) -> bool:
     return not held and not subject.scheduler.encoder_scheduler.encoder_cache.pins and not subject.has_work
 
 
+@pytest.mark.ci
 @table("caching", [True, False])
 @table("chunk", [8, 512])
 @table("text", [0, 1, 20])
@@ -164,6 +165,7 @@ def test_samples_beyond_max_num_seqs_wait(tiny_qwen3_vl: Path, pool: SlotPool, p
     assert idle(subject)
 
 
+@pytest.mark.ci
 def test_preempted_samples_answer_the_same(tiny_qwen3_vl: Path) -> None:  # B5, B9
     roomy = engines.engine(tiny_qwen3_vl)
     tight = engines.engine(tiny_qwen3_vl, num_blocks=8, encoder_cache_bytes=0)
@@ -192,6 +194,7 @@ def test_samples_of_an_image_that_came_by_its_hash(tiny_qwen3_vl: Path) -> None:
     assert idle(subject)
 
 
+@pytest.mark.ci
 @table("at_once", [1, 2, 4, 9])
 @table("loses", [False, True])
 def test_samples_of_which_few_run_at_a_time_answer_the_same(tiny_qwen3_vl: Path, at_once: int, loses: bool) -> None:

@@ -27,6 +27,8 @@ from saccade.errors import NonFiniteOutput
 from saccade.protocol.kv_events import BlockRemoved, BlockStored, KvEvents, StateRemoved, StateStored
 from saccade.protocol.request import EngineRequest
 
+pytestmark = pytest.mark.ci
+
 WIDE = (1, 6, 16)
 BAD = 499
 MTP = '{"method": "mtp", "num_speculative_tokens": 2}'

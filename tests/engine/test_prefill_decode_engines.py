@@ -22,6 +22,8 @@ from saccade.protocol.output import FinishReason
 from saccade.protocol.request import EngineRequest, Grammar, MediaPixels, SamplingParams, SupplyPixels
 from saccade.transport.kv_transfer.channel import new_key
 
+pytestmark = pytest.mark.ci
+
 WIDE = (1, 6, 16)
 ONE = SamplingParams(max_tokens=1, temperature=0)
 PARTS: list[Any] = [5, (WIDE, 1), 20]

@@ -27,6 +27,8 @@ from saccade.protocol.engine_ipc import (
 from saccade.protocol.output import FinishReason, StepFrame, TokenDelta
 from saccade.protocol.request import ResetCaches
 
+pytestmark = pytest.mark.ci
+
 
 @pytest.fixture(scope="module")
 def front(tiny_qwen3_vl: Path) -> Iterator[Front]:

@@ -73,6 +73,7 @@ def test_logits_of_two_ranks(pair: tuple[Path, Path], encoder: str) -> None:
     torch.testing.assert_close(torch.stack(found["a"]), torch.stack(expected["a"]), atol=1e-4, rtol=0)
 
 
+@pytest.mark.ci
 @table("ranks", [ALONE, Ranks(0, 2), Ranks(1, 2)])
 def test_weights_of_a_rank(pair: tuple[Path, Path], ranks: Ranks) -> None:
     """Every rank holds its shard of the values, to the bit."""
@@ -112,6 +113,7 @@ def changed(end: str, value: torch.Tensor) -> Callable[[dict[str, torch.Tensor]]
 DOWN = "layers.0.mlp.down_proj."
 
 
+@pytest.mark.ci
 @table(
     ("name", "change", "words"),
     [

@@ -15,6 +15,8 @@ import torch
 from saccade.engine.loop import Engine
 from saccade.protocol.request import EngineRequest
 
+pytestmark = pytest.mark.ci
+
 SMALL = (1, 4, 6)
 WIDE = (1, 6, 16)
 

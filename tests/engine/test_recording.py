@@ -27,6 +27,8 @@ from saccade.engine.recording import (
 from saccade.errors import StartupError
 from saccade.protocol.request import EngineRequest
 
+pytestmark = pytest.mark.ci
+
 SMALL, WIDE = (1, 4, 6), (1, 6, 16)
 MIB = 1 << 20
 

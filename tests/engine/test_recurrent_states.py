@@ -26,6 +26,8 @@ from saccade.nn.parallel import ALONE
 from saccade.protocol.kv_events import BlockRemoved, BlockStored, KvEvents, StateRemoved, StateStored
 from saccade.protocol.request import EngineRequest
 
+pytestmark = pytest.mark.ci
+
 BLOCK = 16
 NAMES = ["qwen3_5", "qwen3_5_moe"]
 PARTS: list[Any] = [23, ((96, 128), 1), 30]

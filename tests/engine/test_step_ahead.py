@@ -8,11 +8,14 @@ from typing import Any
 
 import engines
 import msgspec
+import pytest
 import shadow
 
 from saccade.engine.core.request_validation import RequestValidator
 from saccade.engine.loop import Engine
 from saccade.protocol.request import EngineRequest, Grammar, SamplingParams, ThinkingBudget
+
+pytestmark = pytest.mark.ci
 
 WIDE = (1, 6, 16)
 

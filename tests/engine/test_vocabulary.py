@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from tables import table
 
 from saccade.engine.vocabulary import read_vocabulary
@@ -27,6 +28,7 @@ def test_text_has_the_models_own_tokens(name: str, checkpoint: Callable[[str], P
     assert [vocabulary.tokens[token_id] for token_id in vocabulary(b"\xe4\xbd")] == [b"\xe4", b"\xbd"]
 
 
+@pytest.mark.ci
 def test_long_text_is_written_completely(checkpoint: Callable[[str], Path]) -> None:
     """Each of a long text's tokens costs the same, and all of the text is written."""
     vocabulary = read_vocabulary(read_model_files(checkpoint("qwen3_vl")), VOCAB_SIZE)

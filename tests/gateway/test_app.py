@@ -369,6 +369,7 @@ def test_drain_ends_when_its_time_is_over(tiny_qwen3_vl: Path) -> None:  # contr
         wait_until(lambda: gateway.worker.num_aborted == 1)
 
 
+@pytest.mark.ci
 def test_whole_process_starts_and_stops_by_signal() -> None:
     program = (
         "import sys, uvloop; from saccade.gateway.app import serve; from saccade.gateway.config import GatewayConfig;"

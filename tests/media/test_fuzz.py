@@ -15,6 +15,8 @@ from saccade.errors import ImageTooLarge, InvalidImage, RequestError, Unsupporte
 from saccade.media.decode import decode
 from saccade.media.header import ImageLimits, read_header
 
+pytestmark = pytest.mark.ci
+
 SENTENCES = re.compile(
     r"The (image|JPEG|PNG|WebP|GIF|AVIF|BMP) ("
     r"has no bytes|ends within its header: it is truncated|does not begin with its header|has no frame"

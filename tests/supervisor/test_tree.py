@@ -17,6 +17,8 @@ from saccade.supervisor import tree as tree_module
 from saccade.supervisor.tree import Child, ChildSpec, Tree, answers_ready, until
 from saccade.transport.local_calls import CallClient, NotReached
 
+pytestmark = pytest.mark.ci
+
 PROGRAM = """
 import signal, sys, time
 name, journal, obeys = sys.argv[1:]

@@ -230,6 +230,7 @@ def test_clock_is_the_same_in_both_renderings() -> None:
     assert all(template.render([user("<|im_end|>")]) for _ in range(20))
 
 
+@pytest.mark.ci
 @table(
     ("source", "sentence"),
     [

@@ -146,6 +146,7 @@ READ = {
 """What reads long values and may make little; *a* and *b* are equal texts of 200,000 characters."""
 
 
+@pytest.mark.ci
 @table("expression", READ.values(), ids=READ.keys())
 def test_what_reads_a_long_value_looks_at_the_clock(expression: str, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = []

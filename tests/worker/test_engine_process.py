@@ -30,6 +30,8 @@ from saccade.worker import service
 from saccade.worker.engine_process import Timeouts
 from saccade.worker.service import WorkerConfig, WorkerFront
 
+pytestmark = pytest.mark.ci
+
 
 async def test_requests_are_multiplexed_and_slots_come_back(tmp_path: Path) -> None:
     released: list[str] = []

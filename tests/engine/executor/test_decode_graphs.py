@@ -33,6 +33,8 @@ from saccade.errors import StartupError
 from saccade.nn.backends import Workload, load_backend
 from saccade.protocol.request import SamplingParams
 
+pytestmark = pytest.mark.ci
+
 WIDE = (1, 6, 16)
 MAX_BLOCKS = 16
 Decoding = tuple[ModelRunner, "Again", StepInput]

@@ -13,6 +13,8 @@ from tables import table
 
 from saccade.engine.executor.encoder import spread
 
+pytestmark = pytest.mark.ci
+
 PROGRAM = Path(__file__).parent / "rank_program.py"
 
 

@@ -70,6 +70,7 @@ def chat(gateway: scripted.Gateway, stream: bool, **fields: Any) -> tuple[list[s
     return pieces, choices[-1]["finish_reason"], content
 
 
+@pytest.mark.ci
 @table("forced", [{"tool_choice": "required"}, {"tool_choice": {"type": "function", "function": {"name": "write"}}}])
 def test_chats(forced: dict[str, Any], holding: scripted.Gateway) -> None:
     answer(holding, "write", ARGUMENTS, STOP)

@@ -129,6 +129,7 @@ called = st.one_of(
 )
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "tool_format", [pytest.param(name, marks=() if name == "hermes" else pytest.mark.ci) for name in RELEASES]
 )

@@ -335,6 +335,7 @@ def test_a_mentioned_tag_holds_back_little(name: str, models: Models) -> None:
         assert len(model.tokenizer.decode(ids[:number])) - len(shown) <= 2 * MAX_HEAD
 
 
+@pytest.mark.ci
 @table("name", FORMS)
 def test_the_time_for_calls_that_never_end_does_not_grow_with_the_square(name: str, models: Models) -> None:
     model = models(name)

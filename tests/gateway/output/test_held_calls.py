@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 from tables import table
 from written_answers import CUT, FORMS, TOOLS, Call, choice_of, ids_of, read
 
@@ -48,6 +49,7 @@ def shown(pieces: Sequence[GeneratedCall]) -> list[tuple[int, str, str, bool]]:
     return [(call.index, call.name, call.arguments, call.is_cut) for call in joined_calls(pieces)]
 
 
+@pytest.mark.ci
 @table("name", FORMS)
 def test_held_calls_are_those_that_are_read_whole(name: str, models: Models) -> None:
     model, form, draw = models(name), FORMS[name], random.Random(f"held calls of {name}")
@@ -77,6 +79,7 @@ def test_the_first_piece_has_the_name_and_the_others_the_arguments(name: str, mo
     assert len([piece for piece in others if piece.arguments]) > 15
 
 
+@pytest.mark.ci
 @table("name", FORMS)
 def test_a_held_call_is_cut_at_any_token(name: str, models: Models) -> None:
     model, form, draw = models(name), FORMS[name], random.Random(f"held and cut calls of {name}")
@@ -99,6 +102,7 @@ def test_a_held_call_is_cut_at_any_token(name: str, models: Models) -> None:
             assert not any(call[-1] for call in shown(pieces)[:-1])
 
 
+@pytest.mark.ci
 @table("name", FORMS)
 def test_a_call_that_nothing_holds_is_cut_at_any_token(name: str, models: Models) -> None:
     """It comes whole, or as far as it is certain once its function is; and the same in a stream."""

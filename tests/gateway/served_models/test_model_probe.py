@@ -145,6 +145,7 @@ def test_a_stopped_probe_ends_its_child(sound: ModelFiles) -> None:
         probe.run()
 
 
+@pytest.mark.ci
 def test_the_gateway_goes_on_serving_another_model(tiny_qwen3_vl: Path) -> None:  # A9
     with scripted.running(tiny_qwen3_vl) as gateway:
         worker = gateway.worker

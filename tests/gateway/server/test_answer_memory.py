@@ -31,7 +31,7 @@ TEXT = "x" * 1_100_000
 IDS = [300] * 600_000
 
 
-@pytest.fixture(scope="module", params=["plain", "tls"])
+@pytest.fixture(scope="module", params=["plain", pytest.param("tls", marks=pytest.mark.ci)])
 def served(request: pytest.FixtureRequest, tiny_qwen3_vl: Path) -> Iterator[scripted.Gateway]:
     """A gateway with room for a few long answers, and for the prompts that make them."""
     config, tls = GatewayConfig(max_request_memory_bytes=MEMORY_BYTES, memory_wait_seconds=0.2), None

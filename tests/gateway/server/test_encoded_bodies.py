@@ -145,6 +145,7 @@ REFUSED: dict[str, tuple[str, Encode, int, str, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.ci
 @table("route", ROUTES)
 @table("name", REFUSED)
 def test_every_route_refuses(gateway: scripted.Gateway, route: str, name: str) -> None:

@@ -543,6 +543,7 @@ HEAVY = {
 """What is sent before another tenant's chat: numbers of requests, and of samples of each."""
 
 
+@pytest.mark.ci
 @table("sent", HEAVY.values(), HEAVY)
 @table("workers", ["a", "ab"])
 @table("queue", [0, 8, 64])

@@ -267,6 +267,7 @@ async def test_without_shared_memory_patches_come_inline() -> None:
         await pool.close()
 
 
+@pytest.mark.ci
 async def test_processes_start_and_end_while_the_loops_own_threads_are_busy() -> None:
     loop, done = asyncio.get_running_loop(), threading.Event()
     busy = [loop.run_in_executor(None, done.wait) for _ in range(2 * (os.cpu_count() or 1) + 32)]
@@ -317,6 +318,7 @@ async def narrow() -> AsyncIterator[DecodePool]:
     await pool.close()
 
 
+@pytest.mark.ci
 async def test_a_hung_process_costs_one_request() -> None:
     pool = DecodePool(MediaSettings(num_decode_processes=2, decode_timeout_seconds=2))
     await pool.start()
@@ -349,6 +351,7 @@ async def test_an_image_may_not_take_all_memory(narrow: DecodePool, size: tuple[
     assert narrow.pids == before
 
 
+@pytest.mark.ci
 async def test_the_fork_server_is_started_again(narrow: DecodePool) -> None:
     before = narrow.pids
     server = psutil.Process(before[0]).parent()
@@ -399,6 +402,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.ci
 async def test_processes_die_with_the_gateway() -> None:
     with subprocess.Popen([sys.executable, "-c", GATEWAY], stdout=subprocess.PIPE) as gateway:  # noqa: ASYNC220
         assert gateway.stdout is not None

@@ -35,6 +35,8 @@ from saccade.protocol.media import ImageLayout
 from saccade.protocol.model_files import CONFIG
 from saccade.transport.shared_memory import SlotPool, open_descriptor
 
+pytestmark = pytest.mark.ci
+
 FAMILY = "qwen3_vl"
 LAYOUT = load_layout(FAMILY)(
     {"image_token_id": 7},
