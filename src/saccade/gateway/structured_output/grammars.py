@@ -19,7 +19,10 @@ from saccade.protocol.request import Grammar
 
 CACHE_BYTES = 16 << 20
 BYTES_BESIDE_TEXT = 1024
-TRIALS_AT_A_TIME = 2
+TRIALS_AT_A_TIME = 3
+TRIALS_OF_A_CLIENT = TRIALS_AT_A_TIME - 1
+"""One is kept for others: a trial may take seconds."""
+
 MAX_WAITING = 64
 WAIT_SECONDS = 60.0
 """How long a new grammar may wait for its trial."""
@@ -55,7 +58,13 @@ class RequestGrammars:
         self._limits = limits
         self._outcomes: ByteLru[tuple[bytes, Constraint], Outcome] = ByteLru(CACHE_BYTES)
         self._flights = SingleFlight[tuple[bytes, Constraint], Outcome]()
-        self._queue = FairQueue(TRIALS_AT_A_TIME, "new grammars", max_waiting=MAX_WAITING, wait_seconds=WAIT_SECONDS)
+        self._queue = FairQueue(
+            TRIALS_AT_A_TIME,
+            "new grammars",
+            max_waiting=MAX_WAITING,
+            wait_seconds=WAIT_SECONDS,
+            client_capacity=lambda _: TRIALS_OF_A_CLIENT,
+        )
         self._threads = ThreadPoolExecutor(TRIALS_AT_A_TIME, thread_name_prefix="grammar-trial")
 
     async def of(
