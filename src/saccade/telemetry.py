@@ -224,6 +224,15 @@ def configure_logging(level: int = logging.INFO, *, serves_clients: bool = False
     return output
 
 
+def log_warnings() -> None:
+    """Send warnings and errors to stderr, for a program that has not configured structlog: by default it prints all."""
+    if not structlog.is_configured():
+        structlog.configure(
+            wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+            logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        )
+
+
 def _traceback(exc_info: structlog.typing.ExcInfo) -> str:
     return traceback_of(exc_info[1])
 

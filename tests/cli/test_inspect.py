@@ -5,8 +5,10 @@ import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import pdfs
 import pytest
 from chats import random_image, reference_messages
+from clips import clip
 from PIL import Image
 from reference import Reference
 from server import free_port
@@ -38,6 +40,33 @@ def test_shows_grids_spans_hashes_keys_and_writes_the_resized_image(
     assert len(list(tmp_path.glob("*.png"))) == 2  # beside the images nothing is written
     with Image.open(here / "0.288x192.png") as written:
         assert written.size == (288, 192)
+
+
+@pytest.mark.ci
+def test_pdfs_and_videos_are_read_in_a_process_that_is_started(
+    tiny_qwen3_vl: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    random_image(64, 96, 1).save(tmp_path / "a.png")
+    (tmp_path / "two.pdf").write_bytes(pdfs.pdf(pdfs.TEXT, pdfs.SQUARE))
+    (tmp_path / "clip.mp4").write_bytes(clip())
+    assert run(["inspect", str(tiny_qwen3_vl), "a.png", "two.pdf", "clip.mp4"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    for line in (
+        "image a.png (PNG, 64x96, orientation 1)",
+        "page 1 of two.pdf (PDF, 400x200)",
+        "page 2 of two.pdf (PDF, 400x200)",
+        "video clip.mp4 (64x48, 12 frames, 4 a second, 6 of them taken)",
+    ):
+        assert line in shown
+    assert {path.name for path in tmp_path.glob("*.*x*.png")} == {
+        "a.64x96.png",
+        "two.1.384x192.png",
+        "two.2.384x192.png",
+    }
+    with Image.open(tmp_path / "two.2.384x192.png") as square, Image.open(tmp_path / "two.1.384x192.png") as text:
+        assert square.getpixel((96, 96)) == (255, 0, 0)
+        assert min(text.getpixel((96, 96))) > 250
 
 
 def test_keys_are_summarised_unless_all_are_requested(

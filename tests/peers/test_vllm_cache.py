@@ -15,7 +15,7 @@ from chats import random_image
 from checkpoints import qwen_networks, write_qwen3_vl
 from vllm_server import BLOCK_SIZE, VllmServer, vllm
 
-from saccade.cli.inspect import draft_of
+from saccade.cli.model_input import draft_of
 from saccade.errors import WorkerUnavailable
 from saccade.gateway.served_models.served_model import ServedModel
 from saccade.identity.blocks import MediaRun, block_keys, root_key

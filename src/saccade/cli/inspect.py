@@ -1,92 +1,37 @@
 """`saccade inspect`: show a model's input for images, by the gateway's own code, or where a chat would go."""
 
-import asyncio
-import time
+import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 from cyclopts import Group, Parameter
 from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
-from saccade import models
 from saccade.cli.admin_port import call, require_key
 from saccade.cli.bundled import bundled
+from saccade.cli.model_input import Patches, Stopwatch, model_input, preview_of
 from saccade.engine.config import EngineConfig
 from saccade.engine.executor.fingerprint import model_fingerprint
 from saccade.engine.executor.weight_files import weight_files
 from saccade.errors import RequestError, StartupError
-from saccade.gateway.chat import NO_FILE, ChatMessage, ChatRequest, ContentPart, ImageUrl
-from saccade.gateway.config import GatewayConfig
 from saccade.gateway.images.collect import EncodedImage
-from saccade.gateway.images.decode_pool.pool import DecodePool
-from saccade.gateway.images.media import Media
-from saccade.gateway.prompt.draft import Draft, PromptDrafter
-from saccade.gateway.request import Limits, Request
+from saccade.gateway.prompt.draft import Draft
 from saccade.gateway.served_models.served_model import ServedModel
-from saccade.gateway.tenants.account import EVERYBODY, Account
 from saccade.gateway.workers.prompt import media_runs
 from saccade.identity.blocks import block_keys, root_key
-from saccade.media.decode import decode
-from saccade.media.header import ImageLimits, MediaLimits, read_header
+from saccade.media.header import read_header
 from saccade.models.files import read_model_files
 from saccade.supervisor.checkpoint import resolve_model
-from saccade.telemetry import Metrics
 
 BLOCK_SIZE = 16
 SHOWN_IDS = 12
 UNBOUNDED = 1 << 40
-
-
-@dataclass
-class Stopwatch:
-    """The times of stages, in ms."""
-
-    stages: dict[str, float] = field(default_factory=dict)
-    _last: float = field(default_factory=time.perf_counter)
-
-    def lap(self, stage: str) -> None:
-        """Record the time since the last lap as *stage*."""
-        now = time.perf_counter()
-        self.stages[stage] = self.stages.get(stage, 0.0) + 1000 * (now - self._last)
-        self._last = now
-
-
-async def draft_of(served: ServedModel, encoded: list[bytes], question: str) -> tuple[list[EncodedImage], Draft]:
-    """Return images and prompt of one message: the images, then the question. Raises RequestError."""
-    config = GatewayConfig(media_limits=MediaLimits(images=len(encoded)))
-    limits, metrics = Limits.of(config), Metrics()
-    media = Media(config, DecodePool(config), limits.admission, metrics)
-    prompts = PromptDrafter(config.media_limits, metrics, media.threads)
-    parts = [ContentPart(type="image_url", image_url=ImageUrl(url=NO_FILE)) for _ in encoded]
-    message = ChatMessage("user", [*parts, ContentPart(type="text", text=question)])
-    request = ChatRequest(model=served.name, messages=[message])
-    chat = prompts.read(served, request)
-    sources = [replace(source, content=content) for source, content in zip(chat.images, encoded, strict=True)]
-    with Request.begin(limits, Account(EVERYBODY), client=None) as call:
-        images = await media.images.collect(call, served, sources, salt=b"")
-    layouts = [image.layout for image in images]
-    return images, await prompts.draft(served, request, chat, layouts)
-
-
-def resized(image: EncodedImage, served: ServedModel, watch: Stopwatch) -> npt.NDArray[np.uint8]:
-    """Decode and resize *image* as a decode process does; return uint8 [h, w, 3]. Raises RequestError."""
-    layout = image.layout
-    watch.lap("report")
-    pixels = decode(image.encoded, ImageLimits(), served.declaration.keeps_alpha)
-    watch.lap("decode")
-    patches = np.empty(layout.pixel_shape, dtype=np.uint8)
-    family = models.load_pixels(served.family)(image.settings)
-    family.write(pixels, layout, patches)
-    watch.lap("resize and patches")
-    return np.ascontiguousarray(family.to_image(patches, layout))
 
 
 @Parameter(name="*", group=Group("Where a chat would go", sort_key=1))
@@ -127,7 +72,7 @@ def inspect(
         A folder in hub layout, or a hub id; without it, the small model that ships with Saccade. With --gateway a
         chat: the body of a chat completion request, a JSON file.
     images
-        Image files, all in one user message.
+        Files of images, PDFs and videos, all in one user message.
     question
         The text that follows the images.
     out
@@ -148,15 +93,13 @@ def inspect(
     watch = Stopwatch()
     served = ServedModel.from_files(folder.name, read_model_files(folder), UNBOUNDED)
     watch.lap("load model files")
-    media, draft = asyncio.run(draft_of(served, [_read(path) for path in images], question))
-    watch.lap("header, hash, template, tokenize")
+    media, draft, patches = model_input(served, [_read(path) for path in images], question, watch)
     console = Console()
-    for path, image in zip(images, media, strict=True):
-        _show_image(console, path, image, _write_resized(path, image, served, out, watch))
+    for path, image, of_page in zip(_paths_of(images, media), media, patches, strict=True):
+        _show_image(console, path, image, _write_resized(path, image, of_page, served, out, watch))
     _show_prompt(console, served, draft)
     _show_keys(console, folder, media, draft, all_of_them=blocks)
-    timings = (f"{stage}: {ms:.1f} ms" for stage, ms in watch.stages.items() if stage != "report")
-    console.print("  ".join(timings), highlight=False, soft_wrap=True)
+    console.print(str(watch), highlight=False, soft_wrap=True)
 
 
 def _read(path: Path) -> bytes:
@@ -166,12 +109,23 @@ def _read(path: Path) -> bytes:
         raise StartupError(f"Cannot read {path}: {error.strerror}.") from error
 
 
-def _write_resized(path: Path, image: EncodedImage, served: ServedModel, out: Path, watch: Stopwatch) -> Path:
-    """Write the resized image as PNG and return its path."""
-    layout = image.layout
-    target = out / f"{path.stem}.{layout.resized_width}x{layout.resized_height}.png"
+def _paths_of(paths: Sequence[Path], images: Sequence[EncodedImage]) -> Iterator[Path]:
+    """Yield the path of each of *images*; a PDF has several images."""
+    numbers = itertools.accumulate(image.page is None or image.page.number == 0 for image in images)
+    return (paths[number - 1] for number in numbers)
+
+
+def _write_resized(
+    path: Path, image: EncodedImage, patches: Patches | None, served: ServedModel, out: Path, watch: Stopwatch
+) -> Path | None:
+    """Write the resized image as PNG and return its path; None for a video."""
+    layout, page = image.layout, "" if image.page is None else f".{image.page.number + 1}"
+    target = out / f"{path.stem}{page}.{layout.resized_width}x{layout.resized_height}.png"
     try:
-        Image.fromarray(resized(image, served, watch)).save(target)
+        pixels = preview_of(image, patches, served, watch)
+        if pixels is None:
+            return None
+        Image.fromarray(pixels).save(target)
     except RequestError as error:
         raise StartupError(f"{path}: {error.message}") from error
     except OSError as error:
@@ -179,13 +133,26 @@ def _write_resized(path: Path, image: EncodedImage, served: ServedModel, out: Pa
     return target
 
 
-def _show_image(console: Console, path: Path, image: EncodedImage, target: Path) -> None:
-    header, layout = read_header(image.encoded), image.layout
-    frames, rows, columns = layout.grid
+def _title(path: Path, image: EncodedImage) -> tuple[str, str]:
+    """Return what *image* is, and what its file says about it."""
+    page, video = image.page, image.video
+    if page is not None:
+        return "page", f"{page.number + 1} of {path} (PDF, {page.width}x{page.height})"
+    if video is not None:
+        frames = f"{video.num_frames} frames, {video.fps:.3g} a second, {len(image.layout.frames)} of them taken"
+        return "video", f"{path} ({video.width}x{video.height}, {frames})"
+    header = read_header(image.encoded)
     width, height = header.upright
+    return "image", f"{path} ({header.format}, {width}x{height}, orientation {header.orientation})"
+
+
+def _show_image(console: Console, path: Path, image: EncodedImage, target: Path | None) -> None:
+    layout = image.layout
+    frames, rows, columns = layout.grid
     table = Table.grid(padding=(0, 2))
-    table.add_row("image", f"{path} ({header.format}, {width}x{height}, orientation {header.orientation})")
-    table.add_row("resized", f"{layout.resized_width}x{layout.resized_height}, written to {target}")
+    table.add_row(*_title(path, image))
+    written = "" if target is None else f", written to {target}"
+    table.add_row("resized", f"{layout.resized_width}x{layout.resized_height}{written}")
     table.add_row("grid", f"{frames} x {rows} x {columns} = {frames * rows * columns} patches")
     nbytes = layout.num_pixel_bytes
     table.add_row("on the wire", f"{layout.pixel_dtype} {list(layout.pixel_shape)}, {nbytes} bytes")

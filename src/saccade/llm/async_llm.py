@@ -6,16 +6,13 @@ The engine has its own processes, so it neither takes the caller down with it no
 import asyncio
 import contextlib
 import dataclasses
-import logging
 import os
-import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Self, Unpack
 
 import msgspec
-import structlog
 
 from saccade.engine.config import has_gpu
 from saccade.errors import InvalidValue, QueueFull, RequestError, SaccadeError, StartupError, WorkerUnavailable
@@ -36,6 +33,7 @@ from saccade.llm.settings import read_settings
 from saccade.private_folder import private_folder
 from saccade.supervisor.tree import Child
 from saccade.supervisor.worker_child import worker_child
+from saccade.telemetry import log_warnings
 from saccade.transport import lasting_task
 
 CLIENT = "python"
@@ -80,11 +78,7 @@ class AsyncLLM:
 
     async def start(self) -> None:
         """Start the engine, and return when it is ready. Raises StartupError; the worker prints why it ends."""
-        if not structlog.is_configured():  # else the caller's own configuration stays; by default all would be printed
-            structlog.configure(
-                wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
-                logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-            )
+        log_warnings()
         async with contextlib.AsyncExitStack() as resources:
             socket = resources.enter_context(private_folder("saccade-")) / "worker.sock"
             child = Child(worker_child(self._model, socket, self._settings.engine), lambda: self._app is not None)

@@ -9,13 +9,15 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import attacks
+import clips
 import decode_servers
 import images
 import numpy as np
+import pdfs
 import psutil
 import pytest
 import pytest_asyncio
@@ -315,6 +317,21 @@ async def narrow() -> AsyncIterator[DecodePool]:
     pool = DecodePool(config)
     await pool.start()
     yield pool
+    await pool.close()
+
+
+@table(
+    "ask",
+    [
+        lambda pool: _ask(pool, JPEG),
+        lambda pool: pool.pdf_pages(pdfs.pdf(pdfs.TEXT)),
+        lambda pool: pool.video_header(clips.clip()),
+    ],
+)
+async def test_a_pool_that_nobody_started_refuses_its_jobs(ask: Callable[[DecodePool], Awaitable[object]]) -> None:
+    pool = _open()
+    with pytest.raises(InternalError, match="No process was started"):
+        await ask(pool)
     await pool.close()
 
 

@@ -118,7 +118,7 @@ class DecodePool:
         self._processes: set[DecodeProcess] = set()
         self._yielded: set[DecodeProcess] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._closing = False
+        self._is_started = self._closing = False
         # Not the event loop's threads, which may be busy.
         self._threads = ThreadPoolExecutor(config.num_decode_processes + 1, "decode-processes")
         self.num_replaced = 0
@@ -138,6 +138,7 @@ class DecodePool:
     async def start(self) -> None:
         """Remove segments of dead owners and start the processes. Raises StartupError."""
         sweep()
+        self._is_started = True
         await self._in_thread(self._server.start)
         for _ in range(self._config.num_decode_processes):
             await self._add_process()
@@ -207,6 +208,9 @@ class DecodePool:
         self, job: J, nbytes: int, work: Work[J, T], client: Hashable = None, file_time: FileTime | None = None
     ) -> T:
         """Return the result of *work* on *job*; if its process dies, try again in another one."""
+        if not self._is_started:
+            # The job would wait for ever.
+            raise InternalError(f"No process was started to decode the {job.medium}.")
         num_deaths, is_slow = 0, job.medium != "image"
         for _ in range(MAX_ATTEMPTS):
             try:
