@@ -47,12 +47,13 @@ def sequence(
     images: tuple[tuple[int, int], ...] = (),
     max_tokens: int = 4,
     inline: bytes | None = b"",
+    priority: int | msgspec.UnsetType = msgspec.UNSET,
 ) -> Sequence:
     """A prompt of *length* tokens that no other *arrival* shares; images are (start, tokens), each different."""
     media = tuple(
         image(start, tokens, bytes([arrival % 256, index]), inline) for index, (start, tokens) in enumerate(images)
     )
-    return of([arrival] * length, media, arrival, max_tokens)
+    return of([arrival] * length, media, arrival, max_tokens, priority=priority)
 
 
 def of(
@@ -62,6 +63,7 @@ def of(
     max_tokens: int = 4,
     num_samples: int = 1,
     num_at_once: int | msgspec.UnsetType = msgspec.UNSET,
+    priority: int | msgspec.UnsetType = msgspec.UNSET,
 ) -> Sequence:
     """Sample 0 of a request for these tokens and images."""
     request = EngineRequest(
@@ -71,6 +73,7 @@ def of(
         media=media,
         num_samples=num_samples,
         num_at_once=num_at_once,
+        priority=priority,
     )
     return Sequence(0, request, arrival, 0, b"", MultimodalPositions([]))
 

@@ -39,9 +39,9 @@ class Crowd:
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self._turns: dict[str, Turn] = {}
 
-    async def come(self, *names: str, weight: int = 1, priority: int = 1) -> None:
+    async def come(self, *names: str, weight: int = 1, priority: int = 1, rank: int = 0) -> None:
         for name in names:
-            self.tasks[name] = asyncio.create_task(self._take(name, weight, priority))
+            self.tasks[name] = asyncio.create_task(self._take(name, weight, priority, rank))
             await settle()
 
     async def leave(self, *names: str) -> None:
@@ -61,8 +61,8 @@ class Crowd:
             await self.leave(*self._turns)
         assert (self.queue.weight, self.queue.num_waiting) == (0, 0)
 
-    async def _take(self, name: str, weight: int, priority: int) -> None:
-        self._turns[name] = await self.queue.enter(name[0], weight, priority)
+    async def _take(self, name: str, weight: int, priority: int, rank: int) -> None:
+        self._turns[name] = await self.queue.enter(name[0], weight, priority, rank=rank)
         self.served.append(name)
 
 
@@ -153,6 +153,28 @@ async def test_free_turn_goes_to_the_client_with_least_for_its_priority() -> Non
     await crowd.leave("a1", "a2", "a3", "a4", "a5")
     # At last b has four turns and a two, one of them new: b has twice as many, as its priority says.
     assert crowd.served[6:] == ["b1", "b2", "b3", "b4", "a7"]
+    await crowd.go()
+
+
+async def test_ranks_order_a_client_s_own_turns_alone() -> None:  # F11
+    crowd = Crowd(queue_of(1))
+    await crowd.come("a1", "a2", "b1", "a3", "b2")
+    await crowd.come("a4", "a5", rank=-9)
+    await crowd.come("b3", rank=1)
+    for _ in range(7):
+        await crowd.leave(crowd.served[-1])
+    assert crowd.served == ["a1", "b1", "a4", "b2", "a5", "b3", "a2", "a3"]
+    await crowd.go()
+
+
+async def test_without_a_waiting_place_the_newest_leaves_whatever_its_rank() -> None:
+    crowd = Crowd(queue_of(1, max_waiting=1))
+    await crowd.come("a1", "a2")
+    await crowd.come("a3", rank=-1)
+    with pytest.raises(QueueFull):
+        await crowd.tasks["a3"]
+    await crowd.leave("a1")
+    assert crowd.served == ["a1", "a2"]
     await crowd.go()
 
 
@@ -327,13 +349,14 @@ class Model:
     share: float
     weights: dict[str, int] = field(default_factory=dict)
     priorities: dict[str, int] = field(default_factory=dict)
+    ranks: dict[str, int] = field(default_factory=dict)
     holding: list[str] = field(default_factory=list)
     waiting: list[str] = field(default_factory=list)
     refused: set[str] = field(default_factory=set)
     served: list[str] = field(default_factory=list)
 
-    def come(self, name: str, weight: int, priority: int) -> None:
-        self.weights[name], self.priorities[name] = weight, priority
+    def come(self, name: str, weight: int, priority: int, rank: int) -> None:
+        self.weights[name], self.priorities[name], self.ranks[name] = weight, priority, rank
         self.waiting.append(name)
         self.advance()
         num_own = sum(other[0] == name[0] for other in self.waiting)
@@ -351,7 +374,8 @@ class Model:
     def advance(self) -> None:
         while self.waiting:
             held = Counter({client: self.weight_of(client) for client in "abcd"})
-            heads = {name[0]: name for name in reversed(self.waiting)}
+            lines = sorted(self.waiting, key=self.ranks.__getitem__)
+            heads = {name[0]: name for name in reversed(lines)}
             rooms = {client: self.client_capacity - held[client] for client in heads}
             weights = {
                 name: rooms[client] if rooms[client] * 2 >= self.client_capacity else self.weights[name]
@@ -382,8 +406,8 @@ class Model:
 
 
 PRIORITIES = {"a": 1, "b": 1, "c": 2, "d": 5}
-COMES = st.tuples(st.sampled_from("abcd"), st.integers(1, 3))
-"""A client comes, with a weight; a number instead is who goes: the task with this number, whatever it does."""
+COMES = st.tuples(st.sampled_from("abcd"), st.integers(1, 3), st.integers(-1, 1))
+"""A client comes, with a weight and a rank; a number instead is who goes: the task with this number, whatever it does."""
 
 
 @given(
@@ -394,17 +418,17 @@ COMES = st.tuples(st.sampled_from("abcd"), st.integers(1, 3))
     st.sampled_from([0.5, 0.75, 1.0]),
 )
 def test_queue_does_what_its_model_does(
-    script: list[tuple[str, int] | int], capacity: int, client_capacity: int, max_waiting: int, share: float
+    script: list[tuple[str, int, int] | int], capacity: int, client_capacity: int, max_waiting: int, share: float
 ) -> None:
     async def play() -> None:
         crowd = Crowd(queue_of(capacity, client_capacity, max_waiting, share))
         model = Model(capacity, client_capacity, max_waiting, share)
         for step in script:
             if isinstance(step, tuple):
-                client, weight = step
+                client, weight, rank = step
                 name = f"{client}{len(crowd.tasks)}"
-                await crowd.come(name, weight=weight, priority=PRIORITIES[client])
-                model.come(name, weight, PRIORITIES[client])
+                await crowd.come(name, weight=weight, priority=PRIORITIES[client], rank=rank)
+                model.come(name, weight, PRIORITIES[client], rank)
             elif step < len(crowd.tasks):
                 name = list(crowd.tasks)[step]
                 await (crowd.leave(name) if name in model.holding else crowd.cancel(name))

@@ -9,6 +9,7 @@ client is whoever shares fairly with others: a tenant, or an address without API
 """
 
 import asyncio
+import bisect
 import contextlib
 import math
 from collections import Counter, OrderedDict, deque
@@ -31,12 +32,14 @@ MAX_REMEMBERED = 1024
 class _Waiter:
     """The request *number* for a turn; *granted* is done when it has one, was refused, or was cancelled.
 
-    *weight* is what it asks for, and then what it has. *obstacle* is the last result of *obstacle_now*.
+    *weight* is what it asks for, and then what it has. *priority* is its client's, *rank* its own among its client's
+    turns. *obstacle* is the last result of *obstacle_now*.
     """
 
     client: Hashable
     weight: int
     priority: int
+    rank: int
     number: int
     obstacle_now: Callable[[], Hashable]
     granted: asyncio.Future[None]
@@ -50,10 +53,10 @@ class FairQueue:
     does not wait for all the others of its client. It begins when half of that is free, with the weight that is free.
 
     The next turn goes to the client whose turns weigh least for its priority; of several such clients, to the one that
-    was served longest ago, or that came first. The turns of one client are in order of arrival. A turn that does not
-    fit yet waits for others to end, and later ones wait after it, so that light turns do not keep out a heavy one. Only
-    a client at its own capacity and a turn with an obstacle are passed over. A turn over the capacity is granted if
-    there is no other.
+    was served longest ago, or that came first. The turns of one client are in order of rank, lower ones first, and then
+    of arrival. A turn that does not fit yet waits for others to end, and later ones wait after it, so that light turns
+    do not keep out a heavy one. Only a client at its own capacity and a turn with an obstacle are passed over. A turn
+    over the capacity is granted if there is no other.
 
     At most *max_waiting* wait, None without a bound, each for at most *wait_seconds*, None without an end; of the
     places that others leave, one client has at most *client_share*. In errors, *what* names what
@@ -102,6 +105,7 @@ class FairQueue:
         weight: int = 1,
         priority: int = 1,
         obstacle: Callable[[], Hashable] = lambda: None,
+        rank: int = 0,
     ) -> "Turn":
         """Return a turn of *client* as soon as there is one; it is held until leave(), or the end of its block.
 
@@ -111,8 +115,8 @@ class FairQueue:
         """
         self._num_requests += 1
         granted = asyncio.get_running_loop().create_future()
-        waiter = _Waiter(client, weight, priority, self._num_requests, obstacle, granted)
-        self._lines.setdefault(client, deque()).append(waiter)
+        waiter = _Waiter(client, weight, priority, rank, self._num_requests, obstacle, granted)
+        bisect.insort(self._lines.setdefault(client, deque()), waiter, key=lambda one: one.rank)
         self.advance()
         if not waiter.granted.done() and self._max_waiting is not None:
             self._check_places(waiter, self._max_waiting)
@@ -165,14 +169,14 @@ class FairQueue:
         self._lines.clear()
 
     def _check_places(self, waiter: _Waiter, max_waiting: int) -> None:
-        """Let *waiter*, the last of its client, leave if there is no waiting place for it. Raises QueueFull."""
+        """Let *waiter*, the newest of its client, leave if there is no waiting place for it. Raises QueueFull."""
         num_own = sum(not own.granted.done() for own in self._lines[waiter.client])
         num_left = max_waiting - (self.num_waiting - num_own)
         if num_own > num_left:
-            self._lines[waiter.client].pop()
+            self._lines[waiter.client].remove(waiter)
             raise QueueFull(f"Too many {self._what} are waiting; try again shortly.")
         if num_own > max(1, self._client_share * num_left):
-            self._lines[waiter.client].pop()
+            self._lines[waiter.client].remove(waiter)
             raise QueueFull(
                 f"Your share of the {self._what} that wait is used up ({num_own - 1}); send the next ones when these "
                 "are done."

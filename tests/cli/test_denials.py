@@ -37,7 +37,6 @@ SIGNS: Final[Mapping[str, str]] = {
     "--load-format --pt-load-map-location --model-loader-extra-config": "gguf|pickle|bitsandbytes",
     "--enable-mm-embeds": "^part image_embeds|^flag .*mm.embeds",
     "--pipeline-parallel-size": "pipeline.?parallel",
-    "--scheduling-policy": "^field priority$",
     "--trust-remote-code --code-revision": "auto.map|dynamic.module",
     "--middleware --worker-cls --model-class-overrides --logits-processors": "plugin|^flag .*(middleware|worker.cls)",
     "--tool-parser-plugin": "tool.server|mcp",

@@ -18,7 +18,6 @@ REFUSED = {
     "R32": "Saccade runs no third-party code",
     "R36": "Saccade generates answers",
     "R37": "never with those of an adapter",
-    "R40": "Requests have no priorities",
 }
 """What the error of a line says, if a flag or its value cannot be served."""
 

@@ -228,6 +228,14 @@ async def test_parameters_that_the_wire_has() -> None:
     assert (unsaid["logit_bias"], unsaid["allowed_token_ids"], unsaid["seed"]) == (None, None, None)
 
 
+async def test_priority_goes_on_unless_it_is_zero() -> None:
+    server = VllmServer()
+    async with listening(server) as url, registered(url) as client:
+        for priority in (-7, 0, msgspec.UNSET):
+            await answer(client, msgspec.structs.replace(ask(), priority=priority))
+    assert [body.get("priority") for body in asked(server)] == [-7, None, None]
+
+
 async def test_a_structural_tag_holds_from_the_first_token() -> None:  # F13
     server = VllmServer()
     async with listening(server) as url, registered(url) as client:

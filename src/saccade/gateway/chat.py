@@ -30,6 +30,7 @@ from saccade.tokenization.messages import Message, Tool
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_SEED = 2**63 - 1
+MAX_PRIORITY = 2**63 - 1
 MAX_TOP_K = 2**31 - 1
 MAX_CHARACTERS = 4 * 2**20
 MAX_TOKENS = 2**20
@@ -80,6 +81,7 @@ TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
+Priority = Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 GrammarText = Annotated[str, Meta(min_length=1, max_length=MAX_GRAMMAR_CHARACTERS)]
 OtherGrammar = Annotated[str, Meta(max_length=MAX_GRAMMAR_CHARACTERS)]
 Choice = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARACTERS)]
@@ -355,6 +357,7 @@ class ChatRequest(AnswerFields, frozen=True, kw_only=True):
     With *continue_final_message* the answer continues the last message's text; if *add_generation_prompt* is false, the
     prompt ends after the messages.
     The answer may call *tools* unless *tool_choice* is "none"; at most one call if *parallel_tool_calls* is false.
+    With --scheduling-policy priority, requests of a lower *priority* begin first.
     """
 
     model: str | None = None
@@ -375,6 +378,7 @@ class ChatRequest(AnswerFields, frozen=True, kw_only=True):
     reasoning_effort: Effort | None = None
     thinking_token_budget: Annotated[int, Meta(ge=NO_BUDGET, le=MAX_THINKING_TOKENS)] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
+    priority: Priority | None = None
     clamps_max_tokens: ClassVar[bool] = False
     """Whether an answer that asks for more tokens than the context has room for gets the room."""
 

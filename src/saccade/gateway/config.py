@@ -181,6 +181,8 @@ class ServerSettings:
     "A network of proxies whose X-Forwarded-For is trusted, such as 10.1.0.0/16; may be given many times."
     strict_parameters: Switch = False
     "Refuse requests with unknown parameters; otherwise a response header names them."
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    "The order in which a tenant's waiting requests begin: by arrival, or by their `priority`, lower ones first."
     trusts_request_templates: Annotated[Switch, Parameter(name="--trust-request-chat-template")] = False
     "Let requests bring chat templates, which are programs; each rendering is limited as the model's own is."
     chat_template: str | None = None
@@ -258,6 +260,8 @@ class DispatchLimits:
     "As *worker_queue*, for a worker that is alone; None if it gets everything."
     client_share: Annotated[float, NO_FLAG] = 1.0
     "The part of the waiting places that one tenant may have, of those that others leave."
+    takes_priorities: Annotated[bool, NO_FLAG] = False
+    "Whether requests of a lower priority begin first, among those of the same tenant."
 
 
 DEFAULT_LIMITS = DispatchLimits()
@@ -444,10 +448,11 @@ class GatewayConfig(ServerSettings, RoutingSettings, MediaSettings):
     @property
     def dispatch_limits(self) -> DispatchLimits:
         """*dispatch* as it is for one tenant or several; with a keys file, these take turns at a lone worker, too."""
+        dispatch = dataclasses.replace(self.dispatch, takes_priorities=self.scheduling_policy == "priority")
         if not self.are_several:
-            return self.dispatch
+            return dispatch
         lone_worker_queue = None if self.api_keys_file is None else LONE_WORKER_QUEUE
-        return dataclasses.replace(self.dispatch, lone_worker_queue=lone_worker_queue, client_share=CLIENT_SHARE)
+        return dataclasses.replace(dispatch, lone_worker_queue=lone_worker_queue, client_share=CLIENT_SHARE)
 
 
 def tls_context(settings: TlsSettings) -> ssl.SSLContext | None:

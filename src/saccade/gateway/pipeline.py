@@ -38,7 +38,7 @@ class Part:
     """One prompt of a request. *params* has no messages, so that images are dropped as soon as they are decoded.
 
     *salt* separates its caches from those of other tenants. The answer keeps *rules*, and must match *answer_grammar*.
-    All parts of a request share both.
+    All parts of a request share both. *priority* is that of the request, 0 if the server serves none.
     """
 
     params: ChatRequest
@@ -47,6 +47,7 @@ class Part:
     salt: bytes
     rules: TokenRules
     answer_grammar: AnswerGrammar | None = None
+    priority: int = 0
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,8 @@ class Pipeline:
         rules = token_rules(params, served)
         if constraint is not None:
             answer_grammar = await self.grammars.of(constraint, salt, request.client, request.tenant.priority)
-        return [Part(params, one, served, salt, rules, answer_grammar) for one in chats]
+        priority = (params.priority or 0) if self.dispatcher.limits.takes_priorities else 0
+        return [Part(params, one, served, salt, rules, answer_grammar, priority) for one in chats]
 
     async def answer(self, request: Request, part: Part, answer: Answer) -> None:
         """Send *part* to a worker, which gives the *answer*. If it fails before the first delta, try another.
@@ -201,6 +203,7 @@ class Pipeline:
             sampling=sampling,
             needs_grammars=None if grammar is None else grammar.refusal,
             tenant=request.tenant,
+            priority=part.priority,
         )
 
     async def _attempt(
@@ -241,6 +244,7 @@ class Pipeline:
             salt=prompt.salt,
             num_samples=prompt.num_samples,
             num_at_once=UNSET if prompt.num_samples <= placement.num_at_once else placement.num_at_once,
+            priority=placement.priority or UNSET,
             traceparent=UNSET if trace is None else trace.traceparent,
         )
         # The worker may ask for images that were sent by their hash; it has the pixels of the others. The decode

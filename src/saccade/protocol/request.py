@@ -78,6 +78,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
 
     *num_samples* answers are drawn, each with deltas under its index; prompt and images are computed once. At most
     *num_at_once* of them are computed at a time, however many rows are free.
+    Of the requests that wait, one of a lower *priority* begins first, and the last one of a higher is preempted first.
     *kv_transfer* makes it one leg of a request that two workers serve; send it only to workers whose Description has
     the role for it. The request of a decode leg has no pixels; its gateway supplies them at any time if asked.
     *traceparent* names the request's span for engines that send spans of their own; ours answers with SampleTimes.
@@ -90,6 +91,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     salt: bytes = b""
     num_samples: int = 1
     num_at_once: int | msgspec.UnsetType = msgspec.UNSET
+    priority: int | msgspec.UnsetType = msgspec.UNSET
     kv_transfer: SendKv | ReceiveKv | None = None
     traceparent: str | msgspec.UnsetType = msgspec.UNSET
 

@@ -31,6 +31,28 @@ def test_first_come_first_served() -> None:  # [eng] 42
     assert [owner.arrival for owner in subject.waiting] == [11]
 
 
+def test_lower_priorities_come_first_and_equal_ones_by_arrival() -> None:  # [eng] 42
+    subject = scheduler(seqs=1)
+    subject.add(sequence(1, 4, max_tokens=1))
+    run(subject)
+    for arrival, priority in ((2, 1), (3, msgspec.UNSET), (4, -5), (5, 0), (6, -5), (7, 1)):
+        subject.add(sequence(arrival, 4, max_tokens=1, priority=priority))
+    assert [owner for _ in range(6) for owner in lengths(run(subject))] == [4, 6, 3, 5, 2, 7]
+
+
+def test_of_running_sequences_the_last_by_priority_is_preempted_first() -> None:
+    subject = scheduler(num_blocks=5, seqs=3)
+    subject.add(sequence(1, 7, max_tokens=6, priority=3))
+    subject.add(sequence(2, 7, max_tokens=6, priority=-3))
+    ended: list[int] = []
+    while subject.has_work:
+        before = {one.arrival for one in (*subject.running, *subject.waiting)}
+        run(subject)
+        ended += before - {one.arrival for one in (*subject.running, *subject.waiting)}
+    assert (subject.counters.preemptions_total, ended) == (1, [2, 1])
+    check_holdings(subject)
+
+
 def test_chunk_stops_before_an_image_over_the_budget() -> None:  # D4, [eng] 25
     subject = scheduler(tokens=100, patches=64)
     subject.add(sequence(1, 40, ((2, 10), (20, 10))))

@@ -26,6 +26,7 @@ from saccade.errors import (
     WorkerFailed,
     WorkerUnavailable,
 )
+from saccade.gateway.chat import MAX_PRIORITY
 from saccade.gateway.config import DEFAULT_LIMITS, DispatchLimits
 from saccade.gateway.tenants.account import Tenant
 from saccade.gateway.workers import dispatch
@@ -529,6 +530,34 @@ async def test_tenants_take_turns_at_a_worker_that_is_alone() -> None:  # F11
             await until(lambda: dispatcher.num_waiting == 3)
         await asyncio.gather(*waiting)
     assert order == [b"other", b"one", b"one"]
+
+
+ORDERS = {1.0: ["a4", "a3", "b5", "a1", "b2", "b6"], 0.75: ["b5", "a4", "b2", "a3", "b6", "a1"]}
+"""In which order requests begin by the share of one tenant, which is 1 without several."""
+
+
+@table("share", ORDERS)
+async def test_priorities_order_the_requests_of_one_tenant(share: float) -> None:  # F11
+    """Of several tenants each keeps its share, however urgent another's requests are, in a worker's queue, too."""
+    limits = DispatchLimits(lone_worker_queue=0, client_share=share, takes_priorities=True)
+    _, _, dispatcher = scripted("a", limits=limits, max_num_seqs=1)
+    served: dict[str, int] = {}
+    asked = {"a1": 1, "b2": 1, "a3": -2, "a4": -MAX_PRIORITY, "b5": 0, "b6": 1}
+
+    def prompt(name: str) -> Prompt:
+        tenant = Tenant(id=name[:1].encode() if share < 1 else b"")
+        return Prompt([1], tenant=tenant, priority=asked.get(name, 0))
+
+    async def serve(name: str) -> None:
+        async with dispatcher.place("echo", prompt(name)) as placement:
+            served[name] = placement.priority
+
+    async with dispatcher.place("echo", prompt("a0")):
+        waiting = [asyncio.create_task(serve(name)) for name in asked]
+        await until(lambda: dispatcher.num_waiting == len(asked))
+    await asyncio.gather(*waiting)
+    assert list(served) == ORDERS[share]
+    assert served == (asked if share == 1 else dict.fromkeys(asked, 0))
 
 
 HEAVY = {

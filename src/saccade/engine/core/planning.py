@@ -2,16 +2,18 @@
 
 Every step includes all decodes, then continues unfinished prefills, then admits waiting sequences. Each group is in
 order of arrival, within a token budget, a patch budget for the vision encoder, and the available KV blocks. A decode
-without a free block preempts the newest running sequence, which is computed again later. Blocks of layers with a window
-are taken chunk by chunk: if no sequence can go on without more of them, the oldest preempts others, too.
+without a free block preempts the running sequence whose turn comes last, which is computed again later: the newest of
+those with the highest number as their priority. Sequences wait in the order of their turns: by priority, if requests
+have one, and then by arrival, in which sample i of a request counts as though it had come i requests later. Blocks of
+layers with a window are taken chunk by chunk: if no sequence can go on without more of them, the first by turn preempts
+others, too.
 
 Fairness: a prompt that does not end in this step leaves half of the remaining token budget if a later prompt needs at
 most half as many tokens. Waiting costs the shorter prompt relatively more time than the longer one. Tokens that the
 later prompts do not use go to the long prompt after all. So a prompt of s tokens after k <= 8 prompts that each need
 twice as many has its first token at most ceil(s / floor(t / 2**k)) steps after its admission, however long the others
 are, plus one step for each of them that ends meanwhile; t is the step's token budget without its decodes. The first
-prompt never gets less than half of t. Admission itself stays in order of arrival, in which sample i of a request counts
-as though it had come i requests later.
+prompt never gets less than half of t. Admission itself stays in the order of turns.
 """
 
 from collections import deque
@@ -187,19 +189,19 @@ class _Planner:
         return num_granted
 
     def _relieve(self, victims: Iterator[Sequence]) -> None:
-        """Let the oldest sequence that lacks blocks of layers with a window go on; preempt others if necessary."""
+        """Let the first sequence that lacks blocks of layers with a window go on; preempt others if necessary."""
         scheduler = self._scheduler
         running = [sequence for sequence in self._starved if sequence in scheduler.running]
         if not running or any(sequence.num_steps_in_flight for sequence in scheduler.running):
             return
-        oldest = min(running, key=lambda sequence: sequence.turn)
-        self._add_chunk(oldest)
+        first = min(running, key=lambda sequence: sequence.turn)
+        self._add_chunk(first)
         for victim in victims:
-            if oldest in self._draft.chunks:
+            if first in self._draft.chunks:
                 return
-            if victim is not oldest and victim in scheduler.running:
+            if victim is not first and victim in scheduler.running:
                 scheduler.preempt(victim)
-                self._add_chunk(oldest)
+                self._add_chunk(first)
 
     def _speculate(self, speculation: Speculation, decodes: list[Sequence]) -> None:
         """Add proposals to the chunks of *decodes*, as far as budget and free blocks go: none preempts a sequence."""
@@ -230,7 +232,7 @@ class _Planner:
 
     def _victims(self) -> Iterator[Sequence]:
         """Yield running sequences in the order in which decodes preempt them. The sort runs when the first is taken."""
-        # Sequences that cannot be computed again go last; among the others the newest goes first.
+        # Sequences that cannot be computed again go last; among the others the last by turn goes first.
         running = self._scheduler.running
         yield from sorted(running, key=lambda victim: (victim.recomputable, victim.turn), reverse=True)
 

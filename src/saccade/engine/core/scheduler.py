@@ -39,11 +39,11 @@ logger = structlog.get_logger(__name__)
 class Scheduler:
     """The requests by connection and request_id, and their sequences.
 
-    A sequence is *waiting* (by arrival), *running* (in order of admission) or *parked*. If the prompt's state goes to
-    another engine, the sequence is *sending* after its first token. If it comes from one, all samples are *receiving*,
-    by their sample 0. Both hold blocks, and rows now or soon. A sequence that ended while a step in flight computes one
-    token too many is *leaving*: its row and blocks are free when that step is collected. The cost of a plan is linear
-    in the number of sequences. While the scheduler *is_blocked*, only the end of a transfer makes room.
+    A sequence is *waiting* (by priority and arrival), *running* (in order of admission) or *parked*. If the prompt's
+    state goes to another engine, the sequence is *sending* after its first token. If it comes from one, all samples are
+    *receiving*, by their sample 0. Both hold blocks, and rows now or soon. A sequence that ended while a step in flight
+    computes one token too many is *leaving*: its row and blocks are free when that step is collected. The cost of a
+    plan is linear in the number of sequences. While the scheduler *is_blocked*, only the end of a transfer makes room.
 
     A request with n samples is one sequence until its prompt is computed and its first token is drawn. The other
     samples are then queued as separate sequences: sample i as though it had come i requests after the first. Those over
@@ -289,12 +289,12 @@ class Scheduler:
         self.parked[sequence] = None
 
     def resume(self, sequence: Sequence) -> None:
-        """Queue a parked sequence by its arrival: its pixels have come, or its grammar is compiled."""
+        """Queue a parked sequence by its turn: its pixels have come, or its grammar is compiled."""
         del self.parked[sequence]
         self._queue(sequence)
 
     def preempt(self, sequence: Sequence) -> None:
-        """Free the state of a running sequence between two steps, and queue it again by its arrival."""
+        """Free the state of a running sequence between two steps, and queue it again by its turn."""
         del self.running[sequence]
         self._release(sequence)
         self.encoder_scheduler.unpin(sequence, (Until.COMPUTED,))
@@ -353,5 +353,5 @@ def failure_of(error: SaccadeError) -> Failure:
     return Failure(error.code, error.message, error.param)
 
 
-def _turn(sequence: Sequence) -> tuple[bool, tuple[int, int]]:
+def _turn(sequence: Sequence) -> tuple[bool, tuple[int, int, int]]:
     return not sequence.completes_prompt, sequence.turn

@@ -59,16 +59,17 @@ class Sequence:
     launched but not collected, compute the first *num_launched_tokens*. A preempted sequence starts again from 0:
     prompt and answer are then one long prompt. *tables* name the blocks, by group of layers. *row* is the executors'
     row of the sequence while it runs. With *has_drawn*, they know the last token. With *kept_state*, the row goes on
-    from the kept recurrent state of that number. *runs* (by start) map tokens to the *images* that they show;
-    all samples of the request share the images. *arrival* orders requests. A sequence is sample *index*
-    of its request. With *leads_samples*, other samples wait for this one's first token. *penalised*: penalties change
-    its logits. *matcher* constrains the answer to the request's *grammar*; it is None until the grammar is compiled.
-    *mask* has the ids that it allows next. Executors get *sampling* without the grammar's text. *prompt_logprobs*, if
-    requested, are the known log probabilities of token_ids[1:]. *awaits_kv* is set until the prompt's state has come
-    from a prefill worker; sample 0 then has the other samples in *forks*. *received_state* is the recurrent state of
-    its next row. *completes_prompt*: another sample's prompt, whose state will be sent, waits for this one's first
-    token. A sequence that *speculates* may get proposals, which need its last token. *draft* is what the model's own
-    layer drafted for the next tokens. Unless it *shares_state*, nothing that it computes becomes reusable.
+    from the kept recurrent state of that number. *runs* (by start) map tokens to the *images* that they show; all
+    samples of the request share the images. *arrival* orders requests of equal *priority*, of which lower ones come
+    first. A sequence is sample *index* of its request. With *leads_samples*, other samples wait for this one's first
+    token. *penalised*: penalties change its logits. *matcher* constrains the answer to the request's *grammar*; it is
+    None until the grammar is compiled. *mask* has the ids that it allows next. Executors get *sampling* without the
+    grammar's text. *prompt_logprobs*, if requested, are the known log probabilities of token_ids[1:]. *awaits_kv* is
+    set until the prompt's state has come from a prefill worker; sample 0 then has the other samples in *forks*.
+    *received_state* is the recurrent state of its next row. *completes_prompt*: another sample's prompt, whose state
+    will be sent, waits for this one's first token. A sequence that *speculates* may get proposals, which need its last
+    token. *draft* is what the model's own layer drafted for the next tokens. Unless it *shares_state*, nothing that it
+    computes becomes reusable.
     """
 
     # A step reads a few of these for each sequence, and slots need fewer lines of the CPU cache than a large dict.
@@ -77,8 +78,8 @@ class Sequence:
         "clock", "completes_prompt", "connection", "draft", "finish_reason", "forks", "grammar", "has_drawn", "images",
         "index", "kept_state", "leads_samples", "mask", "matcher", "max_num_tokens", "num_cached_tokens",
         "num_computed_tokens", "num_launched_tokens", "num_prompt_tokens", "num_steps_in_flight", "penalised",
-        "positions", "prompt_logprobs", "received_state", "request", "request_id", "request_seed", "row", "runs",
-        "sampling", "seed", "shares_state", "speculates", "tables", "token_ids",
+        "positions", "priority", "prompt_logprobs", "received_state", "request", "request_id", "request_seed", "row",
+        "runs", "sampling", "seed", "shares_state", "speculates", "tables", "token_ids",
     )  # fmt: skip
 
     def __init__(
@@ -96,6 +97,7 @@ class Sequence:
         self.index = index
         self.request_id = request.request_id
         self.arrival = arrival
+        self.priority = request.priority or 0
         self.grammar = request.sampling.grammar
         self.matcher: GrammarMatcher | None = None
         self.mask = b""
@@ -139,12 +141,12 @@ class Sequence:
         self.prompt_logprobs: list[TokenLogprob] | None = [] if scores_prompt else None
 
     @property
-    def turn(self) -> tuple[int, int]:
+    def turn(self) -> tuple[int, int, int]:
         """Orders sequences, and is unique: a sample waits as though it had come its index of requests later.
 
         So samples of several requests take rows in turn, and no request waits for all samples of an earlier one.
         """
-        return self.arrival + self.index, self.index
+        return self.priority, self.arrival + self.index, self.index
 
     def sample(self, index: int) -> "Sequence":
         """Return another sample of the request, without an answer. The samples share prompt and images."""

@@ -29,6 +29,7 @@ from saccade.gateway.server.middleware import WARNINGS
 from saccade.gateway.tenants.account import Account
 from saccade.gateway.workers.dispatch import Preview
 
+NO_PRIORITIES = "`priority` has no effect: the server runs without --scheduling-policy priority"
 _NAMED = re.compile(r"`([^`]+)`")
 
 
@@ -71,7 +72,8 @@ def warning_of(part: Part, names: FieldNames) -> str:
     places = [] if part.answer_grammar is None else part.answer_grammar.dropped
     dropped = [names.of(place) for place in places]
     of_grammar = f"keywords that the grammar does not enforce: {listed(dropped, len(dropped))}" if dropped else ""
-    return "; ".join(filter(None, (names.text(part.chat.warning), of_grammar)))
+    of_priority = NO_PRIORITIES if part.params.priority and not part.priority else ""
+    return "; ".join(filter(None, (names.text(part.chat.warning), of_grammar, of_priority)))
 
 
 class AnswerWriter(Protocol):

@@ -57,7 +57,7 @@ class Placement:
     With a *pair*, *worker* is its prefill worker, and the pair may ask for the pixels of any image until the answer's
     end. *held_share* is the share of the prompt that the worker held, None if that is not certain. *can_retry*: if the
     worker fails, another one may be tried. *takes_chat*: the worker takes the chat instead of token ids.
-    *num_at_once* is how many samples of the request may run at a time.
+    *num_at_once* is how many samples of the request may run at a time, *priority* its priority in the worker's queue.
     """
 
     worker: Worker
@@ -69,6 +69,7 @@ class Placement:
     can_retry: bool = False
     takes_chat: bool = False
     num_at_once: int = MAX_NUM_SAMPLES
+    priority: int = 0
 
     @property
     def url(self) -> str:
@@ -206,7 +207,8 @@ class Dispatcher:
 
         with ExitStack() as booked:
             self._advance_later()
-            turn = await queue.enter(prompt.tenant.id, weight, prompt.tenant.priority, full_workers)
+            tenant = prompt.tenant
+            turn = await queue.enter(tenant.id, weight, tenant.priority, full_workers, prompt.priority)
             booked.enter_context(turn)
             workers = [worker for worker in serving.workers if free.get(worker.url)]
             query = await self._look_up(serving, workers, prompt, turn.weight)
@@ -236,6 +238,8 @@ class Dispatcher:
                 can_retry=can_retry,
                 takes_chat=takes_chats_only(worker),
                 num_at_once=turn.weight,
+                # A worker knows no tenants: at several, a request would overtake those of others there.
+                priority=prompt.priority if self.limits.client_share == 1 else 0,
             )
 
     def advance(self) -> None:

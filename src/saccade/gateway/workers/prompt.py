@@ -21,7 +21,7 @@ class Prompt:
     The tokens of image i lie in spans[i]; *runs* are the same spans in prompt order. *reads_cache* is False if the
     worker must compute the whole prompt, whatever it holds. *sampling* draws *num_samples* answers. *needs_token_ids*
     is the error if only workers that take chats are left, None if those can serve it; *needs_grammars* is the same for
-    workers that cannot enforce grammars. The request waits in the queue of *tenant*.
+    workers that cannot enforce grammars. The request waits in the queue of *tenant*, among its requests by *priority*.
     """
 
     token_ids: list[int]
@@ -34,6 +34,7 @@ class Prompt:
     sampling: SamplingParams = ONE_TOKEN
     needs_grammars: RequestError | None = None
     tenant: Tenant = EVERYBODY
+    priority: int = 0
 
     @property
     def traits(self) -> RequestTraits:

@@ -45,6 +45,7 @@ def generate_body(request: EngineRequest, model: str, form: ImageForm | None) ->
             "detokenize": False,
         },
         "cache_salt": cache_salt(request.salt),
+        **_priority(request),
     }
     if request.sampling.grammar is not None:
         body["sampling_params"]["structured_outputs"] = {"structural_tag": request.sampling.grammar.text}
@@ -79,6 +80,7 @@ def chat_body(request: EngineRequest, model: str, chat: ChatPrompt) -> bytes:
         "return_tokens_as_token_ids": True,
         "chat_template_kwargs": dict(chat.switches),
         "cache_salt": cache_salt(request.salt),
+        **_priority(request),
     }
     return msgspec.json.encode({name: value for name, value in body.items() if value is not None})
 
@@ -125,6 +127,11 @@ def _sampling(sampling: SamplingParams) -> dict[str, Any]:
         "stop_token_ids": list(sampling.stop_token_ids),
         "ignore_eos": True,
     }
+
+
+def _priority(request: EngineRequest) -> Mapping[str, int]:
+    """Return the request's priority; a worker without --scheduling-policy priority refuses any but 0."""
+    return {"priority": request.priority} if request.priority else {}
 
 
 def _num_logprobs(sampling: SamplingParams) -> int | None:

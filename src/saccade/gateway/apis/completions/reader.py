@@ -15,6 +15,7 @@ from saccade.gateway.chat import (
     ChatRequest,
     Count,
     PlainPrompt,
+    Priority,
     TokenId,
     TopLogprobs,
 )
@@ -54,6 +55,7 @@ class CompletionRequest(AnswerFields, frozen=True, kw_only=True):
     """The body of POST /v1/completions: *prompt* is a text, a list of texts, token ids, or a list of lists of them.
 
     With *echo* each text begins with its prompt. *logprobs* is the number of log probabilities per position.
+    *priority* is that of chats.
     """
 
     model: str | None = None
@@ -61,6 +63,7 @@ class CompletionRequest(AnswerFields, frozen=True, kw_only=True):
     echo: bool | None = None
     logprobs: TopLogprobs | None = None
     best_of: Count | None = None
+    priority: Priority | None = None
 
 
 @dataclass(frozen=True)

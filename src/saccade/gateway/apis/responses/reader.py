@@ -195,6 +195,7 @@ def read_conversation(request: ResponseRequest, recall: Recall) -> ReadResponse:
         reasoning_effort=None if request.reasoning is None else request.reasoning.effort,
         verbosity=None if request.text is None else request.text.verbosity,
         response_format=None if request.text is None else _response_format(request.text.format),
+        priority=request.priority,
     )
     return ReadResponse(read, FieldNames(chat.names), tools, _warning(request, chat), num_known)
 

@@ -16,6 +16,7 @@ from saccade.gateway.chat import (
     Detail,
     Effort,
     JsonSchema,
+    Priority,
     Refused,
 )
 from saccade.gateway.media_parameters import LIMITS_OF_IMAGES, ImageLimits
@@ -199,6 +200,7 @@ class ResponseRequest(Struct, frozen=True, kw_only=True):
     """The body of POST /v1/responses. Names and meanings are OpenAI's; bounds are those of chats.
 
     *include* has no effect, since it concerns tools that the server runs; log probabilities are refused.
+    *priority* is that of chats, as in vLLM.
     """
 
     model: str | None = None
@@ -222,6 +224,7 @@ class ResponseRequest(Struct, frozen=True, kw_only=True):
     text: TextConfig | None = None
     metadata: Metadata | None = None
     include: Annotated[list[Annotated[str, Meta(max_length=64)]], Meta(max_length=16)] | None = None
+    priority: Priority | None = None
 
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
