@@ -3,13 +3,13 @@
 A ChatRequest uses the names of OpenAI's API, which clients of all servers know.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
+from saccade.gateway.image_source import ImageSource
 from saccade.gateway.media_parameters import (
     LIMITS,
     LIMITS_OF_IMAGES,
@@ -22,7 +22,6 @@ from saccade.gateway.media_parameters import (
     VideoSchema,
 )
 from saccade.gateway.unknown_fields import IN_MESSAGES
-from saccade.models.family import ImageOptions, VideoOptions
 from saccade.protocol.request import MAX_NUM_SAMPLES
 from saccade.tokenization.chat_template import ChatTemplate
 from saccade.tokenization.messages import Message, Tool
@@ -408,43 +407,6 @@ class TokenizeRequest(Struct, frozen=True, kw_only=True):
     tools: Tools | None = None
     enable_thinking: bool | None = None
     reasoning_effort: Effort | None = None
-
-
-FILE_ID: Final = re.compile("file-[0-9a-f]{32}")
-NO_FILE: Final = f"file-{32 * '0'}"
-"""An id that no file has."""
-
-
-def url_of_file(file_id: str) -> str:
-    """Return the text that stands for the URL of an uploaded image: its id, if it is well formed."""
-    return file_id if is_file_id(file_id) else NO_FILE
-
-
-def is_file_id(url: str) -> bool:
-    """Whether *url* is the id of an uploaded file instead of an image's URL."""
-    return FILE_ID.fullmatch(url) is not None
-
-
-@dataclass(frozen=True)
-class ImageSource:
-    """The source of an image or video, and its options. The *url* of an image may be a file's id.
-
-    *field* is the place of *url* in the request, such as `messages[0].content[1].image_url.url`, and *limits* are the
-    places of limits of this one alone. A caller in this process may give the encoded *content* itself, which the
-    request's memory counts already. A video may have the URLs of its *frames* instead of its own.
-    """
-
-    field: str
-    url: str
-    options: ImageOptions | VideoOptions
-    content: bytes | None = None
-    limits: tuple[str, ...] = ()
-    frames: tuple[str, ...] = ()
-
-    @property
-    def num_fetched_frames(self) -> int:
-        """The frames that do not come in data: URLs; each counts as an image."""
-        return sum(url[:5].lower() != "data:" for url in self.frames)
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from saccade.gateway.apis.chat import ChatCompletionObject, parse_chat
 from saccade.gateway.apis.chat_endpoint import FieldNames, warning_of
 from saccade.gateway.app import connected
 from saccade.gateway.application import Application
-from saccade.gateway.chat import ImageSource
 from saccade.gateway.config import GatewayConfig
+from saccade.gateway.image_source import ImageSource
 from saccade.gateway.output.answer import Answer
 from saccade.gateway.output.choice import Chunk
 from saccade.gateway.request import COPIES, Request

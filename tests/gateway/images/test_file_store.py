@@ -7,7 +7,7 @@ import pytest
 from tables import table
 
 from saccade.errors import FileNotFound, ImageTooLarge, UnsupportedParameter
-from saccade.gateway.chat import is_file_id
+from saccade.gateway.image_source import is_file_id
 from saccade.gateway.images.file_store import ENTRY_BYTES, MAX_FILES, FileObject, FileStore, StoredFile, file_id
 
 ROOM = 4

@@ -28,8 +28,9 @@ from saccade.errors import (
     UnsupportedVideoFormat,
     VideoTooLarge,
 )
-from saccade.gateway.chat import Chat, ImageSource, is_file_id
+from saccade.gateway.chat import Chat
 from saccade.gateway.concurrency import SingleFlight, all_or_none
+from saccade.gateway.image_source import ImageSource, is_file_id
 from saccade.gateway.images.base64_text import decode_base64
 from saccade.gateway.images.file_store import FileStore
 from saccade.gateway.limits import Reservation, WorkThreads

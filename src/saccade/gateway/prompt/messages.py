@@ -14,11 +14,11 @@ from saccade.gateway.chat import (
     ChatMessage,
     ChatRequest,
     ContentPart,
-    ImageSource,
     OtherMedia,
     Refused,
     TokenizeRequest,
 )
+from saccade.gateway.image_source import ImageSource
 from saccade.gateway.json_body import parse
 from saccade.gateway.media_parameters import MediaLimits
 from saccade.gateway.prompt.media_options import NO_DEFAULTS, MediaOptions, RequestDefaults, excerpt, read_media_options

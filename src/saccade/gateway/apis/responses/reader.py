@@ -43,8 +43,8 @@ from saccade.gateway.chat import (
     JsonSchemaFormat,
     ResponseFormat,
     ToolCall,
-    url_of_file,
 )
+from saccade.gateway.image_source import url_of_file
 from saccade.gateway.json_body import (
     CONSTRAINTS,
     NO_CONSTRAINT,
