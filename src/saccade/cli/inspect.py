@@ -151,8 +151,8 @@ def _show_image(console: Console, path: Path, image: EncodedImage, target: Path 
     frames, rows, columns = layout.grid
     table = Table.grid(padding=(0, 2))
     table.add_row(*_title(path, image))
-    written = "" if target is None else f", written to {target}"
-    table.add_row("resized", f"{layout.resized_width}x{layout.resized_height}{written}")
+    place = "" if target is None else f", written to {target}"
+    table.add_row("resized", f"{layout.resized_width}x{layout.resized_height}{place}")
     table.add_row("grid", f"{frames} x {rows} x {columns} = {frames * rows * columns} patches")
     nbytes = layout.num_pixel_bytes
     table.add_row("on the wire", f"{layout.pixel_dtype} {list(layout.pixel_shape)}, {nbytes} bytes")

@@ -121,11 +121,11 @@ async def _page(pool: DecodePool, served: ServedModel, image: EncodedImage, watc
     if image.page is None:
         return None
     family, layout = served.family, image.layout
-    prepared = await pool.image(image.encoded, family, image.settings, layout, page=image.page)
-    watch.add("decode", prepared.seconds.decode)
-    watch.add("resize and patches", prepared.seconds.preprocess)
+    answer = await pool.image(image.encoded, family, image.settings, layout, page=image.page)
+    watch.add("decode", answer.seconds.decode)
+    watch.add("resize and patches", answer.seconds.preprocess)
     watch.lap(UNSHOWN)
-    return np.frombuffer(prepared.inline or b"", np.uint8).reshape(layout.pixel_shape)
+    return np.frombuffer(answer.inline or b"", np.uint8).reshape(layout.pixel_shape)
 
 
 def preview_of(image: EncodedImage, patches: Patches | None, served: ServedModel, watch: Stopwatch) -> Patches | None:
