@@ -13,14 +13,18 @@ from typing import Any
 
 import msgspec
 import pytest
+import scripted
+from chats import data_url, random_image
 from fronts import DESCRIPTION
 from rich.console import Console
+from tables import table
 from waiting import wait_until
 
 from saccade.cli.bundled import BUNDLED_NAME
 from saccade.cli.client import DEFAULT_URL
+from saccade.cli.costs import EXAMPLE
 from saccade.cli.screen import StartProgress, ask_command, curl, open_host, shared_memory_problem, show_summary, warn
-from saccade.gateway.config import ServerSettings, TlsSettings
+from saccade.gateway.config import GatewayConfig, MediaSettings, ServerSettings, TlsSettings
 from saccade.models.files import read_model_files
 from saccade.protocol.engine_ipc import EngineProgress
 
@@ -69,6 +73,52 @@ def test_summary_says_what_an_image_costs(network_folder: Callable[[str], Path])
         r"an image +of 1280x960: \d+ tokens, \d+ patches, [\d.]+ [KM]iB of KV cache, [\d.]+ [KM]iB of", shown
     )
     assert re.search(r"a checkpoint of the recurrent states: [\d.]+ [KM]iB; 7 fit", shown)
+
+
+@pytest.mark.ci
+@table(
+    "name, processor_kwargs",
+    [
+        ("qwen3_vl", None),
+        ("qwen3_vl", '{"max_pixels": 100000}'),
+        ("qwen3_vl", '{"size": {"longest_edge": 200000}}'),
+        ("qwen2_5_vl", '{"min_pixels": 2000000, "max_pixels": 3000000}'),
+        ("qwen3_5", '{"resized_height": 320, "resized_width": 640}'),
+        ("gemma4", '{"max_soft_tokens": 560}'),
+        ("kimi_k25", '{"max_pixels": 100000, "max_soft_tokens": 560}'),
+        ("paddleocr_vl", '{"max_pixels": 100000}'),
+    ],
+)
+def test_cost_of_an_image_in_the_summary_is_that_of_its_usage(
+    name: str, processor_kwargs: str | None, checkpoint: Callable[[str], Path]
+) -> None:
+    config = GatewayConfig(mm_processor_kwargs=processor_kwargs)
+    with scripted.running(checkpoint(name), config, max_model_len=1 << 16) as gateway:
+        gateway.answer_two_tokens()
+        url = data_url(random_image(*EXAMPLE, 1))
+        answer = gateway.chat([{"type": "image_url", "image_url": {"url": url}}]).json
+        description, written = gateway.worker.description, io.StringIO()
+        assert description is not None
+        show_summary(Console(file=written, width=200), description, "", media=config)
+    [image] = answer["usage"]["prompt_tokens_details"]["images"]
+    assert f"of 1280x960: {image['tokens']} tokens" in written.getvalue()
+
+
+@table(
+    "name, settings, shown",
+    [
+        ("qwen3_vl", MediaSettings(max_image_pixels=1000), "of 1280x960: refused, since --max-image-pixels is 1000"),
+        ("kimi_k25", MediaSettings(mm_processor_kwargs='{"min_pixels": 9}'), "of 1280x960: refused. min_pixels: this"),
+        ("qwen3_vl", None, "of encoder cache, unless its gateway has --mm-processor-kwargs"),
+    ],
+)
+def test_summary_does_not_promise_an_image_that_is_refused(
+    name: str, settings: MediaSettings | None, shown: str, network_folder: Callable[[str], Path]
+) -> None:
+    written = io.StringIO()
+    description = msgspec.structs.replace(DESCRIPTION, files=read_model_files(network_folder(name)))
+    show_summary(Console(file=written, width=200), description, "", media=settings)
+    assert shown in written.getvalue()
 
 
 def test_warnings_of_an_open_host_and_of_little_shared_memory(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 from saccade import models
+from saccade.gateway.prompt.media_options import default_image_options
 from saccade.models.files import engine_config, image_processor, parse_json
 from saccade.models.spec import NETWORK_DTYPE, Recurrent
 from saccade.protocol.description import ModelFiles
@@ -30,16 +31,24 @@ class ImageCost:
     checkpoint_bytes: int
 
 
-def image_cost(files: ModelFiles, dtype: str, kv_cache_dtype: str = "", size: tuple[int, int] = EXAMPLE) -> ImageCost:
-    """Return the cost of an image of *size*, (width, height) in pixels. Raises StartupError if a file is wrong.
+def image_cost(
+    files: ModelFiles,
+    dtype: str,
+    kv_cache_dtype: str = "",
+    size: tuple[int, int] = EXAMPLE,
+    processor_kwargs: str | None = None,
+) -> ImageCost:
+    """Return the cost of an image of *size*, (width, height) in pixels, if its request has no settings of its own.
 
-    *dtype* is the network's, a key of DTYPE_BYTES; *kv_cache_dtype* is the same unless it is named.
+    *dtype* is the network's, a key of DTYPE_BYTES; *kv_cache_dtype* is the same unless it is named. *processor_kwargs*
+    are --mm-processor-kwargs. Raises StartupError if a file is wrong, and RequestError if the model has no such images.
     """
     config = parse_json(files, CONFIG)
     name = models.family_of(config)
     family = models.families()[name]
-    settings = models.load_layout(name)(config, image_processor(files, family))
-    layout = settings.image(*size, settings.settings)
+    family_layout = models.load_layout(name)(config, image_processor(files, family))
+    options = default_image_options(processor_kwargs, family)
+    layout = family_layout.image(*size, family_layout.settings_for(options))
     spec = models.load_spec(name, engine_config(files, family))
     states = [kv_spec for kv_spec in spec.kv_specs if isinstance(kv_spec, Recurrent)]
     paged = [kv_spec for kv_spec in spec.kv_specs if not isinstance(kv_spec, Recurrent)]

@@ -18,8 +18,8 @@ from rich.text import Text
 from saccade.cli.client import DEFAULT_URL
 from saccade.cli.costs import EXAMPLE, image_cost
 from saccade.config import GIB, MIB
-from saccade.errors import SaccadeError
-from saccade.gateway.config import ServerSettings
+from saccade.errors import RequestError, StartupError
+from saccade.gateway.config import MediaSettings, ServerSettings
 from saccade.protocol.description import Description
 from saccade.protocol.engine_ipc import EngineProgress
 from saccade.transport import shared_memory
@@ -70,9 +70,17 @@ class StartProgress:
 
 
 def show_summary(
-    console: Console, description: Description, address: str, commands: Sequence[str] = (), num_copies: int = 1
+    console: Console,
+    description: Description,
+    address: str,
+    commands: Sequence[str] = (),
+    num_copies: int = 1,
+    media: MediaSettings | None = None,
 ) -> None:
-    """Print the summary of a start; *commands* are lines to paste into a shell. Figures are for each copy."""
+    """Print the summary of a start; *commands* are lines to paste into a shell. Figures are for each copy.
+
+    *media* has the settings of the gateway, None for a worker, which does not know them.
+    """
     tokens = description.num_blocks * description.block_size
     table = Table.grid(padding=(0, 2))
     table.add_column()
@@ -88,7 +96,7 @@ def show_summary(
     if description.window:
         blocks, tokens = description.num_window_blocks, description.num_window_blocks * description.block_size
         table.add_row("", f"{blocks} blocks ({tokens} tokens) in layers with a window of {description.window} tokens")
-    for label, text in zip(("an image", ""), _image_costs(description), strict=False):
+    for label, text in zip(("an image", ""), _image_costs(description, media), strict=False):
         table.add_row(label, text)
     table.add_row("context", f"{description.max_model_len} tokens")
     table.add_row("at a time", f"{description.max_num_seqs} requests")
@@ -101,15 +109,26 @@ def show_summary(
         console.print("\nTry it:", *commands, sep="\n", markup=False, highlight=False, soft_wrap=True)
 
 
-def _image_costs(description: Description) -> list[str]:
+def _image_costs(description: Description, media: MediaSettings | None) -> list[str]:
     """Return lines about the cost of an example image; none if the files do not tell."""
-    try:
-        cost = image_cost(description.files, description.dtype, description.kv_cache_dtype)
-    except SaccadeError:
-        return []
     width, height = EXAMPLE
+    of_example, settings = f"of {width}x{height}", media or MediaSettings()
+    if width * height > settings.max_image_pixels:
+        return [f"{of_example}: refused, since --max-image-pixels is {settings.max_image_pixels}"]
+    try:
+        cost = image_cost(
+            description.files,
+            description.dtype,
+            description.kv_cache_dtype,
+            processor_kwargs=settings.mm_processor_kwargs,
+        )
+    except RequestError as error:
+        return [f"{of_example}: refused. {error.message}"]
+    except StartupError:
+        return []
     memory = f"{size(cost.kv_bytes)} of KV cache, {size(cost.encoder_bytes)} of encoder cache"
-    lines = [f"of {width}x{height}: {cost.num_tokens} tokens, {cost.num_patches} patches, {memory}"]
+    unless = "" if media is not None else ", unless its gateway has --mm-processor-kwargs"
+    lines = [f"{of_example}: {cost.num_tokens} tokens, {cost.num_patches} patches, {memory}{unless}"]
     if cost.checkpoint_bytes:
         lines.append(
             f"a checkpoint of the recurrent states: {size(cost.checkpoint_bytes)}; "

@@ -95,7 +95,7 @@ def serve(
         request_lines = summary and log_level == "WARNING" and console.is_terminal
         specs = (_gateway(sockets, server, media, log_level, request_lines), *workers)
         configure_logging(logging.getLevelNamesMapping()[log_level])
-        return asyncio.run(_run(specs, sockets, server, console if summary else None))
+        return asyncio.run(_run(specs, sockets, server, media, console if summary else None))
 
 
 def _gateway(
@@ -116,7 +116,11 @@ def _gateway(
 
 
 async def _run(
-    specs: tuple[ChildSpec, ...], sockets: Sequence[Path], server: ServerSettings, console: Console | None
+    specs: tuple[ChildSpec, ...],
+    sockets: Sequence[Path],
+    server: ServerSettings,
+    media: MediaSettings,
+    console: Console | None,
 ) -> int:
     async def until_ready() -> None:
         descriptions = [await _description_of(socket) for socket in sockets]
@@ -130,7 +134,7 @@ async def _run(
             address = api_url(server.host, server) if server.uds is None else f"unix:{server.uds}"
             if server.page and server.uds is None:
                 address += f", and a page for browsers at {url.removesuffix('v1')}"
-            show_summary(console, descriptions[0], address, commands, len(sockets))
+            show_summary(console, descriptions[0], address, commands, len(sockets), media)
 
     return await Tree(specs, until_ready).run()
 

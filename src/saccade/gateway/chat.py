@@ -22,6 +22,7 @@ from saccade.gateway.media_parameters import (
     VideoSchema,
 )
 from saccade.gateway.unknown_fields import IN_MESSAGES
+from saccade.models.family import Detail
 from saccade.protocol.request import MAX_NUM_SAMPLES
 from saccade.tokenization.chat_template import ChatTemplate
 from saccade.tokenization.messages import Message, Tool
@@ -115,7 +116,6 @@ ToolChoice = Annotated[str, Meta(extra_json_schema={"enum": ["auto", "none", "re
 CallId = Annotated[str, Meta(max_length=MAX_CALL_ID)]
 # A field that is refused unless it is empty is not decoded.
 Refused = Annotated[Raw | UnsetType, Meta(extra_json_schema={"type": "null"})]
-Detail = Literal["auto", "low", "high", "original"]
 
 
 class ImageUrl(ImageLimits, frozen=True):

@@ -96,6 +96,9 @@ class Family:
         return token_id
 
 
+Detail = Literal["auto", "low", "high", "original"]
+
+
 @dataclass(frozen=True)
 class ImageOptions:
     """Options of a request for its images: OpenAI's `detail`, vLLM's `mm_processor_kwargs`.
@@ -104,7 +107,7 @@ class ImageOptions:
     pixels if these are set.
     """
 
-    detail: Literal["auto", "low", "high", "original"] = "auto"
+    detail: Detail = "auto"
     min_pixels: int | None = None
     max_pixels: int | None = None
     max_soft_tokens: int | None = None

@@ -14,7 +14,7 @@ from saccade import models
 from saccade.errors import InvalidValue, RequestError, StartupError, UnsupportedParameter
 from saccade.gateway.json_body import decode
 from saccade.gateway.media_parameters import ImageLimits, limits_of
-from saccade.models.family import NO_TIMES, Family, FrameTimes, VideoOptions
+from saccade.models.family import NO_TIMES, Detail, Family, FrameTimes, ImageOptions, VideoOptions
 
 MAX_PIXELS = 2**31
 MAX_FRAMES = 2**20
@@ -67,6 +67,10 @@ class MediaOptions:
     video_limits: Mapping[str, int] = field(default_factory=dict)
     paths: tuple[str, ...] = ()
     of_frame: frozenset[str] = frozenset()
+
+    def of_images(self, detail: Detail = "auto") -> ImageOptions:
+        """Return the options of an image of *detail*."""
+        return ImageOptions(detail, **self.limits)
 
     @property
     def of_videos(self) -> VideoOptions:
@@ -260,6 +264,14 @@ class RequestDefaults:
 
 
 NO_DEFAULTS = RequestDefaults()
+
+
+def default_image_options(processor_kwargs: str | None, family: Family) -> ImageOptions:
+    """Return the options of an image of a request that sets none, at a gateway with these --mm-processor-kwargs.
+
+    Raises StartupError.
+    """
+    return read_defaults(None, processor_kwargs).media.served_by(family, is_from_request=False).of_images()
 
 
 def read_defaults(template_kwargs: str | None, processor_kwargs: str | None) -> RequestDefaults:

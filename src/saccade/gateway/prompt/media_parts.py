@@ -10,7 +10,6 @@ from saccade.gateway.chat import ContentPart, FileSource, ImageUrl, VideoUrl
 from saccade.gateway.image_source import ImageSource, url_of_file
 from saccade.gateway.json_body import decode
 from saccade.gateway.prompt.media_options import MediaOptions
-from saccade.models.family import ImageOptions
 
 FILE_DATA: Final = ("data:image/", "data:application/pdf")
 _FILE: Final = msgspec.json.Decoder(FileSource)
@@ -36,7 +35,7 @@ def image_source(part: ContentPart, field: str, options: MediaOptions) -> ImageS
     detail = part.detail if within is None or within.detail is None else within.detail
     if part.detail not in (None, detail):
         raise InvalidValue(f"`{field}` has two different `detail`s; send one.", f"{field}.detail")
-    return ImageSource(place, url or "", ImageOptions(detail or "auto", **options.limits), limits=options.paths)
+    return ImageSource(place, url or "", options.of_images(detail or "auto"), limits=options.paths)
 
 
 def video_source(part: ContentPart, field: str, options: MediaOptions) -> ImageSource:
@@ -70,7 +69,7 @@ def _file_source(part: ContentPart, field: str, media_options: MediaOptions) -> 
     if (file.file_id is None) == (file.file_data is None):
         raise InvalidValue(f"`{field}` must have either `file_id` or `file_data`.", field)
     media_options = media_options.of_part(part, file, field.removesuffix(".file"), "file")
-    options, limits = ImageOptions(part.detail or "auto", **media_options.limits), media_options.paths
+    options, limits = media_options.of_images(part.detail or "auto"), media_options.paths
     if file.file_id is not None:
         return ImageSource(f"{field}.file_id", url_of_file(file.file_id), options, limits=limits)
     url = file.file_data or ""

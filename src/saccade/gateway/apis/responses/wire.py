@@ -13,7 +13,6 @@ from saccade.gateway.chat import (
     MAX_STOP_CHARACTERS,
     CallId,
     Count,
-    Detail,
     Effort,
     JsonSchema,
     Priority,
@@ -22,6 +21,7 @@ from saccade.gateway.chat import (
 from saccade.gateway.media_parameters import LIMITS_OF_IMAGES, ImageLimits
 from saccade.gateway.output.answer import MediaUsage, Usage
 from saccade.gateway.unknown_fields import IN_MESSAGES
+from saccade.models.family import Detail
 
 # Code checks some fields, with better errors; the schemas here are for the description of the API.
 PART_TYPES = ("input_text", "input_image", "input_file", "output_text", "refusal", "reasoning_text")
