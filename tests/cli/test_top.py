@@ -114,6 +114,17 @@ def test_frame_of_a_quiet_gateway_has_workers_only() -> None:
     assert worker == "grpc://a:1 ready 3 2 25% 0 [m]"
 
 
+@pytest.mark.parametrize("color", ["", "1"])
+def test_a_pipe_gets_the_board_once(
+    color: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", color)
+    boards = iter([QUIET])
+    monkeypatch.setattr("saccade.cli.top.read", lambda *_: next(boards))
+    assert run(["top", "--url", "http://127.0.0.1:9", "--admin-key", KEY]) == 0
+    assert "grpc://a:1" in capsys.readouterr().out
+
+
 @table(
     ("words", "sentence"),
     [([], "needs an --admin-key"), (["--admin-key", KEY], "No gateway answers at http://127.0.0.1:9.")],

@@ -6,7 +6,6 @@ from typing import Annotated
 
 import uvloop
 from cyclopts import Parameter
-from rich.console import Console
 
 from saccade.bench.client import Server, new_session
 from saccade.cli import exit_codes
@@ -15,6 +14,7 @@ from saccade.cli.output import resumable
 from saccade.config import Count, Seconds
 from saccade.eval.batch import is_good, open_journal, requests, run_batch
 from saccade.eval.runner import Journal
+from saccade.llm.progress import progress_console
 
 
 def batch(
@@ -63,8 +63,7 @@ def batch(
 
 
 async def _run(url: str, api_key: str, file: Path, journal: Journal, concurrency: int, seconds: float) -> None:
-    progress = Console(stderr=True, highlight=False, markup=False)
     async with new_session(seconds) as session:
         server = await Server(url, session, api_key).named()
-        with progress.status("") as status:
+        with progress_console().status("") as status:
             await run_batch(server, requests(file), journal, concurrency, lambda num: status.update(f"{num} answers"))

@@ -11,6 +11,7 @@ import json
 import secrets
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -117,7 +118,7 @@ def demo(*, workers: Count = 1) -> None:
         client, model = openai.OpenAI(base_url=server.url, api_key="none", max_retries=0), server.model
         for image in images:
             console.print(f"\n{image.name}", style="dim", highlight=False)
-            if console.is_terminal:
+            if sys.stdout.isatty():
                 console.print(image_rows(image))
             for question in QUESTIONS[image.parent.name]:
                 console.print(f"{question} ", end="", style="bold")

@@ -2,7 +2,6 @@
 
 import msgspec
 import uvloop
-from rich.console import Console
 
 from saccade.bench.client import Server, new_session
 from saccade.cli import exit_codes
@@ -14,6 +13,7 @@ from saccade.eval.report import report
 from saccade.eval.runner import Journal
 from saccade.eval.settings import EvalSettings
 from saccade.eval.tasks import Source, source_of
+from saccade.llm.progress import progress_console
 
 SETTINGS = EvalSettings()
 
@@ -67,10 +67,9 @@ async def _examine(
     places: list[tuple[str, str, str]], source: Source, settings: EvalSettings, journal: Journal
 ) -> list[Side]:
     """Ask one server, then the other."""
-    progress = Console(stderr=True, highlight=False, markup=False)
     async with new_session(settings.timeout) as session:
         servers = [await Server(url, session, key, model=model).named() for url, key, model in places]
-        with progress.status("") as status:
+        with progress_console().status("") as status:
             return [
                 await examine(server, source, settings, journal, lambda num: status.update(f"{num} answers"))
                 for server in servers

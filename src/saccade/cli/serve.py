@@ -37,6 +37,7 @@ from saccade.cli.torch_build import installed_torch, unused_cuda
 from saccade.engine.config import EngineSettings
 from saccade.gateway.config import MediaSettings, ServerSettings
 from saccade.gateway.served_models.model_probe import ModelProbe
+from saccade.llm.progress import progress_console
 from saccade.llm.serving import api_url, reachable
 from saccade.models.files import read_chat_template, read_model_files, with_chat_template, with_overrides
 from saccade.private_folder import private_folder
@@ -68,7 +69,7 @@ def serve(
     data_parallel_size
         Copies of the model, each with a worker of its own; they share out the GPUs, or the CPU's threads.
     """
-    console = Console(stderr=True)
+    console = progress_console()
     warn(
         console,
         REMOTE_CODE if engine.trust_remote_code else None,

@@ -1,6 +1,7 @@
 """`saccade top`: a board of what happens at a gateway now, in the terminal."""
 
 import contextlib
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from datetime import datetime
@@ -45,8 +46,10 @@ def top(
         return read(gateway, "/board", key, Board, "saccade top")
 
     console, board = Console(), now()
-    if once or not console.is_terminal:
-        Console(width=None if console.is_terminal else PIPE_COLUMNS).print(frame(board, board))
+    # Rich takes a pipe for a terminal if FORCE_COLOR is set.
+    is_terminal = sys.stdout.isatty()
+    if once or not is_terminal:
+        Console(width=None if is_terminal else PIPE_COLUMNS).print(frame(board, board))
         return
     with contextlib.suppress(KeyboardInterrupt), Live(frame(board, board), console=console, screen=True) as live:
         while True:

@@ -20,6 +20,7 @@ from saccade.cli.screen import REMOTE_CODE, StartProgress, show_summary, warn
 from saccade.cli.torch_build import installed_torch, unused_cuda
 from saccade.engine.config import EngineSettings, SplitSettings
 from saccade.errors import StartupError
+from saccade.llm.progress import progress_console
 from saccade.telemetry import configure_logging
 from saccade.tracing.tracer import NO_TRACES, TraceSettings
 from saccade.transport import private_sockets, shared_memory
@@ -132,7 +133,7 @@ def worker(
     log_level
         The least level that is logged.
     """
-    console = Console(stderr=True)
+    console = progress_console()
     if engine.trust_remote_code:
         warn(console, REMOTE_CODE)
     bind, transfer_bind, checked = access.bind(), split.bind(), access.access()

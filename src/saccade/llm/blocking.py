@@ -8,12 +8,12 @@ import weakref
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Self, TypeVar, Unpack
 
-from rich.console import Console
 from rich.progress import Progress
 
 from saccade.errors import InvalidValue, StartupError
 from saccade.llm.async_llm import AsyncLLM
 from saccade.llm.conversation import Source
+from saccade.llm.progress import progress_console
 from saccade.llm.results import ChatResult
 from saccade.llm.sampling import ChatOptions, SamplingParams
 
@@ -79,7 +79,7 @@ class LLM:
                 "sampling_params",
             )
         calls = list(zip(several, each, strict=True))
-        console = Console(stderr=True)
+        console = progress_console()
         with Progress(console=console, disable=is_one or not (progress and console.is_terminal)) as bar:
             task = bar.add_task("answers", total=len(several))
 
