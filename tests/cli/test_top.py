@@ -127,7 +127,7 @@ def test_a_pipe_gets_the_board_once(
 
 @table(
     ("words", "sentence"),
-    [([], "needs an --admin-key"), (["--admin-key", KEY], "No gateway answers at http://127.0.0.1:9.")],
+    [([], "needs an --admin-key"), (["--admin-key", KEY], "No server answers at http://127.0.0.1:9.")],
 )
 def test_what_cannot_be_shown_is_explained(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["top", "--url", "http://127.0.0.1:9", *words]) == 1

@@ -50,8 +50,11 @@ def arguments(name: str, manifests: Any = MANIFESTS) -> dict[str, Any]:
     words = [word.replace("$(POD_IP)", "10.0.0.5") for word in container(name, manifests)["args"]]
     _, bound, _ = make_app(None).parse_args(words, exit_on_error=False, print_error=False)
     given = dict(bound.arguments)
-    for group in [value for value in given.values() if hasattr(value, "__dataclass_fields__")]:
-        given |= vars(group)
+    values = list(given.values())
+    for value in values:
+        if hasattr(value, "__dataclass_fields__"):
+            given |= vars(value)
+            values.extend(vars(value).values())  # groups within a group
     return given
 
 

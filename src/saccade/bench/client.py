@@ -13,12 +13,14 @@ import aiohttp
 import msgspec
 
 from saccade.errors import StartupError
+from saccade.transport.unreachable import why_unreachable
 
 CONNECT_SECONDS = 10.0
 KEEP_ALIVE_SECONDS = 2.0
 """Less than any server's: a connection that a server has just closed would fail the next request."""
 
 EXAMPLE_LENGTH = 300
+START_IT = "Start it, or correct the URL."
 NO_TEXT = "no text"
 FAULTS: Mapping[type[Exception], tuple[str, str]] = {
     TimeoutError: ("timeout", "The answer did not end within --timeout."),
@@ -129,7 +131,7 @@ class Server:
                 async for content in response.content.iter_any():
                     reader.feed(content, 1000 * (time.perf_counter() - begin))
         except tuple(FAULTS) as error:
-            fault = next(words for kind, words in FAULTS.items() if isinstance(error, kind))
+            fault = self._words(error)
         end_ms = 1000 * (time.perf_counter() - begin)
         kind, example = fault or reader.fault() or (None, None)
         usage, details = reader.usage, reader.usage.get("prompt_tokens_details") or {}
@@ -152,7 +154,14 @@ class Server:
                 name = response.headers.get("x-request-id", "")
                 return response.status, await response.text(errors="replace"), name
         except (TimeoutError, aiohttp.ClientError) as error:
-            return 0, next(words for kind, (_, words) in FAULTS.items() if isinstance(error, kind)), ""
+            return 0, self._words(error)[1], ""
+
+    def _words(self, error: Exception) -> tuple[str, str]:
+        """Return the kind of *error*, one of FAULTS, and an example."""
+        name, example = next(words for kind, words in FAULTS.items() if isinstance(error, kind))
+        if isinstance(error, aiohttp.ClientConnectorError):
+            example = why_unreachable(self.root, error, START_IT)
+        return name, example
 
     async def metrics(self) -> str:
         """Return the text of /metrics, "" if the server does not show it."""
@@ -180,8 +189,8 @@ class Server:
         try:
             async with self.session.get(path, headers=_headers(self.key)) as response:
                 status = response.status
-        except (TimeoutError, aiohttp.ClientError):
-            return f"No server answers at {self.root}. Start it, or correct the URL."
+        except (TimeoutError, aiohttp.ClientError) as error:
+            return why_unreachable(self.root, error, START_IT)
         if status == HTTPStatus.UNAUTHORIZED:
             return f"{path} answers 401: pass a key of the server as --api-key, or set SACCADE_API_KEY."
         return (

@@ -1,5 +1,7 @@
 """Calls of a running gateway's admin port."""
 
+import os
+import ssl
 from typing import TypeVar
 
 import httpx2
@@ -8,6 +10,7 @@ import msgspec
 from saccade.errors import InvalidApiKey, StartupError
 from saccade.gateway.admin import TENANT_HEADER
 from saccade.transport.framing import UNREADABLE
+from saccade.transport.unreachable import why_unreachable
 
 TIMEOUT_SECONDS = 60.0
 
@@ -41,12 +44,13 @@ def call(gateway: str, path: str, admin_key: str, body: bytes | None = None, api
     headers |= {} if api_key is None else {TENANT_HEADER: api_key}
     method = "GET" if body is None else "POST"
     try:
-        with httpx2.Client(trust_env=False, timeout=TIMEOUT_SECONDS) as client:
+        # Else httpx2 takes an authority from the environment only together with proxies.
+        verify = ssl.create_default_context() if "SSL_CERT_FILE" in os.environ else True
+        with httpx2.Client(trust_env=False, timeout=TIMEOUT_SECONDS, verify=verify) as client:
             response = client.request(method, f"{gateway.rstrip('/')}{path}", content=body, headers=headers)
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        raise StartupError(
-            f"No gateway answers at {gateway}. Pass the address of its --admin-port, as http://127.0.0.1:PORT."
-        ) from error
+        remedy = "Pass the address of a gateway's --admin-port, as http://127.0.0.1:PORT."
+        raise StartupError(why_unreachable(gateway, error, remedy)) from error
     if response.status_code != httpx2.codes.OK:
         raise StartupError(f"The gateway refused with {response.status_code}: {_fault(response.content)}")
     return response.content

@@ -14,6 +14,7 @@ from saccade.cli.client import DEFAULT_URL, data_url, stream_answer, user_messag
 from saccade.config import Count
 from saccade.errors import StartupError
 from saccade.llm.serving import serve
+from saccade.transport.unreachable import is_refused, proxy_hint, why_unreachable
 
 if TYPE_CHECKING:
     import openai
@@ -61,8 +62,8 @@ def ask(
         try:
             try:
                 name = model or _served(client)
-            except openai.APIConnectionError:
-                if url is not None:
+            except openai.APIConnectionError as error:
+                if url is not None or not is_refused(error):
                     raise
                 print(f"saccade: no server answers at {api}; the bundled model answers this once", file=sys.stderr)
                 client = stack.enter_context(client.with_options(base_url=stack.enter_context(serve()).url))
@@ -127,11 +128,12 @@ def _sentence(error: "openai.APIError", api: str) -> str:
     import openai
 
     if isinstance(error, openai.APIConnectionError):
-        return f"No server answers at {api}. Start one with `saccade serve`, or pass its address as --url."
+        remedy = "Start one with `saccade serve`, or pass its address as --url."
+        return why_unreachable(api, error, remedy) + proxy_hint(api)
     if isinstance(error.body, dict) and isinstance(error.body.get("message"), str):
         return str(error.body["message"])
     status = f" with {error.status_code}" if isinstance(error, openai.APIStatusError) else ""
-    return f"{api} answered{status}, which is not an answer of the OpenAI API."
+    return f"{api} answered{status}, which is not an answer of the OpenAI API.{proxy_hint(api)}"
 
 
 def _show(piece: str) -> None:

@@ -15,8 +15,9 @@ from saccade.cli import exit_codes
 from saccade.cli.admin_port import require_key
 from saccade.cli.fleet_checks import check_fleet, reports_of_gateway, reports_of_workers
 from saccade.cli.machine_checks import Finding, State, check_machine, check_model
+from saccade.cli.worker_access import WORKER_ACCESS, WorkerAccess
 from saccade.config import Many, Port, Switch
-from saccade.transport.credentials import WorkerCredentials, read_token
+from saccade.telemetry import log_warnings
 
 COLOURS: dict[State, str] = {"ok": "green", "warning": "yellow", "failed": "bold red"}
 
@@ -32,8 +33,7 @@ class FleetFlags:
     "A key of the admin port. Prefer SACCADE_ADMIN_KEY, which `ps` does not show."
     worker_url: Many = ()
     "A worker, as for `saccade gateway`; may be given many times."
-    worker_token_file: Path | None = None
-    "The file with the workers' token."
+    worker_access: WorkerAccess = WORKER_ACCESS
 
 
 FLEET = FleetFlags()
@@ -58,6 +58,7 @@ def doctor(
     json
         Print the findings as JSON.
     """
+    log_warnings()
     findings = asyncio.run(_findings(model, port, fleet))
     if json:
         print(msgspec.json.format(msgspec.json.encode({"findings": findings})).decode())
@@ -70,8 +71,7 @@ async def _findings(model: Path | None, port: int, fleet: FleetFlags) -> list[Fi
     if fleet.gateway is None and not fleet.worker_url:
         return [*check_machine(port), *([] if model is None else [check_model(model)])]
     if fleet.gateway is None:
-        token = None if fleet.worker_token_file is None else read_token(fleet.worker_token_file)
-        reports = await reports_of_workers(fleet.worker_url, WorkerCredentials(token))
+        reports = await reports_of_workers(fleet.worker_url, fleet.worker_access.credentials(fleet.worker_url))
     else:
         reports = reports_of_gateway(fleet.gateway, require_key(fleet.admin_key))
     return [finding async for finding in check_fleet(reports)]

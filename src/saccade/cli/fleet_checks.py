@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from random import Random
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -19,11 +20,13 @@ from saccade.routing.router import Router
 from saccade.supervisor.tree import until
 from saccade.transport.credentials import WorkerCredentials
 from saccade.transport.kv_transfer.channel import NONCE_BYTES
+from saccade.transport.unreachable import why_unreachable
 
 FEED_SECONDS = 15.0
 """How long workers may take to connect, and to send what they hold."""
 
 CONNECT_SECONDS = 5.0
+TLS_SCHEMES = ("grpcs", "vllms")
 
 
 class _Workers(msgspec.Struct):
@@ -50,10 +53,30 @@ async def reports_of_workers(urls: Sequence[str], credentials: WorkerCredentials
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FEED_SECONDS):
                 await until(settled)
-        return [worker_report(worker, pool, view) for worker in pool.clients]
+        reports = [worker_report(worker, pool, view) for worker in pool.clients]
     finally:
         await view.close()
         await pool.close()
+    faults = [None if report.ready else await connection_fault(report.url, credentials) for report in reports]
+    return [
+        report if fault is None else msgspec.structs.replace(report, excluded=fault)
+        for report, fault in zip(reports, faults, strict=True)
+    ]
+
+
+async def connection_fault(url: str, credentials: WorkerCredentials) -> str | None:
+    """Return why this machine cannot connect to the worker at *url*, a sentence; None if it can, or for a socket."""
+    parts = urlsplit(url)
+    if parts.hostname is None or parts.port is None:
+        return None
+    try:
+        async with asyncio.timeout(CONNECT_SECONDS):
+            tls = credentials.tls_context() if parts.scheme in TLS_SCHEMES else None
+            _, writer = await asyncio.open_connection(parts.hostname, parts.port, ssl=tls)
+            writer.close()
+    except OSError as error:
+        return why_unreachable(url, error, "Start the worker, or correct the address.", "--worker-tls-ca ca.pem")
+    return None
 
 
 async def check_fleet(reports: Sequence[WorkerReport]) -> AsyncIterator[Finding]:

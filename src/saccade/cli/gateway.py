@@ -18,6 +18,7 @@ from cyclopts import Group, Parameter
 from saccade import config
 from saccade.cli import exit_codes
 from saccade.cli.flags import MEDIA, SERVER, LogLevel, check_server_files, default_name, is_ready
+from saccade.cli.worker_access import WORKER_ACCESS, WorkerAccess
 from saccade.config import Many
 from saccade.errors import StartupError
 from saccade.gateway import app, siblings
@@ -41,9 +42,7 @@ from saccade.protocol.description import ModelFiles
 from saccade.supervisor.checkpoint import resolve_model
 from saccade.supervisor.tree import ChildSpec, Tree, until
 from saccade.telemetry import configure_logging
-from saccade.transport.connectors import vllm_http
-from saccade.transport.credentials import WorkerCredentials, read_authorities, read_identity, read_token
-from saccade.transport.wire import TLS_SCHEME
+from saccade.transport.credentials import WorkerCredentials
 
 STOP_SECONDS = 5.0
 """Time that a process may take to end after its drain."""
@@ -84,29 +83,12 @@ MEMBER_FLAGS = MemberFlags()
 class WorkerFlags:
     """Where workers come from, and the gateway's credentials for Saccade and vLLM workers over TCP."""
 
-    worker_token_file: Path | None = None
-    "The file with the workers' token, vLLM's --api-key; only its owner and group may be able to read it."
-    worker_tls_ca: Path | None = None
-    "The authority of the certificates of grpcs:// and vllms:// workers, PEM; by default the public authorities."
-    worker_tls_cert: Path | None = None
-    "The gateway's certificate for workers that require one, PEM."
-    worker_tls_key: Path | None = None
-    "The key of --worker-tls-cert, PEM."
+    worker_access: WorkerAccess = WORKER_ACCESS
     sources: SourceConfig = SourceConfig()
 
     def credentials(self, urls: tuple[str, ...]) -> WorkerCredentials:
         """Return the credentials. Raises StartupError if a file is wrong, or if no worker can use the TLS flags."""
-        tls = (self.worker_tls_ca, self.worker_tls_cert, self.worker_tls_key)
-        is_fixed = bool(urls) and self.sources.file is None
-        if any(tls) and is_fixed and not any(url.startswith((TLS_SCHEME, vllm_http.TLS_SCHEME)) for url in urls):
-            raise StartupError(
-                "--worker-tls-... needs a worker with TLS: pass --worker-url as grpcs://HOST:PORT or vllms://HOST:PORT."
-            )
-        return WorkerCredentials(
-            token=read_token(self.worker_token_file) if self.worker_token_file is not None else None,
-            authorities=read_authorities(self.worker_tls_ca, "--worker-tls-ca"),
-            identity=read_identity(self.worker_tls_cert, self.worker_tls_key, "--worker-tls"),
-        )
+        return self.worker_access.credentials(urls if self.sources.file is None else ())
 
 
 WORKER_FLAGS = WorkerFlags()
