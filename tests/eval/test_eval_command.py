@@ -147,6 +147,21 @@ async def test_answers_that_are_cut_off_or_empty(capsys: pytest.CaptureFixture[s
     assert "0.0 (0.0 to 27.8)" in shown
 
 
+async def test_generated_questions_are_called_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async with listening(ScriptedServer()) as server:
+        await asyncio.to_thread(run, ["eval", server.url, "--limit", "2", "--html", "drawn.html"])
+    title = "ocr: questions that were drawn here, not those of OCRBench"
+    assert f"{title}, score in %" in capsys.readouterr().out
+    assert f"<h1>{title}</h1>" in (tmp_path / "drawn.html").read_text()
+
+
+def test_a_refused_file_leaves_no_files(capsys: pytest.CaptureFixture[str]) -> None:
+    before = set(Path().iterdir())
+    command = ["eval", "http://127.0.0.1:1", "ocr", "--json", "e.json", "--html", "e.html", "--answers", "new.jsonl"]
+    assert run(command) == 1
+    assert set(Path().iterdir()) == before
+
+
 @table(
     ("arguments", "words"),
     [

@@ -33,6 +33,15 @@ def test_a_foreign_file_stays_as_it_is(content: str, tmp_path: Path) -> None:
     assert file.read_text() == content
 
 
+def test_a_journal_without_results_leaves_no_file_that_it_has_made(tmp_path: Path) -> None:
+    file = tmp_path / "j.jsonl"
+    for is_there in (False, True):
+        if is_there:
+            file.touch()
+        Journal(file, lambda line: line["name"], lambda line: line["good"]).close()
+        assert file.exists() is is_there
+
+
 def test_a_journal_drops_what_is_not_good(tmp_path: Path) -> None:
     def journal() -> Journal:
         return Journal(tmp_path / "j.jsonl", lambda line: line["name"], lambda line: line["good"])

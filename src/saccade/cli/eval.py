@@ -54,7 +54,7 @@ def eval(
     result = report(source.name, sides, settings)
     for label, side in zip("AB", sides, strict=False):
         print(f"{label}: {side.server.root}, {side.server.model} {side.server.version}")
-    print(f"\n{source.name}, score in % (95 % interval)", *aligned(cells(result), len(sides) + 1), "", sep="\n")
+    print(f"\n{source.title}, score in % (95 % interval)", *aligned(cells(result), len(sides) + 1), "", sep="\n")
     print(*result.notes, f"The answers are in {journal.path}", sep="\n")
     if settings.json is not None:
         settings.json.write_bytes(msgspec.json.encode(result, enc_hook=str))

@@ -13,7 +13,10 @@ def check_writable(*files: Path | None) -> None:
     """Raise StartupError if one of *files* cannot be written, before an hour of measurement ends with it."""
     for file in filter(None, files):
         try:
+            is_new = not file.exists()
             file.touch()
+            if is_new:
+                file.unlink()
         except OSError as error:
             raise StartupError(f"Cannot write {file}: {error.strerror}.") from error
 

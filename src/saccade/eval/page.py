@@ -45,7 +45,7 @@ def _difference(rate: Rate | None) -> str:
 def page(result: Report, source: Source) -> str:
     """Return the whole file."""
     parts = [f"<!doctype html><meta charset=utf-8><title>saccade eval</title><style>{STYLE}</style>"]
-    parts.append(f"<h1>{escape(result.task)}</h1>")
+    parts.append(f"<h1>{escape(source.title)}</h1>")
     for label, server in zip("AB", result.servers, strict=False):
         words = f"{label}: {server['root']}, {server['model']} {server['version']}"
         parts.append(f"<p>{escape(words)}</p>")

@@ -39,6 +39,7 @@ class Journal:
                 other = path.with_name(f"{path.name}.new")
                 other.write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in self.results.values()))
                 other.replace(path)
+            self._is_new = not path.exists()
             self._file = path.open("ab", buffering=0)
         except OSError as error:
             raise StartupError(f"Cannot use {path}: {error.strerror}.") from error
@@ -49,8 +50,10 @@ class Journal:
         self._file.write(msgspec.json.encode(result) + b"\n")
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file; one that was made for results of which none came is removed."""
         self._file.close()
+        if self._is_new and not self.results:
+            self.path.unlink(missing_ok=True)
 
 
 async def run_all(items: Iterable[T], ask: Callable[[T], Awaitable[None]], at_once: int) -> None:

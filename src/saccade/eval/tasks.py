@@ -13,6 +13,12 @@ from saccade.eval.rows import Row, files_of, is_taken, spread
 
 DRAWN = "ocr"
 PUBLISHED = ("ocrbench", "docvqa", "chartqa", "mmmu-pro", "mmmu")
+ANSWERS = ("answers", "answer", "label")
+"""The columns with the right answer, of which the first that is there counts."""
+
+MAX_COLUMNS = 300
+"""Characters of the names of a file's columns in an error."""
+
 FORMULAS = frozenset({"HME100k", "Handwritten Mathematical Expression Recognition"})
 
 # The prompts of the benchmarks, word for word: scores with others could not be compared with published ones.
@@ -68,6 +74,11 @@ class Source(NamedTuple):
     limit: int | None = None
     has_steps: bool = False
 
+    @property
+    def title(self) -> str:
+        """The name, and whose questions they are."""
+        return self.name if self.files else f"{self.name}: questions that were drawn here, not those of OCRBench"
+
     def questions(self) -> Iterator[Question]:
         """Yield the questions; every call reads the files again. Raises StartupError."""
         if self.files:
@@ -78,9 +89,9 @@ class Source(NamedTuple):
                 yield self._question(number, Path(), drawn.row(number))
 
     def _question(self, number: int, file: Path, row: Row) -> Question:
-        task, answers = TASKS[self.name], texts(first(row, "answers", "answer", "label"))
+        task, answers = TASKS[self.name], texts(first(row, *ANSWERS))
         if answers in ([], ["?"]):
-            raise StartupError(f"Row {number + 1} of {file} has no answer. A test split often has none.")
+            raise StartupError(f"Row {number + 1} of {file} has no answer. {_why_no_answer(row)}")
         name, text = first(row, "id", "questionId", "question_id", "index"), first(row, "question", "query") or ""
         options, is_open = options_of(row), row.get("question_type") == "open"
         categories, rule, prompt = categories_of(row, task.columns, file), task.rule, task.prompt
@@ -104,6 +115,12 @@ class Source(NamedTuple):
         )
 
 
+def _why_no_answer(row: Row) -> str:
+    if not row.keys().isdisjoint(ANSWERS):
+        return "A test split often has none."
+    return f"Its columns are {', '.join(map(str, row))[:MAX_COLUMNS]}; the answer is read from {', '.join(ANSWERS)}."
+
+
 def _prompt(name: str, question: str, options: Sequence[str], prompt: str) -> str:
     """Return the whole text. Without a question, as in MMMU-Pro's vision split, the image shows the options too."""
     form, between = ("({}) {}", "\n\n") if name == "mmmu" else ("{}. {}", "\n")
@@ -117,6 +134,8 @@ def source_of(words: Sequence[str], images: Path | None, limit: int | None, has_
     The task of files is in their paths if no word names it: `data/DocVQA_VAL.tsv`. Raises StartupError.
     """
     names = [word for word in words[:1] if word in TASKS]
+    if words and not names and re.fullmatch(r"[\w-]+", words[0]) and not Path(words[0]).exists():
+        raise StartupError(f"There is no task and no file {words[0]}. The tasks are {', '.join(TASKS)}.")
     files = [file for word in words[len(names) :] for file in files_of(Path(word))]
     if not files and names in ([], [DRAWN]):
         return Source(DRAWN, (), images, limit, has_steps)
