@@ -107,7 +107,12 @@ def test_new_secrets_writes_keys_that_the_services_can_use(tmp_path: Path) -> No
     server = arguments("gateway", secrets / "gateway.toml")["server"]
     assert server.api_keys == (key, metrics_key)
     assert server.admin_keys == tuple(settings["admin-key"])
-    assert subprocess.run(run, capture_output=True, check=False, timeout=60).returncode != 0  # nothing is replaced
+    again = subprocess.run(run, capture_output=True, text=True, check=False, timeout=60)
+    assert (again.returncode, again.stdout) == (1, "")
+    assert (
+        again.stderr
+        == f"The keys are in {secrets} already; nothing was changed. For new ones, move that folder away.\n"
+    )
     assert tomllib.loads((secrets / "gateway.toml").read_text()) == settings
 
 

@@ -11,6 +11,7 @@ import kubernetes_validate
 import pytest
 import yaml
 from kustomize import render
+from tables import table
 
 from saccade.cli.main import make_app
 from saccade.gateway.app import HOST
@@ -47,8 +48,13 @@ def container(name: str, manifests: Any = MANIFESTS) -> Any:
 
 def arguments(name: str, manifests: Any = MANIFESTS) -> dict[str, Any]:
     """What our program makes of a container's arguments, the fields of its groups of flags included."""
-    words = [word.replace("$(POD_IP)", "10.0.0.5") for word in container(name, manifests)["args"]]
-    _, bound, _ = make_app(None).parse_args(words, exit_on_error=False, print_error=False)
+    one = container(name, manifests)
+    words = [word.replace("$(POD_IP)", "10.0.0.5") for word in one["args"]]
+    with pytest.MonkeyPatch.context() as environment:
+        for variable in one.get("env", ()):
+            if "secretKeyRef" in variable.get("valueFrom", {}):
+                environment.setenv(variable["name"], f"stand-in-for-{variable['name']}")
+        _, bound, _ = make_app(None).parse_args(words, exit_on_error=False, print_error=False)
     given = dict(bound.arguments)
     values = list(given.values())
     for value in values:
@@ -60,6 +66,11 @@ def arguments(name: str, manifests: Any = MANIFESTS) -> dict[str, Any]:
 
 def num_bytes(quantity: str) -> int:
     return int(quantity[:-2]) * UNITS[quantity[-2:]]
+
+
+def secret_of(name: str, variable: str) -> Any:
+    """The name and the key of the secret that is an environment variable of a container."""
+    return next(one for one in container(name)["env"] if one["name"] == variable)["valueFrom"]["secretKeyRef"]
 
 
 def volume(name: str, volume_name: str) -> Any:
@@ -180,6 +191,32 @@ def test_nodes_with_gpus_take_workers_and_give_them_up_one_by_one() -> None:
     assert MANIFESTS["PodDisruptionBudget", "saccade-worker"]["spec"]["maxUnavailable"] == 1
 
 
+@table("rendered", ["base", *OVERLAYS])
+def test_no_rollout_takes_the_only_ready_pod(rendered: str) -> None:
+    """A surge adds one before, or another one is kept by the number of replicas."""
+    manifests = OVERLAYS.get(rendered, MANIFESTS)
+    least = {
+        manifest["spec"]["scaleTargetRef"]["name"]: manifest["spec"]["minReplicas"]
+        for (kind, _), manifest in manifests.items()
+        if kind == "HorizontalPodAutoscaler"
+    }
+    for (kind, name), manifest in manifests.items():
+        if kind == "Deployment" and name.startswith("saccade-"):
+            taken = manifest["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"]
+            assert least.get(name, manifest["spec"].get("replicas")) > taken, name
+
+
+def test_the_admin_port_is_open_to_the_pod_alone_and_has_a_key_of_its_own() -> None:
+    given = arguments("saccade-gateway")
+    assert given["admin_port"] == 8001
+    assert given["admin_port"] not in [port["containerPort"] for port in container("saccade-gateway")["ports"]]
+    keys = [secret_of("saccade-gateway", f"SACCADE_{kind}_KEY") for kind in ("API", "ADMIN")]
+    for key in keys:
+        assert f"kubectl create secret generic {key['name']} --from-literal={key['key']}=" in PAGES
+    assert keys[0] != keys[1]
+    assert "kubectl port-forward deployment/saccade-gateway 8001" in PAGES
+
+
 def test_over_ipv6_both_listen_on_every_address() -> None:
     for name in DEPLOYMENTS:
         given = arguments(name, OVERLAYS["ipv6"])
@@ -228,8 +265,7 @@ def test_the_monitor_scrapes_gateways_as_the_alerts_expect() -> None:
     (endpoint,) = monitor["endpoints"]
     assert endpoint["port"] in [port["name"] for port in service["spec"]["ports"]]
     # The metrics of tenants, which the dashboard and an alert read, need the key.
-    (key,) = [one["valueFrom"]["secretKeyRef"] for one in container("saccade-gateway")["env"]]
-    assert endpoint["authorization"]["credentials"] == key
+    assert endpoint["authorization"]["credentials"] == secret_of("saccade-gateway", "SACCADE_API_KEY")
     # `up{job="saccade"}` of the alerts.
     assert service["metadata"]["labels"][monitor["jobLabel"]] == "saccade"
 

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 def fleet(
-    model: str,
+    model: str | None = None,
     *,
     ray: str,
     workers_file: Path,
@@ -46,7 +46,7 @@ def fleet(
     Parameters
     ----------
     model
-        A folder in hub layout that every node has at this path, or a hub id.
+        A folder in hub layout that every node has at this path, or a hub id; without it, the bundled model.
     ray
         The address of the Ray cluster, HOST:PORT, or auto on one of its nodes.
     workers_file
@@ -72,7 +72,7 @@ def fleet(
         signal.signal(number, lambda *_: stopped.set())
     configure_logging(logging.getLevelNamesMapping()[log_level])
     spec = ray_fleet.ReplicaSpec(
-        arguments=_arguments(model, token_file, shutdown_timeout, engine, log_level),
+        arguments=worker_arguments(model, token_file, shutdown_timeout, engine, log_level),
         resources=_resources(engine, has_gpus=ray_fleet.has_gpus()),
         stop_seconds=shutdown_timeout + KILL_SECONDS,
     )
@@ -97,13 +97,14 @@ def _keep_up(running: "RayFleet", path: Path, replicas: int, stopped: threading.
             logger.info("%d of %d workers have a node: %s", len(urls), replicas, ", ".join(urls) or "none")
 
 
-def _arguments(
-    model: str, token_file: Path, shutdown_timeout: float, engine: EngineSettings, log_level: LogLevel
+def worker_arguments(
+    model: str | None, token_file: Path, shutdown_timeout: float, engine: EngineSettings, log_level: LogLevel
 ) -> tuple[str, ...]:
-    """Return the arguments of `saccade worker`, without the address."""
-    folder = Path(model).expanduser()
+    """Return the arguments of `saccade worker`, without the address. Without a *model* it serves the bundled one."""
+    if model is not None and (folder := Path(model).expanduser()).is_dir():
+        model = str(folder.absolute())
     return (
-        str(folder.absolute()) if folder.is_dir() else model,
+        *(() if model is None else (model,)),
         *(word for name in engine.served_model_name for word in ("--served-model-name", name)),
         "--worker-token-file",
         str(token_file),
