@@ -32,7 +32,7 @@ from benchmarks.reliability.siege_attackers import LET_GO, Plan, line_of
 from benchmarks.reliability.siege_attacks import ATTACKS, FILES, PIXELS, REQUESTS, RESPONSES
 from benchmarks.reliability.siege_honest import Honest, honest
 from benchmarks.reliability.siege_payloads import MAX_BODY_BYTES, MAX_CONNECTIONS
-from benchmarks.reliability.siege_report import Attackers, Closing, Phase, Row
+from benchmarks.reliability.siege_report import Attackers, Closing, Observation, Row
 from benchmarks.reliability.siege_watch import PRIVATE, Watch, left_behind, pids, private_mib
 
 BUDGETS_MIB = {REQUESTS: 128, PIXELS: 64, FILES: 32, RESPONSES: 64}
@@ -72,12 +72,12 @@ class Siege:
     load: Honest
     attackers: asyncio.subprocess.Process
 
-    async def run_phase(self, phase: siege_attackers.Phase) -> Phase:
+    async def run_phase(self, phase: siege_attackers.Phase) -> Observation:
         """Run attackers and honest clients together."""
         self._tell(line_of(phase))
         with Watch(self.server) as watch:
             seen = await self.load.run(PHASE_SECONDS)
-        return Phase(seen, watch.peaks[PRIVATE], await self._let_go())
+        return Observation(seen, watch.peaks[PRIVATE], await self._let_go())
 
     async def run_row(self, name: str) -> Row:
         """Run the pairs of an attack."""

@@ -31,7 +31,7 @@ Attackers = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Phase:
+class Observation:
     """What honest clients and attackers saw in one phase, and the gateway's memory at its peak, in MiB."""
 
     seen: Seen
@@ -45,7 +45,7 @@ class Row:
 
     name: str
     before_mib: float
-    pairs: Sequence[tuple[Phase, Phase]]
+    pairs: Sequence[tuple[Observation, Observation]]
 
     def median(self, compare: Callable[[Seen, Seen], float]) -> float:
         """Return the median of what *compare* finds in the pairs."""
@@ -65,7 +65,7 @@ class Closing:
     """
 
     before_mib: float
-    rounds: Sequence[Phase]
+    rounds: Sequence[Observation]
     kept_mib: Sequence[float]
     left: Sequence[str]
 

@@ -7,7 +7,7 @@ import asyncio
 import codecs
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NamedTuple, Self
@@ -58,13 +58,11 @@ class BodyReader:
     ) -> AbstractContextManager[Request]:
         """Serve the request of *scope* in the block, for *account* or that of its key. Raises as Request.begin()."""
         account = account or scope[ACCOUNT]
-        client = account.tenant.id or self.proxies.client_of(scope)
-        return Request.begin(self.limits, account, client, is_charged=is_charged)
+        return Request.begin(self.limits, account, self._client(scope, account), is_charged=is_charged)
 
     def answer_memory(self, scope: Scope) -> Reservation:
         """Return an empty reservation for the answer to the request of *scope*."""
-        account: Account = scope[ACCOUNT]
-        return self.limits.memory.reservation(account.tenant.id or self.proxies.client_of(scope))
+        return self.limits.memory.reservation(self._client(scope, scope[ACCOUNT]))
 
     async def read(self, scope: Scope, receive: Receive, request: Request) -> bytearray:
         """Return the body, decoded, and reserve memory for it; LARGE_BODY_BYTES or less need no reservation.
@@ -117,6 +115,10 @@ class BodyReader:
         if arrival.num_bytes > max_bytes:
             raise BodyTooLarge(f"The body has more than {max_bytes} bytes.")
         return _without_mark(body)
+
+    def _client(self, scope: Scope, account: Account) -> Hashable:
+        """Return the unit of fair sharing: the tenant, or the address if there are no API keys."""
+        return account.tenant.id or self.proxies.client_of(scope)
 
     def _too_large(self) -> BodyTooLarge:
         return BodyTooLarge(f"The request's body is over the limit of {self.max_bytes} bytes.")
