@@ -343,6 +343,13 @@ class Reservation:
         self._budget.take(self.client, nbytes)
         self.num_bytes += nbytes
 
+    def count(self, nbytes: int) -> None:
+        """Count *nbytes* more that are already in memory, or fewer if negative."""
+        if nbytes > 0:
+            self.take(nbytes)
+        else:
+            self.keep(self.num_bytes + nbytes)
+
     def keep(self, nbytes: int) -> None:
         """Release all but *nbytes*."""
         surplus = self.num_bytes - nbytes

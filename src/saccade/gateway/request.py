@@ -118,10 +118,7 @@ class Request:
 
     def count_waiting(self, num_bytes: int) -> bool:
         """Count *num_bytes* more, or fewer if negative, that wait for the client. Return whether there is room."""
-        if num_bytes > 0:
-            self.lifetime_memory.take(num_bytes)
-        else:
-            self.lifetime_memory.keep(self.lifetime_memory.num_bytes + num_bytes)
+        self.lifetime_memory.count(num_bytes)
         return not self.lifetime_memory.is_over
 
     def reservation(self) -> Reservation:

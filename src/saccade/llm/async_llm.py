@@ -16,12 +16,13 @@ import msgspec
 
 from saccade.engine.config import has_gpu
 from saccade.errors import InvalidValue, QueueFull, RequestError, SaccadeError, StartupError, WorkerUnavailable
-from saccade.gateway.apis.chat import ChatCompletionObject, parse_chat
+from saccade.gateway.apis.chat import ChatCompletion, ChatCompletionObject, parse_chat
 from saccade.gateway.apis.chat_endpoint import FieldNames, warning_of
 from saccade.gateway.app import connected
 from saccade.gateway.application import Application
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.image_source import ImageSource
+from saccade.gateway.json_parts import TURN_BYTES, joined
 from saccade.gateway.output.answer import Answer
 from saccade.gateway.output.choice import Chunk
 from saccade.gateway.request import COPIES, Request
@@ -121,7 +122,9 @@ class AsyncLLM:
                     writer.take(chunk)
                 begun_at = [choice.first_token_at for choice in answer.choices if choice.first_token_at]
                 ttft_seconds = min(begun_at) - start if begun_at else None
-                return ChatResult.of(await writer.completion(), ttft_seconds, time.perf_counter() - start, warning)
+                body = b"".join(joined(await writer.end(), TURN_BYTES))
+                completion = msgspec.json.decode(body, type=ChatCompletion)
+                return ChatResult.of(completion, ttft_seconds, time.perf_counter() - start, warning)
             except QueueFull:
                 # Large images may fill a limit before all places are taken. Other chats end, and give it back.
                 await asyncio.sleep(RETRY_SECONDS)

@@ -1,6 +1,7 @@
 """POST /v1/chat/completions: its wire format, and the reader and the writers of OpenAI's chats."""
 
 import asyncio
+from io import StringIO
 from typing import Final, Literal
 
 import msgspec
@@ -11,9 +12,17 @@ from saccade.gateway.apis.text_files import with_text_files
 from saccade.gateway.body_bounds import check_messages
 from saccade.gateway.chat import CalledFunction, ChatRequest, StreamOptions
 from saccade.gateway.json_body import Body, ParameterReader, check_stream
+from saccade.gateway.json_parts import ID_BYTES, JsonItems, Part, filled, made_in_turns, separated
 from saccade.gateway.output.answer import Answer, Usage
 from saccade.gateway.output.call_reader import GeneratedCall, joined_calls
-from saccade.gateway.output.choice import ChoiceLogprobs, Chunk, GeneratedChoice, PromptLogprob, prompt_logprobs
+from saccade.gateway.output.choice import (
+    ChoiceLogprobs,
+    Chunk,
+    GeneratedChoice,
+    PromptLogprob,
+    TokenRecord,
+    prompt_logprobs,
+)
 from saccade.gateway.server.event_stream import DONE, error_event, event
 
 
@@ -145,39 +154,44 @@ class ChatCompletionObject:
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
-        self._chunks: list[list[Chunk]] = [[] for _ in answer.choices]
+        self._choices = [_GrowingChoice(choice) for choice in answer.choices]
+        self.num_kept_bytes = 0
 
     def take(self, chunk: Chunk) -> bytes:
         """Keep *chunk*; there are no events."""
-        self._chunks[chunk.choice.index].append(chunk)
+        grown = self._choices[chunk.choice.index]
+        num_before = grown.num_bytes
+        grown.add(chunk)
+        self.num_kept_bytes += grown.num_bytes - num_before
         return b""
 
-    async def end(self) -> bytes:
+    async def end(self) -> list[Part]:
         """Return the object, in JSON."""
-        return msgspec.json.encode(await self.completion())
-
-    async def completion(self) -> ChatCompletion:
-        """Return the object."""
-        answer, ranked = self._answer, None
-        if answer.request.prompt_logprobs is not None:
-            # The entries of a long prompt would block the event loop for too long.
-            tokenizer = answer.served.tokenizer
-            ranked = await asyncio.to_thread(
-                prompt_logprobs, tokenizer, answer.prompt_token_ids, answer.prompt_logprobs
-            )
-        return ChatCompletion(
+        answer = self._answer
+        has_ranked = answer.request.prompt_logprobs is not None
+        # The entries of a long prompt would block the event loop for too long.
+        ranked = {b'"prompt_logprobs":[]': [await asyncio.to_thread(self._ranked)]} if has_ranked else {}
+        choices = await made_in_turns(choice.whole for choice in self._choices)
+        template = ChatCompletion(
             id=answer.id,
             created=answer.created,
             model=answer.served.name,
-            choices=[_whole_choice(choice, self._chunks[choice.index]) for choice in answer.choices],
+            choices=[],
             usage=answer.usage,
-            prompt_logprobs=UNSET if ranked is None else ranked,
+            prompt_logprobs=[] if has_ranked else UNSET,
             prompt_token_ids=answer.prompt_token_ids if answer.request.return_token_ids else UNSET,
         )
+        return filled(template, {b'"choices":[]': separated(choices), **ranked})
+
+    def _ranked(self) -> JsonItems:
+        answer = self._answer
+        return JsonItems(prompt_logprobs(answer.served.tokenizer, answer.prompt_token_ids, answer.prompt_logprobs))
 
 
 class ChatCompletionEvents:
     """Writes `chat.completion.chunk` events: the role of every choice, texts, finish reasons, usage if requested."""
+
+    num_kept_bytes = 0
 
     def __init__(self, answer: Answer) -> None:
         self._with_usage, self._with_each_usage = StreamOptions.usages(answer.request.stream_options)
@@ -206,28 +220,67 @@ class ChatCompletionEvents:
             return _roles(template, self._answer) + events
         return events
 
-    async def end(self) -> bytes:
+    async def end(self) -> list[Part]:
         """Return the event for the usage, if requested, and [DONE]."""
         if not self._with_usage:
-            return DONE
-        return _event(msgspec.structs.replace(self._template, usage=self._answer.usage)) + DONE
+            return [DONE]
+        return [_event(msgspec.structs.replace(self._template, usage=self._answer.usage)), DONE]
 
 
-def _whole_choice(choice: GeneratedChoice, chunks: list[Chunk]) -> Choice:
-    content = None if choice.ends_in_reasoning else "".join(chunk.content for chunk in chunks)
-    pieces = (piece for chunk in chunks for piece in chunk.calls)
-    calls = [ToolCall(call.id, CalledFunction(call.name, call.arguments)) for call in joined_calls(pieces)]
-    reasoning = "".join(chunk.reasoning for chunk in chunks)
-    logprobs, token_ids = (None, UNSET) if choice.record is None else choice.record.flush()
-    return Choice(
-        message=AnswerMessage(
-            (content or None) if calls else content, reasoning or UNSET, reasoning or UNSET, calls or UNSET
-        ),
-        finish_reason=choice.finish_reason or "",
-        index=choice.index,
-        logprobs=logprobs,
-        token_ids=token_ids,
-    )
+class _GrowingChoice:
+    """A choice of a whole answer. Its log probabilities are encoded when they come: at the end they would take long."""
+
+    def __init__(self, choice: GeneratedChoice) -> None:
+        self._choice = choice
+        self._reasoning, self._content = StringIO(), StringIO()
+        self._calls: list[GeneratedCall] = []
+        self._logprobs = JsonItems()
+        self._token_ids: list[int] = []
+        self._num_text_bytes = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Roughly its bytes so far."""
+        return self._num_text_bytes + self._logprobs.num_bytes + ID_BYTES * len(self._token_ids)
+
+    def add(self, chunk: Chunk) -> None:
+        """Add *chunk* of the choice, and its tokens if they are requested."""
+        self._num_text_bytes += chunk.num_bytes
+        self._reasoning.write(chunk.reasoning)
+        self._content.write(chunk.content)
+        self._calls += chunk.calls
+        if self._choice.record is not None:
+            self._flush(self._choice.record)
+
+    def whole(self) -> list[Part]:
+        """Return the complete choice, in JSON."""
+        choice = self._choice
+        content = None if choice.ends_in_reasoning else self._content.getvalue()
+        calls = [ToolCall(call.id, CalledFunction(call.name, call.arguments)) for call in joined_calls(self._calls)]
+        reasoning = self._reasoning.getvalue()
+        has_logprobs, has_ids = (False, False) if choice.record is None else self._flush(choice.record)
+        template = Choice(
+            message=AnswerMessage(
+                (content or None) if calls else content, reasoning or UNSET, reasoning or UNSET, calls or UNSET
+            ),
+            finish_reason=choice.finish_reason or "",
+            index=choice.index,
+            logprobs=ChoiceLogprobs([]) if has_logprobs else None,
+            token_ids=self._token_ids if has_ids else UNSET,
+        )
+        # That of the message is a text or null.
+        return filled(template, {b'"content":[]': [self._logprobs]} if has_logprobs else {})
+
+    def _flush(self, record: TokenRecord) -> tuple[bool, bool]:
+        """Add the tokens of *record*. Return whether it has log probabilities, and ids."""
+        num_recalled = record.recall()
+        self._logprobs.drop(num_recalled)
+        del self._token_ids[max(0, len(self._token_ids) - num_recalled) :]
+        logprobs, token_ids = record.flush()
+        for entry in () if logprobs is None else logprobs.content:
+            self._logprobs.add(entry)
+        self._token_ids += token_ids if isinstance(token_ids, list) else ()
+        return logprobs is not None, isinstance(token_ids, list)
 
 
 def _roles(template: ChatCompletionChunk, answer: Answer) -> bytes:

@@ -17,6 +17,7 @@ from saccade.errors import RequestError, SaccadeError
 from saccade.gateway.chat import ChatRequest, PlainPrompt
 from saccade.gateway.concurrency import all_or_none
 from saccade.gateway.json_body import Body, listed
+from saccade.gateway.json_parts import Part as JsonPart
 from saccade.gateway.output.answer import Answer
 from saccade.gateway.output.choice import Chunk
 from saccade.gateway.pipeline import Part, Pipeline
@@ -79,10 +80,14 @@ def warning_of(part: Part, names: FieldNames) -> str:
 class AnswerWriter(Protocol):
     """Writes one answer in the format of its API: as events while it grows, or whole at its end."""
 
+    @property
+    def num_kept_bytes(self) -> int:
+        """Roughly the bytes of the answer that wait here to be written."""
+
     def take(self, chunk: Chunk) -> bytes:
         """Return the events for *chunk*, if any."""
 
-    async def end(self) -> bytes:
+    async def end(self) -> Sequence[JsonPart]:
         """Return the last events, or the whole answer. With several prompts, only their last one returns any."""
 
 
@@ -200,7 +205,13 @@ class ChatEndpoint:
             answer = Answer(part.params, part.chat, part.served, self.pipeline.metrics, request.account)
             writer = form.writer(answer)
             self.pipeline.metrics.note_pause("choices", start)
-            answer.write, answer.flush = lambda chunk: response.write(writer.take(chunk)), response.flush
+
+            def write(chunk: Chunk) -> bool:
+                num_before = writer.num_kept_bytes
+                events = writer.take(chunk)
+                return response.write(events, writer.num_kept_bytes - num_before)
+
+            answer.write, answer.flush = write, response.flush
             with form.names.in_errors():
                 await self.pipeline.answer(request, part, answer)
                 if last := await writer.end():

@@ -113,6 +113,12 @@ class Chunk(NamedTuple):
     calls: Sequence[GeneratedCall] = ()
     places: Sequence[int] = ()
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its texts, in UTF-8."""
+        texts = (self.reasoning, self.content, *(call.arguments for call in self.calls))
+        return sum(len(text) if text.isascii() else len(text.encode()) for text in texts)
+
     def parts(self) -> Iterator[str | GeneratedCall]:
         """Yield the text of the content and the calls in their order."""
         start = 0
@@ -134,6 +140,7 @@ class TokenRecord:
         self._with_logprobs = with_logprobs
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
+        self._num_recalled = 0
 
     def add(self, delta: TokenDelta, num_tokens: int) -> None:
         """Add the first *num_tokens* of *delta*: the tokens after a stop string do not belong to the answer.
@@ -141,10 +148,16 @@ class TokenRecord:
         If negative, drop as many: the stop string was in tokens that were taken for the beginning of a call.
         """
         if num_tokens < 0:
+            self._num_recalled += max(0, -num_tokens - len(self._token_ids))
             del self._token_ids[num_tokens:], self._logprobs[num_tokens:]
         else:
             self._token_ids += delta.token_ids[:num_tokens]
             self._logprobs += delta.logprobs[:num_tokens]
+
+    def recall(self) -> int:
+        """Return how many tokens do not belong to the answer after all, though flush() has returned them before."""
+        num_recalled, self._num_recalled = self._num_recalled, 0
+        return num_recalled
 
     def flush(self) -> tuple[ChoiceLogprobs | None, list[int] | UnsetType]:
         """Return the requested log probabilities and ids of the tokens since the last call."""

@@ -4,10 +4,12 @@ A connection keeps what it cannot send, perhaps in a copy. So an answer waits he
 a few pieces of it. Streams count what they keep themselves (event_stream.py).
 """
 
+import asyncio
 from collections.abc import Callable, Iterator
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from saccade.gateway.json_parts import TURN_BYTES
 from saccade.gateway.limits import Reservation
 
 PIECE_BYTES = 64 << 10
@@ -29,6 +31,16 @@ class AnswerMemory:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         head: Message | None = None
+        num_turn_bytes = 0
+
+        async def send_in_turns(message: Message) -> None:
+            nonlocal num_turn_bytes
+            await send(message)
+            num_turn_bytes += len(message.get("body", b""))
+            # A client that reads fast would get all of it at once.
+            if num_turn_bytes >= TURN_BYTES:
+                num_turn_bytes = 0
+                await asyncio.sleep(0)
 
         async def send_counted(message: Message) -> None:
             nonlocal head
@@ -40,7 +52,7 @@ class AnswerMemory:
             if len(body) <= PIECE_BYTES or scope["method"] == "HEAD":
                 if start is not None:
                     await send(start)
-                await send(message)
+                await send_in_turns(message)
                 return
             with self._reservation_of(scope) as memory:
                 if start is not None:
@@ -48,7 +60,9 @@ class AnswerMemory:
                         memory.claim(len(body))
                     await send(start)
                 for piece, is_last in _pieces(body):
-                    await send({"type": "http.response.body", "body": piece, "more_body": has_more or not is_last})
+                    await send_in_turns(
+                        {"type": "http.response.body", "body": piece, "more_body": has_more or not is_last}
+                    )
 
         await self._app(scope, receive, send_counted)
 

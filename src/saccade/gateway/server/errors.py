@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 from msgspec import Struct
-from starlette.types import Send
+from starlette.types import Message, Send
 
 from saccade.errors import InternalError, SaccadeError, StartupError
 from saccade.gateway.server.access_log import note_failure
@@ -94,7 +94,12 @@ def _noted(error: SaccadeError) -> SaccadeError:
 
 async def send_json(send: Send, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
     """Send a whole response of JSON."""
-    all_headers = {"content-type": "application/json", "content-length": str(len(body)), **(headers or {})}
-    encoded = [(name.encode(), value.encode()) for name, value in all_headers.items()]
-    await send({"type": "http.response.start", "status": status, "headers": encoded})
+    await send(json_head(status, len(body), headers))
     await send({"type": "http.response.body", "body": body})
+
+
+def json_head(status: int, num_bytes: int, headers: Mapping[str, str] | None = None) -> Message:
+    """Return the message that begins a response of JSON with *num_bytes*."""
+    all_headers = {"content-type": "application/json", "content-length": str(num_bytes), **(headers or {})}
+    encoded = [(name.encode(), value.encode()) for name, value in all_headers.items()]
+    return {"type": "http.response.start", "status": status, "headers": encoded}

@@ -2,17 +2,19 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import msgspec
 import structlog
 from starlette.types import Send
 
-from saccade.errors import InternalError, SaccadeError
+from saccade.errors import InternalError, QueueFull, SaccadeError
+from saccade.gateway.json_parts import Part, joined, num_bytes, num_held_bytes
 from saccade.gateway.limits import Reservation
+from saccade.gateway.server.answer_memory import PIECE_BYTES
 from saccade.gateway.server.connection import Connection
-from saccade.gateway.server.errors import UNFORESEEN, drop_tracebacks, encode_error, send_json
+from saccade.gateway.server.errors import UNFORESEEN, drop_tracebacks, encode_error, json_head
 from saccade.transport import lasting_task
 
 EVENT_STREAM = [
@@ -50,24 +52,44 @@ def error_event(error: SaccadeError) -> bytes:
     return event(encode_error(error))
 
 
+NO_ROOM = (
+    "The answer takes more memory than is left for it: ask for less of it or for fewer log probabilities, stream it, "
+    "or try again shortly."
+)
+
+
 class WholeResponse:
-    """A response that is sent at once when it is complete. *memory* counts it."""
+    """A response that is sent when it is complete. *memory* counts it, and what its writers keep of it until then.
+
+    One that is longer than a piece ends with QueueFull if no memory is left while it grows.
+    """
 
     def __init__(self, send: Send, memory: Reservation) -> None:
         self._send = send
         self._memory = memory
 
-    def write(self, events: bytes) -> bool:
-        """Write nothing, since there are no events."""
-        return True
+    def write(self, events: bytes, num_kept_bytes: int) -> bool:
+        """Count *num_kept_bytes* more of the answer; there are no *events*. Return whether there is room for more."""
+        self._memory.count(num_kept_bytes)
+        return not self._is_over
 
     async def flush(self) -> None:
-        """Return at once."""
+        """Raise QueueFull, unless there is room for more of the answer by now."""
+        if self._is_over:
+            raise QueueFull(NO_ROOM)
 
-    async def end(self, body: bytes) -> None:
+    async def end(self, parts: Sequence[Part]) -> None:
         """Send the whole response, in JSON."""
-        self._memory.take(len(body))
-        await send_json(self._send, 200, body)
+        self._memory.count(num_held_bytes(parts) - self._memory.num_bytes)
+        num_left = num_bytes(parts)
+        await self._send(json_head(200, num_left))
+        for piece in joined(parts, PIECE_BYTES):
+            num_left -= len(piece)
+            await self._send({"type": "http.response.body", "body": piece, "more_body": num_left > 0})
+
+    @property
+    def _is_over(self) -> bool:
+        return self._memory.num_bytes > PIECE_BYTES and self._memory.is_over
 
 
 class EventStream:
@@ -80,8 +102,9 @@ class EventStream:
     3. Backlog: the client reads too slowly. Events wait, and a task sends them through *send*; then the stream is
        direct again.
 
-    *memory* counts the backlog. The last event goes through *send*. A context manager: after its end nothing is sent.
-    If an error ends the block after the first event, *failure* turns it into the last event; else it is raised.
+    *memory* counts the backlog, and what its writers keep. The last event goes through *send*. A context manager: after
+    its end nothing is sent. If an error ends the block after the first event, *failure* turns it into the last event;
+    else it is raised.
     """
 
     def __init__(
@@ -99,6 +122,7 @@ class EventStream:
         self._failure = failure
         self._last = time.monotonic()
         self._backlog = bytearray()
+        self._num_kept_bytes = 0
         self._more = True
         self._sending: asyncio.Task[None] | None = None
         self._has_sent_headers = False
@@ -117,14 +141,20 @@ class EventStream:
             if failure is not error:
                 _logger.exception("unforeseen error in a stream")
             drop_tracebacks(error)
-            await self.end(self._failure(failure))
+            await self.end([self._failure(failure)])
             return True
         finally:
             self._connection.on_sweep = None
             await lasting_task.end(self._sending)
 
-    def write(self, events: bytes) -> bool:
-        """Send *events* or keep them in the backlog. Return whether the backlog takes more."""
+    def write(self, events: bytes, num_kept_bytes: int = 0) -> bool:
+        """Send *events* or keep them in the backlog, and count *num_kept_bytes* more that wait to become events.
+
+        Return whether the backlog takes more.
+        """
+        if num_kept_bytes:
+            self._num_kept_bytes += num_kept_bytes
+            self._memory.count(num_kept_bytes)
         if not events:
             return True
         self._last = time.monotonic()
@@ -137,10 +167,10 @@ class EventStream:
         self._memory.take(len(events))
         return len(self._backlog) <= BACKLOG_BYTES and not self._memory.is_over
 
-    async def end(self, events: bytes) -> None:
-        """Send the last *events*, and return when the connection has accepted all."""
+    async def end(self, parts: Sequence[Part]) -> None:
+        """Send the last events, and return when the connection has accepted all."""
         self._more = False
-        self.write(events)
+        self.write(b"".join(joined(parts, PIECE_BYTES)))
         await self.flush()
 
     async def flush(self) -> None:
@@ -161,7 +191,7 @@ class EventStream:
                 events = bytes(self._backlog)
                 self._backlog.clear()
                 await self._emit(events)
-                self._memory.keep(len(self._backlog))
+                self._memory.keep(len(self._backlog) + self._num_kept_bytes)
         finally:
             self._sending = None
 

@@ -1,10 +1,11 @@
 """POST /v1/completions: the writers of its answers."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import add
+from io import StringIO
+from typing import Final
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -19,12 +20,23 @@ from saccade.gateway.apis.completions.reader import (
 )
 from saccade.gateway.chat import PlainPrompt, StreamOptions
 from saccade.gateway.json_body import Body
+from saccade.gateway.json_parts import (
+    ID_BYTES,
+    TURN_BYTES,
+    JsonItems,
+    Part,
+    filled,
+    joined,
+    made_in_turns,
+    num_bytes,
+    separated,
+)
 from saccade.gateway.output.answer import Answer, CompletionTokensDetails, PromptTokensDetails, Usage
 from saccade.gateway.output.choice import (
     Chunk,
     GeneratedChoice,
-    PromptLogprob,
     TokenLogprobs,
+    TokenRecord,
     choice_logprobs,
     prompt_logprobs,
 )
@@ -57,34 +69,45 @@ class _JoinedAnswers:
         self.batch = batch
         self._num_open = len(batch.prompts)
         self._usage = Usage(0, 0, 0, PromptTokensDetails(), CompletionTokensDetails())
-        self._choices: list[CompletionChoice] = []
+        self._choices: dict[int, list[list[Part]]] = {}
         self._template: Completion | None = None
         self._last_events = b""
         self._ends_with_usage, self._has_each_usage = StreamOptions.usages(batch.request.stream_options)
 
-    def whole(self, answer: Answer, choices: Sequence[CompletionChoice]) -> bytes:
-        """Add one *answer*; return the object of all answers after the last one, else nothing."""
-        self._choices += choices
+    def whole(self, answer: Answer, first_index: int, choices: list[list[Part]]) -> list[Part]:
+        """Add the *choices* of one answer; return the object of all answers after the last one, else nothing.
+
+        The first of *choices* has the index *first_index*.
+        """
+        self._choices[first_index] = choices
         if not self._end(answer):
-            return b""
-        ordered = sorted(self._choices, key=lambda choice: choice.index)
-        template = self._common(answer)
-        return msgspec.json.encode(msgspec.structs.replace(template, choices=ordered, usage=self._usage))
+            return []
+        ordered = (choice for index in sorted(self._choices) for choice in self._choices[index])
+        template = msgspec.structs.replace(self._common(answer), usage=self._usage)
+        return filled(template, {b'"choices":[]': separated(ordered)})
 
     def event(self, answer: Answer, choice: CompletionChoice) -> bytes:
         """Return the event for a piece of *answer*."""
-        template = self._common(answer)
-        if self._ends_with_usage:
-            template = msgspec.structs.replace(template, usage=answer.usage if self._has_each_usage else None)
-        return event(msgspec.json.encode(msgspec.structs.replace(template, choices=[choice])))
+        return event(msgspec.json.encode(msgspec.structs.replace(self._piece(answer), choices=[choice])))
 
-    def end(self, answer: Answer, events: bytes) -> bytes:
+    def event_of(self, answer: Answer, choice: list[Part]) -> bytes:
+        """Return the event for a piece of *answer* that is in JSON already."""
+        return event(b"".join(joined(filled(self._piece(answer), {b'"choices":[]': choice}), TURN_BYTES)))
+
+    def end(self, answer: Answer, events: bytes) -> list[Part]:
         """End one *answer* with its last *events*; after the last answer, return those of all, else nothing."""
         self._last_events += events
         if not self._end(answer):
-            return b""
+            return []
         usage = msgspec.structs.replace(self._common(answer), usage=self._usage)
-        return self._last_events + (event(msgspec.json.encode(usage)) if self._ends_with_usage else b"") + DONE
+        return [self._last_events, event(msgspec.json.encode(usage)) if self._ends_with_usage else b"", DONE]
+
+    def _piece(self, answer: Answer) -> Completion:
+        """Return the fields of an event besides its choice."""
+        template = self._common(answer)
+        if not self._ends_with_usage:
+            return template
+        return msgspec.structs.replace(template, usage=answer.usage if self._has_each_usage else None)
 
     def _common(self, answer: Answer) -> Completion:
         """Return the fields that all pieces share; the first answer decides them."""
@@ -109,32 +132,23 @@ class _CompletionWriter:
         self._prompt = prompt
         self._answer = answer
 
-    def _record(
-        self, choice: GeneratedChoice, places: "TextPlaces"
-    ) -> tuple[CompletionLogprobs | None, list[int] | UnsetType]:
-        """Return the requested log probabilities and ids of the tokens since the last call."""
-        if choice.record is None:
-            return None, UNSET
-        logprobs, token_ids = choice.record.flush()
-        ids = token_ids if isinstance(token_ids, list) else []
-        entries = None if logprobs is None else _in_text(logprobs.content, places.of(ids), self._num_top)
-        return entries, ids if self._batch.token_ids else UNSET
-
     def _echoed(self) -> "_Echoed":
-        answer = self._answer
+        """Return the prompt's part of each choice, which takes long for a long prompt with log probabilities."""
+        answer, text, columns, ranked, ids = self._answer, self._echoed_text, None, None, None
         tokenizer, token_ids = answer.served.tokenizer, answer.prompt_token_ids
-        ranked = prompt_logprobs(tokenizer, token_ids, answer.prompt_logprobs) if self._batch.prompt_logprobs else None
-        text = self._echoed_text
-        if not self._echoes_logprobs:
-            return _Echoed(text, None, ranked)
-        # The tokenizer's own first token is no part of a text; ids are shown as they came.
-        as_ids = isinstance(self._prompt.content, list)
-        places = TextPlaces(tokenizer, as_ids, continues=False).of(token_ids)
-        entries = choice_logprobs(tokenizer, token_ids[1:], answer.prompt_logprobs).content
-        first = CompletionLogprobs(
-            places[:1], [None], [tokenizer.bytes_of[token_ids[0]].decode(errors="replace")], [None]
-        )
-        return _Echoed(text, _joined(first, _in_text(entries, places[1:], self._num_top)), ranked)
+        if self._batch.prompt_logprobs:
+            ranked = JsonItems(prompt_logprobs(tokenizer, token_ids, answer.prompt_logprobs))
+        if self._echoes_logprobs:
+            # The tokenizer's own first token is no part of a text; ids are shown as they came.
+            as_ids = isinstance(self._prompt.content, list)
+            places = TextPlaces(tokenizer, as_ids, continues=False).of(token_ids)
+            growing = _Columns(self._num_top)
+            growing.add_first(places[0], tokenizer.bytes_of[token_ids[0]].decode(errors="replace"))
+            growing.add(choice_logprobs(tokenizer, token_ids[1:], answer.prompt_logprobs).content, places[1:])
+            columns = growing.parts()
+        if self._batch.token_ids:
+            ids = msgspec.json.encode(token_ids)[1:-1]
+        return _Echoed(msgspec.json.encode(text)[1:-1], len(text), columns, ids, ranked)
 
     @property
     def _echoes_logprobs(self) -> bool:
@@ -151,9 +165,9 @@ class _CompletionWriter:
     def _num_top(self) -> int:
         return self._batch.request.top_logprobs or 0
 
-    @property
-    def _shows_special(self) -> bool:
-        return self._batch.request.skip_special_tokens is False
+    def _places(self, num_characters: int) -> "TextPlaces":
+        shows_special = self._batch.request.skip_special_tokens is False
+        return TextPlaces(self._answer.served.tokenizer, shows_special, num_characters)
 
 
 class CompletionObject(_CompletionWriter):
@@ -161,102 +175,224 @@ class CompletionObject(_CompletionWriter):
 
     def __init__(self, joined: _JoinedAnswers, index: int, prompt: PlainPrompt, answer: Answer) -> None:
         super().__init__(joined, index, prompt, answer)
-        self._texts = [""] * len(answer.choices)
+        self._choices = [
+            _GrowingChoice(choice, self._places(0), self._num_top, self._batch.token_ids) for choice in answer.choices
+        ]
+        self.num_kept_bytes = 0
 
     def take(self, chunk: Chunk) -> bytes:
         """Keep *chunk*; there are no events."""
-        self._texts[chunk.choice.index] += chunk.content
+        grown = self._choices[chunk.choice.index]
+        num_before = grown.num_bytes
+        grown.add(chunk)
+        self.num_kept_bytes += grown.num_bytes - num_before
         return b""
 
-    async def end(self) -> bytes:
+    async def end(self) -> list[Part]:
         """Return the object in JSON, or nothing if another prompt's answer ends later."""
-        answer = self._answer
         # The entries of a long prompt would block the event loop for too long.
         prompt = await asyncio.to_thread(self._echoed)
-        choices = [self._whole_choice(choice, self._texts[choice.index], prompt) for choice in answer.choices]
-        return self._joined.whole(answer, choices)
-
-    def _whole_choice(self, choice: GeneratedChoice, text: str, prompt: "_Echoed") -> CompletionChoice:
-        answer = self._answer
-        places = TextPlaces(answer.served.tokenizer, self._shows_special, len(prompt.text))
-        logprobs, token_ids = self._record(choice, places)
-        return CompletionChoice(
-            prompt.text + text,
-            self._first_index + choice.index,
-            logprobs if prompt.logprobs is None or logprobs is None else _joined(prompt.logprobs, logprobs),
-            choice.finish_reason,
-            token_ids,
-            answer.prompt_token_ids if self._batch.token_ids else UNSET,
-            UNSET if prompt.ranked is None else prompt.ranked,
-        )
+        makers = (partial(choice.whole, self._first_index, prompt) for choice in self._choices)
+        return self._joined.whole(self._answer, self._first_index, await made_in_turns(makers))
 
 
 class CompletionEvents(_CompletionWriter):
     """Writes events; those of the last prompt end with the usage, if requested, and [DONE].
 
-    The log probabilities of a prompt are written in a thread. Events wait for them, since the prompt comes first.
+    The first event of a choice shows the prompt, if requested. The log probabilities of a prompt are written in a
+    thread, and events wait for them.
     """
 
     def __init__(self, joined: _JoinedAnswers, index: int, prompt: PlainPrompt, answer: Answer) -> None:
         super().__init__(joined, index, prompt, answer)
         num_echoed = len(self._echoed_text) if self._echoes_logprobs else 0
-        self._places = [TextPlaces(answer.served.tokenizer, self._shows_special, num_echoed) for _ in answer.choices]
-        self._has_begun = not (self._batch.echo or self._batch.token_ids)
-        self._waiting = b""
+        self._all_places = [self._places(num_echoed) for _ in answer.choices]
+        self._unbegun = set(range(len(answer.choices)) if self._batch.echo or self._batch.token_ids else ())
+        self._waiting: list[tuple[int, bytes]] = []
         self._prompt_part: asyncio.Future[_Echoed] | None = None
+        self.num_kept_bytes = 0
 
     def take(self, chunk: Chunk) -> bytes:
-        """Return the event for *chunk*; the first event is preceded by those that show the prompt."""
+        """Return the event for *chunk*; the first one of a choice comes after the one that shows the prompt."""
         choice = chunk.choice
         if not chunk.content and choice.record is None and choice.finish_reason is None:
             return b""
-        logprobs, token_ids = self._record(choice, self._places[choice.index])
+        logprobs, token_ids = self._record(choice, self._all_places[choice.index])
         piece = CompletionChoice(
             chunk.content, self._first_index + choice.index, logprobs, choice.finish_reason, token_ids
         )
-        events = self._joined.event(self._answer, piece)
-        if self._has_begun:
-            return events
-        self._waiting += events
+        wire = self._joined.event(self._answer, piece)
+        if not self._unbegun:
+            return wire
+        self._waiting.append((choice.index, wire))
+        self.num_kept_bytes += len(wire)
         return self._begin()
 
-    async def end(self) -> bytes:
+    async def end(self) -> list[Part]:
         """Return the last events, or nothing if another prompt's answer ends later."""
-        events = self._waiting
-        if not self._has_begun and self._echoes_logprobs:
+        events = b""
+        if self._waiting:
             events = self._with_prompt(await (self._prompt_part or asyncio.to_thread(self._echoed)))
         return self._joined.end(self._answer, events)
 
     def _begin(self) -> bytes:
         """Return the events that wait, after those that show the prompt; nothing if these are not ready."""
-        if not self._echoes_logprobs:
-            return self._with_prompt(_Echoed(self._echoed_text, None, None))
-        # Another choice's tokens may come before those of the first one, which have the prompt's.
-        if self._prompt_part is None and (self._answer.prompt_logprobs or len(self._answer.prompt_token_ids) < 2):
-            self._prompt_part = asyncio.get_running_loop().run_in_executor(None, self._echoed)
+        if self._prompt_part is None:
+            loop = asyncio.get_running_loop()
+            if not self._echoes_logprobs:
+                self._prompt_part = loop.create_future()
+                self._prompt_part.set_result(self._echoed())
+            # Another choice's tokens may come before those of the first one, which have the prompt's.
+            elif self._answer.prompt_logprobs or len(self._answer.prompt_token_ids) < 2:
+                self._prompt_part = loop.run_in_executor(None, self._echoed)
         if self._prompt_part is None or not self._prompt_part.done():
             return b""
         return self._with_prompt(self._prompt_part.result())
 
     def _with_prompt(self, prompt: "_Echoed") -> bytes:
-        """Return the events that begin each choice, with its prompt as text, ids, or both, and those that wait."""
-        answer, waiting = self._answer, self._waiting
-        self._has_begun, self._waiting = True, b""
-        token_ids = answer.prompt_token_ids if self._batch.token_ids else UNSET
-        pieces = (
-            CompletionChoice(prompt.text, self._first_index + choice.index, prompt.logprobs, prompt_token_ids=token_ids)
-            for choice in answer.choices
+        """Return the events that wait, the first of each choice after one with its prompt as text, ids, or both."""
+        waiting, self._waiting, self.num_kept_bytes = self._waiting, [], 0
+        events = list[bytes]()
+        for index, wire in waiting:
+            if index in self._unbegun:
+                self._unbegun.remove(index)
+                first = prompt.with_choice(CompletionChoice("", self._first_index + index), None)
+                events.append(self._joined.event_of(self._answer, first))
+            events.append(wire)
+        return b"".join(events)
+
+    def _record(
+        self, choice: GeneratedChoice, places: "TextPlaces"
+    ) -> tuple[CompletionLogprobs | None, list[int] | UnsetType]:
+        """Return the requested log probabilities and ids of the tokens since the last call."""
+        if choice.record is None:
+            return None, UNSET
+        logprobs, token_ids = choice.record.flush()
+        ids = token_ids if isinstance(token_ids, list) else []
+        entries = None if logprobs is None else _in_text(logprobs.content, places.of(ids), self._num_top)
+        return entries, ids if self._batch.token_ids else UNSET
+
+
+class _Columns:
+    """The columns of the log probabilities of a text that grows. An entry is encoded when it comes."""
+
+    def __init__(self, num_top: int) -> None:
+        self._num_top = num_top
+        self._places: list[int] = []
+        self._columns = (JsonItems(), JsonItems(), JsonItems())
+
+    @property
+    def num_bytes(self) -> int:
+        """Roughly the bytes of all."""
+        return ID_BYTES * len(self._places) + num_bytes(self._columns)
+
+    def add_first(self, place: int, token: str) -> None:
+        """Add the first *token* of a prompt, which has no log probability."""
+        self._add(place, None, token, None)
+
+    def add(self, entries: Sequence[TokenLogprobs], places: Sequence[int]) -> None:
+        """Add the tokens of *entries*, which begin at *places* of the text."""
+        for entry, place in zip(entries, places, strict=False):
+            self._add(place, entry.logprob, entry.token, _likeliest(entry, self._num_top))
+
+    def drop(self, num_tokens: int) -> None:
+        """Drop the last tokens."""
+        del self._places[max(0, len(self._places) - num_tokens) :]
+        for column in self._columns:
+            column.drop(num_tokens)
+
+    def parts(self, num_characters: int = 0) -> tuple[Part, ...]:
+        """Return the columns in JSON, for a text after *num_characters* others."""
+        return msgspec.json.encode([num_characters + place for place in self._places])[1:-1], *self._columns
+
+    def _add(self, place: int, logprob: float | None, token: str, likeliest: dict[str, float] | None) -> None:
+        self._places.append(place)
+        for column, item in zip(self._columns, (logprob, token, likeliest), strict=True):
+            column.add(item)
+
+
+class _GrowingChoice:
+    """A choice of a whole answer; *places* are those of its tokens in its own text."""
+
+    def __init__(self, choice: GeneratedChoice, places: "TextPlaces", num_top: int, with_ids: bool) -> None:
+        self._choice = choice
+        self._places = places
+        self._with_ids = with_ids
+        self._text = StringIO()
+        self._num_text_bytes = 0
+        self._columns = _Columns(num_top)
+        self._token_ids: list[int] = []
+
+    @property
+    def num_bytes(self) -> int:
+        """Roughly its bytes so far."""
+        return self._num_text_bytes + self._columns.num_bytes + ID_BYTES * len(self._token_ids)
+
+    def add(self, chunk: Chunk) -> None:
+        """Add *chunk* of the choice, and its tokens if they are requested."""
+        self._text.write(chunk.content)
+        self._num_text_bytes += chunk.num_bytes
+        if self._choice.record is not None:
+            self._flush(self._choice.record)
+
+    def whole(self, first_index: int, prompt: "_Echoed") -> list[Part]:
+        """Return the complete choice after its *prompt*, in JSON."""
+        choice = self._choice
+        has_logprobs = choice.record is not None and self._flush(choice.record)
+        wire = CompletionChoice(
+            "",
+            first_index + choice.index,
+            finish_reason=choice.finish_reason,
+            token_ids=self._token_ids if self._with_ids and choice.record is not None else UNSET,
         )
-        return b"".join(self._joined.event(answer, piece) for piece in pieces) + waiting
+        text = msgspec.json.encode(self._text.getvalue())[1:-1]
+        return prompt.with_choice(wire, self._columns.parts(prompt.num_characters) if has_logprobs else None, text)
+
+    def _flush(self, record: TokenRecord) -> bool:
+        """Add the tokens of *record*. Return whether it has log probabilities."""
+        num_recalled = record.recall()
+        self._columns.drop(num_recalled)
+        del self._token_ids[max(0, len(self._token_ids) - num_recalled) :]
+        logprobs, token_ids = record.flush()
+        ids = token_ids if isinstance(token_ids, list) else []
+        if logprobs is not None:
+            self._columns.add(logprobs.content, self._places.of(ids))
+        if self._with_ids:
+            self._token_ids += ids
+        return logprobs is not None
 
 
 @dataclass(frozen=True)
 class _Echoed:
-    """The prompt's part of a whole answer; *ranked* has its log probabilities in vLLM's format."""
+    """The prompt's part of each choice, in JSON, which the choices share.
 
-    text: str
-    logprobs: CompletionLogprobs | None
-    ranked: list[dict[str, PromptLogprob] | None] | None
+    *text* has *num_characters*. *columns* are those of its log probabilities, *ranked* has them in vLLM's format.
+    """
+
+    text: bytes
+    num_characters: int
+    columns: tuple[Part, ...] | None
+    token_ids: bytes | None
+    ranked: JsonItems | None
+
+    def with_choice(self, choice: CompletionChoice, columns: tuple[Part, ...] | None, text: bytes = b"") -> list[Part]:
+        """Return *choice* in JSON, with the prompt before its own *text* and *columns*."""
+        fields: dict[bytes, Iterable[Part]] = {b'"text":""': [self.text, text]}
+        several = [one for one in (self.columns, columns) if one is not None]
+        if several:
+            choice = msgspec.structs.replace(choice, logprobs=CompletionLogprobs([], [], [], []))
+            for name, parts in zip(_COLUMNS, zip(*several, strict=True), strict=True):
+                fields[name] = separated([part] for part in parts if num_bytes([part]))
+        if self.token_ids is not None:
+            choice = msgspec.structs.replace(choice, prompt_token_ids=[])
+            fields[b'"prompt_token_ids":[]'] = [self.token_ids]
+        if self.ranked is not None:
+            choice = msgspec.structs.replace(choice, prompt_logprobs=[])
+            fields[b'"prompt_logprobs":[]'] = [self.ranked]
+        return filled(choice, fields)
+
+
+_COLUMNS: Final = tuple(b'"%b":[]' % name.encode() for name in CompletionLogprobs.__struct_fields__)
 
 
 class TextPlaces:
@@ -301,10 +437,6 @@ def _likeliest(entry: TokenLogprobs, num_top: int) -> dict[str, float]:
     for token in (*entry.top_logprobs[:num_top], entry):
         likeliest.setdefault(token.token, token.logprob)
     return likeliest
-
-
-def _joined(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionLogprobs:
-    return CompletionLogprobs(*map(add, msgspec.structs.astuple(first), msgspec.structs.astuple(second)))
 
 
 def _sum(first: Usage, second: Usage) -> Usage:

@@ -19,6 +19,7 @@ from saccade.gateway.apis.messages.wire import (
     usage_of,
 )
 from saccade.gateway.json_body import Body
+from saccade.gateway.json_parts import Part
 from saccade.gateway.output.answer import Answer
 from saccade.gateway.output.call_reader import GeneratedCall, joined_calls
 from saccade.gateway.output.choice import TOOL_CALLS, Chunk, GeneratedChoice
@@ -49,16 +50,18 @@ class MessageObject:
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
         self._pieces: list[Increment] = []
+        self.num_kept_bytes = 0
 
     def take(self, chunk: Chunk) -> bytes:
         """Keep *chunk*; there are no events."""
         self._pieces += _pieces(chunk)
+        self.num_kept_bytes += chunk.num_bytes
         return b""
 
-    async def end(self) -> bytes:
+    async def end(self) -> list[Part]:
         """Return the object, in JSON."""
         answer = self._answer
-        return msgspec.json.encode(_message(answer, _joined(self._pieces), *_stop(answer.choices[0])))
+        return [msgspec.json.encode(_message(answer, _joined(self._pieces), *_stop(answer.choices[0])))]
 
 
 class MessageEvents:
@@ -66,6 +69,8 @@ class MessageEvents:
 
     One block is open at a time.
     """
+
+    num_kept_bytes = 0
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
@@ -80,12 +85,12 @@ class MessageEvents:
             self._beginning = typed_event("message_start", message=_message(self._answer, [], None, None))
         return self._after_beginning(self._blocks(chunk))
 
-    async def end(self) -> bytes:
+    async def end(self) -> list[Part]:
         """Return the events that end the open block and the message."""
         reason, sequence = _stop(self._answer.choices[0])
         stop = {"stop_reason": reason, "stop_sequence": sequence}
         last = typed_event("message_delta", delta=stop, usage=usage_of(self._answer.usage))
-        return self._after_beginning(self._stop_block() + last + typed_event("message_stop"))
+        return [self._after_beginning(self._stop_block() + last + typed_event("message_stop"))]
 
     def _after_beginning(self, events: bytes) -> bytes:
         if not events or not self._beginning:

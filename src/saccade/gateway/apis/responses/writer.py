@@ -44,6 +44,7 @@ from saccade.gateway.apis.responses.wire import (
 )
 from saccade.gateway.chat import MAX_MESSAGES, CalledFunction, ChatMessage, ToolCall
 from saccade.gateway.json_body import Body
+from saccade.gateway.json_parts import Part
 from saccade.gateway.output.answer import Answer
 from saccade.gateway.output.call_reader import GeneratedCall
 from saccade.gateway.output.choice import Chunk
@@ -230,17 +231,26 @@ class ResponseWriter:
         output.response = msgspec.structs.replace(output.response, model=answer.served.name)
         self._output = output
         self._answer = answer
+        self._num_kept_bytes = 0
 
     def take(self, chunk: Chunk) -> bytes:
         """Return the events for *chunk*; the first chunk's follow those that begin every stream."""
+        self._num_kept_bytes += chunk.num_bytes
         return self._output.beginning() + self._output.take(chunk)
 
-    async def end(self) -> bytes:
+    @property
+    def num_kept_bytes(self) -> int:
+        """Bytes of the texts so far, which the last event or the whole response repeats."""
+        return self._num_kept_bytes
+
+    async def end(self) -> list[Part]:
         """Return the events that end the open item and the response, or the whole response."""
         status = _status(self._answer)
         events = self._output.beginning() + self._output.end(status)
         whole = self._output.whole(self._answer)
-        return events + self._output.event(f"response.{status}", response=Raw(whole)) if self._output.streams else whole
+        return (
+            [events, self._output.event(f"response.{status}", response=Raw(whole))] if self._output.streams else [whole]
+        )
 
 
 class _Output:
