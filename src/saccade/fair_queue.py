@@ -73,7 +73,7 @@ class FairQueue:
         client_capacity: Callable[[int], int] | None = None,
         client_share: float = CLIENT_SHARE,
     ) -> None:
-        self._capacity = capacity
+        self.capacity = capacity
         self._what = what
         self._max_waiting = max_waiting
         self._wait_seconds = wait_seconds
@@ -136,7 +136,7 @@ class FairQueue:
 
     def grow(self, num_more: int) -> None:
         """Add *num_more* units of capacity, or remove some: turns above it go on; without any, none begins."""
-        self._capacity += num_more
+        self.capacity += num_more
         self.advance()
 
     def advance(self) -> None:
@@ -144,7 +144,7 @@ class FairQueue:
         obstacles: set[Hashable] = set()
         while (waiter := self._next(obstacles)) is not None:
             weight = self._weight_of(waiter)
-            if not self._fits(self.weight, weight, self._capacity):
+            if not self._fits(self.weight, weight, self.capacity):
                 return
             try:
                 waiter.obstacle = waiter.obstacle_now()

@@ -11,6 +11,7 @@ from saccade.gateway.apis.routes import Apis
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.images.decode_pool.pool import DecodePool
 from saccade.gateway.images.media import Media
+from saccade.gateway.memory_parts import MemoryParts
 from saccade.gateway.pipeline import Pipeline
 from saccade.gateway.prompt.draft import PromptDrafter
 from saccade.gateway.prompt.media_options import read_defaults
@@ -38,8 +39,8 @@ from saccade.transport import lasting_task
 class Application:
     """The rooms of a gateway; *asgi* is what a server calls. A caller in Python uses *pipeline*.
 
-    *limits* are what all requests share, *metrics* what is measured, *model_registry* has the served models, and
-    *routing* the workers. *siblings* are the processes that share the port.
+    *limits* are what all requests share, *metrics* what is measured, *memory* what clients can fill, *model_registry*
+    has the served models, and *routing* the workers. *siblings* are the processes that share the port.
     """
 
     def __init__(
@@ -85,6 +86,16 @@ class Application:
             metrics=metrics,
         )
         self._apis = Apis(config, self.bodies, self.pipeline, self.siblings)
+        self.memory = MemoryParts()
+        self.memory.add(
+            *self.limits.memory_parts,
+            *self.media.memory_parts,
+            self._apis.memory_part,
+            self.pipeline.grammars.memory_part,
+            self.pipeline.prompts.pieces.memory_part,
+            self.routing.memory_part,
+        )
+        metrics.registry.register(self.memory)
         router = Router(self._apis.routes, redirect_slashes=False)
         of_operator, of_clients = self.limits.reserve.reservation, self.bodies.answer_memory
         counted = AnswerMemory(

@@ -10,6 +10,7 @@ from saccade.fair_queue import FairQueue
 from saccade.gateway.body_bounds import num_value_bytes
 from saccade.gateway.config import GatewayConfig
 from saccade.gateway.limits import LARGE_BODY_BYTES, Admission, ByteBudget, Reservation
+from saccade.gateway.memory_parts import MemoryPart
 from saccade.gateway.tenants.account import Account, Tenant
 
 COPIES = 2
@@ -34,6 +35,15 @@ class Limits:
     memory: ByteBudget
     pixels: FairQueue
     reserve: ByteBudget
+
+    @property
+    def memory_parts(self) -> tuple[MemoryPart, ...]:
+        """What they bound, in bytes."""
+        return (
+            MemoryPart("requests", self.memory.capacity_bytes, lambda: self.memory.num_bytes),
+            MemoryPart("operator", self.reserve.capacity_bytes, lambda: self.reserve.num_bytes),
+            MemoryPart("pixels", self.pixels.capacity, lambda: self.pixels.weight),
+        )
 
     @classmethod
     def of(cls, config: GatewayConfig) -> Self:

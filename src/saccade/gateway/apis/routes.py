@@ -153,7 +153,10 @@ def _json(value: object) -> Response:
 
 
 class Apis:
-    """The endpoints of every API; *routes* lead to them. One process of several keeps no responses."""
+    """The endpoints of every API; *routes* lead to them. One process of several keeps no responses.
+
+    *memory_part* has the responses.
+    """
 
     def __init__(
         self,
@@ -167,7 +170,9 @@ class Apis:
         self._read_chat: ReadApi = partial(read_chat_completion, strict)
         # Several processes that share a port share no memory.
         is_kept = config.member is None and config.response_store_bytes
-        responses = Responses(strict, ResponseStore(config.response_store_bytes) if is_kept else None)
+        store = ResponseStore(config.response_store_bytes if is_kept else 0)
+        self.memory_part = store.memory_part
+        responses = Responses(strict, store if is_kept else None)
         apis: dict[str, ReadApi] = {
             "/v1/chat/completions": self._read_chat,
             "/v1/completions": partial(read_completion, strict),

@@ -11,6 +11,7 @@ from saccade.gateway.images.decode_pool.pool import DecodePool
 from saccade.gateway.images.file_store import FileStore
 from saccade.gateway.images.pixels import PixelPreparer, ProcessorCache
 from saccade.gateway.limits import Admission, WorkThreads
+from saccade.gateway.memory_parts import MemoryPart
 from saccade.media.fetch import Fetcher
 from saccade.media.pdf_pages import DECODER as PDF_DECODER
 from saccade.metric_registry import filled
@@ -20,7 +21,7 @@ from saccade.telemetry import Metrics
 class Media:
     """*images* collects the images of requests, *pixels* decodes them in *pool*, *threads* run long work.
 
-    Raises StartupError if a setting is wrong.
+    *memory_parts* are its caches and its files. Raises StartupError if a setting is wrong.
     """
 
     def __init__(self, config: GatewayConfig, pool: DecodePool, admission: Admission, metrics: Metrics) -> None:
@@ -29,7 +30,13 @@ class Media:
         self._cache = ProcessorCache(pool, config.image_cache_bytes)
         self._urls = UrlCache(config.url_cache_bytes)
         # Several processes that share a port share no memory.
-        files = FileStore(config.file_store_bytes if config.member is None else 0, config.file_store_seconds)
+        file_bytes = config.file_store_bytes if config.member is None else 0
+        files = FileStore(file_bytes, config.file_store_seconds)
+        self.memory_parts = (
+            MemoryPart("prepared_images", config.image_cache_bytes, lambda: self._cache.num_bytes),
+            MemoryPart("fetched_images", config.url_cache_bytes, lambda: self._urls.num_bytes),
+            MemoryPart("files", file_bytes, lambda: files.num_bytes),
+        )
         metrics.file_store_bytes.set_function(lambda: files.num_bytes)
         metrics.slots_in_use.set_function(lambda: pool.num_slots - self._cache.num_idle)
         metrics.registry.register(CacheCollector("picture", self._cache))

@@ -17,6 +17,7 @@ from saccade.byte_lru import TenantLru
 from saccade.errors import ContextLengthExceeded, InvalidValue, RequestError, TooManyImages, UnsupportedParameter
 from saccade.gateway.chat import IMAGE_PART, Chat, ChatRequest, PlainPrompt, TokenizeRequest
 from saccade.gateway.limits import WorkThreads
+from saccade.gateway.memory_parts import MemoryPart
 from saccade.gateway.prompt.media_options import NO_DEFAULTS, RequestDefaults
 from saccade.gateway.prompt.messages import num_characters, read_chat
 from saccade.gateway.prompt.sent_texts import check_sent_texts
@@ -51,6 +52,7 @@ class PieceCache:
     def __init__(self, budget_bytes: int) -> None:
         self._ids: TenantLru[bytes, array[int]] = TenantLru(budget_bytes)
         self._lock = threading.Lock()
+        self.memory_part = MemoryPart("prompt_pieces", budget_bytes, lambda: self._ids.num_bytes)
 
     def encode(
         self, salt: bytes, tokenizer: bytes, texts: Sequence[str], encode: Callable[[str], list[int]]

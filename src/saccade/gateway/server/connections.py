@@ -12,8 +12,10 @@ from typing import Any, cast
 
 from saccade.errors import QueueFull
 from saccade.gateway.config import ConnectionLimits
+from saccade.gateway.memory_parts import MemoryPart
 from saccade.gateway.server.answer_framing import refusal
-from saccade.gateway.server.connection import READ_BYTES, TOO_MANY, Connection
+from saccade.gateway.server.answer_memory import PIECE_BYTES
+from saccade.gateway.server.connection import READ_BYTES, TOO_MANY, UNSENT_BYTES, Connection
 from saccade.gateway.server.origins import client_key
 
 OTHER_DESCRIPTORS = 256
@@ -65,6 +67,12 @@ class Connections:
     def num_unsent_bytes(self) -> int:
         """Bytes of answers that wait in all connections."""
         return sum(connection.transport.get_write_buffer_size() for connection in tuple(self._open))
+
+    @property
+    def memory_part(self) -> MemoryPart:
+        """What the connections have of answers. A piece of an answer more may come while UNSENT_BYTES wait."""
+        bound = self.limits.max_connections * (UNSENT_BYTES + 2 * PIECE_BYTES)
+        return MemoryPart("connections", bound, lambda: self.num_unsent_bytes)
 
     def __call__(self, *arguments: Any, **settings: Any) -> asyncio.BufferedProtocol:
         """Return the protocol of a new connection; *arguments* and *settings* are uvicorn's."""

@@ -13,6 +13,7 @@ from saccade.errors import DeadlineExceeded, InternalError, UnsupportedParameter
 from saccade.fair_queue import FairQueue
 from saccade.gateway.concurrency import SingleFlight
 from saccade.gateway.limited_child import ChildLimits
+from saccade.gateway.memory_parts import MemoryPart
 from saccade.gateway.structured_output.constraint import Constraint
 from saccade.gateway.structured_output.trial import LIMITS, Outcome, Trial
 from saccade.protocol.request import Grammar
@@ -66,6 +67,11 @@ class RequestGrammars:
             client_capacity=lambda _: TRIALS_OF_A_CLIENT,
         )
         self._threads = ThreadPoolExecutor(TRIALS_AT_A_TIME, thread_name_prefix="grammar-trial")
+
+    @property
+    def memory_part(self) -> MemoryPart:
+        """The outcomes that are kept."""
+        return MemoryPart("grammars", CACHE_BYTES, lambda: self._outcomes.num_bytes)
 
     async def of(
         self, constraint: Constraint, salt: bytes = b"", client: Hashable = None, priority: int = 1

@@ -6,6 +6,7 @@ from random import Random
 from prometheus_client import CollectorRegistry
 
 from saccade.gateway.config import GatewayConfig
+from saccade.gateway.memory_parts import MemoryPart
 from saccade.gateway.workers.cache_listener import CacheListener
 from saccade.gateway.workers.decision_metrics import DecisionMetrics
 from saccade.gateway.workers.discovery import Discovery
@@ -23,13 +24,14 @@ class Routing:
     """*dispatcher* sends requests to the workers of *worker_pool*; *discovery* adds and removes workers.
 
     *cache_view* knows what the workers' caches hold; with several gateway processes it asks their indexer. Metrics go
-    to *registry*, those of the engines to *of_engines*.
+    to *registry*, those of the engines to *of_engines*. *memory_part* has what is known of caches in this process.
     """
 
     def __init__(
         self, config: GatewayConfig, worker_pool: WorkerPool, registry: CollectorRegistry, of_engines: CollectorRegistry
     ) -> None:
         index = BlockIndex(config.routing_index_bytes)
+        self.memory_part = MemoryPart("routing_index", config.routing_index_bytes, lambda: index.num_bytes)
         self._router = router = Router(
             config.routing_policy, index, Random(), config.routing_temperature, assumes=config.routing_assumptions
         )

@@ -45,6 +45,7 @@ from saccade.gateway.apis.responses.wire import (
 from saccade.gateway.chat import MAX_MESSAGES, CalledFunction, ChatMessage, ToolCall
 from saccade.gateway.json_body import Body
 from saccade.gateway.json_parts import Part
+from saccade.gateway.memory_parts import MemoryPart
 from saccade.gateway.output.answer import Answer
 from saccade.gateway.output.call_reader import GeneratedCall
 from saccade.gateway.output.choice import Chunk
@@ -82,6 +83,7 @@ class ResponseStore:
 
     def __init__(self, budget_bytes: int) -> None:
         self._responses: TenantLru[str, StoredResponse] = TenantLru(budget_bytes)
+        self.memory_part = MemoryPart("responses", budget_bytes, lambda: self._responses.num_bytes)
 
     def takes(self, num_bytes: int) -> bool:
         """Whether messages of *num_bytes* are small enough to store, with or without an answer."""

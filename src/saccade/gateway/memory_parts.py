@@ -1,0 +1,41 @@
+"""The parts of a gateway's memory that clients can fill, by name: how many bytes each has, and how many it may have."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from saccade.metric_registry import filled
+
+
+@dataclass(frozen=True)
+class MemoryPart:
+    """A part with *bound_bytes*; *num_bytes* returns how many it has."""
+
+    name: str
+    bound_bytes: int
+    num_bytes: Callable[[], int]
+
+
+class MemoryParts(Collector):
+    """Metrics of the parts that the rooms of a gateway add. docs/security.md says what each counts."""
+
+    def __init__(self) -> None:
+        self._parts: list[MemoryPart] = []
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all parts."""
+        return [part.name for part in self._parts]
+
+    def add(self, *parts: MemoryPart) -> None:
+        """Add *parts*."""
+        self._parts += parts
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the bytes of each part, and its bound."""
+        used = GaugeMetricFamily("saccade_memory_bytes", "Bytes that a part of the memory has.", labels=("part",))
+        bound = GaugeMetricFamily("saccade_memory_bound_bytes", "Bytes that a part may have.", labels=("part",))
+        yield filled(used, [((part.name,), part.num_bytes()) for part in self._parts])
+        yield filled(bound, [((part.name,), part.bound_bytes) for part in self._parts])
