@@ -89,3 +89,28 @@ def test_figures_of_the_readme_are_those_of_the_pages_that_it_names() -> None:
         evidence = section(PROJECT / page, anchor)
         for number in re.findall(r"(?<!\w)\d+(?:\.\d+)?(?!B)", text):
             assert re.search(rf"(?<![\d.]){re.escape(number)}", evidence), (number, page, anchor)
+
+
+def rows_with_tests(page: Path) -> Iterator[tuple[str, list[str]]]:
+    """The first cell, and the tests, of each row of the tables whose last column is `test`."""
+    for table in re.findall(r"^\|.*\| test \|\n\|[-|]+\|\n((?:\|.*\n)+)", page.read_text(), re.MULTILINE):
+        for row in table.splitlines():
+            cells = row.strip("|").split("|")
+            yield cells[0].strip(), re.findall(r"`(test_\w+\.py::test_\w+)`", cells[-1])
+
+
+def test_each_attack_and_each_bound_has_a_test_that_exists() -> None:
+    """One table has all attacks of clients; the pages on tenants, reliability and media lead to it."""
+    sources: dict[str, str] = {}
+    for path in (PROJECT / "tests").rglob("test_*.py"):
+        sources[path.name] = sources.get(path.name, "") + path.read_text()
+    rows = list(rows_with_tests(PROJECT / "docs" / "security.md"))
+    assert len(rows) > 40
+    assert [row for row, tests in rows if not tests] == []
+    named = {test for _, tests in rows for test in tests}
+    missing = [
+        test for test in named if f"def {test.partition('::')[2]}(" not in sources.get(test.partition("::")[0], "")
+    ]
+    assert missing == []
+    for page in ("tenants", "reliability", "media"):
+        assert "(security.md#a-client)" in (PROJECT / "docs" / f"{page}.md").read_text()
