@@ -23,14 +23,13 @@ from saccade.gateway.media_parameters import (
 )
 from saccade.gateway.unknown_fields import IN_MESSAGES
 from saccade.models.family import Detail
-from saccade.protocol.request import MAX_NUM_SAMPLES
+from saccade.protocol.request import MAX_NUM_SAMPLES, MAX_PRIORITY
 from saccade.tokenization.chat_template import ChatTemplate
 from saccade.tokenization.messages import Message, Tool
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_SEED = 2**63 - 1
-MAX_PRIORITY = 2**63 - 1
 MAX_TOP_K = 2**31 - 1
 MAX_CHARACTERS = 4 * 2**20
 MAX_TOKENS = 2**20

@@ -11,6 +11,10 @@ MAX_NUM_SAMPLES = 128
 """The most samples of one request; readers of strangers' requests check it before they keep anything per sample."""
 
 
+MAX_PRIORITY = 2**63 - 1
+"""The bound of vLLM's field, in both directions."""
+
+
 class Grammar(msgspec.Struct, frozen=True):
     """The whole answer must match it: a JSON schema, a regular expression or a Lark grammar of llguidance's.
 

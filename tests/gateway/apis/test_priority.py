@@ -11,8 +11,8 @@ from tables import table
 from test_others_fields import CHATS, COMPLETIONS, MESSAGES, RESPONSES, ask
 
 from saccade.gateway.apis.chat_endpoint import NO_PRIORITIES
-from saccade.gateway.chat import MAX_PRIORITY
 from saccade.gateway.config import GatewayConfig
+from saccade.protocol.request import MAX_PRIORITY
 
 SERVED: Final = (CHATS, COMPLETIONS, RESPONSES)
 

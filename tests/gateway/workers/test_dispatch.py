@@ -26,7 +26,6 @@ from saccade.errors import (
     WorkerFailed,
     WorkerUnavailable,
 )
-from saccade.gateway.chat import MAX_PRIORITY
 from saccade.gateway.config import DEFAULT_LIMITS, DispatchLimits
 from saccade.gateway.tenants.account import Tenant
 from saccade.gateway.workers import dispatch
@@ -40,7 +39,7 @@ from saccade.protocol.engine_load import Load
 from saccade.protocol.exactness import Exactness
 from saccade.protocol.media import Span
 from saccade.protocol.output import FinishReason, TokenDelta
-from saccade.protocol.request import EngineRequest, MediaPixels
+from saccade.protocol.request import MAX_PRIORITY, EngineRequest, MediaPixels
 from saccade.protocol.request_traits import RequestTraits
 from saccade.routing.index import BlockIndex
 from saccade.routing.lookup import Lookup, LookupTarget, Overlap
