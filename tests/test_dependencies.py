@@ -37,6 +37,7 @@ PLACES = {
     "uvicorn": ("gateway/server/connection.py", "uvicorn.protocols.http.httptools_impl"),  # not its public interface
     "numba": ("nn/amx/kernel.py", "numba.extending"),  # the compiler's inside
     "msgspec": ("gateway/json_body.py", "Expected `"),  # the text of its errors
+    "cykooz-resizer": ("media/resize.py", "bit for bit"),  # pixels
     "pillow": ("media/resample.py", "Pillow 13"),  # pixels, bit for bit
     "fontpkg-arimo": ("media/pdf_fonts.py", "Arimo[wght].ttf"),  # the names of files
     "pylopdf-fonts-ar": ("media/pdf_fonts.py", "NotoSansArabic-Variable.ttf"),

@@ -53,7 +53,6 @@ JUDGED = {
     "gateway/workers/pool.py": {"max_len", "name", "sampling.max_tokens", "served", "traits.num_tokens"},
     "gateway/workers/prefill_decode.py": {"error.message"},
     "media/pdf_pages.py": {"num_pages", "self.max_pages"},
-    "media/resize.py": {"mode"},
     "models/preprocessing/decoded.py": {"count"},
     "tokenization/template_program.py": {"refusal"},
     "transport/client.py": {"request.request_id", "sentence"},

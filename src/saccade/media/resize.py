@@ -1,36 +1,37 @@
-"""Bit-exact uint8 resampling, equal to torchvision's. Uses torch, in decode processes only."""
+"""Resampling of uint8, bit for bit equal to torchvision's. In decode processes only.
 
-from typing import Literal
+By cykooz-resizer, which has the arithmetic of torch and is as fast, but makes both passes in another order. So each
+pass is one call. It has no build for other processors than x86-64, and weights of fewer bits if an image shrinks
+strongly: then numpy resizes.
+"""
+
+import platform
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch.nn import functional
 
-from saccade.errors import InternalError
 from saccade.media import rgbx
+from saccade.media.exact_resize import Mode, resize_planes
 
-Mode = Literal["bicubic", "lanczos"]
+HAS_FAST_PASSES = platform.machine() == "x86_64"
+if HAS_FAST_PASSES:
+    from saccade.media import fast_passes
+
+MAX_SHRINKING = 100
+"""From 128 on the largest weight has 15 bits in torch at a precision that the library does not reach."""
 
 
 def resize(image: npt.NDArray[np.uint8], height: int, width: int, mode: Mode = "bicubic") -> npt.NDArray[np.uint8]:
-    """Return *image* [old height, old width, channels] as planes [channels, *height*, *width*], uint8.
+    """Return *image* [old height, old width, 3] as planes [3, *height*, *width*], uint8.
 
     Bicubic or Lanczos, with antialiasing, horizontal pass first, each pass rounded to uint8: torchvision's resize in
-    the reference processors. Without a change of size the result is a view. Raises MemoryError if an allocation fails,
-    InternalError if torch does not have the filter.
+    the reference processors. Without a change of size the result is a view; else it may be a view of rgbx memory.
+    Raises MemoryError if an allocation fails.
     """
-    if image.shape[:2] == (height, width):
+    old_height, old_width, _ = image.shape
+    if (old_height, old_width) == (height, width):
         return image.transpose(2, 0, 1)
-    # Resize all four bytes: channels do not mix, and torch would copy a view of three of them first.
-    memory = rgbx.words(image)
-    pixels_NCHW = torch.from_numpy(image if memory is None else memory).permute(2, 0, 1)[None]
-    try:
-        resized_NCHW = functional.interpolate(pixels_NCHW, (height, width), mode=mode, antialias=True)
-    except ValueError as error:
-        raise InternalError(f"This torch cannot resize by {mode}; install torch 2.12 or newer.") from error
-    except RuntimeError as error:
-        # Torch raises this for a failed allocation; no other cause is possible, since size and dtype are valid.
-        raise MemoryError from error
-    planes: npt.NDArray[np.uint8] = resized_NCHW[0, : image.shape[2]].numpy()
-    return planes
+    shrinks = max(old_height / height, old_width / width)
+    if not HAS_FAST_PASSES or shrinks > MAX_SHRINKING:
+        return resize_planes(image, height, width, mode)
+    return fast_passes.resized(image, height, width, mode)[..., : rgbx.CHANNELS].transpose(2, 0, 1)

@@ -1,4 +1,4 @@
-"""A decoded image to patches in merged blocks. Runs in a decode process: resizing uses torch."""
+"""A decoded image to patches in merged blocks. Runs in a decode process."""
 
 from typing import Any
 
@@ -37,8 +37,8 @@ class PatchifyPixels(DecodedImage):
 
 def _bands(image: npt.NDArray[np.uint8], layout: ImageLayout, height: int) -> patchify.Bands:
     """Return the rows of blocks of *image*, resized to *layout* if the sizes differ."""
-    memory = rgbx.words(image)
-    if memory is not None and image.shape[:2] == (layout.resized_height, layout.resized_width):
-        return patchify.bands_of_words(memory, height)
     planes = resize(image, layout.resized_height, layout.resized_width)
+    memory = rgbx.words(planes.transpose(1, 2, 0))
+    if memory is not None:
+        return patchify.bands_of_words(memory, height)
     return patchify.bands_of_planes(np.ascontiguousarray(planes), height)

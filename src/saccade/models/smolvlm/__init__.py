@@ -9,7 +9,6 @@ FAMILY = Family(
     image_tag="<image>",
     limits=(
         "Text networks other than Llama are refused by the engine.",
-        "Releases with a Lanczos filter (`resample: 1`) need torch 2.12 or newer.",
         "Tiles of another size than the vision tower's images are refused.",
     ),
 )

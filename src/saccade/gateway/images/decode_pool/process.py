@@ -44,6 +44,7 @@ from saccade.gateway.images.decode_pool.job import (
 )
 from saccade.media import video
 from saccade.media.decode import decode
+from saccade.media.exact_resize import resize_planes
 from saccade.media.header import ImageLimits
 from saccade.media.pdf import Renderer
 from saccade.media.pdf_fonts import installed_fonts
@@ -225,6 +226,7 @@ def _preload(pdf_font_folder: str | None) -> Renderer:
         codecs.lookup(codec)
     sample_rgb = np.zeros((8, 8, 3), np.uint8)
     resize(sample_rgb, 4, 4)
+    resize_planes(sample_rgb, 4, 4, "bicubic")
     resample(sample_rgb, 4, 4, Image.Resampling.BICUBIC)
     if len(os.listdir("/proc/self/task")) > 1:
         raise StartupError("The decode server must have one thread only; set OMP_NUM_THREADS=1 in its environment.")
